@@ -1,0 +1,3 @@
+from jpmhc.cli import main
+
+main()
