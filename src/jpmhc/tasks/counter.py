@@ -1,0 +1,52 @@
+"""Randomness as a pure function of its key: no generator, no state, the same on every process.
+
+Every number is a hash of (seed, counters), so row `r` of step `s` draws the same value whether it is asked for alone,
+in a batch or on another rank. The hash is the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable
+pseudorandom number generators", 2014) applied after each word of the key.
+"""
+
+import hashlib
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _finalise(x: np.ndarray) -> np.ndarray:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def bits(*key: ArrayLike) -> np.ndarray:
+    """64 random bits for every entry of the broadcast key.
+
+    Args:
+        key: integers or integer arrays that broadcast together: a seed, the purpose of the draw, counters.
+    """
+    state = np.zeros((), np.uint64)
+    for word in key:
+        with np.errstate(over="ignore"):  # arithmetic modulo 2⁶⁴ is the point
+            state = _finalise((state ^ np.asarray(word).astype(np.uint64)) + _GOLDEN)
+    return state
+
+
+def below(bound: ArrayLike, *key: ArrayLike) -> np.ndarray:
+    """Integers in [0, bound); the bias of the remainder is at most bound / 2⁶⁴."""
+    return (bits(*key) % np.asarray(bound).astype(np.uint64)).astype(np.int64)
+
+
+def uniform(*key: ArrayLike) -> np.ndarray:
+    """Floats in [0, 1) with 53 random bits."""
+    return (bits(*key) >> np.uint64(11)) * 2.0**-53
+
+
+def shuffled(count: int, *key: int) -> np.ndarray:
+    """A random order of `range(count)`."""
+    return np.argsort(bits(*key, np.arange(count)), kind="stable")
+
+
+def key_of(text: str) -> int:
+    """A 64-bit word of a key made from a name, the same in every process (unlike `hash`)."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
