@@ -1,0 +1,183 @@
+"""AdamAtan2: Adam whose quotient is an arctangent, so that no epsilon is needed."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+Form = Literal["trm", "corrected"]
+
+
+class AdamAtan2(Optimizer):
+    r"""Adam with :math:`\operatorname{atan2}(m, \sqrt v)` in place of :math:`m / (\sqrt v + \epsilon)`.
+
+    Everett et al., "Scaling Exponents Across Parameterizations and Optimizers" (2024), replace the quotient by an
+    arctangent: scale-free, bounded, and without an epsilon. Weight decay is decoupled and comes first:
+    :math:`p \leftarrow p (1 - \eta\lambda)`. Then, with the moments :math:`m, v` and their bias corrections
+    :math:`c_i = 1 - \beta_i^t`,
+
+    - ``form="trm"``: :math:`p \leftarrow p - (\eta / c_1) \operatorname{atan2}(m, \sqrt v / \sqrt{c_2})`, the form of
+      the public Tiny Recursive Model; its first steps are larger than the other form's, as the correction of the first
+      moment stands outside the arctangent;
+    - ``form="corrected"``: :math:`p \leftarrow p - \eta\, a \operatorname{atan2}(m / c_1, b \sqrt{v / c_2})`, both
+      moments corrected inside, with the two scales of the source.
+
+    Args:
+        params: Parameters or groups of them.
+        lr: Learning rate; a 0-dimensional tensor may be changed in place, also inside a captured graph.
+        betas: Decay of the two moments; (0.9, 0.95) is the public model's.
+        weight_decay: Decoupled weight decay.
+        form: Which of the two forms above.
+        a: Scale of the arctangent; only ``form="corrected"`` has it.
+        b: Scale of the denominator; only ``form="corrected"`` has it.
+        foreach: Use multi-tensor operations; None: on CUDA, where launching many small kernels is what costs.
+        capturable: Keep the step counter on the parameters' device, so that a step can be captured in a CUDA graph.
+
+    Note:
+        The paper credits the method to another work; the update is the one above.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.95),
+        weight_decay: float = 0.0,
+        *,
+        form: Form = "trm",
+        a: float = 1.0,
+        b: float = 1.0,
+        foreach: bool | None = None,
+        capturable: bool = False,
+    ) -> None:
+        if not isinstance(lr, Tensor) and not lr >= 0:
+            raise ValueError(f"lr must be at least 0, not {lr}")
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas must lie in [0, 1), not {betas}")
+        if not weight_decay >= 0:
+            raise ValueError(f"weight_decay must be at least 0, not {weight_decay}")
+        if form not in ("trm", "corrected"):
+            raise ValueError(f"form must be 'trm' or 'corrected', not {form!r}")
+        if form == "trm" and (a != 1 or b != 1):
+            raise ValueError("the scales a and b belong to form='corrected'; form='trm' has neither")
+        defaults = dict(
+            lr=lr,
+            betas=betas,
+            weight_decay=weight_decay,
+            form=form,
+            a=a,
+            b=b,
+            foreach=foreach,
+            capturable=capturable,
+        )
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a gradient; returns what ``closure`` returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if params:
+                self._update(group, params)
+        return loss
+
+    def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        grads = []
+        for p in params:
+            assert p.grad is not None
+            if p.grad.is_sparse or torch.is_complex(p):
+                raise ValueError("AdamAtan2 takes dense real gradients; use SignSGD for sparse embedding tables")
+            grads.append(p.grad)
+            if not self.state[p]:
+                device = p.device if group["capturable"] else torch.device("cpu")
+                self.state[p] = {
+                    "step": torch.zeros((), dtype=torch.float32, device=device),
+                    "exp_avg": torch.zeros_like(p, memory_format=torch.preserve_format),
+                    "exp_avg_sq": torch.zeros_like(p, memory_format=torch.preserve_format),
+                }
+        steps = [self.state[p]["step"] for p in params]
+        first = [self.state[p]["exp_avg"] for p in params]
+        second = [self.state[p]["exp_avg_sq"] for p in params]
+        foreach = params[0].is_cuda if group["foreach"] is None else group["foreach"]
+        # One scalar step per bucket: parameters that have seen equally many gradients share their corrections. Counters
+        # on the device must not be read by the host, so there each parameter is a bucket with a counter of its own.
+        if group["capturable"]:
+            buckets = [[i] for i in range(len(params))]
+        else:
+            by_step: dict[float, list[int]] = {}
+            for i, step in enumerate(steps):
+                by_step.setdefault(float(step), []).append(i)
+            buckets = list(by_step.values())
+        if foreach:
+            torch._foreach_add_(steps, 1)
+        else:
+            for step in steps:
+                step.add_(1)
+        for bucket in buckets:
+            step = steps[bucket[0]]
+            apply = _update_many if foreach else _update_each
+            apply(
+                [params[i] for i in bucket],
+                [grads[i] for i in bucket],
+                [first[i] for i in bucket],
+                [second[i] for i in bucket],
+                group,
+                step if group["capturable"] else float(step),
+            )
+
+
+def _scales(group: dict[str, Any], step: float | Tensor) -> tuple[Any, Any, Any]:
+    """Factors of the first moment, of the root of the second, and of the arctangent itself."""
+    beta1, beta2 = group["betas"]
+    correction1 = 1 - beta1**step
+    correction2 = 1 - beta2**step
+    if group["form"] == "trm":
+        return 1.0, correction2**-0.5, group["lr"] / correction1
+    return 1 / correction1, group["b"] * correction2**-0.5, group["lr"] * group["a"]
+
+
+def _update_each(
+    params: list[Tensor],
+    grads: list[Tensor],
+    first: list[Tensor],
+    second: list[Tensor],
+    group: dict[str, Any],
+    step: float | Tensor,
+) -> None:
+    beta1, beta2 = group["betas"]
+    numerator, denominator, size = _scales(group, step)
+    decay = 1 - group["lr"] * group["weight_decay"]
+    for p, grad, m, v in zip(params, grads, first, second):
+        m.lerp_(grad, 1 - beta1)
+        v.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        angle = torch.atan2(m * numerator, v.sqrt().mul_(denominator))
+        p.mul_(decay).sub_(angle.mul_(size))
+
+
+def _update_many(
+    params: list[Tensor],
+    grads: list[Tensor],
+    first: list[Tensor],
+    second: list[Tensor],
+    group: dict[str, Any],
+    step: float | Tensor,
+) -> None:
+    beta1, beta2 = group["betas"]
+    numerator, denominator, size = _scales(group, step)
+    torch._foreach_lerp_(first, grads, 1 - beta1)
+    torch._foreach_mul_(second, beta2)
+    torch._foreach_addcmul_(second, grads, grads, 1 - beta2)
+    roots = torch._foreach_sqrt(second)
+    torch._foreach_mul_(roots, denominator)
+    scaled = torch._foreach_mul(first, numerator)
+    for m, root in zip(scaled, roots):  # there is no multi-tensor arctangent
+        torch.atan2(m, root, out=m)
+    torch._foreach_mul_(scaled, size)
+    torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+    torch._foreach_sub_(params, scaled)

@@ -1,0 +1,90 @@
+"""SignSGD for embedding tables: only the rows that a batch touched move."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+
+class SignSGD(Optimizer):
+    r"""Step by the sign of the gradient: :math:`p \leftarrow p(1 - \eta\lambda) - \eta \operatorname{sign}(g)`.
+
+    A table looked up with ``F.embedding(ids, table, sparse=True)`` receives a sparse gradient, one row per lookup. Rows
+    looked up more than once add their gradients first; only touched rows are decayed and moved, so the cost is that of
+    the batch and not of the table. A dense gradient moves every entry.
+
+    With ``gather=True`` and an initialised process group, the rows of all ranks are collected before the sign is taken,
+    and every rank applies the same update to its own copy of the table. Every rank must look up equally many rows.
+
+    The update is deterministic and never waits for the device: sums over equal identifiers are one matrix product of a
+    fixed shape, and the copies of a repeated row all write the same number.
+
+    Args:
+        params: Tables or groups of them.
+        lr: Learning rate; 1e-2 for the puzzle table (Table training-config).
+        weight_decay: Decoupled weight decay of touched rows.
+        gather: Collect sparse rows from all ranks. Dense gradients are the caller's to reduce.
+        group: Process group to gather over; None is the default group.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-2,
+        weight_decay: float = 0.0,
+        *,
+        gather: bool = True,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        if not lr >= 0:
+            raise ValueError(f"lr must be at least 0, not {lr}")
+        if not weight_decay >= 0:
+            raise ValueError(f"weight_decay must be at least 0, not {weight_decay}")
+        super().__init__(params, dict(lr=lr, weight_decay=weight_decay))
+        self.gather = gather
+        self.group = group
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Move the touched rows of every table; returns what ``closure`` returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            decay = 1 - group["lr"] * group["weight_decay"]
+            for table in group["params"]:
+                if table.grad is None:
+                    continue
+                if not table.grad.is_sparse:
+                    table.mul_(decay).sub_(table.grad.sign(), alpha=group["lr"])
+                    continue
+                ids, rows = self._touched(table.grad)
+                moved = table[ids].mul_(decay).sub_(_sum_equal(ids, rows).sign_(), alpha=group["lr"])
+                table.index_copy_(0, ids, moved)
+        return loss
+
+    def _touched(self, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """Identifiers [k] and gradient rows [k, d] of every lookup, on all ranks, in rank order."""
+        if grad.sparse_dim() != 1:
+            raise ValueError(f"a sparse gradient must be sparse in rows alone, not in {grad.sparse_dim()} dimensions")
+        ids, rows = grad._indices()[0], grad._values()
+        if not (self.gather and dist.is_available() and dist.is_initialized() and dist.get_world_size(self.group) > 1):
+            return ids, rows
+        world = dist.get_world_size(self.group)
+        all_ids = ids.new_empty(world * len(ids))
+        all_rows = rows.new_empty(world * len(rows), *rows.shape[1:])
+        dist.all_gather_into_tensor(all_ids, ids.contiguous(), group=self.group)
+        dist.all_gather_into_tensor(all_rows, rows.contiguous(), group=self.group)
+        return all_ids, all_rows
+
+
+def _sum_equal(ids: Tensor, rows: Tensor) -> Tensor:
+    """For each lookup, the sum of the rows of all lookups with its identifier."""
+    same = ids[:, None] == ids[None, :]  # [k, k]
+    total = same.to(rows.dtype) @ rows  # [k, d]
+    # Repeated identifiers take the first one's sum: their writes must agree to the bit.
+    return total[same.to(torch.int8).argmax(dim=1)]
