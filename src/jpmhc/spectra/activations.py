@@ -1,0 +1,184 @@
+r"""Gaussian moments of activations: what a nonlinearity contributes to signal propagation and to the noise of a layer.
+
+For $Z \sim \mathcal N(0, 1)$ and a variance $v$ the theory needs three numbers (eqs. psi, kappa, phi_moment):
+$\psi = E[\phi'(\sqrt v Z)^2]$, $\kappa = E[\phi(\sqrt v Z)^2]$ and $\varphi = E[\phi(\sqrt v Z)]$.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Function = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Activation:
+    r"""An activation and its Gaussian moments.
+
+    Moments that have a closed form carry it; the others are quadratures. A smooth activation uses Gauss–Hermite with
+    100 nodes (appendix "Activation Functions") as long as its features, of width one, are wide against the spacing of
+    the nodes, and panels of Gauss–Legendre beyond; an activation with kinks always uses panels that end at them.
+
+    Note:
+        The paper uses Gauss–Hermite throughout. It is poor across a kink (hard-tanh, $\psi(1)$: 0.655 with 100 nodes,
+        0.6827 exactly) and at large variance (tanh, $\psi(100)$: 90 % off).
+
+    Attributes:
+        name: The name in `ACTIVATIONS`.
+        function: $\phi$.
+        derivative: $\phi'$ almost everywhere.
+        kinks: Where $\phi$ or $\phi'$ is not smooth.
+        closed: $(\psi, \kappa, \varphi)$ as functions of $v$, where they have a closed form.
+    """
+
+    name: str
+    function: Function
+    derivative: Function
+    kinks: tuple[float, ...] = ()
+    closed: tuple[Function, Function, Function] | None = None
+
+    def psi(self, variance: Tensor | float) -> Tensor:
+        r"""$\psi(v) = E[\phi'(\sqrt v Z)^2]$ (eq. psi): the mean square slope."""
+        return self._moment(variance, 0, lambda x: self.derivative(x).square())
+
+    def kappa(self, variance: Tensor | float) -> Tensor:
+        r"""$\kappa(v) = E[\phi(\sqrt v Z)^2]$ (eq. kappa): the mean square output."""
+        return self._moment(variance, 1, lambda x: self.function(x).square())
+
+    def phi(self, variance: Tensor | float) -> Tensor:
+        r"""$\varphi(v) = E[\phi(\sqrt v Z)]$ (eq. phi_moment): the mean output."""
+        return self._moment(variance, 2, self.function)
+
+    def _moment(self, variance: Tensor | float, which: int, integrand: Function) -> Tensor:
+        variance = torch.as_tensor(variance, dtype=torch.float64)
+        if not bool((torch.isfinite(variance) & (variance >= 0)).all()):
+            raise ValueError("the variance of a pre-activation must be finite and not negative")
+        if self.closed is not None:
+            return self.closed[which](variance)
+        scale = variance.sqrt().unsqueeze(-1)  # [..., 1]
+        panels = panel_expectation(integrand, scale, self.kinks)
+        if self.kinks:
+            return panels
+        return torch.where(variance <= HERMITE_LIMIT, hermite_expectation(integrand, scale), panels)
+
+
+# Up to here 100 Gauss–Hermite nodes are right to 2e-14 for every activation below; at 1 tanh is off by 8e-10, at 4 by
+# 3e-4.
+HERMITE_LIMIT = 0.5
+
+
+@lru_cache(maxsize=8)
+def _hermite(nodes: int) -> tuple[Tensor, Tensor]:
+    x, weight = np.polynomial.hermite_e.hermegauss(nodes)
+    return torch.from_numpy(x), torch.from_numpy(weight / math.sqrt(2 * math.pi))
+
+
+def hermite_expectation(function: Function, scale: Tensor, nodes: int = 100) -> Tensor:
+    r"""$E[f(s Z)]$ by Gauss–Hermite quadrature; scale $s$ [..., 1] -> [...]."""
+    x, weight = (part.to(scale.device) for part in _hermite(nodes))
+    return (function(scale * x) * weight).sum(-1)
+
+
+@lru_cache(maxsize=8)
+def _legendre(nodes: int) -> tuple[Tensor, Tensor]:
+    x, weight = np.polynomial.legendre.leggauss(nodes)
+    return torch.from_numpy(x), torch.from_numpy(weight)
+
+
+def panel_expectation(function: Function, scale: Tensor, kinks: tuple[float, ...] = (), nodes: int = 32) -> Tensor:
+    r"""$E[f(s Z)]$ by Gauss–Legendre quadrature on panels; scale $s$ [..., 1] -> [...].
+
+    The panels are bounded by the kinks of $f$, by $\pm 1, \pm 2, \pm 4, \dots$ (its own width is one) and by multiples
+    of $s$ (the width of the density), up to ten standard deviations.
+    """
+    x, weight = (part.to(scale.device) for part in _legendre(nodes))
+    reach = 10.0
+    own = [2.0**k for k in range(-1, 1 + max(1, math.ceil(math.log2(max(2.0, reach * float(scale.max()))))))]
+    fixed = torch.tensor([0.0, *kinks, *own, *(-b for b in own)], dtype=torch.float64, device=scale.device)
+    sigmas = torch.arange(-reach, reach + 1, dtype=torch.float64, device=scale.device)
+    # Bounds in units of s; those outside the reach collapse to panels of no length.
+    tiny = torch.finfo(torch.float64).tiny
+    bounds = torch.cat([(fixed / scale.clamp_min(tiny)), sigmas.expand(*scale.shape[:-1], -1)], -1)
+    bounds = bounds.clamp(-reach, reach).sort(-1).values
+    middle, half = (bounds[..., 1:] + bounds[..., :-1]) / 2, (bounds[..., 1:] - bounds[..., :-1]) / 2
+    z = middle.unsqueeze(-1) + half.unsqueeze(-1) * x  # [..., panels, nodes]
+    density = torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
+    return (function(scale.unsqueeze(-1) * z) * density * weight * half.unsqueeze(-1)).sum((-1, -2))
+
+
+def leaky_relu(slope: float = 0.01) -> Activation:
+    r"""$\max(x, \text{slope} \cdot x)$, with closed moments."""
+    square = (1 + slope**2) / 2
+    return Activation(
+        name="relu" if slope == 0 else "leaky_relu",
+        function=lambda x: functional.leaky_relu(x, slope),
+        derivative=lambda x: slope + (1 - slope) * (x > 0).to(x.dtype),
+        kinks=(0.0,),
+        closed=(
+            lambda v: torch.full_like(v, square),
+            lambda v: square * v,
+            lambda v: (1 - slope) * (v / (2 * math.pi)).sqrt(),
+        ),
+    )
+
+
+def _hard_tanh_kappa(variance: Tensor) -> Tensor:
+    # With c = 1/√v: v E[Z²; |Z| < c] + P(|Z| > c); the first term by parts. At v = 0 both vanish.
+    c = variance.clamp_min(torch.finfo(torch.float64).tiny).rsqrt()
+    inside = torch.erf(c / math.sqrt(2)) - c * torch.exp(-c.square() / 2) * math.sqrt(2 / math.pi)
+    return variance * inside + torch.erfc(c / math.sqrt(2))
+
+
+def _sigmoid_slope(x: Tensor) -> Tensor:
+    return torch.sigmoid(x) * torch.sigmoid(-x)
+
+
+def _normal_density(x: Tensor) -> Tensor:
+    return torch.exp(-x.square() / 2) / math.sqrt(2 * math.pi)
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    activation.name: activation
+    for activation in (
+        Activation(
+            "linear",
+            lambda x: x,
+            torch.ones_like,
+            closed=(torch.ones_like, lambda v: v, torch.zeros_like),
+        ),
+        leaky_relu(0.0),
+        leaky_relu(0.01),
+        Activation("tanh", torch.tanh, lambda x: 1 / torch.cosh(x.clamp(-300, 300)).square()),
+        Activation("sigmoid", torch.sigmoid, _sigmoid_slope),
+        Activation(
+            "hard_tanh",
+            lambda x: x.clamp(-1, 1),
+            lambda x: (x.abs() < 1).to(x.dtype),
+            kinks=(-1.0, 1.0),
+            closed=(
+                lambda v: torch.erf((2 * v).rsqrt()),
+                _hard_tanh_kappa,
+                torch.zeros_like,
+            ),
+        ),
+        Activation("gelu", functional.gelu, lambda x: torch.special.ndtr(x) + x * _normal_density(x)),
+        Activation("silu", functional.silu, lambda x: torch.sigmoid(x) + x * _sigmoid_slope(x)),
+    )
+}
+
+
+def get_activation(activation: str | Activation) -> Activation:
+    """The activation of a name, or the object itself."""
+    if isinstance(activation, Activation):
+        return activation
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"no activation is called {activation!r}; choose one of {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[activation]
