@@ -47,8 +47,8 @@ class Answers:
 class Scorer(Protocol):
     """Collects answers row by row, in any order and on any rank, and turns them into numbers at the end."""
 
-    def update(self, rows: np.ndarray, answers: Answers) -> None:
-        """Take the answers to the test rows numbered `rows` [B]."""
+    def update(self, rows: np.ndarray, batch: Batch, answers: Answers) -> None:
+        """Take the answers to the test rows numbered `rows` [B], which are the rows of `batch`."""
 
     def merge(self, other: Self) -> None:
         """Take over everything another rank's scorer has collected; scorers can be pickled."""
