@@ -1,0 +1,167 @@
+r"""The Birkhoff polytope: doubly stochastic matrices, reached by Sinkhorn–Knopp.
+
+`project` runs Alg. sinkhorn-forward without recording it. Its derivative is implicit: at a matrix with row sums r and
+column sums c, a change dX of the logits moves P by $P \odot (dX - u 1^\top - 1 v^\top)$, where (u, v) keep the sums
+fixed. That map is self-adjoint, so one function serves reverse mode and forward mode, and only P is needed.
+See docs/derivations/sinkhorn.md.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jpmhc.manifolds import validate
+
+LOGIT_BOUND = 10.0  # Alg. sinkhorn-forward clamps the logits to ±10
+GRADIENTS = ("direct", "gauss_seidel", "unrolled")
+
+
+def project(logits: Tensor, iterations: int = 20, tolerance: float | None = None, gradient: str = "direct") -> Tensor:
+    r"""Doubly stochastic matrices from logits, by log-space Sinkhorn–Knopp.
+
+    Args:
+        logits: Any real matrices. [..., n, n]
+        iterations: Row-then-column normalisations, T = 20 in the paper.
+        tolerance: Freeze each matrix once its row sums are within this of one. The loop length never depends on data.
+        gradient: `"direct"` solves the implicit system exactly; `"gauss_seidel"` is the paper's iteration, which
+            stalls at sharp matrices; `"unrolled"` records the loop and differentiates it.
+
+    Returns:
+        Matrices with unit column sums and, as far as T allows, unit row sums: `violation` tells. [..., n, n]
+
+    Note:
+        The paper's backward forgets the clamp; here the gradient is zero where a logit was clipped.
+        NaN or infinite logits raise in eager CPU code, and give NaN for their own matrix elsewhere.
+    """
+    validate.square(logits, "logits")
+    validate.at_least_one(iterations, "iterations")
+    if gradient not in GRADIENTS:
+        raise ValueError(f"gradient must be one of {', '.join(GRADIENTS)}, got {gradient!r}")
+    if tolerance is not None and tolerance <= 0:
+        raise ValueError(f"tolerance must be positive, got {tolerance}")
+    logits = validate.working(validate.finite(logits))
+    if gradient == "unrolled":
+        return _sinkhorn(logits, iterations, tolerance)
+    # A jvp on the Function breaks compiled backward in torch 2.13.
+    function = _Projection if torch.compiler.is_compiling() else _ForwardModeProjection
+    return function.apply(logits, iterations, tolerance, gradient == "direct")[0]
+
+
+def violation(matrix: Tensor) -> Tensor:
+    """How far each matrix is from doubly stochastic: the worst row sum, column sum or negative entry. [...]"""
+    validate.square(matrix)
+    rows = (matrix.sum(-1) - 1).abs().amax(-1)
+    columns = (matrix.sum(-2) - 1).abs().amax(-1)
+    negative = (-matrix).clamp(min=0).amax((-2, -1))
+    return torch.maximum(torch.maximum(rows, columns), negative)
+
+
+def sample(
+    n: int,
+    shape: tuple[int, ...] = (),
+    *,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Random doubly stochastic matrices: the converged Sinkhorn projection of standard normal logits. [*shape, n, n]"""
+    validate.at_least_one(n, "n")
+    logits = torch.randn(*shape, n, n, generator=generator, dtype=torch.float64, device=device)
+    return _sinkhorn(logits, iterations=1000, tolerance=1e-15).to(dtype)
+
+
+def _sinkhorn(logits: Tensor, iterations: int, tolerance: float | None) -> Tensor:
+    """Alg. sinkhorn-forward; infinities become NaN instead of hiding behind the clamp."""
+    log_p = torch.where(logits.isfinite(), logits, math.nan).clamp(-LOGIT_BOUND, LOGIT_BOUND)
+    for _ in range(iterations):
+        row = log_p.logsumexp(-1, keepdim=True)
+        scaled = log_p - row
+        scaled = scaled - scaled.logsumexp(-2, keepdim=True)
+        if tolerance is None:
+            log_p = scaled
+        else:
+            # The column sums are already one, so the row sums alone say whether a matrix has converged.
+            unconverged = (row.exp() - 1).abs().amax((-2, -1), keepdim=True) > tolerance
+            log_p = torch.where(unconverged | log_p.isnan(), scaled, log_p)
+    return log_p.exp()
+
+
+def _gauss_seidel_steps(n: int) -> int:
+    """eq. gs-iters with the paper's bounds 10..50 (the paper rounds 16.008 at n = 4 to 16)."""
+    steps = math.ceil(math.log(0.01) / math.log(1 - 1 / n) - 0.01) if n > 1 else 1
+    return min(max(steps, 10), 50)
+
+
+def _tangent(p: Tensor, free: Tensor, direction: Tensor, direct: bool) -> Tensor:
+    r"""eq. implicit-grad: $P \odot (D - u 1^\top - 1 v^\top)$ with the sums held fixed, for entries that may move."""
+    h = p * torch.where(free, direction, 0)
+    h_row, h_col = h.sum(-1), h.sum(-2)  # eq. h-row-col
+    if direct:
+        columns = p.sum(-2)
+        p_over_c = p / columns.unsqueeze(-2)
+        # Eliminating v leaves the Laplacian of the graph with weights P diag(1/c) P^T, which fixes u up to a constant.
+        weights = (p_over_c.unsqueeze(-2) * p.unsqueeze(-3)).sum(-1)
+        u = _solve_laplacian(weights, h_row - (p_over_c * h_col.unsqueeze(-2)).sum(-1))
+        v = (h_col - (p * u.unsqueeze(-1)).sum(-2)) / columns
+    else:
+        v = torch.zeros_like(h_col)
+        for _ in range(_gauss_seidel_steps(p.shape[-1])):
+            u = h_row - (p * v.unsqueeze(-2)).sum(-1)  # eq. coupled-u
+            v = h_col - (p * u.unsqueeze(-1)).sum(-2)  # eq. coupled-v
+    return torch.where(free, h - p * u.unsqueeze(-1) - p * v.unsqueeze(-2), 0)
+
+
+def _solve_laplacian(weights: Tensor, right: Tensor) -> Tensor:
+    """Solve L u = right for the graph Laplacian of non-negative `weights`, with u = 0 at the last node.
+
+    Nodes are eliminated one by one (star–mesh transform). Nothing is ever subtracted, so a nearly disconnected graph,
+    which is what a sharp P gives, costs no accuracy.
+    """
+    n = weights.shape[-1]
+    links: list[Tensor] = []  # row k towards the nodes after it, divided by their sum
+    loads: list[Tensor] = []
+    for _ in range(n - 1):
+        row = weights[..., 0, 1:]
+        degree = row.sum(-1, keepdim=True)
+        inverse = torch.where(degree > 0, 1 / torch.where(degree > 0, degree, 1), 0)
+        link = row * inverse
+        load = right[..., :1] * inverse
+        right = right[..., 1:] + row * load
+        weights = weights[..., 1:, 1:] + row.unsqueeze(-1) * link.unsqueeze(-2)
+        links.append(link)
+        loads.append(load)
+    u = torch.zeros_like(right)
+    for link, load in zip(reversed(links), reversed(loads)):
+        u = torch.cat([load + (link * u).sum(-1, keepdim=True), u], -1)
+    return u
+
+
+class _Projection(torch.autograd.Function):
+    """Sinkhorn with its implicit derivative. The second output marks the entries that the clamp left free."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(logits: Tensor, iterations: int, tolerance: float | None, direct: bool) -> tuple[Tensor, Tensor]:
+        return _sinkhorn(logits, iterations, tolerance), logits.abs() <= LOGIT_BOUND
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.direct = inputs[3]
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*output)
+        ctx.save_for_forward(*output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        p, free = ctx.saved_tensors
+        return _tangent(p, free, gradients[0], ctx.direct), None, None, None
+
+
+class _ForwardModeProjection(_Projection):
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, None]:
+        p, free = ctx.saved_tensors
+        return _tangent(p, free, tangents[0], ctx.direct), None

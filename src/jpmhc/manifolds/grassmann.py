@@ -1,0 +1,117 @@
+r"""The Grassmann manifold: p-dimensional subspaces of R^n, as projectors $UU^\top$ of orthonormal frames U."""
+
+import torch
+from torch import Tensor
+
+from jpmhc.manifolds import validate
+
+
+def projector(frame: Tensor) -> Tensor:
+    r"""eq. grassmann-projector: $UU^\top$ for an orthonormal frame U. [..., n, p] → [..., n, n]"""
+    validate.tall(frame)
+    frame = validate.working(frame)
+    with validate.uncast(frame):
+        return frame @ frame.mT
+
+
+def orthonormalize(frame: Tensor) -> Tensor:
+    """The frame's orthonormal basis: the Q factor with positive diagonal in R (eq. qr-retraction). [..., n, p]
+
+    Gram–Schmidt, each column cleaned twice, which is as orthonormal as Householder and batches well. A frame without
+    full rank raises in eager CPU code, and gives NaN for itself alone elsewhere.
+    """
+    _, rank = validate.tall(frame)
+    frame = validate.working(validate.finite(frame, "frame"))
+    columns: list[Tensor] = []
+    for j in range(rank):
+        column = frame[..., j]
+        for _ in range(2):
+            for done in columns:
+                column = column - done * (done * column).sum(-1, keepdim=True)
+        columns.append(column / column.norm(dim=-1, keepdim=True))
+    return validate.finite(torch.stack(columns, -1), "a frame must have full rank: its basis")
+
+
+def project(frame: Tensor) -> Tensor:
+    """The projector onto the span of any full-rank frame. [..., n, p] → [..., n, n]"""
+    return projector(orthonormalize(frame))
+
+
+def horizontal(frame: Tensor, grad: Tensor) -> Tensor:
+    r"""eq. horizontal-proj: the part $(I - UU^\top)\nabla$ of a gradient that moves the subspace. [..., n, p]"""
+    validate.tall(frame)
+    if grad.shape != frame.shape:
+        raise ValueError(f"the gradient must have the frame's shape {list(frame.shape)}, got {list(grad.shape)}")
+    with validate.uncast(frame):
+        return grad - frame @ (frame.mT @ grad)
+
+
+def retract(frame: Tensor, direction: Tensor, step: float | Tensor, iterations: int | None = 2) -> Tensor:
+    r"""Move a frame along a tangent direction by the Cayley retraction.
+
+    Args:
+        frame: Orthonormal frame U. [..., n, p]
+        direction: Tangent direction M, usually horizontal. [..., n, p]
+        step: How far; negative to descend along a gradient.
+        iterations: Fixed-point steps of eq. cayley-retract-iter (2 in the paper); None solves exactly.
+
+    Returns:
+        The new frame: orthonormal to rounding when exact, to higher orders of the step otherwise. [..., n, p]
+    """
+    n, _ = validate.tall(frame)
+    validate.at_least_one(iterations, "iterations")
+    if direction.shape != frame.shape:
+        raise ValueError(f"the direction must have the frame's shape {list(frame.shape)}, got {list(direction.shape)}")
+    with validate.uncast(frame):
+        half = (direction @ frame.mT - frame @ direction.mT) * (step / 2)  # eq. skew-direction
+        if iterations is None:
+            identity = torch.eye(n, dtype=frame.dtype, device=frame.device)
+            return torch.linalg.solve(identity - half, frame + half @ frame)
+        y = frame + step * direction  # eq. cayley-retract-init
+        for _ in range(iterations):
+            y = frame + half @ (frame + y)  # eq. cayley-retract-iter
+        return y
+
+
+def violation(matrix: Tensor) -> Tensor:
+    r"""How far a matrix is from an orthogonal projector: the worst entry of $P - P^\top$ or $P^2 - P$. [...]"""
+    validate.square(matrix)
+    with validate.uncast(matrix):
+        idempotence = (matrix @ matrix - matrix).abs().amax((-2, -1))
+    return torch.maximum(idempotence, (matrix - matrix.mT).abs().amax((-2, -1)))
+
+
+def default_rank(n: int) -> int:
+    """p = ⌊n/2⌋, the paper's default, and at least one."""
+    return max(n // 2, 1)
+
+
+def sample_frame(
+    n: int,
+    rank: int | None = None,
+    shape: tuple[int, ...] = (),
+    *,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Orthonormal frames of uniformly distributed subspaces. [*shape, n, rank]"""
+    validate.at_least_one(n, "n")
+    rank = default_rank(n) if rank is None else rank
+    if not 1 <= rank <= n:
+        raise ValueError(f"rank must be between 1 and n = {n}, got {rank}")
+    gaussian = torch.randn(*shape, n, rank, generator=generator, dtype=torch.float64, device=device)
+    return orthonormalize(gaussian).to(dtype)
+
+
+def sample(
+    n: int,
+    rank: int | None = None,
+    shape: tuple[int, ...] = (),
+    *,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Projectors onto uniformly distributed subspaces. [*shape, n, n]"""
+    return projector(sample_frame(n, rank, shape, generator=generator, device=device)).to(dtype)

@@ -1,0 +1,75 @@
+r"""Mixtures of a few fixed permutations: points of the Birkhoff polytope named by K logits."""
+
+import itertools
+import math
+
+import torch
+from torch import Tensor
+
+from jpmhc.manifolds import birkhoff, validate
+
+violation = birkhoff.violation  # every mixture is doubly stochastic, and by Birkhoff's theorem nothing else is
+FILL_SEED = 42  # the paper's seed for the permutations that fill a basis up
+
+
+def basis(n: int, size: int, seed: int = FILL_SEED) -> Tensor:
+    """The paper's basis: identity, disjoint adjacent transpositions, cyclic shifts by ±1, then a seeded fill.
+
+    Returns:
+        Distinct permutations, each as the images of 0..n−1. [size, n]
+    """
+    if n < 2:
+        raise ValueError(f"a permutation basis needs n of at least 2, got {n}")
+    if not 1 <= size <= math.factorial(n):
+        raise ValueError(f"the basis size must be between 1 and {n}! = {math.factorial(n)}, got {size}")
+    identity = list(range(n))
+    swaps = ([*identity[:i], i + 1, i, *identity[i + 2 :]] for i in range(0, n - 1, 2))
+    shifts = ([(i + step) % n for i in range(n)] for step in (1, -1))
+    chosen: list[tuple[int, ...]] = []
+    generator = torch.Generator().manual_seed(seed)
+    random = (torch.randperm(n, generator=generator).tolist() for _ in itertools.count())
+    for images in itertools.chain([identity], swaps, shifts, random):
+        if len(chosen) == size:
+            break
+        if tuple(images) not in chosen:
+            chosen.append(tuple(images))
+    return torch.tensor(chosen)
+
+
+def matrices(perms: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    r"""Permutation matrices $(P_\sigma)_{ij} = 1[\sigma(j) = i]$. [K, n] → [K, n, n]"""
+    if perms.ndim != 2 or not torch.equal(perms.sort(-1).values, torch.arange(perms.shape[-1]).expand_as(perms)):
+        raise ValueError("expected permutations as rows that hold each of 0..n-1 once, of shape [K, n]")
+    return torch.nn.functional.one_hot(perms, perms.shape[-1]).mT.to(dtype)
+
+
+def mix(logits: Tensor, basis: Tensor) -> Tensor:
+    """The mixture of permutation matrices with softmax weights.
+
+    Args:
+        logits: One logit for each permutation. [..., K]
+        basis: Permutations [K, n], or their matrices [K, n, n], which saves building them.
+    """
+    if basis.shape[0] != logits.shape[-1]:
+        raise ValueError(f"{basis.shape[0]} permutations need as many logits, got {logits.shape[-1]}")
+    logits = validate.working(validate.finite(logits))
+    stack = matrices(basis) if basis.ndim == 2 else basis
+    stack = stack.to(dtype=logits.dtype, device=logits.device)
+    # NaN rather than a silent infinity where the check above may not look
+    weights = torch.where(logits.isfinite(), logits, math.nan).softmax(-1)
+    with validate.uncast(logits):
+        return (weights @ stack.flatten(1)).unflatten(-1, stack.shape[-2:])
+
+
+def sample(
+    n: int,
+    size: int,
+    shape: tuple[int, ...] = (),
+    *,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Random mixtures over the basis of `size` permutations, with standard normal logits. [*shape, n, n]"""
+    logits = torch.randn(*shape, size, generator=generator, dtype=torch.float64, device=device)
+    return mix(logits, basis(n, size)).to(dtype)

@@ -1,0 +1,53 @@
+"""What every manifold asks of its input: shapes, ranges, finite entries, and a precision to compute in."""
+
+import torch
+from torch import Tensor
+
+
+def working(matrix: Tensor) -> Tensor:
+    """The matrix in the precision it is computed in: float64 stays, everything else becomes float32."""
+    if not matrix.is_floating_point():
+        raise ValueError(f"expected a floating-point tensor, got {matrix.dtype}")
+    return matrix if matrix.dtype == torch.float64 else matrix.float()
+
+
+def square(matrix: Tensor, what: str = "matrix") -> int:
+    """The order n of a batch of square matrices [..., n, n]."""
+    if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2] or matrix.shape[-1] < 1:
+        raise ValueError(f"expected {what} of shape [..., n, n], got {list(matrix.shape)}")
+    return matrix.shape[-1]
+
+
+def tall(frame: Tensor) -> tuple[int, int]:
+    """Rows n and rank p of a batch of frames [..., n, p] with 1 <= p <= n."""
+    if frame.ndim < 2 or not 1 <= frame.shape[-1] <= frame.shape[-2]:
+        raise ValueError(f"expected a frame of shape [..., n, p] with 1 <= p <= n, got {list(frame.shape)}")
+    return frame.shape[-2], frame.shape[-1]
+
+
+def at_least_one(value: int | None, what: str) -> None:
+    """Refuse a count below one."""
+    if value is not None and value < 1:
+        raise ValueError(f"{what} must be at least 1, got {value}")
+
+
+def finite(matrix: Tensor, what: str = "logits") -> Tensor:
+    """The matrix itself, with NaN and infinities refused where looking at values is free.
+
+    Eager CPU code raises. Under `torch.compile`, under `torch.func` transforms and on the GPU the check would force a
+    synchronisation or a graph break, so there a bad entry makes its own matrix NaN, and no other.
+    """
+    if matrix.device.type == "cpu" and not torch.compiler.is_compiling() and not _transformed(matrix):
+        good = torch.isfinite(matrix)
+        if not bool(good.all()):
+            raise ValueError(f"{what} must be finite, got {int((~good).sum())} NaN or infinite entries")
+    return matrix
+
+
+def _transformed(matrix: Tensor) -> bool:
+    return torch._C._functorch.is_functorch_wrapped_tensor(matrix) or torch._C._are_functorch_transforms_active()
+
+
+def uncast(matrix: Tensor) -> torch.autocast:
+    """A context in which autocast leaves the small matrices alone: they are computed in full precision."""
+    return torch.autocast(matrix.device.type, enabled=False)
