@@ -1,0 +1,138 @@
+"""Riemannian optimisation of Grassmann frames beside any other optimiser."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from jpmhc.manifolds import grassmann
+
+
+def grassmann_frames(model: nn.Module) -> dict[str, Tensor]:
+    """Every Grassmann frame of a model by name, through wrappers that hold the model as `module`.
+
+    A frame is a tensor with the attribute `is_grassmann_frame`; it may be a parameter or, where a sharding wrapper must
+    not see it, be held as a buffer.
+    """
+    while isinstance(inner := getattr(model, "module", None), nn.Module):
+        model = inner
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return {name: tensor for name, tensor in named if getattr(tensor, "is_grassmann_frame", False)}
+
+
+class GrassmannianOptimizer(Optimizer):
+    r"""Cayley-Adam on the Grassmann frames of a model, and another optimiser on everything else.
+
+    For a frame :math:`U \in St(n, p)` with Euclidean gradient :math:`G` (alg. cayley-adam):
+
+    1. horizontal gradient :math:`(I - UU^\top) G` (eq. horizontal-proj);
+    2. momentum :math:`M \leftarrow \beta_1 M + (1 - \beta_1) G_{hor}`, optionally scaled by second moments as in Adam;
+    3. Cayley retraction along the skew matrix :math:`W = \hat M U^\top - U \hat M^\top` by fixed-point iteration;
+    4. QR correction with the signs of the diagonal of R, which makes the frame orthonormal to rounding.
+
+    All frames of one shape are stepped together, the step counter is a tensor, and nothing is read by the host.
+
+    Args:
+        model: Where frames are looked for; wrappers are looked through.
+        inner: Optimiser of the other parameters; frames found in its groups are taken out of them. None: frames alone.
+        lr: Step along the manifold; 0.01 in the paper's table of variants.
+        betas: Decay of the moments (eqs. cayley-adam-m and cayley-adam-v).
+        adaptive: Scale the momentum by second moments (eq. cayley-adam-scaled); off by default, as in the paper.
+        eps: Added to the root of the second moment.
+        iterations: Fixed-point iterations of the retraction; None: the exact transform.
+
+    Note:
+        The paper's algorithm adds :math:`+\alpha \hat M`, which climbs; this one goes down, along :math:`-\hat M`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inner: Optimizer | None = None,
+        lr: float = 1e-2,
+        betas: tuple[float, float] = (0.9, 0.999),
+        *,
+        adaptive: bool = False,
+        eps: float = 1e-8,
+        iterations: int | None = 2,
+    ) -> None:
+        if not lr >= 0:
+            raise ValueError(f"lr must be at least 0, not {lr}")
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas must lie in [0, 1), not {betas}")
+        frames = list(grassmann_frames(model).values())
+        if not frames:
+            raise ValueError("the model has no Grassmann frame; its other parameters need no GrassmannianOptimizer")
+        super().__init__(frames, dict(lr=lr, betas=betas, adaptive=adaptive, eps=eps, iterations=iterations))
+        self.inner = inner
+        if inner is not None:
+            ours = {id(frame) for frame in frames}
+            for group in inner.param_groups:
+                group["params"] = [p for p in group["params"] if id(p) not in ours]
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step the other optimiser, then every frame that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self.inner is not None:
+            self.inner.step()
+        for group in self.param_groups:
+            by_shape: dict[tuple[Any, ...], list[Tensor]] = {}
+            for frame in group["params"]:
+                if frame.grad is not None:
+                    by_shape.setdefault((frame.shape, frame.dtype, frame.device), []).append(frame)
+            for frames in by_shape.values():
+                self._update(group, frames)
+        return loss
+
+    def _update(self, group: dict[str, Any], frames: list[Tensor]) -> None:
+        for frame in frames:
+            if not self.state[frame]:
+                self.state[frame] = {
+                    "step": torch.zeros((), dtype=torch.float32, device=frame.device),
+                    "momentum": torch.zeros_like(frame),
+                    "second": torch.zeros_like(frame),
+                }
+        states = [self.state[frame] for frame in frames]
+        beta1, beta2 = group["betas"]
+        u = torch.stack(frames)  # [k, ..., n, p]
+        gradient = torch.stack([frame.grad for frame in frames if frame.grad is not None])
+        horizontal = grassmann.horizontal(u, gradient)  # eq. horizontal-proj
+        momentum = torch.stack([s["momentum"] for s in states]).lerp_(horizontal, 1 - beta1)  # eq. cayley-adam-m
+        second = torch.stack([s["second"] for s in states])
+        second = second.mul_(beta2).addcmul_(horizontal, horizontal, value=1 - beta2)  # eq. cayley-adam-v
+        step = torch.stack([s["step"] for s in states]).add_(1)
+        direction = momentum
+        if group["adaptive"]:  # eq. cayley-adam-scaled
+            t = step.to(u.dtype).view(-1, *(1,) * (u.dim() - 1))
+            direction = (momentum / (1 - beta1**t)) / ((second / (1 - beta2**t)).sqrt() + group["eps"])
+        moved = grassmann.retract(u, -direction, group["lr"], group["iterations"])  # eq. cayley-retract-iter
+        moved = grassmann.orthonormalize(moved)  # eq. qr-retraction
+        for i, (frame, state) in enumerate(zip(frames, states)):
+            frame.copy_(moved[i])
+            state["momentum"].copy_(momentum[i])
+            state["second"].copy_(second[i])
+            state["step"].copy_(step[i])
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of the frames and of the other optimiser's parameters."""
+        super().zero_grad(set_to_none)
+        if self.inner is not None:
+            self.inner.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The frames' state, and the other optimiser's under "inner"."""
+        return {"frames": super().state_dict(), "inner": None if self.inner is None else self.inner.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take both states back."""
+        if (state_dict["inner"] is None) != (self.inner is None):
+            raise ValueError("the saved state and this optimiser differ in having an inner optimiser")
+        super().load_state_dict(state_dict["frames"])
+        if self.inner is not None:
+            self.inner.load_state_dict(state_dict["inner"])
