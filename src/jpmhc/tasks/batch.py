@@ -6,7 +6,7 @@ workers sees the same rows and a resumed run needs to know the position alone.
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -47,11 +47,16 @@ class Answers:
 class Scorer(Protocol):
     """Collects answers row by row, in any order and on any rank, and turns them into numbers at the end."""
 
+    rows: np.ndarray  # numbers of the test rows that the evaluation covers, ascending
+
     def update(self, rows: np.ndarray, batch: Batch, answers: Answers) -> None:
         """Take the answers to the test rows numbered `rows` [B], which are the rows of `batch`."""
 
-    def merge(self, other: Self) -> None:
-        """Take over everything another rank's scorer has collected; scorers can be pickled."""
+    def state(self) -> dict[str, Any]:
+        """Everything collected so far, to be sent to another rank."""
+
+    def merge(self, state: dict[str, Any]) -> None:
+        """Take over what another rank's scorer of the same evaluation has collected."""
 
     def result(self) -> dict[str, Any]:
         """The metrics by name; the same whatever the order and sharding of the updates."""

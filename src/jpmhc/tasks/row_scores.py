@@ -19,51 +19,71 @@ class RowScorer:
 
     def __init__(self, rows: np.ndarray) -> None:
         self.rows = np.unique(rows)
-        shape = self.rows.shape
-        self.seen = np.zeros(shape, bool)
-        self.exact = np.zeros(shape, bool)
-        self.tokens = np.zeros(shape)
-        self.loss = np.zeros(shape)
-        self.confidence = np.zeros(shape)
+        if not len(self.rows):
+            raise ValueError("an evaluation needs at least one test row.")
+        self.weights = np.ones(len(self.rows))
+        self.columns = {
+            "seen": np.zeros(len(self.rows), bool),
+            "known": np.zeros(len(self.rows), bool),
+            "exact": np.zeros(len(self.rows), bool),
+            "tokens": np.zeros(len(self.rows)),
+            "loss": np.zeros(len(self.rows)),
+            "confidence": np.zeros(len(self.rows)),
+        }
 
     def update(self, rows: np.ndarray, batch: Batch, answers: Answers) -> None:
         """Take the answers to the test rows numbered `rows`."""
         scored = batch.labels != PAD  # [B, S]
-        right = (answers.tokens == batch.labels) & scored
         count = scored.sum(-1)
-        at = self._places(rows)
-        self.seen[at] = True
-        self.exact[at] = ((right.sum(-1) == count) & (count > 0)).cpu().numpy()
-        self.tokens[at] = (right.sum(-1).double() / count.clamp(min=1)).cpu().numpy()
-        self.loss[at] = answers.loss.double().cpu().numpy()
-        self.confidence[at] = answers.confidence.double().cpu().numpy()
+        right = ((answers.tokens == batch.labels) & scored).sum(-1)
+        loss = answers.loss.double()
+        if not bool(loss.isfinite().all() & answers.confidence.isfinite().all()):
+            raise ValueError("the model answers with numbers that are not finite: its weights are spoilt.")
+        self._write(
+            rows,
+            seen=np.ones(len(rows), bool),
+            known=(count > 0).cpu().numpy(),
+            exact=((right == count) & (count > 0)).cpu().numpy(),
+            tokens=(right.double() / count.clamp(min=1)).cpu().numpy(),
+            loss=loss.cpu().numpy(),
+            confidence=answers.confidence.double().cpu().numpy(),
+        )
 
-    def merge(self, other: "RowScorer") -> None:
+    def state(self) -> dict[str, Any]:
+        """What has been collected so far, to be sent to another rank."""
+        seen = self.columns["seen"]
+        return {"rows": self.rows[seen], "columns": {name: column[seen] for name, column in self.columns.items()}}
+
+    def merge(self, state: dict[str, Any]) -> None:
         """Take over what another rank has collected of the same evaluation."""
-        if not np.array_equal(self.rows, other.rows):
-            raise ValueError("only scores of the same test rows can be merged; these were made for different rows.")
-        for name in ("exact", "tokens", "loss", "confidence"):
-            getattr(self, name)[other.seen] = getattr(other, name)[other.seen]
-        self.seen |= other.seen
+        self._write(state["rows"], **state["columns"])
 
-    def result(self) -> dict[str, Any]:
-        """Means over rows; refuses an evaluation that has not reached every row."""
-        self.require_complete()
-        return {
-            "rows": len(self.rows),
-            "exact_accuracy": float(self.exact.mean()),
-            "token_accuracy": float(self.tokens.mean()),
-            "lm_loss": float(self.loss.mean()),
-            "confidence": float(self.confidence.mean()),
-        }
-
-    def require_complete(self) -> None:
-        """Raise unless every row has been answered."""
-        if not self.seen.all():
-            raise ValueError(f"{np.sum(~self.seen)} of {len(self.rows)} test rows have no answer yet.")
-
-    def _places(self, rows: np.ndarray) -> np.ndarray:
+    def _write(self, rows: np.ndarray, **columns: np.ndarray) -> None:
         at = np.searchsorted(self.rows, rows).clip(max=len(self.rows) - 1)
         if not np.array_equal(self.rows[at], rows):
             raise ValueError("an answer came for a test row that is not part of this evaluation.")
-        return at
+        for name, values in columns.items():
+            self.columns[name][at] = values
+
+    def require_complete(self) -> None:
+        """Raise unless every row has been answered."""
+        if missing := int(np.sum(~self.columns["seen"])):
+            raise ValueError(f"{missing} of {len(self.rows)} test rows have no answer yet.")
+
+    def result(self) -> dict[str, Any]:
+        """Means over the rows whose answer is known; refuses an evaluation that has not reached every row."""
+        self.require_complete()
+        known = self.columns["known"]
+        if not known.any():
+            raise ValueError("no test row has a known answer to compare with; write predictions instead of a score.")
+
+        def mean(name: str) -> float:
+            return float(np.average(self.columns[name][known], weights=self.weights[known]))
+
+        return {
+            "rows": int(known.sum()),
+            "exact_accuracy": mean("exact"),
+            "token_accuracy": mean("tokens"),
+            "lm_loss": mean("loss"),
+            "confidence": mean("confidence"),
+        }
