@@ -66,7 +66,8 @@ def anderson(
             break
         g = step(x, index)
         r = g - x
-        size = r.abs() if scale is None else r.abs() / scale(x, index)
+        weight = None if scale is None else 1 / scale(x, index)
+        size = r.abs() if weight is None else r.abs() * weight
         residual = size.amax(-1).nan_to_num(nan=torch.inf)
         active = ~result.converged[index]
         place = index[active]
@@ -80,6 +81,7 @@ def anderson(
             break
         if alive < _COMPACT * len(index):
             index, x, g, r = index[active], x[active], g[active], r[active]
+            weight = None if weight is None or len(weight) == 1 else weight[active]
             history = [(dr[active], dg[active]) for dr, dg in history]
             if last_r is not None and last_g is not None:
                 last_r, last_g = last_r[active], last_g[active]
@@ -87,7 +89,7 @@ def anderson(
             history = [*history, (r - last_r, g - last_g)][-depth:]
         last_r, last_g = r, g
         plain = x + damping * r
-        candidate = _mix(r, g, history) if history else plain
+        candidate = _mix(r, g, history, weight) if history else plain
         good = torch.isfinite(candidate).all(-1)
         if admissible is not None:
             good &= admissible(candidate, index)
@@ -95,9 +97,11 @@ def anderson(
     return result
 
 
-def _mix(r: Tensor, g: Tensor, history: list[tuple[Tensor, Tensor]]) -> Tensor:
+def _mix(r: Tensor, g: Tensor, history: list[tuple[Tensor, Tensor]], weight: Tensor | None) -> Tensor:
     r"""$g - \Delta G\,\gamma$ with $\gamma = \arg\min \|r - \Delta R\,\gamma\|$, by normalised normal equations."""
     dr = torch.stack([pair[0] for pair in history], 1)  # [b, m, d]
+    if weight is not None:
+        dr, r = dr * weight.unsqueeze(1), r * weight
     dg = torch.stack([pair[1] for pair in history], 1)
     tiny = torch.finfo(torch.float64).tiny
     norm = torch.linalg.vector_norm(dr, dim=-1, keepdim=True).clamp_min(tiny)

@@ -2,11 +2,46 @@ r"""What is asked: a stack of twisted skips with Gaussian noise, $Y_l = A_l \oti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from jpmhc.manifolds import birkhoff, grassmann, orthogonal, permutation
+from jpmhc.spectra.activations import Activation
+from jpmhc.spectra.propagation import propagate
+
+
+def _identity(n: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return torch.eye(n, dtype=torch.float64).expand(*shape, n, n)
+
+
+def _gaussian(n: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return torch.randn(*shape, n, n, dtype=torch.float64, generator=generator) / n**0.5
+
+
+def _permutation(n: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    # n + 2 permutations: the identity, the transpositions and the shifts, as the paper's 6 for 4 streams
+    return permutation.sample(n, min(n + 2, math.factorial(n)), shape, generator=generator)
+
+
+SKIPS: dict[str, Callable[[int, tuple[int, ...], torch.Generator], Tensor]] = {
+    "identity": _identity,
+    "bistochastic": lambda n, shape, generator: birkhoff.sample(n, shape, generator=generator),
+    "orthogonal": lambda n, shape, generator: orthogonal.sample(n, shape, generator=generator),
+    "gaussian": _gaussian,
+    "grassmann": lambda n, shape, generator: grassmann.sample(n, None, shape, generator=generator),
+    "permutation": _permutation,
+}
+_MIXER_SKIPS = {"sinkhorn": "bistochastic", "cayley": "orthogonal", "unconstrained": "gaussian"}
+_FROM_LOGITS: dict[str, Callable[[Tensor], Tensor]] = {
+    "unconstrained": lambda logits: logits,
+    "sinkhorn": birkhoff.project,
+    "cayley": orthogonal.project,
+    "grassmann": grassmann.project,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +142,129 @@ class Network:
             covariance = _real(covariance, "covariance").expand(depth, -1, -1, -1)
         return cls(skip.expand(depth, -1, -1), variance, read, write, covariance)
 
+    @classmethod
+    def from_mixer(
+        cls,
+        mixer: str,
+        depth: int,
+        variance: Tensor | Sequence[float] | float,
+        streams: int = 4,
+        seed: int = 0,
+        *,
+        shared: bool = False,
+        rank: int | None = None,
+        read: Tensor | Sequence | None = None,
+        write: Tensor | Sequence | None = None,
+    ) -> Network:
+        """Random skips of a kind, different in each layer or `shared` by all.
+
+        Args:
+            mixer: One of `SKIPS`: "identity", "bistochastic" (converged Sinkhorn of normal logits), "orthogonal"
+                (Haar), "gaussian" (entries of variance 1/n), "grassmann" (projector onto a random subspace),
+                "permutation" (random mixture of the paper's permutations); or a mixer's name: "sinkhorn" is
+                bistochastic, "cayley" orthogonal, "unconstrained" gaussian.
+            rank: The subspace's dimension for "grassmann", half the streams by default.
+        """
+        if depth < 1:
+            raise ValueError(f"a network needs at least one layer, not depth {depth}")
+        if streams < 1:
+            raise ValueError(f"a network needs at least one stream, not {streams}")
+        kind = _MIXER_SKIPS.get(mixer, mixer)
+        if kind not in SKIPS:
+            raise ValueError(f"no random skip is called {mixer!r}; choose one of {', '.join([*SKIPS, *_MIXER_SKIPS])}")
+        if rank is not None and kind != "grassmann":
+            raise ValueError(f"rank is the dimension of a grassmann skip's subspace; a {mixer} skip has none")
+        generator = torch.Generator().manual_seed(seed)
+        shape = (1,) if shared else (depth,)
+        if rank is not None:
+            skips = grassmann.sample(streams, rank, shape, generator=generator)
+        else:
+            skips = SKIPS[kind](streams, shape, generator)
+        return cls(skips.expand(depth, -1, -1), variance, read, write)
+
+    @classmethod
+    def from_logits(
+        cls,
+        mixer: str,
+        logits: Tensor,
+        variance: Tensor | Sequence[float] | float,
+        read: Tensor | Sequence | None = None,
+        write: Tensor | Sequence | None = None,
+        *,
+        basis: Tensor | None = None,
+    ) -> Network:
+        """Skips that a mixer makes of its logits, one set per layer: [L, n, n], frames [L, n, p] or weights [L, K].
+
+        Args:
+            mixer: "unconstrained" (the logits are the skips), "sinkhorn", "cayley", "grassmann" (the projector onto the
+                frame's span) or "permutation".
+            basis: The permutations [K, n] that "permutation" mixes.
+        """
+        logits = _real(logits, "logits")
+        if (basis is None) == (mixer == "permutation"):
+            raise ValueError("the mixer 'permutation' needs the basis [K, n] it mixes, and no other mixer takes one")
+        if mixer == "permutation":
+            assert basis is not None
+            skips = permutation.mix(logits, basis)
+        elif mixer in _FROM_LOGITS:
+            skips = _FROM_LOGITS[mixer](logits)
+        else:
+            raise ValueError(
+                f"no mixer from logits is called {mixer!r}; choose one of {', '.join(_FROM_LOGITS)}, permutation"
+            )
+        return cls(skips, variance, read, write)
+
+    @classmethod
+    def from_coefficients(
+        cls, layers: Iterable[tuple[Tensor, Tensor, Tensor]], variance: Tensor | Sequence[float] | float
+    ) -> Network:
+        """The network a trained stack is at one token: what `block.coefficients(x)` gives, layer by layer.
+
+        Args:
+            layers: For each layer the skip [n, n], the read vector [n] and the write vector [n].
+            variance: The noise variance of the sublayers' Jacobians: the mean square of their singular values.
+        """
+        layers = list(layers)
+        if not layers:
+            raise ValueError("a network needs at least one layer's coefficients")
+        for number, (skip, read, write) in enumerate(layers, 1):
+            if skip.ndim != 2 or read.ndim != 1 or write.ndim != 1:
+                raise ValueError(
+                    f"layer {number}: coefficients of one token are needed, a skip [n, n] and vectors [n], not shapes "
+                    f"{list(skip.shape)}, {list(read.shape)}, {list(write.shape)}; choose a token by indexing"
+                )
+        skips, reads, writes = (torch.stack([layer[part].detach().cpu() for layer in layers]) for part in range(3))
+        return cls(skips, variance, reads, writes)
+
+    @classmethod
+    def from_activation(
+        cls,
+        skips: Tensor,
+        activation: str | Activation,
+        weight_scale: Tensor | Sequence[float] | float,
+        input_variance: float | Tensor = 1.0,
+        *,
+        depth: int | None = None,
+        bias_scale: float = 0.0,
+        read: Tensor | None = None,
+        write: Tensor | None = None,
+        form: str = "mean_field",
+    ) -> Network:
+        """The linearisation of a nonlinear network: its noise variance comes from `propagation.propagate`."""
+        skips = _real(skips, "skips")
+        found = propagate(
+            activation,
+            skips,
+            weight_scale,
+            input_variance,
+            depth=depth,
+            bias_scale=bias_scale,
+            read=read,
+            write=write,
+            form=form,
+        )
+        return cls(skips if skips.ndim == 3 else skips.expand(len(found.variance), -1, -1), found.variance, read, write)
+
     @property
     def depth(self) -> int:
         """How many layers, L."""
@@ -136,6 +294,35 @@ class Network:
             if (value := getattr(self, name)) is not None
         }
         return replace(self, **moved)
+
+    def gains(self) -> Tensor:
+        r"""By what factor each layer multiplies the mean squared singular value; their product is its exact value.
+
+        The trace of $M \leftarrow A_l M A_l^\top + \sigma_l^2 \sum_k B_{lk} M B_{lk}^\top$ from $M = I$, by layers. [L]
+        """
+        factors = self.noise_factors() if not self.isotropic else None
+        eye = torch.eye(self.streams, dtype=torch.float64, device=self.skips.device)
+        moment, gains = eye / self.streams, []
+        for layer, skip in enumerate(self.skips):
+            grown = skip @ moment @ skip.T
+            if factors is None:
+                grown = grown + self.variance[layer] / self.streams * eye
+            else:
+                grown = grown + (factors[layer] @ moment @ factors[layer].mT).sum(0)
+            gain = grown.trace()
+            gains.append(gain)
+            moment = grown / gain if gain > 0 else moment
+        return torch.stack(gains)
+
+    def rescaled(self) -> tuple[Network, float]:
+        """The network with every layer's gain divided out, and the squared factor that was: G(z) = G'(z / g) / g."""
+        gains = self.gains()
+        gains = torch.where(gains > 0, gains, 1.0)
+        total = gains.log().sum().item()
+        if abs(total) > 690:
+            raise ValueError(f"the network multiplies squared lengths by e^{total:.0f}, beyond what a float64 can hold")
+        scaled = replace(self, skips=self.skips / gains.sqrt().view(-1, 1, 1), variance=self.variance / gains)
+        return scaled, math.exp(total)
 
     def noise_factors(self) -> Tensor:
         r"""The matrices $\sigma_l B_{lk}$ in $\sigma_l W_l = \sum_k \sigma_l B_{lk} \otimes X_k$, for any structure.

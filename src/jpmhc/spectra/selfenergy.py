@@ -1,0 +1,95 @@
+r"""What the noise does to the chain's Dyson equation: from resolvent blocks to the self-energies they cause.
+
+Side 0 stands for the blocks $M_{x_{l-1}}$, which cause $\Sigma_{y_l}$; side 1 for $M_{y_l}$, which cause
+$\Sigma_{x_{l-1}}$. Each structure of noise needs only some numbers of a block, its order parameters: those are the
+equation's unknowns.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from jpmhc.spectra.network import Network
+
+
+class SelfEnergy(Protocol):
+    """A structure of noise.
+
+    Attributes:
+        count: How many order parameters a block has.
+        positive: Whether they are scalars of the lower half-plane (else: entries of a matrix).
+    """
+
+    count: int
+    positive: bool
+
+    def energy(self, order: Tensor, side: int) -> Tensor:
+        """Order parameters [L, B, count] -> self-energies [L, B, n, n], or [L, B, 1, 1] for multiples of I."""
+
+    def order(self, left: Tensor, right: Tensor, side: int) -> Tensor:
+        """Blocks given as products left @ right of [L, B, n, n] -> order parameters [L, B, count]."""
+
+
+class Isotropic:
+    r"""$\Sigma_{y_l} = \sigma_l^2\,\mathrm{tr}(M_{x_{l-1}})\,I$ and, mirrored, $\sigma_l^2\,\mathrm{tr}(M_{y_l}) I$."""
+
+    count = 1
+    positive = True
+
+    def __init__(self, network: Network) -> None:
+        self.variance = network.variance.view(-1, 1, 1, 1)
+
+    def energy(self, order: Tensor, side: int) -> Tensor:
+        return self.variance * order.unsqueeze(-1)
+
+    def order(self, left: Tensor, right: Tensor, side: int) -> Tensor:
+        return (left * right.mT).sum((-2, -1)).unsqueeze(-1) / left.shape[-1]
+
+
+class Block:
+    r"""The hyper-connection block: $\Sigma_{y_l} = \sigma_l^2 (r^\top M_{x_{l-1}} r)\, w w^\top$, and mirrored."""
+
+    count = 1
+    positive = True
+
+    def __init__(self, network: Network) -> None:
+        assert network.read is not None
+        assert network.write is not None
+        self.vectors = [vector.to(torch.complex128)[:, None, :, None] for vector in (network.read, network.write)]
+        variance = network.variance.view(-1, 1, 1, 1)
+        self.outer = [variance * (vector @ vector.mT) for vector in reversed(self.vectors)]
+
+    def energy(self, order: Tensor, side: int) -> Tensor:
+        return self.outer[side] * order.unsqueeze(-1)
+
+    def order(self, left: Tensor, right: Tensor, side: int) -> Tensor:
+        vector = self.vectors[side]
+        return ((vector.mT @ left) @ (right @ vector)).squeeze(-1)
+
+
+class General:
+    r"""$\Sigma_{y_l} = \sum_k B_{lk} M_{x_{l-1}} B_{lk}^\top$ and, mirrored, $\sum_k B_{lk}^\top M_{y_l} B_{lk}$."""
+
+    positive = False
+
+    def __init__(self, network: Network) -> None:
+        factors = network.noise_factors().to(torch.complex128)  # [L, K, n, n]
+        self.factors = [factors.unsqueeze(1), factors.mT.unsqueeze(1)]  # [L, 1, K, n, n]
+        self.streams = network.streams
+        self.count = self.streams**2
+
+    def energy(self, order: Tensor, side: int) -> Tensor:
+        factors = self.factors[side]
+        block = order.unflatten(-1, (1, self.streams, self.streams))
+        return (factors @ block @ factors.mT).sum(2)
+
+    def order(self, left: Tensor, right: Tensor, side: int) -> Tensor:
+        return (left @ right).flatten(-2)
+
+
+def self_energy(network: Network) -> SelfEnergy:
+    """The self-energies of a network's structure of noise."""
+    if network.covariance is not None:
+        return General(network)
+    return Isotropic(network) if network.read is None else Block(network)

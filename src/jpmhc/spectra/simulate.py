@@ -1,0 +1,212 @@
+r"""Monte Carlo: squared singular values of sampled Jacobians $J = Y_L \cdots Y_1$, also of real nonlinear networks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from jpmhc.spectra.activations import Activation, get_activation
+from jpmhc.spectra.network import Network
+
+# How many N x N matrices one sample keeps alive at the peak, and which share of the free memory a batch may take.
+_ALIVE = 8
+_SHARE = 0.5
+
+
+def simulate(
+    network: Network,
+    width: int,
+    samples: int,
+    seed: int = 0,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.float64,
+    batch: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Tensor:
+    r"""Squared singular values of sampled networks, ascending in each sample.
+
+    Singular values below about $10^{-16}$ of a sample's largest one (1e-7 in float32) are rounding.
+
+    Args:
+        width: Features per stream, p.
+        samples: How many networks to sample. Sample i depends on the seed and i alone, not on batches.
+        device: Where to sample; the network's own device by default.
+        batch: Samples at a time; from the free memory by default, halved when it runs out.
+        progress: Called with the number of samples done since the last call.
+
+    Returns:
+        [samples, n * width]
+    """
+
+    def sample(generators: list[torch.Generator], skips: Tensor) -> Tensor:
+        return _linear_jacobian(placed, width, generators, skips)
+
+    _require(width, samples)
+    placed = network.to(device if device is not None else network.skips.device)
+    return _in_batches(placed, width, samples, seed, dtype, batch, progress, sample)
+
+
+def simulate_nonlinear(
+    network: Network,
+    activation: str | Activation,
+    weight_scale: float,
+    width: int,
+    samples: int,
+    seed: int = 0,
+    *,
+    input_variance: float = 1.0,
+    bias_scale: float = 0.0,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.float64,
+    batch: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Tensor:
+    r"""Squared singular values of real networks $x \leftarrow A_l x + \phi(W_l x + b)$ at Gaussian inputs.
+
+    The slopes $D_l = \phi'(h_l)$ come from the data that flow through each sampled network, so that nothing of the
+    theory's mean-field step is assumed. The network gives the skips and, where it has them, the read and write
+    vectors; its `variance` is what the theory made of the activation and takes no part here.
+
+    Args:
+        weight_scale: $\sigma_w$: entries of $W_l$ have variance $\sigma_w^2$ over its width.
+        input_variance: The mean square of the inputs, independent in all streams.
+        bias_scale: $\sigma_b$.
+    """
+    if network.covariance is not None:
+        raise ValueError("a network with a general covariance has no nonlinear counterpart; use read and write vectors")
+    phi = get_activation(activation)
+
+    def sample(generators: list[torch.Generator], skips: Tensor) -> Tensor:
+        return _nonlinear_jacobian(placed, phi, weight_scale, bias_scale, input_variance, width, generators, skips)
+
+    _require(width, samples)
+    placed = network.to(device if device is not None else network.skips.device)
+    return _in_batches(placed, width, samples, seed, dtype, batch, progress, sample)
+
+
+def _require(width: int, samples: int) -> None:
+    if width < 1:
+        raise ValueError(f"width, the features per stream, must be at least 1, not {width}")
+    if samples < 1:
+        raise ValueError(f"at least one sample is needed, not {samples}")
+
+
+def _in_batches(
+    network: Network,
+    width: int,
+    samples: int,
+    seed: int,
+    dtype: torch.dtype,
+    batch: int | None,
+    progress: Callable[[int], None] | None,
+    sample: Callable[[list[torch.Generator], Tensor], Tensor],
+) -> Tensor:
+    """Run `sample` over batches as large as memory allows; start a batch again with half of it when memory runs out."""
+    device = network.skips.device
+    size = network.streams * width
+    if batch is None:
+        batch = max(1, int(_SHARE * _free_memory(device)) // (_ALIVE * size * size * dtype.itemsize))
+    skips = network.skips.to(dtype)
+    done: list[Tensor] = []
+    start = 0
+    while start < samples:
+        stop = min(samples, start + batch)
+        generators = [torch.Generator(device).manual_seed(seed * 1_000_003 + i) for i in range(start, stop)]
+        try:
+            values = torch.linalg.svdvals(sample(generators, skips)).square().flip(-1)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            exhausted = isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)
+            if not exhausted or batch == 1:
+                raise
+            batch = max(1, batch // 2)
+            continue
+        done.append(values)
+        if progress is not None:
+            progress(stop - start)
+        start = stop
+    return torch.cat(done)
+
+
+def _free_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _normal(generators: list[torch.Generator], shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Standard normal numbers, each sample from its own generator. [b, *shape]"""
+    out = like.new_empty(len(generators), *shape)
+    for row, generator in zip(out, generators):
+        row.normal_(generator=generator)
+    return out
+
+
+def _linear_jacobian(network: Network, width: int, generators: list[torch.Generator], skips: Tensor) -> Tensor:
+    """J [b, N, N] of the model with Gaussian noise in every layer."""
+    n, size = network.streams, network.streams * width
+    factors = network.covariance.to(skips.dtype) if network.covariance is not None else None
+    jacobian = torch.eye(size, dtype=skips.dtype, device=skips.device).expand(len(generators), size, size)
+    for layer in range(network.depth):
+        scale = float(network.variance[layer].sqrt())
+        streams = jacobian.reshape(-1, n, width, size)
+        skipped = torch.einsum("ij,bjpc->bipc", skips[layer], streams)
+        if network.isotropic:
+            noise = _normal(generators, (size, size), skips) @ jacobian
+            noise = noise.reshape(streams.shape).mul_(scale / size**0.5)
+        elif factors is not None:
+            weights = _normal(generators, (factors.shape[1], width, width), skips) * (scale / width**0.5)
+            mixed = torch.einsum("kij,bjpc->bkipc", factors[layer], streams)
+            noise = torch.einsum("bkqp,bkipc->biqc", weights, mixed)
+        else:
+            weights = _normal(generators, (width, width), skips) * (scale / width**0.5)
+            noise = _through_block(network, layer, streams, weights.__matmul__)
+        jacobian = skipped.add_(noise).reshape(-1, size, size)
+    return jacobian
+
+
+def _nonlinear_jacobian(
+    network: Network,
+    phi: Activation,
+    weight_scale: float,
+    bias_scale: float,
+    input_variance: float,
+    width: int,
+    generators: list[torch.Generator],
+    skips: Tensor,
+) -> Tensor:
+    """J [b, N, N] at one random input of each sampled network, carried along with the signal as its last column."""
+    n, size = network.streams, network.streams * width
+    signal = _normal(generators, (size, 1), skips) * input_variance**0.5
+    eye = torch.eye(size, dtype=skips.dtype, device=skips.device).expand(len(generators), size, size)
+    state = torch.cat([eye, signal], -1)
+    fan_in = size if network.isotropic else width
+
+    def sublayer(inner: Tensor) -> Tensor:
+        weights = _normal(generators, (fan_in, fan_in), skips) * (weight_scale / fan_in**0.5)
+        hidden = weights @ inner
+        if bias_scale:
+            hidden[..., -1:] += _normal(generators, (fan_in, 1), skips) * bias_scale
+        before = hidden[..., -1:]
+        return torch.cat([phi.derivative(before) * hidden[..., :-1], phi.function(before)], -1)
+
+    for layer in range(network.depth):
+        streams = state.reshape(-1, n, width, size + 1)
+        skipped = torch.einsum("ij,bjpc->bipc", skips[layer], streams)
+        if network.isotropic:
+            noise = sublayer(state).reshape(streams.shape)
+        else:
+            noise = _through_block(network, layer, streams, sublayer)
+        state = skipped.add_(noise).reshape(-1, size, size + 1)
+    return state[..., :-1]
+
+
+def _through_block(network: Network, layer: int, streams: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+    """Read the streams [b, n, p, c] into one, apply the sublayer, write it back to all."""
+    assert network.read is not None
+    assert network.write is not None
+    inner = torch.einsum("j,bjpc->bpc", network.read[layer].to(streams.dtype), streams)
+    return torch.einsum("i,bpc->bipc", network.write[layer].to(streams.dtype), sublayer(inner))

@@ -1,0 +1,106 @@
+r"""The chain's two eliminations as one recursion, run layer by layer or in blocks of layers side by side.
+
+With $N_l = -D_{x_l}$ and $P_l = -F_{y_l}$ the backward and the forward elimination of docs/derivations/chain.md mirror
+each other. Both are $S \leftarrow \text{add} + C\,(S^{-1} - \text{sat})^{-1} C^\top$, written without $S^{-1}$, which
+need not exist: $$S \leftarrow \text{add} + C\,(I - S\,\text{sat})^{-1} S\,C^\top .$$
+Such maps compose, so that blocks of layers can be reduced to one map each, all blocks at the same time.
+"""
+
+import torch
+from torch import Tensor
+
+
+def times(matrix: Tensor, energy: Tensor) -> Tensor:
+    """matrix @ energy, where an energy of shape [..., 1, 1] stands for a multiple of the identity."""
+    return matrix * energy if energy.shape[-1] == 1 else matrix @ energy
+
+
+def plus(matrix: Tensor, energy: Tensor) -> Tensor:
+    """matrix + energy, where an energy of shape [..., 1, 1] stands for a multiple of the identity."""
+    if energy.shape[-1] == 1 and matrix.shape[-1] > 1:
+        matrix.diagonal(dim1=-2, dim2=-1).add_(energy.squeeze(-1))
+        return matrix
+    return matrix.add_(energy)
+
+
+def saturate(state: Tensor, energy: Tensor) -> Tensor:
+    r"""$(S^{-1} - \Sigma)^{-1} = (I - S\Sigma)^{-1} S$, also for a singular $S$."""
+    return solve_linear(one_minus(times(state, energy)), state)
+
+
+def one_minus(matrix: Tensor) -> Tensor:
+    """I - matrix, in place."""
+    matrix.neg_().diagonal(dim1=-2, dim2=-1).add_(1)
+    return matrix
+
+
+def solve_linear(matrix: Tensor, right: Tensor) -> Tensor:
+    """matrix^{-1} right; a singular matrix gives infinities, which the caller's guard turns into a rejected step."""
+    if matrix.shape[-1] == 1:
+        return right / matrix
+    return torch.linalg.solve_ex(matrix, right.expand_as(matrix) if right.ndim == 2 else right)[0]
+
+
+def sweep(first: Tensor, skips: Tensor, add: Tensor, sat: Tensor, blocks: int = 1) -> Tensor:
+    r"""All states $S_0, \ldots, S_L$ of $S_l = \text{add}_l + C_l (I - S_{l-1} \text{sat}_l)^{-1} S_{l-1} C_l^\top$.
+
+    Args:
+        first: $S_0$. [W, B, n, n]
+        skips: $C_l$ of each of the W directions. [W, L, n, n]
+        add: What is added after layer l; [..., 1, 1] for a multiple of the identity. [L, W, B, n, n]
+        sat: What the inverse state is reduced by before layer l. [L, W, B, n, n]
+        blocks: Into how many blocks the layers are cut: 1 is the plain recursion; on a GPU, where the time goes into
+            launching small kernels, about the square root of L makes it three short recursions instead of a long one.
+    """
+    length = -(-skips.shape[1] // blocks)
+    if blocks == 1 or length == 1:
+        return _recur(first, skips.transpose(0, 1).unsqueeze(2), add, sat)
+    return _blocked(first, skips, add, sat, length)
+
+
+def _recur(first: Tensor, skips: Tensor, add: Tensor, sat: Tensor) -> Tensor:
+    """The plain recursion: first [..., n, n], skips, add and sat [L, ..., n, n]."""
+    states = first.new_empty(len(skips) + 1, *first.shape)
+    states[0] = first
+    for layer, skip in enumerate(skips):
+        inner = saturate(states[layer], sat[layer])
+        torch.matmul(skip @ inner, skip.mT, out=states[layer + 1])
+        plus(states[layer + 1], add[layer])
+    return states
+
+
+def _blocked(first: Tensor, skips: Tensor, add: Tensor, sat: Tensor, length: int) -> Tensor:
+    """The recursion with blocks of `length` layers reduced side by side, then entered, then unrolled side by side."""
+    width, depth, n, _ = skips.shape
+    count = -(-depth // length)
+    padding = count * length - depth
+    # Layers that fill the last block: what they compute is cut off at the end.
+    skips = torch.cat([skips, skips.new_zeros(width, padding, n, n)], 1).view(width, count, length, n, n)
+    skips = skips.permute(2, 1, 0, 3, 4).unsqueeze(3)  # [length, count, W, 1, n, n]
+    add, sat = (
+        torch.cat([part, part.new_zeros(padding, *part.shape[1:])]).unflatten(0, (count, length)).transpose(0, 1)
+        for part in (add, sat)
+    )  # [length, count, W, B, n or 1, n or 1]
+    batch = (count, *first.shape)
+    eye = torch.eye(n, dtype=first.dtype, device=first.device)
+    # One map S -> E + C (I - S R)^{-1} S C^T per block, built up layer by layer: composing it with a layer's own map
+    # (add, skip, sat) needs one inverse.
+    energy, gain, reduction = add[0] * eye if add.shape[-1] == 1 else add[0], skips[0].expand(batch), sat[0]
+    reduction = reduction * eye if sat.shape[-1] == 1 else reduction
+    for layer in range(1, length):
+        resolvent = solve_linear(
+            one_minus(times(energy, sat[layer])), torch.cat([energy, gain], -1)
+        )  # (I - E sat)^-1 [E, C]
+        moved, carried = resolvent[..., :n], resolvent[..., n:]
+        reduction = reduction + gain.mT @ (carried * sat[layer] if sat.shape[-1] == 1 else sat[layer] @ carried)
+        energy = plus(skips[layer] @ moved @ skips[layer].mT, add[layer])
+        gain = skips[layer] @ carried
+    starts = first.new_empty(batch)
+    starts[0] = first
+    for block in range(1, count):
+        inner = saturate(starts[block - 1], reduction[block - 1])
+        torch.matmul(gain[block - 1] @ inner, gain[block - 1].mT, out=starts[block])
+        starts[block] += energy[block - 1]
+    states = _recur(starts, skips, add, sat)  # [length + 1, count, W, B, n, n]
+    inside = states[1:].transpose(0, 1).flatten(0, 1)[:depth]
+    return torch.cat([first.unsqueeze(0), inside])
