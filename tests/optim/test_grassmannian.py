@@ -16,12 +16,16 @@ class Framed(nn.Module):
     def __init__(self, seed=0):
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
-        self.frames = nn.ParameterList()
-        for shape in ((4, 2), (4, 2), (6, 1)):
-            frame = nn.Parameter(torch.linalg.qr(torch.randn(shape, generator=generator, dtype=torch.float64))[0])
-            frame.is_grassmann_frame = True
-            self.frames.append(frame)
+        self.inner = nn.ModuleList(nn.Module() for _ in range(3))
+        for module, shape in zip(self.inner, ((4, 2), (4, 2), (6, 1))):
+            start = torch.linalg.qr(torch.randn(shape, generator=generator, dtype=torch.float64))[0]
+            module.frame = nn.Parameter(start)
+            module.grassmann_frames = ("frame",)
         self.weight = nn.Parameter(torch.randn(3, generator=generator, dtype=torch.float64))
+
+    @property
+    def frames(self):
+        return [module.frame for module in self.inner]
 
 
 def set_gradients(model, seed):
@@ -106,10 +110,11 @@ def test_frames_are_found_through_wrappers_and_as_buffers():
 
     model = Framed()
     assert len(grassmann_frames(Wrapper(Wrapper(model)))) == 3
-    frame = model.frames[2]
-    del model.frames
-    model.register_buffer("hidden", frame)
-    assert list(grassmann_frames(model)) == ["hidden"]
+    module = model.inner[2]
+    frame = module.frame
+    del module.frame
+    module.register_buffer("frame", frame)
+    assert grassmann_frames(model)["inner.2.frame"] is frame
     with pytest.raises(ValueError, match="no Grassmann frame"):
         GrassmannianOptimizer(nn.Linear(2, 2))
 
@@ -121,8 +126,6 @@ def test_state_survives_saving():
         set_gradients(model, t)
         optimiser.step()
     other = copy.deepcopy(model)
-    for frame in other.frames:
-        frame.is_grassmann_frame = True
     resumed = GrassmannianOptimizer(other, AdamAtan2(other.parameters(), lr=0.5), lr=0.7)
     resumed.load_state_dict(copy.deepcopy(optimiser.state_dict()))
     for t in range(3, 6):

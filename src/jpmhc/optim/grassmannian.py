@@ -13,13 +13,16 @@ from jpmhc.manifolds import grassmann
 def grassmann_frames(model: nn.Module) -> dict[str, Tensor]:
     """Every Grassmann frame of a model by name, through wrappers that hold the model as `module`.
 
-    A frame is a tensor with the attribute `is_grassmann_frame`; it may be a parameter or, where a sharding wrapper must
-    not see it, be held as a buffer.
+    A module lists the names of its frames in the attribute `grassmann_frames`; each may be a parameter or, where a
+    sharding wrapper must not see it, a buffer.
     """
     while isinstance(inner := getattr(model, "module", None), nn.Module):
         model = inner
-    named = [*model.named_parameters(), *model.named_buffers()]
-    return {name: tensor for name, tensor in named if getattr(tensor, "is_grassmann_frame", False)}
+    found = {}
+    for path, module in model.named_modules():
+        for name in getattr(module, "grassmann_frames", ()):
+            found[f"{path}.{name}" if path else name] = getattr(module, name)
+    return found
 
 
 class GrassmannianOptimizer(Optimizer):
