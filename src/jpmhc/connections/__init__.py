@@ -1,1 +1,17 @@
+"""What a model is built from: mixers, hyper-connections and the streams between them."""
 
+from jpmhc.connections.hyper import Coefficients, HyperConnection, HyperConnectionStack
+from jpmhc.connections.mixers import MIXERS, Mixer
+from jpmhc.connections.parameters import parameter_groups
+from jpmhc.connections.streams import expand_streams, reduce_streams
+
+__all__ = [
+    "MIXERS",
+    "Coefficients",
+    "HyperConnection",
+    "HyperConnectionStack",
+    "Mixer",
+    "expand_streams",
+    "parameter_groups",
+    "reduce_streams",
+]

@@ -1,0 +1,206 @@
+r"""HyperConnection: n parallel residual streams around any sublayer.
+
+A block reads one mixture of the streams, runs the sublayer on it, and writes the result back beside the mixed streams:
+$x \leftarrow H_{res} x + h_{post} \otimes F(h_{pre}^\top x)$ (eq. hc-general; pre and post as the vectors they are).
+"""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from jpmhc.connections import gates, mixers, steps
+
+NORMS = ("rms", "layer")
+KERNELS = ("auto", "fused", "reference")
+EPS = 1e-6
+
+
+class Coefficients(NamedTuple):
+    """What a connection does to each token: read weights [..., n], write weights [..., n], skip matrix [..., n, n]."""
+
+    read: Tensor
+    write: Tensor
+    skip: Tensor
+
+
+class ReadState(NamedTuple):
+    """What `read` leaves for `write`: the coefficients and the streams as the gradient passes through them."""
+
+    source: Tensor
+    streams: Tensor  # [T, n, d]
+    write: Tensor  # [T, n]
+    skip: Tensor | None  # [T, n, n]
+
+
+class CoefficientMap(nn.Module):
+    """Streams → logits → coefficients. Its numbers stay in float32 when the model becomes bfloat16 or float16.
+
+    Attributes:
+        weight: What of the logits depends on the token; zero at the start, absent when static. [K, n * dim]
+        logits: What does not: the logits at the start, and all of them when static. [K]
+    """
+
+    def __init__(self, dim: int, mixer: mixers.Mixer, norm: str, read: str, write: str, temperature: float) -> None:
+        super().__init__()
+        for name, value, known in (("norm", norm, NORMS), ("read", read, gates.READS), ("write", write, gates.WRITES)):
+            if value not in known:
+                raise ValueError(f"unknown {name} {value!r}; the known ones are {', '.join(known)}")
+        if not temperature > 0:
+            raise ValueError(f"temperature must be positive, got {temperature}")
+        self.dim, self.mixer, self.norm, self.read, self.write = dim, mixer, norm, read, write
+        self.temperature = temperature
+        n = mixer.streams
+        self.sizes = (gates.READS[read].size(n), gates.WRITES[write].size(n), mixer.logits)
+        self.logits = nn.Parameter(torch.zeros(sum(self.sizes)))
+        self.weight: nn.Parameter | None = None
+
+    def reset(self, favoured: int, dynamic: bool) -> None:
+        """Start as the plain residual on equal streams: reads sum to one, writes are one, the skip has row sums one."""
+        n = self.mixer.streams
+        read = gates.READS[self.read].start(gates.favouring(favoured, n)) * self.temperature
+        write = gates.WRITES[self.write].start(torch.ones(n, dtype=torch.float64)) * self.temperature
+        with torch.no_grad():
+            self.logits.copy_(torch.cat([read, write, self.mixer.start().double()]))
+        if dynamic:
+            self.weight = nn.Parameter(torch.zeros(sum(self.sizes), n * self.dim))
+
+    def forward(self, x: Tensor) -> tuple[Coefficients, Tensor]:
+        """Coefficients of each token, and x handed on for the steps after this one. [T, n, d]"""
+        if self.weight is None:
+            logits = self.logits.expand(x.shape[0], -1)
+        else:
+            varying, x = steps.project(x, self.weight, self.norm == "layer", EPS)
+            logits = varying + self.logits
+        read, write, skip = logits.split(self.sizes, -1)
+        n = self.mixer.streams
+        return (
+            Coefficients(
+                gates.READS[self.read](read / self.temperature, n),
+                gates.WRITES[self.write](write / self.temperature, n),
+                self.mixer(skip),
+            ),
+            x,
+        )
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "CoefficientMap":
+        def keep_precision(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            half = moved.is_floating_point() and moved.dtype.itemsize < 4
+            return tensor.to(moved.device) if half else moved
+
+        return super()._apply(keep_precision, recurse)
+
+
+class HyperConnection(nn.Module):
+    r"""A sublayer wrapped in n residual streams.
+
+    A fresh block on n equal streams is the plain residual block $x + F(x)$, whatever the mixer.
+
+    Args:
+        sublayer: Any module or function on [..., dim], without a residual of its own; norms inside it are its affair.
+        dim: Width of one stream.
+        streams: n.
+        mixer: The skip's constraint: a name from `MIXERS` or a `Mixer`.
+        index: The layer's number: its read favours stream `index` mod n at the start, which is what lets equal streams
+            part. None draws it from torch's generator.
+        norm: `"rms"` or `"layer"`, over all streams of a token, before the projection to logits; without weights.
+        read: `"softmax"`, `"sigmoid"`, or `"softmax_matrix"` (the paper's Cayley variant).
+        write: Likewise.
+        temperature: τ of eq. cayley-constraints, dividing the read and write logits.
+        dynamic: Whether coefficients depend on the token (a projection of the streams) or are parameters only.
+        post_norm: `"rms"` normalises each stream after the write, without weights; None does not.
+        kernels: `"fused"` Triton kernels, the PyTorch `"reference"`, or `"auto"`.
+
+    Shapes:
+        x: [..., streams, dim], and the same out.
+    """
+
+    def __init__(
+        self,
+        sublayer: Any,
+        dim: int,
+        streams: int = 4,
+        mixer: str | mixers.Mixer = "cayley",
+        *,
+        index: int | None = None,
+        norm: str = "rms",
+        read: str = "softmax",
+        write: str = "sigmoid",
+        temperature: float = 1.0,
+        dynamic: bool = True,
+        post_norm: str | None = None,
+        kernels: str = "auto",
+    ) -> None:
+        super().__init__()
+        for name, value in (("dim", dim), ("streams", streams)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if post_norm not in (None, "rms"):
+            raise ValueError(f"post_norm must be None or 'rms', got {post_norm!r}")
+        if kernels not in KERNELS:
+            raise ValueError(f"kernels must be one of {', '.join(KERNELS)}, got {kernels!r}")
+        self.sublayer = sublayer
+        self.dim, self.streams, self.post_norm, self.kernels = dim, streams, post_norm, kernels
+        self.map = CoefficientMap(dim, mixers.make(mixer, streams, dynamic), norm, read, write, temperature)
+        favoured = int(torch.randint(streams, ())) if index is None else index
+        self.map.reset(favoured, dynamic)
+
+    @property
+    def mixer(self) -> mixers.Mixer:
+        """The residual mixer."""
+        return self.map.mixer
+
+    def coefficients(self, x: Tensor) -> Coefficients:
+        """Read weights, write weights and skip matrix for each token of x, in float32 or float64."""
+        coefficients, _ = self.map(self._flat(x))
+        return Coefficients(*(c.unflatten(0, x.shape[:-2]) for c in coefficients))
+
+    def read(self, x: Tensor) -> tuple[Tensor, ReadState]:
+        """The sublayer's input [..., dim], and what `write` needs to know."""
+        coefficients, streams = self.map(self._flat(x))
+        h, streams = steps.gather(streams, coefficients.read)
+        skip = None if isinstance(self.mixer, mixers.Identity) else coefficients.skip
+        return h.unflatten(0, x.shape[:-2]), ReadState(x, streams, coefficients.write, skip)
+
+    def write(self, x: Tensor, y: Tensor, state: ReadState) -> Tensor:
+        """The streams after the sublayer's output y [..., dim] has been written back."""
+        if y.shape != (*x.shape[:-2], self.dim):
+            raise ValueError(f"the sublayer must return {[*x.shape[:-2], self.dim]}, got {list(y.shape)}")
+        # The streams that read() handed on carry the shortest backward pass; other streams are as valid.
+        streams = state.streams if x is state.source else self._flat(x)
+        out = steps.scatter(streams, y.reshape(-1, self.dim), state.write, state.skip).view(x.shape)
+        if self.post_norm is None:
+            return out
+        return nn.functional.rms_norm(out, (self.dim,), eps=EPS)
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Read, sublayer, write. Extra arguments go to the sublayer; of a tuple it returns, the first is written."""
+        h, state = self.read(x)
+        y = self.sublayer(h, *args, **kwargs)
+        if isinstance(y, tuple):
+            return self.write(x, y[0], state), *y[1:]
+        return self.write(x, y, state)
+
+    def _flat(self, x: Tensor) -> Tensor:
+        if x.ndim < 2 or x.shape[-2:] != (self.streams, self.dim):
+            raise ValueError(f"expected streams of shape [..., {self.streams}, {self.dim}], got {list(x.shape)}")
+        return x.reshape(-1, self.streams, self.dim)
+
+    def extra_repr(self) -> str:
+        m = self.map
+        return f"dim={self.dim}, streams={self.streams}, norm={m.norm}, read={m.read}, write={m.write}"
+
+
+class HyperConnectionStack(nn.Module):
+    """Adjacent connections, applied in order. Extra arguments go to every sublayer."""
+
+    def __init__(self, connections: Iterable[HyperConnection]) -> None:
+        super().__init__()
+        self.connections = nn.ModuleList(connections)
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        for connection in self.connections:
+            x = connection(x, *args, **kwargs)
+        return x

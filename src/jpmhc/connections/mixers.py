@@ -1,0 +1,254 @@
+r"""Residual mixers: what turns logits into the matrix $H_{res}$ that carries the streams past a sublayer.
+
+A mixer says how many logits it needs, which logits it starts from, and how logits become H. Every start maps equal
+streams to themselves (H has row sums 1) and stays away from the corners of its set, where gradients die.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from jpmhc.manifolds import birkhoff, grassmann, orthogonal, permutation, validate
+
+START_MASS = 0.01  # off-diagonal mass at the start of bistochastic mixers: at zero the gradient is zero too
+
+
+class Mixer(nn.Module):
+    """A set of n × n matrices, parametrised by logits.
+
+    Attributes:
+        streams: n.
+        logits: How many numbers name a matrix.
+    """
+
+    grassmann_frames: tuple[str, ...] = ()  # names of parameters that live on a Stiefel manifold
+
+    def __init__(self, streams: int, logits: int) -> None:
+        super().__init__()
+        validate.at_least_one(streams, "streams")
+        self.streams = streams
+        self.logits = logits
+
+    @classmethod
+    def named(cls, streams: int, dynamic: bool) -> "Mixer":
+        """The mixer that its name stands for, when coefficients depend on the token (dynamic) or not."""
+        return cls(streams)  # type: ignore[call-arg]
+
+    def start(self) -> Tensor:
+        """Logits to start from. [logits]"""
+        raise NotImplementedError
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """Matrices from logits. [..., logits] → [..., n, n]"""
+        raise NotImplementedError
+
+    def violation(self, matrix: Tensor) -> Tensor:
+        """How far each matrix is from the set; zero on it. [..., n, n] → [...]"""
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        return f"streams={self.streams}, logits={self.logits}"
+
+
+class Identity(Mixer):
+    """H = I: streams that never mix on the skip path; with one stream, the plain residual connection."""
+
+    def __init__(self, streams: int) -> None:
+        super().__init__(streams, 0)
+
+    def start(self) -> Tensor:
+        return torch.empty(0)
+
+    def forward(self, logits: Tensor) -> Tensor:
+        dtype = validate.working(logits).dtype
+        return torch.eye(self.streams, dtype=dtype, device=logits.device).expand(*logits.shape[:-1], -1, -1)
+
+    def violation(self, matrix: Tensor) -> Tensor:
+        eye = torch.eye(self.streams, dtype=matrix.dtype, device=matrix.device)
+        return (matrix - eye).abs().amax((-2, -1))
+
+
+class Unconstrained(Mixer):
+    """Hyper-connections (HC): the logits are the matrix."""
+
+    def __init__(self, streams: int) -> None:
+        super().__init__(streams, streams**2)
+
+    def start(self) -> Tensor:
+        return torch.eye(self.streams).flatten()
+
+    def forward(self, logits: Tensor) -> Tensor:
+        return validate.working(validate.finite(logits)).unflatten(-1, (self.streams, self.streams))
+
+    def violation(self, matrix: Tensor) -> Tensor:
+        return torch.zeros_like(matrix[..., 0, 0])
+
+
+class Sinkhorn(Mixer):
+    """Manifold-constrained hyper-connections (mHC): doubly stochastic, by Sinkhorn–Knopp."""
+
+    def __init__(
+        self, streams: int, *, iterations: int = 20, tolerance: float | None = None, gradient: str = "direct"
+    ) -> None:
+        super().__init__(streams, streams**2)
+        validate.at_least_one(iterations, "iterations")
+        self.iterations, self.tolerance, self.gradient = iterations, tolerance, gradient
+
+    def start(self) -> Tensor:
+        if self.streams == 1:
+            return torch.zeros(1)
+        diagonal = math.log((1 - START_MASS) * (self.streams - 1) / START_MASS)
+        return (diagonal * torch.eye(self.streams, dtype=torch.float64)).flatten()
+
+    def forward(self, logits: Tensor) -> Tensor:
+        matrix = logits.unflatten(-1, (self.streams, self.streams))
+        return birkhoff.project(matrix, self.iterations, self.tolerance, self.gradient)
+
+    def violation(self, matrix: Tensor) -> Tensor:
+        return birkhoff.violation(matrix)
+
+
+class Cayley(Mixer):
+    """Orthogonal, by the Cayley transform of the skew matrix whose upper triangle is the logits."""
+
+    above: Tensor
+
+    def __init__(self, streams: int, *, scale: float = 0.1, iterations: int | None = None) -> None:
+        super().__init__(streams, streams * (streams - 1) // 2)
+        validate.at_least_one(iterations, "iterations")
+        self.scale, self.iterations = scale, iterations
+        rows, columns = torch.triu_indices(streams, streams, 1)
+        scatter = torch.zeros(self.logits, streams, streams)
+        scatter[torch.arange(self.logits), rows, columns] = 1
+        self.register_buffer("above", scatter.flatten(1), persistent=False)  # [logits, n * n]
+
+    def start(self) -> Tensor:
+        return torch.zeros(self.logits)
+
+    def forward(self, logits: Tensor) -> Tensor:
+        logits = validate.working(logits)
+        with validate.uncast(logits):
+            upper = (logits @ self.above.to(logits.dtype)).unflatten(-1, (self.streams, self.streams))
+        return orthogonal.project(upper, self.scale, self.iterations)
+
+    def violation(self, matrix: Tensor) -> Tensor:
+        return orthogonal.violation(matrix)
+
+
+class Grassmann(Mixer):
+    r"""A rank-p projector $UU^\top$.
+
+    Per token (the default), the logits are an n × p frame that is orthonormalised. Static, U is a parameter on the
+    Stiefel manifold for `jpmhc.optim.GrassmannianOptimizer` to move; used as it is, so any other optimiser takes it
+    off the manifold.
+    """
+
+    def __init__(self, streams: int, rank: int | None = None, *, static: bool = False) -> None:
+        rank = grassmann.default_rank(streams) if rank is None else rank
+        if not 1 <= rank <= streams:
+            raise ValueError(f"rank must be between 1 and the number of streams, {streams}, got {rank}")
+        super().__init__(streams, 0 if static else streams * rank)
+        self.rank = rank
+        if static:
+            self.frame = nn.Parameter(self._start_frame().to(torch.get_default_dtype()))
+            self.grassmann_frames = ("frame",)
+
+    @classmethod
+    def named(cls, streams: int, dynamic: bool) -> "Grassmann":
+        return cls(streams, static=not dynamic)
+
+    def _start_frame(self) -> Tensor:
+        # Equal streams pass unchanged if 1/√n lies in the span; cosines are orthogonal to it and to each other.
+        n = self.streams
+        angle = math.pi * (torch.arange(n, dtype=torch.float64) + 0.5) / n
+        frame = torch.cos(angle[:, None] * torch.arange(self.rank))
+        return frame / frame.norm(dim=0)
+
+    def start(self) -> Tensor:
+        return self._start_frame().flatten() if self.logits else torch.empty(0)
+
+    def forward(self, logits: Tensor) -> Tensor:
+        if self.logits:
+            return grassmann.project(logits.unflatten(-1, (self.streams, self.rank)))
+        return grassmann.projector(self.frame).expand(*logits.shape[:-1], -1, -1)
+
+    def violation(self, matrix: Tensor) -> Tensor:
+        return grassmann.violation(matrix)
+
+
+class Permutation(Mixer):
+    """A softmax mixture of K permutations, given as `basis` [K, n] or the paper's (K = n + 2, at most n!)."""
+
+    basis: Tensor
+    matrices: Tensor
+
+    def __init__(self, streams: int, size: int | None = None, *, basis: Tensor | None = None) -> None:
+        if basis is None:
+            basis = permutation.basis(streams, min(streams + 2, math.factorial(streams)) if size is None else size)
+        elif basis.ndim != 2 or basis.shape[-1] != streams:
+            raise ValueError(f"the basis must have shape [K, {streams}], got {list(basis.shape)}")
+        super().__init__(streams, len(basis))
+        self.register_buffer("basis", basis)
+        self.register_buffer("matrices", permutation.matrices(basis), persistent=False)
+
+    def start(self) -> Tensor:
+        """Most of the mass on the identity; a basis without it starts from the plain average."""
+        identity = (self.basis == torch.arange(self.streams)).all(-1)
+        if self.logits == 1 or not bool(identity.any()):
+            return torch.zeros(self.logits)
+        return identity.double() * math.log((1 - START_MASS) * (self.logits - 1) / START_MASS)
+
+    def forward(self, logits: Tensor) -> Tensor:
+        return permutation.mix(logits, self.matrices)
+
+    def violation(self, matrix: Tensor) -> Tensor:
+        return permutation.violation(matrix)
+
+
+class Kronecker(Mixer):
+    """KromHC: the Kronecker product of k bistochastic 2 × 2 matrices, for n = 2^k streams."""
+
+    def __init__(self, streams: int) -> None:
+        if streams < 2 or streams & (streams - 1):
+            raise ValueError(f"the kronecker mixer needs a power of two as number of streams, got {streams}")
+        super().__init__(streams, streams.bit_length() - 1)
+
+    def start(self) -> Tensor:
+        stay = torch.tensor((1 - START_MASS) ** (1 / self.logits), dtype=torch.float64)
+        return stay.logit().repeat(self.logits)
+
+    def forward(self, logits: Tensor) -> Tensor:
+        stay = validate.working(validate.finite(logits)).sigmoid()
+        pair = torch.stack([stay, 1 - stay], -1)
+        factors = torch.stack([pair, pair.flip(-1)], -2)  # [..., k, 2, 2]
+        product = factors[..., 0, :, :]
+        for k in range(1, self.logits):
+            right = factors[..., k, :, :]
+            product = (product[..., :, None, :, None] * right[..., None, :, None, :]).flatten(-4, -3).flatten(-2)
+        return product
+
+    def violation(self, matrix: Tensor) -> Tensor:
+        return birkhoff.violation(matrix)
+
+
+MIXERS: dict[str, type[Mixer]] = {
+    "identity": Identity,
+    "unconstrained": Unconstrained,
+    "sinkhorn": Sinkhorn,
+    "cayley": Cayley,
+    "grassmann": Grassmann,
+    "permutation": Permutation,
+    "kronecker": Kronecker,
+}
+
+
+def make(mixer: str | Mixer, streams: int, dynamic: bool = True) -> Mixer:
+    """A mixer from its name, or the object itself after a check that it fits."""
+    if isinstance(mixer, str):
+        if mixer not in MIXERS:
+            raise ValueError(f"unknown mixer {mixer!r}; the known ones are {', '.join(MIXERS)}")
+        return MIXERS[mixer].named(streams, dynamic)
+    if mixer.streams != streams:
+        raise ValueError(f"the mixer is for {mixer.streams} streams, the connection has {streams}")
+    return mixer

@@ -1,0 +1,182 @@
+r"""The three passes over the streams that make a hyper-connection: project, gather, scatter.
+
+Each pass exists in two forms that compute the same. The plain form is ordinary differentiable PyTorch; compilers and
+function transforms get it. The eager form has a hand-written backward: `project` and `gather` hand x on as an extra
+output, so that in the backward pass one gradient tensor travels scatter → gather → project and each step adds its
+share in place, where autograd alone would allocate and sum four tensors of the size of x.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function, forward_ad
+
+from jpmhc.manifolds import validate
+
+
+def project(x: Tensor, weight: Tensor, centred: bool, eps: float) -> tuple[Tensor, Tensor]:
+    r"""eq. fused-proj: $W\,\mathrm{norm}(x_{flat})$, the norm applied after the product, and x handed on.
+
+    Args:
+        x: Streams. [T, n, d]
+        weight: Projection. [K, n * d]
+        centred: LayerNorm if true, RMSNorm otherwise; neither has weights of its own, W would absorb them.
+        eps: Added to the variance or mean square.
+    """
+    return _run(_Project, x, weight, centred, eps) if _eager(x, weight) else (_project(x, weight, centred, eps), x)
+
+
+def gather(x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
+    """The sublayer's input, a mixture of the streams, and x handed on. [T, n, d], [T, n] → [T, d]"""
+    return _run(_Gather, x, read) if _eager(x, read) else (_gather(x, read), x)
+
+
+def scatter(x: Tensor, y: Tensor, write: Tensor, skip: Tensor | None) -> Tensor:
+    """eq. cayley-fwd: the mixed streams plus the sublayer's output fanned out; skip None is the identity. [T, n, d]"""
+    if _eager(x, write) and y.dtype == x.dtype:
+        return _run(_Scatter, x, y, write, skip)
+    return _scatter(x, y, write, skip)
+
+
+def _eager(x: Tensor, coefficient: Tensor) -> bool:
+    return (
+        torch.is_grad_enabled()
+        and x.dtype == coefficient.dtype
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+        and forward_ad._current_level < 0
+    )
+
+
+def _run(function: type[Function], x: Tensor, *others: Any) -> Any:
+    with validate.uncast(x):
+        return function.apply(x, *others)
+
+
+def _project(x: Tensor, weight: Tensor, centred: bool, eps: float) -> Tensor:
+    with validate.uncast(x):
+        wide = torch.promote_types(x.dtype, weight.dtype)
+        flat, weight = x.flatten(1).to(wide), weight.to(wide)
+        raw = flat @ weight.mT
+        mean_square = torch.linalg.vector_norm(flat, dim=-1, keepdim=True).square() / flat.shape[-1]
+        if not centred:
+            return raw * (mean_square + eps).rsqrt()
+        mean = flat.mean(-1, keepdim=True)
+        variance = (mean_square - mean.square()).clamp(min=0)
+        return (raw - mean * weight.sum(-1)) * (variance + eps).rsqrt()
+
+
+def _gather(x: Tensor, read: Tensor) -> Tensor:
+    with validate.uncast(x):
+        wide = torch.promote_types(x.dtype, read.dtype)
+        return torch.bmm(read.to(wide).unsqueeze(-2), x.to(wide)).squeeze(-2).to(x.dtype)
+
+
+def _scatter(x: Tensor, y: Tensor, write: Tensor, skip: Tensor | None) -> Tensor:
+    with validate.uncast(x):
+        wide = torch.promote_types(x.dtype, write.dtype)
+        fanned = write.to(wide).unsqueeze(-1) * y.to(wide).unsqueeze(-2)
+        mixed = fanned + x if skip is None else torch.baddbmm(fanned, skip.to(wide), x.to(wide))
+        return mixed.to(x.dtype)
+
+
+def _differentiable(plain: Any, inputs: tuple[Any, ...], gradient: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Gradients of the plain form as a graph of their own, for derivatives of derivatives."""
+    wanted = [t for t in inputs if isinstance(t, Tensor) and t.requires_grad]
+    if gradient is None or not wanted:
+        return (None,) * len(inputs)
+    found = iter(torch.autograd.grad(plain(*inputs), wanted, gradient, create_graph=True))
+    return tuple(next(found) if isinstance(t, Tensor) and t.requires_grad else None for t in inputs)
+
+
+def _total(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    return second if first is None else first if second is None else first + second
+
+
+class _Project(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, centred: bool, eps: float) -> tuple[Tensor, Tensor]:
+        flat = x.flatten(1)
+        mean_square = torch.linalg.vector_norm(flat, dim=-1, keepdim=True).square() / flat.shape[-1]
+        logits = flat @ weight.mT
+        mean = None
+        if centred:
+            mean = flat.mean(-1, keepdim=True)
+            mean_square = (mean_square - mean.square()).clamp(min=0)
+            logits -= mean * weight.sum(-1)
+        scale = (mean_square + eps).rsqrt()
+        logits *= scale
+        ctx.save_for_backward(x, weight, logits, scale, mean)
+        ctx.centred, ctx.eps = centred, eps
+        ctx.set_materialize_grads(False)
+        return logits, x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, weight, logits, scale, mean = ctx.saved_tensors
+        grad_logits, grad_x = gradients
+        if grad_logits is None:
+            return grad_x, None, None, None
+        if torch.is_grad_enabled():
+            own = _differentiable(_project, (x, weight, ctx.centred, ctx.eps), grad_logits)
+            return _total(grad_x, own[0]), own[1], None, None
+        with validate.uncast(x):
+            flat = x.flatten(1)
+            raw = grad_logits * scale
+            along = -(grad_logits * logits).sum(-1, keepdim=True) * scale.square() / flat.shape[-1]
+            grad_weight = raw.mT @ flat
+            rows, columns = raw, weight
+            if mean is not None:
+                # What centring takes away is the same for all entries of a token: one more row for the product.
+                grad_weight -= (raw.mT @ mean).expand_as(grad_weight)
+                shift = -along * mean - (raw @ weight.sum(-1, keepdim=True)) / flat.shape[-1]
+                rows = torch.cat([raw, shift], -1)
+                columns = torch.cat([weight, weight.new_ones(1, flat.shape[-1])])
+            grad_flat = rows @ columns if grad_x is None else grad_x.flatten(1).addmm_(rows, columns)
+            return grad_flat.addcmul_(flat, along).view_as(x), grad_weight, None, None
+
+
+class _Gather(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, read)
+        ctx.set_materialize_grads(False)
+        return torch.bmm(read.unsqueeze(-2), x).squeeze(-2), x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, read = ctx.saved_tensors
+        grad_h, grad_x = gradients
+        if grad_h is None:
+            return grad_x, None
+        if torch.is_grad_enabled():
+            own = _differentiable(_gather, (x, read), grad_h)
+            return _total(grad_x, own[0]), own[1]
+        with validate.uncast(x):
+            grad_read = torch.bmm(x, grad_h.unsqueeze(-1)).squeeze(-1)
+            if grad_x is None:
+                return torch.bmm(read.unsqueeze(-1), grad_h.unsqueeze(-2)), grad_read
+            return grad_x.baddbmm_(read.unsqueeze(-1), grad_h.unsqueeze(-2)), grad_read
+
+
+class _Scatter(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, write: Tensor, skip: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, y, write, skip)
+        out = torch.bmm(write.unsqueeze(-1), y.unsqueeze(-2))
+        return out.add_(x) if skip is None else out.baddbmm_(skip, x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, y, write, skip = ctx.saved_tensors
+        (grad,) = gradients
+        if torch.is_grad_enabled():
+            return _differentiable(_scatter, (x, y, write, skip), grad)
+        with validate.uncast(x):
+            grad = grad.contiguous()
+            grad_write = torch.bmm(grad, y.unsqueeze(-1)).squeeze(-1)
+            grad_y = torch.bmm(write.unsqueeze(-2), grad).squeeze(-2)
+            # A tensor of our own in either case: the steps before this one add to it in place.
+            grad_x = grad.clone() if skip is None else torch.bmm(skip.mT, grad)
+            return grad_x, grad_y, grad_write, None if skip is None else torch.bmm(grad, x.mT)
