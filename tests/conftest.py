@@ -1,0 +1,20 @@
+"""Options of the test suite."""
+
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--conceptarc", type=Path, default=None, help="folder with the ConceptARC corpus; its tests are skipped without"
+    )
+
+
+@pytest.fixture(scope="session")
+def conceptarc(request: pytest.FixtureRequest) -> Path:
+    """Folder of the ConceptARC corpus, where the command line names it."""
+    folder = request.config.getoption("--conceptarc")
+    if folder is None:
+        pytest.skip("needs --conceptarc FOLDER")
+    return folder
