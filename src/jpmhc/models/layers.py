@@ -1,0 +1,126 @@
+"""Layers of the recursive transformer: linear maps, rotary attention, SwiGLU, and a table of puzzle vectors.
+
+Weights are float32; every layer computes in the type of its input, so the same module serves float32 and bfloat16 with
+float32 masters. No sublayer has a residual of its own.
+"""
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+Attend = Literal["auto", "cudnn", "flash", "efficient", "math"]
+
+_BACKENDS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+def truncated_normal_(tensor: Tensor, std: float) -> Tensor:
+    """Fill with a normal cut at two standard deviations, rescaled so that `std` is its true standard deviation."""
+    inner = std / 0.87962566103423978  # standard deviation of a standard normal cut at ±2
+    return nn.init.trunc_normal_(tensor, std=inner, a=-2 * inner, b=2 * inner)
+
+
+def rms_norm(x: Tensor, eps: float = 1e-5) -> Tensor:
+    """Weightless RMS norm over the last dimension, computed in float32."""
+    return F.rms_norm(x.float(), x.shape[-1:], eps=eps).to(x.dtype)
+
+
+class Linear(nn.Module):
+    """Linear map whose float32 weight is cast to the input's type on use."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(truncated_normal_(torch.empty(outputs, inputs), 1 / math.sqrt(inputs)))
+        self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return F.linear(x, self.weight.to(x.dtype), bias)
+
+
+class Rotary(nn.Module):
+    """Tables of rotary position embeddings (half-rotation convention)."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, head_dim: int, length: int, base: float = 1e4) -> None:
+        super().__init__()
+        if head_dim % 2:
+            raise ValueError(f"rotary embeddings need an even number of dimensions per head, not {head_dim}")
+        frequencies = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+        angles = torch.outer(torch.arange(length, dtype=torch.float64), frequencies).repeat(1, 2)  # [S, head_dim]
+        self.register_buffer("cos", angles.cos().float(), persistent=False)
+        self.register_buffer("sin", angles.sin().float(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rotate x [B, S, heads, head_dim]."""
+        first, second = x.float().chunk(2, dim=-1)
+        turned = torch.cat((-second, first), dim=-1)
+        return (x.float() * self.cos[:, None, :] + turned * self.sin[:, None, :]).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Non-causal self-attention with rotary positions and one fused projection for queries, keys and values."""
+
+    def __init__(self, dim: int, heads: int, rotary: Rotary, attend: Attend = "auto") -> None:
+        super().__init__()
+        self.heads = heads
+        self.attend = attend
+        self.rotary = rotary
+        self.qkv = Linear(dim, 3 * dim)
+        self.out = Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(-3)  # each [B, S, heads, head_dim]
+        q, k, v = (t.transpose(1, 2) for t in (self.rotary(q), self.rotary(k), v))
+        if self.attend == "auto":
+            y = F.scaled_dot_product_attention(q, k, v)
+        else:
+            with sdpa_kernel(_BACKENDS[self.attend]):
+                y = F.scaled_dot_product_attention(q, k, v)
+        return self.out(y.transpose(1, 2).flatten(-2))
+
+
+class SwiGLU(nn.Module):
+    """Gated feed-forward layer; the inner width is two thirds of `expansion · dim`, rounded up to a multiple."""
+
+    def __init__(self, dim: int, expansion: float = 4.0, multiple: int = 256) -> None:
+        super().__init__()
+        inner = multiple * math.ceil(round(expansion * dim * 2 / 3) / multiple)
+        self.gate_up = Linear(dim, 2 * inner)
+        self.down = Linear(inner, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
+
+
+class PostNormResidual(nn.Module):
+    """The plain residual connection of the recursive model: `rms_norm(x + sublayer(x))`."""
+
+    def __init__(self, sublayer: nn.Module) -> None:
+        super().__init__()
+        self.sublayer = sublayer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x + self.sublayer(x))
+
+
+class PuzzleTable(nn.Module):
+    """One learned vector per puzzle, zero at the start; its gradient is sparse, a row per lookup."""
+
+    def __init__(self, identifiers: int, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(identifiers, dim))
+
+    def forward(self, identifiers: Tensor) -> Tensor:
+        return F.embedding(identifiers, self.weight, sparse=True)  # [B, d]

@@ -1,0 +1,71 @@
+"""Losses of the recursive model: stablemax cross-entropy of the grid and the halting head's error."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+PAD = 0  # a label equal to it is not trained on and not scored
+
+
+class RowLosses(NamedTuple):
+    """Per-row losses and scores of one batch of answers."""
+
+    language: Tensor  # [B] float64, mean cross-entropy over the row's labels
+    halting: Tensor  # [B] float32, binary cross-entropy of "this row is exactly right"
+    correct: Tensor  # [B] float32, fraction of the row's labels that the greedy prediction hits
+    exact: Tensor  # [B] bool, every label hit
+
+
+def stablemax_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    r"""Cross-entropy under stablemax, in float64.
+
+    Stablemax normalises :math:`s(x) = x + 1` for :math:`x \ge 0` and :math:`1/(1 - x)` below in place of the
+    exponential: polynomial in the logits, so it neither overflows nor rounds small probabilities to zero. Both
+    branches are :math:`\log s(x) = \operatorname{sign}(x) \log(1 + |x|)`.
+
+    Args:
+        logits: [..., V].
+        labels: [...] integers in [0, V).
+
+    Returns:
+        [...] float64, one loss per label; labels equal to PAD are not treated apart here.
+    """
+    logits = logits.double()
+    log_s = torch.where(logits < 0, -torch.log1p(-logits.clamp(max=0)), torch.log1p(logits.clamp(min=0)))
+    chosen = log_s.gather(-1, labels[..., None].long()).squeeze(-1)
+    return log_s.exp().sum(-1).log() - chosen
+
+
+def row_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean stablemax cross-entropy of each row over its labels that are not PAD.
+
+    Args:
+        logits: [B, S, V].
+        labels: [B, S].
+
+    Returns:
+        [B] float64; 0 for a row without labels.
+    """
+    scored = labels != PAD
+    losses = torch.where(scored, stablemax_cross_entropy(logits, labels), 0.0)
+    return losses.sum(-1) / scored.sum(-1).clamp(min=1)
+
+
+def row_losses(logits: Tensor, labels: Tensor, q_halt: Tensor) -> RowLosses:
+    """Everything training wants to know about each row.
+
+    Args:
+        logits: [B, S, V].
+        labels: [B, S].
+        q_halt: [B] logits of "this row is exactly right".
+    """
+    scored = labels != PAD
+    with torch.no_grad():
+        hits = (logits.argmax(-1) == labels) & scored
+        count = scored.sum(-1)
+        exact = hits.sum(-1) == count
+        correct = hits.sum(-1) / count.clamp(min=1)
+    halting = F.binary_cross_entropy_with_logits(q_halt.float(), exact.float(), reduction="none")
+    return RowLosses(row_cross_entropy(logits, labels), halting, correct, exact)
