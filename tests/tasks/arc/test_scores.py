@@ -203,9 +203,11 @@ def test_answers_are_the_grids_in_order_of_votes(tmp_path: Path) -> None:
     truth = arc.puzzles[arc.tested[0]].tests[0].output
     assert truth is not None
     [[first, second]] = scorer.answers()["00576224"]
-    assert (first == truth).all()
-    assert second.shape == truth.shape
-    assert (second != truth).sum() == 1
+    assert (first.grid == truth).all()
+    assert (first.votes, first.of) == (6, 7)
+    assert second.grid.shape == truth.shape
+    assert (second.grid != truth).sum() == 1
+    assert second.votes == 1
     with pytest.raises(ValueError, match="did not keep the grids"):
         arc.scorer(rows).answers()
 

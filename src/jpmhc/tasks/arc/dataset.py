@@ -258,12 +258,12 @@ class Arc:
         return names
 
     def fingerprint(self) -> str:
-        """Digest of puzzles, variants and order; where the puzzles were read from does not matter."""
+        """Digest of puzzles, variants and order; where the puzzles were read from and which are tested matters not."""
         c = self.config
-        digest = hashlib.blake2b(repr((c.test_on, c.translate, c.side, c.seed, COLOURS)).encode(), digest_size=12)
+        digest = hashlib.blake2b(repr((c.translate, c.side, c.seed, COLOURS)).encode(), digest_size=12)
         for array in (self._memory, self._height, self._width, self._trained_pairs, self._first_test):
             digest.update(np.ascontiguousarray(array).tobytes())
-        for array in (self.variants.symmetry, self.variants.colours, self.variants.starts, self.tested):
+        for array in (self.variants.symmetry, self.variants.colours, self.variants.starts):
             digest.update(np.ascontiguousarray(array).tobytes())
         digest.update(repr([puzzle.name for puzzle in self.puzzles]).encode())
         return digest.hexdigest()

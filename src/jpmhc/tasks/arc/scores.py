@@ -36,6 +36,15 @@ class _Tested:
         return [t for t, truth in enumerate(self.truths) if truth is not None]
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """A grid that variants of a puzzle voted for."""
+
+    grid: np.ndarray  # [h, w] uint8
+    votes: int
+    of: int  # votes cast
+
+
 class ArcScorer(RowScorer):
     """Collects one vote a row beside the row metrics: about 50 bytes a row in all.
 
@@ -136,10 +145,10 @@ class ArcScorer(RowScorer):
             errors[f"pass@{k}"] = float(np.sqrt(np.sum(unseen * spread)) / len(scored))
         return errors
 
-    def answers(self, best: int = 2) -> dict[str, list[list[np.ndarray]]]:
-        """The `best` candidates of every test of every puzzle, best first; needs `keep_grids`.
+    def answers(self, best: int = 2) -> dict[str, list[list[Candidate]]]:
+        """Up to `best` candidates of every test of every puzzle, best first; needs `keep_grids`.
 
-        Where there are fewer candidates the last one is repeated; a vote for an empty grid is not an answer.
+        A vote for an empty grid counts among the votes but is no candidate.
         """
         if self.grids is None:
             raise ValueError("this evaluation did not keep the grids voted for.")
@@ -148,10 +157,9 @@ class ArcScorer(RowScorer):
         for puzzle in self.tested:
             tests = []
             for at in puzzle.at.T:
-                order, _ = vote.ranking(self.columns["votes"][at], self.columns["confidence"][at])
-                grids = [g for g in (self.grids[int(candidate)] for candidate in order) if g.size][:best]
-                grids = grids or [np.zeros((1, 1), np.uint8)]
-                tests.append(grids + [grids[-1]] * (best - len(grids)))
+                order, counts = vote.ranking(self.columns["votes"][at], self.columns["confidence"][at])
+                ranked = [Candidate(self.grids[int(d)], int(count), len(at)) for d, count in zip(order, counts)]
+                tests.append([candidate for candidate in ranked if candidate.grid.size][:best])
             chosen[puzzle.name] = tests
         return chosen
 
