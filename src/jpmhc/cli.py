@@ -1,23 +1,148 @@
 """The command `jpmhc`: parse, call, print."""
 
+import os
 import sys
+from collections.abc import Callable, Sequence
+from json import dumps
+from pathlib import Path
+from typing import Annotated
 
 import tyro
+
+from jpmhc.manifolds.generating_sets import Method, Question, available_cores, carry_out
+from jpmhc.manifolds.generating_sets import plan as plan_search
+from jpmhc.manifolds.walk_spectrum import plain_spectral_gap
+from jpmhc.report import generators as generator_report
+from jpmhc.report.arc_grids import draw as draw_answers
+from jpmhc.training.config import PRESETS, TrainConfig
+from jpmhc.training.evaluation import EvaluateConfig, PredictConfig, evaluate_checkpoints
+from jpmhc.training.evaluation import predict as run_prediction
+from jpmhc.training.evaluation import summary as evaluation_summary
+from jpmhc.training.loop import train as run_training
+from jpmhc.training.row_progress import RowProgress
 
 
 def demo() -> None:
     """Train a small deep stack with every mixer on a generated task and compare them."""
 
 
-COMMANDS = {
+def train_from(default: TrainConfig) -> Callable[[TrainConfig], None]:
+    """The command `train` with the defaults of one preset."""
+
+    def train(config: Annotated[TrainConfig, tyro.conf.arg(name="")] = default) -> None:
+        """Train the recursive model.
+
+        Example: jpmhc train --preset laptop --mixer cayley --streams 4 --out out/cayley
+
+        Every default below is that of the preset named on the command line (laptop, if none is). Several processes:
+        torchrun --nproc-per-node 8 -m jpmhc train --preset paper
+        """
+        outcome = run_training(config)
+        state = "stopped by SIGTERM" if outcome.stopped else "finished"
+        print(f"{state} after {outcome.step} steps; checkpoint: {outcome.checkpoint}; log: {config.out / 'log.jsonl'}")
+        if outcome.stopped:
+            sys.exit(143)
+
+    return train
+
+
+def evaluate(config: Annotated[EvaluateConfig, tyro.conf.arg(name="")]) -> None:
+    """Score checkpoints on held-out puzzles: exact accuracy, and for ARC pass@k by vote of all variants.
+
+    Example: jpmhc evaluate out/train --variants 32 --out out/evaluation.json
+
+    Several processes: torchrun --nproc-per-node 8 -m jpmhc evaluate out/paper
+    """
+    with RowProgress() as progress:
+        found = evaluate_checkpoints(config, progress.show)
+    if int(os.environ.get("RANK", "0")):
+        return
+    parts = [(result["checkpoint"], result["metrics"]) for result in found["results"]]
+    if found["pooled"] is not None:
+        parts.append(("all checkpoints pooled", found["pooled"]))
+    for name, metrics in parts:
+        print(f"{name}: {evaluation_summary(metrics)}")
+    print(f"wrote {config.out}")
+
+
+def predict(config: Annotated[PredictConfig, tyro.conf.arg(name="")]) -> None:
+    """Answer ARC tests by vote: a submission file for ARC Prize, and a picture of the grids of the tasks named.
+
+    Example: jpmhc predict out/train --tasks 00576224 009d5c81 --out out/submission.json
+    """
+    with RowProgress() as progress:
+        answered = run_prediction(config, progress.show)
+    if int(os.environ.get("RANK", "0")):
+        return
+    print(f"wrote {config.out} with {len(answered)} answers")
+    if config.tasks:
+        print(f"wrote {draw_answers(answered, config.out.with_suffix('.png'))}")
+
+
+def preset_in(arguments: Sequence[str]) -> TrainConfig:
+    """The preset that arguments name, which decides the defaults of all other options."""
+    for word, following in zip(arguments, [*arguments[1:], ""]):
+        name = following if word == "--preset" else word.removeprefix("--preset=")
+        if word.startswith("--preset") and name in PRESETS:
+            return PRESETS[name]
+    return PRESETS["laptop"]
+
+
+def generators(
+    streams: int = 4,
+    size: int = 6,
+    contains_identity: bool = False,
+    reversible: bool = False,
+    method: Method = "auto",
+    workers: int | None = None,
+    moves: int = 20_000,
+    seed: int = 0,
+    state: Path | None = None,
+    json: Path | None = None,
+) -> None:
+    """Find the sets of permutations whose random walk has the largest spectral gap.
+
+    Example: jpmhc generators --streams 5 --size 4 --json out/generators/n5-k4.json
+
+    The file's `perms` is a basis for the permutation mixer. An interrupted search with --state goes on where it was.
+
+    Args:
+        streams: Number of streams n, 2 to 8.
+        size: Number of permutations in a set.
+        contains_identity: Only sets that hold the identity, as a mixer that starts as the plain residual needs.
+        reversible: Only sets that hold the inverse of each of their elements.
+        method: Look at every class of sets (n up to 7), anneal, or decide by their number.
+        workers: Processes; every core if not given.
+        moves: Moves of annealing.
+        seed: Seed of annealing.
+        state: File in which an exhaustive search keeps what it has done.
+        json: File for the result.
+    """
+    planned = plan_search(Question(streams, size, contains_identity, reversible), method, moves)
+    print(generator_report.cost(planned, workers or available_cores()))
+    with generator_report.SearchProgress() as progress:
+        result = carry_out(planned, workers=workers, state=state, seed=seed, progress=progress.show)
+    plain = plain_spectral_gap(result.perms) if streams <= 6 and len(result.perms) else None
+    generator_report.show(result, plain)
+    if json is not None:
+        json.parent.mkdir(parents=True, exist_ok=True)
+        json.write_text(dumps(generator_report.as_record(result, plain), indent=1))
+        print(f"wrote {json}")
+
+
+COMMANDS: dict[str, Callable] = {
     "demo": demo,
+    "evaluate": evaluate,
+    "generators": generators,
+    "predict": predict,
 }
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one command; bad input ends with one sentence on stderr and exit status 2."""
+    commands = COMMANDS | {"train": train_from(preset_in(sys.argv[1:] if arguments is None else arguments))}
     try:
-        tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="jpmhc", description=__doc__, args=arguments)
+        tyro.extras.subcommand_cli_from_dict(commands, prog="jpmhc", description=__doc__, args=arguments)
     except (ValueError, OSError) as error:
         print(f"jpmhc: {error}", file=sys.stderr)
         sys.exit(2)

@@ -1,0 +1,176 @@
+"""Checkpoints: folders that appear whole or not at all, are verified before use, and say who wrote them.
+
+A checkpoint is `step-00001234/` with `manifest.json` (step, configuration, the task's fingerprint, size and checksum of
+every file), `shared.pt` (weights, averages, optimisers) and one `rank-N.pt` per process (its rows in flight, random
+state, its part of a sharded optimiser). It is written under a temporary name, flushed to disk, and renamed when all
+ranks are done.
+"""
+
+import json
+import os
+import re
+import shutil
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from jpmhc.models import RecursiveModel
+from jpmhc.training.config import TrainConfig
+
+FORMAT = "jpmhc checkpoint 1"
+_NAME = re.compile(r"step-(\d{8})")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint."""
+
+    path: Path
+    step: int
+    ranks: int
+    config: TrainConfig
+    fingerprint: str
+
+    def shared(self, device: torch.device | str = "cpu") -> dict[str, Any]:
+        """What all ranks have in common."""
+        return torch.load(self.path / "shared.pt", map_location=device, weights_only=True)
+
+    def rank(self, rank: int, device: torch.device | str = "cpu") -> dict[str, Any]:
+        """What belongs to one rank."""
+        return torch.load(self.path / f"rank-{rank}.pt", map_location=device, weights_only=True)
+
+
+def folders(run: Path) -> list[Path]:
+    """Checkpoint folders of a run, oldest first; unfinished ones are not among them."""
+    parent = run / "checkpoints"
+    return sorted(p for p in parent.iterdir() if _NAME.fullmatch(p.name)) if parent.is_dir() else []
+
+
+def begin(run: Path, step: int) -> Path:
+    """The temporary folder that the files of a new checkpoint go to."""
+    path = run / "checkpoints" / f"step-{step:08d}.unfinished"
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    return path
+
+
+def write(path: Path, name: str, content: dict[str, Any]) -> None:
+    """Write one file of a checkpoint through to the disk."""
+    with open(path / name, "wb") as file:
+        torch.save(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def finish(path: Path, config: TrainConfig, fingerprint: str, ranks: int, keep: int) -> Path:
+    """Describe the files, give the folder its name, remove all but the `keep` newest; returns the new name."""
+    step = int(path.name.removeprefix("step-").removesuffix(".unfinished"))
+    manifest = {
+        "format": FORMAT,
+        "step": step,
+        "ranks": ranks,
+        "fingerprint": fingerprint,
+        "config": json.loads(config.to_json()),
+        "files": {p.name: {"bytes": p.stat().st_size, "crc32": _checksum(p)} for p in sorted(path.iterdir())},
+    }
+    with open(path / "manifest.json", "w") as file:
+        json.dump(manifest, file, indent=2)
+        file.flush()
+        os.fsync(file.fileno())
+    final = path.with_name(f"step-{step:08d}")
+    shutil.rmtree(final, ignore_errors=True)
+    path.rename(final)
+    _sync_folder(final.parent)
+    for old in folders(final.parent.parent)[:-keep]:
+        shutil.rmtree(old)
+    return final
+
+
+def verify(path: Path) -> Checkpoint:
+    """Open a checkpoint; a foreign, torn or damaged one is refused by name."""
+    if not path.is_dir():
+        raise ValueError(f"there is no checkpoint at {path}")
+    try:
+        manifest = json.loads((path / "manifest.json").read_text())
+    except FileNotFoundError:
+        raise ValueError(f"{path} is not a checkpoint of jpmhc: it has no manifest.json") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"the checkpoint {path} is damaged: manifest.json is not valid JSON ({error})") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        found = manifest.get("format") if isinstance(manifest, dict) else None
+        raise ValueError(f"{path} is not a checkpoint this version reads: its format is {found!r}, not {FORMAT!r}")
+    for name, expected in manifest["files"].items():
+        file = path / name
+        if not file.is_file():
+            raise ValueError(f"the checkpoint {path} is damaged: {name} is missing")
+        if file.stat().st_size != expected["bytes"]:
+            size = file.stat().st_size
+            raise ValueError(f"the checkpoint {path} is damaged: {name} has {size} of {expected['bytes']} bytes")
+        if _checksum(file) != expected["crc32"]:
+            raise ValueError(f"the checkpoint {path} is damaged: the contents of {name} do not match its checksum")
+    config = TrainConfig.from_json(json.dumps(manifest["config"]))
+    return Checkpoint(path, manifest["step"], manifest["ranks"], config, manifest["fingerprint"])
+
+
+def find(run: Path, which: str) -> Checkpoint:
+    """The checkpoint to go on from.
+
+    Args:
+        run: Folder of the run.
+        which: "latest" (refused if it is damaged), "intact" (the newest that is not), or a checkpoint's folder.
+    """
+    if which not in ("latest", "intact"):
+        return verify(Path(which))
+    found = folders(run)
+    if not found:
+        raise ValueError(f"there is no checkpoint in {run / 'checkpoints'} to resume from")
+    faults = []
+    for path in reversed(found):
+        try:
+            return verify(path)
+        except ValueError as error:
+            if which == "latest":
+                older = " (--resume intact goes back to the newest undamaged one)" if len(found) > 1 else ""
+                raise ValueError(f"{error}{older}") from None
+            faults.append(str(error))
+    raise ValueError("no checkpoint is intact: " + "; ".join(faults))
+
+
+def load_model(
+    path: Path | str, *, ema: bool = True, device: torch.device | str = "cpu"
+) -> tuple[RecursiveModel, Checkpoint]:
+    """The model of a checkpoint, ready to answer.
+
+    Args:
+        path: Folder of a checkpoint, or of a run, whose newest checkpoint is taken.
+        ema: Take the averaged weights; a run with `ema=0` has only the weights themselves.
+        device: Where to put the model.
+    """
+    path = Path(path)
+    checkpoint = find(path, "latest") if folders(path) else verify(path)
+    shared = checkpoint.shared()
+    vocabulary, length, identifiers = shared["shape"]
+    model = RecursiveModel(checkpoint.config.model, vocabulary, length, identifiers)
+    weights = shared["average"] if ema and shared["average"] is not None else shared["core"]
+    model.core.load_state_dict(weights)
+    model.puzzles.load_state_dict(shared["puzzles"])
+    return model.to(device).eval(), checkpoint
+
+
+def _checksum(path: Path) -> int:
+    value = 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 22):
+            value = zlib.crc32(block, value)
+    return value
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

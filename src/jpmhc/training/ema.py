@@ -1,0 +1,29 @@
+"""Exponential moving average of weights."""
+
+import torch
+from torch import Tensor
+
+
+class WeightAverage:
+    """Averages of tensors, updated in one multi-tensor operation; no tensor is read by the host.
+
+    Args:
+        tensors: What is averaged; on each rank the part of the weights that it holds.
+        decay: Weight of the past in each update; 0.999 is the public model's.
+    """
+
+    def __init__(self, tensors: list[Tensor], decay: float) -> None:
+        self.tensors = tensors
+        self.decay = decay
+        self.averages = [t.detach().clone() for t in tensors]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Move the averages towards the present weights."""
+        torch._foreach_lerp_(self.averages, [t.detach() for t in self.tensors], 1 - self.decay)
+
+    @torch.no_grad()
+    def load(self, averages: list[Tensor]) -> None:
+        """Go on from saved averages."""
+        for mine, saved in zip(self.averages, averages, strict=True):
+            mine.copy_(saved)

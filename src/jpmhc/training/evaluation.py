@@ -1,0 +1,225 @@
+"""Evaluate the checkpoints of a run, apart from training: load, rebuild the task, ask, score, write."""
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+import tyro
+
+from jpmhc.models import RecursiveModel
+from jpmhc.tasks.arc import Arc, ArcConfig, vote
+from jpmhc.tasks.arc.scores import ArcScorer, Candidate
+from jpmhc.tasks.batch import Scorer, Task
+from jpmhc.tasks.evaluate import answers_of, evaluate
+from jpmhc.training.checkpoint import Checkpoint, load_model
+from jpmhc.training.distributed import World, join
+
+FORMAT = "jpmhc evaluation 1"
+
+Report = Callable[[str, int, int], None]  # (what, rows done, rows to do)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What checkpoints are asked, and how."""
+
+    variants: int | None = None
+    """Variants of each puzzle that are asked about, drawn at random; None: all. Fewer are faster and bring an error,
+    which is reported."""
+    sample_seed: int = 0
+    """Decides which variants are drawn."""
+    batch: int = 256
+    """Rows asked about at a time, on each process."""
+    weights: Literal["average", "last"] = "average"
+    """The running average of the weights, or the weights of the last step."""
+    test_on: Literal["evaluation", "training"] | None = None
+    """Whose tests are asked about (ARC); None: as the run was configured."""
+    extra_tasks: Path | None = None
+    """Where the run's extra tasks lie now, if they have moved (ARC)."""
+    evaluation_tasks: Path | None = None
+    """Where the run's evaluation tasks lie now, if they have moved (ARC)."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute."""
+
+
+@dataclass(frozen=True)
+class EvaluateConfig(Choices):
+    """An evaluation."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
+    """Folders of runs, whose newest checkpoints are taken, or of checkpoints."""
+    pool: bool = False
+    """Also count the votes of all checkpoints together (ARC)."""
+    out: Path = Path("out/evaluation.json")
+    """File for the results."""
+
+
+@dataclass(frozen=True)
+class PredictConfig(Choices):
+    """A prediction."""
+
+    run: Annotated[Path, tyro.conf.Positional] = Path("out/train")
+    """Folder of a run, whose newest checkpoint is taken, or of a checkpoint."""
+    tasks: tuple[str, ...] = ()
+    """Names of the tasks to answer; empty: all that the run tests."""
+    out: Path = Path("out/submission.json")
+    """File for the answers, in the form that ARC Prize takes."""
+
+
+def evaluate_checkpoints(config: EvaluateConfig, report: Report | None = None) -> dict[str, Any]:
+    """Score every checkpoint and, where asked, all of them together; the first process writes the file.
+
+    Several processes (torchrun) share the rows of each checkpoint.
+    """
+    if not config.runs:
+        raise ValueError("name at least one folder of a run or of a checkpoint to evaluate.")
+    results, scorers, prints = [], [], set()
+    with join(config.device) as world:
+        for run in config.runs:
+            model, checkpoint = load_model(run, ema=config.weights == "average", device=world.device)
+            task = rebuild(checkpoint, config)
+            prints.add(task.fingerprint())
+            if config.pool and not isinstance(task, Arc):
+                raise ValueError(f"{run} has no votes to pool: pooling is for ARC.")
+            if config.pool and len(prints) > 1:
+                raise ValueError(f"{run} was trained on other data than the checkpoints before it: no pooling.")
+            scorer = task.scorer(task.test_selection(config.variants, config.sample_seed))
+            seconds = _ask(task, scorer, model, config, world, report, str(checkpoint.path))
+            results.append(_described(checkpoint, scorer.result(), seconds, len(scorer.rows)))
+            scorers.append(scorer)
+        pooled = None
+        if config.pool:
+            votes = [scorer for scorer in scorers if isinstance(scorer, ArcScorer)]
+            pooled = votes[-1].result(pool=votes[:-1])
+        found = {
+            "format": FORMAT,
+            "choices": json.loads(json.dumps(dataclasses.asdict(config), default=str)),
+            "processes": world.size,
+            "torch": torch.__version__,
+            "results": results,
+            "pooled": pooled,
+        }
+        if world.rank == 0:
+            config.out.parent.mkdir(parents=True, exist_ok=True)
+            config.out.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
+    return found
+
+
+def summary(metrics: dict[str, Any]) -> str:
+    """The main numbers of a result in one line, with the error of having taken some of the variants."""
+    errors = metrics.get("standard_error") or {}
+    names = ["exact_accuracy", "token_accuracy", "lm_loss", *(f"pass@{k}" for k in vote.PASS_AT)]
+    parts = []
+    for name in names:
+        if name in metrics:
+            value = f"{metrics[name]:.4f}" if name == "lm_loss" else f"{100 * metrics[name]:.2f} %"
+            error = errors.get(name, 0.0)
+            spread = f" ± {error:.4f}" if name == "lm_loss" else f" ± {100 * error:.2f}"
+            parts.append(f"{name.replace('_', ' ')} {value}{spread if error else ''}")
+    return f"{metrics['rows']} rows: " + ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A test and the grids voted for most."""
+
+    task: str
+    test: int
+    input: np.ndarray
+    output: np.ndarray | None
+    candidates: list[Candidate]
+
+
+def predict(config: PredictConfig, report: Report | None = None) -> list[Answered]:
+    """Answer tests of a run's tasks by vote; the first process writes the submission, two attempts a test."""
+    with join(config.device) as world:
+        model, checkpoint = load_model(config.run, ema=config.weights == "average", device=world.device)
+        task = rebuild(checkpoint, config)
+        if not isinstance(task, Arc):
+            raise ValueError(f"{config.run} is not a run on ARC: a submission holds ARC grids.")
+        tested = {task.puzzles[p].name: p for p in task.tested}
+        for name in config.tasks:
+            if name not in tested:
+                raise ValueError(f"task {name} is not among the {len(tested)} tasks that {config.run} tests.")
+        rows = task.test_selection(config.variants, config.sample_seed)
+        if config.tasks:
+            wanted = [tested[name] for name in config.tasks]
+            rows = rows[np.isin(task.tested[task.locate(rows)[0]], wanted)]
+        scorer = ArcScorer(task, rows, keep_grids=True)
+        _ask(task, scorer, model, config, world, report, str(checkpoint.path))
+        answered = []
+        for name, tests in scorer.answers().items():
+            for k, (pair, candidates) in enumerate(zip(task.puzzles[tested[name]].tests, tests, strict=True)):
+                answered.append(Answered(name, k, pair.input, pair.output, candidates))
+        if world.rank == 0:
+            config.out.parent.mkdir(parents=True, exist_ok=True)
+            config.out.write_text(json.dumps(submission(answered)) + "\n")
+    return answered
+
+
+def submission(answered: list[Answered]) -> dict[str, list[dict[str, list[list[int]]]]]:
+    """Answers in the form that ARC Prize takes: for every test of a task two attempts.
+
+    Where only one grid was voted for it is both attempts; where none was, an attempt is one black cell.
+    """
+    found: dict[str, list[dict[str, list[list[int]]]]] = {}
+    for answer in answered:
+        grids = [candidate.grid.tolist() for candidate in answer.candidates] or [[[0]]]
+        attempts = {"attempt_1": grids[0], "attempt_2": grids[min(1, len(grids) - 1)]}
+        found.setdefault(answer.task, []).append(attempts)
+    return found
+
+
+def rebuild(checkpoint: Checkpoint, choices: Choices) -> Task:
+    """The task that a checkpoint was trained on, refused where its data are not the same."""
+    config = checkpoint.config.task
+    changes = {
+        name: value
+        for name in ("test_on", "extra_tasks", "evaluation_tasks")
+        if (value := getattr(choices, name)) is not None
+    }
+    if changes and not isinstance(config, ArcConfig):
+        raise ValueError(f"{checkpoint.path} is not a run on ARC: {', '.join(changes)} cannot be chosen.")
+    if isinstance(config, ArcConfig):
+        config = dataclasses.replace(config, **changes)
+    task: Task = config.build()
+    if task.fingerprint() != checkpoint.fingerprint:
+        raise ValueError(
+            f"{checkpoint.path} was trained on other data than its configuration gives now: the task's fingerprint is "
+            f"{task.fingerprint()}, not {checkpoint.fingerprint}."
+        )
+    return task
+
+
+def _ask(
+    task: Task, scorer: Scorer, model: RecursiveModel, choices: Choices, world: World, report: Report | None, name: str
+) -> float:
+    start = time.monotonic()
+    evaluate(
+        task,
+        scorer,
+        answers_of(model),
+        batch_size=choices.batch,
+        rank=world.rank,
+        world=world.size,
+        gather=world.collect,
+        progress=None if report is None or world.rank else lambda done, total: report(name, done, total),
+    )
+    return time.monotonic() - start
+
+
+def _described(checkpoint: Checkpoint, result: dict[str, Any], seconds: float, rows: int) -> dict[str, Any]:
+    return {
+        "checkpoint": str(checkpoint.path),
+        "step": checkpoint.step,
+        "fingerprint": checkpoint.fingerprint,
+        "seconds": seconds,
+        "rows_per_second": rows / seconds,
+        "metrics": result,
+    }
