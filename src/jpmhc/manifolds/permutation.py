@@ -7,6 +7,10 @@ import torch
 from torch import Tensor
 
 from jpmhc.manifolds import birkhoff, validate
+from jpmhc.manifolds.generating_sets import best_generating_set
+from jpmhc.manifolds.walk_spectrum import spectral_gap, stream_gap
+
+__all__ = ["basis", "best_generating_set", "matrices", "mix", "sample", "spectral_gap", "stream_gap", "violation"]
 
 violation = birkhoff.violation  # every mixture is doubly stochastic, and by Birkhoff's theorem nothing else is
 FILL_SEED = 42  # the paper's seed for the permutations that fill a basis up

@@ -1,0 +1,211 @@
+"""Sets of permutations with the largest spectral gap: exhaustive up to symmetry, or annealed where that is too long.
+
+The exhaustive search replaces Algorithm spectral-gap-search: it looks at one set of each class of equivalent ones and
+drops it on the first representation that proves it worse than the best set so far. What is left, ties included, is
+compared through exact characteristic polynomials. See docs/derivations/generating_sets.md.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from jpmhc.manifolds import symmetric_group
+from jpmhc.manifolds.annealing import anneal
+from jpmhc.manifolds.generator_candidates import Question, candidates
+from jpmhc.manifolds.generator_search import TIE, SearchState, search
+from jpmhc.manifolds.walk_spectrum import gap_bound, spectral_gap, stream_gap
+
+# Classes one core looks at in a second (n = 6, K = 4); says what a search will cost, and decides nothing but `auto`.
+CLASSES_PER_SECOND = 400_000
+# `auto` searches exhaustively up to this many classes, about half an hour on two cores.
+AUTO_CLASSES = 1_000_000_000
+# Largest n whose symmetries fit in memory as a table.
+EXHAUSTIVE_DEGREE = 7
+
+Method = Literal["auto", "exhaustive", "anneal"]
+Progress = Callable[[int, int, float], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a search will do, known before it starts.
+
+    Args:
+        question: What is searched for.
+        exhaustive: Whether all classes are looked at; otherwise sets are annealed.
+        classes: Classes of equivalent sets, by Burnside's lemma; None where they were not counted (n = 8).
+        subsets: Sets in all classes together.
+        work: Steps of progress: classes, or annealing moves.
+    """
+
+    question: Question
+    exhaustive: bool
+    classes: int | None
+    subsets: int | None
+    work: int
+
+    def seconds(self, workers: int) -> float | None:
+        """About how long an exhaustive search takes; None for annealing."""
+        return self.work / (CLASSES_PER_SECOND * workers) if self.exhaustive else None
+
+
+@dataclass(frozen=True)
+class GeneratingSet:
+    """The outcome of a search.
+
+    Args:
+        question: What was searched for.
+        perms: The best set, [K, n], usable as the permutation mixer's basis; among ties the one with the largest gap
+            on the streams. Empty where every set fails to generate S_n or is periodic.
+        gap: Its spectral gap on S_n.
+        stream_gap: Its gap on the n streams.
+        ties: Every set with that gap, one of each class, [T, K, n]; annealing lists only its own.
+        bound: No set of this size has a larger gap, whatever the search found.
+        exhaustive: Whether every class was looked at, so that no set is better.
+        examined: Classes looked at, or annealing moves tried.
+        classes: Classes there are by Burnside's lemma, None if not counted.
+        covered: Sets in the classes looked at, which must be all sets there are.
+        subsets: Sets there are, None if not counted.
+        pruned: Classes dropped by each representation, by its partition; the rest were compared exactly.
+        seconds: Wall-clock time, of all runs together where a search was resumed.
+    """
+
+    question: Question
+    perms: Tensor
+    gap: float
+    stream_gap: float
+    ties: Tensor
+    bound: float
+    exhaustive: bool
+    examined: int
+    classes: int | None
+    covered: int
+    subsets: int | None
+    seconds: float
+    pruned: dict[tuple[int, ...], int] = field(default_factory=dict)
+
+
+def plan(question: Question, method: Method = "auto", moves: int = 20_000) -> Plan:
+    """Decide how a question will be answered, and count what there is to look at."""
+    if method not in ("auto", "exhaustive", "anneal"):
+        raise ValueError(f"the method must be auto, exhaustive or anneal, not {method!r}.")
+    if moves < 1:
+        raise ValueError(f"annealing needs at least one move, not {moves}.")
+    if question.n > EXHAUSTIVE_DEGREE:
+        if method == "exhaustive":
+            raise ValueError(
+                f"an exhaustive search is possible for n ≤ {EXHAUSTIVE_DEGREE}, not {question.n}; use anneal."
+            )
+        return Plan(question, False, None, None, moves)
+    classes, subsets = candidates(question).count(), candidates(question).subsets()
+    exhaustive = method == "exhaustive" or (method == "auto" and classes <= AUTO_CLASSES)
+    return Plan(question, exhaustive, classes, subsets, classes if exhaustive else moves)
+
+
+def best_generating_set(
+    n: int,
+    size: int,
+    *,
+    contains_identity: bool = False,
+    reversible: bool = False,
+    method: Method = "auto",
+    workers: int | None = None,
+    state: Path | None = None,
+    moves: int = 20_000,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> GeneratingSet:
+    """The set of `size` permutations of n streams with the largest spectral gap.
+
+    Args:
+        n: Number of streams, 2 to 8.
+        size: Number of permutations, K.
+        contains_identity: Only sets that hold the identity.
+        reversible: Only sets closed under inverses.
+        method: "exhaustive" (n ≤ 7) proves its answer, "anneal" does not; "auto" is exhaustive up to 10⁹ classes.
+        workers: Processes of an exhaustive search; every core if None. Short searches use one.
+        state: File in which an exhaustive search keeps what it has done, and from which it goes on.
+        moves: Moves of annealing.
+        seed: Seed of annealing.
+        progress: Called now and then with the work done, all the work, and the best gap so far.
+    """
+    return carry_out(
+        plan(Question(n, size, contains_identity, reversible), method, moves),
+        workers=workers,
+        state=state,
+        seed=seed,
+        progress=progress,
+    )
+
+
+def carry_out(
+    plan: Plan,
+    *,
+    workers: int | None = None,
+    state: Path | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> GeneratingSet:
+    """Do what was planned; the arguments are those of `best_generating_set`."""
+    workers = available_cores() if workers is None else workers
+    if workers < 1:
+        raise ValueError(f"the number of workers must be at least 1, not {workers}.")
+    question, start = plan.question, time.perf_counter()
+    notify = progress or (lambda done, total, gap: None)
+    if plan.exhaustive:
+        found = search(question, plan.work, workers, SearchState.open(question, state), notify)
+        seconds = found.seconds
+    else:
+        if state is not None:
+            raise ValueError("only an exhaustive search keeps a state; annealing is repeated from its seed.")
+        ranks, radius = anneal(question, plan.work, seed, lambda done, radius: notify(done, plan.work, 1 - radius))
+        found = SearchState(question, examined=plan.work, sets=[(radius, ranks)] if radius < 1 - TIE else [])
+        seconds = time.perf_counter() - start
+    ties = np.array([ranks for _, ranks in sorted(found.sets)], dtype=np.int64).reshape(-1, question.size)
+    group = symmetric_group.elements(question.n)
+    result = GeneratingSet(
+        question=question,
+        perms=torch.empty((0, question.n), dtype=torch.long),
+        gap=0.0,
+        stream_gap=0.0,
+        ties=torch.from_numpy(group[ties]),
+        bound=gap_bound(question.n, question.size, question.reversible),
+        exhaustive=plan.exhaustive,
+        examined=found.examined,
+        classes=plan.classes,
+        covered=found.covered,
+        subsets=plan.subsets,
+        seconds=seconds,
+        pruned=found.pruned,
+    )
+    if not len(ties):
+        return result
+    perms, on_streams = _fastest_on_streams(question, ties)
+    return replace(result, perms=torch.from_numpy(perms), gap=spectral_gap(perms), stream_gap=on_streams)
+
+
+def _fastest_on_streams(question: Question, ties: NDArray[np.int64]) -> tuple[NDArray[np.int64], float]:
+    """Of sets with the same gap on S_n the one with the largest gap on the streams."""
+    if question.n == 6:
+        # The outer automorphism keeps the group's gap and changes the streams'.
+        ties = np.concatenate([ties, symmetric_group.outer_automorphism()[ties]])
+    group = symmetric_group.elements(question.n)
+    sets = np.sort(ties, axis=1)
+    average = np.eye(question.n)[group[sets]].mean(axis=1)  # [T, n, n]
+    second = np.sort(np.abs(np.linalg.eigvals(average)), axis=1)[:, -2]
+    # Rounded, so that the choice among equals falls to the order of the sets and not to rounding errors.
+    best = np.lexsort((*sets.T[::-1], np.round(second, 6)))[0]
+    return group[sets[best]], stream_gap(group[sets[best]])
+
+
+def available_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,199 @@
+"""Orbits of subsets of a finite set under a group given by its table of maps: one representative each, and the count.
+
+Every subset of two or more points holds pairs, and every pair lies in a numbered orbit of pairs. A subset is moved so
+that a pair of its lowest-numbered orbit becomes that orbit's representative P; only the maps that do so compete for the
+canonical form. Subsets with different P are never equivalent, so each P is a work unit of its own: it needs no
+memory of what other units found, which makes the enumeration parallel and resumable.
+"""
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Rows of partial subsets that are extended at once: bounds memory (rows × points bytes), and nothing else.
+FRONTIER = 8192
+
+
+class SubsetOrbits:
+    """Orbits of the subsets of given weight of the points 0, …, N − 1.
+
+    Args:
+        action: All maps of the group, [maps, N], each a permutation of the points.
+        weights: A positive integer for each point, constant on the group's orbits; 1 each if None.
+    """
+
+    def __init__(self, action: NDArray[np.integer], weights: NDArray[np.int64] | None = None):
+        self.action = np.ascontiguousarray(action)
+        self.order, self.points = action.shape
+        self.weights = np.ones(self.points, dtype=np.int64) if weights is None else weights
+        self._label_pairs()
+
+    def _label_pairs(self) -> None:
+        """Number the orbits of pairs, largest first, and find for each pair a map to its orbit's representative."""
+        point_orbit = self.action.min(axis=0)  # the least image of a point names its orbit
+        self.point_representatives = np.unique(point_orbit)
+        label = np.full((self.points, self.points), -1, dtype=np.int32)
+        self.transport = np.zeros((self.points, self.points), dtype=np.int32)
+        inverse_of = self._inverses()
+        representatives: list[tuple[int, int]] = []
+        stabilisers: list[NDArray[np.int64]] = []
+        for first in self.point_representatives.tolist():  # every orbit of pairs has a pair that holds one of these
+            for second in range(self.points):
+                if second == first or label[first, second] >= 0:
+                    continue
+                i, j = self.action[:, first], self.action[:, second]
+                label[i, j] = label[j, i] = len(representatives)
+                self.transport[i, j] = self.transport[j, i] = inverse_of
+                fixes = ((i == first) & (j == second)) | ((i == second) & (j == first))
+                stabilisers.append(np.flatnonzero(fixes))
+                representatives.append((first, second))
+        # Largest orbits first: most subsets are then pinned down by a pair with a small stabiliser.
+        ranking = np.argsort([len(s) for s in stabilisers], kind="stable")
+        place = np.empty(len(ranking) + 1, dtype=np.int32)
+        place[ranking], place[-1] = np.arange(len(ranking)), -1
+        self.pair_orbit = place[label]  # [N, N]; −1 on the diagonal
+        self.pairs = [representatives[k] for k in ranking]
+        self.stabilisers = [stabilisers[k] for k in ranking]
+
+    def _inverses(self) -> NDArray[np.int32]:
+        """Index of the inverse of every map, by sorting the rows of the table and of its inverse alike."""
+        rows = np.ascontiguousarray(self.action.astype(np.int16))
+        inverted = np.empty_like(rows)
+        np.put_along_axis(inverted, rows.astype(np.int64), np.arange(self.points, dtype=np.int16)[None], axis=1)
+        where = {row.tobytes(): k for k, row in enumerate(rows)}
+        return np.array([where[row.tobytes()] for row in inverted], dtype=np.int32)
+
+    def count(self, weight: int) -> int:
+        """Number of orbits of subsets of total weight `weight`, by Burnside's lemma; nothing is enumerated.
+
+        A map fixes as many subsets as there are sets of its cycles of that total weight.
+        """
+        return int(sum(Fraction(m * fixed, self.order) for m, fixed in self._fixed_subsets(weight)))
+
+    def subsets(self, weight: int) -> int:
+        """Number of all subsets of that total weight."""
+        polynomial = [1] + [0] * weight
+        for w in self.weights.tolist():
+            _multiply(polynomial, w)
+        return polynomial[weight]
+
+    def _fixed_subsets(self, weight: int) -> Iterator[tuple[int, int]]:
+        """Pairs (number of maps of one cycle type, subsets that each of them fixes)."""
+        types: dict[tuple[tuple[int, int], ...], int] = {}
+        for row in self.action:
+            key = _cycle_weights(row.astype(np.int64), self.weights)
+            types[key] = types.get(key, 0) + 1
+        for key, multiplicity in types.items():
+            polynomial = [1] + [0] * weight
+            for cycle_weight, repeats in key:
+                for _ in range(repeats):
+                    _multiply(polynomial, cycle_weight)
+            yield multiplicity, polynomial[weight]
+
+    def units(self, weight: int) -> list[tuple[int, int]]:
+        """Independent parts of the enumeration: (points in the subset, orbit of pairs); −1 where there is no pair."""
+        heaviest = int(self.weights.max())
+        sizes = range(-(-weight // heaviest), weight + 1)
+        return [(m, p) for m in sizes for p in (range(len(self.pairs)) if m >= 2 else (-1,))]
+
+    def representatives(self, weight: int, unit: tuple[int, int]) -> Iterator[tuple[NDArray, NDArray]]:
+        """One subset of each orbit in a unit, in batches: points [B, m] and the order of each one's stabiliser [B]."""
+        size, pair = unit
+        if size == 0:
+            yield np.empty((1, 0), dtype=np.int64), np.array([self.order])
+        elif size == 1:
+            points = self.point_representatives[self.weights[self.point_representatives] == weight]
+            yield points[:, None], (self.action[:, points] == points).sum(axis=0)
+        else:
+            for subsets in self._containing(pair, size, weight):
+                keep, stabiliser = self._canonical(subsets, pair)
+                yield subsets[keep], stabiliser
+
+    def _containing(self, pair: int, size: int, weight: int) -> Iterator[NDArray]:
+        """Subsets made of the representative of a pair orbit and more points, no pair of which is in a lower orbit."""
+        a, b = self.pairs[pair]
+        allowed = np.flatnonzero((self.pair_orbit[a] >= pair) & (self.pair_orbit[b] >= pair))
+        if size >= 4:  # which points may follow which: [A, A], upper triangular as points are listed in ascending order
+            joined = np.triu(self.pair_orbit[np.ix_(allowed, allowed)] >= pair, k=1)
+        weights = self.weights[allowed]
+        extremes = int(self.weights.min()), int(self.weights.max())
+
+        def extend(rows: NDArray, mask: NDArray, left: NDArray) -> Iterator[NDArray]:
+            missing = size - 2 - rows.shape[1]
+            # What is left to fill must be reachable with the lightest and heaviest points there are.
+            ok = (missing * extremes[0] <= left) & (left <= missing * extremes[1])
+            rows, mask, left = rows[ok], mask[ok], left[ok]
+            if missing == 0:
+                if len(rows):
+                    head = np.broadcast_to(np.array([a, b]), (len(rows), 2))
+                    yield np.concatenate([head, allowed[rows]], axis=1)
+                return
+            for start in range(0, len(rows), FRONTIER):
+                part = slice(start, start + FRONTIER)
+                parent, point = np.nonzero(mask[part])
+                grown = np.concatenate([rows[part][parent], point[:, None]], axis=1)
+                room = left[part][parent] - weights[point]
+                if missing == 1:
+                    yield from extend(grown, np.empty((len(grown), 0), dtype=bool), room)
+                    continue
+                for begin in range(0, len(grown), FRONTIER):
+                    piece = slice(begin, begin + FRONTIER)
+                    inner = mask[part][parent[piece]] & joined[point[piece]]
+                    yield from extend(grown[piece], inner, room[piece])
+
+        room = weight - self.weights[a] - self.weights[b]
+        yield from extend(
+            np.empty((1, 0), dtype=np.int64), np.ones((1, len(allowed)), dtype=bool), np.array([room], dtype=np.int64)
+        )
+
+    def _canonical(self, subsets: NDArray, pair: int) -> tuple[NDArray, NDArray]:
+        """Rows whose tail is least among its images under maps that send a lowest pair to P, and their stabilisers."""
+        size = subsets.shape[1]
+        alive = np.arange(len(subsets))
+        stabiliser = np.zeros(len(subsets), dtype=np.int64)
+        for i in range(size):
+            for j in range(i + 1, size):
+                tied = np.flatnonzero(self.pair_orbit[subsets[alive, i], subsets[alive, j]] == pair)
+                if not len(tied):
+                    continue
+                rows = subsets[alive[tied]]
+                others = [k for k in range(size) if k not in (i, j)]
+                moved = self.action[self.transport[rows[:, i], rows[:, j]][:, None], rows[:, others]]
+                beaten = np.zeros(len(rows), dtype=bool)
+                for fixing in self.stabilisers[pair]:
+                    images = np.sort(self.action[fixing][moved], axis=1)
+                    less, equal = _compare(images, rows[:, 2:])
+                    beaten |= less
+                    stabiliser[alive[tied]] += equal
+                alive = np.delete(alive, tied[beaten])
+        return alive, stabiliser[alive]
+
+
+def _compare(left: NDArray, right: NDArray) -> tuple[NDArray, NDArray]:
+    """Whether each row is lexicographically less than, and equal to, its counterpart."""
+    less, equal = np.zeros(len(left), dtype=bool), np.ones(len(left), dtype=bool)
+    for column in range(left.shape[1]):
+        less |= equal & (left[:, column] < right[:, column])
+        equal &= left[:, column] == right[:, column]
+    return less, equal
+
+
+def _multiply(polynomial: list[int], power: int) -> None:
+    """Multiply a truncated polynomial by 1 + x^power, in place."""
+    for k in range(len(polynomial) - 1, power - 1, -1):
+        polynomial[k] += polynomial[k - power]
+
+
+def _cycle_weights(perm: NDArray[np.int64], weights: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
+    """The cycles of a map as sorted pairs (total weight of a cycle, how many there are)."""
+    least = np.arange(len(perm))
+    jump = perm
+    # Pointer doubling: after k rounds `least` is the minimum over 2^k steps along the cycle.
+    for _ in range(len(perm).bit_length()):
+        least = np.minimum(least, least[jump])
+        jump = jump[jump]
+    totals = np.bincount(least, weights=weights).astype(np.int64)
+    values, repeats = np.unique(totals[totals > 0], return_counts=True)
+    return tuple(zip(values.tolist(), repeats.tolist()))

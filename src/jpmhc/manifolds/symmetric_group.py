@@ -1,0 +1,179 @@
+"""The symmetric group S_n as arrays: elements, products, automorphisms, and whether a set generates it."""
+
+import itertools
+from functools import lru_cache
+from math import factorial
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+MAX_DEGREE = 8
+
+# The largest order of a primitive subgroup of S_n, other than S_n, that holds an odd permutation: AGL(1,5), PGL(2,5),
+# AGL(1,7) and PGL(2,7) (Dixon & Mortimer, Permutation Groups, appendix B). For n ≤ 4 there is none.
+LARGEST_ODD_PRIMITIVE = {2: 0, 3: 0, 4: 0, 5: 20, 6: 120, 7: 42, 8: 336}
+
+
+def check_degree(n: int) -> None:
+    """Refuse a degree this module does not cover."""
+    if not 2 <= n <= MAX_DEGREE:
+        raise ValueError(f"the number of streams must be between 2 and {MAX_DEGREE}, not {n}.")
+
+
+def as_permutations(perms: ArrayLike) -> NDArray[np.int64]:
+    """Return distinct permutations as an integer array [K, n], or say what is wrong with them."""
+    array = np.asarray(perms)
+    if array.ndim != 2 or array.shape[0] < 1:
+        raise ValueError(f"permutations must be an array of shape [K, n] with K ≥ 1, not {list(array.shape)}.")
+    check_degree(array.shape[1])
+    if not np.issubdtype(array.dtype, np.integer):
+        raise ValueError(f"permutations must hold integers, not {array.dtype}.")
+    array = array.astype(np.int64)
+    wrong = (np.sort(array, axis=1) != np.arange(array.shape[1])).any(axis=1)
+    if wrong.any():
+        row = array[np.argmax(wrong)].tolist()
+        raise ValueError(f"{row} is not a permutation of 0..{array.shape[1] - 1}.")
+    if len(np.unique(array, axis=0)) != len(array):
+        raise ValueError("the same permutation appears twice: a generating set lists each element once.")
+    return array
+
+
+@lru_cache
+def elements(n: int) -> NDArray[np.int64]:
+    """All n! permutations in lexicographic order, so that row 0 is the identity and `rank` inverts it."""
+    check_degree(n)
+    table = np.array(list(itertools.permutations(range(n))), dtype=np.int64)  # [n!, n]
+    table.flags.writeable = False
+    return table
+
+
+def rank(perms: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Position of each permutation in `elements(n)`, by its Lehmer code."""
+    n = perms.shape[-1]
+    position = np.zeros(perms.shape[:-1], dtype=np.int64)
+    for i in range(n - 1):
+        smaller_after = (perms[..., i + 1 :] < perms[..., i : i + 1]).sum(-1)
+        position += smaller_after * factorial(n - 1 - i)
+    return position
+
+
+def compose(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The product that applies `second`, then `first`: (στ)(i) = σ(τ(i)); leading axes broadcast."""
+    shape = np.broadcast_shapes(first.shape, second.shape)
+    return np.take_along_axis(np.broadcast_to(first, shape), np.broadcast_to(second, shape), axis=-1)
+
+
+def inverse(perms: NDArray[np.int64]) -> NDArray[np.int64]:
+    """σ⁻¹ of every permutation along the last axis."""
+    return np.argsort(perms, axis=-1)
+
+
+def is_odd(perms: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether each permutation has an odd number of inversions."""
+    n = perms.shape[-1]
+    inversions = sum((perms[..., i + 1 :] < perms[..., i : i + 1]).sum(-1) for i in range(n - 1))
+    return np.asarray(inversions % 2 == 1)
+
+
+def cycle_notation(perm: ArrayLike) -> str:
+    """A permutation as a product of disjoint cycles, such as "(0 1)(2 3)"; "e" for the identity."""
+    image = np.asarray(perm).tolist()
+    cycles, seen = [], set()
+    for start in range(len(image)):
+        cycle = []
+        while start not in seen:
+            seen.add(start)
+            cycle.append(start)
+            start = image[start]
+        if len(cycle) > 1:
+            cycles.append("(" + " ".join(map(str, cycle)) + ")")
+    return "".join(cycles) or "e"
+
+
+@lru_cache
+def outer_automorphism() -> NDArray[np.int64]:
+    """The outer automorphism of S_6, as the rank of the image of each of the 720 elements.
+
+    The fifteen synthemes (splittings of six points into three pairs) form six totals (sets of five disjoint
+    synthemes that hold all fifteen pairs); S_6 permutes the totals, and that action is the automorphism.
+    """
+    pairs = list(itertools.combinations(range(6), 2))
+    synthemes = [s for s in itertools.combinations(pairs, 3) if len(set(sum(s, ()))) == 6]
+    totals = [
+        frozenset(map(frozenset, t))
+        for t in itertools.combinations(synthemes, 5)
+        if len(set(itertools.chain(*t))) == 15
+    ]
+    images = np.empty((720, 6), dtype=np.int64)
+    for g, perm in enumerate(elements(6).tolist()):
+        for k, total in enumerate(totals):
+            moved = frozenset(frozenset(tuple(sorted((perm[i], perm[j]))) for i, j in s) for s in total)
+            images[g, k] = totals.index(moved)
+    return rank(images)
+
+
+@lru_cache
+def symmetries(n: int, outer: bool = True, inversion: bool = True) -> NDArray[np.int16]:
+    """Maps of S_n onto itself under which the spectrum of a set's walk is invariant, as a table [maps, n!].
+
+    They are the conjugations, for n = 6 their products with the outer automorphism, and all of those followed by
+    g ↦ g⁻¹; `outer` and `inversion` say whether to include the last two. Every map is listed once.
+    """
+    if n > 7:
+        raise ValueError(f"the table of symmetries of S_{n} does not fit in memory; n ≤ 7 does.")
+    group = elements(n)
+    conjugations = np.empty((len(group), len(group)), dtype=np.int16)
+    for h, h_inverse, row in zip(group, inverse(group), conjugations):
+        row[:] = rank(h[group[:, h_inverse]])
+    table = conjugations
+    if n == 6 and outer:
+        table = np.concatenate([table, table[:, outer_automorphism()]])
+    if inversion:
+        table = np.concatenate([table, table[:, rank(inverse(group))]])
+    if n == 2:  # abelian: conjugation and inversion are the identity map
+        table = table[:1]
+    table.flags.writeable = False
+    return table
+
+
+def _blocks_joined(perms: NDArray[np.int64], first: int, second: int) -> int:
+    """Number of blocks in the finest partition that joins two points and is kept by every permutation."""
+    label = np.arange(perms.shape[1])
+    pending = [(first, second)]
+    while pending:
+        i, j = pending.pop()
+        if label[i] != label[j]:
+            # Blocks are merged whole, and the images of the joining pair must be joined as well.
+            label[label == label[j]] = label[i]
+            pending += zip(perms[:, i].tolist(), perms[:, j].tolist())
+    return len(np.unique(label))
+
+
+def generates(perms: ArrayLike) -> bool:
+    """Whether the permutations generate all of S_n.
+
+    A subgroup of S_n with an odd element that is transitive and primitive is S_n unless it is one of a few small
+    groups, so orbits and blocks of the n points decide, and products are formed only until they outnumber the
+    largest of those groups (20 to 336 elements) instead of all n!.
+    """
+    perms = as_permutations(perms)
+    n = perms.shape[1]
+    if not is_odd(perms).any():
+        return False
+    reached = {0}
+    while len(reached) < len(grown := reached | set(perms[:, sorted(reached)].ravel().tolist())):
+        reached = grown
+    if len(reached) < n:
+        return False
+    # Transitive: a system of blocks is determined by the block of point 0, hence by joining 0 to some other point.
+    if any(_blocks_joined(perms, 0, j) > 1 for j in range(1, n)):
+        return False
+    limit = LARGEST_ODD_PRIMITIVE[n]
+    found, frontier = {tuple(range(n))}, np.arange(n)[None]
+    while len(frontier) and len(found) <= limit:
+        products = np.unique(compose(perms[:, None], frontier[None]).reshape(-1, n), axis=0)
+        fresh = [p for p in map(tuple, products.tolist()) if p not in found]
+        found.update(fresh)
+        frontier = np.array(fresh, dtype=np.int64).reshape(-1, n)
+    # For n ≤ 4 the bound is 0 and the identity alone already exceeds it.
+    return len(found) > limit

@@ -1,0 +1,82 @@
+r"""Irreducible representations of S_n by Young's orthogonal form.
+
+A representation is labelled by a partition of n; its basis is the standard tableaux of that shape, and the adjacent
+transposition $s_i = (i\;i{+}1)$ acts on a tableau t by
+
+.. math:: s_i\, t = \tfrac1r\, t + \sqrt{1 - 1/r^2}\; s_i t,
+
+r being the axial distance (content of i + 1 less content of i). The matrices are orthogonal.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+Partition = tuple[int, ...]
+
+
+@lru_cache
+def partitions(n: int, largest: int | None = None) -> list[Partition]:
+    """The partitions of n into parts of at most `largest`, in reverse lexicographic order."""
+    if n == 0:
+        return [()]
+    largest = n if largest is None else min(largest, n)
+    return [(part, *rest) for part in range(largest, 0, -1) for rest in partitions(n - part, part)]
+
+
+@lru_cache
+def standard_tableaux(shape: Partition) -> list[Partition]:
+    """Standard tableaux of a shape, each as the row that holds 0, 1, …, n − 1."""
+    if sum(shape) == 0:
+        return [()]
+    found = []
+    for row, length in enumerate(shape):
+        below = shape[row + 1] if row + 1 < len(shape) else 0
+        if length > below:  # the last cell of this row is a corner, which the largest entry may take
+            smaller = (*shape[:row], length - 1, *shape[row + 1 :])
+            found += [(*t, row) for t in standard_tableaux(smaller)]
+    return found
+
+
+@lru_cache
+def dimension(shape: Partition) -> int:
+    """Dimension of the representation: the number of standard tableaux."""
+    return len(standard_tableaux(shape))
+
+
+@lru_cache
+def _adjacent_transpositions(shape: Partition) -> list[tuple[NDArray, NDArray, NDArray]]:
+    """For each s_i the diagonal 1/r, the off-diagonal √(1 − 1/r²), and where it sends each tableau."""
+    tableaux = standard_tableaux(shape)
+    index = {t: k for k, t in enumerate(tableaux)}
+    n, actions = sum(shape), []
+    contents = np.array([[t[:m].count(t[m]) - t[m] for m in range(n)] for t in tableaux])  # column less row, [d, n]
+    for i in range(n - 1):
+        diagonal = 1.0 / (contents[:, i + 1] - contents[:, i])
+        swapped = [index.get((*t[:i], t[i + 1], t[i], *t[i + 2 :]), k) for k, t in enumerate(tableaux)]
+        # i and i + 1 in one row or column: r = ±1, the off-diagonal part vanishes and any index does.
+        actions.append((diagonal, np.sqrt(1.0 - diagonal**2), np.array(swapped)))
+    return actions
+
+
+def represent(shape: Partition, perms: NDArray[np.int64]) -> NDArray[np.float64]:
+    r"""The orthogonal matrices $\rho(\sigma)$, [..., d, d], of permutations [..., n]."""
+    size = dimension(shape)
+    flat = perms.reshape(-1, perms.shape[-1]).copy()
+    matrices = np.broadcast_to(np.eye(size), (len(flat), size, size)).copy()
+    actions = _adjacent_transpositions(shape)
+    # Bubble sort writes σ s_{i1} s_{i2} … = e, so σ = … s_{i2} s_{i1}: each swap multiplies from the left.
+    for last in range(flat.shape[1] - 1, 0, -1):
+        for i in range(last):
+            swap = flat[:, i] > flat[:, i + 1]
+            flat[swap, i], flat[swap, i + 1] = flat[swap, i + 1], flat[swap, i]
+            diagonal, off_diagonal, target = actions[i]
+            old = matrices[swap]
+            matrices[swap] = diagonal[:, None] * old + off_diagonal[:, None] * old[:, target]
+    return matrices.reshape(*perms.shape[:-1], size, size)
+
+
+def nontrivial(n: int) -> list[Partition]:
+    """Every partition of n but (n), the cheapest representation first; the sign (1, …, 1) leads."""
+    return sorted((p for p in partitions(n) if p != (n,)), key=lambda p: (dimension(p), tuple(-x for x in p)))

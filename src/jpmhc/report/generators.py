@@ -1,0 +1,148 @@
+"""What a search for generating sets will cost, how far it has come, and what it found."""
+
+import time
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from jpmhc.manifolds.generating_sets import GeneratingSet, Plan, Question
+from jpmhc.manifolds.symmetric_group import cycle_notation
+
+# Classes a table lists; the file holds all of them.
+SHOWN = 10
+_SECONDS = 10.0  # between lines where the output is not a terminal
+
+
+def describe(question: Question) -> str:
+    """The question in words."""
+    plural = "s" if question.size > 1 else ""
+    words = f"sets of {question.size} permutation{plural} of {question.n} streams"
+    limits = []
+    if question.contains_identity:
+        limits.append("hold the identity")
+    if question.reversible:
+        limits.append("are closed under inverses")
+    return words + (" that " + " and ".join(limits) if limits else "")
+
+
+def cost(plan: Plan, workers: int) -> str:
+    """What a search will look at and about how long that takes."""
+    counted = f"{plan.subsets:,} {describe(plan.question)} in {plan.classes:,} classes" if plan.classes else ""
+    if plan.exhaustive:
+        seconds = plan.seconds(workers) or 0.0
+        if seconds < 2:
+            return f"{counted}; looking at every class."
+        return f"{counted}; looking at every class takes about {_duration(seconds)} on {workers} cores."
+    if not counted:
+        counted = describe(plan.question).capitalize()
+    return f"{counted}, too many to look at all: annealing with {plan.work:,} moves, which proves nothing but a bound."
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
+class SearchProgress:
+    """A bar on a terminal; elsewhere a line now and then."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True)
+        columns = (
+            BarColumn(),
+            TextColumn("{task.completed:,.0f} of {task.total:,.0f}, best gap {task.fields[gap]:.6f}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        self.bar = Progress(*columns, console=self.console, disable=not self.console.is_terminal)
+        self.task = self.bar.add_task("search", total=None, gap=0.0, visible=False)
+        self.started = self.spoken = time.monotonic()
+
+    def show(self, done: int, total: int, gap: float) -> None:
+        """`done` of `total` classes or moves are behind us, and `gap` is the best so far."""
+        self.bar.update(self.task, completed=done, total=total, gap=max(gap, 0.0), visible=True)
+        if not self.console.is_terminal and time.monotonic() - self.spoken > _SECONDS:
+            self.spoken = time.monotonic()
+            elapsed = self.spoken - self.started
+            self.console.print(f"{done:,} of {total:,} after {elapsed:.0f} s, best gap {max(gap, 0.0):.6f}")
+
+    def __enter__(self) -> Self:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+
+def show(result: GeneratingSet, plain_gap: float | None) -> None:
+    """Print the best set, its ties, and how the search went.
+
+    Args:
+        result: What a search found.
+        plain_gap: The best set's gap by the plain n! × n! matrix, where that was computed.
+    """
+    console = Console(soft_wrap=True)
+    if len(result.perms):
+        table = Table("permutation", "cycles", title=f"Spectral gap {result.gap:.10f}", title_justify="left")
+        for perm in result.perms.tolist():
+            table.add_row(" ".join(map(str, perm)), cycle_notation(perm))
+        console.print(table)
+        console.print(f"|λ₂| {1 - result.gap:.10f}; gap on the streams {result.stream_gap:.10f}.")
+        console.print(f"No set of this size has a gap above {result.bound:.10f}, by theory.", end=" ")
+    else:
+        console.print(
+            f"Every one of the {describe(result.question)} fails to generate the group or is periodic: gap 0."
+        )
+    if plain_gap is not None:
+        difference = abs(plain_gap - result.gap)
+        console.print(f"By the plain matrix the gap is {plain_gap:.10f} (difference {difference:.0e}).", end=" ")
+    console.print()
+    if result.exhaustive:
+        console.print(
+            f"Looked at {result.examined:,} classes ({result.classes:,} by Burnside's lemma) that stand for "
+            f"{result.covered:,} sets ({result.subsets:,} in all), in {result.seconds:.1f} s."
+        )
+        dropped = ", ".join(f"{_shape(shape)} {count:,}" for shape, count in result.pruned.items() if count)
+        exact = result.examined - sum(result.pruned.values())
+        console.print(f"Dropped by representation: {dropped or 'none'}; compared exactly: {exact:,}.")
+        others = len(result.ties) - 1
+        if others > 0:
+            console.print(f"Classes with the same gap: {len(result.ties):,}.")
+            for perms in result.ties[:SHOWN].tolist():
+                console.print("  " + ", ".join(map(cycle_notation, perms)))
+            if len(result.ties) > SHOWN:
+                console.print(f"  … and {len(result.ties) - SHOWN:,} more (all are in the file that --json names)")
+    else:
+        console.print(f"Tried {result.examined:,} moves in {result.seconds:.1f} s; a better set may exist.")
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "(" + ",".join(map(str, shape)) + ")"
+
+
+def as_record(result: GeneratingSet, plain_gap: float | None) -> dict[str, Any]:
+    """All of a result in plain types; `perms` is what the permutation mixer takes as `basis`."""
+    return {
+        **asdict(result.question),
+        "perms": result.perms.tolist(),
+        "gap": result.gap,
+        "plain_gap": plain_gap,
+        "stream_gap": result.stream_gap,
+        "bound": result.bound,
+        "exhaustive": result.exhaustive,
+        "examined": result.examined,
+        "classes": result.classes,
+        "covered": result.covered,
+        "subsets": result.subsets,
+        "pruned": {_shape(shape): count for shape, count in result.pruned.items()},
+        "seconds": result.seconds,
+        "ties": result.ties.tolist(),
+    }
