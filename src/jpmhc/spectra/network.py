@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -345,7 +346,8 @@ def _real(value: Tensor | Sequence | float, name: str) -> Tensor:
     try:
         if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor):
             value = torch.stack(value)
-        tensor = torch.as_tensor(value)
+        # Through NumPy, because torch would make Python numbers single precision.
+        tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
     except (ValueError, TypeError, RuntimeError) as error:
         raise ValueError(f"{name} must be an array of equal rows: {error}") from None
     if tensor.is_complex():

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -26,3 +27,15 @@ class Solution:
     method: str
     exact: bool = True
     note: str = ""
+
+
+def check_points(z: Tensor, device: torch.device) -> Tensor:
+    """The points as complex128 on the device, or one sentence about why no spectrum is defined there."""
+    points = torch.as_tensor(z, dtype=torch.complex128, device=device)
+    if points.numel() == 0:
+        raise ValueError("the grid of spectral points is empty; give at least one")
+    if not bool(torch.isfinite(points).all()):
+        raise ValueError("spectral points must be finite, and some are NaN or infinite")
+    if bool((points.imag <= 0).any()):
+        raise ValueError("spectral points must lie above the real axis: z = x + i eta with eta > 0")
+    return points
