@@ -1,1 +1,29 @@
+"""Jacobian spectra: what is asked (`Network`), how it is solved (`cauchy`), what comes back (`density`), and checks."""
 
+from jpmhc.spectra.density import Density, density
+from jpmhc.spectra.distances import Distances, distances
+from jpmhc.spectra.exactly import edges, moments
+from jpmhc.spectra.network import SKIPS, Network
+from jpmhc.spectra.propagation import Propagation, propagate
+from jpmhc.spectra.simulate import simulate, simulate_nonlinear
+from jpmhc.spectra.solution import Solution
+from jpmhc.spectra.solve import METHODS, cauchy, choose
+
+__all__ = [
+    "METHODS",
+    "SKIPS",
+    "Density",
+    "Distances",
+    "Network",
+    "Propagation",
+    "Solution",
+    "cauchy",
+    "choose",
+    "density",
+    "distances",
+    "edges",
+    "moments",
+    "propagate",
+    "simulate",
+    "simulate_nonlinear",
+]

@@ -1,0 +1,235 @@
+r"""What comes back: the density of squared singular values, its mass, moments, quantiles and distances to samples."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from jpmhc.spectra.distances import wasserstein
+from jpmhc.spectra.grid import adaptive
+from jpmhc.spectra.network import Network
+from jpmhc.spectra.refine import aaa, richardson
+from jpmhc.spectra.solve import cauchy
+
+REFINEMENTS = ("richardson", "richardson-paper", "aaa")
+# The exact curve's smoothing: eta is this fraction of x.
+RELATIVE_ETA = 1e-3
+# Singular values below this count as collapsed.
+COLLAPSED = 0.1
+# Beyond this share of unconverged points a density is refused; below it they are interpolated (the paper's rule).
+_INTERPOLABLE = 0.1
+# By how much the first moment may miss the exact one before a warning.
+_MOMENT_TOLERANCE = 0.05
+# The mass below the grid is what lies below this fraction of its first point.
+_BELOW = 0.01
+
+
+@dataclass(frozen=True, eq=False)
+class Density:
+    r"""A density of squared singular values on a grid.
+
+    Attributes:
+        x: The grid of squared singular values, ascending. [P]
+        values: The density, clipped at zero and not normalised. [P]
+        eta: The smoothing at each point. [P]
+        mass: What the grid captures, before any normalisation.
+        below: The law's mass below the grid, as the Cauchy transform at $i x_0$ sees it: an atom at zero, or singular
+            values smaller than the grid's first. With `mass` it makes up one, up to smoothing.
+        first_moment: $\int x \rho\,dx$ over the grid.
+        exact_moment: What the mean squared singular value is by the exact recursion.
+        interpolated: Which points did not converge and were interpolated from their neighbours. [P]
+        residual: The largest residual of the points that converged.
+        method: The method that solved it.
+        exact: Whether its equation is exact for the network.
+        note: What the method said.
+    """
+
+    x: Tensor
+    values: Tensor
+    eta: Tensor
+    mass: float
+    below: float
+    first_moment: float
+    exact_moment: float
+    interpolated: Tensor
+    residual: float
+    method: str
+    exact: bool
+    note: str = ""
+
+    def singular_values(self) -> tuple[Tensor, Tensor]:
+        r"""The grid in singular values and their density $2 s \rho(s^2)$."""
+        s = self.x.sqrt()
+        return s, 2 * s * self.values
+
+    def moments(self, count: int) -> Tensor:
+        r"""$\int x^k \rho\,dx$ for k = 1, …, count, from the grid; `spectra.moments` has them without smoothing."""
+        return torch.stack([_integral(self.x, self.x**k * self.values) for k in range(1, count + 1)])
+
+    def cumulative(self) -> Tensor:
+        """The distribution function on the grid: the mass below it and up to each point, scaled to end at one. [P]"""
+        inside = torch.cumulative_trapezoid(self.x * self.values, self.x.log())
+        total = torch.cat([self.x.new_zeros(1), inside]) + max(self.below, 0.0)
+        return total / total[-1]
+
+    def quantile(self, probability: float) -> float:
+        """The singular value that a fraction of all lie below; 0 where that fraction lies below the grid."""
+        if not 0 <= probability <= 1:
+            raise ValueError(f"a quantile needs a probability between 0 and 1, not {probability:g}")
+        cumulative = self.cumulative().numpy()
+        if probability < cumulative[0]:
+            return 0.0
+        return float(np.interp(probability, cumulative, self.x.sqrt().numpy()))
+
+    def collapsed(self, threshold: float = COLLAPSED) -> float:
+        """The fraction of singular values below a threshold."""
+        s, cumulative = self.x.sqrt().numpy(), self.cumulative().numpy()
+        return float(np.interp(threshold, s, cumulative, left=cumulative[0]))
+
+    def condition(self, tail: float = 0.01) -> float:
+        """The ratio of the singular values that leave a fraction `tail` above and below: a condition number."""
+        low = self.quantile(tail)
+        return self.quantile(1 - tail) / low if low > 0 else float("inf")
+
+    def wasserstein(self, samples: Tensor) -> float:
+        r"""$W_1$ in singular values to samples of squared singular values; `distances` has the others."""
+        return wasserstein(self, samples)
+
+    def normalised(self) -> Density:
+        """The same curve with unit integral over its grid, as the paper draws it; what was captured stays in `mass`."""
+        return Density(**{**self.__dict__, "values": self.values / self.mass})
+
+
+def density(
+    network: Network,
+    x: Tensor | None = None,
+    eta: float | None = None,
+    method: str = "auto",
+    refine: str | None = None,
+    *,
+    relative_eta: float = RELATIVE_ETA,
+    levels: int = 4,
+    tolerance: float = 1e-7,
+    maximum: int | None = None,
+) -> Density:
+    r"""The density of squared singular values by Stieltjes inversion, $\rho = -\mathrm{Im}\,G(x + i\eta)/\pi$.
+
+    By default the grid finds the spectrum by itself, over as many orders of magnitude as it has, and $\eta$ is
+    proportional to x: a fixed $\eta$ would smear what has collapsed towards zero.
+
+    Args:
+        x: Squared singular values, positive and ascending; found by default.
+        eta: A fixed smoothing, the paper's $\eta$; proportional to x by default.
+        method: A method of `cauchy`.
+        refine: None; "richardson" extrapolates to $\eta = 0$ from `levels` smoothings; "richardson-paper" does with the
+            paper's tableau, which assumes an error of order $\eta^2$ where it is of order $\eta$; "aaa" fits one
+            rational function to G at few points and evaluates that on the grid.
+        relative_eta: $\eta / x$ where `eta` is not given.
+        levels: How many smoothings Richardson extrapolation uses, each twice the one before.
+        tolerance: Of the points' residuals.
+        maximum: The most iterations per point.
+    """
+    if refine is not None and refine not in REFINEMENTS:
+        raise ValueError(f"no refinement is called {refine!r}; choose one of {', '.join(REFINEMENTS)}")
+    if eta is not None and not eta > 0:
+        raise ValueError(f"eta must be positive, not {eta:g}")
+    if not relative_eta > 0:
+        raise ValueError(f"relative_eta must be positive, not {relative_eta:g}")
+    if levels < 1:
+        raise ValueError(f"Richardson extrapolation needs at least one level, not {levels}")
+    own_grid = x is None
+    grid = adaptive(network, method, eta, relative_eta, tolerance) if x is None else _checked(x)
+    smoothing = grid * relative_eta if eta is None else torch.full_like(grid, eta)
+
+    def transform(points: Tensor) -> tuple[Tensor, Tensor, float]:
+        return _interpolated(network, points, method, tolerance, maximum)
+
+    def invert(z: Tensor, green: Tensor) -> Tensor:
+        if eta is not None:
+            return -green.imag / torch.pi  # eq. stieltjes_inversion
+        # The same limit, but x rho is what is smoothed: outside the spectrum it falls off on both sides, where -Im G
+        # with eta proportional to x would leave a tail of constant mass per order of magnitude.
+        return -(z * green).imag / (torch.pi * z.real)
+
+    z = torch.complex(grid, smoothing)
+    if refine in ("richardson", "richardson-paper"):
+        stack = torch.stack([torch.complex(grid, smoothing * 2**k) for k in range(levels)])
+        parts = [transform(row) for row in stack]
+        curves = torch.stack([invert(row, part[0]) for row, part in zip(stack, parts)])
+        raw = richardson(curves, 2 if refine == "richardson" else 4)
+        lost, residual = torch.stack([part[1] for part in parts]).any(0), max(part[2] for part in parts)
+    elif refine == "aaa":
+        green, residual = aaa(lambda points: transform(points), z)
+        raw, lost = invert(z, green), torch.zeros_like(grid, dtype=torch.bool)
+    else:
+        green, lost, residual = transform(z)
+        raw = invert(z, green)
+    values = raw.clamp_min(0)
+    # Re z G at z = i y is the mass below y, with a weight y^2 / (x^2 + y^2) that leaves the grid's own mass out.
+    point = 1j * grid[:1] * _BELOW
+    bottom = cauchy(network, point.to(network.skips.device), method, tolerance=tolerance, maximum=maximum)
+    below = float((point[0] * bottom.G.cpu()[0]).real) if bool(bottom.converged.all()) else float("nan")
+    result = Density(
+        x=grid,
+        values=values,
+        eta=smoothing,
+        mass=float(_integral(grid, values)),
+        below=below,
+        first_moment=float(_integral(grid, grid * values)),
+        exact_moment=float(network.gains().log().sum().exp()),
+        interpolated=lost,
+        residual=residual,
+        method=bottom.method,
+        exact=bottom.exact,
+        note=bottom.note,
+    )
+    miss = abs(result.first_moment / result.exact_moment - 1) if result.exact_moment > 0 else 0.0
+    if own_grid and eta is None and result.exact and miss > _MOMENT_TOLERANCE:
+        warnings.warn(
+            f"the density's first moment {result.first_moment:.4g} misses the exact {result.exact_moment:.4g} by "
+            f"{miss:.0%}: ask for a smaller relative_eta or a refinement",
+            stacklevel=2,
+        )
+    return result
+
+
+def _integral(x: Tensor, values: Tensor) -> Tensor:
+    """By the trapezium rule in log x: the grid may span many orders of magnitude."""
+    return torch.trapezoid(x * values, x.log())
+
+
+def _checked(x: Tensor) -> Tensor:
+    x = torch.as_tensor(x, dtype=torch.float64).cpu()
+    if x.ndim != 1 or len(x) < 2:
+        raise ValueError("the grid of squared singular values must be a row of at least two numbers")
+    if not bool(torch.isfinite(x).all()) or bool((x <= 0).any()) or bool((x.diff() <= 0).any()):
+        raise ValueError("the grid of squared singular values must be positive and ascending, without NaN")
+    return x
+
+
+def _interpolated(
+    network: Network, z: Tensor, method: str, tolerance: float, maximum: int | None
+) -> tuple[Tensor, Tensor, float]:
+    """G on a grid with isolated unconverged points interpolated, which they were, and the residual of the others."""
+    with warnings.catch_warnings():
+        # What the method has to say about exactness is said once, by the evaluation below the grid.
+        warnings.simplefilter("ignore", UserWarning)
+        found = cauchy(network, z.to(network.skips.device), method, tolerance=tolerance, maximum=maximum)
+    green, good = found.G.cpu(), found.converged.cpu()
+    lost = int((~good).sum())
+    if lost > _INTERPOLABLE * len(z):
+        worst = float(found.residual[~found.converged].max())
+        raise ValueError(
+            f"{lost} of {len(z)} points did not converge (residual up to {worst:.1e}, asked {tolerance:.0e}): "
+            "raise eta, the tolerance or the number of iterations"
+        )
+    if lost:
+        place, known = z.real.numpy(), z.real[good].numpy()
+        parts = [np.interp(place, known, part[good].numpy()) for part in (green.real, green.imag)]
+        green = torch.where(good, green, torch.complex(*(torch.from_numpy(part) for part in parts)))
+    residual = float(found.residual[found.converged].max()) if lost < len(z) else float("inf")
+    return green, ~good, residual

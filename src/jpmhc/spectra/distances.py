@@ -1,0 +1,96 @@
+"""How far a predicted spectrum is from sampled singular values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from jpmhc.spectra.density import Density
+
+
+@dataclass(frozen=True)
+class Distances:
+    """Distances between a density and samples, all in singular values.
+
+    Attributes:
+        wasserstein: The mean distance mass must move, W1.
+        kolmogorov: The largest difference of the distribution functions.
+        l1: The integral of the difference of the densities, the samples' one being a histogram.
+        l2: The root of the integral of the squared difference.
+        linf: The largest difference.
+    """
+
+    wasserstein: float
+    kolmogorov: float
+    l1: float
+    l2: float
+    linf: float
+
+
+def distances(density: Density, samples: Tensor, bins: int = 60) -> Distances:
+    """All distances between a density and squared singular values.
+
+    Args:
+        samples: Squared singular values of any shape, as `simulate` gives them.
+        bins: Of the histogram that stands for the samples' density in l1, l2 and linf: the theory is averaged over
+            the same bins, so that its own features are not counted as errors of the histogram.
+    """
+    if bins < 1:
+        raise ValueError(f"a histogram needs at least one bin, not {bins}")
+    s = singular_values(samples)
+    grid, cumulative = density.x.sqrt().numpy(), density.cumulative().numpy()
+    edges = np.linspace(0, max(s[-1], grid[-1]), bins + 1)
+    width = edges[1]
+    theory = np.diff(_cumulative_at(edges, grid, cumulative))
+    theory[0] += cumulative[0]  # what lies below the grid
+    found = np.histogram(s, edges)[0] / len(s)
+    difference = np.abs(theory - found) / width
+    return Distances(
+        wasserstein=wasserstein(density, samples),
+        kolmogorov=kolmogorov(density, samples),
+        l1=float(difference.sum() * width),
+        l2=float(np.sqrt((difference**2).sum() * width)),
+        linf=float(difference.max()),
+    )
+
+
+def wasserstein(density: Density, samples: Tensor) -> float:
+    r"""$W_1 = \int |F - F_n|\,ds$ in singular values; mass below the density's grid counts as zero."""
+    s = singular_values(samples)
+    grid, cumulative = density.x.sqrt().numpy(), density.cumulative().numpy()
+    points = np.unique(np.concatenate([[0.0], s, grid]))
+    middle = (points[1:] + points[:-1]) / 2
+    theory = _cumulative_at(middle, grid, cumulative)
+    found = np.searchsorted(s, middle, side="right") / len(s)
+    return float(np.sum(np.abs(theory - found) * np.diff(points)))
+
+
+def kolmogorov(density: Density, samples: Tensor) -> float:
+    """The largest difference of the distribution functions at singular values that the density's grid resolves."""
+    s = singular_values(samples)
+    grid, cumulative = density.x.sqrt().numpy(), density.cumulative().numpy()
+    resolved = s >= grid[0]
+    theory = _cumulative_at(s[resolved], grid, cumulative)
+    rank = np.arange(len(s))[resolved]
+    if not len(rank):
+        return float(1 - cumulative[0])
+    return float(np.maximum(np.abs(theory - rank / len(s)), np.abs(theory - (rank + 1) / len(s))).max())
+
+
+def singular_values(samples: Tensor) -> np.ndarray:
+    """Samples of squared singular values as a sorted row of singular values."""
+    s = np.sort(np.sqrt(samples.detach().cpu().double().numpy().ravel().clip(min=0)))
+    if not len(s):
+        raise ValueError("a distance needs at least one sample")
+    if not np.isfinite(s).all():
+        raise ValueError("samples must be finite, and hold NaN or infinity")
+    return s
+
+
+def _cumulative_at(s: np.ndarray, grid: np.ndarray, cumulative: np.ndarray) -> np.ndarray:
+    """The distribution function; what lies below the grid sits at zero."""
+    return np.interp(s, grid, cumulative, left=cumulative[0], right=1.0)

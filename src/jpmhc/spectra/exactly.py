@@ -1,0 +1,74 @@
+r"""Numbers of a spectrum without smoothing: moments by a contour around it, edges by how $\mathrm{Im}\,G$ vanishes."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from jpmhc.spectra.density import Density
+from jpmhc.spectra.network import Network
+from jpmhc.spectra.solve import cauchy
+
+# Points on the contour's upper half; the rule converges geometrically in them.
+_CONTOUR = 48
+# The smoothing at which edges are told from the inside, and how often an edge's bracket is halved.
+_EDGE_ETA = 1e-6
+_HALVINGS = 20
+# A band is where x rho is above this on a density's grid.
+_BAND = 5e-3
+
+
+def moments(network: Network, count: int, top: float, method: str = "auto") -> Tensor:
+    r"""The moments $\int x^k \rho\,dx = \frac{1}{2\pi i}\oint z^k G(z)\,dz$, k = 1, …, count, to about nine digits.
+
+    Args:
+        top: A number above the spectrum, such as the end of a density's grid.
+    """
+    if count < 1:
+        raise ValueError(f"at least one moment is needed, not {count}")
+    if not top > 0:
+        raise ValueError(f"top must be positive, above the spectrum, not {top:g}")
+    # A circle through -top and 2 top, symmetric about the real axis: the upper half is enough. The rule's error falls
+    # with the ratio of its radius to the distance of the spectrum from its centre.
+    centre, radius = top / 2, 1.5 * top
+    angle = (torch.arange(_CONTOUR, dtype=torch.float64, device=network.skips.device) + 0.5) * (math.pi / _CONTOUR)
+    arm = radius * torch.exp(1j * angle)
+    found = cauchy(network, centre + arm, method, tolerance=1e-11)
+    if not bool(found.converged.all()):
+        worst = float(found.residual.max())
+        lost = int((~found.converged).sum())
+        raise ValueError(f"no moments: {lost} points around the spectrum did not converge (residual {worst:.1e})")
+    powers = torch.stack([(centre + arm) ** k for k in range(1, count + 1)])
+    return (powers * found.G * arm).real.mean(-1)
+
+
+def edges(network: Network, density: Density, method: str = "auto") -> Tensor:
+    r"""The ends of the bands of squared singular values that a density shows, [k, 2], to about five digits.
+
+    Halving $\eta$ halves $\mathrm{Im}\,G$ outside the spectrum and leaves it alone inside; at an edge, where the
+    density is a square root, it is divided by $\sqrt 2$. Each edge lies between the peak of its band and the grid's
+    first point beyond it, and is found by bisection. A first band that has no gap below it begins at zero.
+    """
+
+    def within(x: Tensor) -> Tensor:
+        z = torch.stack([torch.complex(x, x * eta) for eta in (_EDGE_ETA, _EDGE_ETA / 2)])
+        green = cauchy(network, z, method, tolerance=1e-9).G
+        return green[0].imag / green[1].imag < math.sqrt(2)
+
+    weight = density.x * density.values
+    seen = torch.cat([weight.new_zeros(1), weight, weight.new_zeros(1)]) > _BAND
+    starts = (seen[1:] & ~seen[:-1]).nonzero().squeeze(-1).tolist()
+    ends = (seen[:-1] & ~seen[1:]).nonzero().squeeze(-1).tolist()  # one past the band's last point
+    peaks = [start + int(weight[start:end].argmax()) for start, end in zip(starts, ends)]
+    outside = [max(start - 1, 0) for start in starts] + [min(end, len(weight) - 1) for end in ends]
+    x = density.x.to(network.skips.device)
+    outer, inner = x[outside].log(), x[peaks + peaks].log()
+    for _ in range(_HALVINGS):
+        middle = (outer + inner) / 2
+        inside = within(middle.exp())
+        outer, inner = torch.where(inside, outer, middle), torch.where(inside, middle, inner)
+    found = inner.exp()
+    found = torch.where(within(x[outside]), x[outside], found).view(2, -1).T.cpu()
+    if bool(within(x[outside[:1]])):
+        found[0, 0] = 0
+    return found

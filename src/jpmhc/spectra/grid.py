@@ -1,0 +1,82 @@
+"""Where to ask: a grid of squared singular values that finds the spectrum, over however many orders of magnitude."""
+
+import math
+import warnings
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from jpmhc.spectra.network import Network
+from jpmhc.spectra.solve import cauchy
+
+# The search starts so many orders of magnitude below the mean square, on a grid so dense that its own smoothing
+# (eta / x = _WIDE) lets no band slip through.
+_DECADES = 10
+_PER_DECADE = 6
+_WIDE = 0.3
+_ROUNDS = 7
+# An interval is halved while it holds more than this mass, or while its ends differ by this mass.
+_MASS = 1 / 120
+_STEP = 1 / 600
+# Where the density of log x is below this it is not resolved further.
+_FLOOR = 2e-4
+_LARGEST = 1200
+
+
+def upper_bound(network: Network) -> float:
+    r"""A bound on the squared singular values: $\prod_l (\|A_l\| + \|\sigma_l W_l\|)^2$."""
+    factors = network.noise_factors()
+    rows = torch.linalg.matrix_norm((factors @ factors.mT).sum(1), 2)
+    columns = torch.linalg.matrix_norm((factors.mT @ factors).sum(1), 2)
+    norm = torch.linalg.matrix_norm(network.skips, 2) + rows.sqrt() + columns.sqrt()
+    return math.exp(min(2 * float(norm.clamp_min(1e-300).log().sum()), 690.0))
+
+
+def adaptive(network: Network, method: str, eta: float | None, relative_eta: float, tolerance: float) -> Tensor:
+    r"""Squared singular values at which to evaluate a density, ascending.
+
+    The density of log x is followed from a wide smoothing to the one asked; in each round intervals that hold much
+    mass are halved and points that see none are dropped.
+
+    Args:
+        eta: A fixed smoothing; None for $\eta$ proportional to x.
+    """
+    mean = math.exp(min(float(network.gains().clamp_min(1e-300).log().sum()), 690.0))
+    top = max(upper_bound(network), mean) * 1.5
+    bottom = mean * 10.0**-_DECADES
+    count = max(20, int(_PER_DECADE * math.log10(top / bottom)))
+    t = torch.linspace(math.log(bottom), math.log(top), count, dtype=torch.float64)
+    for round_number in range(_ROUNDS):
+        share = round_number / (_ROUNDS - 1)
+        relative = _WIDE ** (1 - share) * relative_eta**share
+        x = t.exp()
+        smoothing = torch.maximum(x * relative, torch.full_like(x, eta or 0.0))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            found = cauchy(network, torch.complex(x, smoothing).to(network.skips.device), method, tolerance=tolerance)
+        weight = (-(torch.complex(x, smoothing) * found.G.cpu()).imag / torch.pi).clamp_min(0)
+        weight = torch.where(found.converged.cpu(), weight, 0.0)
+        t = _dropped(t, weight, _FLOOR)
+        weight = torch.from_numpy(np.interp(t.numpy(), x.log().numpy(), weight.numpy()))
+        t = _halved(t, weight)
+        if len(t) > _LARGEST:
+            break
+    return t.exp()
+
+
+def _dropped(t: Tensor, weight: Tensor, floor: float) -> Tensor:
+    """Without points whose neighbourhood sees no mass, but with one on each side of every band."""
+    seen = weight > floor
+    near = seen.clone()
+    near[1:] |= seen[:-1]
+    near[:-1] |= seen[1:]
+    return t[near] if int(near.sum()) >= 4 else t
+
+
+def _halved(t: Tensor, weight: Tensor) -> Tensor:
+    width = t.diff()
+    mass = width * torch.maximum(weight[1:], weight[:-1])
+    step = width * (weight[1:] - weight[:-1]).abs()
+    middle = ((t[1:] + t[:-1]) / 2)[(mass > _MASS) | (step > _STEP)]
+    return torch.cat([t, middle]).sort().values
