@@ -38,7 +38,7 @@ def finite(matrix: Tensor, what: str = "logits") -> Tensor:
     synchronisation or a graph break, so there a bad entry makes its own matrix NaN, and no other.
     """
     if matrix.device.type == "cpu" and not torch.compiler.is_compiling() and not _transformed(matrix):
-        good = torch.isfinite(matrix)
+        good = torch.isfinite(matrix.detach())
         if not bool(good.all()):
             raise ValueError(f"{what} must be finite, got {int((~good).sum())} NaN or infinite entries")
     return matrix

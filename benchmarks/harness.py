@@ -1,0 +1,91 @@
+"""What every benchmark shares: timing, memory, and results as CSV with device, versions and commit."""
+
+import csv
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def milliseconds(run: Callable[[], Any], repeats: int = 20, warm_up: int = 3, device: str = "cpu") -> float:
+    """Median time of one call."""
+    return interleaved({"": run}, repeats, warm_up, device)[""]
+
+
+def interleaved(
+    runs: dict[str, Callable[[], Any]], repeats: int = 20, warm_up: int = 3, device: str = "cpu"
+) -> dict[str, float]:
+    """Median time of each, taken in turns so that a drifting machine is unfair to none."""
+    for run in runs.values():
+        for _ in range(warm_up):
+            run()
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(repeats):
+        for name, run in runs.items():
+            times[name].append(_once(run, device))
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def _once(run: Callable[[], Any], device: str) -> float:
+    if device == "cpu":
+        start = time.perf_counter()
+        run()
+        return (time.perf_counter() - start) * 1e3
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    run()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end)
+
+
+def saved_bytes(run: Callable[[], Any]) -> int:
+    """Bytes that autograd keeps for the backward pass of one call, each storage counted once."""
+    storages: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        kept = run()  # the result stays alive, so that no address is used twice
+    del kept
+    return sum(storages.values())
+
+
+def environment(device: str = "cpu") -> dict[str, Any]:
+    """Where and with what a number was obtained."""
+    here = Path(__file__).parent
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True)
+    dirty = subprocess.run(["git", "status", "--porcelain", "src"], cwd=here, capture_output=True, text=True)
+    return {
+        "device": torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU",
+        "threads": torch.get_num_threads(),
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "commit": (commit.stdout.strip() or "unknown") + ("+" if dirty.stdout.strip() else ""),
+    }
+
+
+def write_csv(name: str, rows: Sequence[dict[str, Any]], device: str = "cpu", folder: Path = RESULTS) -> Path:
+    """Write rows with the environment beside each number, and say where."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.csv"
+    rows = [{**row, **environment(device)} for row in rows]
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    print(f"wrote {path}")
+    return path
