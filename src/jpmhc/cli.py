@@ -76,7 +76,8 @@ def predict(config: Annotated[PredictConfig, tyro.conf.arg(name="")]) -> None:
         return
     print(f"wrote {config.out} with {len(answered)} answers")
     if config.tasks:
-        print(f"wrote {draw_answers(answered, config.out.with_suffix('.png'))}")
+        for picture in draw_answers(answered, config.out.with_suffix(".png")):
+            print(f"wrote {picture}")
 
 
 def preset_in(arguments: Sequence[str]) -> TrainConfig:
