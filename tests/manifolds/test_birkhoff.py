@@ -65,14 +65,27 @@ def test_direct_gradient_at_an_unconverged_matrix_conserves_the_sums():
 
 
 def test_float32_gradient_stays_accurate_at_very_sharp_matrices():
-    logits = torch.tensor([[8.0, 0, 0, 0], [0, 8, 0, 0], [0, 0, 8, 0], [0, 0, 0, 8]]) + 0.1 * torch.randn(4, 4)
-    weights = torch.randn(4, 4)
-    found = []
-    for dtype in (torch.float32, torch.float64):
-        x = logits.to(dtype).requires_grad_()
-        p = birkhoff.project(x, iterations=50)
-        found.append(torch.autograd.grad((p * weights.to(dtype)).sum(), x)[0].double())
-    assert (found[0] - found[1]).norm() / found[1].norm() < 1e-4
+    generator = torch.Generator().manual_seed(0)
+    logits = 9 * torch.eye(4) + 0.3 * torch.randn(200, 4, 4, generator=generator)
+    weights = torch.randn(200, 4, 4, generator=generator)
+    exact = birkhoff.project(logits.double(), iterations=50)
+    found = [
+        birkhoff._tangent(exact.to(dtype), weights.to(dtype), True).double() for dtype in (torch.float32, torch.float64)
+    ]
+    error = (found[0] - found[1]).flatten(1).norm(dim=1) / found[1].flatten(1).norm(dim=1)
+    assert error.max() < 1e-5
+
+
+def test_gradient_sees_the_upstream_gradient_of_clipped_entries():
+    logits = torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    logits[0, 0], logits[2, 1] = 11.0, -14.0
+    assert relative_gradient_error(logits[None]).max() < 1e-6
+    (gradient,) = torch.func.vjp(lambda x: birkhoff.project(x, **CONVERGED), logits)[1](
+        weights := torch.randn(4, 4).double()
+    )
+    tangent = torch.randn(4, 4).double()
+    _, pushed = torch.func.jvp(lambda x: birkhoff.project(x, **CONVERGED), (logits,), (tangent,))
+    assert torch.isclose((gradient * tangent).sum(), (pushed * weights).sum())
 
 
 @pytest.mark.parametrize("gradient", birkhoff.GRADIENTS)

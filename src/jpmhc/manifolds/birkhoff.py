@@ -2,7 +2,7 @@ r"""The Birkhoff polytope: doubly stochastic matrices, reached by Sinkhorn–Kno
 
 `project` runs Alg. sinkhorn-forward without recording it. Its derivative is implicit: at a matrix with row sums r and
 column sums c, a change dX of the logits moves P by $P \odot (dX - u 1^\top - 1 v^\top)$, where (u, v) keep the sums
-fixed. That map is self-adjoint, so one function serves reverse mode and forward mode, and only P is needed.
+fixed. That map is self-adjoint, so one function serves reverse mode and forward mode, and P is all it needs.
 See docs/derivations/sinkhorn.md.
 """
 
@@ -94,23 +94,28 @@ def _gauss_seidel_steps(n: int) -> int:
     return min(max(steps, 10), 50)
 
 
-def _tangent(p: Tensor, free: Tensor, direction: Tensor, direct: bool) -> Tensor:
-    r"""eq. implicit-grad: $P \odot (D - u 1^\top - 1 v^\top)$ with the sums held fixed, for entries that may move."""
-    h = p * torch.where(free, direction, 0)
+def _tangent(p: Tensor, direction: Tensor, direct: bool) -> Tensor:
+    r"""eq. implicit-grad: $P \odot (D - u 1^\top - 1 v^\top)$ with (u, v) such that row and column sums stay."""
+    if not direct:
+        return _tangent_gauss_seidel(p, direction)
+    # Eliminating v leaves the Laplacian of the graph with weights P diag(1/c) P^T, which fixes u up to a constant.
+    # Sums of differences instead of differences of sums: at a sharp P the latter would cancel to nothing.
+    share = p / p.sum(-2, keepdim=True)  # of column j, how much lies in row k
+    paths = share.unsqueeze(-3) * p.unsqueeze(-2)  # [..., i, k, j]
+    right = (paths * (direction.unsqueeze(-2) - direction.unsqueeze(-3))).sum((-2, -1))
+    left = direction - _solve_laplacian(paths.sum(-1), right).unsqueeze(-1)
+    return (paths * (left.unsqueeze(-2) - left.unsqueeze(-3))).sum(-2)
+
+
+def _tangent_gauss_seidel(p: Tensor, direction: Tensor) -> Tensor:
+    """Alg. sinkhorn-implicit-bwd: the paper's iteration for the same u and v."""
+    h = p * direction
     h_row, h_col = h.sum(-1), h.sum(-2)  # eq. h-row-col
-    if direct:
-        columns = p.sum(-2)
-        p_over_c = p / columns.unsqueeze(-2)
-        # Eliminating v leaves the Laplacian of the graph with weights P diag(1/c) P^T, which fixes u up to a constant.
-        weights = (p_over_c.unsqueeze(-2) * p.unsqueeze(-3)).sum(-1)
-        u = _solve_laplacian(weights, h_row - (p_over_c * h_col.unsqueeze(-2)).sum(-1))
-        v = (h_col - (p * u.unsqueeze(-1)).sum(-2)) / columns
-    else:
-        v = torch.zeros_like(h_col)
-        for _ in range(_gauss_seidel_steps(p.shape[-1])):
-            u = h_row - (p * v.unsqueeze(-2)).sum(-1)  # eq. coupled-u
-            v = h_col - (p * u.unsqueeze(-1)).sum(-2)  # eq. coupled-v
-    return torch.where(free, h - p * u.unsqueeze(-1) - p * v.unsqueeze(-2), 0)
+    v = torch.zeros_like(h_col)
+    for _ in range(_gauss_seidel_steps(p.shape[-1])):
+        u = h_row - (p * v.unsqueeze(-2)).sum(-1)  # eq. coupled-u
+        v = h_col - (p * u.unsqueeze(-1)).sum(-2)  # eq. coupled-v
+    return h - p * u.unsqueeze(-1) - p * v.unsqueeze(-2)
 
 
 def _solve_laplacian(weights: Tensor, right: Tensor) -> Tensor:
@@ -157,11 +162,11 @@ class _Projection(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         p, free = ctx.saved_tensors
-        return _tangent(p, free, gradients[0], ctx.direct), None, None, None
+        return torch.where(free, _tangent(p, gradients[0], ctx.direct), 0), None, None, None
 
 
 class _ForwardModeProjection(_Projection):
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, None]:
         p, free = ctx.saved_tensors
-        return _tangent(p, free, tangents[0], ctx.direct), None
+        return _tangent(p, torch.where(free, tangents[0], 0), ctx.direct), None
