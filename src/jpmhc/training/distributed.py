@@ -163,16 +163,18 @@ class Zero:
             raise ValueError("ZeRO stage 3 gathers parameters in hooks that do not compile: use --no-compile with it")
         import deepspeed
 
+        # On CPUs DeepSpeed would compile a shared-memory all-reduce at first use; gloo needs no compiler.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         self.world, self.stage, self.parts_of_batch = world, stage, config.accumulate
         self.base = config.lr
         self.named: dict[str, Any] = dict(_dense(core))  # stage 3 gives parameters attributes of its own
         self.frames = list(hide_frames(core).values())
         if config.compile:
             core.compile()
-        optimiser = AdamAtan2(groups, config.lr, config.betas)
+        self.optimiser = AdamAtan2(groups, config.lr, config.betas)
         self.engine, *_ = deepspeed.initialize(
             model=core,
-            optimizer=optimiser,
+            optimizer=self.optimiser,
             config={
                 "train_batch_size": config.batch,
                 "train_micro_batch_size_per_gpu": config.batch // (world.size * config.accumulate),
@@ -186,11 +188,6 @@ class Zero:
         self.module: nn.Module = self.engine
         # Setting up may take a trial step to create the states: the first real step must find none.
         self.optimiser.state.clear()
-
-    @property
-    def optimiser(self) -> AdamAtan2:
-        """The optimiser that steps this rank's shards."""
-        return self.engine.optimizer.optimizer
 
     def parts(self, last: bool) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -241,10 +238,16 @@ class Zero:
         return found
 
     def state(self) -> dict[str, Any]:
-        return self.optimiser.state_dict()
+        return {"shards": [dict(self.optimiser.state[shard]) for shard in self._shards()]}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self.optimiser.load_state_dict(state)
+        for shard, saved in zip(self._shards(), state["shards"], strict=True):
+            self.optimiser.state[shard] = saved
+
+    def _shards(self) -> list[Tensor]:
+        """The flat float32 tensors that the optimiser steps on this rank."""
+        sharded = self.engine.optimizer
+        return sharded.fp32_partitioned_groups_flat if self.stage == 3 else sharded.single_partition_of_fp32_groups
 
 
 def share(world: World, core: nn.Module, groups: list[dict[str, Any]], config: TrainConfig) -> Replicas | Zero:

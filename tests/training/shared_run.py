@@ -1,0 +1,70 @@
+"""Two processes train the same small run under every strategy; started by test_distributed.py with torchrun."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import torch
+
+from jpmhc.models import RecursiveConfig
+from jpmhc.tasks.arc import ArcConfig
+from jpmhc.training import checkpoint
+from jpmhc.training.config import TrainConfig
+from jpmhc.training.distributed import World, join
+from jpmhc.training.loop import Trainer
+
+STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
+STEPS = 50
+
+
+def configuration(out: Path) -> TrainConfig:
+    """A run with puzzle vectors, Grassmann frames clipping, decay, exploration and averaging."""
+    return TrainConfig(
+        task=ArcConfig(tasks=("25ff71a9", "a85d4709", "25d8a9c8"), augmentations=3, side=4, test_on="training"),
+        model=RecursiveConfig(
+            dim=16,
+            heads=2,
+            inner_multiple=16,
+            puzzle_slots=2,
+            h_cycles=2,
+            l_cycles=1,
+            halt_max_steps=3,
+            halt_exploration=0.3,
+            mixer="grassmann",
+            streams=2,
+            mixer_dynamic=False,
+        ),
+        steps=STEPS,
+        batch=8,
+        lr=3e-4,
+        warmup=5,
+        decay_at=(0.8,),
+        decay_to=(0.3,),
+        clip=1.0,
+        frame_lr=0.01,
+        ema=0.9,
+        device="cpu",
+        out=out,
+        log_every=1,
+        checkpoint_every=30,
+        keep=10,
+    )
+
+
+def run_all(folder: Path, world: World) -> None:
+    """Every strategy; the stage that shards everything also goes on from a checkpoint."""
+    for strategy in STRATEGIES:
+        config = dataclasses.replace(configuration(folder / strategy), strategy=strategy)
+        if strategy == "zero2":
+            config = dataclasses.replace(config, accumulate=2)
+        Trainer(config, world).run()
+        if strategy == "zero3":
+            resumed = dataclasses.replace(config, out=folder / "zero3-resumed")
+            found = checkpoint.verify(config.out / "checkpoints" / "step-00000030")
+            Trainer(resumed, world, found).run()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with join("cpu") as joined:
+        run_all(Path(sys.argv[1]), joined)
