@@ -155,14 +155,14 @@ class HyperConnection(nn.Module):
     def coefficients(self, x: Tensor) -> Coefficients:
         """Read weights, write weights and skip matrix for each token of x, in float32 or float64."""
         coefficients, _ = self.map(self._flat(x))
-        return Coefficients(*(c.unflatten(0, x.shape[:-2]) for c in coefficients))
+        return Coefficients(*(c.reshape(*x.shape[:-2], *c.shape[1:]) for c in coefficients))
 
     def read(self, x: Tensor) -> tuple[Tensor, ReadState]:
         """The sublayer's input [..., dim], and what `write` needs to know."""
         coefficients, streams = self.map(self._flat(x))
         h, streams = steps.gather(streams, coefficients.read)
         skip = None if isinstance(self.mixer, mixers.Identity) else coefficients.skip
-        return h.unflatten(0, x.shape[:-2]), ReadState(x, streams, coefficients.write, skip)
+        return h.reshape(*x.shape[:-2], self.dim), ReadState(x, streams, coefficients.write, skip)
 
     def write(self, x: Tensor, y: Tensor, state: ReadState) -> Tensor:
         """The streams after the sublayer's output y [..., dim] has been written back."""

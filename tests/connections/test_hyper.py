@@ -1,0 +1,245 @@
+"""HyperConnection against the formula written out token by token, and what it promises its users."""
+
+import pytest
+import torch
+from torch import nn
+
+import jpmhc
+from jpmhc.connections import gates
+
+NAMES = list(jpmhc.MIXERS)
+DIM, N = 8, 4
+
+
+def perturbed(**options) -> jpmhc.HyperConnection:
+    """A block in float64 whose coefficients depend on the token."""
+    torch.manual_seed(0)
+    block = jpmhc.HyperConnection(nn.Sequential(nn.Linear(DIM, DIM), nn.Tanh()), DIM, N, index=1, **options).double()
+    with torch.no_grad():
+        for parameter in block.map.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return block
+
+
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+@pytest.mark.parametrize("gate", ["softmax", "softmax_matrix", "sigmoid"])
+def test_block_is_the_papers_formula(norm, gate):
+    block = perturbed(mixer="cayley", norm=norm, read=gate, write=gate, temperature=0.7)
+    x = torch.randn(2, 3, N, DIM, dtype=torch.float64)
+    out = block(x)
+    normalise = nn.functional.rms_norm if norm == "rms" else nn.functional.layer_norm
+    for token, found in zip(x.reshape(-1, N, DIM), out.reshape(-1, N, DIM)):
+        logits = block.map.weight @ normalise(token.flatten(), (N * DIM,), eps=1e-6) + block.map.logits
+        size = gates.READS[gate].size(N)
+        pre, post, res = logits[:size] / 0.7, logits[size : 2 * size] / 0.7, logits[2 * size :]
+        if gate == "softmax_matrix":
+            h = (pre.view(N, N).softmax(-1) @ token).mean(0)
+            spread = post.view(N, N).softmax(-2) @ block.sublayer(h).expand(N, DIM)
+        else:
+            read, write = (
+                (pre.softmax(-1), N * post.softmax(-1)) if gate == "softmax" else (pre.sigmoid(), 2 * post.sigmoid())
+            )
+            spread = write[:, None] * block.sublayer(read @ token)
+        k = torch.zeros(N, N, dtype=torch.float64)
+        k[*torch.triu_indices(N, N, 1)] = 0.05 * res
+        k = k - k.T
+        skip = (torch.eye(N) + k) @ torch.linalg.inv(torch.eye(N) - k)
+        assert torch.allclose(found, skip @ token + spread, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("gate", ["softmax", "softmax_matrix", "sigmoid"])
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_start_is_the_plain_residual(name, gate, dynamic):
+    torch.manual_seed(0)
+    for dtype, bound in ((torch.float32, 4e-6), (torch.float64, 1e-13)):
+        torch.set_default_dtype(dtype)
+        try:
+            f = nn.Sequential(nn.Linear(DIM, DIM), nn.GELU(), nn.Linear(DIM, DIM))
+            block = jpmhc.HyperConnection(f, DIM, N, name, read=gate, write=gate, norm="layer", dynamic=dynamic)
+            x = 10 * torch.randn(2, 5, DIM)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        plain = x + f(x)
+        error = (block(jpmhc.expand_streams(x, N)) - jpmhc.expand_streams(plain, N)).abs().max()
+        assert error <= bound * (x.abs() + f(x).abs()).max()
+
+
+def stack(name: str) -> jpmhc.HyperConnectionStack:
+    torch.manual_seed(0)
+    layers = (nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16)) for _ in range(6))
+    return jpmhc.HyperConnectionStack(jpmhc.HyperConnection(f, 16, N, name, index=k) for k, f in enumerate(layers))
+
+
+def train(model: jpmhc.HyperConnectionStack, optimizer: torch.optim.Optimizer) -> tuple[float, float]:
+    """How far the streams part and the skips move in fifty steps."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(64, 16, generator=generator, dtype=torch.float64)
+    target = torch.randn(64, 16, generator=generator, dtype=torch.float64)
+    streams = jpmhc.expand_streams(x, N)
+    before = [block.coefficients(streams).skip.detach() for block in model.connections]
+    for _ in range(50):
+        optimizer.zero_grad()
+        (jpmhc.reduce_streams(model(streams)) - target).square().mean().backward()
+        optimizer.step()
+    out = model(streams)
+    apart = (out - out.mean(-2, keepdim=True)).abs().max().item()
+    after = [block.coefficients(streams).skip.detach() for block in model.connections]
+    return apart, max((a - b).abs().max().item() for a, b in zip(after, before))
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("identity", "unconstrained")])
+def test_constrained_streams_part_under_plain_sgd(name):
+    model = stack(name).double()
+    assert train(model, torch.optim.SGD(model.parameters(), lr=0.1))[0] > 1e-3
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "identity"])
+def test_skips_move_under_adam(name):
+    model = stack(name).double()
+    assert train(model, torch.optim.Adam(model.parameters(), lr=1e-3))[1] >= 1e-3
+
+
+def test_symmetric_reads_would_keep_the_streams_equal():
+    # the control of the test above: without a favoured stream nothing ever parts them
+    model = stack("sinkhorn").double()
+    for block in model.connections:
+        with torch.no_grad():
+            block.map.logits[: block.map.sizes[0]] = 0
+    assert train(model, torch.optim.SGD(model.parameters(), lr=0.1))[0] < 1e-12
+
+
+@pytest.mark.parametrize(("name", "post_norm"), [*((name, None) for name in NAMES), ("cayley", "rms")])
+def test_compiled_equals_eager(name, post_norm):
+    block = perturbed(mixer=name, post_norm=post_norm)
+    x = torch.randn(5, N, DIM, dtype=torch.float64, requires_grad=True)
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+    leaves = [x, *(p for p in block.parameters() if p.requires_grad)]
+    results = [torch.autograd.grad(f(x).sin().sum(), leaves, allow_unused=True) for f in (block, compiled)]
+    for eager, other in zip(*results):
+        assert eager is None or torch.allclose(eager, other, atol=1e-12)
+
+
+def test_function_transforms_see_the_same_block():
+    block = perturbed(mixer="sinkhorn")
+    x = torch.randn(5, N, DIM, dtype=torch.float64)
+    assert torch.allclose(torch.func.vmap(block)(x[:, None])[:, 0], block(x))
+    reverse, forward = torch.func.jacrev(block)(x[:1]), torch.func.jacfwd(block)(x[:1])
+    assert torch.allclose(reverse, forward, atol=1e-12)
+
+
+def test_steps_compose_to_forward_and_coefficients_describe_them():
+    block = perturbed(mixer="permutation")
+    x = torch.randn(3, N, DIM, dtype=torch.float64)
+    h, state = block.read(x)
+    y = block.sublayer(h)
+    out = block.write(x, y, state)
+    assert torch.equal(out, block(x))
+    c = block.coefficients(x)
+    assert torch.allclose(h, torch.einsum("tn,tnd->td", c.read, x))
+    assert torch.allclose(out, c.skip @ x + c.write[..., None] * y[:, None])
+    # write() takes other streams than the ones that were read
+    assert torch.allclose(block.write(2 * x, y, state), c.skip @ (2 * x) + c.write[..., None] * y[:, None])
+
+
+def test_extra_arguments_and_tuples_pass_through():
+    def sublayer(h, shift, *, scale):
+        return h * scale + shift, "weights", 7
+
+    block = jpmhc.HyperConnection(sublayer, DIM, N, index=0)
+    x = torch.randn(3, DIM)
+    out, label, number = block(jpmhc.expand_streams(x, N), 1.0, scale=2.0)
+    assert (label, number) == ("weights", 7)
+    assert torch.allclose(jpmhc.reduce_streams(out), x + 2 * x + 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_any_dtype_and_layout(dtype):
+    block = jpmhc.HyperConnection(nn.Linear(DIM, DIM), DIM, N, index=0).to(dtype)
+    x = torch.randn(DIM, 3, N, 2, dtype=dtype).permute(3, 1, 2, 0)
+    assert not x.is_contiguous()
+    out = block(x)
+    assert out.dtype == dtype
+    assert torch.equal(out, block(x.contiguous()))
+    assert block(x[:0]).shape == (0, 3, N, DIM)
+    assert block(x[0, 0]).shape == (N, DIM)
+
+
+def test_coefficients_stay_in_float32_when_the_model_does_not():
+    block = jpmhc.HyperConnection(nn.Linear(DIM, DIM), DIM, N, "grassmann", dynamic=False)
+    model = nn.Sequential(block, nn.Linear(DIM, DIM)).to(torch.bfloat16)
+    assert model[1].weight.dtype == block.sublayer.weight.dtype == torch.bfloat16
+    assert {p.dtype for p in block.map.parameters()} == {torch.float32}
+    x = torch.randn(3, N, DIM).bfloat16()
+    assert {c.dtype for c in block.coefficients(x)} == {torch.float32}
+    assert {p.dtype for p in block.double().map.parameters()} == {torch.float64}
+
+
+def test_autocast_leaves_streams_and_coefficients_alone():
+    block = jpmhc.HyperConnection(nn.Linear(DIM, DIM), DIM, N, index=0)
+    x = torch.randn(3, N, DIM, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = block(x)
+        inside = block.coefficients(x)
+    assert out.dtype == torch.float32
+    assert all(torch.equal(a, b) for a, b in zip(inside, block.coefficients(x)))
+    (gradient,) = torch.autograd.grad(out.square().sum(), x)
+    (exact,) = torch.autograd.grad(block(x).square().sum(), x)
+    assert (gradient - exact).norm() / exact.norm() < 0.02  # the sublayer alone ran in bfloat16
+
+
+def test_index_chooses_the_favoured_stream_and_none_is_seeded():
+    for index in (0, 2, 7):
+        block = jpmhc.HyperConnection(nn.Identity(), DIM, N, index=index)
+        assert block.coefficients(torch.zeros(N, DIM)).read.argmax() == index % N
+    torch.manual_seed(5)
+    draws = [jpmhc.HyperConnection(nn.Identity(), DIM, N).map.logits for _ in range(2)]
+    torch.manual_seed(5)
+    assert all(torch.equal(a, jpmhc.HyperConnection(nn.Identity(), DIM, N).map.logits) for a in draws)
+
+
+def test_weights_of_a_plain_model_load_into_the_wrapped_one():
+    plain = nn.ModuleList(nn.Linear(DIM, DIM) for _ in range(3))
+    wrapped = jpmhc.HyperConnectionStack(jpmhc.HyperConnection(nn.Linear(DIM, DIM), DIM, N, index=k) for k in range(3))
+    renamed = {f"connections.{k.replace('.', '.sublayer.', 1)}": v for k, v in plain.state_dict().items()}
+    missing, unexpected = wrapped.load_state_dict(renamed, strict=False)
+    assert not unexpected
+    assert all(".map." in key for key in missing)
+    x = torch.randn(4, DIM)
+    expected = x
+    for layer in plain:
+        expected = expected + layer(expected)
+    found = jpmhc.reduce_streams(wrapped(jpmhc.expand_streams(x, N)))
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_post_norm_gives_each_stream_unit_mean_square():
+    block = perturbed(mixer="cayley", post_norm="rms")
+    out = block(5 * torch.randn(3, N, DIM, dtype=torch.float64))
+    assert torch.allclose(out.square().mean(-1), torch.ones(3, N, dtype=torch.float64), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, N, "birkhof"), "unknown mixer 'birkhof'"),
+        (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, 3, "kronecker"), "power of two"),
+        (lambda: jpmhc.HyperConnection(nn.Identity(), 0, N), "dim must be at least 1"),
+        (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, 0), "streams must be at least 1"),
+        (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, N, norm="batch"), "unknown norm 'batch'"),
+        (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, N, read="max"), "unknown read 'max'"),
+        (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, N, write="max"), "unknown write 'max'"),
+        (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, N, temperature=0.0), "temperature must be positive"),
+        (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, N, post_norm="layer"), "post_norm"),
+        (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, N, kernels="cuda"), "kernels must be one of"),
+        (
+            lambda: jpmhc.HyperConnection(nn.Identity(), DIM, N)(torch.zeros(N + 1, DIM)),
+            r"\[\.\.\., 4, 8\], got \[5, 8\]",
+        ),
+        (lambda: jpmhc.HyperConnection(nn.Linear(DIM, 3), DIM, N)(torch.zeros(2, N, DIM)), r"must return \[2, 8\]"),
+        (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, N)(torch.full((N, DIM), float("nan"))), "finite"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
