@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from jpmhc.spectra import chain, dyson, stransform, subordination, z1
+from jpmhc.spectra import chain, dyson, stransform, subordination, twisted, z1
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.solution import Solution, check_points
 
@@ -16,6 +16,7 @@ METHODS: dict[str, Callable[..., Solution]] = {
     "z1": z1.solve,
     "subordination": subordination.solve,
     "stransform": stransform.solve,
+    "twisted": twisted.solve,
 }
 
 
