@@ -1,0 +1,204 @@
+r"""Traces and spectra of operators known only by what they do to vectors (appendix "Stochastic Trace Estimation").
+
+An operator is a function of rows: it maps a block of k vectors [k, N] to the block of their images. With `quadrature`
+and `singular_quadrature` a few dozen products give the whole spectral measure, and with it
+$\frac1N \mathrm{Tr}\, f(A)$ for every $f$, among them the Cauchy transform: no solve per spectral point is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Operator = Callable[[Tensor], Tensor]
+
+PROBES = ("gaussian", "rademacher")
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """An estimated number and its standard error (NaN with fewer than two probes)."""
+
+    value: Tensor
+    error: float
+
+
+def probes(
+    count: int,
+    size: int,
+    kind: str = "gaussian",
+    *,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str = "cpu",
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    r"""Random vectors of unit norm with $E[g g^*] = I/N$. [count, size]
+
+    Note:
+        The paper's complex Gaussian vectors need $g^*$: the expectation of $g^\top A g$ is zero.
+    """
+    if count < 1 or size < 1:
+        raise ValueError(f"at least one probe of at least one entry is needed, not {count} of {size}")
+    if kind not in PROBES:
+        raise ValueError(f"no kind of probe is called {kind!r}; choose one of {', '.join(PROBES)}")
+    vectors = torch.randn(count, size, dtype=dtype, device=device, generator=generator)
+    if kind == "rademacher":
+        vectors = torch.sgn(vectors)  # phases, where the entries are complex
+    return vectors / torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+
+
+def hutchinson(operator: Operator, start: Tensor) -> Estimate:
+    r"""$\mathrm{Tr}\, A \approx \frac{N}{s} \sum_i g_i^* A g_i$ with unit vectors $g_i$: as many products as vectors.
+
+    Args:
+        operator: $A$, on rows.
+        start: The vectors $g_i$, as `probes` gives them. [s, N]
+    """
+    return _estimate(start.shape[-1] * _inner(start, operator(start)))
+
+
+def hutchpp(operator: Operator, sketch: Tensor, start: Tensor) -> Estimate:
+    r"""Hutch++ (eq. hutchpp): the trace on the range of a sketch exactly, the rest by Hutchinson.
+
+    $\mathrm{Tr}(Q^* A Q) + \frac{N}{s} \sum_i g_i^* (1 - QQ^*) A (1 - QQ^*) g_i$ takes twice as many products as
+    sketch vectors and one per probe. It pays where a few directions carry most of A; for the Jacobian of a network near
+    isometry no direction does, and Hutchinson with as many products is as good.
+
+    Args:
+        operator: $A$, on rows.
+        sketch: Random vectors whose images span Q. [k, N]
+        start: The vectors $g_i$, drawn independently of the sketch. [s, N]
+    """
+    size = start.shape[-1]
+    if sketch.shape[-1] != size:
+        raise ValueError(f"sketch and probes must have one size, not {sketch.shape[-1]} and {size}")
+    if len(sketch) > size:
+        raise ValueError(f"a sketch of {len(sketch)} vectors spans more than {size} dimensions; use at most {size}")
+    basis = torch.linalg.qr(operator(sketch).mT)[0].mT  # rows are the columns of Q. [k, N]
+    head = _inner(basis, operator(basis)).sum()
+    rest = start - (start @ basis.mH) @ basis
+    tail = _estimate(size * _inner(rest, operator(rest)))
+    return Estimate(head + tail.value, tail.error)
+
+
+@dataclass(frozen=True, eq=False)
+class Quadrature:
+    r"""The spectral measures of some vectors, as nodes and weights; their mean estimates the operator's.
+
+    Attributes:
+        nodes: Where the mass sits; squared singular values for `singular_quadrature`. [s, steps]
+        weights: How much; each row sums to one. [s, steps]
+    """
+
+    nodes: Tensor
+    weights: Tensor
+
+    def mean(self, function: Callable[[Tensor], Tensor]) -> Estimate:
+        r"""$\frac1N \mathrm{Tr}\, f(A)$, for a function of the eigenvalue."""
+        return _estimate((self.weights * function(self.nodes)).sum(-1))
+
+    def cauchy(self, z: Tensor) -> Tensor:
+        r"""$\frac1N \mathrm{Tr}\,(z - A)^{-1}$ at complex points of any shape."""
+        z = torch.as_tensor(z, dtype=torch.complex128, device=self.nodes.device)
+        return (self.weights / (z[..., None, None] - self.nodes)).sum(-1).mean(-1)
+
+    def moment(self, order: int) -> Estimate:
+        r"""$\frac1N \mathrm{Tr}\, A^k$."""
+        return self.mean(lambda x: x**order)
+
+    def below(self, threshold: float) -> Estimate:
+        """The share of eigenvalues below a threshold: good to the distance between nodes."""
+        return self.mean(lambda x: (x < threshold).to(self.weights.dtype))
+
+
+def quadrature(operator: Operator, start: Tensor, steps: int) -> Quadrature:
+    r"""Stochastic Lanczos quadrature for a Hermitian operator.
+
+    After k steps a row integrates every polynomial of degree below 2k exactly against its vector's spectral measure.
+    The basis is kept and reorthogonalised: memory for s · k · N numbers.
+
+    Args:
+        operator: A Hermitian $A$, on rows.
+        start: Unit vectors, as `probes` gives them. [s, N]
+        steps: Lanczos steps k, and so products per vector.
+    """
+    _check_steps(steps, start.shape[-1])
+    basis = [start]
+    diagonal, off = [], []
+    for _ in range(steps):
+        image = operator(basis[-1])
+        diagonal.append(_inner(basis[-1], image).real)
+        norm, vector = _next(image, basis)
+        off.append(norm)
+        basis.append(vector)
+    alpha, beta = torch.stack(diagonal, -1), torch.stack(off[:-1], -1) if steps > 1 else start.real[:, :0]
+    matrix = torch.diag_embed(alpha) + torch.diag_embed(beta, 1) + torch.diag_embed(beta, -1)
+    nodes, vectors = torch.linalg.eigh(matrix)
+    return Quadrature(nodes, vectors[:, 0, :].square())
+
+
+def singular_quadrature(operator: Operator, adjoint: Operator, start: Tensor, steps: int) -> Quadrature:
+    r"""Golub–Kahan quadrature: the squared singular values of an operator $J$ given by products with $J$ and $J^*$.
+
+    Bidiagonalisation from the vectors gives $B$ with $B^\top B$ their Lanczos matrix of $J^* J$, without squaring the
+    condition number: small singular values are resolved as well as large ones.
+
+    Args:
+        operator: $J$, on rows: [s, N] -> [s, M].
+        adjoint: $J^*$, on rows: [s, M] -> [s, N]. For a network, a vector-Jacobian product.
+        start: Unit vectors of the input space. [s, N]
+        steps: Steps k: k products with J and k - 1 with its adjoint per vector.
+    """
+    _check_steps(steps, start.shape[-1])
+    right: list[Tensor] = [start]
+    left: list[Tensor] = []
+    diagonal: list[Tensor] = []
+    off: list[Tensor] = []
+    for step in range(steps):
+        image = operator(right[-1])
+        if step > 0:
+            image = image - off[-1].unsqueeze(-1) * left[-1]
+        norm, vector = _next(image, left)
+        diagonal.append(norm)
+        left.append(vector)
+        if step + 1 < steps:
+            back = adjoint(vector) - norm.unsqueeze(-1) * right[-1]
+            norm, vector = _next(back, right)
+            off.append(norm)
+            right.append(vector)
+    alpha = torch.stack(diagonal, -1)
+    beta = torch.stack(off, -1) if off else alpha[:, :0]
+    _, values, vectors = torch.linalg.svd(torch.diag_embed(alpha) + torch.diag_embed(beta, 1))
+    return Quadrature(values.square(), vectors[:, :, 0].square())
+
+
+def _next(image: Tensor, basis: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """The length [s] of what is new in the images, and its direction [s, N]; zero where nothing is."""
+    size = torch.linalg.vector_norm(image, dim=-1)
+    if basis:
+        known = torch.stack(basis, 1)  # [s, j, N]
+        for _ in range(2):  # twice is enough for orthogonality to rounding
+            image = image - ((known.conj() @ image.unsqueeze(-1)).mT @ known).squeeze(1)
+    norm = torch.linalg.vector_norm(image, dim=-1)
+    new = norm > 1e-13 * size
+    norm = torch.where(new, norm, 0.0)
+    return norm, torch.where(new.unsqueeze(-1), image / torch.where(new, norm, 1.0).unsqueeze(-1), 0.0)
+
+
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    return (a.conj() * b).sum(-1)
+
+
+def _estimate(values: Tensor) -> Estimate:
+    count = len(values)
+    if count < 2:
+        return Estimate(values.mean(), float("nan"))
+    return Estimate(values.mean(), float((values - values.mean()).abs().square().sum() / (count - 1) / count) ** 0.5)
+
+
+def _check_steps(steps: int, size: int) -> None:
+    if not 1 <= steps <= size:
+        raise ValueError(f"the number of steps must lie between 1 and the dimension {size}, not {steps}")
