@@ -8,12 +8,24 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+from rich.console import Console
+from rich.progress import Progress
 
+from jpmhc.connections import MIXERS
+from jpmhc.demo import DEFAULT as DEMO
+from jpmhc.demo import DemoConfig
+from jpmhc.demo import run as run_demo
 from jpmhc.manifolds.generating_sets import Method, Question, available_cores, carry_out
 from jpmhc.manifolds.generating_sets import plan as plan_search
 from jpmhc.manifolds.walk_spectrum import plain_spectral_gap
+from jpmhc.report import demo as demo_report
 from jpmhc.report import generators as generator_report
+from jpmhc.report import spectra as spectra_report
 from jpmhc.report.arc_grids import draw as draw_answers
+from jpmhc.report.figures import draw_panel, draw_spectrum
+from jpmhc.spectra.panel import PanelConfig
+from jpmhc.spectra.panel import panel as draw_cells
+from jpmhc.spectra.query import Query, ask, write_curve
 from jpmhc.training.config import PRESETS, TrainConfig
 from jpmhc.training.evaluation import EvaluateConfig, PredictConfig, evaluate_checkpoints
 from jpmhc.training.evaluation import predict as run_prediction
@@ -22,8 +34,20 @@ from jpmhc.training.loop import train as run_training
 from jpmhc.training.row_progress import RowProgress
 
 
-def demo() -> None:
-    """Train a small deep stack with every mixer on a generated task and compare them."""
+def demo(config: Annotated[DemoConfig, tyro.conf.arg(name="")] = DEMO, out: Path = Path("out/demo")) -> None:
+    """Train a small deep stack with every mixer on a generated task and compare them; about a minute.
+
+    Example: jpmhc demo --depth 48 --out out/deep
+
+    Args:
+        config: Sizes.
+        out: Folder for the figure.
+    """
+    with Progress(*Progress.get_default_columns(), transient=True) as progress:
+        bars = {mixer: progress.add_task(mixer, total=config.steps) for mixer in MIXERS}
+        outcomes = list(run_demo(config, lambda mixer, step: progress.update(bars[mixer], completed=step)))
+    Console().print(demo_report.table(outcomes))
+    print(f"wrote {demo_report.figure(outcomes, out / 'demo.png')}")
 
 
 def train_from(default: TrainConfig) -> Callable[[TrainConfig], None]:
@@ -131,11 +155,44 @@ def generators(
         print(f"wrote {json}")
 
 
+def spectrum(query: Annotated[Query, tyro.conf.arg(name="")], out: Path = Path("out/spectrum")) -> None:
+    """Say what the singular values of a network's end-to-end Jacobian are: a table, a figure and the curve.
+
+    Example: jpmhc spectrum --mixer bistochastic --depth 10 --noise 0.05 --simulate
+
+    Args:
+        out: Folder for spectrum.png and spectrum.csv.
+    """
+    with spectra_report.StageProgress() as progress:
+        answer = ask(query, progress.show)
+    spectra_report.show_answer(answer)
+    print(f"wrote {draw_spectrum(answer, spectra_report.title(query), out / 'spectrum.png')}")
+    print(f"wrote {write_curve(answer.density, out / 'spectrum.csv')}")
+
+
+def panel(config: Annotated[PanelConfig, tyro.conf.arg(name="")], out: Path = Path("out/panel")) -> None:
+    """Draw the paper's Figure 1, sampled singular values against theories, and print how far each theory is.
+
+    Example: jpmhc panel --out out/panel
+
+    Args:
+        out: Folder for panel.png, panel_log.png (logarithmic axes) and panel.csv.
+    """
+    with spectra_report.StageProgress(len(config.mixers) * len(config.depths)) as progress:
+        cells = draw_cells(config, progress.show)
+    spectra_report.show_panel(cells)
+    print(f"wrote {draw_panel(cells, config.eta, out / 'panel.png')}")
+    print(f"wrote {draw_panel(cells, config.eta, out / 'panel_log.png', logarithmic=True)}")
+    print(f"wrote {spectra_report.write_panel(cells, out / 'panel.csv')}")
+
+
 COMMANDS: dict[str, Callable] = {
     "demo": demo,
     "evaluate": evaluate,
     "generators": generators,
+    "panel": panel,
     "predict": predict,
+    "spectrum": spectrum,
 }
 
 

@@ -37,8 +37,8 @@ class Density:
         values: The density, clipped at zero and not normalised. [P]
         eta: The smoothing at each point. [P]
         mass: What the grid captures, before any normalisation.
-        below: The law's mass below the grid, as the Cauchy transform at $i x_0$ sees it: an atom at zero, or singular
-            values smaller than the grid's first. With `mass` it makes up one, up to smoothing.
+        below: The law's mass below the grid: an atom at zero, or singular values smaller than the grid's first. With
+            `mass` it makes up one, up to smoothing. Zero for a fixed eta, which spreads that mass over the grid.
         first_moment: $\int x \rho\,dx$ over the grid.
         exact_moment: What the mean squared singular value is by the exact recursion.
         interpolated: Which points did not converge and were interpolated from their neighbours. [P]
@@ -73,7 +73,7 @@ class Density:
     def cumulative(self) -> Tensor:
         """The distribution function on the grid: the mass below it and up to each point, scaled to end at one. [P]"""
         inside = torch.cumulative_trapezoid(self.x * self.values, self.x.log())
-        total = torch.cat([self.x.new_zeros(1), inside]) + max(self.below, 0.0)
+        total = torch.cat([self.x.new_zeros(1), inside]) + self.below
         return total / total[-1]
 
     def quantile(self, probability: float) -> float:
@@ -172,7 +172,11 @@ def density(
     # Re z G at z = i y is the mass below y, with a weight y^2 / (x^2 + y^2) that leaves the grid's own mass out.
     point = 1j * grid[:1] * _BELOW
     bottom = cauchy(network, point.to(network.skips.device), method, tolerance=tolerance, maximum=maximum)
-    below = float((point[0] * bottom.G.cpu()[0]).real) if bool(bottom.converged.all()) else float("nan")
+    below = 0.0
+    if eta is None:
+        if not bool(bottom.converged.all()):
+            raise ValueError(f"the mass below the grid is unknown: z = {complex(point[0]):.1e} did not converge")
+        below = float((point[0] * bottom.G.cpu()[0]).real)
     result = Density(
         x=grid,
         values=values,

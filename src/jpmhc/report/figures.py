@@ -1,0 +1,170 @@
+"""Pictures of spectra: one spectrum, and the panel of depths by mixers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+from jpmhc.spectra.density import COLLAPSED, Density
+from jpmhc.spectra.distances import singular_values
+from jpmhc.spectra.panel import Cell
+from jpmhc.spectra.query import Answer
+
+INK = "#1d1d1f"
+SAMPLED = "#c9ced6"
+EXACT = "#0b4f9c"
+FIXED = "#57a5e0"
+SCALAR = "#e2711d"
+_BINS = 50
+_LABELS = {
+    "exact": "exact, η ∝ x",
+    "fixed": "exact, η = {eta:g}",
+    "scalar": "scalar theory, η = {eta:g}",
+}
+_NUMBERS = {"sampled": "#7d8590", "exact": EXACT, "fixed": FIXED, "scalar": SCALAR}
+# Neighbouring grid points further apart than this factor have a gap between bands between them.
+_GAP = 1.15
+# A collapsed fraction below this is not worth a line.
+_WORTH_SAYING = 0.005
+_STYLES: dict[str, dict[str, Any]] = {
+    "scalar": {"color": SCALAR, "linestyle": (0, (1, 1)), "linewidth": 1.6},
+    "fixed": {"color": FIXED, "linestyle": "--", "linewidth": 1.1},
+    "exact": {"color": EXACT, "linewidth": 1.5},
+}
+
+
+def save(figure: Any, path: Path) -> Path:
+    """Write a figure and forget it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=170)
+    plt.close(figure)
+    return path
+
+
+def draw_panel(cells: Sequence[Cell], eta: float, path: Path, *, logarithmic: bool = False) -> Path:
+    """All cells of a panel, depths downwards and mixers to the right.
+
+    Args:
+        logarithmic: Singular values on a logarithmic axis, and densities per decade: everything that has collapsed
+            becomes visible.
+    """
+    mixers = list(dict.fromkeys(cell.mixer for cell in cells))
+    depths = list(dict.fromkeys(cell.depth for cell in cells))
+    figure, axes = plt.subplots(
+        len(depths),
+        len(mixers),
+        figsize=(3.4 * len(mixers), 2.9 * len(depths) + 0.6),
+        squeeze=False,
+        layout="constrained",
+    )
+    for cell in cells:
+        ax = axes[depths.index(cell.depth)][mixers.index(cell.mixer)]
+        (_logarithmic_cell if logarithmic else _linear_cell)(ax, cell)
+        _annotate(ax, cell)
+        ax.tick_params(labelsize=8)
+        ax.spines[["top", "right"]].set_visible(False)
+    for ax, mixer in zip(axes[0], mixers):
+        ax.set_title(mixer, fontsize=12, color=INK, pad=28)
+    for row, depth in zip(axes, depths):
+        row[0].set_ylabel(f"L = {depth}\ndensity" + (" per decade" if logarithmic else ""), fontsize=10)
+    for ax in axes[-1]:
+        ax.set_xlabel("singular value", fontsize=10)
+    handles: list[Any] = [plt.Rectangle((0, 0), 1, 1, color=SAMPLED)]
+    handles += [plt.Line2D([], [], **_STYLES[name]) for name in _LABELS]
+    labels = ["sampled networks", *(label.format(eta=eta) for label in _LABELS.values())]
+    figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False, fontsize=10)
+    return save(figure, path)
+
+
+def _linear_cell(ax: Any, cell: Cell) -> None:
+    s = singular_values(cell.sampled)
+    top = s[-1] * 1.12
+    heights, _, _ = ax.hist(s, bins=_BINS, range=(0, top), density=True, color=SAMPLED)
+    for name in ("scalar", "fixed", "exact"):
+        ax.plot(*_full_curve(cell.curves[name], top), **_STYLES[name])
+    ax.set(xlim=(-0.01 * top, top), ylim=(0, _ceiling(heights)))
+
+
+def _full_curve(curve: Density, top: float) -> tuple[np.ndarray, np.ndarray]:
+    """The curve from its first point to the axis' end, at zero outside its grid and across gaps between bands."""
+    s, values = (part.numpy() for part in curve.singular_values())
+    gap = np.flatnonzero(s[1:] > _GAP * s[:-1])
+    s = np.insert(s, np.repeat(gap + 1, 2), np.stack([s[gap], s[gap + 1]], -1).ravel())
+    values = np.insert(values, np.repeat(gap + 1, 2), 0.0)
+    return np.concatenate([[s[0]], s, [s[-1], max(top, s[-1])]]), np.concatenate([[0.0], values, [0.0, 0.0]])
+
+
+def _logarithmic_cell(ax: Any, cell: Cell) -> None:
+    s = singular_values(cell.sampled)
+    bottom = max(s[0] * 0.7, s[-1] * 1e-9)
+    edges = np.logspace(np.log10(bottom), np.log10(s[-1] * 1.4), 90)
+    decades = np.diff(np.log10(edges))
+    share = np.histogram(s, edges)[0] / len(s)
+    ax.stairs(share / decades, edges, fill=True, color=SAMPLED)
+    peak = (share / decades).max()
+    for name in ("scalar", "fixed", "exact"):
+        grid, values = _full_curve(cell.curves[name], 0.0)
+        ax.plot(grid, values * grid * np.log(10), **_STYLES[name])
+    ax.set(xscale="log", xlim=(edges[0], edges[-1]), ylim=(0, 1.25 * peak))
+
+
+def _annotate(ax: Any, cell: Cell) -> None:
+    """Above the cell, each theory in its colour: W1 and, where there is any, the collapsed mass beside the sampled."""
+    collapsed = cell.collapsed()
+    found = {name: f"{item.wasserstein:.2g}" for name, item in cell.distances.items()}
+    lines = [("W₁", found)]
+    if max(collapsed["sampled"], collapsed["exact"]) > _WORTH_SAYING:
+        lines.append((f"s < {COLLAPSED:g}", {name: f"{share:.1%}" for name, share in collapsed.items()}))
+    for line, (label, numbers) in enumerate(lines):
+        place = {"transform": ax.transAxes, "va": "bottom", "fontsize": 8.5}
+        height = 1.02 + 0.085 * (len(lines) - 1 - line)
+        ax.text(0.0, height, label, ha="left", color=INK, **place)
+        for name, left in (("sampled", 0.38), ("exact", 0.6), ("fixed", 0.8), ("scalar", 1.0)):
+            if name in numbers:
+                ax.text(left, height, numbers[name], ha="right", color=_NUMBERS[name], **place)
+
+
+def draw_spectrum(answer: Answer, title: str, path: Path) -> Path:
+    """One spectrum, on a plain and on a logarithmic axis, over the sampled singular values if there are any."""
+    figure, (plain, logarithmic) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    curve = answer.density
+    s = singular_values(answer.sampled) if answer.sampled is not None else None
+    grid, values = _full_curve(curve, float(curve.x[-1]) ** 0.5)
+    if s is not None:
+        heights, _, _ = plain.hist(s, bins=_BINS, range=(0, s[-1] * 1.05), density=True, color=SAMPLED, label="sampled")
+        edges = np.logspace(np.log10(max(s[0], s[-1] * 1e-9)), np.log10(s[-1] * 1.1), 90)
+        share = np.histogram(s, edges)[0] / len(s) / np.diff(np.log10(edges))
+        logarithmic.stairs(share, edges, fill=True, color=SAMPLED)
+        plain.set_ylim(0, _ceiling(heights))
+    elif curve.below > _WORTH_SAYING or curve.collapsed() > _WORTH_SAYING:
+        plain.set_ylim(0, 1.3 * max(values[grid > COLLAPSED].max(initial=0.0), 1e-12))
+    label = "exact theory" if curve.exact else f"{curve.method}: not exact here"
+    plain.plot(grid, values, color=EXACT if curve.exact else SCALAR, label=label)
+    logarithmic.plot(grid, values * grid * np.log(10), color=EXACT if curve.exact else SCALAR)
+    plain.set(xlabel="singular value", ylabel="density", xlim=(0, None))
+    logarithmic.set(xlabel="singular value", ylabel="density per decade", xscale="log", ylim=(0, None))
+    words = [f"captured mass {curve.mass:.4f}"]
+    if curve.below > _WORTH_SAYING:
+        words.append(f"{curve.below:.1%} below {float(curve.x[0]) ** 0.5:.1g}")
+    if curve.collapsed() > _WORTH_SAYING:
+        words.append(f"{curve.collapsed():.1%} below {COLLAPSED:g}")
+    if answer.distances is not None:
+        words.append(f"W₁ to samples {answer.distances.wasserstein:.2g}")
+    figure.suptitle(f"{title}\n{' · '.join(words)}", fontsize=11, color=INK)
+    for ax in (plain, logarithmic):
+        ax.spines[["top", "right"]].set_visible(False)
+    plain.legend(frameon=False)
+    return save(figure, path)
+
+
+def _ceiling(heights: np.ndarray) -> float:
+    """Where to cut a histogram: collapsed mass would make the first bars tower over all others."""
+    rest = max(heights[2:].max(), 1e-12)
+    return 1.25 * (rest if heights[:2].max() > 4 * rest else heights.max())

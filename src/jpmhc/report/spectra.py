@@ -1,0 +1,103 @@
+"""Tables of spectra for a terminal, and the panel's numbers as a file."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from jpmhc.spectra.density import COLLAPSED
+from jpmhc.spectra.panel import Cell, rows
+from jpmhc.spectra.query import Answer, Query
+
+
+class StageProgress:
+    """A line that names what is being done; with a number of stages, also a bar."""
+
+    def __init__(self, stages: int | None = None) -> None:
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        self.task = self.bar.add_task("", total=stages)
+        self.begun = False
+
+    def __enter__(self) -> "StageProgress":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.bar.stop()
+
+    def show(self, stage: str) -> None:
+        """A stage begins, and the one before it has ended."""
+        self.bar.update(self.task, description=stage, advance=1 if self.begun else 0)
+        self.begun = True
+
+
+def title(query: Query) -> str:
+    """One line that says which network was asked about."""
+    skips = str(query.matrix) if query.matrix is not None else f"{query.mixer} skips, n = {query.streams}"
+    noise = (
+        f"Lσ² = {query.noise:g}" if query.activation is None else f"{query.activation}, σ_w = {query.weight_scale:g}"
+    )
+    return f"{skips}, L = {query.depth}, {noise}" + (", hyper-connection block" if query.block else "")
+
+
+def show_answer(answer: Answer) -> None:
+    """A short table of what a spectrum is like."""
+    found = answer.density
+    table = Table(show_header=False, box=None)
+    exact = "exact" if found.exact else "NOT exact here"
+    table.add_row("method", f"{found.method} ({exact}), residual at most {found.residual:.0e}, {answer.seconds:.2f} s")
+    table.add_row("mass", f"{found.mass:.5f} captured on {len(found.x)} points, {found.below:.5f} below them")
+    if int(found.interpolated.sum()):
+        table.add_row("unconverged", f"{int(found.interpolated.sum())} points, interpolated from their neighbours")
+    bands = ", ".join(f"{low:.4g} – {high:.4g}" for low, high in answer.edges.tolist())
+    table.add_row("singular values", bands)
+    table.add_row("moments of s²", "  ".join(f"{value:.6g}" for value in answer.moments.tolist()))
+    table.add_row("mean of s²", f"{found.first_moment:.6g} on the grid, {found.exact_moment:.6g} exactly")
+    quantiles = "  ".join(f"{found.quantile(p):.4g}" for p in (0.01, 0.1, 0.5, 0.9, 0.99))
+    table.add_row("quantiles of s", f"{quantiles} (1, 10, 50, 90, 99 %); ratio of 99 % to 1 %: {found.condition():.4g}")
+    table.add_row("collapsed", f"{found.collapsed():.2%} of singular values are below {COLLAPSED:g}")
+    if answer.distances is not None:
+        d = answer.distances
+        table.add_row(
+            "to samples",
+            f"W1 {d.wasserstein:.3g}, KS {d.kolmogorov:.3g}, L1 {d.l1:.3g}, L2 {d.l2:.3g}, Linf {d.linf:.3g}",
+        )
+    Console().print(table)
+
+
+def show_panel(cells: Sequence[Cell]) -> None:
+    """W1 and the collapsed fraction of every cell."""
+    table = Table(title="W1 in singular values to the sampled networks, and the fraction below 0.1")
+    for name in (
+        "L",
+        "mixer",
+        "W1 exact",
+        "W1 exact, fixed eta",
+        "W1 scalar",
+        "sampled",
+        "exact",
+        "fixed eta",
+        "scalar",
+    ):
+        table.add_column(name, justify="right")
+    for cell in cells:
+        apart = [f"{cell.distances[name].wasserstein:.2g}" for name in ("exact", "fixed", "scalar")]
+        collapsed = cell.collapsed()
+        shares = [f"{collapsed[name]:.1%}" for name in ("sampled", "exact", "fixed", "scalar")]
+        table.add_row(str(cell.depth), cell.mixer, *apart, *shares)
+    Console().print(table)
+
+
+def write_panel(cells: Sequence[Cell], path: Path) -> Path:
+    """The panel's numbers as CSV."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = rows(cells)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(table[0]))
+        writer.writeheader()
+        writer.writerows(table)
+    return path

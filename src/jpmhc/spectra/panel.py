@@ -1,0 +1,118 @@
+"""The paper's Figure 1: depths by mixers, each cell with sampled singular values and three theories."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from jpmhc.spectra.density import COLLAPSED, Density, density
+from jpmhc.spectra.distances import Distances, distances
+from jpmhc.spectra.network import Network
+from jpmhc.spectra.simulate import simulate
+
+# Points of the curves at a fixed eta, uniform in the singular value.
+_POINTS = 500
+
+
+@dataclass(frozen=True)
+class PanelConfig:
+    r"""What the panel shows; the defaults are the paper's (appendix "Operator-Valued Spectral Density Panel").
+
+    Attributes:
+        mixers: The columns, names of random skips.
+        depths: The rows; all layers of a cell share one skip, as in the paper.
+        samples: How many networks are sampled in each row.
+        streams: Streams n.
+        width: Features per stream p.
+        budget: $L \sigma^2$, the noise of all layers together.
+        eta: The fixed smoothing of the scalar theory and of the second exact curve.
+        seed: Of the skips and of the samples.
+    """
+
+    mixers: tuple[str, ...] = ("identity", "bistochastic", "orthogonal", "gaussian")
+    depths: tuple[int, ...] = (1, 2, 10)
+    samples: tuple[int, ...] = (300, 200, 100)
+    streams: int = 4
+    width: int = 25
+    budget: float = 0.05
+    eta: float = 0.02
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.samples) != len(self.depths):
+            raise ValueError(f"{len(self.depths)} depths need as many sample counts, not {len(self.samples)}")
+        if not self.mixers or not self.depths:
+            raise ValueError("a panel needs at least one mixer and one depth")
+        if not self.eta > 0:
+            raise ValueError(f"eta must be positive, not {self.eta:g}")
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """One cell: the samples, the three curves and how far each is from the samples.
+
+    Attributes:
+        sampled: Squared singular values. [samples, N]
+        curves: "scalar" (the scalar theory at the paper's eta), "fixed" (the exact theory at the paper's eta) and
+            "exact" (the exact theory with eta proportional to x).
+        distances: Of each curve to the samples, in singular values.
+    """
+
+    mixer: str
+    depth: int
+    sampled: Tensor
+    curves: dict[str, Density]
+    distances: dict[str, Distances]
+
+    def collapsed(self) -> dict[str, float]:
+        """The fraction of singular values below 0.1, sampled and by each theory."""
+        fractions = {name: curve.collapsed() for name, curve in self.curves.items()}
+        return {"sampled": float((self.sampled < COLLAPSED**2).double().mean()), **fractions}
+
+
+def cell(mixer: str, depth: int, samples: int, config: PanelConfig) -> Cell:
+    """Sample one network, solve it in three ways, and compare."""
+    network = Network.from_mixer(mixer, depth, config.budget / depth, config.streams, seed=config.seed, shared=True)
+    sampled = simulate(network, config.width, samples, config.seed)
+    top = max(float(sampled.max()) ** 0.5 * 1.25, 1.5)
+    grid = torch.linspace(0, top, _POINTS + 1, dtype=torch.float64)[1:].square()
+    with warnings.catch_warnings():
+        # That the scalar theory is not exact here is what the panel is there to show.
+        warnings.simplefilter("ignore", UserWarning)
+        scalar = density(network, grid, eta=config.eta, method="dyson" if depth == 1 else "z1").normalised()
+    curves = {
+        "scalar": scalar,
+        "fixed": density(network, grid, eta=config.eta).normalised(),
+        "exact": density(network),
+    }
+    return Cell(mixer, depth, sampled, curves, {name: distances(curve, sampled) for name, curve in curves.items()})
+
+
+def panel(config: PanelConfig, progress: Callable[[str], None] | None = None) -> list[Cell]:
+    """All cells, row by row; `progress` is told each cell's name when it begins."""
+    cells: list[Cell] = []
+    for depth, samples in zip(config.depths, config.samples):
+        for mixer in config.mixers:
+            if progress is not None:
+                progress(f"{mixer}, L = {depth}")
+            cells.append(cell(mixer, depth, samples, config))
+    return cells
+
+
+def rows(cells: Sequence[Cell]) -> list[dict[str, str | int | float]]:
+    """The panel's numbers, a row for each cell."""
+    table: list[dict[str, str | int | float]] = []
+    for item in cells:
+        row: dict[str, str | int | float] = {"mixer": item.mixer, "depth": item.depth}
+        row |= {f"w1_{name}": found.wasserstein for name, found in item.distances.items()}
+        row |= {f"ks_{name}": found.kolmogorov for name, found in item.distances.items()}
+        row |= {f"collapsed_{name}": fraction for name, fraction in item.collapsed().items()}
+        exact = item.curves["exact"]
+        row |= {"mass": exact.mass, "below": exact.below, "first_moment": exact.first_moment}
+        row |= {"exact_moment": exact.exact_moment, "residual": exact.residual, "method": exact.method}
+        table.append(row)
+    return table
