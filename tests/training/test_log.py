@@ -1,0 +1,31 @@
+"""The log: lines survive, those after a resume's start are dropped, numbers that are not finite have names."""
+
+import json
+
+from jpmhc.training.log import Log
+
+
+def test_a_resumed_log_drops_what_will_be_logged_again(tmp_path):
+    with Log(tmp_path) as log:
+        for step in range(5):
+            log.write("train", step, {"loss": 1.0 / (step + 1), "nested": {"a": step}})
+    with (tmp_path / "log.jsonl").open("a") as file:
+        file.write('{"kind": "train", "st')  # a killed process leaves half a line
+    with Log(tmp_path, start=3) as log:
+        log.write("train", 3, {"loss": float("nan")})
+    records = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in records] == [0, 1, 2, 3]
+    assert records[3]["loss"] == "nan"
+    assert records[1] == {"kind": "train", "step": 1, "loss": 0.5, "nested": {"a": 1}}
+
+
+def test_tensorboard_gets_every_number(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with Log(tmp_path) as log:
+        log.write("train", 7, {"loss": 0.5, "layer": "network.0", "nested": {"a": 2}})
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert sorted(events.Tags()["scalars"]) == ["train/loss", "train/nested/a"]
+    assert events.Scalars("train/loss")[0].value == 0.5
+    assert events.Scalars("train/loss")[0].step == 7

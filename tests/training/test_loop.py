@@ -1,0 +1,148 @@
+"""The loop: resuming to the bit after a kill, stopping on SIGTERM and NaN, accumulation, frames and puzzle vectors."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from small_run import small, trained, trainer_of
+
+from jpmhc.manifolds import grassmann
+from jpmhc.training import checkpoint
+from jpmhc.training.loop import NonFiniteLoss, train
+
+MIXED = {"mixer": "grassmann", "streams": 2, "mixer_dynamic": False}
+
+
+def losses(folder):
+    records = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return {r["step"]: r["loss"] for r in records if r["kind"] == "train"}
+
+
+def test_killed_run_resumes_to_the_bit(tmp_path):
+    """kill -9 at an arbitrary step; the resumed run's losses and weights equal the uninterrupted run's."""
+    steps = 400
+    config = small(tmp_path / "killed", steps=steps, checkpoint_every=5, model=MIXED)
+    script = f"""
+import sys, torch; torch.set_num_threads(1); sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+from small_run import small
+from jpmhc.training.loop import train
+train(small(Path({str(config.out)!r}), steps={steps}, checkpoint_every=5, model={MIXED!r}))
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
+    while not (config.out / "log.jsonl").exists() or len(losses_so_far(config.out)) < 13:
+        assert process.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    found = checkpoint.find(config.out, "latest")
+    end = found.step + 12
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        resumed = trained(small(config.out, steps=end, model=MIXED), found)
+        whole = trained(small(tmp_path / "whole", steps=end, model=MIXED))
+    finally:
+        torch.set_num_threads(threads)
+    assert 0 < found.step < steps
+    assert losses(config.out) == losses(tmp_path / "whole")
+    for (name, p), q in zip(resumed.model.named_parameters(), whole.model.parameters()):
+        assert torch.equal(p, q), name
+    for p, q in zip(resumed.average.averages, whole.average.averages):
+        assert torch.equal(p, q)
+
+
+def losses_so_far(folder):
+    return [line for line in (folder / "log.jsonl").read_text().splitlines() if '"train"' in line]
+
+
+def test_sigterm_saves_first_and_the_rest_can_be_resumed(tmp_path, monkeypatch):
+    trainer = trainer_of(small(tmp_path / "stopped", steps=8))
+    advance = trainer.advance
+
+    def interrupted(step, *arguments):
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return advance(step, *arguments)
+
+    monkeypatch.setattr(trainer, "advance", interrupted)
+    outcome = trainer.run()
+    assert outcome.stopped
+    assert outcome.checkpoint.name == "step-00000004"
+    resumed = train(small(tmp_path / "stopped", steps=8, resume="latest"))
+    assert not resumed.stopped
+    trained(small(tmp_path / "whole", steps=8))
+    assert losses(tmp_path / "stopped") == losses(tmp_path / "whole")
+
+
+def test_a_loss_that_is_not_finite_stops_with_step_rows_and_state(tmp_path, monkeypatch):
+    trainer = trainer_of(small(tmp_path))
+    advance = trainer.advance
+
+    def poisoned(step, *arguments):
+        if step == 2:
+            trainer.core.token_head.weight.data[3, 3] = float("nan")
+        return advance(step, *arguments)
+
+    monkeypatch.setattr(trainer, "advance", poisoned)
+    with pytest.raises(NonFiniteLoss, match=r"nan at step 2, on 8 rows of .*failed"):
+        trainer.run()
+    saved = checkpoint.verify(tmp_path / "failed" / "checkpoints" / "step-00000002")
+    # The state before the step: everything but the poison is finite, and the rows in flight are there.
+    weights = saved.shared()["core"]
+    assert [name for name, w in weights.items() if not torch.isfinite(w).all()] == ["token_head.weight"]
+    assert torch.isfinite(saved.rank(0)["carry"]["z_h"]).all()
+    assert saved.rank(0)["carry"]["inputs"].shape == (8, 16)
+
+
+def test_accumulated_parts_give_the_losses_of_the_whole(tmp_path):
+    trained(small(tmp_path / "whole", steps=6))
+    trained(small(tmp_path / "parts", steps=6, accumulate=4))
+    whole, parts = losses(tmp_path / "whole"), losses(tmp_path / "parts")
+    assert parts == pytest.approx(whole, abs=2e-6)
+
+
+def test_frames_stay_orthonormal_and_move(tmp_path):
+    trainer = trained(small(tmp_path, steps=6, model=MIXED, frame_lr=0.1, frame_adaptive=True))
+    for frame in trainer.frames.param_groups[0]["params"]:
+        start = grassmann.projector(torch.full((2, 1), 2**-0.5))
+        assert (frame.T @ frame - torch.eye(1)).abs().max() < 1e-6
+        assert (grassmann.projector(frame.detach()) - start).abs().max() > 1e-4
+
+
+def test_puzzle_vectors_move_by_their_own_rate(tmp_path):
+    """Row 0 is looked up at every step: after the warm-up's first step its entries are ± its learning rate."""
+    trainer = trained(small(tmp_path, steps=1, warmup=0, puzzle_lr=0.25))
+    moved = trainer.model.puzzles.weight.detach().abs()
+    assert torch.equal(moved, torch.full_like(moved, 0.25))
+
+
+def test_occupied_folders_and_other_configurations_are_refused(tmp_path):
+    trained(small(tmp_path))
+    with pytest.raises(ValueError, match="--resume latest"):
+        train(small(tmp_path))
+    with pytest.raises(ValueError, match=r"model.dim \(16 there, 32 here\)"):
+        train(small(tmp_path, resume="latest", model={"dim": 32}))
+    with pytest.raises(ValueError, match="multiple of processes"):
+        train(small(tmp_path / "new", accumulate=3))
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_log_has_what_a_reader_needs(tmp_path):
+    trained(small(tmp_path, evaluate_every=2, model={"mixer": "cayley", "streams": 2}))
+    records = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in records if r["kind"] == "evaluate"] == [1, 3]
+    line = next(r for r in records if r["kind"] == "train")
+    assert line["loss"] == pytest.approx(line["lm_loss"] + 0.5 * line["q_loss"])
+    assert 0 < line["largest_layer_gradient_norm"] < line["gradient_norm"]
+    assert line["largest_layer"].startswith(("network.", "tok"))
+    mixing = next(r for r in records if r["kind"] == "mixing")
+    assert len(mixing["violation"]) == 4
+    assert mixing["product_singular_values"]["smallest"] == pytest.approx(1.0, abs=1e-3)
+    assert (tmp_path / "config.json").exists()
