@@ -1,8 +1,14 @@
 """Options of the test suite."""
 
+import os
 from pathlib import Path
 
 import pytest
+import torch
+
+# Without a device the Triton kernels run in the interpreter, which has to be chosen before anything imports them.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,1 +1,6 @@
+"""Hyper-connections fused into few passes over the streams, in Triton: see docs/derivations/kernels.md."""
 
+from jpmhc.kernels.connection import State, read, write
+from jpmhc.kernels.spec import Spec
+
+__all__ = ["Spec", "State", "read", "write"]

@@ -1,0 +1,72 @@
+"""The fused steps of one connection, for streams of any leading shape."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from jpmhc.kernels import ops
+from jpmhc.kernels.spec import Spec
+
+
+class State(NamedTuple):
+    """What a read leaves for the write of the same connection.
+
+    Args:
+        x: The streams that were read. [..., n, d]
+        link: Carries the streams' gradient from the write to the read, and has no memory of its own. [T, n, d]
+        coefficients: Each token's n read weights, n write weights and H by rows; one row if they are static.
+        spec: The connection.
+    """
+
+    x: Tensor
+    link: Tensor
+    coefficients: Tensor
+    spec: Spec
+
+
+def read(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Tensor, State]:
+    r"""The sublayer's input $h = \sum_j r_j x_j$, and r, w and H from the logits $W\,\mathrm{norm}(x) + b$.
+
+    Args:
+        x: The streams, in float32, bfloat16 or float16. [..., n, d]
+        weight: The projection W in float32, or `None`: then the logits are the bias. [K, n·d]
+        bias: b in float32. [K]
+        spec: The connection; `spec.logits` is K.
+
+    Returns:
+        h, in the streams' type [..., d], and the state for `write`.
+    """
+    _check(x, weight, bias, spec)
+    h, link, _, _, coefficients = ops.read_op(x.reshape(-1, spec.n, spec.d), weight, bias, spec.key)
+    return h.reshape(*x.shape[:-2], spec.d), State(x, link, coefficients, spec)
+
+
+def write(y: Tensor, state: State, x: Tensor | None = None) -> Tensor:
+    r"""$H x + w \otimes y$, normed if `spec.post_norm` says so.
+
+    Args:
+        y: The sublayer's output. [..., d]
+        state: From the read.
+        x: Other streams than those that were read. [..., n, d]
+
+    Returns:
+        The new streams. [..., n, d]
+    """
+    spec = state.spec
+    streams, link = (state.x, state.link) if x is None or x is state.x else (x, None)
+    wanted = (*streams.shape[:-2], spec.d)
+    if y.shape != wanted or y.dtype != streams.dtype:
+        raise ValueError(f"y must be {streams.dtype} of shape {wanted}, got {y.dtype} {tuple(y.shape)}")
+    flat = streams.reshape(-1, spec.n, spec.d)
+    out = ops.write_op(flat, link, y.reshape(-1, spec.d), state.coefficients, spec.key)
+    return out.reshape(streams.shape)
+
+
+def _check(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> None:
+    if x.shape[-2:] != (spec.n, spec.d):
+        raise ValueError(f"x must end in {spec.n} streams of {spec.d} numbers, got shape {tuple(x.shape)}")
+    if x.dtype not in ops.DTYPES:
+        raise ValueError(f"x must be float32, bfloat16 or float16, got {x.dtype}")
+    for tensor, name, shape in ((weight, "weight", (spec.logits, spec.n * spec.d)), (bias, "bias", (spec.logits,))):
+        if tensor is not None and (tensor.shape != shape or tensor.dtype != ops.COEFFICIENT_DTYPE):
+            raise ValueError(f"{name} must be float32 of shape {shape}, got {tensor.dtype} {tuple(tensor.shape)}")

@@ -1,0 +1,22 @@
+"""Facts that every launcher needs: the device's width and the padded sizes Triton wants."""
+
+import functools
+
+import torch
+import triton
+from torch import Tensor
+
+
+def padded(logits: int) -> int:
+    """The number of logits as the tensor cores see it: a power of two, at least 16."""
+    return max(16, triton.next_power_of_2(logits))
+
+
+@functools.cache
+def _multiprocessors(index: int) -> int:
+    return torch.cuda.get_device_properties(index).multi_processor_count
+
+
+def multiprocessors(tensor: Tensor) -> int:
+    """How many blocks of a persistent kernel run at once; a small number where the interpreter runs them in turn."""
+    return _multiprocessors(tensor.device.index) if tensor.is_cuda else 2

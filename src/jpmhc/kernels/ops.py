@@ -1,0 +1,177 @@
+"""The fused steps as PyTorch operators, with shapes for tracing and derivatives.
+
+One connection is a read and a write of the same streams, and the streams' gradient has a part from each. Left to
+autograd, the write would store Hᵀ grad, the read its own part, and a third kernel would add them. Here the read
+returns, beside its results, a *link*: a tensor with the streams' shape and one number of memory. The write takes it in
+place of the streams, and what it sends back through it is the bare gradient of its output; the read's derivative
+multiplies that by Hᵀ in the pass that computes everything else. With a post-norm the write sends Hᵀ grad itself.
+"""
+
+import torch
+from torch import Tensor
+
+from jpmhc.kernels import read_backward, resident, rows, two_pass
+from jpmhc.kernels.spec import decode
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+COEFFICIENT_DTYPE = torch.float32
+
+
+def _link(x: Tensor) -> Tensor:
+    return x.new_empty(()).expand(x.shape)
+
+
+def _contiguous(x: Tensor) -> Tensor:
+    """Rows one after the other, from an address the copy engine takes."""
+    x = x.contiguous()
+    return x if x.data_ptr() % 16 == 0 else x.clone()
+
+
+@torch.library.custom_op("jpmhc::read", mutates_args=())
+def read_op(x: Tensor, weight: Tensor | None, bias: Tensor, key: str) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    spec = decode(key)
+    x = _contiguous(x)
+    if weight is None:
+        h, logits, stats, coef = two_pass.read_static(x, bias, spec)
+    elif resident.fits(x, spec):
+        h, logits, stats, coef = resident.read(x, weight.contiguous(), bias, spec)
+    else:
+        h, logits, stats, coef = two_pass.read(x, weight.contiguous(), bias, spec)
+    return h, _link(x), logits, stats, coef
+
+
+@read_op.register_fake
+def _(x: Tensor, weight: Tensor | None, bias: Tensor, key: str) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    spec = decode(key)
+    tokens = x.shape[0] if weight is not None else 1
+    statistics = bias.new_empty(tokens if weight is not None else 0, 2)
+    return (
+        x.new_empty(x.shape[0], spec.d),
+        _link(x),
+        bias.new_empty(tokens, spec.logits),
+        statistics,
+        bias.new_empty(tokens, spec.coefficients),
+    )
+
+
+@torch.library.custom_op("jpmhc::read_backward", mutates_args=())
+def read_backward_op(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor,
+    logits: Tensor,
+    stats: Tensor,
+    coef: Tensor,
+    grad_h: Tensor,
+    grad_link: Tensor | None,
+    grad_coef: Tensor,
+    key: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    spec = decode(key)
+    x = _contiguous(x)
+    grad_h, grad_coef = grad_h.contiguous(), grad_coef.contiguous()
+    grad_link = None if grad_link is None else grad_link.contiguous()
+    if weight is None:
+        prepared = sums = bias.new_empty(0)
+    else:
+        # The logits' gradients need more range than float16 has.
+        operand = torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32
+        prepared, sums = two_pass.prepare(weight.contiguous(), operand)
+    grad_logits = read_backward.logits_backward(x, grad_h, logits, coef, grad_coef, spec)
+    return read_backward.streams_backward(
+        x, grad_link, spec.post_norm, grad_h, prepared, sums, bias, logits, stats, coef, grad_logits, spec
+    )
+
+
+@read_backward_op.register_fake
+def _(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor,
+    logits: Tensor,
+    stats: Tensor,
+    coef: Tensor,
+    grad_h: Tensor,
+    grad_link: Tensor | None,
+    grad_coef: Tensor,
+    key: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    grad_weight = (
+        bias.new_empty(0) if weight is None else torch.empty_like(weight, memory_format=torch.contiguous_format)
+    )
+    return torch.empty_like(x, memory_format=torch.contiguous_format), grad_weight, torch.empty_like(bias)
+
+
+def _save_read(ctx, inputs, output) -> None:
+    x, weight, bias, ctx.key = inputs
+    _, _, logits, stats, coef = output
+    ctx.mark_non_differentiable(logits, stats)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, weight, bias, logits, stats, coef)
+
+
+def _read_gradients(saved, grad_h, grad_link, grad_coef, key):
+    """What read's derivative returns, whichever of its three gradients arrive."""
+    x, weight, bias, logits, stats, coef = saved
+    if grad_h is None:
+        grad_h = x.new_zeros(x.shape[0], x.shape[2])
+    if grad_coef is None:
+        grad_coef = torch.zeros_like(coef)
+    grad_x, grad_weight, grad_bias = read_backward_op(
+        x, weight, bias, logits, stats, coef, grad_h, grad_link, grad_coef, key
+    )
+    return grad_x, None if weight is None else grad_weight, grad_bias
+
+
+def _read_backward(ctx, grad_h, grad_link, grad_logits, grad_stats, grad_coef):
+    return *_read_gradients(ctx.saved_tensors, grad_h, grad_link, grad_coef, ctx.key), None
+
+
+read_op.register_autograd(_read_backward, setup_context=_save_read)
+
+
+@torch.library.custom_op("jpmhc::write", mutates_args=())
+def write_op(x: Tensor, link: Tensor | None, y: Tensor, coef: Tensor, key: str) -> Tensor:
+    return rows.write(x.contiguous(), y.contiguous(), coef, decode(key))
+
+
+@write_op.register_fake
+def _(x: Tensor, link: Tensor | None, y: Tensor, coef: Tensor, key: str) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op("jpmhc::write_backward", mutates_args=())
+def write_backward_op(
+    grad: Tensor, x: Tensor, y: Tensor, coef: Tensor, key: str, pull: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    return rows.write_backward(grad.contiguous(), x.contiguous(), y.contiguous(), coef, decode(key), pull)
+
+
+@write_backward_op.register_fake
+def _(grad: Tensor, x: Tensor, y: Tensor, coef: Tensor, key: str, pull: bool) -> tuple[Tensor, Tensor, Tensor]:
+    contiguous = torch.contiguous_format
+    grad_x = torch.empty_like(x, memory_format=contiguous) if pull else x.new_empty(0)
+    return grad_x, torch.empty_like(y, memory_format=contiguous), torch.empty_like(coef)
+
+
+def _save_write(ctx, inputs, output) -> None:
+    x, link, y, coef, ctx.key = inputs
+    ctx.linked = link is not None
+    ctx.save_for_backward(x, y, coef)
+
+
+def _write_gradients(saved, grad, linked, key):
+    """Gradients of the streams, the link, y and the coefficients."""
+    x, y, coef = saved
+    pull = not linked or decode(key).post_norm
+    grad_x, grad_y, grad_coef = write_backward_op(grad, x, y, coef, key, pull)
+    if not linked:
+        return grad_x, None, grad_y, grad_coef
+    return None, grad_x if pull else grad, grad_y, grad_coef
+
+
+def _write_backward(ctx, grad):
+    return *_write_gradients(ctx.saved_tensors, grad, ctx.linked, ctx.key), None
+
+
+write_op.register_autograd(_write_backward, setup_context=_save_write)

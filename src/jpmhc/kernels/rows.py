@@ -1,0 +1,158 @@
+"""The write, out = H x + w ⊗ y with an optional weightless RMS norm of every stream, and its derivative.
+
+A program holds whole rows of a few tokens in registers, so every tensor passes through once. The derivative returns the
+inner products that the coefficients' gradients are made of; `pull` also returns Hᵀ grad for the streams, which the
+fused read otherwise takes over (see ops.py).
+"""
+
+# Triton's compiler knows no starred tuples, and mypy no tuples that grow in a loop.
+# ruff: noqa: RUF005
+# mypy: disable-error-code="assignment"
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jpmhc.kernels.spec import Spec
+
+ROW_ELEMENTS = 16  # of one stream that a thread holds: enough loads in flight, few enough registers
+
+
+def _rows(spec: Spec) -> dict[str, int]:
+    """One token a program, and up to 512 numbers of a row a warp: sums over a short row never leave its warp."""
+    width = triton.next_power_of_2(spec.d)
+    return {"BT": 1, "BD": width, "num_warps": max(1, width // (32 * ROW_ELEMENTS))}
+
+
+@triton.jit
+def _load_streams(x, rows, c, mask, N: tl.constexpr, D: tl.constexpr):
+    """The n rows of each token, in float32."""
+    streams = ()
+    for j in tl.static_range(N):
+        value = tl.load(x + rows[:, None] * (N * D) + j * D + c[None, :], mask=mask, other=0.0)
+        streams = streams + (value.to(tl.float32),)
+    return streams
+
+
+@triton.jit
+def _coefficient(coef, rows, inside, index, N: tl.constexpr, PER_TOKEN: tl.constexpr):
+    return tl.load(coef + rows * (PER_TOKEN * N * (N + 2)) + index, mask=inside, other=0.0)[:, None]
+
+
+@triton.jit
+def _mixed(streams, y, coef, rows, inside, i, N: tl.constexpr, PER_TOKEN: tl.constexpr):
+    """Stream i of H x + w ⊗ y. [tokens, d]"""
+    z = _coefficient(coef, rows, inside, N + i, N, PER_TOKEN) * y
+    for j in tl.static_range(N):
+        z += _coefficient(coef, rows, inside, 2 * N + i * N + j, N, PER_TOKEN) * streams[j]
+    return z
+
+
+@triton.jit
+def _write(
+    x,
+    y,
+    coef,
+    out,
+    T,
+    N: tl.constexpr,
+    D: tl.constexpr,
+    PER_TOKEN: tl.constexpr,
+    POST_NORM: tl.constexpr,
+    EPS: tl.constexpr,
+    BT: tl.constexpr,
+    BD: tl.constexpr,
+):
+    rows = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
+    inside = rows < T
+    c = tl.arange(0, BD)
+    mask = inside[:, None] & (c < D)[None, :]
+    streams = _load_streams(x, rows, c, mask, N, D)
+    yv = tl.load(y + rows[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
+    for i in tl.static_range(N):
+        z = _mixed(streams, yv, coef, rows, inside, i, N, PER_TOKEN)
+        if POST_NORM:
+            z *= tl.rsqrt(tl.sum(z * z, axis=1) / D + EPS)[:, None]
+        tl.store(out + rows[:, None] * (N * D) + i * D + c[None, :], z.to(out.dtype.element_ty), mask=mask)
+
+
+def write(x: Tensor, y: Tensor, coef: Tensor, spec: Spec) -> Tensor:
+    """x: [T, n, d]; y: [T, d]; coef: [T or 1, n(n+2)] → [T, n, d]"""
+    out = torch.empty_like(x)
+    launch = _rows(spec)
+    if len(x):
+        _write[(triton.cdiv(len(x), launch["BT"]),)](
+            x, y, coef, out, len(x),
+            N=spec.n, D=spec.d, PER_TOKEN=int(len(coef) == len(x)), POST_NORM=spec.post_norm, EPS=spec.eps, **launch,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _write_backward(
+    grad,
+    x,
+    y,
+    coef,
+    grad_x,
+    grad_y,
+    grad_coef,
+    T,
+    N: tl.constexpr,
+    D: tl.constexpr,
+    PER_TOKEN: tl.constexpr,
+    POST_NORM: tl.constexpr,
+    PULL: tl.constexpr,
+    EPS: tl.constexpr,
+    BT: tl.constexpr,
+    BD: tl.constexpr,
+):
+    rows = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
+    inside = rows < T
+    c = tl.arange(0, BD)
+    mask = inside[:, None] & (c < D)[None, :]
+    streams = _load_streams(x, rows, c, mask, N, D)
+    grads = _load_streams(grad, rows, c, mask, N, D)
+    yv = tl.load(y + rows[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
+    if POST_NORM:
+        before = ()
+        for i in tl.static_range(N):
+            # out = z/ρ with ρ = sqrt(mean z² + eps): grad z = (g - out · mean(g · out)) / ρ
+            z = _mixed(streams, yv, coef, rows, inside, i, N, PER_TOKEN)
+            factor = tl.rsqrt(tl.sum(z * z, axis=1) / D + EPS)[:, None]
+            z *= factor
+            before = before + (factor * (grads[i] - z * (tl.sum(z * grads[i], axis=1) / D)[:, None]),)
+        grads = before
+    gy = tl.zeros([BT, BD], tl.float32)
+    base = grad_coef + rows * (N * (N + 2))
+    for i in tl.static_range(N):
+        tl.store(base + i, tl.zeros([BT], tl.float32), mask=inside)
+        gy += _coefficient(coef, rows, inside, N + i, N, PER_TOKEN) * grads[i]
+        tl.store(base + N + i, tl.sum(grads[i] * yv, axis=1), mask=inside)
+        for j in tl.static_range(N):
+            tl.store(base + 2 * N + i * N + j, tl.sum(grads[i] * streams[j], axis=1), mask=inside)
+    tl.store(grad_y + rows[:, None] * D + c[None, :], gy.to(grad_y.dtype.element_ty), mask=mask)
+    if PULL:
+        for j in tl.static_range(N):
+            gx = tl.zeros([BT, BD], tl.float32)
+            for i in tl.static_range(N):
+                gx += _coefficient(coef, rows, inside, 2 * N + i * N + j, N, PER_TOKEN) * grads[i]
+            tl.store(grad_x + rows[:, None] * (N * D) + j * D + c[None, :], gx.to(grad_x.dtype.element_ty), mask=mask)
+
+
+def write_backward(
+    grad: Tensor, x: Tensor, y: Tensor, coef: Tensor, spec: Spec, pull: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of the streams (empty unless `pull`), of y and of the coefficients."""
+    grad_x = torch.empty_like(x) if pull else x.new_empty(0)
+    grad_y = torch.empty_like(y)
+    grad_coef = coef.new_empty(len(x), spec.coefficients)
+    launch = _rows(spec)
+    if len(x):
+        _write_backward[(triton.cdiv(len(x), launch["BT"]),)](
+            grad, x, y, coef, grad_x, grad_y, grad_coef, len(x),
+            N=spec.n, D=spec.d, PER_TOKEN=int(len(coef) == len(x)), POST_NORM=spec.post_norm, PULL=pull,
+            EPS=spec.eps, **launch,
+        )  # fmt: skip
+    return grad_x, grad_y, grad_coef if len(coef) == len(x) else grad_coef.sum(0, keepdim=True)
