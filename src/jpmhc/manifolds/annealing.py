@@ -1,35 +1,36 @@
 """Simulated annealing over sets of permutations, for where there are too many to look at all of them."""
 
 from collections.abc import Callable
-from functools import lru_cache
-from math import log
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jpmhc.manifolds import symmetric_group, young
+from jpmhc.manifolds.block_pruning import BlockPruner
 from jpmhc.manifolds.generator_candidates import Question
-from jpmhc.manifolds.walk_spectrum import float_radius
 
-# Differences in |λ₂| accepted at the start and at the end of a run, and how many runs share the moves.
-HOT, COLD, RUNS = 0.05, 0.001, 4
-# Every so many moves the caller hears of it.
-REPORT = 100
+# Differences in |λ₂| accepted at the start and at the end, and how many sets are annealed side by side.
+HOT, COLD, CHAINS = 0.03, 0.01, 16
 
 
-@lru_cache(maxsize=8192)
-def _matrix(shape: young.Partition, n: int, rank: int) -> NDArray[np.float64]:
-    return young.represent(shape, symmetric_group.elements(n)[rank])
+class _Radii:
+    """|λ₂| of many sets at once, each as far as its own limit."""
 
+    def __init__(self, question: Question):
+        self.pruner = BlockPruner(question.n, question.size)
+        self.shapes = young.nontrivial(question.n)
 
-def _radius(n: int, ranks: list[int], limit: float) -> float:
-    """|λ₂| of a set if it is at most the limit, and otherwise the first number found above the limit."""
-    worst = 0.0
-    for shape in young.nontrivial(n):
-        worst = max(worst, float_radius(np.mean([_matrix(shape, n, g) for g in ranks], axis=0)))
-        if worst > limit:
-            break
-    return worst
+    def __call__(self, sets: NDArray[np.int64], limits: NDArray[np.float64]) -> NDArray[np.float64]:
+        """|λ₂| of each set if it is at most its limit, and otherwise the first number found above the limit."""
+        radii = np.zeros(len(sets))
+        alive = np.arange(len(sets))
+        for shape in self.shapes:
+            eigenvalues = np.linalg.eigvals(self.pruner.blocks(shape, sets[alive]))
+            radii[alive] = np.maximum(radii[alive], np.abs(eigenvalues).max(axis=1))
+            alive = alive[radii[alive] <= limits[alive]]
+            if not len(alive):
+                break
+        return radii
 
 
 def anneal(
@@ -43,33 +44,29 @@ def anneal(
 
     Args:
         question: What is searched for.
-        moves: Changes to try, shared among independent runs.
+        moves: Changes to try, shared among independent chains.
         seed: Seed of the random choices.
         progress: Called with the moves made and the smallest |λ₂| so far.
     """
-    walk = _Walk(question, np.random.default_rng(seed))
-    best, best_radius, made = walk.start(), 2.0, 0
-    for run in range(RUNS):
-        length = moves // RUNS + (run < moves % RUNS)
-        if length == 0:
-            continue
-        current = walk.start()
-        radius = _radius(question.n, walk.ranks(current), 2.0)
-        for step in range(length):
-            if radius < best_radius:
-                best, best_radius = current, radius
-            temperature = HOT * (COLD / HOT) ** (step / length)
-            limit = radius - temperature * log(walk.random.uniform(1e-12, 1))
-            proposal = walk.change(current)
-            new = _radius(question.n, walk.ranks(proposal), limit)
-            if new <= limit:
-                current, radius = proposal, new
-            made += 1
-            if made % REPORT == 0:
-                progress(made, best_radius)
-        if radius < best_radius:
-            best, best_radius = current, radius
-    return walk.ranks(best), best_radius
+    walk, evaluate = _Walk(question, np.random.default_rng(seed)), _Radii(question)
+    chains = [walk.start() for _ in range(min(CHAINS, moves))]
+    radii = evaluate(walk.ranks(chains), np.full(len(chains), 2.0))
+    best = int(radii.argmin())
+    best_set, best_radius = chains[best], radii[best]
+    made = 0
+    while made < moves:
+        temperature = HOT * (COLD / HOT) ** (made / moves)
+        limits = radii + temperature * walk.random.exponential(size=len(chains))
+        proposals = [walk.change(atoms) for atoms in chains]
+        proposed = evaluate(walk.ranks(proposals), limits)
+        for k in np.flatnonzero(proposed <= limits):
+            chains[k], radii[k] = proposals[k], proposed[k]
+        best = int(radii.argmin())
+        if radii[best] < best_radius:
+            best_set, best_radius = chains[best], radii[best]
+        made += len(chains)
+        progress(min(made, moves), float(best_radius))
+    return walk.ranks([best_set])[0].tolist(), float(best_radius)
 
 
 class _Walk:
@@ -84,8 +81,10 @@ class _Walk:
             members = question.atoms[:, column]
             self.atom_of[members[members >= 0]] = np.flatnonzero(members >= 0)
 
-    def ranks(self, atoms: list[int]) -> list[int]:
-        return sorted(self.question.elements_of(np.array([atoms], dtype=np.int64).reshape(1, -1))[0].tolist())
+    def ranks(self, chains: list[list[int]]) -> NDArray[np.int64]:
+        """Ranks [B, K] of the permutations in each set, ascending."""
+        rows = [self.question.elements_of(np.array([atoms], dtype=np.int64))[0] for atoms in chains]
+        return np.sort(np.stack(rows), axis=1)
 
     def start(self) -> list[int]:
         """A random set."""

@@ -18,6 +18,8 @@ from jpmhc.manifolds import symmetric_group, young
 BACKWARD_ERROR, TRACE_ERROR = 1e-14, 1e-12
 # Largest block for which the allowance for defective eigenvalues is small enough (8e-3) to be of use.
 LARGEST_EIGENVALUE_BLOCK = 6
+# Largest table of a representation that is kept; larger ones (n = 8) are formed for the sets at hand.
+TABLE_ENTRIES = 10_000_000
 SQUARINGS = 4  # powers up to 2 · 2⁴ = 32 are traced
 
 
@@ -29,17 +31,21 @@ class BlockPruner:
         self.sign, *self.shapes = young.nontrivial(n)
         self._odd = symmetric_group.is_odd(symmetric_group.elements(n))
         self._tables: dict[young.Partition, NDArray[np.float64]] = {}
+        self._formed: dict[young.Partition, int] = {}
 
     def blocks(self, shape: young.Partition, sets: NDArray[np.int64]) -> NDArray[np.float64]:
         """The matrices M_λ [B, d, d] of sets of ranks [B, K]."""
+        group, size = symmetric_group.elements(self.n), young.dimension(shape)
         if shape not in self._tables:
-            table = young.represent(shape, symmetric_group.elements(self.n))
-            self._tables[shape] = table.reshape(len(table), -1) / self.size
+            # Few sets are represented one by one; once those are as many as the table would hold, it pays.
+            formed = self._formed[shape] = self._formed.get(shape, 0) + sets.size
+            if formed < len(group) or len(group) * size**2 > TABLE_ENTRIES:
+                return young.represent(shape, group[sets]).mean(axis=1)
+            self._tables[shape] = young.represent(shape, group).reshape(len(group), -1) / self.size
         table = self._tables[shape]
         total = table[sets[:, 0]]
         for column in range(1, self.size):
             total += table[sets[:, column]]
-        size = young.dimension(shape)
         return total.reshape(-1, size, size)
 
     def survivors(self, sets: NDArray[np.int64], limit: float, pruned: dict[young.Partition, int]) -> NDArray[np.int64]:

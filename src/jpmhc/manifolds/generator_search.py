@@ -130,10 +130,11 @@ class Searcher:
         question: What is searched for.
         radius: The smallest |λ₂| found by any process, a shared double.
         examined: Classes looked at by all processes, a shared integer.
+        after_batch: Called after every batch of sets.
     """
 
-    def __init__(self, question: Question, radius: Any, examined: Any):
-        self.question, self.radius, self.examined = question, radius, examined
+    def __init__(self, question: Question, radius: Any, examined: Any, after_batch: Callable[[], None] = lambda: None):
+        self.question, self.radius, self.examined, self.after_batch = question, radius, examined, after_batch
         self.candidates = candidates(question)
         self.pruner = BlockPruner(question.n, question.size)
         self.shapes = young.nontrivial(question.n)
@@ -150,6 +151,7 @@ class Searcher:
                 self._compare(self.pruner.survivors(batch, self.radius.value + TIE, result.pruned), result)
                 with self.examined.get_lock():
                     self.examined.value += len(batch)
+                self.after_batch()
         return result
 
     def _batches(self, sets: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
@@ -204,14 +206,16 @@ def search(
         state.seconds = before + time.perf_counter() - start
         state.save()
 
+    def report() -> None:
+        progress(examined.value, classes, 1 - radius.value)
+
     if workers == 1 or classes - state.examined < PARALLEL_CLASSES:
-        searcher = Searcher(question, radius, examined)
+        searcher = Searcher(question, radius, examined, report)
         for unit in units:
             absorb(searcher.run(unit))
-            progress(examined.value, classes, 1 - radius.value)
     else:
         with context.Pool(workers, _start_worker, (question, radius, examined)) as pool:
-            for found in _as_finished(pool, units, lambda: progress(examined.value, classes, 1 - radius.value)):
+            for found in _as_finished(pool, units, report):
                 absorb(found)
     state.seconds = before + time.perf_counter() - start
     if (state.examined, state.covered) != (classes, subsets := candidates(question).subsets()):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 # Rows of partial subsets that are extended at once: bounds memory (rows × points bytes), and nothing else.
-FRONTIER = 8192
+FRONTIER = 2048
 
 
 class SubsetOrbits:

@@ -1,0 +1,43 @@
+"""The command `generators`: what it prints and writes."""
+
+import json
+
+import pytest
+import torch
+
+from jpmhc import cli
+from jpmhc.manifolds import permutation
+from jpmhc.manifolds.generating_sets import plan
+from jpmhc.manifolds.generator_candidates import Question
+from jpmhc.report.generators import cost
+
+
+def test_command_prints_the_table_and_writes_a_basis(tmp_path, capsys):
+    path = tmp_path / "found" / "n4-k3.json"
+    cli.main(["generators", "--streams", "4", "--size", "3", "--json", str(path)])
+    printed = capsys.readouterr().out
+    for words in ("Spectral gap 0.6666666667", "(0 1 2 3)", "99 by Burnside's lemma", "2,024 sets", str(path)):
+        assert words in printed
+    record = json.loads(path.read_text())
+    assert permutation.spectral_gap(torch.tensor(record["perms"])) == pytest.approx(2 / 3, abs=1e-14)
+    assert record["plain_gap"] == pytest.approx(2 / 3, abs=1e-9)
+    assert (record["examined"], record["classes"], len(record["ties"])) == (99, 99, 2)
+
+
+def test_command_says_so_where_there_is_no_gap(capsys):
+    cli.main(["generators", "--streams", "3", "--size", "1"])
+    assert "gap 0" in capsys.readouterr().out
+
+
+def test_bad_input_is_one_sentence_and_status_2(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["generators", "--streams", "9"])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == "jpmhc: the number of streams must be between 2 and 8, not 9.\n"
+
+
+def test_cost_is_said_beforehand():
+    assert "11,104,365,420" not in cost(plan(Question(5, 4)), 2)
+    long = cost(plan(Question(6, 6), "exhaustive"), 2)
+    assert "days" in long or "hours" in long
+    assert "annealing with 10 moves" in cost(plan(Question(8, 4), moves=10), 2)
