@@ -29,7 +29,8 @@ def test_block_is_the_papers_formula(norm, gate):
     out = block(x)
     normalise = nn.functional.rms_norm if norm == "rms" else nn.functional.layer_norm
     for token, found in zip(x.reshape(-1, N, DIM), out.reshape(-1, N, DIM)):
-        logits = block.map.weight @ normalise(token.flatten(), (N * DIM,), eps=1e-6) + block.map.logits
+        flat = normalise(token.flatten(), (N * DIM,), eps=1e-6)
+        logits = block.map.weight @ flat / (N * DIM) ** 0.5 + block.map.logits
         size = gates.READS[gate].size(N)
         pre, post, res = logits[:size] / 0.7, logits[size : 2 * size] / 0.7, logits[2 * size :]
         if gate == "softmax_matrix":

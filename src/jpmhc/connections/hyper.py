@@ -38,7 +38,8 @@ class CoefficientMap(nn.Module):
     """Streams → logits → coefficients. Its numbers stay in float32 when the model becomes bfloat16 or float16.
 
     Attributes:
-        weight: What of the logits depends on the token; zero at the start, absent when static. [K, n * dim]
+        weight: What of the logits depends on the token; zero at the start, absent when static. It acts divided by
+            √(n · dim), so that a step moves dynamic and static logits alike whatever the width. [K, n * dim]
         logits: What does not: the logits at the start, and all of them when static. [K]
     """
 
@@ -66,12 +67,17 @@ class CoefficientMap(nn.Module):
         if dynamic:
             self.weight = nn.Parameter(torch.zeros(sum(self.sizes), n * self.dim))
 
+    def projection(self) -> Tensor:
+        """The matrix that the normalised streams are multiplied with; without it Adam would tear the logits away."""
+        assert self.weight is not None
+        return self.weight * self.weight.shape[-1] ** -0.5
+
     def forward(self, x: Tensor) -> tuple[Coefficients, Tensor]:
         """Coefficients of each token, and x handed on for the steps after this one. [T, n, d]"""
         if self.weight is None:
             logits = self.logits.expand(x.shape[0], -1)
         else:
-            varying, x = steps.project(x, self.weight, self.norm == "layer", EPS)
+            varying, x = steps.project(x, self.projection(), self.norm == "layer", EPS)
             logits = varying + self.logits
         read, write, skip = logits.split(self.sizes, -1)
         n = self.mixer.streams
