@@ -13,6 +13,7 @@ import math
 import torch
 from torch import Tensor
 
+from jpmhc.spectra.bases import separating_bases
 from jpmhc.spectra.iterate import FixedPoints, anderson
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.selfenergy import self_energy
@@ -28,6 +29,8 @@ _FIRST_TRY = 80
 _RUNGS = 10
 _RUNG_TOLERANCE = 1e-4
 _TINY = 1e-290
+# Below this fraction of the mean squared singular value the rounding of large singular values would be felt.
+_SMALL = 1e-5
 
 
 def solve(network: Network, z: Tensor, *, tolerance: float = 1e-9, maximum: int = 500) -> Solution:
@@ -56,12 +59,17 @@ class _Equation:
 
     def __init__(self, network: Network, z: Tensor) -> None:
         self.z = z
-        self.noise = self_energy(network)
         self.depth, self.streams = network.depth, network.streams
-        skips = network.skips.to(torch.complex128)
+        self.eye = torch.eye(self.streams, dtype=torch.complex128, device=z.device)
+        separated = separating_bases(network.skips) if float(z.abs().min()) < _SMALL else None
+        bases, skips = (None, network.skips) if separated is None else separated
+        self.noise = self_energy(network, bases)
+        # The unit matrix at both ends as the bases see it, and the inverse of the first, with which G is a trace.
+        metric = self.eye.expand(2, -1, -1) if bases is None else (bases @ bases.mT)[[0, -1]].to(torch.complex128)
+        self.input, self.output, self.trace = metric[0], torch.linalg.inv(metric[1]), torch.linalg.inv(metric[0])
+        skips = skips.to(torch.complex128)
         self.skips = torch.stack([skips, skips.mT.flip(0)])  # forward and backward sweep, [2, L, n, n]
         self.blocks = math.isqrt(self.depth) if z.device.type == "cuda" else 1
-        self.eye = torch.eye(self.streams, dtype=torch.complex128, device=z.device)
 
     def solve(self, index: Tensor, tolerance: float, maximum: int) -> FixedPoints:
         """Anderson mixing for the points of an index; those it leaves are led to their eta from a larger one."""
@@ -101,7 +109,7 @@ class _Equation:
         x, y = self._split(values)  # [L, B, count]
         sigma_y, sigma_x = self.noise.energy(x, 0), self.noise.energy(y, 1)
         # P_0 = 1/z and N_L = 1: forward from the input, backward from the output
-        first = torch.stack([self.eye / z[:, None, None], self.eye.expand(len(z), -1, -1)])
+        first = torch.stack([self.input / z[:, None, None], self.output.expand(len(z), -1, -1)])
         add = torch.stack([sigma_y, sigma_x.flip(0)], 1)
         sat = torch.stack([sigma_x, sigma_y.flip(0)], 1)
         states = sweep(first, self.skips, add, sat, self.blocks)  # [L + 1, 2, B, n, n]
@@ -110,7 +118,7 @@ class _Equation:
         # M_x = P (1 - N P)^-1 and M_y = (1 - N P)^-1 N
         new_x = self.noise.order(forward[:-1], resolvent[:-1], 0)
         new_y = self.noise.order(resolvent[1:], backward[1:], 1)
-        green = (forward[0] * resolvent[0].mT).sum((-2, -1)) / self.streams
+        green = ((self.trace @ forward[0]) * resolvent[0].mT).sum((-2, -1)) / self.streams
         flat = torch.cat([new_x, new_y]).transpose(0, 1).flatten(1)
         return torch.cat([green.unsqueeze(-1), flat], 1)
 

@@ -26,6 +26,7 @@ _INTERPOLABLE = 0.1
 _MOMENT_TOLERANCE = 0.05
 # The mass below the grid is what lies below this fraction of its first point.
 _BELOW = 0.01
+_BELOW_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +143,7 @@ def density(
     if levels < 1:
         raise ValueError(f"Richardson extrapolation needs at least one level, not {levels}")
     own_grid = x is None
-    grid = adaptive(network, method, eta, relative_eta, tolerance) if x is None else _checked(x)
+    grid = adaptive(network, method, eta, relative_eta) if x is None else _checked(x)
     smoothing = grid * relative_eta if eta is None else torch.full_like(grid, eta)
 
     def transform(points: Tensor) -> tuple[Tensor, Tensor, float]:
@@ -171,7 +172,7 @@ def density(
     values = raw.clamp_min(0)
     # Re z G at z = i y is the mass below y, with a weight y^2 / (x^2 + y^2) that leaves the grid's own mass out.
     point = 1j * grid[:1] * _BELOW
-    bottom = cauchy(network, point.to(network.skips.device), method, tolerance=tolerance, maximum=maximum)
+    bottom = cauchy(network, point.to(network.skips.device), method, tolerance=_BELOW_TOLERANCE, maximum=maximum)
     below = 0.0
     if eta is None:
         if not bool(bottom.converged.all()):

@@ -12,10 +12,12 @@ from jpmhc.spectra.solve import cauchy
 
 # The search starts so many orders of magnitude below the mean square, on a grid so dense that its own smoothing
 # (eta / x = _WIDE) lets no band slip through.
-_DECADES = 10
+_DECADES = 18
 _PER_DECADE = 6
 _WIDE = 0.3
 _ROUNDS = 7
+# Where the mass is need not be known to many digits.
+_TOLERANCE = 1e-3
 # An interval is halved while it holds more than this mass, or while its ends differ by this mass.
 _MASS = 1 / 120
 _STEP = 1 / 600
@@ -33,7 +35,7 @@ def upper_bound(network: Network) -> float:
     return math.exp(min(2 * float(norm.clamp_min(1e-300).log().sum()), 690.0))
 
 
-def adaptive(network: Network, method: str, eta: float | None, relative_eta: float, tolerance: float) -> Tensor:
+def adaptive(network: Network, method: str, eta: float | None, relative_eta: float) -> Tensor:
     r"""Squared singular values at which to evaluate a density, ascending.
 
     The density of log x is followed from a wide smoothing to the one asked; in each round intervals that hold much
@@ -54,7 +56,7 @@ def adaptive(network: Network, method: str, eta: float | None, relative_eta: flo
         smoothing = torch.maximum(x * relative, torch.full_like(x, eta or 0.0))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            found = cauchy(network, torch.complex(x, smoothing).to(network.skips.device), method, tolerance=tolerance)
+            found = cauchy(network, torch.complex(x, smoothing).to(network.skips.device), method, tolerance=_TOLERANCE)
         weight = (-(torch.complex(x, smoothing) * found.G.cpu()).imag / torch.pi).clamp_min(0)
         weight = torch.where(found.converged.cpu(), weight, 0.0)
         t = _dropped(t, weight, _FLOOR)

@@ -11,6 +11,8 @@ from torch import Tensor
 _COMPACT = 0.75
 # Ridge of the normalised normal equations: their condition is the square of the history's, so that 1e-14 is rounding.
 _RIDGE = 1e-14
+# What counts as progress of a row.
+_IMPROVED = 0.9
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +33,7 @@ def anderson(
     maximum: int = 500,
     depth: int = 5,
     damping: float = 0.5,
+    patience: int = 60,
     admissible: Callable[[Tensor, Tensor], Tensor] | None = None,
     scale: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> FixedPoints:
@@ -48,6 +51,7 @@ def anderson(
         maximum: The most evaluations of g per row.
         depth: How many differences are kept.
         damping: The $\beta$ of a plain step.
+        patience: A row is given up when its smallest residual has not fallen by a tenth in so many evaluations.
         admissible: admissible(x, index) -> bool [b], such as "the imaginary part of the resolvent is negative".
         scale: scale(x, index) -> [b, d] or [b, 1]: what a residual is measured against; 1 by default.
     """
@@ -59,6 +63,8 @@ def anderson(
     )
     index = torch.arange(len(start), device=start.device)
     x = start
+    finished = torch.zeros_like(result.converged)
+    best, since = result.residual.clone(), torch.zeros_like(result.iterations)
     history: list[tuple[Tensor, Tensor]] = []  # differences of r and of g, newest last, each [b, d]
     last_r, last_g = None, None
     for count in range(1, maximum + 1):
@@ -69,18 +75,22 @@ def anderson(
         weight = None if scale is None else 1 / scale(x, index)
         size = r.abs() if weight is None else r.abs() * weight
         residual = size.amax(-1).nan_to_num(nan=torch.inf)
-        active = ~result.converged[index]
+        active = ~finished[index]
         place = index[active]
         # A row keeps the x whose residual was measured: what is returned has the residual that is reported.
         result.x[place], result.residual[place] = x[active], residual[active]
         result.iterations[place] = count
         result.converged[place] = residual[active] <= tolerance
-        active = ~result.converged[index]
+        improved = residual < _IMPROVED * best
+        best, since = torch.where(improved, residual, best), torch.where(improved, 0, since + 1)
+        active &= (residual > tolerance) & (since < patience)
+        finished[index] = ~active
         alive = int(active.sum())
         if alive == 0 or count == maximum:
             break
         if alive < _COMPACT * len(index):
             index, x, g, r = index[active], x[active], g[active], r[active]
+            best, since = best[active], since[active]
             weight = None if weight is None or len(weight) == 1 else weight[active]
             history = [(dr[active], dg[active]) for dr, dg in history]
             if last_r is not None and last_g is not None:

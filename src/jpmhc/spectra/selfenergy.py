@@ -5,6 +5,7 @@ $\Sigma_{x_{l-1}}$. Each structure of noise needs only some numbers of a block, 
 equation's unknowns.
 """
 
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -45,6 +46,29 @@ class Isotropic:
 
     def order(self, left: Tensor, right: Tensor, side: int) -> Tensor:
         return (left * right.mT).sum((-2, -1)).unsqueeze(-1) / left.shape[-1]
+
+
+class IsotropicInBases:
+    r"""The same in bases $T_l$: with $K_l = T_l T_l^\top$, I becomes $K_l$ for the y blocks, $K_{l-1}^{-1}$ for x.
+
+    The traces become $\mathrm{tr}(K_{l-1}^{-1} M_{x_{l-1}})$ and $\mathrm{tr}(K_l M_{y_l})$.
+    """
+
+    count = 1
+    positive = True
+
+    def __init__(self, network: Network, bases: Tensor) -> None:
+        variance = network.variance.view(-1, 1, 1, 1)
+        metric = (bases @ bases.mT).to(torch.complex128).unsqueeze(1)  # [L + 1, 1, n, n]
+        inverse = torch.linalg.inv(metric)
+        self.caused = [variance * metric[1:], variance * inverse[:-1]]
+        self.traced = [inverse[:-1], metric[1:]]
+
+    def energy(self, order: Tensor, side: int) -> Tensor:
+        return self.caused[side] * order.unsqueeze(-1)
+
+    def order(self, left: Tensor, right: Tensor, side: int) -> Tensor:
+        return ((self.traced[side] @ left) * right.mT).sum((-2, -1)).unsqueeze(-1) / left.shape[-1]
 
 
 class Block:
@@ -88,8 +112,19 @@ class General:
         return (left @ right).flatten(-2)
 
 
-def self_energy(network: Network) -> SelfEnergy:
-    """The self-energies of a network's structure of noise."""
-    if network.covariance is not None:
-        return General(network)
-    return Isotropic(network) if network.read is None else Block(network)
+def self_energy(network: Network, bases: Tensor | None = None) -> SelfEnergy:
+    """The self-energies of a network's structure of noise, in bases [L + 1, n, n] of its layers' ends if given."""
+    if network.isotropic:
+        return Isotropic(network) if bases is None else IsotropicInBases(network, bases)
+    if bases is not None:
+        before = torch.linalg.inv(bases[:-1])
+        if network.covariance is not None:
+            moved = bases[1:].unsqueeze(1) @ network.covariance @ before.unsqueeze(1)
+            network = replace(network, covariance=moved)
+        else:
+            assert network.read is not None
+            assert network.write is not None
+            read = (before.mT @ network.read.unsqueeze(-1)).squeeze(-1)
+            write = (bases[1:] @ network.write.unsqueeze(-1)).squeeze(-1)
+            network = replace(network, read=read, write=write)
+    return General(network) if network.covariance is not None else Block(network)
