@@ -152,6 +152,11 @@ def test_bad_input_is_one_sentence(
     assert not (tmp_path / "x.json").exists()
 
 
+def test_a_place_that_cannot_be_written_is_refused_first(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot be written to"):
+        evaluate_checkpoints(EvaluateConfig(runs=(run,), device="cpu", out=tmp_path))  # a folder
+
+
 def test_changed_data_are_refused(run: Path, tmp_path: Path) -> None:
     manifest = run / "checkpoints" / "step-00000300" / "manifest.json"
     original = manifest.read_text()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -79,6 +80,7 @@ def evaluate_checkpoints(config: EvaluateConfig, report: Report | None = None) -
     """
     if not config.runs:
         raise ValueError("name at least one folder of a run or of a checkpoint to evaluate.")
+    _require_writable(config.out)
     results, scorers, prints = [], [], set()
     with join(config.device) as world:
         for run in config.runs:
@@ -106,7 +108,6 @@ def evaluate_checkpoints(config: EvaluateConfig, report: Report | None = None) -
             "pooled": pooled,
         }
         if world.rank == 0:
-            config.out.parent.mkdir(parents=True, exist_ok=True)
             config.out.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
     return found
 
@@ -138,6 +139,7 @@ class Answered:
 
 def predict(config: PredictConfig, report: Report | None = None) -> list[Answered]:
     """Answer tests of a run's tasks by vote; the first process writes the submission, two attempts a test."""
+    _require_writable(config.out)
     with join(config.device) as world:
         model, checkpoint = load_model(config.run, ema=config.weights == "average", device=world.device)
         task = rebuild(checkpoint, config)
@@ -158,7 +160,6 @@ def predict(config: PredictConfig, report: Report | None = None) -> list[Answere
             for k, (pair, candidates) in enumerate(zip(task.puzzles[tested[name]].tests, tests, strict=True)):
                 answered.append(Answered(name, k, pair.input, pair.output, candidates))
         if world.rank == 0:
-            config.out.parent.mkdir(parents=True, exist_ok=True)
             config.out.write_text(json.dumps(submission(answered)) + "\n")
     return answered
 
@@ -195,6 +196,13 @@ def rebuild(checkpoint: Checkpoint, choices: Choices) -> Task:
             f"{task.fingerprint()}, not {checkpoint.fingerprint}."
         )
     return task
+
+
+def _require_writable(path: Path) -> None:
+    """Refuse a place that cannot be written to before the work is done rather than after."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"{path} cannot be written to: name another file with --out.")
 
 
 def _ask(

