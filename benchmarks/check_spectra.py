@@ -1,0 +1,255 @@
+"""How accurate the theory is: the chain against sampled networks, and the paper's methods against the chain.
+
+The simulation is written here and shares no code with the package: skips, noise and eigenvalues are its own.
+Finished cases are kept in the CSV file, so that an interrupted run continues where it stopped.
+
+Examples:
+    python benchmarks/check_spectra.py accuracy
+    python benchmarks/check_spectra.py methods
+    python benchmarks/check_spectra.py accuracy --depths 2 5 --device cuda
+"""
+
+import csv
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+import tyro
+from rich.progress import track
+
+from harness import RESULTS, environment, write_csv
+from jpmhc import spectra
+
+X = np.array([0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0])
+ETA = 0.05
+STREAMS = 4
+TABLE = Path(__file__).parent.parent / "docs" / "results" / "spectra_accuracy.md"
+
+
+def bistochastic(rng: np.random.Generator) -> np.ndarray:
+    matrix = np.exp(rng.normal(size=(STREAMS, STREAMS)))
+    for _ in range(500):
+        matrix /= matrix.sum(1, keepdims=True)
+        matrix /= matrix.sum(0, keepdims=True)
+    return matrix
+
+
+def gaussian(rng: np.random.Generator) -> np.ndarray:
+    return rng.normal(size=(STREAMS, STREAMS)) / np.sqrt(STREAMS)
+
+
+def projector(rng: np.random.Generator) -> np.ndarray:
+    frame, _ = np.linalg.qr(rng.normal(size=(STREAMS, STREAMS // 2)))
+    return frame @ frame.T
+
+
+def orthogonal(rng: np.random.Generator) -> np.ndarray:
+    return np.linalg.qr(rng.normal(size=(STREAMS, STREAMS)))[0]
+
+
+MIXERS = {"bistochastic": bistochastic, "Gaussian": gaussian, "projector": projector, "orthogonal": orthogonal}
+
+
+def skips(mixer: str, depth: int, repeated: bool = False) -> np.ndarray:
+    """[L, n, n]; "mixed" takes its layers from all kinds in turn, so that no two neighbours commute."""
+    rng = np.random.default_rng(depth)
+    if mixer == "mixed":
+        kinds = [bistochastic, orthogonal, gaussian, projector]
+        return np.stack([1.1 * kinds[layer % 4](rng) for layer in range(depth)])
+    if repeated:
+        return np.stack([MIXERS[mixer](rng)] * depth)
+    return np.stack([MIXERS[mixer](rng) for _ in range(depth)])
+
+
+def vectors(depth: int) -> tuple[np.ndarray, np.ndarray]:
+    """Read vectors that sum to one, write vectors around one. [L, n] each"""
+    rng = np.random.default_rng(1000 + depth)
+    read = rng.uniform(0.1, 1, size=(depth, STREAMS))
+    return read / read.sum(1, keepdims=True), rng.uniform(0.5, 1.5, size=(depth, STREAMS))
+
+
+@dataclass(frozen=True)
+class Case:
+    mixer: str
+    depth: int
+    total: float  # L σ²
+    noise: Literal["isotropic", "block"]
+
+    def network(self) -> spectra.Network:
+        read, write = vectors(self.depth) if self.noise == "block" else (None, None)
+        return spectra.Network(skips(self.mixer, self.depth), self.total / self.depth, read, write)
+
+    def sample(self, width: int, count: int, generator: torch.Generator) -> torch.Tensor:
+        """Eigenvalues of JᵀJ of sampled networks. [count, N]"""
+        device = generator.device
+        layers = torch.tensor(skips(self.mixer, self.depth), device=device)
+        read, write = (torch.tensor(part, device=device) for part in vectors(self.depth))
+        scale = (self.total / self.depth) ** 0.5
+        size = STREAMS * width
+
+        def gaussian_matrix(n: int) -> torch.Tensor:
+            return torch.randn(count, n, n, dtype=torch.float64, device=device, generator=generator) / n**0.5
+
+        jacobian = torch.eye(size, dtype=torch.float64, device=device).expand(count, size, size)
+        for layer, skip in enumerate(layers):
+            streams = jacobian.reshape(count, STREAMS, width * size)
+            mixed = (skip @ streams).reshape(count, size, size)  # A ⊗ I_p
+            if self.noise == "isotropic":
+                noise = gaussian_matrix(size) @ jacobian
+            else:
+                seen = gaussian_matrix(width) @ (read[layer] @ streams).reshape(count, width, size)
+                noise = (write[layer][:, None, None] * seen[:, None]).reshape(count, size, size)
+            jacobian = mixed + scale * noise
+        return torch.linalg.eigvalsh(jacobian.mT @ jacobian)
+
+
+def measure(case: Case, width: int, target: float, least: int, most: int, device: str) -> dict[str, object]:
+    """Sample until the simulation's own standard error is below the target at all points, then compare."""
+    z = torch.tensor(X + 1j * ETA, device=device)
+    generator = torch.Generator(device).manual_seed(7)
+    values = torch.empty(0, len(X), dtype=torch.complex128, device=device)
+    while True:
+        eigenvalues = case.sample(width, least if device == "cuda" else 4, generator)
+        values = torch.cat([values, (1 / (z[:, None] - eigenvalues[:, None, :])).mean(-1)])
+        count, truth = len(values), values.mean(0)
+        error = ((values - truth).abs().square().sum(0) / (count - 1) / count).sqrt() / truth.abs()
+        if count >= most or (count >= least and float(error.max()) < target):
+            break
+    found = spectra.cauchy(case.network(), z.cpu(), "chain")
+    if not bool(found.converged.all()):
+        raise RuntimeError(f"{case}: the chain did not converge at {int((~found.converged).sum())} points")
+    miss = ((found.G.to(device) - truth) / truth).abs()
+    return {
+        "mixer": case.mixer,
+        "noise": case.noise,
+        "depth": case.depth,
+        "total_variance": case.total,
+        "width": STREAMS * width,
+        "samples": count,
+        "median_error": float(miss.median()),
+        "largest_error": float(miss.max()),
+        "largest_standard_error": float(error.max()),
+    }
+
+
+def accuracy(
+    depths: tuple[int, ...] = (2, 5, 10, 50),
+    width: int = 250,
+    target: float = 0.0025,
+    least: int = 20,
+    most: int = 400,
+    minutes: float = 60.0,
+    device: str = "cpu",
+    results: Path = RESULTS / "spectra_accuracy.csv",
+) -> None:
+    """The chain against sampled networks, all kinds of skips, both structures of noise.
+
+    Args:
+        depths: Numbers of layers.
+        width: Features per stream; networks are four times as wide.
+        target: The simulation's relative standard error at which a case is done.
+        least: Networks sampled per case at least.
+        most: And at most.
+        minutes: Stop after this time; the next call goes on from there.
+        device: Where to sample.
+        results: Where finished cases are kept.
+    """
+    rows: list[dict[str, object]] = []
+    if results.exists():
+        with results.open() as file:
+            rows = list(csv.DictReader(file))
+    done = {(str(r["mixer"]), str(r["noise"]), int(str(r["depth"])), float(str(r["total_variance"]))) for r in rows}
+    cases = [
+        Case(mixer, depth, total, noise)
+        for depth in depths
+        for noise in ("isotropic", "block")
+        for mixer in ("bistochastic", "Gaussian", "projector", "mixed")
+        for total in (0.05, 1.0)
+    ]
+    left = [c for c in cases if (c.mixer, c.noise, c.depth, c.total) not in done]
+    start = time.monotonic()
+    results.parent.mkdir(parents=True, exist_ok=True)
+    for case in track(left, "sampling"):
+        if time.monotonic() - start > 60 * minutes:
+            break
+        rows.append({**measure(case, width, target, least, most, device), **environment(device)})
+        print(" ".join(str(value) for value in list(rows[-1].values())[:9]), flush=True)
+        with results.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[-1]))
+            writer.writeheader()
+            writer.writerows(rows)
+    print(f"wrote {results}")
+    _write_table(rows)
+
+
+def _write_table(rows: list[dict[str, object]]) -> None:
+    lines = [
+        "# The chain against sampled networks",
+        "",
+        f"Relative error of the Cauchy transform at x + {ETA}i, x = {', '.join(f'{x:g}' for x in X)}: the largest over",
+        "the ten points, then their median, then the largest standard error of the simulation itself. Skips are 4 × 4",
+        "and different in every layer; `mixed` takes bistochastic, orthogonal, Gaussian and projector skips in turn,",
+        "times 1.1. N is the width of the sampled networks. The simulation shares no code with the package. Written by",
+        "`python benchmarks/check_spectra.py accuracy`.",
+        "",
+        "| skips | noise | L | Lσ² | N | samples | largest | median | simulation |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+
+    def order(row: dict[str, object]) -> tuple:
+        return row["noise"], row["mixer"], float(str(row["total_variance"])), int(str(row["depth"]))
+
+    for row in sorted(rows, key=order):
+        numbers = [float(str(row[key])) for key in ("largest_error", "median_error", "largest_standard_error")]
+        cells = [row[key] for key in ("mixer", "noise", "depth", "total_variance", "width", "samples")]
+        lines.append("| " + " | ".join([*map(str, cells), *(f"{100 * number:.2f} %" for number in numbers)]) + " |")
+    worst = max(float(str(row["largest_error"])) for row in rows)
+    lines += ["", f"The largest error of all {len(rows)} cases is {100 * worst:.2f} %."]
+    TABLE.parent.mkdir(parents=True, exist_ok=True)
+    TABLE.write_text("\n".join(lines) + "\n")
+    print(f"wrote {TABLE}")
+
+
+def methods(points: int = 100, eta: float = 0.02) -> None:
+    """The paper's methods against the chain: relative deviation of G(x + iη) on a logarithmic grid from 0.001 to 10.
+
+    Args:
+        points: How many.
+        eta: The distance from the real axis.
+    """
+    z = torch.logspace(-3, 1, points, dtype=torch.float64) + 1j * eta
+    rows = []
+    for mixer in ("orthogonal", "bistochastic", "Gaussian"):
+        for depth in (2, 3, 5, 10):
+            for total in (0.05, 1.0):
+                network = spectra.Network(skips(mixer, depth), total / depth)
+                truth = spectra.cauchy(network, z, "chain", tolerance=1e-11)
+                for method, options in (("twisted", {}), ("twisted", {"first": "gram"}), ("subordination", {})):
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore", UserWarning)
+                        found = spectra.METHODS[method](network, z, **options)
+                    both = found.converged & truth.converged
+                    miss = ((found.G - truth.G).abs() / truth.G.abs())[both]
+                    rows.append(
+                        {
+                            "mixer": mixer,
+                            "depth": depth,
+                            "total_variance": total,
+                            "method": method + (" (gram)" if options else ""),
+                            "exact": found.exact,
+                            "converged": int(both.sum()),
+                            "median": float(miss.median()),
+                            "largest": float(miss.max()),
+                        }
+                    )
+                    print("{mixer:13s} L={depth:<3d} Lσ²={total_variance:<5g} {method:15s} ".format(**rows[-1]), end="")
+                    print("median {median:.1e}  largest {largest:.1e}  converged {converged}".format(**rows[-1]))
+    write_csv("spectra_methods", rows)
+
+
+if __name__ == "__main__":
+    tyro.extras.subcommand_cli_from_dict({"accuracy": accuracy, "methods": methods})
