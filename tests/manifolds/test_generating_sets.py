@@ -90,6 +90,12 @@ def test_constraints_are_those_of_a_filter_over_all_subsets(contains_identity, r
     assert not reversible or ranks == set(inverses[list(ranks)].tolist())
 
 
+def test_a_batch_of_no_sets_is_a_batch():
+    # Enumeration in small batches may find that none of a batch is the one of its class.
+    assert Question(5, 4).elements_of(np.empty((0, 4), dtype=np.int64)).shape == (0, 4)
+    assert Question(5, 4, contains_identity=True).elements_of(np.empty((0, 3), dtype=np.int64)).shape == (0, 4)
+
+
 def test_candidates_with_constraints_are_one_of_each_class():
     question = Question(4, 4, contains_identity=True, reversible=True)
     candidates = Candidates(question)

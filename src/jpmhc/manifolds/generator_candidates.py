@@ -56,7 +56,7 @@ class Question:
 
     def elements_of(self, atoms: NDArray[np.int64]) -> NDArray[np.int64]:
         """Ranks [B, K] of the permutations in sets given by their atoms [B, m], the identity first if prescribed."""
-        pairs = self.atoms[atoms].reshape(len(atoms), -1)
+        pairs = self.atoms[atoms].reshape(len(atoms), 2 * atoms.shape[1])
         ranks = pairs[pairs >= 0].reshape(len(atoms), self.free_size)
         if self.contains_identity:
             ranks = np.concatenate([np.zeros((len(ranks), 1), dtype=np.int64), ranks], axis=1)
