@@ -144,6 +144,16 @@ def test_too_few_iterations_are_marked():
     assert not found.converged.any()
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", SOLVERS)
+def test_the_same_on_a_gpu(name):
+    network, z = Network(orthogonal(6, 3, 0), 0.1), points(np.linspace(0.05, 4, 12), 0.02)
+    found = SOLVERS[name](network.to("cuda"), z)
+    assert found.G.is_cuda
+    np.testing.assert_allclose(found.G.cpu(), SOLVERS[name](network, z).G, rtol=1e-8)
+
+
 def test_bad_input():
     z = points([1.0], 0.1)
     structured = Network.repeated(torch.eye(2), 0.1, 3, read=torch.ones(2), write=torch.ones(2))

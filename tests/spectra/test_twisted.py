@@ -147,6 +147,17 @@ def test_solution_is_that_of_the_papers_outer_equation(depth):
     np.testing.assert_allclose(found.G[0], expected, rtol=1e-7)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_same_on_a_gpu(depth):
+    network = Network(gaussian(depth, 4, 0), 0.2)
+    for solve in (twisted.solve, dyson.solve) if depth == 1 else (twisted.solve,):
+        found = solve(network.to("cuda"), GRID)
+        assert found.G.is_cuda
+        np.testing.assert_allclose(found.G.cpu(), solve(network, GRID).G, rtol=1e-8)
+
+
 def test_bad_input():
     z = points([1.0], 0.1)
     with pytest.raises(ValueError, match="general covariance"):
