@@ -19,7 +19,6 @@ from typing import Literal
 import numpy as np
 import torch
 import tyro
-from rich.progress import track
 
 from harness import RESULTS, environment, write_csv
 from jpmhc import spectra
@@ -173,11 +172,12 @@ def accuracy(
     left = [c for c in cases if (c.mixer, c.noise, c.depth, c.total) not in done]
     start = time.monotonic()
     results.parent.mkdir(parents=True, exist_ok=True)
-    for case in track(left, "sampling"):
+    for number, case in enumerate(left, 1):
         if time.monotonic() - start > 60 * minutes:
             break
         rows.append({**measure(case, width, target, least, most, device), **environment(device)})
-        print(" ".join(str(value) for value in list(rows[-1].values())[:9]), flush=True)
+        message = "largest error {largest_error:.2%}, simulation {largest_standard_error:.2%}, {samples} samples"
+        print(f"{number}/{len(left)} {case}: {message.format(**rows[-1])}", flush=True)
         with results.open("w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[-1]))
             writer.writeheader()
