@@ -29,8 +29,10 @@ _LABELS = {
     "scalar": "scalar theory, η = {eta:g}",
 }
 _NUMBERS = {"sampled": "#7d8590", "exact": EXACT, "fixed": FIXED, "scalar": SCALAR}
-# Neighbouring grid points further apart than this factor have a gap between bands between them.
+# Neighbouring grid points further apart than this factor, with less than this density of log s on both, have a gap
+# between bands between them.
 _GAP = 1.15
+_DARK = 0.01
 # A collapsed fraction below this is not worth a line.
 _WORTH_SAYING = 0.005
 _STYLES: dict[str, dict[str, Any]] = {
@@ -71,7 +73,7 @@ def draw_panel(cells: Sequence[Cell], eta: float, path: Path, *, logarithmic: bo
         ax.tick_params(labelsize=8)
         ax.spines[["top", "right"]].set_visible(False)
     for ax, mixer in zip(axes[0], mixers):
-        ax.set_title(mixer, fontsize=12, color=INK, pad=28)
+        ax.set_title(mixer, fontsize=12, color=INK, pad=36)
     for row, depth in zip(axes, depths):
         row[0].set_ylabel(f"L = {depth}\ndensity" + (" per decade" if logarithmic else ""), fontsize=10)
     for ax in axes[-1]:
@@ -88,14 +90,16 @@ def _linear_cell(ax: Any, cell: Cell) -> None:
     top = s[-1] * 1.12
     heights, _, _ = ax.hist(s, bins=_BINS, range=(0, top), density=True, color=SAMPLED)
     for name in ("scalar", "fixed", "exact"):
-        ax.plot(*_full_curve(cell.curves[name], top), **_STYLES[name])
-    ax.set(xlim=(-0.01 * top, top), ylim=(0, _ceiling(heights)))
+        grid, values = _full_curve(cell.curves[name], top)
+        ax.plot(grid, values, **_STYLES[name])
+    ax.set(xlim=(-0.01 * top, top), ylim=(0, _ceiling(heights, values)))
 
 
 def _full_curve(curve: Density, top: float) -> tuple[np.ndarray, np.ndarray]:
     """The curve from its first point to the axis' end, at zero outside its grid and across gaps between bands."""
     s, values = (part.numpy() for part in curve.singular_values())
-    gap = np.flatnonzero(s[1:] > _GAP * s[:-1])
+    dark = s * values < _DARK
+    gap = np.flatnonzero((s[1:] > _GAP * s[:-1]) & dark[1:] & dark[:-1])
     s = np.insert(s, np.repeat(gap + 1, 2), np.stack([s[gap], s[gap + 1]], -1).ravel())
     values = np.insert(values, np.repeat(gap + 1, 2), 0.0)
     return np.concatenate([[s[0]], s, [s[-1], max(top, s[-1])]]), np.concatenate([[0.0], values, [0.0, 0.0]])
@@ -103,7 +107,7 @@ def _full_curve(curve: Density, top: float) -> tuple[np.ndarray, np.ndarray]:
 
 def _logarithmic_cell(ax: Any, cell: Cell) -> None:
     s = singular_values(cell.sampled)
-    bottom = max(s[0] * 0.7, s[-1] * 1e-9)
+    bottom = max(s[0] * 0.7, s[-1] * 1e-13)
     edges = np.logspace(np.log10(bottom), np.log10(s[-1] * 1.4), 90)
     decades = np.diff(np.log10(edges))
     share = np.histogram(s, edges)[0] / len(s)
@@ -113,6 +117,10 @@ def _logarithmic_cell(ax: Any, cell: Cell) -> None:
         grid, values = _full_curve(cell.curves[name], 0.0)
         ax.plot(grid, values * grid * np.log(10), **_STYLES[name])
     ax.set(xscale="log", xlim=(edges[0], edges[-1]), ylim=(0, 1.25 * peak))
+    if edges[-1] < 10 * edges[0]:
+        ticks = [tick for tick in (0.2, 0.4, 0.6, 0.8, 1, 1.5, 2, 3, 5) if edges[0] < tick < edges[-1]]
+        ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        ax.minorticks_off()
 
 
 def _annotate(ax: Any, cell: Cell) -> None:
@@ -139,10 +147,10 @@ def draw_spectrum(answer: Answer, title: str, path: Path) -> Path:
     grid, values = _full_curve(curve, float(curve.x[-1]) ** 0.5)
     if s is not None:
         heights, _, _ = plain.hist(s, bins=_BINS, range=(0, s[-1] * 1.05), density=True, color=SAMPLED, label="sampled")
-        edges = np.logspace(np.log10(max(s[0], s[-1] * 1e-9)), np.log10(s[-1] * 1.1), 90)
+        edges = np.logspace(np.log10(max(s[0], s[-1] * 1e-13)), np.log10(s[-1] * 1.1), 90)
         share = np.histogram(s, edges)[0] / len(s) / np.diff(np.log10(edges))
         logarithmic.stairs(share, edges, fill=True, color=SAMPLED)
-        plain.set_ylim(0, _ceiling(heights))
+        plain.set_ylim(0, _ceiling(heights, values))
     elif curve.below > _WORTH_SAYING or curve.collapsed() > _WORTH_SAYING:
         plain.set_ylim(0, 1.3 * max(values[grid > COLLAPSED].max(initial=0.0), 1e-12))
     label = "exact theory" if curve.exact else f"{curve.method}: not exact here"
@@ -164,7 +172,8 @@ def draw_spectrum(answer: Answer, title: str, path: Path) -> Path:
     return save(figure, path)
 
 
-def _ceiling(heights: np.ndarray) -> float:
-    """Where to cut a histogram: collapsed mass would make the first bars tower over all others."""
+def _ceiling(heights: np.ndarray, curve: np.ndarray) -> float:
+    """Where to cut a cell: collapsed mass would make the first bars, or a curve's spike, tower over all others."""
     rest = max(heights[2:].max(), 1e-12)
-    return 1.25 * (rest if heights[:2].max() > 4 * rest else heights.max())
+    top = rest if heights[:2].max() > 6 * rest else heights.max()
+    return max(1.2 * top, 1.05 * min(curve.max(), 1.6 * top))

@@ -24,8 +24,9 @@ COLLAPSED = 0.1
 _INTERPOLABLE = 0.1
 # By how much the first moment may miss the exact one before a warning.
 _MOMENT_TOLERANCE = 0.05
-# The mass below the grid is what lies below this fraction of its first point.
+# The mass below the grid is what lies below this fraction of its first point, if x rho is as small as this there.
 _BELOW = 0.01
+_DARK = 1e-3
 _BELOW_TOLERANCE = 1e-4
 
 
@@ -170,8 +171,9 @@ def density(
         green, lost, residual = transform(z)
         raw = invert(z, green)
     values = raw.clamp_min(0)
-    # Re z G at z = i y is the mass below y, with a weight y^2 / (x^2 + y^2) that leaves the grid's own mass out.
-    point = 1j * grid[:1] * _BELOW
+    # Re z G at z = i y is the mass below y, up to the weight y^2 / (x^2 + y^2): y is the grid's first point where that
+    # lies inside the spectrum, so that the weight's two sides make up for each other, and far below it otherwise.
+    point = 1j * grid[:1] * (1.0 if grid[0] * values[0] > _DARK else _BELOW)
     bottom = cauchy(network, point.to(network.skips.device), method, tolerance=_BELOW_TOLERANCE, maximum=maximum)
     below = 0.0
     if eta is None:

@@ -12,7 +12,7 @@ from jpmhc.spectra.solve import cauchy
 
 # The search starts so many orders of magnitude below the mean square, on a grid so dense that its own smoothing
 # (eta / x = _WIDE) lets no band slip through.
-_DECADES = 18
+_DECADES = 30
 _PER_DECADE = 6
 _WIDE = 0.3
 _ROUNDS = 7
