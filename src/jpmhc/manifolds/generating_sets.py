@@ -52,9 +52,9 @@ class Plan:
     subsets: int | None
     work: int
 
-    def seconds(self, workers: int) -> float | None:
-        """About how long an exhaustive search takes; None for annealing."""
-        return self.work / (CLASSES_PER_SECOND * workers) if self.exhaustive else None
+    def seconds(self, workers: int) -> int | None:
+        """About how long an exhaustive search takes (an integer, as it may exceed any float); None for annealing."""
+        return self.work // (CLASSES_PER_SECOND * workers) if self.exhaustive else None
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from math import comb, factorial
+from math import factorial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,8 +83,6 @@ class Candidates:
 
     def subsets(self) -> int:
         """Number of sets in all classes together."""
-        if not self.question.reversible:
-            return comb(self.orbits.points, self.question.free_size)
         return self.orbits.subsets(self.question.free_size)
 
     def units(self) -> list[tuple[int, int]]:

@@ -8,6 +8,7 @@ memory of what other units found, which makes the enumeration parallel and resum
 
 from collections.abc import Iterator
 from fractions import Fraction
+from math import comb
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,10 +75,7 @@ class SubsetOrbits:
 
     def subsets(self, weight: int) -> int:
         """Number of all subsets of that total weight."""
-        polynomial = [1] + [0] * weight
-        for w in self.weights.tolist():
-            _multiply(polynomial, w)
-        return polynomial[weight]
+        return _choices(_cycle_weights(np.arange(self.points), self.weights), weight)
 
     def _fixed_subsets(self, weight: int) -> Iterator[tuple[int, int]]:
         """Pairs (number of maps of one cycle type, subsets that each of them fixes)."""
@@ -86,11 +84,7 @@ class SubsetOrbits:
             key = _cycle_weights(row.astype(np.int64), self.weights)
             types[key] = types.get(key, 0) + 1
         for key, multiplicity in types.items():
-            polynomial = [1] + [0] * weight
-            for cycle_weight, repeats in key:
-                for _ in range(repeats):
-                    _multiply(polynomial, cycle_weight)
-            yield multiplicity, polynomial[weight]
+            yield multiplicity, _choices(key, weight)
 
     def units(self, weight: int) -> list[tuple[int, int]]:
         """Independent parts of the enumeration: (points in the subset, orbit of pairs); −1 where there is no pair."""
@@ -180,10 +174,20 @@ def _compare(left: NDArray, right: NDArray) -> tuple[NDArray, NDArray]:
     return less, equal
 
 
-def _multiply(polynomial: list[int], power: int) -> None:
-    """Multiply a truncated polynomial by 1 + x^power, in place."""
-    for k in range(len(polynomial) - 1, power - 1, -1):
-        polynomial[k] += polynomial[k - power]
+def _choices(cycles: tuple[tuple[int, int], ...], weight: int) -> int:
+    """Ways to choose cycles, given as (weight, how many), of a total weight: a coefficient of Π (1 + x^w)^m."""
+    total = sum(w * m for w, m in cycles)
+    if not 0 <= weight <= total:
+        return 0
+    weight = min(weight, total - weight)  # choosing what is left out instead
+    polynomial = {0: 1}
+    for w, m in cycles:
+        product: dict[int, int] = {}
+        for power, coefficient in polynomial.items():
+            for k in range(min(m, (weight - power) // w) + 1):
+                product[power + w * k] = product.get(power + w * k, 0) + coefficient * comb(m, k)
+        polynomial = product
+    return polynomial.get(weight, 0)
 
 
 def _cycle_weights(perm: NDArray[np.int64], weights: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:

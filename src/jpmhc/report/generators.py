@@ -31,22 +31,29 @@ def describe(question: Question) -> str:
 
 def cost(plan: Plan, workers: int) -> str:
     """What a search will look at and about how long that takes."""
-    counted = f"{plan.subsets:,} {describe(plan.question)} in {plan.classes:,} classes" if plan.classes else ""
+    counted = ""
+    if plan.classes is not None and plan.subsets is not None:
+        counted = f"{_number(plan.subsets)} {describe(plan.question)} in {_number(plan.classes)} classes"
     if plan.exhaustive:
-        seconds = plan.seconds(workers) or 0.0
+        seconds = plan.seconds(workers) or 0
         if seconds < 2:
             return f"{counted}; looking at every class."
-        return f"{counted}; looking at every class takes about {_duration(seconds)} on {workers} cores."
+        return f"{counted}; looking at every class takes {_duration(seconds)} on {workers} cores."
     if not counted:
         counted = describe(plan.question).capitalize()
     return f"{counted}, too many to look at all: annealing with {plan.work:,} moves, which proves nothing but a bound."
 
 
-def _duration(seconds: float) -> str:
-    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+def _duration(seconds: int) -> str:
+    for unit, length in (("years", 31_556_952), ("days", 86_400), ("hours", 3_600), ("minutes", 60)):
         if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} seconds"
+            return f"about {_number(seconds // length).removeprefix('about ')} {unit}"
+    return f"about {seconds} seconds"
+
+
+def _number(value: int) -> str:
+    """All digits of a number that a reader may want to check, and the power of ten of a larger one."""
+    return f"{value:,}" if value < 10**15 else f"about 10^{len(str(value)) - 1}"
 
 
 class SearchProgress:
