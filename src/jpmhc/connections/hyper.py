@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from jpmhc.connections import gates, mixers, steps
+from jpmhc.connections import fused, gates, mixers, steps
 
 NORMS = ("rms", "layer")
 KERNELS = ("auto", "fused", "reference")
@@ -26,7 +26,7 @@ class Coefficients(NamedTuple):
 
 
 class ReadState(NamedTuple):
-    """What `read` leaves for `write`: the coefficients and the streams as the gradient passes through them."""
+    """What the reference's `read` leaves for `write`: coefficients, and the streams as the gradient passes them."""
 
     source: Tensor
     streams: Tensor  # [T, n, d]
@@ -71,6 +71,17 @@ class CoefficientMap(nn.Module):
         """The matrix that the normalised streams are multiplied with; without it Adam would tear the logits away."""
         assert self.weight is not None
         return self.weight * self.weight.shape[-1] ** -0.5
+
+    def linear(self) -> tuple[Tensor | None, Tensor]:
+        """The affine map from normalised streams to all logits, a static frame's entries included. [K, n * dim], [K]"""
+        weight = None if self.weight is None else self.projection()
+        frames = [getattr(self.mixer, name).flatten() for name in self.mixer.grassmann_frames]
+        if not frames:
+            return weight, self.logits
+        logits = torch.cat([self.logits, *frames])
+        if weight is not None:
+            weight = torch.cat([weight, weight.new_zeros(len(logits) - len(weight), weight.shape[-1])])
+        return weight, logits
 
     def forward(self, x: Tensor) -> tuple[Coefficients, Tensor]:
         """Coefficients of each token, and x handed on for the steps after this one. [T, n, d]"""
@@ -117,7 +128,8 @@ class HyperConnection(nn.Module):
         temperature: τ of eq. cayley-constraints, dividing the read and write logits.
         dynamic: Whether coefficients depend on the token (a projection of the streams) or are parameters only.
         post_norm: `"rms"` normalises each stream after the write, without weights; None does not.
-        kernels: `"fused"` Triton kernels, the PyTorch `"reference"`, or `"auto"`.
+        kernels: `"fused"` Triton kernels, the PyTorch `"reference"`, or `"auto"`: fused on CUDA where the kernels cover
+            the case (otherwise a warning says why not), reference elsewhere and under `torch.func` transforms.
 
     Shapes:
         x: [..., streams, dim], and the same out.
@@ -152,6 +164,9 @@ class HyperConnection(nn.Module):
         self.map = CoefficientMap(dim, mixers.make(mixer, streams, dynamic), norm, read, write, temperature)
         favoured = int(torch.randint(streams, ())) if index is None else index
         self.map.reset(favoured, dynamic)
+        self.plan = fused.plan(self.map, post_norm, EPS)
+        if kernels == "fused" and isinstance(self.plan, str):
+            raise ValueError(f'kernels="fused" is not possible: {self.plan}')
 
     @property
     def mixer(self) -> mixers.Mixer:
@@ -163,17 +178,22 @@ class HyperConnection(nn.Module):
         coefficients, _ = self.map(self._flat(x))
         return Coefficients(*(c.reshape(*x.shape[:-2], *c.shape[1:]) for c in coefficients))
 
-    def read(self, x: Tensor) -> tuple[Tensor, ReadState]:
+    def read(self, x: Tensor) -> tuple[Tensor, Any]:
         """The sublayer's input [..., dim], and what `write` needs to know."""
-        coefficients, streams = self.map(self._flat(x))
+        flat = self._flat(x)
+        if fused.chosen(self.kernels, self.plan, x):
+            return fused.read(self.map, self.plan, x)
+        coefficients, streams = self.map(flat)
         h, streams = steps.gather(streams, coefficients.read)
         skip = None if isinstance(self.mixer, mixers.Identity) else coefficients.skip
         return h.reshape(*x.shape[:-2], self.dim), ReadState(x, streams, coefficients.write, skip)
 
-    def write(self, x: Tensor, y: Tensor, state: ReadState) -> Tensor:
+    def write(self, x: Tensor, y: Tensor, state: Any) -> Tensor:
         """The streams after the sublayer's output y [..., dim] has been written back."""
         if y.shape != (*x.shape[:-2], self.dim):
             raise ValueError(f"the sublayer must return {[*x.shape[:-2], self.dim]}, got {list(y.shape)}")
+        if not isinstance(state, ReadState):
+            return fused.write(x, y, state)
         # The streams that read() handed on carry the shortest backward pass; other streams are as valid.
         streams = state.streams if x is state.source else self._flat(x)
         out = steps.scatter(streams, y.reshape(-1, self.dim), state.write, state.skip).view(x.shape)

@@ -5,6 +5,7 @@ streams to themselves (H has row sums 1) and stays away from the corners of its 
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +48,10 @@ class Mixer(nn.Module):
         """How far each matrix is from the set; zero on it. [..., n, n] → [...]"""
         raise NotImplementedError
 
+    def fused(self) -> dict[str, Any] | str:
+        """How the fused kernels are told of this mixer, or why they cannot be."""
+        return f"the kernels do not know the mixer {type(self).__name__}"
+
     def extra_repr(self) -> str:
         return f"streams={self.streams}, logits={self.logits}"
 
@@ -68,6 +73,9 @@ class Identity(Mixer):
         eye = torch.eye(self.streams, dtype=matrix.dtype, device=matrix.device)
         return (matrix - eye).abs().amax((-2, -1))
 
+    def fused(self) -> dict[str, Any] | str:
+        return {"mixer": "identity"}
+
 
 class Unconstrained(Mixer):
     """Hyper-connections (HC): the logits are the matrix."""
@@ -83,6 +91,9 @@ class Unconstrained(Mixer):
 
     def violation(self, matrix: Tensor) -> Tensor:
         return torch.zeros_like(matrix[..., 0, 0])
+
+    def fused(self) -> dict[str, Any] | str:
+        return {"mixer": "unconstrained"}
 
 
 class Sinkhorn(Mixer):
@@ -107,6 +118,11 @@ class Sinkhorn(Mixer):
 
     def violation(self, matrix: Tensor) -> Tensor:
         return birkhoff.violation(matrix)
+
+    def fused(self) -> dict[str, Any] | str:
+        if self.tolerance is not None or self.gradient != "direct":
+            return "the kernels run Sinkhorn without a tolerance and with the direct gradient"
+        return {"mixer": "sinkhorn", "iterations": self.iterations}
 
 
 class Cayley(Mixer):
@@ -135,13 +151,16 @@ class Cayley(Mixer):
     def violation(self, matrix: Tensor) -> Tensor:
         return orthogonal.violation(matrix)
 
+    def fused(self) -> dict[str, Any] | str:
+        return {"mixer": "cayley", "scale": self.scale, "iterations": self.iterations}
+
 
 class Grassmann(Mixer):
     r"""A rank-p projector $UU^\top$.
 
     Per token (the default), the logits are an n × p frame that is orthonormalised. Static, U is a parameter on the
-    Stiefel manifold for `jpmhc.optim.GrassmannianOptimizer` to move; used as it is, so any other optimiser takes it
-    off the manifold.
+    Stiefel manifold for `jpmhc.optim.GrassmannianOptimizer` to move; it is orthonormalised too, so that H is a
+    projector whatever moves it, and its gradient is horizontal.
     """
 
     def __init__(self, streams: int, rank: int | None = None, *, static: bool = False) -> None:
@@ -171,10 +190,13 @@ class Grassmann(Mixer):
     def forward(self, logits: Tensor) -> Tensor:
         if self.logits:
             return grassmann.project(logits.unflatten(-1, (self.streams, self.rank)))
-        return grassmann.projector(self.frame).expand(*logits.shape[:-1], -1, -1)
+        return grassmann.project(self.frame).expand(*logits.shape[:-1], -1, -1)
 
     def violation(self, matrix: Tensor) -> Tensor:
         return grassmann.violation(matrix)
+
+    def fused(self) -> dict[str, Any] | str:
+        return {"mixer": "grassmann", "rank": self.rank}
 
 
 class Permutation(Mixer):
@@ -205,6 +227,9 @@ class Permutation(Mixer):
     def violation(self, matrix: Tensor) -> Tensor:
         return permutation.violation(matrix)
 
+    def fused(self) -> dict[str, Any] | str:
+        return {"mixer": "permutation", "permutations": tuple(map(tuple, self.basis.tolist()))}
+
 
 class Kronecker(Mixer):
     """KromHC: the Kronecker product of k bistochastic 2 × 2 matrices, for n = 2^k streams."""
@@ -230,6 +255,9 @@ class Kronecker(Mixer):
 
     def violation(self, matrix: Tensor) -> Tensor:
         return birkhoff.violation(matrix)
+
+    def fused(self) -> dict[str, Any] | str:
+        return {"mixer": "kronecker"}
 
 
 MIXERS: dict[str, type[Mixer]] = {

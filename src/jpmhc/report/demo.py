@@ -25,7 +25,8 @@ def table(outcomes: Sequence[Outcome]) -> Table:
     """One row a mixer."""
     found = Table(
         title="One deep stack, every mixer",
-        box=box.SIMPLE,
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
         caption="first, middle, last: gradient norm at that layer; alike: mean cosine of streams\n"
         "violation: worst skip's distance from its set; σ: singular values of all skips' product",
     )
