@@ -224,10 +224,6 @@ class Arc:
         cells = tokens.decode(written, layout, self.variants.colours[variant], self.config.side)
         return cells, layout.height, layout.width
 
-    def truth(self, place: int, test: int) -> np.ndarray | None:
-        """The output of a test of a tested puzzle, where it is known."""
-        return self.puzzles[self.tested[place]].tests[test].output
-
     def test_selection(self, variants: int | None = None, seed: int = 0) -> np.ndarray:
         """All test rows, or those of `variants` variants of every puzzle, drawn without repetition."""
         if variants is None:
