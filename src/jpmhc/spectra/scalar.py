@@ -18,6 +18,8 @@ from jpmhc.spectra.solution import Solution
 
 # A skip counts as a multiple of an orthogonal matrix when its squared singular values agree to this.
 _FLAT = 1e-9
+# Points × layers × singular values held at a time.
+_CHUNK = 2**22
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +71,10 @@ class ScalarLayers:
     def rescale(self, z: Tensor) -> Tensor:
         """The points as the rescaled product sees them."""
         return z * torch.exp(-self.log_mean)
+
+    def chunks(self, z: Tensor) -> tuple[Tensor, ...]:
+        """The points in parts that bound the memory of everything held per point, layer and singular value."""
+        return z.split(max(1, _CHUNK // self.spectrum.numel()))
 
 
 def why_not_exact(network: Network) -> str:

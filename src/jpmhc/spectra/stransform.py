@@ -33,10 +33,13 @@ def compose(layers: ScalarLayers, z: Tensor, tolerance: float, maximum: int) -> 
     Returns:
         $zG = 1 + w$, converged, residual and iterations. [B] each
     """
-    found = follow(
-        _RoundTrip(layers, len(z), 1e-2 * tolerance), z, top=layers.top, tolerance=tolerance, maximum=maximum
-    )
-    return 1 + 1 / found.x.squeeze(-1), found.converged, found.residual, found.iterations
+    parts = []
+    for chunk in layers.chunks(z):
+        equation = _RoundTrip(layers, len(chunk), 1e-2 * tolerance)
+        found = follow(equation, chunk, top=layers.top, tolerance=tolerance, maximum=maximum)
+        parts.append((1 + 1 / found.x.squeeze(-1), found.converged, found.residual, found.iterations))
+    product, converged, residual, iterations = (torch.cat(part) for part in zip(*parts))
+    return product, converged, residual, iterations
 
 
 class _RoundTrip:

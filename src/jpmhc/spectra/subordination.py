@@ -26,8 +26,6 @@ from jpmhc.spectra.solution import Solution, check_points
 # The convergence probe: how many points, and which share of them must converge for the whole grid to be tried.
 PROBE_POINTS = 10
 PROBE_SHARE = 0.8
-# Points × layers × singular values held at a time.
-_CHUNK = 2**22
 
 
 def solve(
@@ -65,15 +63,12 @@ def solve(
             warnings.warn(f"method 'subordination': {note}", stacklevel=2)
             values = stransform.compose(layers, points, tolerance, maximum)
             return scalar_solution(network, "stransform", (values[0] / z.reshape(-1), *values[1:]), z.shape, note)
-    size = max(1, _CHUNK // layers.spectrum.numel())
-    product, converged, residual, iterations = [], [], [], []
-    for chunk in points.split(size):
+    parts = []
+    for chunk in layers.chunks(points):
         w, found = attempt(layers, chunk, tolerance, maximum)
-        product.append(1 + w)
-        converged.append(found.converged)
-        residual.append(found.residual)
-        iterations.append(found.iterations)
-    values = torch.cat(product) / z.reshape(-1), torch.cat(converged), torch.cat(residual), torch.cat(iterations)
+        parts.append((1 + w, found.converged, found.residual, found.iterations))
+    product, converged, residual, iterations = (torch.cat(part) for part in zip(*parts))
+    values = product / z.reshape(-1), converged, residual, iterations
     return scalar_solution(network, "subordination", values, z.shape)
 
 
