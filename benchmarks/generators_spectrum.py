@@ -27,7 +27,7 @@ def bases() -> dict[str, torch.Tensor]:
 
 
 def collapsed(basis: torch.Tensor, depth: int, logits: torch.Tensor) -> tuple[float, float, float]:
-    """Fraction of singular values below 0.1, predicted and simulated, and their predicted mean square, of one network."""
+    """Fraction of singular values below 0.1, predicted and simulated, and their mean square, of one network."""
     network = spectra.Network(permutation.mix(logits, basis), NOISE / depth)
     density = spectra.density(network)
     simulated = spectra.simulate(network, WIDTH, 2, 0).sqrt() < COLLAPSED

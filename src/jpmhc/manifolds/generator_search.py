@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -245,7 +246,14 @@ _searcher: Searcher | None = None  # of a worker process
 def _start_worker(question: Question, radius: Any, examined: Any) -> None:
     global _searcher
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the pool
-    _searcher = Searcher(question, radius, examined)
+    _searcher = Searcher(question, radius, examined, _leave_if_orphaned)
+
+
+def _leave_if_orphaned() -> None:
+    """End a worker whose parent was killed, which would otherwise work on to the end of its unit for nobody."""
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():
+        sys.exit()
 
 
 def _run_unit(unit: Unit) -> UnitResult:
