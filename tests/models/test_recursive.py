@@ -284,6 +284,16 @@ def test_frames_of_the_static_grassmann_model_are_found():
     assert not grassmann_frames(build(mixed("grassmann")))
 
 
+def test_compiled_prediction_equals_the_eager_one(monkeypatch):
+    model = build()
+    inputs, _, identifiers = batch()
+    expected = model.predict(inputs, identifiers)
+    compiler = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f: compiler(f, backend="aot_eager", fullgraph=True))
+    model.compile_prediction()
+    torch.testing.assert_close(model.predict(inputs, identifiers).logits, expected.logits, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

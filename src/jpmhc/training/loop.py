@@ -207,6 +207,8 @@ class Trainer:
     def evaluate(self) -> dict[str, Any]:
         """Metrics of the averaged weights on held-out rows, the same on every rank."""
         model = self.snapshot()
+        if self.config.compile:
+            model.compile_prediction()
         rows = self.task.test_selection(self.config.evaluate_variants, self.config.seed)
         scorer = evaluate(
             self.task,
