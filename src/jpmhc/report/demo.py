@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -10,14 +11,15 @@ from rich.table import Table
 
 from jpmhc.demo import Outcome
 
-COLOURS = {
-    "identity": "#8c8c8c",
-    "unconstrained": "#c44e52",
-    "sinkhorn": "#dd8452",
-    "cayley": "#1f5fa8",
-    "grassmann": "#55a868",
-    "permutation": "#937860",
-    "kronecker": "#b47cc7",
+# Several mixers stay close to the identity for the first steps: dashes keep every curve visible where they coincide.
+STYLES: dict[str, dict[str, Any]] = {
+    "identity": {"color": "#8c8c8c", "lw": 4, "alpha": 0.6},
+    "unconstrained": {"color": "#c44e52"},
+    "sinkhorn": {"color": "#dd8452", "lw": 2.4, "ls": (0, (5, 5))},
+    "cayley": {"color": "#1f5fa8", "lw": 2.4},
+    "grassmann": {"color": "#55a868"},
+    "permutation": {"color": "#6b4a2b", "ls": (0, (2, 4))},
+    "kronecker": {"color": "#b47cc7", "ls": (3, (2, 4))},
 }
 
 
@@ -28,7 +30,7 @@ def table(outcomes: Sequence[Outcome]) -> Table:
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         caption="first, middle, last: gradient norm at that layer; alike: mean cosine of streams\n"
-        "violation: worst skip's distance from its set; σ: singular values of all skips' product",
+        "violation: worst skip's distance from its set; σ: of the product of all skips",
     )
     for heading in ("mixer", "loss", "first", "middle", "last", "alike", "violation", "σ min", "σ max"):
         found.add_column(heading, justify="left" if heading == "mixer" else "right", no_wrap=True)
@@ -52,7 +54,7 @@ def figure(outcomes: Sequence[Outcome], path: Path) -> Path:
 
     chart, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 4.2), layout="constrained")
     for o in outcomes:
-        style = {"color": COLOURS.get(o.mixer), "lw": 2.4 if o.mixer == "cayley" else 1.5, "label": o.mixer}
+        style = {"label": o.mixer, **STYLES.get(o.mixer, {})}
         width = min(10, len(o.losses))
         smooth = np.convolve(o.losses, np.ones(width) / width, mode="valid")
         left.plot(np.arange(width, len(o.losses) + 1), smooth, **style)
