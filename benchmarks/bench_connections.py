@@ -58,9 +58,9 @@ def deepseek(tokens: int, dim: int, streams: int) -> Case:
     return torch.randn(tokens // 64, 64, streams, dim), Block()
 
 
-def cases(tokens: int, dim: int, streams: int) -> dict[str, Case]:
+def cases(chosen: list[str], tokens: int, dim: int, streams: int) -> dict[str, Case]:
     shape = (tokens, dim, streams)
-    found = {f"jpmhc {name}": ours(name, *shape) for name in jpmhc.MIXERS}
+    found = {f"jpmhc {name}": ours(name, *shape) for name in chosen}
     found |= {f"hyper-connections {kind}": hyper_connections(kind, *shape) for kind in ("HC", "mHC")}
     if importlib.util.find_spec("transformers") is not None:
         found["transformers DeepSeek-V4"] = deepseek(*shape)
@@ -80,11 +80,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64 * 64)
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--mixers", nargs="+", default=list(jpmhc.MIXERS), choices=list(jpmhc.MIXERS))
     parser.add_argument("--repeats", type=int, default=20)
     options = parser.parse_args()
     torch.manual_seed(0)
     runs, memory = {}, {}
-    for name, (x, block) in cases(options.tokens, options.dim, options.streams).items():
+    for name, (x, block) in cases(options.mixers, options.tokens, options.dim, options.streams).items():
         x.requires_grad_()
         function = torch.compile(block, fullgraph=True) if options.compiled else block
         out = function(x)
@@ -103,7 +104,7 @@ def main() -> None:
         table.add_column(column, justify="left" if not column else "right")
     rows = []
     for name in runs:
-        ratio = times[name] / times[PEER_OF[name]] if name in PEER_OF else None
+        ratio = times[name] / times[PEER_OF[name]] if PEER_OF.get(name) in times else None
         table.add_row(name, f"{times[name]:.1f}", f"{memory[name] / 2**20:.1f}", f"{ratio:.2f}" if ratio else "")
         rows.append(
             {

@@ -6,6 +6,7 @@ output, so that in the backward pass one gradient tensor travels scatter → gat
 share in place, where autograd alone would allocate and sum four tensors of the size of x.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -70,12 +71,23 @@ def _project(x: Tensor, weight: Tensor, centred: bool, eps: float) -> Tensor:
 def _gather(x: Tensor, read: Tensor) -> Tensor:
     with validate.uncast(x):
         wide = torch.promote_types(x.dtype, read.dtype)
+        if torch.compiler.is_compiling():
+            return _row(read.to(wide), x).to(x.dtype)
         return torch.bmm(read.to(wide).unsqueeze(-2), x.to(wide)).squeeze(-2).to(x.dtype)
+
+
+def _row(weights: Tensor, x: Tensor) -> Tensor:
+    """A mixture of streams written out term by term, which a compiler fuses where it would call a library for bmm."""
+    terms = (weights[:, j, None] * x[:, j] for j in range(x.shape[-2]))
+    return functools.reduce(torch.add, terms)
 
 
 def _scatter(x: Tensor, y: Tensor, write: Tensor, skip: Tensor | None) -> Tensor:
     with validate.uncast(x):
         wide = torch.promote_types(x.dtype, write.dtype)
+        if torch.compiler.is_compiling() and skip is not None:
+            rows = [_row(skip[:, i].to(wide), x) + write[:, i, None].to(wide) * y for i in range(x.shape[-2])]
+            return torch.stack(rows, -2).to(x.dtype)
         fanned = write.to(wide).unsqueeze(-1) * y.to(wide).unsqueeze(-2)
         mixed = fanned + x if skip is None else torch.baddbmm(fanned, skip.to(wide), x.to(wide))
         return mixed.to(x.dtype)
