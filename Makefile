@@ -26,6 +26,7 @@ lint: setup
 
 bench: setup
 	$(BIN)/python benchmarks/bench_connections.py
+	$(BIN)/python benchmarks/bench_connections.py --compiled
 
 clean:
 	rm -rf $(VENV) out
