@@ -11,7 +11,7 @@ import pytest
 from matplotlib import image
 
 from jpmhc import cli
-from jpmhc.models import RecursiveConfig
+from jpmhc.models import RecursiveConfig, RecursiveModel
 from jpmhc.tasks.arc import ArcConfig
 from jpmhc.tasks.arc.scores import Candidate
 from jpmhc.tasks.batch import PAD
@@ -126,6 +126,16 @@ def test_two_processes_give_the_numbers_of_one(run: Path, tmp_path: Path) -> Non
     assert two["processes"] == 2
     assert two["results"][0]["metrics"] == json.loads((tmp_path / "one.json").read_text())["results"][0]["metrics"]
     assert one["processes"] == 1
+
+
+def test_compiling_is_asked_of_the_model_when_wanted(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(RecursiveModel, "compile_prediction", lambda model: asked.append(model))
+    for compile in (False, True):
+        evaluate_checkpoints(EvaluateConfig(runs=(run,), device="cpu", compile=compile, out=tmp_path / "x.json"))
+        assert len(asked) == int(compile)
 
 
 @pytest.mark.parametrize(

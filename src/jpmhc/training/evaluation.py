@@ -47,6 +47,8 @@ class Choices:
     """Where the run's evaluation tasks lie now, if they have moved (ARC)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute."""
+    compile: bool = False
+    """Compile the model first: half a minute at the start, for evaluations that take longer than a few."""
 
 
 @dataclass(frozen=True)
@@ -209,6 +211,8 @@ def _ask(
     task: Task, scorer: Scorer, model: RecursiveModel, choices: Choices, world: World, report: Report | None, name: str
 ) -> float:
     start = time.monotonic()
+    if choices.compile:
+        model.compile_prediction()
     evaluate(
         task,
         scorer,
