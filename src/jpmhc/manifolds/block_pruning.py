@@ -5,8 +5,9 @@ absolute terms, and a set is dropped only on a proof:
 
 - the sign representation is an integer divided by K;
 - $|\mathrm{tr}\,M^k| \le d\,\rho(M)^k$ for every k;
-- for d ≤ 6, eigenvalues in floating point, allowing for how far a backward error η can move any eigenvalue of a
-  d × d matrix: at most $2^{1-1/d}\eta^{1/d}$ (Elsner 1985), however defective it is.
+- eigenvalues in floating point, allowing for how far a backward error η can have moved them. For d ≤ 6 that is at most
+  $2^{1-1/d}\eta^{1/d}$ (Elsner 1985), however defective the block is; for larger blocks at most $2d\,\kappa(V)^2\eta$
+  (Bauer and Fike 1960), V being the matrix of eigenvectors, which is of use where the block is not defective.
 """
 
 import numpy as np
@@ -16,8 +17,8 @@ from jpmhc.manifolds import symmetric_group, young
 
 # Backward error of an eigenvalue solver on a block of norm 1 (measured: below 2e-15) and of a power's trace.
 BACKWARD_ERROR, TRACE_ERROR = 1e-14, 1e-12
-# Largest block for which the allowance for defective eigenvalues is small enough (8e-3) to be of use.
-LARGEST_EIGENVALUE_BLOCK = 6
+# Largest block for which the allowance for any defect is small enough (8e-3) to be of use.
+LARGEST_DEFECTIVE_BLOCK = 6
 # Largest table of a representation that is kept; larger ones (n = 8) are formed for the sets at hand.
 TABLE_ENTRIES = 10_000_000
 SQUARINGS = 4  # powers up to 2 · 2⁴ = 32 are traced
@@ -81,8 +82,16 @@ class BlockPruner:
             keep, half = keep[ok], current[ok]
             current = half @ half
             exponent *= 2
-        if size <= LARGEST_EIGENVALUE_BLOCK and len(keep):
+        if not len(keep):
+            return keep
+        allowance: float | NDArray[np.float64]
+        if size <= LARGEST_DEFECTIVE_BLOCK:
+            eigenvalues = np.linalg.eigvals(blocks[keep])
             allowance = 2 ** (1 - 1 / size) * BACKWARD_ERROR ** (1 / size)
-            radius = np.abs(np.linalg.eigvals(blocks[keep])).max(axis=1)
-            keep = keep[radius <= limit + allowance]
-        return keep
+        else:
+            eigenvalues, vectors = np.linalg.eig(blocks[keep])
+            singular = np.linalg.svd(vectors, compute_uv=False)
+            # Singular vectors make the condition infinite, and the allowance with it.
+            with np.errstate(divide="ignore"):
+                allowance = 2 * size * (singular[:, 0] / singular[:, -1]) ** 2 * BACKWARD_ERROR
+        return keep[np.abs(eigenvalues).max(axis=1) <= limit + allowance]
