@@ -28,6 +28,10 @@ _ALIVE = 12
 _FIRST_TRY = 80
 _RUNGS = 10
 _RUNG_TOLERANCE = 1e-4
+# Differences that Anderson mixing keeps, the paper's 5, and for the points taken up again: near a hard edge at zero the
+# equation is neutral in many directions, and a short history does not span them.
+_DEPTH = 5
+_LONG_DEPTH = 20
 _TINY = 1e-290
 # Below this fraction of the mean squared singular value the rounding of large singular values would be felt.
 _SMALL = 1e-5
@@ -91,17 +95,23 @@ class _Equation:
         x, spent = self._start(z), torch.zeros(len(z), dtype=torch.int64, device=z.device)
         for rung in range(_RUNGS, 0, -1):
             lifted = torch.complex(z.real, z.imag * ratio**rung)
-            found = self._iterate(lifted, x, _RUNG_TOLERANCE, max(1, maximum // (2 * _RUNGS)))
+            found = self._iterate(lifted, x, _RUNG_TOLERANCE, max(1, maximum // (2 * _RUNGS)), _LONG_DEPTH)
             x, spent = found.x, spent + found.iterations
-        found = self._iterate(z, x, tolerance, max(1, maximum - int(spent.max())))
+        found = self._iterate(z, x, tolerance, max(1, maximum - int(spent.max())), _LONG_DEPTH)
         return FixedPoints(found.x, found.converged, found.residual, found.iterations + spent)
 
-    def _iterate(self, z: Tensor, start: Tensor, tolerance: float, maximum: int) -> FixedPoints:
+    def _iterate(self, z: Tensor, start: Tensor, tolerance: float, maximum: int, depth: int = _DEPTH) -> FixedPoints:
         def step(x: Tensor, index: Tensor) -> Tensor:
             return self._coordinates(self._evaluate(z[index], self._values(x)))
 
         return anderson(
-            step, start, tolerance=tolerance, maximum=maximum, admissible=self._admissible, scale=self._scale
+            step,
+            start,
+            tolerance=tolerance,
+            maximum=maximum,
+            depth=depth,
+            admissible=self._admissible,
+            scale=self._scale,
         )
 
     def _evaluate(self, z: Tensor, values: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 import math
 import warnings
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +15,7 @@ _DECADES = 30
 _PER_DECADE = 6
 _WIDE = 0.3
 _ROUNDS = 7
+_LAST_ROUNDS = 8
 # Where the mass is need not be known to many digits.
 _TOLERANCE = 1e-3
 # An interval is halved while it holds more than this mass, or while its ends differ by this mass.
@@ -51,34 +51,44 @@ def adaptive(network: Network, method: str, eta: float | None, relative_eta: flo
     t = torch.linspace(math.log(bottom), math.log(top), count, dtype=torch.float64)
     for round_number in range(_ROUNDS):
         share = round_number / (_ROUNDS - 1)
-        relative = _WIDE ** (1 - share) * relative_eta**share
-        x = t.exp()
-        smoothing = torch.maximum(x * relative, torch.full_like(x, eta or 0.0))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            found = cauchy(network, torch.complex(x, smoothing).to(network.skips.device), method, tolerance=_TOLERANCE)
-        weight = (-(torch.complex(x, smoothing) * found.G.cpu()).imag / torch.pi).clamp_min(0)
-        weight = torch.where(found.converged.cpu(), weight, 0.0)
-        t = _dropped(t, weight, _FLOOR)
-        weight = torch.from_numpy(np.interp(t.numpy(), x.log().numpy(), weight.numpy()))
-        t = _halved(t, weight)
-        if len(t) > _LARGEST:
+        weight = _weight(network, t, method, eta, _WIDE ** (1 - share) * relative_eta**share)
+        kept = _near_mass(weight)
+        t, weight = t[kept], weight[kept]
+        if round_number < _ROUNDS - 1:
+            t = torch.cat([t, _middles(t, weight)]).sort().values
+    for _ in range(_LAST_ROUNDS):
+        middles = _middles(t, weight)
+        if not len(middles) or len(t) > _LARGEST:
             break
+        together = torch.cat([weight, _weight(network, middles, method, eta, relative_eta)])
+        t, order = torch.cat([t, middles]).sort()
+        weight = together[order]
     return t.exp()
 
 
-def _dropped(t: Tensor, weight: Tensor, floor: float) -> Tensor:
-    """Without points whose neighbourhood sees no mass, but with one on each side of every band."""
-    seen = weight > floor
+def _weight(network: Network, t: Tensor, method: str, eta: float | None, relative: float) -> Tensor:
+    """The density of t = log x, smoothed; zero where a point did not converge."""
+    x = t.exp()
+    z = torch.complex(x, torch.maximum(x * relative, torch.full_like(x, eta or 0.0)))
+    with warnings.catch_warnings():
+        # What a method has to say of its exactness it says when the density is computed.
+        warnings.simplefilter("ignore", UserWarning)
+        found = cauchy(network, z.to(network.skips.device), method, tolerance=_TOLERANCE)
+    return torch.where(found.converged.cpu(), -(z * found.G.cpu()).imag.clamp_max(0) / torch.pi, 0.0)
+
+
+def _near_mass(weight: Tensor) -> Tensor:
+    """Which points see mass, with one more on each side of every band; all of them if hardly any do."""
+    seen = weight > _FLOOR
     near = seen.clone()
     near[1:] |= seen[:-1]
     near[:-1] |= seen[1:]
-    return t[near] if int(near.sum()) >= 4 else t
+    return near if int(near.sum()) >= 4 else torch.ones_like(near)
 
 
-def _halved(t: Tensor, weight: Tensor) -> Tensor:
+def _middles(t: Tensor, weight: Tensor) -> Tensor:
+    """The middles of the intervals that hold too much mass, or whose ends differ too much."""
     width = t.diff()
     mass = width * torch.maximum(weight[1:], weight[:-1])
-    step = width * (weight[1:] - weight[:-1]).abs()
-    middle = ((t[1:] + t[:-1]) / 2)[(mass > _MASS) | (step > _STEP)]
-    return torch.cat([t, middle]).sort().values
+    step = width * weight.diff().abs()
+    return ((t[1:] + t[:-1]) / 2)[(mass > _MASS) | (step > _STEP)]

@@ -1,0 +1,188 @@
+"""Densities, edges, moments and distances against closed forms and samples."""
+
+import importlib
+import math
+
+import numpy as np
+import pytest
+import torch
+from problems import (
+    deep_identity_edges,
+    fuss_catalan_density,
+    fuss_catalan_edge,
+    fuss_catalan_moments,
+    shifted_gaussian_edges,
+)
+from scipy.stats import kstest, wasserstein_distance
+
+from jpmhc.spectra import Network, cauchy, density, distances, edges, moments, simulate
+from jpmhc.spectra.refine import richardson
+
+
+def gaussian_product(depth):
+    return Network(torch.zeros(depth, 1, 1), 1.0)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 5])
+def test_fuss_catalan_density_edge_and_moments(depth):
+    network = gaussian_product(depth)
+    x, truth = fuss_catalan_density(depth, 12)
+    found = density(network, x, refine="richardson", relative_eta=0.01, method="chain")
+    assert (found.values - truth).abs().max() < 1e-4
+    assert not found.interpolated.any()
+    whole = density(network, method="chain")
+    ends = edges(network, whole, "chain")
+    assert ends.shape == (1, 2)
+    assert ends[0, 0] == 0
+    assert abs(float(ends[0, 1]) / fuss_catalan_edge(depth) - 1) < 1e-3
+    found_moments = moments(network, 4, float(whole.x[-1]), "chain")
+    assert (found_moments / fuss_catalan_moments(depth, 4) - 1).abs().max() < 1e-6
+    assert abs(whole.mass + whole.below - 1) < 5e-3
+    assert (whole.moments(2) / fuss_catalan_moments(depth, 2) - 1).abs().max() < 0.02
+
+
+@pytest.mark.parametrize(("scale", "method"), [(0.1, "dyson"), (0.5, "chain")])
+def test_edges_of_the_identity_plus_noise(scale, method):
+    network = Network.repeated(torch.eye(2), scale**2, 1)
+    found = edges(network, density(network, method=method), method)
+    assert (found[0] - torch.tensor(shifted_gaussian_edges(scale), dtype=torch.float64)).abs().max() < 1e-3
+
+
+def test_edges_of_sixty_layers_are_near_the_continuum():
+    network = Network.repeated(torch.eye(1), 0.5 / 60, 60)
+    found = edges(network, density(network, method="chain"), "chain")
+    assert (found[0] / torch.tensor(deep_identity_edges(0.5), dtype=torch.float64) - 1).abs().max() < 0.02
+
+
+def test_collapsed_mass_is_found_and_agrees_with_samples():
+    network = Network.from_mixer("bistochastic", 10, 0.005, shared=True)
+    found = density(network)
+    sampled = simulate(network, 25, 30)
+    assert found.exact
+    assert abs(found.collapsed() - float((sampled < 0.01).double().mean())) < 0.005
+    assert abs(found.mass + found.below - 1) < 0.01
+    assert abs(found.first_moment / found.exact_moment - 1) < 0.01
+    assert found.wasserstein(sampled) < 0.01
+    fixed = density(network, torch.linspace(0.01, 2, 200, dtype=torch.float64), eta=0.02)
+    assert fixed.mass < 0.8  # what the paper's grid and eta lose, said before any normalisation
+    assert abs(float(torch.trapezoid(fixed.normalised().values * fixed.x, fixed.x.log())) - 1) < 1e-9
+
+
+def test_an_atom_at_zero_is_reported():
+    # a projector of rank 2 of 4 with noise on its range alone
+    projector = torch.diag(torch.tensor([1.0, 1.0, 0.0, 0.0]))
+    network = Network.repeated(projector, 0.1, 1, read=torch.tensor([1.0, 0, 0, 0]), write=torch.tensor([1.0, 0, 0, 0]))
+    found = density(network)
+    assert abs(found.below - 0.5) < 1e-3
+    assert found.quantile(0.3) == 0
+    assert found.quantile(0.9) > 0.5
+    assert math.isinf(found.condition())
+
+
+def test_richardson_removes_powers_of_eta():
+    eta = 0.1 * 2.0 ** torch.arange(4, dtype=torch.float64).unsqueeze(-1)
+    assert abs(float(richardson(3 + 2 * eta - eta**2 + 5 * eta**3)) - 3) < 1e-12
+    assert abs(float(richardson(3 + 2 * eta**2 - eta**4 + 5 * eta**6, base=4)) - 3) < 1e-12
+
+
+def test_richardson_beats_the_papers_tableau_and_no_refinement():
+    network = Network.repeated(torch.eye(1), 0.25, 1)
+    x = torch.linspace(0.6, 2.0, 15, dtype=torch.float64)
+    truth = density(network, x, eta=1e-7).values
+    error = {
+        name: float((density(network, x, eta=0.01, refine=name).values - truth).abs().max())
+        for name in (None, "richardson", "richardson-paper")
+    }
+    assert error["richardson"] < 1e-4
+    assert error["richardson"] < 0.02 * error["richardson-paper"]
+    assert error["richardson-paper"] < error[None]
+
+
+def test_the_rational_fit_gives_the_curve_from_fewer_points():
+    network = Network.from_mixer("orthogonal", 3, 0.05, shared=True)
+    x = torch.linspace(0.2, 3, 400, dtype=torch.float64)
+    plain, fitted = (density(network, x, eta=0.02, refine=refine) for refine in (None, "aaa"))
+    assert (plain.values - fitted.values).abs().max() < 1e-5
+
+
+def test_change_of_variables_quantiles_and_summaries():
+    network = gaussian_product(1)  # singular values on [0, 2], density sqrt(4 - s^2) / pi
+    found = density(network)
+    s, values = found.singular_values()
+    inside = (s > 0.1) & (s < 1.9)
+    assert (values - (4 - s**2).clamp_min(0).sqrt() / math.pi)[inside].abs().max() < 2e-3
+
+    def cumulative(t):
+        return (t * math.sqrt(4 - t * t) / 2 + 2 * math.asin(t / 2)) / math.pi
+
+    for t in (0.1, 0.5, 1.0, 1.7):
+        assert abs(found.quantile(cumulative(t)) - t) < 2e-3
+    assert abs(found.collapsed() - cumulative(0.1)) < 1e-3
+    assert abs(found.collapsed(1.0) - cumulative(1.0)) < 1e-3
+    assert abs(found.condition(0.1) / (found.quantile(0.9) / found.quantile(0.1)) - 1) < 1e-12
+
+
+def test_distances_against_scipy():
+    network = gaussian_product(1)
+    found = density(network)
+    generator = torch.Generator().manual_seed(0)
+    sampled = 4 * torch.rand(3000, dtype=torch.float64, generator=generator)  # another law on purpose
+    apart = distances(found, sampled)
+    u = (np.arange(200_000) + 0.5) / 200_000
+    theory = np.interp(u, found.cumulative().numpy(), found.x.sqrt().numpy())
+    s = sampled.sqrt().numpy()
+    assert abs(apart.wasserstein - wasserstein_distance(theory, s)) < 1e-3
+
+    def cumulative(t):
+        return (t * np.sqrt(4 - t * t) / 2 + 2 * np.arcsin(t / 2)) / np.pi
+
+    assert abs(apart.kolmogorov - kstest(s, cumulative).statistic) < 2e-3
+    # both densities in closed form: s / 2 against sqrt(4 - s^2) / pi
+    t = np.linspace(0, 2, 20001)
+    gap = np.abs(t / 2 - np.sqrt(4 - t**2) / np.pi)
+    assert abs(apart.l1 - np.trapezoid(gap, t)) < 0.06
+    assert abs(apart.l2 - np.sqrt(np.trapezoid(gap**2, t))) < 0.06
+    assert apart.linf > 0.5
+    good = distances(found, simulate(network, 100, 20))
+    assert good.wasserstein < 0.02 < apart.wasserstein
+
+
+def test_unconverged_points_are_interpolated_only_when_few(monkeypatch):
+    network = Network.from_mixer("bistochastic", 4, 0.05)
+    x = torch.linspace(0.1, 2, 40, dtype=torch.float64)
+    with pytest.raises(ValueError, match="did not converge"):
+        density(network, x, eta=0.02, maximum=2)
+    truth = density(network, x, eta=0.02)
+    module = importlib.import_module("jpmhc.spectra.density")
+
+    def spoilt(network, z, *arguments, **options):
+        found = cauchy(network, z, *arguments, **options)
+        if len(z) == len(x):
+            found.G[[7, 20]] = 1e6
+            found.converged[[7, 20]] = False
+        return found
+
+    monkeypatch.setattr(module, "cauchy", spoilt)
+    few = density(network, x, eta=0.02)
+    assert few.interpolated.nonzero().squeeze(-1).tolist() == [7, 20]
+    assert (few.values - truth.values).abs().max() < 0.05
+    assert (few.values != truth.values)[[7, 20]].all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"eta": 0.0}, "eta must be positive"),
+        ({"eta": -1.0}, "eta must be positive"),
+        ({"relative_eta": 0.0}, "relative_eta"),
+        ({"refine": "aitken"}, "no refinement"),
+        ({"levels": 0}, "level"),
+        ({"x": torch.zeros(0)}, "at least two"),
+        ({"x": torch.tensor([1.0, 0.5])}, "ascending"),
+        ({"x": torch.tensor([-1.0, 0.5])}, "positive"),
+        ({"x": torch.tensor([math.nan, 0.5])}, "positive and ascending"),
+    ],
+)
+def test_bad_input_is_refused(arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        density(gaussian_product(2), **arguments)

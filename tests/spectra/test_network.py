@@ -1,0 +1,154 @@
+"""What a network may be, how it is made, and what it says of itself."""
+
+import math
+
+import pytest
+import torch
+from problems import identity_moments
+
+from jpmhc.manifolds import birkhoff, permutation
+from jpmhc.spectra import Network
+
+EYE = torch.eye(3, dtype=torch.float64)
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"skips": random(2, 3, 4)}, "square"),
+        ({"skips": random(3, 3)}, "square"),
+        ({"skips": [[[1.0, 0.0], [0.0]]]}, "equal rows"),
+        ({"skips": torch.zeros(0, 3, 3)}, "at least one layer"),
+        ({"skips": torch.full((1, 2, 2), math.nan)}, "NaN"),
+        ({"skips": random(1, 2, 2) * 1j}, "real"),
+        ({"variance": -0.1}, "negative"),
+        ({"variance": [0.1, 0.2]}, "one number or one per layer"),
+        ({"variance": math.inf}, "NaN or infinity"),
+        ({"read": random(1, 3)}, "both"),
+        ({"read": random(1, 3), "write": random(1, 2)}, "write must be"),
+        ({"read": random(1, 3), "write": random(1, 3), "covariance": random(1, 1, 3, 3)}, "either"),
+        ({"covariance": random(1, 3, 3)}, "covariance must be"),
+    ],
+)
+def test_bad_input_is_refused_in_one_sentence(arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Network(**{"skips": EYE.unsqueeze(0), "variance": 0.1, **arguments})
+
+
+def test_depth_zero_and_unknown_names_are_refused():
+    with pytest.raises(ValueError, match="at least one layer"):
+        Network.repeated(EYE, 0.1, 0)
+    with pytest.raises(ValueError, match="at least one layer"):
+        Network.from_mixer("orthogonal", 0, 0.1)
+    with pytest.raises(ValueError, match="no random skip"):
+        Network.from_mixer("bistocastic", 2, 0.1)
+    with pytest.raises(ValueError, match="rank"):
+        Network.from_mixer("orthogonal", 2, 0.1, rank=2)
+    with pytest.raises(ValueError, match="no mixer"):
+        Network.from_logits("bistochastic", random(1, 2, 2), 0.1)
+    with pytest.raises(ValueError, match="needs the basis"):
+        Network.from_logits("permutation", random(1, 6), 0.1)
+    with pytest.raises(ValueError, match="one token"):
+        Network.from_coefficients([(random(5, 2, 2), random(5, 2), random(5, 2))], 0.1)
+
+
+@pytest.mark.parametrize("mixer", ["identity", "bistochastic", "orthogonal", "gaussian", "grassmann", "permutation"])
+def test_random_skips_are_what_they_are_called(mixer):
+    network = Network.from_mixer(mixer, 6, 0.05, streams=4, seed=1)
+    again = Network.from_mixer(mixer, 6, 0.05, streams=4, seed=1)
+    a = network.skips
+    assert torch.equal(a, again.skips)
+    eye = torch.eye(4, dtype=torch.float64)
+    if mixer in ("bistochastic", "permutation"):
+        assert (a.sum(-1) - 1).abs().max() < 1e-12
+        assert (a.sum(-2) - 1).abs().max() < 1e-12
+        assert (a >= 0).all()
+    elif mixer == "orthogonal":
+        assert (a @ a.mT - eye).abs().max() < 1e-12
+    elif mixer == "grassmann":
+        assert (a @ a - a).abs().max() < 1e-12
+        assert (a.diagonal(dim1=-2, dim2=-1).sum(-1) - 2).abs().max() < 1e-12
+    elif mixer == "identity":
+        assert torch.equal(a, eye.expand(6, 4, 4))
+    else:
+        many = Network.from_mixer("gaussian", 4000, 0.0, streams=4).skips
+        assert abs(float(many.square().mean()) * 4 - 1) < 0.02
+    assert network.identical == (mixer == "identity")
+    assert Network.from_mixer(mixer, 6, 0.05, seed=1, shared=True).identical
+
+
+def test_mixer_names_are_those_of_the_connections():
+    for name, skip in (("sinkhorn", "bistochastic"), ("cayley", "orthogonal"), ("unconstrained", "gaussian")):
+        assert torch.equal(Network.from_mixer(name, 2, 0.1).skips, Network.from_mixer(skip, 2, 0.1).skips)
+
+
+def test_logits_become_skips_as_the_manifolds_make_them():
+    logits = random(3, 4, 4)
+    assert torch.equal(Network.from_logits("unconstrained", logits, 0.1).skips, logits)
+    assert torch.equal(Network.from_logits("sinkhorn", logits, 0.1).skips, birkhoff.project(logits))
+    skew = 0.1 * (logits - logits.mT) / 2
+    eye = torch.eye(4, dtype=torch.float64)
+    cayley = torch.linalg.solve(eye - skew, eye + skew)
+    assert (Network.from_logits("cayley", logits, 0.1).skips - cayley).abs().max() < 1e-12
+    frame = torch.linalg.qr(logits[..., :2])[0]
+    assert (Network.from_logits("grassmann", logits[..., :2], 0.1).skips - frame @ frame.mT).abs().max() < 1e-12
+    basis = permutation.basis(4, 6)
+    weights = random(3, 6)
+    mixed = torch.einsum("lk,kij->lij", weights.softmax(-1), permutation.matrices(basis, torch.float64))
+    assert (Network.from_logits("permutation", weights, 0.1, basis=basis).skips - mixed).abs().max() < 1e-12
+
+
+def test_coefficients_of_a_stack_become_a_block_network():
+    layers = [(random(3, 3, seed=i), random(3, seed=10 + i), random(3, seed=20 + i)) for i in range(4)]
+    network = Network.from_coefficients(layers, 0.2)
+    assert not network.isotropic
+    assert torch.equal(network.skips[2], layers[2][0])
+    assert torch.equal(network.read[1], layers[1][1])
+    assert torch.equal(network.write[3], layers[3][2])
+
+
+def test_activation_sets_the_noise():
+    # tanh is linear for small signals, so that the noise is the weights' variance
+    network = Network.from_activation(EYE, "tanh", 0.3, input_variance=1e-8, depth=2)
+    assert network.depth == 2
+    assert (network.variance - 0.09).abs().max() < 1e-6
+    # ReLU lets half of the slopes through, whatever the signal
+    relu = Network.from_activation(EYE.expand(3, 3, 3), "relu", 0.4)
+    assert (relu.variance - 0.08).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("structure", ["isotropic", "block", "general"])
+def test_gains_are_the_mean_square_of_a_sampled_network(structure):
+    skips, n, width = random(3, 2, 2, seed=3), 2, 400
+    read, write, covariance = random(3, 2, seed=4), random(3, 2, seed=5), random(3, 3, 2, 2, seed=6)
+    structures = {"isotropic": {}, "block": {"read": read, "write": write}, "general": {"covariance": covariance}}
+    network = Network(skips, [0.3, 0.2, 0.5], **structures[structure])
+    factors = network.noise_factors()
+    generator = torch.Generator().manual_seed(7)
+    jacobian = torch.eye(n * width, dtype=torch.float64)
+    for skip, kraus in zip(skips, factors):
+        layer = torch.kron(skip, torch.eye(width, dtype=torch.float64))
+        for factor in kraus:
+            noise = torch.randn(width, width, dtype=torch.float64, generator=generator) / width**0.5
+            layer = layer + torch.kron(factor, noise)
+        jacobian = layer @ jacobian
+    sampled = float(jacobian.square().sum()) / (n * width)
+    assert abs(float(network.gains().prod()) / sampled - 1) < 0.02
+
+
+def test_gains_of_identity_skips_in_closed_form():
+    network = Network.repeated(EYE, 0.01, 7)
+    assert abs(float(network.gains().prod()) - identity_moments(7, 0.01)[0]) < 1e-12
+
+
+def test_rescaling_divides_the_gain_out_and_refuses_what_no_float_holds():
+    network = Network.from_mixer("gaussian", 5, 0.1, seed=2)
+    scaled, gain = network.rescaled()
+    assert (scaled.gains() - 1).abs().max() < 1e-12
+    assert abs(gain - float(network.gains().prod())) < 1e-9
+    with pytest.raises(ValueError, match="float64"):
+        Network.repeated(3 * EYE, 0.1, 1000).rescaled()
