@@ -34,7 +34,9 @@ def stablemax_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """
     logits = logits.double()
     log_s = torch.where(logits < 0, -torch.log1p(-logits.clamp(max=0)), torch.log1p(logits.clamp(min=0)))
-    chosen = log_s.gather(-1, labels[..., None].long()).squeeze(-1)
+    # A masked sum, not a gather: Triton 3.6 cannot compile the gather fused with sums in float64.
+    vocabulary = torch.arange(logits.shape[-1], device=logits.device)
+    chosen = torch.where(labels[..., None] == vocabulary, log_s, 0.0).sum(-1)
     return log_s.exp().sum(-1).log() - chosen
 
 
