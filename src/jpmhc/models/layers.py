@@ -100,7 +100,12 @@ class SwiGLU(nn.Module):
         self.down = Linear(inner, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        both = self.gate_up(x)
+        if both.is_cuda and torch.is_grad_enabled():
+            from jpmhc.kernels.swiglu import gated_linear  # Triton is not there on every platform
+
+            return gated_linear(both, self.down.weight.to(x.dtype))
+        gate, up = both.chunk(2, dim=-1)
         return self.down(F.silu(gate) * up)
 
 
