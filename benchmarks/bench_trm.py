@@ -152,16 +152,24 @@ def main() -> None:
         compute=options.compute,
         kernels=options.kernels,
     )
-    rows = []
+    rows: list[dict[str, Any]] = []
+    failed: list[str] = []
     for name in options.models:
         for attend in options.attend:
             change = {} if name == "plain" else {"mixer": name, "streams": options.streams}
-            rows.append(measure(name, dataclasses.replace(base, attend=attend, **change), options))
+            try:
+                rows.append(measure(name, dataclasses.replace(base, attend=attend, **change), options))
+            except RuntimeError as error:  # out of memory, or a kernel that does not compile: the others still count
+                failed.append(f"{name} with attend={attend}")
+                print(f"{failed[-1]} failed: {type(error).__name__}: {str(error)[-1500:]}", flush=True)
             gc.collect()
             torch._dynamo.reset()
             if options.device == "cuda":
                 torch.cuda.empty_cache()
-    write_csv(options.name, rows, options.device)
+    if rows:
+        write_csv(options.name, rows, options.device)
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

@@ -248,11 +248,21 @@ class RecursiveCore(nn.Module):
         wide = fresh.view(-1, *(1,) * len(self.state_shape))
         h_init, l_init = self.initial(len(fresh))
         z_h, z_l = torch.where(wide, h_init, z_h), torch.where(wide, l_init, z_l)
-        z_h, z_l, (logits, q_halt) = self.think(puzzle, inputs, z_h, z_l)
-        losses = row_losses(logits, labels, q_halt)
+        z_h, z_l, prediction = self.think(puzzle, inputs, z_h, z_l)
+        return self.judge(z_h, z_l, prediction, labels, torch.where(fresh, 0, steps) + 1, minimum)
+
+    @torch.compiler.disable
+    def judge(
+        self, z_h: Tensor, z_l: Tensor, prediction: Prediction, labels: Tensor, steps: Tensor, minimum: Tensor
+    ) -> Step:
+        """Losses of a supervision step and which rows halt after it.
+
+        Never compiled: it is a few small float64 kernels, less than a percent of a step, and Triton 3.6 fails on their
+        fusion.
+        """
+        losses = row_losses(prediction.logits, labels, prediction.q_halt)
         with torch.no_grad():
-            steps = torch.where(fresh, 0, steps) + 1
-            halted = ((q_halt > 0) | (steps >= self.config.halt_max_steps)) & (steps >= minimum)
+            halted = ((prediction.q_halt > 0) | (steps >= self.config.halt_max_steps)) & (steps >= minimum)
         loss = (losses.language + self.config.halting_weight * losses.halting).sum()
         return Step(z_h, z_l, steps, halted, *losses, loss)
 
