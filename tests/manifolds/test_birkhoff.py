@@ -47,6 +47,18 @@ def test_gauss_seidel_stalls_at_sharp_matrices_as_the_notes_say():
     assert sharp.max() > 0.1
 
 
+@pytest.mark.parametrize("iterations", [1, 3, 20])
+def test_forward_is_the_papers_algorithm_in_log_space(iterations):
+    logits = 6 * torch.randn(100, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    log_m = logits.clamp(-10, 10)
+    for _ in range(iterations):
+        log_m = log_m - log_m.logsumexp(-1, keepdim=True)
+        log_m = log_m - log_m.logsumexp(-2, keepdim=True)
+    assert torch.allclose(birkhoff.project(logits, iterations), log_m.exp(), rtol=1e-12, atol=0)
+    single = birkhoff.project(logits.float(), iterations)
+    assert torch.allclose(single.double(), log_m.exp(), rtol=2e-5, atol=0)
+
+
 def test_gauss_seidel_steps_stay_within_the_papers_bounds():
     assert [birkhoff._gauss_seidel_steps(n) for n in (1, 2, 3, 5, 6, 100)] == [10, 10, 12, 21, 26, 50]
 

@@ -19,7 +19,7 @@ GRADIENTS = ("direct", "gauss_seidel", "unrolled")
 
 
 def project(logits: Tensor, iterations: int = 20, tolerance: float | None = None, gradient: str = "direct") -> Tensor:
-    r"""Doubly stochastic matrices from logits, by log-space Sinkhorn–Knopp.
+    r"""Doubly stochastic matrices from logits, by Sinkhorn–Knopp.
 
     Args:
         logits: Any real matrices. [..., n, n]
@@ -73,19 +73,26 @@ def sample(
 
 
 def _sinkhorn(logits: Tensor, iterations: int, tolerance: float | None) -> Tensor:
-    """Alg. sinkhorn-forward; infinities become NaN instead of hiding behind the clamp."""
-    log_p = torch.where(logits.isfinite(), logits, math.nan).clamp(-LOGIT_BOUND, LOGIT_BOUND)
+    r"""Alg. sinkhorn-forward in its scaled form $P = \operatorname{diag}(u)\, K \operatorname{diag}(v)$.
+
+    The clamp keeps K's entries above e^-20 of their row's largest, so that u and v neither overflow nor underflow and
+    the logarithms of the paper's form, which cost most of its time, are not needed. Infinities become NaN instead of
+    hiding behind the clamp.
+    """
+    clamped = torch.where(logits.isfinite(), logits, math.nan).clamp(-LOGIT_BOUND, LOGIT_BOUND)
+    k = (clamped - clamped.detach().amax(-1, keepdim=True)).exp()
+    u, v = torch.ones_like(k[..., :1]), torch.ones_like(k[..., :1, :])
     for _ in range(iterations):
-        row = log_p.logsumexp(-1, keepdim=True)
-        scaled = log_p - row
-        scaled = scaled - scaled.logsumexp(-2, keepdim=True)
+        rows = (k * v).sum(-1, keepdim=True)
+        new_u = 1 / rows
+        new_v = 1 / (k * new_u).sum(-2, keepdim=True)
         if tolerance is None:
-            log_p = scaled
+            u, v = new_u, new_v
         else:
             # The column sums are already one, so the row sums alone say whether a matrix has converged.
-            unconverged = (row.exp() - 1).abs().amax((-2, -1), keepdim=True) > tolerance
-            log_p = torch.where(unconverged | log_p.isnan(), scaled, log_p)
-    return log_p.exp()
+            converged = (u * rows - 1).abs().amax(-2, keepdim=True) <= tolerance
+            u, v = torch.where(converged, u, new_u), torch.where(converged, v, new_v)
+    return u * k * v
 
 
 def _gauss_seidel_steps(n: int) -> int:
