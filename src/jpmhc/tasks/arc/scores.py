@@ -102,10 +102,12 @@ class ArcScorer(RowScorer):
         """Row metrics, pass@k by vote, pass@k of independent answers, and their errors.
 
         Args:
-            pool: evaluations of other checkpoints over the same rows, whose votes are counted too. The row metrics
-                are this evaluation's alone.
+            pool: evaluations of other checkpoints over the same rows, whose votes are counted too. Row metrics are
+                left out then, as they belong to one checkpoint.
         """
         result = super().result()
+        if pool:
+            result = {"rows": result["rows"]}
         sources = [self, *pool]
         for other in pool:
             other.require_complete()
@@ -135,7 +137,8 @@ class ArcScorer(RowScorer):
         rows = np.array([puzzle.variants * len(puzzle.known) for puzzle in scored])
         unseen = np.array([1 - len(puzzle.at) / puzzle.variants for puzzle in scored])
         errors = {}
-        for name, column in (("exact_accuracy", "exact"), ("token_accuracy", "tokens"), ("lm_loss", "loss")):
+        columns = {"exact_accuracy": "exact", "token_accuracy": "tokens", "lm_loss": "loss"}
+        for name, column in columns.items() if len(sources) == 1 else ():
             spread = [_variance_of_mean(self.columns[column][p.at][:, p.known].mean(1)) for p in scored]
             errors[name] = float(np.sqrt(np.sum((rows / rows.sum()) ** 2 * unseen * spread)))
         spreads = np.array(
