@@ -20,9 +20,12 @@ NEAR_IDENTITY, COLLAPSED, WIDTH = 0.95, 0.1, 64
 def bases() -> dict[str, torch.Tensor]:
     """The bases compared, by name."""
     found = {"paper's default": permutation.basis(STREAMS, SIZE)}
-    for identity in (True, False):
-        name = "largest gap with the identity" if identity else "largest gap"
-        found[name] = permutation.best_generating_set(STREAMS, SIZE, contains_identity=identity).perms
+    for name, size, identity in (
+        ("largest gap", SIZE, False),
+        ("largest gap with the identity", SIZE, True),
+        ("five, largest gap with the identity", 5, True),
+    ):
+        found[name] = permutation.best_generating_set(STREAMS, size, contains_identity=identity).perms
     return found
 
 
