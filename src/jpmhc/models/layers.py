@@ -46,6 +46,18 @@ class Linear(nn.Module):
         return F.linear(x, self.weight.to(x.dtype), bias)
 
 
+def pad_rows(weight: Tensor, multiple: int = 16) -> Tensor:
+    """Zero rows up to a multiple: products over an odd dozen of tokens would leave the tensor cores."""
+    return F.pad(weight, (0, 0, 0, -len(weight) % multiple))
+
+
+class NarrowLinear(Linear):
+    """Linear map to a few outputs, computed with more and cut."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, pad_rows(self.weight.to(x.dtype)))[..., : len(self.weight)]
+
+
 class Rotary(nn.Module):
     """Tables of rotary position embeddings (half-rotation convention)."""
 

@@ -23,10 +23,12 @@ from jpmhc.models.layers import (
     Attend,
     Attention,
     Linear,
+    NarrowLinear,
     PostNormResidual,
     PuzzleTable,
     Rotary,
     SwiGLU,
+    pad_rows,
     rms_norm,
     truncated_normal_,
 )
@@ -160,7 +162,7 @@ class RecursiveCore(nn.Module):
             self.network = nn.Sequential(*(PostNormResidual(sublayer) for sublayer in sublayers))
         else:
             self.network = HyperConnectionStack(connect(config, layer, i) for i, layer in enumerate(sublayers))
-        self.token_head = Linear(config.dim, vocabulary)
+        self.token_head = NarrowLinear(config.dim, vocabulary)
         # Two outputs (halt, continue) as in the public model, whose parameters are counted; only the first is used.
         self.q_head = Linear(config.dim, 2, bias=True)
         with torch.no_grad():
@@ -181,8 +183,9 @@ class RecursiveCore(nn.Module):
         """Tokens and the puzzle's vector [B, d] as positions [B, T, d], scaled to unit entries."""
         # A product with indicators, not a gather: over a dozen tokens its backward is one small matrix product, where
         # the gather's would add hundreds of thousands of rows into the same dozen.
-        indicators = inputs[..., None] == torch.arange(len(self.tokens), device=inputs.device)
-        grid = indicators.to(self.dtype) @ self.tokens.to(self.dtype)
+        tokens = pad_rows(self.tokens.to(self.dtype))
+        indicators = inputs[..., None] == torch.arange(len(tokens), device=inputs.device)
+        grid = indicators.to(self.dtype) @ tokens
         slots = grid.new_zeros(len(grid), self.config.puzzle_slots - 1, self.config.dim)
         return math.sqrt(self.config.dim) * torch.cat((puzzle.to(self.dtype)[:, None, :], slots, grid), dim=1)
 
@@ -251,15 +254,10 @@ class RecursiveCore(nn.Module):
         z_h, z_l, prediction = self.think(puzzle, inputs, z_h, z_l)
         return self.judge(z_h, z_l, prediction, labels, torch.where(fresh, 0, steps) + 1, minimum)
 
-    @torch.compiler.disable
     def judge(
         self, z_h: Tensor, z_l: Tensor, prediction: Prediction, labels: Tensor, steps: Tensor, minimum: Tensor
     ) -> Step:
-        """Losses of a supervision step and which rows halt after it.
-
-        Never compiled: it is a few small float64 kernels, less than a percent of a step, and Triton 3.6 fails on their
-        fusion.
-        """
+        """Losses of a supervision step and which rows halt after it."""
         losses = row_losses(prediction.logits, labels, prediction.q_halt)
         with torch.no_grad():
             halted = ((prediction.q_halt > 0) | (steps >= self.config.halt_max_steps)) & (steps >= minimum)
