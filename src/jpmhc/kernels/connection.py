@@ -54,12 +54,44 @@ def write(y: Tensor, state: State, x: Tensor | None = None) -> Tensor:
     """
     spec = state.spec
     streams, link = (state.x, state.link) if x is None or x is state.x else (x, None)
-    wanted = (*streams.shape[:-2], spec.d)
-    if y.shape != wanted or y.dtype != streams.dtype:
-        raise ValueError(f"y must be {streams.dtype} of shape {wanted}, got {y.dtype} {tuple(y.shape)}")
+    _check_output(y, streams, spec)
     flat = streams.reshape(-1, spec.n, spec.d)
     out = ops.write_op(flat, link, y.reshape(-1, spec.d), state.coefficients, spec.key)
     return out.reshape(streams.shape)
+
+
+def write_read(
+    y: Tensor, state: State, weight: Tensor | None, bias: Tensor, spec: Spec
+) -> tuple[Tensor, Tensor, State]:
+    """`write`, then `read` of the next connection from its result: one pass over the streams less.
+
+    Args:
+        y: The sublayer's output. [..., d]
+        state: From the read of the connection that ends.
+        weight, bias, spec: Of the connection that begins. Where it has no weight, or the one that ends has a post-norm,
+            there is nothing to save, and the two steps run one after the other.
+
+    Returns:
+        The streams between the two [..., n, d], the next sublayer's input [..., d], and the state for its write.
+    """
+    if weight is None or state.spec.post_norm:
+        out = write(y, state)
+        return out, *read(out, weight, bias, spec)
+    old = state.spec
+    _check_output(y, state.x, old)
+    _check(state.x, weight, bias, spec)
+    flat = state.x.reshape(-1, old.n, old.d)
+    out, h, link, _, _, coefficients = ops.write_read_op(
+        flat, state.link, y.reshape(-1, old.d), state.coefficients, old.key, weight, bias, spec.key
+    )
+    out = out.reshape(state.x.shape)
+    return out, h.reshape(y.shape), State(out, link, coefficients, spec)
+
+
+def _check_output(y: Tensor, streams: Tensor, spec: Spec) -> None:
+    wanted = (*streams.shape[:-2], spec.d)
+    if y.shape != wanted or y.dtype != streams.dtype:
+        raise ValueError(f"y must be {streams.dtype} of shape {wanted}, got {y.dtype} {tuple(y.shape)}")
 
 
 def _check(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> None:

@@ -10,7 +10,7 @@ multiplies that by Hᵀ in the pass that computes everything else. With a post-n
 import torch
 from torch import Tensor
 
-from jpmhc.kernels import read_backward, resident, rows, two_pass
+from jpmhc.kernels import projection, read_backward, rows, write_project
 from jpmhc.kernels.spec import decode
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -21,23 +21,15 @@ def _link(x: Tensor) -> Tensor:
     return x.new_empty(()).expand(x.shape)
 
 
-def _contiguous(x: Tensor) -> Tensor:
-    """Rows one after the other, from an address the copy engine takes."""
-    x = x.contiguous()
-    return x if x.data_ptr() % 16 == 0 else x.clone()
-
-
 @torch.library.custom_op("jpmhc::read", mutates_args=())
 def read_op(x: Tensor, weight: Tensor | None, bias: Tensor, key: str) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     spec = decode(key)
-    x = _contiguous(x)
+    x = x.contiguous()
     if weight is None:
-        h, logits, stats, coef = two_pass.read_static(x, bias, spec)
-    elif resident.fits(x, spec):
-        h, logits, stats, coef = resident.read(x, weight.contiguous(), bias, spec)
+        small = projection.project_static(bias, spec)
     else:
-        h, logits, stats, coef = two_pass.read(x, weight.contiguous(), bias, spec)
-    return h, _link(x), logits, stats, coef
+        small = projection.project(x, weight.contiguous(), bias, spec)
+    return rows.combine(x, small[2], spec), _link(x), *small
 
 
 @read_op.register_fake
@@ -68,19 +60,17 @@ def read_backward_op(
     key: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     spec = decode(key)
-    x = _contiguous(x)
+    x = x.contiguous()
     grad_h, grad_coef = grad_h.contiguous(), grad_coef.contiguous()
     grad_link = None if grad_link is None else grad_link.contiguous()
-    if weight is None:
-        prepared = sums = bias.new_empty(0)
-    else:
-        # The logits' gradients need more range than float16 has.
-        operand = torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32
-        prepared, sums = two_pass.prepare(weight.contiguous(), operand)
-    grad_logits = read_backward.logits_backward(x, grad_h, logits, coef, grad_coef, spec)
-    return read_backward.streams_backward(
-        x, grad_link, spec.post_norm, grad_h, prepared, sums, bias, logits, stats, coef, grad_logits, spec
+    weight = None if weight is None else weight.contiguous()
+    prepared, left, affine, grad_bias, shift = read_backward.logits_backward(
+        x, weight, bias, logits, stats, coef, grad_h, grad_coef, spec
     )
+    grad_x = read_backward.streams_backward(x, grad_link, spec.post_norm, grad_h, prepared, coef, left, affine, spec)
+    if weight is None:
+        return grad_x, bias.new_empty(0), grad_bias
+    return grad_x, read_backward.weight_backward(x, left, shift, spec), grad_bias.clone()
 
 
 @read_backward_op.register_fake
@@ -175,3 +165,50 @@ def _write_backward(ctx, grad):
 
 
 write_op.register_autograd(_write_backward, setup_context=_save_write)
+
+
+@torch.library.custom_op("jpmhc::write_read", mutates_args=())
+def write_read_op(
+    x: Tensor, link: Tensor | None, y: Tensor, coef: Tensor, key: str, weight: Tensor, bias: Tensor, next_key: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    following = decode(next_key)
+    out, logits, stats, new = write_project.write_project(
+        x.contiguous(), y.contiguous(), coef, decode(key), weight.contiguous(), bias, following
+    )
+    return out, rows.combine(out, new, following), _link(out), logits, stats, new
+
+
+@write_read_op.register_fake
+def _(
+    x: Tensor, link: Tensor | None, y: Tensor, coef: Tensor, key: str, weight: Tensor, bias: Tensor, next_key: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    tokens, spec = x.shape[0], decode(next_key)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return (
+        out,
+        x.new_empty(tokens, spec.d),
+        _link(out),
+        bias.new_empty(tokens, spec.logits),
+        bias.new_empty(tokens, 2),
+        bias.new_empty(tokens, spec.coefficients),
+    )
+
+
+def _save_write_read(ctx, inputs, output) -> None:
+    x, link, y, coef, ctx.key, weight, bias, ctx.next_key = inputs
+    out, _, _, logits, stats, new = output
+    ctx.linked = link is not None
+    ctx.mark_non_differentiable(logits, stats)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, y, coef, out, weight, bias, logits, stats, new)
+
+
+def _write_read_backward(ctx, grad_out, grad_h, grad_link, grad_logits, grad_stats, grad_new):
+    written, read = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
+    grad, grad_weight, grad_bias = _read_gradients(read, grad_h, grad_link, grad_new, ctx.next_key)
+    if grad_out is not None:
+        grad = grad + grad_out
+    return *_write_gradients(written, grad, ctx.linked, ctx.key), None, grad_weight, grad_bias, None
+
+
+write_read_op.register_autograd(_write_read_backward, setup_context=_save_write_read)

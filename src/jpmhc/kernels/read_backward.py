@@ -1,8 +1,8 @@
-r"""The derivative of the read: two passes, as the logits' gradient must be known before the streams' can be.
+r"""The derivative of the read.
 
-`_logits_backward` takes the inner products of grad h with the streams, and turns the coefficients' gradients into the
-logits'. `_streams_backward` walks over tokens with a slice of the width: it returns the streams' gradient and keeps
-the weight's in registers, one partial sum a program, which are added afterwards in a fixed order.
+The logits' gradient must be known before the streams' can be: `_logits_backward` turns the coefficients' gradients
+into the logits'. Then `_streams_backward` returns the streams' gradient and `_weight_backward` the weight's, without
+atomics.
 """
 
 # Triton's compiler knows no starred tuples, and mypy no tuples that grow in a loop.
@@ -15,7 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 from jpmhc.kernels import constraints
-from jpmhc.kernels.launch import multiprocessors, padded
+from jpmhc.kernels.launch import SHARED_BYTES, multiprocessors, padded, stages
+from jpmhc.kernels.projection import precision, prepare
+from jpmhc.kernels.rows import combine_backward
 from jpmhc.kernels.spec import Spec
 
 
@@ -79,20 +81,24 @@ def _derive(
 
 @triton.jit
 def _logits_backward(
-    x,
-    grad_h,
     logits,
+    bias,
+    sums,
+    stats,
     coef,
     grad_read,
     grad_coef,
     grad_logits,
+    left,
+    affine,
+    partial,
     T,
     D: tl.constexpr,
-    BT: tl.constexpr,
-    BD: tl.constexpr,
-    DOTS: tl.constexpr,
-    DERIVE: tl.constexpr,
     K: tl.constexpr,
+    KP: tl.constexpr,
+    LAYER: tl.constexpr,
+    DYNAMIC: tl.constexpr,
+    BT: tl.constexpr,
     N: tl.constexpr,
     READ: tl.constexpr,
     WRITE: tl.constexpr,
@@ -107,30 +113,37 @@ def _logits_backward(
     MB: tl.constexpr,
     PERMUTATIONS: tl.constexpr,
 ):
-    """DOTS: inner products of grad h and the streams into grad_read. DERIVE: the logits' gradient from all of it."""
+    """The logits' gradient gl, and what the passes over the streams need of it.
+
+    With ν the normed token and gν = Wᵀ gl, grad x = scale (gν - mean(gν) - ν mean(gν ν)), and both means are inner
+    products of K numbers: grad x = Wᵀ (scale gl) + level - along · x.
+    """
     rows = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
     inside = rows < T
-    if DOTS:
-        sums = ()
-        for _ in tl.static_range(N):
-            sums = sums + (tl.zeros([BT], tl.float32),)
-        for start in tl.range(0, D, BD):
-            c = start + tl.arange(0, BD)
-            mask = inside[:, None] & (c < D)[None, :]
-            gh = tl.load(grad_h + rows[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
-            added = ()
-            for s in tl.static_range(N):
-                xs = tl.load(x + rows[:, None] * (N * D) + s * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
-                added = added + (sums[s] + tl.sum(gh * xs, axis=1),)
-            sums = added
-        for s in tl.static_range(N):
-            tl.store(grad_read + rows * N + s, sums[s], mask=inside)
-        tl.debug_barrier()  # read back below in the layout of the constraints
-    if DERIVE:
-        _derive(
-            logits, coef, grad_read, grad_coef, grad_logits, rows, inside,
-            K, N, READ, WRITE, MIXER, KR, KW, TAU, SCALE, ITERATIONS, RANK, MA, MB, PERMUTATIONS,
-        )  # fmt: skip
+    _derive(
+        logits, coef, grad_read, grad_coef, grad_logits, rows, inside,
+        K, N, READ, WRITE, MIXER, KR, KW, TAU, SCALE, ITERATIONS, RANK, MA, MB, PERMUTATIONS,
+    )  # fmt: skip
+    if DYNAMIC:
+        tl.debug_barrier()  # read back in another layout
+        k = tl.arange(0, KP)
+        known = inside[:, None] & (k < K)[None, :]
+        gl = tl.load(grad_logits + rows[:, None] * K + k[None, :], mask=known, other=0.0)
+        raw = tl.load(logits + rows[:, None] * K + k[None, :], mask=known, other=0.0)
+        raw -= tl.load(bias + k, mask=k < K, other=0.0)[None, :]
+        mean = tl.load(stats + rows * 2, mask=inside, other=0.0)
+        scale = tl.load(stats + rows * 2 + 1, mask=inside, other=0.0)
+        along = tl.sum(gl * raw, axis=1) * scale * scale / (N * D)
+        level = mean * along
+        if LAYER:
+            level -= tl.sum(gl * tl.load(sums + k)[None, :], axis=1) * scale / (N * D)
+        scaled = gl * scale[:, None]
+        tl.store(left + rows[:, None] * KP + k[None, :], scaled.to(left.dtype.element_ty), mask=inside[:, None])
+        tl.store(affine + rows * 2, level, mask=inside)
+        tl.store(affine + rows * 2 + 1, along, mask=inside)
+        out = partial + tl.program_id(0) * (2 * KP) + k
+        tl.store(out, tl.sum(gl, axis=0))
+        tl.store(out + KP, tl.sum(scaled * mean[:, None], axis=0))
 
 
 @triton.jit
@@ -139,22 +152,15 @@ def _streams_backward(
     grad,
     grad_h,
     w,
-    sums,
-    bias,
-    logits,
-    stats,
     coef,
-    grad_logits,
+    left,
+    affine,
     grad_x,
-    partial_w,
-    partial_b,
     T,
     CHUNK,
     N: tl.constexpr,
     D: tl.constexpr,
-    K: tl.constexpr,
     KP: tl.constexpr,
-    LAYER: tl.constexpr,
     DYNAMIC: tl.constexpr,
     STREAM_GRAD: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -164,23 +170,14 @@ def _streams_backward(
 ):
     """STREAM_GRAD: 0 none arrives with `grad`, 1 the write's, still to be multiplied by Hᵀ, 2 one for the streams."""
     ND: tl.constexpr = N * D
-    operand = w.dtype.element_ty
-    slice_ = tl.program_id(0)
-    split = tl.program_id(1)
     k = tl.arange(0, KP)
-    c = slice_ * BD + tl.arange(0, BD)
+    c = tl.program_id(0) * BD + tl.arange(0, BD)
     within = c < D
     weight = ()
-    acc = ()
     if DYNAMIC:
         for j in tl.static_range(N):
             weight = weight + (tl.load(w + k[:, None] * ND + j * D + c[None, :], mask=within[None, :], other=0.0),)
-            acc = acc + (tl.zeros([KP, BD], tl.float32),)
-        row_sums = tl.load(sums + k)
-        offset = tl.load(bias + k, mask=k < K, other=0.0)
-    grad_b = tl.zeros([KP], tl.float32)
-    shift = tl.zeros([KP], tl.float32)
-    first = split * CHUNK
+    first = tl.program_id(1) * CHUNK
     for start in tl.range(first, tl.minimum(first + CHUNK, T), BT, num_stages=STAGES):
         rows = (start + tl.arange(0, BT)).to(tl.int64)
         inside = rows < T
@@ -188,29 +185,14 @@ def _streams_backward(
         cbase = coef + rows * (DYNAMIC * N * (N + 2))
         gh = tl.load(grad_h + rows[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
         if DYNAMIC:
-            known = inside[:, None] & (k < K)[None, :]
-            gl = tl.load(grad_logits + rows[:, None] * K + k[None, :], mask=known, other=0.0)
-            raw = tl.load(logits + rows[:, None] * K + k[None, :], mask=known, other=0.0) - offset[None, :]
-            mean = tl.load(stats + rows * 2, mask=inside, other=0.0)
-            scale = tl.load(stats + rows * 2 + 1, mask=inside, other=0.0)
-            # With ν the normed token and gν = Wᵀ gl: grad x = scale (gν - mean(gν) - ν mean(gν ν)), and both means
-            # are inner products of the K logits.
-            along = tl.sum(gl * raw, axis=1) / ND * scale * scale
-            level = mean * along
-            if LAYER:
-                level -= tl.sum(gl * row_sums[None, :], axis=1) / ND * scale
-            scaled = gl * scale[:, None]
-            grad_b += tl.sum(gl, axis=0)
-            if LAYER:
-                shift += tl.sum(scaled * mean[:, None], axis=0)
-            left = scaled.to(operand)
-            left_t = tl.trans(left)
+            lv = tl.load(left + rows[:, None] * KP + k[None, :], mask=inside[:, None], other=0.0)
+            level = tl.load(affine + rows * 2, mask=inside, other=0.0)[:, None]
+            along = tl.load(affine + rows * 2 + 1, mask=inside, other=0.0)[:, None]
         grads = ()
         if STREAM_GRAD == 1:
             for i in tl.static_range(N):
                 g = tl.load(grad + rows[:, None] * ND + i * D + c[None, :], mask=mask, other=0.0)
                 grads = grads + (g.to(tl.float32),)
-        updated = ()
         for j in tl.static_range(N):
             place = rows[:, None] * ND + j * D + c[None, :]
             total = tl.load(cbase + j, mask=inside, other=0.0)[:, None] * gh
@@ -220,46 +202,84 @@ def _streams_backward(
                 for i in tl.static_range(N):
                     total += tl.load(cbase + 2 * N + i * N + j, mask=inside, other=0.0)[:, None] * grads[i]
             if DYNAMIC:
-                xj = tl.load(x + place, mask=mask, other=0.0)
-                total += level[:, None] - along[:, None] * xj.to(tl.float32)
-                total += tl.dot(left, weight[j], input_precision=PRECISION)
-                updated = updated + (tl.dot(left_t, xj.to(operand), acc[j], input_precision=PRECISION),)
+                total += level - along * tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
+                total += tl.dot(lv, weight[j], input_precision=PRECISION)
             tl.store(grad_x + place, total.to(grad_x.dtype.element_ty), mask=mask)
-        acc = updated
-    if DYNAMIC:
-        out = partial_w + split.to(tl.int64) * (K * ND)
-        for j in tl.static_range(N):
-            value = acc[j] - shift[:, None]
-            tl.store(out + k[:, None] * ND + j * D + c[None, :], value, mask=(k < K)[:, None] & within[None, :])
-        if slice_ == 0:
-            tl.store(partial_b + split * K + k, grad_b, mask=k < K)
 
 
-def _slice(spec: Spec) -> dict[str, int]:
-    """The tile of `_streams_backward`: the weight's gradient for n slices of the width has to stay in registers."""
-    logits = padded(spec.logits)
-    width = max(16, min(triton.next_power_of_2(spec.d), 128, 16384 // (spec.n * logits)))
-    return {"BT": 32, "BD": width, "num_warps": 4 if spec.n * logits * width <= 8192 else 8, "STAGES": 2}
+@triton.jit
+def _weight_backward(
+    x,
+    left,
+    partial_w,
+    T,
+    CHUNK,
+    ND: tl.constexpr,
+    K: tl.constexpr,
+    KP: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BT: tl.constexpr,
+    BC: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """A partial sum over CHUNK tokens of (scale gl) xᵀ, for a slice of the streams."""
+    k = tl.arange(0, KP)
+    c = tl.program_id(0) * BC + tl.arange(0, BC)
+    split = tl.program_id(1)
+    first = split * CHUNK
+    acc = tl.zeros([BC, KP], tl.float32)
+    for start in tl.range(first, tl.minimum(first + CHUNK, T), BT, num_stages=STAGES):
+        rows = (start + tl.arange(0, BT)).to(tl.int64)
+        inside = (rows < T)[:, None]
+        xv = tl.load(x + rows[:, None] * ND + c[None, :], mask=inside & (c < ND)[None, :], other=0.0)
+        lv = tl.load(left + rows[:, None] * KP + k[None, :], mask=inside, other=0.0)
+        acc = tl.dot(tl.trans(xv.to(lv.dtype)), lv, acc, input_precision=PRECISION)
+    out = partial_w + split.to(tl.int64) * (K * ND)
+    tl.store(out + k[None, :] * ND + c[:, None], acc, mask=(k < K)[None, :] & (c < ND)[:, None])
 
 
-def logits_backward(x: Tensor, grad_h: Tensor, logits: Tensor, coef: Tensor, grad_coef: Tensor, spec: Spec) -> Tensor:
-    """The gradient of the logits: [T, K], or [1, K] where all tokens share them."""
-    launch: dict[str, int] = {"BT": 8, "BD": min(512, triton.next_power_of_2(spec.d)), "num_warps": 4}
-    constants = {"D": spec.d, "K": spec.logits, **spec.constants(), **launch}
-    grad_logits = torch.empty_like(logits)
-    tokens = len(x)
-    per_token = len(logits) == tokens
-    grad_read = coef.new_empty(tokens, spec.n)
-    if tokens:
-        _logits_backward[(triton.cdiv(tokens, launch["BT"]),)](
-            x, grad_h, logits, coef, grad_read, grad_coef, grad_logits, tokens,
-            DOTS=True, DERIVE=per_token, **constants,
-        )  # fmt: skip
-    if not per_token:
+def logits_backward(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor,
+    logits: Tensor,
+    stats: Tensor,
+    coef: Tensor,
+    grad_h: Tensor,
+    grad_coef: Tensor,
+    spec: Spec,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """What `streams_backward` and `weight_backward` need.
+
+    Returns:
+        The rounded weight [KP, n·d], scale · gl [T, KP], the affine part [T, 2], and the sums over the tokens of gl and
+        of scale · mean · gl, [K] each.
+    """
+    tokens, k, kp = len(x), spec.logits, padded(spec.logits)
+    grad_read = combine_backward(x, grad_h, spec)
+    constants = {"D": spec.d, "K": k, "KP": kp, "LAYER": spec.norm == "layer", **spec.constants()}
+    if weight is None:
+        none = bias.new_empty(0)
+        grad_bias = torch.empty_like(bias)
         _logits_backward[(1,)](
-            x, grad_h, logits, coef, grad_read.sum(0), grad_coef, grad_logits, 1, DOTS=False, DERIVE=True, **constants
-        )
-    return grad_logits
+            logits, bias, none, stats, coef, grad_read.sum(0), grad_coef, grad_bias, none, none, none, 1,
+            DYNAMIC=False, BT=1, **constants, num_warps=1,
+        )  # fmt: skip
+        return none, none, none, grad_bias, none
+    # The logits' gradients need more range than float16 has.
+    operand = torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32
+    prepared, sums = prepare(weight, operand)
+    left, affine = x.new_empty(tokens, kp, dtype=operand), coef.new_empty(tokens, 2)
+    block = 32
+    programs = triton.cdiv(tokens, block)
+    partial = coef.new_empty(programs, 2, kp)
+    if tokens:
+        _logits_backward[(programs,)](
+            logits, bias, sums, stats, coef, grad_read, grad_coef, torch.empty_like(logits), left, affine, partial,
+            tokens, DYNAMIC=True, BT=block, **constants, num_warps=2,
+        )  # fmt: skip
+    total = partial.sum(0)
+    return prepared, left, affine, total[0, :k], total[1, :k]
 
 
 def streams_backward(
@@ -268,34 +288,47 @@ def streams_backward(
     mixed: bool,
     grad_h: Tensor,
     prepared: Tensor,
-    sums: Tensor,
-    bias: Tensor,
-    logits: Tensor,
-    stats: Tensor,
     coef: Tensor,
-    grad_logits: Tensor,
+    left: Tensor,
+    affine: Tensor,
     spec: Spec,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the streams, the weight and the bias. `mixed`: `grad` has been multiplied by Hᵀ already."""
-    tokens, logit_count = len(x), spec.logits
-    per_token = prepared.numel() > 0
+) -> Tensor:
+    """The gradient of the streams. `mixed`: `grad` has been multiplied by Hᵀ already. [T, n, d]"""
+    tokens = len(x)
     grad_x = torch.empty_like(x)
-    launch = _slice(spec)
-    slices = triton.cdiv(spec.d, launch["BD"])
-    splits = max(1, min(4 * multiprocessors(x) // slices, triton.cdiv(tokens, launch["BT"])))
-    chunk = triton.cdiv(triton.cdiv(tokens, splits), launch["BT"]) * launch["BT"]
-    splits = max(1, triton.cdiv(tokens, chunk)) if tokens else 1
-    partial_w = coef.new_empty(splits if per_token else 0, logit_count, spec.n * spec.d)
-    partial_b = coef.new_empty(splits, logit_count)
     if not tokens:
-        return grad_x, partial_w.new_zeros(logit_count, spec.n * spec.d), grad_logits.sum(0)
-    _streams_backward[(slices, splits)](
-        x, grad, grad_h, prepared, sums, bias, logits, stats, coef, grad_logits, grad_x, partial_w, partial_b,
-        tokens, chunk,
-        N=spec.n, D=spec.d, K=logit_count, KP=padded(logit_count), LAYER=spec.norm == "layer", DYNAMIC=per_token,
-        STREAM_GRAD=0 if grad is None else 2 if mixed else 1,
-        PRECISION="tf32" if prepared.dtype == torch.bfloat16 else "tf32x3", **launch,
+        return grad_x
+    kp, size = padded(spec.logits), prepared.element_size()
+    width = 128
+    while width > 16 and (width >= 2 * spec.d or spec.n * kp * width * size > SHARED_BYTES // 2):
+        width //= 2  # the weight's slices stay on chip
+    depth = stages(16 * (2 * spec.n + 1) * width * x.element_size() + 2 * spec.n * kp * width * size, 2)
+    launch = {"BT": 16, "BD": width, "STAGES": depth, "num_warps": 4}
+    chunk = 16 * launch["BT"]
+    _streams_backward[(triton.cdiv(spec.d, launch["BD"]), triton.cdiv(tokens, chunk))](
+        x, grad, grad_h, prepared, coef, left, affine, grad_x, tokens, chunk,
+        N=spec.n, D=spec.d, KP=kp, DYNAMIC=len(prepared) > 0,
+        STREAM_GRAD=0 if grad is None else 2 if mixed else 1, PRECISION=precision(prepared), **launch,
     )  # fmt: skip
-    if not per_token:
-        return grad_x, partial_w.new_empty(0), grad_logits[0]
-    return grad_x, partial_w.sum(0), partial_b.sum(0)
+    return grad_x
+
+
+def weight_backward(x: Tensor, left: Tensor, shift: Tensor, spec: Spec) -> Tensor:
+    """The gradient of the weight: partial sums over stretches of tokens, added in a fixed order. [K, n·d]"""
+    tokens, width = len(x), spec.n * spec.d
+    kp, size = padded(spec.logits), left.element_size()
+    block, columns = (64, 128) if size == 2 else (32, 64)
+    columns = min(columns, max(16, triton.next_power_of_2(width)))
+    launch = {"BT": block, "BC": columns, "STAGES": stages(block * (columns + kp) * size, 3), "num_warps": 8}
+    slices = triton.cdiv(width, launch["BC"])
+    splits = max(1, min(2 * multiprocessors(x) // slices, triton.cdiv(tokens, launch["BT"])))
+    chunk = triton.cdiv(triton.cdiv(tokens, splits), launch["BT"]) * launch["BT"]
+    if not tokens:
+        return shift.new_zeros(spec.logits, width)
+    splits = triton.cdiv(tokens, chunk)
+    partial = shift.new_empty(splits, spec.logits, width)
+    _weight_backward[(slices, splits)](
+        x, left, partial, tokens, chunk,
+        ND=width, K=spec.logits, KP=kp, PRECISION=precision(left), **launch,
+    )  # fmt: skip
+    return partial.sum(0) - shift.unsqueeze(1) if spec.norm == "layer" else partial.sum(0)

@@ -1,8 +1,9 @@
-"""The write, out = H x + w ⊗ y with an optional weightless RMS norm of every stream, and its derivative.
+"""Everything that works on whole rows: the read's weighted sum, the write, and their derivatives.
 
-A program holds whole rows of a few tokens in registers, so every tensor passes through once. The derivative returns the
+A program holds the n rows of one token in registers, so every tensor passes through once and sums over a row cost no
+memory. The write is out = H x + w ⊗ y with an optional weightless RMS norm of every stream. Its derivative returns the
 inner products that the coefficients' gradients are made of; `pull` also returns Hᵀ grad for the streams, which the
-fused read otherwise takes over (see ops.py).
+read's derivative otherwise takes over (see ops.py).
 """
 
 # Triton's compiler knows no starred tuples, and mypy no tuples that grow in a loop.
@@ -19,7 +20,7 @@ from jpmhc.kernels.spec import Spec
 ROW_ELEMENTS = 16  # of one stream that a thread holds: enough loads in flight, few enough registers
 
 
-def _rows(spec: Spec) -> dict[str, int]:
+def row_launch(spec: Spec) -> dict[str, int]:
     """One token a program, and up to 512 numbers of a row a warp: sums over a short row never leave its warp."""
     width = triton.next_power_of_2(spec.d)
     return {"BT": 1, "BD": width, "num_warps": max(1, width // (32 * ROW_ELEMENTS))}
@@ -38,6 +39,56 @@ def _load_streams(x, rows, c, mask, N: tl.constexpr, D: tl.constexpr):
 @triton.jit
 def _coefficient(coef, rows, inside, index, N: tl.constexpr, PER_TOKEN: tl.constexpr):
     return tl.load(coef + rows * (PER_TOKEN * N * (N + 2)) + index, mask=inside, other=0.0)[:, None]
+
+
+@triton.jit
+def _combine(
+    x, coef, h, T, N: tl.constexpr, D: tl.constexpr, PER_TOKEN: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr
+):
+    """From the last token to the first: the last ones are those that the projection has left in the cache."""
+    rows = ((tl.num_programs(0) - 1 - tl.program_id(0)) * BT + tl.arange(0, BT)).to(tl.int64)
+    inside = rows < T
+    c = tl.arange(0, BD)
+    mask = inside[:, None] & (c < D)[None, :]
+    streams = _load_streams(x, rows, c, mask, N, D)
+    total = tl.zeros([BT, BD], tl.float32)
+    for j in tl.static_range(N):
+        total += _coefficient(coef, rows, inside, j, N, PER_TOKEN) * streams[j]
+    tl.store(h + rows[:, None] * D + c[None, :], total.to(h.dtype.element_ty), mask=mask)
+
+
+def combine(x: Tensor, coef: Tensor, spec: Spec) -> Tensor:
+    """The sublayer's input, Σ_j r_j x_j. x: [T, n, d] → [T, d]"""
+    h = x.new_empty(len(x), spec.d)
+    launch = row_launch(spec)
+    if len(x):
+        _combine[(triton.cdiv(len(x), launch["BT"]),)](
+            x, coef, h, len(x), N=spec.n, D=spec.d, PER_TOKEN=int(len(coef) == len(x)), **launch
+        )
+    return h
+
+
+@triton.jit
+def _combine_backward(x, grad_h, grad_read, T, N: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr):
+    rows = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
+    inside = rows < T
+    c = tl.arange(0, BD)
+    mask = inside[:, None] & (c < D)[None, :]
+    streams = _load_streams(x, rows, c, mask, N, D)
+    gh = tl.load(grad_h + rows[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
+    for j in tl.static_range(N):
+        tl.store(grad_read + rows * N + j, tl.sum(gh * streams[j], axis=1), mask=inside)
+
+
+def combine_backward(x: Tensor, grad_h: Tensor, spec: Spec) -> Tensor:
+    """The gradient of the read weights: grad h's inner products with the streams. [T, n]"""
+    grad_read = x.new_empty(len(x), spec.n, dtype=torch.float32)
+    launch = row_launch(spec)
+    if len(x):
+        _combine_backward[(triton.cdiv(len(x), launch["BT"]),)](
+            x, grad_h, grad_read, len(x), N=spec.n, D=spec.d, **launch
+        )
+    return grad_read
 
 
 @triton.jit
@@ -80,7 +131,7 @@ def _write(
 def write(x: Tensor, y: Tensor, coef: Tensor, spec: Spec) -> Tensor:
     """x: [T, n, d]; y: [T, d]; coef: [T or 1, n(n+2)] → [T, n, d]"""
     out = torch.empty_like(x)
-    launch = _rows(spec)
+    launch = row_launch(spec)
     if len(x):
         _write[(triton.cdiv(len(x), launch["BT"]),)](
             x, y, coef, out, len(x),
@@ -148,7 +199,7 @@ def write_backward(
     grad_x = torch.empty_like(x) if pull else x.new_empty(0)
     grad_y = torch.empty_like(y)
     grad_coef = coef.new_empty(len(x), spec.coefficients)
-    launch = _rows(spec)
+    launch = row_launch(spec)
     if len(x):
         _write_backward[(triton.cdiv(len(x), launch["BT"]),)](
             grad, x, y, coef, grad_x, grad_y, grad_coef, len(x),

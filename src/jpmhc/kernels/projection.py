@@ -1,11 +1,11 @@
-"""The read: norm statistics, projection to logits, constraints and the sublayer's input in one kernel.
+"""The read's first half: norm statistics, projection to logits on the tensor cores, and the constraints.
 
-This form takes any shape: it reads each tile of tokens twice, the second time from cache. resident.py has the faster
-one for widths that fit on chip.
+The norm is applied after the projection: W norm(x) = (W x - mean · W 1) · scale. The weighted sum that makes the
+sublayer's input is a pass of its own (rows.py): at the speed of memory the two cost less than one kernel that keeps a
+tile on chip between them (docs/LOG.md).
 """
 
 # Triton's compiler knows no starred tuples, and mypy no tuples that grow in a loop.
-# ruff: noqa: RUF005
 # mypy: disable-error-code="assignment"
 
 import torch
@@ -14,13 +14,13 @@ import triton.language as tl
 from torch import Tensor
 
 from jpmhc.kernels import constraints
-from jpmhc.kernels.launch import padded
+from jpmhc.kernels.launch import padded, stages
 from jpmhc.kernels.spec import Spec
 
 
 @triton.jit
 def _prepare(w, prepared, sums, ND, K: tl.constexpr, BLOCK: tl.constexpr):
-    """Round the weight to the tensor cores' type, pad it with zero rows, and sum the rounded rows."""
+    """Round the weight to the tensor cores' type, pad it with zero rows, and sum its rows."""
     k = tl.program_id(0)
     total = tl.zeros([BLOCK], tl.float32)
     for start in tl.range(0, ND, BLOCK):
@@ -37,7 +37,8 @@ def prepare(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     rows, columns = weight.shape
     prepared = weight.new_empty(padded(rows), columns, dtype=dtype)
     sums = weight.new_empty(padded(rows))
-    _prepare[(padded(rows),)](weight, prepared, sums, columns, K=rows, BLOCK=min(2048, triton.next_power_of_2(columns)))
+    block = min(2048, triton.next_power_of_2(columns))
+    _prepare[(padded(rows),)](weight, prepared, sums, columns, K=rows, BLOCK=block)
     return prepared, sums
 
 
@@ -98,12 +99,11 @@ def _constrain(
 
 
 @triton.jit
-def _two_pass(
+def _project(
     x,
     w,
     sums,
     bias,
-    h,
     logits,
     stats,
     coef,
@@ -116,7 +116,6 @@ def _two_pass(
     PRECISION: tl.constexpr,
     BT: tl.constexpr,
     BC: tl.constexpr,
-    BD: tl.constexpr,
     STAGES: tl.constexpr,
     N: tl.constexpr,
     READ: tl.constexpr,
@@ -159,42 +158,14 @@ def _two_pass(
         logits, coef, rows, inside,
         K, N, READ, WRITE, MIXER, KR, KW, TAU, SCALE, ITERATIONS, RANK, MA, MB, PERMUTATIONS,
     )  # fmt: skip
-    tl.debug_barrier()
-    _weighted_sum(x, h, coef, rows, inside, N, D, BT, BD, STAGES, 1)
 
 
 @triton.jit
-def _weighted_sum(
-    x,
-    h,
+def _constrain_rows(
+    logits,
     coef,
-    rows,
-    inside,
-    N: tl.constexpr,
-    D: tl.constexpr,
+    T,
     BT: tl.constexpr,
-    BD: tl.constexpr,
-    STAGES: tl.constexpr,
-    PER_TOKEN: tl.constexpr,
-):
-    """h = Σ_j r_j x_j, a slice of the width at a time. PER_TOKEN 0: one r serves every token."""
-    r = ()
-    for j in tl.static_range(N):
-        r = r + (tl.load(coef + rows * (PER_TOKEN * N * (N + 2)) + j, mask=inside, other=0.0)[:, None],)
-    for start in tl.range(0, D, BD, num_stages=STAGES):
-        c = start + tl.arange(0, BD)
-        mask = inside[:, None] & (c < D)[None, :]
-        acc = tl.zeros([BT, BD], tl.float32)
-        for j in tl.static_range(N):
-            xj = tl.load(x + rows[:, None] * (N * D) + j * D + c[None, :], mask=mask, other=0.0)
-            acc += r[j] * xj.to(tl.float32)
-        tl.store(h + rows[:, None] * D + c[None, :], acc.to(h.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def _constrain_static(
-    bias,
-    coef,
     K: tl.constexpr,
     N: tl.constexpr,
     READ: tl.constexpr,
@@ -210,53 +181,56 @@ def _constrain_static(
     MB: tl.constexpr,
     PERMUTATIONS: tl.constexpr,
 ):
-    rows = tl.arange(0, 1).to(tl.int64)
+    rows = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
     _constrain(
-        bias, coef, rows, rows < 1,
+        logits, coef, rows, rows < T,
         K, N, READ, WRITE, MIXER, KR, KW, TAU, SCALE, ITERATIONS, RANK, MA, MB, PERMUTATIONS,
     )  # fmt: skip
 
 
-@triton.jit
-def _static_sum(x, h, coef, T, N: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr):
-    rows = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
-    _weighted_sum(x, h, coef, rows, rows < T, N, D, BT, BD, 1, 0)
+def constrain(logits: Tensor, coef: Tensor, spec: Spec) -> None:
+    """Fill in the coefficients of logits in memory. logits: [T, K]; coef: [T, n(n+2)]"""
+    block = min(128, triton.next_power_of_2(len(logits)))
+    _constrain_rows[(triton.cdiv(len(logits), block),)](
+        logits, coef, len(logits), BT=block, K=spec.logits, **spec.constants(), num_warps=4
+    )
 
 
-def read(x: Tensor, weight: Tensor, bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x: [T, n, d]; weight: [K, n·d]; bias: [K] → h [T, d], logits [T, K], statistics [T, 2], coefficients."""
+def project(x: Tensor, weight: Tensor, bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor, Tensor]:
+    """x: [T, n, d]; weight: [K, n·d]; bias: [K] → logits [T, K], statistics [T, 2], coefficients [T, n(n+2)]"""
     tokens = len(x)
-    outputs = _outputs(x, spec)
+    outputs = small_outputs(x, spec)
     if tokens:
         prepared, sums = prepare(weight, x.dtype)
-        width = spec.n * spec.d
-        block = 32
-        _two_pass[(triton.cdiv(tokens, block),)](
+        kp, size = padded(spec.logits), x.element_size()
+        block, columns, depth = (64, 128, 3) if kp * size <= 32 else (128, 64, 4) if size == 2 else (64, 32, 3)
+        columns = min(columns, triton.next_power_of_2(spec.n * spec.d))
+        depth = stages((block + kp) * columns * size, depth)
+        launch = {"BT": block, "BC": columns, "STAGES": depth, "num_warps": 4}
+        _project[(triton.cdiv(tokens, launch["BT"]),)](
             x, prepared, sums, bias, *outputs, tokens,
-            D=spec.d, K=spec.logits, KP=padded(spec.logits), EPS=spec.eps, LAYER=spec.norm == "layer",
-            PRECISION="tf32x3" if x.dtype == torch.float32 else "tf32",
-            BT=block, BC=min(128, triton.next_power_of_2(width)), BD=min(128, triton.next_power_of_2(spec.d)),
-            STAGES=3, **spec.constants(), num_warps=4,
+            D=spec.d, K=spec.logits, KP=kp, EPS=spec.eps, LAYER=spec.norm == "layer",
+            PRECISION=precision(x), **spec.constants(), **launch,
         )  # fmt: skip
     return outputs
 
 
-def read_static(x: Tensor, bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The read whose logits are the bias alone: one row of coefficients serves every token; no statistics."""
-    h = x.new_empty(len(x), spec.d)
-    coef = bias.new_empty(1, spec.coefficients)
-    _constrain_static[(1,)](bias, coef, K=spec.logits, **spec.constants(), num_warps=1)
-    if len(x):
-        width = min(512, triton.next_power_of_2(spec.d))
-        _static_sum[(triton.cdiv(len(x), 8),)](x, h, coef, len(x), N=spec.n, D=spec.d, BT=8, BD=width, num_warps=4)
-    return h, bias.clone().unsqueeze(0), bias.new_empty(0, 2), coef
+def project_static(bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor, Tensor]:
+    """The logits are the bias: one row of coefficients serves every token, and there are no statistics."""
+    logits, coef = bias.clone().unsqueeze(0), bias.new_empty(1, spec.coefficients)
+    constrain(logits, coef, spec)
+    return logits, bias.new_empty(0, 2), coef
 
 
-def _outputs(x: Tensor, spec: Spec) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    tokens = len(x)
+def small_outputs(x: Tensor, spec: Spec) -> tuple[Tensor, Tensor, Tensor]:
+    """Room for logits, statistics and coefficients."""
     return (
-        x.new_empty(tokens, spec.d),
-        x.new_empty(tokens, spec.logits, dtype=torch.float32),
-        x.new_empty(tokens, 2, dtype=torch.float32),
-        x.new_empty(tokens, spec.coefficients, dtype=torch.float32),
+        x.new_empty(len(x), spec.logits, dtype=torch.float32),
+        x.new_empty(len(x), 2, dtype=torch.float32),
+        x.new_empty(len(x), spec.coefficients, dtype=torch.float32),
     )
+
+
+def precision(operand: Tensor) -> str:
+    """How the tensor cores multiply: half types exactly, float32 as three products of tf32."""
+    return "tf32x3" if operand.dtype == torch.float32 else "tf32"

@@ -1,0 +1,260 @@
+"""The fused kernels on a CUDA device: right first, then time, bytes per second, share of the memory bound, and memory.
+
+    python benchmarks/bench_kernels.py [--tokens 176128] [--dim 512] [--streams 4] [--profile]
+
+The sublayer is the identity. The bound is the bytes that must move (each tensor once: (3n+2)·d numbers a token forward,
+(8n+5)·d forward and backward, (2n+2)·d for a write fused with the next read) at the rate that a copy reaches here. A
+case whose results or gradients are not right against float64 is not timed, and the script ends with an error.
+Times are of CUDA-graph replays; the eager time, host included, stands beside them. `--peers` times the PyTorch form of
+the same connection under torch.compile in the same process.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from harness import RESULTS, milliseconds, write_csv
+from jpmhc import kernels
+from jpmhc.kernels import Spec
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "kernels"))
+import reference
+
+PERMUTATIONS = ((0, 1, 2, 3), (1, 0, 3, 2), (2, 3, 0, 1), (3, 2, 1, 0), (1, 2, 3, 0), (0, 2, 1, 3))
+CASES: dict[str, dict] = {
+    "cayley": {},
+    "cayley, 2 iterations": {"mixer": "cayley", "iterations": 2},
+    "sinkhorn": {"iterations": 20},
+    "identity": {},
+    "unconstrained": {},
+    "grassmann": {"rank": 2},
+    "permutation": {"permutations": PERMUTATIONS},
+    "kronecker": {},
+    "cayley, matrix read and write": {"mixer": "cayley", "read": "softmax_matrix", "write": "softmax_matrix"},
+    "cayley, post-norm": {"mixer": "cayley", "post_norm": True},
+}
+ALLOWED = (8e-3, 2e-2)  # relative error of results and gradients in bfloat16; see tests/kernels/test_connection.py
+
+
+def draw(spec: Spec, tokens: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Streams, weight, bias and the output's gradient."""
+    width = spec.n * spec.d
+    x = torch.randn(tokens, spec.n, spec.d, device="cuda").bfloat16().requires_grad_()
+    weight = (torch.randn(spec.logits, width, device="cuda") / width**0.5).requires_grad_()
+    bias = (0.3 * torch.randn(spec.logits, device="cuda")).requires_grad_()
+    return x, weight, bias, torch.randn(tokens, spec.n, spec.d, device="cuda").bfloat16()
+
+
+def connection(x: Tensor, weight: Tensor, bias: Tensor, spec: Spec) -> Tensor:
+    h, state = kernels.read(x, weight, bias, spec)
+    return kernels.write(h, state)
+
+
+def plain(x: Tensor, weight: Tensor, bias: Tensor, spec: Spec) -> Tensor:
+    """The reference, with coefficients in float32 and streams in their own type."""
+    r, w, h = reference.coefficients(x.float(), weight, bias, spec)
+    y = torch.einsum("tj,tjd->td", r.to(x.dtype), x)
+    return reference.write(x, y, (w.to(x.dtype), h.to(x.dtype)), spec)
+
+
+def check(spec: Spec) -> float:
+    """The largest relative error of the result (against its allowance) and of the gradients."""
+    x, weight, bias, grad = draw(spec, 1001)
+    out = connection(x, weight, bias, spec)
+    found = (out, *torch.autograd.grad(out, (x, weight, bias), grad))
+    leaves = [t.detach().double().requires_grad_() for t in (x, weight, bias)]
+    h, state = reference.read(*leaves, spec)
+    out = reference.write(leaves[0], h, state, spec)
+    wanted = (out, *torch.autograd.grad(out, leaves, grad.double()))
+    worst = 0.0
+    for i, (a, b) in enumerate(zip(found, wanted)):
+        error = float((a.double() - b).detach().norm() / b.detach().norm())
+        if not error <= ALLOWED[i > 0]:
+            raise ValueError(
+                f"{spec.mixer}: relative error {error:.1e} is over {ALLOWED[i > 0]:.0e}; nothing was timed"
+            )
+        worst = max(worst, error)
+    return worst
+
+
+def extra_memory(run: Callable[[], object], kept: int) -> float:
+    """Peak minus what was there and the `kept` bytes of outputs and gradients, in MiB."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before - kept) / 2**20
+
+
+def captured(run: Callable[[], object]) -> tuple[torch.cuda.CUDAGraph, object]:
+    """The run as a CUDA graph, and what it returned: replays cost no time on the host."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = run()
+    return graph, result
+
+
+def replay_equals_eager(spec: Spec) -> bool:
+    """Whether a captured forward and backward gives the bits of an eager one."""
+    _, both = setup(spec, 4099, connection)
+    graph, result = captured(both)
+    graph.replay()
+    torch.cuda.synchronize()
+    return all(torch.equal(a, b) for a, b in zip(result, both()))
+
+
+def setup(spec: Spec, tokens: int, function: Callable) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Forward, and forward + backward."""
+    x, weight, bias, grad = draw(spec, tokens)
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            return function(x, weight, bias, spec)
+
+    def both() -> object:
+        return torch.autograd.grad(function(x, weight, bias, spec), (x, weight, bias), grad)
+
+    return forward, both
+
+
+def chain(spec: Spec, tokens: int, links: int, fused: bool) -> Callable[[], Tensor]:
+    """`links` connections after one another, forward."""
+    x, weight, bias, _ = draw(spec, tokens)
+
+    def run() -> Tensor:
+        with torch.no_grad():
+            streams = x
+            h, state = kernels.read(streams, weight, bias, spec)
+            for _ in range(links):
+                if fused:
+                    streams, h, state = kernels.write_read(h, state, weight, bias, spec)
+                else:
+                    streams = kernels.write(h, state)
+                    h, state = kernels.read(streams, weight, bias, spec)
+            return h
+
+    return run
+
+
+def bit_equal(spec: Spec) -> bool:
+    """Whether two runs of the gradients agree in every bit."""
+    x, weight, bias, grad = draw(spec, 4099)
+    runs = [torch.autograd.grad(connection(x, weight, bias, spec), (x, weight, bias), grad) for _ in range(2)]
+    return all(torch.equal(a, b) for a, b in zip(*runs))
+
+
+def copy_rate() -> float:
+    """Bytes a second, read and written, of a large copy."""
+    source = torch.randn(2**29, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / milliseconds(lambda: target.copy_(source), device="cuda") * 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=176128)
+    parser.add_argument("--dim", type=int, default=512)
+    parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--cases", nargs="*", default=list(CASES), help=f"of {', '.join(CASES)}")
+    parser.add_argument(
+        "--peers", action="store_true", help="time the compiled PyTorch form as well (compiles for a minute)"
+    )
+    parser.add_argument("--profile", action="store_true", help="time of every kernel of the first case")
+    parser.add_argument("--folder", type=Path, default=RESULTS, help="where kernels-<dim>.csv goes")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("this benchmark needs a CUDA device")
+    n, d, tokens = args.streams, args.dim, args.tokens
+
+    rate = copy_rate()
+    print(f"a copy moves {rate / 1e12:.2f} TB/s")
+    unit = tokens * d * 2  # bytes of one row of d numbers a token
+    rows: list[dict] = []
+
+    def report(
+        case: str, implementation: str, what: str, run: Callable[[], object], units: float, kept: int, error: float
+    ) -> None:
+        eager, memory = milliseconds(run, device="cuda"), extra_memory(run, kept)
+        graph, _ = captured(run)
+        ms = milliseconds(graph.replay, device="cuda")
+        add(case, implementation, what, ms, eager, units, memory, error)
+
+    def add(
+        case: str, implementation: str, what: str, ms: float, eager: float, units: float, memory: float, error: float
+    ) -> None:
+        moved = units * unit
+        rows.append(
+            {
+                "case": case, "implementation": implementation, "what": what, "tokens": tokens, "dim": d, "streams": n,
+                "ms": round(ms, 4), "eager_ms": round(eager, 4), "tb_per_s": round(moved / ms / 1e9, 3),
+                "percent_of_bound": round(100 * moved / rate / ms * 1e3, 1),
+                "extra_mib": round(memory, 1), "stream_mib": round(n * unit / 2**20, 1), "error": f"{error:.1e}",
+            }
+        )  # fmt: skip
+        row = rows[-1]
+        print(
+            f"{case:30s} {implementation:9s} {what:17s} {ms:7.3f} ms (eager {eager:.3f}), "
+            f"{row['percent_of_bound']:5.1f} % of bound, extra {memory:6.1f} MiB, error {error:.1e}",
+            flush=True,
+        )
+
+    for case in args.cases:
+        settings = {"mixer": case.split(",")[0], **CASES[case]}
+        if settings["mixer"] == "permutation" and n != 4:
+            continue
+        spec = Spec(n, d, **settings)
+        error = check(spec)
+        implementations: dict[str, Callable] = {"fused": connection}
+        if args.peers:
+            implementations["compiled"] = torch.compile(plain)
+        for name, function in implementations.items():
+            forward, both = setup(spec, tokens, function)
+            report(case, name, "forward", forward, 3 * n + 2, n * unit, error)
+            # The output (its gradient is an input here) and the streams' gradient are nobody's extra memory.
+            report(case, name, "forward+backward", both, 8 * n + 5, 2 * n * unit, error)
+            del forward, both
+            torch.cuda.empty_cache()
+    for case in ("cayley", "sinkhorn"):
+        if case in args.cases:
+            spec = Spec(n, d, mixer=case, **CASES[case])
+            for fused in (True, False):
+                links = 4
+                ms, eager = [], []
+                for count in (1, 1 + links):
+                    run = chain(spec, tokens, count, fused)
+                    eager.append(milliseconds(run, device="cuda"))
+                    ms.append(milliseconds(captured(run)[0].replay, device="cuda"))
+                name = "write→read" if fused else "write, read"
+                each = [(times[1] - times[0]) / links for times in (ms, eager)]
+                add(case, "fused", name, *each, 2 * n + 2, 0.0, 0.0)
+            print(f"{case}: two runs bit-equal: {bit_equal(spec)}; replay equals eager: {replay_equals_eager(spec)}")
+    if args.profile:
+        profile(Spec(n, d, **{"mixer": args.cases[0].split(",")[0], **CASES[args.cases[0]]}), tokens)
+    write_csv(f"kernels-{d}", rows, "cuda", args.folder)
+
+
+def profile(spec: Spec, tokens: int) -> None:
+    """Device time of every kernel of one forward and backward."""
+    _, both = setup(spec, tokens, connection)
+    both()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
+        for _ in range(5):
+            both()
+        torch.cuda.synchronize()
+    for event in sorted(trace.key_averages(), key=lambda e: -e.device_time_total)[:14]:
+        print(f"  {event.device_time_total / 5e3:8.4f} ms  {event.count // 5:3d} ×  {event.key[:80]}")
+
+
+if __name__ == "__main__":
+    main()
