@@ -88,6 +88,7 @@ def main(
     only: Literal["speed", "scaling", "all"] = "all",
     repeats: int = 3,
     deepest: int = 1000,
+    largest: int = 4000,
     figure: Path = Path("out/spectra_scaling.png"),
 ) -> None:
     """Time the chain and write benchmarks/results/spectra_<what>_<device>.csv.
@@ -96,10 +97,11 @@ def main(
         only: The fixed problems, how the cost grows, or both.
         repeats: How often each problem is timed; the median counts.
         deepest: Leave out deeper problems.
+        largest: Leave out problems with more points.
         figure: Where the plot of the scaling goes.
     """
     if only != "scaling":
-        rows = [measure(case, device, repeats) for case in SPEED if case.depth <= deepest]
+        rows = [measure(case, device, repeats) for case in SPEED if case.depth <= deepest and case.points <= largest]
         write_csv(f"spectra_speed_{device}", rows, device)
     if only != "speed":
         grown = {axis: [measure(case, device, repeats) for case in cases] for axis, cases in SCALING.items()}

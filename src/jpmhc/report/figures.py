@@ -31,7 +31,7 @@ _LABELS = {
 _NUMBERS = {"sampled": "#7d8590", "exact": EXACT, "fixed": FIXED, "scalar": SCALAR}
 # Neighbouring grid points further apart than this factor, with less than this density of log s on both, have a gap
 # between bands between them.
-_GAP = 1.15
+_GAP = 1.5
 _DARK = 0.01
 # A collapsed fraction below this is not worth a line.
 _WORTH_SAYING = 0.005

@@ -4,6 +4,7 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -71,19 +72,19 @@ def show_answer(answer: Answer) -> None:
 
 def show_panel(cells: Sequence[Cell]) -> None:
     """W1 and the collapsed fraction of every cell."""
-    table = Table(title="W1 in singular values to the sampled networks, and the fraction below 0.1")
+    table = Table(title="W1 to the sampled networks, and the share of singular values below 0.1", box=box.SIMPLE_HEAD)
     for name in (
         "L",
         "mixer",
-        "W1 exact",
-        "W1 exact, fixed eta",
-        "W1 scalar",
-        "sampled",
+        "W1\nexact",
+        "W1\nfixed eta",
+        "W1\nscalar",
+        "share\nsampled",
         "exact",
         "fixed eta",
         "scalar",
     ):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for cell in cells:
         apart = [f"{cell.distances[name].wasserstein:.2g}" for name in ("exact", "fixed", "scalar")]
         collapsed = cell.collapsed()
