@@ -69,15 +69,16 @@ class Rotary(nn.Module):
         if head_dim % 2:
             raise ValueError(f"rotary embeddings need an even number of dimensions per head, not {head_dim}")
         frequencies = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-        angles = torch.outer(torch.arange(length, dtype=torch.float64), frequencies).repeat(1, 2)  # [S, head_dim]
+        angles = torch.outer(torch.arange(length, dtype=torch.float64), frequencies)  # [S, head_dim / 2]
         self.register_buffer("cos", angles.cos().float(), persistent=False)
         self.register_buffer("sin", angles.sin().float(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Rotate x [B, S, heads, head_dim]."""
+        # Written by halves: its backward pass is then the same single kernel with the opposite angle.
         first, second = x.float().chunk(2, dim=-1)
-        turned = torch.cat((-second, first), dim=-1)
-        return (x.float() * self.cos[:, None, :] + turned * self.sin[:, None, :]).to(x.dtype)
+        cos, sin = self.cos[:, None, :], self.sin[:, None, :]
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
 class Attention(nn.Module):
