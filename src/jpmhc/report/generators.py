@@ -103,15 +103,14 @@ def show(result: GeneratingSet, plain_gap: float | None) -> None:
             table.add_row(" ".join(map(str, perm)), cycle_notation(perm))
         console.print(table)
         console.print(f"|λ₂| {1 - result.gap:.10f}; gap on the streams {result.stream_gap:.10f}.")
-        console.print(f"No set of this size has a gap above {result.bound:.10f}, by theory.", end=" ")
+        console.print(f"No such set has a gap above {result.bound:.10f}, by theory.")
     else:
         console.print(
             f"Every one of the {describe(result.question)} fails to generate the group or is periodic: gap 0."
         )
     if plain_gap is not None:
         difference = abs(plain_gap - result.gap)
-        console.print(f"By the plain matrix the gap is {plain_gap:.10f} (difference {difference:.0e}).", end=" ")
-    console.print()
+        console.print(f"By the plain matrix the gap is {plain_gap:.10f} (difference {difference:.0e}).")
     if result.exhaustive:
         console.print(
             f"Looked at {result.examined:,} classes ({result.classes:,} by Burnside's lemma) that stand for "
