@@ -66,3 +66,13 @@ def write(x: Tensor, y: Tensor, state: Any) -> Tensor:
     from jpmhc import kernels
 
     return kernels.write(y.to(x.dtype), state, x)
+
+
+def write_read(
+    x: Tensor, y: Tensor, state: Any, following: "CoefficientMap", plan: dict[str, Any] | str
+) -> tuple[Tensor, Tensor, Any]:
+    """Write of one connection and read of the next: the streams between, the next sublayer's input, its state."""
+    from jpmhc import kernels
+
+    assert isinstance(plan, dict)
+    return kernels.write_read(y.to(x.dtype), state, *following.linear(), kernels.Spec(**plan))

@@ -205,9 +205,8 @@ class HyperConnection(nn.Module):
         """Read, sublayer, write. Extra arguments go to the sublayer; of a tuple it returns, the first is written."""
         h, state = self.read(x)
         y = self.sublayer(h, *args, **kwargs)
-        if isinstance(y, tuple):
-            return self.write(x, y[0], state), *y[1:]
-        return self.write(x, y, state)
+        out = self.write(x, _first(y), state)
+        return (out, *y[1:]) if isinstance(y, tuple) else out
 
     def _flat(self, x: Tensor) -> Tensor:
         if x.ndim < 2 or x.shape[-2:] != (self.streams, self.dim):
@@ -220,13 +219,32 @@ class HyperConnection(nn.Module):
 
 
 class HyperConnectionStack(nn.Module):
-    """Adjacent connections, applied in order. Extra arguments go to every sublayer."""
+    """Adjacent connections, applied in order. Extra arguments go to every sublayer; of a tuple, the first is written.
+
+    Where two neighbours run on the fused kernels, the write of one and the read of the next are one pass over the
+    streams; the result is the same. Forward hooks of the single connections run in the reference form only.
+    """
 
     def __init__(self, connections: Iterable[HyperConnection]) -> None:
         super().__init__()
         self.connections = nn.ModuleList(connections)
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        for connection in self.connections:
-            x = connection(x, *args, **kwargs)
+        blocks: list[Any] = list(self.connections)
+        begun: tuple[Tensor, Any] | None = None  # what the pass before has already read for this block
+        for block, following in zip(blocks, [*blocks[1:], None]):
+            if begun is None and not fused.chosen(block.kernels, block.plan, x):
+                x = _first(block(x, *args, **kwargs))
+                continue
+            h, state = begun or block.read(x)
+            y = _first(block.sublayer(h, *args, **kwargs))
+            if following is not None and fused.chosen(following.kernels, following.plan, x):
+                x, h, state = fused.write_read(x, y, state, following.map, following.plan)
+                begun = h, state
+            else:
+                x, begun = block.write(x, y, state), None
         return x
+
+
+def _first(result: Any) -> Tensor:
+    return result[0] if isinstance(result, tuple) else result

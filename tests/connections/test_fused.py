@@ -1,0 +1,91 @@
+"""Connections on the fused kernels, against the same connections on the reference, and when each is chosen."""
+
+import pytest
+import torch
+from torch import nn
+
+import jpmhc
+from jpmhc.connections import mixers
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DIM, N = 16, 4
+
+
+def block(mixer, index=1, kernels="fused", **options) -> jpmhc.HyperConnection:
+    torch.manual_seed(index)
+    made = jpmhc.HyperConnection(nn.Linear(DIM, DIM), DIM, N, mixer, index=index, kernels=kernels, **options)
+    for parameter in made.map.parameters():
+        parameter.data.add_(0.3 * torch.randn_like(parameter))
+    return made.to(DEVICE)
+
+
+def assert_same(model: nn.Module, blocks: list[jpmhc.HyperConnection]) -> None:
+    """Output and every gradient, fused against reference."""
+    x = torch.randn(3, 2, N, DIM, device=DEVICE, requires_grad=True)
+    upstream = torch.randn_like(x)
+    leaves = [x, *model.parameters()]
+    results = []
+    for kernels in ("fused", "reference"):
+        for each in blocks:
+            each.kernels = kernels
+        out = model(x)
+        results.append((out, *torch.autograd.grad(out, leaves, upstream)))
+    for fused, reference in zip(*results):
+        assert (fused - reference).norm() <= 1e-5 * reference.norm() + 1e-7
+
+
+@pytest.mark.parametrize("mixer", [*jpmhc.MIXERS, mixers.Grassmann(N, static=True)], ids=str)
+def test_fused_block_equals_the_reference(mixer):
+    made = block(mixer, post_norm="rms" if mixer == "cayley" else None)
+    assert_same(made, [made])
+
+
+@pytest.mark.parametrize("mixer", ["cayley", "grassmann"])
+def test_static_coefficients(mixer):
+    made = block(mixer, dynamic=False)
+    assert_same(made, [made])
+
+
+def test_stack_with_fused_write_and_read_equals_the_reference():
+    blocks = [block(mixer, k) for k, mixer in enumerate(("cayley", "sinkhorn", "permutation"))]
+    stack = jpmhc.HyperConnectionStack(blocks)
+    assert_same(stack, blocks)
+    x = torch.randn(2, N, DIM, device=DEVICE)
+    expected = stack(x)
+    blocks[1].kernels = "fused"  # fused and reference neighbours
+    assert torch.allclose(stack(x), expected, atol=1e-5)
+    blocks[0].kernels = "fused"
+    assert torch.allclose(stack(x), expected, atol=1e-5)
+
+
+def test_sublayers_in_another_precision_are_brought_to_the_streams():
+    made = jpmhc.HyperConnection(lambda h: h.double(), DIM, N, kernels="fused").to(DEVICE)
+    out = made(torch.randn(2, N, DIM, device=DEVICE))
+    assert out.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: jpmhc.HyperConnection(nn.Identity(), 12, 4, kernels="fused"), "multiple of 8"),
+        (lambda: jpmhc.HyperConnection(nn.Identity(), 16, 3, kernels="fused"), "2, 4 or 8 streams, not 3"),
+        (
+            lambda: jpmhc.HyperConnection(nn.Identity(), 16, 4, mixers.Sinkhorn(4, tolerance=1e-6), kernels="fused"),
+            "without a tolerance",
+        ),
+        (lambda: block("cayley")(torch.randn(2, N, DIM, device=DEVICE).double()), "float32, bfloat16 or float16"),
+    ],
+)
+def test_what_cannot_be_fused_is_refused_with_the_reason(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs CUDA")
+def test_auto_takes_the_kernels_on_cuda_and_says_when_it_cannot():
+    made = block("cayley", kernels="auto")
+    _, state = made.read(torch.randn(2, N, DIM, device=DEVICE))
+    assert type(state).__module__.startswith("jpmhc.kernels")
+    with pytest.warns(UserWarning, match="multiple of 8"):
+        jpmhc.HyperConnection(nn.Identity(), 12, 4).to(DEVICE)(torch.randn(2, 4, 12, device=DEVICE))
