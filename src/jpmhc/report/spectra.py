@@ -4,7 +4,6 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -71,26 +70,16 @@ def show_answer(answer: Answer) -> None:
 
 
 def show_panel(cells: Sequence[Cell]) -> None:
-    """W1 and the collapsed fraction of every cell."""
-    table = Table(title="W1 to the sampled networks, and the share of singular values below 0.1", box=box.SIMPLE_HEAD)
-    for name in (
-        "L",
-        "mixer",
-        "W1\nexact",
-        "W1\nfixed eta",
-        "W1\nscalar",
-        "share\nsampled",
-        "exact",
-        "fixed eta",
-        "scalar",
-    ):
-        table.add_column(name, justify="right", no_wrap=True)
+    """W1 and the collapsed fraction of every cell, in lines that fit a terminal of 80 columns."""
+    print("W1 in singular values to the sampled networks; share of singular values below 0.1")
+    print("  L mixer          W1 exact  fixed eta  scalar |  sampled   exact  fixed eta  scalar")
     for cell in cells:
-        apart = [f"{cell.distances[name].wasserstein:.2g}" for name in ("exact", "fixed", "scalar")]
-        collapsed = cell.collapsed()
-        shares = [f"{collapsed[name]:.1%}" for name in ("sampled", "exact", "fixed", "scalar")]
-        table.add_row(str(cell.depth), cell.mixer, *apart, *shares)
-    Console().print(table)
+        apart = {name: f"{item.wasserstein:.2g}" for name, item in cell.distances.items()}
+        share = {name: f"{value:.1%}" for name, value in cell.collapsed().items()}
+        print(
+            f"{cell.depth:3} {cell.mixer:14} {apart['exact']:>8}  {apart['fixed']:>9}  {apart['scalar']:>6} | "
+            f"{share['sampled']:>8} {share['exact']:>7}  {share['fixed']:>9} {share['scalar']:>7}"
+        )
 
 
 def write_panel(cells: Sequence[Cell], path: Path) -> Path:
