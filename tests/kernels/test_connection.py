@@ -211,8 +211,9 @@ def test_gpu_odd_shapes(name: str, n: int, d: int, tokens: int) -> None:
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_gpu_most_logits(dtype: torch.dtype) -> None:
-    """Eight streams and three matrices of logits: the largest weight the kernels keep on chip."""
-    spec = spec_of("sinkhorn", 8, 256, read="softmax_matrix", write="softmax_matrix")
+    """Eight streams and matrices of logits: the largest weights the kernels keep on chip."""
+    kind = "softmax_matrix" if dtype == torch.bfloat16 else "softmax"
+    spec = spec_of("sinkhorn", 8, 256, read=kind, write=kind)
     inputs = draw(spec, 33, dtype, 1.0, True)
     assert_close(spec, inputs)
     h, state = kernels.read(inputs["x"], inputs["weight"], inputs["bias"], spec)
@@ -356,6 +357,10 @@ def test_bad_input_is_named() -> None:
         kernels.read(inputs["x"], inputs["weight"][:3], inputs["bias"], spec)
     with pytest.raises(ValueError, match="x must be float32, bfloat16 or float16"):
         kernels.read(inputs["x"].double(), inputs["weight"], inputs["bias"], spec)
+    assert kernels.uncovered(spec, torch.float32) is None
+    wide = spec_of("sinkhorn", 8, 256, read="softmax_matrix", write="softmax_matrix")
+    assert kernels.uncovered(wide, torch.bfloat16) is None
+    assert "fits on chip in bfloat16 only" in kernels.uncovered(wide, torch.float32)
     h, state = kernels.read(inputs["x"], inputs["weight"], inputs["bias"], spec)
     with pytest.raises(ValueError, match="y must be"):
         kernels.write(h[:, :8], state)

@@ -2,9 +2,11 @@
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from jpmhc.kernels import ops
+from jpmhc.kernels.read_backward import weight_column_bytes
 from jpmhc.kernels.spec import Spec
 
 
@@ -88,6 +90,15 @@ def write_read(
     return out, h.reshape(y.shape), State(out, link, coefficients, spec)
 
 
+def uncovered(spec: Spec, dtype: torch.dtype) -> str | None:
+    """Why the kernels do not take this connection in that type, or `None`: they do."""
+    if dtype not in ops.DTYPES:
+        return f"x must be float32, bfloat16 or float16, got {dtype}"
+    if dtype != torch.bfloat16 and 16 * weight_column_bytes(spec, dtype) > 200 * 1024:
+        return f"the weight of {spec.logits} logits for {spec.n} streams fits on chip in bfloat16 only, not in {dtype}"
+    return None
+
+
 def _check_output(y: Tensor, streams: Tensor, spec: Spec) -> None:
     wanted = (*streams.shape[:-2], spec.d)
     if y.shape != wanted or y.dtype != streams.dtype:
@@ -97,8 +108,9 @@ def _check_output(y: Tensor, streams: Tensor, spec: Spec) -> None:
 def _check(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> None:
     if x.shape[-2:] != (spec.n, spec.d):
         raise ValueError(f"x must end in {spec.n} streams of {spec.d} numbers, got shape {tuple(x.shape)}")
-    if x.dtype not in ops.DTYPES:
-        raise ValueError(f"x must be float32, bfloat16 or float16, got {x.dtype}")
+    reason = uncovered(spec, x.dtype)
+    if reason is not None:
+        raise ValueError(reason)
     for tensor, name, shape in ((weight, "weight", (spec.logits, spec.n * spec.d)), (bias, "bias", (spec.logits,))):
         if tensor is not None and (tensor.shape != shape or tensor.dtype != ops.COEFFICIENT_DTYPE):
             raise ValueError(f"{name} must be float32 of shape {shape}, got {tensor.dtype} {tuple(tensor.shape)}")

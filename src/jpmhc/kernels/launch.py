@@ -9,9 +9,9 @@ from torch import Tensor
 SHARED_BYTES = 160 * 1024  # that a kernel may plan with, of the 227 KB a block has on Hopper; the rest is scratch
 
 
-def stages(bytes_each: int, wanted: int) -> int:
-    """How deep a loop may be pipelined when every stage holds that many bytes on chip."""
-    return max(1, min(wanted, SHARED_BYTES // bytes_each))
+def stages(bytes_each: int, wanted: int, taken: int = 0) -> int:
+    """How deep a loop may be pipelined when every stage holds that many bytes on chip, beside those `taken`."""
+    return max(1, min(wanted, (SHARED_BYTES - taken) // bytes_each))
 
 
 def padded(logits: int) -> int:

@@ -298,11 +298,12 @@ def streams_backward(
     grad_x = torch.empty_like(x)
     if not tokens:
         return grad_x
-    kp, size = padded(spec.logits), prepared.element_size()
+    kp = padded(spec.logits)
+    column = weight_column_bytes(spec, prepared.dtype)
     width = 128
-    while width > 16 and (width >= 2 * spec.d or spec.n * kp * width * size > SHARED_BYTES // 2):
+    while width > 16 and (width >= 2 * spec.d or column * width > SHARED_BYTES // 2):
         width //= 2  # the weight's slices stay on chip
-    depth = stages(16 * (2 * spec.n + 1) * width * x.element_size() + 2 * spec.n * kp * width * size, 2)
+    depth = stages(16 * (2 * spec.n + 1) * width * x.element_size(), 2, taken=column * width)
     launch = {"BT": 16, "BD": width, "STAGES": depth, "num_warps": 4}
     chunk = 16 * launch["BT"]
     _streams_backward[(triton.cdiv(spec.d, launch["BD"]), triton.cdiv(tokens, chunk))](
@@ -311,6 +312,11 @@ def streams_backward(
         STREAM_GRAD=0 if grad is None else 2 if mixed else 1, PRECISION=precision(prepared), **launch,
     )  # fmt: skip
     return grad_x
+
+
+def weight_column_bytes(spec: Spec, operand: torch.dtype) -> int:
+    """What one column of the n streams' weights takes on chip in `_streams_backward`: float32 is kept in two parts."""
+    return spec.n * padded(spec.logits) * (2 if operand == torch.bfloat16 else 8)
 
 
 def weight_backward(x: Tensor, left: Tensor, shift: Tensor, spec: Spec) -> Tensor:
