@@ -336,7 +336,8 @@ def test_compiles_without_a_break() -> None:
     bias = inputs["bias"]
 
     def connection(x: Tensor, weight: Tensor) -> Tensor:
-        h, state = kernels.read(x, weight, bias, spec)
+        inside = Spec(4, 24, mixer="sinkhorn", iterations=20)  # made where it is traced, as a module may do
+        h, state = kernels.read(x, weight, bias, inside)
         return kernels.write(torch.tanh(h), state)
 
     results = []

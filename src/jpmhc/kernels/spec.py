@@ -1,8 +1,8 @@
 """What a fused hyper-connection computes: one hashable record that selects and specialises the kernels."""
 
+import ast
 import dataclasses
 import functools
-import json
 import math
 
 NORMS = ("layer", "rms")
@@ -29,7 +29,6 @@ class Spec:
         rank: Grassmann: columns of the frame.
         permutations: Permutation: each basis element as the tuple (σ(0), …, σ(n-1)), with P[σ(j), j] = 1.
         post_norm: A weightless RMS norm of every stream after the write, with the same eps.
-        key: The record as text, the form in which it passes through `torch.library`. Computed.
     """
 
     n: int
@@ -45,7 +44,6 @@ class Spec:
     rank: int = 0
     permutations: tuple[tuple[int, ...], ...] = ()
     post_norm: bool = False
-    key: str = dataclasses.field(default="", init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for value, name, choices in (
@@ -67,8 +65,14 @@ class Spec:
             raise ValueError("the permutation mixer needs at least one permutation")
         if any(sorted(p) != list(range(self.n)) for p in self.permutations):
             raise ValueError(f"every permutation must rearrange 0..{self.n - 1}, got {self.permutations}")
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
-        object.__setattr__(self, "key", json.dumps(fields))
+
+    @property
+    def key(self) -> str:
+        """The record as text, the form in which it passes through `torch.library`; torch.compile can trace this."""
+        return repr(
+            (self.n, self.d, self.norm, self.eps, self.read, self.write, self.temperature, self.mixer, self.scale,
+             self.iterations, self.rank, self.permutations, self.post_norm)
+        )  # fmt: skip
 
     @property
     def read_logits(self) -> int:
@@ -139,9 +143,7 @@ class Spec:
 @functools.cache
 def decode(text: str) -> Spec:
     """The record that `Spec.key` describes."""
-    fields = json.loads(text)
-    fields["permutations"] = tuple(tuple(p) for p in fields["permutations"])
-    return Spec(**fields)
+    return Spec(*ast.literal_eval(text))
 
 
 def _power_of_two(value: int) -> int:
