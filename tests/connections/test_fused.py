@@ -68,7 +68,7 @@ def test_sublayers_in_another_precision_are_brought_to_the_streams():
     ("make", "message"),
     [
         (lambda: jpmhc.HyperConnection(nn.Identity(), 12, 4, kernels="fused"), "multiple of 8"),
-        (lambda: jpmhc.HyperConnection(nn.Identity(), 16, 3, kernels="fused"), "2, 4 or 8 streams, not 3"),
+        (lambda: jpmhc.HyperConnection(nn.Identity(), 16, 3, kernels="fused"), "n must be one of 2, 4, 8, got 3"),
         (
             lambda: jpmhc.HyperConnection(nn.Identity(), 16, 4, mixers.Sinkhorn(4, tolerance=1e-6), kernels="fused"),
             "without a tolerance",

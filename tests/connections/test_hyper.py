@@ -214,6 +214,44 @@ def test_weights_of_a_plain_model_load_into_the_wrapped_one():
     assert torch.allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_built_on_meta_loads_to_the_same_function(name):
+    block = perturbed(mixer=name).float()
+    with torch.device("meta"):
+        empty = jpmhc.HyperConnection(nn.Sequential(nn.Linear(DIM, DIM), nn.Tanh()), DIM, N, name)
+    assert empty.to("meta")(torch.zeros(2, N, DIM, device="meta")).shape == (2, N, DIM)
+    empty = empty.to_empty(device="cpu")
+    empty.load_state_dict(block.state_dict())
+    x = torch.randn(3, N, DIM)
+    assert torch.equal(empty(x), block(x))
+
+
+def test_half_precision_default_type_leaves_coefficients_in_float32():
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        block = jpmhc.HyperConnection(nn.Linear(DIM, DIM), DIM, N)
+        out = block(torch.randn(2, N, DIM))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert out.dtype == torch.bfloat16
+    assert block.map.logits.dtype == torch.float32
+
+
+def test_sublayers_may_begin_in_place():
+    block = jpmhc.HyperConnection(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(DIM, DIM)), DIM, N, index=0)
+    other = jpmhc.HyperConnection(nn.Sequential(nn.ReLU(), nn.Linear(DIM, DIM)), DIM, N, index=0)
+    other.load_state_dict(block.state_dict())
+    x = torch.randn(3, N, DIM, requires_grad=True)
+    results = [torch.autograd.grad(b(x).square().sum(), [x, *b.parameters()]) for b in (block, other)]
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
+def test_stack_carries_on_the_first_of_a_tuple():
+    stack = jpmhc.HyperConnectionStack(jpmhc.HyperConnection(lambda h: (h, "rest"), DIM, N, index=k) for k in range(3))
+    x = torch.randn(2, DIM)
+    assert torch.allclose(jpmhc.reduce_streams(stack(jpmhc.expand_streams(x, N))), 8 * x, atol=1e-4)
+
+
 def test_post_norm_gives_each_stream_unit_mean_square():
     block = perturbed(mixer="cayley", post_norm="rms")
     out = block(5 * torch.randn(3, N, DIM, dtype=torch.float64))
@@ -225,19 +263,25 @@ def test_post_norm_gives_each_stream_unit_mean_square():
     [
         (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, N, "birkhof"), "unknown mixer 'birkhof'"),
         (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, 3, "kronecker"), "power of two"),
-        (lambda: jpmhc.HyperConnection(nn.Identity(), 0, N), "dim must be at least 1"),
-        (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, 0), "streams must be at least 1"),
+        (lambda: jpmhc.HyperConnection(nn.Identity(), 0, N), "dim must be a whole number and at least 1"),
+        (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, 0), "streams must be a whole number and at least 1"),
         (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, N, norm="batch"), "unknown norm 'batch'"),
         (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, N, read="max"), "unknown read 'max'"),
         (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, N, write="max"), "unknown write 'max'"),
-        (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, N, temperature=0.0), "temperature must be positive"),
+        (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, N, temperature=float("inf")), "positive and finite"),
+        (lambda: jpmhc.HyperConnection(None, DIM, N), "a module or a function, got None"),
+        (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, N, index=1.5), "index must be a whole number"),
+        (lambda: jpmhc.HyperConnection(nn.Identity(), 8.0, N), "dim must be a whole number"),
+        (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, N, nn.Linear(2, 2)), "a name .* or a Mixer"),
+        (lambda: jpmhc.HyperConnection(lambda h: [h], DIM, N)(torch.zeros(2, N, DIM)), "got list"),
+        (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, N)(torch.zeros(2, N, DIM).long()), "floating-point streams"),
         (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, N, post_norm="layer"), "post_norm"),
         (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, N, kernels="cuda"), "kernels must be one of"),
         (
             lambda: jpmhc.HyperConnection(nn.Identity(), DIM, N)(torch.zeros(N + 1, DIM)),
             r"\[\.\.\., 4, 8\], got \[5, 8\]",
         ),
-        (lambda: jpmhc.HyperConnection(nn.Linear(DIM, 3), DIM, N)(torch.zeros(2, N, DIM)), r"must return \[2, 8\]"),
+        (lambda: jpmhc.HyperConnection(nn.Linear(DIM, 3), DIM, N)(torch.zeros(2, N, DIM)), r"8\], got \[2, 3\]"),
         (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, N)(torch.full((N, DIM), float("nan"))), "finite"),
     ],
 )

@@ -103,6 +103,12 @@ def test_permutation_takes_a_basis_without_the_identity():
     laws.any_logits_give_a_member(mixer, torch.float64)
 
 
+def test_a_checkpoint_with_another_basis_is_refused():
+    other = mixers.Permutation(4, basis=torch.tensor([[1, 0, 2, 3], [0, 1, 2, 3], [3, 2, 1, 0]]))
+    with pytest.raises(ValueError, match="another permutation basis"):
+        mixers.Permutation(4, 3).load_state_dict(other.state_dict())
+
+
 def test_grassmann_has_the_rank_it_was_given():
     for rank in (1, 3):
         matrix = mixers.Grassmann(STREAMS, rank)(torch.randn(5, STREAMS * rank, dtype=torch.float64))
@@ -121,10 +127,16 @@ def test_every_mixer_takes_the_common_stream_counts(n):
         (lambda: mixers.make("cayly", 4), "unknown mixer 'cayly'; the known ones are identity, unconstrained"),
         (lambda: mixers.make("kronecker", 6), "power of two"),
         (lambda: mixers.Grassmann(4, 5), "rank must be between 1 and the number of streams, 4, got 5"),
-        (lambda: mixers.Sinkhorn(4, iterations=0), "iterations must be at least 1"),
+        (lambda: mixers.Sinkhorn(4, iterations=0), "iterations must be a whole number and at least 1"),
         (lambda: mixers.make(mixers.Cayley(3), 4), "the mixer is for 3 streams, the connection has 4"),
         (lambda: mixers.Permutation(3, basis=torch.tensor([[0, 1]])), r"shape \[K, 3\]"),
         (lambda: mixers.Permutation(3, 7), "between 1 and 3! = 6"),
+        (lambda: mixers.Permutation(3, basis=torch.tensor([[0, 1, 2], [0, 1, 2]])), "each permutation once"),
+        (lambda: mixers.Permutation(3, basis=torch.empty(0, 3, dtype=torch.long)), "K >= 1"),
+        (lambda: mixers.Sinkhorn(4, gradient="exact"), "gradient must be one of"),
+        (lambda: mixers.Sinkhorn(4, tolerance=float("nan")), "tolerance must be positive and finite"),
+        (lambda: mixers.Cayley(4, scale=float("nan")), "scale must be finite"),
+        (lambda: mixers.Grassmann(4, 1.5), "rank must be between"),
     ],
 )
 def test_bad_input_is_named(call, message):

@@ -181,11 +181,11 @@ def test_bad_entries_raise_in_eager_code_and_stay_in_their_matrix_elsewhere(bad)
     ("call", "message"),
     [
         (lambda: birkhoff.project(torch.zeros(3, 4)), r"\[\.\.\., n, n\]"),
-        (lambda: birkhoff.project(torch.zeros(4, 4), iterations=0), "iterations must be at least 1"),
+        (lambda: birkhoff.project(torch.zeros(4, 4), iterations=0), "iterations must be a whole number and at least 1"),
         (lambda: birkhoff.project(torch.zeros(4, 4), gradient="exact"), "direct, gauss_seidel, unrolled"),
-        (lambda: birkhoff.project(torch.zeros(4, 4), tolerance=0.0), "tolerance must be positive"),
+        (lambda: birkhoff.project(torch.zeros(4, 4), tolerance=0.0), "tolerance must be positive and finite"),
         (lambda: birkhoff.project(torch.zeros(4, 4, dtype=torch.long)), "floating-point"),
-        (lambda: birkhoff.sample(0), "n must be at least 1"),
+        (lambda: birkhoff.sample(0), "n must be a whole number and at least 1"),
     ],
 )
 def test_bad_input_is_named(call, message):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from jpmhc.connections import fused, gates, mixers, steps
+from jpmhc.manifolds import validate
 
 NORMS = ("rms", "layer")
 KERNELS = ("auto", "fused", "reference")
@@ -48,13 +49,12 @@ class CoefficientMap(nn.Module):
         for name, value, known in (("norm", norm, NORMS), ("read", read, gates.READS), ("write", write, gates.WRITES)):
             if value not in known:
                 raise ValueError(f"unknown {name} {value!r}; the known ones are {', '.join(known)}")
-        if not temperature > 0:
-            raise ValueError(f"temperature must be positive, got {temperature}")
+        validate.positive(temperature, "temperature")
         self.dim, self.mixer, self.norm, self.read, self.write = dim, mixer, norm, read, write
         self.temperature = temperature
         n = mixer.streams
         self.sizes = (gates.READS[read].size(n), gates.WRITES[write].size(n), mixer.logits)
-        self.logits = nn.Parameter(torch.zeros(sum(self.sizes)))
+        self.logits = nn.Parameter(torch.zeros(sum(self.sizes), dtype=_coefficient_dtype()))
         self.weight: nn.Parameter | None = None
 
     def reset(self, favoured: int, dynamic: bool) -> None:
@@ -65,7 +65,7 @@ class CoefficientMap(nn.Module):
         with torch.no_grad():
             self.logits.copy_(torch.cat([read, write, self.mixer.start().double()]))
         if dynamic:
-            self.weight = nn.Parameter(torch.zeros(sum(self.sizes), n * self.dim))
+            self.weight = nn.Parameter(torch.zeros(sum(self.sizes), n * self.dim, dtype=_coefficient_dtype()))
 
     def projection(self) -> Tensor:
         """The matrix that the normalised streams are multiplied with; without it Adam would tear the logits away."""
@@ -152,9 +152,12 @@ class HyperConnection(nn.Module):
         kernels: str = "auto",
     ) -> None:
         super().__init__()
-        for name, value in (("dim", dim), ("streams", streams)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        validate.at_least_one(dim, "dim")
+        validate.at_least_one(streams, "streams")
+        if not callable(sublayer):
+            raise ValueError(f"the sublayer must be a module or a function, got {sublayer!r}")
+        if index is not None and not isinstance(index, int):
+            raise ValueError(f"index must be a whole number or None, got {index!r}")
         if post_norm not in (None, "rms"):
             raise ValueError(f"post_norm must be None or 'rms', got {post_norm!r}")
         if kernels not in KERNELS:
@@ -162,7 +165,7 @@ class HyperConnection(nn.Module):
         self.sublayer = sublayer
         self.dim, self.streams, self.post_norm, self.kernels = dim, streams, post_norm, kernels
         self.map = CoefficientMap(dim, mixers.make(mixer, streams, dynamic), norm, read, write, temperature)
-        favoured = int(torch.randint(streams, ())) if index is None else index
+        favoured = int(torch.randint(streams, (), device="cpu")) if index is None else index
         self.map.reset(favoured, dynamic)
         self.plan = fused.plan(self.map, post_norm, EPS)
         if kernels == "fused" and isinstance(self.plan, str):
@@ -190,8 +193,9 @@ class HyperConnection(nn.Module):
 
     def write(self, x: Tensor, y: Tensor, state: Any) -> Tensor:
         """The streams after the sublayer's output y [..., dim] has been written back."""
-        if y.shape != (*x.shape[:-2], self.dim):
-            raise ValueError(f"the sublayer must return {[*x.shape[:-2], self.dim]}, got {list(y.shape)}")
+        if not isinstance(y, Tensor) or y.shape != (*x.shape[:-2], self.dim):
+            found = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
+            raise ValueError(f"the sublayer must return a tensor of shape {[*x.shape[:-2], self.dim]}, got {found}")
         if not isinstance(state, ReadState):
             return fused.write(x, y, state)
         # The streams that read() handed on carry the shortest backward pass; other streams are as valid.
@@ -211,6 +215,8 @@ class HyperConnection(nn.Module):
     def _flat(self, x: Tensor) -> Tensor:
         if x.ndim < 2 or x.shape[-2:] != (self.streams, self.dim):
             raise ValueError(f"expected streams of shape [..., {self.streams}, {self.dim}], got {list(x.shape)}")
+        if not x.is_floating_point():
+            raise ValueError(f"expected floating-point streams, got {x.dtype}")
         return x.reshape(-1, self.streams, self.dim)
 
     def extra_repr(self) -> str:
@@ -246,5 +252,10 @@ class HyperConnectionStack(nn.Module):
         return x
 
 
-def _first(result: Any) -> Tensor:
-    return result[0] if isinstance(result, tuple) else result
+def _first(result: Any) -> Any:
+    return result[0] if isinstance(result, tuple) and result else result
+
+
+def _coefficient_dtype() -> torch.dtype:
+    """float32 at least, whatever the default type: coefficients are not kept in half precision."""
+    return torch.promote_types(torch.get_default_dtype(), torch.float32)

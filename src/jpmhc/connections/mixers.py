@@ -104,6 +104,9 @@ class Sinkhorn(Mixer):
     ) -> None:
         super().__init__(streams, streams**2)
         validate.at_least_one(iterations, "iterations")
+        validate.positive(tolerance, "tolerance")
+        if gradient not in birkhoff.GRADIENTS:
+            raise ValueError(f"gradient must be one of {', '.join(birkhoff.GRADIENTS)}, got {gradient!r}")
         self.iterations, self.tolerance, self.gradient = iterations, tolerance, gradient
 
     def start(self) -> Tensor:
@@ -128,25 +131,24 @@ class Sinkhorn(Mixer):
 class Cayley(Mixer):
     """Orthogonal, by the Cayley transform of the skew matrix whose upper triangle is the logits."""
 
-    above: Tensor
-
     def __init__(self, streams: int, *, scale: float = 0.1, iterations: int | None = None) -> None:
         super().__init__(streams, streams * (streams - 1) // 2)
         validate.at_least_one(iterations, "iterations")
+        if not math.isfinite(scale):
+            raise ValueError(f"scale must be finite, got {scale}")
         self.scale, self.iterations = scale, iterations
-        rows, columns = torch.triu_indices(streams, streams, 1)
-        scatter = torch.zeros(self.logits, streams, streams)
-        scatter[torch.arange(self.logits), rows, columns] = 1
-        self.register_buffer("above", scatter.flatten(1), persistent=False)  # [logits, n * n]
 
     def start(self) -> Tensor:
         return torch.zeros(self.logits)
 
     def forward(self, logits: Tensor) -> Tensor:
-        logits = validate.working(logits)
-        with validate.uncast(logits):
-            upper = (logits @ self.above.to(logits.dtype)).unflatten(-1, (self.streams, self.streams))
-        return orthogonal.project(upper, self.scale, self.iterations)
+        n = self.streams
+        if n == 1:
+            return torch.ones_like(validate.working(logits).sum(-1))[..., None, None]
+        entries = iter(logits.unbind(-1))
+        zero = torch.zeros_like(logits[..., 0])
+        upper = torch.stack([next(entries) if j > i else zero for i in range(n) for j in range(n)], -1)
+        return orthogonal.project(upper.unflatten(-1, (n, n)), self.scale, self.iterations)
 
     def violation(self, matrix: Tensor) -> Tensor:
         return orthogonal.violation(matrix)
@@ -165,7 +167,7 @@ class Grassmann(Mixer):
 
     def __init__(self, streams: int, rank: int | None = None, *, static: bool = False) -> None:
         rank = grassmann.default_rank(streams) if rank is None else rank
-        if not 1 <= rank <= streams:
+        if not isinstance(rank, int) or not 1 <= rank <= streams:
             raise ValueError(f"rank must be between 1 and the number of streams, {streams}, got {rank}")
         super().__init__(streams, 0 if static else streams * rank)
         self.rank = rank
@@ -203,32 +205,41 @@ class Permutation(Mixer):
     """A softmax mixture of K permutations, given as `basis` [K, n] or the paper's (K = n + 2, at most n!)."""
 
     basis: Tensor
-    matrices: Tensor
 
     def __init__(self, streams: int, size: int | None = None, *, basis: Tensor | None = None) -> None:
         if basis is None:
             basis = permutation.basis(streams, min(streams + 2, math.factorial(streams)) if size is None else size)
         elif basis.ndim != 2 or basis.shape[-1] != streams:
             raise ValueError(f"the basis must have shape [K, {streams}], got {list(basis.shape)}")
+        permutation.validate_rows(basis)
         super().__init__(streams, len(basis))
+        self.perms = tuple(map(tuple, basis.tolist()))
+        if len(set(self.perms)) < len(self.perms):
+            raise ValueError("the basis must hold each permutation once")
         self.register_buffer("basis", basis)
-        self.register_buffer("matrices", permutation.matrices(basis), persistent=False)
 
     def start(self) -> Tensor:
         """Most of the mass on the identity; a basis without it starts from the plain average."""
-        identity = (self.basis == torch.arange(self.streams)).all(-1)
-        if self.logits == 1 or not bool(identity.any()):
+        identity = tuple(range(self.streams))
+        if self.logits == 1 or identity not in self.perms:
             return torch.zeros(self.logits)
-        return identity.double() * math.log((1 - START_MASS) * (self.logits - 1) / START_MASS)
+        mass = math.log((1 - START_MASS) * (self.logits - 1) / START_MASS)
+        return torch.tensor([mass if perm == identity else 0.0 for perm in self.perms], dtype=torch.float64)
 
     def forward(self, logits: Tensor) -> Tensor:
-        return permutation.mix(logits, self.matrices)
+        return permutation.mix(logits, permutation.indicator(self.basis))
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        loaded = state_dict.get(prefix + "basis")
+        if loaded is not None and tuple(map(tuple, loaded.tolist())) != self.perms:
+            raise ValueError("the checkpoint has another permutation basis; build the mixer with that one")
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def violation(self, matrix: Tensor) -> Tensor:
         return permutation.violation(matrix)
 
     def fused(self) -> dict[str, Any] | str:
-        return {"mixer": "permutation", "permutations": tuple(map(tuple, self.basis.tolist()))}
+        return {"mixer": "permutation", "permutations": self.perms}
 
 
 class Kronecker(Mixer):
@@ -236,7 +247,9 @@ class Kronecker(Mixer):
 
     def __init__(self, streams: int) -> None:
         if streams < 2 or streams & (streams - 1):
-            raise ValueError(f"the kronecker mixer needs a power of two as number of streams, got {streams}")
+            raise ValueError(
+                f"the kronecker mixer needs a power of two, at least 2, as number of streams, got {streams}"
+            )
         super().__init__(streams, streams.bit_length() - 1)
 
     def start(self) -> Tensor:
@@ -277,6 +290,8 @@ def make(mixer: str | Mixer, streams: int, dynamic: bool = True) -> Mixer:
         if mixer not in MIXERS:
             raise ValueError(f"unknown mixer {mixer!r}; the known ones are {', '.join(MIXERS)}")
         return MIXERS[mixer].named(streams, dynamic)
+    if not isinstance(mixer, Mixer):
+        raise ValueError(f"mixer must be a name ({', '.join(MIXERS)}) or a Mixer, got {mixer!r}")
     if mixer.streams != streams:
         raise ValueError(f"the mixer is for {mixer.streams} streams, the connection has {streams}")
     return mixer

@@ -13,8 +13,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     Decay would pull mixing logits to zero, that is to a uniform mixer, over a long run. The projection behind dynamic
     coefficients does decay: towards the static coefficients.
     """
-    if weight_decay < 0:
-        raise ValueError(f"weight_decay must not be negative, got {weight_decay}")
+    if not 0 <= weight_decay < float("inf"):
+        raise ValueError(f"weight_decay must not be negative, infinite or NaN, got {weight_decay}")
     mixing = {
         id(parameter)
         for module in model.modules()

@@ -154,7 +154,10 @@ class _Gather(Function):
     def forward(ctx: Any, x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x, read)
         ctx.set_materialize_grads(False)
-        return torch.bmm(read.unsqueeze(-2), x).squeeze(-2), x.view_as(x)
+        # Not a view of something: sublayers may begin with an operation in place.
+        h = x.new_empty(x.shape[0], x.shape[2])
+        torch.bmm(read.unsqueeze(-2), x, out=h.unsqueeze(-2))
+        return h, x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -39,8 +39,7 @@ def project(logits: Tensor, iterations: int = 20, tolerance: float | None = None
     validate.at_least_one(iterations, "iterations")
     if gradient not in GRADIENTS:
         raise ValueError(f"gradient must be one of {', '.join(GRADIENTS)}, got {gradient!r}")
-    if tolerance is not None and tolerance <= 0:
-        raise ValueError(f"tolerance must be positive, got {tolerance}")
+    validate.positive(tolerance, "tolerance")
     logits = validate.working(validate.finite(logits))
     if gradient == "unrolled":
         return _sinkhorn(logits, iterations, tolerance)

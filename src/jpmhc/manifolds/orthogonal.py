@@ -4,6 +4,8 @@ With $K = \tfrac{\alpha}{2}(M - M^\top)$ the transform is $H = (I + K)(I - K)^{-
 over a positive scalar (docs/derivations/cayley.md), so no matrix is factored; beyond, it is one small solve.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -27,6 +29,8 @@ def project(matrix: Tensor, scale: float = 0.1, iterations: int | None = None) -
     """
     n = validate.square(matrix)
     validate.at_least_one(iterations, "iterations")
+    if not math.isfinite(scale):
+        raise ValueError(f"scale must be finite, got {scale}")
     matrix = validate.working(validate.finite(matrix, "matrix"))
     with validate.uncast(matrix):
         k = (matrix - matrix.mT) * (scale / 2)
@@ -36,9 +40,8 @@ def project(matrix: Tensor, scale: float = 0.1, iterations: int | None = None) -
             for _ in range(iterations):
                 y = identity + k @ (identity + y)  # eq. cayley-iter-main
             return y
-        if n <= 4:
-            return _cayley_polynomial(k, identity)
-        return torch.linalg.solve(identity - k, identity + k)
+        exact = _cayley_polynomial(k, identity) if n <= 4 else torch.linalg.solve(identity - k, identity + k)
+        return validate.finite(exact, "entries are too large for this precision: their Cayley transform")
 
 
 def violation(matrix: Tensor) -> Tensor:

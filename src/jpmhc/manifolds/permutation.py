@@ -31,20 +31,31 @@ def basis(n: int, size: int, seed: int = FILL_SEED) -> Tensor:
     shifts = ([(i + step) % n for i in range(n)] for step in (1, -1))
     chosen: list[tuple[int, ...]] = []
     generator = torch.Generator().manual_seed(seed)
-    random = (torch.randperm(n, generator=generator).tolist() for _ in itertools.count())
+    random = (torch.randperm(n, generator=generator, device="cpu").tolist() for _ in itertools.count())
     for images in itertools.chain([identity], swaps, shifts, random):
         if len(chosen) == size:
             break
         if tuple(images) not in chosen:
             chosen.append(tuple(images))
-    return torch.tensor(chosen)
+    return torch.tensor(chosen, device="cpu")
 
 
 def matrices(perms: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     r"""Permutation matrices $(P_\sigma)_{ij} = 1[\sigma(j) = i]$. [K, n] → [K, n, n]"""
-    if perms.ndim != 2 or not torch.equal(perms.sort(-1).values, torch.arange(perms.shape[-1]).expand_as(perms)):
-        raise ValueError("expected permutations as rows that hold each of 0..n-1 once, of shape [K, n]")
-    return torch.nn.functional.one_hot(perms, perms.shape[-1]).mT.to(dtype)
+    validate_rows(perms)
+    return indicator(perms).to(dtype)
+
+
+def validate_rows(perms: Tensor) -> None:
+    """Refuse rows that are not permutations of 0..n-1."""
+    n = perms.shape[-1] if perms.ndim == 2 else 0
+    if not n or len(perms) == 0 or any(sorted(row) != list(range(n)) for row in perms.tolist()):
+        raise ValueError("expected permutations as rows that hold each of 0..n-1 once, of shape [K, n] with K >= 1")
+
+
+def indicator(perms: Tensor) -> Tensor:
+    """Where the permutation matrices are one. [K, n] → [K, n, n]"""
+    return perms.unsqueeze(-2) == torch.arange(perms.shape[-1], device=perms.device).unsqueeze(-1)
 
 
 def mix(logits: Tensor, basis: Tensor) -> Tensor:

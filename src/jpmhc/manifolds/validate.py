@@ -1,5 +1,8 @@
 """What every manifold asks of its input: shapes, ranges, finite entries, and a precision to compute in."""
 
+import contextlib
+import math
+
 import torch
 from torch import Tensor
 
@@ -26,9 +29,15 @@ def tall(frame: Tensor) -> tuple[int, int]:
 
 
 def at_least_one(value: int | None, what: str) -> None:
-    """Refuse a count below one."""
-    if value is not None and value < 1:
-        raise ValueError(f"{what} must be at least 1, got {value}")
+    """Refuse what is no count, or a count below one."""
+    if value is not None and (not isinstance(value, int) or value < 1):
+        raise ValueError(f"{what} must be a whole number and at least 1, got {value!r}")
+
+
+def positive(value: float | None, what: str) -> None:
+    """Refuse zero, negative, infinite and NaN."""
+    if value is not None and not 0 < value < math.inf:
+        raise ValueError(f"{what} must be positive and finite, got {value}")
 
 
 def finite(matrix: Tensor, what: str = "logits") -> Tensor:
@@ -48,6 +57,8 @@ def _transformed(matrix: Tensor) -> bool:
     return torch._C._functorch.is_functorch_wrapped_tensor(matrix) or torch._C._are_functorch_transforms_active()
 
 
-def uncast(matrix: Tensor) -> torch.autocast:
+def uncast(matrix: Tensor) -> contextlib.AbstractContextManager[object]:
     """A context in which autocast leaves the small matrices alone: they are computed in full precision."""
+    if not torch.amp.is_autocast_available(matrix.device.type):
+        return contextlib.nullcontext()
     return torch.autocast(matrix.device.type, enabled=False)
