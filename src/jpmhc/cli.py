@@ -11,9 +11,9 @@ import tyro
 from rich.console import Console
 from rich.progress import Progress
 
-from jpmhc.connections import MIXERS
+from jpmhc import __version__
 from jpmhc.demo import DEFAULT as DEMO
-from jpmhc.demo import DemoConfig
+from jpmhc.demo import DemoConfig, possible_mixers
 from jpmhc.demo import run as run_demo
 from jpmhc.manifolds.generating_sets import Method, Question, available_cores, carry_out
 from jpmhc.manifolds.generating_sets import plan as plan_search
@@ -43,8 +43,9 @@ def demo(config: Annotated[DemoConfig, tyro.conf.arg(name="")] = DEMO, out: Path
         config: Sizes.
         out: Folder for the figure.
     """
+    prepare(out)
     with Progress(*Progress.get_default_columns(), transient=True) as progress:
-        bars = {mixer: progress.add_task(mixer, total=config.steps) for mixer in MIXERS}
+        bars = {mixer: progress.add_task(mixer, total=config.steps) for mixer in possible_mixers(config)}
         outcomes = list(run_demo(config, lambda mixer, step: progress.update(bars[mixer], completed=step)))
     Console().print(demo_report.table(outcomes))
     print(f"wrote {demo_report.figure(outcomes, out / 'demo.png')}")
@@ -143,6 +144,8 @@ def generators(
         state: File in which an exhaustive search keeps what it has done.
         json: File for the result.
     """
+    if json is not None:
+        prepare(json.parent)
     planned = plan_search(Question(streams, size, contains_identity, reversible), method, moves)
     print(generator_report.cost(planned, workers or available_cores()))
     with generator_report.SearchProgress() as progress:
@@ -150,7 +153,6 @@ def generators(
     plain = plain_spectral_gap(result.perms) if streams <= 6 and len(result.perms) else None
     generator_report.show(result, plain)
     if json is not None:
-        json.parent.mkdir(parents=True, exist_ok=True)
         json.write_text(dumps(generator_report.as_record(result, plain), indent=1))
         print(f"wrote {json}")
 
@@ -163,6 +165,7 @@ def spectrum(query: Annotated[Query, tyro.conf.arg(name="")], out: Path = Path("
     Args:
         out: Folder for spectrum.png and spectrum.csv.
     """
+    prepare(out)
     with spectra_report.StageProgress() as progress:
         answer = ask(query, progress.show)
     spectra_report.show_answer(answer)
@@ -178,12 +181,21 @@ def panel(config: Annotated[PanelConfig, tyro.conf.arg(name="")], out: Path = Pa
     Args:
         out: Folder for panel.png, panel_log.png (logarithmic axes) and panel.csv.
     """
+    prepare(out)
     with spectra_report.StageProgress(len(config.mixers) * len(config.depths)) as progress:
         cells = draw_cells(config, progress.show)
     spectra_report.show_panel(cells)
     print(f"wrote {draw_panel(cells, config.eta, out / 'panel.png')}")
     print(f"wrote {draw_panel(cells, config.eta, out / 'panel_log.png', logarithmic=True)}")
     print(f"wrote {spectra_report.write_panel(cells, out / 'panel.csv')}")
+
+
+def prepare(folder: Path) -> None:
+    """Make the folder for the results before any work is done that could be lost."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as refusal:
+        raise ValueError(f"cannot write to {folder} ({refusal.strerror}); name a folder that can be made") from refusal
 
 
 COMMANDS: dict[str, Callable] = {
@@ -198,6 +210,9 @@ COMMANDS: dict[str, Callable] = {
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one command; bad input ends with one sentence on stderr and exit status 2."""
+    if (sys.argv[1:] if arguments is None else arguments) == ["--version"]:
+        print(f"jpmhc {__version__}")
+        return
     commands = COMMANDS | {"train": train_from(preset_in(sys.argv[1:] if arguments is None else arguments))}
     try:
         tyro.extras.subcommand_cli_from_dict(commands, prog="jpmhc", description=__doc__, args=arguments)

@@ -66,8 +66,17 @@ def run(config: DemoConfig, report: Callable[[str, int], None] = lambda mixer, s
     for name, value in (("depth", config.depth), ("dim", config.dim), ("steps", config.steps), ("batch", config.batch)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
-    for mixer in jpmhc.MIXERS:
+    for mixer in possible_mixers(config):
         yield _train(mixer, config, report)
+
+
+def possible_mixers(config: DemoConfig) -> list[str]:
+    """The mixers that can take this number of streams."""
+    n = config.streams
+    if n < 1:
+        raise ValueError(f"streams must be at least 1, got {n}")
+    needs = {"permutation": n >= 2, "kronecker": n >= 2 and n & (n - 1) == 0}
+    return [mixer for mixer in jpmhc.MIXERS if needs.get(mixer, True)]
 
 
 def _layer(dim: int) -> nn.Module:
@@ -96,6 +105,11 @@ def _train(mixer: str, config: DemoConfig, report: Callable[[str, int], None]) -
         x = torch.randn(config.batch, config.dim, generator=generator)
         out = jpmhc.reduce_streams(model(jpmhc.expand_streams(x, config.streams)))
         loss = (out - task(x)).square().mean()
+        if not bool(loss.isfinite()):
+            rate = config.learning_rate
+            raise ValueError(
+                f"training with the {mixer} mixer diverged at step {step}: lower the learning rate {rate:g}"
+            )
         optimizer.zero_grad()
         loss.backward()
         if step > config.steps - tail:

@@ -100,3 +100,8 @@ def test_bad_input_is_refused():
     general = Network(network.skips, 0.1, covariance=torch.zeros(2, 1, 4, 4))
     with pytest.raises(ValueError, match="general covariance"):
         simulate_nonlinear(general, "tanh", 1.0, 4, 1)
+
+
+def test_batches_below_one_are_refused():
+    with pytest.raises(ValueError, match="batch must be at least 1"):
+        simulate(Network.repeated(torch.eye(2), 0.1, 2), 3, 2, batch=0)

@@ -81,7 +81,7 @@ def draw_panel(cells: Sequence[Cell], eta: float, path: Path, *, logarithmic: bo
     handles: list[Any] = [plt.Rectangle((0, 0), 1, 1, color=SAMPLED)]
     handles += [plt.Line2D([], [], **_STYLES[name]) for name in _LABELS]
     labels = ["sampled networks", *(label.format(eta=eta) for label in _LABELS.values())]
-    figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False, fontsize=10)
+    figure.legend(handles, labels, loc="outside upper center", ncols=min(4, len(mixers)), frameon=False, fontsize=10)
     return save(figure, path)
 
 

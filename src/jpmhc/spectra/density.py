@@ -70,6 +70,8 @@ class Density:
 
     def moments(self, count: int) -> Tensor:
         r"""$\int x^k \rho\,dx$ for k = 1, …, count, from the grid; `spectra.moments` has them without smoothing."""
+        if count < 1:
+            raise ValueError(f"at least one moment is needed, not {count}")
         return torch.stack([_integral(self.x, self.x**k * self.values) for k in range(1, count + 1)])
 
     def cumulative(self) -> Tensor:
@@ -94,6 +96,8 @@ class Density:
 
     def condition(self, tail: float = 0.01) -> float:
         """The ratio of the singular values that leave a fraction `tail` above and below: a condition number."""
+        if not 0 <= tail < 0.5:
+            raise ValueError(f"tail must be at least 0 and below 0.5, not {tail:g}")
         low = self.quantile(tail)
         return self.quantile(1 - tail) / low if low > 0 else float("inf")
 
@@ -143,6 +147,8 @@ def density(
         raise ValueError(f"relative_eta must be positive, not {relative_eta:g}")
     if levels < 1:
         raise ValueError(f"Richardson extrapolation needs at least one level, not {levels}")
+    if not bool((network.gains() > 0).all()):
+        raise ValueError("a layer maps everything to zero, so all singular values are zero and there is no density")
     own_grid = x is None
     grid = adaptive(network, method, eta, relative_eta) if x is None else _checked(x)
     smoothing = grid * relative_eta if eta is None else torch.full_like(grid, eta)

@@ -38,6 +38,9 @@ def moments(network: Network, count: int, top: float, method: str = "auto") -> T
         worst = float(found.residual.max())
         lost = int((~found.converged).sum())
         raise ValueError(f"no moments: {lost} points around the spectrum did not converge (residual {worst:.1e})")
+    mass = float((found.G * arm).real.mean())
+    if abs(mass - 1) > 1e-6:
+        raise ValueError(f"top = {top:g} must lie above the spectrum; the circle through it holds a mass of {mass:.4g}")
     powers = torch.stack([(centre + arm) ** k for k in range(1, count + 1)])
     return (powers * found.G * arm).real.mean(-1)
 

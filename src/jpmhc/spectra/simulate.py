@@ -108,6 +108,8 @@ def _in_batches(
     """Run `sample` over batches as large as memory allows; start a batch again with half of it when memory runs out."""
     device = network.skips.device
     size = network.streams * width
+    if batch is not None and batch < 1:
+        raise ValueError(f"batch must be at least 1, not {batch}")
     if batch is None:
         batch = max(1, int(_SHARE * _free_memory(device)) // (_ALIVE * size * size * dtype.itemsize))
     skips = network.skips.to(dtype)

@@ -1,0 +1,57 @@
+"""The command line: what users type wrong ends in one sentence, before any work."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import jpmhc
+from jpmhc import cli
+
+
+def fails_with(capsys, pattern: str, *arguments: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(list(arguments))
+    assert ended.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert re.search(pattern, lines[0])
+
+
+def test_version(capsys):
+    cli.main(["--version"])
+    assert capsys.readouterr().out.strip() == f"jpmhc {jpmhc.__version__}"
+
+
+@pytest.mark.parametrize("command", ["demo", "spectrum", "panel", "generators", "train", "evaluate", "predict"])
+def test_every_command_has_help_with_an_example(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([command, "--help"])
+    assert ended.value.code == 0
+    assert f"Example: jpmhc {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["demo", "spectrum", "panel"])
+def test_results_that_cannot_be_written_are_refused_before_the_work(command, capsys, tmp_path):
+    occupied = tmp_path / "file"
+    occupied.write_text("")
+    fails_with(capsys, "cannot write to .*file", command, "--out", str(occupied))
+
+
+def test_generators_refuses_an_unwritable_file_before_the_search(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    fails_with(capsys, "cannot write to", "generators", "--json", str(tmp_path / "file" / "n4.json"))
+
+
+def test_demo_runs_end_to_end(capsys, tmp_path):
+    sizes = ["--depth", "2", "--dim", "8", "--steps", "3", "--batch", "4", "--streams", "3"]
+    cli.main(["demo", *sizes, "--out", str(tmp_path)])
+    out = capsys.readouterr().out
+    assert "cayley" in out
+    assert "kronecker" not in out  # three streams are no power of two
+    assert (Path(tmp_path) / "demo.png").stat().st_size > 10_000
+
+
+def test_demo_names_the_option_that_is_wrong(capsys, tmp_path):
+    fails_with(capsys, "steps must be at least 1, got 0", "demo", "--steps", "0", "--out", str(tmp_path))
+    fails_with(capsys, "diverged at step .* learning rate", "demo", "--learning-rate", "1e30", "--out", str(tmp_path))
