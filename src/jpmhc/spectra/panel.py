@@ -95,11 +95,17 @@ def cell(mixer: str, depth: int, samples: int, config: PanelConfig) -> Cell:
 def panel(config: PanelConfig, progress: Callable[[str], None] | None = None) -> list[Cell]:
     """All cells, row by row; `progress` is told each cell's name when it begins."""
     cells: list[Cell] = []
-    for depth, samples in zip(config.depths, config.samples):
-        for mixer in config.mixers:
-            if progress is not None:
-                progress(f"{mixer}, L = {depth}")
-            cells.append(cell(mixer, depth, samples, config))
+    # Batches of matrices this small gain little from a second thread, and lose much where the cores are shared.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for depth, samples in zip(config.depths, config.samples):
+            for mixer in config.mixers:
+                if progress is not None:
+                    progress(f"{mixer}, L = {depth}")
+                cells.append(cell(mixer, depth, samples, config))
+    finally:
+        torch.set_num_threads(threads)
     return cells
 
 
