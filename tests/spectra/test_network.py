@@ -6,6 +6,7 @@ import pytest
 import torch
 from problems import identity_moments
 
+from jpmhc import HyperConnection
 from jpmhc.manifolds import birkhoff, permutation
 from jpmhc.spectra import Network
 
@@ -53,7 +54,7 @@ def test_depth_zero_and_unknown_names_are_refused():
     with pytest.raises(ValueError, match="needs the basis"):
         Network.from_logits("permutation", random(1, 6), 0.1)
     with pytest.raises(ValueError, match="one token"):
-        Network.from_coefficients([(random(5, 2, 2), random(5, 2), random(5, 2))], 0.1)
+        Network.from_coefficients([(random(5, 2), random(5, 2), random(5, 2, 2))], 0.1)
 
 
 @pytest.mark.parametrize("mixer", ["identity", "bistochastic", "orthogonal", "gaussian", "grassmann", "permutation"])
@@ -103,12 +104,17 @@ def test_logits_become_skips_as_the_manifolds_make_them():
 
 
 def test_coefficients_of_a_stack_become_a_block_network():
-    layers = [(random(3, 3, seed=i), random(3, seed=10 + i), random(3, seed=20 + i)) for i in range(4)]
+    blocks = [
+        HyperConnection(torch.nn.Identity(), 8, 3, mixer, index=k) for k, mixer in enumerate(("cayley", "sinkhorn"))
+    ]
+    x = random(5, 3, 8).float()
+    layers = [type(c)(*(part[2] for part in c)) for c in (block.coefficients(x) for block in blocks)]
     network = Network.from_coefficients(layers, 0.2)
     assert not network.isotropic
-    assert torch.equal(network.skips[2], layers[2][0])
-    assert torch.equal(network.read[1], layers[1][1])
-    assert torch.equal(network.write[3], layers[3][2])
+    for number, layer in enumerate(layers):
+        assert torch.allclose(network.skips[number], layer.skip.double())
+        assert torch.allclose(network.read[number], layer.read.double())
+        assert torch.allclose(network.write[number], layer.write.double())
 
 
 def test_activation_sets_the_noise():

@@ -222,19 +222,19 @@ class Network:
         """The network a trained stack is at one token: what `block.coefficients(x)` gives, layer by layer.
 
         Args:
-            layers: For each layer the skip [n, n], the read vector [n] and the write vector [n].
+            layers: For each layer the read vector [n], the write vector [n] and the skip [n, n], in that order.
             variance: The noise variance of the sublayers' Jacobians: the mean square of their singular values.
         """
         layers = list(layers)
         if not layers:
             raise ValueError("a network needs at least one layer's coefficients")
-        for number, (skip, read, write) in enumerate(layers, 1):
+        for number, (read, write, skip) in enumerate(layers, 1):
             if skip.ndim != 2 or read.ndim != 1 or write.ndim != 1:
                 raise ValueError(
                     f"layer {number}: coefficients of one token are needed, a skip [n, n] and vectors [n], not shapes "
                     f"{list(skip.shape)}, {list(read.shape)}, {list(write.shape)}; choose a token by indexing"
                 )
-        skips, reads, writes = (torch.stack([layer[part].detach().cpu() for layer in layers]) for part in range(3))
+        reads, writes, skips = (torch.stack([layer[part].detach().cpu() for layer in layers]) for part in range(3))
         return cls(skips, variance, reads, writes)
 
     @classmethod
