@@ -15,7 +15,7 @@ from problems import (
 )
 from scipy.stats import kstest, wasserstein_distance
 
-from jpmhc.spectra import Network, cauchy, density, distances, edges, moments, simulate
+from jpmhc.spectra import Network, cauchy, density, distances, dyson, edges, moments, simulate
 from jpmhc.spectra.refine import richardson
 
 
@@ -186,3 +186,17 @@ def test_unconverged_points_are_interpolated_only_when_few(monkeypatch):
 def test_bad_input_is_refused(arguments, sentence):
     with pytest.raises(ValueError, match=sentence):
         density(gaussian_product(2), **arguments)
+
+
+def test_edges_of_one_layer_are_the_exact_ones_down_to_the_first():
+    # the first band begins at s = 0.005, where the curve is too low to be seen
+    network = Network.from_mixer("bistochastic", 1, 0.05, streams=4, seed=0)
+    exact = dyson.edges(dyson.gram_spectrum(network.skips[0]), 0.05).view(-1, 2)
+    found = edges(network, density(network))
+    assert found.shape == exact.shape
+    assert (found / exact - 1).abs().max() < 1e-2
+
+
+def test_a_network_that_maps_everything_to_zero_has_no_density():
+    with pytest.raises(ValueError, match="all singular values are zero"):
+        density(Network(torch.zeros(2, 2, 2), 0.0))

@@ -50,7 +50,8 @@ def edges(network: Network, density: Density, method: str = "auto") -> Tensor:
 
     Halving $\eta$ halves $\mathrm{Im}\,G$ outside the spectrum and leaves it alone inside; at an edge, where the
     density is a square root, it is divided by $\sqrt 2$. Each edge lies between the peak of its band and the grid's
-    first point beyond it, and is found by bisection. A first band that has no gap below it begins at zero.
+    first point beyond it, and is found by bisection; the first band's beginning is looked for down to 1e-9 of the
+    grid's start, and is zero if it lies below. A gap that falls between two points of the grid is not seen.
     """
 
     def within(x: Tensor) -> Tensor:
@@ -66,12 +67,20 @@ def edges(network: Network, density: Density, method: str = "auto") -> Tensor:
     outside = [max(start - 1, 0) for start in starts] + [min(end, len(weight) - 1) for end in ends]
     x = density.x.to(network.skips.device)
     outer, inner = x[outside].log(), x[peaks + peaks].log()
+    begins_below = bool(within(x[outside[:1]]))
+    if begins_below:
+        # The first band goes on below what the curve shows: somewhere down there it has to begin.
+        steps = torch.arange(1, 16, dtype=x.dtype, device=x.device) * math.log(4.0)
+        below = torch.cat([x[: outside[0] + 1].log().flip(0), x[:1].log() - steps])
+        beyond = (~within(below.exp())).nonzero().squeeze(-1)
+        if len(beyond) and int(beyond[0]) > 0:
+            outer[0], inner[0] = below[beyond[0]], below[beyond[0] - 1]
+            begins_below = False
     for _ in range(_HALVINGS):
         middle = (outer + inner) / 2
         inside = within(middle.exp())
         outer, inner = torch.where(inside, outer, middle), torch.where(inside, middle, inner)
-    found = inner.exp()
-    found = torch.where(within(x[outside]), x[outside], found).view(2, -1).T.cpu()
-    if bool(within(x[outside[:1]])):
+    found = torch.where(within(outer.exp()), outer.exp(), inner.exp()).view(2, -1).T.cpu()
+    if begins_below:
         found[0, 0] = 0
     return found
