@@ -147,18 +147,21 @@ class Trainer:
                     progress.advance(step)
                     self.step = step + 1
                     last = self.step == config.steps
-                    if last or (config.evaluate_every and self.step % config.evaluate_every == 0):
+                    evaluates = last or (config.evaluate_every and self.step % config.evaluate_every == 0)
+                    # Saved before it is evaluated, which may take long: what was trained cannot be lost any more.
+                    due = evaluates or sums.stop or self.step % config.checkpoint_every == 0
+                    written = self.save(config.out) if due else None
+                    if sums.stop and not last:
+                        return Outcome(self.step, True, written or config.out, {})
+                    if evaluates:
+                        signal.signal(signal.SIGTERM, previous)  # nothing is left to save: SIGTERM ends it at once
                         metrics = self.evaluate()
+                        signal.signal(signal.SIGTERM, self._ask_to_stop)
                         log.write("evaluate", step, metrics)
                         progress.evaluated(step, metrics)
                         mixing = self.mixing(rows)
                         if mixing:
                             log.write("mixing", step, mixing)
-                    written = None
-                    if last or sums.stop or self.step % config.checkpoint_every == 0:
-                        written = self.save(config.out)
-                    if sums.stop and not last:
-                        return Outcome(self.step, True, written or config.out, {})
         finally:
             signal.signal(signal.SIGTERM, previous)
         return Outcome(self.step, False, written or config.out, metrics)
