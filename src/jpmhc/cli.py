@@ -31,7 +31,6 @@ from jpmhc.training.evaluation import EvaluateConfig, PredictConfig, evaluate_ch
 from jpmhc.training.evaluation import predict as run_prediction
 from jpmhc.training.evaluation import summary as evaluation_summary
 from jpmhc.training.loop import train as run_training
-from jpmhc.training.row_progress import RowProgress
 
 
 def demo(config: Annotated[DemoConfig, tyro.conf.arg(name="")] = DEMO, out: Path = Path("out/demo")) -> None:
@@ -78,8 +77,7 @@ def evaluate(config: Annotated[EvaluateConfig, tyro.conf.arg(name="")]) -> None:
 
     Several processes: torchrun --nproc-per-node 8 -m jpmhc evaluate out/paper
     """
-    with RowProgress() as progress:
-        found = evaluate_checkpoints(config, progress.show)
+    found = evaluate_checkpoints(config)
     if int(os.environ.get("RANK", "0")):
         return
     parts = [(result["checkpoint"], result["metrics"]) for result in found["results"]]
@@ -95,8 +93,7 @@ def predict(config: Annotated[PredictConfig, tyro.conf.arg(name="")]) -> None:
 
     Example: jpmhc predict out/train --tasks 00576224 009d5c81 --out out/submission.json
     """
-    with RowProgress() as progress:
-        answered = run_prediction(config, progress.show)
+    answered = run_prediction(config)
     if int(os.environ.get("RANK", "0")):
         return
     print(f"wrote {config.out} with {len(answered)} answers")

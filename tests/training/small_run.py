@@ -39,11 +39,8 @@ def small(out, **change):
     return dataclasses.replace(SMALL, out=out, model=model, **change)
 
 
-def trainer_of(config, resume=None):
-    return Trainer(config, World(0, 1, torch.device("cpu")), resume)
-
-
 def trained(config, resume=None):
-    trainer = trainer_of(config, resume)
+    """The run, done."""
+    trainer = Trainer(config, World(0, 1, torch.device("cpu")), resume)
     trainer.run()
     return trainer

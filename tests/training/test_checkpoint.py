@@ -15,11 +15,11 @@ def test_a_checkpoint_holds_the_model_that_was_evaluated(tmp_path):
     assert found.step == SMALL.steps
     assert found.config.model == SMALL.model
     rows = trainer.task.test_examples(torch.arange(5).numpy())
-    expected = trainer.snapshot().predict(rows.inputs, rows.identifiers)
+    expected = trainer.state.snapshot().predict(rows.inputs, rows.identifiers)
     ours = model.predict(rows.inputs, rows.identifiers)
     assert torch.equal(ours.logits, expected.logits)
     plain, _ = checkpoint.load_model(tmp_path, ema=False)
-    assert torch.equal(plain.core.tokens, trainer.core.tokens)
+    assert torch.equal(plain.core.tokens, trainer.state.core.tokens)
     assert not torch.equal(plain.core.tokens, model.core.tokens)
 
 

@@ -7,16 +7,17 @@ from jpmhc.training.log import Log
 
 def test_a_resumed_log_drops_what_will_be_logged_again(tmp_path):
     with Log(tmp_path) as log:
-        for step in range(5):
-            log.write("train", step, {"loss": 1.0 / (step + 1), "nested": {"a": step}})
+        for step in range(1, 6):
+            log.write("train", step, {"loss": 1.0 / step, "nested": {"a": step}})
     with (tmp_path / "log.jsonl").open("a") as file:
         file.write('{"kind": "train", "st')  # a killed process leaves half a line
-    with Log(tmp_path, start=3) as log:
-        log.write("train", 3, {"loss": float("nan")})
+    with Log(tmp_path, done=3) as log:
+        assert log.known == {("train", 1), ("train", 2), ("train", 3)}
+        log.write("train", 4, {"loss": float("nan")})
     records = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert [r["step"] for r in records] == [0, 1, 2, 3]
+    assert [r["step"] for r in records] == [1, 2, 3, 4]
     assert records[3]["loss"] == "nan"
-    assert records[1] == {"kind": "train", "step": 1, "loss": 0.5, "nested": {"a": 1}}
+    assert records[1] == {"kind": "train", "step": 2, "loss": 0.5, "nested": {"a": 2}}
 
 
 def test_tensorboard_gets_every_number(tmp_path):

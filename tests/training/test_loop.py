@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_run import small, trained, trainer_of
+from small_run import small, trained
 
 from jpmhc.manifolds import grassmann
-from jpmhc.training import checkpoint
-from jpmhc.training.loop import NonFiniteLoss, train
+from jpmhc.training import checkpoint, loop
+from jpmhc.training.loop import train
+from jpmhc.training.step import NonFiniteLoss
 
 MIXED = {"mixer": "grassmann", "streams": 2, "mixer_dynamic": False}
 
@@ -52,9 +53,9 @@ train(small(Path({str(config.out)!r}), steps={steps}, checkpoint_every=5, model=
         torch.set_num_threads(threads)
     assert 0 < found.step < steps
     assert losses(config.out) == losses(tmp_path / "whole")
-    for (name, p), q in zip(resumed.model.named_parameters(), whole.model.parameters()):
+    for (name, p), q in zip(resumed.state.model.named_parameters(), whole.state.model.parameters()):
         assert torch.equal(p, q), name
-    for p, q in zip(resumed.average.averages, whole.average.averages):
+    for p, q in zip(resumed.state.average.averages, whole.state.average.averages):
         assert torch.equal(p, q)
 
 
@@ -63,18 +64,18 @@ def losses_so_far(folder):
 
 
 def test_sigterm_saves_first_and_the_rest_can_be_resumed(tmp_path, monkeypatch):
-    trainer = trainer_of(small(tmp_path / "stopped", steps=8))
-    advance = trainer.advance
+    advance = loop.advance
 
-    def interrupted(step, *arguments):
-        if step == 3:
+    def interrupted(state, *arguments, **options):
+        if state.step == 3:
             os.kill(os.getpid(), signal.SIGTERM)
-        return advance(step, *arguments)
+        return advance(state, *arguments, **options)
 
-    monkeypatch.setattr(trainer, "advance", interrupted)
-    outcome = trainer.run()
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "advance", interrupted)
+        outcome = train(small(tmp_path / "stopped", steps=8))
     assert outcome.stopped
-    assert outcome.checkpoint.name == "step-00000004"
+    assert outcome.checkpoint.name == "step-00000005"  # the step under way is finished, the next one sees it
     resumed = train(small(tmp_path / "stopped", steps=8, resume="latest"))
     assert not resumed.stopped
     trained(small(tmp_path / "whole", steps=8))
@@ -82,17 +83,16 @@ def test_sigterm_saves_first_and_the_rest_can_be_resumed(tmp_path, monkeypatch):
 
 
 def test_a_loss_that_is_not_finite_stops_with_step_rows_and_state(tmp_path, monkeypatch):
-    trainer = trainer_of(small(tmp_path))
-    advance = trainer.advance
+    advance = loop.advance
 
-    def poisoned(step, *arguments):
-        if step == 2:
-            trainer.core.token_head.weight.data[3, 3] = float("nan")
-        return advance(step, *arguments)
+    def poisoned(state, *arguments, **options):
+        if state.step == 2:
+            state.core.token_head.weight.data[3, 3] = float("nan")
+        return advance(state, *arguments, **options)
 
-    monkeypatch.setattr(trainer, "advance", poisoned)
-    with pytest.raises(NonFiniteLoss, match=r"nan at step 2, on 8 rows of .*failed"):
-        trainer.run()
+    monkeypatch.setattr(loop, "advance", poisoned)
+    with pytest.raises(NonFiniteLoss, match=r"loss of step 3 is nan, on 8 rows of .*failed"):
+        train(small(tmp_path))
     saved = checkpoint.verify(tmp_path / "failed" / "checkpoints" / "step-00000002")
     # The state before the step: everything but the poison is finite, and the rows in flight are there.
     weights = saved.shared()["core"]
@@ -110,7 +110,7 @@ def test_accumulated_parts_give_the_losses_of_the_whole(tmp_path):
 
 def test_frames_stay_orthonormal_and_move(tmp_path):
     trainer = trained(small(tmp_path, steps=6, model=MIXED, frame_lr=0.1, frame_adaptive=True))
-    for frame in trainer.frames.param_groups[0]["params"]:
+    for frame in trainer.state.frames.param_groups[0]["params"]:
         start = grassmann.projector(torch.full((2, 1), 2**-0.5))
         assert (frame.T @ frame - torch.eye(1)).abs().max() < 1e-6
         assert (grassmann.projector(frame.detach()) - start).abs().max() > 1e-4
@@ -119,7 +119,7 @@ def test_frames_stay_orthonormal_and_move(tmp_path):
 def test_puzzle_vectors_move_by_their_own_rate(tmp_path):
     """Row 0 is looked up at every step: after the warm-up's first step its entries are ± its learning rate."""
     trainer = trained(small(tmp_path, steps=1, warmup=0, puzzle_lr=0.25))
-    moved = trainer.model.puzzles.weight.detach().abs()
+    moved = trainer.state.model.puzzles.weight.detach().abs()
     assert torch.equal(moved, torch.full_like(moved, 0.25))
 
 
@@ -137,7 +137,7 @@ def test_occupied_folders_and_other_configurations_are_refused(tmp_path):
 def test_the_log_has_what_a_reader_needs(tmp_path):
     trained(small(tmp_path, evaluate_every=2, model={"mixer": "cayley", "streams": 2}))
     records = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert [r["step"] for r in records if r["kind"] == "evaluate"] == [1, 3]
+    assert [r["step"] for r in records if r["kind"] == "evaluate"] == [2, 4]
     line = next(r for r in records if r["kind"] == "train")
     assert line["loss"] == pytest.approx(line["lm_loss"] + 0.5 * line["q_loss"])
     assert 0 < line["largest_layer_gradient_norm"] < line["gradient_norm"]

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,10 +19,9 @@ from jpmhc.tasks.batch import Scorer, Task
 from jpmhc.tasks.evaluate import answers_of, evaluate
 from jpmhc.training.checkpoint import Checkpoint, load_model
 from jpmhc.training.distributed import World, join
+from jpmhc.training.progress import Display
 
 FORMAT = "jpmhc evaluation 1"
-
-Report = Callable[[str, int, int], None]  # (what, rows done, rows to do)
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ class PredictConfig(Choices):
     """File for the answers, in the form that ARC Prize takes."""
 
 
-def evaluate_checkpoints(config: EvaluateConfig, report: Report | None = None) -> dict[str, Any]:
+def evaluate_checkpoints(config: EvaluateConfig) -> dict[str, Any]:
     """Score every checkpoint and, where asked, all of them together; the first process writes the file.
 
     Several processes (torchrun) share the rows of each checkpoint.
@@ -84,17 +82,17 @@ def evaluate_checkpoints(config: EvaluateConfig, report: Report | None = None) -
         raise ValueError("name at least one folder of a run or of a checkpoint to evaluate.")
     _require_writable(config.out)
     results, scorers, prints = [], [], set()
-    with join(config.device) as world:
+    with join(config.device) as world, Display(world.rank == 0) as display:
         for run in config.runs:
             model, checkpoint = load_model(run, ema=config.weights == "average", device=world.device)
-            task = rebuild(checkpoint, config)
+            task = rebuild(checkpoint, config, display)
             prints.add(task.fingerprint())
             if config.pool and not isinstance(task, Arc):
                 raise ValueError(f"{run} has no votes to pool: pooling is for ARC.")
             if config.pool and len(prints) > 1:
                 raise ValueError(f"{run} was trained on other data than the checkpoints before it: no pooling.")
             scorer = task.scorer(task.test_selection(config.variants, config.sample_seed))
-            seconds = _ask(task, scorer, model, config, world, report, str(checkpoint.path))
+            seconds = _ask(task, scorer, model, config, world, display, str(checkpoint.path))
             results.append(_described(checkpoint, scorer.result(), seconds, len(scorer.rows)))
             scorers.append(scorer)
         pooled = None
@@ -139,12 +137,12 @@ class Answered:
     candidates: list[Candidate]
 
 
-def predict(config: PredictConfig, report: Report | None = None) -> list[Answered]:
+def predict(config: PredictConfig) -> list[Answered]:
     """Answer tests of a run's tasks by vote; the first process writes the submission, two attempts a test."""
     _require_writable(config.out)
-    with join(config.device) as world:
+    with join(config.device) as world, Display(world.rank == 0) as display:
         model, checkpoint = load_model(config.run, ema=config.weights == "average", device=world.device)
-        task = rebuild(checkpoint, config)
+        task = rebuild(checkpoint, config, display)
         if not isinstance(task, Arc):
             raise ValueError(f"{config.run} is not a run on ARC: a submission holds ARC grids.")
         tested = {task.puzzles[p].name: p for p in task.tested}
@@ -156,7 +154,7 @@ def predict(config: PredictConfig, report: Report | None = None) -> list[Answere
             wanted = [tested[name] for name in config.tasks]
             rows = rows[np.isin(task.tested[task.locate(rows)[0]], wanted)]
         scorer = ArcScorer(task, rows, keep_grids=True)
-        _ask(task, scorer, model, config, world, report, str(checkpoint.path))
+        _ask(task, scorer, model, config, world, display, str(checkpoint.path))
         answered = []
         for name, tests in scorer.answers().items():
             for k, (pair, candidates) in enumerate(zip(task.puzzles[tested[name]].tests, tests, strict=True)):
@@ -179,7 +177,7 @@ def submission(answered: list[Answered]) -> dict[str, list[dict[str, list[list[i
     return found
 
 
-def rebuild(checkpoint: Checkpoint, choices: Choices) -> Task:
+def rebuild(checkpoint: Checkpoint, choices: Choices, display: Display) -> Task:
     """The task that a checkpoint was trained on, refused where its data are not the same."""
     config = checkpoint.config.task
     changes = {
@@ -191,7 +189,8 @@ def rebuild(checkpoint: Checkpoint, choices: Choices) -> Task:
         raise ValueError(f"{checkpoint.path} is not a run on ARC: {', '.join(changes)} cannot be chosen.")
     if isinstance(config, ArcConfig):
         config = dataclasses.replace(config, **changes)
-    task: Task = config.build()
+    with display.preparing("preparing the puzzles"):
+        task: Task = config.build()
     if task.fingerprint() != checkpoint.fingerprint:
         raise ValueError(
             f"{checkpoint.path} was trained on other data than its configuration gives now: the task's fingerprint is "
@@ -208,7 +207,7 @@ def _require_writable(path: Path) -> None:
 
 
 def _ask(
-    task: Task, scorer: Scorer, model: RecursiveModel, choices: Choices, world: World, report: Report | None, name: str
+    task: Task, scorer: Scorer, model: RecursiveModel, choices: Choices, world: World, display: Display, name: str
 ) -> float:
     start = time.monotonic()
     if choices.compile:
@@ -221,7 +220,7 @@ def _ask(
         rank=world.rank,
         world=world.size,
         gather=world.collect,
-        progress=None if report is None or world.rank else lambda done, total: report(name, done, total),
+        progress=lambda done, total: display.show(f"{name}: rows", done, total),
     )
     return time.monotonic() - start
 

@@ -9,36 +9,43 @@ from typing import Any, Self
 
 
 class Log:
-    """Appends to `log.jsonl`; lines at or after the step a run resumes from are dropped first.
+    """Appends to `log.jsonl`, whose `step` is the number of steps done; what a resumed run logs again is dropped first.
 
     Args:
         run: Folder of the run.
-        start: First step that will be logged.
+        done: Steps already done.
+        writes: Whether this process writes: the first of several does.
     """
 
-    def __init__(self, run: Path, start: int = 0) -> None:
-        self.path = run / "log.jsonl"
+    def __init__(self, run: Path, done: int = 0, writes: bool = True) -> None:
+        self.file: Any = None
+        self.board: Any = None
+        self.known: set[tuple[str, int]] = set()  # (kind, step) of the lines kept
+        if not writes:
+            return
+        path = run / "log.jsonl"
         kept = []
-        if self.path.exists():
-            for line in self.path.read_text().splitlines():
+        if path.exists():
+            for line in path.read_text().splitlines():
                 try:
                     record = json.loads(line)
                 except json.JSONDecodeError:
                     break  # the line a killed process was writing
-                if record["step"] < start:
+                if record["step"] <= done:
                     kept.append(line)
-        self.path.write_text("".join(line + "\n" for line in kept))
-        self.file = self.path.open("a")
-        self.board: Any = None
+                    self.known.add((record["kind"], record["step"]))
+        path.write_text("".join(line + "\n" for line in kept))
+        self.file = path.open("a")
         if find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self.board = SummaryWriter(str(run / "tensorboard"), purge_step=start)
+            self.board = SummaryWriter(str(run / "tensorboard"), purge_step=done + 1)
 
     def write(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """Log values under a kind ("train", "evaluate", …); numbers also go to TensorBoard as kind/name."""
-        self.file.write(json.dumps({"kind": kind, "step": step, **_plain(values)}) + "\n")
-        self.file.flush()
+        if self.file is not None:
+            self.file.write(json.dumps({"kind": kind, "step": step, **_plain(values)}) + "\n")
+            self.file.flush()
         if self.board is not None:
             for name, value in _numbers(values):
                 self.board.add_scalar(f"{kind}/{name}", value, step)
@@ -49,9 +56,9 @@ class Log:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.file.close()
-        if self.board is not None:
-            self.board.close()
+        for open_file in (self.file, self.board):
+            if open_file is not None:
+                open_file.close()
 
 
 def _plain(value: Any) -> Any:

@@ -1,68 +1,82 @@
-"""What a run shows on the terminal while it goes on."""
+"""What training and evaluation show while they go on."""
 
+import contextlib
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from jpmhc.training.config import TrainConfig
-from jpmhc.training.evaluation import summary
-
-_SECONDS = 10.0  # between lines where the output is not a terminal
+_SECONDS = 10.0  # between lines of a job where the output is not a terminal
 
 
-class Progress:
-    """A progress bar on a terminal, a line now and then elsewhere, nothing on ranks that do not speak.
+@dataclass
+class _Job:
+    bar: TaskID
+    first: int  # done when it was first shown: a resumed run does not begin at 0
+    started: float
+    spoken: float
+    detail: str = ""
+
+
+class Display:
+    """Jobs as bars on a terminal, as a line now and then elsewhere; nothing where it does not speak.
 
     Args:
-        config: The run.
-        speaks: Whether this rank shows anything.
+        speaks: Whether this process shows anything: the first of several does.
     """
 
-    def __init__(self, config: TrainConfig, speaks: bool) -> None:
-        self.steps, self.speaks = config.steps, speaks
-        self.console = Console(stderr=True, quiet=not speaks)
-        self.bar = Bar(
-            TextColumn("step"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=20),
-            TextColumn("{task.description}"),
-            TimeRemainingColumn(),
-            console=self.console,
-            disable=not (speaks and self.console.is_terminal),
-        )
-        self.job = self.bar.add_task("", total=config.steps)
-        self.spoken = 0.0
+    def __init__(self, speaks: bool = True) -> None:
+        # Lines are never broken: a terminal folds them by itself, and a file keeps them whole.
+        self.console = Console(stderr=True, quiet=not speaks, soft_wrap=True, highlight=False)
+        columns = [TextColumn("{task.description}"), TextColumn("{task.fields[count]}"), BarColumn(bar_width=20)]
+        columns += [TextColumn("{task.fields[detail]}"), TimeRemainingColumn()]
+        self.bars = Progress(*columns, console=self.console, disable=not (speaks and self.console.is_terminal))
+        self.jobs: dict[str, _Job] = {}
 
-    def advance(self, step: int) -> None:
-        """A step is done."""
-        self.bar.update(self.job, completed=step + 1)
+    def say(self, line: str) -> None:
+        """Show a line that stays."""
+        self.console.print(line, markup=False)
 
-    def show(self, step: int, values: dict[str, Any]) -> None:
-        """New numbers."""
-        largest = f"largest {values['largest_layer_gradient_norm']:.3g} in {values['largest_layer']}"
-        text = (
-            f"loss {values['loss']:.4f} · exact {values['exact_accuracy']:.1%} · "
-            f"gradient {values['gradient_norm']:.3g} ({largest}) · {values['sequences_per_second']:.0f} sequences/s"
-        )
-        if self.console.is_terminal:
-            self.bar.update(self.job, description=text)
-        elif time.monotonic() - self.spoken > _SECONDS:
-            self.spoken = time.monotonic()
-            self.console.print(f"step {step + 1}/{self.steps} · {text} · {values['eta_seconds']:.0f} s left")
+    def show(self, name: str, done: int, total: int, detail: str | None = None) -> None:
+        """`done` of `total` of a job; its detail stays until there is a new one."""
+        now = time.monotonic()
+        job = self.jobs.get(name)
+        if job is None:
+            bar = self.bars.add_task(name, total=total, completed=done, count="", detail="")
+            job = self.jobs[name] = _Job(bar, done, now, now)
+        if detail is not None:
+            job.detail = detail
+        self.bars.update(job.bar, completed=done, count=f"{done}/{total}", detail=job.detail)
+        if not self.console.is_terminal and now - job.spoken >= _SECONDS and done > job.first:
+            job.spoken = now
+            left = (now - job.started) / (done - job.first) * (total - done)
+            self.say(" · ".join(part for part in (f"{name} {done}/{total}", job.detail, f"{left:.0f} s left") if part))
 
-    def evaluated(self, step: int, metrics: dict[str, Any]) -> None:
-        """An evaluation is done."""
-        self.console.print(f"step {step + 1}: held out: {summary(metrics)}")
+    def finish(self, name: str) -> None:
+        """Take a job's bar away."""
+        if name in self.jobs:
+            self.bars.remove_task(self.jobs.pop(name).bar)
+
+    @contextlib.contextmanager
+    def preparing(self, what: str) -> Iterator[None]:
+        """Around work of unknown length."""
+        bar = self.bars.add_task(what, total=None, count="", detail="")
+        if not self.console.is_terminal:
+            self.say(what)
+        try:
+            yield
+        finally:
+            self.bars.remove_task(bar)
 
     def __enter__(self) -> Self:
-        self.bar.start()
+        self.bars.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.bar.stop()
+        self.bars.stop()
