@@ -63,7 +63,9 @@ def train_from(default: TrainConfig) -> Callable[[TrainConfig], None]:
         """
         outcome = run_training(config)
         state = "stopped by SIGTERM" if outcome.stopped else "finished"
-        print(f"{state} after {outcome.step} steps; checkpoint: {outcome.checkpoint}; log: {config.out / 'log.jsonl'}")
+        if first_process():
+            log = config.out / "log.jsonl"
+            print(f"{state} after {outcome.step} steps; checkpoint: {outcome.checkpoint}; log: {log}")
         if outcome.stopped:
             sys.exit(143)
 
@@ -78,7 +80,7 @@ def evaluate(config: Annotated[EvaluateConfig, tyro.conf.arg(name="")]) -> None:
     Several processes: torchrun --nproc-per-node 8 -m jpmhc evaluate out/paper
     """
     found = evaluate_checkpoints(config)
-    if int(os.environ.get("RANK", "0")):
+    if not first_process():
         return
     parts = [(result["checkpoint"], result["metrics"]) for result in found["results"]]
     if found["pooled"] is not None:
@@ -94,12 +96,17 @@ def predict(config: Annotated[PredictConfig, tyro.conf.arg(name="")]) -> None:
     Example: jpmhc predict out/train --tasks 00576224 009d5c81 --out out/submission.json
     """
     answered = run_prediction(config)
-    if int(os.environ.get("RANK", "0")):
+    if not first_process():
         return
     print(f"wrote {config.out} with {len(answered)} answers")
     if config.tasks:
         for picture in draw_answers(answered, config.out.with_suffix(".png")):
             print(f"wrote {picture}")
+
+
+def first_process() -> bool:
+    """Whether this is the one that speaks, of those that torchrun started."""
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 def preset_in(arguments: Sequence[str]) -> TrainConfig:

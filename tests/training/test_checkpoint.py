@@ -7,6 +7,7 @@ import torch
 from small_run import SMALL, small, trained
 
 from jpmhc.training import checkpoint
+from jpmhc.training.loop import train
 
 
 def test_a_checkpoint_holds_the_model_that_was_evaluated(tmp_path):
@@ -29,18 +30,56 @@ def test_old_checkpoints_are_pruned_and_no_unfinished_folder_stays(tmp_path):
     assert names == [f"step-{SMALL.steps - 1:08d}", f"step-{SMALL.steps:08d}"]
 
 
+def tear(folder, file="shared.pt"):
+    """Cut a file in half; returns its new size and the old one."""
+    torn = folder / file
+    size = torn.stat().st_size
+    torn.write_bytes(torn.read_bytes()[: size // 2])
+    return size // 2, size
+
+
 @pytest.mark.parametrize("file", ["shared.pt", "rank-0.pt"])
 def test_a_truncated_file_is_named_and_the_older_checkpoint_is_used_only_when_asked(tmp_path, file):
     trained(small(tmp_path, checkpoint_every=2))
     older, newest = checkpoint.folders(tmp_path)
-    torn = newest / file
-    size = torn.stat().st_size
-    torn.write_bytes(torn.read_bytes()[: size // 2])
-    with pytest.raises(ValueError, match=rf"{newest.name} is damaged: {file} has {size // 2} of {size} bytes.*intact"):
+    half, whole = tear(newest, file)
+    fault = rf"{newest.name} is damaged: {file} has {half} of {whole} bytes"
+    with pytest.raises(ValueError, match=rf"{fault}; --resume intact goes on from {older.name}"):
         checkpoint.find(tmp_path, "latest")
-    with pytest.raises(ValueError, match="damaged"):
-        checkpoint.load_model(tmp_path)
     assert checkpoint.find(tmp_path, "intact").path == older
+    for named in (tmp_path, newest):  # evaluate and predict have no --resume: they are told what to name
+        with pytest.raises(ValueError, match=rf"{fault}; name an intact checkpoint instead: {older}$"):
+            checkpoint.load_model(named)
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_going_on_before_a_damaged_checkpoint_sets_it_aside(tmp_path, capsys, keep):
+    """The damaged one neither blocks what comes next nor takes the place of a good one."""
+    trained(small(tmp_path, steps=6, checkpoint_every=2, keep=3))
+    tear(checkpoint.folders(tmp_path)[-1])
+    train(small(tmp_path, steps=5, keep=keep, resume="intact", checkpoint_every=100))
+    assert "shared.pt has" in (said := capsys.readouterr().err)
+    assert "step-00000006 is now step-00000006.damaged" in said
+    assert [p.name for p in checkpoint.folders(tmp_path)] == ["step-00000004", "step-00000005"][-keep:]
+    assert checkpoint.find(tmp_path, "latest").step == 5
+    assert checkpoint.load_model(tmp_path)[1].step == 5
+    assert (tmp_path / "checkpoints" / "step-00000006.damaged" / "manifest.json").exists()
+
+
+def test_going_on_from_an_older_checkpoint_sets_newer_ones_aside(tmp_path, capsys):
+    trained(small(tmp_path, checkpoint_every=2))
+    train(small(tmp_path, steps=3, keep=1, resume=str(tmp_path / "checkpoints" / "step-00000002")))
+    assert "step-00000004 is now step-00000004.superseded" in capsys.readouterr().err
+    assert [p.name for p in checkpoint.folders(tmp_path)] == ["step-00000003"]
+
+
+def test_a_refused_resume_moves_nothing(tmp_path):
+    trained(small(tmp_path, checkpoint_every=2))
+    before = checkpoint.folders(tmp_path)
+    tear(before[-1])
+    with pytest.raises(ValueError, match="another configuration"):
+        train(small(tmp_path, resume="intact", batch=4))
+    assert checkpoint.folders(tmp_path) == before
 
 
 def test_a_changed_byte_is_noticed(tmp_path):
@@ -53,6 +92,10 @@ def test_a_changed_byte_is_noticed(tmp_path):
         checkpoint.verify(path)
     with pytest.raises(ValueError, match="no checkpoint is intact"):
         checkpoint.find(tmp_path, "intact")
+    with pytest.raises(ValueError, match="no other checkpoint is intact"):
+        checkpoint.find(tmp_path, "latest")
+    with pytest.raises(ValueError, match=r"its checksum$"):  # nothing to advise
+        checkpoint.load_model(tmp_path)
 
 
 def test_foreign_folders_are_refused_by_name(tmp_path):
@@ -66,5 +109,19 @@ def test_foreign_folders_are_refused_by_name(tmp_path):
     (tmp_path / "manifest.json").write_text(json.dumps({"format": "something else"}))
     with pytest.raises(ValueError, match="something else"):
         checkpoint.verify(tmp_path)
+    (tmp_path / "manifest.json").write_text(json.dumps({"format": checkpoint.FORMAT, "step": 3, "ranks": 1}))
+    with pytest.raises(ValueError, match="lacks config, files, fingerprint"):
+        checkpoint.verify(tmp_path)
     with pytest.raises(ValueError, match="no checkpoint in"):
         checkpoint.find(tmp_path, "latest")
+
+
+def test_a_checkpoint_of_another_version_is_not_called_damaged(tmp_path):
+    """It is refused by name also by `intact`: setting it aside would hide a good one."""
+    trained(small(tmp_path, checkpoint_every=2))
+    manifest = checkpoint.folders(tmp_path)[-1] / "manifest.json"
+    changed = json.loads(manifest.read_text())
+    changed["config"]["colour"] = "blue"
+    manifest.write_text(json.dumps(changed))
+    with pytest.raises(ValueError, match=r"step-00000004 is not a checkpoint this version reads.*colour"):
+        checkpoint.find(tmp_path, "intact")

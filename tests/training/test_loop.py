@@ -15,6 +15,7 @@ from small_run import small, trained
 from jpmhc.manifolds import grassmann
 from jpmhc.training import checkpoint, loop
 from jpmhc.training.loop import train
+from jpmhc.training.state import State
 from jpmhc.training.step import NonFiniteLoss
 
 MIXED = {"mixer": "grassmann", "streams": 2, "mixer_dynamic": False}
@@ -80,6 +81,81 @@ def test_sigterm_saves_first_and_the_rest_can_be_resumed(tmp_path, monkeypatch):
     assert not resumed.stopped
     trained(small(tmp_path / "whole", steps=8))
     assert losses(tmp_path / "stopped") == losses(tmp_path / "whole")
+
+
+def evaluations(folder):
+    records = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [r for r in records if r["kind"] == "evaluate"]
+
+
+@pytest.mark.parametrize(("ending", "every"), [(signal.SIGTERM, 0), (signal.SIGKILL, 2)])
+def test_an_evaluation_that_is_ended_loses_no_step_and_is_made_up_for(tmp_path, ending, every):
+    """The checkpoint is there before the evaluation begins, and SIGTERM does not wait for its end."""
+    out, answering = tmp_path / "ended", tmp_path / "answering"
+    options = {"steps": 3, "checkpoint_every": 100, "evaluate_every": every}
+    script = f"""
+import sys, time, torch; torch.set_num_threads(1); sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+from small_run import small
+from jpmhc.cli import train_from
+from jpmhc.training import loop
+
+def answers_of(model):
+    def answer(batch):
+        Path({str(answering)!r}).touch()
+        time.sleep(600)
+    return answer
+
+loop.answers_of = answers_of
+train_from(None)(small(Path({str(out)!r}), **{options!r}))
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    while not answering.exists():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+    process.send_signal(ending)
+    said, _ = process.communicate(timeout=20)
+    done = every or 3
+    found = checkpoint.find(out, "latest")
+    assert found.step == done
+    assert not evaluations(out)
+    if ending == signal.SIGTERM:
+        assert process.returncode == 143
+        assert f"stopped by SIGTERM after {done} steps; checkpoint: {found.path}" in said
+    resumed = train(small(out, resume="latest", **options))
+    trained(small(tmp_path / "whole", **options))
+    assert evaluations(out) == evaluations(tmp_path / "whole")
+    assert [r["step"] for r in evaluations(out)] == ([2, 3] if every else [3])
+    assert losses(out) == losses(tmp_path / "whole")
+    assert resumed.metrics["exact_accuracy"] == evaluations(out)[-1]["exact_accuracy"]
+
+
+def test_sigterm_while_saving_is_not_forgotten_by_the_evaluation(tmp_path, monkeypatch):
+    save = State.save
+
+    def interrupted(state, run):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return save(state, run)
+
+    monkeypatch.setattr(State, "save", interrupted)
+    outcome = train(small(tmp_path, steps=3))
+    assert outcome.stopped
+    assert outcome.checkpoint.name == "step-00000003"
+    assert not evaluations(tmp_path)
+
+
+def test_nothing_left_to_train_is_said_and_names_the_checkpoint(tmp_path, capsys):
+    trained(small(tmp_path, steps=3))
+    before = evaluations(tmp_path)
+    outcome = train(small(tmp_path, steps=3, resume="latest"))
+    newest = tmp_path / "checkpoints" / "step-00000003"
+    assert f"{newest} has done all 3 steps: nothing is left to train" in capsys.readouterr().err
+    assert outcome.checkpoint == newest
+    assert evaluations(tmp_path) == before  # not repeated
+    with pytest.raises(ValueError, match=r"step-00000003 has done more than the 2 steps asked for: raise --steps"):
+        train(small(tmp_path, steps=2, resume="latest"))
 
 
 def test_a_loss_that_is_not_finite_stops_with_step_rows_and_state(tmp_path, monkeypatch):

@@ -3,9 +3,10 @@
 A checkpoint is `step-00001234/` with `manifest.json` (step, configuration, the task's fingerprint, size and checksum of
 every file), `shared.pt` (weights, averages, optimisers) and one `rank-N.pt` per process (its rows in flight, random
 state, its part of a sharded optimiser). It is written under a temporary name, flushed to disk, and renamed when all
-ranks are done.
+ranks are done. Newer checkpoints than the one a run goes on from are renamed aside: they are neither found nor counted.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -22,6 +23,10 @@ from jpmhc.training.config import TrainConfig
 
 FORMAT = "jpmhc checkpoint 1"
 _NAME = re.compile(r"step-(\d{8})")
+
+
+class Damaged(ValueError):
+    """The files of a checkpoint are not those that were written."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ def write(path: Path, name: str, content: dict[str, Any]) -> None:
 
 def finish(path: Path, config: TrainConfig, fingerprint: str, ranks: int, keep: int) -> Path:
     """Describe the files, give the folder its name, remove all but the `keep` newest; returns the new name."""
-    step = int(path.name.removeprefix("step-").removesuffix(".unfinished"))
+    step = _step(path)
     manifest = {
         "format": FORMAT,
         "step": step,
@@ -89,6 +94,24 @@ def finish(path: Path, config: TrainConfig, fingerprint: str, ranks: int, keep: 
     return final
 
 
+def set_aside(run: Path, step: int) -> list[str]:
+    """Rename checkpoints newer than the one that a run goes on from; returns a sentence about each."""
+    said = []
+    for path in folders(run):
+        if _step(path) <= step:
+            continue
+        why, ending = f"the run goes on from step {step}", "superseded"
+        try:
+            verify(path)
+        except ValueError as fault:
+            why, ending = str(fault), "damaged"
+        aside = path.with_name(f"{path.name}.{ending}")
+        shutil.rmtree(aside, ignore_errors=True)
+        path.rename(aside)
+        said.append(f"{why}; {path.name} is now {aside.name}")
+    return said
+
+
 def verify(path: Path) -> Checkpoint:
     """Open a checkpoint; a foreign, torn or damaged one is refused by name."""
     if not path.is_dir():
@@ -96,23 +119,37 @@ def verify(path: Path) -> Checkpoint:
     try:
         manifest = json.loads((path / "manifest.json").read_text())
     except FileNotFoundError:
-        raise ValueError(f"{path} is not a checkpoint of jpmhc: it has no manifest.json") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"the checkpoint {path} is damaged: manifest.json is not valid JSON ({error})") from None
+        raise Damaged(f"{path} is not a checkpoint of jpmhc: it has no manifest.json") from None
+    except ValueError as error:
+        raise Damaged(f"the checkpoint {path} is damaged: manifest.json is not valid JSON ({error})") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         found = manifest.get("format") if isinstance(manifest, dict) else None
         raise ValueError(f"{path} is not a checkpoint this version reads: its format is {found!r}, not {FORMAT!r}")
+    if missing := {"step", "ranks", "fingerprint", "config", "files"} - manifest.keys():
+        raise Damaged(f"the checkpoint {path} is damaged: manifest.json lacks {', '.join(sorted(missing))}")
     for name, expected in manifest["files"].items():
         file = path / name
         if not file.is_file():
-            raise ValueError(f"the checkpoint {path} is damaged: {name} is missing")
+            raise Damaged(f"the checkpoint {path} is damaged: {name} is missing")
         if file.stat().st_size != expected["bytes"]:
             size = file.stat().st_size
-            raise ValueError(f"the checkpoint {path} is damaged: {name} has {size} of {expected['bytes']} bytes")
+            raise Damaged(f"the checkpoint {path} is damaged: {name} has {size} of {expected['bytes']} bytes")
         if _checksum(file) != expected["crc32"]:
-            raise ValueError(f"the checkpoint {path} is damaged: the contents of {name} do not match its checksum")
-    config = TrainConfig.from_json(json.dumps(manifest["config"]))
+            raise Damaged(f"the checkpoint {path} is damaged: the contents of {name} do not match its checksum")
+    try:
+        config = TrainConfig.from_json(json.dumps(manifest["config"]))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} is not a checkpoint this version reads: {error}") from None
     return Checkpoint(path, manifest["step"], manifest["ranks"], config, manifest["fingerprint"])
+
+
+def intact(run: Path) -> list[Path]:
+    """Checkpoint folders of a run that can be used, newest first."""
+    found = []
+    for path in reversed(folders(run)):
+        with contextlib.suppress(ValueError):
+            found.append(verify(path).path)
+    return found
 
 
 def find(run: Path, which: str) -> Checkpoint:
@@ -131,11 +168,12 @@ def find(run: Path, which: str) -> Checkpoint:
     for path in reversed(found):
         try:
             return verify(path)
-        except ValueError as error:
+        except Damaged as fault:
             if which == "latest":
-                older = " (--resume intact goes back to the newest undamaged one)" if len(found) > 1 else ""
-                raise ValueError(f"{error}{older}") from None
-            faults.append(str(error))
+                good = intact(run)
+                advice = f"--resume intact goes on from {good[0].name}" if good else "no other checkpoint is intact"
+                raise Damaged(f"{fault}; {advice}") from None
+            faults.append(str(fault))
     raise ValueError("no checkpoint is intact: " + "; ".join(faults))
 
 
@@ -150,7 +188,14 @@ def load_model(
         device: Where to put the model.
     """
     path = Path(path)
-    checkpoint = find(path, "latest") if folders(path) else verify(path)
+    if not folders(path) and (path / "config.json").is_file():
+        raise ValueError(f"the run {path} has no checkpoint yet")
+    try:
+        checkpoint = verify(folders(path)[-1] if folders(path) else path)
+    except Damaged as fault:
+        good = intact(path if folders(path) else path.parent.parent)
+        advice = f"; name an intact checkpoint instead: {', '.join(map(str, good))}" if good else ""
+        raise Damaged(f"{fault}{advice}") from None
     shared = checkpoint.shared()
     vocabulary, length, identifiers = shared["shape"]
     model = RecursiveModel(checkpoint.config.model, vocabulary, length, identifiers)
@@ -158,6 +203,10 @@ def load_model(
     model.core.load_state_dict(weights)
     model.puzzles.load_state_dict(shared["puzzles"])
     return model.to(device).eval(), checkpoint
+
+
+def _step(path: Path) -> int:
+    return int(path.name[5:13])
 
 
 def _checksum(path: Path) -> int:

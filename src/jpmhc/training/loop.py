@@ -49,6 +49,11 @@ def train(config: TrainConfig) -> Outcome:
         raise ValueError(f"{config.out} already holds checkpoints: add --resume latest, or choose another --out")
     with join(config.device) as world, Display(world.rank == 0) as display:
         found = None if config.resume == "no" else checkpoint.find(config.out, config.resume)
+        if found is not None and found.step > config.steps:
+            raise ValueError(
+                f"{found.path} has done more than the {config.steps} steps asked for: raise --steps to go on, "
+                f"or score it with jpmhc evaluate {found.path}"
+            )
         return Trainer(config, world, found, display).run()
 
 
@@ -88,6 +93,8 @@ class Trainer:
         if chief:
             config.out.mkdir(parents=True, exist_ok=True)
             (config.out / "config.json").write_text(config.to_json() + "\n")
+            for sentence in checkpoint.set_aside(config.out, self.state.step):
+                self.display.say(sentence)
         self.world.wait()
         previous = signal.signal(signal.SIGTERM, self._ask_to_stop)
         try:
@@ -102,6 +109,12 @@ class Trainer:
 
     def _steps(self, log: Log) -> None:
         config, state = self.config, self.state
+        if state.step == config.steps:
+            self.display.say(f"{self.saved} has done all {config.steps} steps: nothing is left to train")
+        evaluated = any(self.world.collect(("evaluate", state.step) in log.known))  # the first process knows
+        if state.step and self._evaluates(state.step) and not evaluated:
+            # The run was ended during an evaluation: make up for it.
+            self._report(log, self.stream(state.step - 1)[0].to(self.world.device))
         first, started = state.step, time.monotonic()
         for step, rows, minimum in self.stream.steps(first, config.steps):
             logs = (step + 1) % config.log_every == 0 or step + 1 == config.steps
