@@ -75,7 +75,8 @@ def train_from(default: TrainConfig) -> Callable[[TrainConfig], None]:
 def evaluate(config: Annotated[EvaluateConfig, tyro.conf.arg(name="")]) -> None:
     """Score checkpoints on held-out puzzles: exact accuracy, and for ARC pass@k by vote of all variants.
 
-    Example: jpmhc evaluate out/train --variants 32 --out out/evaluation.json
+    Example: jpmhc evaluate out/laptop
+    Example: jpmhc evaluate out/arc-small --variants 32 --out out/evaluation.json
 
     Several processes: torchrun --nproc-per-node 8 -m jpmhc evaluate out/paper
     """
@@ -87,20 +88,20 @@ def evaluate(config: Annotated[EvaluateConfig, tyro.conf.arg(name="")]) -> None:
         parts.append(("all checkpoints pooled", found["pooled"]))
     for name, metrics in parts:
         print(f"{name}: {evaluation_summary(metrics)}")
-    print(f"wrote {config.out}")
+    print(f"wrote {found['choices']['out']}")
 
 
 def predict(config: Annotated[PredictConfig, tyro.conf.arg(name="")]) -> None:
     """Answer ARC tests by vote: a submission file for ARC Prize, and a picture of the grids of the tasks named.
 
-    Example: jpmhc predict out/train --tasks 00576224 009d5c81 --out out/submission.json
+    Example: jpmhc predict out/arc-small --tasks 00576224 009d5c81 --out out/submission.json
     """
-    answered = run_prediction(config)
+    answered, out = run_prediction(config)
     if not first_process():
         return
-    print(f"wrote {config.out} with {len(answered)} answers")
+    print(f"wrote {out} with {len(answered)} answers")
     if config.tasks:
-        for picture in draw_answers(answered, config.out.with_suffix(".png")):
+        for picture in draw_answers(answered, out.with_suffix(".png")):
             print(f"wrote {picture}")
 
 

@@ -12,14 +12,15 @@ from jpmhc.training.loop import train
 
 def test_a_checkpoint_holds_the_model_that_was_evaluated(tmp_path):
     trainer = trained(small(tmp_path))
-    model, found = checkpoint.load_model(tmp_path)
+    found = checkpoint.locate(tmp_path)
+    model = checkpoint.load_model(found)
     assert found.step == SMALL.steps
     assert found.config.model == SMALL.model
     rows = trainer.task.test_examples(torch.arange(5).numpy())
     expected = trainer.state.snapshot().predict(rows.inputs, rows.identifiers)
     ours = model.predict(rows.inputs, rows.identifiers)
     assert torch.equal(ours.logits, expected.logits)
-    plain, _ = checkpoint.load_model(tmp_path, ema=False)
+    plain = checkpoint.load_model(found, ema=False)
     assert torch.equal(plain.core.tokens, trainer.state.core.tokens)
     assert not torch.equal(plain.core.tokens, model.core.tokens)
 
@@ -49,7 +50,7 @@ def test_a_truncated_file_is_named_and_the_older_checkpoint_is_used_only_when_as
     assert checkpoint.find(tmp_path, "intact").path == older
     for named in (tmp_path, newest):  # evaluate and predict have no --resume: they are told what to name
         with pytest.raises(ValueError, match=rf"{fault}; name an intact checkpoint instead: {older}$"):
-            checkpoint.load_model(named)
+            checkpoint.locate(named)
 
 
 @pytest.mark.parametrize("keep", [1, 2])
@@ -62,7 +63,7 @@ def test_going_on_before_a_damaged_checkpoint_sets_it_aside(tmp_path, capsys, ke
     assert "step-00000006 is now step-00000006.damaged" in said
     assert [p.name for p in checkpoint.folders(tmp_path)] == ["step-00000004", "step-00000005"][-keep:]
     assert checkpoint.find(tmp_path, "latest").step == 5
-    assert checkpoint.load_model(tmp_path)[1].step == 5
+    assert checkpoint.locate(tmp_path).step == 5
     assert (tmp_path / "checkpoints" / "step-00000006.damaged" / "manifest.json").exists()
 
 
@@ -95,7 +96,7 @@ def test_a_changed_byte_is_noticed(tmp_path):
     with pytest.raises(ValueError, match="no other checkpoint is intact"):
         checkpoint.find(tmp_path, "latest")
     with pytest.raises(ValueError, match=r"its checksum$"):  # nothing to advise
-        checkpoint.load_model(tmp_path)
+        checkpoint.locate(tmp_path)
 
 
 def test_foreign_folders_are_refused_by_name(tmp_path):

@@ -17,7 +17,7 @@ from jpmhc.tasks.arc.scores import Candidate
 from jpmhc.tasks.batch import PAD
 from jpmhc.tasks.evaluate import answers_of
 from jpmhc.tasks.sudoku import SudokuConfig
-from jpmhc.training.checkpoint import load_model
+from jpmhc.training.checkpoint import load_model, locate
 from jpmhc.training.config import TrainConfig
 from jpmhc.training.evaluation import Answered, EvaluateConfig, evaluate_checkpoints, submission, summary
 from jpmhc.training.loop import train
@@ -57,7 +57,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_training_learns_the_puzzles_by_heart(run: Path) -> None:
-    model, checkpoint = load_model(run)
+    checkpoint = locate(run)
+    model = load_model(checkpoint)
     task = checkpoint.config.task.build()
     rows = task.examples(np.arange(10 * task.epoch_length))  # every pair of every variant, most likely
     answers = answers_of(model)(rows)
@@ -104,6 +105,40 @@ def test_predict_writes_submission_and_picture(run: Path, tmp_path: Path, capsys
     assert image.imread(out.with_suffix(".png")).shape[0] > 200
 
 
+def test_files_are_named_after_step_and_choices_and_lie_in_the_run(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """No evaluation overwrites another one's results."""
+    monkeypatch.chdir(tmp_path)
+    step = run / "checkpoints" / "step-00000200"
+    for words in (
+        ["evaluate", str(run)],
+        ["evaluate", str(step)],
+        ["evaluate", str(run), "--variants", "2"],
+        ["evaluate", str(run), "--variants", "2", "--sample-seed", "1"],
+        ["evaluate", str(run), "--weights", "last"],
+        ["evaluate", str(run), "--test-on", "training"],
+        ["predict", str(run)],
+        ["predict", str(run), "--tasks", TASKS[1]],
+    ):
+        cli.main([*words, "--device", "cpu"])
+    written = [Path(line.split()[1]) for line in capsys.readouterr().out.splitlines() if line.startswith("wrote ")]
+    assert [str(path.relative_to(run)) for path in written] == [
+        "evaluations/step-00000300.json",
+        "evaluations/step-00000200.json",
+        "evaluations/step-00000300-variants-2-0.json",
+        "evaluations/step-00000300-variants-2-1.json",
+        "evaluations/step-00000300-last-weights.json",
+        "evaluations/step-00000300-training-tasks.json",
+        "submissions/step-00000300.json",
+        f"submissions/step-00000300-{TASKS[1]}.json",
+        f"submissions/step-00000300-{TASKS[1]}.png",
+    ]
+    assert all(path.is_file() for path in written)
+    assert json.loads(written[1].read_text())["results"][0]["step"] == 200
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_submission_always_has_two_attempts() -> None:
     grid, other = np.array([[1]], np.uint8), np.array([[2, 3]], np.uint8)
     answered = [
@@ -145,6 +180,8 @@ def test_compiling_is_asked_of_the_model_when_wanted(
         (["evaluate", "nowhere"], "no checkpoint at nowhere"),
         (["evaluate", "RUN", "--variants", "0"], "at least one variant"),
         (["evaluate", "RUN", "--batch", "0"], "at least one row"),
+        (["evaluate", "RUN", "--sample-seed", "1"], "say how many with --variants"),
+        (["predict"], "name the folder of a run"),
         (["evaluate", "RUN", "--test-on", "evaluation"], "no evaluation puzzle to test on"),
         (["predict", "RUN", "--tasks", "00576224"], "task 00576224 is not among the 2 tasks"),
     ],
@@ -191,6 +228,12 @@ def test_sudoku_runs_are_scored_but_not_voted_on(tmp_path: Path) -> None:
     assert metrics["rows"] == 3
     assert "pass@1" not in metrics
     assert summary(metrics).startswith("3 rows: exact accuracy ")
+    with pytest.raises(ValueError, match="not a run on ARC: variants cannot be chosen"):
+        evaluate_checkpoints(EvaluateConfig(runs=(tmp_path / "run",), variants=2, device="cpu"))
+    with pytest.raises(ValueError, match="several checkpoints with --out"):
+        evaluate_checkpoints(EvaluateConfig(runs=(tmp_path / "run", tmp_path / "run"), device="cpu"))
+    with pytest.raises(ValueError, match="evaluate_variants is for ARC"):
+        dataclasses.replace(config, evaluate_variants=2)
     with pytest.raises(ValueError, match="no votes to pool"):
         evaluate_checkpoints(EvaluateConfig(runs=(tmp_path / "run",), pool=True, device="cpu", out=tmp_path / "x.json"))
     with pytest.raises(SystemExit):

@@ -177,32 +177,35 @@ def find(run: Path, which: str) -> Checkpoint:
     raise ValueError("no checkpoint is intact: " + "; ".join(faults))
 
 
-def load_model(
-    path: Path | str, *, ema: bool = True, device: torch.device | str = "cpu"
-) -> tuple[RecursiveModel, Checkpoint]:
+def locate(path: Path | str) -> Checkpoint:
+    """The checkpoint to answer with: the folder's own, or the newest of a run, refused if it is damaged."""
+    path = Path(path)
+    found = folders(path)
+    if not found and (path / "config.json").is_file():
+        raise ValueError(f"the run {path} has no checkpoint yet")
+    try:
+        return verify(found[-1] if found else path)
+    except Damaged as fault:
+        good = intact(path if found else path.parent.parent)
+        advice = f"; name an intact checkpoint instead: {', '.join(map(str, good))}" if good else ""
+        raise Damaged(f"{fault}{advice}") from None
+
+
+def load_model(checkpoint: Checkpoint, *, ema: bool = True, device: torch.device | str = "cpu") -> RecursiveModel:
     """The model of a checkpoint, ready to answer.
 
     Args:
-        path: Folder of a checkpoint, or of a run, whose newest checkpoint is taken.
+        checkpoint: Where from.
         ema: Take the averaged weights; a run with `ema=0` has only the weights themselves.
         device: Where to put the model.
     """
-    path = Path(path)
-    if not folders(path) and (path / "config.json").is_file():
-        raise ValueError(f"the run {path} has no checkpoint yet")
-    try:
-        checkpoint = verify(folders(path)[-1] if folders(path) else path)
-    except Damaged as fault:
-        good = intact(path if folders(path) else path.parent.parent)
-        advice = f"; name an intact checkpoint instead: {', '.join(map(str, good))}" if good else ""
-        raise Damaged(f"{fault}{advice}") from None
     shared = checkpoint.shared()
     vocabulary, length, identifiers = shared["shape"]
     model = RecursiveModel(checkpoint.config.model, vocabulary, length, identifiers)
     weights = shared["average"] if ema and shared["average"] is not None else shared["core"]
     model.core.load_state_dict(weights)
     model.puzzles.load_state_dict(shared["puzzles"])
-    return model.to(device).eval(), checkpoint
+    return model.to(device).eval()
 
 
 def _step(path: Path) -> int:

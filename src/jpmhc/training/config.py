@@ -100,6 +100,8 @@ class TrainConfig:
             raise ValueError(f"decay_at must be rising fractions between 0 and 1, not {self.decay_at}")
         if not 0 <= self.ema < 1:
             raise ValueError(f"ema must lie in [0, 1), not {self.ema}")
+        if self.evaluate_variants is not None and not isinstance(self.task, ArcConfig):
+            raise ValueError("evaluate_variants is for ARC: other puzzles have one variant each")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"clip must be positive, or None for no clipping, not {self.clip}")
 

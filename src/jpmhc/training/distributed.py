@@ -5,6 +5,7 @@ Grassmann frames and puzzle vectors are stepped identically on every rank.
 """
 
 import contextlib
+import inspect
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -92,9 +93,12 @@ class Replicas:
         self.module: nn.Module = core
         if world.size > 1:
             devices = [world.device] if world.device.type == "cuda" else None
-            self.module = DistributedDataParallel(
-                core, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True
-            )
+            # No buffer changes in training, so none is sent; newer releases of PyTorch call the option otherwise.
+            names = inspect.signature(DistributedDataParallel).parameters
+            sending: dict[str, Any] = {
+                "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": False
+            }
+            self.module = DistributedDataParallel(core, device_ids=devices, gradient_as_bucket_view=True, **sending)
 
     def parts(self, last: bool) -> contextlib.AbstractContextManager[None]:
         """Around forward and backward of one part of a rank's rows: gradients are exchanged after the last part."""

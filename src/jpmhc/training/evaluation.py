@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import time
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,7 +18,7 @@ from jpmhc.tasks.arc import Arc, ArcConfig, vote
 from jpmhc.tasks.arc.scores import ArcScorer, Candidate
 from jpmhc.tasks.batch import Scorer, Task
 from jpmhc.tasks.evaluate import answers_of, evaluate
-from jpmhc.training.checkpoint import Checkpoint, load_model
+from jpmhc.training.checkpoint import Checkpoint, load_model, locate
 from jpmhc.training.distributed import World, join
 from jpmhc.training.progress import Display
 
@@ -57,20 +58,21 @@ class EvaluateConfig(Choices):
     """Folders of runs, whose newest checkpoints are taken, or of checkpoints."""
     pool: bool = False
     """Also count the votes of all checkpoints together (ARC)."""
-    out: Path = Path("out/evaluation.json")
-    """File for the results."""
+    out: Path | None = None
+    """File for the results; None: in the run's folder, named after the step and the choices above."""
 
 
 @dataclass(frozen=True)
 class PredictConfig(Choices):
     """A prediction."""
 
-    run: Annotated[Path, tyro.conf.Positional] = Path("out/train")
+    run: Annotated[Path | None, tyro.conf.Positional] = None
     """Folder of a run, whose newest checkpoint is taken, or of a checkpoint."""
     tasks: tuple[str, ...] = ()
     """Names of the tasks to answer; empty: all that the run tests."""
-    out: Path = Path("out/submission.json")
-    """File for the answers, in the form that ARC Prize takes."""
+    out: Path | None = None
+    """File for the answers, in the form that ARC Prize takes; None: in the run's folder, named after the step and the
+    choices above."""
 
 
 def evaluate_checkpoints(config: EvaluateConfig) -> dict[str, Any]:
@@ -80,17 +82,21 @@ def evaluate_checkpoints(config: EvaluateConfig) -> dict[str, Any]:
     """
     if not config.runs:
         raise ValueError("name at least one folder of a run or of a checkpoint to evaluate.")
-    _require_writable(config.out)
+    if len(config.runs) > 1 and config.out is None:
+        raise ValueError("name a file for the results of several checkpoints with --out.")
+    checkpoints = [locate(run) for run in config.runs]
+    out = config.out or default_out(checkpoints[0], "evaluations", config)
+    _require_writable(out)
     results, scorers, prints = [], [], set()
     with join(config.device) as world, Display(world.rank == 0) as display:
-        for run in config.runs:
-            model, checkpoint = load_model(run, ema=config.weights == "average", device=world.device)
+        for checkpoint in checkpoints:
             task = rebuild(checkpoint, config, display)
             prints.add(task.fingerprint())
             if config.pool and not isinstance(task, Arc):
-                raise ValueError(f"{run} has no votes to pool: pooling is for ARC.")
+                raise ValueError(f"{checkpoint.path} has no votes to pool: pooling is for ARC.")
             if config.pool and len(prints) > 1:
-                raise ValueError(f"{run} was trained on other data than the checkpoints before it: no pooling.")
+                raise ValueError(f"{checkpoint.path} was trained on other data than those before it: no pooling.")
+            model = load_model(checkpoint, ema=config.weights == "average", device=world.device)
             scorer = task.scorer(task.test_selection(config.variants, config.sample_seed))
             seconds = _ask(task, scorer, model, config, world, display, str(checkpoint.path))
             results.append(_described(checkpoint, scorer.result(), seconds, len(scorer.rows)))
@@ -101,14 +107,14 @@ def evaluate_checkpoints(config: EvaluateConfig) -> dict[str, Any]:
             pooled = votes[-1].result(pool=votes[:-1])
         found = {
             "format": FORMAT,
-            "choices": json.loads(json.dumps(dataclasses.asdict(config), default=str)),
+            "choices": json.loads(json.dumps({**dataclasses.asdict(config), "out": out}, default=str)),
             "processes": world.size,
             "torch": torch.__version__,
             "results": results,
             "pooled": pooled,
         }
         if world.rank == 0:
-            config.out.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
+            out.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
     return found
 
 
@@ -137,11 +143,18 @@ class Answered:
     candidates: list[Candidate]
 
 
-def predict(config: PredictConfig) -> list[Answered]:
-    """Answer tests of a run's tasks by vote; the first process writes the submission, two attempts a test."""
-    _require_writable(config.out)
+def predict(config: PredictConfig) -> tuple[list[Answered], Path]:
+    """Answer tests of a run's tasks by vote; the first process writes the submission, two attempts a test.
+
+    Returns:
+        The answers, and the file that the submission is in.
+    """
+    if config.run is None:
+        raise ValueError("name the folder of a run or of a checkpoint to predict with.")
+    checkpoint = locate(config.run)
+    out = config.out or default_out(checkpoint, "submissions", config, config.tasks)
+    _require_writable(out)
     with join(config.device) as world, Display(world.rank == 0) as display:
-        model, checkpoint = load_model(config.run, ema=config.weights == "average", device=world.device)
         task = rebuild(checkpoint, config, display)
         if not isinstance(task, Arc):
             raise ValueError(f"{config.run} is not a run on ARC: a submission holds ARC grids.")
@@ -154,14 +167,15 @@ def predict(config: PredictConfig) -> list[Answered]:
             wanted = [tested[name] for name in config.tasks]
             rows = rows[np.isin(task.tested[task.locate(rows)[0]], wanted)]
         scorer = ArcScorer(task, rows, keep_grids=True)
+        model = load_model(checkpoint, ema=config.weights == "average", device=world.device)
         _ask(task, scorer, model, config, world, display, str(checkpoint.path))
         answered = []
         for name, tests in scorer.answers().items():
             for k, (pair, candidates) in enumerate(zip(task.puzzles[tested[name]].tests, tests, strict=True)):
                 answered.append(Answered(name, k, pair.input, pair.output, candidates))
         if world.rank == 0:
-            config.out.write_text(json.dumps(submission(answered)) + "\n")
-    return answered
+            out.write_text(json.dumps(submission(answered)) + "\n")
+    return answered, out
 
 
 def submission(answered: list[Answered]) -> dict[str, list[dict[str, list[list[int]]]]]:
@@ -179,14 +193,17 @@ def submission(answered: list[Answered]) -> dict[str, list[dict[str, list[list[i
 
 def rebuild(checkpoint: Checkpoint, choices: Choices, display: Display) -> Task:
     """The task that a checkpoint was trained on, refused where its data are not the same."""
+    if choices.sample_seed and choices.variants is None:
+        raise ValueError("sample_seed decides which variants are drawn: say how many with --variants.")
     config = checkpoint.config.task
     changes = {
         name: value
-        for name in ("test_on", "extra_tasks", "evaluation_tasks")
+        for name in ("variants", "test_on", "extra_tasks", "evaluation_tasks")
         if (value := getattr(choices, name)) is not None
     }
     if changes and not isinstance(config, ArcConfig):
         raise ValueError(f"{checkpoint.path} is not a run on ARC: {', '.join(changes)} cannot be chosen.")
+    changes.pop("variants", None)  # asked of the task, not part of it
     if isinstance(config, ArcConfig):
         config = dataclasses.replace(config, **changes)
     with display.preparing("preparing the puzzles"):
@@ -197,6 +214,19 @@ def rebuild(checkpoint: Checkpoint, choices: Choices, display: Display) -> Task:
             f"{task.fingerprint()}, not {checkpoint.fingerprint}."
         )
     return task
+
+
+def default_out(checkpoint: Checkpoint, folder: str, choices: Choices, tasks: tuple[str, ...] = ()) -> Path:
+    """A file in the checkpoint's run whose name tells evaluations apart that may give different results."""
+    path = checkpoint.path if checkpoint.path.parent.name == "checkpoints" else checkpoint.path.resolve()
+    run = path.parent.parent if path.parent.name == "checkpoints" else path.parent
+    words = [path.name]
+    words += [] if choices.variants is None else [f"variants-{choices.variants}-{choices.sample_seed}"]
+    words += [] if choices.weights == "average" else [f"{choices.weights}-weights"]
+    words += [] if choices.test_on is None else [f"{choices.test_on}-tasks"]
+    names = "-".join(tasks)
+    words += [names if len(names) < 100 else f"{len(tasks)}-tasks-{zlib.crc32(names.encode()):08x}"] if tasks else []
+    return run / folder / f"{'-'.join(words)}.json"
 
 
 def _require_writable(path: Path) -> None:
