@@ -31,6 +31,24 @@ def test_every_command_has_help_with_an_example(command, capsys):
     assert f"Example: jpmhc {command}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("words", "named", "help"),
+    [
+        (["train", "--stesp", "3"], "--steps", "jpmhc train --help"),
+        (["train", "--steps", "many"], "'many'", "jpmhc train --help"),
+        (["evaluate", "--varants", "3"], "--variants", "jpmhc evaluate --help"),
+        (["trian"], "trian", "jpmhc --help"),
+    ],
+)
+def test_mistakes_point_to_the_help_of_their_command(words, named, help, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert named in said
+    assert {line for line in re.findall(r"jpmhc[a-z ]* --help", said)} == {help}
+
+
 @pytest.mark.parametrize("command", ["demo", "spectrum", "panel"])
 def test_results_that_cannot_be_written_are_refused_before_the_work(command, capsys, tmp_path):
     occupied = tmp_path / "file"

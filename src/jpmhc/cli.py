@@ -215,12 +215,16 @@ COMMANDS: dict[str, Callable] = {
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one command; bad input ends with one sentence on stderr and exit status 2."""
-    if (sys.argv[1:] if arguments is None else arguments) == ["--version"]:
+    words = sys.argv[1:] if arguments is None else arguments
+    if words == ["--version"]:
         print(f"jpmhc {__version__}")
         return
-    commands = COMMANDS | {"train": train_from(preset_in(sys.argv[1:] if arguments is None else arguments))}
+    commands = COMMANDS | {"train": train_from(preset_in(words))}
     try:
-        tyro.extras.subcommand_cli_from_dict(commands, prog="jpmhc", description=__doc__, args=arguments)
+        if words and words[0] in commands:  # by itself, so that mistakes are answered with this command's help
+            tyro.cli(commands[words[0]], prog=f"jpmhc {words[0]}", args=words[1:])
+        else:
+            tyro.extras.subcommand_cli_from_dict(commands, prog="jpmhc", description=__doc__, args=words)
     except (ValueError, OSError) as error:
         print(f"jpmhc: {error}", file=sys.stderr)
         sys.exit(2)
