@@ -200,3 +200,46 @@ def test_edges_of_one_layer_are_the_exact_ones_down_to_the_first():
 def test_a_network_that_maps_everything_to_zero_has_no_density():
     with pytest.raises(ValueError, match="all singular values are zero"):
         density(Network(torch.zeros(2, 2, 2), 0.0))
+
+
+@pytest.mark.parametrize("noise", [0.001, 0.005, 0.05])
+@pytest.mark.parametrize(("mixer", "depth"), [("orthogonal", 4), ("bistochastic", 10), ("gaussian", 1)])
+def test_narrow_bands_and_the_gaps_between_them_add_up_to_one(mixer, depth, noise):
+    # An interval that bridges a gap would count the flanks of both bands across it: up to 0.7 % too much.
+    network = Network.from_mixer(mixer, depth, noise / depth)
+    found = density(network)
+    assert abs(found.mass + found.below - 1) < 1e-3
+    assert abs(found.first_moment / found.exact_moment - 1) < 2e-3
+
+
+@pytest.mark.parametrize("start", [1e-6, 1e-12, 1e-18])
+def test_mass_below_a_grid_that_begins_inside_the_spectrum(start):
+    # five Gaussian layers: density sin(pi/6)/pi x^(-5/6) towards zero, so that 6 sin(pi/6)/pi x^(1/6) lies below x
+    found = density(
+        gaussian_product(5), torch.logspace(math.log10(start), 1.2, 60, dtype=torch.float64), method="chain"
+    )
+    truth = 3 / math.pi * start ** (1 / 6)
+    assert abs(found.below - truth) < 0.02 * truth + 2e-4
+
+
+def test_mass_below_a_grid_that_begins_outside_the_spectrum_is_none():
+    found = density(Network.repeated(torch.eye(2), 0.01, 1), torch.linspace(0.4, 2, 100, dtype=torch.float64))
+    assert found.below < 1e-4
+
+
+def test_unconverged_points_far_apart_are_interpolated_over_orders_of_magnitude(monkeypatch):
+    network = gaussian_product(3)
+    x = torch.logspace(-8, 1, 30, dtype=torch.float64)
+    truth = density(network, x, method="chain")
+    module = importlib.import_module("jpmhc.spectra.density")
+
+    def spoilt(network, z, *arguments, **options):
+        found = cauchy(network, z, *arguments, **options)
+        if len(z) == len(x):
+            found.G[5], found.converged[5] = 1e6, False
+        return found
+
+    monkeypatch.setattr(module, "cauchy", spoilt)
+    found = density(network, x, method="chain")
+    assert found.interpolated.nonzero().squeeze(-1).tolist() == [5]
+    assert abs(found.values[5] / truth.values[5] - 1) < 0.02

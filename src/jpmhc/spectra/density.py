@@ -2,6 +2,7 @@ r"""What comes back: the density of squared singular values, its mass, moments, 
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from jpmhc.spectra.distances import wasserstein
 from jpmhc.spectra.grid import adaptive
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.refine import aaa, richardson
+from jpmhc.spectra.solution import Solution
 from jpmhc.spectra.solve import cauchy
 
 REFINEMENTS = ("richardson", "richardson-paper", "aaa")
@@ -24,10 +26,11 @@ COLLAPSED = 0.1
 _INTERPOLABLE = 0.1
 # By how much the first moment may miss the exact one before a warning.
 _MOMENT_TOLERANCE = 0.05
-# The mass below the grid is what lies below this fraction of its first point, if x rho is as small as this there.
+# Where the grid begins outside the spectrum, the mass below it is what lies below this fraction of its first point.
 _BELOW = 0.01
-_DARK = 1e-3
+# The residual asked of that mass, relative to it, and the one taken if it amounts to no more than this share of all.
 _BELOW_TOLERANCE = 1e-4
+_BELOW_SHARE = 1e-5
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,21 +180,13 @@ def density(
         green, lost, residual = transform(z)
         raw = invert(z, green)
     values = raw.clamp_min(0)
-    # Re z G at z = i y is the mass below y, up to the weight y^2 / (x^2 + y^2): y is the grid's first point where that
-    # lies inside the spectrum, so that the weight's two sides make up for each other, and far below it otherwise.
-    point = 1j * grid[:1] * (1.0 if grid[0] * values[0] > _DARK else _BELOW)
-    bottom = cauchy(network, point.to(network.skips.device), method, tolerance=_BELOW_TOLERANCE, maximum=maximum)
-    below = 0.0
-    if eta is None:
-        if not bool(bottom.converged.all()):
-            raise ValueError(f"the mass below the grid is unknown: z = {complex(point[0]):.1e} did not converge")
-        below = float((point[0] * bottom.G.cpu()[0]).real)
+    below, bottom = _below(network, grid[:1], relative_eta, method, maximum)
     result = Density(
         x=grid,
         values=values,
         eta=smoothing,
         mass=float(_integral(grid, values)),
-        below=below,
+        below=below if eta is None else 0.0,
         first_moment=float(_integral(grid, grid * values)),
         exact_moment=float(network.gains().log().sum().exp()),
         interpolated=lost,
@@ -208,6 +203,33 @@ def density(
             stacklevel=2,
         )
     return result
+
+
+def _below(
+    network: Network, first: Tensor, relative_eta: float, method: str, maximum: int | None
+) -> tuple[float, Solution]:
+    r"""The law's mass below a grid's first point [1], and the solution it was read from.
+
+    $\mathrm{Re}\, z G$ at $z = iy$ is the mass below y up to the weight $y^2 / (x^2 + y^2)$: y is the first point where
+    that lies inside the spectrum, so that the weight's two sides make up for each other, and far below it otherwise.
+    Halving the smoothing halves the density outside the spectrum and leaves it alone inside.
+    """
+
+    def ask(z: Tensor) -> tuple[Tensor, Solution]:
+        found = cauchy(network, z.to(network.skips.device), method, tolerance=_BELOW_TOLERANCE, maximum=maximum)
+        return z * found.G.cpu(), found
+
+    slanted = [torch.complex(first, first * relative_eta * half) for half in (1.0, 0.5)]
+    moment, found = ask(torch.cat([1j * first, *slanted]))
+    if not bool(moment[1].imag / moment[2].imag < math.sqrt(2)):
+        with warnings.catch_warnings():
+            # What the method has to say about exactness has just been said.
+            warnings.simplefilter("ignore", UserWarning)
+            moment, found = ask(1j * first * _BELOW)
+    below, residual = float(moment[0].real), float(found.residual[0])
+    if not bool(found.converged[0]) and not residual * below < _BELOW_SHARE:
+        raise ValueError(f"the mass below the grid is unknown: its point did not converge (residual {residual:.1e})")
+    return below, found
 
 
 def _integral(x: Tensor, values: Tensor) -> Tensor:
@@ -241,8 +263,9 @@ def _interpolated(
             "raise eta, the tolerance or the number of iterations"
         )
     if lost:
-        place, known = z.real.numpy(), z.real[good].numpy()
-        parts = [np.interp(place, known, part[good].numpy()) for part in (green.real, green.imag)]
-        green = torch.where(good, green, torch.complex(*(torch.from_numpy(part) for part in parts)))
+        # z G over log x: the points may be orders of magnitude apart, and G grows as fast towards zero.
+        place, moment = z.real.log().numpy(), z * green
+        parts = [np.interp(place, place[good], part[good].numpy()) for part in (moment.real, moment.imag)]
+        green = torch.where(good, green, torch.complex(*(torch.from_numpy(part) for part in parts)) / z)
     residual = float(found.residual[found.converged].max()) if lost < len(z) else float("inf")
     return green, ~good, residual

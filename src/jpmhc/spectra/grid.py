@@ -21,6 +21,9 @@ _TOLERANCE = 1e-3
 # An interval is halved while it holds more than this mass, or while its ends differ by this mass.
 _MASS = 1 / 120
 _STEP = 1 / 600
+# In the end an interval is also halved while the trapezium rule errs on it by more than this: the long one across a gap
+# between bands would count the bands' smoothed flanks as if they reached from one to the other.
+_ERROR = 2e-5
 # Where the density of log x is below this it is not resolved further.
 _FLOOR = 2e-4
 _LARGEST = 1200
@@ -57,7 +60,7 @@ def adaptive(network: Network, method: str, eta: float | None, relative_eta: flo
         if round_number < _ROUNDS - 1:
             t = torch.cat([t, _middles(t, weight)]).sort().values
     for _ in range(_LAST_ROUNDS):
-        middles = _middles(t, weight)
+        middles = _middles(t, weight, _ERROR)
         if not len(middles) or len(t) > _LARGEST:
             break
         together = torch.cat([weight, _weight(network, middles, method, eta, relative_eta)])
@@ -86,9 +89,16 @@ def _near_mass(weight: Tensor) -> Tensor:
     return near if int(near.sum()) >= 4 else torch.ones_like(near)
 
 
-def _middles(t: Tensor, weight: Tensor) -> Tensor:
-    """The middles of the intervals that hold too much mass, or whose ends differ too much."""
+def _middles(t: Tensor, weight: Tensor, tolerance: float = math.inf) -> Tensor:
+    """The middles of the intervals that hold too much mass, whose ends differ too much, or that are integrated badly.
+
+    Args:
+        tolerance: Of the trapezium rule's error on one interval, as the bend of the curve at its ends tells it.
+    """
     width = t.diff()
     mass = width * torch.maximum(weight[1:], weight[:-1])
     step = width * weight.diff().abs()
-    return ((t[1:] + t[:-1]) / 2)[(mass > _MASS) | (step > _STEP)]
+    bend = 2 * (weight.diff() / width).diff().abs() / (width[1:] + width[:-1])  # second derivative at inner points
+    bend = torch.nn.functional.pad(bend, (1, 1))
+    error = width**3 / 12 * torch.maximum(bend[1:], bend[:-1])
+    return ((t[1:] + t[:-1]) / 2)[(mass > _MASS) | (step > _STEP) | (error > tolerance)]
