@@ -1,7 +1,9 @@
 """Two processes train the same small run under every strategy; started by test_distributed.py with torchrun."""
 
+import contextlib
 import dataclasses
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -18,7 +20,7 @@ STEPS = 50
 
 
 def configuration(out: Path) -> TrainConfig:
-    """A run with puzzle vectors, Grassmann frames clipping, decay, exploration and averaging."""
+    """A run with puzzle vectors, Grassmann frames, clipping, decay, exploration and averaging."""
     return TrainConfig(
         task=ArcConfig(tasks=("25ff71a9", "a85d4709", "25d8a9c8"), augmentations=3, side=4, test_on="training"),
         model=RecursiveConfig(
@@ -51,6 +53,23 @@ def configuration(out: Path) -> TrainConfig:
     )
 
 
+def precise(out: Path) -> TrainConfig:
+    """A run that multiplies differences by a million, for float64: rounding then still leaves nine digits."""
+    config = configuration(out)
+    model = dataclasses.replace(config.model, dim=16, streams=2, compute="float64")
+    return dataclasses.replace(config, model=model, lr=3e-4, frame_lr=2.0)
+
+
+@contextlib.contextmanager
+def float64() -> Iterator[None]:
+    """Everything that is made inside has weights in float64."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def run_all(folder: Path, world: World) -> None:
     """Every strategy; the stage that shards everything also goes on from a checkpoint."""
     for strategy in STRATEGIES:
@@ -62,6 +81,8 @@ def run_all(folder: Path, world: World) -> None:
             resumed = dataclasses.replace(config, out=folder / "zero3-resumed")
             found = checkpoint.verify(config.out / "checkpoints" / "step-00000030")
             Trainer(resumed, world, found).run()
+    with float64():
+        Trainer(precise(folder / "precise"), world).run()
 
 
 if __name__ == "__main__":

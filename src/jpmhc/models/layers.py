@@ -28,9 +28,14 @@ def truncated_normal_(tensor: Tensor, std: float) -> Tensor:
     return nn.init.trunc_normal_(tensor, std=inner, a=-2 * inner, b=2 * inner)
 
 
+def widened(x: Tensor) -> Tensor:
+    """In float32 at least; float64 stays what it is, as checks against rounding need."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def rms_norm(x: Tensor, eps: float = 1e-5) -> Tensor:
-    """Weightless RMS norm over the last dimension, computed in float32."""
-    return F.rms_norm(x.float(), x.shape[-1:], eps=eps).to(x.dtype)
+    """Weightless RMS norm over the last dimension, computed in float32 at least."""
+    return F.rms_norm(widened(x), x.shape[-1:], eps=eps).to(x.dtype)
 
 
 class Linear(nn.Module):
@@ -76,7 +81,7 @@ class Rotary(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Rotate x [B, S, heads, head_dim]."""
         # Written by halves: its backward pass is then the same single kernel with the opposite angle.
-        first, second = x.float().chunk(2, dim=-1)
+        first, second = widened(x).chunk(2, dim=-1)
         cos, sin = self.cos[:, None, :], self.sin[:, None, :]
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 

@@ -13,7 +13,7 @@ class RowLosses(NamedTuple):
     """Per-row losses and scores of one batch of answers."""
 
     language: Tensor  # [B] float64, mean cross-entropy over the row's labels
-    halting: Tensor  # [B] float32, binary cross-entropy of "this row is exactly right"
+    halting: Tensor  # [B] float32 or float64, binary cross-entropy of "this row is exactly right"
     correct: Tensor  # [B] float32, fraction of the row's labels that the greedy prediction hits
     exact: Tensor  # [B] bool, every label hit
 
@@ -61,7 +61,7 @@ def row_losses(logits: Tensor, labels: Tensor, q_halt: Tensor) -> RowLosses:
     Args:
         logits: [B, S, V].
         labels: [B, S].
-        q_halt: [B] logits of "this row is exactly right".
+        q_halt: [B] logits of "this row is exactly right", float32 or float64.
     """
     scored = labels != PAD
     with torch.no_grad():
@@ -69,5 +69,5 @@ def row_losses(logits: Tensor, labels: Tensor, q_halt: Tensor) -> RowLosses:
         count = scored.sum(-1)
         exact = hits.sum(-1) == count
         correct = hits.sum(-1) / count.clamp(min=1)
-    halting = F.binary_cross_entropy_with_logits(q_halt.float(), exact.float(), reduction="none")
+    halting = F.binary_cross_entropy_with_logits(q_halt, exact.to(q_halt.dtype), reduction="none")
     return RowLosses(row_cross_entropy(logits, labels), halting, correct, exact)

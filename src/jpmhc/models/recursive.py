@@ -31,6 +31,7 @@ from jpmhc.models.layers import (
     pad_rows,
     rms_norm,
     truncated_normal_,
+    widened,
 )
 from jpmhc.models.losses import row_losses
 
@@ -217,7 +218,7 @@ class RecursiveCore(nn.Module):
         z_h, z_l = self.recur(z_h, z_l, x)
         answer = reduce_streams(z_h) if len(self.state_shape) == 3 else z_h
         logits = self.token_head(answer[:, self.config.puzzle_slots :])
-        q_halt = self.q_head(answer[:, 0]).float()[:, 0]
+        q_halt = widened(self.q_head(answer[:, 0]))[:, 0]
         return z_h.detach(), z_l.detach(), Prediction(logits, q_halt)
 
     def initial(self, rows: int) -> tuple[Tensor, Tensor]:

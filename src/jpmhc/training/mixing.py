@@ -33,7 +33,7 @@ def mixing_statistics(core: RecursiveCore, puzzle: Tensor, inputs: Tensor) -> di
     def record(name: str, block: HyperConnection, x: Tensor) -> None:
         nonlocal product
         skip = block.coefficients(x).skip.float()
-        eye = torch.eye(skip.shape[-1], device=skip.device)
+        eye = torch.eye(skip.shape[-1], dtype=skip.dtype, device=skip.device)
         distance[name].append(torch.linalg.matrix_norm(skip - eye).mean())
         violation[name].append(block.mixer.violation(skip).max())
         wide = skip.expand(*x.shape[:-2], *skip.shape[-2:])
@@ -59,7 +59,7 @@ def mixing_statistics(core: RecursiveCore, puzzle: Tensor, inputs: Tensor) -> di
             handle.remove()
     assert product is not None
     values = torch.linalg.svdvals(product.flatten(0, -3)).flatten()
-    levels = torch.tensor([0.0, 0.5, 1.0], device=values.device)
+    levels = torch.tensor([0.0, 0.5, 1.0], dtype=values.dtype, device=values.device)
     low, middle, high = torch.quantile(values, levels).tolist()
     return {
         "distance_to_identity": {name: torch.stack(d).mean().item() for name, d in distance.items()},
