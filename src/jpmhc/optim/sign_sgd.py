@@ -74,12 +74,12 @@ class SignSGD(Optimizer):
         ids, rows = grad._indices()[0], grad._values()
         if not (self.gather and dist.is_available() and dist.is_initialized() and dist.get_world_size(self.group) > 1):
             return ids, rows
-        world = dist.get_world_size(self.group)
-        all_ids = ids.new_empty(world * len(ids))
-        all_rows = rows.new_empty(world * len(rows), *rows.shape[1:])
-        dist.all_gather_into_tensor(all_ids, ids.contiguous(), group=self.group)
-        dist.all_gather_into_tensor(all_rows, rows.contiguous(), group=self.group)
-        return all_ids, all_rows
+        return self._gathered(ids), self._gathered(rows)
+
+    def _gathered(self, mine: Tensor) -> Tensor:
+        parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(parts, mine.contiguous(), group=self.group)
+        return torch.cat(parts)
 
 
 def _sum_equal(ids: Tensor, rows: Tensor) -> Tensor:

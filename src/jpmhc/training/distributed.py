@@ -226,9 +226,9 @@ class Zero:
             return dict(zip(self.named, tensors, strict=True))
         found = {}
         for (name, p), shard in zip(self.named.items(), tensors, strict=True):
-            flat = shard.new_empty(self.world.size * shard.numel())
-            dist.all_gather_into_tensor(flat, shard.contiguous())
-            found[name] = flat[: p.ds_numel].view(p.ds_shape)
+            shards = [torch.empty_like(shard) for _ in range(self.world.size)]
+            dist.all_gather(shards, shard.contiguous())
+            found[name] = torch.cat(shards)[: p.ds_numel].view(p.ds_shape)
         return found
 
     def own(self, whole: dict[str, Tensor]) -> list[Tensor]:
