@@ -83,7 +83,7 @@ def evaluate(config: Annotated[EvaluateConfig, tyro.conf.arg(name="")]) -> None:
     found = evaluate_checkpoints(config)
     if not first_process():
         return
-    parts = [(result["checkpoint"], result["metrics"]) for result in found["results"]]
+    parts = [(f"{result['checkpoint']}: {result['tests']}", result["metrics"]) for result in found["results"]]
     if found["pooled"] is not None:
         parts.append(("all checkpoints pooled", found["pooled"]))
     for name, metrics in parts:
@@ -171,10 +171,10 @@ def spectrum(query: Annotated[Query, tyro.conf.arg(name="")], out: Path = Path("
         out: Folder for spectrum.png and spectrum.csv.
     """
     prepare(out)
-    with spectra_report.StageProgress() as progress:
+    with spectra_report.warnings_in_one_line(), spectra_report.StageProgress() as progress:
         answer = ask(query, progress.show)
     spectra_report.show_answer(answer)
-    print(f"wrote {draw_spectrum(answer, spectra_report.title(query), out / 'spectrum.png')}")
+    print(f"wrote {draw_spectrum(answer, query.title(answer.network), out / 'spectrum.png')}")
     print(f"wrote {write_curve(answer.density, out / 'spectrum.csv')}")
 
 

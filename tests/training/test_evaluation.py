@@ -70,7 +70,8 @@ def test_evaluate_votes_them_right(run: Path, tmp_path: Path, capsys: pytest.Cap
     out = tmp_path / "new" / "evaluation.json"
     cli.main(["evaluate", str(run), "--out", str(out), "--batch", "4", "--device", "cpu"])
     said = capsys.readouterr().out
-    assert "pass@1 100.00 %" in said
+    assert "tests seen in training: 6 rows: exact accuracy 100.00 %" in said
+    assert said.splitlines()[0].endswith("pass@1 100.00 %, pass@2 100.00 %")  # three votes have no fifth attempt
     assert f"wrote {out}" in said
     found = json.loads(out.read_text())
     [result] = found["results"]
@@ -228,6 +229,7 @@ def test_sudoku_runs_are_scored_but_not_voted_on(tmp_path: Path) -> None:
     assert metrics["rows"] == 3
     assert "pass@1" not in metrics
     assert summary(metrics).startswith("3 rows: exact accuracy ")
+    assert found["results"][0]["tests"] == "held out"
     with pytest.raises(ValueError, match="not a run on ARC: variants cannot be chosen"):
         evaluate_checkpoints(EvaluateConfig(runs=(tmp_path / "run",), variants=2, device="cpu"))
     with pytest.raises(ValueError, match="several checkpoints with --out"):

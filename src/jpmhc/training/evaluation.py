@@ -99,7 +99,8 @@ def evaluate_checkpoints(config: EvaluateConfig) -> dict[str, Any]:
             model = load_model(checkpoint, ema=config.weights == "average", device=world.device)
             scorer = task.scorer(task.test_selection(config.variants, config.sample_seed))
             seconds = _ask(task, scorer, model, config, world, display, str(checkpoint.path))
-            results.append(_described(checkpoint, scorer.result(), seconds, len(scorer.rows)))
+            result = _described(checkpoint, scorer.result(), seconds, len(scorer.rows))
+            results.append({"tests": tested(task), **result})
             scorers.append(scorer)
         pooled = None
         if config.pool:
@@ -121,7 +122,10 @@ def evaluate_checkpoints(config: EvaluateConfig) -> dict[str, Any]:
 def summary(metrics: dict[str, Any]) -> str:
     """The main numbers of a result in one line, with the error of having taken some of the variants."""
     errors = metrics.get("standard_error") or {}
-    names = ["exact_accuracy", "token_accuracy", "lm_loss", *(f"pass@{k}" for k in vote.PASS_AT)]
+    names = ["exact_accuracy", "token_accuracy", "lm_loss"]
+    if "per_task" in metrics:  # of k attempts there are no more than votes; two are what ARC Prize allows
+        votes = max(test["votes"] for tests in metrics["per_task"].values() for test in tests)
+        names += [f"pass@{k}" for k in vote.PASS_AT if k <= max(2, votes)]
     parts = []
     for name in names:
         if name in metrics:
@@ -130,6 +134,11 @@ def summary(metrics: dict[str, Any]) -> str:
             spread = f" ± {error:.4f}" if name == "lm_loss" else f" ± {100 * error:.2f}"
             parts.append(f"{name.replace('_', ' ')} {value}{spread if error else ''}")
     return f"{metrics['rows']} rows: " + ", ".join(parts)
+
+
+def tested(task: Task) -> str:
+    """What kind of rows a task tests: an evaluation on rows that training showed is one of memory."""
+    return "tests seen in training" if isinstance(task, Arc) and task.config.test_on == "training" else "held out"
 
 
 @dataclass(frozen=True)

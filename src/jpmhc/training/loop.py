@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 
-from jpmhc.tasks.arc import ArcConfig
 from jpmhc.tasks.batch import Batch, Task
 from jpmhc.tasks.evaluate import answers_of, evaluate
 from jpmhc.training import checkpoint
 from jpmhc.training.checkpoint import Checkpoint
 from jpmhc.training.config import TrainConfig
 from jpmhc.training.distributed import World, join
-from jpmhc.training.evaluation import summary
+from jpmhc.training.evaluation import summary, tested
 from jpmhc.training.log import Log
 from jpmhc.training.mixing import mixing_statistics
 from jpmhc.training.progress import Display
@@ -146,15 +145,10 @@ class Trainer:
         step = self.state.step
         self.metrics = self.evaluate()
         log.write("evaluate", step, self.metrics)
-        self.display.say(f"step {step}: {self._tested()}: {summary(self.metrics)}")
+        self.display.say(f"step {step}: {tested(self.task)}: {summary(self.metrics)}")
         mixing = self.mixing(rows)
         if mixing:
             log.write("mixing", step, mixing)
-
-    def _tested(self) -> str:
-        """What an evaluation is on."""
-        task = self.config.task
-        return "tests seen in training" if isinstance(task, ArcConfig) and task.test_on == "training" else "held out"
 
     def evaluate(self) -> dict[str, Any]:
         """Metrics of the averaged weights on test rows, the same on every rank. SIGTERM ends it at once."""

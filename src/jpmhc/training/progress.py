@@ -9,6 +9,7 @@ from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 _SECONDS = 10.0  # between lines of a job where the output is not a terminal
 
@@ -32,9 +33,11 @@ class Display:
     def __init__(self, speaks: bool = True) -> None:
         # Lines are never broken: a terminal folds them by itself, and a file keeps them whole.
         self.console = Console(stderr=True, quiet=not speaks, soft_wrap=True, highlight=False)
-        columns = [TextColumn("{task.description}"), TextColumn("{task.fields[count]}"), BarColumn(bar_width=20)]
-        columns += [TextColumn("{task.fields[detail]}"), TimeRemainingColumn()]
-        self.bars = Progress(*columns, console=self.console, disable=not (speaks and self.console.is_terminal))
+        # On a narrow terminal the detail is what is cut.
+        detail = TextColumn("{task.fields[detail]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
+        columns = (TextColumn("{task.description}"), TextColumn("{task.fields[count]}"), BarColumn(bar_width=10))
+        hidden = not (speaks and self.console.is_terminal)
+        self.bars = Progress(*columns, TimeRemainingColumn(), detail, console=self.console, expand=True, disable=hidden)
         self.jobs: dict[str, _Job] = {}
 
     def say(self, line: str) -> None:

@@ -94,7 +94,7 @@ def load(config: ArcConfig) -> tuple[list[Puzzle], list[Puzzle]]:
         raise ValueError(f"no puzzle fits into a square of side {config.side}.")
     if not (evaluation if config.test_on == "evaluation" else training):
         other = "training" if config.test_on == "evaluation" else "evaluation"
-        raise ValueError(f"there is no {config.test_on} puzzle to test on; test on the {other} puzzles, or add some.")
+        raise ValueError(f"there is no {config.test_on} puzzle to test on: choose test-on {other}, or other tasks.")
     return training, evaluation
 
 
