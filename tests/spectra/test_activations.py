@@ -100,7 +100,7 @@ def test_leaky_slope():
 def test_bad_input():
     with pytest.raises(ValueError, match="choose one of linear, relu"):
         get_activation("swishy")
-    with pytest.raises(ValueError, match="not negative"):
+    with pytest.raises(ValueError, match="must not be negative"):
         ACTIVATIONS["tanh"].psi(-1.0)
     with pytest.raises(ValueError, match="finite"):
         ACTIVATIONS["tanh"].kappa(float("nan"))

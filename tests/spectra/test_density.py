@@ -180,7 +180,7 @@ def test_unconverged_points_are_interpolated_only_when_few(monkeypatch):
         ({"x": torch.zeros(0)}, "at least two"),
         ({"x": torch.tensor([1.0, 0.5])}, "ascending"),
         ({"x": torch.tensor([-1.0, 0.5])}, "positive"),
-        ({"x": torch.tensor([math.nan, 0.5])}, "positive and ascending"),
+        ({"x": torch.tensor([math.nan, 0.5])}, "finite, without NaN"),
     ],
 )
 def test_bad_input_is_refused(arguments, sentence):

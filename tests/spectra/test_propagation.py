@@ -1,5 +1,7 @@
 """Signal propagation against wide random networks that are really run."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -101,16 +103,22 @@ def test_paper_form_by_hand():
     ("arguments", "message"),
     [
         ({"skips": torch.eye(3)}, "needs a depth"),
-        ({"skips": torch.eye(3), "depth": 0}, "at least one layer"),
+        ({"skips": torch.eye(3), "depth": 0}, "depth must be a whole number, at least 1"),
         ({"skips": torch.ones(2, 3, 4)}, "square matrices"),
         ({"skips": torch.ones(2, 3, 3), "depth": 3}, "contradicts"),
         ({"skips": torch.ones(2, 3, 3), "weight_scale": [1.0, 2.0, 3.0]}, "one per layer"),
-        ({"skips": torch.ones(2, 3, 3), "weight_scale": -1.0}, "not negative"),
-        ({"skips": torch.ones(2, 3, 3), "input_variance": -1.0}, "not negative"),
+        ({"skips": torch.ones(2, 3, 3), "weight_scale": -1.0}, "must not be negative"),
+        ({"skips": torch.ones(2, 3, 3), "input_variance": -1.0}, "must not be negative"),
         ({"skips": torch.ones(2, 3, 3), "input_variance": torch.ones(2, 2)}, "second moments"),
         ({"skips": torch.ones(2, 3, 3), "form": "exact"}, "choose one of mean_field"),
         ({"skips": torch.ones(2, 3, 3), "read": torch.ones(3)}, "both read and write"),
         ({"skips": torch.ones(2, 3, 3), "form": "paper", "bias_scale": 1.0}, "no bias"),
+        ({"skips": torch.ones(2, 3, 3), "bias_scale": math.nan}, "bias_scale must be finite and not negative"),
+        ({"skips": torch.full((2, 3, 3), math.nan)}, "skips must be finite"),
+        ({"skips": torch.ones(2, 3, 3) * 1j}, "skips must be real"),
+        ({"skips": torch.eye(3), "depth": 2.5}, "depth must be a whole number, at least 1, not 2.5"),
+        ({"skips": torch.ones(2, 3, 3), "weight_scale": "big"}, "weight_scale must be real numbers"),
+        ({"skips": torch.ones(2, 3, 3), "read": torch.ones(4), "write": torch.ones(4)}, r"read must be \[L, n\]"),
     ],
 )
 def test_bad_input(arguments, message):

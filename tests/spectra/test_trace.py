@@ -162,16 +162,18 @@ def test_cauchy_transform_of_a_sampled_network_agrees_with_theory():
 
 def test_bad_input():
     start = trace.probes(2, 5)
-    with pytest.raises(ValueError, match="between 1 and the dimension 5"):
+    with pytest.raises(ValueError, match="must not exceed the dimension 5, and 6 does"):
         trace.quadrature(lambda x: x, start, 6)
-    with pytest.raises(ValueError, match="between 1 and the dimension 5"):
+    with pytest.raises(ValueError, match="steps must be a whole number, at least 1, not 0"):
         trace.singular_quadrature(lambda x: x, lambda x: x, start, 0)
     with pytest.raises(ValueError, match="choose one of gaussian"):
         trace.probes(2, 5, "sobol")
-    with pytest.raises(ValueError, match="at least one probe"):
+    with pytest.raises(ValueError, match="number of probes must be a whole number, at least 1, not 0"):
         trace.probes(0, 5)
     with pytest.raises(ValueError, match="at most 5"):
         trace.hutchpp(lambda x: x, trace.probes(6, 5), start)
+    with pytest.raises(ValueError, match="rows"):
+        trace.hutchinson(lambda x: x, start[0])
     with pytest.raises(ValueError, match="one size"):
         trace.hutchpp(lambda x: x, trace.probes(2, 4), start)
     assert math.isnan(trace.hutchinson(lambda x: x, start[:1]).error)

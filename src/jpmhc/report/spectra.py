@@ -1,7 +1,10 @@
 """Tables of spectra for a terminal, and the panel's numbers as a file."""
 
 import csv
-from collections.abc import Sequence
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -10,7 +13,7 @@ from rich.table import Table
 
 from jpmhc.spectra.density import COLLAPSED
 from jpmhc.spectra.panel import Cell, rows
-from jpmhc.spectra.query import Answer, Query
+from jpmhc.spectra.query import Answer
 
 
 class StageProgress:
@@ -35,13 +38,12 @@ class StageProgress:
         self.begun = True
 
 
-def title(query: Query) -> str:
-    """One line that says which network was asked about."""
-    skips = str(query.matrix) if query.matrix is not None else f"{query.mixer} skips, n = {query.streams}"
-    noise = (
-        f"Lσ² = {query.noise:g}" if query.activation is None else f"{query.activation}, σ_w = {query.weight_scale:g}"
-    )
-    return f"{skips}, L = {query.depth}, {noise}" + (", hyper-connection block" if query.block else "")
+@contextmanager
+def warnings_in_one_line() -> Iterator[None]:
+    """Warnings as a user of a command should see them, without the line of code they come from."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *place: print(f"jpmhc: warning: {message}", file=sys.stderr)
+        yield
 
 
 def show_answer(answer: Answer) -> None:

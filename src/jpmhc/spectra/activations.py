@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from jpmhc.spectra.arguments import real
+
 Function = Callable[[Tensor], Tensor]
 
 
@@ -58,9 +60,9 @@ class Activation:
         return self._moment(variance, 2, self.function)
 
     def _moment(self, variance: Tensor | float, which: int, integrand: Function) -> Tensor:
-        variance = torch.as_tensor(variance, dtype=torch.float64)
-        if not bool((torch.isfinite(variance) & (variance >= 0)).all()):
-            raise ValueError("the variance of a pre-activation must be finite and not negative")
+        variance = real(variance, "the variance of a pre-activation")
+        if bool((variance < 0).any()):
+            raise ValueError("the variance of a pre-activation must not be negative")
         if self.closed is not None:
             return self.closed[which](variance)
         scale = variance.sqrt().unsqueeze(-1)  # [..., 1]
@@ -179,6 +181,6 @@ def get_activation(activation: str | Activation) -> Activation:
     """The activation of a name, or the object itself."""
     if isinstance(activation, Activation):
         return activation
-    if activation not in ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise ValueError(f"no activation is called {activation!r}; choose one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[activation]

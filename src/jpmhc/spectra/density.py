@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from jpmhc.spectra.arguments import not_negative, positive, real, whole
 from jpmhc.spectra.distances import wasserstein
 from jpmhc.spectra.grid import adaptive
-from jpmhc.spectra.network import Network
+from jpmhc.spectra.network import Network, require_network
 from jpmhc.spectra.refine import aaa, richardson
 from jpmhc.spectra.solution import Solution
 from jpmhc.spectra.solve import cauchy
@@ -73,9 +74,8 @@ class Density:
 
     def moments(self, count: int) -> Tensor:
         r"""$\int x^k \rho\,dx$ for k = 1, …, count, from the grid; `spectra.moments` has them without smoothing."""
-        if count < 1:
-            raise ValueError(f"at least one moment is needed, not {count}")
-        return torch.stack([_integral(self.x, self.x**k * self.values) for k in range(1, count + 1)])
+        orders = range(1, whole(count, "the number of moments") + 1)
+        return torch.stack([_integral(self.x, self.x**k * self.values) for k in orders])
 
     def cumulative(self) -> Tensor:
         """The distribution function on the grid: the mass below it and up to each point, scaled to end at one. [P]"""
@@ -85,8 +85,8 @@ class Density:
 
     def quantile(self, probability: float) -> float:
         """The singular value that a fraction of all lie below; 0 where that fraction lies below the grid."""
-        if not 0 <= probability <= 1:
-            raise ValueError(f"a quantile needs a probability between 0 and 1, not {probability:g}")
+        if not_negative(probability, "a quantile's probability") > 1:
+            raise ValueError(f"a quantile's probability must not exceed 1, and {probability:g} does")
         cumulative = self.cumulative().numpy()
         if probability < cumulative[0]:
             return 0.0
@@ -94,17 +94,18 @@ class Density:
 
     def collapsed(self, threshold: float = COLLAPSED) -> float:
         """The fraction of singular values below a threshold."""
+        threshold = not_negative(threshold, "the threshold")
         s, cumulative = self.x.sqrt().numpy(), self.cumulative().numpy()
         return float(np.interp(threshold, s, cumulative, left=cumulative[0]))
 
     def condition(self, tail: float = 0.01) -> float:
         """The ratio of the singular values that leave a fraction `tail` above and below: a condition number."""
-        if not 0 <= tail < 0.5:
-            raise ValueError(f"tail must be at least 0 and below 0.5, not {tail:g}")
+        if not_negative(tail, "tail") >= 0.5:
+            raise ValueError(f"tail must be below 0.5, not {tail:g}")
         low = self.quantile(tail)
         return self.quantile(1 - tail) / low if low > 0 else float("inf")
 
-    def wasserstein(self, samples: Tensor) -> float:
+    def wasserstein(self, samples: Tensor | np.ndarray) -> float:
         r"""$W_1$ in singular values to samples of squared singular values; `distances` has the others."""
         return wasserstein(self, samples)
 
@@ -142,14 +143,12 @@ def density(
         tolerance: Of the points' residuals.
         maximum: The most iterations per point.
     """
+    require_network(network)
     if refine is not None and refine not in REFINEMENTS:
         raise ValueError(f"no refinement is called {refine!r}; choose one of {', '.join(REFINEMENTS)}")
-    if eta is not None and not eta > 0:
-        raise ValueError(f"eta must be positive, not {eta:g}")
-    if not relative_eta > 0:
-        raise ValueError(f"relative_eta must be positive, not {relative_eta:g}")
-    if levels < 1:
-        raise ValueError(f"Richardson extrapolation needs at least one level, not {levels}")
+    eta = None if eta is None else positive(eta, "eta")
+    relative_eta = positive(relative_eta, "relative_eta")
+    levels = whole(levels, "levels")
     if not bool((network.gains() > 0).all()):
         raise ValueError("a layer maps everything to zero, so all singular values are zero and there is no density")
     own_grid = x is None
@@ -180,13 +179,16 @@ def density(
         green, lost, residual = transform(z)
         raw = invert(z, green)
     values = raw.clamp_min(0)
-    below, bottom = _below(network, grid[:1], relative_eta, method, maximum)
+    if eta is None:
+        below, bottom = _below(network, grid[:1], relative_eta, method, maximum)
+    else:
+        below, bottom = 0.0, cauchy(network, z[-1:].to(network.skips.device), method, maximum=maximum)
     result = Density(
         x=grid,
         values=values,
         eta=smoothing,
         mass=float(_integral(grid, values)),
-        below=below if eta is None else 0.0,
+        below=below,
         first_moment=float(_integral(grid, grid * values)),
         exact_moment=float(network.gains().log().sum().exp()),
         interpolated=lost,
@@ -238,11 +240,11 @@ def _integral(x: Tensor, values: Tensor) -> Tensor:
 
 
 def _checked(x: Tensor) -> Tensor:
-    x = torch.as_tensor(x, dtype=torch.float64).cpu()
+    x = real(x, "the grid of squared singular values").cpu()
     if x.ndim != 1 or len(x) < 2:
         raise ValueError("the grid of squared singular values must be a row of at least two numbers")
-    if not bool(torch.isfinite(x).all()) or bool((x <= 0).any()) or bool((x.diff() <= 0).any()):
-        raise ValueError("the grid of squared singular values must be positive and ascending, without NaN")
+    if bool((x <= 0).any()) or bool((x.diff() <= 0).any()):
+        raise ValueError("the grid of squared singular values must be positive and ascending")
     return x
 
 

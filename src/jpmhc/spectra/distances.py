@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
+from jpmhc.spectra.arguments import real, whole
+
 if TYPE_CHECKING:
     from jpmhc.spectra.density import Density
 
@@ -31,7 +33,7 @@ class Distances:
     linf: float
 
 
-def distances(density: Density, samples: Tensor, bins: int = 60) -> Distances:
+def distances(density: Density, samples: Tensor | np.ndarray, bins: int = 60) -> Distances:
     """All distances between a density and squared singular values.
 
     Args:
@@ -39,8 +41,9 @@ def distances(density: Density, samples: Tensor, bins: int = 60) -> Distances:
         bins: Of the histogram that stands for the samples' density in l1, l2 and linf: the theory is averaged over
             the same bins, so that its own features are not counted as errors of the histogram.
     """
-    if bins < 1:
-        raise ValueError(f"a histogram needs at least one bin, not {bins}")
+    bins = whole(bins, "the number of bins")
+    if not hasattr(density, "cumulative"):
+        raise ValueError(f"a Density comes first, not a {type(density).__name__}: distances(density, samples)")
     s = singular_values(samples)
     grid, cumulative = density.x.sqrt().numpy(), density.cumulative().numpy()
     edges = np.linspace(0, max(s[-1], grid[-1]), bins + 1)
@@ -58,7 +61,7 @@ def distances(density: Density, samples: Tensor, bins: int = 60) -> Distances:
     )
 
 
-def wasserstein(density: Density, samples: Tensor) -> float:
+def wasserstein(density: Density, samples: Tensor | np.ndarray) -> float:
     r"""$W_1 = \int |F - F_n|\,ds$ in singular values; mass below the density's grid counts as zero."""
     s = singular_values(samples)
     grid, cumulative = density.x.sqrt().numpy(), density.cumulative().numpy()
@@ -69,7 +72,7 @@ def wasserstein(density: Density, samples: Tensor) -> float:
     return float(np.sum(np.abs(theory - found) * np.diff(points)))
 
 
-def kolmogorov(density: Density, samples: Tensor) -> float:
+def kolmogorov(density: Density, samples: Tensor | np.ndarray) -> float:
     """The largest difference of the distribution functions at singular values that the density's grid resolves."""
     s = singular_values(samples)
     grid, cumulative = density.x.sqrt().numpy(), density.cumulative().numpy()
@@ -81,14 +84,14 @@ def kolmogorov(density: Density, samples: Tensor) -> float:
     return float(np.maximum(np.abs(theory - rank / len(s)), np.abs(theory - (rank + 1) / len(s))).max())
 
 
-def singular_values(samples: Tensor) -> np.ndarray:
+def singular_values(samples: Tensor | np.ndarray) -> np.ndarray:
     """Samples of squared singular values as a sorted row of singular values."""
-    s = np.sort(np.sqrt(samples.detach().cpu().double().numpy().ravel().clip(min=0)))
-    if not len(s):
+    squares = real(samples, "samples of squared singular values").cpu().numpy().ravel()
+    if not len(squares):
         raise ValueError("a distance needs at least one sample")
-    if not np.isfinite(s).all():
-        raise ValueError("samples must be finite, and hold NaN or infinity")
-    return s
+    if squares.min() < 0:
+        raise ValueError(f"samples are squared singular values, which are not negative, and {squares.min():g} is")
+    return np.sort(np.sqrt(squares))
 
 
 def _cumulative_at(s: np.ndarray, grid: np.ndarray, cumulative: np.ndarray) -> np.ndarray:

@@ -5,8 +5,9 @@ import math
 import torch
 from torch import Tensor
 
+from jpmhc.spectra.arguments import positive, whole
 from jpmhc.spectra.density import Density
-from jpmhc.spectra.network import Network
+from jpmhc.spectra.network import Network, require_network
 from jpmhc.spectra.solve import cauchy
 
 # Points on the contour's upper half; the rule converges geometrically in them.
@@ -24,10 +25,8 @@ def moments(network: Network, count: int, top: float, method: str = "auto") -> T
     Args:
         top: A number above the spectrum, such as the end of a density's grid.
     """
-    if count < 1:
-        raise ValueError(f"at least one moment is needed, not {count}")
-    if not top > 0:
-        raise ValueError(f"top must be positive, above the spectrum, not {top:g}")
+    require_network(network)
+    count, top = whole(count, "the number of moments"), positive(top, "top, a number above the spectrum,")
     # A circle through -top and 2 top, symmetric about the real axis: the upper half is enough. The rule's error falls
     # with the ratio of its radius to the distance of the spectrum from its centre.
     centre, radius = top / 2, 1.5 * top
@@ -53,6 +52,10 @@ def edges(network: Network, density: Density, method: str = "auto") -> Tensor:
     first point beyond it, and is found by bisection; the first band's beginning is looked for down to 1e-9 of the
     grid's start, and is zero if it lies below. A gap that falls between two points of the grid is not seen.
     """
+
+    require_network(network)
+    if not isinstance(density, Density):
+        raise ValueError("edges are looked for on a density of the network: edges(network, density(network))")
 
     def within(x: Tensor) -> Tensor:
         z = torch.stack([torch.complex(x, x * eta) for eta in (_EDGE_ETA, _EDGE_ETA / 2)])

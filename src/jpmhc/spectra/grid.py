@@ -12,6 +12,8 @@ from jpmhc.spectra.solve import cauchy
 # The search starts so many orders of magnitude below the mean square, on a grid so dense that its own smoothing
 # (eta / x = _WIDE) lets no band slip through.
 _DECADES = 30
+# The paper's methods lead every point down from a large height, a long way to there, and lose some points below this.
+_PAPER_DECADES = 14
 _PER_DECADE = 6
 _WIDE = 0.3
 _ROUNDS = 7
@@ -47,9 +49,11 @@ def adaptive(network: Network, method: str, eta: float | None, relative_eta: flo
     Args:
         eta: A fixed smoothing; None for $\eta$ proportional to x.
     """
+    if method == "auto" and network.depth > 1:
+        method = "chain"  # it finds the same where a scalar method is exact, and sooner
     mean = math.exp(min(float(network.gains().clamp_min(1e-300).log().sum()), 690.0))
     top = max(upper_bound(network), mean) * 1.5
-    bottom = mean * 10.0**-_DECADES
+    bottom = mean * 10.0 ** -(_DECADES if method in ("auto", "chain", "dyson") else _PAPER_DECADES)
     count = max(20, int(_PER_DECADE * math.log10(top / bottom)))
     t = torch.linspace(math.log(bottom), math.log(top), count, dtype=torch.float64)
     for round_number in range(_ROUNDS):
@@ -77,7 +81,9 @@ def _weight(network: Network, t: Tensor, method: str, eta: float | None, relativ
         # What a method has to say of its exactness it says when the density is computed.
         warnings.simplefilter("ignore", UserWarning)
         found = cauchy(network, z.to(network.skips.device), method, tolerance=_TOLERANCE)
-    return torch.where(found.converged.cpu(), -(z * found.G.cpu()).imag.clamp_max(0) / torch.pi, 0.0)
+    # As the density is read off: z G for a smoothing proportional to x, G itself for a fixed one.
+    weighted = (x if eta is not None else z) * found.G.cpu()
+    return torch.where(found.converged.cpu(), -weighted.imag.clamp_max(0) / torch.pi, 0.0)
 
 
 def _near_mass(weight: Tensor) -> Tensor:

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from jpmhc.manifolds import birkhoff, grassmann, orthogonal, permutation
 from jpmhc.spectra.activations import Activation
+from jpmhc.spectra.arguments import real, vectors, whole
 from jpmhc.spectra.propagation import propagate
 
 
@@ -80,7 +80,7 @@ class Network:
         write: Tensor | Sequence | None = None,
         covariance: Tensor | Sequence | None = None,
     ) -> None:
-        skips = _real(skips, "skips")
+        skips = real(skips, "skips")
         if skips.ndim != 3 or skips.shape[-1] != skips.shape[-2]:
             raise ValueError(
                 f"skips must be square matrices, one per layer [L, n, n], not of shape {list(skips.shape)}"
@@ -88,7 +88,7 @@ class Network:
         depth, n, _ = skips.shape
         if depth == 0 or n == 0:
             raise ValueError("a network needs at least one layer and one stream (skips [L, n, n] with L, n >= 1)")
-        variance = _real(variance, "variance").to(skips.device)
+        variance = real(variance, "variance").to(skips.device)
         if variance.ndim == 0:
             variance = variance.expand(depth).clone()
         if variance.shape != (depth,):
@@ -105,22 +105,17 @@ class Network:
             raise ValueError(
                 "give either read and write vectors or a covariance: each of them is the whole noise structure"
             )
-        vectors = {}
-        for name, vector in (("read", read), ("write", write)):
-            if vector is not None:
-                vector = _real(vector, name).to(skips.device)
-                if vector.ndim == 1:
-                    vector = vector.expand(depth, -1)
-                if vector.shape != (depth, n):
-                    raise ValueError(f"{name} must be [L, n] = [{depth}, {n}], not {list(vector.shape)}")
-            vectors[name] = vector
+        if read is not None and write is not None:
+            read = vectors(read, "read", (depth, n), skips.device)
+            write = vectors(write, "write", (depth, n), skips.device)
         if covariance is not None:
-            covariance = _real(covariance, "covariance").to(skips.device)
+            covariance = real(covariance, "covariance").to(skips.device)
             if covariance.ndim != 4 or covariance.shape[0] != depth or covariance.shape[-2:] != (n, n):
                 raise ValueError(
                     f"covariance must be [L, K, n, n] = [{depth}, K, {n}, {n}], not {list(covariance.shape)}"
                 )
-        for name, value in {"skips": skips, "variance": variance, **vectors, "covariance": covariance}.items():
+        fields = {"skips": skips, "variance": variance, "read": read, "write": write, "covariance": covariance}
+        for name, value in fields.items():
             object.__setattr__(self, name, value)
 
     @classmethod
@@ -134,13 +129,15 @@ class Network:
         covariance: Tensor | Sequence | None = None,
     ) -> Network:
         """The same layer `depth` times: skip [n, n], read and write [n], covariance [K, n, n]."""
-        if depth < 1:
-            raise ValueError(f"a network needs at least one layer, not depth {depth}")
-        skip = _real(skip, "skip")
+        depth = whole(depth, "depth")
+        skip = real(skip, "skip")
         if skip.ndim != 2:
             raise ValueError(f"skip must be one square matrix [n, n], not of shape {list(skip.shape)}")
         if covariance is not None:
-            covariance = _real(covariance, "covariance").expand(depth, -1, -1, -1)
+            covariance = real(covariance, "covariance")
+            if covariance.ndim != 3:
+                raise ValueError(f"covariance must be one layer's [K, n, n], not of shape {list(covariance.shape)}")
+            covariance = covariance.expand(depth, -1, -1, -1)
         return cls(skip.expand(depth, -1, -1), variance, read, write, covariance)
 
     @classmethod
@@ -166,19 +163,16 @@ class Network:
                 bistochastic, "cayley" orthogonal, "unconstrained" gaussian.
             rank: The subspace's dimension for "grassmann", half the streams by default.
         """
-        if depth < 1:
-            raise ValueError(f"a network needs at least one layer, not depth {depth}")
-        if streams < 1:
-            raise ValueError(f"a network needs at least one stream, not {streams}")
-        kind = _MIXER_SKIPS.get(mixer, mixer)
+        kind = _MIXER_SKIPS.get(mixer, mixer) if isinstance(mixer, str) else None
         if kind not in SKIPS:
             raise ValueError(f"no random skip is called {mixer!r}; choose one of {', '.join([*SKIPS, *_MIXER_SKIPS])}")
         if rank is not None and kind != "grassmann":
             raise ValueError(f"rank is the dimension of a grassmann skip's subspace; a {mixer} skip has none")
-        generator = torch.Generator().manual_seed(seed)
+        depth, streams = whole(depth, "depth"), whole(streams, "streams")
+        generator = torch.Generator().manual_seed(whole(seed, "seed", 0))
         shape = (1,) if shared else (depth,)
         if rank is not None:
-            skips = grassmann.sample(streams, rank, shape, generator=generator)
+            skips = grassmann.sample(streams, whole(rank, "rank"), shape, generator=generator)
         else:
             skips = SKIPS[kind](streams, shape, generator)
         return cls(skips.expand(depth, -1, -1), variance, read, write)
@@ -201,7 +195,7 @@ class Network:
                 frame's span) or "permutation".
             basis: The permutations [K, n] that "permutation" mixes.
         """
-        logits = _real(logits, "logits")
+        logits = real(logits, "logits")
         if (basis is None) == (mixer == "permutation"):
             raise ValueError("the mixer 'permutation' needs the basis [K, n] it mixes, and no other mixer takes one")
         if mixer == "permutation":
@@ -225,16 +219,19 @@ class Network:
             layers: For each layer the read vector [n], the write vector [n] and the skip [n, n], in that order.
             variance: The noise variance of the sublayers' Jacobians: the mean square of their singular values.
         """
-        layers = list(layers)
-        if not layers:
-            raise ValueError("a network needs at least one layer's coefficients")
-        for number, (read, write, skip) in enumerate(layers, 1):
+        layers = list(layers) if isinstance(layers, Iterable) else []
+        if not layers or not all(isinstance(layer, tuple | list) and len(layer) == 3 for layer in layers):
+            raise ValueError("coefficients must be a list of (read, write, skip), one for each layer and at least one")
+        parts = [tuple(real(part, "coefficients") for part in layer) for layer in layers]
+        for number, (read, write, skip) in enumerate(parts, 1):
             if skip.ndim != 2 or read.ndim != 1 or write.ndim != 1:
                 raise ValueError(
                     f"layer {number}: coefficients of one token are needed, a skip [n, n] and vectors [n], not shapes "
                     f"{list(skip.shape)}, {list(read.shape)}, {list(write.shape)}; choose a token by indexing"
                 )
-        reads, writes, skips = (torch.stack([layer[part].detach().cpu() for layer in layers]) for part in range(3))
+        if len({tuple(part.shape for part in layer) for layer in parts}) > 1:
+            raise ValueError("the layers' coefficients must have one number of streams")
+        reads, writes, skips = (torch.stack([layer[part].cpu() for layer in parts]) for part in range(3))
         return cls(skips, variance, reads, writes)
 
     @classmethod
@@ -252,7 +249,7 @@ class Network:
         form: str = "mean_field",
     ) -> Network:
         """The linearisation of a nonlinear network: its noise variance comes from `propagation.propagate`."""
-        skips = _real(skips, "skips")
+        skips = real(skips, "skips")
         found = propagate(
             activation,
             skips,
@@ -289,8 +286,14 @@ class Network:
 
     def to(self, device: torch.device | str) -> Network:
         """The same network with its tensors on a device."""
+        try:
+            target = torch.device(device)
+        except RuntimeError:
+            raise ValueError(f"no device is called {device!r}; use cpu or cuda") from None
+        if target.type == "cuda" and not torch.cuda.is_available():
+            raise ValueError("no CUDA device is available; use the cpu")
         moved = {
-            name: value.to(device)
+            name: value.to(target)
             for name in ("skips", "variance", "read", "write", "covariance")
             if (value := getattr(self, name)) is not None
         }
@@ -341,18 +344,9 @@ class Network:
         return self.variance.sqrt().view(-1, 1, 1, 1) * factors  # [L, K, n, n]
 
 
-def _real(value: Tensor | Sequence | float, name: str) -> Tensor:
-    """The value as a finite float64 tensor, or one sentence that says why it is none."""
-    try:
-        if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor):
-            value = torch.stack(value)
-        # Through NumPy, because torch would make Python numbers single precision.
-        tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise ValueError(f"{name} must be an array of equal rows: {error}") from None
-    if tensor.is_complex():
-        raise ValueError(f"{name} must be real, not {tensor.dtype}")
-    tensor = tensor.detach().to(torch.float64)
-    if not bool(torch.isfinite(tensor).all()):
-        raise ValueError(f"{name} must be finite, and holds NaN or infinity")
-    return tensor
+def require_network(network: Network) -> None:
+    """Refuse what is no network, such as the matrix of one."""
+    if not isinstance(network, Network):
+        raise ValueError(
+            f"a Network is needed, not a {type(network).__name__}; Network(skips, variance) is one, of skips [L, n, n]"
+        )

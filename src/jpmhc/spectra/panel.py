@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from jpmhc.spectra.arguments import not_negative, positive, whole
 from jpmhc.spectra.density import COLLAPSED, Density, density
 from jpmhc.spectra.distances import Distances, distances
 from jpmhc.spectra.network import Network
@@ -47,8 +48,16 @@ class PanelConfig:
             raise ValueError(f"{len(self.depths)} depths need as many sample counts, not {len(self.samples)}")
         if not self.mixers or not self.depths:
             raise ValueError("a panel needs at least one mixer and one depth")
-        if not self.eta > 0:
-            raise ValueError(f"eta must be positive, not {self.eta:g}")
+        for name, values in (("mixer", self.mixers), ("depth", self.depths)):
+            if len(set(values)) < len(values):
+                raise ValueError(f"each {name} has one place in the panel, and one is named twice")
+        # All of it now: a cell that fails after others would lose their work.
+        for mixer in self.mixers:
+            Network.from_mixer(mixer, 1, not_negative(self.budget, "budget"), self.streams, self.seed)
+        for depth, samples in zip(self.depths, self.samples):
+            whole(depth, "depth"), whole(samples, "samples")
+        whole(self.width, "width, the features per stream,")
+        positive(self.eta, "eta")
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from jpmhc.spectra.activations import Activation, get_activation
+from jpmhc.spectra.arguments import not_negative, real, vectors, whole
 
 FORMS = ("mean_field", "isotropic", "paper")
 
@@ -89,10 +90,11 @@ def propagate(
         raise ValueError(f"the {form!r} recursion knows isotropic noise only; with read and write use 'mean_field'")
     if form == "paper" and bias_scale:
         raise ValueError("the paper's recursion has no bias; use form='mean_field' or bias_scale=0")
+    bias_scale = not_negative(bias_scale, "bias_scale")
     second = _input_moments(input_variance, n, skips.device)  # [n, n]
     if read is not None and write is not None:
-        read = torch.as_tensor(read, dtype=torch.float64, device=skips.device).expand(layers, n)
-        write = torch.as_tensor(write, dtype=torch.float64, device=skips.device).expand(layers, n)
+        read = vectors(read, "read", (layers, n), skips.device)
+        write = vectors(write, "write", (layers, n), skips.device)
     mean = torch.zeros(n, dtype=torch.float64, device=skips.device)
     v = second.diagonal().mean()
     slope = activation.psi(scale[0].square() * v)  # e⁰ of the paper's form
@@ -133,36 +135,34 @@ def propagate(
 
 def _layers(skips: Tensor, weight_scale: Tensor | Sequence[float] | float, depth: int | None) -> tuple[Tensor, Tensor]:
     """Skips [L, n, n] and weight scales [L], or one sentence about what is wrong with them."""
-    skips = torch.as_tensor(skips, dtype=torch.float64)
+    skips = real(skips, "skips")
     if skips.ndim == 2:
         if depth is None:
             raise ValueError("one skip matrix needs a depth; or give one matrix per layer [L, n, n]")
-        if depth < 1:
-            raise ValueError(f"a network needs at least one layer, not depth {depth}")
-        skips = skips.expand(depth, *skips.shape)
+        skips = skips.expand(whole(depth, "depth"), *skips.shape)
     elif depth is not None and skips.ndim == 3 and depth != len(skips):
         raise ValueError(f"depth {depth} contradicts the {len(skips)} skip matrices given")
     if skips.ndim != 3 or skips.shape[-1] != skips.shape[-2] or 0 in skips.shape:
         raise ValueError(f"skips must be square matrices, one per layer [L, n, n], not of shape {list(skips.shape)}")
-    scale = torch.as_tensor(weight_scale, dtype=torch.float64, device=skips.device)
+    scale = real(weight_scale, "weight_scale").to(skips.device)
     if scale.ndim > 1 or (scale.ndim == 1 and len(scale) != len(skips)):
         raise ValueError(
             f"weight_scale must be one number or one per layer [{len(skips)}], not of shape {list(scale.shape)}"
         )
-    if not bool((torch.isfinite(scale) & (scale >= 0)).all()):
-        raise ValueError("weight_scale must be finite and not negative")
+    if bool((scale < 0).any()):
+        raise ValueError("weight_scale must not be negative")
     return skips, scale.expand(len(skips))
 
 
 def _input_moments(input_variance: float | Tensor, n: int, device: torch.device) -> Tensor:
     """The streams' second moments at the input. [n, n]"""
-    second = torch.as_tensor(input_variance, dtype=torch.float64, device=device)
+    second = real(input_variance, "input_variance").to(device)
     if second.ndim == 0:
         second = second * torch.eye(n, dtype=torch.float64, device=device)
     if second.shape != (n, n):
         raise ValueError(
             f"input_variance must be one number or the streams' second moments [{n}, {n}], not {list(second.shape)}"
         )
-    if not bool(torch.isfinite(second).all()) or bool((second.diagonal() < 0).any()):
-        raise ValueError("input_variance must be finite and not negative")
+    if bool((second.diagonal() < 0).any()):
+        raise ValueError("input_variance must not be negative")
     return second

@@ -4,89 +4,133 @@ from __future__ import annotations
 
 import csv
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from pickle import UnpicklingError
+from typing import Literal, TypeVar
+from zipfile import is_zipfile
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from jpmhc.spectra.arguments import not_negative, real, whole
 from jpmhc.spectra.density import RELATIVE_ETA, Density, density
 from jpmhc.spectra.distances import Distances, distances
 from jpmhc.spectra.exactly import edges, moments
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.simulate import simulate
 
+T = TypeVar("T")
+
+# What is asked where nothing is said.
+MIXER, DEPTH, STREAMS, NOISE, SAMPLES, WIDTH = "bistochastic", 10, 4, 0.05, 100, 25
+
 
 @dataclass(frozen=True)
 class Query:
-    r"""A network and how to solve it.
+    r"""A network and how to solve it; an option that another one makes meaningless is refused.
 
     Attributes:
         mixer: Random skips: identity, bistochastic (sinkhorn), orthogonal (cayley), gaussian (unconstrained),
-            grassmann or permutation.
-        matrix: A file with the skips instead, [n, n] for all layers or [L, n, n]: .npy, .pt, .csv, or rows of text.
-        depth: Layers L.
-        streams: Streams n of random skips.
-        noise: $L \sigma^2$, the noise variance of all layers together.
+            grassmann or permutation; bistochastic by default.
+        matrix: A file with the skips instead, [n, n] for all layers or [L, n, n]: .npy, .pt, or rows of text such as
+            .csv.
+        depth: Layers L; 10 by default, or as many as --matrix holds.
+        streams: Streams n of random skips; 4 by default.
+        noise: $L \sigma^2$, the noise variance of all layers together; 0.05 by default.
         activation: Take the noise of each layer from this activation and --weight-scale instead.
-        weight_scale: $\sigma_w$ of the sublayers' weights, with --activation.
-        input_variance: Mean square of the network's input, with --activation.
+        weight_scale: $\sigma_w$ of the sublayers' weights, with --activation; 1 by default.
+        input_variance: Mean square of the network's input, with --activation; 1 by default.
         block: Noise of the true hyper-connection block, which reads the mean of the streams and writes to all of them,
             instead of noise that is the same in every direction.
         shared: One skip for all layers instead of a new one in each.
         seed: Of random skips and samples.
         method: auto, or one of the paper's: dyson, z1, subordination, stransform, twisted; chain is exact for all.
         eta: A fixed smoothing; by default it is --relative-eta times x.
-        relative_eta: The smoothing as a fraction of x.
+        relative_eta: The smoothing as a fraction of x; 0.001 by default.
         refine: richardson (extrapolates to eta = 0), richardson-paper, or aaa.
         simulate: Sample networks too, and say how far they are.
-        samples: How many.
-        width: Features per stream of sampled networks.
+        samples: How many networks, with --simulate; 100 by default.
+        width: Features per stream of sampled networks, with --simulate; 25 by default.
         device: Where to compute: cpu or cuda.
     """
 
-    mixer: str = "bistochastic"
+    mixer: str | None = None
     matrix: Path | None = None
-    depth: int = 10
-    streams: int = 4
-    noise: float = 0.05
+    depth: int | None = None
+    streams: int | None = None
+    noise: float | None = None
     activation: str | None = None
-    weight_scale: float = 1.0
-    input_variance: float = 1.0
+    weight_scale: float | None = None
+    input_variance: float | None = None
     block: bool = False
     shared: bool = False
     seed: int = 0
     method: str = "auto"
     eta: float | None = None
-    relative_eta: float = RELATIVE_ETA
+    relative_eta: float | None = None
     refine: Literal["richardson", "richardson-paper", "aaa"] | None = None
     simulate: bool = False
-    samples: int = 100
-    width: int = 25
+    samples: int | None = None
+    width: int | None = None
     device: Literal["cpu", "cuda"] = "cpu"
+
+    def __post_init__(self) -> None:
+        def refuse(reason: str, **options: object) -> None:
+            for name, value in options.items():
+                if value is not None and value is not False:
+                    raise ValueError(f"--{name.replace('_', '-')} {reason}")
+
+        if self.matrix is not None:
+            reason = "describes random skips, and --matrix gives them; leave one of the two away"
+            refuse(reason, mixer=self.mixer, streams=self.streams, shared=self.shared)
+        if self.activation is None:
+            reason = "describes a nonlinear network and needs --activation"
+            refuse(reason, weight_scale=self.weight_scale, input_variance=self.input_variance)
+        else:
+            refuse("is what --activation decides; leave one of the two away", noise=self.noise)
+        if self.eta is not None:
+            refuse("and the fixed --eta exclude each other", relative_eta=self.relative_eta)
+        if not self.simulate:
+            refuse("describes sampled networks and needs --simulate", samples=self.samples, width=self.width)
+        for name in ("depth", "streams", "samples", "width"):
+            if getattr(self, name) is not None:
+                whole(getattr(self, name), name)
 
     def network(self) -> Network:
         """The network that is asked about."""
-        if self.depth < 1:
-            raise ValueError(f"a network needs at least one layer, not depth {self.depth}")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("no CUDA device is available; use --device cpu")
         if self.matrix is None:
-            skips = Network.from_mixer(self.mixer, self.depth, 0.0, self.streams, self.seed, shared=self.shared).skips
+            mixer, streams = _or(self.mixer, MIXER), _or(self.streams, STREAMS)
+            skips = Network.from_mixer(mixer, _or(self.depth, DEPTH), 0.0, streams, self.seed, shared=self.shared).skips
         else:
             skips = read_skips(self.matrix, self.depth)
         n = skips.shape[-1]
         read, write = (torch.full((n,), 1 / n, dtype=torch.float64), torch.ones(n, dtype=torch.float64))
         vectors = (read, write) if self.block else (None, None)
         if self.activation is None:
-            return Network(skips, self.noise / len(skips), *vectors).to(self.device)
-        network = Network.from_activation(
-            skips, self.activation, self.weight_scale, self.input_variance, read=vectors[0], write=vectors[1]
-        )
+            noise = not_negative(_or(self.noise, NOISE), "noise")
+            return Network(skips, noise / len(skips), *vectors).to(self.device)
+        scale, variance = _or(self.weight_scale, 1.0), _or(self.input_variance, 1.0)
+        network = Network.from_activation(skips, self.activation, scale, variance, read=vectors[0], write=vectors[1])
         return network.to(self.device)
+
+    def title(self, network: Network) -> str:
+        """One line that says which network was asked about."""
+        skips = str(self.matrix) if self.matrix is not None else f"{_or(self.mixer, MIXER)} skips"
+        noise = f"Lσ² = {_or(self.noise, NOISE):g}"
+        if self.activation is not None:
+            noise = f"{self.activation}, σ_w = {_or(self.weight_scale, 1.0):g}"
+        block = ", hyper-connection block" if self.block else ""
+        return f"{skips}, n = {network.streams}, L = {network.depth}, {noise}{block}"
+
+
+def _or(value: T | None, default: T) -> T:
+    return default if value is None else value
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,35 +164,53 @@ def ask(query: Query, progress: Callable[[str], None] | None = None) -> Answer:
     network = query.network()
     start = time.perf_counter()
     stage("density")
-    found = density(network, None, query.eta, query.method, query.refine, relative_eta=query.relative_eta)
+    relative = _or(query.relative_eta, RELATIVE_ETA)
+    found = density(network, None, query.eta, query.method, query.refine, relative_eta=relative)
     stage("edges and moments")
     bands = edges(network, found, query.method).sqrt()
     exact = moments(network, 4, float(found.x[-1]), query.method)
     seconds = time.perf_counter() - start
     sampled, apart = None, None
     if query.simulate:
-        stage(f"{query.samples} sampled networks")
-        sampled = simulate(network, query.width, query.samples, query.seed)
+        samples = _or(query.samples, SAMPLES)
+        stage(f"{samples} sampled networks")
+        sampled = simulate(network, _or(query.width, WIDTH), samples, query.seed)
         apart = distances(found, sampled)
     return Answer(network, found, bands, exact.cpu(), sampled, apart, seconds)
 
 
-def read_skips(path: Path, depth: int) -> Tensor:
-    """Skips [L, n, n] from a file that holds them, or one matrix [n, n] for `depth` layers."""
+def read_skips(path: Path, depth: int | None = None) -> Tensor:
+    """Skips [L, n, n] from a file that holds them, or one matrix [n, n] for `depth` layers (10 by default)."""
+    if not path.is_file():
+        raise ValueError(f"there is no file {path} to read a matrix from")
+    if path.suffix == ".pt" and not is_zipfile(path):
+        raise ValueError(f"{path} is no file that torch.save wrote")
     try:
-        if path.suffix == ".npy":
-            skips = torch.from_numpy(np.load(path, allow_pickle=False))
-        elif path.suffix == ".pt":
-            skips = torch.load(path, map_location="cpu", weights_only=True)
+        if path.suffix == ".pt":
+            held = torch.load(path, map_location="cpu", weights_only=True)
+        elif path.suffix == ".npy":
+            held = np.load(path, allow_pickle=False)
         else:
-            skips = torch.from_numpy(np.loadtxt(path, delimiter="," if path.suffix == ".csv" else None, ndmin=2))
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"{path} holds no matrix: {str(error).splitlines()[0]}") from None
-    if not isinstance(skips, Tensor) or skips.ndim not in (2, 3):
-        raise ValueError(f"{path} must hold a matrix [n, n] or one per layer [L, n, n]")
-    if skips.ndim == 3 and len(skips) != depth:
-        raise ValueError(f"{path} holds {len(skips)} layers and the depth asked is {depth}; give --depth {len(skips)}")
-    return skips.expand(depth, -1, -1) if skips.ndim == 2 else skips
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # that an empty file is empty is said below
+                held = np.loadtxt(path.read_text().replace(",", " ").splitlines(), ndmin=2)
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not text; a matrix is read from .npy, .pt, or rows of numbers as text") from None
+    except (ValueError, EOFError, RuntimeError, UnpicklingError) as error:
+        # The first sentence says it; torch goes on with advice on its own options.
+        raise ValueError(f"{path} holds no matrix: {str(error).splitlines()[0].split('. ')[0]}") from None
+    if not isinstance(held, Tensor | np.ndarray):
+        raise ValueError(f"{path} must hold one array of skips, not a {type(held).__name__}")
+    skips = real(held, f"the skips in {path}")
+    if skips.ndim not in (2, 3) or skips.shape[-1] != skips.shape[-2] or 0 in skips.shape:
+        raise ValueError(
+            f"{path} must hold a square matrix [n, n] or one per layer [L, n, n], not one of shape {list(skips.shape)}"
+        )
+    if skips.ndim == 2:
+        return skips.expand(_or(depth, DEPTH), -1, -1)
+    if depth is not None and len(skips) != depth:
+        raise ValueError(f"{path} holds {len(skips)} layers and the depth asked is {depth}; leave --depth away")
+    return skips
 
 
 def write_curve(found: Density, path: Path) -> Path:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from jpmhc.spectra.activations import Activation, get_activation
-from jpmhc.spectra.network import Network
+from jpmhc.spectra.arguments import not_negative, whole
+from jpmhc.spectra.network import Network, require_network
 
 # How many N x N matrices one sample keeps alive at the peak, and which share of the free memory a batch may take.
 _ALIVE = 8
@@ -42,10 +43,11 @@ def simulate(
         [samples, n * width]
     """
 
+    require_network(network)
+
     def sample(generators: list[torch.Generator], skips: Tensor) -> Tensor:
         return _linear_jacobian(placed, width, generators, skips)
 
-    _require(width, samples)
     placed = network.to(device if device is not None else network.skips.device)
     return _in_batches(placed, width, samples, seed, dtype, batch, progress, sample)
 
@@ -76,6 +78,10 @@ def simulate_nonlinear(
         input_variance: The mean square of the inputs, independent in all streams.
         bias_scale: $\sigma_b$.
     """
+    require_network(network)
+    weight_scale = not_negative(weight_scale, "weight_scale")
+    bias_scale = not_negative(bias_scale, "bias_scale")
+    input_variance = not_negative(input_variance, "input_variance")
     if network.covariance is not None:
         raise ValueError("a network with a general covariance has no nonlinear counterpart; use read and write vectors")
     phi = get_activation(activation)
@@ -83,16 +89,8 @@ def simulate_nonlinear(
     def sample(generators: list[torch.Generator], skips: Tensor) -> Tensor:
         return _nonlinear_jacobian(placed, phi, weight_scale, bias_scale, input_variance, width, generators, skips)
 
-    _require(width, samples)
     placed = network.to(device if device is not None else network.skips.device)
     return _in_batches(placed, width, samples, seed, dtype, batch, progress, sample)
-
-
-def _require(width: int, samples: int) -> None:
-    if width < 1:
-        raise ValueError(f"width, the features per stream, must be at least 1, not {width}")
-    if samples < 1:
-        raise ValueError(f"at least one sample is needed, not {samples}")
 
 
 def _in_batches(
@@ -107,9 +105,11 @@ def _in_batches(
 ) -> Tensor:
     """Run `sample` over batches as large as memory allows; start a batch again with half of it when memory runs out."""
     device = network.skips.device
-    size = network.streams * width
-    if batch is not None and batch < 1:
-        raise ValueError(f"batch must be at least 1, not {batch}")
+    samples, seed = whole(samples, "samples"), whole(seed, "seed", 0)
+    size = network.streams * whole(width, "width, the features per stream,")
+    if dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"singular values are computed in torch.float32 or torch.float64, not {dtype}")
+    batch = None if batch is None else whole(batch, "batch")
     if batch is None:
         batch = max(1, int(_SHARE * _free_memory(device)) // (_ALIVE * size * size * dtype.itemsize))
     skips = network.skips.to(dtype)
@@ -117,7 +117,7 @@ def _in_batches(
     start = 0
     while start < samples:
         stop = min(samples, start + batch)
-        generators = [torch.Generator(device).manual_seed(seed * 1_000_003 + i) for i in range(start, stop)]
+        generators = [torch.Generator(device).manual_seed((seed * 1_000_003 + i) % 2**63) for i in range(start, stop)]
         try:
             values = torch.linalg.svdvals(sample(generators, skips)).square().flip(-1)
         except (torch.OutOfMemoryError, RuntimeError) as error:

@@ -31,7 +31,10 @@ class Solution:
 
 def check_points(z: Tensor, device: torch.device) -> Tensor:
     """The points as complex128 on the device, or one sentence about why no spectrum is defined there."""
-    points = torch.as_tensor(z, dtype=torch.complex128, device=device)
+    try:
+        points = torch.as_tensor(z, dtype=torch.complex128, device=device)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"spectral points must be complex numbers or a tensor of them, not {z!r}") from None
     if points.numel() == 0:
         raise ValueError("the grid of spectral points is empty; give at least one")
     if not bool(torch.isfinite(points).all()):

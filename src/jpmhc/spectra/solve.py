@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from jpmhc.spectra import chain, dyson, stransform, subordination, twisted, z1
-from jpmhc.spectra.network import Network
+from jpmhc.spectra.arguments import positive, whole
+from jpmhc.spectra.network import Network, require_network
 from jpmhc.spectra.solution import Solution, check_points
 
 METHODS: dict[str, Callable[..., Solution]] = {
@@ -38,15 +39,15 @@ def cauchy(
         tolerance: What a point's residual must fall below; the method's own default by default.
         maximum: The most iterations per point; the method's own default by default.
     """
+    require_network(network)
     points = check_points(z, network.skips.device)
     name = choose(network) if method == "auto" else method
-    if name not in METHODS:
+    if not isinstance(name, str) or name not in METHODS:
         raise ValueError(f"no method is called {method!r}; choose one of auto, {', '.join(METHODS)}")
-    if tolerance is not None and not tolerance > 0:
-        raise ValueError(f"the tolerance must be positive, not {tolerance:g}")
-    if maximum is not None and maximum < 1:
-        raise ValueError(f"at least one iteration is needed, not {maximum}")
-    options = {"tolerance": tolerance, "maximum": maximum}
+    options = {
+        "tolerance": None if tolerance is None else positive(tolerance, "the tolerance"),
+        "maximum": None if maximum is None else whole(maximum, "the number of iterations"),
+    }
     with torch.no_grad():
         found = METHODS[name](network, points.reshape(-1), **{k: v for k, v in options.items() if v is not None})
     return replace(

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from jpmhc.spectra.arguments import whole
+
 Operator = Callable[[Tensor], Tensor]
 
 PROBES = ("gaussian", "rademacher")
@@ -40,8 +42,7 @@ def probes(
     Note:
         The paper's complex Gaussian vectors need $g^*$: the expectation of $g^\top A g$ is zero.
     """
-    if count < 1 or size < 1:
-        raise ValueError(f"at least one probe of at least one entry is needed, not {count} of {size}")
+    count, size = whole(count, "the number of probes"), whole(size, "the size of a probe")
     if kind not in PROBES:
         raise ValueError(f"no kind of probe is called {kind!r}; choose one of {', '.join(PROBES)}")
     vectors = torch.randn(count, size, dtype=dtype, device=device, generator=generator)
@@ -57,6 +58,7 @@ def hutchinson(operator: Operator, start: Tensor) -> Estimate:
         operator: $A$, on rows.
         start: The vectors $g_i$, as `probes` gives them. [s, N]
     """
+    _check_probes(start)
     return _estimate(start.shape[-1] * _inner(start, operator(start)))
 
 
@@ -72,6 +74,7 @@ def hutchpp(operator: Operator, sketch: Tensor, start: Tensor) -> Estimate:
         sketch: Random vectors whose images span Q. [k, N]
         start: The vectors $g_i$, drawn independently of the sketch. [s, N]
     """
+    _check_probes(start)
     size = start.shape[-1]
     if sketch.shape[-1] != size:
         raise ValueError(f"sketch and probes must have one size, not {sketch.shape[-1]} and {size}")
@@ -107,6 +110,7 @@ class Quadrature:
 
     def moment(self, order: int) -> Estimate:
         r"""$\frac1N \mathrm{Tr}\, A^k$."""
+        order = whole(order, "the order of a moment", 0)
         return self.mean(lambda x: x**order)
 
     def below(self, threshold: float) -> Estimate:
@@ -125,7 +129,7 @@ def quadrature(operator: Operator, start: Tensor, steps: int) -> Quadrature:
         start: Unit vectors, as `probes` gives them. [s, N]
         steps: Lanczos steps k, and so products per vector.
     """
-    _check_steps(steps, start.shape[-1])
+    _check_steps(steps, start)
     basis = [start]
     diagonal, off = [], []
     for _ in range(steps):
@@ -152,7 +156,7 @@ def singular_quadrature(operator: Operator, adjoint: Operator, start: Tensor, st
         start: Unit vectors of the input space. [s, N]
         steps: Steps k: k products with J and k - 1 with its adjoint per vector.
     """
-    _check_steps(steps, start.shape[-1])
+    _check_steps(steps, start)
     right: list[Tensor] = [start]
     left: list[Tensor] = []
     diagonal: list[Tensor] = []
@@ -199,6 +203,13 @@ def _estimate(values: Tensor) -> Estimate:
     return Estimate(values.mean(), float((values - values.mean()).abs().square().sum() / (count - 1) / count) ** 0.5)
 
 
-def _check_steps(steps: int, size: int) -> None:
-    if not 1 <= steps <= size:
-        raise ValueError(f"the number of steps must lie between 1 and the dimension {size}, not {steps}")
+def _check_probes(start: Tensor) -> None:
+    if start.ndim != 2 or not len(start):
+        raise ValueError(f"probes must be rows [s, N], at least one, not of shape {list(start.shape)}")
+
+
+def _check_steps(steps: int, start: Tensor) -> None:
+    _check_probes(start)
+    size = start.shape[-1]
+    if whole(steps, "the number of steps") > size:
+        raise ValueError(f"the number of steps must not exceed the dimension {size}, and {steps} does")
