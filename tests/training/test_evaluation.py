@@ -179,12 +179,16 @@ def test_compiling_is_asked_of_the_model_when_wanted(
     [
         (["evaluate"], "name at least one folder"),
         (["evaluate", "nowhere"], "no checkpoint at nowhere"),
+        (["evaluate", "RUN/tensorboard"], "RUN/tensorboard is neither a checkpoint nor a run that has one"),
         (["evaluate", "RUN", "--variants", "0"], "at least one variant"),
         (["evaluate", "RUN", "--batch", "0"], "at least one row"),
         (["evaluate", "RUN", "--sample-seed", "1"], "say how many with --variants"),
         (["predict"], "name the folder of a run"),
         (["evaluate", "RUN", "--test-on", "evaluation"], "no evaluation puzzle to test on"),
-        (["predict", "RUN", "--tasks", "00576224"], "task 00576224 is not among the 2 tasks"),
+        (
+            ["predict", "RUN", "--tasks", "00576224"],
+            "00576224 is not among the 2 that RUN tests (25d8a9c8, d037b0a7)",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(
@@ -196,13 +200,18 @@ def test_bad_input_is_one_sentence(
     assert stopped.value.code == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert said.startswith("jpmhc: ")
-    assert message in said
+    assert message.replace("RUN", str(run)) in said
     assert not (tmp_path / "x.json").exists()
 
 
-def test_a_place_that_cannot_be_written_is_refused_first(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="cannot be written to"):
-        evaluate_checkpoints(EvaluateConfig(runs=(run,), device="cpu", out=tmp_path))  # a folder
+def test_a_place_that_cannot_be_written_is_refused_first(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    for out in (tmp_path, tmp_path / "file" / "x.json", Path("/proc/x.json")):  # a folder; inside a file; nowhere
+        with pytest.raises(ValueError, match="cannot be written to"):
+            evaluate_checkpoints(EvaluateConfig(runs=(run,), device="cpu", out=out))
+    assert "preparing" not in capsys.readouterr().err
 
 
 def test_changed_data_are_refused(run: Path, tmp_path: Path) -> None:

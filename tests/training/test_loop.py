@@ -208,6 +208,16 @@ def test_occupied_folders_and_other_configurations_are_refused(tmp_path):
     with pytest.raises(ValueError, match="multiple of processes"):
         train(small(tmp_path / "new", accumulate=3))
     assert not (tmp_path / "new").exists()
+    with pytest.raises(ValueError, match=r"cannot write to .*log.jsonl \(File exists\): name another --out"):
+        train(small(tmp_path / "log.jsonl"))
+
+
+def test_another_runs_newest_checkpoint_can_be_gone_on_from(tmp_path):
+    trained(small(tmp_path / "first", steps=3))
+    outcome = train(small(tmp_path / "second", steps=5, resume=str(tmp_path / "first")))
+    trained(small(tmp_path / "whole", steps=5))
+    assert outcome.step == 5
+    assert losses(tmp_path / "second") == {s: loss for s, loss in losses(tmp_path / "whole").items() if s > 3}
 
 
 def test_the_log_has_what_a_reader_needs(tmp_path):

@@ -157,10 +157,11 @@ def find(run: Path, which: str) -> Checkpoint:
 
     Args:
         run: Folder of the run.
-        which: "latest" (refused if it is damaged), "intact" (the newest that is not), or a checkpoint's folder.
+        which: "latest" (refused if it is damaged), "intact" (the newest that is not), or the folder of a checkpoint or
+            of another run.
     """
     if which not in ("latest", "intact"):
-        return verify(Path(which))
+        return locate(which)
     found = folders(run)
     if not found:
         raise ValueError(f"there is no checkpoint in {run / 'checkpoints'} to resume from")
@@ -181,8 +182,8 @@ def locate(path: Path | str) -> Checkpoint:
     """The checkpoint to answer with: the folder's own, or the newest of a run, refused if it is damaged."""
     path = Path(path)
     found = folders(path)
-    if not found and (path / "config.json").is_file():
-        raise ValueError(f"the run {path} has no checkpoint yet")
+    if path.is_dir() and not found and not (path / "manifest.json").exists():
+        raise ValueError(f"{path} is neither a checkpoint nor a run that has one")
     try:
         return verify(found[-1] if found else path)
     except Damaged as fault:

@@ -74,7 +74,8 @@ class TrainConfig:
     out: Path = Path("out/train")
     """Folder of the run: configuration, log, checkpoints."""
     resume: str = "no"
-    """no; latest: go on from the newest checkpoint; intact: from the newest undamaged one; or a checkpoint's folder."""
+    """no; latest: go on from the newest checkpoint; intact: from the newest undamaged one; or the folder of a
+    checkpoint or of another run."""
     checkpoint_every: int = 1000
     """Steps between checkpoints; one is always written at the end."""
     keep: int = 2

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import time
 import zlib
 from dataclasses import dataclass
@@ -164,13 +163,15 @@ def predict(config: PredictConfig) -> tuple[list[Answered], Path]:
     out = config.out or default_out(checkpoint, "submissions", config, config.tasks)
     _require_writable(out)
     with join(config.device) as world, Display(world.rank == 0) as display:
-        task = rebuild(checkpoint, config, display)
-        if not isinstance(task, Arc):
+        if not isinstance(checkpoint.config.task, ArcConfig):
             raise ValueError(f"{config.run} is not a run on ARC: a submission holds ARC grids.")
+        task = rebuild(checkpoint, config, display)
+        assert isinstance(task, Arc)
         tested = {task.puzzles[p].name: p for p in task.tested}
         for name in config.tasks:
             if name not in tested:
-                raise ValueError(f"task {name} is not among the {len(tested)} tasks that {config.run} tests.")
+                some = ", ".join(list(tested)[:5]) + (", …" if len(tested) > 5 else "")
+                raise ValueError(f"task {name} is not among the {len(tested)} that {config.run} tests ({some}).")
         rows = task.test_selection(config.variants, config.sample_seed)
         if config.tasks:
             wanted = [tested[name] for name in config.tasks]
@@ -240,9 +241,14 @@ def default_out(checkpoint: Checkpoint, folder: str, choices: Choices, tasks: tu
 
 def _require_writable(path: Path) -> None:
     """Refuse a place that cannot be written to before the work is done rather than after."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ValueError(f"{path} cannot be written to: name another file with --out.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        known = path.exists()
+        path.open("a").close()
+        if not known:
+            path.unlink(missing_ok=True)  # another process may have been first
+    except OSError as refusal:
+        raise ValueError(f"{path} cannot be written to ({refusal.strerror}): name another --out.") from refusal
 
 
 def _ask(

@@ -19,7 +19,7 @@ from jpmhc.training.evaluation import summary, tested
 from jpmhc.training.log import Log
 from jpmhc.training.mixing import mixing_statistics
 from jpmhc.training.progress import Display
-from jpmhc.training.state import State
+from jpmhc.training.state import State, refuse_other_run
 from jpmhc.training.step import advance, described
 from jpmhc.training.stream import Stream
 
@@ -48,11 +48,6 @@ def train(config: TrainConfig) -> Outcome:
         raise ValueError(f"{config.out} already holds checkpoints: add --resume latest, or choose another --out")
     with join(config.device) as world, Display(world.rank == 0) as display:
         found = None if config.resume == "no" else checkpoint.find(config.out, config.resume)
-        if found is not None and found.step > config.steps:
-            raise ValueError(
-                f"{found.path} has done more than the {config.steps} steps asked for: raise --steps to go on, "
-                f"or score it with jpmhc evaluate {found.path}"
-            )
         return Trainer(config, world, found, display).run()
 
 
@@ -70,6 +65,8 @@ class Trainer:
         self, config: TrainConfig, world: World, resume: Checkpoint | None = None, display: Display | None = None
     ) -> None:
         self.config, self.world, self.display = config, world, display or Display(False)
+        if resume is not None:
+            refuse_other_run(config, world, resume)
         with self.display.preparing("preparing the puzzles"):
             self.task: Task = config.task.build()
         self.state = State(config, world, self.task, resume)
@@ -90,7 +87,10 @@ class Trainer:
         """Train to the last step."""
         config, chief = self.config, self.world.rank == 0
         if chief:
-            config.out.mkdir(parents=True, exist_ok=True)
+            try:
+                config.out.mkdir(parents=True, exist_ok=True)
+            except OSError as refusal:
+                raise ValueError(f"cannot write to {config.out} ({refusal.strerror}): name another --out") from refusal
             (config.out / "config.json").write_text(config.to_json() + "\n")
             for sentence in checkpoint.set_aside(config.out, self.state.step):
                 self.display.say(sentence)

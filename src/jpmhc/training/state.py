@@ -17,6 +17,26 @@ from jpmhc.training.distributed import World, share
 from jpmhc.training.ema import WeightAverage
 
 
+def refuse_other_run(config: TrainConfig, world: World, resume: Checkpoint) -> None:
+    """Refuse a checkpoint that does not fit a configuration before any work is done on it."""
+    differences = config.differences(resume.config)
+    if differences:
+        raise ValueError(f"{resume.path} belongs to another configuration: {'; '.join(differences)}")
+    if resume.step > config.steps:
+        raise ValueError(
+            f"{resume.path} has done more than the {config.steps} steps asked for: raise --steps to go on, or score it "
+            f"with jpmhc evaluate {resume.path}"
+        )
+    sharded = config.strategy != "ddp"
+    if (resume.config.strategy != "ddp") != sharded:
+        raise ValueError(
+            f"{resume.path} was written with --strategy {resume.config.strategy}; "
+            f"its optimiser state does not fit --strategy {config.strategy}"
+        )
+    if sharded and resume.ranks != world.size:
+        raise ValueError(f"{resume.path} has {resume.ranks} shards and needs as many processes")
+
+
 class State:
     """Model, optimisers, averages, rows in flight and the number of steps done.
 
@@ -30,8 +50,8 @@ class State:
     def __init__(self, config: TrainConfig, world: World, task: Task, resume: Checkpoint | None = None) -> None:
         self.config, self.world, self.task = config, world, task
         self.rows = world.rows(config.batch, config.accumulate)
-        if resume is not None:
-            self._check(resume)
+        if resume is not None and task.fingerprint() != resume.fingerprint:
+            raise ValueError(f"{resume.path} was trained on other data: the task's fingerprint differs")
         torch.manual_seed(config.seed)
         self.model = RecursiveModel(config.model, task.vocabulary, task.length, task.identifiers).to(world.device)
         self.core: RecursiveCore = self.model.core
@@ -105,22 +125,6 @@ class State:
         state = {name: tensor for name, tensor in self.core.state_dict().items()}
         state.update(self.shared.whole(tensors))
         return state
-
-    def _check(self, resume: Checkpoint) -> None:
-        """Refuse a checkpoint of another run before any work is done on it."""
-        differences = self.config.differences(resume.config)
-        if differences:
-            raise ValueError(f"{resume.path} belongs to another configuration: {'; '.join(differences)}")
-        if self.task.fingerprint() != resume.fingerprint:
-            raise ValueError(f"{resume.path} was trained on other data: the task's fingerprint differs")
-        sharded = self.config.strategy != "ddp"
-        if (resume.config.strategy != "ddp") != sharded:
-            raise ValueError(
-                f"{resume.path} was written with --strategy {resume.config.strategy}; "
-                f"its optimiser state does not fit --strategy {self.config.strategy}"
-            )
-        if sharded and resume.ranks != self.world.size:
-            raise ValueError(f"{resume.path} has {resume.ranks} shards and needs as many processes")
 
     def _restore(self, resume: Checkpoint, saved: dict[str, Any]) -> None:
         device, size = self.world.device, len(self.rows) // len(self.carries)
