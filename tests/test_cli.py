@@ -121,3 +121,15 @@ def test_panel_runs_end_to_end_and_refuses_before_the_first_cell(capsys, tmp_pat
         assert f"wrote {tmp_path / name}" in out
         assert (tmp_path / name).stat().st_size > 100
     fails_with(capsys, "no random skip is called 'foo'", "panel", "--mixers", "identity", "foo")
+
+
+def test_ctrl_c_is_one_line(monkeypatch, capsys):
+    def interrupted() -> None:
+        """Wait."""
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(cli.COMMANDS, "panel", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["panel"])
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "jpmhc: interrupted\n"

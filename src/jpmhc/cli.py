@@ -62,7 +62,7 @@ def train_from(default: TrainConfig) -> Callable[[TrainConfig], None]:
         torchrun --nproc-per-node 8 -m jpmhc train --preset paper
         """
         outcome = run_training(config)
-        state = "stopped by SIGTERM" if outcome.stopped else "finished"
+        state = "stopped by a signal" if outcome.stopped else "finished"
         if first_process():
             log = config.out / "log.jsonl"
             print(f"{state} after {outcome.step} steps; checkpoint: {outcome.checkpoint}; log: {log}")
@@ -228,3 +228,6 @@ def main(arguments: list[str] | None = None) -> None:
     except (ValueError, OSError) as error:
         print(f"jpmhc: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("jpmhc: interrupted", file=sys.stderr)
+        sys.exit(130)

@@ -64,12 +64,13 @@ def losses_so_far(folder):
     return [line for line in (folder / "log.jsonl").read_text().splitlines() if '"train"' in line]
 
 
-def test_sigterm_saves_first_and_the_rest_can_be_resumed(tmp_path, monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_first_and_the_rest_can_be_resumed(tmp_path, monkeypatch, number):
     advance = loop.advance
 
     def interrupted(state, *arguments, **options):
         if state.step == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
         return advance(state, *arguments, **options)
 
     with monkeypatch.context() as patched:
@@ -81,6 +82,17 @@ def test_sigterm_saves_first_and_the_rest_can_be_resumed(tmp_path, monkeypatch):
     assert not resumed.stopped
     trained(small(tmp_path / "whole", steps=8))
     assert losses(tmp_path / "stopped") == losses(tmp_path / "whole")
+
+
+def test_ctrl_c_twice_ends_at_once(tmp_path, monkeypatch):
+    def interrupted(*arguments, **options):
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(loop, "advance", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(small(tmp_path))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def evaluations(folder):
@@ -123,7 +135,7 @@ train_from(None)(small(Path({str(out)!r}), **{options!r}))
     assert not evaluations(out)
     if ending == signal.SIGTERM:
         assert process.returncode == 143
-        assert f"stopped by SIGTERM after {done} steps; checkpoint: {found.path}" in said
+        assert f"stopped by a signal after {done} steps; checkpoint: {found.path}" in said
     resumed = train(small(out, resume="latest", **options))
     trained(small(tmp_path / "whole", **options))
     assert evaluations(out) == evaluations(tmp_path / "whole")

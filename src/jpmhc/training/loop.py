@@ -31,7 +31,7 @@ class Outcome:
     step: int
     """Steps done."""
     stopped: bool
-    """Ended early by SIGTERM."""
+    """Ended early by SIGTERM or Ctrl-C."""
     checkpoint: Path
     """The last checkpoint."""
     metrics: dict[str, Any]
@@ -39,11 +39,11 @@ class Outcome:
 
 
 class Stopped(BaseException):
-    """SIGTERM while everything trained is saved. Not an Exception, so that nobody takes it for an error to handle."""
+    """Asked to stop while all that was trained is saved. Not an Exception: nobody shall take it for an error."""
 
 
 def train(config: TrainConfig) -> Outcome:
-    """Run a configuration to its end, or until SIGTERM, which saves a checkpoint first."""
+    """Run a configuration to its end, or until SIGTERM or Ctrl-C, which save a checkpoint first."""
     if config.resume == "no" and checkpoint.folders(config.out):
         raise ValueError(f"{config.out} already holds checkpoints: add --resume latest, or choose another --out")
     with join(config.device) as world, Display(world.rank == 0) as display:
@@ -95,14 +95,15 @@ class Trainer:
             for sentence in checkpoint.set_aside(config.out, self.state.step):
                 self.display.say(sentence)
         self.world.wait()
-        previous = signal.signal(signal.SIGTERM, self._ask_to_stop)
+        previous = {number: signal.signal(number, self._ask_to_stop) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             with Log(config.out, self.state.step, chief) as log:
                 self._steps(log)
         except Stopped:
             self.stop = True
         finally:
-            signal.signal(signal.SIGTERM, previous)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
         assert self.saved is not None
         return Outcome(self.state.step, self.stop, self.saved, {} if self.stop else self.metrics)
 
@@ -134,7 +135,9 @@ class Trainer:
             if sums.stop:
                 raise Stopped
             if evaluates:
+                paused = time.monotonic()
                 self._report(log, rows)
+                started += time.monotonic() - paused  # speed is that of training
 
     def _evaluates(self, step: int) -> bool:
         every = self.config.evaluate_every
@@ -151,7 +154,7 @@ class Trainer:
             log.write("mixing", step, mixing)
 
     def evaluate(self) -> dict[str, Any]:
-        """Metrics of the averaged weights on test rows, the same on every rank. SIGTERM ends it at once."""
+        """Metrics of the averaged weights on test rows, the same on every rank. SIGTERM and Ctrl-C end it at once."""
         name = f"evaluating step {self.state.step}: rows"
         self.evaluating = True
         try:
@@ -186,6 +189,8 @@ class Trainer:
     def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
         if self.evaluating:
             raise Stopped
+        if number == signal.SIGINT and self.stop:
+            raise KeyboardInterrupt  # asked twice: at once, without a checkpoint
         self.stop = True  # seen by every rank in the sums of the next step
 
 
