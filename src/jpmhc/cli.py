@@ -155,7 +155,7 @@ def generators(
     print(generator_report.cost(planned, workers or available_cores()))
     with generator_report.SearchProgress() as progress:
         result = carry_out(planned, workers=workers, state=state, seed=seed, progress=progress.show)
-    plain = plain_spectral_gap(result.perms) if streams <= 6 and len(result.perms) else None
+    plain = plain_spectral_gap(result.perms) if streams <= 6 else None
     generator_report.show(result, plain)
     if json is not None:
         json.write_text(dumps(generator_report.as_record(result, plain), indent=1))

@@ -36,17 +36,50 @@ def orbit_sizes(question, ties):
 @pytest.mark.parametrize(("n", "size"), [(n, size) for n in (3, 4) for size in range(1, 5)])
 def test_best_gap_and_number_of_ties_are_those_of_the_plain_algorithm(n, size):
     _, gaps = plain_gaps(n, size)
+    if size == 1:
+        assert gaps.max() < 1e-6
+        with pytest.raises(ValueError, match=f"no such set of 1 permutation of {n} streams generates all"):
+            best_generating_set(n, size)
+        return
     result = best_generating_set(n, size)
-    assert abs(result.gap - max(0.0, gaps.max())) < 1e-6
+    assert abs(result.gap - gaps.max()) < 1e-6
     assert result.examined == result.classes
     assert result.covered == result.subsets == comb(factorial(n), size) == len(gaps)
-    if result.gap > 0:
-        tied = int((gaps > gaps.max() - 1e-6).sum())
-        assert sum(orbit_sizes(result.question, result.ties)) == tied
-        assert abs(plain_spectral_gap(result.perms) - result.gap) < 1e-6
-    else:
-        assert size == 1
-        assert len(result.perms) == len(result.ties) == 0
+    tied = int((gaps > gaps.max() - 1e-6).sum())
+    assert sum(orbit_sizes(result.question, result.ties)) == tied
+    assert abs(plain_spectral_gap(result.perms) - result.gap) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("n", "size", "constraints", "perms"),
+    [
+        (2, 1, {}, [[1, 0]]),
+        # two transpositions of three streams: the only sets of two that hold their inverses and generate S_3
+        (3, 2, {"reversible": True}, [[0, 2, 1], [1, 0, 2]]),
+    ],
+)
+def test_where_no_set_has_a_gap_one_that_generates_is_returned(n, size, constraints, perms):
+    result = best_generating_set(n, size, **constraints)
+    assert result.gap == 0
+    assert result.exhaustive
+    assert symmetric_group.generates(result.perms)
+    assert abs(plain_spectral_gap(result.perms)) < 1e-9
+    assert sorted(result.perms.tolist()) == perms
+    assert result.ties.tolist() == [result.perms.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("n", "size", "constraints"),
+    [
+        (3, 1, {}),
+        (5, 2, {"contains_identity": True}),  # a cyclic group
+        (4, 2, {"reversible": True}),  # a dihedral one
+        (2, 1, {"contains_identity": True}),
+    ],
+)
+def test_where_no_set_generates_the_group_that_is_said(n, size, constraints):
+    with pytest.raises(ValueError, match=r"generates all .* permutations; ask for a larger size"):
+        best_generating_set(n, size, **constraints)
 
 
 def test_exact_comparison_finds_ties_that_rounding_hides():

@@ -25,8 +25,18 @@ def test_command_prints_the_table_and_writes_a_basis(tmp_path, capsys):
 
 
 def test_command_says_so_where_there_is_no_gap(capsys):
-    cli.main(["generators", "--streams", "3", "--size", "1"])
-    assert "gap 0" in capsys.readouterr().out
+    cli.main(["generators", "--streams", "3", "--size", "2", "--reversible"])
+    printed = capsys.readouterr().out
+    for words in ("Spectral gap 0.0000000000", "(0 1)", "(1 2)", "The walk is periodic"):
+        assert words in printed
+
+
+def test_command_says_so_where_nothing_generates_the_group(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["generators", "--streams", "3", "--size", "1"])
+    assert stop.value.code == 2
+    sentence = "no such set of 1 permutation of 3 streams generates all 6 permutations; ask for a larger size."
+    assert capsys.readouterr().err.strip() == f"jpmhc: {sentence}"
 
 
 def test_bad_input_is_one_sentence_and_status_2(capsys):

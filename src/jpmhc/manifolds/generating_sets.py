@@ -8,7 +8,7 @@ compared through exact characteristic polynomials. See docs/derivations/generati
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -64,8 +64,8 @@ class GeneratingSet:
     Args:
         question: What was searched for.
         perms: The best set, [K, n], usable as the permutation mixer's basis; among ties the one with the largest gap
-            on the streams. Empty where every set fails to generate S_n or is periodic.
-        gap: Its spectral gap on S_n.
+            on the streams.
+        gap: Its spectral gap on S_n; 0 where every set that generates S_n holds odd permutations only.
         stream_gap: Its gap on the n streams.
         ties: Every set with that gap, one of each class, [T, K, n]; annealing lists only its own.
         bound: No set of this size has a larger gap, whatever the search found.
@@ -136,6 +136,10 @@ def best_generating_set(
         moves: Moves of annealing.
         seed: Seed of annealing.
         progress: Called now and then with the work done, all the work, and the best gap so far.
+
+    Raises:
+        ValueError: If no such set generates all permutations (one permutation alone, or one and the identity), or
+            annealing found none.
     """
     return carry_out(
         plan(Question(n, size, contains_identity, reversible), method, moves),
@@ -169,13 +173,15 @@ def carry_out(
         ranks, radius = anneal(question, plan.work, seed, lambda done, radius: notify(done, plan.work, 1 - radius))
         found = SearchState(question, examined=plan.work, sets=[(radius, ranks)] if radius < 1 - TIE else [])
         seconds = time.perf_counter() - start
-    ties = np.array([ranks for _, ranks in sorted(found.sets)], dtype=np.int64).reshape(-1, question.size)
+    kept = [ranks for _, ranks in sorted(found.sets)] or _generating(plan)
+    ties = np.array(kept, dtype=np.int64)
     group = symmetric_group.elements(question.n)
-    result = GeneratingSet(
+    perms, on_streams = _fastest_on_streams(question, ties)
+    return GeneratingSet(
         question=question,
-        perms=torch.empty((0, question.n), dtype=torch.long),
-        gap=0.0,
-        stream_gap=0.0,
+        perms=torch.from_numpy(perms),
+        gap=spectral_gap(perms),
+        stream_gap=on_streams,
         ties=torch.from_numpy(group[ties]),
         bound=gap_bound(question.n, question.size, question.reversible),
         exhaustive=plan.exhaustive,
@@ -186,10 +192,25 @@ def carry_out(
         seconds=seconds,
         pruned=found.pruned,
     )
-    if not len(ties):
-        return result
-    perms, on_streams = _fastest_on_streams(question, ties)
-    return replace(result, perms=torch.from_numpy(perms), gap=spectral_gap(perms), stream_gap=on_streams)
+
+
+def _generating(plan: Plan) -> list[list[int]]:
+    """Where no set has a gap: those that generate S_n all the same, one of each class, as ranks.
+
+    Only few and small sets come to that, such as the one transposition of two streams.
+    """
+    question, group = plan.question, symmetric_group.elements(plan.question.n)
+    if plan.exhaustive:
+        sets = (s for unit in candidates(question).units() for s, _ in candidates(question).representatives(unit))
+        found = [ranks.tolist() for batch in sets for ranks in batch if symmetric_group.generates(group[ranks])]
+        if found:
+            return found
+    what = f"set of {question.size} permutation{'s' if question.size > 1 else ''} of {question.n} streams"
+    if plan.exhaustive:
+        raise ValueError(f"no such {what} generates all {len(group)} permutations; ask for a larger size.")
+    raise ValueError(
+        f"none of the {plan.work:,} moves led to a {what} that mixes; ask for more of them or a larger size."
+    )
 
 
 def _fastest_on_streams(question: Question, ties: NDArray[np.int64]) -> tuple[NDArray[np.int64], float]:

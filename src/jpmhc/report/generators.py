@@ -97,17 +97,14 @@ def show(result: GeneratingSet, plain_gap: float | None) -> None:
         plain_gap: The best set's gap by the plain n! × n! matrix, where that was computed.
     """
     console = Console(soft_wrap=True)
-    if len(result.perms):
-        table = Table("permutation", "cycles", title=f"Spectral gap {result.gap:.10f}", title_justify="left")
-        for perm in result.perms.tolist():
-            table.add_row(" ".join(map(str, perm)), cycle_notation(perm))
-        console.print(table)
-        console.print(f"|λ₂| {1 - result.gap:.10f}; gap on the streams {result.stream_gap:.10f}.")
-        console.print(f"No such set has a gap above {result.bound:.10f}, by theory.")
-    else:
-        console.print(
-            f"Every one of the {describe(result.question)} fails to generate the group or is periodic: gap 0."
-        )
+    table = Table("permutation", "cycles", title=f"Spectral gap {result.gap:.10f}", title_justify="left")
+    for perm in result.perms.tolist():
+        table.add_row(" ".join(map(str, perm)), cycle_notation(perm))
+    console.print(table)
+    console.print(f"|λ₂| {1 - result.gap:.10f}; gap on the streams {result.stream_gap:.10f}.")
+    if result.gap == 0:
+        console.print("The walk is periodic: every one of these sets that generates the group is odd throughout.")
+    console.print(f"No such set has a gap above {result.bound:.10f}, by theory.")
     if plain_gap is not None:
         difference = abs(plain_gap - result.gap)
         console.print(f"By the plain matrix the gap is {plain_gap:.10f} (difference {difference:.0e}).")
