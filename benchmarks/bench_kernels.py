@@ -1,15 +1,17 @@
 """The fused kernels on a CUDA device: right first, then time, bytes per second, share of the memory bound, and memory.
 
-    python benchmarks/bench_kernels.py [--tokens 176128] [--dim 512] [--streams 4] [--profile]
+    python benchmarks/bench_kernels.py [--tokens 176128] [--dim 512] [--streams 4] [--peers] [--compiled] [--profile]
 
 The sublayer is the identity. The bound is the bytes that must move (each tensor once: (3n+2)·d numbers a token forward,
 (8n+5)·d forward and backward, (2n+2)·d for a write fused with the next read) at the rate that a copy reaches here. A
 case whose results or gradients are not right against float64 is not timed, and the script ends with an error.
-Times are of CUDA-graph replays; the eager time, host included, stands beside them. `--peers` times the PyTorch form of
-the same connection under torch.compile in the same process.
+Times are of CUDA-graph replays; the eager time, host included, stands beside them. In the same process `--peers` times
+the connections of liger-kernel (LigerMHC) and hyper-connections (mHC, compiled) that are installed, eager, and
+`--compiled` the PyTorch form of some of ours under torch.compile.
 """
 
 import argparse
+import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +39,16 @@ CASES: dict[str, dict] = {
     "cayley, matrix read and write": {"mixer": "cayley", "read": "softmax_matrix", "write": "softmax_matrix"},
     "cayley, post-norm": {"mixer": "cayley", "post_norm": True},
 }
+PAIRS = (
+    "cayley",
+    "sinkhorn",
+    "cayley, post-norm",
+)  # also timed as a write fused with the next read, and beside their PyTorch form
 ALLOWED = (8e-3, 2e-2)  # relative error of results and gradients in bfloat16; see tests/kernels/test_connection.py
+
+
+def spec_of(case: str, n: int, d: int) -> Spec:
+    return Spec(n, d, **{"mixer": case.split(",")[0], **CASES[case]})
 
 
 def draw(spec: Spec, tokens: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -154,6 +165,23 @@ def bit_equal(spec: Spec) -> bool:
     return all(torch.equal(a, b) for a, b in zip(*runs))
 
 
+def peers(n: int, d: int, tokens: int) -> dict[str, tuple[torch.nn.Module, Tensor]]:
+    """Connections of other packages around the identity, with their streams."""
+    found: dict[str, tuple[torch.nn.Module, Tensor]] = {}
+    if importlib.util.find_spec("liger_kernel") is not None:
+        from liger_kernel.transformers import LigerMHC
+
+        liger = LigerMHC(torch.nn.Identity(), hc=n, c=d, phi_dtype=torch.bfloat16).cuda()
+        found["liger-kernel LigerMHC"] = (liger, torch.randn(1, tokens, n, d, device="cuda").bfloat16())
+    if importlib.util.find_spec("hyper_connections") is not None:
+        from hyper_connections import mHC
+
+        manifold = mHC(n, dim=d, branch=torch.nn.Identity(), layer_index=0).cuda().bfloat16()
+        # This package keeps the streams in the batch: [batch * n, sequence, d].
+        found["hyper-connections mHC"] = (torch.compile(manifold), torch.randn(n, tokens, d, device="cuda").bfloat16())
+    return found
+
+
 def copy_rate() -> float:
     """Bytes a second, read and written, of a large copy."""
     source = torch.randn(2**29, device="cuda")
@@ -167,9 +195,8 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--cases", nargs="*", default=list(CASES), help=f"of {', '.join(CASES)}")
-    parser.add_argument(
-        "--peers", action="store_true", help="time the compiled PyTorch form as well (compiles for a minute)"
-    )
+    parser.add_argument("--peers", action="store_true", help="time other packages as well")
+    parser.add_argument("--compiled", action="store_true", help="time the PyTorch form, compiled (a minute each)")
     parser.add_argument("--profile", action="store_true", help="time of every kernel of the first case")
     parser.add_argument("--folder", type=Path, default=RESULTS, help="where kernels-<dim>.csv goes")
     args = parser.parse_args()
@@ -191,7 +218,14 @@ def main() -> None:
         add(case, implementation, what, ms, eager, units, memory, error)
 
     def add(
-        case: str, implementation: str, what: str, ms: float, eager: float, units: float, memory: float, error: float
+        case: str,
+        implementation: str,
+        what: str,
+        ms: float,
+        eager: float,
+        units: float,
+        memory: float,
+        error: float | None,
     ) -> None:
         moved = units * unit
         rows.append(
@@ -199,24 +233,46 @@ def main() -> None:
                 "case": case, "implementation": implementation, "what": what, "tokens": tokens, "dim": d, "streams": n,
                 "ms": round(ms, 4), "eager_ms": round(eager, 4), "tb_per_s": round(moved / ms / 1e9, 3),
                 "percent_of_bound": round(100 * moved / rate / ms * 1e3, 1),
-                "extra_mib": round(memory, 1), "stream_mib": round(n * unit / 2**20, 1), "error": f"{error:.1e}",
+                "extra_mib": round(memory, 1), "stream_mib": round(n * unit / 2**20, 1),
+                "error": "" if error is None else f"{error:.1e}",
             }
         )  # fmt: skip
         row = rows[-1]
         print(
-            f"{case:30s} {implementation:9s} {what:17s} {ms:7.3f} ms (eager {eager:.3f}), "
-            f"{row['percent_of_bound']:5.1f} % of bound, extra {memory:6.1f} MiB, error {error:.1e}",
+            f"{case:30s} {implementation:22s} {what:17s} {ms:7.3f} ms (eager {eager:.3f}), "
+            f"{row['percent_of_bound']:5.1f} % of bound, extra {memory:6.1f} MiB"
+            + ("" if error is None else f", error {error:.1e}"),
             flush=True,
         )
 
+    if args.peers:
+        for name, (block, x) in peers(n, d, tokens).items():
+            x.requires_grad_()
+            grad = torch.randn_like(x)
+            parameters = [p for p in block.parameters() if p.requires_grad]
+
+            def ahead(block=block, x=x) -> Tensor:
+                with torch.no_grad():
+                    return block(x)
+
+            def both(block=block, x=x, grad=grad, parameters=parameters) -> object:
+                return torch.autograd.grad(block(x), [x, *parameters], grad, allow_unused=True)
+
+            for what, run, units, kept in (
+                ("forward", ahead, 3 * n + 2, n * unit),
+                ("forward+backward", both, 8 * n + 5, 2 * n * unit),
+            ):
+                ms = milliseconds(run, device="cuda")
+                add("sinkhorn", name, what, ms, ms, units, extra_memory(run, kept), None)
+            del block, x, grad, parameters, ahead, both, run
+            torch.cuda.empty_cache()
     for case in args.cases:
-        settings = {"mixer": case.split(",")[0], **CASES[case]}
-        if settings["mixer"] == "permutation" and n != 4:
+        if case == "permutation" and n != 4:
             continue
-        spec = Spec(n, d, **settings)
+        spec = spec_of(case, n, d)
         error = check(spec)
         implementations: dict[str, Callable] = {"fused": connection}
-        if args.peers:
+        if args.compiled and case in PAIRS:
             implementations["compiled"] = torch.compile(plain)
         for name, function in implementations.items():
             forward, both = setup(spec, tokens, function)
@@ -225,9 +281,9 @@ def main() -> None:
             report(case, name, "forward+backward", both, 8 * n + 5, 2 * n * unit, error)
             del forward, both
             torch.cuda.empty_cache()
-    for case in ("cayley", "sinkhorn"):
+    for case in PAIRS:
         if case in args.cases:
-            spec = Spec(n, d, mixer=case, **CASES[case])
+            spec = spec_of(case, n, d)
             for fused in (True, False):
                 links = 4
                 ms, eager = [], []
@@ -240,7 +296,7 @@ def main() -> None:
                 add(case, "fused", name, *each, 2 * n + 2, 0.0, 0.0)
             print(f"{case}: two runs bit-equal: {bit_equal(spec)}; replay equals eager: {replay_equals_eager(spec)}")
     if args.profile:
-        profile(Spec(n, d, **{"mixer": args.cases[0].split(",")[0], **CASES[args.cases[0]]}), tokens)
+        profile(spec_of(args.cases[0], n, d), tokens)
     write_csv(f"kernels-{d}", rows, "cuda", args.folder)
 
 

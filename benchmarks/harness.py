@@ -1,7 +1,9 @@
 """What every benchmark shares: timing, memory, and results as CSV with device, versions and commit."""
 
 import csv
+import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -65,17 +67,26 @@ def saved_bytes(run: Callable[[], Any]) -> int:
 
 def environment(device: str = "cpu") -> dict[str, Any]:
     """Where and with what a number was obtained."""
-    here = Path(__file__).parent
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True)
-    dirty = subprocess.run(["git", "status", "--porcelain", "src"], cwd=here, capture_output=True, text=True)
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU",
         "threads": torch.get_num_threads(),
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "numpy": numpy.__version__,
-        "commit": (commit.stdout.strip() or "unknown") + ("+" if dirty.stdout.strip() else ""),
+        "commit": _commit(),
     }
+
+
+def _commit() -> str:
+    """The tree's commit, with a plus if its source was changed since; `GIT_COMMIT` says it where there is no git."""
+    if os.environ.get("GIT_COMMIT"):
+        return os.environ["GIT_COMMIT"]
+    if shutil.which("git") is None:
+        return "unknown"
+    here = Path(__file__).parent
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True)
+    dirty = subprocess.run(["git", "status", "--porcelain", "../src"], cwd=here, capture_output=True, text=True)
+    return (commit.stdout.strip() or "unknown") + ("+" if dirty.stdout.strip() else "")
 
 
 def write_csv(name: str, rows: Sequence[dict[str, Any]], device: str = "cpu", folder: Path = RESULTS) -> Path:

@@ -8,6 +8,7 @@ from torch import Tensor
 from jpmhc.kernels import ops
 from jpmhc.kernels.read_backward import weight_column_bytes
 from jpmhc.kernels.spec import Spec
+from jpmhc.kernels.write_to_read import fits
 
 
 class State(NamedTuple):
@@ -65,18 +66,18 @@ def write(y: Tensor, state: State, x: Tensor | None = None) -> Tensor:
 def write_read(
     y: Tensor, state: State, weight: Tensor | None, bias: Tensor, spec: Spec
 ) -> tuple[Tensor, Tensor, State]:
-    """`write`, then `read` of the next connection from its result: one pass over the streams less.
+    """`write`, then `read` of the next connection from its result, in one kernel.
 
     Args:
         y: The sublayer's output. [..., d]
         state: From the read of the connection that ends.
-        weight, bias, spec: Of the connection that begins. Where it has no weight, or the one that ends has a post-norm,
-            there is nothing to save, and the two steps run one after the other.
+        weight, bias, spec: Of the connection that begins. Where it has no weight, or too many logits for one kernel
+            (`write_to_read.fits`), the two steps run one after the other.
 
     Returns:
         The streams between the two [..., n, d], the next sublayer's input [..., d], and the state for its write.
     """
-    if weight is None or state.spec.post_norm:
+    if weight is None or not fits(state.spec, spec):
         out = write(y, state)
         return out, *read(out, weight, bias, spec)
     old = state.spec

@@ -3,14 +3,15 @@
 One connection is a read and a write of the same streams, and the streams' gradient has a part from each. Left to
 autograd, the write would store Hᵀ grad, the read its own part, and a third kernel would add them. Here the read
 returns, beside its results, a *link*: a tensor with the streams' shape and one number of memory. The write takes it in
-place of the streams, and what it sends back through it is the bare gradient of its output; the read's derivative
-multiplies that by Hᵀ in the pass that computes everything else. With a post-norm the write sends Hᵀ grad itself.
+place of the streams, and what it sends back through it is the gradient of H x: the bare gradient of its output or,
+with a post-norm, that of the streams before the norm. The read's derivative multiplies it by Hᵀ in the pass that
+computes everything else.
 """
 
 import torch
 from torch import Tensor
 
-from jpmhc.kernels import projection, read_backward, rows, write_project
+from jpmhc.kernels import projection, read_backward, rows, write_to_read
 from jpmhc.kernels.spec import decode
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -67,7 +68,7 @@ def read_backward_op(
     prepared, left, affine, grad_bias, shift = read_backward.logits_backward(
         x, weight, bias, logits, stats, coef, grad_h, grad_coef, spec
     )
-    grad_x = read_backward.streams_backward(x, grad_link, spec.post_norm, grad_h, prepared, coef, left, affine, spec)
+    grad_x = read_backward.streams_backward(x, grad_link, grad_h, prepared, coef, left, affine, spec)
     if weight is None:
         return grad_x, bias.new_empty(0), grad_bias
     return grad_x, read_backward.weight_backward(x, left, shift, spec), grad_bias.clone()
@@ -140,7 +141,7 @@ def write_backward_op(
 @write_backward_op.register_fake
 def _(grad: Tensor, x: Tensor, y: Tensor, coef: Tensor, key: str, pull: bool) -> tuple[Tensor, Tensor, Tensor]:
     contiguous = torch.contiguous_format
-    grad_x = torch.empty_like(x, memory_format=contiguous) if pull else x.new_empty(0)
+    grad_x = torch.empty_like(x, memory_format=contiguous) if pull or decode(key).post_norm else x.new_empty(0)
     return grad_x, torch.empty_like(y, memory_format=contiguous), torch.empty_like(coef)
 
 
@@ -153,11 +154,10 @@ def _save_write(ctx, inputs, output) -> None:
 def _write_gradients(saved, grad, linked, key):
     """Gradients of the streams, the link, y and the coefficients."""
     x, y, coef = saved
-    pull = not linked or decode(key).post_norm
-    grad_x, grad_y, grad_coef = write_backward_op(grad, x, y, coef, key, pull)
+    grad_x, grad_y, grad_coef = write_backward_op(grad, x, y, coef, key, not linked)
     if not linked:
         return grad_x, None, grad_y, grad_coef
-    return None, grad_x if pull else grad, grad_y, grad_coef
+    return None, grad_x if decode(key).post_norm else grad, grad_y, grad_coef
 
 
 def _write_backward(ctx, grad):
@@ -171,11 +171,10 @@ write_op.register_autograd(_write_backward, setup_context=_save_write)
 def write_read_op(
     x: Tensor, link: Tensor | None, y: Tensor, coef: Tensor, key: str, weight: Tensor, bias: Tensor, next_key: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    following = decode(next_key)
-    out, logits, stats, new = write_project.write_project(
-        x.contiguous(), y.contiguous(), coef, decode(key), weight.contiguous(), bias, following
+    out, h, logits, stats, new = write_to_read.write_to_read(
+        x.contiguous(), y.contiguous(), coef, decode(key), weight.contiguous(), bias, decode(next_key)
     )
-    return out, rows.combine(out, new, following), _link(out), logits, stats, new
+    return out, h, _link(out), logits, stats, new
 
 
 @write_read_op.register_fake

@@ -162,13 +162,12 @@ def _streams_backward(
     D: tl.constexpr,
     KP: tl.constexpr,
     DYNAMIC: tl.constexpr,
-    STREAM_GRAD: tl.constexpr,
+    WRITTEN: tl.constexpr,
     PRECISION: tl.constexpr,
     BT: tl.constexpr,
     BD: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """STREAM_GRAD: 0 none arrives with `grad`, 1 the write's, still to be multiplied by Hᵀ, 2 one for the streams."""
     ND: tl.constexpr = N * D
     k = tl.arange(0, KP)
     c = tl.program_id(0) * BD + tl.arange(0, BD)
@@ -189,16 +188,14 @@ def _streams_backward(
             level = tl.load(affine + rows * 2, mask=inside, other=0.0)[:, None]
             along = tl.load(affine + rows * 2 + 1, mask=inside, other=0.0)[:, None]
         grads = ()
-        if STREAM_GRAD == 1:
+        if WRITTEN:
             for i in tl.static_range(N):
                 g = tl.load(grad + rows[:, None] * ND + i * D + c[None, :], mask=mask, other=0.0)
                 grads = grads + (g.to(tl.float32),)
         for j in tl.static_range(N):
             place = rows[:, None] * ND + j * D + c[None, :]
             total = tl.load(cbase + j, mask=inside, other=0.0)[:, None] * gh
-            if STREAM_GRAD == 2:
-                total += tl.load(grad + place, mask=mask, other=0.0).to(tl.float32)
-            if STREAM_GRAD == 1:
+            if WRITTEN:
                 for i in tl.static_range(N):
                     total += tl.load(cbase + 2 * N + i * N + j, mask=inside, other=0.0)[:, None] * grads[i]
             if DYNAMIC:
@@ -285,7 +282,6 @@ def logits_backward(
 def streams_backward(
     x: Tensor,
     grad: Tensor | None,
-    mixed: bool,
     grad_h: Tensor,
     prepared: Tensor,
     coef: Tensor,
@@ -293,7 +289,7 @@ def streams_backward(
     affine: Tensor,
     spec: Spec,
 ) -> Tensor:
-    """The gradient of the streams. `mixed`: `grad` has been multiplied by Hᵀ already. [T, n, d]"""
+    """The gradient of the streams; `grad` is that of H x, if they were written back. [T, n, d]"""
     tokens = len(x)
     grad_x = torch.empty_like(x)
     if not tokens:
@@ -309,7 +305,7 @@ def streams_backward(
     _streams_backward[(triton.cdiv(spec.d, launch["BD"]), triton.cdiv(tokens, chunk))](
         x, grad, grad_h, prepared, coef, left, affine, grad_x, tokens, chunk,
         N=spec.n, D=spec.d, KP=kp, DYNAMIC=len(prepared) > 0,
-        STREAM_GRAD=0 if grad is None else 2 if mixed else 1, PRECISION=precision(prepared), **launch,
+        WRITTEN=grad is not None, PRECISION=precision(prepared), **launch,
     )  # fmt: skip
     return grad_x
 

@@ -1,9 +1,9 @@
 """Everything that works on whole rows: the read's weighted sum, the write, and their derivatives.
 
 A program holds the n rows of one token in registers, so every tensor passes through once and sums over a row cost no
-memory. The write is out = H x + w ⊗ y with an optional weightless RMS norm of every stream. Its derivative returns the
-inner products that the coefficients' gradients are made of; `pull` also returns Hᵀ grad for the streams, which the
-read's derivative otherwise takes over (see ops.py).
+memory. The write is out = z = H x + w ⊗ y, or z with a weightless RMS norm of every stream. Its derivative returns the
+inner products that the coefficients' gradients are made of, and with `pull` Hᵀ grad z for the streams. Otherwise the
+read's derivative multiplies by Hᵀ (see ops.py), and all it needs is grad z.
 """
 
 # Triton's compiler knows no starred tuples, and mypy no tuples that grow in a loop.
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from jpmhc.kernels.spec import Spec
 
+EARLY = [True]
 ROW_ELEMENTS = 16  # of one stream that a thread holds: enough loads in flight, few enough registers
 
 
@@ -92,12 +93,21 @@ def combine_backward(x: Tensor, grad_h: Tensor, spec: Spec) -> Tensor:
 
 
 @triton.jit
-def _mixed(streams, y, coef, rows, inside, i, N: tl.constexpr, PER_TOKEN: tl.constexpr):
-    """Stream i of H x + w ⊗ y. [tokens, d]"""
-    z = _coefficient(coef, rows, inside, N + i, N, PER_TOKEN) * y
+def mixed(streams, y, mixing, i, N: tl.constexpr):
+    """Stream i of H x + w ⊗ y, with w and H by rows in `mixing`. [tokens, d]"""
+    z = mixing[i] * y
     for j in tl.static_range(N):
-        z += _coefficient(coef, rows, inside, 2 * N + i * N + j, N, PER_TOKEN) * streams[j]
+        z += mixing[N + i * N + j] * streams[j]
     return z
+
+
+@triton.jit
+def mixing_entries(coef, rows, inside, N: tl.constexpr, PER_TOKEN: tl.constexpr):
+    """Each token's w, then its H by rows. [tokens, 1] each"""
+    entries = ()
+    for entry in tl.static_range(N, N * (N + 2)):
+        entries = entries + (_coefficient(coef, rows, inside, entry, N, PER_TOKEN),)
+    return entries
 
 
 @triton.jit
@@ -121,8 +131,9 @@ def _write(
     mask = inside[:, None] & (c < D)[None, :]
     streams = _load_streams(x, rows, c, mask, N, D)
     yv = tl.load(y + rows[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
+    mixing = mixing_entries(coef, rows, inside, N, PER_TOKEN)
     for i in tl.static_range(N):
-        z = _mixed(streams, yv, coef, rows, inside, i, N, PER_TOKEN)
+        z = mixed(streams, yv, mixing, i, N)
         if POST_NORM:
             z *= tl.rsqrt(tl.sum(z * z, axis=1) / D + EPS)[:, None]
         tl.store(out + rows[:, None] * (N * D) + i * D + c[None, :], z.to(out.dtype.element_ty), mask=mask)
@@ -164,46 +175,55 @@ def _write_backward(
     c = tl.arange(0, BD)
     mask = inside[:, None] & (c < D)[None, :]
     streams = _load_streams(x, rows, c, mask, N, D)
-    grads = _load_streams(grad, rows, c, mask, N, D)
     yv = tl.load(y + rows[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
-    if POST_NORM:
-        before = ()
-        for i in tl.static_range(N):
+    mixing = mixing_entries(coef, rows, inside, N, PER_TOKEN)
+    base = grad_coef + rows * (N * (N + 2))
+    gy = tl.zeros([BT, BD], tl.float32)
+    if not POST_NORM:  # all loads in flight at once; a post-norm needs the registers
+        loaded = _load_streams(grad, rows, c, mask, N, D)
+    grads = ()
+    for i in tl.static_range(N):
+        if POST_NORM:
+            g = tl.load(grad + rows[:, None] * (N * D) + i * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
+        else:
+            g = loaded[i]
+        if POST_NORM:
             # out = z/ρ with ρ = sqrt(mean z² + eps): grad z = (g - out · mean(g · out)) / ρ
-            z = _mixed(streams, yv, coef, rows, inside, i, N, PER_TOKEN)
+            z = mixed(streams, yv, mixing, i, N)
             factor = tl.rsqrt(tl.sum(z * z, axis=1) / D + EPS)[:, None]
             z *= factor
-            before = before + (factor * (grads[i] - z * (tl.sum(z * grads[i], axis=1) / D)[:, None]),)
-        grads = before
-    gy = tl.zeros([BT, BD], tl.float32)
-    base = grad_coef + rows * (N * (N + 2))
-    for i in tl.static_range(N):
+            g = factor * (g - z * (tl.sum(z * g, axis=1) / D)[:, None])
+            if not PULL:
+                place = grad_x + rows[:, None] * (N * D) + i * D + c[None, :]
+                tl.store(place, g.to(grad_x.dtype.element_ty), mask=mask)
+        gy += mixing[i] * g
         tl.store(base + i, tl.zeros([BT], tl.float32), mask=inside)
-        gy += _coefficient(coef, rows, inside, N + i, N, PER_TOKEN) * grads[i]
-        tl.store(base + N + i, tl.sum(grads[i] * yv, axis=1), mask=inside)
+        tl.store(base + N + i, tl.sum(g * yv, axis=1), mask=inside)
         for j in tl.static_range(N):
-            tl.store(base + 2 * N + i * N + j, tl.sum(grads[i] * streams[j], axis=1), mask=inside)
+            tl.store(base + 2 * N + i * N + j, tl.sum(g * streams[j], axis=1), mask=inside)
+        if PULL:
+            grads = grads + (g,)
     tl.store(grad_y + rows[:, None] * D + c[None, :], gy.to(grad_y.dtype.element_ty), mask=mask)
     if PULL:
         for j in tl.static_range(N):
             gx = tl.zeros([BT, BD], tl.float32)
             for i in tl.static_range(N):
-                gx += _coefficient(coef, rows, inside, 2 * N + i * N + j, N, PER_TOKEN) * grads[i]
+                gx += mixing[N + i * N + j] * grads[i]
             tl.store(grad_x + rows[:, None] * (N * D) + j * D + c[None, :], gx.to(grad_x.dtype.element_ty), mask=mask)
 
 
 def write_backward(
     grad: Tensor, x: Tensor, y: Tensor, coef: Tensor, spec: Spec, pull: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the streams (empty unless `pull`), of y and of the coefficients."""
-    grad_x = torch.empty_like(x) if pull else x.new_empty(0)
+    """Gradients of the streams with `pull`, else of z (empty without a post-norm: it is `grad`); of y; of coef."""
+    grad_x = torch.empty_like(x) if pull or spec.post_norm else x.new_empty(0)
     grad_y = torch.empty_like(y)
     grad_coef = coef.new_empty(len(x), spec.coefficients)
     launch = row_launch(spec)
     if len(x):
         _write_backward[(triton.cdiv(len(x), launch["BT"]),)](
             grad, x, y, coef, grad_x, grad_y, grad_coef, len(x),
-            N=spec.n, D=spec.d, PER_TOKEN=int(len(coef) == len(x)), POST_NORM=spec.post_norm, PULL=pull,
+            N=spec.n, D=spec.d, PER_TOKEN=int(len(coef) == len(x)), POST_NORM=spec.post_norm, PULL=pull, 
             EPS=spec.eps, **launch,
         )  # fmt: skip
     return grad_x, grad_y, grad_coef if len(coef) == len(x) else grad_coef.sum(0, keepdim=True)

@@ -1,0 +1,196 @@
+"""The write of one connection fused with the read of the next: one kernel between two sublayers.
+
+A program takes its tokens' streams slice by slice: it mixes them, stores them and multiplies them by the next
+connection's weight, which gives the statistics, the logits and the read weights. Then it goes back over the slices, the
+last one first, because that is still in the cache, and sums them up to the next sublayer's input. A post-norm's factors
+are known only after the first pass: then it is the second one that mixes the slices again, norms and stores them, and
+the projection, being linear, is multiplied by the factors afterwards.
+"""
+
+# Triton's compiler knows no starred tuples, and mypy no tuples that grow in a loop.
+# ruff: noqa: RUF005
+# mypy: disable-error-code="assignment,misc"
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jpmhc.kernels import constraints
+from jpmhc.kernels.launch import SHARED_BYTES, padded, stages
+from jpmhc.kernels.projection import _statistics, constrain, precision, prepare, small_outputs
+from jpmhc.kernels.rows import mixed, mixing_entries
+from jpmhc.kernels.spec import Spec
+
+
+@triton.jit
+def _slice(x, y, rows, c, mask, N: tl.constexpr, D: tl.constexpr):
+    """A slice of y and of every stream, in float32. [tokens, columns] each"""
+    yv = tl.load(y + rows[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
+    streams = ()
+    for j in tl.static_range(N):
+        xj = tl.load(x + rows[:, None] * (N * D) + j * D + c[None, :], mask=mask, other=0.0)
+        streams = streams + (xj.to(tl.float32),)
+    return yv, streams
+
+
+@triton.jit
+def _opaque(value, COMPILED: tl.constexpr):
+    """The value itself, behind an instruction that the compiler may not repeat.
+
+    Without it the compiler computes the streams twice, once in the layout of the store and once in that of the tensor
+    cores, instead of moving them from one to the other. The interpreter knows no such instruction and needs none.
+    """
+    if COMPILED:
+        if value.dtype.primitive_bitwidth == 16:
+            return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [value], value.dtype, is_pure=False, pack=2)
+        else:
+            return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [value], value.dtype, is_pure=False, pack=1)
+    else:
+        return value
+
+
+@triton.jit
+def _replaced(values, index: tl.constexpr, value):
+    """The tuple with one entry changed."""
+    new = ()
+    for i in tl.static_range(len(values)):
+        new = new + (value if i == index else values[i],)
+    return new
+
+
+@triton.jit
+def _write_to_read(
+    x,
+    y,
+    old,
+    out,
+    w,
+    sums,
+    bias,
+    logits,
+    stats,
+    h,
+    T,
+    D: tl.constexpr,
+    OLD_PER_TOKEN: tl.constexpr,
+    POST_NORM: tl.constexpr,
+    OLD_EPS: tl.constexpr,
+    K: tl.constexpr,
+    KP: tl.constexpr,
+    EPS: tl.constexpr,
+    LAYER: tl.constexpr,
+    READ: tl.constexpr,
+    TAU: tl.constexpr,
+    PRECISION: tl.constexpr,
+    COMPILED: tl.constexpr,
+    BT: tl.constexpr,
+    BD: tl.constexpr,
+    STAGES: tl.constexpr,
+    BACK: tl.constexpr,
+    BACK_STAGES: tl.constexpr,
+    N: tl.constexpr,
+):
+    ND: tl.constexpr = N * D
+    rows = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
+    inside = rows < T
+    k = tl.arange(0, KP)
+    mixing = mixing_entries(old, rows, inside, N, OLD_PER_TOKEN)
+    products = ()  # with a post-norm each stream has its own sums, as its factor comes only after them
+    squares = ()
+    totals = ()
+    for _ in tl.static_range(N if POST_NORM else 1):
+        products = products + (tl.zeros([BT, KP], tl.float32),)
+        squares = squares + (tl.zeros([BT], tl.float32),)
+        totals = totals + (tl.zeros([BT], tl.float32),)
+    for start in tl.range(0, D, BD, num_stages=STAGES):
+        c = start + tl.arange(0, BD)
+        mask = inside[:, None] & (c < D)[None, :]
+        yv, streams = _slice(x, y, rows, c, mask, N, D)
+        for i in tl.static_range(N):
+            rounded = _opaque(mixed(streams, yv, mixing, i, N).to(out.dtype.element_ty), COMPILED)
+            if not POST_NORM:
+                tl.store(out + rows[:, None] * ND + i * D + c[None, :], rounded, mask=mask)
+            wv = tl.load(w + k[None, :] * ND + i * D + c[:, None], mask=(c < D)[:, None], other=0.0)
+            z = rounded.to(tl.float32)
+            product = tl.dot(rounded, wv, products[i * POST_NORM], input_precision=PRECISION)
+            products = _replaced(products, i * POST_NORM, product)
+            squares = _replaced(squares, i * POST_NORM, squares[i * POST_NORM] + tl.sum(z * z, axis=1))
+            if LAYER:
+                totals = _replaced(totals, i * POST_NORM, totals[i * POST_NORM] + tl.sum(z, axis=1))
+    factors = ()
+    if POST_NORM:
+        acc = tl.zeros([BT, KP], tl.float32)
+        square = tl.zeros([BT], tl.float32)
+        total = tl.zeros([BT], tl.float32)
+        for i in tl.static_range(N):
+            factor = tl.rsqrt(squares[i] / D + OLD_EPS)
+            factors = factors + (factor[:, None],)
+            acc += products[i] * factor[:, None]
+            square += squares[i] * factor * factor
+            total += totals[i] * factor
+    else:
+        acc = products[0]
+        square = squares[0]
+        total = totals[0]
+    mean, scale = _statistics(total, square, ND, EPS, LAYER)
+    tl.store(stats + rows * 2, mean, mask=inside)
+    tl.store(stats + rows * 2 + 1, scale, mask=inside)
+    value = (acc - mean[:, None] * tl.load(sums + k)[None, :]) * scale[:, None]
+    value += tl.load(bias + k, mask=k < K, other=0.0)[None, :]
+    tl.store(logits + rows[:, None] * K + k[None, :], value, mask=inside[:, None] & (k < K)[None, :])
+    tl.debug_barrier()  # what was stored is read back in another layout
+    entries = constraints.read_entries(READ, N)[None, :, :]
+    r = tl.load((logits + rows * K)[:, None, None] + entries, mask=inside[:, None, None], other=0.0)
+    r = constraints.read_weights(r, READ, N, TAU)
+    weights = ()
+    for i in tl.static_range(N):
+        weights = weights + (tl.sum(tl.where(tl.arange(0, N)[None, :] == i, r, 0.0), axis=1)[:, None],)
+    for step in tl.range(0, tl.cdiv(D, BACK), num_stages=BACK_STAGES):
+        c = (tl.cdiv(D, BACK) - 1 - step) * BACK + tl.arange(0, BACK)
+        mask = inside[:, None] & (c < D)[None, :]
+        hv = tl.zeros([BT, BACK], tl.float32)
+        if POST_NORM:
+            yv, streams = _slice(x, y, rows, c, mask, N, D)
+        for i in tl.static_range(N):
+            place = out + rows[:, None] * ND + i * D + c[None, :]
+            if POST_NORM:
+                z = (mixed(streams, yv, mixing, i, N) * factors[i]).to(out.dtype.element_ty)
+                tl.store(place, z, mask=mask)
+            else:
+                z = tl.load(place, mask=mask, other=0.0)
+            hv += weights[i] * z.to(tl.float32)
+        tl.store(h + rows[:, None] * D + c[None, :], hv.to(h.dtype.element_ty), mask=mask)
+
+
+def fits(spec: Spec, following: Spec) -> bool:
+    """Whether the sums over a token fit into the registers: with a post-norm there are n times as many."""
+    return not spec.post_norm or spec.n * padded(following.logits) <= 256
+
+
+def write_to_read(
+    x: Tensor, y: Tensor, old: Tensor, spec: Spec, weight: Tensor, bias: Tensor, following: Spec
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The new streams [T, n, d], the next sublayer's input [T, d], and what `project` returns for `following`."""
+    tokens = len(x)
+    out, h = torch.empty_like(x), torch.empty_like(y)
+    logits, stats, coef = small_outputs(x, following)
+    if tokens:
+        prepared, sums = prepare(weight, x.dtype)
+        kp, size = padded(following.logits), x.element_size()
+        width = 64
+        while width > 16 and (width >= 2 * spec.d or spec.n * kp * width * size > SHARED_BYTES // 4):
+            width //= 2
+        depth = stages((16 * (spec.n + 1) + spec.n * kp) * width * size, 3)
+        # The way back only adds up, in wide slices and without a pipeline, unless it has to mix again.
+        back = (width, depth) if spec.post_norm else (2 * width, 1)
+        launch = {"BT": 16, "BD": width, "STAGES": depth, "BACK": back[0], "BACK_STAGES": back[1], "num_warps": 2}
+        _write_to_read[(triton.cdiv(tokens, launch["BT"]),)](
+            x, y, old, out, prepared, sums, bias, logits, stats, h, tokens,
+            D=spec.d, OLD_PER_TOKEN=int(len(old) == tokens), POST_NORM=int(spec.post_norm), OLD_EPS=spec.eps,
+            K=following.logits, KP=kp, EPS=following.eps, LAYER=following.norm == "layer",
+            READ=following.read, TAU=float(following.temperature),
+            PRECISION=precision(x), COMPILED=x.is_cuda, N=spec.n, **launch,
+        )  # fmt: skip
+        constrain(logits, coef, following)
+    return out, h, logits, stats, coef
