@@ -58,6 +58,24 @@ def test_stack_with_fused_write_and_read_equals_the_reference():
     assert torch.allclose(stack(x), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("kernels", ["fused", "reference"])
+def test_equal_streams_may_be_given_once(kernels):
+    """The same as n copies, in the result and in the gradient of what was copied."""
+    blocks = [block("cayley", 0, kernels, post_norm="rms"), block("sinkhorn", 1, kernels)]
+    stack = jpmhc.HyperConnectionStack(blocks)
+    upstream = torch.randn(3, 2, N, DIM, device=DEVICE)
+    results = []
+    for widen in (lambda x: jpmhc.expand_streams(x, N), lambda x: x.unsqueeze(-2)):
+        torch.manual_seed(0)
+        x = torch.randn(3, 2, DIM, device=DEVICE, requires_grad=True)
+        out = stack(widen(x))
+        results.append((out, *torch.autograd.grad(out, [x, *stack.parameters()], upstream)))
+        assert blocks[0](widen(x)).shape == (3, 2, N, DIM)
+        assert blocks[0].coefficients(widen(x)).read.shape == (3, 2, N)
+    for copies, once in zip(*results):
+        assert (copies - once).norm() <= 1e-5 * copies.norm() + 1e-7
+
+
 def test_sublayers_in_another_precision_are_brought_to_the_streams():
     made = jpmhc.HyperConnection(lambda h: h.double(), DIM, N, kernels="fused").to(DEVICE)
     out = made(torch.randn(2, N, DIM, device=DEVICE))

@@ -33,8 +33,9 @@ def spec_of(name: str, n: int = 4, d: int = 24, **settings) -> Spec:
 
 
 def draw(
-    spec: Spec, tokens: int, dtype: torch.dtype, scale: float, dynamic: bool, seed: int = 0
+    spec: Spec, tokens: int, dtype: torch.dtype, scale: float, dynamic: bool, seed: int = 0, held: int | None = None
 ) -> dict[str, Tensor | None]:
+    """`held`: how many streams x holds; one stands for n equal ones."""
     generator = torch.Generator().manual_seed(seed)
     width = spec.n * spec.d
 
@@ -43,7 +44,7 @@ def draw(
 
     weight = scale * normal(spec.logits, width) / width**0.5
     return {
-        "x": (normal(tokens, spec.n, spec.d) + 0.3).to(DEVICE, dtype),
+        "x": (normal(tokens, held or spec.n, spec.d) + 0.3).to(DEVICE, dtype),
         "weight": weight.to(DEVICE) if dynamic else None,
         "bias": (normal(spec.logits) * (0.3 if dynamic else scale)).to(DEVICE),
         "sublayer": (normal(spec.d, spec.d) / spec.d**0.5).to(DEVICE),
@@ -62,9 +63,10 @@ def run(spec: Spec, inputs: dict[str, Tensor | None], fused: bool) -> dict[str, 
         y = torch.tanh(h.double() @ sublayer).to(x.dtype)
         out = kernels.write(y, state)
     else:
-        h, state = reference.read(x, weight, bias, spec)
+        streams = x.expand(-1, spec.n, -1)
+        h, state = reference.read(streams, weight, bias, spec)
         y = torch.tanh(h @ sublayer)
-        out = reference.write(x, y, state, spec)
+        out = reference.write(streams, y, state, spec)
     gradients = torch.autograd.grad(out, list(leaves.values()), cast(inputs["grad"]))
     return {"h": h, "out": out} | {f"grad {k}": g for k, g in zip(leaves, gradients)}
 
@@ -139,18 +141,20 @@ def test_half_precision_matches_float64(name: str) -> None:
     assert_close(spec, inputs)
 
 
-def assert_chain_close(dtype: torch.dtype, d: int, tokens: int, post_norm: bool) -> None:
+def assert_chain_close(dtype: torch.dtype, d: int, tokens: int, post_norm: bool, held: int = 4) -> None:
     """Two connections in a row, with the streams between them used besides, so that every gradient path carries."""
     first, second = spec_of("cayley", d=d, post_norm=post_norm), spec_of("sinkhorn", d=d, post_norm=post_norm)
-    inputs, other = draw(first, tokens, dtype, 1.0, True), draw(second, tokens, dtype, 1.0, True, seed=1)
+    inputs = draw(first, tokens, dtype, 1.0, True, held=held)
+    other = draw(second, tokens, dtype, 1.0, True, seed=1)
 
     def run_chain(form: str) -> list[Tensor]:
         cast = (lambda t: t.double()) if form == "reference" else (lambda t: t.clone())
         tensors = (inputs["x"], inputs["weight"], inputs["bias"], other["weight"], other["bias"])
         x, w1, b1, w2, b2 = leaves = [cast(t).requires_grad_() for t in tensors]
         if form == "reference":
-            h, state = reference.read(x, w1, b1, first)
-            between = reference.write(x, torch.tanh(h), state, first)
+            streams = x.expand(-1, first.n, -1)
+            h, state = reference.read(streams, w1, b1, first)
+            between = reference.write(streams, torch.tanh(h), state, first)
             h, state = reference.read(between, w2, b2, second)
             out = reference.write(between, torch.tanh(h), state, second)
         else:
@@ -172,6 +176,22 @@ def assert_chain_close(dtype: torch.dtype, d: int, tokens: int, post_norm: bool)
             assert (mine.double() - value).norm() <= allowed * value.norm(), f"{form}, result {i}"
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "dynamic"),
+    [
+        ("cayley", {}, True),
+        ("sinkhorn", {"norm": "rms", "post_norm": True, "read": "sigmoid"}, True),
+        ("grassmann-2", {}, False),
+    ],
+)
+def test_equal_streams_held_once(name: str, settings: dict, dynamic: bool) -> None:
+    """One stream stands for n equal ones: the same results, and the sum of the n streams' gradients."""
+    spec = spec_of(name, d=72, **settings)
+    assert_close(spec, draw(spec, 9, torch.float32, 1.0, dynamic, held=1))
+    if dynamic:
+        assert_chain_close(torch.float32, 72, 19, spec.post_norm, held=1)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("post_norm", [False, True])
 def test_write_read_matches_float64_and_the_separate_form(post_norm: bool, dtype: torch.dtype) -> None:
@@ -184,6 +204,7 @@ def test_write_read_matches_float64_and_the_separate_form(post_norm: bool, dtype
 def test_gpu_write_read(dtype: torch.dtype) -> None:
     for post_norm in (False, True):
         assert_chain_close(dtype, 512, 1001, post_norm)
+        assert_chain_close(dtype, 512, 1001, post_norm, held=1)
         assert_chain_close(dtype, 200, 33, post_norm)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from jpmhc.connections import fused, gates, mixers, steps
+from jpmhc.connections.streams import expand_streams
 from jpmhc.manifolds import validate
 
 NORMS = ("rms", "layer")
@@ -132,7 +133,8 @@ class HyperConnection(nn.Module):
             the case (otherwise a warning says why not), reference elsewhere and under `torch.func` transforms.
 
     Shapes:
-        x: [..., streams, dim], and the same out.
+        x: [..., streams, dim], and the same out. Streams that are all equal may be given once, as [..., 1, dim]: the
+            fused kernels then move one stream instead of n.
     """
 
     def __init__(
@@ -178,7 +180,7 @@ class HyperConnection(nn.Module):
 
     def coefficients(self, x: Tensor) -> Coefficients:
         """Read weights, write weights and skip matrix for each token of x, in float32 or float64."""
-        coefficients, _ = self.map(self._flat(x))
+        coefficients, _ = self.map(self._flat(self._all(x)))
         return Coefficients(*(c.reshape(*x.shape[:-2], *c.shape[1:]) for c in coefficients))
 
     def read(self, x: Tensor) -> tuple[Tensor, Any]:
@@ -186,7 +188,7 @@ class HyperConnection(nn.Module):
         flat = self._flat(x)
         if fused.chosen(self.kernels, self.plan, x):
             return fused.read(self.map, self.plan, x)
-        coefficients, streams = self.map(flat)
+        coefficients, streams = self.map(self._all(flat))
         h, streams = steps.gather(streams, coefficients.read)
         skip = None if isinstance(self.mixer, mixers.Identity) else coefficients.skip
         return h.reshape(*x.shape[:-2], self.dim), ReadState(x, streams, coefficients.write, skip)
@@ -199,8 +201,9 @@ class HyperConnection(nn.Module):
         if not isinstance(state, ReadState):
             return fused.write(x, y, state)
         # The streams that read() handed on carry the shortest backward pass; other streams are as valid.
-        streams = state.streams if x is state.source else self._flat(x)
-        out = steps.scatter(streams, y.reshape(-1, self.dim), state.write, state.skip).view(x.shape)
+        streams = state.streams if x is state.source else self._all(self._flat(x))
+        out = steps.scatter(streams, y.reshape(-1, self.dim), state.write, state.skip)
+        out = out.view(*x.shape[:-2], self.streams, self.dim)
         if self.post_norm is None:
             return out
         return nn.functional.rms_norm(out, (self.dim,), eps=EPS)
@@ -212,12 +215,16 @@ class HyperConnection(nn.Module):
         out = self.write(x, _first(y), state)
         return (out, *y[1:]) if isinstance(y, tuple) else out
 
+    def _all(self, x: Tensor) -> Tensor:
+        """All n streams of what may be given once."""
+        return x if x.shape[-2] == self.streams else expand_streams(x.squeeze(-2), self.streams)
+
     def _flat(self, x: Tensor) -> Tensor:
-        if x.ndim < 2 or x.shape[-2:] != (self.streams, self.dim):
+        if x.ndim < 2 or x.shape[-2:] not in ((self.streams, self.dim), (1, self.dim)):
             raise ValueError(f"expected streams of shape [..., {self.streams}, {self.dim}], got {list(x.shape)}")
         if not x.is_floating_point():
             raise ValueError(f"expected floating-point streams, got {x.dtype}")
-        return x.reshape(-1, self.streams, self.dim)
+        return x.reshape(-1, x.shape[-2], self.dim)
 
     def extra_repr(self) -> str:
         m = self.map

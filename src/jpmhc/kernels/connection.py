@@ -15,7 +15,7 @@ class State(NamedTuple):
     """What a read leaves for the write of the same connection.
 
     Args:
-        x: The streams that were read. [..., n, d]
+        x: The streams that were read. [..., n or 1, d]
         link: Carries the streams' gradient from the write to the read, and has no memory of its own. [T, n, d]
         coefficients: Each token's n read weights, n write weights and H by rows; one row if they are static.
         spec: The connection.
@@ -31,7 +31,7 @@ def read(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Te
     r"""The sublayer's input $h = \sum_j r_j x_j$, and r, w and H from the logits $W\,\mathrm{norm}(x) + b$.
 
     Args:
-        x: The streams, in float32, bfloat16 or float16. [..., n, d]
+        x: The streams, in float32, bfloat16 or float16; equal ones may be held once. [..., n or 1, d]
         weight: The projection W in float32, or `None`: then the logits are the bias. [K, n·d]
         bias: b in float32. [K]
         spec: The connection; `spec.logits` is K.
@@ -40,7 +40,7 @@ def read(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Te
         h, in the streams' type [..., d], and the state for `write`.
     """
     _check(x, weight, bias, spec)
-    h, link, _, _, coefficients = ops.read_op(x.reshape(-1, spec.n, spec.d), weight, bias, spec.key)
+    h, link, _, _, coefficients = ops.read_op(_flat(x, spec), weight, bias, spec.key)
     return h.reshape(*x.shape[:-2], spec.d), State(x, link, coefficients, spec)
 
 
@@ -50,7 +50,7 @@ def write(y: Tensor, state: State, x: Tensor | None = None) -> Tensor:
     Args:
         y: The sublayer's output. [..., d]
         state: From the read.
-        x: Other streams than those that were read. [..., n, d]
+        x: Other streams than those that were read. [..., n or 1, d]
 
     Returns:
         The new streams. [..., n, d]
@@ -58,9 +58,8 @@ def write(y: Tensor, state: State, x: Tensor | None = None) -> Tensor:
     spec = state.spec
     streams, link = (state.x, state.link) if x is None or x is state.x else (x, None)
     _check_output(y, streams, spec)
-    flat = streams.reshape(-1, spec.n, spec.d)
-    out = ops.write_op(flat, link, y.reshape(-1, spec.d), state.coefficients, spec.key)
-    return out.reshape(streams.shape)
+    out = ops.write_op(_flat(streams, spec), link, y.reshape(-1, spec.d), state.coefficients, spec.key)
+    return out.reshape(*y.shape[:-1], spec.n, spec.d)
 
 
 def write_read(
@@ -83,11 +82,10 @@ def write_read(
     old = state.spec
     _check_output(y, state.x, old)
     _check(state.x, weight, bias, spec)
-    flat = state.x.reshape(-1, old.n, old.d)
     out, h, link, _, _, coefficients = ops.write_read_op(
-        flat, state.link, y.reshape(-1, old.d), state.coefficients, old.key, weight, bias, spec.key
+        _flat(state.x, old), state.link, y.reshape(-1, old.d), state.coefficients, old.key, weight, bias, spec.key
     )
-    out = out.reshape(state.x.shape)
+    out = out.reshape(*y.shape[:-1], old.n, old.d)
     return out, h.reshape(y.shape), State(out, link, coefficients, spec)
 
 
@@ -100,6 +98,10 @@ def uncovered(spec: Spec, dtype: torch.dtype) -> str | None:
     return None
 
 
+def _flat(x: Tensor, spec: Spec) -> Tensor:
+    return x.reshape(-1, x.shape[-2], spec.d)
+
+
 def _check_output(y: Tensor, streams: Tensor, spec: Spec) -> None:
     wanted = (*streams.shape[:-2], spec.d)
     if y.shape != wanted or y.dtype != streams.dtype:
@@ -107,7 +109,7 @@ def _check_output(y: Tensor, streams: Tensor, spec: Spec) -> None:
 
 
 def _check(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> None:
-    if x.shape[-2:] != (spec.n, spec.d):
+    if x.shape[-2:] not in ((spec.n, spec.d), (1, spec.d)):
         raise ValueError(f"x must end in {spec.n} streams of {spec.d} numbers, got shape {tuple(x.shape)}")
     reason = uncovered(spec, x.dtype)
     if reason is not None:

@@ -2,8 +2,8 @@
 
 One connection is a read and a write of the same streams, and the streams' gradient has a part from each. Left to
 autograd, the write would store Hᵀ grad, the read its own part, and a third kernel would add them. Here the read
-returns, beside its results, a *link*: a tensor with the streams' shape and one number of memory. The write takes it in
-place of the streams, and what it sends back through it is the gradient of H x: the bare gradient of its output or,
+returns, beside its results, a *link*: a tensor with the shape of n streams and one number of memory. The write takes it
+in place of the streams, and what it sends back through it is the gradient of H x: the bare gradient of its output or,
 with a post-norm, that of the streams before the norm. The read's derivative multiplies it by Hᵀ in the pass that
 computes everything else.
 """
@@ -18,8 +18,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 COEFFICIENT_DTYPE = torch.float32
 
 
-def _link(x: Tensor) -> Tensor:
-    return x.new_empty(()).expand(x.shape)
+def _link(x: Tensor, streams: int) -> Tensor:
+    return x.new_empty(()).expand(x.shape[0], streams, x.shape[2])
 
 
 @torch.library.custom_op("jpmhc::read", mutates_args=())
@@ -30,7 +30,7 @@ def read_op(x: Tensor, weight: Tensor | None, bias: Tensor, key: str) -> tuple[T
         small = projection.project_static(bias, spec)
     else:
         small = projection.project(x, weight.contiguous(), bias, spec)
-    return rows.combine(x, small[2], spec), _link(x), *small
+    return rows.combine(x, small[2], spec), _link(x, spec.n), *small
 
 
 @read_op.register_fake
@@ -40,7 +40,7 @@ def _(x: Tensor, weight: Tensor | None, bias: Tensor, key: str) -> tuple[Tensor,
     statistics = bias.new_empty(tokens if weight is not None else 0, 2)
     return (
         x.new_empty(x.shape[0], spec.d),
-        _link(x),
+        _link(x, spec.n),
         bias.new_empty(tokens, spec.logits),
         statistics,
         bias.new_empty(tokens, spec.coefficients),
@@ -128,7 +128,7 @@ def write_op(x: Tensor, link: Tensor | None, y: Tensor, coef: Tensor, key: str) 
 
 @write_op.register_fake
 def _(x: Tensor, link: Tensor | None, y: Tensor, coef: Tensor, key: str) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+    return x.new_empty(x.shape[0], decode(key).n, x.shape[2])
 
 
 @torch.library.custom_op("jpmhc::write_backward", mutates_args=())
@@ -140,9 +140,9 @@ def write_backward_op(
 
 @write_backward_op.register_fake
 def _(grad: Tensor, x: Tensor, y: Tensor, coef: Tensor, key: str, pull: bool) -> tuple[Tensor, Tensor, Tensor]:
-    contiguous = torch.contiguous_format
-    grad_x = torch.empty_like(x, memory_format=contiguous) if pull or decode(key).post_norm else x.new_empty(0)
-    return grad_x, torch.empty_like(y, memory_format=contiguous), torch.empty_like(coef)
+    like = x if pull else grad if decode(key).post_norm else None
+    grad_x = x.new_empty(0) if like is None else x.new_empty(like.shape)
+    return grad_x, y.new_empty(y.shape), torch.empty_like(coef)
 
 
 def _save_write(ctx, inputs, output) -> None:
@@ -174,7 +174,7 @@ def write_read_op(
     out, h, logits, stats, new = write_to_read.write_to_read(
         x.contiguous(), y.contiguous(), coef, decode(key), weight.contiguous(), bias, decode(next_key)
     )
-    return out, h, _link(out), logits, stats, new
+    return out, h, _link(out, out.shape[1]), logits, stats, new
 
 
 @write_read_op.register_fake
@@ -182,11 +182,11 @@ def _(
     x: Tensor, link: Tensor | None, y: Tensor, coef: Tensor, key: str, weight: Tensor, bias: Tensor, next_key: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     tokens, spec = x.shape[0], decode(next_key)
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    out = x.new_empty(tokens, spec.n, spec.d)
     return (
         out,
         x.new_empty(tokens, spec.d),
-        _link(out),
+        _link(out, spec.n),
         bias.new_empty(tokens, spec.logits),
         bias.new_empty(tokens, 2),
         bias.new_empty(tokens, spec.coefficients),

@@ -19,26 +19,32 @@ from jpmhc.kernels.spec import Spec
 
 
 @triton.jit
-def _prepare(w, prepared, sums, ND, K: tl.constexpr, BLOCK: tl.constexpr):
-    """Round the weight to the tensor cores' type, pad it with zero rows, and sum its rows."""
+def _prepare(w, prepared, sums, COLUMNS, FOLDS: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr):
+    """Add up the weights of streams held once, round to the tensor cores' type, pad with zero rows, sum the rows."""
     k = tl.program_id(0)
     total = tl.zeros([BLOCK], tl.float32)
-    for start in tl.range(0, ND, BLOCK):
+    for start in tl.range(0, COLUMNS, BLOCK):
         c = start + tl.arange(0, BLOCK)
-        inside = (c < ND) & (k < K)
-        value = tl.load(w + k.to(tl.int64) * ND + c, mask=inside, other=0.0).to(prepared.dtype.element_ty)
-        tl.store(prepared + k.to(tl.int64) * ND + c, value, mask=c < ND)
-        total += value.to(tl.float32)
+        inside = (c < COLUMNS) & (k < K)
+        value = tl.zeros([BLOCK], tl.float32)
+        for fold in tl.static_range(FOLDS):
+            value += tl.load(w + (k.to(tl.int64) * FOLDS + fold) * COLUMNS + c, mask=inside, other=0.0)
+        rounded = value.to(prepared.dtype.element_ty)
+        tl.store(prepared + k.to(tl.int64) * COLUMNS + c, rounded, mask=c < COLUMNS)
+        total += rounded.to(tl.float32)
     tl.store(sums + k, tl.sum(total, axis=0))
 
 
-def prepare(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The projection as the kernels read it. weight: [K, n·d] → rounded and padded [KP, n·d], row sums [KP]"""
-    rows, columns = weight.shape
+def prepare(weight: Tensor, dtype: torch.dtype, columns: int) -> tuple[Tensor, Tensor]:
+    """The projection as the kernels read it. weight: [K, n·d] → rounded and padded [KP, columns], row sums [KP]
+
+    `columns` is n·d, or d for streams that are equal and held once: then the weights of the n streams are added up.
+    """
+    rows, folds = len(weight), weight.shape[1] // columns
     prepared = weight.new_empty(padded(rows), columns, dtype=dtype)
     sums = weight.new_empty(padded(rows))
     block = min(2048, triton.next_power_of_2(columns))
-    _prepare[(padded(rows),)](weight, prepared, sums, columns, K=rows, BLOCK=block)
+    _prepare[(padded(rows),)](weight, prepared, sums, columns, FOLDS=folds, K=rows, BLOCK=block)
     return prepared, sums
 
 
@@ -108,7 +114,7 @@ def _project(
     stats,
     coef,
     T,
-    D: tl.constexpr,
+    ND: tl.constexpr,
     K: tl.constexpr,
     KP: tl.constexpr,
     EPS: tl.constexpr,
@@ -131,7 +137,6 @@ def _project(
     MB: tl.constexpr,
     PERMUTATIONS: tl.constexpr,
 ):
-    ND: tl.constexpr = N * D
     rows = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
     inside = rows < T
     k = tl.arange(0, KP)
@@ -197,19 +202,19 @@ def constrain(logits: Tensor, coef: Tensor, spec: Spec) -> None:
 
 
 def project(x: Tensor, weight: Tensor, bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor, Tensor]:
-    """x: [T, n, d]; weight: [K, n·d]; bias: [K] → logits [T, K], statistics [T, 2], coefficients [T, n(n+2)]"""
-    tokens = len(x)
+    """x: [T, n or 1, d]; weight: [K, n·d]; bias: [K] → logits [T, K], statistics [T, 2], coefficients [T, n(n+2)]"""
+    tokens, width = len(x), x.shape[1] * spec.d
     outputs = small_outputs(x, spec)
     if tokens:
-        prepared, sums = prepare(weight, x.dtype)
+        prepared, sums = prepare(weight, x.dtype, width)
         kp, size = padded(spec.logits), x.element_size()
         block, columns, depth = (64, 128, 3) if kp * size <= 32 else (128, 64, 4) if size == 2 else (64, 32, 3)
-        columns = min(columns, triton.next_power_of_2(spec.n * spec.d))
+        columns = min(columns, max(16, triton.next_power_of_2(width)))
         depth = stages((block + kp) * columns * size, depth)
         launch = {"BT": block, "BC": columns, "STAGES": depth, "num_warps": 4}
         _project[(triton.cdiv(tokens, launch["BT"]),)](
             x, prepared, sums, bias, *outputs, tokens,
-            D=spec.d, K=spec.logits, KP=kp, EPS=spec.eps, LAYER=spec.norm == "layer",
+            ND=width, K=spec.logits, KP=kp, EPS=spec.eps, LAYER=spec.norm == "layer",
             PRECISION=precision(x), **spec.constants(), **launch,
         )  # fmt: skip
     return outputs

@@ -17,7 +17,7 @@ from torch import Tensor
 from jpmhc.kernels import constraints
 from jpmhc.kernels.launch import SHARED_BYTES, multiprocessors, padded, stages
 from jpmhc.kernels.projection import precision, prepare
-from jpmhc.kernels.rows import combine_backward
+from jpmhc.kernels.rows import combine_backward, load_streams
 from jpmhc.kernels.spec import Spec
 
 
@@ -93,7 +93,7 @@ def _logits_backward(
     affine,
     partial,
     T,
-    D: tl.constexpr,
+    ND: tl.constexpr,
     K: tl.constexpr,
     KP: tl.constexpr,
     LAYER: tl.constexpr,
@@ -116,7 +116,8 @@ def _logits_backward(
     """The logits' gradient gl, and what the passes over the streams need of it.
 
     With ν the normed token and gν = Wᵀ gl, grad x = scale (gν - mean(gν) - ν mean(gν ν)), and both means are inner
-    products of K numbers: grad x = Wᵀ (scale gl) + level - along · x.
+    products of K numbers: grad x = Wᵀ (scale gl) + level - along · x. Of n equal streams held once the sum of their
+    gradients is asked for, and with the sum of their weights for W and d for n·d this is it.
     """
     rows = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
     inside = rows < T
@@ -133,10 +134,10 @@ def _logits_backward(
         raw -= tl.load(bias + k, mask=k < K, other=0.0)[None, :]
         mean = tl.load(stats + rows * 2, mask=inside, other=0.0)
         scale = tl.load(stats + rows * 2 + 1, mask=inside, other=0.0)
-        along = tl.sum(gl * raw, axis=1) * scale * scale / (N * D)
+        along = tl.sum(gl * raw, axis=1) * scale * scale / ND
         level = mean * along
         if LAYER:
-            level -= tl.sum(gl * tl.load(sums + k)[None, :], axis=1) * scale / (N * D)
+            level -= tl.sum(gl * tl.load(sums + k)[None, :], axis=1) * scale / ND
         scaled = gl * scale[:, None]
         tl.store(left + rows[:, None] * KP + k[None, :], scaled.to(left.dtype.element_ty), mask=inside[:, None])
         tl.store(affine + rows * 2, level, mask=inside)
@@ -159,6 +160,7 @@ def _streams_backward(
     T,
     CHUNK,
     N: tl.constexpr,
+    M: tl.constexpr,
     D: tl.constexpr,
     KP: tl.constexpr,
     DYNAMIC: tl.constexpr,
@@ -168,14 +170,14 @@ def _streams_backward(
     BD: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    ND: tl.constexpr = N * D
     k = tl.arange(0, KP)
     c = tl.program_id(0) * BD + tl.arange(0, BD)
     within = c < D
     weight = ()
     if DYNAMIC:
-        for j in tl.static_range(N):
-            weight = weight + (tl.load(w + k[:, None] * ND + j * D + c[None, :], mask=within[None, :], other=0.0),)
+        for m in tl.static_range(M):
+            place = w + k[:, None] * (M * D) + m * D + c[None, :]
+            weight = weight + (tl.load(place, mask=within[None, :], other=0.0),)
     first = tl.program_id(1) * CHUNK
     for start in tl.range(first, tl.minimum(first + CHUNK, T), BT, num_stages=STAGES):
         rows = (start + tl.arange(0, BT)).to(tl.int64)
@@ -187,21 +189,20 @@ def _streams_backward(
             lv = tl.load(left + rows[:, None] * KP + k[None, :], mask=inside[:, None], other=0.0)
             level = tl.load(affine + rows * 2, mask=inside, other=0.0)[:, None]
             along = tl.load(affine + rows * 2 + 1, mask=inside, other=0.0)[:, None]
-        grads = ()
         if WRITTEN:
-            for i in tl.static_range(N):
-                g = tl.load(grad + rows[:, None] * ND + i * D + c[None, :], mask=mask, other=0.0)
-                grads = grads + (g.to(tl.float32),)
-        for j in tl.static_range(N):
-            place = rows[:, None] * ND + j * D + c[None, :]
-            total = tl.load(cbase + j, mask=inside, other=0.0)[:, None] * gh
-            if WRITTEN:
-                for i in tl.static_range(N):
-                    total += tl.load(cbase + 2 * N + i * N + j, mask=inside, other=0.0)[:, None] * grads[i]
+            grads = load_streams(grad, rows, c, mask, N, D)
+        for m in tl.static_range(M):
+            total = tl.zeros([BT, BD], tl.float32)
+            for j in tl.static_range(m, N, M):
+                total += tl.load(cbase + j, mask=inside, other=0.0)[:, None] * gh
+                if WRITTEN:
+                    for i in tl.static_range(N):
+                        total += tl.load(cbase + 2 * N + i * N + j, mask=inside, other=0.0)[:, None] * grads[i]
+            held = rows[:, None] * (M * D) + m * D + c[None, :]
             if DYNAMIC:
-                total += level - along * tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
-                total += tl.dot(lv, weight[j], input_precision=PRECISION)
-            tl.store(grad_x + place, total.to(grad_x.dtype.element_ty), mask=mask)
+                total += level - along * tl.load(x + held, mask=mask, other=0.0).to(tl.float32)
+                total += tl.dot(lv, weight[m], input_precision=PRECISION)
+            tl.store(grad_x + held, total.to(grad_x.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -249,12 +250,13 @@ def logits_backward(
     """What `streams_backward` and `weight_backward` need.
 
     Returns:
-        The rounded weight [KP, n·d], scale · gl [T, KP], the affine part [T, 2], and the sums over the tokens of gl and
-        of scale · mean · gl, [K] each.
+        The rounded weight [KP, width of x], scale · gl [T, KP], the affine part [T, 2], and the sums over the tokens
+        of gl and of scale · mean · gl, [K] each.
     """
     tokens, k, kp = len(x), spec.logits, padded(spec.logits)
     grad_read = combine_backward(x, grad_h, spec)
-    constants = {"D": spec.d, "K": k, "KP": kp, "LAYER": spec.norm == "layer", **spec.constants()}
+    width = x.shape[1] * spec.d
+    constants = {"ND": width, "K": k, "KP": kp, "LAYER": spec.norm == "layer", **spec.constants()}
     if weight is None:
         none = bias.new_empty(0)
         grad_bias = torch.empty_like(bias)
@@ -265,7 +267,7 @@ def logits_backward(
         return none, none, none, grad_bias, none
     # The logits' gradients need more range than float16 has.
     operand = torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32
-    prepared, sums = prepare(weight, operand)
+    prepared, sums = prepare(weight, operand, width)
     left, affine = x.new_empty(tokens, kp, dtype=operand), coef.new_empty(tokens, 2)
     block = 32
     programs = triton.cdiv(tokens, block)
@@ -289,7 +291,7 @@ def streams_backward(
     affine: Tensor,
     spec: Spec,
 ) -> Tensor:
-    """The gradient of the streams; `grad` is that of H x, if they were written back. [T, n, d]"""
+    """The gradient of the streams; `grad` is that of H x, if they were written back. Shape of x"""
     tokens = len(x)
     grad_x = torch.empty_like(x)
     if not tokens:
@@ -304,7 +306,7 @@ def streams_backward(
     chunk = 16 * launch["BT"]
     _streams_backward[(triton.cdiv(spec.d, launch["BD"]), triton.cdiv(tokens, chunk))](
         x, grad, grad_h, prepared, coef, left, affine, grad_x, tokens, chunk,
-        N=spec.n, D=spec.d, KP=kp, DYNAMIC=len(prepared) > 0,
+        N=spec.n, M=x.shape[1], D=spec.d, KP=kp, DYNAMIC=len(prepared) > 0,
         WRITTEN=grad is not None, PRECISION=precision(prepared), **launch,
     )  # fmt: skip
     return grad_x
@@ -317,7 +319,7 @@ def weight_column_bytes(spec: Spec, operand: torch.dtype) -> int:
 
 def weight_backward(x: Tensor, left: Tensor, shift: Tensor, spec: Spec) -> Tensor:
     """The gradient of the weight: partial sums over stretches of tokens, added in a fixed order. [K, n·d]"""
-    tokens, width = len(x), spec.n * spec.d
+    tokens, width = len(x), x.shape[1] * spec.d
     kp, size = padded(spec.logits), left.element_size()
     block, columns = (64, 128) if size == 2 else (32, 64)
     columns = min(columns, max(16, triton.next_power_of_2(width)))
@@ -326,11 +328,14 @@ def weight_backward(x: Tensor, left: Tensor, shift: Tensor, spec: Spec) -> Tenso
     splits = max(1, min(2 * multiprocessors(x) // slices, triton.cdiv(tokens, launch["BT"])))
     chunk = triton.cdiv(triton.cdiv(tokens, splits), launch["BT"]) * launch["BT"]
     if not tokens:
-        return shift.new_zeros(spec.logits, width)
+        return shift.new_zeros(spec.logits, spec.n * spec.d)
     splits = triton.cdiv(tokens, chunk)
     partial = shift.new_empty(splits, spec.logits, width)
     _weight_backward[(slices, splits)](
         x, left, partial, tokens, chunk,
         ND=width, K=spec.logits, KP=kp, PRECISION=precision(left), **launch,
     )  # fmt: skip
-    return partial.sum(0) - shift.unsqueeze(1) if spec.norm == "layer" else partial.sum(0)
+    total = partial.sum(0)
+    if spec.norm == "layer":
+        total -= shift.unsqueeze(1)
+    return total.repeat(1, spec.n // x.shape[1])  # equal streams have equal gradients

@@ -3,7 +3,8 @@
 A program holds the n rows of one token in registers, so every tensor passes through once and sums over a row cost no
 memory. The write is out = z = H x + w ⊗ y, or z with a weightless RMS norm of every stream. Its derivative returns the
 inner products that the coefficients' gradients are made of, and with `pull` Hᵀ grad z for the streams. Otherwise the
-read's derivative multiplies by Hᵀ (see ops.py), and all it needs is grad z.
+read's derivative multiplies by Hᵀ (see ops.py), and all it needs is grad z. Equal streams may be held once: M is how
+many of the N streams the tensor x holds, all or one.
 """
 
 # Triton's compiler knows no starred tuples, and mypy no tuples that grow in a loop.
@@ -28,11 +29,11 @@ def row_launch(spec: Spec) -> dict[str, int]:
 
 
 @triton.jit
-def _load_streams(x, rows, c, mask, N: tl.constexpr, D: tl.constexpr):
-    """The n rows of each token, in float32."""
+def load_streams(x, rows, c, mask, M: tl.constexpr, D: tl.constexpr):
+    """The columns c of the rows that each token holds, in float32."""
     streams = ()
-    for j in tl.static_range(N):
-        value = tl.load(x + rows[:, None] * (N * D) + j * D + c[None, :], mask=mask, other=0.0)
+    for j in tl.static_range(M):
+        value = tl.load(x + rows[:, None] * (M * D) + j * D + c[None, :], mask=mask, other=0.0)
         streams = streams + (value.to(tl.float32),)
     return streams
 
@@ -44,41 +45,60 @@ def _coefficient(coef, rows, inside, index, N: tl.constexpr, PER_TOKEN: tl.const
 
 @triton.jit
 def _combine(
-    x, coef, h, T, N: tl.constexpr, D: tl.constexpr, PER_TOKEN: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr
+    x,
+    coef,
+    h,
+    T,
+    N: tl.constexpr,
+    M: tl.constexpr,
+    D: tl.constexpr,
+    PER_TOKEN: tl.constexpr,
+    BT: tl.constexpr,
+    BD: tl.constexpr,
 ):
     """From the last token to the first: the last ones are those that the projection has left in the cache."""
     rows = ((tl.num_programs(0) - 1 - tl.program_id(0)) * BT + tl.arange(0, BT)).to(tl.int64)
     inside = rows < T
     c = tl.arange(0, BD)
     mask = inside[:, None] & (c < D)[None, :]
-    streams = _load_streams(x, rows, c, mask, N, D)
+    streams = load_streams(x, rows, c, mask, M, D)
     total = tl.zeros([BT, BD], tl.float32)
     for j in tl.static_range(N):
-        total += _coefficient(coef, rows, inside, j, N, PER_TOKEN) * streams[j]
+        total += _coefficient(coef, rows, inside, j, N, PER_TOKEN) * streams[j % M]
     tl.store(h + rows[:, None] * D + c[None, :], total.to(h.dtype.element_ty), mask=mask)
 
 
 def combine(x: Tensor, coef: Tensor, spec: Spec) -> Tensor:
-    """The sublayer's input, Σ_j r_j x_j. x: [T, n, d] → [T, d]"""
+    """The sublayer's input, Σ_j r_j x_j. x: [T, n or 1, d] → [T, d]"""
     h = x.new_empty(len(x), spec.d)
     launch = row_launch(spec)
     if len(x):
         _combine[(triton.cdiv(len(x), launch["BT"]),)](
-            x, coef, h, len(x), N=spec.n, D=spec.d, PER_TOKEN=int(len(coef) == len(x)), **launch
+            x, coef, h, len(x), N=spec.n, M=x.shape[1], D=spec.d, PER_TOKEN=int(len(coef) == len(x)), **launch
         )
     return h
 
 
 @triton.jit
-def _combine_backward(x, grad_h, grad_read, T, N: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr):
+def _combine_backward(
+    x,
+    grad_h,
+    grad_read,
+    T,
+    N: tl.constexpr,
+    M: tl.constexpr,
+    D: tl.constexpr,
+    BT: tl.constexpr,
+    BD: tl.constexpr,
+):
     rows = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
     inside = rows < T
     c = tl.arange(0, BD)
     mask = inside[:, None] & (c < D)[None, :]
-    streams = _load_streams(x, rows, c, mask, N, D)
+    streams = load_streams(x, rows, c, mask, M, D)
     gh = tl.load(grad_h + rows[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
     for j in tl.static_range(N):
-        tl.store(grad_read + rows * N + j, tl.sum(gh * streams[j], axis=1), mask=inside)
+        tl.store(grad_read + rows * N + j, tl.sum(gh * streams[j % M], axis=1), mask=inside)
 
 
 def combine_backward(x: Tensor, grad_h: Tensor, spec: Spec) -> Tensor:
@@ -87,7 +107,7 @@ def combine_backward(x: Tensor, grad_h: Tensor, spec: Spec) -> Tensor:
     launch = row_launch(spec)
     if len(x):
         _combine_backward[(triton.cdiv(len(x), launch["BT"]),)](
-            x, grad_h, grad_read, len(x), N=spec.n, D=spec.d, **launch
+            x, grad_h, grad_read, len(x), N=spec.n, M=x.shape[1], D=spec.d, **launch
         )
     return grad_read
 
@@ -97,7 +117,7 @@ def mixed(streams, y, mixing, i, N: tl.constexpr):
     """Stream i of H x + w ⊗ y, with w and H by rows in `mixing`. [tokens, d]"""
     z = mixing[i] * y
     for j in tl.static_range(N):
-        z += mixing[N + i * N + j] * streams[j]
+        z += mixing[N + i * N + j] * streams[j % len(streams)]
     return z
 
 
@@ -118,6 +138,7 @@ def _write(
     out,
     T,
     N: tl.constexpr,
+    M: tl.constexpr,
     D: tl.constexpr,
     PER_TOKEN: tl.constexpr,
     POST_NORM: tl.constexpr,
@@ -129,7 +150,7 @@ def _write(
     inside = rows < T
     c = tl.arange(0, BD)
     mask = inside[:, None] & (c < D)[None, :]
-    streams = _load_streams(x, rows, c, mask, N, D)
+    streams = load_streams(x, rows, c, mask, M, D)
     yv = tl.load(y + rows[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
     mixing = mixing_entries(coef, rows, inside, N, PER_TOKEN)
     for i in tl.static_range(N):
@@ -140,13 +161,14 @@ def _write(
 
 
 def write(x: Tensor, y: Tensor, coef: Tensor, spec: Spec) -> Tensor:
-    """x: [T, n, d]; y: [T, d]; coef: [T or 1, n(n+2)] → [T, n, d]"""
-    out = torch.empty_like(x)
+    """x: [T, n or 1, d]; y: [T, d]; coef: [T or 1, n(n+2)] → [T, n, d]"""
+    out = x.new_empty(len(x), spec.n, spec.d)
     launch = row_launch(spec)
     if len(x):
         _write[(triton.cdiv(len(x), launch["BT"]),)](
             x, y, coef, out, len(x),
-            N=spec.n, D=spec.d, PER_TOKEN=int(len(coef) == len(x)), POST_NORM=spec.post_norm, EPS=spec.eps, **launch,
+            N=spec.n, M=x.shape[1], D=spec.d, PER_TOKEN=int(len(coef) == len(x)), POST_NORM=spec.post_norm,
+            EPS=spec.eps, **launch,
         )  # fmt: skip
     return out
 
@@ -162,6 +184,7 @@ def _write_backward(
     grad_coef,
     T,
     N: tl.constexpr,
+    M: tl.constexpr,
     D: tl.constexpr,
     PER_TOKEN: tl.constexpr,
     POST_NORM: tl.constexpr,
@@ -174,13 +197,13 @@ def _write_backward(
     inside = rows < T
     c = tl.arange(0, BD)
     mask = inside[:, None] & (c < D)[None, :]
-    streams = _load_streams(x, rows, c, mask, N, D)
+    streams = load_streams(x, rows, c, mask, M, D)
     yv = tl.load(y + rows[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
     mixing = mixing_entries(coef, rows, inside, N, PER_TOKEN)
     base = grad_coef + rows * (N * (N + 2))
     gy = tl.zeros([BT, BD], tl.float32)
     if not POST_NORM:  # all loads in flight at once; a post-norm needs the registers
-        loaded = _load_streams(grad, rows, c, mask, N, D)
+        loaded = load_streams(grad, rows, c, mask, N, D)
     grads = ()
     for i in tl.static_range(N):
         if POST_NORM:
@@ -200,30 +223,31 @@ def _write_backward(
         tl.store(base + i, tl.zeros([BT], tl.float32), mask=inside)
         tl.store(base + N + i, tl.sum(g * yv, axis=1), mask=inside)
         for j in tl.static_range(N):
-            tl.store(base + 2 * N + i * N + j, tl.sum(g * streams[j], axis=1), mask=inside)
+            tl.store(base + 2 * N + i * N + j, tl.sum(g * streams[j % M], axis=1), mask=inside)
         if PULL:
             grads = grads + (g,)
     tl.store(grad_y + rows[:, None] * D + c[None, :], gy.to(grad_y.dtype.element_ty), mask=mask)
     if PULL:
-        for j in tl.static_range(N):
+        for m in tl.static_range(M):
             gx = tl.zeros([BT, BD], tl.float32)
-            for i in tl.static_range(N):
-                gx += mixing[N + i * N + j] * grads[i]
-            tl.store(grad_x + rows[:, None] * (N * D) + j * D + c[None, :], gx.to(grad_x.dtype.element_ty), mask=mask)
+            for j in tl.static_range(m, N, M):
+                for i in tl.static_range(N):
+                    gx += mixing[N + i * N + j] * grads[i]
+            tl.store(grad_x + rows[:, None] * (M * D) + m * D + c[None, :], gx.to(grad_x.dtype.element_ty), mask=mask)
 
 
 def write_backward(
     grad: Tensor, x: Tensor, y: Tensor, coef: Tensor, spec: Spec, pull: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of the streams with `pull`, else of z (empty without a post-norm: it is `grad`); of y; of coef."""
-    grad_x = torch.empty_like(x) if pull or spec.post_norm else x.new_empty(0)
+    grad_x = torch.empty_like(x) if pull else torch.empty_like(grad) if spec.post_norm else x.new_empty(0)
     grad_y = torch.empty_like(y)
     grad_coef = coef.new_empty(len(x), spec.coefficients)
     launch = row_launch(spec)
     if len(x):
         _write_backward[(triton.cdiv(len(x), launch["BT"]),)](
             grad, x, y, coef, grad_x, grad_y, grad_coef, len(x),
-            N=spec.n, D=spec.d, PER_TOKEN=int(len(coef) == len(x)), POST_NORM=spec.post_norm, PULL=pull, 
+            N=spec.n, M=x.shape[1], D=spec.d, PER_TOKEN=int(len(coef) == len(x)), POST_NORM=spec.post_norm, PULL=pull, 
             EPS=spec.eps, **launch,
         )  # fmt: skip
     return grad_x, grad_y, grad_coef if len(coef) == len(x) else grad_coef.sum(0, keepdim=True)

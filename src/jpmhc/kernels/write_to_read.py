@@ -19,19 +19,8 @@ from torch import Tensor
 from jpmhc.kernels import constraints
 from jpmhc.kernels.launch import SHARED_BYTES, padded, stages
 from jpmhc.kernels.projection import _statistics, constrain, precision, prepare, small_outputs
-from jpmhc.kernels.rows import mixed, mixing_entries
+from jpmhc.kernels.rows import load_streams, mixed, mixing_entries
 from jpmhc.kernels.spec import Spec
-
-
-@triton.jit
-def _slice(x, y, rows, c, mask, N: tl.constexpr, D: tl.constexpr):
-    """A slice of y and of every stream, in float32. [tokens, columns] each"""
-    yv = tl.load(y + rows[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
-    streams = ()
-    for j in tl.static_range(N):
-        xj = tl.load(x + rows[:, None] * (N * D) + j * D + c[None, :], mask=mask, other=0.0)
-        streams = streams + (xj.to(tl.float32),)
-    return yv, streams
 
 
 @triton.jit
@@ -90,6 +79,7 @@ def _write_to_read(
     BACK: tl.constexpr,
     BACK_STAGES: tl.constexpr,
     N: tl.constexpr,
+    M: tl.constexpr,
 ):
     ND: tl.constexpr = N * D
     rows = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
@@ -106,7 +96,8 @@ def _write_to_read(
     for start in tl.range(0, D, BD, num_stages=STAGES):
         c = start + tl.arange(0, BD)
         mask = inside[:, None] & (c < D)[None, :]
-        yv, streams = _slice(x, y, rows, c, mask, N, D)
+        yv = tl.load(y + rows[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
+        streams = load_streams(x, rows, c, mask, M, D)
         for i in tl.static_range(N):
             rounded = _opaque(mixed(streams, yv, mixing, i, N).to(out.dtype.element_ty), COMPILED)
             if not POST_NORM:
@@ -151,7 +142,8 @@ def _write_to_read(
         mask = inside[:, None] & (c < D)[None, :]
         hv = tl.zeros([BT, BACK], tl.float32)
         if POST_NORM:
-            yv, streams = _slice(x, y, rows, c, mask, N, D)
+            yv = tl.load(y + rows[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
+        streams = load_streams(x, rows, c, mask, M, D)
         for i in tl.static_range(N):
             place = out + rows[:, None] * ND + i * D + c[None, :]
             if POST_NORM:
@@ -173,15 +165,15 @@ def write_to_read(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The new streams [T, n, d], the next sublayer's input [T, d], and what `project` returns for `following`."""
     tokens = len(x)
-    out, h = torch.empty_like(x), torch.empty_like(y)
+    out, h = x.new_empty(tokens, spec.n, spec.d), torch.empty_like(y)
     logits, stats, coef = small_outputs(x, following)
     if tokens:
-        prepared, sums = prepare(weight, x.dtype)
+        prepared, sums = prepare(weight, x.dtype, spec.n * spec.d)
         kp, size = padded(following.logits), x.element_size()
         width = 64
         while width > 16 and (width >= 2 * spec.d or spec.n * kp * width * size > SHARED_BYTES // 4):
             width //= 2
-        depth = stages((16 * (spec.n + 1) + spec.n * kp) * width * size, 3)
+        depth = stages((16 * (x.shape[1] + 1) + spec.n * kp) * width * size, 3)
         # The way back only adds up, in wide slices and without a pipeline, unless it has to mix again.
         back = (width, depth) if spec.post_norm else (2 * width, 1)
         launch = {"BT": 16, "BD": width, "STAGES": depth, "BACK": back[0], "BACK_STAGES": back[1], "num_warps": 2}
@@ -190,7 +182,7 @@ def write_to_read(
             D=spec.d, OLD_PER_TOKEN=int(len(old) == tokens), POST_NORM=int(spec.post_norm), OLD_EPS=spec.eps,
             K=following.logits, KP=kp, EPS=following.eps, LAYER=following.norm == "layer",
             READ=following.read, TAU=float(following.temperature),
-            PRECISION=precision(x), COMPILED=x.is_cuda, N=spec.n, **launch,
+            PRECISION=precision(x), COMPILED=x.is_cuda, N=spec.n, M=x.shape[1], **launch,
         )  # fmt: skip
         constrain(logits, coef, following)
     return out, h, logits, stats, coef

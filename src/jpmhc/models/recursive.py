@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from jpmhc.connections import HyperConnection, HyperConnectionStack, expand_streams, mixers, reduce_streams
+from jpmhc.connections import HyperConnection, HyperConnectionStack, mixers, reduce_streams
 from jpmhc.connections.mixers import Mixer
 from jpmhc.models.layers import (
     Attend,
@@ -196,7 +196,7 @@ class RecursiveCore(nn.Module):
         if self.config.plain:
             return self.network(x)
         if self.config.stream_span == "call":
-            x = reduce_streams(self.network(expand_streams(x, self.config.streams)))  # [B, T, n, d] inside
+            x = reduce_streams(self.network(x.unsqueeze(-2)))  # n equal streams, given once; [B, T, n, d] inside
         else:
             x = self.network(x)
         return rms_norm(x) if self.config.stream_norm == "call" else x
