@@ -49,13 +49,31 @@ def prepare(weight: Tensor, dtype: torch.dtype, columns: int) -> tuple[Tensor, T
 
 
 @triton.jit
-def _statistics(total, square, ND: tl.constexpr, EPS: tl.constexpr, LAYER: tl.constexpr):
-    """The mean to subtract and the factor to multiply by. [tokens] each"""
-    if LAYER:
-        mean = total / ND
-        return mean, tl.rsqrt(tl.maximum(square / ND - mean * mean, 0.0) + EPS)
-    else:
-        return total * 0.0, tl.rsqrt(square / ND + EPS)
+def finish(
+    product,
+    total,
+    square,
+    sums,
+    bias,
+    logits,
+    stats,
+    rows,
+    inside,
+    ND: tl.constexpr,
+    K: tl.constexpr,
+    KP: tl.constexpr,
+    EPS: tl.constexpr,
+    LAYER: tl.constexpr,
+):
+    """Statistics and logits from W x and the sums of x and x² over a token."""
+    mean = total / ND if LAYER else total * 0.0  # what the norm subtracts
+    scale = tl.rsqrt(tl.maximum(square / ND - mean * mean, 0.0) + EPS)  # what it multiplies by
+    tl.store(stats + rows * 2, mean, mask=inside)
+    tl.store(stats + rows * 2 + 1, scale, mask=inside)
+    k = tl.arange(0, KP)
+    value = (product - mean[:, None] * tl.load(sums + k)[None, :]) * scale[:, None]
+    value += tl.load(bias + k, mask=k < K, other=0.0)[None, :]
+    tl.store(logits + rows[:, None] * K + k[None, :], value, mask=inside[:, None] & (k < K)[None, :])
 
 
 @triton.jit
@@ -152,12 +170,7 @@ def _project(
         square += tl.sum(xf * xf, axis=1)
         if LAYER:
             total += tl.sum(xf, axis=1)
-    mean, scale = _statistics(total, square, ND, EPS, LAYER)
-    tl.store(stats + rows * 2, mean, mask=inside)
-    tl.store(stats + rows * 2 + 1, scale, mask=inside)
-    value = (acc - mean[:, None] * tl.load(sums + k)[None, :]) * scale[:, None]
-    value += tl.load(bias + k, mask=k < K, other=0.0)[None, :]
-    tl.store(logits + rows[:, None] * K + k[None, :], value, mask=inside[:, None] & (k < K)[None, :])
+    finish(acc, total, square, sums, bias, logits, stats, rows, inside, ND, K, KP, EPS, LAYER)
     tl.debug_barrier()  # the constraints read these logits back in another layout
     _constrain(
         logits, coef, rows, inside,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from jpmhc.kernels import constraints
 from jpmhc.kernels.launch import SHARED_BYTES, padded, stages
-from jpmhc.kernels.projection import _statistics, constrain, precision, prepare, small_outputs
+from jpmhc.kernels.projection import constrain, finish, precision, prepare, small_outputs
 from jpmhc.kernels.rows import load_streams, mixed, mixing_entries
 from jpmhc.kernels.spec import Spec
 
@@ -124,12 +124,7 @@ def _write_to_read(
         acc = products[0]
         square = squares[0]
         total = totals[0]
-    mean, scale = _statistics(total, square, ND, EPS, LAYER)
-    tl.store(stats + rows * 2, mean, mask=inside)
-    tl.store(stats + rows * 2 + 1, scale, mask=inside)
-    value = (acc - mean[:, None] * tl.load(sums + k)[None, :]) * scale[:, None]
-    value += tl.load(bias + k, mask=k < K, other=0.0)[None, :]
-    tl.store(logits + rows[:, None] * K + k[None, :], value, mask=inside[:, None] & (k < K)[None, :])
+    finish(acc, total, square, sums, bias, logits, stats, rows, inside, ND, K, KP, EPS, LAYER)
     tl.debug_barrier()  # what was stored is read back in another layout
     entries = constraints.read_entries(READ, N)[None, :, :]
     r = tl.load((logits + rows * K)[:, None, None] + entries, mask=inside[:, None, None], other=0.0)
