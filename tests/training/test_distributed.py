@@ -91,6 +91,7 @@ def test_in_float64_differences_are_rounding(runs):
     assert len(shared) == STEPS
     for step, record in shared.items():
         assert record["loss"] == pytest.approx(alone[step]["loss"], abs=1e-14 if step <= 10 else 1e-9, rel=0), step
+        assert record["gradient_norm"] == pytest.approx(alone[step]["gradient_norm"], rel=1e-8), step
 
 
 def test_a_run_of_two_processes_goes_on_with_one(runs):
