@@ -128,7 +128,10 @@ train_from(None)(small(Path({str(out)!r}), **{options!r}))
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.01)
     process.send_signal(ending)
-    said, _ = process.communicate(timeout=20)
+    try:
+        said, _ = process.communicate(timeout=20)
+    finally:
+        process.kill()
     done = every or 3
     found = checkpoint.find(out, "latest")
     assert found.step == done
