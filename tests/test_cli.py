@@ -59,6 +59,7 @@ def test_results_that_cannot_be_written_are_refused_before_the_work(command, cap
 def test_generators_refuses_an_unwritable_file_before_the_search(capsys, tmp_path):
     (tmp_path / "file").write_text("")
     fails_with(capsys, "cannot write to", "generators", "--json", str(tmp_path / "file" / "n4.json"))
+    fails_with(capsys, "is a folder", "generators", "--json", str(tmp_path))
 
 
 def test_demo_runs_end_to_end(capsys, tmp_path):

@@ -126,8 +126,8 @@ def generators(
     reversible: bool = False,
     method: Method = "auto",
     workers: int | None = None,
-    moves: int = 20_000,
-    seed: int = 0,
+    moves: int | None = None,
+    seed: int | None = None,
     state: Path | None = None,
     json: Path | None = None,
 ) -> None:
@@ -142,15 +142,17 @@ def generators(
         size: Number of permutations in a set.
         contains_identity: Only sets that hold the identity, as a mixer that starts as the plain residual needs.
         reversible: Only sets that hold the inverse of each of their elements.
-        method: Look at every class of sets (n up to 7), anneal, or decide by their number.
-        workers: Processes; every core if not given.
-        moves: Moves of annealing.
-        seed: Seed of annealing.
+        method: Look at every class of sets (n up to 7), search locally, or decide by their number.
+        workers: Processes of an exhaustive search; every core if not given.
+        moves: Sets that a local search looks at; 500,000 if not given.
+        seed: Of a local search; 0 if not given.
         state: File in which an exhaustive search keeps what it has done.
         json: File for the result.
     """
     if json is not None:
         prepare(json.parent)
+        if json.is_dir():
+            raise ValueError(f"--json names a file for the result, and {json} is a folder")
     planned = plan_search(Question(streams, size, contains_identity, reversible), method, moves)
     print(generator_report.cost(planned, workers or available_cores()))
     with generator_report.SearchProgress() as progress:

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from jpmhc.manifolds import generator_search, permutation, symmetric_group
-from jpmhc.manifolds.annealing import anneal
 from jpmhc.manifolds.generating_sets import AUTO_CLASSES, best_generating_set, carry_out, plan
 from jpmhc.manifolds.generator_candidates import Candidates, Question
 from jpmhc.manifolds.walk_spectrum import plain_spectral_gap, spectral_gap, transition_matrix
@@ -196,37 +195,6 @@ def test_processes_find_what_one_finds(monkeypatch):
     assert (alone.gap, alone.examined, alone.covered) == (together.gap, together.examined, together.covered)
 
 
-@pytest.mark.parametrize("reversible", [False, True])
-def test_annealing_finds_the_proven_best(reversible):
-    best = best_generating_set(5, 4, reversible=reversible)
-    annealed = best_generating_set(5, 4, reversible=reversible, method="anneal", moves=12_000)
-    assert abs(annealed.gap - best.gap) < 1e-9
-    assert not annealed.exhaustive
-    assert annealed.gap <= annealed.bound
-
-
-@pytest.mark.parametrize("n", [7, 8])
-def test_annealing_beyond_the_exhaustive_search_is_verified(n):
-    ranks, radius = anneal(Question(n, 4, contains_identity=True), moves=32, seed=1, progress=lambda *_: None)
-    perms = symmetric_group.elements(n)[ranks]
-    assert ranks[0] == 0
-    assert len(set(ranks)) == 4
-    assert symmetric_group.generates(perms)
-    assert abs(spectral_gap(perms) - (1 - radius)) < 1e-6
-    # Independently of representations: the walk's distance from uniform shrinks by |λ₂| a step.
-    group = symmetric_group.elements(n)
-    sources = [symmetric_group.rank(group[:, symmetric_group.inverse(p)]) for p in perms]
-    law, norms = np.eye(1, len(group))[0], []
-    for _ in range(400):
-        law = sum(law[s] for s in sources) / len(perms)
-        norms.append(np.linalg.norm(law - 1 / len(group)))
-        if norms[-1] < 1e-13:
-            break
-    steps = [k for k, x in enumerate(norms) if 1e-12 < x < 1e-4]
-    rate = (norms[steps[-1]] / norms[steps[0]]) ** (1 / (steps[-1] - steps[0]))
-    assert abs(rate - radius) < 0.03
-
-
 def test_plan_counts_before_it_searches():
     planned = plan(Question(6, 4))
     assert planned.exhaustive
@@ -244,12 +212,19 @@ def test_plan_counts_before_it_searches():
     [
         ({"n": 1, "size": 1}, "between 2 and 8"),
         ({"n": 9, "size": 1}, "between 2 and 8"),
-        ({"n": 4, "size": 0}, "1 to 24"),
+        ({"n": 4, "size": 0}, "at least 1"),
         ({"n": 3, "size": 7}, "1 to 6"),
-        ({"n": 4, "size": 3, "method": "guess"}, "auto, exhaustive or anneal"),
+        ({"n": 4, "size": 3, "method": "guess"}, "auto, exhaustive or local"),
         ({"n": 8, "size": 3, "method": "exhaustive"}, "n ≤ 7"),
-        ({"n": 4, "size": 3, "workers": 0}, "at least 1"),
-        ({"n": 4, "size": 3, "method": "anneal", "moves": 0}, "at least one move"),
+        ({"n": 4, "size": 3, "workers": 0}, "workers must be a whole number and at least 1"),
+        ({"n": 4, "size": 3, "method": "local", "moves": 0}, "moves must be a whole number and at least 1"),
+        ({"n": 4, "size": 3, "moves": 10}, "looks at every class and makes no moves"),
+        ({"n": 4, "size": 3, "seed": 1}, "looks at every class and draws nothing"),
+        ({"n": 4, "size": 3, "method": "local", "seed": -1}, "seed must be a whole number and not negative"),
+        ({"n": 4, "size": 3, "method": "local", "workers": 2}, "one process"),
+        ({"n": 8, "size": 1, "moves": 200}, "none of the 200 moves led to a set of 1 permutation of 8 streams"),
+        ({"n": 2.5, "size": 1}, "streams must be a whole number"),
+        ({"n": 4, "size": "3"}, "size of a set must be a whole number"),
     ],
 )
 def test_bad_questions_are_refused(arguments, complaint):
@@ -257,6 +232,6 @@ def test_bad_questions_are_refused(arguments, complaint):
         best_generating_set(**arguments)
 
 
-def test_annealing_keeps_no_state(tmp_path):
-    with pytest.raises(ValueError, match="keeps a state"):
-        carry_out(plan(Question(4, 3), "anneal", 10), state=tmp_path / "state")
+def test_a_local_search_keeps_no_state(tmp_path):
+    with pytest.raises(ValueError, match="keeps no state"):
+        carry_out(plan(Question(4, 3), "local", 10), state=tmp_path / "state")

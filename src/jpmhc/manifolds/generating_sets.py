@@ -1,4 +1,4 @@
-"""Sets of permutations with the largest spectral gap: exhaustive up to symmetry, or annealed where that is too long.
+"""Sets of permutations with the largest spectral gap: all up to symmetry, or a local search where that is too long.
 
 The exhaustive search replaces Algorithm spectral-gap-search: it looks at one set of each class of equivalent ones and
 drops it on the first representation that proves it worse than the best set so far. What is left, ties included, is
@@ -17,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from jpmhc.manifolds import symmetric_group
-from jpmhc.manifolds.annealing import anneal
+from jpmhc.manifolds import symmetric_group, validate
 from jpmhc.manifolds.generator_candidates import Question, candidates
 from jpmhc.manifolds.generator_search import TIE, SearchState, search
+from jpmhc.manifolds.local_search import local_search
 from jpmhc.manifolds.walk_spectrum import gap_bound, spectral_gap, stream_gap
 
 # Classes one core looks at in a second (n = 6, K = 4); says what a search will cost, and decides nothing but `auto`.
@@ -29,8 +29,10 @@ CLASSES_PER_SECOND = 400_000
 AUTO_CLASSES = 1_000_000_000
 # Largest n whose symmetries fit in memory as a table.
 EXHAUSTIVE_DEGREE = 7
+# Sets a local search looks at: at n = 6, K = 4 it needs 350,000 on average to find the best.
+MOVES = 500_000
 
-Method = Literal["auto", "exhaustive", "anneal"]
+Method = Literal["auto", "exhaustive", "local"]
 Progress = Callable[[int, int, float], None]
 
 
@@ -40,10 +42,10 @@ class Plan:
 
     Args:
         question: What is searched for.
-        exhaustive: Whether all classes are looked at; otherwise sets are annealed.
+        exhaustive: Whether all classes are looked at; otherwise the search is local.
         classes: Classes of equivalent sets, by Burnside's lemma; None where they were not counted (n = 8).
         subsets: Sets in all classes together.
-        work: Steps of progress: classes, or annealing moves.
+        work: Steps of progress: classes, or the sets a local search looks at.
     """
 
     question: Question
@@ -53,7 +55,7 @@ class Plan:
     work: int
 
     def seconds(self, workers: int) -> int | None:
-        """About how long an exhaustive search takes (an integer, as it may exceed any float); None for annealing."""
+        """About how long an exhaustive search takes (an integer, as it may exceed any float); None for a local one."""
         return self.work // (CLASSES_PER_SECOND * workers) if self.exhaustive else None
 
 
@@ -67,10 +69,10 @@ class GeneratingSet:
             on the streams.
         gap: Its spectral gap on S_n; 0 where every set that generates S_n holds odd permutations only.
         stream_gap: Its gap on the n streams.
-        ties: Every set with that gap, one of each class, [T, K, n]; annealing lists only its own.
+        ties: Every set with that gap, one of each class, [T, K, n]; a local search lists only its own.
         bound: No set of this size has a larger gap, whatever the search found.
         exhaustive: Whether every class was looked at, so that no set is better.
-        examined: Classes looked at, or annealing moves tried.
+        examined: Classes looked at, or sets in a local search.
         classes: Classes there are by Burnside's lemma, None if not counted.
         covered: Sets in the classes looked at, which must be all sets there are.
         subsets: Sets there are, None if not counted.
@@ -93,21 +95,23 @@ class GeneratingSet:
     pruned: dict[tuple[int, ...], int] = field(default_factory=dict)
 
 
-def plan(question: Question, method: Method = "auto", moves: int = 20_000) -> Plan:
+def plan(question: Question, method: Method = "auto", moves: int | None = None) -> Plan:
     """Decide how a question will be answered, and count what there is to look at."""
-    if method not in ("auto", "exhaustive", "anneal"):
-        raise ValueError(f"the method must be auto, exhaustive or anneal, not {method!r}.")
-    if moves < 1:
-        raise ValueError(f"annealing needs at least one move, not {moves}.")
+    if method not in ("auto", "exhaustive", "local"):
+        raise ValueError(f"the method must be auto, exhaustive or local, not {method!r}.")
+    validate.at_least_one(moves, "the number of moves")
+    sets = MOVES if moves is None else moves
     if question.n > EXHAUSTIVE_DEGREE:
         if method == "exhaustive":
             raise ValueError(
-                f"an exhaustive search is possible for n ≤ {EXHAUSTIVE_DEGREE}, not {question.n}; use anneal."
+                f"an exhaustive search is possible for n ≤ {EXHAUSTIVE_DEGREE}, not {question.n}; use local."
             )
-        return Plan(question, False, None, None, moves)
+        return Plan(question, False, None, None, sets)
     classes, subsets = candidates(question).count(), candidates(question).subsets()
     exhaustive = method == "exhaustive" or (method == "auto" and classes <= AUTO_CLASSES)
-    return Plan(question, exhaustive, classes, subsets, classes if exhaustive else moves)
+    if exhaustive and moves is not None:
+        raise ValueError("this search looks at every class and makes no moves; leave them away, or use method local.")
+    return Plan(question, exhaustive, classes, subsets, classes if exhaustive else sets)
 
 
 def best_generating_set(
@@ -119,8 +123,8 @@ def best_generating_set(
     method: Method = "auto",
     workers: int | None = None,
     state: Path | None = None,
-    moves: int = 20_000,
-    seed: int = 0,
+    moves: int | None = None,
+    seed: int | None = None,
     progress: Progress | None = None,
 ) -> GeneratingSet:
     """The set of `size` permutations of n streams with the largest spectral gap.
@@ -130,16 +134,16 @@ def best_generating_set(
         size: Number of permutations, K.
         contains_identity: Only sets that hold the identity.
         reversible: Only sets closed under inverses.
-        method: "exhaustive" (n ≤ 7) proves its answer, "anneal" does not; "auto" is exhaustive up to 10⁹ classes.
+        method: "exhaustive" (n ≤ 7) proves its answer, "local" does not; "auto" is exhaustive up to 10⁹ classes.
         workers: Processes of an exhaustive search; every core if None. Short searches use one.
         state: File in which an exhaustive search keeps what it has done, and from which it goes on.
-        moves: Moves of annealing.
-        seed: Seed of annealing.
+        moves: Sets that a local search looks at, 500,000 by default.
+        seed: Of a local search, 0 by default.
         progress: Called now and then with the work done, all the work, and the best gap so far.
 
     Raises:
         ValueError: If no such set generates all permutations (one permutation alone, or one and the identity), or
-            annealing found none.
+            a local search found none.
     """
     return carry_out(
         plan(Question(n, size, contains_identity, reversible), method, moves),
@@ -155,22 +159,26 @@ def carry_out(
     *,
     workers: int | None = None,
     state: Path | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     progress: Progress | None = None,
 ) -> GeneratingSet:
     """Do what was planned; the arguments are those of `best_generating_set`."""
-    workers = available_cores() if workers is None else workers
-    if workers < 1:
-        raise ValueError(f"the number of workers must be at least 1, not {workers}.")
+    validate.at_least_one(workers, "the number of workers")
+    if seed is not None and (not isinstance(seed, int) or seed < 0):
+        raise ValueError(f"the seed must be a whole number and not negative, got {seed!r}.")
     question, start = plan.question, time.perf_counter()
     notify = progress or (lambda done, total, gap: None)
     if plan.exhaustive:
-        found = search(question, plan.work, workers, SearchState.open(question, state), notify)
+        if seed is not None:
+            raise ValueError("this search looks at every class and draws nothing; leave the seed away, or use local.")
+        found = search(question, plan.work, workers or available_cores(), SearchState.open(question, state), notify)
         seconds = found.seconds
     else:
-        if state is not None:
-            raise ValueError("only an exhaustive search keeps a state; annealing is repeated from its seed.")
-        ranks, radius = anneal(question, plan.work, seed, lambda done, radius: notify(done, plan.work, 1 - radius))
+        if state is not None or workers is not None:
+            raise ValueError("a local search is one process and keeps no state; leave workers and state away.")
+        ranks, radius = local_search(
+            question, plan.work, seed or 0, lambda done, radius: notify(done, plan.work, 1 - radius)
+        )
         found = SearchState(question, examined=plan.work, sets=[(radius, ranks)] if radius < 1 - TIE else [])
         seconds = time.perf_counter() - start
     kept = [ranks for _, ranks in sorted(found.sets)] or _generating(plan)

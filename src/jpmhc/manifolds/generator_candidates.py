@@ -8,7 +8,7 @@ from math import factorial
 import numpy as np
 from numpy.typing import NDArray
 
-from jpmhc.manifolds import symmetric_group
+from jpmhc.manifolds import symmetric_group, validate
 from jpmhc.manifolds.subset_orbits import SubsetOrbits
 
 
@@ -29,6 +29,8 @@ class Question:
     reversible: bool = False
 
     def __post_init__(self) -> None:
+        validate.at_least_one(self.n, "the number of streams")
+        validate.at_least_one(self.size, "the size of a set")
         symmetric_group.check_degree(self.n)
         if not 1 <= self.size <= factorial(self.n):
             raise ValueError(

@@ -41,7 +41,7 @@ def cost(plan: Plan, workers: int) -> str:
         return f"{counted}; looking at every class takes {_duration(seconds)} on {workers} cores."
     if not counted:
         counted = describe(plan.question).capitalize()
-    return f"{counted}, too many to look at all: annealing with {plan.work:,} moves, which proves nothing but a bound."
+    return f"{counted}, too many to look at all: a local search among {plan.work:,}, which proves nothing but a bound."
 
 
 def _duration(seconds: int) -> str:
@@ -72,7 +72,7 @@ class SearchProgress:
         self.started = self.spoken = time.monotonic()
 
     def show(self, done: int, total: int, gap: float) -> None:
-        """`done` of `total` classes or moves are behind us, and `gap` is the best so far."""
+        """`done` of `total` classes or sets are behind us, and `gap` is the best so far."""
         self.bar.update(self.task, completed=done, total=total, gap=max(gap, 0.0), visible=True)
         if not self.console.is_terminal and time.monotonic() - self.spoken > _SECONDS:
             self.spoken = time.monotonic()
@@ -124,7 +124,7 @@ def show(result: GeneratingSet, plain_gap: float | None) -> None:
             if len(result.ties) > SHOWN:
                 console.print(f"  … and {len(result.ties) - SHOWN:,} more (all are in the file that --json names)")
     else:
-        console.print(f"Tried {result.examined:,} moves in {result.seconds:.1f} s; a better set may exist.")
+        console.print(f"Looked at {result.examined:,} sets in {result.seconds:.1f} s; a better one may exist.")
 
 
 def _shape(shape: tuple[int, ...]) -> str:
