@@ -192,13 +192,15 @@ def _streams_backward(
         if WRITTEN:
             grads = load_streams(grad, rows, c, mask, N, D)
         for m in tl.static_range(M):
-            total = tl.zeros([BT, BD], tl.float32)
-            for j in tl.static_range(m, N, M):
+            held = rows[:, None] * (M * D) + m * D + c[None, :]
+            # Not added to zeros: Triton 3.6 then keeps the tiles on chip without swizzling and takes 1.4 times as long.
+            total = tl.load(cbase + m, mask=inside, other=0.0)[:, None] * gh
+            for j in tl.static_range(m + M, N, M):
                 total += tl.load(cbase + j, mask=inside, other=0.0)[:, None] * gh
-                if WRITTEN:
+            if WRITTEN:
+                for j in tl.static_range(m, N, M):
                     for i in tl.static_range(N):
                         total += tl.load(cbase + 2 * N + i * N + j, mask=inside, other=0.0)[:, None] * grads[i]
-            held = rows[:, None] * (M * D) + m * D + c[None, :]
             if DYNAMIC:
                 total += level - along * tl.load(x + held, mask=mask, other=0.0).to(tl.float32)
                 total += tl.dot(lv, weight[m], input_precision=PRECISION)
