@@ -50,4 +50,4 @@ def test_cost_is_said_beforehand():
     assert "11,104,365,420" not in cost(plan(Question(5, 4)), 2)
     long = cost(plan(Question(6, 6), "exhaustive"), 2)
     assert "days" in long or "hours" in long
-    assert "a local search among 10" in cost(plan(Question(8, 4), moves=10), 2)
+    assert "a local search looks at 10 of them" in cost(plan(Question(8, 4), moves=10), 2)

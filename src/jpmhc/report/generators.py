@@ -41,7 +41,7 @@ def cost(plan: Plan, workers: int) -> str:
         return f"{counted}; looking at every class takes {_duration(seconds)} on {workers} cores."
     if not counted:
         counted = describe(plan.question).capitalize()
-    return f"{counted}, too many to look at all: a local search among {plan.work:,}, which proves nothing but a bound."
+    return f"{counted}; a local search looks at {plan.work:,} of them, which proves nothing but a bound."
 
 
 def _duration(seconds: int) -> str:
