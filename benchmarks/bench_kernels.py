@@ -11,6 +11,7 @@ the connections of liger-kernel (LigerMHC) and hyper-connections (mHC, compiled)
 """
 
 import argparse
+import gc
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -94,6 +95,7 @@ def check(spec: Spec) -> float:
 
 def extra_memory(run: Callable[[], object], kept: int) -> float:
     """Peak minus what was there and the `kept` bytes of outputs and gradients, in MiB."""
+    gc.collect()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

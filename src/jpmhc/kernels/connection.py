@@ -8,7 +8,7 @@ from torch import Tensor
 from jpmhc.kernels import ops
 from jpmhc.kernels.read_backward import weight_column_bytes
 from jpmhc.kernels.spec import Spec
-from jpmhc.kernels.write_to_read import fits
+from jpmhc.kernels.write_to_read import pays
 
 
 class State(NamedTuple):
@@ -70,13 +70,13 @@ def write_read(
     Args:
         y: The sublayer's output. [..., d]
         state: From the read of the connection that ends.
-        weight, bias, spec: Of the connection that begins. Where it has no weight, or too many logits for one kernel
-            (`write_to_read.fits`), the two steps run one after the other.
+        weight, bias, spec: Of the connection that begins. Where it has no weight, or one kernel would be slower
+            (`write_to_read.pays`), the two steps run one after the other.
 
     Returns:
         The streams between the two [..., n, d], the next sublayer's input [..., d], and the state for its write.
     """
-    if weight is None or not fits(state.spec, spec):
+    if weight is None or not pays(state.spec, spec):
         out = write(y, state)
         return out, *read(out, weight, bias, spec)
     old = state.spec
