@@ -138,7 +138,7 @@ def _write_to_read(
         hv = tl.zeros([BT, BACK], tl.float32)
         if POST_NORM:
             yv = tl.load(y + rows[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
-        streams = load_streams(x, rows, c, mask, M, D)
+            streams = load_streams(x, rows, c, mask, M, D)
         for i in tl.static_range(N):
             place = out + rows[:, None] * ND + i * D + c[None, :]
             if POST_NORM:
@@ -151,7 +151,7 @@ def _write_to_read(
 
 
 def pays(spec: Spec, following: Spec) -> bool:
-    """Whether one kernel is faster than two: with a post-norm, which needs n sums of every logit, up to 16 at n = 4."""
+    """Whether one kernel is faster than two. A post-norm keeps n sums of every logit: up to 64 of them it does."""
     return not spec.post_norm or spec.n * padded(following.logits) <= 64
 
 
