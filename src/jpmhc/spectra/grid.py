@@ -16,8 +16,8 @@ _DECADES = 30
 _PAPER_DECADES = 14
 _PER_DECADE = 6
 _WIDE = 0.3
-_ROUNDS = 7
-_LAST_ROUNDS = 8
+_ROUNDS = 5
+_LAST_ROUNDS = 10
 # Where the mass is need not be known to many digits.
 _TOLERANCE = 1e-3
 # An interval is halved while it holds more than this mass, or while its ends differ by this mass.
