@@ -13,7 +13,9 @@ import torch
 from small_run import small, trained
 
 from jpmhc.manifolds import grassmann
+from jpmhc.tasks.arc import ArcConfig
 from jpmhc.training import checkpoint, loop
+from jpmhc.training.evaluation import EvaluateConfig, evaluate_checkpoints
 from jpmhc.training.loop import train
 from jpmhc.training.state import State
 from jpmhc.training.step import NonFiniteLoss
@@ -34,6 +36,7 @@ def test_killed_run_resumes_to_the_bit(tmp_path):
 import sys, torch; torch.set_num_threads(1); sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
 from small_run import small
+from jpmhc.training.evaluation import EvaluateConfig, evaluate_checkpoints
 from jpmhc.training.loop import train
 train(small(Path({str(config.out)!r}), steps={steps}, checkpoint_every=5, model={MIXED!r}))
 """
@@ -247,3 +250,31 @@ def test_the_log_has_what_a_reader_needs(tmp_path):
     assert len(mixing["violation"]) == 4
     assert mixing["product_singular_values"]["smallest"] == pytest.approx(1.0, abs=1e-3)
     assert (tmp_path / "config.json").exists()
+
+
+def arc_folder(folder, names, *, outputs=True):
+    """ARC files, each with one demonstration and one test of 2 × 2."""
+    folder.mkdir()
+    for name in names:
+        grid = [[len(name), 1], [2, ord(name[-1]) % 10]]
+        test = {"input": grid[::-1], "output": grid} if outputs else {"input": grid[::-1]}
+        content = {"train": [{"input": grid, "output": grid[::-1]}], "test": [test]}
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize("every", [0, 2])
+def test_training_goes_on_where_no_test_has_a_known_answer(tmp_path, capsys, every):
+    task = ArcConfig(
+        version="none",
+        extra_tasks=arc_folder(tmp_path / "extra", ["a", "bb"]),
+        evaluation_tasks=arc_folder(tmp_path / "open", ["ccc"], outputs=False),
+        augmentations=2,
+        side=3,
+    )
+    outcome = train(small(tmp_path / "run", task=task, evaluate_every=every, evaluate_variants=2))
+    assert (outcome.step, outcome.metrics) == (4, {})
+    assert capsys.readouterr().err.count("no test has a known answer") == 1
+    assert not evaluations(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"no test of .* has a known answer to score: jpmhc predict"):
+        evaluate_checkpoints(EvaluateConfig(runs=(tmp_path / "run",), device="cpu"))

@@ -49,6 +49,10 @@ class Scorer(Protocol):
 
     rows: np.ndarray  # numbers of the test rows that the evaluation covers, ascending
 
+    @property
+    def scorable(self) -> bool:
+        """Whether any of these rows has a known answer; where none has, there is no result."""
+
     def update(self, rows: np.ndarray, batch: Batch, answers: Answers) -> None:
         """Take the answers to the test rows numbered `rows` [B], which are the rows of `batch`."""
 

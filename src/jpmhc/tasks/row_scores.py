@@ -31,6 +31,11 @@ class RowScorer:
             "confidence": np.zeros(len(self.rows)),
         }
 
+    @property
+    def scorable(self) -> bool:
+        """Whether any row has a known answer to compare with."""
+        return True
+
     def update(self, rows: np.ndarray, batch: Batch, answers: Answers) -> None:
         """Take the answers to the test rows numbered `rows`."""
         scored = batch.labels != PAD  # [B, S]

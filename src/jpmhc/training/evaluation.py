@@ -97,6 +97,10 @@ def evaluate_checkpoints(config: EvaluateConfig) -> dict[str, Any]:
                 raise ValueError(f"{checkpoint.path} was trained on other data than those before it: no pooling.")
             model = load_model(checkpoint, ema=config.weights == "average", device=world.device)
             scorer = task.scorer(task.test_selection(config.variants, config.sample_seed))
+            if not scorer.scorable:
+                raise ValueError(
+                    f"no test of {checkpoint.path} has a known answer to score: jpmhc predict writes its answers."
+                )
             seconds = _ask(task, scorer, model, config, world, display, str(checkpoint.path))
             result = _described(checkpoint, scorer.result(), seconds, len(scorer.rows))
             results.append({"tests": tested(task), **result})

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from jpmhc.tasks.batch import Batch, Task
+from jpmhc.tasks.batch import Batch, Scorer, Task
 from jpmhc.tasks.evaluate import answers_of, evaluate
 from jpmhc.training import checkpoint
 from jpmhc.training.checkpoint import Checkpoint
@@ -35,7 +35,7 @@ class Outcome:
     checkpoint: Path
     """The last checkpoint."""
     metrics: dict[str, Any]
-    """The last evaluation; empty when stopped."""
+    """The last evaluation; empty when stopped, or where no test has a known answer."""
 
 
 class Stopped(BaseException):
@@ -80,6 +80,7 @@ class Trainer:
             world.device,
         )
         self.saved = None if resume is None else resume.path
+        self.scores = self._scorer().scorable
         self.stop = self.evaluating = False
         self.metrics: dict[str, Any] = {}
 
@@ -111,7 +112,10 @@ class Trainer:
         config, state = self.config, self.state
         if state.step == config.steps:
             self.display.say(f"{self.saved} has done all {config.steps} steps: nothing is left to train")
-        evaluated = any(self.world.collect(("evaluate", state.step) in log.known))  # the first process knows
+        if not self.scores:
+            self.display.say("no test has a known answer: nothing is scored; jpmhc predict writes the answers")
+        kind = "evaluate" if self.scores else "mixing"
+        evaluated = any(self.world.collect((kind, state.step) in log.known))  # the first process knows
         if state.step and self._evaluates(state.step) and not evaluated:
             # The run was ended during an evaluation: make up for it.
             self._report(log, self.stream(state.step - 1)[0].to(self.world.device))
@@ -144,11 +148,12 @@ class Trainer:
         return step == self.config.steps or bool(every and step % every == 0)
 
     def _report(self, log: Log, rows: Batch) -> None:
-        """Evaluate and log it; `rows` are those of the step, on a few of which the mixers are looked at."""
+        """Evaluate, if anything can be, and log it; the mixers are looked at on a few of the step's rows."""
         step = self.state.step
-        self.metrics = self.evaluate()
-        log.write("evaluate", step, self.metrics)
-        self.display.say(f"step {step}: {tested(self.task)}: {summary(self.metrics)}")
+        if self.scores:
+            self.metrics = self.evaluate()
+            log.write("evaluate", step, self.metrics)
+            self.display.say(f"step {step}: {tested(self.task)}: {summary(self.metrics)}")
         mixing = self.mixing(rows)
         if mixing:
             log.write("mixing", step, mixing)
@@ -163,10 +168,9 @@ class Trainer:
             model = self.state.snapshot()
             if self.config.compile:
                 model.compile_prediction()
-            rows = self.task.test_selection(self.config.evaluate_variants, self.config.seed)
             scorer = evaluate(
                 self.task,
-                self.task.scorer(rows),
+                self._scorer(),
                 answers_of(model),
                 batch_size=self.config.evaluate_batch,
                 rank=self.world.rank,
@@ -178,6 +182,9 @@ class Trainer:
         finally:
             self.evaluating = False
             self.display.finish(name)
+
+    def _scorer(self) -> Scorer:
+        return self.task.scorer(self.task.test_selection(self.config.evaluate_variants, self.config.seed))
 
     def mixing(self, rows: Batch, count: int = 4) -> dict[str, Any]:
         """Statistics of the residual mixers on a few rows."""

@@ -76,6 +76,11 @@ class ArcScorer(RowScorer):
             at = np.arange(start, end).reshape(taken, len(puzzle.tests))
             yield _Tested(puzzle.name, at, truths, int(self.task.variants.counts[self.task.tested[place[start]]]))
 
+    @property
+    def scorable(self) -> bool:
+        """Whether any test has a known output."""
+        return any(puzzle.known for puzzle in self.tested)
+
     def update(self, rows: np.ndarray, batch: Batch, answers: Answers) -> None:
         """Take the answers to the test rows numbered `rows`."""
         super().update(rows, batch, answers)
