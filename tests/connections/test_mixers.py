@@ -7,6 +7,7 @@ from torch import nn
 import jpmhc
 import laws
 from jpmhc.connections import mixers
+from jpmhc.manifolds import validate
 from jpmhc.optim import GrassmannianOptimizer
 
 NAMES = list(jpmhc.MIXERS)
@@ -119,6 +120,19 @@ def test_grassmann_has_the_rank_it_was_given():
 def test_every_mixer_takes_the_common_stream_counts(n):
     for name in NAMES:
         laws.start_is_a_member_that_keeps_equal_streams(mixers.make(name, n))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "identity"])
+def test_bad_logits_raise_or_where_the_caller_checks_spoil_their_own_matrix_alone(name, bad):
+    mixer = mixers.make(name, STREAMS)
+    logits = mixer.start().float().repeat(3, 1)
+    logits[1, 0] = bad
+    with validate.unchecked():
+        matrix = mixer(logits)
+    assert matrix.isfinite().all((-2, -1)).tolist() == [True, False, True]
+    with pytest.raises(ValueError, match="must be finite, got 1 NaN or infinite entries"):
+        mixer(logits)
 
 
 @pytest.mark.parametrize(

@@ -257,7 +257,9 @@ class Kronecker(Mixer):
         return stay.logit().repeat(self.logits)
 
     def forward(self, logits: Tensor) -> Tensor:
-        stay = validate.working(validate.finite(logits)).sigmoid()
+        logits = validate.working(validate.finite(logits))
+        # NaN rather than a silent one or zero where the check above may not look
+        stay = torch.where(logits.isfinite(), logits, math.nan).sigmoid()
         pair = torch.stack([stay, 1 - stay], -1)
         factors = torch.stack([pair, pair.flip(-1)], -2)  # [..., k, 2, 2]
         product = factors[..., 0, :, :]

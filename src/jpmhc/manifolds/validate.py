@@ -1,10 +1,14 @@
 """What every manifold asks of its input: shapes, ranges, finite entries, and a precision to compute in."""
 
 import contextlib
+import contextvars
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+
+_UNCHECKED = contextvars.ContextVar("unchecked", default=False)
 
 
 def working(matrix: Tensor) -> Tensor:
@@ -44,13 +48,26 @@ def finite(matrix: Tensor, what: str = "logits") -> Tensor:
     """The matrix itself, with NaN and infinities refused where looking at values is free.
 
     Eager CPU code raises. Under `torch.compile`, under `torch.func` transforms and on the GPU the check would force a
-    synchronisation or a graph break, so there a bad entry makes its own matrix NaN, and no other.
+    synchronisation or a graph break, so there a bad entry makes its own matrix NaN, and no other. So it does within
+    `unchecked`.
     """
-    if matrix.device.type == "cpu" and not torch.compiler.is_compiling() and not _transformed(matrix):
+    if matrix.device.type != "cpu" or torch.compiler.is_compiling() or _UNCHECKED.get():
+        return matrix
+    if not _transformed(matrix):
         good = torch.isfinite(matrix.detach())
         if not bool(good.all()):
             raise ValueError(f"{what} must be finite, got {int((~good).sum())} NaN or infinite entries")
     return matrix
+
+
+@contextlib.contextmanager
+def unchecked() -> Iterator[None]:
+    """A context in which `finite` lets NaN through, for a caller that checks its result and can say more about it."""
+    token = _UNCHECKED.set(True)
+    try:
+        yield
+    finally:
+        _UNCHECKED.reset(token)
 
 
 def _transformed(matrix: Tensor) -> bool:

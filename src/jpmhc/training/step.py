@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from jpmhc.manifolds import validate
 from jpmhc.models import Carry, Step, refill
 from jpmhc.tasks.batch import Batch
 from jpmhc.training.state import State
@@ -55,12 +56,13 @@ def advance(
         cut = slice(i * size, (i + 1) * size)
         carry = refill(carry, rows.inputs[cut], rows.labels[cut], rows.identifiers[cut])
         puzzle = state.model.puzzles(carry.identifiers)
-        with state.shared.parts(i == last):
+        # A mixer's own refusal would know neither step nor rows, and leave other ranks waiting: the loss shows it too.
+        with state.shared.parts(i == last), validate.unchecked():
             out: Step = state.shared.module(
                 puzzle, carry.inputs, carry.labels, carry.z_h, carry.z_l, carry.steps, carry.halted, minimum[cut]
             )
             total += _sums(out)
-            finite.append(torch.isfinite(out.language + out.halting))
+            finite.append(torch.isfinite(out.language + config.model.halting_weight * out.halting))
             if i == last:
                 fetched = _Fetched(state.world.sum(total))
             state.shared.backward(out.loss / config.batch, i == last)
