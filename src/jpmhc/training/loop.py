@@ -1,5 +1,6 @@
 """The training loop: steps, log, checkpoints, evaluation, and what stops it."""
 
+import contextlib
 import dataclasses
 import signal
 import time
@@ -11,7 +12,7 @@ import torch
 
 from jpmhc.tasks.batch import Batch, Scorer, Task
 from jpmhc.tasks.evaluate import answers_of, evaluate
-from jpmhc.training import checkpoint
+from jpmhc.training import checkpoint, folder
 from jpmhc.training.checkpoint import Checkpoint
 from jpmhc.training.config import TrainConfig
 from jpmhc.training.distributed import World, join
@@ -44,8 +45,8 @@ class Stopped(BaseException):
 
 def train(config: TrainConfig) -> Outcome:
     """Run a configuration to its end, or until SIGTERM or Ctrl-C, which save a checkpoint first."""
-    if config.resume == "no" and checkpoint.folders(config.out):
-        raise ValueError(f"{config.out} already holds checkpoints: add --resume latest, or choose another --out")
+    if config.resume == "no":
+        folder.refuse_used(config.out)
     with join(config.device) as world, Display(world.rank == 0) as display:
         found = None if config.resume == "no" else checkpoint.find(config.out, config.resume)
         return Trainer(config, world, found, display).run()
@@ -86,15 +87,17 @@ class Trainer:
 
     def run(self) -> Outcome:
         """Train to the last step."""
+        chief = self.world.rank == 0
+        with folder.hold(self.config.out, new=self.saved is None) if chief else contextlib.nullcontext():
+            return self._run()
+
+    def _run(self) -> Outcome:
         config, chief = self.config, self.world.rank == 0
         if chief:
-            try:
-                config.out.mkdir(parents=True, exist_ok=True)
-            except OSError as refusal:
-                raise ValueError(f"cannot write to {config.out} ({refusal.strerror}): name another --out") from refusal
-            (config.out / "config.json").write_text(config.to_json() + "\n")
-            for sentence in checkpoint.set_aside(config.out, self.state.step):
-                self.display.say(sentence)
+            with folder.writing(config.out):
+                (config.out / "config.json").write_text(config.to_json() + "\n")
+                for sentence in checkpoint.set_aside(config.out, self.state.step):
+                    self.display.say(sentence)
         self.world.wait()
         previous = {number: signal.signal(number, self._ask_to_stop) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
