@@ -15,6 +15,7 @@ from shared_run import STEPS, STRATEGIES, configuration, float64, precise
 from jpmhc.training import checkpoint
 from jpmhc.training.distributed import World
 from jpmhc.training.loop import Trainer
+from jpmhc.training.state import refuse_other_run
 
 HERE = Path(__file__).parent
 ALONE = World(0, 1, torch.device("cpu"))
@@ -108,3 +109,17 @@ def test_what_sharding_cannot_do_is_refused(tmp_path):
     config = dataclasses.replace(configuration(tmp_path), strategy="zero1")
     with pytest.raises(ValueError, match="torchrun"):
         Trainer(config, ALONE)
+
+
+@pytest.mark.parametrize("here", STRATEGIES)
+@pytest.mark.parametrize("there", STRATEGIES)
+def test_checkpoints_go_from_one_strategy_to_another_only_where_the_optimisers_shards_are_the_same(here, there):
+    config = configuration(Path("run"))
+    written = dataclasses.replace(config, strategy=there)
+    found = checkpoint.Checkpoint(Path("run/checkpoints/step-00000030"), 30, 2, written, "")
+    two = World(0, 2, torch.device("cpu"))
+    if here == there or {here, there} == {"zero1", "zero2"}:
+        refuse_other_run(dataclasses.replace(config, strategy=here), two, found)
+        return
+    with pytest.raises(ValueError, match=rf"--strategy {there}; .* not fit --strategy {here}: go on with {there[:4]}"):
+        refuse_other_run(dataclasses.replace(config, strategy=here), two, found)

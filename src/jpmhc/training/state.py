@@ -16,6 +16,9 @@ from jpmhc.training.config import TrainConfig
 from jpmhc.training.distributed import World, share
 from jpmhc.training.ema import WeightAverage
 
+# Stages 1 and 2 cut each parameter group's flat tensor into shards, stage 3 every parameter by itself.
+_SAME_OPTIMISER_STATE = (("ddp",), ("zero1", "zero2"), ("zero3",))
+
 
 def refuse_other_run(config: TrainConfig, world: World, resume: Checkpoint) -> None:
     """Refuse a checkpoint that does not fit a configuration before any work is done on it."""
@@ -27,13 +30,13 @@ def refuse_other_run(config: TrainConfig, world: World, resume: Checkpoint) -> N
             f"{resume.path} has done more than the {config.steps} steps asked for: raise --steps to go on, or score it "
             f"with jpmhc evaluate {resume.path}"
         )
-    sharded = config.strategy != "ddp"
-    if (resume.config.strategy != "ddp") != sharded:
+    fitting = next(group for group in _SAME_OPTIMISER_STATE if resume.config.strategy in group)
+    if config.strategy not in fitting:
         raise ValueError(
-            f"{resume.path} was written with --strategy {resume.config.strategy}; "
-            f"its optimiser state does not fit --strategy {config.strategy}"
+            f"{resume.path} was written with --strategy {resume.config.strategy}; its optimiser state does not fit "
+            f"--strategy {config.strategy}: go on with {' or '.join(fitting)}"
         )
-    if sharded and resume.ranks != world.size:
+    if config.strategy != "ddp" and resume.ranks != world.size:
         raise ValueError(f"{resume.path} has {resume.ranks} shards and needs as many processes")
 
 
