@@ -302,8 +302,41 @@ def test_compiled_prediction_equals_the_eager_one(monkeypatch):
         ({"h_cycles": 0}, "h_cycles"),
         ({"halt_exploration": 1.5}, "probability"),
         ({"mixer": "cayley"}, "streams"),
+        ({"mixer": "nope"}, "unknown mixer 'nope'; the known ones are identity, unconstrained"),
+        ({"mixer": "nope", "streams": 2}, "unknown mixer 'nope'"),
+        ({"mixer": "kronecker", "streams": 3}, "power of two"),
+        (
+            {"mixer": "sinkhorn", "streams": 2, "mixer_form": "paper", "kernels": "fused"},
+            "is not possible: the kernels",
+        ),
+        ({"mixer": "cayley", "streams": 2, "mixer_temperature": 0.0}, "mixer_temperature must be positive"),
+        ({"expansion": 0.0}, "expansion must be positive and finite, got 0"),
+        ({"expansion": math.nan}, "expansion must be positive and finite"),
+        ({"expansion": 1e-3}, "expansion 0.001 leaves no inner width at dim"),
+        ({"inner_multiple": 0}, "inner_multiple must be a whole number and at least 1, got 0"),
+        ({"halting_weight": math.nan}, "halting_weight must be finite and at least 0, not nan"),
+        ({"halting_weight": -1.0}, "halting_weight must be finite and at least 0"),
     ],
 )
 def test_bad_configurations_are_named(change, message):
     with pytest.raises(ValueError, match=message):
         RecursiveConfig(**{**vars(SMALL), **change})
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("mixer_temperature", 2.0),
+        ("mixer_dynamic", False),
+        ("mixer_norm", "layer"),
+        ("mixer_read", "sigmoid"),
+        ("mixer_write", "softmax"),
+        ("stream_norm", "call"),
+        ("stream_span", "recursion"),
+        ("kernels", "reference"),
+    ],
+)
+def test_options_that_the_plain_model_would_ignore_are_refused(option, value):
+    with pytest.raises(ValueError, match=f"^{option}={value} has no effect on the plain model"):
+        RecursiveConfig(**{**vars(SMALL), option: value})
+    RecursiveConfig(**{**vars(SMALL), option: value, "streams": 2})

@@ -1,6 +1,7 @@
 """Configurations: the schedule, the presets against the paper's tables, and a round trip through JSON."""
 
 import dataclasses
+import math
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,23 @@ def test_differences_name_the_field_and_both_values():
         ({"decay_at": (0.9, 0.5), "decay_to": (0.1, 0.1)}, "rising"),
         ({"ema": 1.0}, "ema"),
         ({"clip": 0.0}, "clip"),
+        ({"warmup": -1}, "^warmup must be at least 0, not -1"),
+        ({"evaluate_every": -1}, "^evaluate_every must be at least 0"),
+        ({"lr": math.nan}, "^lr must be finite and at least 0, not nan"),
+        ({"lr": math.inf}, "^lr must be finite and at least 0, not inf"),
+        ({"puzzle_lr": math.inf}, "^puzzle_lr must be finite"),
+        ({"frame_lr": math.nan}, "^frame_lr must be finite"),
+        ({"weight_decay": -0.1}, "^weight_decay must be finite and at least 0, not -0.1"),
+        ({"puzzle_weight_decay": math.nan}, "^puzzle_weight_decay must be finite"),
+        ({"betas": (0.9, 1.0)}, "^betas must lie in"),
+        ({"frame_iterations": 0}, "^frame_iterations must be .* at least 1, got 0"),
+        ({"decay_at": (0.5,), "decay_to": (-1.0,)}, "^decay_to must be factors between 0 and 1"),
+        ({"decay_at": (0.5,), "decay_to": (math.nan,)}, "^decay_to must be"),
+        ({"decay_at": (0.5, 0.9), "decay_to": (0.1, 1.5)}, "^decay_to must be"),
+        ({"task": ArcConfig(), "evaluate_variants": 0}, "^evaluate_variants must be .* at least 1, got 0"),
+        ({"evaluate_variants": 3}, "evaluate_variants is for ARC"),
+        ({"seed": 10**23}, r"^seed must lie between -2\^63 and 2\^64 - 1, not at 1000"),
+        ({"task": ArcConfig(seed=-(10**23))}, r"^task\.seed must lie between"),
     ],
 )
 def test_bad_fields_are_named(change, message):

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from jpmhc.manifolds import validate
+
 Attend = Literal["auto", "cudnn", "flash", "efficient", "math"]
 
 _BACKENDS = {
@@ -86,6 +88,14 @@ class Rotary(nn.Module):
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
+def attention(q: Tensor, k: Tensor, v: Tensor, attend: Attend) -> Tensor:
+    """Attention of [B, heads, S, head_dim] by the kernel asked for."""
+    if attend == "auto":
+        return F.scaled_dot_product_attention(q, k, v)
+    with sdpa_kernel(_BACKENDS[attend]):
+        return F.scaled_dot_product_attention(q, k, v)
+
+
 class Attention(nn.Module):
     """Non-causal self-attention with rotary positions and one fused projection for queries, keys and values."""
 
@@ -100,12 +110,18 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(-3)  # each [B, S, heads, head_dim]
         q, k, v = (t.transpose(1, 2) for t in (self.rotary(q), self.rotary(k), v))
-        if self.attend == "auto":
-            y = F.scaled_dot_product_attention(q, k, v)
-        else:
-            with sdpa_kernel(_BACKENDS[self.attend]):
-                y = F.scaled_dot_product_attention(q, k, v)
+        y = attention(q, k, v, self.attend)
         return self.out(y.transpose(1, 2).flatten(-2))
+
+
+def inner_width(dim: int, expansion: float, multiple: int) -> int:
+    """Two thirds of `expansion · dim`, rounded up to a multiple."""
+    validate.positive(expansion, "expansion")
+    validate.at_least_one(multiple, "inner_multiple")
+    inner = multiple * math.ceil(round(expansion * dim * 2 / 3) / multiple)
+    if inner < 1:
+        raise ValueError(f"expansion {expansion} leaves no inner width at dim {dim}: it must be larger")
+    return inner
 
 
 class SwiGLU(nn.Module):
@@ -113,7 +129,7 @@ class SwiGLU(nn.Module):
 
     def __init__(self, dim: int, expansion: float = 4.0, multiple: int = 256) -> None:
         super().__init__()
-        inner = multiple * math.ceil(round(expansion * dim * 2 / 3) / multiple)
+        inner = inner_width(dim, expansion, multiple)
         self.gate_up = Linear(dim, 2 * inner)
         self.down = Linear(inner, dim)
 

@@ -11,7 +11,7 @@ residual connection is a :class:`jpmhc.HyperConnection`.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from jpmhc.connections import HyperConnection, HyperConnectionStack, mixers, reduce_streams
 from jpmhc.connections.mixers import Mixer
+from jpmhc.manifolds import validate
 from jpmhc.models.layers import (
     Attend,
     Attention,
@@ -28,6 +29,7 @@ from jpmhc.models.layers import (
     PuzzleTable,
     Rotary,
     SwiGLU,
+    inner_width,
     pad_rows,
     rms_norm,
     truncated_normal_,
@@ -95,12 +97,33 @@ class RecursiveConfig:
         for name in ("dim", "heads", "layers", "puzzle_slots", "h_cycles", "l_cycles", "halt_max_steps", "streams"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        inner_width(self.dim, self.expansion, self.inner_multiple)
+        if not 0 <= self.halting_weight < math.inf:
+            raise ValueError(f"halting_weight must be finite and at least 0, not {self.halting_weight}")
         if self.dim % (2 * self.heads):
             raise ValueError(f"dim must be a multiple of 2 · heads = {2 * self.heads}, not {self.dim}")
         if not 0 <= self.halt_exploration <= 1:
             raise ValueError(f"halt_exploration is a probability, not {self.halt_exploration}")
+        if self.mixer not in mixers.MIXERS:
+            raise ValueError(f"unknown mixer {self.mixer!r}; the known ones are {', '.join(mixers.MIXERS)}")
         if self.mixer != "identity" and self.streams == 1:
             raise ValueError(f"the mixer {self.mixer!r} needs at least 2 streams; streams=1 is the plain model")
+        validate.positive(self.mixer_temperature, "mixer_temperature")
+        if self.plain:
+            self._refuse_options_of_connections()
+        else:
+            connect(self, nn.Identity(), 0)  # refuses what does not go together
+
+    def _refuse_options_of_connections(self) -> None:
+        """Refuse what the plain model would ignore. `mixer_form` it may have: it says nothing about every mixer."""
+        for option in fields(self):
+            value = getattr(self, option.name)
+            ours = option.name in ("stream_norm", "stream_span", "kernels") or option.name.startswith("mixer_")
+            if ours and option.name != "mixer_form" and value != option.default:
+                raise ValueError(
+                    f"{option.name}={value} has no effect on the plain model (mixer identity, one stream): "
+                    f"leave it at {option.default}, or ask for streams"
+                )
 
     @property
     def plain(self) -> bool:

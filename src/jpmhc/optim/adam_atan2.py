@@ -1,5 +1,6 @@
 """AdamAtan2: Adam whose quotient is an arctangent, so that no epsilon is needed."""
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
@@ -52,12 +53,12 @@ class AdamAtan2(Optimizer):
         foreach: bool | None = None,
         capturable: bool = False,
     ) -> None:
-        if not isinstance(lr, Tensor) and not lr >= 0:
-            raise ValueError(f"lr must be at least 0, not {lr}")
+        if not isinstance(lr, Tensor) and not 0 <= lr < math.inf:
+            raise ValueError(f"lr must be finite and at least 0, not {lr}")
         if not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas must lie in [0, 1), not {betas}")
-        if not weight_decay >= 0:
-            raise ValueError(f"weight_decay must be at least 0, not {weight_decay}")
+        if not 0 <= weight_decay < math.inf:
+            raise ValueError(f"weight_decay must be finite and at least 0, not {weight_decay}")
         if form not in ("trm", "corrected"):
             raise ValueError(f"form must be 'trm' or 'corrected', not {form!r}")
         if form == "trm" and (a != 1 or b != 1):

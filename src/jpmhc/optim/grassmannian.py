@@ -1,5 +1,6 @@
 """Riemannian optimisation of Grassmann frames beside any other optimiser."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -61,8 +62,8 @@ class GrassmannianOptimizer(Optimizer):
         eps: float = 1e-8,
         iterations: int | None = 2,
     ) -> None:
-        if not lr >= 0:
-            raise ValueError(f"lr must be at least 0, not {lr}")
+        if not 0 <= lr < math.inf:
+            raise ValueError(f"lr must be finite and at least 0, not {lr}")
         if not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas must lie in [0, 1), not {betas}")
         frames = list(grassmann_frames(model).values())

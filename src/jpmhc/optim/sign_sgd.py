@@ -1,5 +1,6 @@
 """SignSGD for embedding tables: only the rows that a batch touched move."""
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -39,10 +40,10 @@ class SignSGD(Optimizer):
         gather: bool = True,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        if not lr >= 0:
-            raise ValueError(f"lr must be at least 0, not {lr}")
-        if not weight_decay >= 0:
-            raise ValueError(f"weight_decay must be at least 0, not {weight_decay}")
+        if not 0 <= lr < math.inf:
+            raise ValueError(f"lr must be finite and at least 0, not {lr}")
+        if not 0 <= weight_decay < math.inf:
+            raise ValueError(f"weight_decay must be finite and at least 0, not {weight_decay}")
         super().__init__(params, dict(lr=lr, weight_decay=weight_decay))
         self.gather = gather
         self.group = group

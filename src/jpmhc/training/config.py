@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
+from jpmhc.manifolds import validate
 from jpmhc.models import RecursiveConfig
 from jpmhc.tasks.arc import ArcConfig
 from jpmhc.tasks.sudoku import SudokuConfig
@@ -48,7 +50,7 @@ class TrainConfig:
     decay_at: tuple[float, ...] = ()
     """Fractions of the run at which the learning rates drop."""
     decay_to: tuple[float, ...] = ()
-    """Factor of the base rate after each drop."""
+    """Factor of the base rate after each drop, between 0 and 1."""
     puzzle_lr: float = 1e-2
     """Learning rate of the puzzle table (SignSGD on touched rows)."""
     puzzle_weight_decay: float = 0.1
@@ -93,16 +95,29 @@ class TrainConfig:
         for name in ("steps", "batch", "accumulate", "checkpoint_every", "keep", "log_every", "evaluate_batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.warmup < 0 or self.evaluate_every < 0:
-            raise ValueError("warmup and evaluate_every must be at least 0")
+        for name in ("warmup", "evaluate_every"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
+        for name in ("lr", "weight_decay", "puzzle_lr", "puzzle_weight_decay", "frame_lr"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be finite and at least 0, not {getattr(self, name)}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must lie in [0, 1), not {self.betas}")
+        validate.at_least_one(self.frame_iterations, "frame_iterations")
+        for name, seed in (("seed", self.seed), ("task.seed", self.task.seed)):
+            if not -(2**63) <= seed < 2**64:
+                raise ValueError(f"{name} must lie between -2^63 and 2^64 - 1, not at {seed}")
         if len(self.decay_at) != len(self.decay_to):
             raise ValueError(f"decay_at and decay_to differ in length: {self.decay_at} and {self.decay_to}")
         if list(self.decay_at) != sorted(self.decay_at) or not all(0 < at < 1 for at in self.decay_at):
             raise ValueError(f"decay_at must be rising fractions between 0 and 1, not {self.decay_at}")
+        if not all(0 <= to <= 1 for to in self.decay_to):
+            raise ValueError(f"decay_to must be factors between 0 and 1, not {self.decay_to}")
         if not 0 <= self.ema < 1:
             raise ValueError(f"ema must lie in [0, 1), not {self.ema}")
         if self.evaluate_variants is not None and not isinstance(self.task, ArcConfig):
             raise ValueError("evaluate_variants is for ARC: other puzzles have one variant each")
+        validate.at_least_one(self.evaluate_variants, "evaluate_variants")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"clip must be positive, or None for no clipping, not {self.clip}")
 
