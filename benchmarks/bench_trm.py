@@ -150,13 +150,12 @@ def main() -> None:
         h_cycles=options.h_cycles,
         l_cycles=options.l_cycles,
         compute=options.compute,
-        kernels=options.kernels,
     )
     rows: list[dict[str, Any]] = []
     failed: list[str] = []
     for name in options.models:
         for attend in options.attend:
-            change = {} if name == "plain" else {"mixer": name, "streams": options.streams}
+            change = {} if name == "plain" else {"mixer": name, "streams": options.streams, "kernels": options.kernels}
             try:
                 rows.append(measure(name, dataclasses.replace(base, attend=attend, **change), options))
             except RuntimeError as error:  # out of memory, or a kernel that does not compile: the others still count

@@ -67,7 +67,7 @@ def train_from(default: TrainConfig) -> Callable[[TrainConfig], None]:
             log = config.out / "log.jsonl"
             print(f"{state} after {outcome.step} steps; checkpoint: {outcome.checkpoint}; log: {log}")
         if outcome.stopped:
-            sys.exit(143)
+            sys.exit(128 + outcome.stopped)  # as a shell reports a process that a signal ended: 130 for Ctrl-C
 
     return train
 

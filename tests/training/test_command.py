@@ -1,10 +1,13 @@
 """The command `jpmhc train`: presets decide defaults, options override them, bad input is one sentence and status 2."""
 
 import json
+import os
+import signal
 
 import pytest
 
 from jpmhc.cli import main, preset_in
+from jpmhc.training import loop
 from jpmhc.training.config import PRESETS
 
 SIZE = ["--dim", "16", "--heads", "2", "--inner-multiple", "16", "--batch", "4", "--device", "cpu"]
@@ -42,15 +45,51 @@ def test_options_override_the_preset_and_the_resolved_configuration_is_saved(tmp
     [
         (["--mixer", "cayley"], "needs at least 2 streams"),
         (["--mixer", "fancy", "--streams", "2"], "unknown mixer 'fancy'"),
+        (["--mixer", "fancy"], "unknown mixer 'fancy'; the known ones are identity"),
+        (["--mixer", "kronecker", "--streams", "3"], "power of two"),
+        (["--mixer", "cayley", "--streams", "2", "--kernels", "fused"], "need a CUDA device"),
+        (["--kernels", "fused"], "kernels=fused has no effect on the plain model"),
+        (["--mixer-temperature", "nan"], "mixer_temperature must be positive and finite"),
+        (["--attend", "cudnn"], "attend=cudnn is not possible on cpu"),
+        (["--expansion", "0"], "expansion must be positive"),
+        (["--inner-multiple", "0"], "inner_multiple must be"),
+        (["--lr", "nan"], "lr must be finite and at least 0, not nan"),
+        (["--puzzle-lr", "inf"], "puzzle_lr must be finite"),
+        (["--decay-at", "0.5", "--decay-to", "-1"], "decay_to must be factors between 0 and 1"),
+        (["--frame-iterations", "0"], "frame_iterations must be"),
+        (["--seed", "99999999999999999999999"], "seed must lie between"),
+        (["--accumulate", "3"], "batch (4) must be a multiple of processes × accumulate (1 × 3)"),
+        (["--strategy", "zero1"], "ZeRO shards over several processes"),
+        (["--preset", "arc-small", "--evaluate-variants", "0"], "evaluate_variants must be"),
         (["--resume", "latest"], "no checkpoint"),
         (["--device", "cuda"], "no CUDA device"),
     ],
 )
 def test_bad_input_is_one_sentence(tmp_path, capsys, monkeypatch, options, sentence):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(SystemExit) as stopped:
-        main(["train", "--preset", "laptop", *SIZE, "--out", str(tmp_path / "run"), *options])
+        main(["train", *SIZE, "--out", str(tmp_path / "run"), *options])
     assert stopped.value.code == 2
     error = capsys.readouterr().err
     assert sentence in error.replace("\n", " ")
+    assert "preparing" not in error  # nor any other work
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("where", ["advance", "evaluate"])
+def test_a_run_ended_by_a_signal_has_its_status(tmp_path, capsys, monkeypatch, number, status, where):
+    """128 + the signal's number, as shells have it, in a step and in an evaluation alike."""
+    whole = getattr(loop, where)
+
+    def interrupted(*arguments, **options):
+        os.kill(os.getpid(), number)
+        return whole(*arguments, **options)
+
+    monkeypatch.setattr(loop, where, interrupted)
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", *SIZE, "--steps", "1", "--task.puzzles", "8", "--out", str(tmp_path)])
+    assert stopped.value.code == status
+    said = capsys.readouterr().out.replace("\n", "")
+    assert f"stopped by a signal after 1 steps; checkpoint: {tmp_path / 'checkpoints' / 'step-00000001'}" in said

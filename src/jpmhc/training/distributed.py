@@ -9,6 +9,7 @@ import inspect
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -161,10 +162,6 @@ class Zero:
     def __init__(
         self, world: World, core: nn.Module, groups: list[dict[str, Any]], config: TrainConfig, stage: int
     ) -> None:
-        if world.size == 1:
-            raise ValueError("ZeRO shards over several processes: start them with torchrun, or use --strategy ddp")
-        if config.compile and stage == 3:
-            raise ValueError("ZeRO stage 3 gathers parameters in hooks that do not compile: use --no-compile with it")
         import deepspeed
 
         # On CPUs DeepSpeed would compile a shared-memory all-reduce at first use; gloo needs no compiler.
@@ -252,6 +249,21 @@ class Zero:
         """The flat float32 tensors that the optimiser steps on this rank."""
         sharded = self.engine.optimizer
         return sharded.fp32_partitioned_groups_flat if self.stage == 3 else sharded.single_partition_of_fp32_groups
+
+
+def refuse_sharing(world: World, config: TrainConfig) -> None:
+    """Refuse a strategy that these processes cannot follow, and a batch that does not divide among them."""
+    world.rows(config.batch, config.accumulate)
+    if config.strategy == "ddp":
+        return
+    if world.size == 1:
+        raise ValueError("ZeRO shards over several processes: start them with torchrun, or use --strategy ddp")
+    if config.compile and config.strategy == "zero3":
+        raise ValueError("ZeRO stage 3 gathers parameters in hooks that do not compile: use --no-compile with it")
+    if find_spec("deepspeed") is None:
+        raise ValueError(
+            f"--strategy {config.strategy} needs DeepSpeed, which is not there: pip install 'jpmhc[deepspeed]'"
+        )
 
 
 def share(world: World, core: nn.Module, groups: list[dict[str, Any]], config: TrainConfig) -> Replicas | Zero:

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
+from jpmhc.models.device import refuse_device
 from jpmhc.tasks.batch import Batch, Scorer, Task
 from jpmhc.tasks.evaluate import answers_of, evaluate
 from jpmhc.training import checkpoint, folder
 from jpmhc.training.checkpoint import Checkpoint
 from jpmhc.training.config import TrainConfig
-from jpmhc.training.distributed import World, join
+from jpmhc.training.distributed import World, join, refuse_sharing
 from jpmhc.training.evaluation import summary, tested
 from jpmhc.training.log import Log
 from jpmhc.training.mixing import mixing_statistics
@@ -31,8 +32,8 @@ class Outcome:
 
     step: int
     """Steps done."""
-    stopped: bool
-    """Ended early by SIGTERM or Ctrl-C."""
+    stopped: signal.Signals | None
+    """The signal that ended it early."""
     checkpoint: Path
     """The last checkpoint."""
     metrics: dict[str, Any]
@@ -66,6 +67,8 @@ class Trainer:
         self, config: TrainConfig, world: World, resume: Checkpoint | None = None, display: Display | None = None
     ) -> None:
         self.config, self.world, self.display = config, world, display or Display(False)
+        refuse_sharing(world, config)
+        refuse_device(config.model, world.device)
         if resume is not None:
             refuse_other_run(config, world, resume)
         with self.display.preparing("preparing the puzzles"):
@@ -82,7 +85,8 @@ class Trainer:
         )
         self.saved = None if resume is None else resume.path
         self.scores = self._scorer().scorable
-        self.stop = self.evaluating = False
+        self.stop: signal.Signals | None = None
+        self.evaluating = False
         self.metrics: dict[str, Any] = {}
 
     def run(self) -> Outcome:
@@ -104,7 +108,7 @@ class Trainer:
             with Log(config.out, self.state.step, chief) as log:
                 self._steps(log)
         except Stopped:
-            self.stop = True
+            self.stop = self.stop or signal.SIGTERM  # where another rank was asked
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
@@ -125,7 +129,7 @@ class Trainer:
         first, started = state.step, time.monotonic()
         for step, rows, minimum in self.stream.steps(first, config.steps):
             logs = (step + 1) % config.log_every == 0 or step + 1 == config.steps
-            sums, norms = advance(state, rows, minimum, logs=logs, stop=self.stop)
+            sums, norms = advance(state, rows, minimum, logs=logs, stop=self.stop is not None)
             detail = None
             if logs:
                 speed = (state.step - first) / (time.monotonic() - started)
@@ -197,11 +201,11 @@ class Trainer:
         return mixing_statistics(model.core, puzzle, rows.inputs[:count])
 
     def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.stop and not self.evaluating:
+            raise KeyboardInterrupt  # asked twice: at once, without a checkpoint
+        self.stop = signal.Signals(number)  # seen by every rank in the sums of the next step
         if self.evaluating:
             raise Stopped
-        if number == signal.SIGINT and self.stop:
-            raise KeyboardInterrupt  # asked twice: at once, without a checkpoint
-        self.stop = True  # seen by every rank in the sums of the next step
 
 
 def _line(values: dict[str, Any]) -> str:
