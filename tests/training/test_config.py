@@ -41,15 +41,6 @@ def test_paths_and_tuples_survive_json():
     assert TrainConfig.from_json(config.to_json()) == config
 
 
-def test_differences_name_the_field_and_both_values():
-    here = PRESETS["laptop"]
-    there = dataclasses.replace(here, batch=48, lr=1.0, model=dataclasses.replace(here.model, dim=32))
-    assert here.differences(there) == [
-        f"model.dim (32 there, {here.model.dim} here)",
-        f"batch (48 there, {here.batch} here)",
-    ]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

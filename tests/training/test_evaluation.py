@@ -183,6 +183,8 @@ def test_compiling_is_asked_of_the_model_when_wanted(
         (["evaluate", "RUN", "--variants", "0"], "at least one variant"),
         (["evaluate", "RUN", "--batch", "0"], "at least one row"),
         (["evaluate", "RUN", "--sample-seed", "1"], "say how many with --variants"),
+        (["evaluate", "RUN", "--extra-tasks", "RUN"], "trained without extra tasks"),
+        (["predict", "RUN", "--evaluation-tasks", "RUN"], "trained without evaluation tasks"),
         (["predict"], "name the folder of a run"),
         (["evaluate", "RUN", "--test-on", "evaluation"], "no evaluation puzzle to test on"),
         (

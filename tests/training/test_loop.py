@@ -1,5 +1,6 @@
 """The loop: resuming to the bit after a kill, stopping on SIGTERM and NaN, accumulation, frames and puzzle vectors."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -278,3 +279,49 @@ def test_training_goes_on_where_no_test_has_a_known_answer(tmp_path, capsys, eve
     assert not evaluations(tmp_path / "run")
     with pytest.raises(ValueError, match=r"no test of .* has a known answer to score: jpmhc predict"):
         evaluate_checkpoints(EvaluateConfig(runs=(tmp_path / "run",), device="cpu"))
+
+
+def test_a_resumed_run_says_from_where_and_what_changed_and_keeps_the_former_configuration(tmp_path, capsys):
+    trained(small(tmp_path, steps=2))
+    train(small(tmp_path, steps=2, resume="latest"))
+    path = tmp_path / "checkpoints" / "step-00000002"
+    assert f"going on from {path}, step 2: no setting changed\n" in capsys.readouterr().err
+    train(small(tmp_path, steps=3, lr=5e-4, resume="latest"))
+    said = f"going on from {path}, step 2: --steps 3 instead of 2, --lr 0.0005 instead of 0.001\n"
+    assert said in capsys.readouterr().err
+    records = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    changed = [{"name": "steps", "there": 2, "here": 3}, {"name": "lr", "there": 1e-3, "here": 5e-4}]
+    assert [r for r in records if r["kind"] == "resume"] == [
+        {"kind": "resume", "step": 2, "checkpoint": str(path), "changes": []},
+        {"kind": "resume", "step": 2, "checkpoint": str(path), "changes": changed},
+    ]
+    assert json.loads((tmp_path / "config-until-step-00000002.json").read_text())["lr"] == 1e-3
+    assert json.loads((tmp_path / "config.json").read_text())["lr"] == 5e-4
+
+
+def test_a_run_whose_tasks_moved_goes_on_and_is_evaluated_from_anywhere(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    arc_folder(Path("extra"), ["a", "bb"])
+
+    def configured(place, **change):
+        return small(
+            tmp_path / "run",
+            task=ArcConfig(version="none", extra_tasks=Path(place), test_on="training", augmentations=2, side=3),
+            **change,
+        )
+
+    train(configured("extra", steps=2))
+    monkeypatch.chdir(tmp_path / "there")  # the folder was named relative to another one
+    choices = EvaluateConfig(runs=(tmp_path / "run",), device="cpu")
+    assert evaluate_checkpoints(choices)["results"][0]["metrics"]["tasks"] == 2
+    (tmp_path / "here" / "extra").rename("moved")
+    assert train(configured("moved", steps=3, resume="latest")).step == 3
+    arc_folder(Path("other"), ["a", "cc"])
+    with pytest.raises(
+        ValueError, match=r"other data \(--task.extra-tasks .*other instead of .*moved\): the task's fing"
+    ):
+        train(configured("other", steps=4, resume="latest"))
+    with pytest.raises(ValueError, match="without evaluation tasks, so that none can have moved: leave out --evaluati"):
+        evaluate_checkpoints(dataclasses.replace(choices, evaluation_tasks=Path("moved")))

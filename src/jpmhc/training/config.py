@@ -150,21 +150,6 @@ class TrainConfig:
             **_typed(cls, fields),
         )
 
-    def differences(self, other: "TrainConfig") -> list[str]:
-        """What keeps a checkpoint made under `other` from being resumed under this configuration."""
-        ours, theirs = json.loads(self.to_json()), json.loads(other.to_json())
-        found = []
-        for name in ("task", "model", "batch", "seed"):
-            if ours[name] == theirs[name]:
-                continue
-            if isinstance(ours[name], dict):
-                for key in sorted(ours[name].keys() | theirs[name].keys()):
-                    if ours[name].get(key) != theirs[name].get(key):
-                        found.append(f"{name}.{key} ({theirs[name].get(key)} there, {ours[name].get(key)} here)")
-            else:
-                found.append(f"{name} ({theirs[name]} there, {ours[name]} here)")
-        return found
-
 
 def _rebuild(cls: type, fields: dict[str, Any]) -> Any:
     return cls(**_typed(cls, fields))

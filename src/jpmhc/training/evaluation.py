@@ -218,6 +218,12 @@ def rebuild(checkpoint: Checkpoint, choices: Choices, display: Display) -> Task:
     if changes and not isinstance(config, ArcConfig):
         raise ValueError(f"{checkpoint.path} is not a run on ARC: {', '.join(changes)} cannot be chosen.")
     changes.pop("variants", None)  # asked of the task, not part of it
+    for name in ("extra_tasks", "evaluation_tasks"):
+        if name in changes and getattr(config, name) is None:
+            raise ValueError(
+                f"{checkpoint.path} was trained without {name.replace('_', ' ')}, so that none can have moved: "
+                f"leave out --{name.replace('_', '-')}."
+            )
     if isinstance(config, ArcConfig):
         config = dataclasses.replace(config, **changes)
     with display.preparing("preparing the puzzles"):

@@ -14,6 +14,7 @@ from jpmhc.models.device import refuse_device
 from jpmhc.tasks.batch import Batch, Scorer, Task
 from jpmhc.tasks.evaluate import answers_of, evaluate
 from jpmhc.training import checkpoint, folder
+from jpmhc.training.changes import changes
 from jpmhc.training.checkpoint import Checkpoint
 from jpmhc.training.config import TrainConfig
 from jpmhc.training.distributed import World, join, refuse_sharing
@@ -83,6 +84,7 @@ class Trainer:
             config.model.halt_max_steps,
             world.device,
         )
+        self.resumed = resume
         self.saved = None if resume is None else resume.path
         self.scores = self._scorer().scorable
         self.stop: signal.Signals | None = None
@@ -99,6 +101,8 @@ class Trainer:
         config, chief = self.config, self.world.rank == 0
         if chief:
             with folder.writing(config.out):
+                if self.resumed is not None:
+                    self._tell_changes(self.resumed)
                 (config.out / "config.json").write_text(config.to_json() + "\n")
                 for sentence in checkpoint.set_aside(config.out, self.state.step):
                     self.display.say(sentence)
@@ -106,6 +110,9 @@ class Trainer:
         previous = {number: signal.signal(number, self._ask_to_stop) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             with Log(config.out, self.state.step, chief) as log:
+                if self.resumed is not None:
+                    changed = [dataclasses.asdict(change) for change in changes(self.resumed.config, config)]
+                    log.write("resume", self.state.step, {"checkpoint": str(self.resumed.path), "changes": changed})
                 self._steps(log)
         except Stopped:
             self.stop = self.stop or signal.SIGTERM  # where another rank was asked
@@ -114,6 +121,15 @@ class Trainer:
                 signal.signal(number, handler)
         assert self.saved is not None
         return Outcome(self.state.step, self.stop, self.saved, {} if self.stop else self.metrics)
+
+    def _tell_changes(self, resumed: Checkpoint) -> None:
+        """Say what the run goes on from and with what changes; keep the configuration that it had so far."""
+        changed = changes(resumed.config, self.config)
+        if changed:
+            former = self.config.out / f"config-until-step-{resumed.step:08d}.json"
+            former.write_text(resumed.config.to_json() + "\n")
+        settings = ", ".join(map(str, changed)) or "no setting changed"
+        self.display.say(f"going on from {resumed.path}, step {resumed.step}: {settings}")
 
     def _steps(self, log: Log) -> None:
         config, state = self.config, self.state

@@ -11,6 +11,7 @@ from jpmhc.models import Carry, RecursiveCore, RecursiveModel
 from jpmhc.optim import GrassmannianOptimizer, SignSGD, grassmann_frames
 from jpmhc.tasks.batch import Task
 from jpmhc.training import checkpoint
+from jpmhc.training.changes import changes
 from jpmhc.training.checkpoint import Checkpoint
 from jpmhc.training.config import TrainConfig
 from jpmhc.training.distributed import World, share
@@ -22,9 +23,9 @@ _SAME_OPTIMISER_STATE = (("ddp",), ("zero1", "zero2"), ("zero3",))
 
 def refuse_other_run(config: TrainConfig, world: World, resume: Checkpoint) -> None:
     """Refuse a checkpoint that does not fit a configuration before any work is done on it."""
-    differences = config.differences(resume.config)
-    if differences:
-        raise ValueError(f"{resume.path} belongs to another configuration: {'; '.join(differences)}")
+    if refused := [change for change in changes(resume.config, config) if change.refused]:
+        named = "; ".join(f"{change.name} ({change.there} there, {change.here} here)" for change in refused)
+        raise ValueError(f"{resume.path} belongs to another configuration: {named}")
     if resume.step > config.steps:
         raise ValueError(
             f"{resume.path} has done more than the {config.steps} steps asked for: raise --steps to go on, or score it "
@@ -54,7 +55,9 @@ class State:
         self.config, self.world, self.task = config, world, task
         self.rows = world.rows(config.batch, config.accumulate)
         if resume is not None and task.fingerprint() != resume.fingerprint:
-            raise ValueError(f"{resume.path} was trained on other data: the task's fingerprint differs")
+            moved = [str(change) for change in changes(resume.config, config) if change.name.startswith("task.")]
+            where = f" ({', '.join(moved)})" if moved else ""
+            raise ValueError(f"{resume.path} was trained on other data{where}: the task's fingerprint differs")
         torch.manual_seed(config.seed)
         self.model = RecursiveModel(config.model, task.vocabulary, task.length, task.identifiers).to(world.device)
         self.core: RecursiveCore = self.model.core

@@ -6,6 +6,7 @@ puzzle, with all its pairs, in random order.
 """
 
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -52,6 +53,11 @@ class ArcConfig:
     """Rows and columns of the square that grids are written on; puzzles with larger grids are left out."""
     seed: int = 0
     """Decides variants, translations and order."""
+
+    def __post_init__(self) -> None:
+        for name in ("extra_tasks", "evaluation_tasks"):
+            if (path := getattr(self, name)) is not None:  # a saved configuration is read in other folders too
+                object.__setattr__(self, name, Path(os.path.abspath(path)))
 
     def build(self) -> "Arc":
         """Read the puzzles and draw the descriptors of their variants."""
