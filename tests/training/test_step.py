@@ -41,3 +41,9 @@ def test_only_the_rows_that_are_not_finite_are_counted(tmp_path, monkeypatch):
     assert not torch.isfinite(
         checkpoint.verify(tmp_path / "failed" / "checkpoints" / "step-00000001").rank(0)["carry"]["z_h"][5]
     ).any()
+
+
+@pytest.mark.parametrize("mixer", ["identity", "cayley"])
+def test_weights_spoilt_by_the_last_step_are_found_by_its_evaluation(tmp_path, mixer):
+    with pytest.raises(NonFiniteLoss, match=r"^after step 1 the model answers .* not finite; .*step-00000001$"):
+        train(small(tmp_path, steps=1, lr=1e30, warmup=0, model={"mixer": mixer, "streams": 2}))

@@ -7,6 +7,10 @@ import numpy as np
 from jpmhc.tasks.batch import PAD, Answers, Batch
 
 
+class SpoiltAnswers(ValueError):
+    """A model's answers are not numbers."""
+
+
 class RowScorer:
     """Exact accuracy, token accuracy and loss, averaged over test rows; scores tasks that have nothing to vote on.
 
@@ -43,7 +47,7 @@ class RowScorer:
         right = ((answers.tokens == batch.labels) & scored).sum(-1)
         loss = answers.loss.double()
         if not bool(loss.isfinite().all() & answers.confidence.isfinite().all()):
-            raise ValueError("the model answers with numbers that are not finite: its weights are spoilt.")
+            raise SpoiltAnswers("the model answers with numbers that are not finite: its weights are spoilt.")
         self._write(
             rows,
             seen=np.ones(len(rows), bool),

@@ -13,6 +13,7 @@ import torch
 from jpmhc.models.device import refuse_device
 from jpmhc.tasks.batch import Batch, Scorer, Task
 from jpmhc.tasks.evaluate import answers_of, evaluate
+from jpmhc.tasks.row_scores import SpoiltAnswers
 from jpmhc.training import checkpoint, folder
 from jpmhc.training.changes import changes
 from jpmhc.training.checkpoint import Checkpoint
@@ -23,7 +24,7 @@ from jpmhc.training.log import Log
 from jpmhc.training.mixing import mixing_statistics
 from jpmhc.training.progress import Display
 from jpmhc.training.state import State, refuse_other_run
-from jpmhc.training.step import advance, described
+from jpmhc.training.step import NonFiniteLoss, advance, described
 from jpmhc.training.stream import Stream
 
 
@@ -202,6 +203,11 @@ class Trainer:
                 progress=lambda done, total: self.display.show(name, done, total),
             )
             return scorer.result()
+        except SpoiltAnswers as refusal:
+            raise NonFiniteLoss(
+                f"after step {self.state.step} the model answers with numbers that are not finite; its weights are in "
+                f"{self.saved}"
+            ) from refusal
         finally:
             self.evaluating = False
             self.display.finish(name)
