@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from json import dumps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -80,15 +80,18 @@ def evaluate(config: Annotated[EvaluateConfig, tyro.conf.arg(name="")]) -> None:
 
     Several processes: torchrun --nproc-per-node 8 -m jpmhc evaluate out/paper
     """
-    found = evaluate_checkpoints(config)
-    if not first_process():
-        return
+    found = evaluate_checkpoints(config, print_scores)
+    if first_process():
+        print(f"wrote {found['choices']['out']}")
+
+
+def print_scores(found: dict[str, Any]) -> None:
+    """One line for every checkpoint, and one for all of them pooled."""
     parts = [(f"{result['checkpoint']}: {result['tests']}", result["metrics"]) for result in found["results"]]
     if found["pooled"] is not None:
         parts.append(("all checkpoints pooled", found["pooled"]))
     for name, metrics in parts:
-        print(f"{name}: {evaluation_summary(metrics)}")
-    print(f"wrote {found['choices']['out']}")
+        print(f"{name}: {evaluation_summary(metrics)}", flush=True)
 
 
 def predict(config: Annotated[PredictConfig, tyro.conf.arg(name="")]) -> None:
@@ -99,7 +102,7 @@ def predict(config: Annotated[PredictConfig, tyro.conf.arg(name="")]) -> None:
     answered, out = run_prediction(config)
     if not first_process():
         return
-    print(f"wrote {out} with {len(answered)} answers")
+    print(f"wrote {out} with {len(answered)} answer{'' if len(answered) == 1 else 's'}")
     if config.tasks:
         for picture in draw_answers(answered, out.with_suffix(".png")):
             print(f"wrote {picture}")

@@ -126,3 +126,37 @@ def test_a_checkpoint_of_another_version_is_not_called_damaged(tmp_path):
     manifest.write_text(json.dumps(changed))
     with pytest.raises(ValueError, match=r"step-00000004 is not a checkpoint this version reads.*colour"):
         checkpoint.find(tmp_path, "intact")
+
+
+@pytest.mark.parametrize("content", [[], {}, None, {"format": checkpoint.FORMAT, "files": []}])
+def test_a_manifest_that_says_nothing_is_damaged_and_can_be_gone_back_before(tmp_path, content):
+    trained(small(tmp_path, checkpoint_every=2))
+    older, newest = checkpoint.folders(tmp_path)
+    (newest / "manifest.json").write_text(json.dumps(content))
+    with pytest.raises(checkpoint.Damaged, match=rf"{newest} is damaged: manifest.json .*; --resume intact"):
+        checkpoint.find(tmp_path, "latest")
+    assert checkpoint.find(tmp_path, "intact").path == older
+
+
+def test_a_checkpoint_without_its_manifest_is_answered_with_the_intact_ones(tmp_path):
+    trained(small(tmp_path, checkpoint_every=2))
+    older, newest = checkpoint.folders(tmp_path)
+    (newest / "manifest.json").unlink()
+    with pytest.raises(checkpoint.Damaged, match=rf"no manifest.json; name an intact checkpoint instead: {older}$"):
+        checkpoint.locate(newest)
+
+
+def test_a_full_disk_is_told_with_what_can_be_gone_on_from(tmp_path, monkeypatch):
+    write = checkpoint.write
+
+    def full(path, name, content):
+        if path.name.startswith("step-00000004"):
+            raise OSError(28, "No space left on device")
+        write(path, name, content)
+
+    monkeypatch.setattr(checkpoint, "write", full)
+    said = r"^cannot write to .* \(No space left on device\) after step 4; --resume latest goes on from step-00000002$"
+    with pytest.raises(OSError, match=said):
+        train(small(tmp_path, checkpoint_every=2))
+    monkeypatch.undo()
+    assert train(small(tmp_path, resume="latest")).step == 4

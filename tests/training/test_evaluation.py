@@ -120,10 +120,12 @@ def test_files_are_named_after_step_and_choices_and_lie_in_the_run(
         ["evaluate", str(run), "--weights", "last"],
         ["evaluate", str(run), "--test-on", "training"],
         ["predict", str(run)],
-        ["predict", str(run), "--tasks", TASKS[1]],
+        ["predict", str(run), "--tasks", TASKS[1], TASKS[1]],
     ):
         cli.main([*words, "--device", "cpu"])
-    written = [Path(line.split()[1]) for line in capsys.readouterr().out.splitlines() if line.startswith("wrote ")]
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split(" with ")[1] for line in said if " with " in line] == ["2 answers", "1 answer"]
+    written = [Path(line.split()[1]) for line in said if line.startswith("wrote ")]
     assert [str(path.relative_to(run)) for path in written] == [
         "evaluations/step-00000300.json",
         "evaluations/step-00000200.json",
@@ -214,6 +216,15 @@ def test_a_place_that_cannot_be_written_is_refused_first(
         with pytest.raises(ValueError, match="cannot be written to"):
             evaluate_checkpoints(EvaluateConfig(runs=(run,), device="cpu", out=out))
     assert "preparing" not in capsys.readouterr().err
+
+
+def test_a_full_disk_costs_no_score(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["evaluate", str(run), "--device", "cpu", "--out", "/dev/full"])
+    assert stopped.value.code == 2
+    said = capsys.readouterr()
+    assert "pass@1 100.00 %" in said.out
+    assert "/dev/full cannot be written to (No space left on device): name another --out." in said.err
 
 
 def test_changed_data_are_refused(run: Path, tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """The log: lines survive, those after a resume's start are dropped, numbers that are not finite have names."""
 
 import json
+from pathlib import Path
+
+import pytest
 
 from jpmhc.training.log import Log
 
@@ -18,6 +21,21 @@ def test_a_resumed_log_drops_what_will_be_logged_again(tmp_path):
     assert [r["step"] for r in records] == [1, 2, 3, 4]
     assert records[3]["loss"] == "nan"
     assert records[1] == {"kind": "train", "step": 2, "loss": 0.5, "nested": {"a": 2}}
+
+
+def test_a_log_that_cannot_be_written_again_is_not_lost(tmp_path, monkeypatch):
+    with Log(tmp_path) as log:
+        log.write("train", 1, {"loss": 1.0})
+    before = (tmp_path / "log.jsonl").read_text()
+
+    def full(path, text):
+        path.open("w").close()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space"):
+        Log(tmp_path, done=1)
+    assert (tmp_path / "log.jsonl").read_text() == before
 
 
 def test_tensorboard_gets_every_number(tmp_path):

@@ -22,6 +22,7 @@ from jpmhc.models import RecursiveModel
 from jpmhc.training.config import TrainConfig
 
 FORMAT = "jpmhc checkpoint 1"
+_ENTRIES = {"step": int, "ranks": int, "fingerprint": str, "config": dict, "files": dict}  # of a manifest
 _NAME = re.compile(r"step-(\d{8})")
 
 
@@ -122,11 +123,12 @@ def verify(path: Path) -> Checkpoint:
         raise Damaged(f"{path} is not a checkpoint of jpmhc: it has no manifest.json") from None
     except ValueError as error:
         raise Damaged(f"the checkpoint {path} is damaged: manifest.json is not valid JSON ({error})") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        found = manifest.get("format") if isinstance(manifest, dict) else None
+    if not isinstance(manifest, dict) or not manifest.get("format"):
+        raise Damaged(f"the checkpoint {path} is damaged: manifest.json does not say its format")
+    if (found := manifest["format"]) != FORMAT:
         raise ValueError(f"{path} is not a checkpoint this version reads: its format is {found!r}, not {FORMAT!r}")
-    if missing := {"step", "ranks", "fingerprint", "config", "files"} - manifest.keys():
-        raise Damaged(f"the checkpoint {path} is damaged: manifest.json lacks {', '.join(sorted(missing))}")
+    if missing := sorted(name for name, kind in _ENTRIES.items() if not isinstance(manifest.get(name), kind)):
+        raise Damaged(f"the checkpoint {path} is damaged: manifest.json lacks {', '.join(missing)}")
     for name, expected in manifest["files"].items():
         file = path / name
         if not file.is_file():
@@ -182,7 +184,8 @@ def locate(path: Path | str) -> Checkpoint:
     """The checkpoint to answer with: the folder's own, or the newest of a run, refused if it is damaged."""
     path = Path(path)
     found = folders(path)
-    if path.is_dir() and not found and not (path / "manifest.json").exists():
+    named = _NAME.fullmatch(path.absolute().name) or (path / "manifest.json").exists()
+    if path.is_dir() and not found and not named:
         raise ValueError(f"{path} is neither a checkpoint nor a run that has one")
     try:
         return verify(found[-1] if found else path)

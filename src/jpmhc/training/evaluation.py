@@ -4,6 +4,7 @@ import dataclasses
 import json
 import time
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -74,10 +75,16 @@ class PredictConfig(Choices):
     choices above."""
 
 
-def evaluate_checkpoints(config: EvaluateConfig) -> dict[str, Any]:
+def evaluate_checkpoints(
+    config: EvaluateConfig, report: Callable[[dict[str, Any]], None] | None = None
+) -> dict[str, Any]:
     """Score every checkpoint and, where asked, all of them together; the first process writes the file.
 
     Several processes (torchrun) share the rows of each checkpoint.
+
+    Args:
+        config: The evaluation.
+        report: Told what was found, on the first process, before the file is written: a full disk costs no score.
     """
     if not config.runs:
         raise ValueError("name at least one folder of a run or of a checkpoint to evaluate.")
@@ -118,7 +125,9 @@ def evaluate_checkpoints(config: EvaluateConfig) -> dict[str, Any]:
             "pooled": pooled,
         }
         if world.rank == 0:
-            out.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
+            if report is not None:
+                report(found)
+            _write(out, json.dumps(found, indent=1, allow_nan=False) + "\n")
     return found
 
 
@@ -188,7 +197,7 @@ def predict(config: PredictConfig) -> tuple[list[Answered], Path]:
             for k, (pair, candidates) in enumerate(zip(task.puzzles[tested[name]].tests, tests, strict=True)):
                 answered.append(Answered(name, k, pair.input, pair.output, candidates))
         if world.rank == 0:
-            out.write_text(json.dumps(submission(answered)) + "\n")
+            _write(out, json.dumps(submission(answered)) + "\n")
     return answered, out
 
 
@@ -244,6 +253,7 @@ def default_out(checkpoint: Checkpoint, folder: str, choices: Choices, tasks: tu
     words += [] if choices.variants is None else [f"variants-{choices.variants}-{choices.sample_seed}"]
     words += [] if choices.weights == "average" else [f"{choices.weights}-weights"]
     words += [] if choices.test_on is None else [f"{choices.test_on}-tasks"]
+    tasks = tuple(dict.fromkeys(tasks))
     names = "-".join(tasks)
     words += [names if len(names) < 100 else f"{len(tasks)}-tasks-{zlib.crc32(names.encode()):08x}"] if tasks else []
     return run / folder / f"{'-'.join(words)}.json"
@@ -259,6 +269,13 @@ def _require_writable(path: Path) -> None:
             path.unlink(missing_ok=True)  # another process may have been first
     except OSError as refusal:
         raise ValueError(f"{path} cannot be written to ({refusal.strerror}): name another --out.") from refusal
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as refusal:
+        raise OSError(f"{path} cannot be written to ({refusal.strerror}): name another --out.") from refusal
 
 
 def _ask(

@@ -34,7 +34,9 @@ class Log:
                 if record["step"] <= done:
                     kept.append(line)
                     self.known.add((record["kind"], record["step"]))
-        path.write_text("".join(line + "\n" for line in kept))
+        fresh = path.with_suffix(".new")  # a full disk must not cost what was logged
+        fresh.write_text("".join(line + "\n" for line in kept))
+        fresh.replace(path)
         self.file = path.open("a")
         if find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter

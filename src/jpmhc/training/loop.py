@@ -117,6 +117,10 @@ class Trainer:
                 self._steps(log)
         except Stopped:
             self.stop = self.stop or signal.SIGTERM  # where another rank was asked
+        except OSError as refusal:
+            rest = "nothing was saved" if self.saved is None else f"--resume latest goes on from {self.saved.name}"
+            reason = refusal.strerror or refusal
+            raise OSError(f"cannot write to {config.out} ({reason}) after step {self.state.step}; {rest}") from refusal
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)

