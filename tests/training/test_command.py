@@ -93,3 +93,34 @@ def test_a_run_ended_by_a_signal_has_its_status(tmp_path, capsys, monkeypatch, n
     assert stopped.value.code == status
     said = capsys.readouterr().out.replace("\n", "")
     assert f"stopped by a signal after 1 steps; checkpoint: {tmp_path / 'checkpoints' / 'step-00000001'}" in said
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict"])
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--variants", "0"], "variants must be a whole number and at least 1, got 0"),
+        (["--batch", "0"], "batch must be a whole number and at least 1, got 0"),
+        (["--variants", "1", "--sample-seed", str(10**23)], "sample_seed must lie between"),
+    ],
+)
+def test_questions_that_cannot_be_asked_are_refused_first(tmp_path, capsys, command, options, sentence):
+    with pytest.raises(SystemExit) as stopped:
+        main([command, str(tmp_path), *options])
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err.replace("\n", " ")
+    assert sentence in error
+    assert "checkpoint" not in error
+
+
+def test_a_checkpoint_that_the_device_cannot_run_is_refused_before_the_puzzles(tmp_path, capsys):
+    main(["train", *SIZE, "--attend", "math", "--steps", "1", "--task.puzzles", "8", "--out", str(tmp_path)])
+    manifest = tmp_path / "checkpoints" / "step-00000001" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"attend": "math"', '"attend": "cudnn"'))
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stopped:
+        main(["evaluate", str(tmp_path), "--device", "cpu"])
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert "attend=cudnn is not possible on cpu" in error
+    assert "preparing" not in error

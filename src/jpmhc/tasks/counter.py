@@ -13,6 +13,12 @@ from numpy.typing import ArrayLike
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
+def refuse_seed(seed: int, what: str = "seed") -> None:
+    """Refuse what does not fit into 64 bits, neither here nor in PyTorch's generators."""
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(f"{what} must lie between -2^63 and 2^64 - 1, not at {seed}")
+
+
 def _finalise(x: np.ndarray) -> np.ndarray:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

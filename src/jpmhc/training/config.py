@@ -11,6 +11,7 @@ import tyro
 
 from jpmhc.manifolds import validate
 from jpmhc.models import RecursiveConfig
+from jpmhc.tasks import counter
 from jpmhc.tasks.arc import ArcConfig
 from jpmhc.tasks.sudoku import SudokuConfig
 
@@ -104,9 +105,8 @@ class TrainConfig:
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must lie in [0, 1), not {self.betas}")
         validate.at_least_one(self.frame_iterations, "frame_iterations")
-        for name, seed in (("seed", self.seed), ("task.seed", self.task.seed)):
-            if not -(2**63) <= seed < 2**64:
-                raise ValueError(f"{name} must lie between -2^63 and 2^64 - 1, not at {seed}")
+        counter.refuse_seed(self.seed)
+        counter.refuse_seed(self.task.seed, "task.seed")
         if len(self.decay_at) != len(self.decay_to):
             raise ValueError(f"decay_at and decay_to differ in length: {self.decay_at} and {self.decay_to}")
         if list(self.decay_at) != sorted(self.decay_at) or not all(0 < at < 1 for at in self.decay_at):

@@ -13,7 +13,10 @@ import numpy as np
 import torch
 import tyro
 
+from jpmhc.manifolds import validate
 from jpmhc.models import RecursiveModel
+from jpmhc.models.device import refuse_device
+from jpmhc.tasks import counter
 from jpmhc.tasks.arc import Arc, ArcConfig, vote
 from jpmhc.tasks.arc.scores import ArcScorer, Candidate
 from jpmhc.tasks.batch import Scorer, Task
@@ -48,6 +51,11 @@ class Choices:
     """Where to compute."""
     compile: bool = False
     """Compile the model first: half a minute at the start, for evaluations that take longer than a few."""
+
+    def __post_init__(self) -> None:
+        validate.at_least_one(self.variants, "variants")
+        validate.at_least_one(self.batch, "batch")
+        counter.refuse_seed(self.sample_seed, "sample_seed")
 
 
 @dataclass(frozen=True)
@@ -95,6 +103,8 @@ def evaluate_checkpoints(
     _require_writable(out)
     results, scorers, prints = [], [], set()
     with join(config.device) as world, Display(world.rank == 0) as display:
+        for checkpoint in checkpoints:
+            refuse_device(checkpoint.config.model, world.device)
         for checkpoint in checkpoints:
             task = rebuild(checkpoint, config, display)
             prints.add(task.fingerprint())
@@ -178,6 +188,7 @@ def predict(config: PredictConfig) -> tuple[list[Answered], Path]:
     with join(config.device) as world, Display(world.rank == 0) as display:
         if not isinstance(checkpoint.config.task, ArcConfig):
             raise ValueError(f"{config.run} is not a run on ARC: a submission holds ARC grids.")
+        refuse_device(checkpoint.config.model, world.device)
         task = rebuild(checkpoint, config, display)
         assert isinstance(task, Arc)
         tested = {task.puzzles[p].name: p for p in task.tested}
