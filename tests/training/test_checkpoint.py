@@ -138,6 +138,17 @@ def test_a_manifest_that_says_nothing_is_damaged_and_can_be_gone_back_before(tmp
     assert checkpoint.find(tmp_path, "intact").path == older
 
 
+@pytest.mark.parametrize("entry", [5, {"bytes": 5}])
+def test_a_manifest_without_a_files_checksum_is_damaged(tmp_path, entry):
+    trained(small(tmp_path))
+    (path,) = checkpoint.folders(tmp_path)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"]["shared.pt"] = entry
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(checkpoint.Damaged, match=r"lacks the size or checksum of shared.pt"):
+        checkpoint.verify(path)
+
+
 def test_a_checkpoint_without_its_manifest_is_answered_with_the_intact_ones(tmp_path):
     trained(small(tmp_path, checkpoint_every=2))
     older, newest = checkpoint.folders(tmp_path)

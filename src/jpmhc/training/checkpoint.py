@@ -131,6 +131,8 @@ def verify(path: Path) -> Checkpoint:
         raise Damaged(f"the checkpoint {path} is damaged: manifest.json lacks {', '.join(missing)}")
     for name, expected in manifest["files"].items():
         file = path / name
+        if not isinstance(expected, dict) or {"bytes", "crc32"} - expected.keys():
+            raise Damaged(f"the checkpoint {path} is damaged: manifest.json lacks the size or checksum of {name}")
         if not file.is_file():
             raise Damaged(f"the checkpoint {path} is damaged: {name} is missing")
         if file.stat().st_size != expected["bytes"]:
