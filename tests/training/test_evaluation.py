@@ -227,6 +227,17 @@ def test_a_full_disk_costs_no_score(run: Path, capsys: pytest.CaptureFixture[str
     assert "/dev/full cannot be written to (No space left on device): name another --out." in said.err
 
 
+def test_half_a_result_is_not_left(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, text: str) -> None:
+        path.write_bytes(text[:10].encode())
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="cannot be written to"):
+        evaluate_checkpoints(EvaluateConfig(runs=(run,), device="cpu", out=tmp_path / "x.json"))
+    assert not list(tmp_path.iterdir())
+
+
 def test_changed_data_are_refused(run: Path, tmp_path: Path) -> None:
     manifest = run / "checkpoints" / "step-00000300" / "manifest.json"
     original = manifest.read_text()

@@ -286,6 +286,8 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text)
     except OSError as refusal:
+        if path.is_file():
+            path.unlink()  # half a result is none
         raise OSError(f"{path} cannot be written to ({refusal.strerror}): name another --out.") from refusal
 
 
