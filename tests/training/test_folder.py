@@ -1,5 +1,6 @@
 """The folder of a run: no second run gets in, whether the first is going on or has ended."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -64,3 +65,13 @@ def test_a_run_that_cannot_be_written_to_is_refused_in_words(tmp_path):
     (tmp_path / "config.json").mkdir()
     with pytest.raises(ValueError, match=rf"^cannot write to {tmp_path} \(Is a directory\): name another --out$"):
         train(small(tmp_path, steps=3, resume="latest"))
+
+
+def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch):
+    def unsupported(file, operation):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("jpmhc.training.folder.fcntl.flock", unsupported)
+    message = r"cannot be locked \(Function not implemented\)"
+    with pytest.warns(UserWarning, match=message), folder.hold(tmp_path / "run", new=True):
+        assert (tmp_path / "run").is_dir()
