@@ -22,13 +22,13 @@ def block(mixer, index=1, kernels="fused", **options) -> jpmhc.HyperConnection:
 def assert_same(model: nn.Module, blocks: list[jpmhc.HyperConnection]) -> None:
     """Output and every gradient, fused against reference."""
     x = torch.randn(3, 2, N, DIM, device=DEVICE, requires_grad=True)
-    upstream = torch.randn_like(x)
     leaves = [x, *model.parameters()]
     results = []
     for kernels in ("fused", "reference"):
         for each in blocks:
             each.kernels = kernels
         out = model(x)
+        upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(DEVICE)
         results.append((out, *torch.autograd.grad(out, leaves, upstream)))
     for fused, reference in zip(*results):
         assert (fused - reference).norm() <= 1e-5 * reference.norm() + 1e-7
@@ -56,6 +56,28 @@ def test_stack_with_fused_write_and_read_equals_the_reference():
     assert torch.allclose(stack(x), expected, atol=1e-5)
     blocks[0].kernels = "fused"
     assert torch.allclose(stack(x), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("post_norm", [None, "rms"])
+def test_stack_may_return_the_mean(post_norm):
+    blocks = [block(mixer, k, post_norm=post_norm) for k, mixer in enumerate(("cayley", "sinkhorn"))]
+    stack = jpmhc.HyperConnectionStack(blocks, reduce=True)
+    assert_same(stack, blocks)
+    x = torch.randn(2, N, DIM, device=DEVICE)
+    streams = jpmhc.HyperConnectionStack(blocks)(x)
+    for kernels in ("reference", "fused"):
+        blocks[1].kernels = kernels
+        assert torch.allclose(stack(x), streams.mean(-2), atol=1e-5)
+
+
+@pytest.mark.parametrize("reduce", [False, True])
+@pytest.mark.parametrize("result", [None, torch.zeros(2, DIM + 1)], ids=["nothing", "a wrong shape"])
+def test_what_a_sublayer_must_return_is_said(result, reduce):
+    blocks = [jpmhc.HyperConnection(lambda h: result, DIM, N, index=k, kernels="fused") for k in range(2)]
+    for depth in (1, 2):
+        stack = jpmhc.HyperConnectionStack(blocks[:depth], reduce).to(DEVICE)
+        with pytest.raises(ValueError, match=r"the sublayer must return a tensor of shape \[2, 16\]"):
+            stack(torch.randn(2, N, DIM, device=DEVICE))
 
 
 @pytest.mark.parametrize("kernels", ["fused", "reference"])
@@ -100,7 +122,6 @@ def test_what_cannot_be_fused_is_refused_with_the_reason(make, message):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(DEVICE == "cpu", reason="needs CUDA")
 def test_auto_takes_the_kernels_on_cuda_and_says_when_it_cannot():
     made = block("cayley", kernels="auto")
     _, state = made.read(torch.randn(2, N, DIM, device=DEVICE))

@@ -208,7 +208,6 @@ def test_continuation_reaches_a_small_eta():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_gpu_agrees_with_the_cpu():
     network = Network.from_mixer("bistochastic", 100, 0.0005)
     z = torch.linspace(0.01, 4, 50, dtype=torch.float64) + 0.02j

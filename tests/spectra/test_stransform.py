@@ -145,7 +145,6 @@ def test_too_few_iterations_are_marked():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", SOLVERS)
 def test_the_same_on_a_gpu(name):
     network, z = Network(orthogonal(6, 3, 0), 0.1), points(np.linspace(0.05, 4, 12), 0.02)

@@ -148,7 +148,6 @@ def test_solution_is_that_of_the_papers_outer_equation(depth):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("depth", [1, 2])
 def test_the_same_on_a_gpu(depth):
     network = Network(gaussian(depth, 4, 0), 0.2)

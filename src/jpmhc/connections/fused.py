@@ -68,11 +68,11 @@ def read(coefficients: "CoefficientMap", plan: Spec | str, x: Tensor) -> tuple[T
     return connection.read(x, *coefficients.linear(), plan)
 
 
-def write(x: Tensor, y: Tensor, state: Any) -> Tensor:
-    """The streams after the sublayer's output has been written back."""
+def write(x: Tensor, y: Tensor, state: Any, mean: bool = False) -> Tensor:
+    """The streams after the sublayer's output has been written back, or their mean."""
     from jpmhc.kernels import connection
 
-    return connection.write(y.to(x.dtype), state, x)
+    return connection.write(y.to(x.dtype), state, x, mean)
 
 
 def write_read(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from jpmhc.connections import fused, gates, mixers, steps
-from jpmhc.connections.streams import expand_streams
+from jpmhc.connections.streams import expand_streams, reduce_streams
 from jpmhc.manifolds import validate
 
 NORMS = ("rms", "layer")
@@ -195,9 +195,7 @@ class HyperConnection(nn.Module):
 
     def write(self, x: Tensor, y: Tensor, state: Any) -> Tensor:
         """The streams after the sublayer's output y [..., dim] has been written back."""
-        if not isinstance(y, Tensor) or y.shape != (*x.shape[:-2], self.dim):
-            found = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
-            raise ValueError(f"the sublayer must return a tensor of shape {[*x.shape[:-2], self.dim]}, got {found}")
+        self.checked(y, x)
         if not isinstance(state, ReadState):
             return fused.write(x, y, state)
         # The streams that read() handed on carry the shortest backward pass; other streams are as valid.
@@ -214,6 +212,13 @@ class HyperConnection(nn.Module):
         y = self.sublayer(h, *args, **kwargs)
         out = self.write(x, _first(y), state)
         return (out, *y[1:]) if isinstance(y, tuple) else out
+
+    def checked(self, y: Any, x: Tensor) -> Tensor:
+        """What a sublayer returned, if it can be written back to the streams x."""
+        if not isinstance(y, Tensor) or y.shape != (*x.shape[:-2], self.dim):
+            found = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
+            raise ValueError(f"the sublayer must return a tensor of shape {[*x.shape[:-2], self.dim]}, got {found}")
+        return y
 
     def _all(self, x: Tensor) -> Tensor:
         """All n streams of what may be given once."""
@@ -236,11 +241,17 @@ class HyperConnectionStack(nn.Module):
 
     Where two neighbours run on the fused kernels, the write of one and the read of the next are one pass over the
     streams; the result is the same. Forward hooks of the single connections run in the reference form only.
+
+    Args:
+        connections: The connections.
+        reduce: Return the mean over the streams [..., dim] instead of the streams; the fused kernels then take it
+            while they write, and the last streams never reach memory.
     """
 
-    def __init__(self, connections: Iterable[HyperConnection]) -> None:
+    def __init__(self, connections: Iterable[HyperConnection], reduce: bool = False) -> None:
         super().__init__()
         self.connections = nn.ModuleList(connections)
+        self.reduce = reduce
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         blocks: list[Any] = list(self.connections)
@@ -250,13 +261,15 @@ class HyperConnectionStack(nn.Module):
                 x = _first(block(x, *args, **kwargs))
                 continue
             h, state = begun or block.read(x)
-            y = _first(block.sublayer(h, *args, **kwargs))
+            y = block.checked(_first(block.sublayer(h, *args, **kwargs)), x)
+            if following is None and self.reduce:
+                return fused.write(x, y, state, mean=True)
             if following is not None and fused.chosen(following.kernels, following.plan, x):
                 x, h, state = fused.write_read(x, y, state, following.map, following.plan)
                 begun = h, state
             else:
                 x, begun = block.write(x, y, state), None
-        return x
+        return reduce_streams(x) if self.reduce else x
 
 
 def _first(result: Any) -> Any:

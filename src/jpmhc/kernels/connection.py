@@ -44,22 +44,23 @@ def read(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Te
     return h.reshape(*x.shape[:-2], spec.d), State(x, link, coefficients, spec)
 
 
-def write(y: Tensor, state: State, x: Tensor | None = None) -> Tensor:
+def write(y: Tensor, state: State, x: Tensor | None = None, mean: bool = False) -> Tensor:
     r"""$H x + w \otimes y$, normed if `spec.post_norm` says so.
 
     Args:
         y: The sublayer's output. [..., d]
         state: From the read.
         x: Other streams than those that were read. [..., n or 1, d]
+        mean: Ask for the mean of the new streams, which saves moving them.
 
     Returns:
-        The new streams. [..., n, d]
+        The new streams [..., n, d], or their mean [..., d].
     """
     spec = state.spec
     streams, link = (state.x, state.link) if x is None or x is state.x else (x, None)
     _check_output(y, streams, spec)
-    out = ops.write_op(_flat(streams, spec), link, y.reshape(-1, spec.d), state.coefficients, spec.key)
-    return out.reshape(*y.shape[:-1], spec.n, spec.d)
+    out = ops.write_op(_flat(streams, spec), link, y.reshape(-1, spec.d), state.coefficients, spec.key, mean)
+    return out.reshape(y.shape if mean else (*y.shape[:-1], spec.n, spec.d))
 
 
 def write_read(

@@ -4,7 +4,7 @@ A program holds the n rows of one token in registers, so every tensor passes thr
 memory. The write is out = z = H x + w ⊗ y, or z with a weightless RMS norm of every stream. Its derivative returns the
 inner products that the coefficients' gradients are made of, and with `pull` Hᵀ grad z for the streams. Otherwise the
 read's derivative multiplies by Hᵀ (see ops.py), and all it needs is grad z. Equal streams may be held once: M is how
-many of the N streams the tensor x holds, all or one.
+many of the N streams the tensor x holds, all or one. A write may return the mean of the new streams instead of them.
 """
 
 # Triton's compiler knows no starred tuples, and mypy no tuples that grow in a loop.
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from jpmhc.kernels.spec import Spec
 
-EARLY = [True]
 ROW_ELEMENTS = 16  # of one stream that a thread holds: enough loads in flight, few enough registers
 
 
@@ -44,6 +43,12 @@ def _coefficient(coef, rows, inside, index, N: tl.constexpr, PER_TOKEN: tl.const
 
 
 @triton.jit
+def _backwards(BT: tl.constexpr):
+    """This program's tokens, from the last to the first: the last are those that the pass before left in the cache."""
+    return ((tl.num_programs(0) - 1 - tl.program_id(0)) * BT + tl.arange(0, BT)).to(tl.int64)
+
+
+@triton.jit
 def _combine(
     x,
     coef,
@@ -56,8 +61,7 @@ def _combine(
     BT: tl.constexpr,
     BD: tl.constexpr,
 ):
-    """From the last token to the first: the last ones are those that the projection has left in the cache."""
-    rows = ((tl.num_programs(0) - 1 - tl.program_id(0)) * BT + tl.arange(0, BT)).to(tl.int64)
+    rows = _backwards(BT)
     inside = rows < T
     c = tl.arange(0, BD)
     mask = inside[:, None] & (c < D)[None, :]
@@ -91,7 +95,7 @@ def _combine_backward(
     BT: tl.constexpr,
     BD: tl.constexpr,
 ):
-    rows = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
+    rows = _backwards(BT)
     inside = rows < T
     c = tl.arange(0, BD)
     mask = inside[:, None] & (c < D)[None, :]
@@ -142,6 +146,7 @@ def _write(
     D: tl.constexpr,
     PER_TOKEN: tl.constexpr,
     POST_NORM: tl.constexpr,
+    MEAN: tl.constexpr,
     EPS: tl.constexpr,
     BT: tl.constexpr,
     BD: tl.constexpr,
@@ -153,22 +158,28 @@ def _write(
     streams = load_streams(x, rows, c, mask, M, D)
     yv = tl.load(y + rows[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
     mixing = mixing_entries(coef, rows, inside, N, PER_TOKEN)
+    total = tl.zeros([BT, BD], tl.float32)
     for i in tl.static_range(N):
         z = mixed(streams, yv, mixing, i, N)
         if POST_NORM:
             z *= tl.rsqrt(tl.sum(z * z, axis=1) / D + EPS)[:, None]
-        tl.store(out + rows[:, None] * (N * D) + i * D + c[None, :], z.to(out.dtype.element_ty), mask=mask)
+        if MEAN:
+            total += z
+        else:
+            tl.store(out + rows[:, None] * (N * D) + i * D + c[None, :], z.to(out.dtype.element_ty), mask=mask)
+    if MEAN:
+        tl.store(out + rows[:, None] * D + c[None, :], (total / N).to(out.dtype.element_ty), mask=mask)
 
 
-def write(x: Tensor, y: Tensor, coef: Tensor, spec: Spec) -> Tensor:
-    """x: [T, n or 1, d]; y: [T, d]; coef: [T or 1, n(n+2)] → [T, n, d]"""
-    out = x.new_empty(len(x), spec.n, spec.d)
+def write(x: Tensor, y: Tensor, coef: Tensor, spec: Spec, mean: bool) -> Tensor:
+    """x: [T, n or 1, d]; y: [T, d]; coef: [T or 1, n(n+2)] → [T, n, d], or [T, 1, d] if the mean is asked for"""
+    out = x.new_empty(len(x), 1 if mean else spec.n, spec.d)
     launch = row_launch(spec)
     if len(x):
         _write[(triton.cdiv(len(x), launch["BT"]),)](
             x, y, coef, out, len(x),
             N=spec.n, M=x.shape[1], D=spec.d, PER_TOKEN=int(len(coef) == len(x)), POST_NORM=spec.post_norm,
-            EPS=spec.eps, **launch,
+            MEAN=mean, EPS=spec.eps, **launch,
         )  # fmt: skip
     return out
 
@@ -188,6 +199,7 @@ def _write_backward(
     D: tl.constexpr,
     PER_TOKEN: tl.constexpr,
     POST_NORM: tl.constexpr,
+    MEAN: tl.constexpr,
     PULL: tl.constexpr,
     EPS: tl.constexpr,
     BT: tl.constexpr,
@@ -202,11 +214,15 @@ def _write_backward(
     mixing = mixing_entries(coef, rows, inside, N, PER_TOKEN)
     base = grad_coef + rows * (N * (N + 2))
     gy = tl.zeros([BT, BD], tl.float32)
-    if not POST_NORM:  # all loads in flight at once; a post-norm needs the registers
+    if MEAN:
+        shared = tl.load(grad + rows[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32) / N
+    elif not POST_NORM:  # all loads in flight at once; a post-norm needs the registers
         loaded = load_streams(grad, rows, c, mask, N, D)
     grads = ()
     for i in tl.static_range(N):
-        if POST_NORM:
+        if MEAN:
+            g = shared
+        elif POST_NORM:
             g = tl.load(grad + rows[:, None] * (N * D) + i * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
         else:
             g = loaded[i]
@@ -216,9 +232,9 @@ def _write_backward(
             factor = tl.rsqrt(tl.sum(z * z, axis=1) / D + EPS)[:, None]
             z *= factor
             g = factor * (g - z * (tl.sum(z * g, axis=1) / D)[:, None])
-            if not PULL:
-                place = grad_x + rows[:, None] * (N * D) + i * D + c[None, :]
-                tl.store(place, g.to(grad_x.dtype.element_ty), mask=mask)
+        if (POST_NORM or MEAN) and not PULL:
+            place = grad_x + rows[:, None] * (N * D) + i * D + c[None, :]
+            tl.store(place, g.to(grad_x.dtype.element_ty), mask=mask)
         gy += mixing[i] * g
         tl.store(base + i, tl.zeros([BT], tl.float32), mask=inside)
         tl.store(base + N + i, tl.sum(g * yv, axis=1), mask=inside)
@@ -237,17 +253,29 @@ def _write_backward(
 
 
 def write_backward(
-    grad: Tensor, x: Tensor, y: Tensor, coef: Tensor, spec: Spec, pull: bool
+    grad: Tensor, x: Tensor, y: Tensor, coef: Tensor, spec: Spec, mean: bool, pull: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the streams with `pull`, else of z (empty without a post-norm: it is `grad`); of y; of coef."""
-    grad_x = torch.empty_like(x) if pull else torch.empty_like(grad) if spec.post_norm else x.new_empty(0)
+    """Gradients of the streams with `pull`, else of z (empty where that is `grad`); of y; of coef."""
+    grad_x = gradient_room(x, spec, mean, pull)
     grad_y = torch.empty_like(y)
     grad_coef = coef.new_empty(len(x), spec.coefficients)
     launch = row_launch(spec)
     if len(x):
         _write_backward[(triton.cdiv(len(x), launch["BT"]),)](
             grad, x, y, coef, grad_x, grad_y, grad_coef, len(x),
-            N=spec.n, M=x.shape[1], D=spec.d, PER_TOKEN=int(len(coef) == len(x)), POST_NORM=spec.post_norm, PULL=pull, 
-            EPS=spec.eps, **launch,
+            N=spec.n, M=x.shape[1], D=spec.d, PER_TOKEN=int(len(coef) == len(x)), POST_NORM=spec.post_norm, MEAN=mean,
+            PULL=pull, EPS=spec.eps, **launch,
         )  # fmt: skip
     return grad_x, grad_y, grad_coef if len(coef) == len(x) else grad_coef.sum(0, keepdim=True)
+
+
+def gradient_room(x: Tensor, spec: Spec, mean: bool, pull: bool) -> Tensor:
+    """Room for the first thing that `write_backward` returns."""
+    if pull:
+        return x.new_empty(x.shape)
+    return x.new_empty((x.shape[0], spec.n, spec.d) if differs(spec, mean) else 0)
+
+
+def differs(spec: Spec, mean: bool) -> bool:
+    """Whether the gradient of z = H x + w ⊗ y is another tensor than that of what `write` returns."""
+    return spec.post_norm or mean

@@ -185,7 +185,8 @@ class RecursiveCore(nn.Module):
         if config.plain:
             self.network = nn.Sequential(*(PostNormResidual(sublayer) for sublayer in sublayers))
         else:
-            self.network = HyperConnectionStack(connect(config, layer, i) for i, layer in enumerate(sublayers))
+            connections = (connect(config, layer, i) for i, layer in enumerate(sublayers))
+            self.network = HyperConnectionStack(connections, reduce=config.stream_span == "call")
         self.token_head = NarrowLinear(config.dim, vocabulary)
         # Two outputs (halt, continue) as in the public model, whose parameters are counted; only the first is used.
         self.q_head = Linear(config.dim, 2, bias=True)
@@ -219,9 +220,8 @@ class RecursiveCore(nn.Module):
         if self.config.plain:
             return self.network(x)
         if self.config.stream_span == "call":
-            x = reduce_streams(self.network(x.unsqueeze(-2)))  # n equal streams, given once; [B, T, n, d] inside
-        else:
-            x = self.network(x)
+            x = x.unsqueeze(-2)  # n equal streams, given once; the stack returns their mean
+        x = self.network(x)
         return rms_norm(x) if self.config.stream_norm == "call" else x
 
     def recur(self, z_h: Tensor, z_l: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,121 @@
+"""What PyTorch may ask of the operators: graphs, compilation, strides, repetition."""
+
+import os
+
+import pytest
+import torch
+from connection_cases import DEVICE, draw, run, spec_of
+from torch import Tensor
+
+from jpmhc import kernels
+from jpmhc.kernels import Spec
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["cayley", "sinkhorn"])
+def test_gpu_runs_agree_in_every_bit(name: str) -> None:
+    """Twice eager, and once from a CUDA graph."""
+    spec = spec_of(name, d=512)
+    inputs = draw(spec, 3001, torch.bfloat16, 1.0, True)
+    first, second = run(spec, inputs, True), run(spec, inputs, True)
+    x, weight, bias = (inputs[k].clone().requires_grad_() for k in ("x", "weight", "bias"))
+
+    def gradients() -> tuple[Tensor, ...]:
+        h, state = kernels.read(x, weight, bias, spec)
+        return torch.autograd.grad(kernels.write(h, state), (x, weight, bias), inputs["grad"])
+
+    eager = gradients()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        gradients()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = gradients()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert all(torch.equal(a, b) for a, b in zip(eager, captured))
+
+
+@pytest.mark.gpu
+def test_gpu_compiles_with_cuda_graphs() -> None:
+    spec = spec_of("cayley", d=128)
+    inputs = draw(spec, 64, torch.bfloat16, 1.0, True)
+    bias = inputs["bias"]
+
+    def connection(x: Tensor, weight: Tensor) -> Tensor:
+        h, state = kernels.read(x, weight, bias, spec)
+        return kernels.write(torch.tanh(h), state)
+
+    compiled = torch.compile(connection, fullgraph=True, mode="reduce-overhead")
+    x, weight = (inputs[k].clone().requires_grad_() for k in ("x", "weight"))
+    for _ in range(3):  # the third call replays
+        torch.compiler.cudagraph_mark_step_begin()
+        out = compiled(x, weight)
+        gradients = [g.clone() for g in torch.autograd.grad(out, (x, weight), inputs["grad"])]
+    expected = connection(x, weight)
+    assert (out - expected).double().norm() <= 8e-3 * expected.double().norm()
+    for mine, wanted in zip(gradients, torch.autograd.grad(expected, (x, weight), inputs["grad"])):
+        assert (mine.double() - wanted.double()).norm() <= 2e-2 * wanted.double().norm()
+
+
+def test_nothing_is_left_unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill every buffer that the operators allocate with NaN first: one unwritten number would show."""
+    spec = spec_of("cayley", d=40)
+    inputs = draw(spec, 9, torch.float32, 1.0, True)
+    expected = run(spec, inputs, True)
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty")):
+        original = getattr(owner, name)
+
+        def poisoned(*args, original=original, **kwargs) -> Tensor:
+            tensor = original(*args, **kwargs)
+            return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+        monkeypatch.setattr(owner, name, poisoned)
+    for name, value in run(spec, inputs, True).items():
+        assert torch.equal(value, expected[name]), name
+
+
+def test_leading_shape_strides_and_no_tokens() -> None:
+    spec = spec_of("cayley")
+    inputs = draw(spec, 6, torch.float32, 1.0, True)
+    x, weight, bias = inputs["x"], inputs["weight"], inputs["bias"]
+    h, state = kernels.read(x, weight, bias, spec)
+    strided = x.view(2, 3, 4, 24).transpose(0, 1)
+    h2, state2 = kernels.read(strided, weight, bias, spec)
+    assert torch.equal(h2, h.view(2, 3, 24).transpose(0, 1))
+    assert torch.equal(kernels.write(h2, state2), kernels.write(h, state).view(2, 3, 4, 24).transpose(0, 1))
+    empty = x[:0].clone().requires_grad_()
+    weight = weight.clone().requires_grad_()
+    h, state = kernels.read(empty, weight, bias, spec)
+    out = kernels.write(h, state)
+    assert out.shape == (0, 4, 24)
+    grad_x, grad_weight = torch.autograd.grad(out.sum(), (empty, weight))
+    assert grad_x.shape == empty.shape
+    assert not grad_weight.any()
+
+
+def test_compiles_without_a_break() -> None:
+    spec = spec_of("sinkhorn")
+    inputs = draw(spec, 6, torch.float32, 1.0, True)
+    bias = inputs["bias"]
+
+    def connection(x: Tensor, weight: Tensor) -> Tensor:
+        inside = Spec(4, 24, mixer="sinkhorn", iterations=20)  # made where it is traced, as a module may do
+        h, state = kernels.read(x, weight, bias, inside)
+        return kernels.write(torch.tanh(h), state)
+
+    results = []
+    for function in (connection, torch.compile(connection, backend="aot_eager", fullgraph=True)):
+        x, weight = (inputs[k].clone().requires_grad_() for k in ("x", "weight"))
+        out = function(x, weight)
+        results.append((out, *torch.autograd.grad(out, (x, weight), inputs["grad"])))
+    for eager, compiled in zip(*results):
+        assert torch.equal(eager, compiled)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="on a device the kernels are compiled")
+def test_interpreter_is_in_use() -> None:
+    assert os.environ["TRITON_INTERPRET"] == "1"

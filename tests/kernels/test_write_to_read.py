@@ -1,0 +1,66 @@
+"""Write and next read in one kernel, against the float64 reference and against two kernels."""
+
+import pytest
+import reference
+import torch
+from connection_cases import TOLERANCE, draw, spec_of
+from torch import Tensor
+
+from jpmhc import kernels
+from jpmhc.kernels.write_to_read import pays
+
+
+def assert_chain_close(dtype: torch.dtype, d: int, tokens: int, post_norm: bool, held: int = 4) -> None:
+    """Two connections in a row, with the streams between them used besides, so that every gradient path carries."""
+    first, second = spec_of("sinkhorn", d=d, post_norm=post_norm), spec_of("cayley", d=d, post_norm=post_norm)
+    assert pays(first, second)  # else there would be nothing to compare
+    inputs = draw(first, tokens, dtype, 1.0, True, held=held)
+    other = draw(second, tokens, dtype, 1.0, True, seed=1)
+
+    def run_chain(form: str) -> list[Tensor]:
+        cast = (lambda t: t.double()) if form == "reference" else (lambda t: t.clone())
+        tensors = (inputs["x"], inputs["weight"], inputs["bias"], other["weight"], other["bias"])
+        x, w1, b1, w2, b2 = leaves = [cast(t).requires_grad_() for t in tensors]
+        if form == "reference":
+            streams = x.expand(-1, first.n, -1)
+            h, state = reference.read(streams, w1, b1, first)
+            between = reference.write(streams, torch.tanh(h), state, first)
+            h, state = reference.read(between, w2, b2, second)
+            out = reference.write(between, torch.tanh(h), state, second)
+        else:
+            h, state = kernels.read(x, w1, b1, first)
+            if form == "fused":
+                between, h, state = kernels.write_read(torch.tanh(h), state, w2, b2, second)
+            else:
+                between = kernels.write(torch.tanh(h), state)
+                h, state = kernels.read(between, w2, b2, second)
+            out = kernels.write(torch.tanh(h), state)
+        gradients = torch.autograd.grad((out, between), leaves, (cast(inputs["grad"]), cast(other["grad"])))
+        return [between, h, out, *gradients]
+
+    wanted = run_chain("reference")
+    for form in ("fused", "separate"):
+        for i, (mine, value) in enumerate(zip(run_chain(form), wanted)):
+            allowed = 2 * TOLERANCE[dtype][i > 2]
+            assert torch.isfinite(mine).all()
+            assert (mine.double() - value).norm() <= allowed * value.norm(), f"{form}, result {i}"
+
+
+@pytest.mark.parametrize("post_norm", [False, True])
+def test_equal_streams_held_once(post_norm: bool) -> None:
+    assert_chain_close(torch.float32, 72, 19, post_norm, held=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("post_norm", [False, True])
+def test_write_read_matches_float64_and_the_separate_form(post_norm: bool, dtype: torch.dtype) -> None:
+    assert_chain_close(dtype, 72, 19, post_norm)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_gpu_write_read(dtype: torch.dtype) -> None:
+    for post_norm in (False, True):
+        assert_chain_close(dtype, 512, 1001, post_norm)
+        assert_chain_close(dtype, 512, 1001, post_norm, held=1)
+        assert_chain_close(dtype, 200, 33, post_norm)
