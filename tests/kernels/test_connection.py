@@ -44,6 +44,7 @@ def test_reads_writes_and_norms_match_float64(settings: dict) -> None:
         ("cayley", 8, 16, 5),
         ("sinkhorn", 8, 16, 3),
         ("kronecker", 8, 24, 2),
+        ("cayley", 4, 520, 3),  # longer than a warp's share of a row
     ],
 )
 def test_odd_shapes_match_float64(name: str, n: int, d: int, tokens: int) -> None:

@@ -133,36 +133,34 @@ def _(x: Tensor, link: Tensor | None, y: Tensor, coef: Tensor, key: str, mean: b
 
 @torch.library.custom_op("jpmhc::write_backward", mutates_args=())
 def write_backward_op(
-    grad: Tensor, x: Tensor, y: Tensor, coef: Tensor, key: str, mean: bool, pull: bool
+    grad: Tensor, x: Tensor, y: Tensor, coef: Tensor, key: str, pull: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return rows.write_backward(grad.contiguous(), x.contiguous(), y.contiguous(), coef, decode(key), mean, pull)
+    return rows.write_backward(grad.contiguous(), x.contiguous(), y.contiguous(), coef, decode(key), pull)
 
 
 @write_backward_op.register_fake
-def _(
-    grad: Tensor, x: Tensor, y: Tensor, coef: Tensor, key: str, mean: bool, pull: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    grad_x = rows.gradient_room(x, decode(key), mean, pull)
+def _(grad: Tensor, x: Tensor, y: Tensor, coef: Tensor, key: str, pull: bool) -> tuple[Tensor, Tensor, Tensor]:
+    grad_x = rows.gradient_room(grad, x, decode(key), pull)
     return grad_x, y.new_empty(y.shape), torch.empty_like(coef)
 
 
 def _save_write(ctx, inputs, output) -> None:
-    x, link, y, coef, ctx.key, ctx.mean = inputs
+    x, link, y, coef, ctx.key, _ = inputs
     ctx.linked = link is not None
     ctx.save_for_backward(x, y, coef)
 
 
-def _write_gradients(saved, grad, linked, key, mean):
+def _write_gradients(saved, grad, linked, key):
     """Gradients of the streams, the link, y and the coefficients."""
     x, y, coef = saved
-    grad_x, grad_y, grad_coef = write_backward_op(grad, x, y, coef, key, mean, not linked)
+    grad_x, grad_y, grad_coef = write_backward_op(grad, x, y, coef, key, not linked)
     if not linked:
         return grad_x, None, grad_y, grad_coef
-    return None, grad_x if rows.differs(decode(key), mean) else grad, grad_y, grad_coef
+    return None, grad_x if rows.differs(grad, decode(key)) else grad, grad_y, grad_coef
 
 
 def _write_backward(ctx, grad):
-    return *_write_gradients(ctx.saved_tensors, grad, ctx.linked, ctx.key, ctx.mean), None, None
+    return *_write_gradients(ctx.saved_tensors, grad, ctx.linked, ctx.key), None, None
 
 
 write_op.register_autograd(_write_backward, setup_context=_save_write)
@@ -208,7 +206,7 @@ def _write_read_backward(ctx, grad_out, grad_h, grad_link, grad_logits, grad_sta
     grad, grad_weight, grad_bias = _read_gradients(read, grad_h, grad_link, grad_new, ctx.next_key)
     if grad_out is not None:
         grad = grad + grad_out
-    return *_write_gradients(written, grad, ctx.linked, ctx.key, False), None, grad_weight, grad_bias, None
+    return *_write_gradients(written, grad, ctx.linked, ctx.key), None, grad_weight, grad_bias, None
 
 
 write_read_op.register_autograd(_write_read_backward, setup_context=_save_write_read)

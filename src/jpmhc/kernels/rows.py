@@ -21,9 +21,14 @@ from jpmhc.kernels.spec import Spec
 ROW_ELEMENTS = 16  # of one stream that a thread holds: enough loads in flight, few enough registers
 
 
-def row_launch(spec: Spec) -> dict[str, int]:
-    """One token a program, and up to 512 numbers of a row a warp: sums over a short row never leave its warp."""
+def row_launch(spec: Spec, whole: bool = True) -> dict[str, int]:
+    """One token a program, and up to 512 numbers of a row a warp: sums over a short row never leave its warp.
+
+    A longer row is shared out to several warps, if it is wanted as a whole.
+    """
     width = triton.next_power_of_2(spec.d)
+    if not whole:
+        width = min(width, 32 * ROW_ELEMENTS)
     return {"BT": 1, "BD": width, "num_warps": max(1, width // (32 * ROW_ELEMENTS))}
 
 
@@ -84,6 +89,25 @@ def combine(x: Tensor, coef: Tensor, spec: Spec) -> Tensor:
 
 
 @triton.jit
+def _side_by_side(values):
+    """2^k tensors as one with k more dimensions."""
+    if len(values) == 1:
+        return values[0]
+    else:
+        return tl.join(_side_by_side(values[0::2]), _side_by_side(values[1::2]))
+
+
+@triton.jit
+def _inner_products(g, streams, BT: tl.constexpr, N: tl.constexpr):
+    """⟨g, x_j⟩ of all N streams, in one reduction: each costs a barrier where a row has several warps. [tokens, N]"""
+    products = ()
+    for m in tl.static_range(len(streams)):
+        products = products + (g * streams[m],)
+    sums = tl.sum(_side_by_side(products), axis=1)
+    return tl.broadcast_to(tl.reshape(sums, [BT, len(streams)]), [BT, N])
+
+
+@triton.jit
 def _combine_backward(
     x,
     grad_h,
@@ -101,8 +125,8 @@ def _combine_backward(
     mask = inside[:, None] & (c < D)[None, :]
     streams = load_streams(x, rows, c, mask, M, D)
     gh = tl.load(grad_h + rows[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
-    for j in tl.static_range(N):
-        tl.store(grad_read + rows * N + j, tl.sum(gh * streams[j % M], axis=1), mask=inside)
+    place = grad_read + rows[:, None] * N + tl.arange(0, N)[None, :]
+    tl.store(place, _inner_products(gh, streams, BT, N), mask=inside[:, None])
 
 
 def combine_backward(x: Tensor, grad_h: Tensor, spec: Spec) -> Tensor:
@@ -114,6 +138,15 @@ def combine_backward(x: Tensor, grad_h: Tensor, spec: Spec) -> Tensor:
             x, grad_h, grad_read, len(x), N=spec.n, M=x.shape[1], D=spec.d, **launch
         )
     return grad_read
+
+
+@triton.jit
+def replaced(values, index: tl.constexpr, value):
+    """The tuple with one entry changed."""
+    new = ()
+    for i in tl.static_range(len(values)):
+        new = new + (value if i == index else values[i],)
+    return new
 
 
 @triton.jit
@@ -196,86 +229,97 @@ def _write_backward(
     T,
     N: tl.constexpr,
     M: tl.constexpr,
+    G: tl.constexpr,
     D: tl.constexpr,
     PER_TOKEN: tl.constexpr,
     POST_NORM: tl.constexpr,
-    MEAN: tl.constexpr,
     PULL: tl.constexpr,
     EPS: tl.constexpr,
     BT: tl.constexpr,
     BD: tl.constexpr,
 ):
+    """Slice by slice of a row, if it is longer than BD; a post-norm needs the whole row. `grad` holds G of the N rows:
+    all, or one if it is the gradient of the mean.
+    """
     rows = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
     inside = rows < T
-    c = tl.arange(0, BD)
-    mask = inside[:, None] & (c < D)[None, :]
-    streams = load_streams(x, rows, c, mask, M, D)
-    yv = tl.load(y + rows[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
     mixing = mixing_entries(coef, rows, inside, N, PER_TOKEN)
-    base = grad_coef + rows * (N * (N + 2))
-    gy = tl.zeros([BT, BD], tl.float32)
-    if MEAN:
-        shared = tl.load(grad + rows[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32) / N
-    elif not POST_NORM:  # all loads in flight at once; a post-norm needs the registers
-        loaded = load_streams(grad, rows, c, mask, N, D)
-    grads = ()
-    for i in tl.static_range(N):
-        if MEAN:
-            g = shared
-        elif POST_NORM:
-            g = tl.load(grad + rows[:, None] * (N * D) + i * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
-        else:
-            g = loaded[i]
-        if POST_NORM:
-            # out = z/ρ with ρ = sqrt(mean z² + eps): grad z = (g - out · mean(g · out)) / ρ
-            z = mixed(streams, yv, mixing, i, N)
-            factor = tl.rsqrt(tl.sum(z * z, axis=1) / D + EPS)[:, None]
-            z *= factor
-            g = factor * (g - z * (tl.sum(z * g, axis=1) / D)[:, None])
-        if (POST_NORM or MEAN) and not PULL:
-            place = grad_x + rows[:, None] * (N * D) + i * D + c[None, :]
-            tl.store(place, g.to(grad_x.dtype.element_ty), mask=mask)
-        gy += mixing[i] * g
-        tl.store(base + i, tl.zeros([BT], tl.float32), mask=inside)
-        tl.store(base + N + i, tl.sum(g * yv, axis=1), mask=inside)
-        for j in tl.static_range(N):
-            tl.store(base + 2 * N + i * N + j, tl.sum(g * streams[j % M], axis=1), mask=inside)
+    along_y = ()
+    along_x = ()
+    for _ in tl.static_range(N):
+        along_y = along_y + (tl.zeros([BT], tl.float32),)
+        along_x = along_x + (tl.zeros([BT, N], tl.float32),)
+    for start in tl.range(0, D, BD):
+        c = start + tl.arange(0, BD)
+        mask = inside[:, None] & (c < D)[None, :]
+        streams = load_streams(x, rows, c, mask, M, D)
+        yv = tl.load(y + rows[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
+        gy = tl.zeros([BT, BD], tl.float32)
+        if not POST_NORM:  # all loads in flight at once; a post-norm needs the registers
+            loaded = load_streams(grad, rows, c, mask, G, D)
+        grads = ()
+        for i in tl.static_range(N):
+            if POST_NORM:
+                place = grad + rows[:, None] * (G * D) + (i % G) * D + c[None, :]
+                g = tl.load(place, mask=mask, other=0.0).to(tl.float32)
+            else:
+                g = loaded[i % G]
+            g *= G / N
+            if POST_NORM:
+                # out = z/ρ with ρ = sqrt(mean z² + eps): grad z = (g - out · mean(g · out)) / ρ
+                z = mixed(streams, yv, mixing, i, N)
+                square, along = tl.split(tl.sum(tl.join(z * z, z * g), axis=1) / D)
+                factor = tl.rsqrt(square + EPS)
+                g = factor[:, None] * (g - z * (along * factor * factor)[:, None])
+            if (POST_NORM or G < N) and not PULL:
+                place = grad_x + rows[:, None] * (N * D) + i * D + c[None, :]
+                tl.store(place, g.to(grad_x.dtype.element_ty), mask=mask)
+            gy += mixing[i] * g
+            along_y = replaced(along_y, i, along_y[i] + tl.sum(g * yv, axis=1))
+            along_x = replaced(along_x, i, along_x[i] + _inner_products(g, streams, BT, N))
+            if PULL:
+                grads = grads + (g,)
+        tl.store(grad_y + rows[:, None] * D + c[None, :], gy.to(grad_y.dtype.element_ty), mask=mask)
         if PULL:
-            grads = grads + (g,)
-    tl.store(grad_y + rows[:, None] * D + c[None, :], gy.to(grad_y.dtype.element_ty), mask=mask)
-    if PULL:
-        for m in tl.static_range(M):
-            gx = tl.zeros([BT, BD], tl.float32)
-            for j in tl.static_range(m, N, M):
-                for i in tl.static_range(N):
-                    gx += mixing[N + i * N + j] * grads[i]
-            tl.store(grad_x + rows[:, None] * (M * D) + m * D + c[None, :], gx.to(grad_x.dtype.element_ty), mask=mask)
+            for m in tl.static_range(M):
+                gx = tl.zeros([BT, BD], tl.float32)
+                for j in tl.static_range(m, N, M):
+                    for i in tl.static_range(N):
+                        gx += mixing[N + i * N + j] * grads[i]
+                place = grad_x + rows[:, None] * (M * D) + m * D + c[None, :]
+                tl.store(place, gx.to(grad_x.dtype.element_ty), mask=mask)
+    base = grad_coef + rows * (N * (N + 2))
+    for i in tl.static_range(N):
+        tl.store(base + i, tl.zeros([BT], tl.float32), mask=inside)
+        tl.store(base + N + i, along_y[i], mask=inside)
+        place = base[:, None] + (2 + i) * N + tl.arange(0, N)[None, :]
+        tl.store(place, along_x[i], mask=inside[:, None])
 
 
 def write_backward(
-    grad: Tensor, x: Tensor, y: Tensor, coef: Tensor, spec: Spec, mean: bool, pull: bool
+    grad: Tensor, x: Tensor, y: Tensor, coef: Tensor, spec: Spec, pull: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of the streams with `pull`, else of z (empty where that is `grad`); of y; of coef."""
-    grad_x = gradient_room(x, spec, mean, pull)
+    grad_x = gradient_room(grad, x, spec, pull)
     grad_y = torch.empty_like(y)
     grad_coef = coef.new_empty(len(x), spec.coefficients)
-    launch = row_launch(spec)
+    launch = row_launch(spec, whole=spec.post_norm)
     if len(x):
         _write_backward[(triton.cdiv(len(x), launch["BT"]),)](
             grad, x, y, coef, grad_x, grad_y, grad_coef, len(x),
-            N=spec.n, M=x.shape[1], D=spec.d, PER_TOKEN=int(len(coef) == len(x)), POST_NORM=spec.post_norm, MEAN=mean,
-            PULL=pull, EPS=spec.eps, **launch,
+            N=spec.n, M=x.shape[1], G=grad.shape[1], D=spec.d, PER_TOKEN=int(len(coef) == len(x)),
+            POST_NORM=spec.post_norm, PULL=pull, EPS=spec.eps, **launch,
         )  # fmt: skip
     return grad_x, grad_y, grad_coef if len(coef) == len(x) else grad_coef.sum(0, keepdim=True)
 
 
-def gradient_room(x: Tensor, spec: Spec, mean: bool, pull: bool) -> Tensor:
+def gradient_room(grad: Tensor, x: Tensor, spec: Spec, pull: bool) -> Tensor:
     """Room for the first thing that `write_backward` returns."""
     if pull:
         return x.new_empty(x.shape)
-    return x.new_empty((x.shape[0], spec.n, spec.d) if differs(spec, mean) else 0)
+    return x.new_empty((x.shape[0], spec.n, spec.d) if differs(grad, spec) else 0)
 
 
-def differs(spec: Spec, mean: bool) -> bool:
-    """Whether the gradient of z = H x + w ⊗ y is another tensor than that of what `write` returns."""
-    return spec.post_norm or mean
+def differs(grad: Tensor, spec: Spec) -> bool:
+    """Whether the gradient of z = H x + w ⊗ y is another than that of what `write` returned."""
+    return spec.post_norm or grad.shape[1] < spec.n

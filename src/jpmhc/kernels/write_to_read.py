@@ -19,7 +19,7 @@ from torch import Tensor
 from jpmhc.kernels import constraints
 from jpmhc.kernels.launch import SHARED_BYTES, padded, stages
 from jpmhc.kernels.projection import constrain, finish, precision, prepare, small_outputs
-from jpmhc.kernels.rows import load_streams, mixed, mixing_entries
+from jpmhc.kernels.rows import load_streams, mixed, mixing_entries, replaced
 from jpmhc.kernels.spec import Spec
 
 
@@ -37,15 +37,6 @@ def _opaque(value, COMPILED: tl.constexpr):
             return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [value], value.dtype, is_pure=False, pack=1)
     else:
         return value
-
-
-@triton.jit
-def _replaced(values, index: tl.constexpr, value):
-    """The tuple with one entry changed."""
-    new = ()
-    for i in tl.static_range(len(values)):
-        new = new + (value if i == index else values[i],)
-    return new
 
 
 @triton.jit
@@ -105,10 +96,10 @@ def _write_to_read(
             wv = tl.load(w + k[None, :] * ND + i * D + c[:, None], mask=(c < D)[:, None], other=0.0)
             z = rounded.to(tl.float32)
             product = tl.dot(rounded, wv, products[i * POST_NORM], input_precision=PRECISION)
-            products = _replaced(products, i * POST_NORM, product)
-            squares = _replaced(squares, i * POST_NORM, squares[i * POST_NORM] + tl.sum(z * z, axis=1))
+            products = replaced(products, i * POST_NORM, product)
+            squares = replaced(squares, i * POST_NORM, squares[i * POST_NORM] + tl.sum(z * z, axis=1))
             if LAYER:
-                totals = _replaced(totals, i * POST_NORM, totals[i * POST_NORM] + tl.sum(z, axis=1))
+                totals = replaced(totals, i * POST_NORM, totals[i * POST_NORM] + tl.sum(z, axis=1))
     factors = ()
     if POST_NORM:
         acc = tl.zeros([BT, KP], tl.float32)
