@@ -40,7 +40,7 @@ def compile_launch(kernel: JITFunction, *args, grid, warmup, **kwargs) -> None:
         else:
             tensor = isinstance(value, torch.Tensor)
             signature[parameter.name] = TYPES[value.dtype] if tensor else "i32"
-            if tensor or value % 16 == 0:
+            if tensor or (value % 16 == 0 and not parameter.do_not_specialize):
                 attributes[(index,)] = [["tt.divisibility", 16]]
     key = repr((kernel.__name__, signature, constants, options))
     if key in done:

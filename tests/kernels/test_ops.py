@@ -4,6 +4,7 @@ import os
 
 import pytest
 import torch
+import triton
 from connection_cases import DEVICE, draw, run, spec_of
 from torch import Tensor
 
@@ -37,6 +38,17 @@ def test_gpu_runs_agree_in_every_bit(name: str) -> None:
     torch.cuda.synchronize()
     assert all(torch.equal(first[key], second[key]) for key in first)
     assert all(torch.equal(a, b) for a, b in zip(eager, captured))
+
+
+@pytest.mark.gpu
+def test_gpu_another_number_of_tokens_compiles_nothing_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_of("sinkhorn", d=64)
+    run(spec, draw(spec, 48, torch.bfloat16, 1.0, True), True)
+    compiled = []
+    monkeypatch.setattr(triton.knobs.runtime, "jit_cache_hook", lambda **what: compiled.append(what["repr"]))
+    for tokens in (1, 33, 64):
+        run(spec, draw(spec, tokens, torch.bfloat16, 1.0, True), True)
+    assert not compiled
 
 
 @pytest.mark.gpu

@@ -6,6 +6,9 @@ import torch
 import triton
 from torch import Tensor
 
+# For kernels that take any number T of tokens: a last, smaller batch compiles nothing anew.
+kernel = functools.partial(triton.jit, do_not_specialize=["T"])
+
 SHARED_BYTES = 160 * 1024  # that a kernel may plan with, of the 227 KB a block has on Hopper; the rest is scratch
 
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jpmhc.kernels import constraints
-from jpmhc.kernels.launch import padded, stages
+from jpmhc.kernels.launch import kernel, padded, stages
 from jpmhc.kernels.spec import Spec
 
 
@@ -122,7 +122,7 @@ def _constrain(
     _store_coefficients(coef, rows, inside, r, v, h, N)
 
 
-@triton.jit
+@kernel
 def _project(
     x,
     w,
@@ -178,7 +178,7 @@ def _project(
     )  # fmt: skip
 
 
-@triton.jit
+@kernel
 def _constrain_rows(
     logits,
     coef,
@@ -208,7 +208,7 @@ def _constrain_rows(
 
 def constrain(logits: Tensor, coef: Tensor, spec: Spec) -> None:
     """Fill in the coefficients of logits in memory. logits: [T, K]; coef: [T, n(n+2)]"""
-    block = min(128, triton.next_power_of_2(len(logits)))
+    block = 128
     _constrain_rows[(triton.cdiv(len(logits), block),)](
         logits, coef, len(logits), BT=block, K=spec.logits, **spec.constants(), num_warps=4
     )

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jpmhc.kernels import constraints
-from jpmhc.kernels.launch import SHARED_BYTES, multiprocessors, padded, stages
+from jpmhc.kernels.launch import SHARED_BYTES, kernel, multiprocessors, padded, stages
 from jpmhc.kernels.projection import precision, prepare
 from jpmhc.kernels.rows import combine_backward, load_streams
 from jpmhc.kernels.spec import Spec
@@ -79,7 +79,7 @@ def _derive(
         tl.store(out + index[None, :, :], g, mask=here & (sign > 0.0)[None, :, :])
 
 
-@triton.jit
+@kernel
 def _logits_backward(
     logits,
     bias,
@@ -147,7 +147,7 @@ def _logits_backward(
         tl.store(out + KP, tl.sum(scaled * mean[:, None], axis=0))
 
 
-@triton.jit
+@kernel
 def _streams_backward(
     x,
     grad,
@@ -207,7 +207,7 @@ def _streams_backward(
             tl.store(grad_x + held, total.to(grad_x.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@kernel
 def _weight_backward(
     x,
     left,

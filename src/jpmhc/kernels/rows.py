@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from jpmhc.kernels.launch import kernel
 from jpmhc.kernels.spec import Spec
 
 ROW_ELEMENTS = 16  # of one stream that a thread holds: enough loads in flight, few enough registers
@@ -53,7 +54,7 @@ def _backwards(BT: tl.constexpr):
     return ((tl.num_programs(0) - 1 - tl.program_id(0)) * BT + tl.arange(0, BT)).to(tl.int64)
 
 
-@triton.jit
+@kernel
 def _combine(
     x,
     coef,
@@ -107,7 +108,7 @@ def _inner_products(g, streams, BT: tl.constexpr, N: tl.constexpr):
     return tl.broadcast_to(tl.reshape(sums, [BT, len(streams)]), [BT, N])
 
 
-@triton.jit
+@kernel
 def _combine_backward(
     x,
     grad_h,
@@ -167,7 +168,7 @@ def mixing_entries(coef, rows, inside, N: tl.constexpr, PER_TOKEN: tl.constexpr)
     return entries
 
 
-@triton.jit
+@kernel
 def _write(
     x,
     y,
@@ -217,7 +218,7 @@ def write(x: Tensor, y: Tensor, coef: Tensor, spec: Spec, mean: bool) -> Tensor:
     return out
 
 
-@triton.jit
+@kernel
 def _write_backward(
     grad,
     x,

@@ -13,10 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from jpmhc.kernels.launch import kernel
+
 ROWS, COLUMNS = 4, 512
 
 
-@triton.jit
+@kernel
 def _backward(gate_up, grad, grad_gate_up, hidden, T, WIDTH, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
