@@ -20,6 +20,11 @@ KERNELS = {
     [
         ({"n": 4, "d": 512, "norm": "rms", "post_norm": True}, 1),
         ({"n": 4, "d": 1000, "mixer": "sinkhorn", "iterations": 20, "read": "softmax_matrix"}, 4),
+        ({"n": 4, "d": 64, "mixer": "cayley", "iterations": 2}, 4),
+        ({"n": 4, "d": 64, "mixer": "grassmann", "rank": 3}, 4),
+        ({"n": 4, "d": 64, "mixer": "permutation", "permutations": [[0, 1, 2, 3], [1, 0, 3, 2], [2, 3, 0, 1]]}, 4),
+        ({"n": 4, "d": 64, "mixer": "kronecker", "read": "sigmoid", "write": "softmax_matrix"}, 4),
+        ({"n": 2, "d": 64, "mixer": "identity"}, 2),
     ],
 )
 def test_compiles_for_hopper_without_spilling(settings: dict, held: int, tmp_path: Path) -> None:

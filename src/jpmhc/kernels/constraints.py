@@ -2,7 +2,7 @@ r"""The constraints on a token's logits, and their derivatives, as Triton functi
 
 Read and write logits arrive as full n × n matrices R and V whatever their kind: a kind with n logits repeats them along
 the rows (read) or the columns (write), and then the same formula serves both. The mixer's logits arrive as the matrix M
-that `mixer_entries` describes. See docs/derivations/kernels.md for the derivatives.
+that `mixer_entries` describes. S is the connection's `Spec`. See docs/derivations/kernels.md for the derivatives.
 """
 
 # Triton's compiler knows no starred tuples, and mypy no tuples that grow in a loop.
@@ -43,68 +43,53 @@ def identity(N: tl.constexpr):
 
 
 @triton.jit
-def read_entries(READ: tl.constexpr, N: tl.constexpr):
+def read_entries(S: tl.constexpr):
     """Which logit is entry (i, j) of R. [n, n]"""
-    i = tl.arange(0, N)[:, None]
-    j = tl.arange(0, N)[None, :]
-    if READ == "softmax_matrix":
-        return i * N + j
+    i = tl.arange(0, S.n)[:, None]
+    j = tl.arange(0, S.n)[None, :]
+    if S.read == "softmax_matrix":
+        return i * S.n + j
     else:
         return i * 0 + j
 
 
 @triton.jit
-def write_entries(WRITE: tl.constexpr, N: tl.constexpr, KR: tl.constexpr):
+def write_entries(S: tl.constexpr):
     """Which logit is entry (i, j) of V. [n, n]"""
-    i = tl.arange(0, N)[:, None]
-    j = tl.arange(0, N)[None, :]
-    if WRITE == "softmax_matrix":
-        return KR + i * N + j
+    i = tl.arange(0, S.n)[:, None]
+    j = tl.arange(0, S.n)[None, :]
+    if S.write == "softmax_matrix":
+        return S.read_logits + i * S.n + j
     else:
-        return KR + i + j * 0
+        return S.read_logits + i + j * 0
 
 
 @triton.jit
-def mixer_entries(
-    MIXER: tl.constexpr,
-    N: tl.constexpr,
-    KR: tl.constexpr,
-    KW: tl.constexpr,
-    RANK: tl.constexpr,
-    MA: tl.constexpr,
-    MB: tl.constexpr,
-    PERMUTATIONS: tl.constexpr,
-):
-    """Which logit is entry (i, j) of M, and its sign: 0 where M has no logit there. [ma, mb] each"""
-    i = tl.arange(0, MA)[:, None]
-    j = tl.arange(0, MB)[None, :]
-    if MIXER == "identity":
+def mixer_entries(S: tl.constexpr):
+    """Which logit is entry (i, j) of M, and its sign: 0 where M has no logit there. [rows, columns] each"""
+    i = tl.arange(0, S.mixer_rows)[:, None]
+    j = tl.arange(0, S.mixer_columns)[None, :]
+    if S.mixer == "identity":
         index = i + j
         sign = (i < 0).to(tl.float32) + (j < 0).to(tl.float32)
-    elif MIXER == "cayley":
+    elif S.mixer == "cayley":
         low = tl.minimum(i, j)
         high = tl.maximum(i, j)
         # torch.triu_indices(n, n, 1) counts the strict upper triangle by rows.
-        index = tl.where(i == j, 0, low * N - low * (low + 1) // 2 + high - low - 1)
+        index = tl.where(i == j, 0, low * S.n - low * (low + 1) // 2 + high - low - 1)
         sign = (i < j).to(tl.float32) - (i > j).to(tl.float32)
     else:
-        width = N
-        if MIXER == "grassmann":
-            width = RANK
-        elif MIXER == "permutation":
-            width = len(PERMUTATIONS)
-        elif MIXER == "kronecker":
-            width = (N >= 2) + (N >= 4) + (N >= 8)
+        width = S.mixer_logits // S.mixer_rows
         index = tl.where(j < width, i * width + j, 0)
         sign = (j < width).to(tl.float32) + (i < 0).to(tl.float32)
-    return KR + KW + index, sign
+    return S.read_logits + S.write_logits + index, sign
 
 
 @triton.jit
-def read_probabilities(r_logits, READ: tl.constexpr, TAU: tl.constexpr):
+def read_probabilities(r_logits, S: tl.constexpr):
     """softmax over the last axis, or the sigmoid, of R / tau. [tokens, n, n]"""
-    z = r_logits / TAU
-    if READ == "sigmoid":
+    z = r_logits / S.temperature
+    if S.read == "sigmoid":
         return 1.0 / (1.0 + tl.exp(-z))
     else:
         e = tl.exp(z - tl.max(z, axis=2)[:, :, None])
@@ -112,10 +97,10 @@ def read_probabilities(r_logits, READ: tl.constexpr, TAU: tl.constexpr):
 
 
 @triton.jit
-def write_probabilities(v_logits, WRITE: tl.constexpr, TAU: tl.constexpr):
+def write_probabilities(v_logits, S: tl.constexpr):
     """softmax over the axis before the last, or the sigmoid, of V / tau. [tokens, n, n]"""
-    z = v_logits / TAU
-    if WRITE == "sigmoid":
+    z = v_logits / S.temperature
+    if S.write == "sigmoid":
         return 1.0 / (1.0 + tl.exp(-z))
     else:
         e = tl.exp(z - tl.max(z, axis=1)[:, None, :])
@@ -123,38 +108,38 @@ def write_probabilities(v_logits, WRITE: tl.constexpr, TAU: tl.constexpr):
 
 
 @triton.jit
-def read_weights(r_logits, READ: tl.constexpr, N: tl.constexpr, TAU: tl.constexpr):
+def read_weights(r_logits, S: tl.constexpr):
     """r_j: the mean over the rows. [tokens, n]"""
-    return tl.sum(read_probabilities(r_logits, READ, TAU), axis=1) / N
+    return tl.sum(read_probabilities(r_logits, S), axis=1) / S.n
 
 
 @triton.jit
-def write_weights(v_logits, WRITE: tl.constexpr, N: tl.constexpr, TAU: tl.constexpr):
+def write_weights(v_logits, S: tl.constexpr):
     """w_i: the sum over the columns, or twice the sigmoid. [tokens, n]"""
-    total = tl.sum(write_probabilities(v_logits, WRITE, TAU), axis=2)
-    if WRITE == "sigmoid":
-        total = total * (2.0 / N)
+    total = tl.sum(write_probabilities(v_logits, S), axis=2)
+    if S.write == "sigmoid":
+        total = total * (2.0 / S.n)
     return total
 
 
 @triton.jit
-def read_derivative(r_logits, grad, READ: tl.constexpr, N: tl.constexpr, TAU: tl.constexpr):
+def read_derivative(r_logits, grad, S: tl.constexpr):
     """The gradient of R from that of r. grad: [tokens, n] → [tokens, n, n]"""
-    p = read_probabilities(r_logits, READ, TAU)
-    g = grad[:, None, :] / (N * TAU)
-    if READ == "sigmoid":
+    p = read_probabilities(r_logits, S)
+    g = grad[:, None, :] / S.n / S.temperature
+    if S.read == "sigmoid":
         return g * p * (1.0 - p)
     else:
         return p * (g - tl.sum(p * g, axis=2)[:, :, None])
 
 
 @triton.jit
-def write_derivative(v_logits, grad, WRITE: tl.constexpr, N: tl.constexpr, TAU: tl.constexpr):
+def write_derivative(v_logits, grad, S: tl.constexpr):
     """The gradient of V from that of w. grad: [tokens, n] → [tokens, n, n]"""
-    p = write_probabilities(v_logits, WRITE, TAU)
-    g = grad[:, :, None] / TAU
-    if WRITE == "sigmoid":
-        return g * p * (1.0 - p) * (2.0 / N)
+    p = write_probabilities(v_logits, S)
+    g = grad[:, :, None] / S.temperature
+    if S.write == "sigmoid":
+        return g * p * (1.0 - p) * (2.0 / S.n)
     else:
         return p * (g - tl.sum(p * g, axis=1)[:, None, :])
 
@@ -210,46 +195,48 @@ def sinkhorn_derivative(logits, p, grad, N: tl.constexpr):
 
 
 @triton.jit
-def cayley(skew, N: tl.constexpr, ITERATIONS: tl.constexpr):
+def cayley(skew, S: tl.constexpr):
     """eq. cayley-iter-main, or exactly (I + A/2)(I - A/2)⁻¹ = 2 (I - A/2)⁻¹ - I. skew: A"""
-    if ITERATIONS < 0:
-        return 2.0 * inverse(identity(N) - 0.5 * skew, N) - identity(N)
+    if S.iterations is None:
+        return 2.0 * inverse(identity(S.n) - 0.5 * skew, S.n) - identity(S.n)
     else:
-        y = identity(N) + skew
+        ITERATIONS: tl.constexpr = S.iterations
+        y = identity(S.n) + skew
         for _ in tl.static_range(ITERATIONS):
-            y = identity(N) + 0.5 * (skew + product(skew, y))
+            y = identity(S.n) + 0.5 * (skew + product(skew, y))
         return y
 
 
 @triton.jit
-def cayley_derivative(skew, mixer, grad, N: tl.constexpr, ITERATIONS: tl.constexpr):
+def cayley_derivative(skew, mixer, grad, S: tl.constexpr):
     """The gradient of A from that of H: exactly MᵀGMᵀ with M = (I - A/2)⁻¹ = (I + H)/2."""
-    if ITERATIONS < 0:
-        m = 0.5 * tl.permute(identity(N) + mixer, (0, 2, 1))
+    if S.iterations is None:
+        m = 0.5 * tl.permute(identity(S.n) + mixer, (0, 2, 1))
         return product(m, product(grad, m))
     else:
-        iterates = (identity(N) + skew,)
+        ITERATIONS: tl.constexpr = S.iterations
+        iterates = (identity(S.n) + skew,)
         for k in tl.static_range(ITERATIONS):
-            iterates = iterates + (identity(N) + 0.5 * (skew + product(skew, iterates[k])),)
+            iterates = iterates + (identity(S.n) + 0.5 * (skew + product(skew, iterates[k])),)
         total = skew * 0.0
         for step in tl.static_range(ITERATIONS):
-            total += 0.5 * product(grad, tl.permute(identity(N) + iterates[ITERATIONS - 1 - step], (0, 2, 1)))
+            total += 0.5 * product(grad, tl.permute(identity(S.n) + iterates[ITERATIONS - 1 - step], (0, 2, 1)))
             grad = -0.5 * product(skew, grad)
         return total + grad
 
 
 @triton.jit
-def gram_inverse(frame, RANK: tl.constexpr, MB: tl.constexpr):
-    """(FᵀF)⁻¹, with ones on the diagonal of the padding. [tokens, mb, mb]"""
-    a = tl.arange(0, MB)[None, :, None]
-    b = tl.arange(0, MB)[None, None, :]
+def gram_inverse(frame, S: tl.constexpr):
+    """(FᵀF)⁻¹, with ones on the diagonal of the padding. [tokens, columns, columns]"""
+    a = tl.arange(0, S.mixer_columns)[None, :, None]
+    b = tl.arange(0, S.mixer_columns)[None, None, :]
     gram = tl.sum(frame[:, :, :, None] * frame[:, :, None, :], axis=1)
-    return inverse(tl.where((a == b) & (a >= RANK), 1.0, gram), MB)
+    return inverse(tl.where((a == b) & (a >= S.rank), 1.0, gram), S.mixer_columns)
 
 
 @triton.jit
 def spread(frame, weight):
-    """F C. frame: [tokens, n, mb]; weight: [tokens, mb, mb]"""
+    """F C. frame: [tokens, n, columns]; weight: [tokens, columns, columns]"""
     return tl.sum(frame[:, :, :, None] * weight[:, None, :, :], axis=2)
 
 
@@ -262,113 +249,93 @@ def permutation_matrix(CODE: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def softmax_row(logits, COUNT: tl.constexpr, MB: tl.constexpr):
-    """softmax of the first COUNT of [tokens, 1, mb] logits, zero behind them. [tokens, mb]"""
-    column = tl.arange(0, MB)[None, :]
-    z = tl.where(column < COUNT, tl.sum(logits, axis=1), float("-inf"))
+def softmax_row(logits, S: tl.constexpr):
+    """softmax of [tokens, 1, columns] logits, zero behind the last of them. [tokens, columns]"""
+    column = tl.arange(0, S.mixer_columns)[None, :]
+    z = tl.where(column < S.mixer_logits, tl.sum(logits, axis=1), float("-inf"))
     e = tl.exp(z - tl.max(z, axis=1)[:, None])
     return e / tl.sum(e, axis=1)[:, None]
 
 
 @triton.jit
-def kronecker_factor(a, F: tl.constexpr, N: tl.constexpr, MB: tl.constexpr):
-    """[[a, 1 - a], [1 - a, a]] of factor F at every entry of H, and its sign. a: [tokens, mb]
+def kronecker_factor(a, F: tl.constexpr, S: tl.constexpr):
+    """[[a, 1 - a], [1 - a, a]] of factor F at every entry of H, and its sign. a: [tokens, columns]
 
     The first factor is the leftmost of the product: the highest bit of the indices.
     """
-    FACTORS: tl.constexpr = (N >= 2) + (N >= 4) + (N >= 8)
-    i = tl.arange(0, N)[None, :, None]
-    j = tl.arange(0, N)[None, None, :]
-    same = (((i ^ j) >> (FACTORS - 1 - F)) & 1) == 0
-    value = tl.sum(tl.where(tl.arange(0, MB)[None, :] == F, a, 0.0), axis=1)[:, None, None]
+    i = tl.arange(0, S.n)[None, :, None]
+    j = tl.arange(0, S.n)[None, None, :]
+    same = (((i ^ j) >> (S.mixer_logits - 1 - F)) & 1) == 0
+    value = tl.sum(tl.where(tl.arange(0, S.mixer_columns)[None, :] == F, a, 0.0), axis=1)[:, None, None]
     return tl.where(same, value, 1.0 - value), tl.where(same, 1.0, -1.0)
 
 
 @triton.jit
-def mix(
-    m,
-    MIXER: tl.constexpr,
-    N: tl.constexpr,
-    SCALE: tl.constexpr,
-    ITERATIONS: tl.constexpr,
-    RANK: tl.constexpr,
-    MB: tl.constexpr,
-    PERMUTATIONS: tl.constexpr,
-):
-    """H from the mixer's logits. m: [tokens, ma, mb] → [tokens, n, n]"""
-    if MIXER == "unconstrained":
+def mix(m, S: tl.constexpr):
+    """H from the mixer's logits. m: [tokens, rows, columns] → [tokens, n, n]"""
+    COUNT: tl.constexpr = S.mixer_logits
+    if S.mixer == "unconstrained":
         return m
-    elif MIXER == "sinkhorn":
-        return sinkhorn(m, ITERATIONS)
-    elif MIXER == "cayley":
-        return cayley(SCALE * m, N, ITERATIONS)
-    elif MIXER == "grassmann":
-        weighted = spread(m, gram_inverse(m, RANK, MB))
+    elif S.mixer == "sinkhorn":
+        return sinkhorn(m, S.iterations)
+    elif S.mixer == "cayley":
+        return cayley(S.scale * m, S)
+    elif S.mixer == "grassmann":
+        weighted = spread(m, gram_inverse(m, S))
         return tl.sum(weighted[:, :, None, :] * m[:, None, :, :], axis=3)
-    elif MIXER == "permutation":
-        p = softmax_row(m, len(PERMUTATIONS), MB)
-        h = tl.sum(p, axis=1)[:, None, None] * (identity(N) * 0.0)
-        for k in tl.static_range(len(PERMUTATIONS)):
-            p_k = tl.sum(tl.where(tl.arange(0, MB)[None, :] == k, p, 0.0), axis=1)
-            h += p_k[:, None, None] * permutation_matrix(PERMUTATIONS[k], N)
+    elif S.mixer == "permutation":
+        p = softmax_row(m, S)
+        h = tl.sum(p, axis=1)[:, None, None] * (identity(S.n) * 0.0)
+        for k in tl.static_range(COUNT):
+            p_k = tl.sum(tl.where(tl.arange(0, S.mixer_columns)[None, :] == k, p, 0.0), axis=1)
+            h += p_k[:, None, None] * permutation_matrix(S.packed_permutations[k], S.n)
         return h
-    elif MIXER == "kronecker":
+    elif S.mixer == "kronecker":
         a = 1.0 / (1.0 + tl.exp(-tl.sum(m, axis=1)))
-        h, _ = kronecker_factor(a, 0, N, MB)
-        for f in tl.static_range(1, (N >= 2) + (N >= 4) + (N >= 8)):
-            factor, _ = kronecker_factor(a, f, N, MB)
+        h, _ = kronecker_factor(a, 0, S)
+        for f in tl.static_range(1, COUNT):
+            factor, _ = kronecker_factor(a, f, S)
             h *= factor
         return h
     else:
-        return tl.sum(m, axis=1)[:, :, None] * 0.0 + identity(N)
+        return tl.sum(m, axis=1)[:, :, None] * 0.0 + identity(S.n)
 
 
 @triton.jit
-def mix_derivative(
-    m,
-    h,
-    grad,
-    MIXER: tl.constexpr,
-    N: tl.constexpr,
-    SCALE: tl.constexpr,
-    ITERATIONS: tl.constexpr,
-    RANK: tl.constexpr,
-    MB: tl.constexpr,
-    PERMUTATIONS: tl.constexpr,
-):
-    """The gradient of the mixer's logits M from that of H, given both. grad: [tokens, n, n] → [tokens, ma, mb]"""
-    if MIXER == "unconstrained":
+def mix_derivative(m, h, grad, S: tl.constexpr):
+    """The gradient of the logits M from that of H, given both. grad: [tokens, n, n] → [tokens, rows, columns]"""
+    COUNT: tl.constexpr = S.mixer_logits
+    if S.mixer == "unconstrained":
         return grad
-    elif MIXER == "sinkhorn":
-        return sinkhorn_derivative(m, h, grad, N)
-    elif MIXER == "cayley":
-        g = cayley_derivative(SCALE * m, h, grad, N, ITERATIONS)
-        return SCALE * (g - tl.permute(g, (0, 2, 1)))
-    elif MIXER == "grassmann":
+    elif S.mixer == "sinkhorn":
+        return sinkhorn_derivative(m, h, grad, S.n)
+    elif S.mixer == "cayley":
+        g = cayley_derivative(S.scale * m, h, grad, S)
+        return S.scale * (g - tl.permute(g, (0, 2, 1)))
+    elif S.mixer == "grassmann":
         # dP = (I - P) dF C Fᵀ + its transpose, with C = (FᵀF)⁻¹.
         symmetric = grad + tl.permute(grad, (0, 2, 1))
-        side = product(identity(N) - h, symmetric)
-        weighted = spread(m, gram_inverse(m, RANK, MB))
+        side = product(identity(S.n) - h, symmetric)
+        weighted = spread(m, gram_inverse(m, S))
         return tl.sum(side[:, :, :, None] * weighted[:, None, :, :], axis=2)
-    elif MIXER == "permutation":
-        p = softmax_row(m, len(PERMUTATIONS), MB)
-        column = tl.arange(0, MB)[None, :]
+    elif S.mixer == "permutation":
+        p = softmax_row(m, S)
+        column = tl.arange(0, S.mixer_columns)[None, :]
         g = p * 0.0
-        for k in tl.static_range(len(PERMUTATIONS)):
-            inner = tl.sum(tl.sum(grad * permutation_matrix(PERMUTATIONS[k], N), axis=2), axis=1)
+        for k in tl.static_range(COUNT):
+            inner = tl.sum(tl.sum(grad * permutation_matrix(S.packed_permutations[k], S.n), axis=2), axis=1)
             g = tl.where(column == k, inner[:, None], g)
         return (p * (g - tl.sum(p * g, axis=1)[:, None]))[:, None, :]
     else:  # kronecker
-        FACTORS: tl.constexpr = (N >= 2) + (N >= 4) + (N >= 8)
         a = 1.0 / (1.0 + tl.exp(-tl.sum(m, axis=1)))
-        column = tl.arange(0, MB)[None, :]
+        column = tl.arange(0, S.mixer_columns)[None, :]
         g = a * 0.0
-        for f in tl.static_range(FACTORS):
-            _, term = kronecker_factor(a, f, N, MB)
+        for f in tl.static_range(COUNT):
+            _, term = kronecker_factor(a, f, S)
             term = term * grad
-            for other in tl.static_range(FACTORS):
+            for other in tl.static_range(COUNT):
                 if other != f:
-                    factor, _ = kronecker_factor(a, other, N, MB)
+                    factor, _ = kronecker_factor(a, other, S)
                     term = term * factor
             inner = tl.sum(tl.sum(term, axis=2), axis=1)
             g = tl.where(column == f, inner[:, None], g)

@@ -60,20 +60,19 @@ def finish(
     rows,
     inside,
     ND: tl.constexpr,
-    K: tl.constexpr,
     KP: tl.constexpr,
-    EPS: tl.constexpr,
-    LAYER: tl.constexpr,
+    S: tl.constexpr,
 ):
     """Statistics and logits from W x and the sums of x and x² over a token."""
-    mean = total / ND if LAYER else total * 0.0  # what the norm subtracts
-    scale = tl.rsqrt(tl.maximum(square / ND - mean * mean, 0.0) + EPS)  # what it multiplies by
+    mean = total / ND if S.norm == "layer" else total * 0.0  # what the norm subtracts
+    scale = tl.rsqrt(tl.maximum(square / ND - mean * mean, 0.0) + S.eps)  # what it multiplies by
     tl.store(stats + rows * 2, mean, mask=inside)
     tl.store(stats + rows * 2 + 1, scale, mask=inside)
     k = tl.arange(0, KP)
     value = (product - mean[:, None] * tl.load(sums + k)[None, :]) * scale[:, None]
-    value += tl.load(bias + k, mask=k < K, other=0.0)[None, :]
-    tl.store(logits + rows[:, None] * K + k[None, :], value, mask=inside[:, None] & (k < K)[None, :])
+    known = k < S.logits
+    value += tl.load(bias + k, mask=known, other=0.0)[None, :]
+    tl.store(logits + rows[:, None] * S.logits + k[None, :], value, mask=inside[:, None] & known[None, :])
 
 
 @triton.jit
@@ -88,38 +87,19 @@ def _store_coefficients(coef, rows, inside, r, v, h, N: tl.constexpr):
 
 
 @triton.jit
-def _constrain(
-    logits,
-    coef,
-    rows,
-    inside,
-    K: tl.constexpr,
-    N: tl.constexpr,
-    READ: tl.constexpr,
-    WRITE: tl.constexpr,
-    MIXER: tl.constexpr,
-    KR: tl.constexpr,
-    KW: tl.constexpr,
-    TAU: tl.constexpr,
-    SCALE: tl.constexpr,
-    ITERATIONS: tl.constexpr,
-    RANK: tl.constexpr,
-    MA: tl.constexpr,
-    MB: tl.constexpr,
-    PERMUTATIONS: tl.constexpr,
-):
+def _constrain(logits, coef, rows, inside, S: tl.constexpr):
     """Coefficients from logits in memory, to memory."""
-    base = (logits + rows * K)[:, None, None]
+    base = (logits + rows * S.logits)[:, None, None]
     here = inside[:, None, None]
-    r = tl.load(base + constraints.read_entries(READ, N)[None, :, :], mask=here, other=0.0)
-    v = tl.load(base + constraints.write_entries(WRITE, N, KR)[None, :, :], mask=here, other=0.0)
-    index, sign = constraints.mixer_entries(MIXER, N, KR, KW, RANK, MA, MB, PERMUTATIONS)
+    r = tl.load(base + constraints.read_entries(S)[None, :, :], mask=here, other=0.0)
+    v = tl.load(base + constraints.write_entries(S)[None, :, :], mask=here, other=0.0)
+    index, sign = constraints.mixer_entries(S)
     there = here & (sign != 0.0)[None, :, :]
     m = tl.load(base + index[None, :, :], mask=there, other=0.0) * sign[None, :, :]
-    h = constraints.mix(m, MIXER, N, SCALE, ITERATIONS, RANK, MB, PERMUTATIONS)
-    r = constraints.read_weights(r, READ, N, TAU)
-    v = constraints.write_weights(v, WRITE, N, TAU)
-    _store_coefficients(coef, rows, inside, r, v, h, N)
+    h = constraints.mix(m, S)
+    r = constraints.read_weights(r, S)
+    v = constraints.write_weights(v, S)
+    _store_coefficients(coef, rows, inside, r, v, h, S.n)
 
 
 @kernel
@@ -133,27 +113,12 @@ def _project(
     coef,
     T,
     ND: tl.constexpr,
-    K: tl.constexpr,
     KP: tl.constexpr,
-    EPS: tl.constexpr,
-    LAYER: tl.constexpr,
     PRECISION: tl.constexpr,
     BT: tl.constexpr,
     BC: tl.constexpr,
     STAGES: tl.constexpr,
-    N: tl.constexpr,
-    READ: tl.constexpr,
-    WRITE: tl.constexpr,
-    MIXER: tl.constexpr,
-    KR: tl.constexpr,
-    KW: tl.constexpr,
-    TAU: tl.constexpr,
-    SCALE: tl.constexpr,
-    ITERATIONS: tl.constexpr,
-    RANK: tl.constexpr,
-    MA: tl.constexpr,
-    MB: tl.constexpr,
-    PERMUTATIONS: tl.constexpr,
+    S: tl.constexpr,
 ):
     rows = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
     inside = rows < T
@@ -168,50 +133,23 @@ def _project(
         xf = xv.to(tl.float32)
         acc = tl.dot(xv, wv, acc, input_precision=PRECISION)
         square += tl.sum(xf * xf, axis=1)
-        if LAYER:
+        if S.norm == "layer":
             total += tl.sum(xf, axis=1)
-    finish(acc, total, square, sums, bias, logits, stats, rows, inside, ND, K, KP, EPS, LAYER)
+    finish(acc, total, square, sums, bias, logits, stats, rows, inside, ND, KP, S)
     tl.debug_barrier()  # the constraints read these logits back in another layout
-    _constrain(
-        logits, coef, rows, inside,
-        K, N, READ, WRITE, MIXER, KR, KW, TAU, SCALE, ITERATIONS, RANK, MA, MB, PERMUTATIONS,
-    )  # fmt: skip
+    _constrain(logits, coef, rows, inside, S)
 
 
 @kernel
-def _constrain_rows(
-    logits,
-    coef,
-    T,
-    BT: tl.constexpr,
-    K: tl.constexpr,
-    N: tl.constexpr,
-    READ: tl.constexpr,
-    WRITE: tl.constexpr,
-    MIXER: tl.constexpr,
-    KR: tl.constexpr,
-    KW: tl.constexpr,
-    TAU: tl.constexpr,
-    SCALE: tl.constexpr,
-    ITERATIONS: tl.constexpr,
-    RANK: tl.constexpr,
-    MA: tl.constexpr,
-    MB: tl.constexpr,
-    PERMUTATIONS: tl.constexpr,
-):
+def _constrain_rows(logits, coef, T, BT: tl.constexpr, S: tl.constexpr):
     rows = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
-    _constrain(
-        logits, coef, rows, rows < T,
-        K, N, READ, WRITE, MIXER, KR, KW, TAU, SCALE, ITERATIONS, RANK, MA, MB, PERMUTATIONS,
-    )  # fmt: skip
+    _constrain(logits, coef, rows, rows < T, S)
 
 
 def constrain(logits: Tensor, coef: Tensor, spec: Spec) -> None:
     """Fill in the coefficients of logits in memory. logits: [T, K]; coef: [T, n(n+2)]"""
     block = 128
-    _constrain_rows[(triton.cdiv(len(logits), block),)](
-        logits, coef, len(logits), BT=block, K=spec.logits, **spec.constants(), num_warps=4
-    )
+    _constrain_rows[(triton.cdiv(len(logits), block),)](logits, coef, len(logits), BT=block, S=spec, num_warps=4)
 
 
 def project(x: Tensor, weight: Tensor, bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor, Tensor]:
@@ -227,8 +165,7 @@ def project(x: Tensor, weight: Tensor, bias: Tensor, spec: Spec) -> tuple[Tensor
         launch = {"BT": block, "BC": columns, "STAGES": depth, "num_warps": 4}
         _project[(triton.cdiv(tokens, launch["BT"]),)](
             x, prepared, sums, bias, *outputs, tokens,
-            ND=width, K=spec.logits, KP=kp, EPS=spec.eps, LAYER=spec.norm == "layer",
-            PRECISION=precision(x), **spec.constants(), **launch,
+            ND=width, KP=kp, PRECISION=precision(x), S=spec, **launch,
         )  # fmt: skip
     return outputs
 

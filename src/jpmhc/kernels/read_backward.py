@@ -22,60 +22,40 @@ from jpmhc.kernels.spec import Spec
 
 
 @triton.jit
-def _derive(
-    logits,
-    coef,
-    grad_read,
-    grad_coef,
-    grad_logits,
-    rows,
-    inside,
-    K: tl.constexpr,
-    N: tl.constexpr,
-    READ: tl.constexpr,
-    WRITE: tl.constexpr,
-    MIXER: tl.constexpr,
-    KR: tl.constexpr,
-    KW: tl.constexpr,
-    TAU: tl.constexpr,
-    SCALE: tl.constexpr,
-    ITERATIONS: tl.constexpr,
-    RANK: tl.constexpr,
-    MA: tl.constexpr,
-    MB: tl.constexpr,
-    PERMUTATIONS: tl.constexpr,
-):
+def _derive(logits, coef, grad_read, grad_coef, grad_logits, rows, inside, S: tl.constexpr):
     """The logits' gradient from the coefficients'; what the sublayer's input adds to r's is in grad_read."""
+    N: tl.constexpr = S.n
     gbase = grad_coef + rows * (N * (N + 2))
     i = tl.arange(0, N)[:, None]
     j = tl.arange(0, N)[None, :]
     row = inside[:, None]
     here = inside[:, None, None]
-    base = (logits + rows * K)[:, None, None]
-    out = (grad_logits + rows * K)[:, None, None]
+    base = (logits + rows * S.logits)[:, None, None]
+    line = (grad_logits + rows * S.logits)[:, None]
+    out = line[:, :, None]
     dr = tl.load(gbase[:, None] + j, mask=row, other=0.0)
     dr += tl.load((grad_read + rows * N)[:, None] + j, mask=row, other=0.0)
     dw = tl.load(gbase[:, None] + N + j, mask=row, other=0.0)
-    entries = constraints.read_entries(READ, N)[None, :, :]
-    g = constraints.read_derivative(tl.load(base + entries, mask=here, other=0.0), dr, READ, N, TAU)
-    if READ == "softmax_matrix":
+    entries = constraints.read_entries(S)[None, :, :]
+    g = constraints.read_derivative(tl.load(base + entries, mask=here, other=0.0), dr, S)
+    if S.read == "softmax_matrix":
         tl.store(out + entries, g, mask=here)
     else:
-        tl.store((grad_logits + rows * K)[:, None] + j, tl.sum(g, axis=1), mask=row)
-    entries = constraints.write_entries(WRITE, N, KR)[None, :, :]
-    g = constraints.write_derivative(tl.load(base + entries, mask=here, other=0.0), dw, WRITE, N, TAU)
-    if WRITE == "softmax_matrix":
+        tl.store(line + j, tl.sum(g, axis=1), mask=row)
+    entries = constraints.write_entries(S)[None, :, :]
+    g = constraints.write_derivative(tl.load(base + entries, mask=here, other=0.0), dw, S)
+    if S.write == "softmax_matrix":
         tl.store(out + entries, g, mask=here)
     else:
-        tl.store((grad_logits + rows * K)[:, None] + KR + j, tl.sum(g, axis=2), mask=row)
-    if MIXER != "identity":
+        tl.store(line + S.read_logits + j, tl.sum(g, axis=2), mask=row)
+    if S.mixer != "identity":
         matrix = (2 * N + i * N + j)[None, :, :]
         h = tl.load((coef + rows * (N * (N + 2)))[:, None, None] + matrix, mask=here, other=0.0)
         dh = tl.load(gbase[:, None, None] + matrix, mask=here, other=0.0)
-        index, sign = constraints.mixer_entries(MIXER, N, KR, KW, RANK, MA, MB, PERMUTATIONS)
+        index, sign = constraints.mixer_entries(S)
         there = here & (sign != 0.0)[None, :, :]
         m = tl.load(base + index[None, :, :], mask=there, other=0.0) * sign[None, :, :]
-        g = constraints.mix_derivative(m, h, dh, MIXER, N, SCALE, ITERATIONS, RANK, MB, PERMUTATIONS)
+        g = constraints.mix_derivative(m, h, dh, S)
         tl.store(out + index[None, :, :], g, mask=here & (sign > 0.0)[None, :, :])
 
 
@@ -94,24 +74,10 @@ def _logits_backward(
     partial,
     T,
     ND: tl.constexpr,
-    K: tl.constexpr,
     KP: tl.constexpr,
-    LAYER: tl.constexpr,
     DYNAMIC: tl.constexpr,
     BT: tl.constexpr,
-    N: tl.constexpr,
-    READ: tl.constexpr,
-    WRITE: tl.constexpr,
-    MIXER: tl.constexpr,
-    KR: tl.constexpr,
-    KW: tl.constexpr,
-    TAU: tl.constexpr,
-    SCALE: tl.constexpr,
-    ITERATIONS: tl.constexpr,
-    RANK: tl.constexpr,
-    MA: tl.constexpr,
-    MB: tl.constexpr,
-    PERMUTATIONS: tl.constexpr,
+    S: tl.constexpr,
 ):
     """The logits' gradient gl, and what the passes over the streams need of it.
 
@@ -121,22 +87,20 @@ def _logits_backward(
     """
     rows = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
     inside = rows < T
-    _derive(
-        logits, coef, grad_read, grad_coef, grad_logits, rows, inside,
-        K, N, READ, WRITE, MIXER, KR, KW, TAU, SCALE, ITERATIONS, RANK, MA, MB, PERMUTATIONS,
-    )  # fmt: skip
+    _derive(logits, coef, grad_read, grad_coef, grad_logits, rows, inside, S)
     if DYNAMIC:
         tl.debug_barrier()  # read back in another layout
         k = tl.arange(0, KP)
-        known = inside[:, None] & (k < K)[None, :]
-        gl = tl.load(grad_logits + rows[:, None] * K + k[None, :], mask=known, other=0.0)
-        raw = tl.load(logits + rows[:, None] * K + k[None, :], mask=known, other=0.0)
-        raw -= tl.load(bias + k, mask=k < K, other=0.0)[None, :]
+        known = inside[:, None] & (k < S.logits)[None, :]
+        place = rows[:, None] * S.logits + k[None, :]
+        gl = tl.load(grad_logits + place, mask=known, other=0.0)
+        raw = tl.load(logits + place, mask=known, other=0.0)
+        raw -= tl.load(bias + k, mask=k < S.logits, other=0.0)[None, :]
         mean = tl.load(stats + rows * 2, mask=inside, other=0.0)
         scale = tl.load(stats + rows * 2 + 1, mask=inside, other=0.0)
         along = tl.sum(gl * raw, axis=1) * scale * scale / ND
         level = mean * along
-        if LAYER:
+        if S.norm == "layer":
             level -= tl.sum(gl * tl.load(sums + k)[None, :], axis=1) * scale / ND
         scaled = gl * scale[:, None]
         tl.store(left + rows[:, None] * KP + k[None, :], scaled.to(left.dtype.element_ty), mask=inside[:, None])
@@ -258,7 +222,7 @@ def logits_backward(
     tokens, k, kp = len(x), spec.logits, padded(spec.logits)
     grad_read = combine_backward(x, grad_h, spec)
     width = x.shape[1] * spec.d
-    constants = {"ND": width, "K": k, "KP": kp, "LAYER": spec.norm == "layer", **spec.constants()}
+    constants = {"ND": width, "KP": kp, "S": spec}
     if weight is None:
         none = bias.new_empty(0)
         grad_bias = torch.empty_like(bias)

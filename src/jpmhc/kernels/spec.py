@@ -106,45 +106,23 @@ class Spec:
         return self.n * (2 + self.n)
 
     @property
-    def mixer_shape(self) -> tuple[int, int]:
-        """The mixer's logits as a matrix, each side padded to a power of two as Triton needs it."""
-        n = self.n
-        return {
-            "identity": (1, 1),
-            "grassmann": (n, _power_of_two(max(self.rank, 1))),
-            "permutation": (1, _power_of_two(max(len(self.permutations), 1))),
-            "kronecker": (1, _power_of_two(int(math.log2(n)))),
-        }.get(self.mixer, (n, n))
+    def mixer_rows(self) -> int:
+        """Rows of the mixer's logits as a matrix."""
+        return 1 if self.mixer in ("identity", "permutation", "kronecker") else self.n
+
+    @property
+    def mixer_columns(self) -> int:
+        """Its columns, padded to a power of two as Triton needs it."""
+        columns = self.n if self.mixer == "cayley" else max(1, self.mixer_logits // self.mixer_rows)
+        return 1 << (columns - 1).bit_length()
 
     @property
     def packed_permutations(self) -> tuple[int, ...]:
         """Each permutation in one integer, three bits an entry, so that a kernel can hold it as a constant."""
         return tuple(sum(image << (3 * j) for j, image in enumerate(p)) for p in self.permutations)
 
-    def constants(self) -> dict[str, object]:
-        """The compile-time arguments that every kernel with constraints in it takes."""
-        return {
-            "N": self.n,
-            "READ": self.read,
-            "WRITE": self.write,
-            "MIXER": self.mixer,
-            "KR": self.read_logits,
-            "KW": self.write_logits,
-            "TAU": float(self.temperature),
-            "SCALE": float(self.scale),
-            "ITERATIONS": -1 if self.iterations is None else self.iterations,
-            "RANK": self.rank,
-            "MA": self.mixer_shape[0],
-            "MB": self.mixer_shape[1],
-            "PERMUTATIONS": self.packed_permutations,
-        }
-
 
 @functools.cache
 def decode(text: str) -> Spec:
     """The record that `Spec.key` describes."""
     return Spec(*ast.literal_eval(text))
-
-
-def _power_of_two(value: int) -> int:
-    return 1 << (value - 1).bit_length()

@@ -56,12 +56,7 @@ def _write_to_read(
     OLD_PER_TOKEN: tl.constexpr,
     POST_NORM: tl.constexpr,
     OLD_EPS: tl.constexpr,
-    K: tl.constexpr,
     KP: tl.constexpr,
-    EPS: tl.constexpr,
-    LAYER: tl.constexpr,
-    READ: tl.constexpr,
-    TAU: tl.constexpr,
     PRECISION: tl.constexpr,
     COMPILED: tl.constexpr,
     BT: tl.constexpr,
@@ -71,7 +66,9 @@ def _write_to_read(
     BACK_STAGES: tl.constexpr,
     N: tl.constexpr,
     M: tl.constexpr,
+    S: tl.constexpr,
 ):
+    """S is the connection that begins."""
     ND: tl.constexpr = N * D
     rows = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
     inside = rows < T
@@ -98,7 +95,7 @@ def _write_to_read(
             product = tl.dot(rounded, wv, products[i * POST_NORM], input_precision=PRECISION)
             products = replaced(products, i * POST_NORM, product)
             squares = replaced(squares, i * POST_NORM, squares[i * POST_NORM] + tl.sum(z * z, axis=1))
-            if LAYER:
+            if S.norm == "layer":
                 totals = replaced(totals, i * POST_NORM, totals[i * POST_NORM] + tl.sum(z, axis=1))
     factors = ()
     if POST_NORM:
@@ -115,11 +112,11 @@ def _write_to_read(
         acc = products[0]
         square = squares[0]
         total = totals[0]
-    finish(acc, total, square, sums, bias, logits, stats, rows, inside, ND, K, KP, EPS, LAYER)
+    finish(acc, total, square, sums, bias, logits, stats, rows, inside, ND, KP, S)
     tl.debug_barrier()  # what was stored is read back in another layout
-    entries = constraints.read_entries(READ, N)[None, :, :]
-    r = tl.load((logits + rows * K)[:, None, None] + entries, mask=inside[:, None, None], other=0.0)
-    r = constraints.read_weights(r, READ, N, TAU)
+    entries = constraints.read_entries(S)[None, :, :]
+    r = tl.load((logits + rows * S.logits)[:, None, None] + entries, mask=inside[:, None, None], other=0.0)
+    r = constraints.read_weights(r, S)
     weights = ()
     for i in tl.static_range(N):
         weights = weights + (tl.sum(tl.where(tl.arange(0, N)[None, :] == i, r, 0.0), axis=1)[:, None],)
@@ -166,9 +163,7 @@ def write_to_read(
         _write_to_read[(triton.cdiv(tokens, launch["BT"]),)](
             x, y, old, out, prepared, sums, bias, logits, stats, h, tokens,
             D=spec.d, OLD_PER_TOKEN=int(len(old) == tokens), POST_NORM=int(spec.post_norm), OLD_EPS=spec.eps,
-            K=following.logits, KP=kp, EPS=following.eps, LAYER=following.norm == "layer",
-            READ=following.read, TAU=float(following.temperature),
-            PRECISION=precision(x), COMPILED=x.is_cuda, N=spec.n, M=x.shape[1], **launch,
+            KP=kp, PRECISION=precision(x), COMPILED=x.is_cuda, N=spec.n, M=x.shape[1], S=following, **launch,
         )  # fmt: skip
         constrain(logits, coef, following)
     return out, h, logits, stats, coef
