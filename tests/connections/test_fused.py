@@ -3,6 +3,8 @@
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
 
 import jpmhc
 from jpmhc.connections import mixers
@@ -128,3 +130,81 @@ def test_auto_takes_the_kernels_on_cuda_and_says_when_it_cannot():
     assert type(state).__module__.startswith("jpmhc.kernels")
     with pytest.warns(UserWarning, match="multiple of 8"):
         jpmhc.HyperConnection(nn.Identity(), 12, 4).to(DEVICE)(torch.randn(2, 4, 12, device=DEVICE))
+
+
+def test_write_takes_only_what_fits_the_read():
+    made = block("cayley")
+    x = torch.randn(5, N, DIM, device=DEVICE)
+    h, state = made.read(x)
+    other = jpmhc.HyperConnection(nn.Identity(), DIM, 2, kernels="fused").to(DEVICE)
+    for streams, y, read, message in (
+        (x[:, :3], h, state, r"expected streams of shape \[..., 4, 16\]"),
+        (x.repeat(2, 1, 1), h.repeat(2, 1), state, "as those that were read"),
+        (x.int(), h, state, "floating-point streams"),
+        (x, h, other.read(x[:, :2])[1], "what this connection's read returned"),
+        (x, h, None, "what this connection's read returned"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            made.write(streams, y, read)
+
+
+def test_stack_leaves_to_a_connection_what_is_its_own():
+    """Subclasses with their own steps, and hooks."""
+
+    class Silent(jpmhc.HyperConnection):
+        def forward(self, x):
+            return 0 * super().forward(x)
+
+    x = torch.randn(3, N, DIM, device=DEVICE)
+    silent = Silent(nn.Identity(), DIM, N, kernels="fused").to(DEVICE)
+    for blocks in ([silent], [block("cayley"), silent]):
+        assert not jpmhc.HyperConnectionStack(blocks, reduce=True)(x).any()
+    blocks = [block("cayley", k) for k in range(2)]
+    stack = jpmhc.HyperConnectionStack(blocks)
+    expected = stack(x)
+    seen = []
+    for each in blocks:
+        each.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    assert torch.allclose(stack(x), expected, atol=1e-5)
+    assert torch.equal(seen[1], stack(x))
+
+
+@pytest.mark.parametrize("reduce", [False, True])
+def test_activation_checkpointing(reduce):
+    stack = jpmhc.HyperConnectionStack([block("cayley", 0), block("sinkhorn", 1)], reduce)
+    results = []
+    for run in (stack, lambda x: checkpoint(stack, x, use_reentrant=False)):
+        torch.manual_seed(0)
+        x = torch.randn(3, N, DIM, device=DEVICE, requires_grad=True)
+        results.append(torch.autograd.grad(run(x).square().sum(), [x, *stack.parameters()]))
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
+def test_what_only_the_reference_does_is_said():
+    made = block("cayley")
+    x = torch.randn(3, N, DIM, device=DEVICE, requires_grad=True)
+    (gradient,) = torch.autograd.grad(made(x).square().sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match='no second derivatives; kernels="reference" does'):
+        torch.autograd.grad(gradient.sum(), x)
+    with forward_ad.dual_level(), pytest.raises(ValueError, match="forward-mode derivatives"):
+        made(forward_ad.make_dual(x, x))
+    with pytest.raises(ValueError, match=r"coefficients must be float32, they are torch\.float64"):
+        made.double()(x)
+
+
+def test_static_coefficients_have_no_weight_that_could_be_too_large():
+    kinds = {"read": "softmax_matrix", "write": "softmax_matrix"}
+    made = jpmhc.HyperConnection(nn.Identity(), DIM, 8, "sinkhorn", dynamic=False, kernels="fused", **kinds).to(DEVICE)
+    x = torch.randn(2, 8, DIM, device=DEVICE)
+    fused, made.kernels = made(x), "reference"
+    assert torch.allclose(fused, made(x), atol=1e-5)
+
+
+def test_compiles_with_variable_sizes_and_settings():
+    """dynamic=True, and blocks whose settings differ: the compiler takes such numbers for variable."""
+    for temperature in (1.0, 0.5, 2.0):
+        made = block("cayley", temperature=temperature)
+        compiled = torch.compile(made, fullgraph=True, backend="aot_eager", dynamic=True)
+        for tokens in (5, 1):
+            x = torch.randn(tokens, N, DIM, device=DEVICE)
+            assert torch.allclose(compiled(x), made(x), atol=1e-6)

@@ -288,3 +288,42 @@ def test_post_norm_gives_each_stream_unit_mean_square():
 def test_bad_input_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("mixer", ["identity", "cayley"])
+def test_gradients_are_not_written_into_when_the_sublayer_has_another_type(mixer):
+    """Autocast: streams in float32, the sublayer's output in bfloat16."""
+    torch.manual_seed(0)
+    made = jpmhc.HyperConnection(nn.Linear(DIM, DIM), DIM, N, mixer, index=0)
+    x = torch.randn(5, N, DIM, requires_grad=True)
+    upstream = torch.randn(5, N, DIM)
+    kept = upstream.clone()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = made(x)
+    (found,) = torch.autograd.grad(out, x, upstream)
+    assert torch.equal(upstream, kept)
+    (expected,) = torch.autograd.grad(made(x), x, upstream)
+    assert (found - expected).norm() <= 1e-2 * expected.norm()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: jpmhc.HyperConnection(nn.Identity(), True), "dim must be a whole number"),
+        (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, True), "streams must be a whole number"),
+        (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, dynamic="no"), "dynamic must be True or False"),
+        (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, temperature="1"), "temperature must be positive"),
+        (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, read=["softmax"]), "unknown read"),
+        (lambda: jpmhc.HyperConnection(nn.Identity(), DIM)(None), "expected streams of shape .* got NoneType"),
+        (lambda: jpmhc.HyperConnection(lambda h: h.int(), DIM, N)(torch.randn(2, N, DIM)), "floating-point numbers"),
+        (lambda: jpmhc.HyperConnectionStack([nn.Linear(DIM, DIM)]), "made of HyperConnections, got Linear"),
+        (lambda: jpmhc.HyperConnectionStack([], reduce="no"), "reduce must be True or False"),
+        (
+            lambda: jpmhc.HyperConnectionStack(jpmhc.HyperConnection(nn.Identity(), DIM, n) for n in (2, 4)),
+            "same streams and dim, got 2 streams of .* and 4 streams",
+        ),
+    ],
+)
+def test_wrong_arguments_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

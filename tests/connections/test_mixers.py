@@ -149,7 +149,7 @@ def test_bad_logits_raise_or_where_the_caller_checks_spoil_their_own_matrix_alon
         (lambda: mixers.Permutation(3, basis=torch.empty(0, 3, dtype=torch.long)), "K >= 1"),
         (lambda: mixers.Sinkhorn(4, gradient="exact"), "gradient must be one of"),
         (lambda: mixers.Sinkhorn(4, tolerance=float("nan")), "tolerance must be positive and finite"),
-        (lambda: mixers.Cayley(4, scale=float("nan")), "scale must be finite"),
+        (lambda: mixers.Cayley(4, scale=float("nan")), "scale must be a finite number"),
         (lambda: mixers.Grassmann(4, 1.5), "rank must be between"),
     ],
 )

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from jpmhc.kernels.spec import Spec
 
 if TYPE_CHECKING:
-    from jpmhc.connections.hyper import CoefficientMap
+    from jpmhc.connections.hyper import CoefficientMap, HyperConnection
 
 
 def plan(coefficients: "CoefficientMap", post_norm: str | None, eps: float) -> Spec | str:
@@ -34,11 +35,12 @@ def plan(coefficients: "CoefficientMap", post_norm: str | None, eps: float) -> S
         return f"the kernels do not cover this connection: {refusal}"
 
 
-def chosen(kernels: str, plan: Spec | str, x: Tensor) -> bool:
+def chosen(connection: "HyperConnection", x: Tensor) -> bool:
     """Whether these streams run fused; a reason against it on CUDA is said, never swallowed."""
+    kernels = connection.kernels
     if kernels == "reference" or (kernels == "auto" and x.device.type != "cuda"):
         return False
-    reason = _reason_against(plan, x)
+    reason = _reason_against(connection, x)
     if reason is None:
         return True
     if kernels == "fused":
@@ -48,38 +50,42 @@ def chosen(kernels: str, plan: Spec | str, x: Tensor) -> bool:
     return False
 
 
-def _reason_against(plan: Spec | str, x: Tensor) -> str | None:
+def _reason_against(connection: "HyperConnection", x: Tensor) -> str | None:
+    plan, coefficients = connection.plan, connection.map
     if isinstance(plan, str):
         return plan
     if x.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return f"the kernels need a CUDA device, the streams are on {x.device}"
-    if torch._C._are_functorch_transforms_active():
-        return "the kernels have no rules for torch.func transforms"
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return "the kernels have no rules for torch.func transforms and forward-mode derivatives"
+    if coefficients.logits.dtype != torch.float32:
+        return f"the coefficients must be float32, they are {coefficients.logits.dtype}"
     from jpmhc.kernels.connection import uncovered  # Triton is not there on every platform
 
-    return uncovered(plan, x.dtype)
+    return uncovered(plan, x.dtype, coefficients.weight is not None)
 
 
-def read(coefficients: "CoefficientMap", plan: Spec | str, x: Tensor) -> tuple[Tensor, Any]:
+def read(connection: "HyperConnection", x: Tensor) -> tuple[Tensor, Any]:
     """The sublayer's input and the kernels' state for `write`."""
-    from jpmhc.kernels import connection
+    from jpmhc.kernels import connection as kernels
 
-    assert isinstance(plan, Spec)
-    return connection.read(x, *coefficients.linear(), plan)
+    assert isinstance(connection.plan, Spec)
+    return kernels.read(x, *connection.map.linear(), connection.plan)
 
 
-def write(x: Tensor, y: Tensor, state: Any, mean: bool = False) -> Tensor:
+def write(connection: "HyperConnection", x: Tensor, y: Tensor, state: Any, mean: bool = False) -> Tensor:
     """The streams after the sublayer's output has been written back, or their mean."""
-    from jpmhc.kernels import connection
+    from jpmhc.kernels import connection as kernels
 
-    return connection.write(y.to(x.dtype), state, x, mean)
+    assert isinstance(connection.plan, Spec)
+    if not isinstance(state, kernels.State) or state.spec.key != connection.plan.key:
+        raise ValueError("the state must be what this connection's read returned")
+    return kernels.write(y.to(x.dtype), state, x, mean)
 
 
-def write_read(
-    x: Tensor, y: Tensor, state: Any, following: "CoefficientMap", plan: Spec | str
-) -> tuple[Tensor, Tensor, Any]:
+def write_read(y: Tensor, state: Any, following: "HyperConnection") -> tuple[Tensor, Tensor, Any]:
     """Write of one connection and read of the next: the streams between, the next sublayer's input, its state."""
-    from jpmhc.kernels import connection
+    from jpmhc.kernels import connection as kernels
 
-    assert isinstance(plan, Spec)
-    return connection.write_read(y.to(x.dtype), state, *following.linear(), plan)
+    assert isinstance(following.plan, Spec)
+    return kernels.write_read(y.to(state.x.dtype), state, *following.map.linear(), following.plan)

@@ -5,24 +5,26 @@ The paper's pre and post mixers are n × n matrices that enter only through a co
 computed as n-vectors. Reads and writes are chosen independently of the residual mixer.
 """
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor
 
 
-class Gate:
+class Gate(ABC):
     """One constraint on n weights: how many logits it needs, which logits give chosen weights, logits → weights."""
 
     def size(self, n: int) -> int:
         """Logits for n streams."""
         return n
 
+    @abstractmethod
     def start(self, weights: Tensor) -> Tensor:
         """Logits that give these weights. [n] → [size]"""
-        raise NotImplementedError
 
+    @abstractmethod
     def __call__(self, logits: Tensor, n: int) -> Tensor:
         """Weights from logits. [..., size] → [..., n]"""
-        raise NotImplementedError
 
 
 class SoftmaxRead(Gate):

@@ -48,7 +48,7 @@ class CoefficientMap(nn.Module):
     def __init__(self, dim: int, mixer: mixers.Mixer, norm: str, read: str, write: str, temperature: float) -> None:
         super().__init__()
         for name, value, known in (("norm", norm, NORMS), ("read", read, gates.READS), ("write", write, gates.WRITES)):
-            if value not in known:
+            if not isinstance(value, str) or value not in known:
                 raise ValueError(f"unknown {name} {value!r}; the known ones are {', '.join(known)}")
         validate.positive(temperature, "temperature")
         self.dim, self.mixer, self.norm, self.read, self.write = dim, mixer, norm, read, write
@@ -156,6 +156,7 @@ class HyperConnection(nn.Module):
         super().__init__()
         validate.at_least_one(dim, "dim")
         validate.at_least_one(streams, "streams")
+        validate.switch(dynamic, "dynamic")
         if not callable(sublayer):
             raise ValueError(f"the sublayer must be a module or a function, got {sublayer!r}")
         if index is not None and not isinstance(index, int):
@@ -186,8 +187,8 @@ class HyperConnection(nn.Module):
     def read(self, x: Tensor) -> tuple[Tensor, Any]:
         """The sublayer's input [..., dim], and what `write` needs to know."""
         flat = self._flat(x)
-        if fused.chosen(self.kernels, self.plan, x):
-            return fused.read(self.map, self.plan, x)
+        if fused.chosen(self, x):
+            return fused.read(self, x)
         coefficients, streams = self.map(self._all(flat))
         h, streams = steps.gather(streams, coefficients.read)
         skip = None if isinstance(self.mixer, mixers.Identity) else coefficients.skip
@@ -195,11 +196,12 @@ class HyperConnection(nn.Module):
 
     def write(self, x: Tensor, y: Tensor, state: Any) -> Tensor:
         """The streams after the sublayer's output y [..., dim] has been written back."""
+        flat = self._flat(x)
         self.checked(y, x)
         if not isinstance(state, ReadState):
-            return fused.write(x, y, state)
+            return fused.write(self, x, y, state)
         # The streams that read() handed on carry the shortest backward pass; other streams are as valid.
-        streams = state.streams if x is state.source else self._all(self._flat(x))
+        streams = state.streams if x is state.source else self._all(flat)
         out = steps.scatter(streams, y.reshape(-1, self.dim), state.write, state.skip)
         out = out.view(*x.shape[:-2], self.streams, self.dim)
         if self.post_norm is None:
@@ -218,6 +220,8 @@ class HyperConnection(nn.Module):
         if not isinstance(y, Tensor) or y.shape != (*x.shape[:-2], self.dim):
             found = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
             raise ValueError(f"the sublayer must return a tensor of shape {[*x.shape[:-2], self.dim]}, got {found}")
+        if not y.is_floating_point():
+            raise ValueError(f"the sublayer must return floating-point numbers, got {y.dtype}")
         return y
 
     def _all(self, x: Tensor) -> Tensor:
@@ -225,6 +229,8 @@ class HyperConnection(nn.Module):
         return x if x.shape[-2] == self.streams else expand_streams(x.squeeze(-2), self.streams)
 
     def _flat(self, x: Tensor) -> Tensor:
+        if not isinstance(x, Tensor):
+            raise ValueError(f"expected streams of shape [..., {self.streams}, {self.dim}], got {type(x).__name__}")
         if x.ndim < 2 or x.shape[-2:] not in ((self.streams, self.dim), (1, self.dim)):
             raise ValueError(f"expected streams of shape [..., {self.streams}, {self.dim}], got {list(x.shape)}")
         if not x.is_floating_point():
@@ -240,10 +246,10 @@ class HyperConnectionStack(nn.Module):
     """Adjacent connections, applied in order. Extra arguments go to every sublayer; of a tuple, the first is written.
 
     Where two neighbours run on the fused kernels, the write of one and the read of the next are one pass over the
-    streams; the result is the same. Forward hooks of the single connections run in the reference form only.
+    streams; the result is the same. A connection with hooks, or of a subclass with its own steps, is called as a whole.
 
     Args:
-        connections: The connections.
+        connections: The connections, all of the same `dim` and `streams`.
         reduce: Return the mean over the streams [..., dim] instead of the streams; the fused kernels then take it
             while they write, and the last streams never reach memory.
     """
@@ -251,25 +257,40 @@ class HyperConnectionStack(nn.Module):
     def __init__(self, connections: Iterable[HyperConnection], reduce: bool = False) -> None:
         super().__init__()
         self.connections = nn.ModuleList(connections)
+        validate.switch(reduce, "reduce")
         self.reduce = reduce
+        for block in self.connections:
+            if not isinstance(block, HyperConnection):
+                raise ValueError(f"a stack is made of HyperConnections, got {type(block).__name__}")
+        shapes = sorted({(block.streams, block.dim) for block in self.connections})
+        if len(shapes) > 1:
+            found = " and ".join(f"{streams} streams of {dim}" for streams, dim in shapes)
+            raise ValueError(f"the connections of a stack must have the same streams and dim, got {found}")
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         blocks: list[Any] = list(self.connections)
         begun: tuple[Tensor, Any] | None = None  # what the pass before has already read for this block
         for block, following in zip(blocks, [*blocks[1:], None]):
-            if begun is None and not fused.chosen(block.kernels, block.plan, x):
+            if begun is None and not _separable(block, x):
                 x = _first(block(x, *args, **kwargs))
                 continue
             h, state = begun or block.read(x)
             y = block.checked(_first(block.sublayer(h, *args, **kwargs)), x)
             if following is None and self.reduce:
-                return fused.write(x, y, state, mean=True)
-            if following is not None and fused.chosen(following.kernels, following.plan, x):
-                x, h, state = fused.write_read(x, y, state, following.map, following.plan)
+                return fused.write(block, x, y, state, mean=True)
+            if following is not None and _separable(following, x):
+                x, h, state = fused.write_read(y, state, following)
                 begun = h, state
             else:
                 x, begun = block.write(x, y, state), None
         return reduce_streams(x) if self.reduce else x
+
+
+def _separable(block: HyperConnection, x: Tensor) -> bool:
+    """Whether a stack may run the block's fused steps itself: nobody else has a say in them."""
+    own = any(getattr(type(block), name) is not getattr(HyperConnection, name) for name in ("forward", "read", "write"))
+    hooks = (block._forward_hooks, block._forward_pre_hooks, block._backward_hooks, block._backward_pre_hooks)
+    return not own and not any(hooks) and fused.chosen(block, x)
 
 
 def _first(result: Any) -> Any:

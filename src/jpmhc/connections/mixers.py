@@ -5,6 +5,7 @@ streams to themselves (H has row sums 1) and stays away from the corners of its 
 """
 
 import math
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from jpmhc.manifolds import birkhoff, grassmann, orthogonal, permutation, valida
 START_MASS = 0.01  # off-diagonal mass at the start of bistochastic mixers: at zero the gradient is zero too
 
 
-class Mixer(nn.Module):
+class Mixer(nn.Module, ABC):
     """A set of n × n matrices, parametrised by logits.
 
     Attributes:
@@ -36,17 +37,17 @@ class Mixer(nn.Module):
         """The mixer that its name stands for, when coefficients depend on the token (dynamic) or not."""
         return cls(streams)  # type: ignore[call-arg]
 
+    @abstractmethod
     def start(self) -> Tensor:
         """Logits to start from. [logits]"""
-        raise NotImplementedError
 
+    @abstractmethod
     def forward(self, logits: Tensor) -> Tensor:
         """Matrices from logits. [..., logits] → [..., n, n]"""
-        raise NotImplementedError
 
+    @abstractmethod
     def violation(self, matrix: Tensor) -> Tensor:
         """How far each matrix is from the set; zero on it. [..., n, n] → [...]"""
-        raise NotImplementedError
 
     def fused(self) -> dict[str, Any] | str:
         """How the fused kernels are told of this mixer, or why they cannot be."""
@@ -134,8 +135,7 @@ class Cayley(Mixer):
     def __init__(self, streams: int, *, scale: float = 0.1, iterations: int | None = None) -> None:
         super().__init__(streams, streams * (streams - 1) // 2)
         validate.at_least_one(iterations, "iterations")
-        if not math.isfinite(scale):
-            raise ValueError(f"scale must be finite, got {scale}")
+        validate.number(scale, "scale")
         self.scale, self.iterations = scale, iterations
 
     def start(self) -> Tensor:

@@ -35,8 +35,9 @@ def gather(x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
 
 def scatter(x: Tensor, y: Tensor, write: Tensor, skip: Tensor | None) -> Tensor:
     """eq. cayley-fwd: the mixed streams plus the sublayer's output fanned out; skip None is the identity. [T, n, d]"""
-    if _eager(x, write) and y.dtype == x.dtype:
-        return _run(_Scatter, x, y, write, skip)
+    if _eager(x, write):
+        # Whatever y's type: where the steps before are eager this must be too, as they add to its gradient in place.
+        return _run(_Scatter, x, y.to(x.dtype), write, skip)
     return _scatter(x, y, write, skip)
 
 

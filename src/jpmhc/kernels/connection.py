@@ -58,6 +58,12 @@ def write(y: Tensor, state: State, x: Tensor | None = None, mean: bool = False) 
     """
     spec = state.spec
     streams, link = (state.x, state.link) if x is None or x is state.x else (x, None)
+    _check_streams(streams, spec)
+    if streams.shape[:-2] != state.x.shape[:-2] or streams.dtype != state.x.dtype:
+        raise ValueError(
+            f"the streams must be {state.x.dtype} for {tuple(state.x.shape[:-2])} tokens as those that were read, "
+            f"got {streams.dtype} for {tuple(streams.shape[:-2])}"
+        )
     _check_output(y, streams, spec)
     out = ops.write_op(_flat(streams, spec), link, y.reshape(-1, spec.d), state.coefficients, spec.key, mean)
     return out.reshape(y.shape if mean else (*y.shape[:-1], spec.n, spec.d))
@@ -77,10 +83,12 @@ def write_read(
     Returns:
         The streams between the two [..., n, d], the next sublayer's input [..., d], and the state for its write.
     """
-    if weight is None or not pays(state.spec, spec):
+    old = state.spec
+    if weight is None or not pays(old, spec):
         out = write(y, state)
         return out, *read(out, weight, bias, spec)
-    old = state.spec
+    if (old.n, old.d) != (spec.n, spec.d):
+        raise ValueError(f"{old.n} streams of {old.d} numbers cannot be read as {spec.n} of {spec.d}")
     _check_output(y, state.x, old)
     _check(state.x, weight, bias, spec)
     out, h, link, _, _, coefficients = ops.write_read_op(
@@ -90,11 +98,11 @@ def write_read(
     return out, h.reshape(y.shape), State(out, link, coefficients, spec)
 
 
-def uncovered(spec: Spec, dtype: torch.dtype) -> str | None:
-    """Why the kernels do not take this connection in that type, or `None`: they do."""
+def uncovered(spec: Spec, dtype: torch.dtype, dynamic: bool = True) -> str | None:
+    """Why the kernels do not take this connection in that type, or `None`: they do. `dynamic`: it has a weight."""
     if dtype not in ops.DTYPES:
         return f"x must be float32, bfloat16 or float16, got {dtype}"
-    if dtype != torch.bfloat16 and 16 * weight_column_bytes(spec, dtype) > 200 * 1024:
+    if dynamic and dtype != torch.bfloat16 and 16 * weight_column_bytes(spec, dtype) > 200 * 1024:
         return f"the weight of {spec.logits} logits for {spec.n} streams fits on chip in bfloat16 only, not in {dtype}"
     return None
 
@@ -109,10 +117,14 @@ def _check_output(y: Tensor, streams: Tensor, spec: Spec) -> None:
         raise ValueError(f"y must be {streams.dtype} of shape {wanted}, got {y.dtype} {tuple(y.shape)}")
 
 
-def _check(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> None:
+def _check_streams(x: Tensor, spec: Spec) -> None:
     if x.shape[-2:] not in ((spec.n, spec.d), (1, spec.d)):
         raise ValueError(f"x must end in {spec.n} streams of {spec.d} numbers, got shape {tuple(x.shape)}")
-    reason = uncovered(spec, x.dtype)
+
+
+def _check(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> None:
+    _check_streams(x, spec)
+    reason = uncovered(spec, x.dtype, weight is not None)
     if reason is not None:
         raise ValueError(reason)
     for tensor, name, shape in ((weight, "weight", (spec.logits, spec.n * spec.d)), (bias, "bias", (spec.logits,))):

@@ -93,6 +93,13 @@ def _(
     return torch.empty_like(x, memory_format=torch.contiguous_format), grad_weight, torch.empty_like(bias)
 
 
+def _no_second_derivative(ctx, *gradients):
+    raise NotImplementedError('the fused kernels have no second derivatives; kernels="reference" does')
+
+
+read_backward_op.register_autograd(_no_second_derivative)
+
+
 def _save_read(ctx, inputs, output) -> None:
     x, weight, bias, ctx.key = inputs
     _, _, logits, stats, coef = output
@@ -142,6 +149,9 @@ def write_backward_op(
 def _(grad: Tensor, x: Tensor, y: Tensor, coef: Tensor, key: str, pull: bool) -> tuple[Tensor, Tensor, Tensor]:
     grad_x = rows.gradient_room(grad, x, decode(key), pull)
     return grad_x, y.new_empty(y.shape), torch.empty_like(coef)
+
+
+write_backward_op.register_autograd(_no_second_derivative)
 
 
 def _save_write(ctx, inputs, output) -> None:
@@ -202,7 +212,8 @@ def _save_write_read(ctx, inputs, output) -> None:
 
 
 def _write_read_backward(ctx, grad_out, grad_h, grad_link, grad_logits, grad_stats, grad_new):
-    written, read = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
+    saved = ctx.saved_tensors  # once: activation checkpointing unpacks them a single time
+    written, read = saved[:3], saved[3:]
     grad, grad_weight, grad_bias = _read_gradients(read, grad_h, grad_link, grad_new, ctx.next_key)
     if grad_out is not None:
         grad = grad + grad_out

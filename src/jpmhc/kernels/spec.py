@@ -44,6 +44,8 @@ class Spec:
     rank: int = 0
     permutations: tuple[tuple[int, ...], ...] = ()
     post_norm: bool = False
+    key: str = dataclasses.field(init=False, repr=False, compare=False)
+    """The record as text, the form in which it passes through `torch.library`; `decode` reads it."""
 
     def __post_init__(self) -> None:
         for value, name, choices in (
@@ -65,14 +67,9 @@ class Spec:
             raise ValueError("the permutation mixer needs at least one permutation")
         if any(sorted(p) != list(range(self.n)) for p in self.permutations):
             raise ValueError(f"every permutation must rearrange 0..{self.n - 1}, got {self.permutations}")
-
-    @property
-    def key(self) -> str:
-        """The record as text, the form in which it passes through `torch.library`; torch.compile can trace this."""
-        return repr(
-            (self.n, self.d, self.norm, self.eps, self.read, self.write, self.temperature, self.mixer, self.scale,
-             self.iterations, self.rank, self.permutations, self.post_norm)
-        )  # fmt: skip
+        # Made once, as torch.compile cannot make text of numbers that it takes for variable.
+        values = tuple(getattr(self, field.name) for field in dataclasses.fields(self) if field.init)
+        object.__setattr__(self, "key", repr(values))
 
     @property
     def read_logits(self) -> int:
@@ -124,5 +121,5 @@ class Spec:
 
 @functools.cache
 def decode(text: str) -> Spec:
-    """The record that `Spec.key` describes."""
+    """The record that a `Spec.key` describes."""
     return Spec(*ast.literal_eval(text))

@@ -4,8 +4,6 @@ With $K = \tfrac{\alpha}{2}(M - M^\top)$ the transform is $H = (I + K)(I - K)^{-
 over a positive scalar (docs/derivations/cayley.md), so no matrix is factored; beyond, it is one small solve.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -29,8 +27,7 @@ def project(matrix: Tensor, scale: float = 0.1, iterations: int | None = None) -
     """
     n = validate.square(matrix)
     validate.at_least_one(iterations, "iterations")
-    if not math.isfinite(scale):
-        raise ValueError(f"scale must be finite, got {scale}")
+    validate.number(scale, "scale")
     matrix = validate.working(validate.finite(matrix, "matrix"))
     with validate.uncast(matrix):
         k = (matrix - matrix.mT) * (scale / 2)

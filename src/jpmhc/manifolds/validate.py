@@ -34,14 +34,31 @@ def tall(frame: Tensor) -> tuple[int, int]:
 
 def at_least_one(value: int | None, what: str) -> None:
     """Refuse what is no count, or a count below one."""
-    if value is not None and (not isinstance(value, int) or value < 1):
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
         raise ValueError(f"{what} must be a whole number and at least 1, got {value!r}")
 
 
 def positive(value: float | None, what: str) -> None:
-    """Refuse zero, negative, infinite and NaN."""
-    if value is not None and not 0 < value < math.inf:
-        raise ValueError(f"{what} must be positive and finite, got {value}")
+    """Refuse zero, negative, infinite, NaN, and what is no number."""
+    if value is not None and not (_number(value) and 0 < value < math.inf):
+        raise ValueError(f"{what} must be positive and finite, got {value!r}")
+
+
+def number(value: float, what: str) -> None:
+    """Refuse infinite, NaN, and what is no number."""
+    # By comparisons, which torch.compile can trace for a setting that differs from module to module.
+    if not (_number(value) and -math.inf < value < math.inf):
+        raise ValueError(f"{what} must be a finite number, got {value!r}")
+
+
+def switch(value: bool, what: str) -> None:
+    """Refuse what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{what} must be True or False, got {value!r}")
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float | torch.SymFloat) and not isinstance(value, bool)
 
 
 def finite(matrix: Tensor, what: str = "logits") -> Tensor:

@@ -22,5 +22,5 @@ def refuse_device(config: RecursiveConfig, device: torch.device) -> None:
                 f"{head}: leave it at auto"
             ) from refusal
     if config.kernels == "fused":
-        plan = connect(config, nn.Identity(), 0).plan
-        fused.chosen("fused", plan, torch.empty(1, config.streams, config.dim, dtype=dtype, device=device))
+        streams = torch.empty(1, config.streams, config.dim, dtype=dtype, device=device)
+        fused.chosen(connect(config, nn.Identity(), 0), streams)
