@@ -6,8 +6,8 @@ The sublayer is the identity. The bound is the bytes that must move (each tensor
 (8n+5)·d forward and backward, (2n+2)·d for a write fused with the next read) at the rate that a copy reaches here. A
 case whose results or gradients are not right against float64 is not timed, and the script ends with an error.
 Times are of CUDA-graph replays; the eager time, host included, stands beside them. In the same process `--peers` times
-the connections of liger-kernel (LigerMHC) and hyper-connections (mHC, compiled) that are installed, eager, and
-`--compiled` the PyTorch form of some of ours under torch.compile.
+the connections of liger-kernel (LigerMHC) and hyper-connections (mHC, compiled) that are installed, eager and not
+checked, and `--compiled` the PyTorch form of some of ours under torch.compile.
 """
 
 import argparse
@@ -39,13 +39,11 @@ CASES: dict[str, dict] = {
     "kronecker": {},
     "cayley, matrix read and write": {"mixer": "cayley", "read": "softmax_matrix", "write": "softmax_matrix"},
     "cayley, post-norm": {"mixer": "cayley", "post_norm": True},
+    "cayley, as in the recursive model": {"mixer": "cayley", "norm": "rms", "write": "sigmoid", "post_norm": True},
 }
-PAIRS = (
-    "cayley",
-    "sinkhorn",
-    "cayley, post-norm",
-)  # also timed as a write fused with the next read, and beside their PyTorch form
-ALLOWED = (8e-3, 2e-2)  # relative error of results and gradients in bfloat16; see tests/kernels/test_connection.py
+# Also timed as a write fused with the next read, and beside their PyTorch form.
+PAIRS = ("cayley", "sinkhorn", "cayley, post-norm", "cayley, as in the recursive model")
+ALLOWED = (8e-3, 2e-2)  # relative error of results and gradients in bfloat16; see tests/kernels/connection_cases.py
 
 
 def spec_of(case: str, n: int, d: int) -> Spec:
@@ -82,15 +80,26 @@ def check(spec: Spec) -> float:
     h, state = reference.read(*leaves, spec)
     out = reference.write(leaves[0], h, state, spec)
     wanted = (out, *torch.autograd.grad(out, leaves, grad.double()))
-    worst = 0.0
-    for i, (a, b) in enumerate(zip(found, wanted)):
-        error = float((a.double() - b).detach().norm() / b.detach().norm())
-        # A nearly singular frame multiplies the rounding of the weight.
-        allowed = ALLOWED[i > 0] * (5 if spec.mixer == "grassmann" else 1)
-        if not error <= allowed:
-            raise ValueError(f"{spec.mixer}: relative error {error:.1e} is over {allowed:.0e}; nothing was timed")
-        worst = max(worst, error)
-    return worst
+    # A nearly singular frame multiplies the rounding of the weight.
+    slack = 5 if spec.mixer == "grassmann" else 1
+    return max(relative_error(a, b, slack * ALLOWED[i > 0]) for i, (a, b) in enumerate(zip(found, wanted)))
+
+
+def check_pair(spec: Spec, fused: bool) -> float:
+    """The relative error of the next sublayer's input after a write and a read."""
+    x, weight, bias, _ = draw(spec, 1001)
+    leaves = [t.detach().double() for t in (x, weight, bias)]
+    h, state = reference.read(*leaves, spec)
+    streams = reference.write(leaves[0], h, state, spec)
+    wanted, _ = reference.read(streams, *leaves[1:], spec)
+    return relative_error(linked(x, weight, bias, spec, 1, fused), wanted, 2 * ALLOWED[0])
+
+
+def relative_error(found: Tensor, wanted: Tensor, allowed: float) -> float:
+    error = float((found.double() - wanted).detach().norm() / wanted.detach().norm())
+    if not error <= allowed:
+        raise SystemExit(f"relative error {error:.1e} is over {allowed:.0e}: this case was not timed")
+    return error
 
 
 def extra_memory(run: Callable[[], object], kept: int) -> float:
@@ -141,23 +150,21 @@ def setup(spec: Spec, tokens: int, function: Callable) -> tuple[Callable[[], obj
     return forward, both
 
 
+def linked(x: Tensor, weight: Tensor, bias: Tensor, spec: Spec, links: int, fused: bool) -> Tensor:
+    """The sublayer's input after `links` connections, forward."""
+    with torch.no_grad():
+        h, state = kernels.read(x, weight, bias, spec)
+        for _ in range(links):
+            if fused:
+                _, h, state = kernels.write_read(h, state, weight, bias, spec)
+            else:
+                h, state = kernels.read(kernels.write(h, state), weight, bias, spec)
+        return h
+
+
 def chain(spec: Spec, tokens: int, links: int, fused: bool) -> Callable[[], Tensor]:
-    """`links` connections after one another, forward."""
     x, weight, bias, _ = draw(spec, tokens)
-
-    def run() -> Tensor:
-        with torch.no_grad():
-            streams = x
-            h, state = kernels.read(streams, weight, bias, spec)
-            for _ in range(links):
-                if fused:
-                    streams, h, state = kernels.write_read(h, state, weight, bias, spec)
-                else:
-                    streams = kernels.write(h, state)
-                    h, state = kernels.read(streams, weight, bias, spec)
-            return h
-
-    return run
+    return lambda: linked(x, weight, bias, spec, links, fused)
 
 
 def bit_equal(spec: Spec) -> bool:
@@ -196,15 +203,24 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=176128)
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--streams", type=int, default=4)
-    parser.add_argument("--cases", nargs="*", default=list(CASES), help=f"of {', '.join(CASES)}")
+    parser.add_argument(
+        "--cases", nargs="+", default=list(CASES), choices=list(CASES), metavar="CASE", help=f"of: {'; '.join(CASES)}"
+    )
     parser.add_argument("--peers", action="store_true", help="time other packages as well")
     parser.add_argument("--compiled", action="store_true", help="time the PyTorch form, compiled (a minute each)")
     parser.add_argument("--profile", action="store_true", help="time of every kernel of the first case")
     parser.add_argument("--folder", type=Path, default=RESULTS, help="where kernels-<dim>.csv goes")
     args = parser.parse_args()
+    n, d, tokens = args.streams, args.dim, args.tokens
+    if tokens < 1:
+        parser.error(f"--tokens must be at least 1, got {tokens}")
+    cases = [case for case in args.cases if n == 4 or case != "permutation"]  # its basis is of four streams
+    try:
+        specs = {case: spec_of(case, n, d) for case in cases}
+    except ValueError as refusal:
+        parser.error(str(refusal))
     if not torch.cuda.is_available():
         raise SystemExit("this benchmark needs a CUDA device")
-    n, d, tokens = args.streams, args.dim, args.tokens
 
     rate = copy_rate()
     print(f"a copy moves {rate / 1e12:.2f} TB/s")
@@ -226,7 +242,7 @@ def main() -> None:
         ms: float,
         eager: float,
         units: float,
-        memory: float,
+        memory: float | None,
         error: float | None,
     ) -> None:
         moved = units * unit
@@ -235,14 +251,15 @@ def main() -> None:
                 "case": case, "implementation": implementation, "what": what, "tokens": tokens, "dim": d, "streams": n,
                 "ms": round(ms, 4), "eager_ms": round(eager, 4), "tb_per_s": round(moved / ms / 1e9, 3),
                 "percent_of_bound": round(100 * moved / rate / ms * 1e3, 1),
-                "extra_mib": round(memory, 1), "stream_mib": round(n * unit / 2**20, 1),
+                "extra_mib": "" if memory is None else round(memory, 1), "stream_mib": round(n * unit / 2**20, 1),
                 "error": "" if error is None else f"{error:.1e}",
             }
         )  # fmt: skip
         row = rows[-1]
         print(
             f"{case:30s} {implementation:22s} {what:17s} {ms:7.3f} ms (eager {eager:.3f}), "
-            f"{row['percent_of_bound']:5.1f} % of bound, extra {memory:6.1f} MiB"
+            f"{row['percent_of_bound']:5.1f} % of bound"
+            + ("" if memory is None else f", extra {memory:6.1f} MiB")
             + ("" if error is None else f", error {error:.1e}"),
             flush=True,
         )
@@ -268,10 +285,7 @@ def main() -> None:
                 add("sinkhorn", name, what, ms, ms, units, extra_memory(run, kept), None)
             del block, x, grad, parameters, ahead, both, run
             torch.cuda.empty_cache()
-    for case in args.cases:
-        if case == "permutation" and n != 4:
-            continue
-        spec = spec_of(case, n, d)
+    for case, spec in specs.items():
         error = check(spec)
         implementations: dict[str, Callable] = {"fused": connection}
         if args.compiled and case in PAIRS:
@@ -283,10 +297,10 @@ def main() -> None:
             report(case, name, "forward+backward", both, 8 * n + 5, 2 * n * unit, error)
             del forward, both
             torch.cuda.empty_cache()
-    for case in PAIRS:
-        if case in args.cases:
-            spec = spec_of(case, n, d)
+    for case, spec in specs.items():
+        if case in PAIRS:
             for fused in (True, False):
+                error = check_pair(spec, fused)
                 links = 4
                 ms, eager = [], []
                 for count in (1, 1 + links):
@@ -295,10 +309,10 @@ def main() -> None:
                     ms.append(milliseconds(captured(run)[0].replay, device="cuda"))
                 name = "write→read" if fused else "write, read"
                 each = [(times[1] - times[0]) / links for times in (ms, eager)]
-                add(case, "fused", name, *each, 2 * n + 2, 0.0, 0.0)
+                add(case, "fused", name, *each, 2 * n + 2, None, error)
             print(f"{case}: two runs bit-equal: {bit_equal(spec)}; replay equals eager: {replay_equals_eager(spec)}")
     if args.profile:
-        profile(spec_of(args.cases[0], n, d), tokens)
+        profile(next(iter(specs.values())), tokens)
     write_csv(f"kernels-{d}", rows, "cuda", args.folder)
 
 
