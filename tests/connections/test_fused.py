@@ -202,6 +202,7 @@ def test_static_coefficients_have_no_weight_that_could_be_too_large():
 
 def test_compiles_with_variable_sizes_and_settings():
     """dynamic=True, and blocks whose settings differ: the compiler takes such numbers for variable."""
+    torch.compiler.reset()  # other tests' compilations of the same code count towards its limit
     for temperature in (1.0, 0.5, 2.0):
         made = block("cayley", temperature=temperature)
         compiled = torch.compile(made, fullgraph=True, backend="aot_eager", dynamic=True)

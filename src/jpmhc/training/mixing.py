@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jpmhc.connections import HyperConnection, HyperConnectionStack
+from jpmhc.connections import HyperConnection
 from jpmhc.models import RecursiveCore
 
 
@@ -46,15 +46,10 @@ def mixing_statistics(core: RecursiveCore, puzzle: Tensor, inputs: Tensor) -> di
 
         return before
 
-    network = core.network
-    assert isinstance(network, HyperConnectionStack)
     handles = [m.register_forward_pre_hook(hook(name)) for name, m in modules.items()]
-    # One connection after the other: a stack may fuse neighbours and then calls none of them.
-    core.network = nn.Sequential(*network.connections)
     try:
         core.think(puzzle, inputs, *core.initial(len(inputs)))
     finally:
-        core.network = network
         for handle in handles:
             handle.remove()
     assert product is not None
