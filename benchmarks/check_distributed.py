@@ -12,11 +12,12 @@ from pathlib import Path
 
 import torch
 
-from jpmhc.models import RecursiveConfig
-from jpmhc.tasks.arc import ArcConfig
 from jpmhc.training.config import TrainConfig
 from jpmhc.training.distributed import join
 from jpmhc.training.loop import Trainer
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "training"))
+import shared_run
 
 PAGE = Path(__file__).parent.parent / "docs" / "results" / "distributed.md"
 STEPS = 50
@@ -41,39 +42,18 @@ KINDS = [
 def configuration(
     out: Path, case: tuple[int, int, float, float], strategy: str, compute: str, parts: int
 ) -> TrainConfig:
-    """A run with puzzle vectors, Grassmann frames, clipping, a drop of the rate, exploration and averaging."""
+    """The suite's run, of another size and with other rates."""
     dim, streams, lr, frame_lr = case
-    model = RecursiveConfig(
-        dim=dim,
-        heads=2,
-        inner_multiple=16,
-        puzzle_slots=2,
-        h_cycles=2,
-        l_cycles=1,
-        halt_max_steps=3,
-        halt_exploration=0.3,
-        mixer="grassmann",
-        streams=streams,
-        mixer_dynamic=False,
-    )
-    task = ArcConfig(tasks=("25ff71a9", "a85d4709", "25d8a9c8"), augmentations=3, side=4, test_on="training")
-    return TrainConfig(
-        task=task,
-        model=dataclasses.replace(model, compute=compute),  # type: ignore[arg-type]  # float64 is for this check alone
+    run = shared_run.configuration(out)
+    model = dataclasses.replace(run.model, dim=dim, streams=streams, compute=compute)  # type: ignore[arg-type]
+    return dataclasses.replace(
+        run,
+        model=model,
         steps=STEPS,
-        batch=8,
         accumulate=parts,
         lr=lr,
         frame_lr=frame_lr,
-        warmup=5,
-        decay_at=(0.8,),
-        decay_to=(0.3,),
-        clip=1.0,
-        ema=0.9,
-        device="cpu",
         strategy=strategy,  # type: ignore[arg-type]
-        out=out,
-        log_every=1,
     )
 
 
