@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import forward_ad
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.checkpoint import checkpoint
 
 import jpmhc
@@ -36,7 +37,7 @@ def assert_same(model: nn.Module, blocks: list[jpmhc.HyperConnection]) -> None:
         assert (fused - reference).norm() <= 1e-5 * reference.norm() + 1e-7
 
 
-@pytest.mark.parametrize("mixer", [*jpmhc.MIXERS, mixers.Grassmann(N, static=True)], ids=str)
+@pytest.mark.parametrize("mixer", [*jpmhc.MIXERS, mixers.Grassmann(N, static=True), mixers.Grassmann(N, N)], ids=str)
 def test_fused_block_equals_the_reference(mixer):
     made = block(mixer, post_norm="rms" if mixer == "cayley" else None)
     assert_same(made, [made])
@@ -167,6 +168,24 @@ def test_stack_leaves_to_a_connection_what_is_its_own():
         each.register_forward_hook(lambda module, inputs, output: seen.append(output))
     assert torch.allclose(stack(x), expected, atol=1e-5)
     assert torch.equal(seen[1], stack(x))
+    stack = jpmhc.HyperConnectionStack([block("cayley", k) for k in range(2)])
+    stack.connections[1].forward = lambda streams: 0 * streams
+    assert not stack(x).any()
+    del stack.connections[1].forward
+    seen.clear()
+    handle = register_module_forward_hook(lambda module, *_: seen.append(type(module)))
+    stack(x)
+    handle.remove()
+    assert seen.count(jpmhc.HyperConnection) == 2
+
+
+def test_mixers_with_a_forward_of_their_own_are_not_taken_for_what_they_inherit():
+    class Faster(mixers.Cayley):
+        def forward(self, logits):
+            return super().forward(5 * logits)
+
+    with pytest.raises(ValueError, match="Faster has a forward of its own"):
+        jpmhc.HyperConnection(nn.Identity(), DIM, N, Faster(N), kernels="fused")
 
 
 @pytest.mark.parametrize("reduce", [False, True])

@@ -1,8 +1,11 @@
 """HyperConnection against the formula written out token by token, and what it promises its users."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import jpmhc
 from jpmhc.connections import gates
@@ -327,3 +330,45 @@ def test_gradients_are_not_written_into_when_the_sublayer_has_another_type(mixer
 def test_wrong_arguments_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("mixer", ["identity", "cayley"])
+def test_gradients_of_others_are_left_alone_when_only_the_write_is_compiled(mixer):
+    torch.compiler.reset()
+    made = jpmhc.HyperConnection(nn.Linear(DIM, DIM), DIM, N, mixer, index=0)
+    write = torch.compile(made.write, backend="aot_eager")
+    x = torch.randn(2, N, DIM, requires_grad=True)
+    other = torch.ones(2, N, DIM, requires_grad=True)
+    side = other * 1.0
+    weights = torch.randn(2, N, DIM)
+    h, state = made.read(x)
+    ((write(x, made.sublayer(h), state) + side) * weights).sum().backward()
+    assert torch.equal(other.grad, weights)
+    (expected,) = torch.autograd.grad((made(x) * weights).sum(), x)
+    assert torch.allclose(x.grad, expected, atol=1e-6)
+
+
+def test_selective_checkpointing_may_keep_matrix_products():
+    made = jpmhc.HyperConnection(nn.Linear(DIM, DIM), DIM, N, norm="layer", index=0)
+    x = torch.randn(3, N, DIM, requires_grad=True)
+    kept = [torch.ops.aten.bmm.default, torch.ops.aten.mm.default]
+    contexts = functools.partial(create_selective_checkpoint_contexts, kept)
+    out = checkpoint(made, x, use_reentrant=False, context_fn=contexts)
+    (found,) = torch.autograd.grad(out.square().sum(), x)
+    (expected,) = torch.autograd.grad(made(x).square().sum(), x)
+    assert torch.allclose(found, expected, atol=1e-6)
+
+
+def test_write_takes_only_what_fits_the_read():
+    made = jpmhc.HyperConnection(nn.Identity(), DIM, N, index=0)
+    x = torch.randn(2, 3, N, DIM)
+    h, state = made.read(x)
+    narrow = jpmhc.HyperConnection(nn.Identity(), DIM, 2, index=0)
+    for streams, y, read in (
+        (x.transpose(0, 1), h.transpose(0, 1), state),
+        (x.repeat(2, 1, 1, 1), h.repeat(2, 1, 1), state),
+        (x, h, narrow.read(x[..., :2, :])[1]),
+        (x, h, made.read(x[:1, :1])[1]),
+    ):
+        with pytest.raises(ValueError, match="what this connection's read returned for these streams"):
+            made.write(streams, y, read)

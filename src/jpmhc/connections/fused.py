@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 def plan(coefficients: "CoefficientMap", post_norm: str | None, eps: float) -> Spec | str:
     """What the kernels are told of this connection, or one sentence saying why it cannot be fused."""
+    kind = type(coefficients.mixer)
+    described = next(base for base in kind.__mro__ if "fused" in vars(base))
+    if kind.forward is not getattr(described, "forward", None):
+        return f"the mixer {kind.__name__} has a forward of its own, which the kernels do not know"
     settings = coefficients.mixer.fused()
     if isinstance(settings, str):
         return settings

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from jpmhc.connections import fused, gates, mixers, steps
 from jpmhc.connections.streams import expand_streams, reduce_streams
@@ -197,11 +198,17 @@ class HyperConnection(nn.Module):
     def write(self, x: Tensor, y: Tensor, state: Any) -> Tensor:
         """The streams after the sublayer's output y [..., dim] has been written back."""
         flat = self._flat(x)
-        self.checked(y, x)
+        self._checked(y, x)
         if not isinstance(state, ReadState):
             return fused.write(self, x, y, state)
+        if state.streams.shape != (flat.shape[0], self.streams, self.dim) or x.shape[:-2] != state.source.shape[:-2]:
+            raise ValueError(
+                f"the state must be what this connection's read returned for these streams: it is of "
+                f"{list(state.source.shape)}, the streams are {list(x.shape)}"
+            )
         # The streams that read() handed on carry the shortest backward pass; other streams are as valid.
-        streams = state.streams if x is state.source else self._all(flat)
+        handed = x is state.source and steps.eager(state.streams, state.write)
+        streams = state.streams if handed else self._all(flat)
         out = steps.scatter(streams, y.reshape(-1, self.dim), state.write, state.skip)
         out = out.view(*x.shape[:-2], self.streams, self.dim)
         if self.post_norm is None:
@@ -215,7 +222,7 @@ class HyperConnection(nn.Module):
         out = self.write(x, _first(y), state)
         return (out, *y[1:]) if isinstance(y, tuple) else out
 
-    def checked(self, y: Any, x: Tensor) -> Tensor:
+    def _checked(self, y: Any, x: Tensor) -> Tensor:
         """What a sublayer returned, if it can be written back to the streams x."""
         if not isinstance(y, Tensor) or y.shape != (*x.shape[:-2], self.dim):
             found = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
@@ -275,7 +282,7 @@ class HyperConnectionStack(nn.Module):
                 x = _first(block(x, *args, **kwargs))
                 continue
             h, state = begun or block.read(x)
-            y = block.checked(_first(block.sublayer(h, *args, **kwargs)), x)
+            y = block._checked(_first(block.sublayer(h, *args, **kwargs)), x)
             if following is None and self.reduce:
                 return fused.write(block, x, y, state, mean=True)
             if following is not None and _separable(following, x):
@@ -288,9 +295,11 @@ class HyperConnectionStack(nn.Module):
 
 def _separable(block: HyperConnection, x: Tensor) -> bool:
     """Whether a stack may run the block's fused steps itself: nobody else has a say in them."""
-    own = any(getattr(type(block), name) is not getattr(HyperConnection, name) for name in ("forward", "read", "write"))
+    own = "forward" in vars(block) or any(
+        getattr(type(block), name) is not getattr(HyperConnection, name) for name in ("forward", "read", "write")
+    )
     hooks = (block._forward_hooks, block._forward_pre_hooks, block._backward_hooks, block._backward_pre_hooks)
-    return not own and not any(hooks) and fused.chosen(block, x)
+    return not own and not any(hooks) and not _has_any_global_hook() and fused.chosen(block, x)
 
 
 def _first(result: Any) -> Any:

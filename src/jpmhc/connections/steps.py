@@ -25,23 +25,24 @@ def project(x: Tensor, weight: Tensor, centred: bool, eps: float) -> tuple[Tenso
         centred: LayerNorm if true, RMSNorm otherwise; neither has weights of its own, W would absorb them.
         eps: Added to the variance or mean square.
     """
-    return _run(_Project, x, weight, centred, eps) if _eager(x, weight) else (_project(x, weight, centred, eps), x)
+    return _run(_Project, x, weight, centred, eps) if eager(x, weight) else (_project(x, weight, centred, eps), x)
 
 
 def gather(x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
     """The sublayer's input, a mixture of the streams, and x handed on. [T, n, d], [T, n] → [T, d]"""
-    return _run(_Gather, x, read) if _eager(x, read) else (_gather(x, read), x)
+    return _run(_Gather, x, read) if eager(x, read) else (_gather(x, read), x)
 
 
 def scatter(x: Tensor, y: Tensor, write: Tensor, skip: Tensor | None) -> Tensor:
     """eq. cayley-fwd: the mixed streams plus the sublayer's output fanned out; skip None is the identity. [T, n, d]"""
-    if _eager(x, write):
-        # Whatever y's type: where the steps before are eager this must be too, as they add to its gradient in place.
+    if eager(x, write):
+        # Whatever y's type: the steps before this one add to its gradient in place, so it has to be their own.
         return _run(_Scatter, x, y.to(x.dtype), write, skip)
     return _scatter(x, y, write, skip)
 
 
-def _eager(x: Tensor, coefficient: Tensor) -> bool:
+def eager(x: Tensor, coefficient: Tensor) -> bool:
+    """Whether the steps run in the form with a backward of their own."""
     return (
         torch.is_grad_enabled()
         and x.dtype == coefficient.dtype
@@ -117,9 +118,9 @@ class _Project(Function):
         if centred:
             mean = flat.mean(-1, keepdim=True)
             mean_square = (mean_square - mean.square()).clamp(min=0)
-            logits -= mean * weight.sum(-1)
+            logits = logits - mean * weight.sum(-1)
         scale = (mean_square + eps).rsqrt()
-        logits *= scale
+        logits = logits * scale
         ctx.save_for_backward(x, weight, logits, scale, mean)
         ctx.centred, ctx.eps = centred, eps
         ctx.set_materialize_grads(False)
@@ -180,7 +181,8 @@ class _Scatter(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, write: Tensor, skip: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, y, write, skip)
-        out = torch.bmm(write.unsqueeze(-1), y.unsqueeze(-2))
+        # Not a matrix product: selective checkpointing keeps those, and what is kept may not be added to.
+        out = write.unsqueeze(-1) * y.unsqueeze(-2)
         return out.add_(x) if skip is None else out.baddbmm_(skip, x)
 
     @staticmethod

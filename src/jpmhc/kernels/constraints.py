@@ -280,7 +280,7 @@ def mix(m, S: tl.constexpr):
         return sinkhorn(m, S.iterations)
     elif S.mixer == "cayley":
         return cayley(S.scale * m, S)
-    elif S.mixer == "grassmann":
+    elif S.mixer == "grassmann" and S.rank < S.n:
         weighted = spread(m, gram_inverse(m, S))
         return tl.sum(weighted[:, :, None, :] * m[:, None, :, :], axis=3)
     elif S.mixer == "permutation":
@@ -297,8 +297,8 @@ def mix(m, S: tl.constexpr):
             factor, _ = kronecker_factor(a, f, S)
             h *= factor
         return h
-    else:
-        return tl.sum(m, axis=1)[:, :, None] * 0.0 + identity(S.n)
+    else:  # the identity, or a projector of full rank
+        return tl.sum(tl.sum(m, axis=2), axis=1)[:, None, None] * 0.0 + identity(S.n)
 
 
 @triton.jit
@@ -312,6 +312,8 @@ def mix_derivative(m, h, grad, S: tl.constexpr):
     elif S.mixer == "cayley":
         g = cayley_derivative(S.scale * m, h, grad, S)
         return S.scale * (g - tl.permute(g, (0, 2, 1)))
+    elif S.mixer == "grassmann" and S.rank == S.n:
+        return m * 0.0
     elif S.mixer == "grassmann":
         # dP = (I - P) dF C Fᵀ + its transpose, with C = (FᵀF)⁻¹.
         symmetric = grad + tl.permute(grad, (0, 2, 1))

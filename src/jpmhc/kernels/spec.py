@@ -5,6 +5,8 @@ import dataclasses
 import functools
 import math
 
+from jpmhc.manifolds import validate
+
 NORMS = ("layer", "rms")
 READS = WRITES = ("softmax_matrix", "softmax", "sigmoid")
 MIXERS = ("identity", "unconstrained", "sinkhorn", "cayley", "grassmann", "permutation", "kronecker")
@@ -59,14 +61,21 @@ class Spec:
                 raise ValueError(f"{name} must be one of {', '.join(map(str, choices))}, got {value!r}")
         if self.d % 8 or not 8 <= self.d <= MAX_DIM:
             raise ValueError(f"d must be a multiple of 8 between 8 and {MAX_DIM}, got {self.d}")
-        if self.mixer == "sinkhorn" and not self.iterations:
-            raise ValueError("the sinkhorn mixer needs a positive number of iterations")
+        validate.positive(self.temperature, "temperature")
+        validate.positive(self.eps, "eps")
+        validate.number(self.scale, "scale")
+        validate.at_least_one(self.iterations, "iterations")
+        if self.mixer == "sinkhorn" and self.iterations is None:
+            raise ValueError("the sinkhorn mixer needs a number of iterations")
         if self.mixer == "grassmann" and not 1 <= self.rank <= self.n:
             raise ValueError(f"the grassmann mixer needs a rank between 1 and n = {self.n}, got {self.rank}")
         if self.mixer == "permutation" and not self.permutations:
             raise ValueError("the permutation mixer needs at least one permutation")
         if any(sorted(p) != list(range(self.n)) for p in self.permutations):
             raise ValueError(f"every permutation must rearrange 0..{self.n - 1}, got {self.permutations}")
+        for name in ("eps", "temperature", "scale"):
+            object.__setattr__(self, name, float(getattr(self, name)))
+        object.__setattr__(self, "permutations", tuple(tuple(p) for p in self.permutations))
         # Made once, as torch.compile cannot make text of numbers that it takes for variable.
         values = tuple(getattr(self, field.name) for field in dataclasses.fields(self) if field.init)
         object.__setattr__(self, "key", repr(values))
