@@ -1,6 +1,8 @@
 """HyperConnection against the formula written out token by token, and what it promises its users."""
 
+import copy
 import functools
+import pickle
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import jpmhc
-from jpmhc.connections import gates
+from jpmhc.connections import gates, mixers
 
 NAMES = list(jpmhc.MIXERS)
 DIM, N = 8, 4
@@ -372,3 +374,19 @@ def test_write_takes_only_what_fits_the_read():
     ):
         with pytest.raises(ValueError, match="what this connection's read returned for these streams"):
             made.write(streams, y, read)
+
+
+def test_settings_cannot_change_behind_the_back_of_what_was_planned_with_them():
+    made = jpmhc.HyperConnection(nn.Identity(), DIM, N, index=0)
+    for owner, name, value in (
+        (made, "post_norm", "rms"),
+        (made.map, "temperature", 2.0),
+        (made.map, "mixer", mixers.Identity(N)),
+        (made.mixer, "scale", 0.2),
+    ):
+        with pytest.raises(AttributeError, match=f"{name} is set when a {type(owner).__name__} is made"):
+            setattr(owner, name, value)
+    made.kernels = "reference"
+    copied = pickle.loads(pickle.dumps(copy.deepcopy(made)))
+    x = torch.randn(2, N, DIM)
+    assert torch.equal(copied(x), made(x))

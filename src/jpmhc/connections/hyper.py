@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from jpmhc.connections import fused, gates, mixers, steps
+from jpmhc.connections.settings import Settled
 from jpmhc.connections.streams import expand_streams, reduce_streams
 from jpmhc.manifolds import validate
 
@@ -37,7 +38,7 @@ class ReadState(NamedTuple):
     skip: Tensor | None  # [T, n, n]
 
 
-class CoefficientMap(nn.Module):
+class CoefficientMap(Settled):
     """Streams → logits → coefficients. Its numbers stay in float32 when the model becomes bfloat16 or float16.
 
     Attributes:
@@ -45,6 +46,8 @@ class CoefficientMap(nn.Module):
             √(n · dim), so that a step moves dynamic and static logits alike whatever the width. [K, n * dim]
         logits: What does not: the logits at the start, and all of them when static. [K]
     """
+
+    settings = ("dim", "mixer", "norm", "read", "write", "temperature")
 
     def __init__(self, dim: int, mixer: mixers.Mixer, norm: str, read: str, write: str, temperature: float) -> None:
         super().__init__()
@@ -112,7 +115,7 @@ class CoefficientMap(nn.Module):
         return super()._apply(keep_precision, recurse)
 
 
-class HyperConnection(nn.Module):
+class HyperConnection(Settled):
     r"""A sublayer wrapped in n residual streams.
 
     A fresh block on n equal streams is the plain residual block $x + F(x)$, whatever the mixer.
@@ -137,6 +140,8 @@ class HyperConnection(nn.Module):
         x: [..., streams, dim], and the same out. Streams that are all equal may be given once, as [..., 1, dim]: the
             fused kernels then move one stream instead of n.
     """
+
+    settings = ("dim", "streams", "post_norm")
 
     def __init__(
         self,

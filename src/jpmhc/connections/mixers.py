@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from jpmhc.connections.settings import Settled
 from jpmhc.manifolds import birkhoff, grassmann, orthogonal, permutation, validate
 
 START_MASS = 0.01  # off-diagonal mass at the start of bistochastic mixers: at zero the gradient is zero too
 
 
-class Mixer(nn.Module, ABC):
+class Mixer(Settled, ABC):
     """A set of n × n matrices, parametrised by logits.
 
     Attributes:
@@ -24,6 +25,7 @@ class Mixer(nn.Module, ABC):
         logits: How many numbers name a matrix.
     """
 
+    settings = ("streams", "logits", "iterations", "tolerance", "gradient", "scale", "rank")
     grassmann_frames: tuple[str, ...] = ()  # names of parameters that live on a Stiefel manifold
 
     def __init__(self, streams: int, logits: int) -> None:
