@@ -139,7 +139,7 @@ def _write_to_read(
 
 
 def pays(spec: Spec, following: Spec) -> bool:
-    """Whether one kernel is faster than two. A post-norm keeps n sums of every logit: up to 64 of them it does."""
+    """Whether one kernel is no slower than two. A post-norm keeps n sums of every logit: up to 64 of them it is not."""
     return not spec.post_norm or spec.n * padded(following.logits) <= 64
 
 
