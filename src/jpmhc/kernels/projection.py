@@ -148,7 +148,7 @@ def _constrain_rows(logits, coef, T, BT: tl.constexpr, S: tl.constexpr):
 
 def constrain(logits: Tensor, coef: Tensor, spec: Spec) -> None:
     """Fill in the coefficients of logits in memory. logits: [T, K]; coef: [T, n(n+2)]"""
-    block = 2048 // spec.n**2  # as many numbers a thread whatever n
+    block = 128
     _constrain_rows[(triton.cdiv(len(logits), block),)](logits, coef, len(logits), BT=block, S=spec, num_warps=4)
 
 

@@ -235,7 +235,7 @@ def logits_backward(
     operand = torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32
     prepared, sums = prepare(weight, operand, width)
     left, affine = x.new_empty(tokens, kp, dtype=operand), coef.new_empty(tokens, 2)
-    block = 512 // spec.n**2  # as many numbers a thread whatever n
+    block = 32
     programs = triton.cdiv(tokens, block)
     partial = coef.new_empty(programs, 2, kp)
     if tokens:
