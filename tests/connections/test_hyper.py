@@ -390,3 +390,15 @@ def test_settings_cannot_change_behind_the_back_of_what_was_planned_with_them():
     copied = pickle.loads(pickle.dumps(copy.deepcopy(made)))
     x = torch.randn(2, N, DIM)
     assert torch.equal(copied(x), made(x))
+
+
+@pytest.mark.parametrize("mixer", ["sinkhorn", "cayley"])
+def test_stack_compiles_with_variable_sizes(mixer):
+    torch.compiler.reset()
+    model = jpmhc.HyperConnectionStack(jpmhc.HyperConnection(nn.Linear(DIM, DIM), DIM, N, mixer) for _ in range(2))
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
+    for tokens in (5, 3):
+        x = torch.randn(tokens, N, DIM, requires_grad=True)
+        (found,) = torch.autograd.grad(compiled(x).square().sum(), x)
+        (expected,) = torch.autograd.grad(model(x).square().sum(), x)
+        assert torch.allclose(found, expected, atol=1e-5)

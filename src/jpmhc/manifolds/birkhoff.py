@@ -14,7 +14,9 @@ from torch import Tensor
 
 from jpmhc.manifolds import validate
 
-LOGIT_BOUND = 10.0  # Alg. sinkhorn-forward clamps the logits to ±10
+# Alg. sinkhorn-forward clamps the logits to ±10. Whole: with dynamic=True torch.compile takes a float for variable, and
+# two projections in one graph then fail inside it.
+LOGIT_BOUND = 10
 GRADIENTS = ("direct", "gauss_seidel", "unrolled")
 
 
