@@ -1,8 +1,9 @@
 """What a model is built from: mixers, hyper-connections and the streams between them."""
 
-from jpmhc.connections.hyper import Coefficients, HyperConnection, HyperConnectionStack
+from jpmhc.connections.hyper import Coefficients, HyperConnection
 from jpmhc.connections.mixers import MIXERS, Mixer
 from jpmhc.connections.parameters import parameter_groups
+from jpmhc.connections.stack import HyperConnectionStack
 from jpmhc.connections.streams import expand_streams, reduce_streams
 
 __all__ = [

@@ -4,16 +4,14 @@ A block reads one mixture of the streams, runs the sublayer on it, and writes th
 $x \leftarrow H_{res} x + h_{post} \otimes F(h_{pre}^\top x)$ (eq. hc-general; pre and post as the vectors they are).
 """
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 
 from jpmhc.connections import fused, gates, mixers, steps
 from jpmhc.connections.settings import Settled
-from jpmhc.connections.streams import expand_streams, reduce_streams
+from jpmhc.connections.streams import expand_streams, flatten_streams, sublayer_output
 from jpmhc.manifolds import validate
 
 NORMS = ("rms", "layer")
@@ -203,7 +201,7 @@ class HyperConnection(Settled):
     def write(self, x: Tensor, y: Tensor, state: Any) -> Tensor:
         """The streams after the sublayer's output y [..., dim] has been written back."""
         flat = self._flat(x)
-        self._checked(y, x)
+        y = sublayer_output(y, x)
         if not isinstance(state, ReadState):
             return fused.write(self, x, y, state)
         if state.streams.shape != (flat.shape[0], self.streams, self.dim) or x.shape[:-2] != state.source.shape[:-2]:
@@ -224,90 +222,23 @@ class HyperConnection(Settled):
         """Read, sublayer, write. Extra arguments go to the sublayer; of a tuple it returns, the first is written."""
         h, state = self.read(x)
         y = self.sublayer(h, *args, **kwargs)
-        out = self.write(x, _first(y), state)
+        out = self.write(x, first_of(y), state)
         return (out, *y[1:]) if isinstance(y, tuple) else out
-
-    def _checked(self, y: Any, x: Tensor) -> Tensor:
-        """What a sublayer returned, if it can be written back to the streams x."""
-        if not isinstance(y, Tensor) or y.shape != (*x.shape[:-2], self.dim):
-            found = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
-            raise ValueError(f"the sublayer must return a tensor of shape {[*x.shape[:-2], self.dim]}, got {found}")
-        if not y.is_floating_point():
-            raise ValueError(f"the sublayer must return floating-point numbers, got {y.dtype}")
-        return y
 
     def _all(self, x: Tensor) -> Tensor:
         """All n streams of what may be given once."""
         return x if x.shape[-2] == self.streams else expand_streams(x.squeeze(-2), self.streams)
 
     def _flat(self, x: Tensor) -> Tensor:
-        if not isinstance(x, Tensor):
-            raise ValueError(f"expected streams of shape [..., {self.streams}, {self.dim}], got {type(x).__name__}")
-        if x.ndim < 2 or x.shape[-2:] not in ((self.streams, self.dim), (1, self.dim)):
-            raise ValueError(f"expected streams of shape [..., {self.streams}, {self.dim}], got {list(x.shape)}")
-        if not x.is_floating_point():
-            raise ValueError(f"expected floating-point streams, got {x.dtype}")
-        return x.reshape(-1, x.shape[-2], self.dim)
+        return flatten_streams(x, self.streams, self.dim)
 
     def extra_repr(self) -> str:
         m = self.map
         return f"dim={self.dim}, streams={self.streams}, norm={m.norm}, read={m.read}, write={m.write}"
 
 
-class HyperConnectionStack(nn.Module):
-    """Adjacent connections, applied in order. Extra arguments go to every sublayer; of a tuple, the first is written.
-
-    Where two neighbours run on the fused kernels, the write of one and the read of the next are one pass over the
-    streams; the result is the same. A connection with hooks, or of a subclass with its own steps, is called as a whole.
-
-    Args:
-        connections: The connections, all of the same `dim` and `streams`.
-        reduce: Return the mean over the streams [..., dim] instead of the streams; the fused kernels then take it
-            while they write, and the last streams never reach memory.
-    """
-
-    def __init__(self, connections: Iterable[HyperConnection], reduce: bool = False) -> None:
-        super().__init__()
-        self.connections = nn.ModuleList(connections)
-        validate.switch(reduce, "reduce")
-        self.reduce = reduce
-        for block in self.connections:
-            if not isinstance(block, HyperConnection):
-                raise ValueError(f"a stack is made of HyperConnections, got {type(block).__name__}")
-        shapes = sorted({(block.streams, block.dim) for block in self.connections})
-        if len(shapes) > 1:
-            found = " and ".join(f"{streams} streams of {dim}" for streams, dim in shapes)
-            raise ValueError(f"the connections of a stack must have the same streams and dim, got {found}")
-
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        blocks: list[Any] = list(self.connections)
-        begun: tuple[Tensor, Any] | None = None  # what the pass before has already read for this block
-        for block, following in zip(blocks, [*blocks[1:], None]):
-            if begun is None and not _separable(block, x):
-                x = _first(block(x, *args, **kwargs))
-                continue
-            h, state = begun or block.read(x)
-            y = block._checked(_first(block.sublayer(h, *args, **kwargs)), x)
-            if following is None and self.reduce:
-                return fused.write(block, x, y, state, mean=True)
-            if following is not None and _separable(following, x):
-                x, h, state = fused.write_read(y, state, following)
-                begun = h, state
-            else:
-                x, begun = block.write(x, y, state), None
-        return reduce_streams(x) if self.reduce else x
-
-
-def _separable(block: HyperConnection, x: Tensor) -> bool:
-    """Whether a stack may run the block's fused steps itself: nobody else has a say in them."""
-    own = "forward" in vars(block) or any(
-        getattr(type(block), name) is not getattr(HyperConnection, name) for name in ("forward", "read", "write")
-    )
-    hooks = (block._forward_hooks, block._forward_pre_hooks, block._backward_hooks, block._backward_pre_hooks)
-    return not own and not any(hooks) and not _has_any_global_hook() and fused.chosen(block, x)
-
-
-def _first(result: Any) -> Any:
+def first_of(result: Any) -> Any:
+    """What of a sublayer's result is written."""
     return result[0] if isinstance(result, tuple) and result else result
 
 

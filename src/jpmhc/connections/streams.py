@@ -1,4 +1,6 @@
-"""Between one stream and n: copy on the way in, mean on the way out."""
+"""Streams: one to n and back, and what fits them."""
+
+from typing import Any
 
 from torch import Tensor
 
@@ -18,3 +20,26 @@ def reduce_streams(x: Tensor) -> Tensor:
     if x.ndim < 2 or x.shape[-2] < 1:
         raise ValueError(f"expected streams of shape [..., n, d] with n >= 1, got {list(x.shape)}")
     return x.mean(-2)
+
+
+def flatten_streams(x: Tensor, streams: int, dim: int) -> Tensor:
+    """The streams of all tokens in a row, if they are n of this width, or one that stands for n. [T, n or 1, d]"""
+    wanted = f"streams of shape [..., {streams}, {dim}]"
+    if not isinstance(x, Tensor):
+        raise ValueError(f"expected {wanted}, got {type(x).__name__}")
+    if x.ndim < 2 or x.shape[-2:] not in ((streams, dim), (1, dim)):
+        raise ValueError(f"expected {wanted}, got {list(x.shape)}")
+    if not x.is_floating_point():
+        raise ValueError(f"expected floating-point streams, got {x.dtype}")
+    return x.reshape(-1, x.shape[-2], dim)
+
+
+def sublayer_output(y: Any, x: Tensor) -> Tensor:
+    """What a sublayer returned, if it can be written back to the streams x. [..., d]"""
+    wanted = (*x.shape[:-2], x.shape[-1])
+    if not isinstance(y, Tensor) or y.shape != wanted:
+        found = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
+        raise ValueError(f"the sublayer must return a tensor of shape {list(wanted)}, got {found}")
+    if not y.is_floating_point():
+        raise ValueError(f"the sublayer must return floating-point numbers, got {y.dtype}")
+    return y

@@ -94,7 +94,7 @@ def _(
 
 
 def _no_second_derivative(ctx, *gradients):
-    raise NotImplementedError('the fused kernels have no second derivatives; kernels="reference" does')
+    raise RuntimeError('the fused kernels have no second derivatives; kernels="reference" does')
 
 
 read_backward_op.register_autograd(_no_second_derivative)

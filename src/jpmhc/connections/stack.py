@@ -1,0 +1,67 @@
+"""HyperConnectionStack: adjacent connections, the write of one fused with the read of the next."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
+
+from jpmhc.connections import fused
+from jpmhc.connections.hyper import HyperConnection, first_of
+from jpmhc.connections.streams import flatten_streams, reduce_streams, sublayer_output
+from jpmhc.manifolds import validate
+
+
+class HyperConnectionStack(nn.Module):
+    """Adjacent connections, applied in order. Extra arguments go to every sublayer; of a tuple, the first is written.
+
+    Where two neighbours run on the fused kernels, the write of one and the read of the next are one pass over the
+    streams; the result is the same. A connection with hooks, or of a subclass with its own steps, is called as a whole.
+
+    Args:
+        connections: The connections, all of the same `dim` and `streams`.
+        reduce: Return the mean over the streams [..., dim] instead of the streams; the fused kernels then take it
+            while they write, and the last streams never reach memory.
+    """
+
+    def __init__(self, connections: Iterable[HyperConnection], reduce: bool = False) -> None:
+        super().__init__()
+        self.connections = nn.ModuleList(connections)
+        validate.switch(reduce, "reduce")
+        self.reduce = reduce
+        for block in self.connections:
+            if not isinstance(block, HyperConnection):
+                raise ValueError(f"a stack is made of HyperConnections, got {type(block).__name__}")
+        shapes = sorted({(block.streams, block.dim) for block in self.connections})
+        if len(shapes) > 1:
+            found = " and ".join(f"{streams} streams of {dim}" for streams, dim in shapes)
+            raise ValueError(f"the connections of a stack must have the same streams and dim, got {found}")
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        blocks: list[Any] = list(self.connections)
+        if blocks:
+            flatten_streams(x, blocks[0].streams, blocks[0].dim)
+        begun: tuple[Tensor, Any] | None = None  # what the pass before has already read for this block
+        for block, following in zip(blocks, [*blocks[1:], None]):
+            if begun is None and not _separable(block, x):
+                x = first_of(block(x, *args, **kwargs))
+                continue
+            h, state = begun or fused.read(block, x)
+            y = sublayer_output(first_of(block.sublayer(h, *args, **kwargs)), x)
+            if following is not None and _separable(following, x):
+                x, h, state = fused.write_read(y, state, following)
+                begun = h, state
+            elif following is None and self.reduce:
+                return fused.write(block, x, y, state, mean=True)
+            else:
+                x, begun = fused.write(block, x, y, state), None
+        return reduce_streams(x) if self.reduce else x
+
+
+def _separable(block: HyperConnection, x: Tensor) -> bool:
+    """Whether a stack may run the block's fused steps itself: nobody else has a say in them."""
+    own = "forward" in vars(block) or any(
+        getattr(type(block), name) is not getattr(HyperConnection, name) for name in ("forward", "read", "write")
+    )
+    hooks = (block._forward_hooks, block._forward_pre_hooks, block._backward_hooks, block._backward_pre_hooks)
+    return not own and not any(hooks) and not _has_any_global_hook() and fused.chosen(block, x)
