@@ -1,11 +1,9 @@
 """What PyTorch may ask of the operators: graphs, compilation, strides, repetition."""
 
-import os
-
 import pytest
 import torch
 import triton
-from connection_cases import DEVICE, draw, run, spec_of
+from connection_cases import draw, run, spec_of
 from torch import Tensor
 
 from jpmhc import kernels
@@ -126,8 +124,3 @@ def test_compiles_without_a_break() -> None:
         results.append((out, *torch.autograd.grad(out, (x, weight), inputs["grad"])))
     for eager, compiled in zip(*results):
         assert torch.equal(eager, compiled)
-
-
-@pytest.mark.skipif(DEVICE == "cuda", reason="on a device the kernels are compiled")
-def test_interpreter_is_in_use() -> None:
-    assert os.environ["TRITON_INTERPRET"] == "1"

@@ -52,7 +52,6 @@ def _write_to_read(
     stats,
     h,
     T,
-    D: tl.constexpr,
     OLD_PER_TOKEN: tl.constexpr,
     POST_NORM: tl.constexpr,
     OLD_EPS: tl.constexpr,
@@ -64,11 +63,12 @@ def _write_to_read(
     STAGES: tl.constexpr,
     BACK: tl.constexpr,
     BACK_STAGES: tl.constexpr,
-    N: tl.constexpr,
     M: tl.constexpr,
     S: tl.constexpr,
 ):
     """S is the connection that begins."""
+    N: tl.constexpr = S.n
+    D: tl.constexpr = S.d
     ND: tl.constexpr = N * D
     rows = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
     inside = rows < T
@@ -162,8 +162,8 @@ def write_to_read(
         launch = {"BT": 16, "BD": width, "STAGES": depth, "BACK": back[0], "BACK_STAGES": back[1], "num_warps": 2}
         _write_to_read[(triton.cdiv(tokens, launch["BT"]),)](
             x, y, old, out, prepared, sums, bias, logits, stats, h, tokens,
-            D=spec.d, OLD_PER_TOKEN=int(len(old) == tokens), POST_NORM=int(spec.post_norm), OLD_EPS=spec.eps,
-            KP=kp, PRECISION=precision(x), COMPILED=x.is_cuda, N=spec.n, M=x.shape[1], S=following, **launch,
+            OLD_PER_TOKEN=int(len(old) == tokens), POST_NORM=int(spec.post_norm), OLD_EPS=spec.eps,
+            KP=kp, PRECISION=precision(x), COMPILED=x.is_cuda, M=x.shape[1], S=following, **launch,
         )  # fmt: skip
         constrain(logits, coef, following)
     return out, h, logits, stats, coef
