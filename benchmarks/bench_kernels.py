@@ -24,8 +24,8 @@ from harness import RESULTS, milliseconds, write_csv
 from jpmhc import kernels
 from jpmhc.kernels import Spec
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "kernels"))
-import reference
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.kernels import reference
 
 PERMUTATIONS = ((0, 1, 2, 3), (1, 0, 3, 2), (2, 3, 0, 1), (3, 2, 1, 0), (1, 2, 3, 0), (0, 2, 1, 3))
 CASES: dict[str, dict] = {

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 
-from jpmhc.training.config import TrainConfig
-from jpmhc.training.distributed import join
-from jpmhc.training.loop import Trainer
+from jpmhc.trm.training.config import TrainConfig
+from jpmhc.trm.training.distributed import join
+from jpmhc.trm.training.loop import Trainer
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "training"))
-import shared_run
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.trm.training import shared_run
 
 PAGE = Path(__file__).parent.parent / "docs" / "results" / "distributed.md"
 STEPS = 50

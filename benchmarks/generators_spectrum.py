@@ -10,7 +10,7 @@ import math
 import torch
 
 from harness import write_csv
-from jpmhc import spectra
+from jpmhc import generators, spectra
 from jpmhc.manifolds import permutation
 
 STREAMS, SIZE, NOISE, DRAWS = 4, 6, 0.05, 4
@@ -25,7 +25,7 @@ def bases() -> dict[str, torch.Tensor]:
         ("largest gap with the identity", SIZE, True),
         ("five, largest gap with the identity", 5, True),
     ):
-        found[name] = permutation.best_generating_set(STREAMS, size, contains_identity=identity).perms
+        found[name] = generators.best_generating_set(STREAMS, size, contains_identity=identity).perms
     return found
 
 
@@ -68,8 +68,8 @@ def main() -> None:
             rows.append(
                 {
                     "basis": name,
-                    "gap": permutation.spectral_gap(basis),
-                    "stream_gap": permutation.stream_gap(basis),
+                    "gap": generators.spectral_gap(basis),
+                    "stream_gap": generators.stream_gap(basis),
                     "depth": depth,
                     "weights": weights,
                     "collapsed": mass,

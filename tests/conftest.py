@@ -9,7 +9,7 @@ import torch
 # Without a device the Triton kernels run in the interpreter, which has to be chosen before anything imports them.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
-    import triton_interpreter
+    from tests import triton_interpreter
 
     triton_interpreter.repair()
 

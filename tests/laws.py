@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import jpmhc
-from jpmhc.connections.mixers import Mixer
+from jpmhc.mixers import Mixer
 
 MEMBERSHIP = {torch.float32: 3e-6, torch.float64: 1e-13}
 

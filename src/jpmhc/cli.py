@@ -15,9 +15,9 @@ from jpmhc import __version__
 from jpmhc.demo import DEFAULT as DEMO
 from jpmhc.demo import DemoConfig, possible_mixers
 from jpmhc.demo import run as run_demo
-from jpmhc.manifolds.generating_sets import Method, Question, available_cores, carry_out
-from jpmhc.manifolds.generating_sets import plan as plan_search
-from jpmhc.manifolds.walk_spectrum import plain_spectral_gap
+from jpmhc.generators.generating_sets import Method, Question, available_cores, carry_out
+from jpmhc.generators.generating_sets import plan as plan_search
+from jpmhc.generators.walk_spectrum import plain_spectral_gap
 from jpmhc.report import demo as demo_report
 from jpmhc.report import generators as generator_report
 from jpmhc.report import spectra as spectra_report
@@ -26,11 +26,11 @@ from jpmhc.report.figures import draw_panel, draw_spectrum
 from jpmhc.spectra.panel import PanelConfig
 from jpmhc.spectra.panel import panel as draw_cells
 from jpmhc.spectra.query import Query, ask, write_curve
-from jpmhc.training.config import PRESETS, TrainConfig
-from jpmhc.training.evaluation import EvaluateConfig, PredictConfig, evaluate_checkpoints
-from jpmhc.training.evaluation import predict as run_prediction
-from jpmhc.training.evaluation import summary as evaluation_summary
-from jpmhc.training.loop import train as run_training
+from jpmhc.trm.training.config import PRESETS, TrainConfig
+from jpmhc.trm.training.evaluation import EvaluateConfig, PredictConfig, evaluate_checkpoints
+from jpmhc.trm.training.evaluation import predict as run_prediction
+from jpmhc.trm.training.evaluation import summary as evaluation_summary
+from jpmhc.trm.training.loop import train as run_training
 
 
 def demo(config: Annotated[DemoConfig, tyro.conf.arg(name="")] = DEMO, out: Path = Path("out/demo")) -> None:

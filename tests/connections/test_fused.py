@@ -8,7 +8,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.checkpoint import checkpoint
 
 import jpmhc
-from jpmhc.connections import mixers
+from jpmhc import mixers
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DIM, N = 16, 4

@@ -10,7 +10,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import jpmhc
-from jpmhc.connections import gates, mixers
+from jpmhc import mixers
+from jpmhc.connections import gates
 
 NAMES = list(jpmhc.MIXERS)
 DIM, N = 8, 4

@@ -1,11 +1,11 @@
 """Connections to try the kernels on, the truth about them, and how far from it they may be."""
 
-import reference
 import torch
 from torch import Tensor
 
 from jpmhc import kernels
 from jpmhc.kernels import Spec
+from tests.kernels import reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # ‖out - reference‖ / ‖reference‖ for the results and for the gradients. Half types: the rounding of the streams and of

@@ -1,12 +1,12 @@
 """The fused connection against the float64 reference: forward and every gradient."""
 
 import pytest
-import reference
 import torch
-from connection_cases import MIXERS, TOLERANCE, assert_close, draw, spec_of
 from torch import Tensor
 
 from jpmhc import kernels
+from tests.kernels import reference
+from tests.kernels.connection_cases import MIXERS, TOLERANCE, assert_close, draw, spec_of
 
 
 @pytest.mark.parametrize("name", MIXERS)

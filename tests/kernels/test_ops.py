@@ -3,11 +3,11 @@
 import pytest
 import torch
 import triton
-from connection_cases import draw, run, spec_of
 from torch import Tensor
 
 from jpmhc import kernels
 from jpmhc.kernels import Spec
+from tests.kernels.connection_cases import draw, run, spec_of
 
 
 @pytest.mark.gpu

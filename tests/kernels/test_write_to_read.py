@@ -1,13 +1,13 @@
 """Write and next read in one kernel, against the float64 reference and against two kernels."""
 
 import pytest
-import reference
 import torch
-from connection_cases import TOLERANCE, draw, spec_of
 from torch import Tensor
 
 from jpmhc import kernels
 from jpmhc.kernels.write_to_read import pays
+from tests.kernels import reference
+from tests.kernels.connection_cases import TOLERANCE, draw, spec_of
 
 
 def assert_chain_close(dtype: torch.dtype, d: int, tokens: int, post_norm: bool, held: int = 4) -> None:

@@ -7,8 +7,8 @@ import pytest
 from matplotlib import image
 
 from jpmhc.report import arc_grids
-from jpmhc.tasks.arc.scores import Candidate
-from jpmhc.training.evaluation import Answered
+from jpmhc.trm.tasks.arc.scores import Candidate
+from jpmhc.trm.training.evaluation import Answered
 
 
 def answered(right: bool, count: int = 1) -> list[Answered]:

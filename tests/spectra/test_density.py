@@ -6,17 +6,18 @@ import math
 import numpy as np
 import pytest
 import torch
-from problems import (
+from scipy.stats import kstest, wasserstein_distance
+
+from jpmhc.spectra import Network, cauchy, density, distances, edges, moments, simulate
+from jpmhc.spectra.refine import richardson
+from jpmhc.spectra.solvers import dyson
+from tests.spectra.problems import (
     deep_identity_edges,
     fuss_catalan_density,
     fuss_catalan_edge,
     fuss_catalan_moments,
     shifted_gaussian_edges,
 )
-from scipy.stats import kstest, wasserstein_distance
-
-from jpmhc.spectra import Network, cauchy, density, distances, dyson, edges, moments, simulate
-from jpmhc.spectra.refine import richardson
 
 
 def gaussian_product(depth):

@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
-from problems import identity_moments
 
 from jpmhc import HyperConnection
 from jpmhc.manifolds import birkhoff, permutation
 from jpmhc.spectra import Network
+from tests.spectra.problems import identity_moments
 
 EYE = torch.eye(3, dtype=torch.float64)
 

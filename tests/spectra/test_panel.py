@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from problems import shifted_gaussian_edges
 
 from jpmhc.spectra.panel import PanelConfig, cell, panel, rows
+from tests.spectra.problems import shifted_gaussian_edges
 
 SMALL = PanelConfig(
     mixers=("identity", "bistochastic"), depths=(1, 3), samples=(12, 8), streams=3, width=12, budget=0.05

@@ -6,10 +6,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from problems import identity_moments, shifted_gaussian_edges
 
 from jpmhc.spectra import Network
 from jpmhc.spectra.query import Query, ask, read_skips, write_curve
+from tests.spectra.problems import identity_moments, shifted_gaussian_edges
 
 ROTATION = np.array([[0.6, -0.8], [0.8, 0.6]])
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from jpmhc.spectra import chain, trace
+from jpmhc.spectra import trace
 from jpmhc.spectra.network import Network
+from jpmhc.spectra.solvers import chain
 
 
 def generator(seed):

@@ -1,10 +1,10 @@
 """What a model is built from: mixers, hyper-connections and the streams between them."""
 
 from jpmhc.connections.hyper import Coefficients, HyperConnection
-from jpmhc.connections.mixers import MIXERS, Mixer
 from jpmhc.connections.parameters import parameter_groups
 from jpmhc.connections.stack import HyperConnectionStack
 from jpmhc.connections.streams import expand_streams, reduce_streams
+from jpmhc.mixers import MIXERS, Mixer
 
 __all__ = [
     "MIXERS",

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from jpmhc.connections import fused, gates, mixers, steps
-from jpmhc.connections.settings import Settled
+from jpmhc import checks, mixers
+from jpmhc.connections import fused, gates, steps
 from jpmhc.connections.streams import expand_streams, flatten_streams, sublayer_output
-from jpmhc.manifolds import validate
+from jpmhc.mixers.settings import Settled
 
 NORMS = ("rms", "layer")
 KERNELS = ("auto", "fused", "reference")
@@ -52,7 +52,7 @@ class CoefficientMap(Settled):
         for name, value, known in (("norm", norm, NORMS), ("read", read, gates.READS), ("write", write, gates.WRITES)):
             if not isinstance(value, str) or value not in known:
                 raise ValueError(f"unknown {name} {value!r}; the known ones are {', '.join(known)}")
-        validate.positive(temperature, "temperature")
+        checks.positive(temperature, "temperature")
         self.dim, self.mixer, self.norm, self.read, self.write = dim, mixer, norm, read, write
         self.temperature = temperature
         n = mixer.streams
@@ -158,9 +158,9 @@ class HyperConnection(Settled):
         kernels: str = "auto",
     ) -> None:
         super().__init__()
-        validate.at_least_one(dim, "dim")
-        validate.at_least_one(streams, "streams")
-        validate.switch(dynamic, "dynamic")
+        checks.at_least_one(dim, "dim")
+        checks.at_least_one(streams, "streams")
+        checks.switch(dynamic, "dynamic")
         if not callable(sublayer):
             raise ValueError(f"the sublayer must be a module or a function, got {sublayer!r}")
         if index is not None and not isinstance(index, int):

@@ -6,10 +6,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
+from jpmhc import checks
 from jpmhc.connections import fused
 from jpmhc.connections.hyper import HyperConnection, first_of
 from jpmhc.connections.streams import flatten_streams, reduce_streams, sublayer_output
-from jpmhc.manifolds import validate
 
 
 class HyperConnectionStack(nn.Module):
@@ -27,7 +27,7 @@ class HyperConnectionStack(nn.Module):
     def __init__(self, connections: Iterable[HyperConnection], reduce: bool = False) -> None:
         super().__init__()
         self.connections = nn.ModuleList(connections)
-        validate.switch(reduce, "reduce")
+        checks.switch(reduce, "reduce")
         self.reduce = reduce
         for block in self.connections:
             if not isinstance(block, HyperConnection):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
-from jpmhc.manifolds import validate
+from jpmhc import checks
 
 
 def project(x: Tensor, weight: Tensor, centred: bool, eps: float) -> tuple[Tensor, Tensor]:
@@ -53,12 +53,12 @@ def eager(x: Tensor, coefficient: Tensor) -> bool:
 
 
 def _run(function: type[Function], x: Tensor, *others: Any) -> Any:
-    with validate.uncast(x):
+    with checks.uncast(x):
         return function.apply(x, *others)
 
 
 def _project(x: Tensor, weight: Tensor, centred: bool, eps: float) -> Tensor:
-    with validate.uncast(x):
+    with checks.uncast(x):
         wide = torch.promote_types(x.dtype, weight.dtype)
         flat, weight = x.flatten(1).to(wide), weight.to(wide)
         raw = flat @ weight.mT
@@ -71,7 +71,7 @@ def _project(x: Tensor, weight: Tensor, centred: bool, eps: float) -> Tensor:
 
 
 def _gather(x: Tensor, read: Tensor) -> Tensor:
-    with validate.uncast(x):
+    with checks.uncast(x):
         wide = torch.promote_types(x.dtype, read.dtype)
         if torch.compiler.is_compiling():
             return _row(read.to(wide), x).to(x.dtype)
@@ -85,7 +85,7 @@ def _row(weights: Tensor, x: Tensor) -> Tensor:
 
 
 def _scatter(x: Tensor, y: Tensor, write: Tensor, skip: Tensor | None) -> Tensor:
-    with validate.uncast(x):
+    with checks.uncast(x):
         wide = torch.promote_types(x.dtype, write.dtype)
         if torch.compiler.is_compiling() and skip is not None:
             rows = [_row(skip[:, i].to(wide), x) + write[:, i, None].to(wide) * y for i in range(x.shape[-2])]
@@ -135,7 +135,7 @@ class _Project(Function):
         if torch.is_grad_enabled():
             own = _differentiable(_project, (x, weight, ctx.centred, ctx.eps), grad_logits)
             return _total(grad_x, own[0]), own[1], None, None
-        with validate.uncast(x):
+        with checks.uncast(x):
             flat = x.flatten(1)
             raw = grad_logits * scale
             along = -(grad_logits * logits).sum(-1, keepdim=True) * scale.square() / flat.shape[-1]
@@ -170,7 +170,7 @@ class _Gather(Function):
         if torch.is_grad_enabled():
             own = _differentiable(_gather, (x, read), grad_h)
             return _total(grad_x, own[0]), own[1]
-        with validate.uncast(x):
+        with checks.uncast(x):
             grad_read = torch.bmm(x, grad_h.unsqueeze(-1)).squeeze(-1)
             if grad_x is None:
                 return torch.bmm(read.unsqueeze(-1), grad_h.unsqueeze(-2)), grad_read
@@ -191,7 +191,7 @@ class _Scatter(Function):
         (grad,) = gradients
         if torch.is_grad_enabled():
             return _differentiable(_scatter, (x, y, write, skip), grad)
-        with validate.uncast(x):
+        with checks.uncast(x):
             grad = grad.contiguous()
             grad_write = torch.bmm(grad, y.unsqueeze(-1)).squeeze(-1)
             grad_y = torch.bmm(write.unsqueeze(-2), grad).squeeze(-2)

@@ -4,12 +4,12 @@ from typing import Any
 
 from torch import Tensor
 
-from jpmhc.manifolds import validate
+from jpmhc import checks
 
 
 def expand_streams(x: Tensor, streams: int) -> Tensor:
     """Copy a hidden state into n equal streams. [..., d] → [..., n, d]"""
-    validate.at_least_one(streams, "streams")
+    checks.at_least_one(streams, "streams")
     if x.ndim < 1:
         raise ValueError("expected a hidden state of shape [..., d], got a single number")
     return x.unsqueeze(-2).repeat_interleave(streams, -2)

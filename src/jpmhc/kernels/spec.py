@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import math
 
-from jpmhc.manifolds import validate
+from jpmhc import checks
 
 NORMS = ("layer", "rms")
 READS = WRITES = ("softmax_matrix", "softmax", "sigmoid")
@@ -61,10 +61,10 @@ class Spec:
                 raise ValueError(f"{name} must be one of {', '.join(map(str, choices))}, got {value!r}")
         if self.d % 8 or not 8 <= self.d <= MAX_DIM:
             raise ValueError(f"d must be a multiple of 8 between 8 and {MAX_DIM}, got {self.d}")
-        validate.positive(self.temperature, "temperature")
-        validate.positive(self.eps, "eps")
-        validate.number(self.scale, "scale")
-        validate.at_least_one(self.iterations, "iterations")
+        checks.positive(self.temperature, "temperature")
+        checks.positive(self.eps, "eps")
+        checks.number(self.scale, "scale")
+        checks.at_least_one(self.iterations, "iterations")
         if self.mixer == "sinkhorn" and self.iterations is None:
             raise ValueError("the sinkhorn mixer needs a number of iterations")
         if self.mixer == "grassmann" and not 1 <= self.rank <= self.n:

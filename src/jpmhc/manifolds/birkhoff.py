@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jpmhc.manifolds import validate
+from jpmhc import checks
 
 # Alg. sinkhorn-forward clamps the logits to ±10. Whole: with dynamic=True torch.compile takes a float for variable, and
 # two projections in one graph then fail inside it.
@@ -37,12 +37,12 @@ def project(logits: Tensor, iterations: int = 20, tolerance: float | None = None
         The paper's backward forgets the clamp; here the gradient is zero where a logit was clipped.
         NaN or infinite logits raise in eager CPU code, and give NaN for their own matrix elsewhere.
     """
-    validate.square(logits, "logits")
-    validate.at_least_one(iterations, "iterations")
+    checks.square(logits, "logits")
+    checks.at_least_one(iterations, "iterations")
     if gradient not in GRADIENTS:
         raise ValueError(f"gradient must be one of {', '.join(GRADIENTS)}, got {gradient!r}")
-    validate.positive(tolerance, "tolerance")
-    logits = validate.working(validate.finite(logits))
+    checks.positive(tolerance, "tolerance")
+    logits = checks.working(checks.finite(logits))
     if gradient == "unrolled":
         return _sinkhorn(logits, iterations, tolerance)
     # A jvp on the Function breaks compiled backward in torch 2.13.
@@ -52,7 +52,7 @@ def project(logits: Tensor, iterations: int = 20, tolerance: float | None = None
 
 def violation(matrix: Tensor) -> Tensor:
     """How far each matrix is from doubly stochastic: the worst row sum, column sum or negative entry. [...]"""
-    validate.square(matrix)
+    checks.square(matrix)
     rows = (matrix.sum(-1) - 1).abs().amax(-1)
     columns = (matrix.sum(-2) - 1).abs().amax(-1)
     negative = (-matrix).clamp(min=0).amax((-2, -1))
@@ -68,7 +68,7 @@ def sample(
     device: torch.device | str | None = None,
 ) -> Tensor:
     """Random doubly stochastic matrices: the converged Sinkhorn projection of standard normal logits. [*shape, n, n]"""
-    validate.at_least_one(n, "n")
+    checks.at_least_one(n, "n")
     logits = torch.randn(*shape, n, n, generator=generator, dtype=torch.float64, device=device)
     return _sinkhorn(logits, iterations=1000, tolerance=1e-15).to(dtype)
 

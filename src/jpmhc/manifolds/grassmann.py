@@ -3,14 +3,14 @@ r"""The Grassmann manifold: p-dimensional subspaces of R^n, as projectors $UU^\t
 import torch
 from torch import Tensor
 
-from jpmhc.manifolds import validate
+from jpmhc import checks
 
 
 def projector(frame: Tensor) -> Tensor:
     r"""eq. grassmann-projector: $UU^\top$ for an orthonormal frame U. [..., n, p] → [..., n, n]"""
-    validate.tall(frame)
-    frame = validate.working(frame)
-    with validate.uncast(frame):
+    checks.tall(frame)
+    frame = checks.working(frame)
+    with checks.uncast(frame):
         return frame @ frame.mT
 
 
@@ -20,8 +20,8 @@ def orthonormalize(frame: Tensor) -> Tensor:
     Gram–Schmidt, each column cleaned twice, which is as orthonormal as Householder and batches well. A frame without
     full rank raises in eager CPU code, and gives NaN for itself alone elsewhere.
     """
-    _, rank = validate.tall(frame)
-    frame = validate.working(validate.finite(frame, "frame"))
+    _, rank = checks.tall(frame)
+    frame = checks.working(checks.finite(frame, "frame"))
     columns: list[Tensor] = []
     for j in range(rank):
         column = frame[..., j]
@@ -29,7 +29,7 @@ def orthonormalize(frame: Tensor) -> Tensor:
             for done in columns:
                 column = column - done * (done * column).sum(-1, keepdim=True)
         columns.append(column / column.norm(dim=-1, keepdim=True))
-    return validate.finite(torch.stack(columns, -1), "a frame must have full rank: its basis")
+    return checks.finite(torch.stack(columns, -1), "a frame must have full rank: its basis")
 
 
 def project(frame: Tensor) -> Tensor:
@@ -39,10 +39,10 @@ def project(frame: Tensor) -> Tensor:
 
 def horizontal(frame: Tensor, grad: Tensor) -> Tensor:
     r"""eq. horizontal-proj: the part $(I - UU^\top)\nabla$ of a gradient that moves the subspace. [..., n, p]"""
-    validate.tall(frame)
+    checks.tall(frame)
     if grad.shape != frame.shape:
         raise ValueError(f"the gradient must have the frame's shape {list(frame.shape)}, got {list(grad.shape)}")
-    with validate.uncast(frame):
+    with checks.uncast(frame):
         return grad - frame @ (frame.mT @ grad)
 
 
@@ -58,11 +58,11 @@ def retract(frame: Tensor, direction: Tensor, step: float | Tensor, iterations: 
     Returns:
         The new frame: orthonormal to rounding when exact, to higher orders of the step otherwise. [..., n, p]
     """
-    n, _ = validate.tall(frame)
-    validate.at_least_one(iterations, "iterations")
+    n, _ = checks.tall(frame)
+    checks.at_least_one(iterations, "iterations")
     if direction.shape != frame.shape:
         raise ValueError(f"the direction must have the frame's shape {list(frame.shape)}, got {list(direction.shape)}")
-    with validate.uncast(frame):
+    with checks.uncast(frame):
         half = (direction @ frame.mT - frame @ direction.mT) * (step / 2)  # eq. skew-direction
         if iterations is None:
             identity = torch.eye(n, dtype=frame.dtype, device=frame.device)
@@ -75,8 +75,8 @@ def retract(frame: Tensor, direction: Tensor, step: float | Tensor, iterations: 
 
 def violation(matrix: Tensor) -> Tensor:
     r"""How far a matrix is from an orthogonal projector: the worst entry of $P - P^\top$ or $P^2 - P$. [...]"""
-    validate.square(matrix)
-    with validate.uncast(matrix):
+    checks.square(matrix)
+    with checks.uncast(matrix):
         idempotence = (matrix @ matrix - matrix).abs().amax((-2, -1))
     return torch.maximum(idempotence, (matrix - matrix.mT).abs().amax((-2, -1)))
 
@@ -96,7 +96,7 @@ def sample_frame(
     device: torch.device | str | None = None,
 ) -> Tensor:
     """Orthonormal frames of uniformly distributed subspaces. [*shape, n, rank]"""
-    validate.at_least_one(n, "n")
+    checks.at_least_one(n, "n")
     rank = default_rank(n) if rank is None else rank
     if not 1 <= rank <= n:
         raise ValueError(f"rank must be between 1 and n = {n}, got {rank}")

@@ -7,7 +7,7 @@ over a positive scalar (docs/derivations/cayley.md), so no matrix is factored; b
 import torch
 from torch import Tensor
 
-from jpmhc.manifolds import validate
+from jpmhc import checks
 
 
 def project(matrix: Tensor, scale: float = 0.1, iterations: int | None = None) -> Tensor:
@@ -25,11 +25,11 @@ def project(matrix: Tensor, scale: float = 0.1, iterations: int | None = None) -
     Note:
         The two signs in the paper are inverses of each other; this is the appendix's, which the iteration converges to.
     """
-    n = validate.square(matrix)
-    validate.at_least_one(iterations, "iterations")
-    validate.number(scale, "scale")
-    matrix = validate.working(validate.finite(matrix, "matrix"))
-    with validate.uncast(matrix):
+    n = checks.square(matrix)
+    checks.at_least_one(iterations, "iterations")
+    checks.number(scale, "scale")
+    matrix = checks.working(checks.finite(matrix, "matrix"))
+    with checks.uncast(matrix):
         k = (matrix - matrix.mT) * (scale / 2)
         identity = torch.eye(n, dtype=k.dtype, device=k.device)
         if iterations is not None:
@@ -38,13 +38,13 @@ def project(matrix: Tensor, scale: float = 0.1, iterations: int | None = None) -
                 y = identity + k @ (identity + y)  # eq. cayley-iter-main
             return y
         exact = _cayley_polynomial(k, identity) if n <= 4 else torch.linalg.solve(identity - k, identity + k)
-        return validate.finite(exact, "entries are too large for this precision: their Cayley transform")
+        return checks.finite(exact, "entries are too large for this precision: their Cayley transform")
 
 
 def violation(matrix: Tensor) -> Tensor:
     r"""How far the columns are from orthonormal: the largest entry of $|H^\top H - I|$. [...]"""
-    validate.tall(matrix)
-    with validate.uncast(matrix):
+    checks.tall(matrix)
+    with checks.uncast(matrix):
         gram = matrix.mT @ matrix
     return (gram - torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)).abs().amax((-2, -1))
 
@@ -58,7 +58,7 @@ def sample(
     device: torch.device | str | None = None,
 ) -> Tensor:
     """Haar-distributed orthogonal matrices, both determinants. [*shape, n, n]"""
-    validate.at_least_one(n, "n")
+    checks.at_least_one(n, "n")
     gaussian = torch.randn(*shape, n, n, generator=generator, dtype=torch.float64, device=device)
     q, r = torch.linalg.qr(gaussian)
     # Without the signs of R's diagonal, Q is not uniform.

@@ -6,11 +6,8 @@ import math
 import torch
 from torch import Tensor
 
-from jpmhc.manifolds import birkhoff, validate
-from jpmhc.manifolds.generating_sets import best_generating_set
-from jpmhc.manifolds.walk_spectrum import spectral_gap, stream_gap
-
-__all__ = ["basis", "best_generating_set", "matrices", "mix", "sample", "spectral_gap", "stream_gap", "violation"]
+from jpmhc import checks
+from jpmhc.manifolds import birkhoff
 
 violation = birkhoff.violation  # every mixture is doubly stochastic, and by Birkhoff's theorem nothing else is
 FILL_SEED = 42  # the paper's seed for the permutations that fill a basis up
@@ -67,12 +64,12 @@ def mix(logits: Tensor, basis: Tensor) -> Tensor:
     """
     if basis.shape[0] != logits.shape[-1]:
         raise ValueError(f"{basis.shape[0]} permutations need as many logits, got {logits.shape[-1]}")
-    logits = validate.working(validate.finite(logits))
+    logits = checks.working(checks.finite(logits))
     stack = matrices(basis) if basis.ndim == 2 else basis
     stack = stack.to(dtype=logits.dtype, device=logits.device)
     # NaN rather than a silent infinity where the check above may not look
     weights = torch.where(logits.isfinite(), logits, math.nan).softmax(-1)
-    with validate.uncast(logits):
+    with checks.uncast(logits):
         return (weights @ stack.flatten(1)).unflatten(-1, stack.shape[-2:])
 
 

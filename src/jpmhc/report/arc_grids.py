@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
-from jpmhc.training.evaluation import Answered
+from jpmhc.trm.training.evaluation import Answered
 
 # Colours 0 to 9 as the public ARC viewer shows them.
 COLOURS = ListedColormap(

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from jpmhc.manifolds.generating_sets import GeneratingSet, Plan, Question
-from jpmhc.manifolds.symmetric_group import cycle_notation
+from jpmhc.generators.generating_sets import GeneratingSet, Plan, Question
+from jpmhc.generators.symmetric_group import cycle_notation
 
 # Classes a table lists; the file holds all of them.
 SHOWN = 10

@@ -6,10 +6,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from jpmhc.spectra import chain, dyson, stransform, subordination, twisted, z1
 from jpmhc.spectra.arguments import positive, whole
 from jpmhc.spectra.network import Network, require_network
 from jpmhc.spectra.solution import Solution, check_points
+from jpmhc.spectra.solvers import chain, dyson, stransform, subordination, twisted, z1
 
 METHODS: dict[str, Callable[..., Solution]] = {
     "chain": chain.solve,

@@ -1,0 +1,104 @@
+"""Which sets of permutations a search may choose from, and one representative of each class of equivalent ones."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import factorial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jpmhc import checks
+from jpmhc.generators import symmetric_group
+from jpmhc.generators.subset_orbits import SubsetOrbits
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is searched for: sets of `size` permutations of n streams, and what they must satisfy.
+
+    Args:
+        n: Number of streams, 2 to 8.
+        size: Number of permutations in a set, K.
+        contains_identity: Only sets that hold the identity, as a mixer that starts as the plain residual needs.
+        reversible: Only sets that hold the inverse of each of their elements; their walk has real eigenvalues.
+    """
+
+    n: int
+    size: int
+    contains_identity: bool = False
+    reversible: bool = False
+
+    def __post_init__(self) -> None:
+        checks.at_least_one(self.n, "the number of streams")
+        checks.at_least_one(self.size, "the size of a set")
+        symmetric_group.check_degree(self.n)
+        if not 1 <= self.size <= factorial(self.n):
+            raise ValueError(
+                f"the size of a set of permutations of {self.n} must be 1 to {factorial(self.n)}, not {self.size}."
+            )
+
+    @cached_property
+    def free_size(self) -> int:
+        """How many permutations are to be chosen, the identity not counted where it is prescribed."""
+        return self.size - self.contains_identity
+
+    @cached_property
+    def atoms(self) -> NDArray[np.int64]:
+        """What sets are made of, as ranks [A, 2]: an element (and −1), or an element and its inverse."""
+        group = symmetric_group.elements(self.n)
+        ranks = np.arange(len(group))
+        partner = symmetric_group.rank(symmetric_group.inverse(group)) if self.reversible else ranks
+        atoms = np.stack([ranks, np.where(partner == ranks, -1, partner)], axis=1)
+        return atoms[(partner >= ranks) & ~((ranks == 0) & self.contains_identity)]
+
+    @cached_property
+    def weights(self) -> NDArray[np.int64]:
+        """Number of permutations in each atom."""
+        return 1 + (self.atoms[:, 1] >= 0)
+
+    def elements_of(self, atoms: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Ranks [B, K] of the permutations in sets given by their atoms [B, m], the identity first if prescribed."""
+        pairs = self.atoms[atoms].reshape(len(atoms), 2 * atoms.shape[1])
+        ranks = pairs[pairs >= 0].reshape(len(atoms), self.free_size)
+        if self.contains_identity:
+            ranks = np.concatenate([np.zeros((len(ranks), 1), dtype=np.int64), ranks], axis=1)
+        return ranks
+
+
+class Candidates:
+    """One set of each class; automorphisms of S_n and inversion of the whole set make sets equivalent (n ≤ 7)."""
+
+    def __init__(self, question: Question):
+        self.question = question
+        # Inversion moves no set that is closed under inverses.
+        action = symmetric_group.symmetries(question.n, inversion=not question.reversible)
+        atoms = question.atoms
+        place = np.full(action.shape[1], -1, dtype=action.dtype)
+        place[atoms[:, 0]] = np.arange(len(atoms))
+        paired = atoms[:, 1] >= 0
+        place[atoms[paired, 1]] = np.flatnonzero(paired)
+        self.orbits = SubsetOrbits(place[action[:, atoms[:, 0]]], question.weights)
+
+    def count(self) -> int:
+        """Number of classes, by Burnside's lemma."""
+        return self.orbits.count(self.question.free_size)
+
+    def subsets(self) -> int:
+        """Number of sets in all classes together."""
+        return self.orbits.subsets(self.question.free_size)
+
+    def units(self) -> list[tuple[int, int]]:
+        """Independent parts of the enumeration, each a small tuple that `representatives` takes."""
+        return self.orbits.units(self.question.free_size)
+
+    def representatives(self, unit: tuple[int, int]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Sets of one unit in batches: ranks of their elements [B, K] and the number of sets in each class [B]."""
+        for atoms, stabiliser in self.orbits.representatives(self.question.free_size, unit):
+            yield self.question.elements_of(atoms), self.orbits.order // stabiliser
+
+
+@lru_cache(maxsize=1)
+def candidates(question: Question) -> Candidates:
+    """The candidates of a question; the last question's tables are kept."""
+    return Candidates(question)

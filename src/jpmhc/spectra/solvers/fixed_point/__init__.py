@@ -1,0 +1,1 @@
+"""Batched fixed-point schemes: many small independent problems solved side by side."""

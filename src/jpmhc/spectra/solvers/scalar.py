@@ -1,0 +1,110 @@
+r"""What a scalar theory sees of a network: each layer's singular values and noise, and nothing of their directions.
+
+The methods `z1`, `subordination` and `stransform` all compute the free product of the layers' laws. That is the law of
+$J^\top J$ only where the directions do not matter. Derivations: docs/derivations/scalar_composition.md.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from jpmhc.spectra.network import Network
+from jpmhc.spectra.solution import Solution
+from jpmhc.spectra.solvers.dyson import gram_spectrum
+
+# A skip counts as a multiple of an orthogonal matrix when its squared singular values agree to this.
+_FLAT = 1e-9
+# Points × layers × singular values held at a time.
+_CHUNK = 2**22
+
+
+@dataclass(frozen=True, eq=False)
+class ScalarLayers:
+    r"""The layers' laws, each rescaled to mean one so that a product of a thousand neither overflows nor vanishes.
+
+    Attributes:
+        spectrum: Squared singular values of the skips over the layer's mean. [L, n]
+        variance: Noise variance over the layer's mean. [L]
+        log_mean: Sum over layers of the logarithm of the means: $\log z$ falls by it. A number.
+    """
+
+    spectrum: Tensor
+    variance: Tensor
+    log_mean: Tensor
+
+    @classmethod
+    def of(cls, network: Network, method: str) -> ScalarLayers:
+        """The layers of a network, or one sentence about why the scalar theory is not defined for it."""
+        if not network.isotropic:
+            raise ValueError(
+                f"method '{method}' needs isotropic noise, and this network's is structured (read and write vectors or "
+                "a covariance); use 'chain'"
+            )
+        spectrum = gram_spectrum(network.skips)  # [L, n]
+        mean = spectrum.mean(-1) + network.variance
+        if bool((mean == 0).any()):
+            layer = int((mean == 0).nonzero()[0]) + 1
+            raise ValueError(f"layer {layer} is zero, and zero has no S-transform; use 'chain'")
+        return cls(spectrum / mean.unsqueeze(-1), network.variance / mean, mean.log().sum())
+
+    @property
+    def depth(self) -> int:
+        """How many layers."""
+        return len(self.spectrum)
+
+    @property
+    def identical(self) -> bool:
+        """Whether all layers have the same law (their skips may still differ by rotations)."""
+        flat = torch.cat([self.spectrum, self.variance.unsqueeze(-1)], -1)
+        return bool(((flat - flat[:1]).abs() <= _FLAT).all())
+
+    @property
+    def top(self) -> float:
+        """A height, after rescaling, from which on the solution is a perturbation of that at infinity."""
+        norm = (self.spectrum.amax(-1).sqrt() + self.variance.sqrt()).square()
+        return 10 * float(norm.max() + norm.sum())
+
+    def rescale(self, z: Tensor) -> Tensor:
+        """The points as the rescaled product sees them."""
+        return z * torch.exp(-self.log_mean)
+
+    def chunks(self, z: Tensor) -> tuple[Tensor, ...]:
+        """The points in parts that bound the memory of everything held per point, layer and singular value."""
+        return z.split(max(1, _CHUNK // self.spectrum.numel()))
+
+
+def why_not_exact(network: Network) -> str:
+    r"""The case in which the free product of the layers' laws is not the law of $J^\top J$; empty where it is.
+
+    It is for one layer, and where at most one skip is not a multiple of an orthogonal matrix: then the noise and the
+    rotations leave no direction that two skips could share.
+    """
+    spectrum = gram_spectrum(network.skips)
+    largest = spectrum.amax(-1)
+    twisted = int((largest - spectrum.amin(-1) > _FLAT * largest).sum())
+    if network.depth == 1 or twisted <= 1:
+        return ""
+    return (
+        f"{twisted} of {network.depth} skips are not multiples of orthogonal matrices, and the scalar theory ignores "
+        "how their singular vectors align: its answer is not the Jacobian's spectrum; 'chain' is exact"
+    )
+
+
+def scalar_solution(
+    network: Network,
+    method: str,
+    values: tuple[Tensor, Tensor, Tensor, Tensor],
+    shape: torch.Size,
+    note: str = "",
+) -> Solution:
+    """The result of a scalar method, with a warning where the method is not exact."""
+    reason = why_not_exact(network)
+    if reason:
+        warnings.warn(f"method '{method}': {reason}", stacklevel=3)
+    g, converged, residual, iterations = (value.reshape(shape) for value in values)
+    note = "; ".join(part for part in (note, reason) if part)
+    return Solution(g, converged, residual, iterations, method, exact=not reason, note=note)

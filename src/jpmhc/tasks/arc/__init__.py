@@ -1,5 +1,0 @@
-"""ARC-AGI: puzzles, their variants, votes on their answers."""
-
-from jpmhc.tasks.arc.dataset import Arc, ArcConfig
-
-__all__ = ["Arc", "ArcConfig"]

@@ -1,0 +1,1 @@
+"""The paper's experiment: the recursive model, its tasks and its training."""

@@ -1,0 +1,5 @@
+"""Models: the recursive transformer, its layers and its losses."""
+
+from jpmhc.trm.model.recursive import Carry, Prediction, RecursiveConfig, RecursiveCore, RecursiveModel, Step, refill
+
+__all__ = ["Carry", "Prediction", "RecursiveConfig", "RecursiveCore", "RecursiveModel", "Step", "refill"]

@@ -1,0 +1,26 @@
+"""What a configuration asks of the device it runs on, asked before any work is done there."""
+
+import torch
+from torch import nn
+
+from jpmhc.connections import fused
+from jpmhc.trm.model.layers import attention
+from jpmhc.trm.model.recursive import RecursiveConfig, connect
+
+
+def refuse_device(config: RecursiveConfig, device: torch.device) -> None:
+    """Refuse kernels that were asked for by name and that the device does not have for this model."""
+    dtype = getattr(torch, config.compute)
+    if config.attend != "auto":
+        head = config.dim // config.heads
+        trial = torch.zeros(1, config.heads, 16, head, dtype=dtype, device=device, requires_grad=True)
+        try:
+            attention(trial, trial, trial, config.attend)
+        except RuntimeError as refusal:
+            raise ValueError(
+                f"attend={config.attend} is not possible on {device.type} in {config.compute} with heads of width "
+                f"{head}: leave it at auto"
+            ) from refusal
+    if config.kernels == "fused":
+        streams = torch.empty(1, config.streams, config.dim, dtype=dtype, device=device)
+        fused.chosen(connect(config, nn.Identity(), 0), streams)

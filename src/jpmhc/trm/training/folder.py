@@ -1,0 +1,68 @@
+"""The folder of a run: a new run begins in one of its own, and one run at a time writes to it."""
+
+import contextlib
+import fcntl
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from jpmhc.trm.training import checkpoint
+
+_LOCK = ".lock"
+
+
+def refuse_used(run: Path) -> None:
+    """Refuse a folder for a new run where another one is going on or has left something."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), open(run / _LOCK) as file:
+        _take(file, fcntl.LOCK_SH, run)
+    _refuse_remains(run)
+
+
+@contextlib.contextmanager
+def hold(run: Path, new: bool) -> Iterator[None]:
+    """Keep the folder, made if need be, for this process; the kernel lets go of it when the process ends, however.
+
+    Args:
+        run: The folder.
+        new: Whether the run is a new one, which must not find another one's remains.
+    """
+    with writing(run):
+        run.mkdir(parents=True, exist_ok=True)
+        (run / _LOCK).touch()  # never removed: a lock on a removed file keeps nobody out
+    with open(run / _LOCK, "a") as file:
+        _take(file, fcntl.LOCK_EX, run)
+        if new:
+            _refuse_remains(run)
+        yield
+
+
+@contextlib.contextmanager
+def writing(run: Path) -> Iterator[None]:
+    """Say of a folder that cannot be written to what to do about it."""
+    try:
+        yield
+    except OSError as refusal:
+        raise ValueError(f"cannot write to {run} ({refusal.strerror}): name another --out") from refusal
+
+
+def _refuse_remains(run: Path) -> None:
+    if checkpoint.folders(run):
+        raise ValueError(f"{run} already holds checkpoints: add --resume latest, or choose another --out")
+    if left := [name for name in ("config.json", "log.jsonl") if (run / name).exists()]:
+        raise ValueError(
+            f"{run} holds {' and '.join(left)} of a run that ended before its first checkpoint: "
+            f"choose another --out, or remove {'them' if len(left) > 1 else 'it'}"
+        )
+
+
+def _take(file: IO[str], kind: int, run: Path) -> None:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(f"another process is training in {run}: wait for its end, or choose another --out") from None
+    except OSError as refusal:
+        # Some cluster file systems have no locks; that is no reason not to train there.
+        warnings.warn(
+            f"{run} cannot be locked ({refusal.strerror}): see to it that no second run writes to it", stacklevel=2
+        )

@@ -1,0 +1,155 @@
+"""What a run holds between its steps, and how it goes into a checkpoint and comes back."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jpmhc.connections import parameter_groups
+from jpmhc.optim import GrassmannianOptimizer, SignSGD, grassmann_frames
+from jpmhc.trm.model import Carry, RecursiveCore, RecursiveModel
+from jpmhc.trm.tasks.batch import Task
+from jpmhc.trm.training import checkpoint
+from jpmhc.trm.training.changes import changes
+from jpmhc.trm.training.checkpoint import Checkpoint
+from jpmhc.trm.training.config import TrainConfig
+from jpmhc.trm.training.distributed import World, share
+from jpmhc.trm.training.ema import WeightAverage
+
+# Stages 1 and 2 cut each parameter group's flat tensor into shards, stage 3 every parameter by itself.
+_SAME_OPTIMISER_STATE = (("ddp",), ("zero1", "zero2"), ("zero3",))
+
+
+def refuse_other_run(config: TrainConfig, world: World, resume: Checkpoint) -> None:
+    """Refuse a checkpoint that does not fit a configuration before any work is done on it."""
+    if refused := [change for change in changes(resume.config, config) if change.refused]:
+        named = "; ".join(f"{change.name} ({change.there} there, {change.here} here)" for change in refused)
+        raise ValueError(f"{resume.path} belongs to another configuration: {named}")
+    if resume.step > config.steps:
+        raise ValueError(
+            f"{resume.path} has done more than the {config.steps} steps asked for: raise --steps to go on, or score it "
+            f"with jpmhc evaluate {resume.path}"
+        )
+    fitting = next(group for group in _SAME_OPTIMISER_STATE if resume.config.strategy in group)
+    if config.strategy not in fitting:
+        raise ValueError(
+            f"{resume.path} was written with --strategy {resume.config.strategy}; its optimiser state does not fit "
+            f"--strategy {config.strategy}: go on with {' or '.join(fitting)}"
+        )
+    if config.strategy != "ddp" and resume.ranks != world.size:
+        raise ValueError(f"{resume.path} has {resume.ranks} shards and needs as many processes")
+
+
+class State:
+    """Model, optimisers, averages, rows in flight and the number of steps done.
+
+    Args:
+        config: The run.
+        world: The processes it is shared by.
+        task: What it learns.
+        resume: Verified checkpoint to go on from.
+    """
+
+    def __init__(self, config: TrainConfig, world: World, task: Task, resume: Checkpoint | None = None) -> None:
+        self.config, self.world, self.task = config, world, task
+        self.rows = world.rows(config.batch, config.accumulate)
+        if resume is not None and task.fingerprint() != resume.fingerprint:
+            moved = [str(change) for change in changes(resume.config, config) if change.name.startswith("task.")]
+            where = f" ({', '.join(moved)})" if moved else ""
+            raise ValueError(f"{resume.path} was trained on other data{where}: the task's fingerprint differs")
+        torch.manual_seed(config.seed)
+        self.model = RecursiveModel(config.model, task.vocabulary, task.length, task.identifiers).to(world.device)
+        self.core: RecursiveCore = self.model.core
+        saved = None if resume is None else resume.shared(world.device)
+        if saved is not None:  # before the core is shared out: shards are cut from these weights
+            self.core.load_state_dict(saved["core"])
+            self.model.puzzles.load_state_dict(saved["puzzles"])
+        groups = parameter_groups(self.core, config.weight_decay)
+        frames = grassmann_frames(self.core)
+        for group in groups:
+            group["params"] = [p for p in group["params"] if not any(p is frame for frame in frames.values())]
+        self.frames: GrassmannianOptimizer | None = None
+        if frames:
+            self.frames = GrassmannianOptimizer(
+                self.core, lr=config.frame_lr, adaptive=config.frame_adaptive, iterations=config.frame_iterations
+            )
+        self.shared = share(world, self.core, [group for group in groups if group["params"]], config)
+        self.sign = SignSGD(self.model.puzzles.parameters(), config.puzzle_lr, config.puzzle_weight_decay)
+        self.average = WeightAverage(self.shared.tensors(), config.ema) if config.ema else None
+        parts = len(self.rows) // config.accumulate
+        self.carries = [self.model.empty_carry(parts, task.length) for _ in range(config.accumulate)]
+        self.step = 0
+        if resume is not None and saved is not None:
+            self._restore(resume, saved)
+
+    def snapshot(self) -> RecursiveModel:
+        """A model with the averaged weights (whole, uncompiled) and the present puzzle table; every rank must ask."""
+        task, device = self.task, self.world.device
+        model = RecursiveModel(self.config.model, task.vocabulary, task.length, 1).to(device)
+        model.puzzles = self.model.puzzles
+        tensors = self.shared.tensors() if self.average is None else self.average.averages
+        model.core.load_state_dict(self._whole(tensors))
+        return model.eval()
+
+    def save(self, run: Path) -> Path:
+        """Write a checkpoint of the present step under a run's folder; every rank must ask."""
+        chief = self.world.rank == 0
+        path = run / "checkpoints" / f"step-{self.step:08d}.unfinished"
+        if chief:
+            checkpoint.begin(run, self.step)
+        weights = self._whole(self.shared.tensors())
+        average = None if self.average is None else self._whole(self.average.averages)
+        self.world.wait()
+        if chief:
+            task = self.task
+            content = {
+                "shape": (task.vocabulary, task.length, task.identifiers),
+                "core": weights,
+                "average": average,
+                "puzzles": self.model.puzzles.state_dict(),
+                "frames": None if self.frames is None else self.frames.state_dict(),
+                "dense": None if self.shared.sharded else self.shared.state(),
+            }
+            checkpoint.write(path, "shared.pt", content)
+        carry = {name: torch.cat([getattr(c, name) for c in self.carries]) for name in Carry._fields}
+        mine = {
+            "carry": carry,
+            "random": torch.get_rng_state(),
+            "random_cuda": torch.cuda.get_rng_state() if self.world.device.type == "cuda" else None,
+            "dense": self.shared.state() if self.shared.sharded else None,
+        }
+        checkpoint.write(path, f"rank-{self.world.rank}.pt", mine)
+        self.world.wait()
+        if chief:
+            checkpoint.finish(path, self.config, self.task.fingerprint(), self.world.size, self.config.keep)
+        self.world.wait()
+        return path.with_suffix("")
+
+    def _whole(self, tensors: list[Tensor]) -> dict[str, Tensor]:
+        """The core's state dict with these tensors as its dense parameters."""
+        state = {name: tensor for name, tensor in self.core.state_dict().items()}
+        state.update(self.shared.whole(tensors))
+        return state
+
+    def _restore(self, resume: Checkpoint, saved: dict[str, Any]) -> None:
+        device, size = self.world.device, len(self.rows) // len(self.carries)
+        same = resume.ranks == self.world.size
+        files = [resume.rank(r, device) for r in ([self.world.rank] if same else range(resume.ranks))]
+        first = 0 if same else self.rows.start
+        whole = {name: torch.cat([file["carry"][name] for file in files]) for name in Carry._fields}
+        for i in range(len(self.carries)):
+            cut = slice(first + i * size, first + (i + 1) * size)
+            self.carries[i] = Carry(**{name: tensor[cut].clone() for name, tensor in whole.items()})
+        if same:
+            torch.set_rng_state(files[0]["random"].cpu())
+            if files[0]["random_cuda"] is not None and device.type == "cuda":
+                torch.cuda.set_rng_state(files[0]["random_cuda"].cpu())
+        self.shared.load_state(files[0]["dense"] if self.shared.sharded else saved["dense"])
+        if self.frames is not None:
+            self.frames.load_state_dict(saved["frames"])
+        if self.average is not None:
+            if saved["average"] is None:
+                raise ValueError(f"{resume.path} has no averaged weights: resume it with --ema 0")
+            self.average.load(self.shared.own(saved["average"]))
+        self.step = resume.step

@@ -1,0 +1,182 @@
+"""One layer against closed forms, sampled matrices and independent quadrature."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate
+
+from jpmhc.spectra.network import Network
+from jpmhc.spectra.solvers import dyson
+
+
+def points(x, eta):
+    return torch.complex(torch.as_tensor(x, dtype=torch.float64), torch.full((len(x),), eta, dtype=torch.float64))
+
+
+def random_skip(n, seed):
+    return torch.tensor(np.random.default_rng(seed).normal(size=(n, n)) / np.sqrt(n))
+
+
+def sampled(skip, variance, width, samples, seed, z):
+    """mean (z - s²)⁻¹ over the singular values of sampled layers, and its standard error."""
+    n = len(skip)
+    rng = np.random.default_rng(seed)
+    values = []
+    for _ in range(samples):
+        y = np.kron(skip, np.eye(width)) + rng.normal(size=(n * width, n * width)) * math.sqrt(variance / (n * width))
+        squared = np.linalg.svd(y, compute_uv=False) ** 2
+        values.append((1 / (z[:, None] - squared)).mean(-1))
+    return np.mean(values, 0), np.std(values, 0) / math.sqrt(samples)
+
+
+def test_marchenko_pastur():
+    x = np.array([0.1, 0.7, 2.0, 3.5])
+    found = dyson.solve(Network(torch.zeros(1, 2, 2), 1.0), points(x, 1e-10))
+    np.testing.assert_allclose(-found.G.imag / math.pi, np.sqrt(x * (4 - x)) / (2 * math.pi * x), rtol=1e-8)
+    assert found.converged.all()
+    assert found.exact
+    assert found.method == "dyson"
+
+
+@pytest.mark.parametrize("variance", [0.05, 1.0])
+def test_against_sampled_matrices(variance):
+    skip = random_skip(3, 1)
+    z = points([0.05, 0.3, 0.8, 1.5, 3.0], 0.1)
+    found = dyson.solve(Network(skip[None], variance), z)
+    truth, error = sampled(skip.numpy(), variance, 120, 12, 0, z.numpy())
+    assert found.converged.all()
+    # Besides the sampling error the finite width leaves a bias of order 1/N².
+    assert np.all(np.abs(found.G.numpy() - truth) < 4 * error + 2e-3 * np.abs(truth))
+
+
+def test_satisfies_the_equation_close_to_the_axis():
+    """The residual is recomputed here from eq. dyson_subordination, for heights down to 1e-12."""
+    skip = random_skip(4, 2)
+    s = np.linalg.svd(skip.numpy(), compute_uv=False) ** 2
+    for eta in (0.02, 1e-6, 1e-12):
+        z = points(np.linspace(1e-3, 6, 200), eta)
+        found = dyson.solve(Network(skip[None], 0.3), z)
+        assert found.converged.all()
+        g = found.G.numpy()
+        u = 1 - 0.3 * g
+        again = u * (1 / ((z.numpy() * u**2)[:, None] - s)).mean(-1)
+        np.testing.assert_allclose(again, g, rtol=1e-11)
+        assert (g.imag < 0).all()
+
+
+def test_without_noise_it_is_the_skip_alone():
+    skip = random_skip(3, 3)
+    z = points([0.2, 1.0], 0.05)
+    exact = [np.trace(np.linalg.inv(w * np.eye(3) - skip.numpy().T @ skip.numpy())) / 3 for w in z.numpy()]
+    np.testing.assert_allclose(dyson.solve(Network(skip[None], 0.0), z).G, exact, rtol=1e-12)
+
+
+@pytest.mark.parametrize("sigma", [0.1, 0.6, 1.0])
+def test_edges_of_the_identity_skip(sigma):
+    """The closed form of the edges of I + σX; at σ = 1 the spectrum just touches zero."""
+    root = sigma * (8 + sigma**2) ** 1.5
+    expected = [(8 + 20 * sigma**2 - sigma**4 + sign * root) / 8 for sign in (-1, 1)]
+    np.testing.assert_allclose(dyson.edges(torch.ones(3), sigma**2), [expected], rtol=1e-12, atol=1e-12)
+
+
+def test_edges_carry_the_whole_mass():
+    """Gaps included: the density integrates to one over the intervals, and each holds its share of the s_i."""
+    spectrum = torch.tensor([0.0, 0.1, 1.5, 4.0], dtype=torch.float64)
+    intervals = dyson.edges(spectrum, 0.03)
+    assert len(intervals) == 4
+
+    for low, high in intervals.tolist():
+        # x = low + (high - low) sin² removes the square roots at the edges.
+        def smooth(t, low=low, high=high):
+            x = low + (high - low) * np.sin(t) ** 2
+            g, converged, _, _ = dyson.layer_cauchy(points(x, 1e-11), spectrum, 0.03)
+            assert converged.all()
+            return -g.imag.numpy() / math.pi * (high - low) * np.sin(2 * t)
+
+        assert integrate.fixed_quad(smooth, 0, math.pi / 2, n=40)[0] == pytest.approx(0.25, abs=2e-5)
+
+
+def test_edges_are_where_the_density_ends():
+    spectrum = torch.tensor([0.3, 2.0], dtype=torch.float64)
+    for low, high in dyson.edges(spectrum, 0.05).tolist():
+        inside, _, _, _ = dyson.layer_cauchy(points([low * (1 + 1e-4), high * (1 - 1e-4)], 1e-12), spectrum, 0.05)
+        outside, _, _, _ = dyson.layer_cauchy(points([low * (1 - 1e-4), high * (1 + 1e-4)], 1e-12), spectrum, 0.05)
+        assert (inside.imag < -1e-3).all()
+        assert (outside.imag > -1e-7).all()
+
+
+def test_explicit_form_and_its_slopes():
+    spectrum, variance = torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64), 0.4
+    omega = torch.tensor([0.7 + 0.9j, -0.2 + 0.5j, 3 + 2j], dtype=torch.complex128)
+    here = dyson.explicit(omega, spectrum, variance)
+    g, _, _, _ = dyson.layer_cauchy(here.z, spectrum, variance)
+    np.testing.assert_allclose(here.g, g, rtol=1e-10)
+    np.testing.assert_allclose(here.w, here.z * here.g - 1, rtol=1e-12)
+    h = 1e-6
+    up, down = (dyson.explicit(omega + step, spectrum, variance) for step in (h, -h))
+    np.testing.assert_allclose(here.z_slope, (up.z - down.z) / (2 * h), rtol=1e-8)
+    np.testing.assert_allclose(here.w_slope, (up.w - down.w) / (2 * h), rtol=1e-8)
+
+
+def test_low_rank_set_up_equals_the_whole_decomposition():
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(60, 3, dtype=torch.float64, generator=generator) for _ in range(2))
+    values, weights = dyson.low_rank_spectrum(0.8, left, right)
+    full = dyson.gram_spectrum(0.8 * torch.eye(60, dtype=torch.float64) + left @ right.T)
+    expanded = torch.cat([values[:-1], values[-1:].expand(round(float(weights[-1]) * 60))])
+    np.testing.assert_allclose(expanded.sort().values, full.sort().values, rtol=1e-9)
+    assert float(weights.sum()) == pytest.approx(1)
+    z = points([0.5, 2.0, 30.0], 0.1)
+    np.testing.assert_allclose(
+        dyson.layer_cauchy(z, values, 0.2, weights)[0], dyson.layer_cauchy(z, full, 0.2)[0], rtol=1e-10
+    )
+    np.testing.assert_allclose(dyson.edges(values, 0.2, weights), dyson.edges(full, 0.2), rtol=1e-8, atol=1e-10)
+
+
+def test_matrix_parameter_against_sampled_matrices():
+    """E_B[(b - YᵀY)⁻¹]: the partial trace over features of a sampled resolvent, at a non-normal b."""
+    n, width, samples, variance = 3, 80, 20, 0.4
+    rng = np.random.default_rng(0)
+    skip = random_skip(n, 5)
+    b = rng.normal(size=(n, n)) * 0.5 + np.eye(n) * (1 + 0.8j) + 0.2j * np.diag([0, 1, 2])
+    total = np.zeros((n, n), dtype=complex)
+    for _ in range(samples):
+        y = np.kron(skip, np.eye(width)) + rng.normal(size=(n * width, n * width)) * math.sqrt(variance / (n * width))
+        resolvent = np.linalg.inv(np.kron(b, np.eye(width)) - y.T @ y).reshape(n, width, n, width)
+        total += np.einsum("ikjk->ij", resolvent) / width / samples
+    found, converged = dyson.matrix_cauchy(torch.tensor(b)[None], skip, variance)
+    assert converged.all()
+    np.testing.assert_allclose(found[0], total, atol=6e-3)
+
+
+def test_matrix_parameter_at_a_scalar_is_the_layer():
+    skip = random_skip(4, 6)
+    z = points([0.1, 0.9, 2.5], 0.02)
+    found, converged = dyson.matrix_cauchy(z[:, None, None] * torch.eye(4, dtype=z.dtype), skip, 0.3)
+    assert converged.all()
+    trace = found.diagonal(dim1=-1, dim2=-2).mean(-1)
+    np.testing.assert_allclose(trace, dyson.solve(Network(skip[None], 0.3), z).G, rtol=1e-10)
+
+
+def test_bad_input():
+    z = points([1.0], 0.1)
+    with pytest.raises(ValueError, match="solves one layer"):
+        dyson.solve(Network.repeated(torch.eye(2), 0.1, 2), z)
+    with pytest.raises(ValueError, match="isotropic noise"):
+        dyson.solve(Network(torch.eye(2)[None], 0.1, read=torch.ones(2), write=torch.ones(2)), z)
+    with pytest.raises(ValueError, match="above the real axis"):
+        dyson.solve(Network(torch.eye(2)[None], 0.1), torch.tensor([1.0]))
+    with pytest.raises(ValueError, match="empty"):
+        dyson.solve(Network(torch.eye(2)[None], 0.1), torch.empty(0))
+    with pytest.raises(ValueError, match="finite"):
+        dyson.solve(Network(torch.eye(2)[None], 0.1), torch.tensor([math.nan + 1j]))
+    with pytest.raises(ValueError, match="positive imaginary part"):
+        dyson.matrix_cauchy(torch.eye(2, dtype=torch.complex128)[None], torch.eye(2, dtype=torch.float64), 0.1)
+    with pytest.raises(ValueError, match="not low"):
+        dyson.low_rank_spectrum(1.0, torch.ones(4, 3), torch.ones(4, 3))
+    with pytest.raises(ValueError, match="one shape"):
+        dyson.low_rank_spectrum(1.0, torch.ones(9, 3), torch.ones(9, 2))
+    with pytest.raises(ValueError, match="must not be negative"):
+        dyson.edges(torch.ones(2), -1.0)

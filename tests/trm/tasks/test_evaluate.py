@@ -1,0 +1,87 @@
+"""The evaluation loop: every row asked once, shards put together, the model's answers read rightly."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from jpmhc.trm.model import RecursiveConfig, RecursiveModel
+from jpmhc.trm.model.recursive import Prediction
+from jpmhc.trm.tasks.batch import Answers, Batch
+from jpmhc.trm.tasks.evaluate import answers_of, evaluate
+from jpmhc.trm.tasks.sudoku import Sudoku, SudokuConfig
+
+
+@pytest.fixture(scope="module")
+def task() -> Sudoku:
+    return SudokuConfig(puzzles=4, test_puzzles=50).build()
+
+
+def some_wrong(batch: Batch) -> Answers:
+    """Right exactly where the first digit is even, whatever the batch."""
+    tokens = batch.labels.clone()
+    tokens[tokens[:, 0] % 2 == 1, 3] = 0
+    return Answers(tokens, torch.ones(len(batch)), tokens[:, 0].double())
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 50, 1000])
+def test_every_row_is_asked_once(task: Sudoku, batch_size: int) -> None:
+    asked: list[int] = []
+    progress: list[tuple[int, int]] = []
+
+    def answer(batch: Batch) -> Answers:
+        asked.append(len(batch))
+        return some_wrong(batch)
+
+    scorer = task.scorer(task.test_selection())
+    result = evaluate(
+        task, scorer, answer, batch_size=batch_size, progress=lambda done, total: progress.append((done, total))
+    ).result()
+    assert sum(asked) == 50
+    assert max(asked) <= batch_size
+    assert progress[-1] == (50, 50)
+    first = task.test_examples(np.arange(50)).labels[:, 0]
+    assert result["exact_accuracy"] == pytest.approx(float((first % 2 == 0).double().mean()))
+    assert result["lm_loss"] == pytest.approx(float(first.double().mean()))
+
+
+def test_shards_give_the_result_of_one_process(task: Sudoku) -> None:
+    alone = evaluate(task, task.scorer(task.test_selection()), some_wrong, batch_size=50).result()
+    states: list[dict[str, Any]] = []
+
+    def gather(state: dict[str, Any]) -> list[dict[str, Any]]:
+        states.append(state)
+        return states
+
+    for rank in range(3):
+        scorer = task.scorer(task.test_selection())
+        evaluate(task, scorer, some_wrong, batch_size=4, rank=rank, world=3, gather=gather)
+    assert len(states[0]["rows"]) == 17
+    assert scorer.result() == alone  # the last rank has gathered all
+
+
+def test_missing_gather_and_empty_batches_are_refused(task: Sudoku) -> None:
+    scorer = task.scorer(task.test_selection())
+    with pytest.raises(ValueError, match="needs a way to gather"):
+        evaluate(task, scorer, some_wrong, batch_size=4, world=2)
+    with pytest.raises(ValueError, match="at least one row"):
+        evaluate(task, scorer, some_wrong, batch_size=0)
+
+
+def test_answers_are_what_the_model_predicts(task: Sudoku) -> None:
+    torch.manual_seed(0)
+    config = RecursiveConfig(
+        dim=16, heads=2, inner_multiple=16, puzzle_slots=1, h_cycles=1, l_cycles=1, halt_max_steps=2
+    )
+    model = RecursiveModel(config, task.vocabulary, task.length, task.identifiers).eval()
+    batch = task.test_examples(np.arange(5))
+    answers = answers_of(model)(batch)
+    prediction: Prediction = model.predict(batch.inputs, batch.identifiers)
+    assert torch.equal(answers.tokens, prediction.logits.argmax(-1))
+    assert answers.confidence.tolist() == pytest.approx((1 / (1 + np.exp(-prediction.q_halt.numpy()))).tolist())
+    # Stablemax cross-entropy from its definition, s(x) = x + 1 for x >= 0 and 1 / (1 - x) below.
+    x = prediction.logits.double().numpy()
+    s = np.where(x >= 0, x + 1, 1 / (1 - np.minimum(x, 0)))
+    chance = np.take_along_axis(s / s.sum(-1, keepdims=True), batch.labels.numpy()[..., None], -1)[..., 0]
+    assert answers.loss.tolist() == pytest.approx((-np.log(chance)).mean(-1).tolist())

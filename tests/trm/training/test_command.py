@@ -1,0 +1,126 @@
+"""The command `jpmhc train`: presets decide defaults, options override them, bad input is one sentence and status 2."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from jpmhc.cli import main, preset_in
+from jpmhc.trm.training import loop
+from jpmhc.trm.training.config import PRESETS
+
+SIZE = ["--dim", "16", "--heads", "2", "--inner-multiple", "16", "--batch", "4", "--device", "cpu"]
+
+
+def test_preset_is_found_in_either_spelling():
+    assert preset_in(["train", "--preset", "paper"]) is PRESETS["paper"]
+    assert preset_in(["train", "--preset=trm", "--steps", "3"]) is PRESETS["trm"]
+    assert preset_in(["train"]) is PRESETS["laptop"]
+
+
+def test_options_override_the_preset_and_the_resolved_configuration_is_saved(tmp_path, capsys):
+    options = [
+        "--steps",
+        "2",
+        "--mixer",
+        "cayley",
+        "--streams",
+        "2",
+        "--task.test-puzzles",
+        "8",
+        "--out",
+        str(tmp_path),
+    ]
+    main(["train", "--preset", "laptop", *SIZE, *options])
+    assert "step-00000002" in capsys.readouterr().out
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert (saved["steps"], saved["model"]["mixer"], saved["model"]["dim"]) == (2, "cayley", 16)
+    assert saved["task"] == {**saved["task"], "kind": "sudoku", "test_puzzles": 8}
+    assert saved["lr"] == PRESETS["laptop"].lr
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--mixer", "cayley"], "needs at least 2 streams"),
+        (["--mixer", "fancy", "--streams", "2"], "unknown mixer 'fancy'"),
+        (["--mixer", "fancy"], "unknown mixer 'fancy'; the known ones are identity"),
+        (["--mixer", "kronecker", "--streams", "3"], "power of two"),
+        (["--mixer", "cayley", "--streams", "2", "--kernels", "fused"], "need a CUDA device"),
+        (["--kernels", "fused"], "kernels=fused has no effect on the plain model"),
+        (["--mixer-temperature", "nan"], "mixer_temperature must be positive and finite"),
+        (["--attend", "cudnn"], "attend=cudnn is not possible on cpu"),
+        (["--expansion", "0"], "expansion must be positive"),
+        (["--inner-multiple", "0"], "inner_multiple must be"),
+        (["--lr", "nan"], "lr must be finite and at least 0, not nan"),
+        (["--puzzle-lr", "inf"], "puzzle_lr must be finite"),
+        (["--decay-at", "0.5", "--decay-to", "-1"], "decay_to must be factors between 0 and 1"),
+        (["--frame-iterations", "0"], "frame_iterations must be"),
+        (["--seed", "99999999999999999999999"], "seed must lie between"),
+        (["--accumulate", "3"], "batch (4) must be a multiple of processes × accumulate (1 × 3)"),
+        (["--strategy", "zero1"], "ZeRO shards over several processes"),
+        (["--preset", "arc-small", "--evaluate-variants", "0"], "evaluate_variants must be"),
+        (["--resume", "latest"], "no checkpoint"),
+        (["--device", "cuda"], "no CUDA device"),
+    ],
+)
+def test_bad_input_is_one_sentence(tmp_path, capsys, monkeypatch, options, sentence):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", *SIZE, "--out", str(tmp_path / "run"), *options])
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert sentence in error.replace("\n", " ")
+    assert "preparing" not in error  # nor any other work
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("where", ["advance", "evaluate"])
+def test_a_run_ended_by_a_signal_has_its_status(tmp_path, capsys, monkeypatch, number, status, where):
+    """128 + the signal's number, as shells have it, in a step and in an evaluation alike."""
+    whole = getattr(loop, where)
+
+    def interrupted(*arguments, **options):
+        os.kill(os.getpid(), number)
+        return whole(*arguments, **options)
+
+    monkeypatch.setattr(loop, where, interrupted)
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", *SIZE, "--steps", "1", "--task.puzzles", "8", "--out", str(tmp_path)])
+    assert stopped.value.code == status
+    said = capsys.readouterr().out.replace("\n", "")
+    assert f"stopped by a signal after 1 steps; checkpoint: {tmp_path / 'checkpoints' / 'step-00000001'}" in said
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict"])
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--variants", "0"], "variants must be a whole number and at least 1, got 0"),
+        (["--batch", "0"], "batch must be a whole number and at least 1, got 0"),
+        (["--variants", "1", "--sample-seed", str(10**23)], "sample_seed must lie between"),
+    ],
+)
+def test_questions_that_cannot_be_asked_are_refused_first(tmp_path, capsys, command, options, sentence):
+    with pytest.raises(SystemExit) as stopped:
+        main([command, str(tmp_path), *options])
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err.replace("\n", " ")
+    assert sentence in error
+    assert "checkpoint" not in error
+
+
+def test_a_checkpoint_that_the_device_cannot_run_is_refused_before_the_puzzles(tmp_path, capsys):
+    main(["train", *SIZE, "--attend", "math", "--steps", "1", "--task.puzzles", "8", "--out", str(tmp_path)])
+    manifest = tmp_path / "checkpoints" / "step-00000001" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"attend": "math"', '"attend": "cudnn"'))
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stopped:
+        main(["evaluate", str(tmp_path), "--device", "cpu"])
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert "attend=cudnn is not possible on cpu" in error
+    assert "preparing" not in error

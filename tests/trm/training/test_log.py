@@ -1,0 +1,50 @@
+"""The log: lines survive, those after a resume's start are dropped, numbers that are not finite have names."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jpmhc.trm.training.log import Log
+
+
+def test_a_resumed_log_drops_what_will_be_logged_again(tmp_path):
+    with Log(tmp_path) as log:
+        for step in range(1, 6):
+            log.write("train", step, {"loss": 1.0 / step, "nested": {"a": step}})
+    with (tmp_path / "log.jsonl").open("a") as file:
+        file.write('{"kind": "train", "st')  # a killed process leaves half a line
+    with Log(tmp_path, done=3) as log:
+        assert log.known == {("train", 1), ("train", 2), ("train", 3)}
+        log.write("train", 4, {"loss": float("nan")})
+    records = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in records] == [1, 2, 3, 4]
+    assert records[3]["loss"] == "nan"
+    assert records[1] == {"kind": "train", "step": 2, "loss": 0.5, "nested": {"a": 2}}
+
+
+def test_a_log_that_cannot_be_written_again_is_not_lost(tmp_path, monkeypatch):
+    with Log(tmp_path) as log:
+        log.write("train", 1, {"loss": 1.0})
+    before = (tmp_path / "log.jsonl").read_text()
+
+    def full(path, text):
+        path.open("w").close()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space"):
+        Log(tmp_path, done=1)
+    assert (tmp_path / "log.jsonl").read_text() == before
+
+
+def test_tensorboard_gets_every_number(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with Log(tmp_path) as log:
+        log.write("train", 7, {"loss": 0.5, "layer": "network.0", "nested": {"a": 2}})
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert sorted(events.Tags()["scalars"]) == ["train/loss", "train/nested/a"]
+    assert events.Scalars("train/loss")[0].value == 0.5
+    assert events.Scalars("train/loss")[0].step == 7
