@@ -1,10 +1,12 @@
-"""What every manifold asks of its input: shapes, ranges, finite entries, and a precision to compute in."""
+"""The package's argument checks: shapes, ranges, finite entries, and a precision to compute in."""
 
 import contextlib
 import contextvars
 import math
-from collections.abc import Iterator
+import operator
+from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -96,3 +98,124 @@ def uncast(matrix: Tensor) -> contextlib.AbstractContextManager[object]:
     if not torch.amp.is_autocast_available(matrix.device.type):
         return contextlib.nullcontext()
     return torch.autocast(matrix.device.type, enabled=False)
+
+
+# What users hand to the spectra: every check returns the value in the form that is computed with.
+
+
+def to_whole_number(value: int, name: str, least: int = 1) -> int:
+    """Return the value as an int, if it is a whole number and large enough."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least or isinstance(value, bool):
+        raise ValueError(f"{name} must be a whole number, at least {least}, not {value!r}")
+    return number
+
+
+def to_positive_number(value: float, name: str) -> float:
+    """Return the value as a float, if it is a positive finite number."""
+    number = _to_float(value)
+    if not 0 < number < math.inf:
+        raise ValueError(f"{name} must be positive and finite, not {value!r}")
+    return number
+
+
+def to_non_negative_number(value: float, name: str) -> float:
+    """Return the value as a float, if it is a finite number and not negative."""
+    number = _to_float(value)
+    if not 0 <= number < math.inf:
+        raise ValueError(f"{name} must be finite and not negative, not {value!r}")
+    return number
+
+
+def require_choice(value: object, kind: str, choices: Iterable[str]) -> None:
+    """Raise an error that lists the choices, unless the value is one of them."""
+    choices = list(choices)
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"no {kind} is called {value!r}; choose one of {', '.join(choices)}")
+
+
+def to_real_tensor(value: Tensor | np.ndarray | Sequence | float, name: str) -> Tensor:
+    """Return the value as a finite float64 tensor."""
+    try:
+        if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor):
+            value = torch.stack(value)
+        # Through NumPy, because torch would make Python numbers single precision.
+        tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+    except (ValueError, TypeError, RuntimeError):
+        shown = repr(value)
+        if len(shown) > 40 or "\n" in shown:
+            shown = f"what this {type(value).__name__} holds"
+        raise ValueError(f"{name} must be real numbers in an array of equal rows, not {shown}") from None
+    if tensor.is_complex():
+        raise ValueError(f"{name} must be real, not {tensor.dtype}")
+    tensor = tensor.detach().to(torch.float64)
+    if not bool(torch.isfinite(tensor).all()):
+        raise ValueError(f"{name} must be finite, without NaN or infinity")
+    return tensor
+
+
+def to_skips(value: Tensor | np.ndarray | Sequence, name: str = "skips", depth: int | None = None) -> Tensor:
+    """Return one square matrix per layer, [L, n, n].
+
+    Args:
+        value: [L, n, n], or with a depth also one matrix [n, n] that stands for all layers.
+        name: What the value is called in an error.
+        depth: How many layers there must be; any number if None.
+    """
+    skips = to_real_tensor(value, name)
+    if skips.ndim not in (2, 3) or skips.shape[-1] != skips.shape[-2] or 0 in skips.shape:
+        raise ValueError(
+            f"{name} must be square matrices, one per layer [L, n, n] with at least one layer and one stream, "
+            f"not of shape {list(skips.shape)}"
+        )
+    if skips.ndim == 2:
+        if depth is None:
+            raise ValueError(
+                f"{name} must be square matrices, one per layer [L, n, n]; one matrix [n, n] needs a depth"
+            )
+        return skips.expand(to_whole_number(depth, "depth"), -1, -1)
+    if depth is not None and depth != len(skips):
+        raise ValueError(f"depth {depth} contradicts the {len(skips)} layers of {name}; leave the depth out")
+    return skips
+
+
+def to_layer_numbers(value: Tensor | Sequence[float] | float, name: str, like: Tensor) -> Tensor:
+    """Return one number per layer [L], none of them negative; a single number stands for all layers of `like`."""
+    numbers = to_real_tensor(value, name).to(like.device)
+    if numbers.ndim == 0:
+        numbers = numbers.expand(len(like)).clone()
+    if numbers.shape != like.shape[:1]:
+        raise ValueError(f"{name} must be one number or one per layer [{len(like)}], not {list(numbers.shape)}")
+    if bool((numbers < 0).any()):
+        raise ValueError(f"{name} must not be negative, and {float(numbers.min()):g} is")
+    return numbers
+
+
+def to_read_and_write(
+    read: Tensor | Sequence | None, write: Tensor | Sequence | None, skips: Tensor
+) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """Return read and write vectors [L, n] for skips [L, n, n], or None for both; one vector [n] serves all layers."""
+    if read is None and write is None:
+        return None, None
+    if read is None or write is None:
+        raise ValueError("give both read and write vectors (the hyper-connection block) or neither (isotropic noise)")
+    shape = skips.shape[:2]
+    vectors = []
+    for value, name in ((read, "read"), (write, "write")):
+        vector = to_real_tensor(value, name).to(skips.device)
+        vector = vector.expand(shape[0], -1) if vector.ndim == 1 else vector
+        if vector.shape != shape:
+            raise ValueError(f"{name} must be [L, n] = {list(shape)}, not {list(vector.shape)}")
+        vectors.append(vector)
+    return vectors[0], vectors[1]
+
+
+def _to_float(value: float) -> float:
+    """Return a real number, or NaN for anything else: NaN fails every comparison."""
+    try:
+        return math.nan if isinstance(value, str) else float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return math.nan

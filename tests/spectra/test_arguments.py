@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from jpmhc.checks import to_non_negative_number, to_positive_number, to_read_and_write, to_real_tensor, to_whole_number
 from jpmhc.spectra import (
     Network,
     cauchy,
@@ -16,7 +17,6 @@ from jpmhc.spectra import (
     simulate,
     simulate_nonlinear,
 )
-from jpmhc.spectra.arguments import not_negative, positive, real, vectors, whole
 
 NETWORK = Network.from_mixer("orthogonal", 2, 0.01, streams=2)
 DENSITY = density(NETWORK, torch.linspace(0.3, 2, 30, dtype=torch.float64))
@@ -26,34 +26,36 @@ Z = 1 + 1j
 
 @pytest.mark.parametrize("value", [3, np.int64(3), np.array(3), torch.tensor(3)])
 def test_whole_numbers_of_any_kind(value):
-    assert whole(value, "depth") == 3
-    assert type(whole(value, "depth")) is int
+    assert to_whole_number(value, "depth") == 3
+    assert type(to_whole_number(value, "depth")) is int
 
 
 @pytest.mark.parametrize("value", [0, -1, 2.0, 2.5, "2", None, True, math.nan])
 def test_what_is_no_count(value):
     with pytest.raises(ValueError, match=r"^depth must be a whole number, at least 1, not "):
-        whole(value, "depth")
+        to_whole_number(value, "depth")
 
 
 def test_numbers():
-    assert positive(np.float32(0.5), "eta") == 0.5
-    assert not_negative(0, "noise") == 0.0
+    assert to_positive_number(np.float32(0.5), "eta") == 0.5
+    assert to_non_negative_number(0, "noise") == 0.0
     for value in (0, -1.0, math.inf, math.nan, "1", None, 1j):
         with pytest.raises(ValueError, match=r"^eta must be positive and finite, not "):
-            positive(value, "eta")
+            to_positive_number(value, "eta")
     for value in (-1e-300, math.inf, math.nan, "1", None, [1.0, 2.0]):
         with pytest.raises(ValueError, match=r"^noise must be finite and not negative, not "):
-            not_negative(value, "noise")
+            to_non_negative_number(value, "noise")
 
 
 def test_arrays_keep_double_precision():
-    third = real([1 / 3], "x")
+    third = to_real_tensor([1 / 3], "x")
     assert third.dtype == torch.float64
     assert float(third) == 1 / 3
-    assert real(np.ones((2, 3), dtype=np.float32), "x").shape == (2, 3)
-    assert real([EYE, EYE], "x").shape == (2, 2, 2)
-    assert vectors([1.0, 2.0], "read", (3, 2), torch.device("cpu")).tolist() == [[1.0, 2.0]] * 3
+    assert to_real_tensor(np.ones((2, 3), dtype=np.float32), "x").shape == (2, 3)
+    assert to_real_tensor([EYE, EYE], "x").shape == (2, 2, 2)
+    read, write = to_read_and_write([1.0, 2.0], [[0.0, 1.0]] * 3, torch.zeros(3, 2, 2))
+    assert read.tolist() == [[1.0, 2.0]] * 3
+    assert write.tolist() == [[0.0, 1.0]] * 3
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,7 @@ def test_arrays_keep_double_precision():
         (lambda: Network.repeated(EYE, 0.1, 2.5), "depth must be a whole number, at least 1, not 2.5"),
         (lambda: Network.repeated(EYE, 0.1, "a"), "depth must be a whole number, at least 1, not 'a'"),
         (lambda: Network.repeated(EYE, "x", 2), "variance must be real numbers in an array of equal rows, not 'x'"),
-        (lambda: Network.repeated(EYE, 0.1, 2, covariance=EYE), "covariance must be one layer's"),
+        (lambda: Network.repeated(EYE, 0.1, 2, covariance=EYE), "covariance must be"),
         (lambda: Network([EYE, torch.eye(3)], 0.1), "skips must be real numbers in an array of equal rows, not what"),
         (lambda: Network.from_mixer("identity", 2.5, 0.1), "depth must be a whole number"),
         (lambda: Network.from_mixer("identity", 2, 0.1, "a"), "streams must be a whole number"),

@@ -141,7 +141,7 @@ def test_a_file_of_layers_says_how_many(tmp_path):
     query = Query(matrix=tmp_path / "skips.npy", noise=0.3)
     assert np.array_equal(query.network().skips.numpy(), skips)
     assert torch.allclose(query.network().variance, torch.full((3,), 0.1, dtype=torch.float64))
-    with pytest.raises(ValueError, match="holds 3 layers and the depth asked is 4"):
+    with pytest.raises(ValueError, match="depth 4 contradicts the 3 layers of the skips in"):
         read_skips(tmp_path / "skips.npy", 4)
 
 
@@ -151,11 +151,11 @@ def bad_files():
     yield "nan.npy", np.full((2, 2), np.nan), "nan.npy must be finite, without NaN"
     yield "words.npy", np.array(["a", "b"]), "words.npy must be real numbers"
     yield "objects.npy", np.array([1, None], dtype=object), "objects.npy holds no matrix"
-    yield "wide.npy", np.ones((2, 3)), r"must hold a square matrix .* not one of shape \[2, 3\]"
-    yield "row.npy", np.ones(3), r"not one of shape \[3\]"
+    yield "wide.npy", np.ones((2, 3)), r"wide.npy must be square matrices, .* not of shape \[2, 3\]"
+    yield "row.npy", np.ones(3), r"not of shape \[3\]"
     yield "torn.npy", b"\x93NUMPY\x01\x00", "torn.npy holds no matrix"
     yield "archive.npz", b"PK\x8c\xff", "archive.npz is not text"
-    yield "empty.csv", b"", "empty.csv must hold a square matrix"
+    yield "empty.csv", b"", "empty.csv must be square matrices"
     yield "words.csv", b"hello,world\n", "words.csv holds no matrix: could not convert string 'hello'"
     yield "ragged.txt", b"1 2\n3\n", "ragged.txt holds no matrix: the number of columns changed"
     yield "complex.txt", b"1+2j 0\n0 1\n", "complex.txt holds no matrix"

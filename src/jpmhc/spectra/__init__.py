@@ -3,8 +3,9 @@
 from jpmhc.spectra.density import Density, density
 from jpmhc.spectra.distances import Distances, distances
 from jpmhc.spectra.exactly import edges, moments
-from jpmhc.spectra.network import SKIPS, Network
+from jpmhc.spectra.network import Network
 from jpmhc.spectra.propagation import Propagation, propagate
+from jpmhc.spectra.random_skips import SKIPS
 from jpmhc.spectra.simulate import simulate, simulate_nonlinear
 from jpmhc.spectra.solution import Solution
 from jpmhc.spectra.solve import METHODS, cauchy, choose

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from jpmhc.spectra.arguments import real
+from jpmhc.checks import require_choice, to_real_tensor
 
 Function = Callable[[Tensor], Tensor]
 
@@ -60,7 +60,7 @@ class Activation:
         return self._moment(variance, 2, self.function)
 
     def _moment(self, variance: Tensor | float, which: int, integrand: Function) -> Tensor:
-        variance = real(variance, "the variance of a pre-activation")
+        variance = to_real_tensor(variance, "the variance of a pre-activation")
         if bool((variance < 0).any()):
             raise ValueError("the variance of a pre-activation must not be negative")
         if self.closed is not None:
@@ -178,9 +178,8 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 def get_activation(activation: str | Activation) -> Activation:
-    """The activation of a name, or the object itself."""
+    """Return the activation of a name; an `Activation` is returned as it is."""
     if isinstance(activation, Activation):
         return activation
-    if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        raise ValueError(f"no activation is called {activation!r}; choose one of {', '.join(ACTIVATIONS)}")
+    require_choice(activation, "activation", ACTIVATIONS)
     return ACTIVATIONS[activation]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jpmhc.spectra.arguments import not_negative, positive, real, whole
+from jpmhc.checks import to_non_negative_number, to_positive_number, to_real_tensor, to_whole_number
 from jpmhc.spectra.distances import wasserstein
 from jpmhc.spectra.grid import adaptive
 from jpmhc.spectra.network import Network, require_network
@@ -74,7 +74,7 @@ class Density:
 
     def moments(self, count: int) -> Tensor:
         r"""$\int x^k \rho\,dx$ for k = 1, …, count, from the grid; `spectra.moments` has them without smoothing."""
-        orders = range(1, whole(count, "the number of moments") + 1)
+        orders = range(1, to_whole_number(count, "the number of moments") + 1)
         return torch.stack([_integral(self.x, self.x**k * self.values) for k in orders])
 
     def cumulative(self) -> Tensor:
@@ -85,7 +85,7 @@ class Density:
 
     def quantile(self, probability: float) -> float:
         """The singular value that a fraction of all lie below; 0 where that fraction lies below the grid."""
-        if not_negative(probability, "a quantile's probability") > 1:
+        if to_non_negative_number(probability, "a quantile's probability") > 1:
             raise ValueError(f"a quantile's probability must not exceed 1, and {probability:g} does")
         cumulative = self.cumulative().numpy()
         if probability < cumulative[0]:
@@ -94,13 +94,13 @@ class Density:
 
     def collapsed(self, threshold: float = COLLAPSED) -> float:
         """The fraction of singular values below a threshold."""
-        threshold = not_negative(threshold, "the threshold")
+        threshold = to_non_negative_number(threshold, "the threshold")
         s, cumulative = self.x.sqrt().numpy(), self.cumulative().numpy()
         return float(np.interp(threshold, s, cumulative, left=cumulative[0]))
 
     def condition(self, tail: float = 0.01) -> float:
         """The ratio of the singular values that leave a fraction `tail` above and below: a condition number."""
-        if not_negative(tail, "tail") >= 0.5:
+        if to_non_negative_number(tail, "tail") >= 0.5:
             raise ValueError(f"tail must be below 0.5, not {tail:g}")
         low = self.quantile(tail)
         return self.quantile(1 - tail) / low if low > 0 else float("inf")
@@ -146,9 +146,9 @@ def density(
     require_network(network)
     if refine is not None and refine not in REFINEMENTS:
         raise ValueError(f"no refinement is called {refine!r}; choose one of {', '.join(REFINEMENTS)}")
-    eta = None if eta is None else positive(eta, "eta")
-    relative_eta = positive(relative_eta, "relative_eta")
-    levels = whole(levels, "levels")
+    eta = None if eta is None else to_positive_number(eta, "eta")
+    relative_eta = to_positive_number(relative_eta, "relative_eta")
+    levels = to_whole_number(levels, "levels")
     if not bool((network.gains() > 0).all()):
         raise ValueError("a layer maps everything to zero, so all singular values are zero and there is no density")
     own_grid = x is None
@@ -240,7 +240,7 @@ def _integral(x: Tensor, values: Tensor) -> Tensor:
 
 
 def _checked(x: Tensor) -> Tensor:
-    x = real(x, "the grid of squared singular values").cpu()
+    x = to_real_tensor(x, "the grid of squared singular values").cpu()
     if x.ndim != 1 or len(x) < 2:
         raise ValueError("the grid of squared singular values must be a row of at least two numbers")
     if bool((x <= 0).any()) or bool((x.diff() <= 0).any()):

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from jpmhc.spectra.arguments import positive, whole
+from jpmhc.checks import to_positive_number, to_whole_number
 from jpmhc.spectra.density import Density
 from jpmhc.spectra.network import Network, require_network
 from jpmhc.spectra.solve import cauchy
@@ -26,7 +26,10 @@ def moments(network: Network, count: int, top: float, method: str = "auto") -> T
         top: A number above the spectrum, such as the end of a density's grid.
     """
     require_network(network)
-    count, top = whole(count, "the number of moments"), positive(top, "top, a number above the spectrum,")
+    count, top = (
+        to_whole_number(count, "the number of moments"),
+        to_positive_number(top, "top, a number above the spectrum,"),
+    )
     # A circle through -top and 2 top, symmetric about the real axis: the upper half is enough. The rule's error falls
     # with the ratio of its radius to the distance of the spectrum from its centre.
     centre, radius = top / 2, 1.5 * top

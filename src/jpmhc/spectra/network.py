@@ -3,46 +3,16 @@ r"""What is asked: a stack of twisted skips with Gaussian noise, $Y_l = A_l \oti
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from jpmhc.manifolds import birkhoff, grassmann, orthogonal, permutation
+from jpmhc.checks import to_layer_numbers, to_read_and_write, to_real_tensor, to_skips, to_whole_number
 from jpmhc.spectra.activations import Activation
-from jpmhc.spectra.arguments import real, vectors, whole
 from jpmhc.spectra.propagation import propagate
-
-
-def _identity(n: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    return torch.eye(n, dtype=torch.float64).expand(*shape, n, n)
-
-
-def _gaussian(n: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    return torch.randn(*shape, n, n, dtype=torch.float64, generator=generator) / n**0.5
-
-
-def _permutation(n: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    # n + 2 permutations: the identity, the transpositions and the shifts, as the paper's 6 for 4 streams
-    return permutation.sample(n, min(n + 2, math.factorial(n)), shape, generator=generator)
-
-
-SKIPS: dict[str, Callable[[int, tuple[int, ...], torch.Generator], Tensor]] = {
-    "identity": _identity,
-    "bistochastic": lambda n, shape, generator: birkhoff.sample(n, shape, generator=generator),
-    "orthogonal": lambda n, shape, generator: orthogonal.sample(n, shape, generator=generator),
-    "gaussian": _gaussian,
-    "grassmann": lambda n, shape, generator: grassmann.sample(n, None, shape, generator=generator),
-    "permutation": _permutation,
-}
-_MIXER_SKIPS = {"sinkhorn": "bistochastic", "cayley": "orthogonal", "unconstrained": "gaussian"}
-_FROM_LOGITS: dict[str, Callable[[Tensor], Tensor]] = {
-    "unconstrained": lambda logits: logits,
-    "sinkhorn": birkhoff.project,
-    "cayley": orthogonal.project,
-    "grassmann": grassmann.project,
-}
+from jpmhc.spectra.random_skips import sample_skips, skips_from_logits
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,37 +50,17 @@ class Network:
         write: Tensor | Sequence | None = None,
         covariance: Tensor | Sequence | None = None,
     ) -> None:
-        skips = real(skips, "skips")
-        if skips.ndim != 3 or skips.shape[-1] != skips.shape[-2]:
-            raise ValueError(
-                f"skips must be square matrices, one per layer [L, n, n], not of shape {list(skips.shape)}"
-            )
-        depth, n, _ = skips.shape
-        if depth == 0 or n == 0:
-            raise ValueError("a network needs at least one layer and one stream (skips [L, n, n] with L, n >= 1)")
-        variance = real(variance, "variance").to(skips.device)
-        if variance.ndim == 0:
-            variance = variance.expand(depth).clone()
-        if variance.shape != (depth,):
-            raise ValueError(
-                f"variance must be one number or one per layer [{depth}], not of shape {list(variance.shape)}"
-            )
-        if (variance < 0).any():
-            raise ValueError(f"the noise variance must not be negative, and {variance.min().item():g} is")
-        if (read is None) != (write is None):
-            raise ValueError(
-                "give both read and write vectors (the hyper-connection block) or neither (isotropic noise)"
-            )
+        skips = to_skips(skips)
+        variance = to_layer_numbers(variance, "variance", skips)
         if read is not None and covariance is not None:
             raise ValueError(
                 "give either read and write vectors or a covariance: each of them is the whole noise structure"
             )
-        if read is not None and write is not None:
-            read = vectors(read, "read", (depth, n), skips.device)
-            write = vectors(write, "write", (depth, n), skips.device)
+        read, write = to_read_and_write(read, write, skips)
         if covariance is not None:
-            covariance = real(covariance, "covariance").to(skips.device)
-            if covariance.ndim != 4 or covariance.shape[0] != depth or covariance.shape[-2:] != (n, n):
+            covariance = to_real_tensor(covariance, "covariance").to(skips.device)
+            if covariance.ndim != 4 or covariance.shape[:1] + covariance.shape[2:] != skips.shape:
+                depth, n, _ = skips.shape
                 raise ValueError(
                     f"covariance must be [L, K, n, n] = [{depth}, K, {n}, {n}], not {list(covariance.shape)}"
                 )
@@ -129,16 +79,11 @@ class Network:
         covariance: Tensor | Sequence | None = None,
     ) -> Network:
         """The same layer `depth` times: skip [n, n], read and write [n], covariance [K, n, n]."""
-        depth = whole(depth, "depth")
-        skip = real(skip, "skip")
-        if skip.ndim != 2:
-            raise ValueError(f"skip must be one square matrix [n, n], not of shape {list(skip.shape)}")
+        skips = to_skips(skip, "skip", to_whole_number(depth, "depth"))
         if covariance is not None:
-            covariance = real(covariance, "covariance")
-            if covariance.ndim != 3:
-                raise ValueError(f"covariance must be one layer's [K, n, n], not of shape {list(covariance.shape)}")
-            covariance = covariance.expand(depth, -1, -1, -1)
-        return cls(skip.expand(depth, -1, -1), variance, read, write, covariance)
+            covariance = to_real_tensor(covariance, "covariance")
+            covariance = covariance.expand(len(skips), *covariance.shape)
+        return cls(skips, variance, read, write, covariance)
 
     @classmethod
     def from_mixer(
@@ -163,18 +108,8 @@ class Network:
                 bistochastic, "cayley" orthogonal, "unconstrained" gaussian.
             rank: The subspace's dimension for "grassmann", half the streams by default.
         """
-        kind = _MIXER_SKIPS.get(mixer, mixer) if isinstance(mixer, str) else None
-        if kind not in SKIPS:
-            raise ValueError(f"no random skip is called {mixer!r}; choose one of {', '.join([*SKIPS, *_MIXER_SKIPS])}")
-        if rank is not None and kind != "grassmann":
-            raise ValueError(f"rank is the dimension of a grassmann skip's subspace; a {mixer} skip has none")
-        depth, streams = whole(depth, "depth"), whole(streams, "streams")
-        generator = torch.Generator().manual_seed(whole(seed, "seed", 0))
-        shape = (1,) if shared else (depth,)
-        if rank is not None:
-            skips = grassmann.sample(streams, whole(rank, "rank"), shape, generator=generator)
-        else:
-            skips = SKIPS[kind](streams, shape, generator)
+        depth, streams = to_whole_number(depth, "depth"), to_whole_number(streams, "streams")
+        skips = sample_skips(mixer, 1 if shared else depth, streams, to_whole_number(seed, "seed", 0), rank)
         return cls(skips.expand(depth, -1, -1), variance, read, write)
 
     @classmethod
@@ -195,19 +130,7 @@ class Network:
                 frame's span) or "permutation".
             basis: The permutations [K, n] that "permutation" mixes.
         """
-        logits = real(logits, "logits")
-        if (basis is None) == (mixer == "permutation"):
-            raise ValueError("the mixer 'permutation' needs the basis [K, n] it mixes, and no other mixer takes one")
-        if mixer == "permutation":
-            assert basis is not None
-            skips = permutation.mix(logits, basis)
-        elif mixer in _FROM_LOGITS:
-            skips = _FROM_LOGITS[mixer](logits)
-        else:
-            raise ValueError(
-                f"no mixer from logits is called {mixer!r}; choose one of {', '.join(_FROM_LOGITS)}, permutation"
-            )
-        return cls(skips, variance, read, write)
+        return cls(skips_from_logits(mixer, logits, basis), variance, read, write)
 
     @classmethod
     def from_coefficients(
@@ -222,7 +145,7 @@ class Network:
         layers = list(layers) if isinstance(layers, Iterable) else []
         if not layers or not all(isinstance(layer, tuple | list) and len(layer) == 3 for layer in layers):
             raise ValueError("coefficients must be a list of (read, write, skip), one for each layer and at least one")
-        parts = [tuple(real(part, "coefficients") for part in layer) for layer in layers]
+        parts = [tuple(to_real_tensor(part, "coefficients") for part in layer) for layer in layers]
         for number, (read, write, skip) in enumerate(parts, 1):
             if skip.ndim != 2 or read.ndim != 1 or write.ndim != 1:
                 raise ValueError(
@@ -249,19 +172,18 @@ class Network:
         form: str = "mean_field",
     ) -> Network:
         """The linearisation of a nonlinear network: its noise variance comes from `propagation.propagate`."""
-        skips = real(skips, "skips")
+        skips = to_skips(skips, depth=depth)
         found = propagate(
             activation,
             skips,
             weight_scale,
             input_variance,
-            depth=depth,
             bias_scale=bias_scale,
             read=read,
             write=write,
             form=form,
         )
-        return cls(skips if skips.ndim == 3 else skips.expand(len(found.variance), -1, -1), found.variance, read, write)
+        return cls(skips, found.variance, read, write)
 
     @property
     def depth(self) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from jpmhc.spectra.arguments import not_negative, positive, whole
+from jpmhc.checks import to_non_negative_number, to_positive_number, to_whole_number
 from jpmhc.spectra.density import COLLAPSED, Density, density
 from jpmhc.spectra.distances import Distances, distances
 from jpmhc.spectra.network import Network
@@ -53,11 +53,11 @@ class PanelConfig:
                 raise ValueError(f"each {name} has one place in the panel, and one is named twice")
         # All of it now: a cell that fails after others would lose their work.
         for mixer in self.mixers:
-            Network.from_mixer(mixer, 1, not_negative(self.budget, "budget"), self.streams, self.seed)
+            Network.from_mixer(mixer, 1, to_non_negative_number(self.budget, "budget"), self.streams, self.seed)
         for depth, samples in zip(self.depths, self.samples):
-            whole(depth, "depth"), whole(samples, "samples")
-        whole(self.width, "width, the features per stream,")
-        positive(self.eta, "eta")
+            to_whole_number(depth, "depth"), to_whole_number(samples, "samples")
+        to_whole_number(self.width, "width, the features per stream,")
+        to_positive_number(self.eta, "eta")
 
 
 @dataclass(frozen=True, eq=False)

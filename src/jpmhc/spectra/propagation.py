@@ -13,8 +13,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from jpmhc.checks import (
+    require_choice,
+    to_layer_numbers,
+    to_non_negative_number,
+    to_read_and_write,
+    to_real_tensor,
+    to_skips,
+)
 from jpmhc.spectra.activations import Activation, get_activation
-from jpmhc.spectra.arguments import not_negative, real, vectors, whole
 
 FORMS = ("mean_field", "isotropic", "paper")
 
@@ -80,89 +87,89 @@ def propagate(
         form: One of `FORMS`.
     """
     activation = get_activation(activation)
-    skips, scale = _layers(skips, weight_scale, depth)
-    layers, n, _ = skips.shape
-    if form not in FORMS:
-        raise ValueError(f"no form of signal propagation is called {form!r}; choose one of {', '.join(FORMS)}")
-    if (read is None) != (write is None):
-        raise ValueError("give both read and write vectors (the hyper-connection block) or neither (isotropic noise)")
+    skips = to_skips(skips, depth=depth)
+    scale = to_layer_numbers(weight_scale, "weight_scale", skips)
+    read, write = to_read_and_write(read, write, skips)
+    bias = to_non_negative_number(bias_scale, "bias_scale")
+    second = _input_moments(input_variance, skips)  # [n, n]
+    require_choice(form, "form of signal propagation", FORMS)
     if form != "mean_field" and read is not None:
         raise ValueError(f"the {form!r} recursion knows isotropic noise only; with read and write use 'mean_field'")
-    if form == "paper" and bias_scale:
+    if form == "paper" and bias:
         raise ValueError("the paper's recursion has no bias; use form='mean_field' or bias_scale=0")
-    bias_scale = not_negative(bias_scale, "bias_scale")
-    second = _input_moments(input_variance, n, skips.device)  # [n, n]
-    if read is not None and write is not None:
-        read = vectors(read, "read", (layers, n), skips.device)
-        write = vectors(write, "write", (layers, n), skips.device)
-    mean = torch.zeros(n, dtype=torch.float64, device=skips.device)
-    v = second.diagonal().mean()
-    slope = activation.psi(scale[0].square() * v)  # e⁰ of the paper's form
-    ones, eye = torch.ones_like(mean), torch.eye(n, dtype=torch.float64, device=skips.device)
-    qs, vs, es = [], [v], []
-    for layer in range(layers):
-        skip, gain = skips[layer], scale[layer].square()
-        if form == "paper":
-            q = gain * (v + slope)  # eq. q_recursion
-        elif read is not None:
-            q = gain * (read[layer] @ second @ read[layer]) + bias_scale**2
+    if form == "mean_field":
+        q, v = _mean_field_recursion(activation, skips, scale, second, bias, read, write)
+    elif form == "isotropic":
+        q, v = _isotropic_recursion(activation, skips, scale, second, bias)
+    else:
+        q, v = _paper_recursion(activation, skips, scale, second)
+    e = torch.stack([activation.psi(variance) for variance in q])  # eq. e_recursion
+    return Propagation(q, v, e, scale.square() * e)
+
+
+def _mean_field_recursion(
+    activation: Activation,
+    skips: Tensor,
+    scale: Tensor,
+    second: Tensor,
+    bias: float,
+    read: Tensor | None,
+    write: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Carry the streams' second moments [n, n] and means [n] through the layers; return q [L] and v [L + 1]."""
+    mean = torch.zeros_like(second[0])
+    ones, eye = torch.ones_like(mean), torch.eye(len(mean), dtype=torch.float64, device=mean.device)
+    qs, vs = [], [second.diagonal().mean()]
+    for layer, skip in enumerate(skips):
+        inner = vs[-1] if read is None else read[layer] @ second @ read[layer]
+        q = scale[layer].square() * inner + bias**2
+        kappa, phi = activation.kappa(q), activation.phi(q)
+        if write is not None:
+            target = write[layer]
+            output = kappa * torch.outer(target, target)
         else:
-            q = gain * v + bias_scale**2
-        slope = activation.psi(q)  # eq. e_recursion
-        kappa = activation.kappa(q)
-        if form == "mean_field":
-            phi = activation.phi(q)
-            if write is not None:
-                target = write[layer]
-                output = kappa * torch.outer(target, target)
-            else:
-                # Different streams see independent pre-activations, so that only their means multiply.
-                target = ones
-                output = kappa * eye + phi.square() * (torch.outer(ones, ones) - eye)
-            mean = skip @ mean
-            cross = phi * torch.outer(mean, target)
-            second = skip @ second @ skip.T + output + cross + cross.T
-            mean = mean + phi * target
-            v = second.diagonal().mean()
-        else:
-            v = kappa + skip.square().sum() / n * v  # eq. v_recursion
+            # Different streams see independent pre-activations, so that only their means multiply.
+            target = ones
+            output = kappa * eye + phi.square() * (torch.outer(ones, ones) - eye)
+        mean = skip @ mean
+        cross = phi * torch.outer(mean, target)
+        second = skip @ second @ skip.T + output + cross + cross.T
+        mean = mean + phi * target
         qs.append(q)
-        es.append(slope)
-        vs.append(v)
-    e = torch.stack(es)
-    return Propagation(torch.stack(qs), torch.stack(vs), e, scale.square() * e)
+        vs.append(second.diagonal().mean())
+    return torch.stack(qs), torch.stack(vs)
 
 
-def _layers(skips: Tensor, weight_scale: Tensor | Sequence[float] | float, depth: int | None) -> tuple[Tensor, Tensor]:
-    """Skips [L, n, n] and weight scales [L], or one sentence about what is wrong with them."""
-    skips = real(skips, "skips")
-    if skips.ndim == 2:
-        if depth is None:
-            raise ValueError("one skip matrix needs a depth; or give one matrix per layer [L, n, n]")
-        skips = skips.expand(whole(depth, "depth"), *skips.shape)
-    elif depth is not None and skips.ndim == 3 and depth != len(skips):
-        raise ValueError(f"depth {depth} contradicts the {len(skips)} skip matrices given")
-    if skips.ndim != 3 or skips.shape[-1] != skips.shape[-2] or 0 in skips.shape:
-        raise ValueError(f"skips must be square matrices, one per layer [L, n, n], not of shape {list(skips.shape)}")
-    scale = real(weight_scale, "weight_scale").to(skips.device)
-    if scale.ndim > 1 or (scale.ndim == 1 and len(scale) != len(skips)):
-        raise ValueError(
-            f"weight_scale must be one number or one per layer [{len(skips)}], not of shape {list(scale.shape)}"
-        )
-    if bool((scale < 0).any()):
-        raise ValueError("weight_scale must not be negative")
-    return skips, scale.expand(len(skips))
+def _isotropic_recursion(
+    activation: Activation, skips: Tensor, scale: Tensor, second: Tensor, bias: float
+) -> tuple[Tensor, Tensor]:
+    """Carry the mean square of the streams alone through the layers; return q [L] and v [L + 1]."""
+    qs, vs = [], [second.diagonal().mean()]
+    for layer, skip in enumerate(skips):
+        qs.append(scale[layer].square() * vs[-1] + bias**2)
+        vs.append(activation.kappa(qs[-1]) + skip.square().sum() / len(skip) * vs[-1])  # eq. v_recursion
+    return torch.stack(qs), torch.stack(vs)
 
 
-def _input_moments(input_variance: float | Tensor, n: int, device: torch.device) -> Tensor:
-    """The streams' second moments at the input. [n, n]"""
-    second = real(input_variance, "input_variance").to(device)
+def _paper_recursion(activation: Activation, skips: Tensor, scale: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Carry mean square and mean square slope as the paper prints it; return q [L] and v [L + 1]."""
+    qs, vs = [], [second.diagonal().mean()]
+    slope = activation.psi(scale[0].square() * vs[0])
+    for layer, skip in enumerate(skips):
+        qs.append(scale[layer].square() * (vs[-1] + slope))  # eq. q_recursion
+        slope = activation.psi(qs[-1])  # eq. e_recursion
+        vs.append(activation.kappa(qs[-1]) + skip.square().sum() / len(skip) * vs[-1])  # eq. v_recursion
+    return torch.stack(qs), torch.stack(vs)
+
+
+def _input_moments(input_variance: float | Tensor, skips: Tensor) -> Tensor:
+    """Return the streams' second moments at the input. [n, n]"""
+    n = skips.shape[-1]
+    second = to_real_tensor(input_variance, "input_variance").to(skips.device)
     if second.ndim == 0:
-        second = second * torch.eye(n, dtype=torch.float64, device=device)
-    if second.shape != (n, n):
+        second = second * torch.eye(n, dtype=torch.float64, device=skips.device)
+    if second.shape != (n, n) or bool((second.diagonal() < 0).any()):
         raise ValueError(
-            f"input_variance must be one number or the streams' second moments [{n}, {n}], not {list(second.shape)}"
+            f"input_variance must be one number or the streams' second moments [{n}, {n}] and must not be negative"
         )
-    if bool((second.diagonal() < 0).any()):
-        raise ValueError("input_variance must not be negative")
     return second

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jpmhc.spectra.arguments import not_negative, real, whole
+from jpmhc.checks import to_non_negative_number, to_skips, to_whole_number
 from jpmhc.spectra.density import RELATIVE_ETA, Density, density
 from jpmhc.spectra.distances import Distances, distances
 from jpmhc.spectra.exactly import edges, moments
@@ -98,12 +98,10 @@ class Query:
             refuse("describes sampled networks and needs --simulate", samples=self.samples, width=self.width)
         for name in ("depth", "streams", "samples", "width"):
             if getattr(self, name) is not None:
-                whole(getattr(self, name), name)
+                to_whole_number(getattr(self, name), name)
 
     def network(self) -> Network:
         """The network that is asked about."""
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("no CUDA device is available; use --device cpu")
         if self.matrix is None:
             mixer, streams = _or(self.mixer, MIXER), _or(self.streams, STREAMS)
             skips = Network.from_mixer(mixer, _or(self.depth, DEPTH), 0.0, streams, self.seed, shared=self.shared).skips
@@ -113,7 +111,7 @@ class Query:
         read, write = (torch.full((n,), 1 / n, dtype=torch.float64), torch.ones(n, dtype=torch.float64))
         vectors = (read, write) if self.block else (None, None)
         if self.activation is None:
-            noise = not_negative(_or(self.noise, NOISE), "noise")
+            noise = to_non_negative_number(_or(self.noise, NOISE), "noise")
             return Network(skips, noise / len(skips), *vectors).to(self.device)
         scale, variance = _or(self.weight_scale, 1.0), _or(self.input_variance, 1.0)
         network = Network.from_activation(skips, self.activation, scale, variance, read=vectors[0], write=vectors[1])
@@ -201,16 +199,9 @@ def read_skips(path: Path, depth: int | None = None) -> Tensor:
         raise ValueError(f"{path} holds no matrix: {str(error).splitlines()[0].split('. ')[0]}") from None
     if not isinstance(held, Tensor | np.ndarray):
         raise ValueError(f"{path} must hold one array of skips, not a {type(held).__name__}")
-    skips = real(held, f"the skips in {path}")
-    if skips.ndim not in (2, 3) or skips.shape[-1] != skips.shape[-2] or 0 in skips.shape:
-        raise ValueError(
-            f"{path} must hold a square matrix [n, n] or one per layer [L, n, n], not one of shape {list(skips.shape)}"
-        )
-    if skips.ndim == 2:
-        return skips.expand(_or(depth, DEPTH), -1, -1)
-    if depth is not None and len(skips) != depth:
-        raise ValueError(f"{path} holds {len(skips)} layers and the depth asked is {depth}; leave --depth away")
-    return skips
+    if held.ndim == 2:
+        depth = DEPTH if depth is None else depth
+    return to_skips(held, f"the skips in {path}", depth)
 
 
 def write_curve(found: Density, path: Path) -> Path:

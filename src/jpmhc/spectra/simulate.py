@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from jpmhc.checks import to_non_negative_number, to_whole_number
 from jpmhc.spectra.activations import Activation, get_activation
-from jpmhc.spectra.arguments import not_negative, whole
 from jpmhc.spectra.network import Network, require_network
 
 # How many N x N matrices one sample keeps alive at the peak, and which share of the free memory a batch may take.
@@ -79,9 +79,9 @@ def simulate_nonlinear(
         bias_scale: $\sigma_b$.
     """
     require_network(network)
-    weight_scale = not_negative(weight_scale, "weight_scale")
-    bias_scale = not_negative(bias_scale, "bias_scale")
-    input_variance = not_negative(input_variance, "input_variance")
+    weight_scale = to_non_negative_number(weight_scale, "weight_scale")
+    bias_scale = to_non_negative_number(bias_scale, "bias_scale")
+    input_variance = to_non_negative_number(input_variance, "input_variance")
     if network.covariance is not None:
         raise ValueError("a network with a general covariance has no nonlinear counterpart; use read and write vectors")
     phi = get_activation(activation)
@@ -105,11 +105,11 @@ def _in_batches(
 ) -> Tensor:
     """Run `sample` over batches as large as memory allows; start a batch again with half of it when memory runs out."""
     device = network.skips.device
-    samples, seed = whole(samples, "samples"), whole(seed, "seed", 0)
-    size = network.streams * whole(width, "width, the features per stream,")
+    samples, seed = to_whole_number(samples, "samples"), to_whole_number(seed, "seed", 0)
+    size = network.streams * to_whole_number(width, "width, the features per stream,")
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"singular values are computed in torch.float32 or torch.float64, not {dtype}")
-    batch = None if batch is None else whole(batch, "batch")
+    batch = None if batch is None else to_whole_number(batch, "batch")
     if batch is None:
         batch = max(1, int(_SHARE * _free_memory(device)) // (_ALIVE * size * size * dtype.itemsize))
     skips = network.skips.to(dtype)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from jpmhc.spectra.arguments import positive, whole
+from jpmhc.checks import to_positive_number, to_whole_number
 from jpmhc.spectra.network import Network, require_network
 from jpmhc.spectra.solution import Solution, check_points
 from jpmhc.spectra.solvers import chain, dyson, stransform, subordination, twisted, z1
@@ -45,8 +45,8 @@ def cauchy(
     if not isinstance(name, str) or name not in METHODS:
         raise ValueError(f"no method is called {method!r}; choose one of auto, {', '.join(METHODS)}")
     options = {
-        "tolerance": None if tolerance is None else positive(tolerance, "the tolerance"),
-        "maximum": None if maximum is None else whole(maximum, "the number of iterations"),
+        "tolerance": None if tolerance is None else to_positive_number(tolerance, "the tolerance"),
+        "maximum": None if maximum is None else to_whole_number(maximum, "the number of iterations"),
     }
     with torch.no_grad():
         found = METHODS[name](network, points.reshape(-1), **{k: v for k, v in options.items() if v is not None})

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from jpmhc.spectra.arguments import whole
+from jpmhc.checks import to_whole_number
 
 Operator = Callable[[Tensor], Tensor]
 
@@ -42,7 +42,7 @@ def probes(
     Note:
         The paper's complex Gaussian vectors need $g^*$: the expectation of $g^\top A g$ is zero.
     """
-    count, size = whole(count, "the number of probes"), whole(size, "the size of a probe")
+    count, size = to_whole_number(count, "the number of probes"), to_whole_number(size, "the size of a probe")
     if kind not in PROBES:
         raise ValueError(f"no kind of probe is called {kind!r}; choose one of {', '.join(PROBES)}")
     vectors = torch.randn(count, size, dtype=dtype, device=device, generator=generator)
@@ -110,7 +110,7 @@ class Quadrature:
 
     def moment(self, order: int) -> Estimate:
         r"""$\frac1N \mathrm{Tr}\, A^k$."""
-        order = whole(order, "the order of a moment", 0)
+        order = to_whole_number(order, "the order of a moment", 0)
         return self.mean(lambda x: x**order)
 
     def below(self, threshold: float) -> Estimate:
@@ -211,5 +211,5 @@ def _check_probes(start: Tensor) -> None:
 def _check_steps(steps: int, start: Tensor) -> None:
     _check_probes(start)
     size = start.shape[-1]
-    if whole(steps, "the number of steps") > size:
+    if to_whole_number(steps, "the number of steps") > size:
         raise ValueError(f"the number of steps must not exceed the dimension {size}, and {steps} does")
