@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .PHONY: setup demo test lint bench clean
+# The extra dev holds all others: cli (commands and figures), arc, log, deepspeed, hf, and what tests and benchmarks need.
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt

@@ -4,15 +4,15 @@ import pytest
 from PIL import Image
 
 import jpmhc
-from jpmhc.demo import DemoConfig, run
-from jpmhc.report import demo as report
+from jpmhc.demo import DemoConfig, train_every_mixer
+from jpmhc.report.demo import draw_outcomes, tabulate_outcomes
 
 SMALL = DemoConfig(depth=4, dim=16, steps=40, batch=32)
 
 
 @pytest.fixture(scope="module")
 def outcomes():
-    return {outcome.mixer: outcome for outcome in run(SMALL)}
+    return {outcome.mixer: outcome for outcome in train_every_mixer(SMALL)}
 
 
 def test_every_mixer_learns(outcomes):
@@ -35,13 +35,13 @@ def test_measurements_are_those_of_the_mixers(outcomes):
 
 
 def test_same_seed_gives_the_same_numbers(outcomes):
-    again = next(run(SMALL))
+    again = next(train_every_mixer(SMALL))
     assert again.losses == outcomes["identity"].losses
 
 
 def test_table_and_figure_show_every_mixer(outcomes, tmp_path):
-    assert report.table(list(outcomes.values())).row_count == len(jpmhc.MIXERS)
-    path = report.figure(list(outcomes.values()), tmp_path / "new" / "demo.png")
+    assert tabulate_outcomes(list(outcomes.values())).row_count == len(jpmhc.MIXERS)
+    path = draw_outcomes(list(outcomes.values()), tmp_path / "new" / "demo.png")
     with Image.open(path) as image:
         assert image.width > 1000
         assert len(image.convert("RGB").getcolors(maxcolors=2**24)) > 100
@@ -49,4 +49,4 @@ def test_table_and_figure_show_every_mixer(outcomes, tmp_path):
 
 def test_bad_sizes_are_named():
     with pytest.raises(ValueError, match="depth must be at least 1"):
-        next(run(DemoConfig(depth=0)))
+        DemoConfig(depth=0)

@@ -1,13 +1,13 @@
-"""Hyper-connections on manifolds, the Jacobian spectra they give, and the recursive model they were made for."""
+"""Hyper-connections on manifolds, the Jacobian spectra they give, and the recursive model they were made for.
 
-from jpmhc.connections import (
-    MIXERS,
-    HyperConnection,
-    HyperConnectionStack,
-    expand_streams,
-    parameter_groups,
-    reduce_streams,
-)
+Names are imported when they are first used, so that `import jpmhc` and `jpmhc --help` are immediate. The library needs
+torch and numpy; what needs more is an extra (see pyproject.toml).
+"""
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 __all__ = [
@@ -15,7 +15,59 @@ __all__ = [
     "HyperConnection",
     "HyperConnectionStack",
     "__version__",
+    "connections",
     "expand_streams",
+    "generators",
+    "manifolds",
+    "mixers",
+    "optim",
     "parameter_groups",
     "reduce_streams",
+    "spectra",
+    "trm",
 ]
+
+# The sub-package that each public function, class and constant comes from; all other names are sub-packages.
+_HOMES = {
+    "MIXERS": "mixers",
+    "HyperConnection": "connections",
+    "HyperConnectionStack": "connections",
+    "expand_streams": "connections",
+    "parameter_groups": "connections",
+    "reduce_streams": "connections",
+}
+
+
+class _Package(ModuleType):
+    """A module in which a function keeps its name when the sub-package of the same name is imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, ModuleType) and _HOMES.get(name) == name:
+            value = getattr(value, name)
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+if TYPE_CHECKING:
+    from jpmhc import connections, generators, manifolds, mixers, optim, spectra, trm
+    from jpmhc.connections import (
+        HyperConnection,
+        HyperConnectionStack,
+        expand_streams,
+        parameter_groups,
+        reduce_streams,
+    )
+    from jpmhc.mixers import MIXERS
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module 'jpmhc' has no attribute {name!r}")
+        module = import_module(f"jpmhc.{_HOMES.get(name, name)}")
+        globals()[name] = getattr(module, name) if name in _HOMES else module
+        return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,7 +1,7 @@
-r"""The demonstration: the same deep stack with every mixer, trained on the same generated task.
+"""The demonstration: the same deep stack is trained with every mixer on the same generated task.
 
-The task is a fixed random function: small enough for a minute on a laptop, and the stack is deep enough that gradients
-tell the mixers apart.
+The task is a fixed random function. It is small enough for a minute on a laptop, and the stack is deep enough for the
+mixers to differ in the gradients that reach its first layers.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,6 +32,11 @@ class DemoConfig:
     seed: int = 0
     """Seed of task, weights and batches."""
 
+    def __post_init__(self) -> None:
+        for name in ("depth", "dim", "streams", "steps", "batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
 
 DEFAULT = DemoConfig()
 
@@ -56,48 +61,51 @@ class Outcome:
     product: list[float] = field(default_factory=list)
 
 
-def run(config: DemoConfig, report: Callable[[str, int], None] = lambda mixer, step: None) -> Iterator[Outcome]:
-    """Train the stack once with each mixer, yielding what came of it.
+def train_every_mixer(
+    config: DemoConfig, report: Callable[[str, int], None] = lambda mixer, step: None
+) -> Iterator[Outcome]:
+    """Train the stack once with each mixer, and yield what came of it.
 
     Args:
         config: Sizes.
         report: Called with the mixer's name and the step after every step.
     """
-    for name, value in (("depth", config.depth), ("dim", config.dim), ("steps", config.steps), ("batch", config.batch)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
     for mixer in possible_mixers(config):
-        yield _train(mixer, config, report)
+        yield _train_mixer(mixer, config, report)
 
 
 def possible_mixers(config: DemoConfig) -> list[str]:
-    """The mixers that can take this number of streams."""
-    n = config.streams
-    if n < 1:
-        raise ValueError(f"streams must be at least 1, got {n}")
-    needs = {"permutation": n >= 2, "kronecker": n >= 2 and n & (n - 1) == 0}
-    return [mixer for mixer in jpmhc.MIXERS if needs.get(mixer, True)]
+    """Return the names of the mixers that can take this number of streams."""
+
+    def is_possible(mixer: str) -> bool:
+        try:
+            jpmhc.HyperConnection(nn.Identity(), config.dim, config.streams, mixer)
+        except ValueError:
+            return False
+        return True
+
+    return [mixer for mixer in jpmhc.MIXERS if is_possible(mixer)]
 
 
-def _layer(dim: int) -> nn.Module:
+def _make_layer(dim: int) -> nn.Module:
     return nn.Sequential(nn.RMSNorm(dim), nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim))
 
 
-def _task(config: DemoConfig) -> Callable[[Tensor], Tensor]:
-    """A fixed random network of two layers."""
+def _make_task(config: DemoConfig) -> Callable[[Tensor], Tensor]:
+    """Return the function to be learned, a fixed random network of two layers."""
     generator = torch.Generator().manual_seed(config.seed)
     first, second = (torch.randn(config.dim, config.dim, generator=generator) / config.dim**0.5 for _ in range(2))
     return lambda x: 2 * torch.tanh(2 * x @ first) @ second
 
 
-def _train(mixer: str, config: DemoConfig, report: Callable[[str, int], None]) -> Outcome:
+def _train_mixer(mixer: str, config: DemoConfig, report: Callable[[str, int], None]) -> Outcome:
     torch.manual_seed(config.seed)
-    layers = [_layer(config.dim) for _ in range(config.depth)]
+    layers = [_make_layer(config.dim) for _ in range(config.depth)]
     model = jpmhc.HyperConnectionStack(
         jpmhc.HyperConnection(layer, config.dim, config.streams, mixer, index=k) for k, layer in enumerate(layers)
     )
     optimizer = torch.optim.AdamW(jpmhc.parameter_groups(model, 0.01), lr=config.learning_rate)
-    task, outcome = _task(config), Outcome(mixer)
+    task, outcome = _make_task(config), Outcome(mixer)
     generator = torch.Generator().manual_seed(config.seed + 1)
     totals = torch.zeros(config.depth)
     tail = min(20, config.steps)
@@ -119,7 +127,7 @@ def _train(mixer: str, config: DemoConfig, report: Callable[[str, int], None]) -
         report(mixer, step)
     outcome.gradients = (totals / tail).tolist()
     with torch.no_grad():
-        _measure(model, jpmhc.expand_streams(x, config.streams), outcome)
+        _measure_stack(model, jpmhc.expand_streams(x, config.streams), outcome)
     return outcome
 
 
@@ -127,8 +135,8 @@ def _gradient_norm(layer: nn.Module) -> Tensor:
     return torch.stack([p.grad.norm() for p in layer.parameters() if p.grad is not None]).norm()
 
 
-def _measure(model: jpmhc.HyperConnectionStack, x: Tensor, outcome: Outcome) -> None:
-    """Walk through the stack once more and look at its skip matrices and streams."""
+def _measure_stack(model: jpmhc.HyperConnectionStack, x: Tensor, outcome: Outcome) -> None:
+    """Run the stack once more and record its skip matrices and how alike its streams are."""
     product = torch.eye(x.shape[-2]).expand(len(x), -1, -1)
     for block in model.connections:
         assert isinstance(block, jpmhc.HyperConnection)

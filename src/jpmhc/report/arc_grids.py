@@ -1,11 +1,10 @@
-"""A picture of ARC answers: for each test the input, the two attempts, and the truth where it is known."""
+"""Pictures of ARC answers: for each test the input, the two attempts, and the truth where it is known."""
 
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
@@ -19,18 +18,16 @@ _RIGHT, _WRONG, _PLAIN = "#1a7f37", "#b42318", "#444444"
 _COLUMNS, _LINES = 4, 12  # of a picture
 
 
-def draw(answered: list[Answered], path: Path) -> list[Path]:
+def draw_answers(answered: list[Answered], path: Path) -> list[Path]:
     """Draw one line of grids for each test, a dozen to a picture.
 
     Args:
-        answered: tests with their candidates.
-        path: where the picture goes, its ending deciding the format; further ones get a number.
+        answered: Tests with their candidates.
+        path: The picture's file, whose ending decides the format; further pictures get a number.
 
     Returns:
         The pictures written.
     """
-    if not answered:
-        raise ValueError("there is no answer to draw.")
     pages = [answered[start : start + _LINES] for start in range(0, len(answered), _LINES)]
     return [
         _draw_page(page, path if k == 0 else path.with_stem(f"{path.stem}-{k + 1}")) for k, page in enumerate(pages)
@@ -39,7 +36,6 @@ def draw(answered: list[Answered], path: Path) -> list[Path]:
 
 def _draw_page(answered: list[Answered], path: Path) -> Path:
     figure = Figure(figsize=(2.7 * _COLUMNS, 2.6 * len(answered)), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots(len(answered), _COLUMNS, squeeze=False)
     for line, answer in zip(axes, answered):
         _show(line[0], answer.input, f"task {answer.task}\ntest {answer.test + 1}, input", _PLAIN)

@@ -1,30 +1,35 @@
-"""The demonstration's table and figure."""
+"""The table and the figure of the demonstration."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from rich import box
 from rich.table import Table
 
 from jpmhc.demo import Outcome
 
-# Several mixers stay close to the identity for the first steps: dashes keep every curve visible where they coincide.
-STYLES: dict[str, dict[str, Any]] = {
-    "identity": {"color": "#8c8c8c", "lw": 4, "alpha": 0.6},
-    "unconstrained": {"color": "#c44e52"},
-    "sinkhorn": {"color": "#dd8452", "lw": 2.4, "ls": (0, (5, 5))},
-    "cayley": {"color": "#1f5fa8", "lw": 2.4},
-    "grassmann": {"color": "#55a868"},
-    "permutation": {"color": "#6b4a2b", "ls": (0, (2, 4))},
-    "kronecker": {"color": "#b47cc7", "ls": (3, (2, 4))},
-}
+# Several curves coincide for the first steps: every other one is dashed, so that the one below it stays visible.
+COLOURS = [
+    "#8c8c8c",
+    "#c44e52",
+    "#dd8452",
+    "#1f5fa8",
+    "#0f9bb0",
+    "#55a868",
+    "#6b4a2b",
+    "#b47cc7",
+    "#d4a017",
+    "#e377c2",
+    "#2f2f2f",
+]
 
 
-def table(outcomes: Sequence[Outcome]) -> Table:
-    """One row a mixer."""
+def tabulate_outcomes(outcomes: Sequence[Outcome]) -> Table:
+    """Return a table with one row for each mixer."""
     found = Table(
         title="One deep stack, every mixer",
         box=box.SIMPLE_HEAD,
@@ -47,14 +52,16 @@ def table(outcomes: Sequence[Outcome]) -> Table:
     return found
 
 
-def figure(outcomes: Sequence[Outcome], path: Path) -> Path:
-    """Loss over steps, gradient norm over depth, and the singular values of the product of all skips."""
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+def draw_outcomes(outcomes: Sequence[Outcome], path: Path) -> Path:
+    """Draw loss over steps, gradient norm over depth, and the singular values of the product of all skips.
 
-    chart, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 4.2), layout="constrained")
-    for o in outcomes:
-        style = {"label": o.mixer, **STYLES.get(o.mixer, {})}
+    Returns the path of the file.
+    """
+    chart = Figure(figsize=(13, 4.2), layout="constrained")
+    left, middle, right = chart.subplots(1, 3)
+    for k, o in enumerate(outcomes):
+        dashes = (0, (4, 1 + k % 3)) if k % 2 else "-"
+        style: dict[str, Any] = {"label": o.mixer, "color": COLOURS[k % len(COLOURS)], "ls": dashes, "lw": 1.8}
         width = min(10, len(o.losses))
         smooth = np.convolve(o.losses, np.ones(width) / width, mode="valid")
         left.plot(np.arange(width, len(o.losses) + 1), smooth, **style)
@@ -69,12 +76,13 @@ def figure(outcomes: Sequence[Outcome], path: Path) -> Path:
         ylabel="size (below 1e-6 drawn there)",
         yscale="log",
     )
-    right.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+    right.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in (left, middle, right):
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-    chart.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=len(outcomes), frameon=False)
+    chart.legend(
+        *left.get_legend_handles_labels(), loc="outside lower center", ncols=(len(outcomes) + 1) // 2, frameon=False
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     chart.savefig(path, dpi=140)
-    plt.close(chart)
     return path

@@ -6,7 +6,8 @@ import signal
 
 import pytest
 
-from jpmhc.cli import main, preset_in
+from jpmhc.cli import main
+from jpmhc.cli.train import preset_in
 from jpmhc.trm.training import loop
 from jpmhc.trm.training.config import PRESETS
 
@@ -14,9 +15,9 @@ SIZE = ["--dim", "16", "--heads", "2", "--inner-multiple", "16", "--batch", "4",
 
 
 def test_preset_is_found_in_either_spelling():
-    assert preset_in(["train", "--preset", "paper"]) is PRESETS["paper"]
-    assert preset_in(["train", "--preset=trm", "--steps", "3"]) is PRESETS["trm"]
-    assert preset_in(["train"]) is PRESETS["laptop"]
+    assert preset_in(["--preset", "paper"]) is PRESETS["paper"]
+    assert preset_in(["--preset=trm", "--steps", "3"]) is PRESETS["trm"]
+    assert preset_in([]) is PRESETS["laptop"]
 
 
 def test_options_override_the_preset_and_the_resolved_configuration_is_saved(tmp_path, capsys):

@@ -113,7 +113,7 @@ def test_an_evaluation_that_is_ended_loses_no_step_and_is_made_up_for(tmp_path, 
 import sys, time, torch; torch.set_num_threads(1); sys.path.insert(0, {str(Path(__file__).parents[3])!r})
 from pathlib import Path
 from tests.trm.training.small_run import small
-from jpmhc.cli import train_from
+from jpmhc.cli.train import train_with_defaults
 from jpmhc.trm.training import loop
 
 def answers_of(model):
@@ -123,7 +123,7 @@ def answers_of(model):
     return answer
 
 loop.answers_of = answers_of
-train_from(None)(small(Path({str(out)!r}), **{options!r}))
+train_with_defaults(None)(small(Path({str(out)!r}), **{options!r}))
 """
     process = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -17,7 +17,7 @@ from jpmhc.spectra.query import Answer
 
 
 class StageProgress:
-    """A line that names what is being done; with a number of stages, also a bar."""
+    """Shows on the terminal which stage of the work goes on, and a bar where the number of stages is known."""
 
     def __init__(self, stages: int | None = None) -> None:
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -33,21 +33,21 @@ class StageProgress:
         self.bar.stop()
 
     def show(self, stage: str) -> None:
-        """A stage begins, and the one before it has ended."""
+        """Show that a stage begins and the one before it has ended."""
         self.bar.update(self.task, description=stage, advance=1 if self.begun else 0)
         self.begun = True
 
 
 @contextmanager
 def warnings_in_one_line() -> Iterator[None]:
-    """Warnings as a user of a command should see them, without the line of code they come from."""
+    """Print warnings without the line of code they come from, as a user of a command should see them."""
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *place: print(f"jpmhc: warning: {message}", file=sys.stderr)
         yield
 
 
-def show_answer(answer: Answer) -> None:
-    """A short table of what a spectrum is like."""
+def print_answer(answer: Answer) -> None:
+    """Print a short table that describes a spectrum."""
     found = answer.density
     table = Table(show_header=False, box=None)
     exact = "exact" if found.exact else "NOT exact here"
@@ -71,8 +71,8 @@ def show_answer(answer: Answer) -> None:
     Console().print(table)
 
 
-def show_panel(cells: Sequence[Cell]) -> None:
-    """W1 and the collapsed fraction of every cell, in lines that fit a terminal of 80 columns."""
+def print_panel(cells: Sequence[Cell]) -> None:
+    """Print W1 and the collapsed fraction of every cell, in lines that fit a terminal of 85 columns."""
     print("W1 in singular values to the sampled networks; share of singular values below 0.1")
     print("  L mixer          W1 exact  fixed eta  scalar |  sampled   exact  fixed eta  scalar")
     for cell in cells:
@@ -85,7 +85,7 @@ def show_panel(cells: Sequence[Cell]) -> None:
 
 
 def write_panel(cells: Sequence[Cell], path: Path) -> Path:
-    """The panel's numbers as CSV."""
+    """Write the panel's numbers as CSV and return the file's path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     table = rows(cells)
     with path.open("w", newline="") as file:

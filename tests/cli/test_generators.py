@@ -1,4 +1,4 @@
-"""The command `generators`: what it prints and writes."""
+"""The command `jpmhc generators`: what it prints and writes."""
 
 import json
 
@@ -6,12 +6,10 @@ import pytest
 import torch
 
 from jpmhc import cli, generators
-from jpmhc.generators.generating_sets import plan
-from jpmhc.generators.generator_candidates import Question
-from jpmhc.report.generators import cost
+from tests.cli.running import fails_with
 
 
-def test_command_prints_the_table_and_writes_a_basis(tmp_path, capsys):
+def test_prints_the_table_and_writes_a_basis(tmp_path, capsys):
     path = tmp_path / "found" / "n4-k3.json"
     cli.main(["generators", "--streams", "4", "--size", "3", "--json", str(path)])
     printed = capsys.readouterr().out
@@ -23,14 +21,14 @@ def test_command_prints_the_table_and_writes_a_basis(tmp_path, capsys):
     assert (record["examined"], record["classes"], len(record["ties"])) == (99, 99, 2)
 
 
-def test_command_says_so_where_there_is_no_gap(capsys):
+def test_says_so_where_there_is_no_gap(capsys):
     cli.main(["generators", "--streams", "3", "--size", "2", "--reversible"])
     printed = capsys.readouterr().out
     for words in ("Spectral gap 0.0000000000", "(0 1)", "(1 2)", "The walk is periodic"):
         assert words in printed
 
 
-def test_command_says_so_where_nothing_generates_the_group(capsys):
+def test_says_so_where_nothing_generates_the_group(capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(["generators", "--streams", "3", "--size", "1"])
     assert stop.value.code == 2
@@ -45,8 +43,7 @@ def test_bad_input_is_one_sentence_and_status_2(capsys):
     assert capsys.readouterr().err == "jpmhc: the number of streams must be between 2 and 8, not 9.\n"
 
 
-def test_cost_is_said_beforehand():
-    assert "11,104,365,420" not in cost(plan(Question(5, 4)), 2)
-    long = cost(plan(Question(6, 6), "exhaustive"), 2)
-    assert "days" in long or "hours" in long
-    assert "a local search looks at 10 of them" in cost(plan(Question(8, 4), moves=10), 2)
+def test_an_unwritable_file_is_refused_before_the_search(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    fails_with(capsys, "cannot write to", "generators", "--json", str(tmp_path / "file" / "n4.json"))
+    fails_with(capsys, "is a folder", "generators", "--json", str(tmp_path))

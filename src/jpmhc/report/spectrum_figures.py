@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 
 from jpmhc.spectra.density import COLLAPSED, Density
 from jpmhc.spectra.distances import singular_values
@@ -42,30 +41,27 @@ _STYLES: dict[str, dict[str, Any]] = {
 }
 
 
-def save(figure: Any, path: Path) -> Path:
-    """Write a figure and forget it."""
+def save_figure(figure: Figure, path: Path) -> Path:
+    """Write a figure to a file whose folder is made if need be, and return the file's path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=170)
-    plt.close(figure)
     return path
 
 
 def draw_panel(cells: Sequence[Cell], eta: float, path: Path, *, logarithmic: bool = False) -> Path:
-    """All cells of a panel, depths downwards and mixers to the right.
+    """Draw all cells of a panel, depths downwards and mixers to the right, and return the file's path.
 
     Args:
+        cells: What `spectra.panel` computed.
+        eta: The fixed smoothing that the legend names.
+        path: The file to write.
         logarithmic: Singular values on a logarithmic axis, and densities per decade: everything that has collapsed
             becomes visible.
     """
     mixers = list(dict.fromkeys(cell.mixer for cell in cells))
     depths = list(dict.fromkeys(cell.depth for cell in cells))
-    figure, axes = plt.subplots(
-        len(depths),
-        len(mixers),
-        figsize=(3.4 * len(mixers), 2.9 * len(depths) + 0.6),
-        squeeze=False,
-        layout="constrained",
-    )
+    figure = Figure(figsize=(3.4 * len(mixers), 2.9 * len(depths) + 0.6), layout="constrained")
+    axes = figure.subplots(len(depths), len(mixers), squeeze=False)
     for cell in cells:
         ax = axes[depths.index(cell.depth)][mixers.index(cell.mixer)]
         (_logarithmic_cell if logarithmic else _linear_cell)(ax, cell)
@@ -78,11 +74,11 @@ def draw_panel(cells: Sequence[Cell], eta: float, path: Path, *, logarithmic: bo
         row[0].set_ylabel(f"L = {depth}\ndensity" + (" per decade" if logarithmic else ""), fontsize=10)
     for ax in axes[-1]:
         ax.set_xlabel("singular value", fontsize=10)
-    handles: list[Any] = [plt.Rectangle((0, 0), 1, 1, color=SAMPLED)]
-    handles += [plt.Line2D([], [], **_STYLES[name]) for name in _LABELS]
+    handles: list[Any] = [Rectangle((0, 0), 1, 1, color=SAMPLED)]
+    handles += [Line2D([], [], **_STYLES[name]) for name in _LABELS]
     labels = ["sampled networks", *(label.format(eta=eta) for label in _LABELS.values())]
     figure.legend(handles, labels, loc="outside upper center", ncols=min(4, len(mixers)), frameon=False, fontsize=10)
-    return save(figure, path)
+    return save_figure(figure, path)
 
 
 def _linear_cell(ax: Any, cell: Cell) -> None:
@@ -96,7 +92,7 @@ def _linear_cell(ax: Any, cell: Cell) -> None:
 
 
 def _full_curve(curve: Density, top: float) -> tuple[np.ndarray, np.ndarray]:
-    """The curve from its first point to the axis' end, at zero outside its grid and across gaps between bands."""
+    """Return the curve from its first point to the axis' end, zero outside its grid and across gaps between bands."""
     s, values = (part.numpy() for part in curve.singular_values())
     dark = s * values < _DARK
     gap = np.flatnonzero((s[1:] > _GAP * s[:-1]) & dark[1:] & dark[:-1])
@@ -124,7 +120,7 @@ def _logarithmic_cell(ax: Any, cell: Cell) -> None:
 
 
 def _annotate(ax: Any, cell: Cell) -> None:
-    """Above the cell, each theory in its colour: W1 and, where there is any, the collapsed mass beside the sampled."""
+    """Write above a cell, each theory in its colour, W1 and the collapsed mass where there is any."""
     collapsed = cell.collapsed()
     found = {name: f"{item.wasserstein:.2g}" for name, item in cell.distances.items()}
     lines = [("W₁", found)]
@@ -140,8 +136,9 @@ def _annotate(ax: Any, cell: Cell) -> None:
 
 
 def draw_spectrum(answer: Answer, title: str, path: Path) -> Path:
-    """One spectrum, on a plain and on a logarithmic axis, over the sampled singular values if there are any."""
-    figure, (plain, logarithmic) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    """Draw one spectrum on a plain and on a logarithmic axis, over the sampled singular values if there are any."""
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    plain, logarithmic = figure.subplots(1, 2)
     curve = answer.density
     s = singular_values(answer.sampled) if answer.sampled is not None else None
     grid, values = _full_curve(curve, float(curve.x[-1]) ** 0.5)
@@ -169,11 +166,11 @@ def draw_spectrum(answer: Answer, title: str, path: Path) -> Path:
     for ax in (plain, logarithmic):
         ax.spines[["top", "right"]].set_visible(False)
     plain.legend(frameon=False)
-    return save(figure, path)
+    return save_figure(figure, path)
 
 
 def _ceiling(heights: np.ndarray, curve: np.ndarray) -> float:
-    """Where to cut a cell: collapsed mass would make the first bars, or a curve's spike, tower over all others."""
+    """Return the axis' upper end: collapsed mass would make the first bars, or a spike, tower over all others."""
     rest = max(heights[2:].max(), 1e-12)
     top = rest if heights[:2].max() > 6 * rest else heights.max()
     return max(1.2 * top, 1.05 * min(curve.max(), 1.6 * top))

@@ -1,4 +1,4 @@
-"""What a search for generating sets will cost, how far it has come, and what it found."""
+"""Tables of a search for generating sets: what it will cost, how far it has come, what it found."""
 
 import time
 from dataclasses import asdict
@@ -17,8 +17,8 @@ SHOWN = 10
 _SECONDS = 10.0  # between lines where the output is not a terminal
 
 
-def describe(question: Question) -> str:
-    """The question in words."""
+def describe_question(question: Question) -> str:
+    """Say in words which sets are searched for."""
     plural = "s" if question.size > 1 else ""
     words = f"sets of {question.size} permutation{plural} of {question.n} streams"
     limits = []
@@ -29,18 +29,18 @@ def describe(question: Question) -> str:
     return words + (" that " + " and ".join(limits) if limits else "")
 
 
-def cost(plan: Plan, workers: int) -> str:
-    """What a search will look at and about how long that takes."""
+def describe_cost(plan: Plan, workers: int) -> str:
+    """Say what a search will look at and about how long that takes."""
     counted = ""
     if plan.classes is not None and plan.subsets is not None:
-        counted = f"{_number(plan.subsets)} {describe(plan.question)} in {_number(plan.classes)} classes"
+        counted = f"{_number(plan.subsets)} {describe_question(plan.question)} in {_number(plan.classes)} classes"
     if plan.exhaustive:
         seconds = plan.seconds(workers) or 0
         if seconds < 2:
             return f"{counted}; looking at every class."
         return f"{counted}; looking at every class takes {_duration(seconds)} on {workers} cores."
     if not counted:
-        counted = describe(plan.question).capitalize()
+        counted = describe_question(plan.question).capitalize()
     return f"{counted}; a local search looks at {plan.work:,} of them, which proves nothing but a bound."
 
 
@@ -52,12 +52,12 @@ def _duration(seconds: int) -> str:
 
 
 def _number(value: int) -> str:
-    """All digits of a number that a reader may want to check, and the power of ten of a larger one."""
+    """Write a number with all its digits where a reader may want to check them, a larger one as a power of ten."""
     return f"{value:,}" if value < 10**15 else f"about 10^{len(str(value)) - 1}"
 
 
 class SearchProgress:
-    """A bar on a terminal; elsewhere a line now and then."""
+    """Shows how far a search has come: a bar on a terminal, a line now and then elsewhere."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True)
@@ -72,7 +72,7 @@ class SearchProgress:
         self.started = self.spoken = time.monotonic()
 
     def show(self, done: int, total: int, gap: float) -> None:
-        """`done` of `total` classes or sets are behind us, and `gap` is the best so far."""
+        """Show that `done` of `total` classes or sets have been looked at, and that `gap` is the best so far."""
         self.bar.update(self.task, completed=done, total=total, gap=max(gap, 0.0), visible=True)
         if not self.console.is_terminal and time.monotonic() - self.spoken > _SECONDS:
             self.spoken = time.monotonic()
@@ -89,7 +89,7 @@ class SearchProgress:
         self.bar.stop()
 
 
-def show(result: GeneratingSet, plain_gap: float | None) -> None:
+def print_result(result: GeneratingSet, plain_gap: float | None) -> None:
     """Print the best set, its ties, and how the search went.
 
     Args:
@@ -132,7 +132,7 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 def as_record(result: GeneratingSet, plain_gap: float | None) -> dict[str, Any]:
-    """All of a result in plain types; `perms` is what the permutation mixer takes as `basis`."""
+    """Return a result as plain types for JSON; `perms` is what the permutation mixer takes as `basis`."""
     return {
         **asdict(result.question),
         "perms": result.perms.tolist(),

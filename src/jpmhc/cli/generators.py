@@ -1,0 +1,62 @@
+"""The command `jpmhc generators`."""
+
+from collections.abc import Sequence
+from json import dumps
+from pathlib import Path
+
+import tyro
+
+from jpmhc.cli.output import make_folder
+from jpmhc.generators.generating_sets import Method, Question, available_cores, carry_out, plan
+from jpmhc.generators.walk_spectrum import plain_spectral_gap
+from jpmhc.report.generating_sets import SearchProgress, as_record, describe_cost, print_result
+
+
+def main(words: Sequence[str]) -> None:
+    """Parse the words after `jpmhc generators` and run it."""
+    tyro.cli(generators, prog="jpmhc generators", args=words)
+
+
+def generators(
+    streams: int = 4,
+    size: int = 6,
+    contains_identity: bool = False,
+    reversible: bool = False,
+    method: Method = "auto",
+    workers: int | None = None,
+    moves: int | None = None,
+    seed: int | None = None,
+    state: Path | None = None,
+    json: Path | None = None,
+) -> None:
+    """Find the sets of permutations whose random walk has the largest spectral gap.
+
+    Example: jpmhc generators --streams 5 --size 4 --json out/generators/n5-k4.json
+
+    The file's `perms` is a basis for the permutation mixer. An interrupted search with --state goes on where it was.
+
+    Args:
+        streams: Number of streams n, 2 to 8.
+        size: Number of permutations in a set.
+        contains_identity: Only sets that hold the identity, as a mixer that starts as the plain residual needs.
+        reversible: Only sets that hold the inverse of each of their elements.
+        method: Look at every class of sets (n up to 7), search locally, or decide by their number.
+        workers: Processes of an exhaustive search; every core if not given.
+        moves: Sets that a local search looks at; 500,000 if not given.
+        seed: Of a local search; 0 if not given.
+        state: File in which an exhaustive search keeps what it has done.
+        json: File for the result.
+    """
+    if json is not None:
+        make_folder(json.parent)
+        if json.is_dir():
+            raise ValueError(f"--json names a file for the result, and {json} is a folder")
+    planned = plan(Question(streams, size, contains_identity, reversible), method, moves)
+    print(describe_cost(planned, workers or available_cores()))
+    with SearchProgress() as progress:
+        result = carry_out(planned, workers=workers, state=state, seed=seed, progress=progress.show)
+    plain = plain_spectral_gap(result.perms) if streams <= 6 else None
+    print_result(result, plain)
+    if json is not None:
+        json.write_text(dumps(as_record(result, plain), indent=1))
+        print(f"wrote {json}")

@@ -1,0 +1,35 @@
+"""The command `jpmhc panel`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from jpmhc.cli.output import make_folder
+from jpmhc.report.spectrum_figures import draw_panel
+from jpmhc.report.spectrum_tables import StageProgress, print_panel, write_panel
+from jpmhc.spectra.panel import PanelConfig
+from jpmhc.spectra.panel import panel as compute_cells
+
+
+def main(words: Sequence[str]) -> None:
+    """Parse the words after `jpmhc panel` and run it."""
+    tyro.cli(panel, prog="jpmhc panel", args=words)
+
+
+def panel(config: Annotated[PanelConfig, tyro.conf.arg(name="")], out: Path = Path("out/panel")) -> None:
+    """Draw the paper's Figure 1: sampled singular values, and how far each theory is from them.
+
+    Example: jpmhc panel --out out/panel
+
+    Args:
+        out: Folder for panel.png, panel_log.png (logarithmic axes) and panel.csv.
+    """
+    make_folder(out)
+    with StageProgress(len(config.mixers) * len(config.depths)) as progress:
+        cells = compute_cells(config, progress.show)
+    print_panel(cells)
+    print(f"wrote {draw_panel(cells, config.eta, out / 'panel.png')}")
+    print(f"wrote {draw_panel(cells, config.eta, out / 'panel_log.png', logarithmic=True)}")
+    print(f"wrote {write_panel(cells, out / 'panel.csv')}")

@@ -1,0 +1,33 @@
+"""The command `jpmhc spectrum`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from jpmhc.cli.output import make_folder
+from jpmhc.report.spectrum_figures import draw_spectrum
+from jpmhc.report.spectrum_tables import StageProgress, print_answer, warnings_in_one_line
+from jpmhc.spectra.query import Query, ask, write_curve
+
+
+def main(words: Sequence[str]) -> None:
+    """Parse the words after `jpmhc spectrum` and run it."""
+    tyro.cli(spectrum, prog="jpmhc spectrum", args=words)
+
+
+def spectrum(query: Annotated[Query, tyro.conf.arg(name="")], out: Path = Path("out/spectrum")) -> None:
+    """Predict the singular values of a deep network's Jacobian: a table, a figure and the curve.
+
+    Example: jpmhc spectrum --mixer bistochastic --depth 10 --noise 0.05 --simulate
+
+    Args:
+        out: Folder for spectrum.png and spectrum.csv.
+    """
+    make_folder(out)
+    with warnings_in_one_line(), StageProgress() as progress:
+        answer = ask(query, progress.show)
+    print_answer(answer)
+    print(f"wrote {draw_spectrum(answer, query.title(answer.network), out / 'spectrum.png')}")
+    print(f"wrote {write_curve(answer.density, out / 'spectrum.csv')}")

@@ -1,0 +1,111 @@
+"""The command line as a whole: help, version, what is imported, and what is said of wrong commands."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+import jpmhc
+from jpmhc import cli
+from jpmhc.cli import panel
+from tests.cli.running import fails_with
+
+HEAVY = ("matplotlib", "rich", "scipy", "torch", "tyro")
+
+
+def loaded(code: str) -> set[str]:
+    """The modules that are loaded after the code has run in a Python of its own."""
+    script = f"{code}\nimport sys\nprint('loaded:', *sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(ended.stdout.splitlines()[-1].split()[1:])
+
+
+def test_version(capsys):
+    cli.main(["--version"])
+    assert capsys.readouterr().out.strip() == f"jpmhc {jpmhc.__version__}"
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_and_version_import_nothing_heavy(option):
+    found = loaded(f"from jpmhc.cli import main; main(['{option}'])")
+    assert not found & set(HEAVY)
+    assert {name for name in found if name.startswith("jpmhc")} == {"jpmhc", "jpmhc.cli"}
+
+
+def test_help_of_a_command_imports_that_command_alone():
+    found = loaded("from jpmhc.cli import main\ntry: main(['generators', '--help'])\nexcept SystemExit: pass")
+    assert {name for name in found if re.fullmatch(r"jpmhc\.cli\.\w+", name)} == {
+        "jpmhc.cli.generators",
+        "jpmhc.cli.output",
+    }
+    assert not found & {"jpmhc.connections", "jpmhc.spectra", "jpmhc.trm", "matplotlib"}
+
+
+def test_help_lists_every_command_with_its_description(capsys):
+    cli.main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    for name, description in cli.COMMANDS.items():
+        assert f"  {name:10}  {description}" in lines
+    assert max(map(len, lines)) <= 120
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_command_has_help_with_its_description_and_an_example(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as ended:
+        cli.main([command, "--help"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert cli.COMMANDS[command] in said
+    assert f"Example: jpmhc {command}" in said
+
+
+def test_no_command_is_answered_with_the_help(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([])
+    assert ended.value.code == 2
+    assert "usage: jpmhc COMMAND" in capsys.readouterr().err
+
+
+def test_an_unknown_command_is_answered_with_a_guess(capsys):
+    fails_with(capsys, r"no command 'trian' \(did you mean train\?\); jpmhc --help", "trian")
+    fails_with(capsys, r"no command '--frobnicate'; jpmhc --help", "--frobnicate")
+
+
+@pytest.mark.parametrize(
+    ("words", "named", "help"),
+    [
+        (["train", "--stesp", "3"], "--steps", "jpmhc train --help"),
+        (["train", "--steps", "many"], "'many'", "jpmhc train --help"),
+        (["evaluate", "--varants", "3"], "--variants", "jpmhc evaluate --help"),
+    ],
+)
+def test_mistakes_point_to_the_help_of_their_command(words, named, help, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert named in said
+    assert set(re.findall(r"jpmhc[a-z ]* --help", said)) == {help}
+
+
+@pytest.mark.parametrize(
+    ("command", "package", "extra"), [("demo", "rich", "cli"), ("panel", "matplotlib", "cli"), ("train", "tyro", "cli")]
+)
+def test_a_missing_extra_is_one_sentence(command, package, extra):
+    script = f"import sys; sys.modules[{package!r}] = None\nfrom jpmhc.cli import main\nmain([{command!r}, '--help'])"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert ended.stderr == f"jpmhc {command} needs {package}: pip install 'jpmhc[{extra}]'\n"
+
+
+def test_ctrl_c_is_one_line(monkeypatch, capsys):
+    def interrupted(words):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(panel, "main", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["panel"])
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "jpmhc: interrupted\n"
