@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from jpmhc.generators import symmetric_group
-from jpmhc.generators.generating_sets import best_generating_set
-from jpmhc.generators.generator_candidates import Question
-from jpmhc.generators.local_search import _Neighbourhood, _not_above, _Radii, local_search
-from jpmhc.generators.walk_spectrum import plain_spectral_gap, spectral_gap, transition_matrix
+from jpmhc.generators.local_search import _Neighbourhood, _RadiusTable, _select_not_above, search_locally
+from jpmhc.generators.question import Question
+from jpmhc.generators.random_walk import plain_spectral_gap, spectral_gap, transition_matrix
+from jpmhc.generators.search import best_generating_set
 
 
 def ignore(done, radius):
@@ -35,14 +35,14 @@ def test_proven_optima_are_found(n, size, constraints, moves):
 
 def test_best_pair_of_six_streams_is_found():
     # 0.2145852: looked for exhaustively, and by the plain matrix
-    ranks, radius = local_search(Question(6, 2), 20_000, 0, ignore)
+    ranks, radius = search_locally(Question(6, 2), 20_000, 0, ignore)
     assert 1 - radius == pytest.approx(0.2145852, abs=1e-6)
     assert plain_spectral_gap(symmetric_group.elements(6)[ranks]) == pytest.approx(1 - radius, abs=1e-9)
 
 
 @pytest.mark.parametrize("n", [7, 8])
 def test_what_is_found_beyond_the_exhaustive_search_is_verified(n):
-    ranks, radius = local_search(Question(n, 4, contains_identity=True), moves=40, seed=1, progress=lambda *_: None)
+    ranks, radius = search_locally(Question(n, 4, contains_identity=True), moves=40, seed=1, progress=lambda *_: None)
     perms = symmetric_group.elements(n)[ranks]
     assert ranks[0] == 0
     assert len(set(ranks)) == 4
@@ -64,8 +64,8 @@ def test_what_is_found_beyond_the_exhaustive_search_is_verified(n):
 
 def test_search_is_determined_by_its_seed_and_reports():
     seen = []
-    first = local_search(Question(5, 3), 2_000, 3, lambda done, radius: seen.append((done, radius)))
-    assert first == local_search(Question(5, 3), 2_000, 3, ignore)
+    first = search_locally(Question(5, 3), 2_000, 3, lambda done, radius: seen.append((done, radius)))
+    assert first == search_locally(Question(5, 3), 2_000, 3, ignore)
     done, radii = zip(*seen)
     assert done[-1] == 2_000
     assert list(done) == sorted(done)
@@ -74,7 +74,7 @@ def test_search_is_determined_by_its_seed_and_reports():
 
 
 def test_no_gap_is_said_as_radius_one():
-    ranks, radius = local_search(Question(5, 2, contains_identity=True), 300, 0, ignore)
+    ranks, radius = search_locally(Question(5, 2, contains_identity=True), 300, 0, ignore)
     assert radius == 1
     assert ranks[0] == 0
 
@@ -84,17 +84,17 @@ def test_smallest_of_many_sets_is_that_of_the_plain_matrices():
     sets = np.array([random.choice(24, 3, replace=False) for _ in range(60)])
     group = symmetric_group.elements(4)
     moduli = [np.sort(np.abs(np.linalg.eigvals(transition_matrix(group[s]))))[-2] for s in sets]
-    found, radius = _Radii(Question(4, 3)).smallest(sets, 1 - 1e-9)
+    found, radius = _RadiusTable(Question(4, 3)).find_smallest(sets, 1 - 1e-9)
     assert radius == pytest.approx(min(moduli), abs=1e-6)
     assert 1 - spectral_gap(group[found]) == pytest.approx(radius, abs=1e-6)
-    assert _Radii(Question(4, 3)).smallest(sets, min(moduli) - 1e-3) is None
+    assert _RadiusTable(Question(4, 3)).find_smallest(sets, min(moduli) - 1e-3) is None
 
 
 def test_traces_drop_no_block_within_the_limit_and_most_beyond():
     random = np.random.default_rng(1)
     blocks = random.normal(size=(400, 9, 9)) / 3
     radii = np.abs(np.linalg.eigvals(blocks)).max(axis=1)
-    kept = set(_not_above(blocks, 0.9).tolist())
+    kept = set(_select_not_above(blocks, 0.9).tolist())
     assert set(np.flatnonzero(radii <= 0.9).tolist()) <= kept
     beyond = np.flatnonzero(radii > 0.9 * 1.1)
     assert len(beyond) > 100
@@ -104,8 +104,8 @@ def test_traces_drop_no_block_within_the_limit_and_most_beyond():
 @pytest.mark.parametrize("question", [Question(4, 3), Question(4, 4, contains_identity=True)])
 def test_neighbours_are_all_sets_that_differ_by_one_element(question):
     neighbourhood = _Neighbourhood(question, np.random.default_rng(0))
-    start = neighbourhood.random_sets(1)[0]
-    found = [frozenset(row.tolist()) for batch in neighbourhood.of(start) for row in batch]
+    start = neighbourhood.draw_sets(1)[0]
+    found = [frozenset(row.tolist()) for batch in neighbourhood.list_neighbours(start) for row in batch]
     free = set(start.tolist()) - ({0} if question.contains_identity else set())
     allowed = set(range(24)) - set(start.tolist())
     truth = {frozenset(start.tolist()) - {old} | {new} for old in free for new in allowed}
@@ -119,8 +119,8 @@ def test_neighbours_of_reversible_sets_are_reversible_and_reach_every_kind(conta
     neighbourhood = _Neighbourhood(question, np.random.default_rng(0))
     inverse = symmetric_group.rank(symmetric_group.inverse(symmetric_group.elements(4)))
     kinds = set()
-    for start in neighbourhood.random_sets(20):
-        for row in (row for batch in neighbourhood.of(start) for row in batch):
+    for start in neighbourhood.draw_sets(20):
+        for row in (row for batch in neighbourhood.list_neighbours(start) for row in batch):
             assert len(set(row.tolist())) == 5
             assert set(inverse[row].tolist()) == set(row.tolist())
             assert not contains_identity or 0 in row

@@ -35,7 +35,7 @@ def test_one_representative_of_each_orbit_with_its_stabiliser(n, weight):
     expected = orbits_by_force(action, np.ones(action.shape[1], dtype=int), weight)
     orbits = SubsetOrbits(action)
     listed = list(found(orbits, weight))
-    assert len(listed) == orbits.count(weight) == len(expected)
+    assert len(listed) == orbits.count_orbits(weight) == len(expected)
     for subset, stabiliser in listed:
         orbit = next(o for o in expected if frozenset(subset) in o)
         assert len(action) // stabiliser == len(orbit)
@@ -52,18 +52,18 @@ def test_weighted_points_are_chosen_by_total_weight():
     for weight in range(1, 7):
         expected = orbits_by_force(action, weights, weight)
         listed = [frozenset(subset) for subset, _ in found(orbits, weight)]
-        assert len(listed) == len(expected) == orbits.count(weight)
+        assert len(listed) == len(expected) == orbits.count_orbits(weight)
         assert all(any(subset in orbit for subset in listed) for orbit in expected)
-        assert orbits.subsets(weight) == sum(map(len, expected))
+        assert orbits.count_subsets(weight) == sum(map(len, expected))
 
 
 @pytest.mark.parametrize(("n", "size"), [(4, 8), (5, 3), (5, 4), (6, 3)])
 def test_orbits_fill_all_subsets_and_agree_with_burnside(n, size):
     orbits = SubsetOrbits(symmetric_group.symmetries(n))
     stabilisers = np.array([s for _, s in found(orbits, size)])
-    assert len(stabilisers) == orbits.count(size)
-    assert (orbits.order // stabilisers).sum() == orbits.subsets(size) == comb(orbits.points, size)
+    assert len(stabilisers) == orbits.count_orbits(size)
+    assert (orbits.order // stabilisers).sum() == orbits.count_subsets(size) == comb(orbits.points, size)
 
 
 def test_burnside_counts_the_classes_of_conjugation_alone():
-    assert SubsetOrbits(symmetric_group.symmetries(5, inversion=False)).count(4) == 69366
+    assert SubsetOrbits(symmetric_group.symmetries(5, inversion=False)).count_orbits(4) == 69366

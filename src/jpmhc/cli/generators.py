@@ -7,8 +7,9 @@ from pathlib import Path
 import tyro
 
 from jpmhc.cli.output import make_folder
-from jpmhc.generators.generating_sets import Method, Question, available_cores, carry_out, plan
-from jpmhc.generators.walk_spectrum import plain_spectral_gap
+from jpmhc.generators.question import Question
+from jpmhc.generators.random_walk import plain_spectral_gap
+from jpmhc.generators.search import Method, prepare_search, run_search
 from jpmhc.report.generating_sets import SearchProgress, as_record, describe_cost, print_result
 
 
@@ -51,10 +52,11 @@ def generators(
         make_folder(json.parent)
         if json.is_dir():
             raise ValueError(f"--json names a file for the result, and {json} is a folder")
-    planned = plan(Question(streams, size, contains_identity, reversible), method, moves)
-    print(describe_cost(planned, workers or available_cores()))
+    question = Question(streams, size, contains_identity, reversible)
+    search = prepare_search(question, method, workers=workers, state=state, moves=moves, seed=seed)
+    print(describe_cost(search))
     with SearchProgress() as progress:
-        result = carry_out(planned, workers=workers, state=state, seed=seed, progress=progress.show)
+        result = run_search(search, progress.show)
     plain = plain_spectral_gap(result.perms) if streams <= 6 else None
     print_result(result, plain)
     if json is not None:

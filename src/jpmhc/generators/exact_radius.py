@@ -12,7 +12,7 @@ from math import gcd, hypot
 import numpy as np
 from numpy.typing import NDArray
 
-from jpmhc.generators import symmetric_group, young
+from jpmhc.generators import representations, symmetric_group
 
 # Degrees up to which radii are exact: at n = 8 polynomials of degree 90 would take minutes a set.
 EXACT_DEGREE = 7
@@ -23,8 +23,8 @@ Polynomial = list[int]  # highest power first
 
 
 @lru_cache
-def _classes(n: int) -> tuple[NDArray[np.int64], NDArray[np.int64], dict[young.Partition, list[int]]]:
-    """Elements sorted by conjugacy class, where each class starts, and each character on the classes."""
+def _classes(n: int) -> tuple[NDArray[np.int64], NDArray[np.int64], dict[representations.Partition, list[int]]]:
+    """Return the elements sorted by conjugacy class, where each class starts, and each character on the classes."""
     group = symmetric_group.elements(n)
     identity = np.arange(n)
     power, fixed = group, []
@@ -37,8 +37,10 @@ def _classes(n: int) -> tuple[NDArray[np.int64], NDArray[np.int64], dict[young.P
     starts = np.searchsorted(label[order], np.arange(label.max() + 1))
     representatives = group[order[starts]]
     characters = {
-        shape: np.rint(np.trace(young.represent(shape, representatives), axis1=-2, axis2=-1)).astype(int).tolist()
-        for shape in young.partitions(n)
+        shape: np.rint(np.trace(representations.represent(shape, representatives), axis1=-2, axis2=-1))
+        .astype(int)
+        .tolist()
+        for shape in representations.partitions(n)
     }
     return order, starts, characters
 
@@ -47,22 +49,20 @@ class ExactSpectrum:
     """Exact spectral radii of a set of permutations, one irreducible representation at a time.
 
     Args:
-        perms: Distinct permutations, [K, n].
+        perms: Distinct permutations, [K, n] with n ≤ 7.
     """
 
     def __init__(self, perms: NDArray[np.int64]):
         self.perms = perms
         self.size, self.n = perms.shape
-        if self.n > EXACT_DEGREE:
-            raise ValueError(f"exact spectra are computed for n ≤ {EXACT_DEGREE}, not {self.n}.")
         group = symmetric_group.elements(self.n)
         # (Σσ)ᵏ⁺¹ at g is the sum of (Σσ)ᵏ at gσ⁻¹.
         self._sources = [symmetric_group.rank(group[:, symmetric_group.inverse(p)]) for p in perms]
         self._power: NDArray | None = None
         self._class_totals: list[list[int]] = []
 
-    def power_sums(self, shape: young.Partition, count: int) -> list[int]:
-        r"""The integers $\mathrm{tr}\,A_\lambda^k$ for k = 1, …, count."""
+    def power_sums(self, shape: representations.Partition, count: int) -> list[int]:
+        r"""Return the integers $\mathrm{tr}\,A_\lambda^k$ for k = 1, …, count."""
         order, starts, characters = _classes(self.n)
         while len(self._class_totals) < count:
             if self._power is None:
@@ -74,26 +74,26 @@ class ExactSpectrum:
             self._class_totals.append([int(x) for x in np.add.reduceat(self._power[order], starts)])
         return [sum(c * t for c, t in zip(characters[shape], totals)) for totals in self._class_totals[:count]]
 
-    def characteristic_polynomial(self, shape: young.Partition) -> Polynomial:
-        r"""Coefficients of $\det(x - A_\lambda)$, by Newton's identities."""
-        size = young.dimension(shape)
+    def characteristic_polynomial(self, shape: representations.Partition) -> Polynomial:
+        r"""Return the coefficients of $\det(x - A_\lambda)$, by Newton's identities."""
+        size = representations.dimension(shape)
         sums = self.power_sums(shape, size)
         coefficients = [1]
         for k in range(1, size + 1):
             coefficients.append(-sum(coefficients[k - i] * sums[i - 1] for i in range(1, k + 1)) // k)
         return coefficients
 
-    def radius(self, shape: young.Partition) -> float:
-        r"""Spectral radius of the walk's block $A_\lambda / K$."""
+    def radius(self, shape: representations.Partition) -> float:
+        r"""Return the spectral radius of the walk's block $A_\lambda / K$."""
         polynomial = squarefree(self.characteristic_polynomial(shape))
         if len(polynomial) == 1:  # nilpotent
             return 0.0
-        block = young.represent(shape, self.perms).sum(axis=0)
-        return max(map(abs, polished_roots(polynomial, np.linalg.eigvals(block)))) / self.size
+        block = representations.represent(shape, self.perms).sum(axis=0)
+        return max(map(abs, find_roots(polynomial, np.linalg.eigvals(block)))) / self.size
 
 
 def squarefree(polynomial: Polynomial) -> Polynomial:
-    """The primitive polynomial with the same roots other than zero, each of them once."""
+    """Return the primitive polynomial with the same roots other than zero, each of them once."""
     degree = max(k for k, c in enumerate(polynomial) if c)
     polynomial = polynomial[: degree + 1]
     common, rest = polynomial, _derivative(polynomial)
@@ -102,8 +102,8 @@ def squarefree(polynomial: Polynomial) -> Polynomial:
     return _primitive(_quotient(polynomial, common))
 
 
-def polished_roots(polynomial: Polynomial, guesses: NDArray) -> list[complex]:
-    """All roots of a squarefree polynomial, from guesses, by Newton's method in integer arithmetic.
+def find_roots(polynomial: Polynomial, guesses: NDArray) -> list[complex]:
+    """Find all roots of a squarefree polynomial from guesses, by Newton's method in integer arithmetic.
 
     The roots are counted: guesses that lead to fewer roots than the degree are joined by those of the companion
     matrix, and ArithmeticError is raised should a root still be missing.
@@ -125,7 +125,7 @@ def _close(left: tuple[int, int], right: tuple[int, int]) -> bool:
 
 
 def _newton(polynomial: Polynomial, guess: complex, iterations: int = 60) -> tuple[int, int] | None:
-    """One root as a pair of fixed-point integers, or None where the iteration does not settle."""
+    """Find one root as a pair of fixed-point integers; None where the iteration does not settle."""
     a, b = int(guess.real * 2**BITS), int(guess.imag * 2**BITS)
     for _ in range(iterations):
         # Horner's rule for p and p′ at (a + ib) / 2^BITS, each scaled by its own power of 2^BITS.
@@ -155,7 +155,7 @@ def _primitive(p: Polynomial) -> Polynomial:
 
 
 def _remainder(p: Polynomial, q: Polynomial) -> Polynomial:
-    """Primitive pseudo-remainder of p by q."""
+    """Return the primitive pseudo-remainder of p by q."""
     p = list(p)
     while len(p) >= len(q):
         lead, own = p[0], q[0]
@@ -164,7 +164,7 @@ def _remainder(p: Polynomial, q: Polynomial) -> Polynomial:
 
 
 def _quotient(p: Polynomial, q: Polynomial) -> Polynomial:
-    """A multiple of p / q, which must be a polynomial."""
+    """Return a multiple of p / q, which must be a polynomial."""
     p, result = list(p), []
     scale = q[0] ** (len(p) - len(q) + 1)
     p = [c * scale for c in p]

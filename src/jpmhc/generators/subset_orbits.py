@@ -1,4 +1,4 @@
-"""Orbits of subsets of a finite set under a group given by its table of maps: one representative each, and the count.
+"""Orbits of the subsets of a finite set under a group of maps: one representative of each, and how many there are.
 
 Every subset of two or more points holds pairs, and every pair lies in a numbered orbit of pairs. A subset is moved so
 that a pair of its lowest-numbered orbit becomes that orbit's representative P; only the maps that do so compete for the
@@ -59,41 +59,41 @@ class SubsetOrbits:
         self.stabilisers = [stabilisers[k] for k in ranking]
 
     def _inverses(self) -> NDArray[np.int32]:
-        """Index of the inverse of every map, by sorting the rows of the table and of its inverse alike."""
+        """Return the index of the inverse of every map."""
         rows = np.ascontiguousarray(self.action.astype(np.int16))
         inverted = np.empty_like(rows)
         np.put_along_axis(inverted, rows.astype(np.int64), np.arange(self.points, dtype=np.int16)[None], axis=1)
         where = {row.tobytes(): k for k, row in enumerate(rows)}
         return np.array([where[row.tobytes()] for row in inverted], dtype=np.int32)
 
-    def count(self, weight: int) -> int:
-        """Number of orbits of subsets of total weight `weight`, by Burnside's lemma; nothing is enumerated.
+    def count_orbits(self, weight: int) -> int:
+        """Return the number of orbits of subsets of total weight `weight`, by Burnside's lemma, without listing them.
 
         A map fixes as many subsets as there are sets of its cycles of that total weight.
         """
-        return int(sum(Fraction(m * fixed, self.order) for m, fixed in self._fixed_subsets(weight)))
+        return int(sum(Fraction(m * fixed, self.order) for m, fixed in self._count_fixed_subsets(weight)))
 
-    def subsets(self, weight: int) -> int:
-        """Number of all subsets of that total weight."""
-        return _choices(_cycle_weights(np.arange(self.points), self.weights), weight)
+    def count_subsets(self, weight: int) -> int:
+        """Return the number of all subsets of that total weight."""
+        return _count_choices(_cycle_weights(np.arange(self.points), self.weights), weight)
 
-    def _fixed_subsets(self, weight: int) -> Iterator[tuple[int, int]]:
-        """Pairs (number of maps of one cycle type, subsets that each of them fixes)."""
+    def _count_fixed_subsets(self, weight: int) -> Iterator[tuple[int, int]]:
+        """Yield for each cycle type how many maps have it and how many subsets each of them fixes."""
         types: dict[tuple[tuple[int, int], ...], int] = {}
         for row in self.action:
             key = _cycle_weights(row.astype(np.int64), self.weights)
             types[key] = types.get(key, 0) + 1
         for key, multiplicity in types.items():
-            yield multiplicity, _choices(key, weight)
+            yield multiplicity, _count_choices(key, weight)
 
     def units(self, weight: int) -> list[tuple[int, int]]:
-        """Independent parts of the enumeration: (points in the subset, orbit of pairs); −1 where there is no pair."""
+        """Return the independent parts of the enumeration: (points of a subset, orbit of pairs), −1 without a pair."""
         heaviest = int(self.weights.max())
         sizes = range(-(-weight // heaviest), weight + 1)
         return [(m, p) for m in sizes for p in (range(len(self.pairs)) if m >= 2 else (-1,))]
 
     def representatives(self, weight: int, unit: tuple[int, int]) -> Iterator[tuple[NDArray, NDArray]]:
-        """One subset of each orbit in a unit, in batches: points [B, m] and the order of each one's stabiliser [B]."""
+        """Yield one subset of each orbit in a unit, in batches: points [B, m] and the order of the stabilisers [B]."""
         size, pair = unit
         if size == 0:
             yield np.empty((1, 0), dtype=np.int64), np.array([self.order])
@@ -101,12 +101,12 @@ class SubsetOrbits:
             points = self.point_representatives[self.weights[self.point_representatives] == weight]
             yield points[:, None], (self.action[:, points] == points).sum(axis=0)
         else:
-            for subsets in self._containing(pair, size, weight):
-                keep, stabiliser = self._canonical(subsets, pair)
+            for subsets in self._extend_pair(pair, size, weight):
+                keep, stabiliser = self._select_canonical(subsets, pair)
                 yield subsets[keep], stabiliser
 
-    def _containing(self, pair: int, size: int, weight: int) -> Iterator[NDArray]:
-        """Subsets made of the representative of a pair orbit and more points, no pair of which is in a lower orbit."""
+    def _extend_pair(self, pair: int, size: int, weight: int) -> Iterator[NDArray]:
+        """Yield subsets that hold the representative of a pair orbit and no pair of a lower orbit."""
         a, b = self.pairs[pair]
         allowed = np.flatnonzero((self.pair_orbit[a] >= pair) & (self.pair_orbit[b] >= pair))
         if size >= 4:  # which points may follow which: [A, A], upper triangular as points are listed in ascending order
@@ -142,8 +142,11 @@ class SubsetOrbits:
             np.empty((1, 0), dtype=np.int64), np.ones((1, len(allowed)), dtype=bool), np.array([room], dtype=np.int64)
         )
 
-    def _canonical(self, subsets: NDArray, pair: int) -> tuple[NDArray, NDArray]:
-        """Rows whose tail is least among its images under maps that send a lowest pair to P, and their stabilisers."""
+    def _select_canonical(self, subsets: NDArray, pair: int) -> tuple[NDArray, NDArray]:
+        """Return the rows that are least among their images, and the order of the stabiliser of each.
+
+        Images are taken under the maps that send a pair of the lowest orbit to its representative P.
+        """
         size = subsets.shape[1]
         alive = np.arange(len(subsets))
         stabiliser = np.zeros(len(subsets), dtype=np.int64)
@@ -158,15 +161,15 @@ class SubsetOrbits:
                 beaten = np.zeros(len(rows), dtype=bool)
                 for fixing in self.stabilisers[pair]:
                     images = np.sort(self.action[fixing][moved], axis=1)
-                    less, equal = _compare(images, rows[:, 2:])
+                    less, equal = _compare_rows(images, rows[:, 2:])
                     beaten |= less
                     stabiliser[alive[tied]] += equal
                 alive = np.delete(alive, tied[beaten])
         return alive, stabiliser[alive]
 
 
-def _compare(left: NDArray, right: NDArray) -> tuple[NDArray, NDArray]:
-    """Whether each row is lexicographically less than, and equal to, its counterpart."""
+def _compare_rows(left: NDArray, right: NDArray) -> tuple[NDArray, NDArray]:
+    """Say of each row whether it is lexicographically less than its counterpart, and whether it is equal."""
     less, equal = np.zeros(len(left), dtype=bool), np.ones(len(left), dtype=bool)
     for column in range(left.shape[1]):
         less |= equal & (left[:, column] < right[:, column])
@@ -174,8 +177,8 @@ def _compare(left: NDArray, right: NDArray) -> tuple[NDArray, NDArray]:
     return less, equal
 
 
-def _choices(cycles: tuple[tuple[int, int], ...], weight: int) -> int:
-    """Ways to choose cycles, given as (weight, how many), of a total weight: a coefficient of Π (1 + x^w)^m."""
+def _count_choices(cycles: tuple[tuple[int, int], ...], weight: int) -> int:
+    """Count the ways to choose cycles, given as (weight, how many), of a total weight: Π (1 + x^w)^m has them."""
     total = sum(w * m for w, m in cycles)
     if not 0 <= weight <= total:
         return 0
@@ -191,7 +194,7 @@ def _choices(cycles: tuple[tuple[int, int], ...], weight: int) -> int:
 
 
 def _cycle_weights(perm: NDArray[np.int64], weights: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
-    """The cycles of a map as sorted pairs (total weight of a cycle, how many there are)."""
+    """Return the cycles of a map as sorted pairs (total weight of a cycle, how many there are)."""
     least = np.arange(len(perm))
     jump = perm
     # Pointer doubling: after k rounds `least` is the minimum over 2^k steps along the cycle.

@@ -15,13 +15,13 @@ LARGEST_ODD_PRIMITIVE = {2: 0, 3: 0, 4: 0, 5: 20, 6: 120, 7: 42, 8: 336}
 
 
 def check_degree(n: int) -> None:
-    """Refuse a degree this module does not cover."""
+    """Raise ValueError for a number of streams that the tables here do not cover."""
     if not 2 <= n <= MAX_DEGREE:
         raise ValueError(f"the number of streams must be between 2 and {MAX_DEGREE}, not {n}.")
 
 
 def as_permutations(perms: ArrayLike) -> NDArray[np.int64]:
-    """Return distinct permutations as an integer array [K, n], or say what is wrong with them."""
+    """Check distinct permutations and return them as an integer array [K, n]."""
     array = np.asarray(perms)
     if array.ndim != 2 or array.shape[0] < 1:
         raise ValueError(f"permutations must be an array of shape [K, n] with K ≥ 1, not {list(array.shape)}.")
@@ -40,15 +40,14 @@ def as_permutations(perms: ArrayLike) -> NDArray[np.int64]:
 
 @lru_cache
 def elements(n: int) -> NDArray[np.int64]:
-    """All n! permutations in lexicographic order, so that row 0 is the identity and `rank` inverts it."""
-    check_degree(n)
+    """Return all n! permutations in lexicographic order: row 0 is the identity, and `rank` finds a row."""
     table = np.array(list(itertools.permutations(range(n))), dtype=np.int64)  # [n!, n]
     table.flags.writeable = False
     return table
 
 
 def rank(perms: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Position of each permutation in `elements(n)`, by its Lehmer code."""
+    """Return the row of each permutation in `elements(n)`, by its Lehmer code."""
     n = perms.shape[-1]
     position = np.zeros(perms.shape[:-1], dtype=np.int64)
     for i in range(n - 1):
@@ -58,25 +57,25 @@ def rank(perms: NDArray[np.integer]) -> NDArray[np.int64]:
 
 
 def compose(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The product that applies `second`, then `first`: (στ)(i) = σ(τ(i)); leading axes broadcast."""
+    """Return the product that applies `second`, then `first`: (στ)(i) = σ(τ(i)); leading axes broadcast."""
     shape = np.broadcast_shapes(first.shape, second.shape)
     return np.take_along_axis(np.broadcast_to(first, shape), np.broadcast_to(second, shape), axis=-1)
 
 
 def inverse(perms: NDArray[np.int64]) -> NDArray[np.int64]:
-    """σ⁻¹ of every permutation along the last axis."""
+    """Return σ⁻¹ of every permutation along the last axis."""
     return np.argsort(perms, axis=-1)
 
 
 def is_odd(perms: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether each permutation has an odd number of inversions."""
+    """Say of each permutation whether it has an odd number of inversions."""
     n = perms.shape[-1]
     inversions = sum((perms[..., i + 1 :] < perms[..., i : i + 1]).sum(-1) for i in range(n - 1))
     return np.asarray(inversions % 2 == 1)
 
 
 def cycle_notation(perm: ArrayLike) -> str:
-    """A permutation as a product of disjoint cycles, such as "(0 1)(2 3)"; "e" for the identity."""
+    """Write a permutation as a product of disjoint cycles, such as "(0 1)(2 3)"; "e" is the identity."""
     image = np.asarray(perm).tolist()
     cycles, seen = [], set()
     for start in range(len(image)):
@@ -92,7 +91,7 @@ def cycle_notation(perm: ArrayLike) -> str:
 
 @lru_cache
 def outer_automorphism() -> NDArray[np.int64]:
-    """The outer automorphism of S_6, as the rank of the image of each of the 720 elements.
+    """Return the outer automorphism of S_6, as the rank of the image of each of the 720 elements.
 
     The fifteen synthemes (splittings of six points into three pairs) form six totals (sets of five disjoint
     synthemes that hold all fifteen pairs); S_6 permutes the totals, and that action is the automorphism.
@@ -114,13 +113,11 @@ def outer_automorphism() -> NDArray[np.int64]:
 
 @lru_cache
 def symmetries(n: int, outer: bool = True, inversion: bool = True) -> NDArray[np.int16]:
-    """Maps of S_n onto itself under which the spectrum of a set's walk is invariant, as a table [maps, n!].
+    """Return the maps of S_n, n ≤ 7, that keep the spectrum of a set's walk, as a table [maps, n!].
 
     They are the conjugations, for n = 6 their products with the outer automorphism, and all of those followed by
     g ↦ g⁻¹; `outer` and `inversion` say whether to include the last two. Every map is listed once.
     """
-    if n > 7:
-        raise ValueError(f"the table of symmetries of S_{n} does not fit in memory; n ≤ 7 does.")
     group = elements(n)
     conjugations = np.empty((len(group), len(group)), dtype=np.int16)
     for h, h_inverse, row in zip(group, inverse(group), conjugations):
@@ -136,8 +133,8 @@ def symmetries(n: int, outer: bool = True, inversion: bool = True) -> NDArray[np
     return table
 
 
-def _blocks_joined(perms: NDArray[np.int64], first: int, second: int) -> int:
-    """Number of blocks in the finest partition that joins two points and is kept by every permutation."""
+def _count_blocks(perms: NDArray[np.int64], first: int, second: int) -> int:
+    """Count the blocks of the finest partition that joins two points and that every permutation keeps."""
     label = np.arange(perms.shape[1])
     pending = [(first, second)]
     while pending:
@@ -150,7 +147,7 @@ def _blocks_joined(perms: NDArray[np.int64], first: int, second: int) -> int:
 
 
 def generates(perms: ArrayLike) -> bool:
-    """Whether the permutations generate all of S_n.
+    """Say whether the permutations generate all of S_n.
 
     A subgroup of S_n with an odd element that is transitive and primitive is S_n unless it is one of a few small
     groups, so orbits and blocks of the n points decide, and products are formed only until they outnumber the
@@ -166,7 +163,7 @@ def generates(perms: ArrayLike) -> bool:
     if len(reached) < n:
         return False
     # Transitive: a system of blocks is determined by the block of point 0, hence by joining 0 to some other point.
-    if any(_blocks_joined(perms, 0, j) > 1 for j in range(1, n)):
+    if any(_count_blocks(perms, 0, j) > 1 for j in range(1, n)):
         return False
     limit = LARGEST_ODD_PRIMITIVE[n]
     found, frontier = {tuple(range(n))}, np.arange(n)[None]

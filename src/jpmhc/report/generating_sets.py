@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from jpmhc.generators.generating_sets import GeneratingSet, Plan, Question
+from jpmhc.generators.question import Question
+from jpmhc.generators.search import GeneratingSet, Search
 from jpmhc.generators.symmetric_group import cycle_notation
 
 # Classes a table lists; the file holds all of them.
@@ -29,19 +30,19 @@ def describe_question(question: Question) -> str:
     return words + (" that " + " and ".join(limits) if limits else "")
 
 
-def describe_cost(plan: Plan, workers: int) -> str:
+def describe_cost(search: Search) -> str:
     """Say what a search will look at and about how long that takes."""
     counted = ""
-    if plan.classes is not None and plan.subsets is not None:
-        counted = f"{_number(plan.subsets)} {describe_question(plan.question)} in {_number(plan.classes)} classes"
-    if plan.exhaustive:
-        seconds = plan.seconds(workers) or 0
+    if search.classes is not None and search.subsets is not None:
+        counted = f"{_number(search.subsets)} {describe_question(search.question)} in {_number(search.classes)} classes"
+    if search.exhaustive:
+        seconds = search.seconds() or 0
         if seconds < 2:
             return f"{counted}; looking at every class."
-        return f"{counted}; looking at every class takes {_duration(seconds)} on {workers} cores."
+        return f"{counted}; looking at every class takes {_duration(seconds)} on {search.workers} cores."
     if not counted:
-        counted = describe_question(plan.question).capitalize()
-    return f"{counted}; a local search looks at {plan.work:,} of them, which proves nothing but a bound."
+        counted = describe_question(search.question).capitalize()
+    return f"{counted}; a local search looks at {search.work:,} of them, which proves nothing but a bound."
 
 
 def _duration(seconds: int) -> str:

@@ -1,4 +1,4 @@
-r"""Which of many sets of permutations provably have a larger |λ₂| than a limit, cheapest representation first.
+r"""Drops sets of permutations that provably have a larger |λ₂| than a limit, cheapest representation first.
 
 Each block $M_\lambda$ has norm at most 1, being an average of orthogonal matrices, so that rounding is bounded in
 absolute terms, and a set is dropped only on a proof:
@@ -13,7 +13,7 @@ absolute terms, and a set is dropped only on a proof:
 import numpy as np
 from numpy.typing import NDArray
 
-from jpmhc.generators import symmetric_group, young
+from jpmhc.generators import representations, symmetric_group
 
 # Backward error of an eigenvalue solver on a block of norm 1 (measured: below 2e-15) and of a power's trace.
 BACKWARD_ERROR, TRACE_ERROR = 1e-14, 1e-12
@@ -29,28 +29,30 @@ class BlockPruner:
 
     def __init__(self, n: int, size: int):
         self.n, self.size = n, size
-        self.sign, *self.shapes = young.nontrivial(n)
+        self.sign, *self.shapes = representations.nontrivial_partitions(n)
         self._odd = symmetric_group.is_odd(symmetric_group.elements(n))
-        self._tables: dict[young.Partition, NDArray[np.float64]] = {}
-        self._formed: dict[young.Partition, int] = {}
+        self._tables: dict[representations.Partition, NDArray[np.float64]] = {}
+        self._formed: dict[representations.Partition, int] = {}
 
-    def blocks(self, shape: young.Partition, sets: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The matrices M_λ [B, d, d] of sets of ranks [B, K]."""
-        group, size = symmetric_group.elements(self.n), young.dimension(shape)
+    def blocks(self, shape: representations.Partition, sets: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the matrices M_λ [B, d, d] of sets of ranks [B, K]."""
+        group, size = symmetric_group.elements(self.n), representations.dimension(shape)
         if shape not in self._tables:
             # Few sets are represented one by one; once those are as many as the table would hold, it pays.
             formed = self._formed[shape] = self._formed.get(shape, 0) + sets.size
             if formed < len(group) or len(group) * size**2 > TABLE_ENTRIES:
-                return young.represent(shape, group[sets]).mean(axis=1)
-            self._tables[shape] = young.represent(shape, group).reshape(len(group), -1) / self.size
+                return representations.represent(shape, group[sets]).mean(axis=1)
+            self._tables[shape] = representations.represent(shape, group).reshape(len(group), -1) / self.size
         table = self._tables[shape]
         total = table[sets[:, 0]]
         for column in range(1, self.size):
             total += table[sets[:, column]]
         return total.reshape(-1, size, size)
 
-    def survivors(self, sets: NDArray[np.int64], limit: float, pruned: dict[young.Partition, int]) -> NDArray[np.int64]:
-        """The sets not proven to have |λ₂| > limit; `pruned` counts the others by the representation that told."""
+    def select_survivors(
+        self, sets: NDArray[np.int64], limit: float, pruned: dict[representations.Partition, int]
+    ) -> NDArray[np.int64]:
+        """Return the sets that are not proven to have |λ₂| > limit, and count the others in `pruned`."""
         imbalance = np.abs(self.size - 2 * self._odd[sets].sum(axis=1))
         keep = imbalance <= limit * self.size + 1e-9
         pruned[self.sign] = pruned.get(self.sign, 0) + int((~keep).sum())
@@ -58,27 +60,27 @@ class BlockPruner:
         for shape in self.shapes:
             if not len(sets):
                 break
-            keep = self._within(self.blocks(shape, sets), limit)
+            keep = self._select_within(self.blocks(shape, sets), limit)
             pruned[shape] = pruned.get(shape, 0) + len(sets) - len(keep)
             sets = sets[keep]
         return sets
 
-    def _within(self, blocks: NDArray[np.float64], limit: float) -> NDArray[np.int64]:
-        """Indices of the blocks not proven to have a spectral radius above the limit."""
+    def _select_within(self, blocks: NDArray[np.float64], limit: float) -> NDArray[np.int64]:
+        """Return the indices of the blocks that are not proven to have a spectral radius above the limit."""
         size = blocks.shape[1]
         keep = np.arange(len(blocks))
 
-        def drop(trace: NDArray[np.float64], power: int) -> NDArray[np.bool_]:
+        def may_stay(trace: NDArray[np.float64], power: int) -> NDArray[np.bool_]:
             return np.abs(trace) / size <= limit**power + TRACE_ERROR
 
-        ok = drop(np.einsum("bii->b", blocks), 1)
+        ok = may_stay(np.einsum("bii->b", blocks), 1)
         keep, current = keep[ok], blocks[ok]
         exponent, half = 1, None
         for _ in range(SQUARINGS + 1):
             # Tr M^(2e) and, of the powers at hand, Tr M^(e + e/2): two phases of a complex pair rarely both vanish.
-            ok = drop(np.einsum("bij,bji->b", current, current), 2 * exponent)
+            ok = may_stay(np.einsum("bij,bji->b", current, current), 2 * exponent)
             if half is not None:
-                ok &= drop(np.einsum("bij,bji->b", current, half), 3 * exponent // 2)
+                ok &= may_stay(np.einsum("bij,bji->b", current, half), 3 * exponent // 2)
             keep, half = keep[ok], current[ok]
             current = half @ half
             exponent *= 2

@@ -1,6 +1,6 @@
-"""Sets of permutations with the largest spectral gap: all up to symmetry, or a local search where that is too long.
+"""Find the sets of permutations with the largest spectral gap: all of them up to symmetry, or a local search.
 
-The exhaustive search replaces Algorithm spectral-gap-search: it looks at one set of each class of equivalent ones and
+The exhaustive search replaces alg. spectral-gap-search: it looks at one set of each class of equivalent ones and
 drops it on the first representation that proves it worse than the best set so far. What is left, ties included, is
 compared through exact characteristic polynomials. See docs/derivations/generating_sets.md.
 """
@@ -19,10 +19,12 @@ from torch import Tensor
 
 from jpmhc import checks
 from jpmhc.generators import symmetric_group
-from jpmhc.generators.generator_candidates import Question, candidates
-from jpmhc.generators.generator_search import TIE, SearchState, search
-from jpmhc.generators.local_search import local_search
-from jpmhc.generators.walk_spectrum import gap_bound, spectral_gap, stream_gap
+from jpmhc.generators.exhaustive_search import search_exhaustively
+from jpmhc.generators.local_search import search_locally
+from jpmhc.generators.question import Question
+from jpmhc.generators.random_walk import gap_bound, spectral_gap, stream_gap
+from jpmhc.generators.search_record import TIE, SearchRecord
+from jpmhc.generators.set_classes import find_classes
 
 # Classes one core looks at in a second (n = 6, K = 4); says what a search will cost, and decides nothing but `auto`.
 CLASSES_PER_SECOND = 400_000
@@ -38,8 +40,8 @@ Progress = Callable[[int, int, float], None]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a search will do, known before it starts.
+class Search:
+    """A search that is ready to run; what it will cost is known before it starts.
 
     Args:
         question: What is searched for.
@@ -47,6 +49,9 @@ class Plan:
         classes: Classes of equivalent sets, by Burnside's lemma; None where they were not counted (n = 8).
         subsets: Sets in all classes together.
         work: Steps of progress: classes, or the sets a local search looks at.
+        workers: Processes of an exhaustive search.
+        state: File in which an exhaustive search keeps its record.
+        seed: Seed of a local search.
     """
 
     question: Question
@@ -54,15 +59,18 @@ class Plan:
     classes: int | None
     subsets: int | None
     work: int
+    workers: int
+    state: Path | None
+    seed: int
 
-    def seconds(self, workers: int) -> int | None:
-        """About how long an exhaustive search takes (an integer, as it may exceed any float); None for a local one."""
-        return self.work // (CLASSES_PER_SECOND * workers) if self.exhaustive else None
+    def seconds(self) -> int | None:
+        """Estimate how long an exhaustive search takes, as an integer, which may exceed any float; None if local."""
+        return self.work // (CLASSES_PER_SECOND * self.workers) if self.exhaustive else None
 
 
 @dataclass(frozen=True)
 class GeneratingSet:
-    """The outcome of a search.
+    """The best set that a search found, and how the search went.
 
     Args:
         question: What was searched for.
@@ -96,23 +104,39 @@ class GeneratingSet:
     pruned: dict[tuple[int, ...], int] = field(default_factory=dict)
 
 
-def plan(question: Question, method: Method = "auto", moves: int | None = None) -> Plan:
-    """Decide how a question will be answered, and count what there is to look at."""
+def prepare_search(
+    question: Question,
+    method: Method = "auto",
+    *,
+    workers: int | None = None,
+    state: Path | None = None,
+    moves: int | None = None,
+    seed: int | None = None,
+) -> Search:
+    """Decide how a question will be answered, and count what there is to look at.
+
+    The arguments are those of `best_generating_set`.
+    """
     if method not in ("auto", "exhaustive", "local"):
         raise ValueError(f"the method must be auto, exhaustive or local, not {method!r}.")
     checks.at_least_one(moves, "the number of moves")
-    sets = MOVES if moves is None else moves
-    if question.n > EXHAUSTIVE_DEGREE:
-        if method == "exhaustive":
-            raise ValueError(
-                f"an exhaustive search is possible for n ≤ {EXHAUSTIVE_DEGREE}, not {question.n}; use local."
-            )
-        return Plan(question, False, None, None, sets)
-    classes, subsets = candidates(question).count(), candidates(question).subsets()
-    exhaustive = method == "exhaustive" or (method == "auto" and classes <= AUTO_CLASSES)
-    if exhaustive and moves is not None:
-        raise ValueError("this search looks at every class and makes no moves; leave them away, or use method local.")
-    return Plan(question, exhaustive, classes, subsets, classes if exhaustive else sets)
+    checks.at_least_one(workers, "the number of workers")
+    if seed is not None and (not isinstance(seed, int) or seed < 0):
+        raise ValueError(f"the seed must be a whole number and not negative, got {seed!r}.")
+    possible = question.n <= EXHAUSTIVE_DEGREE
+    if method == "exhaustive" and not possible:
+        raise ValueError(f"an exhaustive search is possible for n ≤ {EXHAUSTIVE_DEGREE}, not {question.n}; use local.")
+    classes = find_classes(question).count_classes() if possible else None
+    subsets = find_classes(question).count_sets() if possible else None
+    exhaustive = classes is not None and (method == "exhaustive" or (method == "auto" and classes <= AUTO_CLASSES))
+    if exhaustive and (moves is not None or seed is not None):
+        raise ValueError(
+            "this search looks at every class, and neither makes moves nor needs a seed; leave them away, or use local."
+        )
+    if not exhaustive and (state is not None or workers is not None):
+        raise ValueError("a local search is one process and keeps no state; leave workers and state away.")
+    work = classes if exhaustive and classes is not None else moves or MOVES
+    return Search(question, exhaustive, classes, subsets, work, workers or available_cores(), state, seed or 0)
 
 
 def best_generating_set(
@@ -128,7 +152,7 @@ def best_generating_set(
     seed: int | None = None,
     progress: Progress | None = None,
 ) -> GeneratingSet:
-    """The set of `size` permutations of n streams with the largest spectral gap.
+    """Find the set of `size` permutations of n streams with the largest spectral gap.
 
     Args:
         n: Number of streams, 2 to 8.
@@ -146,46 +170,22 @@ def best_generating_set(
         ValueError: If no such set generates all permutations (one permutation alone, or one and the identity), or
             a local search found none.
     """
-    return carry_out(
-        plan(Question(n, size, contains_identity, reversible), method, moves),
-        workers=workers,
-        state=state,
-        seed=seed,
-        progress=progress,
-    )
+    question = Question(n, size, contains_identity, reversible)
+    return run_search(prepare_search(question, method, workers=workers, state=state, moves=moves, seed=seed), progress)
 
 
-def carry_out(
-    plan: Plan,
-    *,
-    workers: int | None = None,
-    state: Path | None = None,
-    seed: int | None = None,
-    progress: Progress | None = None,
-) -> GeneratingSet:
-    """Do what was planned; the arguments are those of `best_generating_set`."""
-    checks.at_least_one(workers, "the number of workers")
-    if seed is not None and (not isinstance(seed, int) or seed < 0):
-        raise ValueError(f"the seed must be a whole number and not negative, got {seed!r}.")
-    question, start = plan.question, time.perf_counter()
+def run_search(search: Search, progress: Progress | None = None) -> GeneratingSet:
+    """Run a search that was prepared.
+
+    Args:
+        search: The search.
+        progress: Called now and then with the work done, all the work, and the best gap so far.
+    """
     notify = progress or (lambda done, total, gap: None)
-    if plan.exhaustive:
-        if seed is not None:
-            raise ValueError("this search looks at every class and draws nothing; leave the seed away, or use local.")
-        found = search(question, plan.work, workers or available_cores(), SearchState.open(question, state), notify)
-        seconds = found.seconds
-    else:
-        if state is not None or workers is not None:
-            raise ValueError("a local search is one process and keeps no state; leave workers and state away.")
-        ranks, radius = local_search(
-            question, plan.work, seed or 0, lambda done, radius: notify(done, plan.work, 1 - radius)
-        )
-        found = SearchState(question, examined=plan.work, sets=[(radius, ranks)] if radius < 1 - TIE else [])
-        seconds = time.perf_counter() - start
-    kept = [ranks for _, ranks in sorted(found.sets)] or _generating(plan)
-    ties = np.array(kept, dtype=np.int64)
-    group = symmetric_group.elements(question.n)
-    perms, on_streams = _fastest_on_streams(question, ties)
+    record = _search_exhaustively(search, notify) if search.exhaustive else _search_locally(search, notify)
+    question, group = search.question, symmetric_group.elements(search.question.n)
+    ties = np.array([ranks for _, ranks in sorted(record.sets)] or _find_generating_sets(search), dtype=np.int64)
+    perms, on_streams = _select_fastest_on_streams(question, ties)
     return GeneratingSet(
         question=question,
         perms=torch.from_numpy(perms),
@@ -193,37 +193,51 @@ def carry_out(
         stream_gap=on_streams,
         ties=torch.from_numpy(group[ties]),
         bound=gap_bound(question.n, question.size, question.reversible),
-        exhaustive=plan.exhaustive,
-        examined=found.examined,
-        classes=plan.classes,
-        covered=found.covered,
-        subsets=plan.subsets,
-        seconds=seconds,
-        pruned=found.pruned,
+        exhaustive=search.exhaustive,
+        examined=record.examined,
+        classes=search.classes,
+        covered=record.covered,
+        subsets=search.subsets,
+        seconds=record.seconds,
+        pruned=record.pruned,
     )
 
 
-def _generating(plan: Plan) -> list[list[int]]:
-    """Where no set has a gap: those that generate S_n all the same, one of each class, as ranks.
+def _search_exhaustively(search: Search, notify: Progress) -> SearchRecord:
+    return search_exhaustively(search.work, search.workers, SearchRecord.open(search.question, search.state), notify)
+
+
+def _search_locally(search: Search, notify: Progress) -> SearchRecord:
+    start = time.perf_counter()
+    ranks, radius = search_locally(
+        search.question, search.work, search.seed, lambda done, radius: notify(done, search.work, 1 - radius)
+    )
+    sets = [(radius, ranks)] if radius < 1 - TIE else []
+    return SearchRecord(search.question, examined=search.work, sets=sets, seconds=time.perf_counter() - start)
+
+
+def _find_generating_sets(search: Search) -> list[list[int]]:
+    """Return the sets that generate S_n although none has a gap, one of each class, as ranks.
 
     Only few and small sets come to that, such as the one transposition of two streams.
     """
-    question, group = plan.question, symmetric_group.elements(plan.question.n)
-    if plan.exhaustive:
-        sets = (s for unit in candidates(question).units() for s, _ in candidates(question).representatives(unit))
+    question, group = search.question, symmetric_group.elements(search.question.n)
+    if search.exhaustive:
+        classes = find_classes(question)
+        sets = (batch for unit in classes.units() for batch, _ in classes.representatives(unit))
         found = [ranks.tolist() for batch in sets for ranks in batch if symmetric_group.generates(group[ranks])]
         if found:
             return found
     what = f"set of {question.size} permutation{'s' if question.size > 1 else ''} of {question.n} streams"
-    if plan.exhaustive:
+    if search.exhaustive:
         raise ValueError(f"no such {what} generates all {len(group)} permutations; ask for a larger size.")
     raise ValueError(
-        f"none of the {plan.work:,} moves led to a {what} that mixes; ask for more of them or a larger size."
+        f"none of the {search.work:,} moves led to a {what} that mixes; ask for more of them or a larger size."
     )
 
 
-def _fastest_on_streams(question: Question, ties: NDArray[np.int64]) -> tuple[NDArray[np.int64], float]:
-    """Of sets with the same gap on S_n the one with the largest gap on the streams."""
+def _select_fastest_on_streams(question: Question, ties: NDArray[np.int64]) -> tuple[NDArray[np.int64], float]:
+    """Return, of sets with the same gap on S_n, the one with the largest gap on the streams, and that gap."""
     if question.n == 6:
         # The outer automorphism keeps the group's gap and changes the streams'.
         ties = np.concatenate([ties, symmetric_group.outer_automorphism()[ties]])
@@ -237,5 +251,5 @@ def _fastest_on_streams(question: Question, ties: NDArray[np.int64]) -> tuple[ND
 
 
 def available_cores() -> int:
-    """Cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -3,14 +3,15 @@
 import numpy as np
 import pytest
 
-from jpmhc.generators import symmetric_group, young
-from jpmhc.generators.block_pruning import BACKWARD_ERROR, BlockPruner
-from jpmhc.generators.generator_candidates import Question, candidates
-from jpmhc.generators.walk_spectrum import spectral_gap
+from jpmhc.generators import representations, symmetric_group
+from jpmhc.generators.pruning import BACKWARD_ERROR, BlockPruner
+from jpmhc.generators.question import Question
+from jpmhc.generators.random_walk import spectral_gap
+from jpmhc.generators.set_classes import find_classes
 
 
 def classes(n, size):
-    question = candidates(Question(n, size))
+    question = find_classes(Question(n, size))
     return np.concatenate([sets for unit in question.units() for sets, _ in question.representatives(unit)])
 
 
@@ -21,7 +22,7 @@ def test_survivors_include_every_set_within_the_limit(n, size):
     radii = np.array([1 - spectral_gap(group[s]) for s in sets])
     for limit in (radii.min() + 1e-9, 0.5):
         pruned: dict = {}
-        kept = BlockPruner(n, size).survivors(sets, limit, pruned)
+        kept = BlockPruner(n, size).select_survivors(sets, limit, pruned)
         must = {tuple(s) for s, r in zip(sets.tolist(), radii) if r <= limit}
         assert must <= set(map(tuple, kept.tolist()))
         assert len(kept) + sum(pruned.values()) == len(sets)
@@ -37,7 +38,7 @@ def test_large_blocks_are_pruned_unless_they_are_defective():
     for shape in [(4, 2), (3, 2, 1)]:
         radii = np.abs(np.linalg.eigvals(pruner.blocks(shape, sets))).max(axis=1)
         limit = 0.5
-        kept = pruner._within(pruner.blocks(shape, sets), limit)
+        kept = pruner._select_within(pruner.blocks(shape, sets), limit)
         assert set(np.flatnonzero(radii <= limit)) <= set(kept.tolist())
         condition = np.linalg.cond(np.linalg.eig(pruner.blocks(shape, sets[kept]))[1])
         assert (radii[kept][condition < 1e4] < limit + 1e-3).all()
@@ -50,14 +51,14 @@ def test_a_large_defective_block_is_not_dropped_for_rounding():
     rotation = np.linalg.qr(np.random.default_rng(0).standard_normal((9, 9)))[0]
     block = rotation @ jordan @ rotation.T
     assert np.abs(np.linalg.eigvals(block)).max() > 0.505
-    assert len(pruner._within(block[None], 0.5 + 1e-9)) == 1
-    assert len(pruner._within(block[None], 0.4)) == 0
+    assert len(pruner._select_within(block[None], 0.5 + 1e-9)) == 1
+    assert len(pruner._select_within(block[None], 0.4)) == 0
 
 
 def test_blocks_are_averages_of_representations():
     sets = np.array([[0, 5, 7], [23, 1, 2]])
-    for shape in young.nontrivial(4):
-        expected = young.represent(shape, symmetric_group.elements(4)[sets]).mean(axis=1)
+    for shape in representations.nontrivial_partitions(4):
+        expected = representations.represent(shape, symmetric_group.elements(4)[sets]).mean(axis=1)
         np.testing.assert_allclose(BlockPruner(4, 3).blocks(shape, sets), expected, atol=1e-15)
 
 

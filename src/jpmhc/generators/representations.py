@@ -1,4 +1,4 @@
-r"""Irreducible representations of S_n by Young's orthogonal form.
+r"""The irreducible representations of S_n as orthogonal matrices, by Young's orthogonal form.
 
 A representation is labelled by a partition of n; its basis is the standard tableaux of that shape, and the adjacent
 transposition $s_i = (i\;i{+}1)$ acts on a tableau t by
@@ -18,7 +18,7 @@ Partition = tuple[int, ...]
 
 @lru_cache
 def partitions(n: int, largest: int | None = None) -> list[Partition]:
-    """The partitions of n into parts of at most `largest`, in reverse lexicographic order."""
+    """Return the partitions of n into parts of at most `largest`, in reverse lexicographic order."""
     if n == 0:
         return [()]
     largest = n if largest is None else min(largest, n)
@@ -27,7 +27,7 @@ def partitions(n: int, largest: int | None = None) -> list[Partition]:
 
 @lru_cache
 def standard_tableaux(shape: Partition) -> list[Partition]:
-    """Standard tableaux of a shape, each as the row that holds 0, 1, …, n − 1."""
+    """Return the standard tableaux of a shape, each as the row that holds 0, 1, …, n − 1."""
     if sum(shape) == 0:
         return [()]
     found = []
@@ -41,13 +41,13 @@ def standard_tableaux(shape: Partition) -> list[Partition]:
 
 @lru_cache
 def dimension(shape: Partition) -> int:
-    """Dimension of the representation: the number of standard tableaux."""
+    """Return the dimension of a representation, the number of standard tableaux."""
     return len(standard_tableaux(shape))
 
 
 @lru_cache
 def _adjacent_transpositions(shape: Partition) -> list[tuple[NDArray, NDArray, NDArray]]:
-    """For each s_i the diagonal 1/r, the off-diagonal √(1 − 1/r²), and where it sends each tableau."""
+    """Return for each s_i the diagonal 1/r, the off-diagonal √(1 − 1/r²), and where it sends each tableau."""
     tableaux = standard_tableaux(shape)
     index = {t: k for k, t in enumerate(tableaux)}
     n, actions = sum(shape), []
@@ -61,7 +61,7 @@ def _adjacent_transpositions(shape: Partition) -> list[tuple[NDArray, NDArray, N
 
 
 def represent(shape: Partition, perms: NDArray[np.int64]) -> NDArray[np.float64]:
-    r"""The orthogonal matrices $\rho(\sigma)$, [..., d, d], of permutations [..., n]."""
+    r"""Return the orthogonal matrices $\rho(\sigma)$, [..., d, d], of permutations [..., n]."""
     size = dimension(shape)
     flat = perms.reshape(-1, perms.shape[-1]).copy()
     matrices = np.broadcast_to(np.eye(size), (len(flat), size, size)).copy()
@@ -77,6 +77,6 @@ def represent(shape: Partition, perms: NDArray[np.int64]) -> NDArray[np.float64]
     return matrices.reshape(*perms.shape[:-1], size, size)
 
 
-def nontrivial(n: int) -> list[Partition]:
-    """Every partition of n but (n), the cheapest representation first; the sign (1, …, 1) leads."""
+def nontrivial_partitions(n: int) -> list[Partition]:
+    """Return every partition of n but (n), the cheapest representation first; the sign (1, …, 1) leads."""
     return sorted((p for p in partitions(n) if p != (n,)), key=lambda p: (dimension(p), tuple(-x for x in p)))

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from jpmhc import generators
-from jpmhc.generators import generator_search, symmetric_group
-from jpmhc.generators.generating_sets import AUTO_CLASSES, best_generating_set, carry_out, plan
-from jpmhc.generators.generator_candidates import Candidates, Question
-from jpmhc.generators.walk_spectrum import plain_spectral_gap, spectral_gap, transition_matrix
+from jpmhc.generators import exhaustive_search, symmetric_group
+from jpmhc.generators.question import Question
+from jpmhc.generators.random_walk import plain_spectral_gap, spectral_gap, transition_matrix
+from jpmhc.generators.search import AUTO_CLASSES, best_generating_set, prepare_search
+from jpmhc.generators.set_classes import SetClasses
 from jpmhc.manifolds import permutation
 
 
@@ -130,18 +131,18 @@ def test_a_batch_of_no_sets_is_a_batch():
     assert Question(5, 4, contains_identity=True).elements_of(np.empty((0, 3), dtype=np.int64)).shape == (0, 4)
 
 
-def test_candidates_with_constraints_are_one_of_each_class():
+def test_representatives_with_constraints_are_one_of_each_class():
     question = Question(4, 4, contains_identity=True, reversible=True)
-    candidates = Candidates(question)
+    classes_of_sets = SetClasses(question)
     table = symmetric_group.symmetries(4)
     classes = [
         frozenset(frozenset(row[s].tolist()) for row in table)
-        for unit in candidates.units()
-        for sets, _ in candidates.representatives(unit)
+        for unit in classes_of_sets.units()
+        for sets, _ in classes_of_sets.representatives(unit)
         for s in sets
     ]
-    assert len(classes) == len(set(classes)) == candidates.count()
-    assert sum(map(len, classes)) == candidates.subsets()
+    assert len(classes) == len(set(classes)) == classes_of_sets.count_classes()
+    assert sum(map(len, classes)) == classes_of_sets.count_sets()
 
 
 def test_among_ties_the_streams_decide():
@@ -191,22 +192,22 @@ def test_an_interrupted_search_goes_on_where_it_was(tmp_path):
 
 def test_processes_find_what_one_finds(monkeypatch):
     alone = best_generating_set(4, 4, workers=1)
-    monkeypatch.setattr(generator_search, "PARALLEL_CLASSES", 0)
+    monkeypatch.setattr(exhaustive_search, "PARALLEL_CLASSES", 0)
     together = best_generating_set(4, 4, workers=2)
     assert torch.equal(alone.ties, together.ties)
     assert (alone.gap, alone.examined, alone.covered) == (together.gap, together.examined, together.covered)
 
 
-def test_plan_counts_before_it_searches():
-    planned = plan(Question(6, 4))
-    assert planned.exhaustive
-    assert planned.classes == 3_929_455
-    assert planned.subsets == comb(720, 4)
-    assert planned.seconds(2) > 0
-    beyond = plan(Question(6, 6), moves=10)
+def test_what_there_is_to_look_at_is_counted_before_the_search():
+    search = prepare_search(Question(6, 4), workers=2)
+    assert search.exhaustive
+    assert search.classes == 3_929_455
+    assert search.subsets == comb(720, 4)
+    assert search.seconds() == 3_929_455 // 800_000
+    beyond = prepare_search(Question(6, 6), moves=10)
     assert not beyond.exhaustive
     assert beyond.classes > AUTO_CLASSES
-    assert plan(Question(8, 3), moves=10).classes is None
+    assert prepare_search(Question(8, 3), moves=10).classes is None
 
 
 @pytest.mark.parametrize(
@@ -220,8 +221,8 @@ def test_plan_counts_before_it_searches():
         ({"n": 8, "size": 3, "method": "exhaustive"}, "n ≤ 7"),
         ({"n": 4, "size": 3, "workers": 0}, "workers must be a whole number and at least 1"),
         ({"n": 4, "size": 3, "method": "local", "moves": 0}, "moves must be a whole number and at least 1"),
-        ({"n": 4, "size": 3, "moves": 10}, "looks at every class and makes no moves"),
-        ({"n": 4, "size": 3, "seed": 1}, "looks at every class and draws nothing"),
+        ({"n": 4, "size": 3, "moves": 10}, "looks at every class, and neither makes moves nor needs a seed"),
+        ({"n": 4, "size": 3, "seed": 1}, "looks at every class, and neither makes moves nor needs a seed"),
         ({"n": 4, "size": 3, "method": "local", "seed": -1}, "seed must be a whole number and not negative"),
         ({"n": 4, "size": 3, "method": "local", "workers": 2}, "one process"),
         ({"n": 8, "size": 1, "moves": 200}, "none of the 200 moves led to a set of 1 permutation of 8 streams"),
@@ -236,4 +237,4 @@ def test_bad_questions_are_refused(arguments, complaint):
 
 def test_a_local_search_keeps_no_state(tmp_path):
     with pytest.raises(ValueError, match="keeps no state"):
-        carry_out(plan(Question(4, 3), "local", 10), state=tmp_path / "state")
+        best_generating_set(4, 3, method="local", moves=10, state=tmp_path / "state")

@@ -6,7 +6,7 @@ import torch
 
 from jpmhc import generators
 from jpmhc.generators import symmetric_group
-from jpmhc.generators.walk_spectrum import (
+from jpmhc.generators.random_walk import (
     gap_bound,
     plain_spectral_gap,
     spectral_gap,
