@@ -1,0 +1,58 @@
+"""The documentation: links lead somewhere, code runs, and tables name what there is."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import jpmhc
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+# Pages whose blocks of Python need nothing but the library.
+RUNNING = ("README.md", "docs/guides/connections.md", "docs/guides/spectra.md", "docs/architecture.md")
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        assert found.exists(), f"{name(page)} links to {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", found.read_text(), re.M)
+            slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert anchor in slugs or f'<a id="{anchor}">' in found.read_text(), f"{name(page)} links to {target}"
+
+
+@pytest.mark.parametrize("page", [page for page in RUNNING if (ROOT / page).exists()])
+def test_python_blocks_run(page):
+    text = (ROOT / page).read_text()
+    for block in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S):
+        exec(compile(block, page, "exec"), {"__name__": "documentation"})
+
+
+def test_every_page_is_in_the_index():
+    index = (ROOT / "docs/index.md").read_text()
+    for page in (ROOT / "docs").rglob("*.md"):
+        if page.name != "index.md":
+            assert page.name in index, f"docs/index.md does not mention {name(page)}"
+
+
+def test_readme_is_short_and_names_every_mixer():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 70
+    named = re.findall(r"^\| `(\w+)` \|", "\n".join(lines), re.M)
+    assert set(jpmhc.MIXERS) <= set(named)
+    assert len(named) == len(set(named))
+
+
+def test_pictures_of_the_readme_are_small():
+    for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", (ROOT / "README.md").read_text()):
+        assert (ROOT / picture).stat().st_size < 100_000
