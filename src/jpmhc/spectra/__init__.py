@@ -8,14 +8,20 @@ from jpmhc.spectra.propagation import Propagation, propagate
 from jpmhc.spectra.random_skips import SKIPS
 from jpmhc.spectra.simulate import simulate, simulate_nonlinear
 from jpmhc.spectra.solution import Solution
-from jpmhc.spectra.solve import METHODS, cauchy, choose
+from jpmhc.spectra.solve import cauchy, choose
+from jpmhc.spectra.solvers import METHODS
+from jpmhc.spectra.solvers.fixed_point import SCHEMES, Anderson, Newton, Plain
 
 __all__ = [
     "METHODS",
+    "SCHEMES",
     "SKIPS",
+    "Anderson",
     "Density",
     "Distances",
     "Network",
+    "Newton",
+    "Plain",
     "Propagation",
     "Solution",
     "cauchy",

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from jpmhc.checks import to_non_negative_number, to_positive_number, to_real_tensor, to_whole_number
+from jpmhc.checks import (
+    require_choice,
+    to_non_negative_number,
+    to_positive_number,
+    to_real_tensor,
+    to_whole_number,
+)
 from jpmhc.spectra.distances import wasserstein
 from jpmhc.spectra.grid import adaptive
 from jpmhc.spectra.network import Network, require_network
@@ -126,7 +134,7 @@ def density(
     tolerance: float = 1e-7,
     maximum: int | None = None,
 ) -> Density:
-    r"""The density of squared singular values by Stieltjes inversion, $\rho = -\mathrm{Im}\,G(x + i\eta)/\pi$.
+    r"""Compute the density of squared singular values by Stieltjes inversion, $\rho = -\mathrm{Im}\,G(x + i\eta)/\pi$.
 
     By default the grid finds the spectrum by itself, over as many orders of magnitude as it has, and $\eta$ is
     proportional to x: a fixed $\eta$ would smear what has collapsed towards zero.
@@ -144,45 +152,34 @@ def density(
         maximum: The most iterations per point.
     """
     require_network(network)
-    if refine is not None and refine not in REFINEMENTS:
-        raise ValueError(f"no refinement is called {refine!r}; choose one of {', '.join(REFINEMENTS)}")
+    if refine is not None:
+        require_choice(refine, "refinement", REFINEMENTS)
     eta = None if eta is None else to_positive_number(eta, "eta")
     relative_eta = to_positive_number(relative_eta, "relative_eta")
     levels = to_whole_number(levels, "levels")
     if not bool((network.gains() > 0).all()):
         raise ValueError("a layer maps everything to zero, so all singular values are zero and there is no density")
-    own_grid = x is None
-    grid = adaptive(network, method, eta, relative_eta) if x is None else _checked(x)
+    grid = adaptive(network, method, eta, relative_eta) if x is None else _check_grid(x)
     smoothing = grid * relative_eta if eta is None else torch.full_like(grid, eta)
-
-    def transform(points: Tensor) -> tuple[Tensor, Tensor, float]:
-        return _interpolated(network, points, method, tolerance, maximum)
-
-    def invert(z: Tensor, green: Tensor) -> Tensor:
-        if eta is not None:
-            return -green.imag / torch.pi  # eq. stieltjes_inversion
-        # The same limit, but x rho is what is smoothed: outside the spectrum it falls off on both sides, where -Im G
-        # with eta proportional to x would leave a tail of constant mass per order of magnitude.
-        return -(z * green).imag / (torch.pi * z.real)
-
-    z = torch.complex(grid, smoothing)
-    if refine in ("richardson", "richardson-paper"):
-        stack = torch.stack([torch.complex(grid, smoothing * 2**k) for k in range(levels)])
-        parts = [transform(row) for row in stack]
-        curves = torch.stack([invert(row, part[0]) for row, part in zip(stack, parts)])
-        raw = richardson(curves, 2 if refine == "richardson" else 4)
-        lost, residual = torch.stack([part[1] for part in parts]).any(0), max(part[2] for part in parts)
+    solve = partial(_solve_grid, network, method=method, tolerance=tolerance, maximum=maximum)
+    invert = _invert_relative if eta is None else _invert_fixed
+    if refine is None:
+        z = torch.complex(grid, smoothing)
+        green, lost, residual = solve(z)
+        values = invert(z, green)
     elif refine == "aaa":
-        green, residual = aaa(lambda points: transform(points), z)
-        raw, lost = invert(z, green), torch.zeros_like(grid, dtype=torch.bool)
+        z = torch.complex(grid, smoothing)
+        green, residual = aaa(solve, z)
+        values, lost = invert(z, green), torch.zeros_like(grid, dtype=torch.bool)
     else:
-        green, lost, residual = transform(z)
-        raw = invert(z, green)
-    values = raw.clamp_min(0)
+        base = 2 if refine == "richardson" else 4
+        values, lost, residual = _extrapolate(solve, invert, grid, smoothing, levels, base)
     if eta is None:
-        below, bottom = _below(network, grid[:1], relative_eta, method, maximum)
+        below, bottom = _mass_below(network, grid[:1], relative_eta, method, maximum)
     else:
-        below, bottom = 0.0, cauchy(network, z[-1:].to(network.skips.device), method, maximum=maximum)
+        last = torch.complex(grid[-1:], smoothing[-1:]).to(network.skips.device)
+        below, bottom = 0.0, cauchy(network, last, method, maximum=maximum)
+    values = values.clamp_min(0)
     result = Density(
         x=grid,
         values=values,
@@ -197,61 +194,25 @@ def density(
         exact=bottom.exact,
         note=bottom.note,
     )
-    miss = abs(result.first_moment / result.exact_moment - 1) if result.exact_moment > 0 else 0.0
-    if own_grid and eta is None and result.exact and miss > _MOMENT_TOLERANCE:
-        warnings.warn(
-            f"the density's first moment {result.first_moment:.4g} misses the exact {result.exact_moment:.4g} by "
-            f"{miss:.0%}: ask for a smaller relative_eta or a refinement",
-            stacklevel=2,
-        )
+    if x is None and eta is None:
+        _warn_of_missed_moment(result)
     return result
 
 
-def _below(
-    network: Network, first: Tensor, relative_eta: float, method: str, maximum: int | None
-) -> tuple[float, Solution]:
-    r"""The law's mass below a grid's first point [1], and the solution it was read from.
-
-    $\mathrm{Re}\, z G$ at $z = iy$ is the mass below y up to the weight $y^2 / (x^2 + y^2)$: y is the first point where
-    that lies inside the spectrum, so that the weight's two sides make up for each other, and far below it otherwise.
-    Halving the smoothing halves the density outside the spectrum and leaves it alone inside.
-    """
-
-    def ask(z: Tensor) -> tuple[Tensor, Solution]:
-        found = cauchy(network, z.to(network.skips.device), method, tolerance=_BELOW_TOLERANCE, maximum=maximum)
-        return z * found.G.cpu(), found
-
-    slanted = [torch.complex(first, first * relative_eta * half) for half in (1.0, 0.5)]
-    moment, found = ask(torch.cat([1j * first, *slanted]))
-    if not bool(moment[1].imag / moment[2].imag < math.sqrt(2)):
-        with warnings.catch_warnings():
-            # What the method has to say about exactness has just been said.
-            warnings.simplefilter("ignore", UserWarning)
-            moment, found = ask(1j * first * _BELOW)
-    below, residual = float(moment[0].real), float(found.residual[0])
-    if not bool(found.converged[0]) and not residual * below < _BELOW_SHARE:
-        raise ValueError(f"the mass below the grid is unknown: its point did not converge (residual {residual:.1e})")
-    return below, found
-
-
-def _integral(x: Tensor, values: Tensor) -> Tensor:
-    """By the trapezium rule in log x: the grid may span many orders of magnitude."""
-    return torch.trapezoid(x * values, x.log())
-
-
-def _checked(x: Tensor) -> Tensor:
+def _check_grid(x: Tensor) -> Tensor:
+    """Return a grid of squared singular values as a tensor, if it is positive and ascending."""
     x = to_real_tensor(x, "the grid of squared singular values").cpu()
-    if x.ndim != 1 or len(x) < 2:
-        raise ValueError("the grid of squared singular values must be a row of at least two numbers")
-    if bool((x <= 0).any()) or bool((x.diff() <= 0).any()):
-        raise ValueError("the grid of squared singular values must be positive and ascending")
+    if x.ndim != 1 or len(x) < 2 or bool((x <= 0).any()) or bool((x.diff() <= 0).any()):
+        raise ValueError(
+            "the grid of squared singular values must be a row of at least two numbers, positive and ascending"
+        )
     return x
 
 
-def _interpolated(
-    network: Network, z: Tensor, method: str, tolerance: float, maximum: int | None
+def _solve_grid(
+    network: Network, z: Tensor, *, method: str, tolerance: float, maximum: int | None
 ) -> tuple[Tensor, Tensor, float]:
-    """G on a grid with isolated unconverged points interpolated, which they were, and the residual of the others."""
+    """Return G on a grid, which points did not converge and were interpolated, and the residual of the others."""
     with warnings.catch_warnings():
         # What the method has to say about exactness is said once, by the evaluation below the grid.
         warnings.simplefilter("ignore", UserWarning)
@@ -271,3 +232,76 @@ def _interpolated(
         green = torch.where(good, green, torch.complex(*(torch.from_numpy(part) for part in parts)) / z)
     residual = float(found.residual[found.converged].max()) if lost < len(z) else float("inf")
     return green, ~good, residual
+
+
+def _invert_fixed(z: Tensor, green: Tensor) -> Tensor:
+    """Return the density at a fixed eta (eq. stieltjes_inversion)."""
+    return -green.imag / torch.pi
+
+
+def _invert_relative(z: Tensor, green: Tensor) -> Tensor:
+    """Return the density where eta is proportional to x.
+
+    The limit is that of `_invert_fixed`, but x rho is what is smoothed: outside the spectrum it falls off on both
+    sides, where -Im G would leave a tail of constant mass per order of magnitude.
+    """
+    return -(z * green).imag / (torch.pi * z.real)
+
+
+def _extrapolate(
+    solve: Callable[[Tensor], tuple[Tensor, Tensor, float]],
+    invert: Callable[[Tensor, Tensor], Tensor],
+    grid: Tensor,
+    smoothing: Tensor,
+    levels: int,
+    base: int,
+) -> tuple[Tensor, Tensor, float]:
+    """Return the density extrapolated to eta = 0 from several smoothings, lost points and the largest residual."""
+    rows = [torch.complex(grid, smoothing * 2**level) for level in range(levels)]
+    parts = [solve(row) for row in rows]
+    curves = torch.stack([invert(row, part[0]) for row, part in zip(rows, parts)])
+    lost = torch.stack([part[1] for part in parts]).any(0)
+    return richardson(curves, base), lost, max(part[2] for part in parts)
+
+
+def _warn_of_missed_moment(found: Density) -> None:
+    """Warn where the curve's mean squared singular value is far from the one that is known exactly."""
+    miss = abs(found.first_moment / found.exact_moment - 1) if found.exact_moment > 0 else 0.0
+    if found.exact and miss > _MOMENT_TOLERANCE:
+        warnings.warn(
+            f"the density's first moment {found.first_moment:.4g} misses the exact {found.exact_moment:.4g} by "
+            f"{miss:.0%}: ask for a smaller relative_eta or a refinement",
+            stacklevel=3,
+        )
+
+
+def _mass_below(
+    network: Network, first: Tensor, relative_eta: float, method: str, maximum: int | None
+) -> tuple[float, Solution]:
+    r"""Return the law's mass below a grid's first point [1], and the solution it was read from.
+
+    $\mathrm{Re}\, z G$ at $z = iy$ is the mass below y up to the weight $y^2 / (x^2 + y^2)$: y is the first point where
+    that lies inside the spectrum, so that the weight's two sides make up for each other, and far below it otherwise.
+    Halving the smoothing halves the density outside the spectrum and leaves it alone inside.
+    """
+
+    def moment_at(z: Tensor) -> tuple[Tensor, Solution]:
+        found = cauchy(network, z.to(network.skips.device), method, tolerance=_BELOW_TOLERANCE, maximum=maximum)
+        return z * found.G.cpu(), found
+
+    slanted = [torch.complex(first, first * relative_eta * half) for half in (1.0, 0.5)]
+    moment, found = moment_at(torch.cat([1j * first, *slanted]))
+    if not bool(moment[1].imag / moment[2].imag < math.sqrt(2)):
+        with warnings.catch_warnings():
+            # What the method has to say about exactness has just been said.
+            warnings.simplefilter("ignore", UserWarning)
+            moment, found = moment_at(1j * first * _BELOW)
+    below, residual = float(moment[0].real), float(found.residual[0])
+    if not bool(found.converged[0]) and not residual * below < _BELOW_SHARE:
+        raise ValueError(f"the mass below the grid is unknown: its point did not converge (residual {residual:.1e})")
+    return below, found
+
+
+def _integral(x: Tensor, values: Tensor) -> Tensor:
+    """Integrate by the trapezium rule in log x, because the grid may span many orders of magnitude."""
+    return torch.trapezoid(x * values, x.log())

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from scipy.interpolate import AAA
 from torch import Tensor
 
 # Evaluations of G that the rational fit is made from ("typically 20-50" in the paper; deep networks need more).
@@ -27,12 +26,17 @@ def richardson(values: Tensor, base: int = 2) -> Tensor:
 
 
 def aaa(transform: Callable[[Tensor], tuple[Tensor, Tensor, float]], z: Tensor) -> tuple[Tensor, float]:
-    """G at all points of a grid from a rational function through its values at Chebyshev nodes of log x.
+    """Compute G at all points of a grid from a rational function through its values at Chebyshev nodes of log x.
 
     Args:
         transform: points -> (G, which did not converge, residual).
         z: The grid, ascending in its real part.
     """
+    try:
+        from scipy.interpolate import AAA
+    except ImportError:
+        raise ValueError("the refinement 'aaa' needs SciPy 1.15 or newer; install jpmhc[spectra]") from None
+
     x, eta = z.real.numpy(), z.imag.numpy()
     span = np.log(x[0]), np.log(x[-1])
     nodes = np.cos(np.pi * (np.arange(AAA_POINTS) + 0.5) / AAA_POINTS)[::-1]

@@ -1,24 +1,16 @@
-"""Choose a method and ask it: the table of "Solver Selection", with the chain for every network it leaves open."""
+"""Choose a method and call it: the table of "Solver Selection", with the chain for every network it leaves open."""
 
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from jpmhc.checks import to_positive_number, to_whole_number
+from jpmhc.checks import require_choice, to_positive_number, to_whole_number
 from jpmhc.spectra.network import Network, require_network
 from jpmhc.spectra.solution import Solution, check_points
-from jpmhc.spectra.solvers import chain, dyson, stransform, subordination, twisted, z1
-
-METHODS: dict[str, Callable[..., Solution]] = {
-    "chain": chain.solve,
-    "dyson": dyson.solve,
-    "z1": z1.solve,
-    "subordination": subordination.solve,
-    "stransform": stransform.solve,
-    "twisted": twisted.solve,
-}
+from jpmhc.spectra.solvers import METHODS
+from jpmhc.spectra.solvers.fixed_point import SCHEMES, Scheme
 
 
 def cauchy(
@@ -28,28 +20,37 @@ def cauchy(
     *,
     tolerance: float | None = None,
     maximum: int | None = None,
+    scheme: str | Scheme | None = None,
 ) -> Solution:
-    r"""The Cauchy transform $G(z)$ of $J^\top J$ at points of the upper half-plane, of any shape.
+    r"""Compute the Cauchy transform $G(z)$ of $J^\top J$ at points of the upper half-plane, of any shape.
 
     A method that is defined for the network but not exact answers with `exact=False` and a warning that names the case;
     one that is not defined raises a ValueError. Points that did not converge are marked in the result.
 
     Args:
+        network: The network whose Jacobian is asked about.
+        z: The points.
         method: A name in `METHODS`, or "auto" for `choose`.
-        tolerance: What a point's residual must fall below; the method's own default by default.
-        maximum: The most iterations per point; the method's own default by default.
+        tolerance: What a point's residual must fall below; the method's own default if None.
+        maximum: The most iterations per point; the method's own default if None.
+        scheme: How the method iterates: a name in `SCHEMES` or an object such as `Anderson(history=10)`; the method's
+            own default if None.
     """
     require_network(network)
     points = check_points(z, network.skips.device)
-    name = choose(network) if method == "auto" else method
-    if not isinstance(name, str) or name not in METHODS:
-        raise ValueError(f"no method is called {method!r}; choose one of auto, {', '.join(METHODS)}")
-    options = {
-        "tolerance": None if tolerance is None else to_positive_number(tolerance, "the tolerance"),
-        "maximum": None if maximum is None else to_whole_number(maximum, "the number of iterations"),
-    }
+    require_choice(method, "method", ["auto", *METHODS])
+    options: dict[str, Any] = {}
+    if tolerance is not None:
+        options["tolerance"] = to_positive_number(tolerance, "the tolerance")
+    if maximum is not None:
+        options["maximum"] = to_whole_number(maximum, "the number of iterations")
+    if isinstance(scheme, str):
+        require_choice(scheme, "scheme", SCHEMES)
+    if scheme is not None:
+        options["scheme"] = SCHEMES[scheme] if isinstance(scheme, str) else scheme
+    solver = METHODS[choose(network) if method == "auto" else method]
     with torch.no_grad():
-        found = METHODS[name](network, points.reshape(-1), **{k: v for k, v in options.items() if v is not None})
+        found = solver(network, points.reshape(-1), **options)
     return replace(
         found,
         G=found.G.reshape(points.shape),
@@ -60,7 +61,7 @@ def cauchy(
 
 
 def choose(network: Network) -> str:
-    """The exact method for a network (appendix "Solver Selection").
+    """Name the exact method for a network (appendix "Solver Selection").
 
     Note:
         For several streams and layers the paper composes S-transforms, which is not exact; the chain is. Structured

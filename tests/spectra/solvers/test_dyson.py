@@ -9,6 +9,7 @@ from scipy import integrate
 
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.solvers import dyson
+from tests.spectra.oracles import low_rank_spectrum, matrix_cauchy
 
 
 def points(x, eta):
@@ -91,9 +92,9 @@ def test_edges_carry_the_whole_mass():
         # x = low + (high - low) sin² removes the square roots at the edges.
         def smooth(t, low=low, high=high):
             x = low + (high - low) * np.sin(t) ** 2
-            g, converged, _, _ = dyson.layer_cauchy(points(x, 1e-11), spectrum, 0.03)
-            assert converged.all()
-            return -g.imag.numpy() / math.pi * (high - low) * np.sin(2 * t)
+            found = dyson.layer_cauchy(points(x, 1e-11), spectrum, 0.03)
+            assert found.converged.all()
+            return -found.x.squeeze(-1).imag.numpy() / math.pi * (high - low) * np.sin(2 * t)
 
         assert integrate.fixed_quad(smooth, 0, math.pi / 2, n=40)[0] == pytest.approx(0.25, abs=2e-5)
 
@@ -101,8 +102,8 @@ def test_edges_carry_the_whole_mass():
 def test_edges_are_where_the_density_ends():
     spectrum = torch.tensor([0.3, 2.0], dtype=torch.float64)
     for low, high in dyson.edges(spectrum, 0.05).tolist():
-        inside, _, _, _ = dyson.layer_cauchy(points([low * (1 + 1e-4), high * (1 - 1e-4)], 1e-12), spectrum, 0.05)
-        outside, _, _, _ = dyson.layer_cauchy(points([low * (1 - 1e-4), high * (1 + 1e-4)], 1e-12), spectrum, 0.05)
+        inside = dyson.layer_cauchy(points([low * (1 + 1e-4), high * (1 - 1e-4)], 1e-12), spectrum, 0.05).x
+        outside = dyson.layer_cauchy(points([low * (1 - 1e-4), high * (1 + 1e-4)], 1e-12), spectrum, 0.05).x
         assert (inside.imag < -1e-3).all()
         assert (outside.imag > -1e-7).all()
 
@@ -111,7 +112,7 @@ def test_explicit_form_and_its_slopes():
     spectrum, variance = torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64), 0.4
     omega = torch.tensor([0.7 + 0.9j, -0.2 + 0.5j, 3 + 2j], dtype=torch.complex128)
     here = dyson.explicit(omega, spectrum, variance)
-    g, _, _, _ = dyson.layer_cauchy(here.z, spectrum, variance)
+    g = dyson.layer_cauchy(here.z, spectrum, variance).x.squeeze(-1)
     np.testing.assert_allclose(here.g, g, rtol=1e-10)
     np.testing.assert_allclose(here.w, here.z * here.g - 1, rtol=1e-12)
     h = 1e-6
@@ -120,19 +121,14 @@ def test_explicit_form_and_its_slopes():
     np.testing.assert_allclose(here.w_slope, (up.w - down.w) / (2 * h), rtol=1e-8)
 
 
-def test_low_rank_set_up_equals_the_whole_decomposition():
+def test_spectrum_of_a_low_rank_skip_is_the_one_of_woodburys_small_problem():
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(60, 3, dtype=torch.float64, generator=generator) for _ in range(2))
-    values, weights = dyson.low_rank_spectrum(0.8, left, right)
+    values, weights = low_rank_spectrum(0.8, left, right)
     full = dyson.gram_spectrum(0.8 * torch.eye(60, dtype=torch.float64) + left @ right.T)
     expanded = torch.cat([values[:-1], values[-1:].expand(round(float(weights[-1]) * 60))])
     np.testing.assert_allclose(expanded.sort().values, full.sort().values, rtol=1e-9)
     assert float(weights.sum()) == pytest.approx(1)
-    z = points([0.5, 2.0, 30.0], 0.1)
-    np.testing.assert_allclose(
-        dyson.layer_cauchy(z, values, 0.2, weights)[0], dyson.layer_cauchy(z, full, 0.2)[0], rtol=1e-10
-    )
-    np.testing.assert_allclose(dyson.edges(values, 0.2, weights), dyson.edges(full, 0.2), rtol=1e-8, atol=1e-10)
 
 
 def test_matrix_parameter_against_sampled_matrices():
@@ -146,7 +142,7 @@ def test_matrix_parameter_against_sampled_matrices():
         y = np.kron(skip, np.eye(width)) + rng.normal(size=(n * width, n * width)) * math.sqrt(variance / (n * width))
         resolvent = np.linalg.inv(np.kron(b, np.eye(width)) - y.T @ y).reshape(n, width, n, width)
         total += np.einsum("ikjk->ij", resolvent) / width / samples
-    found, converged = dyson.matrix_cauchy(torch.tensor(b)[None], skip, variance)
+    found, converged = matrix_cauchy(torch.tensor(b)[None], skip, variance)
     assert converged.all()
     np.testing.assert_allclose(found[0], total, atol=6e-3)
 
@@ -154,7 +150,7 @@ def test_matrix_parameter_against_sampled_matrices():
 def test_matrix_parameter_at_a_scalar_is_the_layer():
     skip = random_skip(4, 6)
     z = points([0.1, 0.9, 2.5], 0.02)
-    found, converged = dyson.matrix_cauchy(z[:, None, None] * torch.eye(4, dtype=z.dtype), skip, 0.3)
+    found, converged = matrix_cauchy(z[:, None, None] * torch.eye(4, dtype=z.dtype), skip, 0.3)
     assert converged.all()
     trace = found.diagonal(dim1=-1, dim2=-2).mean(-1)
     np.testing.assert_allclose(trace, dyson.solve(Network(skip[None], 0.3), z).G, rtol=1e-10)
@@ -166,17 +162,3 @@ def test_bad_input():
         dyson.solve(Network.repeated(torch.eye(2), 0.1, 2), z)
     with pytest.raises(ValueError, match="isotropic noise"):
         dyson.solve(Network(torch.eye(2)[None], 0.1, read=torch.ones(2), write=torch.ones(2)), z)
-    with pytest.raises(ValueError, match="above the real axis"):
-        dyson.solve(Network(torch.eye(2)[None], 0.1), torch.tensor([1.0]))
-    with pytest.raises(ValueError, match="empty"):
-        dyson.solve(Network(torch.eye(2)[None], 0.1), torch.empty(0))
-    with pytest.raises(ValueError, match="finite"):
-        dyson.solve(Network(torch.eye(2)[None], 0.1), torch.tensor([math.nan + 1j]))
-    with pytest.raises(ValueError, match="positive imaginary part"):
-        dyson.matrix_cauchy(torch.eye(2, dtype=torch.complex128)[None], torch.eye(2, dtype=torch.float64), 0.1)
-    with pytest.raises(ValueError, match="not low"):
-        dyson.low_rank_spectrum(1.0, torch.ones(4, 3), torch.ones(4, 3))
-    with pytest.raises(ValueError, match="one shape"):
-        dyson.low_rank_spectrum(1.0, torch.ones(9, 3), torch.ones(9, 2))
-    with pytest.raises(ValueError, match="must not be negative"):
-        dyson.edges(torch.ones(2), -1.0)

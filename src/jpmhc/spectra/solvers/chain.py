@@ -8,6 +8,8 @@ Note:
     skips only and the latter for two layers; this equation is exact for every network in the limit of many features.
 """
 
+from __future__ import annotations
+
 import math
 
 import torch
@@ -16,44 +18,76 @@ from torch import Tensor
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.solution import Solution
 from jpmhc.spectra.solvers.bases import separating_bases
-from jpmhc.spectra.solvers.fixed_point.anderson import FixedPoints, anderson
+from jpmhc.spectra.solvers.fixed_point import Anderson, Scheme
+from jpmhc.spectra.solvers.fixed_point.continuation import AtPoints, Equation
+from jpmhc.spectra.solvers.fixed_point.contract import FixedPoints
 from jpmhc.spectra.solvers.selfenergy import self_energy
 from jpmhc.spectra.solvers.sweep import one_minus, solve_linear, sweep
 
 # Working memory of one chunk of points, and how many arrays of all layers' states are alive in it.
 _MEMORY = {"cpu": 2**29, "cuda": 2**33}
 _ALIVE = 12
-# Points that Anderson mixing has not brought home after so many steps are taken up again by continuation in eta, down
-# a ladder of so many rungs, each solved to this tolerance.
-_FIRST_TRY = 80
+# Points that the first try leaves are led there by continuation in eta, down a ladder of so many rungs, each solved to
+# this tolerance.
 _RUNGS = 10
 _RUNG_TOLERANCE = 1e-4
-# Differences that Anderson mixing keeps, the paper's 5, and for the points taken up again: near a hard edge at zero the
-# equation is neutral in many directions, and a short history does not span them.
-_DEPTH = 5
-_LONG_DEPTH = 20
-_TINY = 1e-290
+_SCHEME = Anderson()
+# What stands for an unknown that is zero: its logarithm has to be admissible.
+_TINY = 1e-250
+_LONGEST = 600
 # Below this fraction of the mean squared singular value the rounding of large singular values would be felt.
 _SMALL = 1e-5
 
 
-def solve(network: Network, z: Tensor, *, tolerance: float = 1e-9, maximum: int = 500) -> Solution:
-    r"""The Cauchy transform of $J^\top J$ at the points z [B], Im z > 0.
+def solve(
+    network: Network, z: Tensor, *, tolerance: float = 1e-9, maximum: int = 500, scheme: Scheme = _SCHEME
+) -> Solution:
+    r"""Solve the Dyson equation of the whole chain of layers at the points z [B].
 
     Args:
+        network: Any network.
+        z: Points of the upper half plane. [B]
         tolerance: A point has converged when no unknown changes by more than this fraction of itself.
-        maximum: The most evaluations of the equation per point.
+        maximum: The most iterations per point.
+        scheme: How to iterate.
     """
     network, gain = network.rescaled()
-    equation = _Equation(network, z / gain)
+    points = z / gain
+    equation = _Equation(network, points)
     per_point = 16 * (network.depth + 1) * network.streams**2 * 2 * _ALIVE
     chunk = max(1, _MEMORY[z.device.type] // per_point)
-    parts = [equation.solve(index, tolerance, maximum) for index in torch.arange(len(z), device=z.device).split(chunk)]
-    found = FixedPoints(*(torch.cat([getattr(part, name) for part in parts]) for name in FixedPoints.__annotations__))
-    return Solution(found.x[:, 0] / gain, found.converged, found.residual, found.iterations, method="chain")
+    parts = [_solve_points(equation, part, scheme, tolerance, maximum) for part in points.split(chunk)]
+    found = FixedPoints.concatenate(parts)
+    green = equation.values(found.x)[:, 0] / gain
+    return Solution(green, found.converged, found.residual, found.iterations, method="chain")
 
 
-class _Equation:
+def _solve_points(equation: _Equation, z: Tensor, scheme: Scheme, tolerance: float, maximum: int) -> FixedPoints:
+    """Solve the equation at all points at once; those that resist are led to their eta from a larger one."""
+    rows = torch.arange(len(z), device=z.device)
+    first_try = min(maximum, scheme.first_try)
+    found = scheme.solve(AtPoints(equation, z, rows), equation.start(z, rows), tolerance, first_try)
+    left = found.unconverged()
+    if len(left) and maximum > first_try:
+        hard = scheme.for_hard_rows()
+        found.merge_pass(left, _climb_down(equation, z[left], hard, tolerance, maximum - first_try))
+    return found
+
+
+def _climb_down(equation: _Equation, z: Tensor, scheme: Scheme, tolerance: float, maximum: int) -> FixedPoints:
+    """Follow the solution from eta = |z|, where the equation contracts strongly, to the eta asked."""
+    ratio = (z.abs() / z.imag) ** (1 / _RUNGS)
+    rows = torch.arange(len(z), device=z.device)
+    x, spent = equation.start(z, rows), torch.zeros_like(rows)
+    for rung in range(_RUNGS, 0, -1):
+        lifted = torch.complex(z.real, z.imag * ratio**rung)
+        found = scheme.solve(AtPoints(equation, lifted, rows), x, _RUNG_TOLERANCE, max(1, maximum // (2 * _RUNGS)))
+        x, spent = found.x, spent + found.iterations
+    found = scheme.solve(AtPoints(equation, z, rows), x, tolerance, max(1, maximum - int(spent.max())))
+    return FixedPoints(found.x, found.converged, found.residual, found.iterations + spent)
+
+
+class _Equation(Equation):
     """The chain's equation as a fixed point: rows are points, columns G and the unknowns of all x and all y blocks.
 
     G itself takes no part in the equation; as a column its convergence is watched, and it needs no sweep of its own.
@@ -62,7 +96,6 @@ class _Equation:
     """
 
     def __init__(self, network: Network, z: Tensor) -> None:
-        self.z = z
         self.depth, self.streams = network.depth, network.streams
         self.eye = torch.eye(self.streams, dtype=torch.complex128, device=z.device)
         separated = separating_bases(network.skips) if float(z.abs().min()) < _SMALL else None
@@ -75,47 +108,43 @@ class _Equation:
         self.skips = torch.stack([skips, skips.mT.flip(0)])  # forward and backward sweep, [2, L, n, n]
         self.blocks = math.isqrt(self.depth) if z.device.type == "cuda" else 1
 
-    def solve(self, index: Tensor, tolerance: float, maximum: int) -> FixedPoints:
-        """Anderson mixing for the points of an index; those it leaves are led to their eta from a larger one."""
-        z = self.z[index]
-        found = self._iterate(z, self._start(z), tolerance, min(maximum, _FIRST_TRY))
-        left = (~found.converged).nonzero().squeeze(-1)
-        if len(left) and maximum > _FIRST_TRY:
-            again = self._continued(z[left], tolerance, maximum - _FIRST_TRY)
-            better = again.residual < found.residual[left]
-            place = left[better]
-            found.x[place], found.residual[place] = again.x[better], again.residual[better]
-            found.converged[place] = again.converged[better]
-            found.iterations[left] += again.iterations
-        return FixedPoints(self._values(found.x), found.converged, found.residual, found.iterations)
+    def start(self, z: Tensor, index: Tensor) -> Tensor:
+        """Return -i times what interpolates geometrically between 1/|z| at the input and 1 at the output."""
+        layer = torch.arange(self.depth, dtype=torch.float64, device=z.device).view(-1, 1, 1, 1) / self.depth
+        size = z.abs().log().view(1, -1, 1, 1)
+        x = -1j * torch.exp((layer - 1) * size) * self.eye
+        y = -1j * torch.exp((1 - layer - 1 / self.depth) * size) * self.eye
+        eye = self.eye.expand_as(x)
+        orders = torch.cat([self.noise.order(x, eye, 0), self.noise.order(y, eye, 1)])
+        values = torch.cat([-1j / z.abs().unsqueeze(-1), orders.transpose(0, 1).flatten(1)], 1)
+        return self._coordinates(values)
 
-    def _continued(self, z: Tensor, tolerance: float, maximum: int) -> FixedPoints:
-        """From eta = |z|, where the equation contracts strongly, to the eta asked."""
-        ratio = (z.abs() / z.imag) ** (1 / _RUNGS)
-        x, spent = self._start(z), torch.zeros(len(z), dtype=torch.int64, device=z.device)
-        for rung in range(_RUNGS, 0, -1):
-            lifted = torch.complex(z.real, z.imag * ratio**rung)
-            found = self._iterate(lifted, x, _RUNG_TOLERANCE, max(1, maximum // (2 * _RUNGS)), _LONG_DEPTH)
-            x, spent = found.x, spent + found.iterations
-        found = self._iterate(z, x, tolerance, max(1, maximum - int(spent.max())), _LONG_DEPTH)
-        return FixedPoints(found.x, found.converged, found.residual, found.iterations + spent)
+    def step(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        """Return the unknowns that the self-energies of the given unknowns lead to. [b, columns]"""
+        return self._coordinates(self._evaluate(z, self.values(x)))
 
-    def _iterate(self, z: Tensor, start: Tensor, tolerance: float, maximum: int, depth: int = _DEPTH) -> FixedPoints:
-        def step(x: Tensor, index: Tensor) -> Tensor:
-            return self._coordinates(self._evaluate(z[index], self._values(x)))
-
-        return anderson(
-            step,
-            start,
-            tolerance=tolerance,
-            maximum=maximum,
-            depth=depth,
-            admissible=self._admissible,
-            scale=self._scale,
+    def admissible(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        """Return whether Im G < 0 and, where it can be read off, Im M <= 0 for all blocks. [b]"""
+        if self.noise.positive:
+            return (x.imag.abs() <= torch.pi / 2 + 1e-9).all(-1) & (x.real.abs() < _LONGEST).all(-1)
+        diagonal = torch.cat(
+            [x[:, :1], x[:, 1:].unflatten(1, (-1, self.noise.count))[..., :: self.streams + 1].flatten(1)], 1
         )
+        return (diagonal.imag <= 0).all(-1)
+
+    def scale(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        """Return one for logarithms, which are relative already, and each matrix's largest entry otherwise."""
+        if self.noise.positive:
+            return torch.ones(1, 1, dtype=torch.float64, device=x.device)
+        size = x[:, 1:].abs().unflatten(1, (-1, self.noise.count)).amax(-1, keepdim=True)
+        return torch.cat([x[:, :1].abs(), size.expand(-1, -1, self.noise.count).flatten(1)], 1)
+
+    def values(self, x: Tensor) -> Tensor:
+        """Return G and the unknowns of coordinates. [b, columns]"""
+        return torch.exp(x) * -1j if self.noise.positive else x
 
     def _evaluate(self, z: Tensor, values: Tensor) -> Tensor:
-        """One evaluation: G and the unknowns that the self-energies of the given unknowns lead to. [B, columns]"""
+        """Sweep over the layers once: from the self-energies of the unknowns to G and new unknowns. [b, columns]"""
         x, y = self._split(values)  # [L, B, count]
         sigma_y, sigma_x = self.noise.energy(x, 0), self.noise.energy(y, 1)
         # P_0 = 1/z and N_L = 1: forward from the input, backward from the output
@@ -136,39 +165,9 @@ class _Equation:
         blocks = values[:, 1:].unflatten(1, (2 * self.depth, self.noise.count)).transpose(0, 1)
         return blocks[: self.depth], blocks[self.depth :]
 
-    def _start(self, z: Tensor) -> Tensor:
-        """-i times what interpolates geometrically between 1/|z| at the input and 1 at the output."""
-        layer = torch.arange(self.depth, dtype=torch.float64, device=z.device).view(-1, 1, 1, 1) / self.depth
-        size = z.abs().log().view(1, -1, 1, 1)
-        x = -1j * torch.exp((layer - 1) * size) * self.eye
-        y = -1j * torch.exp((1 - layer - 1 / self.depth) * size) * self.eye
-        eye = self.eye.expand_as(x)
-        orders = torch.cat([self.noise.order(x, eye, 0), self.noise.order(y, eye, 1)])
-        values = torch.cat([-1j / z.abs().unsqueeze(-1), orders.transpose(0, 1).flatten(1)], 1)
-        return self._coordinates(values)
-
     def _coordinates(self, values: Tensor) -> Tensor:
-        """What is iterated: log(i v) of scalars, with its branch cut in the upper half-plane that they never enter."""
+        """Return log(i v) of scalars v, whose branch cut lies in the upper half-plane that they never enter."""
         if not self.noise.positive:
             return values
         # A read vector of zeros makes an unknown zero: any number stands for it.
         return torch.log(torch.where(values == 0, -1j * _TINY, values) * 1j)
-
-    def _values(self, x: Tensor) -> Tensor:
-        return torch.exp(x) * -1j if self.noise.positive else x
-
-    def _admissible(self, x: Tensor, index: Tensor) -> Tensor:
-        """Im G < 0 and, where it can be read off, Im M <= 0 for all blocks."""
-        if self.noise.positive:
-            return (x.imag.abs() <= torch.pi / 2 + 1e-9).all(-1) & (x.real.abs() < 600).all(-1)
-        diagonal = torch.cat(
-            [x[:, :1], x[:, 1:].unflatten(1, (-1, self.noise.count))[..., :: self.streams + 1].flatten(1)], 1
-        )
-        return (diagonal.imag <= 0).all(-1)
-
-    def _scale(self, x: Tensor, index: Tensor) -> Tensor:
-        """What a change is measured against: logarithms are relative already, matrices by their largest entry."""
-        if self.noise.positive:
-            return torch.ones(1, 1, dtype=torch.float64, device=x.device)
-        size = x[:, 1:].abs().unflatten(1, (-1, self.noise.count)).amax(-1, keepdim=True)
-        return torch.cat([x[:, :1].abs(), size.expand(-1, -1, self.noise.count).flatten(1)], 1)

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.solution import Solution
-from jpmhc.spectra.solvers.dyson import gram_spectrum
+from jpmhc.spectra.solvers.dyson import gram_spectrum, require_isotropic
+from jpmhc.spectra.solvers.fixed_point.contract import FixedPoints
 
 # A skip counts as a multiple of an orthogonal matrix when its squared singular values agree to this.
 _FLAT = 1e-9
@@ -39,11 +40,7 @@ class ScalarLayers:
     @classmethod
     def of(cls, network: Network, method: str) -> ScalarLayers:
         """The layers of a network, or one sentence about why the scalar theory is not defined for it."""
-        if not network.isotropic:
-            raise ValueError(
-                f"method '{method}' needs isotropic noise, and this network's is structured (read and write vectors or "
-                "a covariance); use 'chain'"
-            )
+        require_isotropic(network, method)
         spectrum = gram_spectrum(network.skips)  # [L, n]
         mean = spectrum.mean(-1) + network.variance
         if bool((mean == 0).any()):
@@ -94,17 +91,10 @@ def why_not_exact(network: Network) -> str:
     )
 
 
-def scalar_solution(
-    network: Network,
-    method: str,
-    values: tuple[Tensor, Tensor, Tensor, Tensor],
-    shape: torch.Size,
-    note: str = "",
-) -> Solution:
-    """The result of a scalar method, with a warning where the method is not exact."""
+def scalar_solution(network: Network, method: str, green: Tensor, found: FixedPoints, note: str = "") -> Solution:
+    """Return the result of a scalar method, and warn where the method is not exact."""
     reason = why_not_exact(network)
     if reason:
         warnings.warn(f"method '{method}': {reason}", stacklevel=3)
-    g, converged, residual, iterations = (value.reshape(shape) for value in values)
     note = "; ".join(part for part in (note, reason) if part)
-    return Solution(g, converged, residual, iterations, method, exact=not reason, note=note)
+    return Solution(green, found.converged, found.residual, found.iterations, method, exact=not reason, note=note)

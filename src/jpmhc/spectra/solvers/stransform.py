@@ -9,40 +9,55 @@ import torch
 from torch import Tensor
 
 from jpmhc.spectra.network import Network
-from jpmhc.spectra.solution import Solution, check_points
-from jpmhc.spectra.solvers.dyson import Explicit, explicit, layer_cauchy
-from jpmhc.spectra.solvers.fixed_point.newton import follow, newton
+from jpmhc.spectra.solution import Solution
+from jpmhc.spectra.solvers.dyson import Explicit, explicit
+from jpmhc.spectra.solvers.fixed_point import Newton, Scheme
+from jpmhc.spectra.solvers.fixed_point.continuation import Equation, lead_down
+from jpmhc.spectra.solvers.fixed_point.contract import FixedPoints, Problem
 from jpmhc.spectra.solvers.scalar import ScalarLayers, scalar_solution
 
+_SCHEME = Newton()
 
-def solve(network: Network, z: Tensor, *, tolerance: float = 1e-11, maximum: int = 100) -> Solution:
-    """The scalar theory's Cauchy transform for any layers; exact where `why_not_exact` has nothing to say."""
-    z = check_points(z, network.skips.device)
+
+def solve(
+    network: Network, z: Tensor, *, tolerance: float = 1e-11, maximum: int = 100, scheme: Scheme = _SCHEME
+) -> Solution:
+    """Solve the scalar theory of any layers by composing their S-transforms, at points z [B].
+
+    Args:
+        network: Layers with isotropic noise.
+        z: Points of the upper half plane. [B]
+        tolerance: Of the residual of $z S(w) w = 1 + w$ in logarithms.
+        maximum: The most iterations at the last height.
+        scheme: How to iterate; the equation is given by its Newton steps alone.
+    """
     layers = ScalarLayers.of(network, "stransform")
-    product, converged, residual, count = compose(layers, layers.rescale(z.reshape(-1)), tolerance, maximum)
-    values = product / z.reshape(-1), converged, residual, count
-    return scalar_solution(network, "stransform", values, z.shape)
+    found = compose(layers, layers.rescale(z), scheme, tolerance, maximum)
+    return scalar_solution(network, "stransform", (1 + 1 / found.x.squeeze(-1)) / z, found)
 
 
-def compose(layers: ScalarLayers, z: Tensor, tolerance: float, maximum: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    r"""S to Cauchy: solve $z\, S(w)\, w = 1 + w$ for $w$ at each point, S being the product over the layers.
+def compose(layers: ScalarLayers, z: Tensor, scheme: Scheme, tolerance: float, maximum: int) -> FixedPoints:
+    r"""Solve $z\, S(w)\, w = 1 + w$ for $1/w$ at each point, S being the product over the layers; $zG = 1 + w$.
 
     The unknown is $1/w$, which is about $z$ far from the spectrum; the equation is taken in logarithms, where a product
     of a thousand layers stays in range.
-
-    Returns:
-        $zG = 1 + w$, converged, residual and iterations. [B] each
     """
-    parts = []
-    for chunk in layers.chunks(z):
-        equation = _RoundTrip(layers, len(chunk), 1e-2 * tolerance)
-        found = follow(equation, chunk, top=layers.top, tolerance=tolerance, maximum=maximum)
-        parts.append((1 + 1 / found.x.squeeze(-1), found.converged, found.residual, found.iterations))
-    product, converged, residual, iterations = (torch.cat(part) for part in zip(*parts))
-    return product, converged, residual, iterations
+    return FixedPoints.concatenate(
+        [
+            lead_down(
+                _RoundTrip(layers, len(chunk), 1e-2 * tolerance),
+                chunk,
+                scheme,
+                top=layers.top,
+                tolerance=tolerance,
+                maximum=maximum,
+            )
+            for chunk in layers.chunks(z)
+        ]
+    )
 
 
-class _RoundTrip:
+class _RoundTrip(Equation):
     r"""$z S(w) w = 1 + w$ in the unknown $1/w$."""
 
     def __init__(self, layers: ScalarLayers, points: int, tolerance: float) -> None:
@@ -54,7 +69,7 @@ class _RoundTrip:
         self.omega[index] = z.unsqueeze(-1).repeat(1, self.layers.depth)
         return z.unsqueeze(-1)  # w is the mean, one, over z
 
-    def evaluate(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    def newton_step(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         inverse = x.squeeze(-1)
         log_s, slope, good, found = s_transform(1 / inverse, self.layers, self.omega[index], self.tolerance)
         self.omega[index] = torch.where(good.unsqueeze(-1), found, self.omega[index])
@@ -83,23 +98,8 @@ def s_transform(
         The sum of logarithms [B], its derivative in $w$ [B], whether every layer converged [B], and $\omega_l$ [B, L].
     """
     depth = layers.depth
-    target = w.unsqueeze(-1).expand(-1, depth).reshape(-1)
-    which = torch.arange(depth, device=w.device).repeat(len(w))
-
-    def at(omega: Tensor, index: Tensor) -> Explicit:
-        layer = which[index]
-        return explicit(omega, layers.spectrum[layer], layers.variance[layer])
-
-    def evaluate(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        here = at(x.squeeze(-1), index)
-        residual = target[index] / here.w - 1
-        return residual.abs(), (residual * here.w.square() / (target[index] * here.w_slope)).unsqueeze(-1)
-
-    def admissible(x: Tensor, index: Tensor) -> Tensor:
-        here = at(x.squeeze(-1), index)
-        return (here.z.imag > 0) & (here.g.imag < 0)
-
-    found = newton(evaluate, start.reshape(-1, 1), tolerance=tolerance, maximum=maximum, admissible=admissible)
+    inner = _LayerPoints(w.unsqueeze(-1).expand(-1, depth).reshape(-1), layers)
+    found = Newton().solve(inner, start.reshape(-1, 1), tolerance, maximum)
     omega = found.x.view(len(w), depth)
     each = explicit(omega, layers.spectrum, layers.variance)
     # S = (1 + w)/(w z_l), and dz_l/dw = (dz/dω)/(dw/dω)
@@ -108,8 +108,21 @@ def s_transform(
     return log_s, slope, found.converged.view(len(w), depth).all(-1), omega
 
 
-def layer_products(z: Tensor, layers: ScalarLayers) -> Tensor:
-    """z_l G_l(z_l) of every layer at points of its own: [B, L] -> [B, L]."""
-    spectrum = layers.spectrum.expand(*z.shape, -1).flatten(0, 1)
-    variance = layers.variance.expand(z.shape).flatten()
-    return z * layer_cauchy(z.flatten(), spectrum, variance)[0].view(z.shape)
+class _LayerPoints(Problem):
+    r"""Find the $\omega$ at which every layer's $zG - 1$ is a given $w$, one row for each point and layer."""
+
+    def __init__(self, target: Tensor, layers: ScalarLayers) -> None:
+        self.target, self.layers = target, layers
+
+    def newton_step(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        here, target = self._layer(x, index), self.target[index]
+        residual = target / here.w - 1
+        return residual.abs(), (residual * here.w.square() / (target * here.w_slope)).unsqueeze(-1)
+
+    def admissible(self, x: Tensor, index: Tensor) -> Tensor:
+        here = self._layer(x, index)
+        return (here.z.imag > 0) & (here.g.imag < 0)
+
+    def _layer(self, x: Tensor, index: Tensor) -> Explicit:
+        layer = index % self.layers.depth
+        return explicit(x.squeeze(-1), self.layers.spectrum[layer], self.layers.variance[layer])

@@ -11,74 +11,76 @@ Note:
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from jpmhc.spectra.network import Network
-from jpmhc.spectra.solution import Solution, check_points
+from jpmhc.spectra.solution import Solution
 from jpmhc.spectra.solvers import stransform
-from jpmhc.spectra.solvers.dyson import explicit
-from jpmhc.spectra.solvers.fixed_point.anderson import FixedPoints, anderson
-from jpmhc.spectra.solvers.fixed_point.newton import descent, follow
+from jpmhc.spectra.solvers.dyson import explicit, layer_cauchy
+from jpmhc.spectra.solvers.fixed_point import Anderson, Newton, Plain, Scheme
+from jpmhc.spectra.solvers.fixed_point.continuation import Equation, lead_down
+from jpmhc.spectra.solvers.fixed_point.contract import FixedPoints
 from jpmhc.spectra.solvers.scalar import ScalarLayers, scalar_solution
 
 # The convergence probe: how many points, and which share of them must converge for the whole grid to be tried.
 PROBE_POINTS = 10
 PROBE_SHARE = 0.8
+_SCHEME = Newton()
 
 
 def solve(
-    network: Network,
-    z: Tensor,
-    *,
-    tolerance: float = 1e-11,
-    maximum: int = 100,
-    iteration: str = "newton",
+    network: Network, z: Tensor, *, tolerance: float = 1e-11, maximum: int = 100, scheme: Scheme = _SCHEME
 ) -> Solution:
-    """The scalar theory's Cauchy transform for any layers; exact where `why_not_exact` has nothing to say.
+    r"""Solve the scalar theory of any layers by subordination, at points z [B].
 
     Ten points are tried first. If fewer than eight converge, the S-transform's own nested iteration takes over, with a
     warning, and the result carries its name.
 
     Args:
         network: Layers with isotropic noise.
-        z: Points of the upper half plane.
+        z: Points of the upper half plane. [B]
         tolerance: Of the residual of eq. z_L_w in logarithms.
-        maximum: The most iterations at the last height.
-        iteration: `newton`, or `anderson` for the accelerated fixed point $z_l = z / \\prod_{j \\ne l} (z_j - 1/G_j)$.
+        maximum: The most iterations at the last height; five times as many for a scheme other than Newton.
+        scheme: Newton moves $w$ and the layers' $\omega_l$ together; any other scheme iterates the fixed point
+            $z_l = z / \prod_{j \ne l} (z_j - 1/G_j)$.
     """
-    z = check_points(z, network.skips.device)
-    if iteration not in ("newton", "anderson"):
-        raise ValueError(f"iteration must be 'newton' or 'anderson', not {iteration!r}")
     layers = ScalarLayers.of(network, "subordination")
-    points = layers.rescale(z.reshape(-1))
-    attempt = _by_newton if iteration == "newton" else _by_anderson
+    points = layers.rescale(z)
     if len(points) > PROBE_POINTS:
         places = torch.linspace(0, len(points) - 1, PROBE_POINTS, device=z.device).round().long()
-        _, probe = attempt(layers, points[places], tolerance, maximum)
+        _, probe = _solve_points(layers, points[places], scheme, tolerance, maximum)
         share = float(probe.converged.double().mean())
         if share < PROBE_SHARE:
-            note = f"the {iteration} iteration converged at {share:.0%} of the probed points; S-transform used instead"
+            note = f"the iteration converged at {share:.0%} of the probed points; S-transform used instead"
             warnings.warn(f"method 'subordination': {note}", stacklevel=2)
-            values = stransform.compose(layers, points, tolerance, maximum)
-            return scalar_solution(network, "stransform", (values[0] / z.reshape(-1), *values[1:]), z.shape, note)
-    parts = []
-    for chunk in layers.chunks(points):
-        w, found = attempt(layers, chunk, tolerance, maximum)
-        parts.append((1 + w, found.converged, found.residual, found.iterations))
-    product, converged, residual, iterations = (torch.cat(part) for part in zip(*parts))
-    values = product / z.reshape(-1), converged, residual, iterations
-    return scalar_solution(network, "subordination", values, z.shape)
+            found = stransform.compose(layers, points, _SCHEME, tolerance, maximum)
+            return scalar_solution(network, "stransform", (1 + 1 / found.x.squeeze(-1)) / z, found, note)
+    parts = [_solve_points(layers, chunk, scheme, tolerance, maximum) for chunk in layers.chunks(points)]
+    product = torch.cat([part[0] for part in parts])
+    found = FixedPoints.concatenate([part[1] for part in parts])
+    return scalar_solution(network, "subordination", product / z, found)
 
 
-def _by_newton(layers: ScalarLayers, z: Tensor, tolerance: float, maximum: int) -> tuple[Tensor, FixedPoints]:
-    """w at each point, and how the iteration went."""
-    found = follow(_Arrow(layers), z, top=layers.top, tolerance=tolerance, maximum=maximum)
-    return 1 / found.x[:, 0], found
+def _solve_points(
+    layers: ScalarLayers, z: Tensor, scheme: Scheme, tolerance: float, maximum: int
+) -> tuple[Tensor, FixedPoints]:
+    """Return zG = 1 + w at each point, and how the iteration went."""
+    if isinstance(scheme, Newton):
+        found = lead_down(_Arrow(layers), z, scheme, top=layers.top, tolerance=tolerance, maximum=maximum)
+        return 1 + 1 / found.x[:, 0], found
+    if isinstance(scheme, Anderson | Plain):
+        scheme = replace(scheme, damping=scheme.damping / layers.depth)  # a step is a sum over the layers
+    equation = _LayerPoints(layers)
+    found = lead_down(equation, z, scheme, top=layers.top, tolerance=tolerance, maximum=5 * maximum)
+    product = equation.products(found.x).mean(-1)
+    inside = (product.imag < 0) & ((product / z).imag < 0)
+    return product, FixedPoints(found.x, found.converged & inside, found.residual, found.iterations)
 
 
-class _Arrow:
+class _Arrow(Equation):
     r"""Eq. z_L_w and the layers' own equations, in the unknowns $(1/w, \omega_1, \dots, \omega_L)$.
 
     $1/w$ is nearly linear in every $\omega_l$, both far from the spectrum ($1/w \approx \omega$) and near that of a
@@ -91,7 +93,7 @@ class _Arrow:
     def start(self, z: Tensor, index: Tensor) -> Tensor:
         return z.unsqueeze(-1).repeat(1, 1 + self.layers.depth)  # every z_l is z, and w the mean, one, over z
 
-    def evaluate(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    def newton_step(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         inverse, others = x[:, :1], self.layers.depth - 1
         each = explicit(x[:, 1:], self.layers.spectrum, self.layers.variance)  # [b, L]
         common = 1 / each.w - inverse
@@ -113,27 +115,25 @@ class _Arrow:
         return inside & (inverse.imag > 0) & (((1 + 1 / inverse) / z).imag < 0)
 
 
-def _by_anderson(layers: ScalarLayers, z: Tensor, tolerance: float, maximum: int) -> tuple[Tensor, FixedPoints]:
-    r"""w at each point by Anderson/DIIS (depth 5) on $\log z_l = \log z - \sum_{j \ne l} \log (z_j - 1/G_j(z_j))$."""
-    path = descent(z, layers.top, 4.0)
-    x = path[0].log().unsqueeze(-1).expand(-1, layers.depth)
-    spent = torch.zeros(len(z), dtype=torch.int64, device=z.device)
-    for stage, point in enumerate(path):
+class _LayerPoints(Equation):
+    r"""$\log z_l = \log z - \sum_{j \ne l} \log (z_j - 1/G_j(z_j))$ in the unknowns $\log z_l$."""
 
-        def step(x: Tensor, index: Tensor, point: Tensor = point) -> Tensor:
-            rest = x + torch.log1p(-1 / stransform.layer_products(x.exp(), layers))  # log (z_l − 1/G_l)
-            return point[index].log().unsqueeze(-1) - (rest.sum(-1, keepdim=True) - rest)
+    def __init__(self, layers: ScalarLayers) -> None:
+        self.layers = layers
 
-        last = stage == len(path) - 1
-        found = anderson(
-            step,
-            x,
-            tolerance=tolerance if last else 1e-4,
-            maximum=5 * maximum if last else 50,
-            damping=1 / layers.depth,
-            admissible=lambda x, index: ((x.imag > 0) & (x.imag < torch.pi)).all(-1),
-        )
-        x, spent = found.x, spent + found.iterations
-    product = stransform.layer_products(x.exp(), layers).mean(-1)
-    inside = (product.imag < 0) & ((product / z).imag < 0)
-    return product - 1, FixedPoints(x, found.converged & inside, found.residual, spent)
+    def start(self, z: Tensor, index: Tensor) -> Tensor:
+        return z.log().unsqueeze(-1).expand(-1, self.layers.depth)
+
+    def step(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        rest = x + torch.log1p(-1 / self.products(x))  # log (z_l − 1/G_l)
+        return z.log().unsqueeze(-1) - (rest.sum(-1, keepdim=True) - rest)
+
+    def admissible(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        return ((x.imag > 0) & (x.imag < torch.pi)).all(-1)
+
+    def products(self, x: Tensor) -> Tensor:
+        """Return z_l G_l(z_l) of every layer. [b, L]"""
+        z = x.exp()
+        spectrum = self.layers.spectrum.expand(*z.shape, -1).flatten(0, 1)
+        variance = self.layers.variance.expand(z.shape).flatten()
+        return z * layer_cauchy(z.flatten(), spectrum, variance).x.view(z.shape)

@@ -7,7 +7,7 @@ because $B$-valued laws are not cyclic. Derivations and measured deviations: doc
 
 Note:
     The paper takes $x_1 = Y_1^\top Y_1$, which is wrong for a non-normal skip already at two layers; it is kept as
-    `first="gram"`. The paper's n² unknowns per point, with an inner Newton per layer, reduce to two per layer, because
+    "twisted-paper". The paper's n² unknowns per point, with an inner Newton per layer, reduce to two per layer, because
     a layer's S-transform is explicit in its self-energies and the twisted arguments are rotations of one product.
 """
 
@@ -20,16 +20,17 @@ import torch
 from torch import Tensor
 
 from jpmhc.spectra.network import Network
-from jpmhc.spectra.solution import Solution, check_points
-from jpmhc.spectra.solvers.fixed_point.newton import follow, newton
+from jpmhc.spectra.solution import Solution
+from jpmhc.spectra.solvers.fixed_point import Newton, Scheme
+from jpmhc.spectra.solvers.fixed_point.continuation import Equation, lead_down
+from jpmhc.spectra.solvers.fixed_point.contract import FixedPoints
 from jpmhc.spectra.solvers.scalar import why_not_exact as why_not_scalar
 
-FIRST = ("outer", "gram")
 # Above this condition number of the Newton matrix, this fraction of its norm is added (appendix "Numerical Stability").
 CONDITION = 1e10
 TIKHONOV = 1e-8
-# Step lengths of the outer Newton (appendix "Operator-Valued Multi-Layer Pipeline").
-_STEPS = (1.0, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01)
+# Step lengths of the appendix "Operator-Valued Multi-Layer Pipeline".
+_SCHEME = Newton(lengths=(1.0, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01))
 # Points × layers² × n² complex numbers held at a time.
 _CHUNK = 2**22
 
@@ -93,10 +94,6 @@ class Factors:
         """The fields in order."""
         return tuple(getattr(self, field.name) for field in fields(self))
 
-    def layer(self, index: int) -> Factors:
-        """One factor alone."""
-        return Factors(*(part[index : index + 1] for part in self.parts()))
-
     def rescaled(self) -> tuple[Factors, float]:
         """Factors whose means have trace one, and what the product loses by that."""
         gain = _trace(self.mean()).real.view(-1, 1, 1)
@@ -125,35 +122,40 @@ class Factors:
 
 
 def solve(
-    network: Network, z: Tensor, *, tolerance: float = 1e-11, maximum: int = 60, first: str = "outer"
+    network: Network,
+    z: Tensor,
+    *,
+    tolerance: float = 1e-11,
+    maximum: int = 60,
+    scheme: Scheme = _SCHEME,
+    first: str = "outer",
 ) -> Solution:
-    r"""The Cauchy transform of the twisted product; exact for one and two layers.
+    r"""Solve the equation of the twisted product at points z [B]; it is exact for one and two layers.
 
     Args:
         network: Layers with isotropic noise or read and write vectors.
-        z: Points of the upper half plane.
+        z: Points of the upper half plane. [B]
         tolerance: Of the layers' self-energies, relative.
-        maximum: The most Newton iterations of the last stage.
+        maximum: The most iterations of the last stage.
+        scheme: How to iterate; the equation is given by its Newton steps alone.
         first: `outer` for $Y_1 Y_1^\top$ as the first factor, `gram` for the paper's $Y_1^\top Y_1$.
     """
-    z = check_points(z, network.skips.device)
-    if first not in FIRST:
-        raise ValueError(f"first must be 'outer' (Y₁Y₁ᵀ) or 'gram' (the paper's Y₁ᵀY₁), not {first!r}")
+    method = "twisted" if first == "outer" else "twisted-paper"
     factors, gain = Factors.of(network, first).rescaled()
     reason = why_not_exact(network, first)
     if reason:
-        warnings.warn(f"method 'twisted': {reason}", stacklevel=2)
+        warnings.warn(f"method '{method}': {reason}", stacklevel=2)
     equation = _Product(factors, positive=network.depth <= 2)
-    results = []
-    for points in (z.reshape(-1) / gain).split(max(1, _CHUNK // (network.depth * factors.skip.numel()))):
-        found = follow(equation, points, top=equation.top, tolerance=tolerance, maximum=maximum, steps=_STEPS)
-        product = equation.product(found.x, points)
-        results.append((product, found.converged, found.residual, found.iterations))
-    product, converged, residual, iterations = (torch.cat(part) for part in zip(*results))
-    g, converged, residual, iterations = (
-        part.reshape(z.shape) for part in (product / z.reshape(-1), converged, residual, iterations)
+    points = z / gain
+    found = FixedPoints.concatenate(
+        [
+            lead_down(equation, chunk, scheme, top=equation.top, tolerance=tolerance, maximum=maximum)
+            for chunk in points.split(equation.chunk)
+        ]
     )
-    return Solution(g, converged, residual, iterations, "twisted", exact=not reason, note=reason)
+    parts = zip(found.x.split(equation.chunk), points.split(equation.chunk))
+    green = torch.cat([equation.product(x, chunk) for x, chunk in parts]) / z
+    return Solution(green, found.converged, found.residual, found.iterations, method, exact=not reason, note=reason)
 
 
 def why_not_exact(network: Network, first: str = "outer") -> str:
@@ -165,80 +167,14 @@ def why_not_exact(network: Network, first: str = "outer") -> str:
         normal = network.isotropic and torch.allclose(skip @ skip.mT, skip.mT @ skip, rtol=1e-9, atol=1e-12)
         if first == "outer" or normal:
             return ""
-        return "the first factor is Y₁ᵀY₁, and A₁ is not normal: the answer is not the Jacobian's spectrum; use 'outer'"
+        return "the first factor is Y₁ᵀY₁, and A₁ is not normal: this is not the Jacobian's spectrum; use 'twisted'"
     return (
         f"the twisted product of {network.depth} layers is the law of x_L…x_1 and not of JᵀJ, as matrix-valued laws "
         "are not cyclic; 'chain' is exact"
     )
 
 
-def psi_inverse(
-    factor: Factors, w: Tensor, start: Tensor, tolerance: float = 1e-13, maximum: int = 50
-) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Ψ-inversion and S-transform of one layer: $b$ with $G(b)\, b - 1 = W$, and $S(W) = W^{-1} G(b)$.
-
-    With $G(b)^{-1} = b - S^{-1}$ the equation says $G(b) = W S$, so that only the two self-energies are unknown:
-    $S^{-1} = \sigma^2 \beta P_x + A^\top U^{-1} A$ (docs/derivations/twisted.md).
-
-    Note:
-        The paper's eq. ov_s_transform has $b\, G(b) - 1 = W$ and $S = G(b) W^{-1}$: the mirror image of Dykema's
-        definition, for which eq. twisted_product would need its factors reversed.
-
-    Args:
-        factor: One layer.
-        w: $W$. [B, n, n]
-        start: $(\alpha, \beta)$ to start from. [B, 2]
-        tolerance: Of $\alpha$ and $\beta$, relative.
-        maximum: The most Newton iterations.
-
-    Returns:
-        $S(W)$ [B, n, n], $b$ [B, n, n] and whether each converged [B].
-    """
-
-    def evaluate(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        inverse, u = factor.inverse_s(x[:, :1], x[:, 1:])
-        s = torch.linalg.inv_ex(inverse)[0]  # [b, 1, n, n]
-        m = w[index].unsqueeze(1) @ s
-        new = torch.cat(factor.orders(m, u), -1)
-        by_alpha, by_beta, direct = _slopes(factor, m, u)
-        # dM = −W S d(S⁻¹) S
-        rows = [
-            torch.cat([_pair(source, -m @ by @ s) for by in (by_alpha, by_beta)], -1)
-            for source in (factor.source_x, _seen(factor, u))
-        ]
-        jacobian = torch.stack(rows, -2)  # [b, 2, 2]
-        jacobian[:, 1, 0] += direct.squeeze(-1)
-        return _newton_step(jacobian, new - x, x)
-
-    found = newton(evaluate, start, tolerance=tolerance, maximum=maximum)
-    inverse = factor.inverse_s(found.x[:, :1], found.x[:, 1:])[0].squeeze(1)
-    s = torch.linalg.inv_ex(inverse)[0]
-    b = torch.linalg.inv_ex(w @ s)[0] + inverse
-    return s, b, found.converged
-
-
-def fold(factors: Factors, w: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
-    r"""The twisted fold (eq. twisted_fold): $S$ of the product $x_L \cdots x_1$ at $W$, layer by layer.
-
-    Args:
-        factors: The layers.
-        w: $W$. [B, n, n]
-        start: The layers' self-energies to start from, $\alpha$ first. [B, 2L]
-
-    Returns:
-        $S(W)$ [B, n, n] and whether every layer's Ψ-inversion converged [B].
-    """
-    depth = len(factors.skip)
-    total = torch.eye(w.shape[-1], dtype=w.dtype, device=w.device).expand_as(w)
-    good = torch.ones(len(w), dtype=torch.bool, device=w.device)
-    for layer in range(depth):
-        s, _, converged = psi_inverse(factors.layer(layer), w, start[:, [layer, depth + layer]])
-        total, good = total @ s, good & converged
-        w = torch.linalg.solve_ex(s, w @ s)[0]  # S⁻¹ W S
-    return total, good
-
-
-class _Product:
+class _Product(Equation):
     r"""$z\, W S(W) = 1 + W$ (eq. outer_newton) in the unknowns $(\alpha_1, \dots, \alpha_L, \beta_1, \dots, \beta_L)$.
 
     With $T_l$ the layers' S-transforms, $W = (z T_1 \cdots T_L - 1)^{-1}$, and layer $l$ is asked at the rotation
@@ -253,6 +189,7 @@ class _Product:
         noise = factors.variance.flatten() * factors.source_y.diagonal(dim1=-1, dim2=-2).sum(-1)
         scale = torch.linalg.matrix_norm(torch.linalg.inv(factors.mean()), 2)
         norm = torch.linalg.matrix_norm(factors.skip, 2).square() + noise.real
+        self.chunk = max(1, _CHUNK // (self.depth * factors.skip.numel()))
         self.top = 10 * float((norm * scale).sum() + norm.max())
         ring = torch.eye(self.depth, dtype=torch.complex128, device=noise.device).roll(1, 1)
         eye = torch.eye(self.streams, dtype=torch.complex128, device=noise.device)
@@ -264,7 +201,7 @@ class _Product:
         blocks, u = self._inverse(x, z)
         return torch.cat(self.factors.orders(_diagonal(blocks), u), -1)
 
-    def evaluate(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    def newton_step(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         blocks, u = self._inverse(x, z)
         m = _diagonal(blocks)
         new = torch.cat(self.factors.orders(m, u), -1)

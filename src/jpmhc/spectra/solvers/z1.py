@@ -13,34 +13,49 @@ import torch
 from torch import Tensor
 
 from jpmhc.spectra.network import Network
-from jpmhc.spectra.solution import Solution, check_points
+from jpmhc.spectra.solution import Solution
 from jpmhc.spectra.solvers.dyson import Explicit, explicit, layer_cauchy
-from jpmhc.spectra.solvers.fixed_point.anderson import FixedPoints
-from jpmhc.spectra.solvers.fixed_point.newton import follow, newton
+from jpmhc.spectra.solvers.fixed_point import Newton, Scheme
+from jpmhc.spectra.solvers.fixed_point.continuation import AtPoints, Equation, lead_down
+from jpmhc.spectra.solvers.fixed_point.contract import FixedPoints
 from jpmhc.spectra.solvers.scalar import ScalarLayers, scalar_solution
 
 # From this depth on the equation is solved in logarithms (algorithm z1_mapping).
 LOG_DEPTH = 5
-# Armijo halvings before a step is given up.
-_HALVINGS = tuple(0.5**k for k in range(8))
+# More halvings than usual before a step is given up.
+_SCHEME = Newton(lengths=tuple(0.5**k for k in range(8)))
 
 
-def solve(network: Network, z: Tensor, *, tolerance: float = 1e-11, maximum: int = 100) -> Solution:
-    """The scalar theory's Cauchy transform for layers of one law; exact where `why_not_exact` has nothing to say."""
-    z = check_points(z, network.skips.device)
+def solve(
+    network: Network,
+    z: Tensor,
+    *,
+    tolerance: float = 1e-11,
+    maximum: int = 100,
+    scheme: Scheme = _SCHEME,
+) -> Solution:
+    """Solve the scalar theory of layers that have one law, at points z [B].
+
+    Args:
+        network: Layers with isotropic noise.
+        z: Points of the upper half plane. [B]
+        tolerance: Of the residual of eq. z1_mapping, relative or in logarithms.
+        maximum: The most iterations at the last height.
+        scheme: How to iterate; the equation is given by its Newton steps alone.
+    """
     layers = ScalarLayers.of(network, "z1")
     if not layers.identical:
         raise ValueError("method 'z1' needs layers of one law, and these differ; use 'subordination' or 'chain'")
-    points = layers.rescale(z.reshape(-1))
+    points = layers.rescale(z)
     mapping = _Mapping(layers)
-    found = follow(mapping, points, top=layers.top, tolerance=tolerance, maximum=maximum, steps=_HALVINGS)
+    found = lead_down(mapping, points, scheme, top=layers.top, tolerance=tolerance, maximum=maximum)
     if not bool(found.converged.all()):
-        _restart(mapping, points, found, tolerance, maximum)
-    g = (1 + mapping.layer(found.x).w) / z.reshape(-1)  # eq. GL_from_G1, which says z_L G_L = z_1 G_1
-    return scalar_solution(network, "z1", (g, found.converged, found.residual, found.iterations), z.shape)
+        _restart(mapping, points, found, scheme, tolerance, maximum)
+    green = (1 + mapping.layer(found.x).w) / z  # eq. GL_from_G1, which says z_L G_L = z_1 G_1
+    return scalar_solution(network, "z1", green, found)
 
 
-class _Mapping:
+class _Mapping(Equation):
     """Eq. z1_mapping with ω, or its logarithm, as the unknown."""
 
     def __init__(self, layers: ScalarLayers) -> None:
@@ -60,7 +75,7 @@ class _Mapping:
     def start(self, z: Tensor, index: Tensor) -> Tensor:
         return self.unknown(z)  # after rescaling, ω = z₁ = z to leading order
 
-    def evaluate(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    def newton_step(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         one = self.layer(x)
         rest = one.z * one.w / (1 + one.w)  # z₁ − 1/G₁
         log_slope = (1 + self.power) * one.z_slope / one.z + self.power * one.w_slope / (one.w * (1 + one.w))
@@ -80,33 +95,22 @@ class _Mapping:
         return inside & (x.squeeze(-1).imag.abs() < torch.pi) if self.logarithmic else inside
 
 
-def _restart(mapping: _Mapping, z: Tensor, found: FixedPoints, tolerance: float, maximum: int) -> None:
-    """Where continuation failed, start from z₁ between $z^{1/L}$ and $z$, from fixed points and from neighbours.
+def _restart(mapping: _Mapping, z: Tensor, found: FixedPoints, scheme: Scheme, tolerance: float, maximum: int) -> None:
+    """Start lost points again from z₁ between $z^{1/L}$ and $z$, from fixed points and from their neighbours.
 
     Only admissible roots count: the equation has others.
     """
-    lost = (~found.converged).nonzero().squeeze(-1)
+    lost = found.unconverged()
     here = z[lost]
     guesses = [torch.exp(here.log() * t) for t in torch.linspace(1 / (mapping.power + 1), 1, 4).tolist()]
     guesses += [torch.full_like(here, value) for value in (1 + 1j, 0.1 + 0.1j, 1j)]
     starts = []
     for z_one in guesses:
-        g = layer_cauchy(z_one, mapping.spectrum, float(mapping.variance), tolerance=1e-6)[0]
+        g = layer_cauchy(z_one, mapping.spectrum, float(mapping.variance), tolerance=1e-6).x.squeeze(-1)
         starts.append(mapping.unknown(z_one * (1 - mapping.variance * g).square()))
     solved = found.converged.nonzero().squeeze(-1)
     if len(solved):
         nearest = (lost.unsqueeze(-1) - solved).abs().argmin(-1)
         starts.insert(0, found.x[solved[nearest]])
     for start in starts:
-        again = newton(
-            lambda x, index: mapping.evaluate(x, here[index], index),
-            start,
-            tolerance=tolerance,
-            maximum=maximum,
-            steps=_HALVINGS,
-            admissible=lambda x, index: mapping.admissible(x, here[index], index),
-        )
-        better = again.converged & (~found.converged[lost] | (again.residual < found.residual[lost]))
-        place = lost[better]
-        found.x[place], found.residual[place], found.converged[place] = again.x[better], again.residual[better], True
-        found.iterations[lost] += again.iterations
+        found.merge_pass(lost, scheme.solve(AtPoints(mapping, here, lost), start, tolerance, maximum))

@@ -1,0 +1,137 @@
+"""Continuation: a solution that is known far above the real axis is led down to the spectral points."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from jpmhc.spectra.solvers.fixed_point.contract import FixedPoints, Problem, Scheme
+
+# By how much the height falls from one stage to the next; points that are lost try the next ratio.
+_RATIOS = (4.0, 2.0, 1.4)
+# Before the last stage a rough solution is enough.
+_STAGE_TOLERANCE = 1e-3
+
+
+class Equation:
+    """An equation with a spectral point z as its parameter, one row for each point.
+
+    Its methods are those of `Problem` with the points z [b] that the rows belong to; index [b] are the rows' places
+    among all points of the equation.
+    """
+
+    def start(self, z: Tensor, index: Tensor) -> Tensor:
+        """Return the solution at a large height, to leading order. [b, d]"""
+        raise NotImplementedError
+
+    def step(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        """Return g(x); see `Problem.step`."""
+        return Problem().step(x, index)
+
+    def newton_step(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the residual's size and the Newton step; see `Problem.newton_step`."""
+        return Problem.newton_step(AtPoints(self, z, index), x, torch.arange(len(x), device=x.device))
+
+    def safe_step(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor | None:
+        """Return a step that stays admissible, if there is one; see `Problem.safe_step`."""
+        return None
+
+    def admissible(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        """Return whether x lies where the solution must be. [b]"""
+        raise NotImplementedError
+
+    def scale(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        """Return what a residual is measured against; see `Problem.scale`."""
+        return torch.ones(1, 1, dtype=torch.float64, device=x.device)
+
+
+@dataclass(frozen=True, eq=False)
+class AtPoints(Problem):
+    """An equation at given points: the problem that a scheme solves.
+
+    Attributes:
+        equation: The equation.
+        z: The points. [B]
+        rows: Their places among all points of the equation. [B]
+    """
+
+    equation: Equation
+    z: Tensor
+    rows: Tensor
+
+    def step(self, x: Tensor, index: Tensor) -> Tensor:
+        return self.equation.step(x, self.z[index], self.rows[index])
+
+    def newton_step(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        return self.equation.newton_step(x, self.z[index], self.rows[index])
+
+    def safe_step(self, x: Tensor, index: Tensor) -> Tensor | None:
+        return self.equation.safe_step(x, self.z[index], self.rows[index])
+
+    def admissible(self, x: Tensor, index: Tensor) -> Tensor:
+        return self.equation.admissible(x, self.z[index], self.rows[index])
+
+    def scale(self, x: Tensor, index: Tensor) -> Tensor:
+        return self.equation.scale(x, self.z[index], self.rows[index])
+
+
+def lead_down(
+    equation: Equation, z: Tensor, scheme: Scheme, *, top: float, tolerance: float, maximum: int
+) -> FixedPoints:
+    """Solve an equation at all points z [B] at once: down from a large height in stages, then to the tolerance.
+
+    Every transform here is known at a large height and analytic in the upper half plane, so that following the
+    solution down keeps its branch. Points that were lost are led down again in smaller stages.
+
+    Note:
+        The paper's continuation runs along the grid, one point after the other; this one runs down to all points of the
+        grid at once, which is the same for one point or a thousand and leaves nothing sequential for a GPU.
+
+    Args:
+        equation: What to solve.
+        z: Points of the upper half plane. [B]
+        scheme: How to iterate on each stage.
+        top: A height at which `equation.start` is good.
+        tolerance: Of the residual.
+        maximum: The most iterations of the last stage.
+    """
+    rows = torch.arange(len(z), device=z.device)
+    result = _descend(equation, z, rows, scheme, _RATIOS[0], top, tolerance, maximum)
+    for ratio in _RATIOS[1:]:
+        rows = result.unconverged()
+        if len(rows) == 0:
+            break
+        result.merge_pass(rows, _descend(equation, z[rows], rows, scheme, ratio, top, tolerance, maximum))
+    return result
+
+
+def _descend(
+    equation: Equation,
+    z: Tensor,
+    rows: Tensor,
+    scheme: Scheme,
+    ratio: float,
+    top: float,
+    tolerance: float,
+    maximum: int,
+) -> FixedPoints:
+    """Solve at one height after the other, each from the solution at the height above it."""
+    path = points_above(z, top, ratio)
+    x = equation.start(path[0], rows)
+    spent = torch.zeros(len(z), dtype=torch.int64, device=z.device)
+    for point in path[:-1]:
+        found = scheme.solve(AtPoints(equation, point, rows), x, _STAGE_TOLERANCE, scheme.stage_iterations)
+        x, spent = found.x, spent + found.iterations
+    found = scheme.solve(AtPoints(equation, z, rows), x, tolerance, maximum)
+    return FixedPoints(found.x, found.converged, found.residual, found.iterations + spent)
+
+
+def points_above(z: Tensor, top: float, ratio: float) -> list[Tensor]:
+    """Return the points above z at heights falling from `top` by `ratio` or less, z itself last."""
+    start = z.imag.clamp_min(top)
+    stages = math.ceil(math.log(max(1.0, float((start / z.imag).max()))) / math.log(ratio))
+    heights = [z.imag * (start / z.imag) ** (1 - k / stages) for k in range(stages)] if stages else []
+    return [torch.complex(z.real, height) for height in heights] + [z]
