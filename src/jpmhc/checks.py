@@ -46,6 +46,16 @@ def positive(value: float | None, what: str) -> None:
         raise ValueError(f"{what} must be positive and finite, got {value!r}")
 
 
+def inside(value: float | None, interval: str, what: str) -> None:
+    """Refuse a number outside an interval written as in "[0, 1)", NaN, and what is no number."""
+    if value is None:
+        return
+    low, high = map(float, interval[1:-1].split(","))
+    good = _number(value) and (low < value or (low == value and interval[0] == "["))
+    if not (good and (value < high or (value == high and interval[-1] == "]"))):
+        raise ValueError(f"{what} must lie in {interval}, got {value!r}")
+
+
 def number(value: float, what: str) -> None:
     """Refuse infinite, NaN, and what is no number."""
     # By comparisons, which torch.compile can trace for a setting that differs from module to module.

@@ -1,12 +1,13 @@
 """AdamAtan2: Adam whose quotient is an arctangent, so that no epsilon is needed."""
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
+
+from jpmhc import checks
 
 Form = Literal["trm", "corrected"]
 
@@ -53,12 +54,11 @@ class AdamAtan2(Optimizer):
         foreach: bool | None = None,
         capturable: bool = False,
     ) -> None:
-        if not isinstance(lr, Tensor) and not 0 <= lr < math.inf:
-            raise ValueError(f"lr must be finite and at least 0, not {lr}")
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"betas must lie in [0, 1), not {betas}")
-        if not 0 <= weight_decay < math.inf:
-            raise ValueError(f"weight_decay must be finite and at least 0, not {weight_decay}")
+        if not isinstance(lr, Tensor):
+            checks.inside(lr, "[0, inf)", "lr")
+        for beta in betas:
+            checks.inside(beta, "[0, 1)", "betas")
+        checks.inside(weight_decay, "[0, inf)", "weight_decay")
         if form not in ("trm", "corrected"):
             raise ValueError(f"form must be 'trm' or 'corrected', not {form!r}")
         if form == "trm" and (a != 1 or b != 1):
@@ -134,7 +134,7 @@ class AdamAtan2(Optimizer):
 
 
 def _scales(group: dict[str, Any], step: float | Tensor) -> tuple[Any, Any, Any]:
-    """Factors of the first moment, of the root of the second, and of the arctangent itself."""
+    """Compute the factors of the first moment, of the root of the second, and of the arctangent itself."""
     beta1, beta2 = group["betas"]
     correction1 = 1 - beta1**step
     correction2 = 1 - beta2**step

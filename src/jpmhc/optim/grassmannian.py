@@ -1,6 +1,5 @@
 """Riemannian optimisation of Grassmann frames beside any other optimiser."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -8,11 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from jpmhc import checks
 from jpmhc.manifolds import grassmann
 
 
 def grassmann_frames(model: nn.Module) -> dict[str, Tensor]:
-    """Every Grassmann frame of a model by name, through wrappers that hold the model as `module`.
+    """Find every Grassmann frame of a model by name, also inside wrappers that keep the model as `module`.
 
     A module lists the names of its frames in the attribute `grassmann_frames`; each may be a parameter or, where a
     sharding wrapper must not see it, a buffer.
@@ -62,10 +62,9 @@ class GrassmannianOptimizer(Optimizer):
         eps: float = 1e-8,
         iterations: int | None = 2,
     ) -> None:
-        if not 0 <= lr < math.inf:
-            raise ValueError(f"lr must be finite and at least 0, not {lr}")
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"betas must lie in [0, 1), not {betas}")
+        checks.inside(lr, "[0, inf)", "lr")
+        for beta in betas:
+            checks.inside(beta, "[0, 1)", "betas")
         frames = list(grassmann_frames(model).values())
         if not frames:
             raise ValueError("the model has no Grassmann frame; its other parameters need no GrassmannianOptimizer")
@@ -130,11 +129,11 @@ class GrassmannianOptimizer(Optimizer):
             self.inner.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """The frames' state, and the other optimiser's under "inner"."""
+        """Return the frames' state under "frames", and the other optimiser's under "inner"."""
         return {"frames": super().state_dict(), "inner": None if self.inner is None else self.inner.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take both states back."""
+        """Restore both states."""
         if (state_dict["inner"] is None) != (self.inner is None):
             raise ValueError("the saved state and this optimiser differ in having an inner optimiser")
         super().load_state_dict(state_dict["frames"])

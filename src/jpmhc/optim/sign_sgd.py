@@ -1,6 +1,5 @@
 """SignSGD for embedding tables: only the rows that a batch touched move."""
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -9,9 +8,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from jpmhc import checks
+
 
 class SignSGD(Optimizer):
-    r"""Step by the sign of the gradient: :math:`p \leftarrow p(1 - \eta\lambda) - \eta \operatorname{sign}(g)`.
+    r"""Moves parameters by the gradient's sign: :math:`p \leftarrow p(1 - \eta\lambda) - \eta \operatorname{sign}(g)`.
 
     A table looked up with ``F.embedding(ids, table, sparse=True)`` receives a sparse gradient, one row per lookup. Rows
     looked up more than once add their gradients first; only touched rows are decayed and moved, so the cost is that of
@@ -40,10 +41,8 @@ class SignSGD(Optimizer):
         gather: bool = True,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        if not 0 <= lr < math.inf:
-            raise ValueError(f"lr must be finite and at least 0, not {lr}")
-        if not 0 <= weight_decay < math.inf:
-            raise ValueError(f"weight_decay must be finite and at least 0, not {weight_decay}")
+        checks.inside(lr, "[0, inf)", "lr")
+        checks.inside(weight_decay, "[0, inf)", "weight_decay")
         super().__init__(params, dict(lr=lr, weight_decay=weight_decay))
         self.gather = gather
         self.group = group
@@ -69,7 +68,7 @@ class SignSGD(Optimizer):
         return loss
 
     def _touched(self, grad: Tensor) -> tuple[Tensor, Tensor]:
-        """Identifiers [k] and gradient rows [k, d] of every lookup, on all ranks, in rank order."""
+        """Return the identifiers [k] and gradient rows [k, d] of every lookup, on all ranks, in rank order."""
         if grad.sparse_dim() != 1:
             raise ValueError(f"a sparse gradient must be sparse in rows alone, not in {grad.sparse_dim()} dimensions")
         ids, rows = grad._indices()[0], grad._values()
@@ -84,7 +83,7 @@ class SignSGD(Optimizer):
 
 
 def _sum_equal(ids: Tensor, rows: Tensor) -> Tensor:
-    """For each lookup, the sum of the rows of all lookups with its identifier."""
+    """Sum for each lookup the rows of all lookups with its identifier."""
     same = ids[:, None] == ids[None, :]  # [k, k]
     total = same.to(rows.dtype) @ rows  # [k, d]
     # Repeated identifiers take the first one's sum: their writes must agree to the bit.

@@ -1,5 +1,13 @@
 """Models: the recursive transformer, its layers and its losses."""
 
-from jpmhc.trm.model.recursive import Carry, Prediction, RecursiveConfig, RecursiveCore, RecursiveModel, Step, refill
+from jpmhc.trm.model.recursive import (
+    Carry,
+    Prediction,
+    RecursiveConfig,
+    RecursiveCore,
+    RecursiveModel,
+    Step,
+    refill_rows,
+)
 
-__all__ = ["Carry", "Prediction", "RecursiveConfig", "RecursiveCore", "RecursiveModel", "Step", "refill"]
+__all__ = ["Carry", "Prediction", "RecursiveConfig", "RecursiveCore", "RecursiveModel", "Step", "refill_rows"]

@@ -1,15 +1,15 @@
-"""What a configuration asks of the device it runs on, asked before any work is done there."""
+"""Checking that a device can run a model, before any work is done there."""
 
 import torch
 from torch import nn
 
 from jpmhc.connections import fused
 from jpmhc.trm.model.layers import attention
-from jpmhc.trm.model.recursive import RecursiveConfig, connect
+from jpmhc.trm.model.recursive import RecursiveConfig, make_connection
 
 
 def refuse_device(config: RecursiveConfig, device: torch.device) -> None:
-    """Refuse kernels that were asked for by name and that the device does not have for this model."""
+    """Refuse kernels that the configuration names and that the device does not have for this model."""
     dtype = getattr(torch, config.compute)
     if config.attend != "auto":
         head = config.dim // config.heads
@@ -23,4 +23,4 @@ def refuse_device(config: RecursiveConfig, device: torch.device) -> None:
             ) from refusal
     if config.kernels == "fused":
         streams = torch.empty(1, config.streams, config.dim, dtype=dtype, device=device)
-        fused.chosen(connect(config, nn.Identity(), 0), streams)
+        fused.chosen(make_connection(config, nn.Identity(), 0), streams)

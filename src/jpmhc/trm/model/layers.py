@@ -1,4 +1,4 @@
-"""Layers of the recursive transformer: linear maps, rotary attention, SwiGLU, and a table of puzzle vectors.
+"""The layers of the recursive transformer: linear maps, rotary attention, SwiGLU, and a table of puzzle vectors.
 
 Weights are float32; every layer computes in the type of its input, so the same module serves float32 and bfloat16 with
 float32 masters. No sublayer has a residual of its own.
@@ -12,8 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from jpmhc import checks
-
 Attend = Literal["auto", "cudnn", "flash", "efficient", "math"]
 
 _BACKENDS = {
@@ -25,23 +23,23 @@ _BACKENDS = {
 
 
 def truncated_normal_(tensor: Tensor, std: float) -> Tensor:
-    """Fill with a normal cut at two standard deviations, rescaled so that `std` is its true standard deviation."""
+    """Fill a tensor with a normal cut at two standard deviations, so scaled that its standard deviation is `std`."""
     inner = std / 0.87962566103423978  # standard deviation of a standard normal cut at ±2
     return nn.init.trunc_normal_(tensor, std=inner, a=-2 * inner, b=2 * inner)
 
 
-def widened(x: Tensor) -> Tensor:
-    """In float32 at least; float64 stays what it is, as checks against rounding need."""
+def widen(x: Tensor) -> Tensor:
+    """Convert to float32; float64 stays, as checks against rounding need it."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def rms_norm(x: Tensor, eps: float = 1e-5) -> Tensor:
-    """Weightless RMS norm over the last dimension, computed in float32 at least."""
-    return F.rms_norm(widened(x), x.shape[-1:], eps=eps).to(x.dtype)
+    """Apply a weightless RMS norm over the last dimension, computed in float32 at least."""
+    return F.rms_norm(widen(x), x.shape[-1:], eps=eps).to(x.dtype)
 
 
 class Linear(nn.Module):
-    """Linear map whose float32 weight is cast to the input's type on use."""
+    """A linear map whose float32 weight is cast to the input's type on use."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__()
@@ -54,12 +52,12 @@ class Linear(nn.Module):
 
 
 def pad_rows(weight: Tensor, multiple: int = 16) -> Tensor:
-    """Zero rows up to a multiple: products over an odd dozen of tokens would leave the tensor cores."""
+    """Append zero rows up to a multiple: products over an odd dozen of tokens would leave the tensor cores."""
     return F.pad(weight, (0, 0, 0, -len(weight) % multiple))
 
 
 class NarrowLinear(Linear):
-    """Linear map to a few outputs, computed with more and cut."""
+    """A linear map to a few outputs, computed with more outputs and cut."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, pad_rows(self.weight.to(x.dtype)))[..., : len(self.weight)]
@@ -73,8 +71,6 @@ class Rotary(nn.Module):
 
     def __init__(self, head_dim: int, length: int, base: float = 1e4) -> None:
         super().__init__()
-        if head_dim % 2:
-            raise ValueError(f"rotary embeddings need an even number of dimensions per head, not {head_dim}")
         frequencies = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
         angles = torch.outer(torch.arange(length, dtype=torch.float64), frequencies)  # [S, head_dim / 2]
         self.register_buffer("cos", angles.cos().float(), persistent=False)
@@ -83,13 +79,13 @@ class Rotary(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Rotate x [B, S, heads, head_dim]."""
         # Written by halves: its backward pass is then the same single kernel with the opposite angle.
-        first, second = widened(x).chunk(2, dim=-1)
+        first, second = widen(x).chunk(2, dim=-1)
         cos, sin = self.cos[:, None, :], self.sin[:, None, :]
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, attend: Attend) -> Tensor:
-    """Attention of [B, heads, S, head_dim] by the kernel asked for."""
+    """Compute attention of [B, heads, S, head_dim] with the chosen kernel."""
     if attend == "auto":
         return F.scaled_dot_product_attention(q, k, v)
     with sdpa_kernel(_BACKENDS[attend]):
@@ -115,17 +111,12 @@ class Attention(nn.Module):
 
 
 def inner_width(dim: int, expansion: float, multiple: int) -> int:
-    """Two thirds of `expansion · dim`, rounded up to a multiple."""
-    checks.positive(expansion, "expansion")
-    checks.at_least_one(multiple, "inner_multiple")
-    inner = multiple * math.ceil(round(expansion * dim * 2 / 3) / multiple)
-    if inner < 1:
-        raise ValueError(f"expansion {expansion} leaves no inner width at dim {dim}: it must be larger")
-    return inner
+    """Return two thirds of `expansion · dim`, rounded up to a multiple and at least one of it."""
+    return multiple * max(1, math.ceil(round(expansion * dim * 2 / 3) / multiple))
 
 
 class SwiGLU(nn.Module):
-    """Gated feed-forward layer; the inner width is two thirds of `expansion · dim`, rounded up to a multiple."""
+    """A gated feed-forward layer; its inner width is two thirds of `expansion · dim`, rounded up to a multiple."""
 
     def __init__(self, dim: int, expansion: float = 4.0, multiple: int = 256) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Losses of the recursive model: stablemax cross-entropy of the grid and the halting head's error."""
+"""The losses of the recursive model: stablemax cross-entropy of the grid, and the halting head's error."""
 
 from typing import NamedTuple
 
@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-PAD = 0  # a label equal to it is not trained on and not scored
+PAD = 0  # the token that means "nothing here"; a label equal to it is not trained on and not scored
 
 
 class RowLosses(NamedTuple):
-    """Per-row losses and scores of one batch of answers."""
+    """The losses and scores of each row of a batch."""
 
     language: Tensor  # [B] float64, mean cross-entropy over the row's labels
     halting: Tensor  # [B] float32 or float64, binary cross-entropy of "this row is exactly right"
@@ -19,7 +19,7 @@ class RowLosses(NamedTuple):
 
 
 def stablemax_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    r"""Cross-entropy under stablemax, in float64.
+    r"""Compute the cross-entropy under stablemax, in float64.
 
     Stablemax normalises :math:`s(x) = x + 1` for :math:`x \ge 0` and :math:`1/(1 - x)` below in place of the
     exponential: polynomial in the logits, so it neither overflows nor rounds small probabilities to zero. Both
@@ -41,7 +41,7 @@ def stablemax_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def row_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean stablemax cross-entropy of each row over its labels that are not PAD.
+    """Average the stablemax cross-entropy of each row over its labels that are not PAD.
 
     Args:
         logits: [B, S, V].
@@ -56,7 +56,7 @@ def row_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def row_losses(logits: Tensor, labels: Tensor, q_halt: Tensor) -> RowLosses:
-    """Everything training wants to know about each row.
+    """Compute both losses of each row, and how much of it is right.
 
     Args:
         logits: [B, S, V].

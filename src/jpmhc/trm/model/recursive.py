@@ -29,15 +29,27 @@ from jpmhc.trm.model.layers import (
     PuzzleTable,
     Rotary,
     SwiGLU,
-    inner_width,
     pad_rows,
     rms_norm,
     truncated_normal_,
-    widened,
+    widen,
 )
 from jpmhc.trm.model.losses import row_losses
 
 Gate = Literal["softmax_matrix", "softmax", "sigmoid"]
+
+# Fields that count something.
+_COUNTS = [
+    "dim",
+    "heads",
+    "layers",
+    "inner_multiple",
+    "puzzle_slots",
+    "h_cycles",
+    "l_cycles",
+    "halt_max_steps",
+    "streams",
+]
 
 
 @dataclass(frozen=True)
@@ -49,7 +61,7 @@ class RecursiveConfig:
     heads: int = 8
     """Attention heads."""
     layers: int = 2
-    """Blocks (attention and feed-forward each) of the weight-tied network."""
+    """Blocks of the weight-tied network, each with attention and feed-forward."""
     expansion: float = 4.0
     """Feed-forward expansion; the gated inner width is two thirds of it."""
     inner_multiple: int = 256
@@ -94,16 +106,13 @@ class RecursiveConfig:
     """Type of activations; weights are float32 in either case."""
 
     def __post_init__(self) -> None:
-        for name in ("dim", "heads", "layers", "puzzle_slots", "h_cycles", "l_cycles", "halt_max_steps", "streams"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        inner_width(self.dim, self.expansion, self.inner_multiple)
-        if not 0 <= self.halting_weight < math.inf:
-            raise ValueError(f"halting_weight must be finite and at least 0, not {self.halting_weight}")
+        for name in _COUNTS:
+            checks.at_least_one(getattr(self, name), name)
+        checks.positive(self.expansion, "expansion")
+        checks.inside(self.halting_weight, "[0, inf)", "halting_weight")
+        checks.inside(self.halt_exploration, "[0, 1]", "halt_exploration")
         if self.dim % (2 * self.heads):
             raise ValueError(f"dim must be a multiple of 2 · heads = {2 * self.heads}, not {self.dim}")
-        if not 0 <= self.halt_exploration <= 1:
-            raise ValueError(f"halt_exploration is a probability, not {self.halt_exploration}")
         if self.mixer not in mixers.MIXERS:
             raise ValueError(f"unknown mixer {self.mixer!r}; the known ones are {', '.join(mixers.MIXERS)}")
         if self.mixer != "identity" and self.streams == 1:
@@ -112,10 +121,10 @@ class RecursiveConfig:
         if self.plain:
             self._refuse_options_of_connections()
         else:
-            connect(self, nn.Identity(), 0)  # refuses what does not go together
+            make_connection(self, nn.Identity(), 0)  # refuses what does not go together
 
     def _refuse_options_of_connections(self) -> None:
-        """Refuse what the plain model would ignore. `mixer_form` it may have: it says nothing about every mixer."""
+        """Refuse options that the plain model would ignore, but for `mixer_form`, which some mixers ignore as well."""
         for option in fields(self):
             value = getattr(self, option.name)
             ours = option.name in ("stream_norm", "stream_span", "kernels") or option.name.startswith("mixer_")
@@ -127,12 +136,12 @@ class RecursiveConfig:
 
     @property
     def plain(self) -> bool:
-        """Plain residual connections, without hyper-connections."""
+        """Whether the connections are plain residual ones, without streams and mixers."""
         return self.mixer == "identity" and self.streams == 1
 
 
 class Carry(NamedTuple):
-    """What a batch of rows takes from one supervision step to the next."""
+    """Everything that a batch of rows carries from one supervision step to the next."""
 
     z_h: Tensor  # [B, T, d] or [B, T, n, d], T = puzzle slots + grid
     z_l: Tensor  # the same
@@ -144,7 +153,7 @@ class Carry(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What one supervision step gives; per-row tensors, so that sums do not depend on how rows are shared out."""
+    """The results of one supervision step, row by row, so that sums do not depend on how rows are distributed."""
 
     z_h: Tensor
     z_l: Tensor
@@ -158,7 +167,7 @@ class Step(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """Answer to a batch of puzzles."""
+    """The answers to a batch of puzzles."""
 
     logits: Tensor  # [B, S, V]
     q_halt: Tensor  # [B] logit of "this row is exactly right"
@@ -185,7 +194,7 @@ class RecursiveCore(nn.Module):
         if config.plain:
             self.network = nn.Sequential(*(PostNormResidual(sublayer) for sublayer in sublayers))
         else:
-            connections = (connect(config, layer, i) for i, layer in enumerate(sublayers))
+            connections = (make_connection(config, layer, i) for i, layer in enumerate(sublayers))
             self.network = HyperConnectionStack(connections, reduce=config.stream_span == "call")
         self.token_head = NarrowLinear(config.dim, vocabulary)
         # Two outputs (halt, continue) as in the public model, whose parameters are counted; only the first is used.
@@ -200,12 +209,12 @@ class RecursiveCore(nn.Module):
 
     @property
     def state_shape(self) -> tuple[int, ...]:
-        """Shape of one row of a state."""
+        """Shape of one row of the states z_h and z_l."""
         carried = (self.config.streams,) if self.config.stream_span == "recursion" and not self.config.plain else ()
         return (self.positions, *carried, self.config.dim)
 
-    def embed(self, puzzle: Tensor, inputs: Tensor) -> Tensor:
-        """Tokens and the puzzle's vector [B, d] as positions [B, T, d], scaled to unit entries."""
+    def embed_rows(self, puzzle: Tensor, inputs: Tensor) -> Tensor:
+        """Embed tokens [B, S] and the puzzles' vectors [B, d] as positions [B, T, d], scaled to unit entries."""
         # A product with indicators, not a gather: over a dozen tokens its backward is one small matrix product, where
         # the gather's would add hundreds of thousands of rows into the same dozen.
         tokens = pad_rows(self.tokens.to(self.dtype))
@@ -214,8 +223,8 @@ class RecursiveCore(nn.Module):
         slots = grid.new_zeros(len(grid), self.config.puzzle_slots - 1, self.config.dim)
         return math.sqrt(self.config.dim) * torch.cat((puzzle.to(self.dtype)[:, None, :], slots, grid), dim=1)
 
-    def call(self, state: Tensor, injection: Tensor) -> Tensor:
-        """One application of the network."""
+    def apply_network(self, state: Tensor, injection: Tensor) -> Tensor:
+        """Apply the network once to a state plus its injection."""
         x = state + injection
         if self.config.plain:
             return self.network(x)
@@ -224,28 +233,30 @@ class RecursiveCore(nn.Module):
         x = self.network(x)
         return rms_norm(x) if self.config.stream_norm == "call" else x
 
-    def recur(self, z_h: Tensor, z_l: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """One outer cycle."""
+    def run_cycle(self, z_h: Tensor, z_l: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Run one outer cycle: `l_cycles` updates of z_l, then one of z_h."""
         for _ in range(self.config.l_cycles):
-            z_l = self.call(z_l, z_h + x)
-        return self.call(z_h, z_l), z_l
+            z_l = self.apply_network(z_l, z_h + x)
+        return self.apply_network(z_h, z_l), z_l
 
-    def think(self, puzzle: Tensor, inputs: Tensor, z_h: Tensor, z_l: Tensor) -> tuple[Tensor, Tensor, Prediction]:
-        """One supervision step: new states, detached, and the answer they hold."""
-        x = self.embed(puzzle, inputs)
+    def run_supervision_step(
+        self, puzzle: Tensor, inputs: Tensor, z_h: Tensor, z_l: Tensor
+    ) -> tuple[Tensor, Tensor, Prediction]:
+        """Run one supervision step; returns the new states, detached, and the answer read from them."""
+        x = self.embed_rows(puzzle, inputs)
         if len(self.state_shape) == 3:
             x = x[..., None, :]  # every stream of a carried state gets the same input
         with torch.no_grad():
             for _ in range(self.config.h_cycles - 1):
-                z_h, z_l = self.recur(z_h, z_l, x)
-        z_h, z_l = self.recur(z_h, z_l, x)
+                z_h, z_l = self.run_cycle(z_h, z_l, x)
+        z_h, z_l = self.run_cycle(z_h, z_l, x)
         answer = reduce_streams(z_h) if len(self.state_shape) == 3 else z_h
         logits = self.token_head(answer[:, self.config.puzzle_slots :])
-        q_halt = widened(self.q_head(answer[:, 0]))[:, 0]
+        q_halt = widen(self.q_head(answer[:, 0]))[:, 0]
         return z_h.detach(), z_l.detach(), Prediction(logits, q_halt)
 
-    def initial(self, rows: int) -> tuple[Tensor, Tensor]:
-        """States of fresh rows, as views of the two fixed vectors."""
+    def initial_states(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Return the states of fresh rows, as views of the two fixed vectors."""
         h, l = (init.to(self.dtype).expand(rows, *self.state_shape) for init in (self.h_init, self.l_init))
         return h, l
 
@@ -260,7 +271,7 @@ class RecursiveCore(nn.Module):
         fresh: Tensor,
         minimum: Tensor,
     ) -> Step:
-        """One supervision step of training.
+        """Run one supervision step of training.
 
         Args:
             puzzle: Vectors of the rows' puzzles, [B, d].
@@ -273,15 +284,15 @@ class RecursiveCore(nn.Module):
             minimum: Steps before which a row may not halt, [B]; 0 leaves it to the halting head.
         """
         wide = fresh.view(-1, *(1,) * len(self.state_shape))
-        h_init, l_init = self.initial(len(fresh))
+        h_init, l_init = self.initial_states(len(fresh))
         z_h, z_l = torch.where(wide, h_init, z_h), torch.where(wide, l_init, z_l)
-        z_h, z_l, prediction = self.think(puzzle, inputs, z_h, z_l)
-        return self.judge(z_h, z_l, prediction, labels, torch.where(fresh, 0, steps) + 1, minimum)
+        z_h, z_l, prediction = self.run_supervision_step(puzzle, inputs, z_h, z_l)
+        return self.score_step(z_h, z_l, prediction, labels, torch.where(fresh, 0, steps) + 1, minimum)
 
-    def judge(
+    def score_step(
         self, z_h: Tensor, z_l: Tensor, prediction: Prediction, labels: Tensor, steps: Tensor, minimum: Tensor
     ) -> Step:
-        """Losses of a supervision step and which rows halt after it."""
+        """Compute the losses of a supervision step, and decide which rows halt after it."""
         losses = row_losses(prediction.logits, labels, prediction.q_halt)
         with torch.no_grad():
             halted = ((prediction.q_halt > 0) | (steps >= self.config.halt_max_steps)) & (steps >= minimum)
@@ -290,7 +301,7 @@ class RecursiveCore(nn.Module):
 
 
 class Form(NamedTuple):
-    """How a mixer is set up where the configuration leaves it open."""
+    """The settings of a mixer that the configuration leaves open."""
 
     mixer: Callable[[int, bool], Mixer] | None  # from (streams, dynamic); None: what the name stands for
     norm: Literal["layer", "rms"]
@@ -311,8 +322,8 @@ PAPER_FORMS = {
 }
 
 
-def connect(config: RecursiveConfig, sublayer: nn.Module, index: int) -> HyperConnection:
-    """The hyper-connection around one sublayer."""
+def make_connection(config: RecursiveConfig, sublayer: nn.Module, index: int) -> HyperConnection:
+    """Put a hyper-connection around one sublayer."""
     form = PAPER_FORMS.get(config.mixer, EXACT_FORM) if config.mixer_form == "paper" else EXACT_FORM
     return HyperConnection(
         sublayer,
@@ -335,7 +346,7 @@ class RecursiveModel(nn.Module):
 
     Args:
         config: Size, recursion and connections.
-        vocabulary: Tokens, PAD (0) included.
+        vocabulary: Number of tokens, PAD (0) included.
         length: Tokens of a row.
         identifiers: Rows of the puzzle table.
     """
@@ -343,17 +354,16 @@ class RecursiveModel(nn.Module):
     def __init__(self, config: RecursiveConfig, vocabulary: int, length: int, identifiers: int) -> None:
         super().__init__()
         for name, value in (("vocabulary", vocabulary), ("length", length), ("identifiers", identifiers)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+            checks.at_least_one(value, name)
         self.config = config
         self.core = RecursiveCore(config, vocabulary, length)
         self.puzzles = PuzzleTable(identifiers, config.dim)
-        self._think: Callable[..., tuple[Tensor, Tensor, Prediction]] = self.core.think
+        self._run_step: Callable[..., tuple[Tensor, Tensor, Prediction]] = self.core.run_supervision_step
 
     def empty_carry(self, rows: int, length: int) -> Carry:
-        """A carry whose every row is to be refilled."""
+        """Make a carry in which every row is waiting to be refilled."""
         device = self.core.h_init.device
-        z_h, z_l = self.core.initial(rows)
+        z_h, z_l = self.core.initial_states(rows)
         tokens = torch.zeros(rows, length, dtype=torch.int64, device=device)
         return Carry(
             z_h.contiguous(),
@@ -367,19 +377,19 @@ class RecursiveModel(nn.Module):
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, identifiers: Tensor) -> Prediction:
-        """Answers after `halt_max_steps` supervision steps from fresh states, whatever the halting head says."""
+        """Answer after `halt_max_steps` supervision steps from fresh states, whatever the halting head says."""
         puzzle = self.puzzles(identifiers)
-        z_h, z_l = self.core.initial(len(inputs))
+        z_h, z_l = self.core.initial_states(len(inputs))
         for _ in range(self.config.halt_max_steps):
-            z_h, z_l, prediction = self._think(puzzle, inputs, z_h, z_l)
+            z_h, z_l, prediction = self._run_step(puzzle, inputs, z_h, z_l)
         return prediction
 
     def compile_prediction(self) -> None:
-        """Compile the step that `predict` repeats; worth its minute where thousands of rows are asked about."""
-        self._think = torch.compile(self.core.think)
+        """Compile the step that `predict` repeats; worth its minute where thousands of rows are predicted."""
+        self._run_step = torch.compile(self.core.run_supervision_step)
 
 
-def refill(carry: Carry, inputs: Tensor, labels: Tensor, identifiers: Tensor) -> Carry:
+def refill_rows(carry: Carry, inputs: Tensor, labels: Tensor, identifiers: Tensor) -> Carry:
     """Give every halted row its next puzzle; `halted` stays set, so the next step knows which rows are fresh."""
     fresh = carry.halted
     return carry._replace(

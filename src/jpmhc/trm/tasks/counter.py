@@ -1,7 +1,7 @@
-"""Randomness as a pure function of its key: no generator, no state, the same on every process.
+"""Random numbers as pure functions of a key: no generator to carry along, and the same numbers on every process.
 
-Every number is a hash of (seed, counters), so row `r` of step `s` draws the same value whether it is asked for alone,
-in a batch or on another rank. The hash is the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable
+Every number is a hash of (seed, counters), so row `r` of step `s` draws the same value whether it is requested alone,
+in a batch or on another process. The hash is the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable
 pseudorandom number generators", 2014) applied after each word of the key.
 """
 
@@ -14,7 +14,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def refuse_seed(seed: int, what: str = "seed") -> None:
-    """Refuse what does not fit into 64 bits, neither here nor in PyTorch's generators."""
+    """Refuse a seed that does not fit into 64 bits, here and in PyTorch's generators."""
     if not -(2**63) <= seed < 2**64:
         raise ValueError(f"{what} must lie between -2^63 and 2^64 - 1, not at {seed}")
 
@@ -26,33 +26,33 @@ def _finalise(x: np.ndarray) -> np.ndarray:
 
 
 def bits(*key: ArrayLike) -> np.ndarray:
-    """64 random bits for every entry of the broadcast key.
+    """Draw 64 random bits for every entry of the broadcast key.
 
     Args:
         key: integers or integer arrays that broadcast together: a seed, the purpose of the draw, counters.
     """
-    state = np.zeros((), np.uint64)
+    value = np.zeros((), np.uint64)
     for word in key:
         with np.errstate(over="ignore"):  # arithmetic modulo 2⁶⁴ is the point
-            state = _finalise((state ^ np.asarray(word).astype(np.uint64)) + _GOLDEN)
-    return state
+            value = _finalise((value ^ np.asarray(word).astype(np.uint64)) + _GOLDEN)
+    return value
 
 
 def below(bound: ArrayLike, *key: ArrayLike) -> np.ndarray:
-    """Integers in [0, bound); the bias of the remainder is at most bound / 2⁶⁴."""
+    """Draw integers in [0, bound); the bias of the remainder is at most bound / 2⁶⁴."""
     return (bits(*key) % np.asarray(bound).astype(np.uint64)).astype(np.int64)
 
 
 def uniform(*key: ArrayLike) -> np.ndarray:
-    """Floats in [0, 1) with 53 random bits."""
+    """Draw floats in [0, 1) with 53 random bits."""
     return (bits(*key) >> np.uint64(11)) * 2.0**-53
 
 
 def shuffled(count: int, *key: int) -> np.ndarray:
-    """A random order of `range(count)`."""
+    """Draw a random order of `range(count)`."""
     return np.argsort(bits(*key, np.arange(count)), kind="stable")
 
 
 def key_of(text: str) -> int:
-    """A 64-bit word of a key made from a name, the same in every process (unlike `hash`)."""
+    """Turn a name into a 64-bit word of a key, the same in every process (unlike `hash`)."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

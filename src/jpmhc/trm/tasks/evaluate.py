@@ -1,72 +1,63 @@
-"""Ask a model about test rows and score what it says, on one process or sharded over many."""
+"""Asking a model about test rows and scoring its answers, on one process or on many."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-from jpmhc import checks
 from jpmhc.trm.model.losses import row_cross_entropy
 from jpmhc.trm.model.recursive import RecursiveModel
-from jpmhc.trm.tasks.batch import Answers, Batch, Scorer, Task
+from jpmhc.trm.tasks.batch import Answers, Batch
+from jpmhc.trm.tasks.task import Scorer, Task
 
-Scored = TypeVar("Scored", bound=Scorer)
 
-
-def evaluate(
+def fill_scorer(
+    scorer: Scorer,
     task: Task,
-    scorer: Scored,
     answer: Callable[[Batch], Answers],
     *,
     batch_size: int,
     rank: int = 0,
-    world: int = 1,
-    gather: Callable[[dict[str, Any]], list[dict[str, Any]]] | None = None,
+    processes: int = 1,
+    gather: Callable[[dict[str, Any]], list[dict[str, Any]]] = lambda mine: [mine],
     progress: Callable[[int, int], None] | None = None,
-) -> Scored:
-    """Fill a scorer with a model's answers to test rows.
+) -> None:
+    """Fill a scorer with a model's answers to its test rows.
 
-    Memory is bounded by one batch and the scorer's few bytes a row.
+    Memory is bounded by one batch and the scorer's few bytes for each row. The scorer is complete on every process
+    afterwards, and equal to the bit however many processes there were, provided that `answer` is.
 
     Args:
+        scorer: an empty scorer, `task.scorer(task.test_selection(...))`; for the same rows on every process.
         task: gives the rows.
-        scorer: an empty scorer, `task.scorer(task.test_selection(...))`; for the same rows on every rank.
-        answer: the model, `answers_of(model)`.
-        batch_size: rows asked about at a time; the last batch may be smaller.
-        rank: this process among `world`; it asks about every `world`-th row.
-        world: number of processes.
-        gather: gives every rank the list of all ranks' states, as `torch.distributed.all_gather_object` does.
-        progress: called with (rows done, rows to do) of this rank.
-
-    Returns:
-        The scorer, complete on every rank; it gives the same numbers to the bit however many ranks there were,
-        provided that `answer` does.
+        answer: the model, `greedy_answers(model)`.
+        batch_size: rows that the model is asked about at a time; the last batch may be smaller.
+        rank: number of this process; it asks about every `processes`-th row.
+        processes: how many processes there are.
+        gather: gives every process the list of all processes' records, as `torch.distributed.all_gather_object` does.
+        progress: called with (rows done, rows to do) of this process.
     """
-    if batch_size < 1:
-        raise ValueError(f"a batch has at least one row, not {batch_size}.")
-    if world > 1 and gather is None:
-        raise ValueError("an evaluation on several ranks needs a way to gather their results.")
-    mine = scorer.rows[rank::world]
+    mine = scorer.rows[rank::processes]
     for start in range(0, len(mine), batch_size):
         part = mine[start : start + batch_size]
         batch = task.test_examples(part)
         scorer.update(part, batch, answer(batch))
         if progress is not None:
             progress(start + len(part), len(mine))
-    if gather is not None:
-        for state in gather(scorer.state()):
-            scorer.merge(state)
-    return scorer
+    for collected in gather(scorer.collected()):
+        scorer.merge(collected)
 
 
-def answers_of(model: RecursiveModel) -> Callable[[Batch], Answers]:
-    """The greedy answers of a model after all its supervision steps; they stay on the CPU, whatever the device."""
+def greedy_answers(model: RecursiveModel) -> Callable[[Batch], Answers]:
+    """Return a function that answers batches with a model's most likely tokens after all its supervision steps.
+
+    The answers come back on the CPU, whatever device the model is on.
+    """
     device = next(model.parameters()).device
 
     def answer(batch: Batch) -> Answers:
         here = batch.to(device)
-        with checks.unchecked():  # whoever scores the answers looks at them
-            prediction = model.predict(here.inputs, here.identifiers)
+        prediction = model.predict(here.inputs, here.identifiers)
         return Answers(
             tokens=prediction.logits.argmax(-1).cpu(),
             confidence=torch.sigmoid(prediction.q_halt.double()).cpu(),

@@ -1,1 +1,1 @@
-
+"""Training the recursive model on a task, and evaluating its checkpoints."""

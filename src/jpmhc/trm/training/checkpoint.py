@@ -1,9 +1,10 @@
-"""Checkpoints: folders that appear whole or not at all, are verified before use, and say who wrote them.
+"""Checkpoints: folders that appear whole or not at all, and are verified before they are used.
 
 A checkpoint is `step-00001234/` with `manifest.json` (step, configuration, the task's fingerprint, size and checksum of
-every file), `shared.pt` (weights, averages, optimisers) and one `rank-N.pt` per process (its rows in flight, random
-state, its part of a sharded optimiser). It is written under a temporary name, flushed to disk, and renamed when all
-ranks are done. Newer checkpoints than the one a run goes on from are renamed aside: they are neither found nor counted.
+every file), `shared.pt` (weights, averages, optimisers) and one `rank-N.pt` per process (its rows in flight, the random
+generators, its part of a sharded optimiser). It is written under a temporary name, flushed to disk, and renamed when
+all processes are done. Checkpoints newer than the one that a run resumes are renamed: they are neither found nor
+counted any more.
 """
 
 import contextlib
@@ -41,29 +42,29 @@ class Checkpoint:
     fingerprint: str
 
     def shared(self, device: torch.device | str = "cpu") -> dict[str, Any]:
-        """What all ranks have in common."""
+        """Load what all processes have in common."""
         return torch.load(self.path / "shared.pt", map_location=device, weights_only=True)
 
     def rank(self, rank: int, device: torch.device | str = "cpu") -> dict[str, Any]:
-        """What belongs to one rank."""
+        """Load what belongs to one process."""
         return torch.load(self.path / f"rank-{rank}.pt", map_location=device, weights_only=True)
 
 
-def folders(run: Path) -> list[Path]:
-    """Checkpoint folders of a run, oldest first; unfinished ones are not among them."""
+def list_folders(run: Path) -> list[Path]:
+    """List the checkpoint folders of a run, oldest first, without unfinished ones."""
     parent = run / "checkpoints"
     return sorted(p for p in parent.iterdir() if _NAME.fullmatch(p.name)) if parent.is_dir() else []
 
 
-def begin(run: Path, step: int) -> Path:
-    """The temporary folder that the files of a new checkpoint go to."""
+def begin_checkpoint(run: Path, step: int) -> Path:
+    """Make the temporary folder that the files of a new checkpoint go to."""
     path = run / "checkpoints" / f"step-{step:08d}.unfinished"
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     return path
 
 
-def write(path: Path, name: str, content: dict[str, Any]) -> None:
+def write_part(path: Path, name: str, content: dict[str, Any]) -> None:
     """Write one file of a checkpoint through to the disk."""
     with open(path / name, "wb") as file:
         torch.save(content, file)
@@ -71,8 +72,8 @@ def write(path: Path, name: str, content: dict[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def finish(path: Path, config: TrainConfig, fingerprint: str, ranks: int, keep: int) -> Path:
-    """Describe the files, give the folder its name, remove all but the `keep` newest; returns the new name."""
+def finish_checkpoint(path: Path, config: TrainConfig, fingerprint: str, ranks: int) -> Path:
+    """Write the manifest, give the folder its final name, and remove the oldest checkpoints; returns the new name."""
     step = _step(path)
     manifest = {
         "format": FORMAT,
@@ -90,20 +91,20 @@ def finish(path: Path, config: TrainConfig, fingerprint: str, ranks: int, keep: 
     shutil.rmtree(final, ignore_errors=True)
     path.rename(final)
     _sync_folder(final.parent)
-    for old in folders(final.parent.parent)[:-keep]:
+    for old in list_folders(final.parent.parent)[: -config.keep]:
         shutil.rmtree(old)
     return final
 
 
-def set_aside(run: Path, step: int) -> list[str]:
-    """Rename checkpoints newer than the one that a run goes on from; returns a sentence about each."""
+def set_newer_aside(run: Path, step: int) -> list[str]:
+    """Rename checkpoints newer than the one that a run resumes; returns a sentence about each."""
     said = []
-    for path in folders(run):
+    for path in list_folders(run):
         if _step(path) <= step:
             continue
         why, ending = f"the run goes on from step {step}", "superseded"
         try:
-            verify(path)
+            verify_checkpoint(path)
         except ValueError as fault:
             why, ending = str(fault), "damaged"
         aside = path.with_name(f"{path.name}.{ending}")
@@ -113,8 +114,8 @@ def set_aside(run: Path, step: int) -> list[str]:
     return said
 
 
-def verify(path: Path) -> Checkpoint:
-    """Open a checkpoint; a foreign, torn or damaged one is refused by name."""
+def verify_checkpoint(path: Path) -> Checkpoint:
+    """Open a checkpoint; one that is foreign, incomplete or damaged is refused by name."""
     if not path.is_dir():
         raise ValueError(f"there is no checkpoint at {path}")
     try:
@@ -123,23 +124,10 @@ def verify(path: Path) -> Checkpoint:
         raise Damaged(f"{path} is not a checkpoint of jpmhc: it has no manifest.json") from None
     except ValueError as error:
         raise Damaged(f"the checkpoint {path} is damaged: manifest.json is not valid JSON ({error})") from None
-    if not isinstance(manifest, dict) or not manifest.get("format"):
-        raise Damaged(f"the checkpoint {path} is damaged: manifest.json does not say its format")
-    if (found := manifest["format"]) != FORMAT:
+    if isinstance(manifest, dict) and (found := manifest.get("format")) and found != FORMAT:
         raise ValueError(f"{path} is not a checkpoint this version reads: its format is {found!r}, not {FORMAT!r}")
-    if missing := sorted(name for name, kind in _ENTRIES.items() if not isinstance(manifest.get(name), kind)):
-        raise Damaged(f"the checkpoint {path} is damaged: manifest.json lacks {', '.join(missing)}")
-    for name, expected in manifest["files"].items():
-        file = path / name
-        if not isinstance(expected, dict) or {"bytes", "crc32"} - expected.keys():
-            raise Damaged(f"the checkpoint {path} is damaged: manifest.json lacks the size or checksum of {name}")
-        if not file.is_file():
-            raise Damaged(f"the checkpoint {path} is damaged: {name} is missing")
-        if file.stat().st_size != expected["bytes"]:
-            size = file.stat().st_size
-            raise Damaged(f"the checkpoint {path} is damaged: {name} has {size} of {expected['bytes']} bytes")
-        if _checksum(file) != expected["crc32"]:
-            raise Damaged(f"the checkpoint {path} is damaged: the contents of {name} do not match its checksum")
+    if fault := _fault_of_manifest(manifest) or _fault_of_files(path, manifest["files"]):
+        raise Damaged(f"the checkpoint {path} is damaged: {fault}")
     try:
         config = TrainConfig.from_json(json.dumps(manifest["config"]))
     except (ValueError, TypeError) as error:
@@ -147,17 +135,40 @@ def verify(path: Path) -> Checkpoint:
     return Checkpoint(path, manifest["step"], manifest["ranks"], config, manifest["fingerprint"])
 
 
-def intact(run: Path) -> list[Path]:
-    """Checkpoint folders of a run that can be used, newest first."""
+def _fault_of_manifest(manifest: Any) -> str | None:
+    """Say what is wrong with a manifest, or return None."""
+    if not isinstance(manifest, dict) or not manifest.get("format"):
+        return "manifest.json does not say its format"
+    missing = sorted(name for name, kind in _ENTRIES.items() if not isinstance(manifest.get(name), kind))
+    return f"manifest.json lacks {', '.join(missing)}" if missing else None
+
+
+def _fault_of_files(path: Path, files: dict[str, Any]) -> str | None:
+    """Say which file is not the one that the manifest describes, or return None."""
+    for name, expected in files.items():
+        file = path / name
+        if not isinstance(expected, dict) or {"bytes", "crc32"} - expected.keys():
+            return f"manifest.json lacks the size or checksum of {name}"
+        if not file.is_file():
+            return f"{name} is missing"
+        if (size := file.stat().st_size) != expected["bytes"]:
+            return f"{name} has {size} of {expected['bytes']} bytes"
+        if _checksum(file) != expected["crc32"]:
+            return f"the contents of {name} do not match its checksum"
+    return None
+
+
+def list_intact(run: Path) -> list[Path]:
+    """List the checkpoint folders of a run that can be used, newest first."""
     found = []
-    for path in reversed(folders(run)):
+    for path in reversed(list_folders(run)):
         with contextlib.suppress(ValueError):
-            found.append(verify(path).path)
+            found.append(verify_checkpoint(path).path)
     return found
 
 
-def find(run: Path, which: str) -> Checkpoint:
-    """The checkpoint to go on from.
+def find_checkpoint(run: Path, which: str) -> Checkpoint:
+    """Find the checkpoint that a run resumes.
 
     Args:
         run: Folder of the run.
@@ -165,43 +176,43 @@ def find(run: Path, which: str) -> Checkpoint:
             of another run.
     """
     if which not in ("latest", "intact"):
-        return locate(which)
-    found = folders(run)
+        return locate_checkpoint(which)
+    found = list_folders(run)
     if not found:
         raise ValueError(f"there is no checkpoint in {run / 'checkpoints'} to resume from")
     faults = []
     for path in reversed(found):
         try:
-            return verify(path)
+            return verify_checkpoint(path)
         except Damaged as fault:
             if which == "latest":
-                good = intact(run)
+                good = list_intact(run)
                 advice = f"--resume intact goes on from {good[0].name}" if good else "no other checkpoint is intact"
                 raise Damaged(f"{fault}; {advice}") from None
             faults.append(str(fault))
     raise ValueError("no checkpoint is intact: " + "; ".join(faults))
 
 
-def locate(path: Path | str) -> Checkpoint:
-    """The checkpoint to answer with: the folder's own, or the newest of a run, refused if it is damaged."""
+def locate_checkpoint(path: Path | str) -> Checkpoint:
+    """Open the checkpoint in a folder, or the newest one of a run; it is refused if it is damaged."""
     path = Path(path)
-    found = folders(path)
+    found = list_folders(path)
     named = _NAME.fullmatch(path.absolute().name) or (path / "manifest.json").exists()
     if path.is_dir() and not found and not named:
         raise ValueError(f"{path} is neither a checkpoint nor a run that has one")
     try:
-        return verify(found[-1] if found else path)
+        return verify_checkpoint(found[-1] if found else path)
     except Damaged as fault:
-        good = intact(path if found else path.parent.parent)
+        good = list_intact(path if found else path.parent.parent)
         advice = f"; name an intact checkpoint instead: {', '.join(map(str, good))}" if good else ""
         raise Damaged(f"{fault}{advice}") from None
 
 
 def load_model(checkpoint: Checkpoint, *, ema: bool = True, device: torch.device | str = "cpu") -> RecursiveModel:
-    """The model of a checkpoint, ready to answer.
+    """Load the model of a checkpoint, ready to answer.
 
     Args:
-        checkpoint: Where from.
+        checkpoint: The checkpoint.
         ema: Take the averaged weights; a run with `ema=0` has only the weights themselves.
         device: Where to put the model.
     """

@@ -1,14 +1,14 @@
-"""Exponential moving average of weights."""
+"""The exponential moving average of weights."""
 
 import torch
 from torch import Tensor
 
 
 class WeightAverage:
-    """Averages of tensors, updated in one multi-tensor operation; no tensor is read by the host.
+    """Averages tensors over training steps, in one multi-tensor operation; the host reads no tensor.
 
     Args:
-        tensors: What is averaged; on each rank the part of the weights that it holds.
+        tensors: The tensors to average; on each process the part of the weights that it holds.
         decay: Weight of the past in each update; 0.999 is the public model's.
     """
 
@@ -24,6 +24,6 @@ class WeightAverage:
 
     @torch.no_grad()
     def load(self, averages: list[Tensor]) -> None:
-        """Go on from saved averages."""
+        """Replace the averages by saved ones."""
         for mine, saved in zip(self.averages, averages, strict=True):
             mine.copy_(saved)

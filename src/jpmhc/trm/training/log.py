@@ -1,4 +1,4 @@
-"""The log of a run: one JSON object per line always, TensorBoard when it is installed."""
+"""The log of a run: a file with one JSON object per line, and TensorBoard where it is installed."""
 
 import json
 import math
@@ -9,7 +9,9 @@ from typing import Any, Self
 
 
 class Log:
-    """Appends to `log.jsonl`, whose `step` is the number of steps done; what a resumed run logs again is dropped first.
+    """Appends lines to `log.jsonl`, whose `step` is the number of steps done.
+
+    Lines of steps that a resumed run will do again are dropped first.
 
     Args:
         run: Folder of the run.
@@ -44,12 +46,12 @@ class Log:
             self.board = SummaryWriter(str(run / "tensorboard"), purge_step=done + 1)
 
     def write(self, kind: str, step: int, values: dict[str, Any]) -> None:
-        """Log values under a kind ("train", "evaluate", …); numbers also go to TensorBoard as kind/name."""
+        """Write values under a kind ("train", "evaluate", …); numbers also go to TensorBoard as kind/name."""
         if self.file is not None:
-            self.file.write(json.dumps({"kind": kind, "step": step, **_plain(values)}) + "\n")
+            self.file.write(json.dumps({"kind": kind, "step": step, **_name_non_finite(values)}) + "\n")
             self.file.flush()
         if self.board is not None:
-            for name, value in _numbers(values):
+            for name, value in _list_numbers(values):
                 self.board.add_scalar(f"{kind}/{name}", value, step)
 
     def __enter__(self) -> Self:
@@ -63,22 +65,22 @@ class Log:
                 open_file.close()
 
 
-def _plain(value: Any) -> Any:
-    """JSON has no NaN: a number that is not finite is written as its name."""
+def _name_non_finite(value: Any) -> Any:
+    """Replace NaN and infinities, which JSON does not have, by their names."""
     if isinstance(value, dict):
-        return {name: _plain(inner) for name, inner in value.items()}
+        return {name: _name_non_finite(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+        return [_name_non_finite(inner) for inner in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
 
 
-def _numbers(values: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
+def _list_numbers(values: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
     found = []
     for name, value in values.items():
         if isinstance(value, dict):
-            found += _numbers(value, f"{prefix}{name}/")
+            found += _list_numbers(value, f"{prefix}{name}/")
         elif isinstance(value, int | float) and not isinstance(value, bool):
             found.append((f"{prefix}{name}", float(value)))
     return found

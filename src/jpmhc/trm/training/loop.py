@@ -1,4 +1,4 @@
-"""The training loop: steps, log, checkpoints, evaluation, and what stops it."""
+"""The training loop: steps, log, checkpoints, evaluations, and what ends it."""
 
 import contextlib
 import dataclasses
@@ -11,21 +11,22 @@ from typing import Any
 import torch
 
 from jpmhc.trm.model.device import refuse_device
-from jpmhc.trm.tasks.batch import Batch, Scorer, Task
-from jpmhc.trm.tasks.evaluate import answers_of, evaluate
+from jpmhc.trm.tasks.batch import Batch
+from jpmhc.trm.tasks.evaluate import fill_scorer, greedy_answers
 from jpmhc.trm.tasks.row_scores import SpoiltAnswers
-from jpmhc.trm.training import checkpoint, folder
-from jpmhc.trm.training.changes import changes
+from jpmhc.trm.tasks.task import Scorer
+from jpmhc.trm.training import checkpoint, run_folder
+from jpmhc.trm.training.changes import list_changes
 from jpmhc.trm.training.checkpoint import Checkpoint
 from jpmhc.trm.training.config import TrainConfig
-from jpmhc.trm.training.distributed import World, join, refuse_sharing
-from jpmhc.trm.training.evaluation import summary, tested
+from jpmhc.trm.training.learner import Learner, refuse_other_run
 from jpmhc.trm.training.log import Log
 from jpmhc.trm.training.mixing import mixing_statistics
+from jpmhc.trm.training.prefetch import Prefetcher
+from jpmhc.trm.training.processes import World, join_processes
 from jpmhc.trm.training.progress import Display
-from jpmhc.trm.training.state import State, refuse_other_run
-from jpmhc.trm.training.step import NonFiniteLoss, advance, described
-from jpmhc.trm.training.stream import Stream
+from jpmhc.trm.training.step import NonFiniteLoss, describe_step, take_step
+from jpmhc.trm.training.strategies import refuse_strategy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,43 +44,43 @@ class Outcome:
 
 
 class Stopped(BaseException):
-    """Asked to stop while all that was trained is saved. Not an Exception: nobody shall take it for an error."""
+    """The run was asked to stop, and everything trained is saved. Not an Exception, as it is no error."""
 
 
 def train(config: TrainConfig) -> Outcome:
     """Run a configuration to its end, or until SIGTERM or Ctrl-C, which save a checkpoint first."""
     if config.resume == "no":
-        folder.refuse_used(config.out)
-    with join(config.device) as world, Display(world.rank == 0) as display:
-        found = None if config.resume == "no" else checkpoint.find(config.out, config.resume)
+        run_folder.refuse_used_folder(config.out)
+    with join_processes(config.device) as world, Display(world.rank == 0) as display:
+        found = None if config.resume == "no" else checkpoint.find_checkpoint(config.out, config.resume)
         return Trainer(config, world, found, display).run()
 
 
 class Trainer:
-    """A run and how it goes.
+    """Carries out a training run.
 
     Args:
         config: The run.
-        world: The processes it is shared by.
-        resume: Verified checkpoint to go on from.
-        display: What shows how far it is; None: nothing.
+        world: The processes that train it.
+        resume: Verified checkpoint to resume.
+        display: Shows how far the run is; None: nothing does.
     """
 
     def __init__(
         self, config: TrainConfig, world: World, resume: Checkpoint | None = None, display: Display | None = None
     ) -> None:
         self.config, self.world, self.display = config, world, display or Display(False)
-        refuse_sharing(world, config)
+        refuse_strategy(config, world)
         refuse_device(config.model, world.device)
         if resume is not None:
             refuse_other_run(config, world, resume)
         with self.display.preparing("preparing the puzzles"):
-            self.task: Task = config.task.build()
-        self.state = State(config, world, self.task, resume)
-        self.stream = Stream(
+            self.task = config.task.build()
+        self.learner = Learner(config, world, self.task, resume)
+        self.prefetcher = Prefetcher(
             self.task,
             config.batch,
-            self.state.rows,
+            self.learner.rows,
             config.seed,
             config.model.halt_exploration,
             config.model.halt_max_steps,
@@ -87,7 +88,7 @@ class Trainer:
         )
         self.resumed = resume
         self.saved = None if resume is None else resume.path
-        self.scores = self._scorer().scorable
+        self.scores = self._make_scorer().scorable
         self.stop: signal.Signals | None = None
         self.evaluating = False
         self.metrics: dict[str, Any] = {}
@@ -95,75 +96,81 @@ class Trainer:
     def run(self) -> Outcome:
         """Train to the last step."""
         chief = self.world.rank == 0
-        with folder.hold(self.config.out, new=self.saved is None) if chief else contextlib.nullcontext():
+        with run_folder.lock_folder(self.config.out, new=self.saved is None) if chief else contextlib.nullcontext():
             return self._run()
 
     def _run(self) -> Outcome:
         config, chief = self.config, self.world.rank == 0
         if chief:
-            with folder.writing(config.out):
+            with run_folder.explaining_write_errors(config.out):
                 if self.resumed is not None:
                     self._tell_changes(self.resumed)
                 (config.out / "config.json").write_text(config.to_json() + "\n")
-                for sentence in checkpoint.set_aside(config.out, self.state.step):
+                for sentence in checkpoint.set_newer_aside(config.out, self.learner.step):
                     self.display.say(sentence)
         self.world.wait()
         previous = {number: signal.signal(number, self._ask_to_stop) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
-            with Log(config.out, self.state.step, chief) as log:
+            with Log(config.out, self.learner.step, chief) as log:
                 if self.resumed is not None:
-                    changed = [dataclasses.asdict(change) for change in changes(self.resumed.config, config)]
-                    log.write("resume", self.state.step, {"checkpoint": str(self.resumed.path), "changes": changed})
-                self._steps(log)
+                    changed = [
+                        {"name": c.name, "there": c.there, "here": c.here}
+                        for c in list_changes(self.resumed.config, config)
+                    ]
+                    log.write("resume", self.learner.step, {"checkpoint": str(self.resumed.path), "changes": changed})
+                self._train_steps(log)
         except Stopped:
-            self.stop = self.stop or signal.SIGTERM  # where another rank was asked
+            self.stop = self.stop or signal.SIGTERM  # where another process was asked
         except OSError as refusal:
             rest = "nothing was saved" if self.saved is None else f"--resume latest goes on from {self.saved.name}"
             reason = refusal.strerror or refusal
-            raise OSError(f"cannot write to {config.out} ({reason}) after step {self.state.step}; {rest}") from refusal
+            raise OSError(
+                f"cannot write to {config.out} ({reason}) after step {self.learner.step}; {rest}"
+            ) from refusal
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
         assert self.saved is not None
-        return Outcome(self.state.step, self.stop, self.saved, {} if self.stop else self.metrics)
+        return Outcome(self.learner.step, self.stop, self.saved, {} if self.stop else self.metrics)
 
     def _tell_changes(self, resumed: Checkpoint) -> None:
-        """Say what the run goes on from and with what changes; keep the configuration that it had so far."""
-        changed = changes(resumed.config, self.config)
+        """Say which checkpoint is resumed and with what changes; keep the configuration of the run so far."""
+        changed = list_changes(resumed.config, self.config)
         if changed:
             former = self.config.out / f"config-until-step-{resumed.step:08d}.json"
             former.write_text(resumed.config.to_json() + "\n")
         settings = ", ".join(map(str, changed)) or "no setting changed"
         self.display.say(f"going on from {resumed.path}, step {resumed.step}: {settings}")
 
-    def _steps(self, log: Log) -> None:
-        config, state = self.config, self.state
-        if state.step == config.steps:
+    def _train_steps(self, log: Log) -> None:
+        """Do the remaining steps, with their log, checkpoints and evaluations."""
+        config, learner = self.config, self.learner
+        if learner.step == config.steps:
             self.display.say(f"{self.saved} has done all {config.steps} steps: nothing is left to train")
         if not self.scores:
             self.display.say("no test has a known answer: nothing is scored; jpmhc predict writes the answers")
         kind = "evaluate" if self.scores else "mixing"
-        evaluated = any(self.world.collect((kind, state.step) in log.known))  # the first process knows
-        if state.step and self._evaluates(state.step) and not evaluated:
-            # The run was ended during an evaluation: make up for it.
-            self._report(log, self.stream(state.step - 1)[0].to(self.world.device))
-        first, started = state.step, time.monotonic()
-        for step, rows, minimum in self.stream.steps(first, config.steps):
+        evaluated = any(self.world.collect((kind, learner.step) in log.known))  # the first process knows
+        if learner.step and self._evaluates(learner.step) and not evaluated:
+            # The run was ended during an evaluation, which is done now.
+            self._report(log, self.prefetcher.make_batch(learner.step - 1)[0].to(self.world.device))
+        first, started = learner.step, time.monotonic()
+        for step, rows, minimum in self.prefetcher.prefetch_batches(first, config.steps):
             logs = (step + 1) % config.log_every == 0 or step + 1 == config.steps
-            sums, norms = advance(state, rows, minimum, logs=logs, stop=self.stop is not None)
+            sums, norms = take_step(learner, rows, minimum, logs=logs, stop=self.stop is not None)
             detail = None
             if logs:
-                speed = (state.step - first) / (time.monotonic() - started)
-                values = described(state, sums, norms)
+                speed = (learner.step - first) / (time.monotonic() - started)
+                values = describe_step(learner, sums, norms)
                 values["sequences_per_second"] = speed * config.batch
-                values["eta_seconds"] = (config.steps - state.step) / speed
-                log.write("train", state.step, values)
-                detail = _line(values)
-            self.display.show("step", state.step, config.steps, detail)
-            evaluates = self._evaluates(state.step)
+                values["eta_seconds"] = (config.steps - learner.step) / speed
+                log.write("train", learner.step, values)
+                detail = _summarize_step(values)
+            self.display.show("step", learner.step, config.steps, detail)
+            evaluates = self._evaluates(learner.step)
             # Saved before it is evaluated, which may take long: what was trained cannot be lost any more.
-            if evaluates or sums.stop or state.step % config.checkpoint_every == 0:
-                self.saved = state.save(config.out)
+            if evaluates or sums.stop or learner.step % config.checkpoint_every == 0:
+                self.saved = learner.save(config.out)
             if sums.stop:
                 raise Stopped
             if evaluates:
@@ -176,52 +183,58 @@ class Trainer:
         return step == self.config.steps or bool(every and step % every == 0)
 
     def _report(self, log: Log, rows: Batch) -> None:
-        """Evaluate, if anything can be, and log it; the mixers are looked at on a few of the step's rows."""
-        step = self.state.step
+        """Evaluate and log what can be scored, and log statistics of the mixers on a few of the step's rows."""
+        step = self.learner.step
         if self.scores:
-            self.metrics = self.evaluate()
+            self.metrics, line = self.evaluate()
             log.write("evaluate", step, self.metrics)
-            self.display.say(f"step {step}: {tested(self.task)}: {summary(self.metrics)}")
-        mixing = self.mixing(rows)
+            self.display.say(f"step {step}: {self.task.test_kind}: {line}")
+        mixing = self.measure_mixing(rows)
         if mixing:
             log.write("mixing", step, mixing)
 
-    def evaluate(self) -> dict[str, Any]:
-        """Metrics of the averaged weights on test rows, the same on every rank. SIGTERM and Ctrl-C end it at once."""
-        name = f"evaluating step {self.state.step}: rows"
+    def evaluate(self) -> tuple[dict[str, Any], str]:
+        """Score the averaged weights on test rows; SIGTERM and Ctrl-C end this at once.
+
+        Returns:
+            The metrics, the same on every process, and a line that sums them up.
+        """
+        name = f"evaluating step {self.learner.step}: rows"
         self.evaluating = True
         try:
             if self.stop:  # asked while the checkpoint was being written
                 raise Stopped
-            model = self.state.snapshot()
+            model = self.learner.snapshot()
             if self.config.compile:
                 model.compile_prediction()
-            scorer = evaluate(
+            scorer = self._make_scorer()
+            fill_scorer(
+                scorer,
                 self.task,
-                self._scorer(),
-                answers_of(model),
+                greedy_answers(model),
                 batch_size=self.config.evaluate_batch,
                 rank=self.world.rank,
-                world=self.world.size,
+                processes=self.world.size,
                 gather=self.world.collect,
                 progress=lambda done, total: self.display.show(name, done, total),
             )
-            return scorer.result()
+            metrics = scorer.result()
+            return metrics, scorer.summarize(metrics)
         except SpoiltAnswers as refusal:
             raise NonFiniteLoss(
-                f"after step {self.state.step} the model answers with numbers that are not finite; its weights are in "
-                f"{self.saved}"
+                f"after step {self.learner.step} the model answers with numbers that are not finite; "
+                f"its weights are in {self.saved}"
             ) from refusal
         finally:
             self.evaluating = False
             self.display.finish(name)
 
-    def _scorer(self) -> Scorer:
+    def _make_scorer(self) -> Scorer:
         return self.task.scorer(self.task.test_selection(self.config.evaluate_variants, self.config.seed))
 
-    def mixing(self, rows: Batch, count: int = 4) -> dict[str, Any]:
-        """Statistics of the residual mixers on a few rows."""
-        model = self.state.snapshot()
+    def measure_mixing(self, rows: Batch, count: int = 4) -> dict[str, Any]:
+        """Compute statistics of the residual mixers on a few rows."""
+        model = self.learner.snapshot()
         with torch.no_grad():
             puzzle = model.puzzles(rows.identifiers[:count])
         return mixing_statistics(model.core, puzzle, rows.inputs[:count])
@@ -229,13 +242,13 @@ class Trainer:
     def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.stop and not self.evaluating:
             raise KeyboardInterrupt  # asked twice: at once, without a checkpoint
-        self.stop = signal.Signals(number)  # seen by every rank in the sums of the next step
+        self.stop = signal.Signals(number)  # seen by every process in the sums of the next step
         if self.evaluating:
             raise Stopped
 
 
-def _line(values: dict[str, Any]) -> str:
-    """The numbers of a step in brief."""
+def _summarize_step(values: dict[str, Any]) -> str:
+    """Write the main numbers of a step in one line."""
     return (
         f"loss {values['loss']:.4f} · exact {values['exact_accuracy']:.1%} · gradient {values['gradient_norm']:.3g} "
         f"(largest {values['largest_layer_gradient_norm']:.3g} in {values['largest_layer']}) · "

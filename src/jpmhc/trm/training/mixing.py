@@ -1,4 +1,4 @@
-"""What a model's residual mixers do: how far from their set and from the identity, and what their product keeps."""
+"""Statistics of a model's residual mixers: their distance to their set and to the identity, and their product."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from jpmhc.trm.model import RecursiveCore
 
 @torch.no_grad()
 def mixing_statistics(core: RecursiveCore, puzzle: Tensor, inputs: Tensor) -> dict[str, Any]:
-    """Statistics of every H_res over one supervision step from fresh states.
+    """Measure every H_res over one supervision step from fresh states.
 
     Args:
         core: The model's core, whole on this rank.
@@ -48,7 +48,7 @@ def mixing_statistics(core: RecursiveCore, puzzle: Tensor, inputs: Tensor) -> di
 
     handles = [m.register_forward_pre_hook(hook(name)) for name, m in modules.items()]
     try:
-        core.think(puzzle, inputs, *core.initial(len(inputs)))
+        core.run_supervision_step(puzzle, inputs, *core.initial_states(len(inputs)))
     finally:
         for handle in handles:
             handle.remove()

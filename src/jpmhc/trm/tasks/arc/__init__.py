@@ -1,4 +1,4 @@
-"""ARC-AGI: puzzles, their variants, votes on their answers."""
+"""ARC-AGI: reading puzzles, varying them, and counting the votes on their answers."""
 
 from jpmhc.trm.tasks.arc.dataset import Arc, ArcConfig
 

@@ -1,7 +1,7 @@
-r"""Variants of ARC puzzles as descriptors: one of eight symmetries of the square and a permutation of colours 1 to 9.
+r"""Variants of ARC puzzles: one of the eight symmetries of the square, and a permutation of the colours 1 to 9.
 
-A variant is eleven bytes. Its grids are never stored: a turned or mirrored grid is the same memory read with another
-start and other strides, and colours go through a table of ten entries.
+A variant is described by eleven bytes. Its grids are never stored: a turned or mirrored grid is the same memory read
+with another start and other strides, and colours go through a table of ten entries.
 
 Symmetry `k` has three bits: 4 transposes, then 2 reverses the source's rows and 1 its columns, so that the variant's
 cell `(i, j)` is the source's `(a, b)` with `(a, b) = (j, i)` if bit 4 else `(i, j)`, `a → h − 1 − a` if bit 2 and
@@ -32,11 +32,11 @@ class Variants:
 
     @property
     def counts(self) -> np.ndarray:
-        """Variants of every puzzle."""
+        """Number of variants of every puzzle."""
         return np.diff(self.starts)
 
     def puzzle_of(self, variant: np.ndarray) -> np.ndarray:
-        """The puzzle that each variant belongs to."""
+        """Find the puzzle that each variant belongs to."""
         return np.searchsorted(self.starts, variant, side="right") - 1
 
 
@@ -52,7 +52,7 @@ class Layout:
 
 
 def varied(offset: np.ndarray, height: np.ndarray, width: np.ndarray, symmetry: np.ndarray) -> Layout:
-    """Reads the variant of grids that lie row by row at `offset` with `height` × `width` cells; all arrays [B]."""
+    """Describe how to read the variant of grids that lie row by row at `offset`, `height` × `width`; all arrays [B]."""
     transpose, rows, columns = _bits(symmetry)
     base = offset + rows * (height - 1) * width + columns * (width - 1)
     over_rows, over_columns = (1 - 2 * rows) * width, 1 - 2 * columns
@@ -66,7 +66,7 @@ def varied(offset: np.ndarray, height: np.ndarray, width: np.ndarray, symmetry: 
 
 
 def restored(offset: np.ndarray, stride: int, height: np.ndarray, width: np.ndarray, symmetry: np.ndarray) -> Layout:
-    """Undoes `varied`: reads the source of variants of `height` × `width` cells that lie in rows of `stride` cells."""
+    """Describe how to undo `varied`: read the source of `height` × `width` variants that lie in rows of `stride`."""
     transpose, rows, columns = _bits(symmetry)
     h, w = np.where(transpose, width, height), np.where(transpose, height, width)
     over_rows, over_columns = np.where(transpose, 1, stride), np.where(transpose, stride, 1)
@@ -80,7 +80,7 @@ def _bits(symmetry: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return k >> 2 & 1, k >> 1 & 1, k & 1
 
 
-def describe(puzzles: list[Puzzle], wanted: int, seed: int) -> Variants:
+def draw_variants(puzzles: list[Puzzle], wanted: int, seed: int) -> Variants:
     """Draw up to `wanted` variants of every puzzle beside the puzzle itself, all different from one another.
 
     Each puzzle's draws are keyed by its name, so they do not depend on what other puzzles there are.
@@ -91,14 +91,15 @@ def describe(puzzles: list[Puzzle], wanted: int, seed: int) -> Variants:
     """
     symmetries, colours, starts = [], [], [0]
     for puzzle in puzzles:
-        symmetry, colour = _distinct(puzzle, wanted, seed)
+        symmetry, colour = _draw_distinct(puzzle, wanted, seed)
         symmetries.append(symmetry)
         colours.append(colour)
         starts.append(starts[-1] + len(symmetry))
     return Variants(np.concatenate(symmetries), np.concatenate(colours), np.array(starts))
 
 
-def _distinct(puzzle: Puzzle, wanted: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _draw_distinct(puzzle: Puzzle, wanted: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Draw the symmetries [V] and the colours [V, 10] of one puzzle's variants."""
     symmetry = np.zeros(1, np.uint8)
     colours = np.arange(COLOURS, dtype=np.uint8)[None]
     if wanted == 0:
@@ -122,7 +123,7 @@ def _distinct(puzzle: Puzzle, wanted: int, seed: int) -> tuple[np.ndarray, np.nd
 
 
 def _colour_sums(puzzle: Puzzle) -> tuple[np.ndarray, np.ndarray]:
-    """For each symmetry, grid and colour the sum of random weights of the places where that colour ends up.
+    """Sum, for each symmetry, grid and colour, the random weights of the places where that colour ends up.
 
     Returns:
         The sums, [8, grids, 10] uint64, and a word for each grid's shape, [8, grids]; grids in the order input,
@@ -141,7 +142,7 @@ def _colour_sums(puzzle: Puzzle) -> tuple[np.ndarray, np.ndarray]:
 
 @lru_cache(maxsize=256)
 def _place_weights(height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Random weight of the place that each cell of a grid moves to, [8, cells], and a word for the shape, [8]."""
+    """Draw a weight of the place that each cell of a grid moves to, [8, cells], and a word for the shape, [8]."""
     every = np.arange(SYMMETRIES)
     layout = varied(np.zeros_like(every), np.full_like(every, height), np.full_like(every, width), every)
     weights = np.empty((SYMMETRIES, height * width), np.uint64)
@@ -152,7 +153,7 @@ def _place_weights(height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _hashes(sums: np.ndarray, shapes: np.ndarray, symmetry: np.ndarray, colours: np.ndarray) -> np.ndarray:
-    """64-bit hashes of variants as unordered collections of pairs: [V]."""
+    """Hash variants as unordered collections of pairs to 64 bits: [V]."""
     codes = counter.bits(_WEIGHT, np.arange(COLOURS))[colours]  # [V, 10]
     hashes = np.empty(len(symmetry), np.uint64)
     for k in range(SYMMETRIES):

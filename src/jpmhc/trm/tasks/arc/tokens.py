@@ -1,4 +1,4 @@
-"""ARC grids as rows of tokens and back: colours, an end-of-grid border, and the rest empty.
+"""ARC grids written as rows of tokens, and read back: colours, an end-of-grid border, and the rest empty.
 
 A row is a square of `side` × `side` tokens: 0 where there is nothing (PAD), 1 for the end of the grid, colour + 2 for a
 cell. The end is marked by a row of ones below the grid and a column of ones to its right, where the square has room.
@@ -18,7 +18,7 @@ VOCABULARY = 12
 def encode(
     memory: np.ndarray, layout: Layout, colours: np.ndarray, top: np.ndarray, left: np.ndarray, side: int
 ) -> np.ndarray:
-    """Tokens of grids whose first cell stands in row `top` and column `left` of the square.
+    """Write grids as tokens, their first cell in row `top` and column `left` of the square.
 
     Args:
         memory: flat cells of all grids, uint8.
@@ -43,7 +43,7 @@ def encode(
 
 
 def crop(tokens: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray]:
-    """Heights and widths, [B], of the grids that a model has written from the upper left corner of the square.
+    """Find heights and widths, [B], of the grids that a model has written from the upper left corner of the square.
 
     The grid is the largest rectangle from that corner that holds colours only; the first of equals, and 0 × 0 where
     the corner itself is no colour.
@@ -58,7 +58,7 @@ def crop(tokens: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def decode(tokens: np.ndarray, layout: Layout, colours: np.ndarray, side: int) -> np.ndarray:
-    """Cells of the grids that `layout` reads out of the flattened tokens, colours put back.
+    """Read the cells of the grids that `layout` finds in the flattened tokens, and put their colours back.
 
     Args:
         tokens: [B, side²], colours only where the layout reads.
@@ -81,7 +81,7 @@ def decode(tokens: np.ndarray, layout: Layout, colours: np.ndarray, side: int) -
 def _read(
     memory: np.ndarray, layout: Layout, i: np.ndarray, j: np.ndarray, in_rows: np.ndarray, in_columns: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The cells of all grids in one list: whose they are, what they are, and where in the flat squares they belong.
+    """List the cells of all grids: whose they are, what they are, and where in the flat squares they belong.
 
     Squares are mostly empty, so this touches a fraction of them.
     """

@@ -1,7 +1,7 @@
-r"""Votes of a puzzle's variants on what the answer is, and the pass@k scores made of them.
+r"""The votes of a puzzle's variants on what the answer is, and the pass@k scores made of them.
 
 Every variant of a puzzle casts one vote for each of its tests: the grid that the model wrote, with the variant undone.
-Grids stand here as 64-bit digests. Candidates are ranked by (votes, mean confidence).
+Grids are represented by 64-bit digests. Candidates are ranked by (votes, mean confidence).
 """
 
 import hashlib
@@ -13,14 +13,14 @@ PASS_AT = (1, 2, 5, 10, 100, 1000)
 
 
 def digest(grid: np.ndarray) -> np.uint64:
-    """A grid's digest: shape and cells, 64 bits of BLAKE2."""
+    """Hash a grid's shape and cells to 64 bits (BLAKE2)."""
     shape = bytes(grid.shape)  # sides are below 256
     cells = np.ascontiguousarray(grid, np.uint8).tobytes()
     return np.uint64(int.from_bytes(hashlib.blake2b(shape + cells, digest_size=8).digest(), "little"))
 
 
 def ranking(votes: np.ndarray, confidence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct candidates, best first, and the votes each got.
+    """Rank the distinct candidates, best first, and count the votes each got.
 
     Args:
         votes: digests voted for, [N].
@@ -37,25 +37,23 @@ def ranking(votes: np.ndarray, confidence: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def rank_of(truth: np.uint64, votes: np.ndarray, confidence: np.ndarray) -> int | None:
-    """The place of the truth among the candidates, 1 being first; None where no vote is right."""
+    """Find the place of the truth among the candidates, 1 being first; None where no vote is right."""
     at = np.flatnonzero(ranking(votes, confidence)[0] == truth)
     return int(at[0]) + 1 if len(at) else None
 
 
 def iid_pass(samples: int, right: int, k: int) -> float:
-    """Chance that at least one of k answers, drawn without repetition from `samples` of which `right` are right, is.
+    """Estimate the chance that at least one of k independent answers is right, from `samples` with `right` right ones.
 
-    The unbiased estimator `1 − C(N − c, k) / C(N, k)` of the chance that one of k independent answers is right. It is
-    not defined for k above N, where this is 1 if any answer is right, else 0: the value at k = N.
+    This is the unbiased estimator `1 − C(N − c, k) / C(N, k)`. It is not defined for k above N, where the value at
+    k = N is returned: 1 if any answer is right, else 0.
     """
-    if not 0 <= right <= samples or samples < 1 or k < 1:
-        raise ValueError(f"{right} of {samples} answers cannot be right, or k = {k} is below 1.")
     k = min(k, samples)
     return 1 - comb(samples - right, k) / comb(samples, k)
 
 
 def resampled_ranks(truth: np.uint64, votes: np.ndarray, confidence: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """The truth's place under many resamplings of the votes.
+    """Find the truth's place under many resamplings of the votes.
 
     Args:
         truth: digest of the right grid.

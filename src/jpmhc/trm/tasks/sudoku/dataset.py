@@ -1,7 +1,8 @@
-"""Sudoku generated offline: a task that a small recursive model learns in minutes on a laptop.
+"""Sudoku as a task: puzzles generated on the spot, which a small recursive model learns in minutes on a laptop.
 
-Puzzles have exactly one solution and are split by solution. The split is taken over classes of solutions under the
-symmetries that vary the training puzzles, so that no variation can carry a training puzzle onto a test solution:
+Puzzles have exactly one solution and are split into training and test by solution. The split is taken over classes of
+solutions under the symmetries that vary the training puzzles, so that no variation turns a training puzzle into a test
+solution:
 
 - 6 × 6 and 9 × 9: all symmetries (renaming digits; exchanging rows in a band, bands, columns in a stack, stacks; and
   transposing, where boxes are square). A test solution is not equivalent to any training solution.
@@ -17,9 +18,12 @@ from typing import Literal
 import numpy as np
 import torch
 
-from jpmhc.trm.tasks import counter, sudoku_grids
+from jpmhc import checks
+from jpmhc.trm.tasks import counter
 from jpmhc.trm.tasks.batch import Batch
 from jpmhc.trm.tasks.row_scores import RowScorer
+from jpmhc.trm.tasks.sudoku import grids
+from jpmhc.trm.tasks.task import TaskConfig
 
 BLANK = 1  # token of an empty cell; digit d has token d + 1, PAD does not occur
 
@@ -27,8 +31,8 @@ _ORDER, _SPLIT, _CLUES, _VARY, _TEST = range(5)  # purposes of a draw, part of i
 
 
 @dataclass(frozen=True)
-class SudokuConfig:
-    """What puzzles to generate."""
+class SudokuConfig(TaskConfig):
+    """Which puzzles to generate."""
 
     size: Literal[4, 6, 9] = 4
     """Digits of a grid."""
@@ -43,6 +47,13 @@ class SudokuConfig:
     seed: int = 0
     """Decides puzzles, split and order."""
 
+    def __post_init__(self) -> None:
+        geometry = grids.Geometry(self.size)
+        checks.at_least_one(self.puzzles, "puzzles")
+        checks.at_least_one(self.test_puzzles, "test_puzzles")
+        checks.inside(self.test_share, "(0, 1)", "test_share")
+        checks.inside(self.extra_clues, f"[0, {geometry.cells}]", "extra_clues")
+
     def build(self) -> "Sudoku":
         """Generate the puzzles."""
         return Sudoku(self)
@@ -51,73 +62,66 @@ class SudokuConfig:
 class Sudoku:
     """Puzzles of one size as rows of tokens: 1 for an empty cell, digit + 1 for a clue or the answer."""
 
-    def __init__(self, config: SudokuConfig) -> None:
-        self.geometry = sudoku_grids.Geometry(config.size)
-        if min(config.puzzles, config.test_puzzles) < 1:
-            raise ValueError(
-                f"Sudoku needs at least one puzzle for training and one for testing, not {config.puzzles} and "
-                f"{config.test_puzzles}."
-            )
-        if not 0 < config.test_share < 1:
-            raise ValueError(f"the share of solutions held out lies between 0 and 1, not at {config.test_share}.")
-        if not 0 <= config.extra_clues <= self.geometry.cells:
-            raise ValueError(f"extra clues are between 0 and {self.geometry.cells}, not {config.extra_clues}.")
-        self.config = config
-        train, test = self._solutions()
-        self.solutions = np.concatenate([train, test])  # [puzzles + test_puzzles, cells], training first
-        self.clues = sudoku_grids.minimal_clues(self.solutions, self.geometry, config.seed)
+    test_kind = "held out"
 
-    def _solutions(self) -> tuple[np.ndarray, np.ndarray]:
-        """Solutions for the training and the test puzzles, of disjoint classes."""
+    def __init__(self, config: SudokuConfig) -> None:
+        self.config = config
+        self.geometry = grids.Geometry(config.size)
+        train, test = self._draw_solutions()
+        self.solutions = np.concatenate([train, test])  # [puzzles + test_puzzles, cells], training first
+        self.clues = grids.minimal_clues(self.solutions, self.geometry, config.seed)
+
+    def _draw_solutions(self) -> tuple[np.ndarray, np.ndarray]:
+        """Draw the solutions of the training and of the test puzzles, from disjoint classes."""
         config, geometry = self.config, self.geometry
         if config.size == 4:
-            grids = sudoku_grids.all_grids(geometry)
-            classes = [sudoku_grids.relabelled(grid, 4) for grid in grids]
+            solutions = grids.all_grids(geometry)
+            classes = [grids.relabelled(solution, 4) for solution in solutions]
         else:
             # Enough for both sides whatever the sizes of the classes that fall to each, short of bad luck, which the
             # cycling below covers.
             count = int(1.2 * max(config.puzzles / (1 - config.test_share), config.test_puzzles / config.test_share))
-            grids = sudoku_grids.fill(count, geometry, config.seed)
-            classes = [sudoku_grids.signature(grid, geometry) for grid in grids]
+            solutions = grids.random_solutions(count, geometry, config.seed)
+            classes = [grids.signature(solution, geometry) for solution in solutions]
         names, member = np.unique(np.array(classes), return_inverse=True)
         held_out = max(1, round(config.test_share * len(names)))
         rank = np.empty(len(names), int)
         rank[counter.shuffled(len(names), config.seed, _SPLIT)] = np.arange(len(names))
         if held_out == len(names):
             raise ValueError(
-                f"{len(grids)} solutions fall into one class, which cannot be split: ask for more puzzles."
+                f"{len(solutions)} solutions fall into one class, which cannot be split: choose more puzzles"
             )
         is_test = rank[member] < held_out
         pick = [np.flatnonzero(~is_test), np.flatnonzero(is_test)]
-        return grids[np.resize(pick[0], config.puzzles)], grids[np.resize(pick[1], config.test_puzzles)]
+        return solutions[np.resize(pick[0], config.puzzles)], solutions[np.resize(pick[1], config.test_puzzles)]
 
     @property
     def vocabulary(self) -> int:
-        """PAD, blank and the digits."""
+        """Number of tokens: PAD, blank and the digits."""
         return self.config.size + 2
 
     @property
     def length(self) -> int:
-        """Cells of a grid."""
+        """Number of cells of a grid."""
         return self.geometry.cells
 
     @property
     def identifiers(self) -> int:
-        """One row: all puzzles follow the same rule, so none has an embedding of its own."""
+        """One row of the puzzle table: all puzzles follow the same rule, so none has an embedding of its own."""
         return 1
 
     @property
     def epoch_length(self) -> int:
-        """Every training puzzle once."""
+        """Number of training puzzles, each of which an epoch shows once."""
         return self.config.puzzles
 
     @property
     def test_rows(self) -> int:
-        """Every held-out puzzle once."""
+        """Number of held-out puzzles."""
         return self.config.test_puzzles
 
     def examples(self, positions: np.ndarray) -> Batch:
-        """Training rows: an epoch shows every puzzle once, in random order and randomly varied."""
+        """Return training rows by position; an epoch shows every puzzle once, in random order and randomly varied."""
         epoch, offset = np.divmod(positions, self.epoch_length)
         puzzle = np.empty(len(positions), np.int64)
         for e in np.unique(epoch):
@@ -126,11 +130,11 @@ class Sudoku:
         return self._batch(puzzle, _VARY, np.asarray(positions))
 
     def test_examples(self, rows: np.ndarray) -> Batch:
-        """Held-out puzzles by number, each varied in one fixed way."""
+        """Return held-out puzzles by number, each varied in one fixed way."""
         return self._batch(self.config.puzzles + np.asarray(rows), _TEST, np.asarray(rows))
 
     def _batch(self, puzzle: np.ndarray, purpose: int, draw: np.ndarray) -> Batch:
-        """Puzzles [B] with the variation and the extra clues that belong to `draw` [B]."""
+        """Return puzzles [B] with the variation and the extra clues that belong to `draw` [B]."""
         size, cells, key = self.config.size, self.geometry.cells, (self.config.seed, purpose, draw)
         columns = [np.asarray(word)[..., None] for word in key]
         spare = counter.uniform(*columns, 0, np.arange(cells)) + self.clues[puzzle]  # clues last, the rest shuffled
@@ -151,21 +155,19 @@ class Sudoku:
         return Batch(torch.from_numpy(inputs), torch.from_numpy(labels), torch.zeros(len(labels), dtype=torch.int64))
 
     def test_selection(self, variants: int | None = None, seed: int = 0) -> np.ndarray:
-        """All test rows: a puzzle has one variant here."""
-        if variants is not None and variants < 1:
-            raise ValueError(f"an evaluation needs at least one variant of a puzzle, not {variants}.")
+        """Return the numbers of all test rows: a puzzle has one variant here."""
         return np.arange(self.test_rows)
 
     def scorer(self, rows: np.ndarray) -> RowScorer:
-        """Share of puzzles and of cells that are right."""
+        """Return a scorer that counts the puzzles and the cells that are right."""
         return RowScorer(rows)
 
     def describe(self, identifiers: np.ndarray) -> list[str]:
-        """Sudoku puzzles share one identifier."""
+        """Return the same name for every identifier, as Sudoku puzzles share one."""
         return [f"Sudoku {self.config.size} × {self.config.size}" for _ in identifiers]
 
     def fingerprint(self) -> str:
-        """Digest of the configuration and of the puzzles made from it."""
+        """Return a digest of the configuration and of the puzzles made from it."""
         digest = hashlib.blake2b(repr(self.config).encode(), digest_size=12)
         digest.update(self.solutions.astype(np.uint8).tobytes() + self.clues.tobytes())
         return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""The rows of training, fetched ahead of the step that needs them."""
+"""Preparing the rows of training steps ahead of the steps that need them."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -8,15 +8,17 @@ import torch
 from torch import Tensor
 
 from jpmhc.trm.tasks import counter
-from jpmhc.trm.tasks.batch import Batch, Task
+from jpmhc.trm.tasks.batch import Batch
+from jpmhc.trm.tasks.task import Task
 
 _EXPLORE, _MINIMUM = counter.key_of("halting exploration"), counter.key_of("halting minimum")
 
 
 def minimum_steps(seed: int, step: int, rows: np.ndarray, probability: float, maximum: int) -> np.ndarray:
-    """Steps before which rows may not halt: with the given probability uniform on 2..maximum, otherwise 0.
+    """Draw the number of steps before which each row may not halt.
 
-    A pure function of (seed, step, row), so that every sharding of the rows draws the same numbers.
+    It is uniform on 2..maximum with the given probability and 0 otherwise; a pure function of (seed, step, row), so
+    that the numbers do not depend on how the rows are split over processes.
     """
     if maximum < 2:
         return np.zeros(len(rows), np.int32)
@@ -25,13 +27,13 @@ def minimum_steps(seed: int, step: int, rows: np.ndarray, probability: float, ma
     return np.where(explores, drawn, 0).astype(np.int32)
 
 
-class Stream:
-    """Batches and halting minima from one step onwards, made by a thread while earlier steps run.
+class Prefetcher:
+    """Prepares batches and halting minima in a thread while earlier steps run.
 
     Args:
         task: Where rows come from.
-        batch: Rows of a step over all ranks.
-        rows: Which of them this rank works on.
+        batch: Rows of a step over all processes.
+        rows: Which of them this process works on.
         seed: Seed of the exploration.
         probability: Probability that a row explores.
         maximum: Largest number of supervision steps.
@@ -55,26 +57,25 @@ class Stream:
         self.probability, self.maximum = probability, maximum
         self.device, self.ahead = device, ahead
 
-    def __call__(self, step: int) -> tuple[Batch, Tensor]:
-        """The rows and minima of one step, on the host."""
+    def make_batch(self, step: int) -> tuple[Batch, Tensor]:
+        """Make the rows and the minima of one step, in the host's memory."""
         rows = self.task.examples(step * self.batch + self.rows)
         minimum = torch.from_numpy(minimum_steps(self.seed, step, self.rows, self.probability, self.maximum))
         if self.device.type == "cuda":  # pinned, so that the copy to the device does not wait
-            rows = Batch(rows.inputs.pin_memory(), rows.labels.pin_memory(), rows.identifiers.pin_memory())
-            minimum = minimum.pin_memory()
+            return rows.pin_memory(), minimum.pin_memory()
         return rows, minimum
 
-    def steps(self, start: int, stop: int) -> Iterator[tuple[int, Batch, Tensor]]:
-        """Step numbers with their rows and minima on the device."""
-        with ThreadPoolExecutor(1, thread_name_prefix="stream") as pool:
+    def prefetch_batches(self, start: int, stop: int) -> Iterator[tuple[int, Batch, Tensor]]:
+        """Yield the steps from `start` to `stop` with their rows and minima on the device."""
+        with ThreadPoolExecutor(1, thread_name_prefix="prefetch") as pool:
             waiting: list[Future[tuple[Batch, Tensor]]] = [
-                pool.submit(self, step) for step in range(start, min(start + self.ahead, stop))
+                pool.submit(self.make_batch, step) for step in range(start, min(start + self.ahead, stop))
             ]
             try:
                 for step in range(start, stop):
                     rows, minimum = waiting.pop(0).result()
                     if step + self.ahead < stop:
-                        waiting.append(pool.submit(self, step + self.ahead))
+                        waiting.append(pool.submit(self.make_batch, step + self.ahead))
                     yield step, rows.to(self.device, non_blocking=True), minimum.to(self.device, non_blocking=True)
             finally:
                 for future in waiting:

@@ -1,4 +1,4 @@
-"""The folder of a run: a new run begins in one of its own, and one run at a time writes to it."""
+"""The folder of a run: a new run begins in a folder of its own, and one process at a time writes to it."""
 
 import contextlib
 import fcntl
@@ -12,34 +12,34 @@ from jpmhc.trm.training import checkpoint
 _LOCK = ".lock"
 
 
-def refuse_used(run: Path) -> None:
-    """Refuse a folder for a new run where another one is going on or has left something."""
+def refuse_used_folder(run: Path) -> None:
+    """Refuse a folder for a new run where another run is going on or has left something."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), open(run / _LOCK) as file:
-        _take(file, fcntl.LOCK_SH, run)
+        _take_lock(file, fcntl.LOCK_SH, run)
     _refuse_remains(run)
 
 
 @contextlib.contextmanager
-def hold(run: Path, new: bool) -> Iterator[None]:
-    """Keep the folder, made if need be, for this process; the kernel lets go of it when the process ends, however.
+def lock_folder(run: Path, new: bool) -> Iterator[None]:
+    """Lock the folder, made if need be, for this process; the lock ends with the process, however that ends.
 
     Args:
         run: The folder.
         new: Whether the run is a new one, which must not find another one's remains.
     """
-    with writing(run):
+    with explaining_write_errors(run):
         run.mkdir(parents=True, exist_ok=True)
         (run / _LOCK).touch()  # never removed: a lock on a removed file keeps nobody out
     with open(run / _LOCK, "a") as file:
-        _take(file, fcntl.LOCK_EX, run)
+        _take_lock(file, fcntl.LOCK_EX, run)
         if new:
             _refuse_remains(run)
         yield
 
 
 @contextlib.contextmanager
-def writing(run: Path) -> Iterator[None]:
-    """Say of a folder that cannot be written to what to do about it."""
+def explaining_write_errors(run: Path) -> Iterator[None]:
+    """Turn the error of a folder that cannot be written to into a sentence that says what to do."""
     try:
         yield
     except OSError as refusal:
@@ -47,7 +47,7 @@ def writing(run: Path) -> Iterator[None]:
 
 
 def _refuse_remains(run: Path) -> None:
-    if checkpoint.folders(run):
+    if checkpoint.list_folders(run):
         raise ValueError(f"{run} already holds checkpoints: add --resume latest, or choose another --out")
     if left := [name for name in ("config.json", "log.jsonl") if (run / name).exists()]:
         raise ValueError(
@@ -56,7 +56,7 @@ def _refuse_remains(run: Path) -> None:
         )
 
 
-def _take(file: IO[str], kind: int, run: Path) -> None:
+def _take_lock(file: IO[str], kind: int, run: Path) -> None:
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""What a run holds between its steps, and how it goes into a checkpoint and comes back."""
+"""Everything that changes from one training step to the next, and how it goes into a checkpoint and comes back."""
 
 from pathlib import Path
 from typing import Any
@@ -9,21 +9,22 @@ from torch import Tensor
 from jpmhc.connections import parameter_groups
 from jpmhc.optim import GrassmannianOptimizer, SignSGD, grassmann_frames
 from jpmhc.trm.model import Carry, RecursiveCore, RecursiveModel
-from jpmhc.trm.tasks.batch import Task
+from jpmhc.trm.tasks.task import Task
 from jpmhc.trm.training import checkpoint
-from jpmhc.trm.training.changes import changes
+from jpmhc.trm.training.changes import list_changes
 from jpmhc.trm.training.checkpoint import Checkpoint
 from jpmhc.trm.training.config import TrainConfig
-from jpmhc.trm.training.distributed import World, share
 from jpmhc.trm.training.ema import WeightAverage
+from jpmhc.trm.training.processes import World
+from jpmhc.trm.training.strategies import distribute_core
 
 # Stages 1 and 2 cut each parameter group's flat tensor into shards, stage 3 every parameter by itself.
 _SAME_OPTIMISER_STATE = (("ddp",), ("zero1", "zero2"), ("zero3",))
 
 
 def refuse_other_run(config: TrainConfig, world: World, resume: Checkpoint) -> None:
-    """Refuse a checkpoint that does not fit a configuration before any work is done on it."""
-    if refused := [change for change in changes(resume.config, config) if change.refused]:
+    """Refuse a checkpoint that does not fit a configuration, before any work is done with it."""
+    if refused := [change for change in list_changes(resume.config, config) if change.refused]:
         named = "; ".join(f"{change.name} ({change.there} there, {change.here} here)" for change in refused)
         raise ValueError(f"{resume.path} belongs to another configuration: {named}")
     if resume.step > config.steps:
@@ -41,28 +42,28 @@ def refuse_other_run(config: TrainConfig, world: World, resume: Checkpoint) -> N
         raise ValueError(f"{resume.path} has {resume.ranks} shards and needs as many processes")
 
 
-class State:
-    """Model, optimisers, averages, rows in flight and the number of steps done.
+class Learner:
+    """The model, its optimisers and averages, the rows in flight, and the number of steps done.
 
     Args:
         config: The run.
-        world: The processes it is shared by.
+        world: The processes that train it.
         task: What it learns.
-        resume: Verified checkpoint to go on from.
+        resume: Verified checkpoint to resume.
     """
 
     def __init__(self, config: TrainConfig, world: World, task: Task, resume: Checkpoint | None = None) -> None:
         self.config, self.world, self.task = config, world, task
         self.rows = world.rows(config.batch, config.accumulate)
         if resume is not None and task.fingerprint() != resume.fingerprint:
-            moved = [str(change) for change in changes(resume.config, config) if change.name.startswith("task.")]
+            moved = [str(change) for change in list_changes(resume.config, config) if change.name.startswith("task.")]
             where = f" ({', '.join(moved)})" if moved else ""
             raise ValueError(f"{resume.path} was trained on other data{where}: the task's fingerprint differs")
         torch.manual_seed(config.seed)
         self.model = RecursiveModel(config.model, task.vocabulary, task.length, task.identifiers).to(world.device)
         self.core: RecursiveCore = self.model.core
         saved = None if resume is None else resume.shared(world.device)
-        if saved is not None:  # before the core is shared out: shards are cut from these weights
+        if saved is not None:  # before the core is distributed: shards are cut from these weights
             self.core.load_state_dict(saved["core"])
             self.model.puzzles.load_state_dict(saved["puzzles"])
         groups = parameter_groups(self.core, config.weight_decay)
@@ -74,9 +75,9 @@ class State:
             self.frames = GrassmannianOptimizer(
                 self.core, lr=config.frame_lr, adaptive=config.frame_adaptive, iterations=config.frame_iterations
             )
-        self.shared = share(world, self.core, [group for group in groups if group["params"]], config)
+        self.distributed = distribute_core(self.core, [group for group in groups if group["params"]], config, world)
         self.sign = SignSGD(self.model.puzzles.parameters(), config.puzzle_lr, config.puzzle_weight_decay)
-        self.average = WeightAverage(self.shared.tensors(), config.ema) if config.ema else None
+        self.average = WeightAverage(self.distributed.tensors(), config.ema) if config.ema else None
         parts = len(self.rows) // config.accumulate
         self.carries = [self.model.empty_carry(parts, task.length) for _ in range(config.accumulate)]
         self.step = 0
@@ -84,22 +85,25 @@ class State:
             self._restore(resume, saved)
 
     def snapshot(self) -> RecursiveModel:
-        """A model with the averaged weights (whole, uncompiled) and the present puzzle table; every rank must ask."""
+        """Copy the averaged weights into a whole, uncompiled model with the present puzzle table.
+
+        Every process must call this.
+        """
         task, device = self.task, self.world.device
         model = RecursiveModel(self.config.model, task.vocabulary, task.length, 1).to(device)
         model.puzzles = self.model.puzzles
-        tensors = self.shared.tensors() if self.average is None else self.average.averages
-        model.core.load_state_dict(self._whole(tensors))
+        tensors = self.distributed.tensors() if self.average is None else self.average.averages
+        model.core.load_state_dict(self._state_dict_with(tensors))
         return model.eval()
 
     def save(self, run: Path) -> Path:
-        """Write a checkpoint of the present step under a run's folder; every rank must ask."""
+        """Write a checkpoint of the present step under a run's folder; every process must call this."""
         chief = self.world.rank == 0
         path = run / "checkpoints" / f"step-{self.step:08d}.unfinished"
         if chief:
-            checkpoint.begin(run, self.step)
-        weights = self._whole(self.shared.tensors())
-        average = None if self.average is None else self._whole(self.average.averages)
+            checkpoint.begin_checkpoint(run, self.step)
+        weights = self._state_dict_with(self.distributed.tensors())
+        average = None if self.average is None else self._state_dict_with(self.average.averages)
         self.world.wait()
         if chief:
             task = self.task
@@ -109,28 +113,26 @@ class State:
                 "average": average,
                 "puzzles": self.model.puzzles.state_dict(),
                 "frames": None if self.frames is None else self.frames.state_dict(),
-                "dense": None if self.shared.sharded else self.shared.state(),
+                "dense": None if self.distributed.sharded else self.distributed.optimiser_state(),
             }
-            checkpoint.write(path, "shared.pt", content)
+            checkpoint.write_part(path, "shared.pt", content)
         carry = {name: torch.cat([getattr(c, name) for c in self.carries]) for name in Carry._fields}
         mine = {
             "carry": carry,
             "random": torch.get_rng_state(),
             "random_cuda": torch.cuda.get_rng_state() if self.world.device.type == "cuda" else None,
-            "dense": self.shared.state() if self.shared.sharded else None,
+            "dense": self.distributed.optimiser_state() if self.distributed.sharded else None,
         }
-        checkpoint.write(path, f"rank-{self.world.rank}.pt", mine)
+        checkpoint.write_part(path, f"rank-{self.world.rank}.pt", mine)
         self.world.wait()
         if chief:
-            checkpoint.finish(path, self.config, self.task.fingerprint(), self.world.size, self.config.keep)
+            checkpoint.finish_checkpoint(path, self.config, self.task.fingerprint(), self.world.size)
         self.world.wait()
         return path.with_suffix("")
 
-    def _whole(self, tensors: list[Tensor]) -> dict[str, Tensor]:
-        """The core's state dict with these tensors as its dense parameters."""
-        state = {name: tensor for name, tensor in self.core.state_dict().items()}
-        state.update(self.shared.whole(tensors))
-        return state
+    def _state_dict_with(self, tensors: list[Tensor]) -> dict[str, Tensor]:
+        """Return the core's state dict with these tensors as its dense parameters."""
+        return {**self.core.state_dict(), **self.distributed.gather_whole(tensors)}
 
     def _restore(self, resume: Checkpoint, saved: dict[str, Any]) -> None:
         device, size = self.world.device, len(self.rows) // len(self.carries)
@@ -145,11 +147,11 @@ class State:
             torch.set_rng_state(files[0]["random"].cpu())
             if files[0]["random_cuda"] is not None and device.type == "cuda":
                 torch.cuda.set_rng_state(files[0]["random_cuda"].cpu())
-        self.shared.load_state(files[0]["dense"] if self.shared.sharded else saved["dense"])
+        self.distributed.load_optimiser_state(files[0]["dense"] if self.distributed.sharded else saved["dense"])
         if self.frames is not None:
             self.frames.load_state_dict(saved["frames"])
         if self.average is not None:
             if saved["average"] is None:
                 raise ValueError(f"{resume.path} has no averaged weights: resume it with --ema 0")
-            self.average.load(self.shared.own(saved["average"]))
+            self.average.load(self.distributed.cut_own(saved["average"]))
         self.step = resume.step

@@ -1,7 +1,8 @@
-"""Sudoku grids by the thousand: solutions, clue sets with one solution, symmetries, all vectorised over puzzles.
+"""Sudoku grids by the thousand: solutions, clue sets with one solution and symmetries, vectorised over puzzles.
 
-A state is an array of bit sets `[M, cells]`: bit `d` of a cell says that digit `d` is still possible. Deduction strikes
-digits that a unit already has and fixes digits with one place left in a unit; where it stalls, `solvable` branches.
+Partly solved grids ("partials") are arrays of bit sets `[M, cells]`: bit `d` of a cell says that digit `d` is still
+possible. Deduction strikes digits that a unit already has and fixes digits with one place left in a unit; where it
+stalls, `solvable` branches.
 """
 
 from dataclasses import dataclass
@@ -13,18 +14,18 @@ from jpmhc.trm.tasks import counter
 
 _SHAPES = {4: (2, 2), 6: (2, 3), 9: (3, 3)}  # rows and columns of a box
 _COUNT = np.array([bits.bit_count() for bits in range(2**9)])  # digits in a set
-_CHUNK = 8192  # states deduced upon at a time: bounds the memory of a search
+_CHUNK = 8192  # partials deduced upon at a time: bounds the memory of a search
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """Cells, units and symmetries of a grid with `size` digits."""
+    """The cells, units and symmetries of a grid with `size` digits."""
 
     size: int
 
     def __post_init__(self) -> None:
         if self.size not in _SHAPES:
-            raise ValueError(f"a Sudoku grid has 4, 6 or 9 digits, not {self.size}.")
+            raise ValueError(f"a Sudoku grid has 4, 6 or 9 digits, not {self.size}")
 
     @property
     def box(self) -> tuple[int, int]:
@@ -43,7 +44,7 @@ class Geometry:
 
     @cached_property
     def units(self) -> np.ndarray:
-        """Cells of every row, column and box: [3 · size, size]."""
+        """The cells of every row, column and box: [3 · size, size]."""
         grid = np.arange(self.cells).reshape(self.size, self.size)
         height, width = self.box
         boxes = grid.reshape(self.size // height, height, self.size // width, width).swapaxes(1, 2)
@@ -55,27 +56,27 @@ class Geometry:
         return np.stack([np.flatnonzero((self.units == cell).any(1)) for cell in range(self.cells)])
 
     def lines(self, band: int, *key: np.ndarray | int) -> np.ndarray:
-        """Random orders of rows (or columns) that keep bands of `band` lines together: [..., size]."""
+        """Draw random orders of rows (or columns) that keep bands of `band` lines together: [..., size]."""
         bands, keys = self.size // band, [np.asarray(word)[..., None] for word in key]
         outer = np.argsort(counter.bits(*keys, 0, np.arange(bands)), -1)  # [..., bands]
         inner = np.argsort(counter.bits(*(k[..., None] for k in keys), 1, *np.ogrid[:bands, :band]), -1)
         return (outer[..., None] * band + inner).reshape(*outer.shape[:-1], self.size)
 
 
-def deduce(states: np.ndarray, geometry: Geometry) -> tuple[np.ndarray, np.ndarray]:
+def deduce(partials: np.ndarray, geometry: Geometry) -> tuple[np.ndarray, np.ndarray]:
     """Apply both deductions until nothing changes.
 
     Args:
-        states: bit sets, [M, cells].
+        partials: partly solved grids as bit sets, [M, cells].
         geometry: the grid's shape.
 
     Returns:
-        The deduced states and whether each is free of contradiction, [M].
+        The partials with everything deduced, and whether each is free of contradiction, [M].
     """
-    states, alive = states.copy(), np.ones(len(states), bool)
-    active = np.arange(len(states))
+    partials, alive = partials.copy(), np.ones(len(partials), bool)
+    active = np.arange(len(partials))
     while len(active):
-        now = states[active]
+        now = partials[active]
         fixed = np.where(now & (now - np.uint16(1)), np.uint16(0), now)  # the digit of a decided cell, else no digit
         taken, clash = _once(fixed[:, geometry.units])
         others = np.bitwise_or.reduce((taken | clash)[:, geometry.units_of], -1)
@@ -88,14 +89,14 @@ def deduce(states: np.ndarray, geometry: Geometry) -> tuple[np.ndarray, np.ndarr
         new = np.where(hidden, lowest, new)
         fine = ~clash.any(-1) & ((once | twice) == geometry.full).all(-1) & new.all(-1)
         changed = (new != now).any(-1)
-        states[active] = new
+        partials[active] = new
         alive[active] = fine
         active = active[changed & fine]
-    return states, alive
+    return partials, alive
 
 
 def _once(sets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Digits that occur in exactly one, and in more than one, of the sets along the last axis."""
+    """Find the digits that occur in exactly one, and in more than one, of the sets along the last axis."""
     any_, more = np.zeros(sets.shape[:-1], np.uint16), np.zeros(sets.shape[:-1], np.uint16)
     for k in range(sets.shape[-1]):
         more |= any_ & sets[..., k]
@@ -103,10 +104,10 @@ def _once(sets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return any_ & ~more, more
 
 
-def solvable(states: np.ndarray, geometry: Geometry) -> np.ndarray:
-    """Whether each state has at least one solution, [M]: deduction, and exhaustive search where that stalls."""
-    answer = np.zeros(len(states), bool)
-    stack = [(np.arange(len(states)), states)]
+def solvable(partials: np.ndarray, geometry: Geometry) -> np.ndarray:
+    """Say whether each partial has a solution, [M], by deduction and, where that stalls, by exhaustive search."""
+    answer = np.zeros(len(partials), bool)
+    stack = [(np.arange(len(partials)), partials)]
     while stack:
         owners, batch = stack.pop()
         open_ = ~answer[owners]
@@ -130,16 +131,16 @@ def solvable(states: np.ndarray, geometry: Geometry) -> np.ndarray:
     return answer
 
 
-def fill(count: int, geometry: Geometry, seed: int) -> np.ndarray:
-    """Random solutions, digits 0 to size − 1: [count, cells].
+def random_solutions(count: int, geometry: Geometry, seed: int) -> np.ndarray:
+    """Draw random solutions with digits 0 to size − 1: [count, cells].
 
-    Guesses a digit of a most constrained cell, deduces, and starts over on a contradiction. Every grid can come up;
-    their probabilities are not equal.
+    A digit of a most constrained cell is guessed and everything deduced from it; a contradiction starts the grid over.
+    Every grid can come up; their probabilities are not equal.
     """
-    states = np.full((count, geometry.cells), geometry.full)
+    partials = np.full((count, geometry.cells), geometry.full)
     active, guess = np.arange(count), 0
     while len(active):
-        now = states[active]
+        now = partials[active]
         choices = _COUNT[now]
         tie = counter.uniform(seed, 11, guess, active[:, None], np.arange(geometry.cells))
         cell = np.argmin(np.where(choices > 1, choices + tie, 99.0), -1)
@@ -150,28 +151,26 @@ def fill(count: int, geometry: Geometry, seed: int) -> np.ndarray:
         now[np.arange(len(now)), cell] = np.left_shift(1, digit).astype(np.uint16)
         now, alive = deduce(now, geometry)
         now[~alive] = geometry.full
-        states[active] = now
+        partials[active] = now
         active = active[(_COUNT[now] > 1).any(-1)]
         guess += 1
-    return np.log2(states).astype(np.int64)
+    return np.log2(partials).astype(np.int64)
 
 
 def all_grids(geometry: Geometry) -> np.ndarray:
-    """Every solution of the 4 × 4 grid, in a fixed order: [288, 16]."""
-    if geometry.size != 4:
-        raise ValueError(f"only the 4 × 4 grids can be listed, not those of size {geometry.size}.")
-    states = np.full((1, geometry.cells), geometry.full)
+    """List every solution of the 4 × 4 grid, in a fixed order: [288, 16]."""
+    partials = np.full((1, geometry.cells), geometry.full)
     for cell in range(geometry.cells):
-        parent, digit = np.nonzero(states[:, cell, None] >> np.arange(geometry.size) & 1)
-        states = states[parent]
-        states[:, cell] = np.left_shift(1, digit).astype(np.uint16)
-        states, alive = deduce(states, geometry)
-        states = states[alive]
-    return np.log2(np.unique(states, axis=0)).astype(np.int64)
+        parent, digit = np.nonzero(partials[:, cell, None] >> np.arange(geometry.size) & 1)
+        partials = partials[parent]
+        partials[:, cell] = np.left_shift(1, digit).astype(np.uint16)
+        partials, alive = deduce(partials, geometry)
+        partials = partials[alive]
+    return np.log2(np.unique(partials, axis=0)).astype(np.int64)
 
 
 def minimal_clues(solutions: np.ndarray, geometry: Geometry, seed: int) -> np.ndarray:
-    """A random clue set of each solution that has no other solution and of which no clue can be spared: [M, cells].
+    """Draw for each solution a random clue set that has no other solution and no clue to spare: [M, cells].
 
     Clues are taken away one by one in random order; a clue stays where the grid without it has a solution with
     another digit in that cell.
@@ -181,21 +180,21 @@ def minimal_clues(solutions: np.ndarray, geometry: Geometry, seed: int) -> np.nd
     digits = np.left_shift(1, solutions).astype(np.uint16)
     clues = np.ones(solutions.shape, bool)
     for cell in order.T:  # [M]: one cell of every puzzle
-        states = np.where(clues, digits, geometry.full)
-        states[puzzles, cell] = geometry.full & ~digits[puzzles, cell]
-        clues[puzzles, cell] = solvable(states, geometry)
+        partials = np.where(clues, digits, geometry.full)
+        partials[puzzles, cell] = geometry.full & ~digits[puzzles, cell]
+        clues[puzzles, cell] = solvable(partials, geometry)
     return clues
 
 
 def relabelled(solution: np.ndarray, size: int) -> bytes:
-    """The grid with its digits renamed in order of appearance: equal for grids that differ by a renaming."""
+    """Rename a grid's digits in order of appearance: the result is equal for grids that differ by a renaming."""
     names = np.full(size, -1)
     names[solution[:size]] = np.arange(size)  # the first row has every digit once
     return names[solution].astype(np.uint8).tobytes()
 
 
 def signature(solution: np.ndarray, geometry: Geometry) -> bytes:
-    """A value that no symmetry of the grid changes; different values prove two grids inequivalent.
+    """Compute a value that no symmetry of the grid changes; different values prove two grids inequivalent.
 
     Two rows define a permutation of the digits (what stands under each digit). Its cycle lengths survive a renaming of
     digits and any exchange of columns; collected over the pairs of rows within bands and across them, they survive

@@ -1,0 +1,12 @@
+"""The tasks by the name that the command line and a saved configuration give them."""
+
+from jpmhc.trm.tasks.arc import ArcConfig
+from jpmhc.trm.tasks.sudoku import SudokuConfig
+from jpmhc.trm.tasks.task import TaskConfig
+
+TASKS: dict[str, type[TaskConfig]] = {"sudoku": SudokuConfig, "arc": ArcConfig}
+
+
+def kind_of(config: TaskConfig) -> str:
+    """Return the name of a configuration's task."""
+    return next(kind for kind, cls in TASKS.items() if isinstance(config, cls))
