@@ -1,4 +1,4 @@
-"""The full ARC set-up: time, memory and disk it takes, how fast it makes batches, and that its answers score 100 %.
+"""Measure the full ARC set-up: time, memory and disk it takes, and how fast it makes batches.
 
     python benchmarks/bench_arc.py [--extra-tasks FOLDER] [--augmentations 1000]
 
@@ -24,19 +24,19 @@ from jpmhc.trm.tasks.batch import Answers
 _MIB = 2**20
 
 
-def resident() -> float:
-    """Memory of this process now, in MiB."""
+def resident_memory() -> float:
+    """Return the memory of this process now, in MiB."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / _MIB
 
 
-def written() -> int:
-    """Bytes this process has had written to disk."""
+def bytes_written() -> int:
+    """Return how many bytes this process has had written to disk."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith("write_bytes")))
 
 
-def oracle(arc: Arc, spoil: bool) -> dict[str, float]:
-    """Score of the labels themselves; with `spoil`, one colour of the first row of every puzzle is changed."""
+def score_labels(arc: Arc, spoil: bool) -> dict[str, float]:
+    """Score the labels themselves; with `spoil`, one colour of the first row of every puzzle is changed."""
     rows = arc.test_selection()
     place = arc.locate(rows)[0]
     first = set(rows[np.concatenate([[0], np.flatnonzero(np.diff(place)) + 1])].tolist()) if spoil else set()
@@ -52,10 +52,10 @@ def oracle(arc: Arc, spoil: bool) -> dict[str, float]:
 
 
 def measure(extra: Path | None, augmentations: int, check: bool) -> dict[str, float]:
-    """One set-up, in a process of its own so that its memory is its own."""
-    disk, before, start = written(), resident(), time.perf_counter()
+    """Measure one set-up, in a process of its own so that its memory is its own."""
+    disk, before, start = bytes_written(), resident_memory(), time.perf_counter()
     arc = ArcConfig(extra_tasks=extra, augmentations=augmentations).build()
-    seconds, after = time.perf_counter() - start, resident()
+    seconds, after = time.perf_counter() - start, resident_memory()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     case: dict[str, float] = {
         "puzzles": len(arc.puzzles),
@@ -65,11 +65,11 @@ def measure(extra: Path | None, augmentations: int, check: bool) -> dict[str, fl
         "setup_seconds": round(seconds, 2),
         "setup_peak_mib": round(peak - before, 1),
         "kept_mib": round(after - before, 1),
-        "disk_bytes": written() - disk,
+        "disk_bytes": bytes_written() - disk,
     }
     for spoil in (False, True) if check else ():
         start = time.perf_counter()
-        result = oracle(arc, spoil)
+        result = score_labels(arc, spoil)
         name = "oracle_spoilt" if spoil else "oracle"
         case |= {f"{name}_exact": result["exact_accuracy"], f"{name}_pass@1": result["pass@1"]}
         case[f"{name}_seconds"] = round(time.perf_counter() - start, 1)

@@ -1,4 +1,4 @@
-"""Training steps of the recursive model on random tokens: sequences per second and memory, plain and with mixers.
+"""Measure training steps of the recursive model on random tokens: sequences per second and memory, by mixer.
 
 One step is everything a training run does: refilling halted rows, the recursion, both losses, the backward pass,
 AdamAtan2 on the weights, SignSGD on the touched rows of a full-size puzzle table, and the averaged weights.
@@ -18,7 +18,7 @@ import torch
 from harness import write_csv
 from jpmhc.connections import parameter_groups
 from jpmhc.optim import AdamAtan2, SignSGD
-from jpmhc.trm.model import RecursiveConfig, RecursiveModel, refill
+from jpmhc.trm.model import RecursiveConfig, RecursiveModel, refill_rows
 from jpmhc.trm.training.ema import WeightAverage
 
 VOCABULARY, POOL = 12, 8
@@ -48,13 +48,13 @@ class Run:
         self.number = 0
 
     def arguments(self) -> tuple[torch.Tensor, ...]:
-        """What the core is called with in the next step, after refilling."""
-        self.carry = refill(self.carry, *self.pool[self.number % POOL])
+        """Refill halted rows and return what the core is called with in the next step."""
+        self.carry = refill_rows(self.carry, *self.pool[self.number % POOL])
         c = self.carry
         return (self.model.puzzles(c.identifiers), c.inputs, c.labels, c.z_h, c.z_l, c.steps, c.halted, self.minimum)
 
     def step(self) -> torch.Tensor:
-        """One optimiser step; returns its loss, on the device."""
+        """Take one optimiser step; returns its loss, on the device."""
         out = self.model.core(*self.arguments())
         (out.loss / len(self.minimum)).backward()
         self.adam.step()

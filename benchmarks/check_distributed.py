@@ -1,9 +1,10 @@
-"""How far two processes drift from one over fifty steps, in float32 and float64. Writes docs/results/distributed.md.
+"""Measure how far two processes drift from one over fifty steps, in float32 and float64.
 
-python benchmarks/check_distributed.py
+Writes docs/results/distributed.md:
+
+    python benchmarks/check_distributed.py
 """
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -12,12 +13,11 @@ from pathlib import Path
 
 import torch
 
+from jpmhc.trm.model import RecursiveConfig
+from jpmhc.trm.tasks.arc import ArcConfig
 from jpmhc.trm.training.config import TrainConfig
-from jpmhc.trm.training.distributed import join
 from jpmhc.trm.training.loop import Trainer
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.trm.training import shared_run
+from jpmhc.trm.training.processes import join_processes
 
 PAGE = Path(__file__).parent.parent / "docs" / "results" / "distributed.md"
 STEPS = 50
@@ -39,47 +39,71 @@ KINDS = [
 ]
 
 
-def configuration(
+def configure_run(
     out: Path, case: tuple[int, int, float, float], strategy: str, compute: str, parts: int
 ) -> TrainConfig:
-    """The suite's run, of another size and with other rates."""
+    """Return a small run with puzzle vectors, Grassmann frames, clipping, decay, exploration and averaging."""
     dim, streams, lr, frame_lr = case
-    run = shared_run.configuration(out)
-    model = dataclasses.replace(run.model, dim=dim, streams=streams, compute=compute)  # type: ignore[arg-type]
-    return dataclasses.replace(
-        run,
+    model = RecursiveConfig(
+        dim=dim,
+        heads=2,
+        inner_multiple=16,
+        puzzle_slots=2,
+        h_cycles=2,
+        l_cycles=1,
+        halt_max_steps=3,
+        halt_exploration=0.3,
+        mixer="grassmann",
+        streams=streams,
+        mixer_dynamic=False,
+        compute=compute,  # type: ignore[arg-type]
+    )
+    return TrainConfig(
+        task=ArcConfig(tasks=("25ff71a9", "a85d4709", "25d8a9c8"), augmentations=3, side=4, test_on="training"),
         model=model,
         steps=STEPS,
+        batch=8,
         accumulate=parts,
         lr=lr,
+        warmup=5,
+        decay_at=(0.8,),
+        decay_to=(0.3,),
+        clip=1.0,
         frame_lr=frame_lr,
+        ema=0.9,
+        device="cpu",
         strategy=strategy,  # type: ignore[arg-type]
+        out=out,
+        log_every=1,
     )
 
 
-def work(folder: Path) -> None:
-    """Every case as one of the processes that torchrun started, or alone: then also with rows in two parts."""
+def run_cases(folder: Path) -> None:
+    """Run every case as one of the processes that torchrun started, or alone: then also with rows in two parts."""
     torch.set_num_threads(1)
-    with join("cpu") as world:
+    with join_processes("cpu") as world:
         kinds = KINDS if world.size > 1 else [KINDS[0], KINDS[1], ("parts", "ddp", "float32", 2)]
         for number, case in enumerate(CASES):
             for name, strategy, compute, parts in kinds:
                 torch.set_default_dtype(getattr(torch, compute))
                 out = folder / f"{world.size}-{name}-{compute}-{number}"
-                Trainer(configuration(out, case, strategy, compute, parts), world).run()
+                Trainer(configure_run(out, case, strategy, compute, parts), world).run()
 
 
-def losses(path: Path) -> list[float]:
+def read_losses(path: Path) -> list[float]:
+    """Read the losses of a run from its log."""
     records = [json.loads(line) for line in (path / "log.jsonl").read_text().splitlines()]
     return [r["loss"] for r in records if r["kind"] == "train"]
 
 
-def drift(one: list[float], two: list[float]) -> str:
+def format_drift(one: list[float], two: list[float]) -> str:
+    """Write the largest difference between the losses of two runs."""
     largest = max(abs(a - b) for a, b in zip(one, two, strict=True))
     return f"{largest:.1e}" if largest else "0"
 
 
-def page(folder: Path) -> str:
+def write_page(folder: Path) -> str:
+    """Write the results of all cases as a page."""
     lines = [
         *("# Two processes against one", "", "    python benchmarks/check_distributed.py", ""),
         f"Largest difference of the loss over {STEPS} steps on the CPU (gloo), of a small run with Grassmann frames,",
@@ -91,13 +115,13 @@ def page(folder: Path) -> str:
         "|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for number, case in enumerate(CASES):
-        alone = {c: losses(folder / f"1-plain-{c}-{number}") for c in ("float32", "float64")}
-        two = losses(folder / f"2-plain-float32-{number}")
+        alone = {c: read_losses(folder / f"1-plain-{c}-{number}") for c in ("float32", "float64")}
+        two = read_losses(folder / f"2-plain-float32-{number}")
         cells = [
-            drift(alone["float32"], two),
-            drift(alone["float64"], losses(folder / f"2-plain-float64-{number}")),
-            drift(losses(folder / f"1-parts-float32-{number}"), two),
-            *(drift(alone["float32"], losses(folder / f"2-zero{k}-float32-{number}")) for k in (1, 2, 3)),
+            format_drift(alone["float32"], two),
+            format_drift(alone["float64"], read_losses(folder / f"2-plain-float64-{number}")),
+            format_drift(read_losses(folder / f"1-parts-float32-{number}"), two),
+            *(format_drift(alone["float32"], read_losses(folder / f"2-zero{k}-float32-{number}")) for k in (1, 2, 3)),
         ]
         lines.append(f"| {' | '.join([*map(str, case), *cells])} |")
     lines += [
@@ -115,12 +139,12 @@ def main() -> None:
         for start in ([], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]):
             print("running", "two processes" if start else "one process", flush=True)
             subprocess.run([sys.executable, *start, __file__, name], check=True)
-        PAGE.write_text(page(Path(name)))
+        PAGE.write_text(write_page(Path(name)))
     print(f"wrote {PAGE}")
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        work(Path(sys.argv[1]))
+        run_cases(Path(sys.argv[1]))
     else:
         main()

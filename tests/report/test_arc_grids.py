@@ -6,8 +6,7 @@ import numpy as np
 from matplotlib import image
 
 from jpmhc.report.arc_grids import draw_answers
-from jpmhc.trm.tasks.arc.scores import Candidate
-from jpmhc.trm.training.evaluation import Answered
+from jpmhc.trm.tasks.task import Answered, Candidate
 
 
 def answered(right: bool, count: int = 1) -> list[Answered]:

@@ -1,12 +1,17 @@
 """The command `jpmhc evaluate`."""
 
+import dataclasses
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
+from jpmhc.cli.forms import make_form, read_form
 from jpmhc.cli.output import is_first_process
-from jpmhc.trm.training.evaluation import EvaluateConfig, evaluate_checkpoints, summary
+from jpmhc.trm.tasks.registry import TASKS
+from jpmhc.trm.training.evaluation import EvaluateConfig, evaluate_checkpoints
 
 
 def main(words: Sequence[str]) -> None:
@@ -14,7 +19,24 @@ def main(words: Sequence[str]) -> None:
     tyro.cli(evaluate, prog="jpmhc evaluate", args=words)
 
 
-def evaluate(config: Annotated[EvaluateConfig, tyro.conf.arg(name="")]) -> None:
+def task_options() -> tuple[Any, Any]:
+    """Return the annotation and the default of a field with the options that some task lets an evaluation change."""
+    overrides = tuple(dict.fromkeys(config.Overrides for config in TASKS.values()))
+    options = dataclasses.make_dataclass("TaskOptions", [], bases=overrides, frozen=True)
+    return Annotated[options, tyro.conf.arg(name="")], options()
+
+
+def chosen_options(options: Any) -> dict[str, Any]:
+    """Return the task's options that were typed, by name."""
+    return {name: value for name, value in vars(options).items() if value is not None}
+
+
+_FORM = make_form(
+    EvaluateConfig(), runs=(Annotated[tuple[Path, ...], tyro.conf.Positional], ()), task_options=task_options()
+)
+
+
+def evaluate(config: Annotated[type(_FORM), tyro.conf.arg(name="")]) -> None:  # type: ignore[valid-type]
     """Score checkpoints on held-out puzzles: exact accuracy, and for ARC pass@k by vote.
 
     Example: jpmhc evaluate out/laptop
@@ -22,15 +44,7 @@ def evaluate(config: Annotated[EvaluateConfig, tyro.conf.arg(name="")]) -> None:
 
     Several processes: torchrun --nproc-per-node 8 -m jpmhc evaluate out/paper
     """
-    found = evaluate_checkpoints(config, print_scores)
+    chosen = read_form(config, EvaluateConfig, task_options=chosen_options(config.task_options))
+    found = evaluate_checkpoints(chosen, partial(print, flush=True))
     if is_first_process():
         print(f"wrote {found['choices']['out']}")
-
-
-def print_scores(found: dict[str, Any]) -> None:
-    """Print one line for every checkpoint, and one for all of them pooled."""
-    parts = [(f"{result['checkpoint']}: {result['tests']}", result["metrics"]) for result in found["results"]]
-    if found["pooled"] is not None:
-        parts.append(("all checkpoints pooled", found["pooled"]))
-    for name, metrics in parts:
-        print(f"{name}: {summary(metrics)}", flush=True)

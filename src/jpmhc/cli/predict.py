@@ -1,14 +1,20 @@
 """The command `jpmhc predict`."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from jpmhc.cli.evaluate import chosen_options, task_options
+from jpmhc.cli.forms import make_form, read_form
 from jpmhc.cli.output import is_first_process
 from jpmhc.report.arc_grids import draw_answers
-from jpmhc.trm.training.evaluation import PredictConfig
-from jpmhc.trm.training.evaluation import predict as predict_answers
+from jpmhc.trm.training.prediction import PredictConfig, predict_answers
+
+_FORM = make_form(
+    PredictConfig(), run=(Annotated[Path | None, tyro.conf.Positional], None), task_options=task_options()
+)
 
 
 def main(words: Sequence[str]) -> None:
@@ -16,17 +22,18 @@ def main(words: Sequence[str]) -> None:
     tyro.cli(predict, prog="jpmhc predict", args=words)
 
 
-def predict(config: Annotated[PredictConfig, tyro.conf.arg(name="")]) -> None:
+def predict(config: Annotated[type(_FORM), tyro.conf.arg(name="")]) -> None:  # type: ignore[valid-type]
     """Answer ARC tests by vote: a submission file for ARC Prize, and pictures of the answers.
 
     Example: jpmhc predict out/arc-small --tasks 00576224 009d5c81 --out out/submission.json
 
     Pictures are drawn of the tasks that --tasks names.
     """
-    answered, out = predict_answers(config)
+    chosen = read_form(config, PredictConfig, task_options=chosen_options(config.task_options))
+    answered, out = predict_answers(chosen)
     if not is_first_process():
         return
     print(f"wrote {out} with {len(answered)} answer{'' if len(answered) == 1 else 's'}")
-    if config.tasks:
+    if chosen.tasks:
         for picture in draw_answers(answered, out.with_suffix(".png")):
             print(f"wrote {picture}")

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
-from jpmhc.trm.training.evaluation import Answered
+from jpmhc.trm.tasks.task import Answered
 
 # Colours 0 to 9 as the public ARC viewer shows them.
 COLOURS = ListedColormap(

@@ -79,9 +79,3 @@ def test_puzzle_table_starts_at_zero_with_a_sparse_gradient():
     assert table.weight.grad is not None
     assert table.weight.grad.is_sparse
     assert table.weight.grad._values().shape == (3, 4)
-
-
-@pytest.mark.parametrize("heads_dim", [3, 5])
-def test_odd_head_width_is_refused(heads_dim):
-    with pytest.raises(ValueError, match="even"):
-        Rotary(heads_dim, 4)

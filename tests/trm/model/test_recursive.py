@@ -8,7 +8,7 @@ import torch
 
 from jpmhc.connections import MIXERS, parameter_groups
 from jpmhc.optim import AdamAtan2, grassmann_frames
-from jpmhc.trm.model import RecursiveConfig, RecursiveModel, refill
+from jpmhc.trm.model import RecursiveConfig, RecursiveModel, refill_rows
 from jpmhc.trm.model.losses import row_cross_entropy
 
 SMALL = RecursiveConfig(
@@ -122,7 +122,7 @@ def test_training_steps_carry_their_states_and_equal_a_prediction():
     """Four training steps on rows that may not halt are one prediction of four steps."""
     model = build()
     inputs, labels, identifiers = batch()
-    carry = refill(model.empty_carry(4, 5), inputs, labels, identifiers)
+    carry = refill_rows(model.empty_carry(4, 5), inputs, labels, identifiers)
     for i in range(4):
         out = train_step(model, carry, minimum=torch.full((4,), 4, dtype=torch.int32))
         carry = advance(carry, out)
@@ -136,13 +136,13 @@ def test_only_the_last_outer_cycle_carries_gradient():
     """The gradient is that of one cycle started from the states the earlier cycles left behind."""
     model = build()
     inputs, labels, identifiers = batch()
-    carry = refill(model.empty_carry(4, 5), inputs, labels, identifiers)
+    carry = refill_rows(model.empty_carry(4, 5), inputs, labels, identifiers)
     train_step(model, carry).loss.backward()
     full = {name: p.grad.clone() for name, p in model.core.named_parameters()}
     model.zero_grad()
-    x = model.core.embed(model.puzzles(identifiers), inputs)
+    x = model.core.embed_rows(model.puzzles(identifiers), inputs)
     with torch.no_grad():
-        z_h, z_l = model.core.recur(*model.core.initial(4), x)
+        z_h, z_l = model.core.run_cycle(*model.core.initial_states(4), x)
     short = build(RecursiveConfig(**{**vars(SMALL), "h_cycles": 1}))
     short.load_state_dict(model.state_dict())
     out = short.core(
@@ -156,7 +156,7 @@ def test_only_the_last_outer_cycle_carries_gradient():
 def test_rows_halt_by_the_head_by_the_limit_and_not_before_their_minimum():
     model = build()
     inputs, labels, identifiers = batch()
-    carry = refill(model.empty_carry(4, 5), inputs, labels, identifiers)
+    carry = refill_rows(model.empty_carry(4, 5), inputs, labels, identifiers)
     with torch.no_grad():
         model.core.q_head.weight.zero_()
         model.core.q_head.bias.fill_(1.0)  # the head always wants to halt
@@ -171,24 +171,24 @@ def test_rows_halt_by_the_head_by_the_limit_and_not_before_their_minimum():
 def test_refill_replaces_halted_rows_alone_and_resets_their_states():
     model = build()
     first, second = batch(seed=0), batch(seed=1)
-    carry = refill(model.empty_carry(4, 5), *first)
+    carry = refill_rows(model.empty_carry(4, 5), *first)
     carry = advance(carry, train_step(model, carry))
-    carry = refill(carry._replace(halted=torch.tensor([True, False, True, False])), *second)
+    carry = refill_rows(carry._replace(halted=torch.tensor([True, False, True, False])), *second)
     for mixed, old, new in zip((carry.inputs, carry.labels, carry.identifiers), first, second):
         assert torch.equal(mixed[0::2], new[0::2])
         assert torch.equal(mixed[1::2], old[1::2])
     out = train_step(model, carry)
     assert out.steps.tolist() == [1, 2, 1, 2]
-    alone = train_step(model, refill(model.empty_carry(4, 5), *second))
+    alone = train_step(model, refill_rows(model.empty_carry(4, 5), *second))
     torch.testing.assert_close(out.language[0::2], alone.language[0::2], rtol=1e-6, atol=1e-7)
 
 
 def test_rows_do_not_see_each_other():
     model = build()
     data = batch()
-    together = train_step(model, refill(model.empty_carry(4, 5), *data)).language
+    together = train_step(model, refill_rows(model.empty_carry(4, 5), *data)).language
     for row in range(4):
-        alone = train_step(model, refill(model.empty_carry(1, 5), *(t[row : row + 1] for t in data))).language
+        alone = train_step(model, refill_rows(model.empty_carry(1, 5), *(t[row : row + 1] for t in data))).language
         torch.testing.assert_close(alone[0], together[row], rtol=1e-5, atol=1e-6)
 
 
@@ -197,12 +197,12 @@ def test_bfloat16_answers_stay_close_and_weights_stay_float32():
     exact = build()
     low = build(RecursiveConfig(**{**vars(SMALL), "compute": "bfloat16"}))
     low.load_state_dict(exact.state_dict())
-    carry = refill(low.empty_carry(4, 5), *data)
+    carry = refill_rows(low.empty_carry(4, 5), *data)
     assert carry.z_h.dtype == torch.bfloat16
     out = train_step(low, carry)
     out.loss.backward()
     assert all(p.grad.dtype == torch.float32 for p in low.core.parameters())
-    reference = train_step(exact, refill(exact.empty_carry(4, 5), *data))
+    reference = train_step(exact, refill_rows(exact.empty_carry(4, 5), *data))
     torch.testing.assert_close(out.language, reference.language, rtol=0.05, atol=0.02)
 
 
@@ -210,10 +210,10 @@ def test_compiled_step_equals_the_eager_one():
     brief = RecursiveConfig(**{**vars(SMALL), "layers": 1, "l_cycles": 1})
     model, other = build(brief), build(brief)
     data = batch()
-    eager = train_step(model, refill(model.empty_carry(4, 5), *data))
+    eager = train_step(model, refill_rows(model.empty_carry(4, 5), *data))
     eager.loss.backward()
     other.core.compile(backend="aot_eager", fullgraph=True)
-    compiled = train_step(other, refill(other.empty_carry(4, 5), *data))
+    compiled = train_step(other, refill_rows(other.empty_carry(4, 5), *data))
     compiled.loss.backward()
     torch.testing.assert_close(compiled.loss, eager.loss, rtol=1e-6, atol=1e-7)
     for (name, p), q in zip(model.core.named_parameters(), other.core.parameters()):
@@ -242,8 +242,8 @@ def test_every_mixer_starts_as_the_plain_model(mixer, dynamic, span):
     plain, other = build(), build(mixed(mixer, mixer_dynamic=dynamic, stream_span=span))
     copy_sublayers(plain, other)
     data = batch()
-    expected = train_step(plain, refill(plain.empty_carry(4, 5), *data))
-    out = train_step(other, refill(other.empty_carry(4, 5), *data))
+    expected = train_step(plain, refill_rows(plain.empty_carry(4, 5), *data))
+    out = train_step(other, refill_rows(other.empty_carry(4, 5), *data))
     torch.testing.assert_close(out.language, expected.language, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(out.halting, expected.halting, rtol=1e-3, atol=1e-4)
 
@@ -256,7 +256,7 @@ def test_every_mixer_receives_gradient_and_learns_a_batch(mixer, form):
     groups = parameter_groups(model.core, 0.1)
     optimiser = AdamAtan2(groups, lr=1e-2)
     losses = []
-    carry = refill(model.empty_carry(4, 5), inputs, labels, identifiers)
+    carry = refill_rows(model.empty_carry(4, 5), inputs, labels, identifiers)
     for _ in range(30):
         out = train_step(model, carry._replace(halted=torch.ones(4, dtype=torch.bool)))
         optimiser.zero_grad()
@@ -275,7 +275,7 @@ def test_every_mixer_receives_gradient_and_learns_a_batch(mixer, form):
 def test_norm_at_the_end_of_a_call_gives_unit_states():
     model = build(mixed("cayley", stream_norm="call"))
     data = batch()
-    out = train_step(model, refill(model.empty_carry(4, 5), *data))
+    out = train_step(model, refill_rows(model.empty_carry(4, 5), *data))
     np.testing.assert_allclose(out.z_h.square().mean(-1).numpy(), 1.0, rtol=1e-3)
     assert model.core.network.connections[0].post_norm is None
 
@@ -300,7 +300,7 @@ def test_compiled_prediction_equals_the_eager_one(monkeypatch):
     [
         ({"dim": 18}, "multiple"),
         ({"h_cycles": 0}, "h_cycles"),
-        ({"halt_exploration": 1.5}, "probability"),
+        ({"halt_exploration": 1.5}, r"halt_exploration must lie in \[0, 1\], got 1.5"),
         ({"mixer": "cayley"}, "streams"),
         ({"mixer": "nope"}, "unknown mixer 'nope'; the known ones are identity, unconstrained"),
         ({"mixer": "nope", "streams": 2}, "unknown mixer 'nope'"),
@@ -314,8 +314,8 @@ def test_compiled_prediction_equals_the_eager_one(monkeypatch):
         ({"expansion": math.nan}, "expansion must be positive and finite"),
         ({"expansion": 1e-3}, "expansion 0.001 leaves no inner width at dim"),
         ({"inner_multiple": 0}, "inner_multiple must be a whole number and at least 1, got 0"),
-        ({"halting_weight": math.nan}, "halting_weight must be finite and at least 0, not nan"),
-        ({"halting_weight": -1.0}, "halting_weight must be finite and at least 0"),
+        ({"halting_weight": math.nan}, r"halting_weight must lie in \[0, inf\), got nan"),
+        ({"halting_weight": -1.0}, r"halting_weight must lie in \[0, inf\), got -1.0"),
     ],
 )
 def test_bad_configurations_are_named(change, message):

@@ -9,7 +9,7 @@ import torch
 from jpmhc.trm.model import RecursiveConfig, RecursiveModel
 from jpmhc.trm.model.recursive import Prediction
 from jpmhc.trm.tasks.batch import Answers, Batch
-from jpmhc.trm.tasks.evaluate import answers_of, evaluate
+from jpmhc.trm.tasks.evaluate import fill_scorer, greedy_answers
 from jpmhc.trm.tasks.sudoku import Sudoku, SudokuConfig
 
 
@@ -35,9 +35,10 @@ def test_every_row_is_asked_once(task: Sudoku, batch_size: int) -> None:
         return some_wrong(batch)
 
     scorer = task.scorer(task.test_selection())
-    result = evaluate(
-        task, scorer, answer, batch_size=batch_size, progress=lambda done, total: progress.append((done, total))
-    ).result()
+    fill_scorer(
+        scorer, task, answer, batch_size=batch_size, progress=lambda done, total: progress.append((done, total))
+    )
+    result = scorer.result()
     assert sum(asked) == 50
     assert max(asked) <= batch_size
     assert progress[-1] == (50, 50)
@@ -47,26 +48,26 @@ def test_every_row_is_asked_once(task: Sudoku, batch_size: int) -> None:
 
 
 def test_shards_give_the_result_of_one_process(task: Sudoku) -> None:
-    alone = evaluate(task, task.scorer(task.test_selection()), some_wrong, batch_size=50).result()
-    states: list[dict[str, Any]] = []
+    alone = task.scorer(task.test_selection())
+    fill_scorer(alone, task, some_wrong, batch_size=50)
+    records: list[dict[str, Any]] = []
 
-    def gather(state: dict[str, Any]) -> list[dict[str, Any]]:
-        states.append(state)
-        return states
+    def gather(mine: dict[str, Any]) -> list[dict[str, Any]]:
+        records.append(mine)
+        return records
 
     for rank in range(3):
         scorer = task.scorer(task.test_selection())
-        evaluate(task, scorer, some_wrong, batch_size=4, rank=rank, world=3, gather=gather)
-    assert len(states[0]["rows"]) == 17
-    assert scorer.result() == alone  # the last rank has gathered all
+        fill_scorer(scorer, task, some_wrong, batch_size=4, rank=rank, processes=3, gather=gather)
+    assert len(records[0]["rows"]) == 17
+    assert scorer.result() == alone.result()  # the last process has gathered all
 
 
-def test_missing_gather_and_empty_batches_are_refused(task: Sudoku) -> None:
+def test_the_rows_of_one_process_of_two_are_no_result(task: Sudoku) -> None:
     scorer = task.scorer(task.test_selection())
-    with pytest.raises(ValueError, match="needs a way to gather"):
-        evaluate(task, scorer, some_wrong, batch_size=4, world=2)
-    with pytest.raises(ValueError, match="at least one row"):
-        evaluate(task, scorer, some_wrong, batch_size=0)
+    fill_scorer(scorer, task, some_wrong, batch_size=4, processes=2)
+    with pytest.raises(ValueError, match="25 of 50 test rows have no answer yet"):
+        scorer.result()
 
 
 def test_answers_are_what_the_model_predicts(task: Sudoku) -> None:
@@ -76,7 +77,7 @@ def test_answers_are_what_the_model_predicts(task: Sudoku) -> None:
     )
     model = RecursiveModel(config, task.vocabulary, task.length, task.identifiers).eval()
     batch = task.test_examples(np.arange(5))
-    answers = answers_of(model)(batch)
+    answers = greedy_answers(model)(batch)
     prediction: Prediction = model.predict(batch.inputs, batch.identifiers)
     assert torch.equal(answers.tokens, prediction.logits.argmax(-1))
     assert answers.confidence.tolist() == pytest.approx((1 / (1 + np.exp(-prediction.q_halt.numpy()))).tolist())

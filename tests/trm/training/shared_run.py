@@ -12,8 +12,8 @@ from jpmhc.trm.model import RecursiveConfig
 from jpmhc.trm.tasks.arc import ArcConfig
 from jpmhc.trm.training import checkpoint
 from jpmhc.trm.training.config import TrainConfig
-from jpmhc.trm.training.distributed import World, join
 from jpmhc.trm.training.loop import Trainer
+from jpmhc.trm.training.processes import World, join_processes
 
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
 STEPS = 50
@@ -79,7 +79,7 @@ def run_all(folder: Path, world: World) -> None:
         Trainer(config, world).run()
         if strategy == "zero3":
             resumed = dataclasses.replace(config, out=folder / "zero3-resumed")
-            found = checkpoint.verify(config.out / "checkpoints" / "step-00000030")
+            found = checkpoint.verify_checkpoint(config.out / "checkpoints" / "step-00000030")
             Trainer(resumed, world, found).run()
     with float64():
         Trainer(precise(folder / "precise"), world).run()
@@ -87,5 +87,5 @@ def run_all(folder: Path, world: World) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    with join("cpu") as joined:
+    with join_processes("cpu") as joined:
         run_all(Path(sys.argv[1]), joined)

@@ -7,8 +7,8 @@ import torch
 from jpmhc.trm.model import RecursiveConfig
 from jpmhc.trm.tasks.sudoku import SudokuConfig
 from jpmhc.trm.training.config import TrainConfig
-from jpmhc.trm.training.distributed import World
 from jpmhc.trm.training.loop import Trainer
+from jpmhc.trm.training.processes import World
 
 SMALL = TrainConfig(
     task=SudokuConfig(puzzles=40, test_puzzles=10),

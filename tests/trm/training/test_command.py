@@ -1,5 +1,6 @@
 """The command `jpmhc train`: presets decide defaults, options override them, bad input is one sentence and status 2."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -7,17 +8,43 @@ import signal
 import pytest
 
 from jpmhc.cli import main
-from jpmhc.cli.train import preset_in
+from jpmhc.cli.train import defaults_in
+from jpmhc.trm.tasks.registry import TASKS
 from jpmhc.trm.training import loop
-from jpmhc.trm.training.config import PRESETS
+from jpmhc.trm.training.presets import PRESETS
 
 SIZE = ["--dim", "16", "--heads", "2", "--inner-multiple", "16", "--batch", "4", "--device", "cpu"]
 
 
 def test_preset_is_found_in_either_spelling():
-    assert preset_in(["--preset", "paper"]) is PRESETS["paper"]
-    assert preset_in(["--preset=trm", "--steps", "3"]) is PRESETS["trm"]
-    assert preset_in([]) is PRESETS["laptop"]
+    assert defaults_in(["--preset", "paper"]) is PRESETS["paper"]
+    assert defaults_in(["--preset=trm", "--steps", "3"]) is PRESETS["trm"]
+    assert defaults_in([]) is PRESETS["laptop"]
+
+
+@pytest.mark.parametrize("preset", list(PRESETS))
+@pytest.mark.parametrize("kind", list(TASKS))
+def test_every_task_goes_with_every_preset(monkeypatch, preset, kind):
+    """The task's own options follow, and everything else stays that of the preset."""
+    ran = []
+    monkeypatch.setattr("jpmhc.cli.train.run_training", ran.append)
+    main(["train", f"--task.kind={kind}", "--preset", preset, "--task.seed", "7"])
+    [config] = ran
+    assert type(config.task) is TASKS[kind]
+    assert config.task.seed == 7
+    if type(PRESETS[preset].task) is TASKS[kind]:
+        assert config == dataclasses.replace(PRESETS[preset], task=dataclasses.replace(PRESETS[preset].task, seed=7))
+    else:
+        assert config.task == TASKS[kind](seed=7)
+    assert (config.model, config.steps) == (PRESETS[preset].model, PRESETS[preset].steps)
+    assert type(config).from_json(config.to_json()) == config
+
+
+def test_options_of_another_task_are_refused(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", "--task.kind", "sudoku", "--preset", "paper", "--task.augmentations", "3"])
+    assert stopped.value.code == 2
+    assert "--task.augmentations" in capsys.readouterr().err
 
 
 def test_options_override_the_preset_and_the_resolved_configuration_is_saved(tmp_path, capsys):
@@ -54,9 +81,11 @@ def test_options_override_the_preset_and_the_resolved_configuration_is_saved(tmp
         (["--attend", "cudnn"], "attend=cudnn is not possible on cpu"),
         (["--expansion", "0"], "expansion must be positive"),
         (["--inner-multiple", "0"], "inner_multiple must be"),
-        (["--lr", "nan"], "lr must be finite and at least 0, not nan"),
-        (["--puzzle-lr", "inf"], "puzzle_lr must be finite"),
-        (["--decay-at", "0.5", "--decay-to", "-1"], "decay_to must be factors between 0 and 1"),
+        (["--lr", "nan"], "lr must lie in [0, inf), got nan"),
+        (["--puzzle-lr", "inf"], "puzzle_lr must lie in [0, inf)"),
+        (["--decay-at", "0.5", "--decay-to", "-1"], "decay_to must lie in [0, 1]"),
+        (["--task.kind", "chess"], "invalid choice 'chess' for argument '--task.kind'"),
+        (["--task.puzzles", "0"], "puzzles must be a whole number"),
         (["--frame-iterations", "0"], "frame_iterations must be"),
         (["--seed", "99999999999999999999999"], "seed must lie between"),
         (["--accumulate", "3"], "batch (4) must be a multiple of processes × accumulate (1 × 3)"),
@@ -79,7 +108,7 @@ def test_bad_input_is_one_sentence(tmp_path, capsys, monkeypatch, options, sente
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("where", ["advance", "evaluate"])
+@pytest.mark.parametrize("where", ["take_step", "fill_scorer"])
 def test_a_run_ended_by_a_signal_has_its_status(tmp_path, capsys, monkeypatch, number, status, where):
     """128 + the signal's number, as shells have it, in a step and in an evaluation alike."""
     whole = getattr(loop, where)

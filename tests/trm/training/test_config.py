@@ -7,15 +7,16 @@ from pathlib import Path
 import pytest
 
 from jpmhc.trm.tasks.arc import ArcConfig
-from jpmhc.trm.training.config import PRESETS, TrainConfig
+from jpmhc.trm.training.config import TrainConfig
+from jpmhc.trm.training.presets import PRESETS
 
 
 def test_rate_rises_linearly_and_drops_at_the_fractions():
     config = TrainConfig(steps=100, warmup=10, decay_at=(0.8, 0.9), decay_to=(0.316, 0.1))
-    assert [config.rate(step) for step in (0, 4, 9, 10, 79, 80, 89, 90, 99)] == pytest.approx(
+    assert [config.learning_rate_factor(step) for step in (0, 4, 9, 10, 79, 80, 89, 90, 99)] == pytest.approx(
         [0.1, 0.5, 1.0, 1.0, 1.0, 0.316, 0.316, 0.1, 0.1]
     )
-    assert dataclasses.replace(config, warmup=0).rate(0) == 1.0
+    assert dataclasses.replace(config, warmup=0).learning_rate_factor(0) == 1.0
 
 
 def test_paper_preset_has_the_numbers_of_its_tables():
@@ -47,23 +48,24 @@ def test_paths_and_tuples_survive_json():
         ({"steps": 0}, "steps"),
         ({"decay_at": (0.5,)}, "differ in length"),
         ({"decay_at": (0.9, 0.5), "decay_to": (0.1, 0.1)}, "rising"),
+        ({"decay_at": (1.5,), "decay_to": (0.1,)}, r"^decay_at must lie in \(0, 1\), got 1.5"),
         ({"ema": 1.0}, "ema"),
         ({"clip": 0.0}, "clip"),
-        ({"warmup": -1}, "^warmup must be at least 0, not -1"),
-        ({"evaluate_every": -1}, "^evaluate_every must be at least 0"),
-        ({"lr": math.nan}, "^lr must be finite and at least 0, not nan"),
-        ({"lr": math.inf}, "^lr must be finite and at least 0, not inf"),
-        ({"puzzle_lr": math.inf}, "^puzzle_lr must be finite"),
-        ({"frame_lr": math.nan}, "^frame_lr must be finite"),
-        ({"weight_decay": -0.1}, "^weight_decay must be finite and at least 0, not -0.1"),
-        ({"puzzle_weight_decay": math.nan}, "^puzzle_weight_decay must be finite"),
-        ({"betas": (0.9, 1.0)}, "^betas must lie in"),
+        ({"warmup": -1}, r"^warmup must lie in \[0, inf\), got -1"),
+        ({"evaluate_every": -1}, r"^evaluate_every must lie in \[0, inf\)"),
+        ({"lr": math.nan}, r"^lr must lie in \[0, inf\), got nan"),
+        ({"lr": math.inf}, r"^lr must lie in \[0, inf\), got inf"),
+        ({"puzzle_lr": math.inf}, r"^puzzle_lr must lie in \[0, inf\)"),
+        ({"frame_lr": math.nan}, r"^frame_lr must lie in \[0, inf\)"),
+        ({"weight_decay": -0.1}, r"^weight_decay must lie in \[0, inf\), got -0.1"),
+        ({"puzzle_weight_decay": math.nan}, r"^puzzle_weight_decay must lie in \[0, inf\)"),
+        ({"betas": (0.9, 1.0)}, r"^betas must lie in \[0, 1\), got 1.0"),
         ({"frame_iterations": 0}, "^frame_iterations must be .* at least 1, got 0"),
-        ({"decay_at": (0.5,), "decay_to": (-1.0,)}, "^decay_to must be factors between 0 and 1"),
-        ({"decay_at": (0.5,), "decay_to": (math.nan,)}, "^decay_to must be"),
-        ({"decay_at": (0.5, 0.9), "decay_to": (0.1, 1.5)}, "^decay_to must be"),
+        ({"decay_at": (0.5,), "decay_to": (-1.0,)}, r"^decay_to must lie in \[0, 1\], got -1.0"),
+        ({"decay_at": (0.5,), "decay_to": (math.nan,)}, "^decay_to must lie in"),
+        ({"decay_at": (0.5, 0.9), "decay_to": (0.1, 1.5)}, "^decay_to must lie in"),
         ({"task": ArcConfig(), "evaluate_variants": 0}, "^evaluate_variants must be .* at least 1, got 0"),
-        ({"evaluate_variants": 3}, "evaluate_variants is for ARC"),
+        ({"evaluate_variants": 3}, "evaluate_variants is for tasks whose variants vote; sudoku has none"),
         ({"seed": 10**23}, r"^seed must lie between -2\^63 and 2\^64 - 1, not at 1000"),
         ({"task": ArcConfig(seed=-(10**23))}, r"^task\.seed must lie between"),
     ],

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from jpmhc.trm.training import checkpoint
-from jpmhc.trm.training.distributed import World
+from jpmhc.trm.training.learner import refuse_other_run
 from jpmhc.trm.training.loop import Trainer
-from jpmhc.trm.training.state import refuse_other_run
+from jpmhc.trm.training.processes import World
 from tests.trm.training.shared_run import STEPS, STRATEGIES, configuration, float64, precise
 
 HERE = Path(__file__).parent
@@ -56,8 +56,8 @@ def test_losses_are_those_of_one_process(runs, run):
 
 @pytest.mark.parametrize("run", [*STRATEGIES, "zero3-resumed"])
 def test_weights_frames_rows_and_averages_are_those_of_one_process(runs, run):
-    alone = checkpoint.find(runs / "single", "latest").shared()
-    shared = checkpoint.find(runs / run, "latest").shared()
+    alone = checkpoint.find_checkpoint(runs / "single", "latest").shared()
+    shared = checkpoint.find_checkpoint(runs / run, "latest").shared()
     assert shared["core"].keys() == alone["core"].keys()
     frames = [name for name in alone["core"] if name.endswith(".frame")]
     assert len(frames) == 4
@@ -78,7 +78,7 @@ def test_replicas_are_one_process_that_takes_its_rows_in_two_parts(runs):
     Trainer(dataclasses.replace(configuration(runs / "parts"), accumulate=2), ALONE).run()
     parts, shared = records(runs / "parts", "train"), records(runs / "ddp", "train")
     assert [r["loss"] for r in shared.values()] == [r["loss"] for r in parts.values()]
-    one, two = (checkpoint.find(runs / run, "latest").shared() for run in ("parts", "ddp"))
+    one, two = (checkpoint.find_checkpoint(runs / run, "latest").shared() for run in ("parts", "ddp"))
     for part in ("core", "average", "puzzles"):
         for name, tensor in one[part].items():
             assert torch.equal(two[part][name], tensor), f"{part} {name}"
@@ -97,7 +97,7 @@ def test_in_float64_differences_are_rounding(runs):
 
 def test_a_run_of_two_processes_goes_on_with_one(runs):
     """Replicas resume on any number of processes: the rows in flight are dealt out again."""
-    found = checkpoint.verify(runs / "ddp" / "checkpoints" / "step-00000030")
+    found = checkpoint.verify_checkpoint(runs / "ddp" / "checkpoints" / "step-00000030")
     assert found.ranks == 2
     Trainer(configuration(runs / "fewer"), ALONE, found).run()
     alone, fewer = records(runs / "single", "train"), records(runs / "fewer", "train")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +14,14 @@ from matplotlib import image
 from jpmhc import cli
 from jpmhc.trm.model import RecursiveConfig, RecursiveModel
 from jpmhc.trm.tasks.arc import ArcConfig
-from jpmhc.trm.tasks.arc.scores import Candidate
+from jpmhc.trm.tasks.arc.submission import submission
 from jpmhc.trm.tasks.batch import PAD
-from jpmhc.trm.tasks.evaluate import answers_of
+from jpmhc.trm.tasks.evaluate import greedy_answers
 from jpmhc.trm.tasks.sudoku import SudokuConfig
-from jpmhc.trm.training.checkpoint import load_model, locate
+from jpmhc.trm.tasks.task import Answered, Candidate
+from jpmhc.trm.training.checkpoint import load_model, locate_checkpoint
 from jpmhc.trm.training.config import TrainConfig
-from jpmhc.trm.training.evaluation import Answered, EvaluateConfig, evaluate_checkpoints, submission, summary
+from jpmhc.trm.training.evaluation import EvaluateConfig, evaluate_checkpoints
 from jpmhc.trm.training.loop import train
 
 TASKS = ("d037b0a7", "25d8a9c8")  # grids of 3 × 3
@@ -57,11 +59,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_training_learns_the_puzzles_by_heart(run: Path) -> None:
-    checkpoint = locate(run)
+    checkpoint = locate_checkpoint(run)
     model = load_model(checkpoint)
     task = checkpoint.config.task.build()
     rows = task.examples(np.arange(10 * task.epoch_length))  # every pair of every variant, most likely
-    answers = answers_of(model)(rows)
+    answers = greedy_answers(model)(rows)
     exact = ((answers.tokens == rows.labels) | (rows.labels == PAD)).all(-1)
     assert exact.double().mean() >= 0.95
 
@@ -191,7 +193,7 @@ def test_compiling_is_asked_of_the_model_when_wanted(
         (["evaluate", "RUN", "--test-on", "evaluation"], "no evaluation puzzle to test on"),
         (
             ["predict", "RUN", "--tasks", "00576224"],
-            "00576224 is not among the 2 that RUN tests (25d8a9c8, d037b0a7)",
+            "00576224 is not among the 2 that the run tests (25d8a9c8, d037b0a7)",
         ),
     ],
 )
@@ -224,7 +226,7 @@ def test_a_full_disk_costs_no_score(run: Path, capsys: pytest.CaptureFixture[str
     assert stopped.value.code == 2
     said = capsys.readouterr()
     assert "pass@1 100.00 %" in said.out
-    assert "/dev/full cannot be written to (No space left on device): name another --out." in said.err
+    assert "/dev/full cannot be written to (No space left on device): name another --out" in said.err
 
 
 def test_half_a_result_is_not_left(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,17 +259,22 @@ def test_sudoku_runs_are_scored_but_not_voted_on(tmp_path: Path) -> None:
         task=task, model=dataclasses.replace(TINY), steps=1, batch=4, device="cpu", out=tmp_path / "run"
     )
     train(config)
-    found = evaluate_checkpoints(EvaluateConfig(runs=(tmp_path / "run",), device="cpu", out=tmp_path / "x.json"))
+    lines: list[str] = []
+    choices = EvaluateConfig(runs=(tmp_path / "run",), device="cpu", out=tmp_path / "x.json")
+    found = evaluate_checkpoints(choices, lines.append)
     metrics = found["results"][0]["metrics"]
     assert metrics["rows"] == 3
     assert "pass@1" not in metrics
-    assert summary(metrics).startswith("3 rows: exact accuracy ")
+    [line] = lines
+    assert re.search(r"step-00000001: held out: 3 rows: exact accuracy [0-9.]+ %, token accuracy .* %, lm loss", line)
     assert found["results"][0]["tests"] == "held out"
-    with pytest.raises(ValueError, match="not a run on ARC: variants cannot be chosen"):
+    with pytest.raises(ValueError, match="no variants to choose: its task is not one whose variants vote"):
         evaluate_checkpoints(EvaluateConfig(runs=(tmp_path / "run",), variants=2, device="cpu"))
+    with pytest.raises(ValueError, match="an evaluation on this task cannot choose test-on: leave it out"):
+        evaluate_checkpoints(dataclasses.replace(choices, task_options={"test_on": "training"}))
     with pytest.raises(ValueError, match="several checkpoints with --out"):
         evaluate_checkpoints(EvaluateConfig(runs=(tmp_path / "run", tmp_path / "run"), device="cpu"))
-    with pytest.raises(ValueError, match="evaluate_variants is for ARC"):
+    with pytest.raises(ValueError, match="evaluate_variants is for tasks whose variants vote; sudoku has none"):
         dataclasses.replace(config, evaluate_variants=2)
     with pytest.raises(ValueError, match="no votes to pool"):
         evaluate_checkpoints(EvaluateConfig(runs=(tmp_path / "run",), pool=True, device="cpu", out=tmp_path / "x.json"))

@@ -16,8 +16,8 @@ from jpmhc.manifolds import grassmann
 from jpmhc.trm.tasks.arc import ArcConfig
 from jpmhc.trm.training import checkpoint, loop
 from jpmhc.trm.training.evaluation import EvaluateConfig, evaluate_checkpoints
+from jpmhc.trm.training.learner import Learner
 from jpmhc.trm.training.loop import train
-from jpmhc.trm.training.state import State
 from jpmhc.trm.training.step import NonFiniteLoss
 from tests.trm.training.small_run import small, trained
 
@@ -47,7 +47,7 @@ train(small(Path({str(config.out)!r}), steps={steps}, checkpoint_every=5, model=
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    found = checkpoint.find(config.out, "latest")
+    found = checkpoint.find_checkpoint(config.out, "latest")
     end = found.step + 12
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -58,9 +58,9 @@ train(small(Path({str(config.out)!r}), steps={steps}, checkpoint_every=5, model=
         torch.set_num_threads(threads)
     assert 0 < found.step < steps
     assert losses(config.out) == losses(tmp_path / "whole")
-    for (name, p), q in zip(resumed.state.model.named_parameters(), whole.state.model.parameters()):
+    for (name, p), q in zip(resumed.learner.model.named_parameters(), whole.learner.model.parameters()):
         assert torch.equal(p, q), name
-    for p, q in zip(resumed.state.average.averages, whole.state.average.averages):
+    for p, q in zip(resumed.learner.average.averages, whole.learner.average.averages):
         assert torch.equal(p, q)
 
 
@@ -70,7 +70,7 @@ def losses_so_far(folder):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_first_and_the_rest_can_be_resumed(tmp_path, monkeypatch, number):
-    advance = loop.advance
+    advance = loop.take_step
 
     def interrupted(state, *arguments, **options):
         if state.step == 3:
@@ -78,7 +78,7 @@ def test_a_signal_saves_first_and_the_rest_can_be_resumed(tmp_path, monkeypatch,
         return advance(state, *arguments, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "advance", interrupted)
+        patched.setattr(loop, "take_step", interrupted)
         outcome = train(small(tmp_path / "stopped", steps=8))
     assert outcome.stopped
     assert outcome.checkpoint.name == "step-00000005"  # the step under way is finished, the next one sees it
@@ -93,7 +93,7 @@ def test_ctrl_c_twice_ends_at_once(tmp_path, monkeypatch):
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(loop, "advance", interrupted)
+    monkeypatch.setattr(loop, "take_step", interrupted)
     with pytest.raises(KeyboardInterrupt):
         train(small(tmp_path))
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -113,17 +113,17 @@ def test_an_evaluation_that_is_ended_loses_no_step_and_is_made_up_for(tmp_path, 
 import sys, time, torch; torch.set_num_threads(1); sys.path.insert(0, {str(Path(__file__).parents[3])!r})
 from pathlib import Path
 from tests.trm.training.small_run import small
-from jpmhc.cli.train import train_with_defaults
+from jpmhc.cli.train import run_training
 from jpmhc.trm.training import loop
 
-def answers_of(model):
+def greedy_answers(model):
     def answer(batch):
         Path({str(answering)!r}).touch()
         time.sleep(600)
     return answer
 
-loop.answers_of = answers_of
-train_with_defaults(None)(small(Path({str(out)!r}), **{options!r}))
+loop.greedy_answers = greedy_answers
+run_training(small(Path({str(out)!r}), **{options!r}))
 """
     process = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -137,7 +137,7 @@ train_with_defaults(None)(small(Path({str(out)!r}), **{options!r}))
     finally:
         process.kill()
     done = every or 3
-    found = checkpoint.find(out, "latest")
+    found = checkpoint.find_checkpoint(out, "latest")
     assert found.step == done
     assert not evaluations(out)
     if ending == signal.SIGTERM:
@@ -152,13 +152,13 @@ train_with_defaults(None)(small(Path({str(out)!r}), **{options!r}))
 
 
 def test_sigterm_while_saving_is_not_forgotten_by_the_evaluation(tmp_path, monkeypatch):
-    save = State.save
+    save = Learner.save
 
     def interrupted(state, run):
         os.kill(os.getpid(), signal.SIGTERM)
         return save(state, run)
 
-    monkeypatch.setattr(State, "save", interrupted)
+    monkeypatch.setattr(Learner, "save", interrupted)
     outcome = train(small(tmp_path, steps=3))
     assert outcome.stopped
     assert outcome.checkpoint.name == "step-00000003"
@@ -178,17 +178,17 @@ def test_nothing_left_to_train_is_said_and_names_the_checkpoint(tmp_path, capsys
 
 
 def test_a_loss_that_is_not_finite_stops_with_step_rows_and_state(tmp_path, monkeypatch):
-    advance = loop.advance
+    advance = loop.take_step
 
     def poisoned(state, *arguments, **options):
         if state.step == 2:
             state.core.token_head.weight.data[3, 3] = float("nan")
         return advance(state, *arguments, **options)
 
-    monkeypatch.setattr(loop, "advance", poisoned)
-    with pytest.raises(NonFiniteLoss, match=r"loss of step 3 is nan, on 8 rows of .*failed"):
+    monkeypatch.setattr(loop, "take_step", poisoned)
+    with pytest.raises(NonFiniteLoss, match=r"loss of step 3 with mixer identity is nan, on 8 rows of .*failed"):
         train(small(tmp_path))
-    saved = checkpoint.verify(tmp_path / "failed" / "checkpoints" / "step-00000002")
+    saved = checkpoint.verify_checkpoint(tmp_path / "failed" / "checkpoints" / "step-00000002")
     # The state before the step: everything but the poison is finite, and the rows in flight are there.
     weights = saved.shared()["core"]
     assert [name for name, w in weights.items() if not torch.isfinite(w).all()] == ["token_head.weight"]
@@ -205,7 +205,7 @@ def test_accumulated_parts_give_the_losses_of_the_whole(tmp_path):
 
 def test_frames_stay_orthonormal_and_move(tmp_path):
     trainer = trained(small(tmp_path, steps=6, model=MIXED, frame_lr=0.1, frame_adaptive=True))
-    for frame in trainer.state.frames.param_groups[0]["params"]:
+    for frame in trainer.learner.frames.param_groups[0]["params"]:
         start = grassmann.projector(torch.full((2, 1), 2**-0.5))
         assert (frame.T @ frame - torch.eye(1)).abs().max() < 1e-6
         assert (grassmann.projector(frame.detach()) - start).abs().max() > 1e-4
@@ -214,7 +214,7 @@ def test_frames_stay_orthonormal_and_move(tmp_path):
 def test_puzzle_vectors_move_by_their_own_rate(tmp_path):
     """Row 0 is looked up at every step: after the warm-up's first step its entries are ± its learning rate."""
     trainer = trained(small(tmp_path, steps=1, warmup=0, puzzle_lr=0.25))
-    moved = trainer.state.model.puzzles.weight.detach().abs()
+    moved = trainer.learner.model.puzzles.weight.detach().abs()
     assert torch.equal(moved, torch.full_like(moved, 0.25))
 
 
@@ -324,4 +324,4 @@ def test_a_run_whose_tasks_moved_goes_on_and_is_evaluated_from_anywhere(tmp_path
     ):
         train(configured("other", steps=4, resume="latest"))
     with pytest.raises(ValueError, match="without evaluation tasks, so that none can have moved: leave out --evaluati"):
-        evaluate_checkpoints(dataclasses.replace(choices, evaluation_tasks=Path("moved")))
+        evaluate_checkpoints(dataclasses.replace(choices, task_options={"evaluation_tasks": Path("moved")}))

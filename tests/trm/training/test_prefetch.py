@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from jpmhc.trm.tasks.sudoku import SudokuConfig
-from jpmhc.trm.training.stream import Stream, minimum_steps
+from jpmhc.trm.training.prefetch import Prefetcher, minimum_steps
 
 
 def test_minimum_is_uniform_above_one_with_the_given_probability():
@@ -32,8 +32,8 @@ def test_ranks_see_parts_of_the_batch_and_a_later_start_the_same_rows():
     task = SudokuConfig(puzzles=30, test_puzzles=5).build()
 
     def rows(part, start, stop):
-        stream = Stream(task, 8, part, 0, 0.5, 4, torch.device("cpu"))
-        return {step: (batch.inputs, minimum) for step, batch, minimum in stream.steps(start, stop)}
+        stream = Prefetcher(task, 8, part, 0, 0.5, 4, torch.device("cpu"))
+        return {step: (batch.inputs, minimum) for step, batch, minimum in stream.prefetch_batches(start, stop)}
 
     whole, first, second = rows(range(8), 0, 5), rows(range(4), 0, 5), rows(range(4, 8), 0, 5)
     late = rows(range(8), 3, 5)

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import re
+import sys
 
 import pytest
 from rich.console import Console
@@ -47,8 +48,9 @@ def test_jobs_have_clocks_of_their_own_and_short_ones_say_nothing(clock, capsys)
 
 def test_a_terminal_gets_bars_and_a_silent_display_nothing(monkeypatch, capsys):
     shown = io.StringIO()
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr(
-        progress, "Console", lambda **options: Console(file=shown, force_terminal=True, width=120, **options)
+        "rich.console.Console", lambda **options: Console(file=shown, force_terminal=True, width=120, **options)
     )
     with Display() as display, display.preparing("preparing the puzzles"):
         display.show("evaluating: rows", 3, 12)

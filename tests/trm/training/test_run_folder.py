@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from jpmhc.trm.training import folder
+from jpmhc.trm.training import run_folder
 from jpmhc.trm.training.loop import train
 from tests.trm.training.small_run import small, trained
 
@@ -17,8 +17,8 @@ def test_two_runs_at_a_time_are_refused_until_the_first_dies(tmp_path):
     script = f"""
 import time
 from pathlib import Path
-from jpmhc.trm.training import folder
-with folder.hold(Path({str(tmp_path)!r}), new=True):
+from jpmhc.trm.training import run_folder
+with run_folder.lock_folder(Path({str(tmp_path)!r}), new=True):
     print("held", flush=True)
     time.sleep(600)
 """
@@ -39,7 +39,7 @@ with folder.hold(Path({str(tmp_path)!r}), new=True):
 def test_a_run_that_is_resumed_is_held_too(tmp_path):
     trained(small(tmp_path, steps=2))
     before = (tmp_path / "config.json").read_text()
-    with folder.hold(tmp_path, new=False), pytest.raises(ValueError, match="another process is training"):
+    with run_folder.lock_folder(tmp_path, new=False), pytest.raises(ValueError, match="another process is training"):
         train(small(tmp_path, steps=4, resume="latest"))
     assert (tmp_path / "config.json").read_text() == before
 
@@ -71,7 +71,7 @@ def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch):
     def unsupported(file, operation):
         raise OSError(errno.ENOSYS, "Function not implemented")
 
-    monkeypatch.setattr("jpmhc.trm.training.folder.fcntl.flock", unsupported)
+    monkeypatch.setattr("jpmhc.trm.training.run_folder.fcntl.flock", unsupported)
     message = r"cannot be locked \(Function not implemented\)"
-    with pytest.warns(UserWarning, match=message), folder.hold(tmp_path / "run", new=True):
+    with pytest.warns(UserWarning, match=message), run_folder.lock_folder(tmp_path / "run", new=True):
         assert (tmp_path / "run").is_dir()

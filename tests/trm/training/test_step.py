@@ -15,18 +15,17 @@ from tests.trm.training.small_run import small
 @pytest.mark.parametrize("form", ["exact", "paper"])
 @pytest.mark.parametrize("mixer", list(jpmhc.MIXERS))
 def test_every_mixer_reports_a_diverged_run_alike(tmp_path, mixer, form):
-    """The mixers' own checks, which know neither step nor rows, must not come first."""
+    """The message names the step, the mixer and the rows; no mixer refuses its own NaN before that."""
     model = {"mixer": mixer, "streams": 4, "mixer_form": form}
-    with pytest.raises(
-        NonFiniteLoss, match=r"^the loss of step 2 is nan, on 8 rows of .+; the state before it is in .*"
-    ):
+    message = rf"^the loss of step 2 with mixer {mixer} is nan, on 8 rows of .+; the state before it is in .*"
+    with pytest.raises(NonFiniteLoss, match=message):
         train(small(tmp_path, lr=1e30, warmup=0, model=model))
-    saved = checkpoint.verify(tmp_path / "failed" / "checkpoints" / "step-00000001")
+    saved = checkpoint.verify_checkpoint(tmp_path / "failed" / "checkpoints" / "step-00000001")
     assert saved.rank(0)["carry"]["inputs"].shape == (8, 16)
 
 
 def test_only_the_rows_that_are_not_finite_are_counted(tmp_path, monkeypatch):
-    advance = loop.advance
+    advance = loop.take_step
 
     def poisoned(state, *arguments, **options):
         if state.step == 1:
@@ -35,11 +34,11 @@ def test_only_the_rows_that_are_not_finite_are_counted(tmp_path, monkeypatch):
             state.carries[0].z_h[0] = state.carries[0].z_h[5] = math.inf
         return advance(state, *arguments, **options)
 
-    monkeypatch.setattr(loop, "advance", poisoned)
-    with pytest.raises(NonFiniteLoss, match=r"^the loss of step 2 is nan, on 1 rows of "):
+    monkeypatch.setattr(loop, "take_step", poisoned)
+    with pytest.raises(NonFiniteLoss, match=r"^the loss of step 2 with mixer cayley is nan, on 1 rows of "):
         train(small(tmp_path, model={"mixer": "cayley", "streams": 2}))
     assert not torch.isfinite(
-        checkpoint.verify(tmp_path / "failed" / "checkpoints" / "step-00000001").rank(0)["carry"]["z_h"][5]
+        checkpoint.verify_checkpoint(tmp_path / "failed" / "checkpoints" / "step-00000001").rank(0)["carry"]["z_h"][5]
     ).any()
 
 

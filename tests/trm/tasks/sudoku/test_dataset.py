@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from jpmhc.trm.tasks import sudoku_grids
 from jpmhc.trm.tasks.batch import Answers
-from jpmhc.trm.tasks.sudoku import BLANK, Sudoku, SudokuConfig
+from jpmhc.trm.tasks.sudoku import grids
+from jpmhc.trm.tasks.sudoku.dataset import BLANK, Sudoku, SudokuConfig
 
 
 @pytest.fixture(scope="module", params=[4, 6, 9])
@@ -25,10 +25,10 @@ def test_rows_are_puzzles_with_their_solution(task: Sudoku) -> None:
         assert batch.inputs.max() < task.vocabulary
         # One solution: no solution has another digit in any hidden cell.
         hidden = np.argmin(shown.numpy(), 1)
-        states = np.where(shown.numpy(), 1 << digits, 2**size - 1).astype(np.uint16)
+        partials = np.where(shown.numpy(), 1 << digits, 2**size - 1).astype(np.uint16)
         rows = np.arange(len(batch))
-        states[rows, hidden] &= ~(1 << digits[rows, hidden]).astype(np.uint16)
-        assert not sudoku_grids.solvable(states, task.geometry).any()
+        partials[rows, hidden] &= ~(1 << digits[rows, hidden]).astype(np.uint16)
+        assert not grids.solvable(partials, task.geometry).any()
 
 
 def test_rows_depend_on_their_position_alone(task: Sudoku) -> None:
@@ -42,9 +42,7 @@ def test_rows_depend_on_their_position_alone(task: Sudoku) -> None:
 
 def test_test_solutions_are_in_no_training_class(task: Sudoku) -> None:
     size = task.config.size
-    name = (
-        (lambda g: sudoku_grids.relabelled(g, 4)) if size == 4 else lambda g: sudoku_grids.signature(g, task.geometry)
-    )
+    name = (lambda g: grids.relabelled(g, 4)) if size == 4 else lambda g: grids.signature(g, task.geometry)
     seen = {name(g) for g in task.examples(np.arange(400)).labels.numpy() - 2}
     held = {name(g) for g in task.test_examples(np.arange(12)).labels.numpy() - 2}
     assert seen
@@ -92,11 +90,11 @@ def test_scorer_counts_puzzles_and_cells() -> None:
     ("options", "message"),
     [
         ({"size": 5}, "4, 6 or 9"),
-        ({"puzzles": 0}, "at least one puzzle"),
-        ({"test_share": 1.0}, "between 0 and 1"),
-        ({"extra_clues": -1}, "extra clues"),
+        ({"puzzles": 0}, "puzzles must be a whole number and at least 1, got 0"),
+        ({"test_share": 1.0}, r"test_share must lie in \(0, 1\), got 1.0"),
+        ({"extra_clues": -1}, r"extra_clues must lie in \[0, 16\], got -1"),
     ],
 )
 def test_bad_configurations_are_refused(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        SudokuConfig(**options).build()
+        SudokuConfig(**options)
