@@ -71,7 +71,14 @@ def train_every_mixer(
         report: Called with the mixer's name and the step after every step.
     """
     for mixer in possible_mixers(config):
-        yield _train_mixer(mixer, config, report)
+        # Tensors this small gain nothing from a second thread, and lose much where the cores are shared.
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            outcome = _train_mixer(mixer, config, report)
+        finally:
+            torch.set_num_threads(threads)
+        yield outcome
 
 
 def possible_mixers(config: DemoConfig) -> list[str]:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from jpmhc.demo import Outcome
 
-# Several curves coincide for the first steps: every other one is dashed, so that the one below it stays visible.
+# Some curves coincide: each is drawn thinner than the one below it, so that all of them stay visible.
 COLOURS = [
     "#8c8c8c",
     "#c44e52",
@@ -60,14 +60,14 @@ def draw_outcomes(outcomes: Sequence[Outcome], path: Path) -> Path:
     chart = Figure(figsize=(13, 4.2), layout="constrained")
     left, middle, right = chart.subplots(1, 3)
     for k, o in enumerate(outcomes):
-        dashes = (0, (4, 1 + k % 3)) if k % 2 else "-"
-        style: dict[str, Any] = {"label": o.mixer, "color": COLOURS[k % len(COLOURS)], "ls": dashes, "lw": 1.8}
-        width = min(10, len(o.losses))
-        smooth = np.convolve(o.losses, np.ones(width) / width, mode="valid")
-        left.plot(np.arange(width, len(o.losses) + 1), smooth, **style)
+        width = 6 - 5 * k / len(outcomes)
+        style: dict[str, Any] = {"label": o.mixer, "color": COLOURS[k % len(COLOURS)], "lw": width}
+        window = min(10, len(o.losses))
+        smooth = np.convolve(o.losses, np.ones(window) / window, mode="valid")
+        left.plot(np.arange(window, len(o.losses) + 1), smooth, **style)
         middle.plot(np.arange(1, len(o.gradients) + 1), o.gradients, **style)
         floor = np.maximum(o.product, 1e-6)  # a projector's zeros would leave a logarithmic axis
-        right.plot(np.arange(1, len(floor) + 1), floor, marker="o", ms=4, **style)
+        right.plot(np.arange(1, len(floor) + 1), floor, marker="o", ms=1.5 * width, **style)
     left.set(title="training loss", xlabel="step", yscale="log")
     middle.set(title="gradient norm that reaches each layer", xlabel="layer", yscale="log")
     right.set(
