@@ -38,7 +38,7 @@ def bytes_written() -> int:
 def score_labels(arc: Arc, spoil: bool) -> dict[str, float]:
     """Score the labels themselves; with `spoil`, one colour of the first row of every puzzle is changed."""
     rows = arc.test_selection()
-    place = arc.locate(rows)[0]
+    place = arc.locate_rows(rows)[0]
     first = set(rows[np.concatenate([[0], np.flatnonzero(np.diff(place)) + 1])].tolist()) if spoil else set()
     scorer = arc.scorer(rows)
     for start in track(range(0, len(rows), 1024), "labels as predictions"):

@@ -59,8 +59,7 @@ class AdamAtan2(Optimizer):
         for beta in betas:
             checks.inside(beta, "[0, 1)", "betas")
         checks.inside(weight_decay, "[0, inf)", "weight_decay")
-        if form not in ("trm", "corrected"):
-            raise ValueError(f"form must be 'trm' or 'corrected', not {form!r}")
+        checks.require_choice(form, "form of AdamAtan2", ("trm", "corrected"))
         if form == "trm" and (a != 1 or b != 1):
             raise ValueError("the scales a and b belong to form='corrected'; form='trm' has neither")
         defaults = dict(

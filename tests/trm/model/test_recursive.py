@@ -302,8 +302,8 @@ def test_compiled_prediction_equals_the_eager_one(monkeypatch):
         ({"h_cycles": 0}, "h_cycles"),
         ({"halt_exploration": 1.5}, r"halt_exploration must lie in \[0, 1\], got 1.5"),
         ({"mixer": "cayley"}, "streams"),
-        ({"mixer": "nope"}, "unknown mixer 'nope'; the known ones are identity, unconstrained"),
-        ({"mixer": "nope", "streams": 2}, "unknown mixer 'nope'"),
+        ({"mixer": "nope"}, "no mixer is called 'nope'; choose one of identity, unconstrained"),
+        ({"mixer": "nope", "streams": 2}, "no mixer is called 'nope'"),
         ({"mixer": "kronecker", "streams": 3}, "power of two"),
         (
             {"mixer": "sinkhorn", "streams": 2, "mixer_form": "paper", "kernels": "fused"},

@@ -72,8 +72,8 @@ def test_options_override_the_preset_and_the_resolved_configuration_is_saved(tmp
     ("options", "sentence"),
     [
         (["--mixer", "cayley"], "needs at least 2 streams"),
-        (["--mixer", "fancy", "--streams", "2"], "unknown mixer 'fancy'"),
-        (["--mixer", "fancy"], "unknown mixer 'fancy'; the known ones are identity"),
+        (["--mixer", "fancy", "--streams", "2"], "no mixer is called 'fancy'"),
+        (["--mixer", "fancy"], "no mixer is called 'fancy'; choose one of identity"),
         (["--mixer", "kronecker", "--streams", "3"], "power of two"),
         (["--mixer", "cayley", "--streams", "2", "--kernels", "fused"], "need a CUDA device"),
         (["--kernels", "fused"], "kernels=fused has no effect on the plain model"),

@@ -90,8 +90,7 @@ class RecursiveConfig:
             raise ValueError(f"expansion {self.expansion} leaves no inner width at dim {self.dim}: choose a larger one")
         if self.dim % (2 * self.heads):
             raise ValueError(f"dim must be a multiple of 2 · heads = {2 * self.heads}, not {self.dim}")
-        if self.mixer not in mixers.MIXERS:
-            raise ValueError(f"unknown mixer {self.mixer!r}; the known ones are {', '.join(mixers.MIXERS)}")
+        checks.require_choice(self.mixer, "mixer", mixers.MIXERS)
         if self.mixer != "identity" and self.streams == 1:
             raise ValueError(f"the mixer {self.mixer!r} needs at least 2 streams; streams=1 is the plain model")
         checks.positive(self.mixer_temperature, "mixer_temperature")

@@ -146,8 +146,7 @@ class TrainConfig:
         fields: dict[str, Any] = json.loads(text)
         task = fields.pop("task")
         kind = task.pop("kind")
-        if kind not in TASKS:
-            raise ValueError(f"unknown task {kind!r}; known are {', '.join(TASKS)}")
+        checks.require_choice(kind, "task", TASKS)
         model = RecursiveConfig(**_restore_types(RecursiveConfig, fields.pop("model")))
         return cls(task=TASKS[kind](**_restore_types(TASKS[kind], task)), model=model, **_restore_types(cls, fields))
 

@@ -4,6 +4,7 @@ import zlib
 from pathlib import Path
 
 from jpmhc.trm.training.checkpoint import Checkpoint
+from jpmhc.trm.training.run_folder import explaining_write_errors
 
 
 def name_result_file(checkpoint: Checkpoint, folder: str, words: list[str], puzzles: tuple[str, ...] = ()) -> Path:
@@ -25,21 +26,21 @@ def name_result_file(checkpoint: Checkpoint, folder: str, words: list[str], puzz
 
 def require_writable(path: Path) -> None:
     """Refuse a place that cannot be written to before the work is done rather than after."""
-    try:
+    with explaining_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         known = path.exists()
         path.open("a").close()
         if not known:
             path.unlink(missing_ok=True)  # another process may have been first
-    except OSError as refusal:
-        raise ValueError(f"{path} cannot be written to ({refusal.strerror}): name another --out") from refusal
 
 
 def write_result(path: Path, text: str) -> None:
     """Write a result, or remove the file if not all of it can be written."""
+    whole = False
     try:
-        path.write_text(text)
-    except OSError as refusal:
-        if path.is_file():
+        with explaining_write_errors(path):
+            path.write_text(text)
+        whole = True
+    finally:
+        if not whole and path.is_file():
             path.unlink()
-        raise OSError(f"{path} cannot be written to ({refusal.strerror}): name another --out") from refusal

@@ -38,12 +38,12 @@ def lock_folder(run: Path, new: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def explaining_write_errors(run: Path) -> Iterator[None]:
-    """Turn the error of a folder that cannot be written to into a sentence that says what to do."""
+def explaining_write_errors(place: Path) -> Iterator[None]:
+    """Turn the error of a place that cannot be written to into a sentence that says what to do."""
     try:
         yield
     except OSError as refusal:
-        raise ValueError(f"cannot write to {run} ({refusal.strerror}): name another --out") from refusal
+        raise ValueError(f"cannot write to {place} ({refusal.strerror}): name another --out") from refusal
 
 
 def _refuse_remains(run: Path) -> None:

@@ -13,7 +13,7 @@ def read(grid: np.ndarray, symmetry: int) -> np.ndarray:
     """The variant of one grid, cell by cell from its layout."""
     one = np.array([symmetry])
     h, w = (np.array([n]) for n in grid.shape)
-    layout = augment.varied(np.array([0]), h, w, one)
+    layout = augment.layout_of_variant(np.array([0]), h, w, one)
     i, j = np.ogrid[: layout.height[0], : layout.width[0]]
     return grid.reshape(-1)[layout.base + i * layout.down + j * layout.right]
 
@@ -45,8 +45,8 @@ def test_restoring_undoes_the_variant(symmetry: int, shape: tuple[int, int]) -> 
     square = np.zeros((1, side, side), np.uint8)
     square[0, : variant.shape[0], : variant.shape[1]] = variant + 2
     h, w = (np.array([n]) for n in variant.shape)
-    layout = augment.restored(np.array([0]), side, h, w, np.array([symmetry]))
-    cells = tokens.decode(square.reshape(1, -1), layout, colours, side)
+    layout = augment.layout_of_source(np.array([0]), side, h, w, np.array([symmetry]))
+    cells = tokens.decode_grids(square.reshape(1, -1), layout, colours, side)
     assert (cells[0, : layout.height[0], : layout.width[0]] == grid).all()
     assert (layout.height[0], layout.width[0]) == shape
 

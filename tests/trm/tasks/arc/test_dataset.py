@@ -133,7 +133,7 @@ def test_test_rows_are_the_tests_in_every_variant(arc: Arc) -> None:
     assert arc.test_rows == expected
     rows = np.random.default_rng(1).integers(0, arc.test_rows, 50)
     batch = arc.test_examples(rows)
-    place, variants, _ = arc.locate(rows)
+    place, variants, _ = arc.locate_rows(rows)
     for inputs, labels, p, variant in zip(batch.inputs, batch.labels, place, variants):
         symmetry, colours = int(arc.variants.symmetry[variant]), arc.variants.colours[variant]
         shown, top, left = grid_of(inputs)
@@ -155,7 +155,7 @@ def test_selection_takes_whole_variants_at_random(arc: Arc) -> None:
     assert (arc.test_selection() == np.arange(arc.test_rows)).all()
     rows = arc.test_selection(4, seed=1)
     assert (np.diff(rows) > 0).all()
-    place, variants, _ = arc.locate(rows)
+    place, variants, _ = arc.locate_rows(rows)
     for p in range(len(arc.tested)):
         mine, counts = np.unique(variants[place == p], return_counts=True)
         assert len(mine) == min(4, arc.variants.counts[arc.tested[p]])

@@ -29,7 +29,7 @@ def corrupt(batch: Batch, rows: list[int]) -> Answers:
 def score(arc: Arc, rows: np.ndarray, right: np.ndarray, confidence: np.ndarray | None = None) -> ArcScorer:
     """An evaluation where some rows are right and the others vote for one wrong grid of each puzzle."""
     scorer = arc.scorer(rows)
-    place, _, pair = arc.locate(rows)
+    place, _, pair = arc.locate_rows(rows)
     truths = {}
     for tested in scorer.tested:
         for at, truth in zip(tested.at.T, tested.truths):
@@ -97,7 +97,7 @@ def test_sharding_changes_nothing(arc: Arc) -> None:
 
 def test_a_task_scores_the_fraction_of_its_tests(arc: Arc) -> None:
     rows = arc.test_selection()
-    _, _, pair = arc.locate(rows)
+    _, _, pair = arc.locate_rows(rows)
     puzzles = [arc.puzzles[t] for t in arc.tested]
     first = arc._first_test[arc.tested]
     result = score(arc, rows, np.isin(pair, first)).result()  # the first test of every puzzle is right
@@ -110,7 +110,7 @@ def test_a_task_scores_the_fraction_of_its_tests(arc: Arc) -> None:
 
 def test_pass_at_two_takes_the_second_candidate(arc: Arc) -> None:
     rows = arc.test_selection()
-    place, variant, _ = arc.locate(rows)
+    place, variant, _ = arc.locate_rows(rows)
     minority = variant - arc.variants.starts[arc.tested[place]] == 0  # one right vote of each puzzle's
     result = score(arc, rows, minority).result()
     fewer = arc.variants.counts[arc.tested] == 1
@@ -122,7 +122,7 @@ def test_pass_at_two_takes_the_second_candidate(arc: Arc) -> None:
 
 def test_pooling_adds_the_votes_of_other_evaluations(arc: Arc) -> None:
     rows = arc.test_selection()
-    place, variant, _ = arc.locate(rows)
+    place, variant, _ = arc.locate_rows(rows)
     number = variant - arc.variants.starts[arc.tested[place]]
     weak, strong = score(arc, rows, number < 2), score(arc, rows, number > 0)
     assert weak.result()["pass@1"] < 0.1
@@ -167,7 +167,7 @@ def test_standard_errors_equal_the_spread_over_samples() -> None:
     arc = ArcConfig(augmentations=100, tasks=names).build()
     rows = arc.test_selection()
     rng = np.random.default_rng(0)
-    place, _, _ = arc.locate(rows)
+    place, _, _ = arc.locate_rows(rows)
     right = rng.random(len(rows)) < np.linspace(0.3, 0.7, len(names))[place]
     full = score(arc, rows, right).result()
     values: dict[str, list[float]] = {"exact_accuracy": [], "pass@1": []}
@@ -191,7 +191,7 @@ def test_uneven_samples_are_weighted_back() -> None:
     arc = ArcConfig(augmentations=60, tasks=("00576224", "1a2e2828")).build()
     counts = arc.variants.counts[arc.tested]
     rows = arc.test_selection(5)
-    place, _, _ = arc.locate(rows)
+    place, _, _ = arc.locate_rows(rows)
     tests = np.array([len(arc.puzzles[t].tests) for t in arc.tested])
     result = score(arc, rows, place == 0).result()
     assert result["exact_accuracy"] == pytest.approx(counts[0] * tests[0] / (counts * tests).sum())

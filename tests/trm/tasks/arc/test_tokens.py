@@ -22,17 +22,17 @@ def write(grid: np.ndarray, top: int, left: int) -> np.ndarray:
     return square.reshape(-1)
 
 
-def encode(grids: list[np.ndarray], top: list[int], left: list[int]) -> np.ndarray:
+def encode_grids(grids: list[np.ndarray], top: list[int], left: list[int]) -> np.ndarray:
     memory = np.concatenate([g.reshape(-1) for g in grids]).astype(np.uint8)
     height, width = np.array([g.shape for g in grids]).T
     offset = np.cumsum(height * width) - height * width
-    layout = augment.varied(offset, height, width, np.zeros(len(grids), int))
+    layout = augment.layout_of_variant(offset, height, width, np.zeros(len(grids), int))
     colours = np.tile(np.arange(10, dtype=np.uint8), (len(grids), 1))
-    return tokens.encode(memory, layout, colours, np.array(top), np.array(left), SIDE)
+    return tokens.encode_grids(memory, layout, colours, np.array(top), np.array(left), SIDE)
 
 
 def size(square: np.ndarray) -> tuple[int, int]:
-    height, width = tokens.crop(square.reshape(1, -1), SIDE)
+    height, width = tokens.crop_grids(square.reshape(1, -1), SIDE)
     return int(height[0]), int(width[0])
 
 
@@ -45,16 +45,16 @@ def test_encoding_equals_a_loop_over_cells() -> None:
         top.append(int(rng.integers(0, SIDE - h + 1)))
         left.append(int(rng.integers(0, SIDE - w + 1)))
     expected = np.stack([write(*row) for row in zip(grids, top, left)])
-    assert (encode(grids, top, left) == expected).all()
+    assert (encode_grids(grids, top, left) == expected).all()
 
 
 def test_a_grid_as_large_as_the_square_has_no_border() -> None:
-    full = encode([np.zeros((SIDE, SIDE), int)], [0], [0])
+    full = encode_grids([np.zeros((SIDE, SIDE), int)], [0], [0])
     assert (full == 2).all()
 
 
 def test_an_unknown_output_is_all_padding() -> None:
-    assert (encode([np.zeros((2, 2), int), np.zeros((0, 0), int)], [0, 0], [0, 0])[1] == 0).all()
+    assert (encode_grids([np.zeros((2, 2), int), np.zeros((0, 0), int)], [0, 0], [0, 0])[1] == 0).all()
 
 
 def test_crop_finds_what_was_written() -> None:
@@ -90,7 +90,7 @@ def test_crop_of_nothing_is_empty(token: int) -> None:
     square = np.full((SIDE, SIDE), 5)
     square[0, 0] = token
     assert size(square) == (0, 0)
-    layout = augment.restored(np.array([0]), SIDE, np.array([0]), np.array([0]), np.array([7]))
+    layout = augment.layout_of_source(np.array([0]), SIDE, np.array([0]), np.array([0]), np.array([7]))
     colours = np.arange(10, dtype=np.uint8)[None]
-    assert (tokens.decode(square.reshape(1, -1), layout, colours, SIDE) == 0).all()
+    assert (tokens.decode_grids(square.reshape(1, -1), layout, colours, SIDE) == 0).all()
     assert (layout.height[0], layout.width[0]) == (0, 0)

@@ -22,14 +22,14 @@ def test_ranking_equals_a_dictionary() -> None:
     for _ in range(200):
         n = int(rng.integers(1, 30))
         votes, confidence = rng.integers(0, 6, n).astype(np.uint64), rng.integers(0, 3, n) / 2
-        candidates, counts = vote.ranking(votes, confidence)
+        candidates, counts = vote.rank_candidates(votes, confidence)
         assert candidates.tolist() == slow_ranking(votes.tolist(), confidence.tolist())
         assert counts.tolist() == [int(np.sum(votes == c)) for c in candidates]
 
 
 def test_confidence_decides_between_equal_votes_alone() -> None:
     votes = np.array([5, 5, 3, 3, 9], np.uint64)
-    order, _ = vote.ranking(votes, np.array([0.1, 0.2, 0.2, 0.3, 1.0]))
+    order, _ = vote.rank_candidates(votes, np.array([0.1, 0.2, 0.2, 0.3, 1.0]))
     assert order.tolist() == [3, 5, 9]
     assert vote.rank_of(np.uint64(5), votes, np.array([0.1, 0.2, 0.2, 0.3, 1.0])) == 2
     assert vote.rank_of(np.uint64(4), votes, np.zeros(5)) is None
@@ -50,9 +50,9 @@ def test_independent_pass_beyond_the_samples_is_whether_any_is_right() -> None:
 
 def test_digest_sees_shape_and_cells() -> None:
     grids = [np.zeros((2, 3)), np.zeros((3, 2)), np.zeros((1, 6)), np.eye(2, 3), np.zeros((0, 0))]
-    assert len({int(vote.digest(g.astype(np.uint8))) for g in grids}) == len(grids)
+    assert len({int(vote.hash_grid(g.astype(np.uint8))) for g in grids}) == len(grids)
     turned = np.arange(6, dtype=np.uint8).reshape(2, 3).T
-    assert vote.digest(turned) == vote.digest(turned.copy())  # memory order does not matter
+    assert vote.hash_grid(turned) == vote.hash_grid(turned.copy())  # memory order does not matter
 
 
 def test_resampled_ranks_equal_ranking_each_time() -> None:

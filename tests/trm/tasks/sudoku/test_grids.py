@@ -36,9 +36,9 @@ def count_solutions(puzzle: list[int], size: int, box: tuple[int, int], limit: i
 @pytest.mark.parametrize(("size", "count"), [(4, 30), (6, 8), (9, 1)])
 def test_clue_sets_have_one_solution_and_no_spare_clue(size: int, count: int) -> None:
     geometry = grids.Geometry(size)
-    solutions = grids.random_solutions(count, geometry, seed=3)
+    solutions = grids.draw_solutions(count, geometry, seed=3)
     assert (np.sort(solutions[:, geometry.units], -1) == np.arange(size)).all()
-    clues = grids.minimal_clues(solutions, geometry, seed=3)
+    clues = grids.draw_minimal_clues(solutions, geometry, seed=3)
     for solution, shown in zip(solutions, clues):
         puzzle = np.where(shown, solution, -1)
         assert count_solutions(puzzle.tolist(), size, geometry.box) == 1
@@ -49,22 +49,22 @@ def test_clue_sets_have_one_solution_and_no_spare_clue(size: int, count: int) ->
 
 
 def test_number_of_4x4_grids() -> None:
-    listed = grids.all_grids(grids.Geometry(4))
+    listed = grids.list_solutions(grids.Geometry(4))
     assert len(listed) == 288  # known count
     assert len(np.unique(listed, axis=0)) == 288
-    assert len({grids.relabelled(g, 4) for g in listed}) == 288 // 24
+    assert len({grids.relabel_digits(g, 4) for g in listed}) == 288 // 24
 
 
 def test_4x4_grids_fall_into_two_classes() -> None:
     geometry = grids.Geometry(4)
-    assert len({grids.signature(g, geometry) for g in grids.all_grids(geometry)}) == 2  # known count
+    assert len({grids.signature(g, geometry) for g in grids.list_solutions(geometry)}) == 2  # known count
 
 
 @pytest.mark.parametrize("size", [4, 6, 9])
 def test_signature_survives_every_symmetry(size: int) -> None:
     geometry = grids.Geometry(size)
     height, width = geometry.box
-    grid = grids.random_solutions(1, geometry, seed=5)[0].reshape(size, size)
+    grid = grids.draw_solutions(1, geometry, seed=5)[0].reshape(size, size)
     rng = np.random.default_rng(0)
     for _ in range(20):
         rows = np.concatenate([b * height + rng.permutation(height) for b in rng.permutation(size // height)])
@@ -78,7 +78,7 @@ def test_signature_survives_every_symmetry(size: int) -> None:
 
 def test_signature_tells_9x9_grids_apart() -> None:
     geometry = grids.Geometry(9)
-    assert len({grids.signature(g, geometry) for g in grids.random_solutions(30, geometry, seed=1)}) == 30
+    assert len({grids.signature(g, geometry) for g in grids.draw_solutions(30, geometry, seed=1)}) == 30
 
 
 def test_line_orders_keep_bands_and_reach_every_order() -> None:
@@ -106,7 +106,7 @@ def test_size_is_checked() -> None:
 def test_solver_agrees_with_enumeration_on_random_4x4_puzzles() -> None:
     geometry = grids.Geometry(4)
     rng = np.random.default_rng(2)
-    listed = grids.all_grids(geometry)
+    listed = grids.list_solutions(geometry)
     partials, truth = [], []
     for _ in range(200):
         shown, digits = rng.random(16) < 0.3, rng.integers(0, 4, 16)
@@ -125,5 +125,5 @@ def test_enumeration_is_complete() -> None:
         for g in itertools.product([rows[0]], rows, rows, rows)
         if (np.sort(np.array(g).reshape(-1)[geometry.units], -1) == np.arange(4)).all()
     }
-    mine = {g.tobytes() for g in grids.all_grids(geometry) if g[:4].tolist() == [0, 1, 2, 3]}
+    mine = {g.tobytes() for g in grids.list_solutions(geometry) if g[:4].tolist() == [0, 1, 2, 3]}
     assert mine == valid

@@ -51,7 +51,7 @@ class Layout:
     width: np.ndarray  # [B]
 
 
-def varied(offset: np.ndarray, height: np.ndarray, width: np.ndarray, symmetry: np.ndarray) -> Layout:
+def layout_of_variant(offset: np.ndarray, height: np.ndarray, width: np.ndarray, symmetry: np.ndarray) -> Layout:
     """Describe how to read the variant of grids that lie row by row at `offset`, `height` × `width`; all arrays [B]."""
     transpose, rows, columns = _bits(symmetry)
     base = offset + rows * (height - 1) * width + columns * (width - 1)
@@ -65,8 +65,10 @@ def varied(offset: np.ndarray, height: np.ndarray, width: np.ndarray, symmetry: 
     )
 
 
-def restored(offset: np.ndarray, stride: int, height: np.ndarray, width: np.ndarray, symmetry: np.ndarray) -> Layout:
-    """Describe how to undo `varied`: read the source of `height` × `width` variants that lie in rows of `stride`."""
+def layout_of_source(
+    offset: np.ndarray, stride: int, height: np.ndarray, width: np.ndarray, symmetry: np.ndarray
+) -> Layout:
+    """Describe how to read the source of variants, `height` × `width`, that lie in rows of `stride` cells."""
     transpose, rows, columns = _bits(symmetry)
     h, w = np.where(transpose, width, height), np.where(transpose, height, width)
     over_rows, over_columns = np.where(transpose, 1, stride), np.where(transpose, stride, 1)
@@ -144,7 +146,7 @@ def _colour_sums(puzzle: Puzzle) -> tuple[np.ndarray, np.ndarray]:
 def _place_weights(height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     """Draw a weight of the place that each cell of a grid moves to, [8, cells], and a word for the shape, [8]."""
     every = np.arange(SYMMETRIES)
-    layout = varied(np.zeros_like(every), np.full_like(every, height), np.full_like(every, width), every)
+    layout = layout_of_variant(np.zeros_like(every), np.full_like(every, height), np.full_like(every, width), every)
     weights = np.empty((SYMMETRIES, height * width), np.uint64)
     for k in every:
         i, j = np.ogrid[: layout.height[k], : layout.width[k]]

@@ -219,7 +219,7 @@ class Arc:
 
     def test_examples(self, rows: np.ndarray) -> Batch:
         """Return test rows by number: each is a test of a puzzle in one variant, not translated."""
-        _, variant, pair = self.locate(rows)
+        _, variant, pair = self.locate_rows(rows)
         still = np.zeros_like(variant)
         return self._batch(variant, pair, still, still)
 
@@ -227,12 +227,12 @@ class Arc:
         symmetry, colours = self.variants.symmetry[variant], self.variants.colours[variant]
         sides = []
         for grid in (2 * pair, 2 * pair + 1):
-            layout = augment.varied(self._offset[grid], self._height[grid], self._width[grid], symmetry)
-            rows = tokens.encode(self._memory, layout, colours, top, left, self.config.side)
+            layout = augment.layout_of_variant(self._offset[grid], self._height[grid], self._width[grid], symmetry)
+            rows = tokens.encode_grids(self._memory, layout, colours, top, left, self.config.side)
             sides.append(torch.from_numpy(rows).long())
         return Batch(sides[0], sides[1], torch.from_numpy(variant + 1))
 
-    def locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def locate_rows(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Find for each test row its (place in `tested`, variant, pair)."""
         rows = np.asarray(rows, np.int64)
         place = np.searchsorted(self._row_starts, rows, side="right") - 1
@@ -240,7 +240,7 @@ class Arc:
         puzzle = self.tested[place]
         return place, self.variants.starts[puzzle] + drawn, self._first_test[puzzle] + test
 
-    def restore(self, rows: np.ndarray, written: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def restore_grids(self, rows: np.ndarray, written: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Turn a model's tokens [B, side²] for these test rows into grids of the puzzle itself.
 
         The grid is cropped at its end marks, and the variant is undone.
@@ -248,12 +248,12 @@ class Arc:
         Returns:
             Cells [B, side, side] uint8, heights [B] and widths [B].
         """
-        _, variant, _ = self.locate(rows)
-        height, width = tokens.crop(written, self.config.side)
+        _, variant, _ = self.locate_rows(rows)
+        height, width = tokens.crop_grids(written, self.config.side)
         starts = np.arange(len(written)) * self.config.side**2
         symmetry = self.variants.symmetry[variant]
-        layout = augment.restored(starts, self.config.side, height, width, symmetry)
-        cells = tokens.decode(written, layout, self.variants.colours[variant], self.config.side)
+        layout = augment.layout_of_source(starts, self.config.side, height, width, symmetry)
+        cells = tokens.decode_grids(written, layout, self.variants.colours[variant], self.config.side)
         return cells, layout.height, layout.width
 
     def test_selection(self, variants: int | None = None, seed: int = 0) -> np.ndarray:
@@ -275,7 +275,7 @@ class Arc:
             if name not in tested:
                 some = ", ".join(list(tested)[:5]) + (", …" if len(tested) > 5 else "")
                 raise ValueError(f"task {name} is not among the {len(tested)} that the run tests ({some})")
-        return rows[np.isin(self.tested[self.locate(rows)[0]], [tested[name] for name in names])]
+        return rows[np.isin(self.tested[self.locate_rows(rows)[0]], [tested[name] for name in names])]
 
     def scorer(self, rows: np.ndarray) -> ArcScorer:
         """Return a scorer that counts votes and averages row metrics over `rows`."""

@@ -58,14 +58,14 @@ class ArcScorer(RowScorer):
             self.weights[puzzle.at] = puzzle.variants / len(puzzle.at)
 
     def _tested(self) -> Iterator[_Tested]:
-        place, variant, _ = self.task.locate(self.rows)
+        place, variant, _ = self.task.locate_rows(self.rows)
         ends = np.flatnonzero(np.diff(place, append=-1)) + 1
         for start, end in zip([0, *ends[:-1]], ends):
             puzzle = self.task.puzzles[self.task.tested[place[start]]]
             taken = len(np.unique(variant[start:end]))
             if end - start != taken * len(puzzle.tests):
                 raise ValueError(f"the evaluation takes some tests of a variant of task {puzzle.name} but not all")
-            truths = [vote.digest(test.output) if test.output is not None else None for test in puzzle.tests]
+            truths = [vote.hash_grid(test.output) if test.output is not None else None for test in puzzle.tests]
             at = np.arange(start, end).reshape(taken, len(puzzle.tests))
             yield _Tested(puzzle, at, truths, int(self.task.variants.counts[self.task.tested[place[start]]]))
 
@@ -77,11 +77,11 @@ class ArcScorer(RowScorer):
     def update(self, rows: np.ndarray, batch: Batch, answers: Answers) -> None:
         """Record the answers to the test rows numbered `rows`."""
         super().update(rows, batch, answers)
-        cells, heights, widths = self.task.restore(rows, answers.tokens.cpu().numpy())
+        cells, heights, widths = self.task.restore_grids(rows, answers.tokens.cpu().numpy())
         votes = np.empty(len(rows), np.uint64)
         for k, (height, width) in enumerate(zip(heights, widths)):
             grid = cells[k, :height, :width]
-            votes[k] = vote.digest(grid)
+            votes[k] = vote.hash_grid(grid)
             if self.grids is not None:
                 self.grids.setdefault(int(votes[k]), grid.copy())
         self._write(rows, votes=votes)
@@ -161,7 +161,7 @@ class ArcScorer(RowScorer):
         found = []
         for tested in self.tested:
             for k, (pair, at) in enumerate(zip(tested.puzzle.tests, tested.at.T)):
-                order, counts = vote.ranking(self.columns["votes"][at], self.columns["confidence"][at])
+                order, counts = vote.rank_candidates(self.columns["votes"][at], self.columns["confidence"][at])
                 ranked = [Candidate(self.grids[int(d)], int(count), len(at)) for d, count in zip(order, counts)]
                 candidates = [candidate for candidate in ranked if candidate.grid.size][:best]
                 found.append(Answered(tested.puzzle.name, k, pair.input, pair.output, candidates))

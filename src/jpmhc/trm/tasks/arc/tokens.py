@@ -15,7 +15,7 @@ FIRST_COLOUR = 2
 VOCABULARY = 12
 
 
-def encode(
+def encode_grids(
     memory: np.ndarray, layout: Layout, colours: np.ndarray, top: np.ndarray, left: np.ndarray, side: int
 ) -> np.ndarray:
     """Write grids as tokens, their first cell in row `top` and column `left` of the square.
@@ -42,7 +42,7 @@ def encode(
     return tokens.reshape(len(tokens), side * side)
 
 
-def crop(tokens: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray]:
+def crop_grids(tokens: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray]:
     """Find heights and widths, [B], of the grids that a model has written from the upper left corner of the square.
 
     The grid is the largest rectangle from that corner that holds colours only; the first of equals, and 0 × 0 where
@@ -57,7 +57,7 @@ def crop(tokens: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray]:
     return np.where(width > 0, best + 1, 0), width
 
 
-def decode(tokens: np.ndarray, layout: Layout, colours: np.ndarray, side: int) -> np.ndarray:
+def decode_grids(tokens: np.ndarray, layout: Layout, colours: np.ndarray, side: int) -> np.ndarray:
     """Read the cells of the grids that `layout` finds in the flattened tokens, and put their colours back.
 
     Args:

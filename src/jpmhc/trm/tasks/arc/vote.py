@@ -12,14 +12,14 @@ import numpy as np
 PASS_AT = (1, 2, 5, 10, 100, 1000)
 
 
-def digest(grid: np.ndarray) -> np.uint64:
+def hash_grid(grid: np.ndarray) -> np.uint64:
     """Hash a grid's shape and cells to 64 bits (BLAKE2)."""
     shape = bytes(grid.shape)  # sides are below 256
     cells = np.ascontiguousarray(grid, np.uint8).tobytes()
     return np.uint64(int.from_bytes(hashlib.blake2b(shape + cells, digest_size=8).digest(), "little"))
 
 
-def ranking(votes: np.ndarray, confidence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def rank_candidates(votes: np.ndarray, confidence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Rank the distinct candidates, best first, and count the votes each got.
 
     Args:
@@ -38,7 +38,7 @@ def ranking(votes: np.ndarray, confidence: np.ndarray) -> tuple[np.ndarray, np.n
 
 def rank_of(truth: np.uint64, votes: np.ndarray, confidence: np.ndarray) -> int | None:
     """Find the place of the truth among the candidates, 1 being first; None where no vote is right."""
-    at = np.flatnonzero(ranking(votes, confidence)[0] == truth)
+    at = np.flatnonzero(rank_candidates(votes, confidence)[0] == truth)
     return int(at[0]) + 1 if len(at) else None
 
 

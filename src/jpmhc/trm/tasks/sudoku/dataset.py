@@ -69,19 +69,19 @@ class Sudoku:
         self.geometry = grids.Geometry(config.size)
         train, test = self._draw_solutions()
         self.solutions = np.concatenate([train, test])  # [puzzles + test_puzzles, cells], training first
-        self.clues = grids.minimal_clues(self.solutions, self.geometry, config.seed)
+        self.clues = grids.draw_minimal_clues(self.solutions, self.geometry, config.seed)
 
     def _draw_solutions(self) -> tuple[np.ndarray, np.ndarray]:
         """Draw the solutions of the training and of the test puzzles, from disjoint classes."""
         config, geometry = self.config, self.geometry
         if config.size == 4:
-            solutions = grids.all_grids(geometry)
-            classes = [grids.relabelled(solution, 4) for solution in solutions]
+            solutions = grids.list_solutions(geometry)
+            classes = [grids.relabel_digits(solution, 4) for solution in solutions]
         else:
             # Enough for both sides whatever the sizes of the classes that fall to each, short of bad luck, which the
             # cycling below covers.
             count = int(1.2 * max(config.puzzles / (1 - config.test_share), config.test_puzzles / config.test_share))
-            solutions = grids.random_solutions(count, geometry, config.seed)
+            solutions = grids.draw_solutions(count, geometry, config.seed)
             classes = [grids.signature(solution, geometry) for solution in solutions]
         names, member = np.unique(np.array(classes), return_inverse=True)
         held_out = max(1, round(config.test_share * len(names)))

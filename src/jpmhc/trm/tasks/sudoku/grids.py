@@ -63,7 +63,7 @@ class Geometry:
         return (outer[..., None] * band + inner).reshape(*outer.shape[:-1], self.size)
 
 
-def deduce(partials: np.ndarray, geometry: Geometry) -> tuple[np.ndarray, np.ndarray]:
+def deduce_digits(partials: np.ndarray, geometry: Geometry) -> tuple[np.ndarray, np.ndarray]:
     """Apply both deductions until nothing changes.
 
     Args:
@@ -115,7 +115,7 @@ def solvable(partials: np.ndarray, geometry: Geometry) -> np.ndarray:
         if len(owners) > _CHUNK:
             stack.append((owners[_CHUNK:], batch[_CHUNK:]))
             owners, batch = owners[:_CHUNK], batch[:_CHUNK]
-        batch, alive = deduce(batch, geometry)
+        batch, alive = deduce_digits(batch, geometry)
         owners, batch = owners[alive], batch[alive]
         choices = _COUNT[batch]
         done = (choices == 1).all(-1)
@@ -131,7 +131,7 @@ def solvable(partials: np.ndarray, geometry: Geometry) -> np.ndarray:
     return answer
 
 
-def random_solutions(count: int, geometry: Geometry, seed: int) -> np.ndarray:
+def draw_solutions(count: int, geometry: Geometry, seed: int) -> np.ndarray:
     """Draw random solutions with digits 0 to size − 1: [count, cells].
 
     A digit of a most constrained cell is guessed and everything deduced from it; a contradiction starts the grid over.
@@ -149,7 +149,7 @@ def random_solutions(count: int, geometry: Geometry, seed: int) -> np.ndarray:
             options * (1 + counter.uniform(seed, 12, guess, active[:, None], np.arange(geometry.size))), -1
         )
         now[np.arange(len(now)), cell] = np.left_shift(1, digit).astype(np.uint16)
-        now, alive = deduce(now, geometry)
+        now, alive = deduce_digits(now, geometry)
         now[~alive] = geometry.full
         partials[active] = now
         active = active[(_COUNT[now] > 1).any(-1)]
@@ -157,19 +157,19 @@ def random_solutions(count: int, geometry: Geometry, seed: int) -> np.ndarray:
     return np.log2(partials).astype(np.int64)
 
 
-def all_grids(geometry: Geometry) -> np.ndarray:
+def list_solutions(geometry: Geometry) -> np.ndarray:
     """List every solution of the 4 × 4 grid, in a fixed order: [288, 16]."""
     partials = np.full((1, geometry.cells), geometry.full)
     for cell in range(geometry.cells):
         parent, digit = np.nonzero(partials[:, cell, None] >> np.arange(geometry.size) & 1)
         partials = partials[parent]
         partials[:, cell] = np.left_shift(1, digit).astype(np.uint16)
-        partials, alive = deduce(partials, geometry)
+        partials, alive = deduce_digits(partials, geometry)
         partials = partials[alive]
     return np.log2(np.unique(partials, axis=0)).astype(np.int64)
 
 
-def minimal_clues(solutions: np.ndarray, geometry: Geometry, seed: int) -> np.ndarray:
+def draw_minimal_clues(solutions: np.ndarray, geometry: Geometry, seed: int) -> np.ndarray:
     """Draw for each solution a random clue set that has no other solution and no clue to spare: [M, cells].
 
     Clues are taken away one by one in random order; a clue stays where the grid without it has a solution with
@@ -186,7 +186,7 @@ def minimal_clues(solutions: np.ndarray, geometry: Geometry, seed: int) -> np.nd
     return clues
 
 
-def relabelled(solution: np.ndarray, size: int) -> bytes:
+def relabel_digits(solution: np.ndarray, size: int) -> bytes:
     """Rename a grid's digits in order of appearance: the result is equal for grids that differ by a renaming."""
     names = np.full(size, -1)
     names[solution[:size]] = np.arange(size)  # the first row has every digit once
