@@ -205,7 +205,7 @@ def test_accumulated_parts_give_the_losses_of_the_whole(tmp_path):
 
 def test_frames_stay_orthonormal_and_move(tmp_path):
     trainer = trained(small(tmp_path, steps=6, model=MIXED, frame_lr=0.1, frame_adaptive=True))
-    for frame in trainer.learner.frames.param_groups[0]["params"]:
+    for frame in trainer.learner.frame_optimiser.param_groups[0]["params"]:
         start = grassmann.projector(torch.full((2, 1), 2**-0.5))
         assert (frame.T @ frame - torch.eye(1)).abs().max() < 1e-6
         assert (grassmann.projector(frame.detach()) - start).abs().max() > 1e-4

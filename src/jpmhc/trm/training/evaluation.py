@@ -95,26 +95,9 @@ def evaluate_checkpoints(config: EvaluateConfig, report: Callable[[str], None] =
                 if checkpoint.fingerprint != checkpoints[0].fingerprint:
                     raise ValueError(f"{checkpoint.path} was trained on other data than those before it: no pooling")
         for checkpoint in checkpoints:
-            task = rebuild_task(checkpoint, config, display)
-            scorer = task.scorer(task.test_selection(config.variants, config.sample_seed))
-            if not scorer.scorable:
-                raise ValueError(
-                    f"no test of {checkpoint.path} has a known answer to score: jpmhc predict writes its answers"
-                )
-            seconds = answer_rows(scorer, task, checkpoint, config, world, display)
-            metrics = scorer.result()
-            results.append(
-                {
-                    "tests": task.test_kind,
-                    "checkpoint": str(checkpoint.path),
-                    "step": checkpoint.step,
-                    "fingerprint": checkpoint.fingerprint,
-                    "seconds": seconds,
-                    "rows_per_second": len(scorer.rows) / seconds,
-                    "metrics": metrics,
-                }
-            )
-            lines.append(f"{checkpoint.path}: {task.test_kind}: {scorer.summarize(metrics)}")
+            result, scorer = score_checkpoint(checkpoint, config, world, display)
+            lines.append(f"{checkpoint.path}: {result['tests']}: {scorer.summarize(result['metrics'])}")
+            results.append(result)
             scorers.append(scorer)
         pooled = None
         if config.pool:
@@ -133,6 +116,27 @@ def evaluate_checkpoints(config: EvaluateConfig, report: Callable[[str], None] =
                 report(line)
             write_result(out, json.dumps(found, indent=1, allow_nan=False) + "\n")
     return found
+
+
+def score_checkpoint(
+    checkpoint: Checkpoint, choices: Choices, world: World, display: Display
+) -> tuple[dict[str, Any], Scorer]:
+    """Score one checkpoint; returns what is written about it, and the scorer with its votes."""
+    task = rebuild_task(checkpoint, choices, display)
+    scorer = task.scorer(task.test_selection(choices.variants, choices.sample_seed))
+    if not scorer.scorable:
+        raise ValueError(f"no test of {checkpoint.path} has a known answer to score: jpmhc predict writes its answers")
+    seconds = answer_rows(scorer, task, checkpoint, choices, world, display)
+    result = {
+        "tests": task.test_kind,
+        "checkpoint": str(checkpoint.path),
+        "step": checkpoint.step,
+        "fingerprint": checkpoint.fingerprint,
+        "seconds": seconds,
+        "rows_per_second": len(scorer.rows) / seconds,
+        "metrics": scorer.result(),
+    }
+    return result, scorer
 
 
 def require_votes(checkpoint: Checkpoint, what: str) -> None:

@@ -70,13 +70,13 @@ class Learner:
         frames = grassmann_frames(self.core)
         for group in groups:
             group["params"] = [p for p in group["params"] if not any(p is frame for frame in frames.values())]
-        self.frames: GrassmannianOptimizer | None = None
+        self.frame_optimiser: GrassmannianOptimizer | None = None
         if frames:
-            self.frames = GrassmannianOptimizer(
+            self.frame_optimiser = GrassmannianOptimizer(
                 self.core, lr=config.frame_lr, adaptive=config.frame_adaptive, iterations=config.frame_iterations
             )
         self.distributed = distribute_core(self.core, [group for group in groups if group["params"]], config, world)
-        self.sign = SignSGD(self.model.puzzles.parameters(), config.puzzle_lr, config.puzzle_weight_decay)
+        self.puzzle_optimiser = SignSGD(self.model.puzzles.parameters(), config.puzzle_lr, config.puzzle_weight_decay)
         self.average = WeightAverage(self.distributed.tensors(), config.ema) if config.ema else None
         parts = len(self.rows) // config.accumulate
         self.carries = [self.model.empty_carry(parts, task.length) for _ in range(config.accumulate)]
@@ -112,7 +112,7 @@ class Learner:
                 "core": weights,
                 "average": average,
                 "puzzles": self.model.puzzles.state_dict(),
-                "frames": None if self.frames is None else self.frames.state_dict(),
+                "frames": None if self.frame_optimiser is None else self.frame_optimiser.state_dict(),
                 "dense": None if self.distributed.sharded else self.distributed.optimiser_state(),
             }
             checkpoint.write_part(path, "shared.pt", content)
@@ -148,8 +148,8 @@ class Learner:
             if files[0]["random_cuda"] is not None and device.type == "cuda":
                 torch.cuda.set_rng_state(files[0]["random_cuda"].cpu())
         self.distributed.load_optimiser_state(files[0]["dense"] if self.distributed.sharded else saved["dense"])
-        if self.frames is not None:
-            self.frames.load_state_dict(saved["frames"])
+        if self.frame_optimiser is not None:
+            self.frame_optimiser.load_state_dict(saved["frames"])
         if self.average is not None:
             if saved["average"] is None:
                 raise ValueError(f"{resume.path} has no averaged weights: resume it with --ema 0")

@@ -74,13 +74,13 @@ def take_step(
     rate = config.learning_rate_factor(learner.step)
     norms = dict(learner.distributed.gradient_norms()) if logs else {}
     norms["total"] = learner.distributed.step(rate)
-    learner.sign.param_groups[0]["lr"] = rate * config.puzzle_lr
-    learner.sign.step()
-    learner.sign.zero_grad(set_to_none=True)
-    if learner.frames is not None:
-        learner.frames.param_groups[0]["lr"] = rate * config.frame_lr
-        learner.frames.step()
-        learner.frames.zero_grad(set_to_none=True)
+    learner.puzzle_optimiser.param_groups[0]["lr"] = rate * config.puzzle_lr
+    learner.puzzle_optimiser.step()
+    learner.puzzle_optimiser.zero_grad(set_to_none=True)
+    if learner.frame_optimiser is not None:
+        learner.frame_optimiser.param_groups[0]["lr"] = rate * config.frame_lr
+        learner.frame_optimiser.step()
+        learner.frame_optimiser.zero_grad(set_to_none=True)
     if learner.average is not None:
         learner.average.update()
     learner.step += 1
