@@ -104,12 +104,12 @@ class Trainer:
         if chief:
             with run_folder.explaining_write_errors(config.out):
                 if self.resumed is not None:
-                    self._tell_changes(self.resumed)
+                    self._report_changes(self.resumed)
                 (config.out / "config.json").write_text(config.to_json() + "\n")
                 for sentence in checkpoint.set_newer_aside(config.out, self.learner.step):
                     self.display.say(sentence)
         self.world.wait()
-        previous = {number: signal.signal(number, self._ask_to_stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        previous = {number: signal.signal(number, self._request_stop) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             with Log(config.out, self.learner.step, chief) as log:
                 if self.resumed is not None:
@@ -133,7 +133,7 @@ class Trainer:
         assert self.saved is not None
         return Outcome(self.learner.step, self.stop, self.saved, {} if self.stop else self.metrics)
 
-    def _tell_changes(self, resumed: Checkpoint) -> None:
+    def _report_changes(self, resumed: Checkpoint) -> None:
         """Say which checkpoint is resumed and with what changes; keep the configuration of the run so far."""
         changed = list_changes(resumed.config, self.config)
         if changed:
@@ -239,7 +239,7 @@ class Trainer:
             puzzle = model.puzzles(rows.identifiers[:count])
         return mixing_statistics(model.core, puzzle, rows.inputs[:count])
 
-    def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
+    def _request_stop(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.stop and not self.evaluating:
             raise KeyboardInterrupt  # asked twice: at once, without a checkpoint
         self.stop = signal.Signals(number)  # seen by every process in the sums of the next step
