@@ -12,7 +12,7 @@ from jpmhc.trm.training.evaluation import EvaluateConfig, evaluate_checkpoints
 from jpmhc.trm.training.loop import train
 from tests.trm.training.small_run import SMALL, small, trained
 
-EARLIER = Path(__file__).parent / "earlier_checkpoint" / "step-00000002"
+EARLIER = Path(__file__).parent / "earlier_checkpoints"
 
 
 def test_a_checkpoint_holds_the_model_that_was_evaluated(tmp_path):
@@ -30,17 +30,23 @@ def test_a_checkpoint_holds_the_model_that_was_evaluated(tmp_path):
     assert not torch.equal(plain.core.tokens, model.core.tokens)
 
 
-def test_a_checkpoint_of_an_earlier_version_is_read_scored_and_resumed(tmp_path):
-    """Its configuration, weights, optimisers and rows in flight still fit: the next step's loss is the one it had."""
-    found = checkpoint.locate_checkpoint(EARLIER)
-    assert (found.step, found.config.task.tasks, found.config.evaluate_variants) == (2, ("25d8a9c8",), 2)
-    scored = evaluate_checkpoints(EvaluateConfig(runs=(EARLIER,), device="cpu", out=tmp_path / "score.json"))
-    assert scored["results"][0]["metrics"]["rows"] == 3
-    config = dataclasses.replace(found.config, out=tmp_path / "run", resume=str(EARLIER))
-    outcome = train(config)
+@pytest.mark.parametrize(
+    ("kind", "rows", "loss", "score"),
+    [
+        ("plain", 3, 2.5584517522808636, 2.660320788038606),  # on ARC
+        ("cayley", 4, 1.6359870265394276, 1.6938556556627524),
+        ("grassmann", 4, 1.6365130562536634, 1.6940697419005653),
+    ],
+)
+def test_a_checkpoint_of_an_earlier_version_is_scored_and_resumed(tmp_path, kind, rows, loss, score):
+    """Configuration, weights, averages, optimisers and rows in flight still fit: what follows is what followed then."""
+    found = checkpoint.locate_checkpoint(EARLIER / kind / "step-00000002")
+    scored = evaluate_checkpoints(EvaluateConfig(runs=(found.path,), device="cpu", out=tmp_path / "score.json"))
+    assert scored["results"][0]["metrics"]["rows"] == rows
+    outcome = train(dataclasses.replace(found.config, out=tmp_path / "run", resume=str(found.path)))
     losses = {r["step"]: r["loss"] for r in map(json.loads, (tmp_path / "run" / "log.jsonl").open()) if "loss" in r}
-    assert losses == {3: pytest.approx(2.5584517522808636, abs=1e-6)}
-    assert outcome.metrics["lm_loss"] == pytest.approx(2.660320788038606, abs=1e-6)
+    assert losses == {3: pytest.approx(loss, abs=1e-6)}
+    assert outcome.metrics["lm_loss"] == pytest.approx(score, abs=1e-6)
 
 
 def test_old_checkpoints_are_pruned_and_no_unfinished_folder_stays(tmp_path):

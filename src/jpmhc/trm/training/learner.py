@@ -64,6 +64,9 @@ class Learner:
         self.core: RecursiveCore = self.model.core
         saved = None if resume is None else resume.shared(world.device)
         if saved is not None:  # before the core is distributed: shards are cut from these weights
+            if saved["average"] is not None:  # through the core, which knows the names of earlier versions
+                self.core.load_state_dict(saved["average"])
+                saved["average"] = {name: tensor.clone() for name, tensor in self.core.state_dict().items()}
             self.core.load_state_dict(saved["core"])
             self.model.puzzles.load_state_dict(saved["puzzles"])
         groups = parameter_groups(self.core, config.weight_decay)
