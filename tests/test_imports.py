@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "spectra": {"checks", "manifolds", "mixers"},
     "generators": {"checks", "manifolds", "mixers"},
     "trm": {"checks", "connections", "kernels", "manifolds", "mixers", "optim"},
+    "wrap": {"checks", "connections", "mixers"},
     "demo": {"connections", "mixers"},
     "report": {"demo", "generators", "spectra", "trm"},
     "cli": {"demo", "generators", "report", "spectra", "trm"},

@@ -18,6 +18,7 @@ __all__ = [
     "connections",
     "expand_streams",
     "generators",
+    "load_wrapped",
     "manifolds",
     "mixers",
     "optim",
@@ -25,6 +26,8 @@ __all__ = [
     "reduce_streams",
     "spectra",
     "trm",
+    "unwrap",
+    "wrap",
 ]
 
 # The sub-package that each public function, class and constant comes from; all other names are sub-packages.
@@ -33,8 +36,11 @@ _HOMES = {
     "HyperConnection": "connections",
     "HyperConnectionStack": "connections",
     "expand_streams": "connections",
+    "load_wrapped": "wrap",
     "parameter_groups": "connections",
     "reduce_streams": "connections",
+    "unwrap": "wrap",
+    "wrap": "wrap",
 }
 
 
@@ -59,6 +65,7 @@ if TYPE_CHECKING:
         reduce_streams,
     )
     from jpmhc.mixers import MIXERS
+    from jpmhc.wrap import load_wrapped, unwrap, wrap
 else:
 
     def __getattr__(name: str) -> Any:

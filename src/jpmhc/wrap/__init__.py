@@ -1,0 +1,6 @@
+"""A model's residual additions become hyper-connections, in place, whatever the model."""
+
+from jpmhc.wrap.pretrained import load_wrapped
+from jpmhc.wrap.wrapping import unwrap, wrap
+
+__all__ = ["load_wrapped", "unwrap", "wrap"]

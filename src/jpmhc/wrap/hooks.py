@@ -1,0 +1,115 @@
+"""The hooks that make a layer's hidden state streams and turn it back, and what a wrapped layer carries."""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from jpmhc.connections import reduce_streams
+from jpmhc.wrap.modules import StreamModule
+from jpmhc.wrap.recipe import LayerConnections
+from jpmhc.wrap.route import Route
+from jpmhc.wrap.streams import Streams
+
+CHILD = "hyper_connections"  # the name under which a wrapped layer holds its connections
+
+
+def begin(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Before a wrapped layer: its hidden state becomes streams."""
+    held: Any = getattr(layer, CHILD)
+    plan, connections = held.plan, held.additions
+    x = plan.entering(args, kwargs)
+    if not isinstance(x, Tensor):
+        raise RuntimeError(f"{plan.name}: its hidden state was not given as when it was wrapped")
+    if plan.first:
+        x = x.unsqueeze(-2)  # equal streams are held once
+    elif x.ndim != plan.ndim + 1 or x.shape[-2] != connections[0].streams:
+        raise RuntimeError(
+            f"{plan.name}: expected the {connections[0].streams} streams of the layer before it, got {list(x.shape)}: "
+            "the layers were not called as when the model was wrapped"
+        )
+    return plan.with_entering(args, kwargs, Streams(x, Route(plan.steps, connections)))
+
+
+def end(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    """After a wrapped layer: its streams become a tensor [..., n, d], or after the last layer a hidden state."""
+    plan = getattr(layer, CHILD).plan
+    streams = plan.leaving(output)
+    if not isinstance(streams, Streams) or streams.trail != plan.steps:
+        raise RuntimeError(
+            f"{plan.name} ({type(layer).__name__}) did not compute as when it was wrapped: its hidden state went "
+            f"through {_steps(streams)}, not {', '.join(step.name for step in plan.steps)}"
+        )
+    x = reduce_streams(streams.x) if plan.last else streams.x
+    return plan.with_leaving(output, x)
+
+
+def _steps(streams: Any) -> str:
+    return ", ".join(step.name for step in streams.trail) if isinstance(streams, Streams) else "an unknown computation"
+
+
+def reduce_hidden_states(streams: int, module: nn.Module, args: Any, output: Any) -> Any:
+    """After a module that contains layers: the hidden states it returns are reduced ones.
+
+    Streams are told by their shape: among the tensors of one tuple, those that have n rows more than the others.
+    """
+    if isinstance(output, dict):
+        for key, value in output.items():
+            if isinstance(value, tuple | list | Streams):
+                output[key] = _reduced(value, streams)
+        return output
+    if type(output) in (tuple, list):
+        return type(output)(_reduced(value, streams) for value in output)
+    return output
+
+
+def _reduced(value: Any, n: int) -> Any:
+    if isinstance(value, Streams):
+        return reduce_streams(value.x)
+    if type(value) not in (tuple, list):
+        return value
+    states = [reduce_streams(entry.x) if isinstance(entry, Streams) else entry for entry in value]
+    shapes = {entry.shape for entry in states if isinstance(entry, Tensor) and entry.ndim}
+    wide = {torch.Size((*shape[:-1], n, shape[-1])) for shape in shapes} & shapes
+    return type(value)(
+        reduce_streams(entry) if isinstance(entry, Tensor) and entry.shape in wide else entry for entry in states
+    )
+
+
+def install(model: nn.Module, layers: list[LayerConnections]) -> None:
+    """Give each layer its connections and hooks, and the modules around the layers a hook on their hidden states."""
+    around = set()
+    for held in layers:
+        name = held.plan.name
+        layer = model.get_submodule(name)
+        layer.add_module(CHILD, held)
+        layer.register_forward_pre_hook(begin, with_kwargs=True)
+        layer.register_forward_hook(end, with_kwargs=True)
+        for inner in held.plan.modules:
+            StreamModule(inner).register(layer.get_submodule(inner))
+        parts = name.split(".")
+        around |= {".".join(parts[:depth]) for depth in range(len(parts)) if name}
+    for name in around:
+        module = model.get_submodule(name)
+        if not isinstance(module, nn.ModuleList | nn.ModuleDict):
+            module.register_forward_hook(functools.partial(reduce_hidden_states, layers[0].recipe.streams))
+
+
+def uninstall(model: nn.Module) -> None:
+    """Take all connections and hooks off again."""
+    for module in model.modules():
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            for key, hook in list(hooks.items()):
+                ours = getattr(hook, "func", hook) in (begin, end, reduce_hidden_states)
+                if ours or isinstance(getattr(hook, "__self__", None), StreamModule):
+                    del hooks[key]
+                    module._forward_pre_hooks_with_kwargs.pop(key, None)
+                    module._forward_hooks_with_kwargs.pop(key, None)
+        if CHILD in module._modules:
+            delattr(module, CHILD)
+
+
+def wrapped_layers(model: nn.Module) -> dict[str, Any]:
+    """The connections of each wrapped layer of a model, by the layer's name."""
+    return {name: getattr(module, CHILD) for name, module in model.named_modules() if CHILD in module._modules}

@@ -1,0 +1,45 @@
+"""What a model is called with in the probing run."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def call_arguments(model: nn.Module, inputs: Any) -> Call:
+    """The arguments of one call of the model: those that were given, or small ones for a Hugging Face model."""
+    if inputs is None:
+        return (), default_inputs(model)
+    if isinstance(inputs, Tensor):
+        return (inputs,), {}
+    if isinstance(inputs, tuple | list):
+        return tuple(inputs), {}
+    if hasattr(inputs, "keys"):
+        return (), {key: inputs[key] for key in inputs.keys()}  # noqa: SIM118 (a tokenizer's result is no dict)
+    raise ValueError(f"inputs must be a tensor, a tuple of arguments or a dict of them, got {type(inputs).__name__}")
+
+
+def default_inputs(model: nn.Module) -> dict[str, Any]:
+    """Two sequences of eight tokens, or two images of noise, by what the model's configuration says it takes."""
+    config, main = getattr(model, "config", None), getattr(model, "main_input_name", None)
+    device = next((parameter.device for parameter in model.parameters()), None)
+    if config is not None and main == "input_ids":
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        count = max(2, min(int(getattr(text, "vocab_size", 2)), 1000))
+        tokens = (torch.arange(16).reshape(2, 8) * 7 + 3) % count
+        found: dict[str, Any] = {"input_ids": tokens.to(device)}
+        if getattr(config, "is_encoder_decoder", False):
+            found["decoder_input_ids"] = found["input_ids"][:, :5]
+        return found
+    if config is not None and main == "pixel_values":
+        size: Any = getattr(config, "image_size", 224)
+        height, width = size if isinstance(size, tuple | list) else (size, size)
+        images = torch.randn(
+            2, getattr(config, "num_channels", 3), height, width, generator=torch.Generator().manual_seed(0)
+        )
+        return {"pixel_values": images.to(device, next(p.dtype for p in model.parameters() if p.is_floating_point()))}
+    raise ValueError(
+        f"cannot guess what {type(model).__name__} is called with: give inputs=, a tensor, tuple or dict of arguments"
+    )

@@ -1,0 +1,214 @@
+"""Operations on a hidden state that can act on each of its streams alike.
+
+Every function here takes the streams x [..., n, d] and the arguments that the hidden state [..., d] was given. It
+returns the new streams, or None where the operation mixes the last dimension with others, so that it cannot be done
+stream by stream.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Operation = Callable[..., Tensor | None]
+
+
+def _numbers(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The sizes of a call such as `view(2, 3)`, `view((2, 3))` or `view(torch.Size([2, 3]))`."""
+    return tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], Sequence) else sizes
+
+
+def _leading(dim: int, x: Tensor) -> bool:
+    """Whether a dimension of the hidden state is another than its last, counted from the front."""
+    return -(x.ndim - 1) <= dim < x.ndim - 2 and dim != -1
+
+
+def _from_front(dim: int, x: Tensor) -> int:
+    return dim if dim >= 0 else dim + x.ndim - 1
+
+
+def reshape(x: Tensor, *sizes: Any, shape: Any = None) -> Tensor | None:
+    wanted = _numbers(sizes) if shape is None else tuple(shape)
+    if not wanted or isinstance(wanted[0], torch.dtype):
+        return None
+    n, d = x.shape[-2:]
+    tokens = x.shape[:-2].numel()
+    leading = wanted[:-1]
+    if wanted[-1] == -1:
+        if -1 in leading or torch.Size(leading).numel() != tokens:
+            return None
+    elif wanted[-1] != d:
+        return None
+    return x.reshape(*leading, n, d)
+
+
+def transpose(x: Tensor, dim0: int, dim1: int) -> Tensor | None:
+    if not (_leading(dim0, x) and _leading(dim1, x)):
+        return None
+    return x.transpose(_from_front(dim0, x), _from_front(dim1, x))
+
+
+def permute(x: Tensor, *dims: Any) -> Tensor | None:
+    order = [_from_front(dim, x) for dim in _numbers(dims)]
+    return x.permute(*order[:-1], x.ndim - 2, x.ndim - 1) if order[-1] == x.ndim - 2 else None
+
+
+def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor | None:
+    if not (_leading(start_dim, x) and _leading(end_dim, x)):
+        return None
+    return x.flatten(_from_front(start_dim, x), _from_front(end_dim, x))
+
+
+def unsqueeze(x: Tensor, dim: int) -> Tensor | None:
+    place = dim if dim >= 0 else dim + x.ndim
+    return x.unsqueeze(place) if place <= x.ndim - 2 else None
+
+
+def squeeze(x: Tensor, *dims: Any, dim: int | None = None) -> Tensor | None:
+    wanted = _numbers(dims) if dim is None else (dim,)
+    if not wanted or not all(_leading(place, x) for place in wanted):
+        return None
+    return x.squeeze(tuple(_from_front(place, x) for place in wanted))
+
+
+def roll(x: Tensor, shifts: Any, dims: Any = None) -> Tensor | None:
+    places = dims if isinstance(dims, Sequence) else [] if dims is None else [dims]
+    if not places or not all(_leading(place, x) for place in places):
+        return None
+    return x.roll(shifts, [_from_front(place, x) for place in places])
+
+
+def getitem(x: Tensor, index: Any) -> Tensor | None:
+    parts = index if isinstance(index, tuple) else (index,)
+    if any(part is Ellipsis or isinstance(part, list) for part in parts):
+        return None
+    taken = sum(
+        part.ndim if isinstance(part, Tensor) and part.dtype == torch.bool else part is not None for part in parts
+    )
+    return x[index] if taken < x.ndim - 1 else None
+
+
+def to(x: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
+    return x.to(*args, **kwargs)
+
+
+def _beside(x: Tensor, other: Any) -> Any:
+    """A factor of the hidden state as a factor of the streams, or None if it would give the result another shape."""
+    if not isinstance(other, Tensor) or other.ndim <= 1:
+        return other if not isinstance(other, Tensor) or other.ndim == 0 or other.shape[0] in (1, x.shape[-1]) else None
+    shape = (*x.shape[:-2], x.shape[-1])
+    fits = other.ndim <= len(shape) and all(a in (1, b) for a, b in zip(reversed(other.shape), reversed(shape)))
+    return other.unsqueeze(-2) if fits else None
+
+
+def mul(x: Tensor, other: Any) -> Tensor | None:
+    factor = _beside(x, other)
+    return None if factor is None else x * factor
+
+
+def div(x: Tensor, other: Any, **kwargs: Any) -> Tensor | None:
+    divisor = _beside(x, other)
+    return None if divisor is None or kwargs else x / divisor
+
+
+def shift(x: Tensor, other: Any) -> Tensor | None:
+    """Add what is no activation: a number, or a bias [d]."""
+    term = _beside(x, other)
+    return None if term is None else x + term
+
+
+def clamp(x: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
+    return x.clamp(*args, **kwargs)
+
+
+def clone(x: Tensor, **_: Any) -> Tensor:
+    return x  # streams are never changed in place
+
+
+def _normalise(function: Callable[..., Tensor]) -> Operation:
+    def normalise(x: Tensor, normalized_shape: Any, *args: Any, **kwargs: Any) -> Tensor | None:
+        return function(x, normalized_shape, *args, **kwargs) if tuple(normalized_shape) == x.shape[-1:] else None
+
+    return normalise
+
+
+def _dropout(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return F.dropout(x, *args, **{key: value for key, value in kwargs.items() if key != "inplace"})
+
+
+# By the name that a step of the residual stream is remembered with.
+OPERATIONS: dict[str, Operation] = {
+    "clamp": clamp,
+    "clone": clone,
+    "div": div,
+    "dropout": _dropout,
+    "flatten": flatten,
+    "getitem": getitem,
+    "layer_norm": _normalise(F.layer_norm),
+    "mul": mul,
+    "permute": permute,
+    "reshape": reshape,
+    "rms_norm": _normalise(F.rms_norm),
+    "roll": roll,
+    "shift": shift,
+    "squeeze": squeeze,
+    "to": to,
+    "transpose": transpose,
+    "unsqueeze": unsqueeze,
+}
+
+# The functions that PyTorch calls these operations by; their first argument is the hidden state.
+FUNCTIONS: dict[Any, str] = {
+    F.dropout: "dropout",
+    F.layer_norm: "layer_norm",
+    F.rms_norm: "rms_norm",
+    torch.clamp: "clamp",
+    torch.clone: "clone",
+    torch.div: "div",
+    torch.dropout: "dropout",
+    torch.flatten: "flatten",
+    torch.mul: "mul",
+    torch.multiply: "mul",
+    torch.permute: "permute",
+    torch.reshape: "reshape",
+    torch.roll: "roll",
+    torch.squeeze: "squeeze",
+    torch.true_divide: "div",
+    torch.transpose: "transpose",
+    torch.unsqueeze: "unsqueeze",
+}
+# The methods of a tensor that they are called by, beside those that `Streams` defines.
+METHODS = {
+    "clamp": "clamp",
+    "clone": "clone",
+    "div": "div",
+    "flatten": "flatten",
+    "permute": "permute",
+    "reshape": "reshape",
+    "view": "reshape",
+    "roll": "roll",
+    "squeeze": "squeeze",
+    "transpose": "transpose",
+    "unsqueeze": "unsqueeze",
+}
+ADDITIONS = {torch.add, torch.Tensor.add, torch.Tensor.add_, torch.Tensor.__add__, torch.Tensor.__radd__}
+ADDITIONS |= {torch.Tensor.__iadd__}
+PRODUCTS = {torch.mul, torch.multiply, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__}
+
+# Functions of which the hidden state's second dimension holds the channels.
+CHANNELS_FIRST = {
+    torch.conv1d,
+    torch.conv2d,
+    torch.conv3d,
+    F.conv1d,
+    F.conv2d,
+    F.conv3d,
+    F.group_norm,
+    F.batch_norm,
+    F.instance_norm,
+    F.max_pool2d,
+    F.avg_pool2d,
+    F.adaptive_avg_pool2d,
+}

@@ -1,0 +1,81 @@
+"""Loading a wrapped model that `save_pretrained` has written."""
+
+import copy
+import functools
+from typing import Any
+
+from jpmhc.wrap.hooks import CHILD, install
+from jpmhc.wrap.record import NOTE, read_record, record_wrapping
+
+METHOD = "jpmhc"  # the name under which transformers knows how the model is prepared
+
+
+def load_wrapped(auto_class: Any, name_or_path: Any, **kwargs: Any) -> Any:
+    """Load a wrapped model with its hyper-connections.
+
+    Args:
+        auto_class: The class to load it with, such as `AutoModelForCausalLM` or the model's own.
+        name_or_path: The folder that `save_pretrained` wrote, or the model's name on the hub.
+        kwargs: Of `from_pretrained`.
+
+    Returns:
+        The wrapped model, as it was saved.
+    """
+    from transformers import AutoConfig
+
+    config = copy.deepcopy(kwargs.pop("config", None) or AutoConfig.from_pretrained(name_or_path))
+    fusions = getattr(config, "fusion_config", None) or {}
+    if NOTE not in fusions:
+        raise ValueError(f"{name_or_path} is not a wrapped model: its configuration has no hyper-connections")
+    if getattr(config, "quantization_config", None) is not None or "quantization_config" in kwargs:
+        raise ValueError(
+            f"{name_or_path} is quantised: load the plain model, wrap it, and load the connections' weights into it"
+        )
+    config.fusion_config = {key: value for key, value in fusions.items() if key != NOTE} or None
+    preparation = _preparation_class()(fusions[NOTE])
+    return auto_class.from_pretrained(name_or_path, config=config, quantization_config=preparation, **kwargs)
+
+
+@functools.cache
+def _preparation_class() -> Any:
+    """Register, once, how transformers prepares a wrapped model before it loads weights.
+
+    Its quantizers are the one place where a model may gain modules between its making and the loading of its weights.
+    """
+    from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
+    from transformers.utils.quantization_config import QuantizationConfigMixin
+
+    @register_quantization_config(METHOD)
+    class Preparation(QuantizationConfigMixin):
+        """The record of how a model was wrapped."""
+
+        def __init__(self, record: dict[str, Any]) -> None:
+            self.quant_method: Any = METHOD
+            self.record = record
+
+    @register_quantizer(METHOD)
+    class Preparer(HfQuantizer):
+        """Gives a model its connections before its weights are loaded, and leaves no other trace."""
+
+        is_trainable = True
+
+        def is_serializable(self) -> bool:
+            return True
+
+        def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+            preparation: Any = self.quantization_config
+            self.recipe, self.plans = read_record(preparation.record)
+            strict = model._keep_in_fp32_modules_strict or set()
+            model._keep_in_fp32_modules_strict = {*strict, CHILD}
+            install(model, self.recipe.make_connections(model, self.plans))
+            return model
+
+        def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+            self.remove_quantization_config(model)
+            for module in model.modules():
+                if hasattr(module, "config"):
+                    vars(module.config).pop("_is_quantized", None)
+            record_wrapping(model, self.recipe, self.plans)
+            return model
+
+    return Preparation

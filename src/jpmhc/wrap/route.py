@@ -1,0 +1,40 @@
+"""Which operations carry the residual stream through a layer."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+
+class Step(NamedTuple):
+    """One operation that carries the residual stream on: the `number`-th one of this name on the state before it."""
+
+    name: str
+    number: int
+
+
+class Route:
+    """The way of the residual stream through one call of a layer.
+
+    Args:
+        steps: The operations that carry it, from the layer's input to its output.
+        connections: One for each step named "add".
+    """
+
+    def __init__(self, steps: tuple[Step, ...], connections: Sequence[Any]) -> None:
+        self.steps, self.connections = steps, connections
+
+    def carries(self, trail: tuple[Step, ...], step: Step) -> bool:
+        """Whether the residual stream goes on with this step, after these."""
+        return len(trail) < len(self.steps) and self.steps[len(trail)] == step
+
+    def connection(self, trail: tuple[Step, ...]) -> Any:
+        """Return the connection of the next addition after these steps; None after the last."""
+        done = sum(step.name == "add" for step in trail)
+        return self.connections[done] if done < len(self.connections) else None
+
+    def following(self, trail: tuple[Step, ...]) -> Any:
+        """Return the connection that reads what the addition at the end of these steps has written, if it is known."""
+        adds = len(trail) < len(self.steps) and self.steps[len(trail)].name == "add"
+        return self.connection(trail) if adds else None
+
+    def note(self, complaint: str) -> None:
+        """Take note of something that cannot be followed; only the probing run minds."""

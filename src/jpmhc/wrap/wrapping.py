@@ -1,0 +1,110 @@
+"""wrap and unwrap: a model's residual additions become hyper-connections, in place, and back."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from jpmhc.mixers import Mixer
+from jpmhc.wrap.comparison import Comparison
+from jpmhc.wrap.hooks import CHILD, install, uninstall, wrapped_layers
+from jpmhc.wrap.inputs import call_arguments
+from jpmhc.wrap.recipe import Recipe
+from jpmhc.wrap.record import forget_wrapping, record_wrapping
+from jpmhc.wrap.search import find_layers
+
+
+def wrap(
+    model: nn.Module,
+    streams: int = 4,
+    mixer: str | Mixer = "cayley",
+    inputs: Any = None,
+    layers: Iterable[nn.Module] | None = None,
+    **options: Any,
+) -> nn.Module:
+    """Turn every residual addition in a model's layers into a hyper-connection, in place.
+
+    The wrapped model computes what it computed before, until it is trained on. No module is moved or renamed: each
+    layer gains a child `hyper_connections`. The model runs a few times, to find its layers and to compare its outputs
+    and gradients with those it had; where they differ, all is undone and the model refused.
+
+    Args:
+        model: Any transformer: of `transformers`, of PyTorch, or your own.
+        streams: How many residual streams the hidden state becomes.
+        mixer: The constraint on the matrices that mix the streams: a name from `MIXERS`, or a `Mixer`.
+        inputs: What the model is called with to find its layers: a tensor, a tuple of arguments, or a dict of them.
+            Not needed for models of `transformers` that take tokens or images. Layers that are not reached stay plain.
+        layers: The layers to wrap, modules of the model; None finds them.
+        options: Of `HyperConnection`: norm, read, write, temperature, dynamic, kernels.
+
+    Returns:
+        The model itself.
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
+    for name in wrapped_layers(model):
+        raise ValueError(f"{name} is wrapped already: unwrap the model before you wrap it again")
+    args, kwargs = call_arguments(model, inputs)
+    recipe = Recipe(streams, mixer, options)
+    with Comparison(model, args, kwargs) as comparison:
+        plans = find_layers(model, None if layers is None else _names_of(model, layers), comparison.run)
+        _refuse_skipping(model, [plan.name for plan in plans])
+        comparison.differentiate(plans[0])
+        install(model, recipe.make_connections(model, plans))
+        try:
+            comparison.check()
+        except BaseException:
+            uninstall(model)
+            raise
+    for name, held in wrapped_layers(model).items():
+        held.train(model.get_submodule(name).training)
+    record_wrapping(model, recipe, plans)
+    return model
+
+
+def unwrap(model: nn.Module, force: bool = False) -> nn.Module:
+    """Take the hyper-connections of a wrapped model away again, in place.
+
+    Args:
+        model: A wrapped model.
+        force: Take them away even where one has been trained, which changes what the model computes.
+
+    Returns:
+        The model itself.
+    """
+    wrapped = wrapped_layers(model)
+    if not wrapped:
+        raise ValueError(f"this {type(model).__name__} is not wrapped")
+    for name, held in wrapped.items():
+        changed = None if force else held.first_changed()
+        if changed is not None:
+            raise ValueError(
+                f"{name}.{CHILD}.additions.{changed} has been trained, and without it the model computes something "
+                "else: unwrap(model, force=True) takes it away all the same"
+            )
+    uninstall(model)
+    forget_wrapping(model)
+    return model
+
+
+def _names_of(model: nn.Module, layers: Iterable[nn.Module]) -> list[str]:
+    known = {id(module): name for name, module in model.named_modules()}
+    layers = list(layers)
+    for layer in layers:
+        if id(layer) not in known:
+            raise ValueError(f"layers must be modules of the model, got a {type(layer).__name__} that is none of them")
+    if not layers:
+        raise ValueError("layers must have at least one module")
+    return [known[id(layer)] for layer in layers]
+
+
+def _refuse_skipping(model: nn.Module, names: list[str]) -> None:
+    """Refuse a model that skips whole layers in training: the streams would not reach the layer that reduces them."""
+    around = {name.rpartition(".")[0].rpartition(".")[0] for name in names}
+    for name in around:
+        chance = getattr(model.get_submodule(name), "layerdrop", 0)
+        if isinstance(chance, int | float) and chance > 0:
+            raise ValueError(
+                f"{name or 'the model'} ({type(model.get_submodule(name)).__name__}) skips whole layers in training, "
+                f"which cannot be wrapped: set its layerdrop from {chance} to 0"
+            )

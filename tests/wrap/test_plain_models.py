@@ -1,0 +1,262 @@
+"""Models of plain PyTorch: equal outputs, and the arithmetic of hyper-connections once they are trained."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import jpmhc
+from jpmhc.wrap.hooks import wrapped_layers
+from tests.wrap.models import Block, PostNormBlock, RootMeanSquare, Stack, difference, disturb, wrapped_copy
+
+EXACT = 1e-12
+
+
+@pytest.fixture(autouse=True)
+def _double():
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def inputs() -> Tensor:
+    return torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(3))
+
+
+def connections_of(model: nn.Module) -> list[list[jpmhc.HyperConnection]]:
+    return [list(held.additions) for held in wrapped_layers(model).values()]
+
+
+def test_a_fresh_wrapped_model_computes_the_same():
+    model = Stack(Block(12) for _ in range(3))
+    before = model(inputs())
+    assert jpmhc.wrap(model, inputs=inputs()) is model
+    assert difference(before, model(inputs())) < EXACT
+    assert [len(found) for found in connections_of(model)] == [2, 2, 2]
+
+
+def test_a_trained_wrapped_model_is_what_its_connections_say():
+    model = disturb(jpmhc.wrap(Stack(Block(12) for _ in range(3)), streams=3, mixer="sinkhorn", inputs=inputs()))
+    x = jpmhc.expand_streams(model.embed(inputs()), 3)
+    for block, (first, second) in zip(model.blocks, connections_of(model)):
+        h, state = first.read(x)
+        x = first.write(x, block.mix(block.norms[0](h)).roll(1, -2), state)
+        h, state = second.read(x)
+        x = second.write(x, block.mlp(block.norms[1](h)), state)
+    assert difference(model.head(jpmhc.reduce_streams(x)), model(inputs())) < EXACT
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm, RootMeanSquare])
+def test_post_norm_normalises_each_stream(norm):
+    model = disturb(jpmhc.wrap(Stack(PostNormBlock(12, norm) for _ in range(2)), inputs=inputs()))
+    x = jpmhc.expand_streams(model.embed(inputs()), 4)
+    for block, (first, second) in zip(model.blocks, connections_of(model)):
+        h, state = first.read(x)
+        x = block.first(first.write(x, block.mix(h).roll(1, -2), state))
+        h, state = second.read(x)
+        x = block.second(second.write(x, block.mlp(h).tanh(), state))
+    assert difference(model.head(jpmhc.reduce_streams(x)), model(inputs())) < EXACT
+
+
+def test_gradients_are_those_of_the_plain_model():
+    plain = Stack(Block(12) for _ in range(2))
+    model = wrapped_copy(plain, inputs=inputs())
+    for one in (plain, model):
+        one(inputs()).square().sum().backward()
+    for name, parameter in plain.named_parameters():
+        assert difference(parameter.grad, model.get_parameter(name).grad) < EXACT
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_encoder_layers_of_pytorch(norm_first):
+    layer = nn.TransformerEncoderLayer(12, 2, 24, batch_first=True, norm_first=norm_first)
+    model = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).eval()
+    x = torch.randn(2, 6, 12)
+    mask = nn.Transformer.generate_square_subsequent_mask(6)
+    wrapped = wrapped_copy(model, inputs=x)
+    assert difference(model(x, mask=mask), wrapped(x, mask=mask)) < EXACT
+    assert [len(found) for found in connections_of(wrapped)] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_encoder_and_decoder_of_pytorch(norm_first):
+    model = nn.Transformer(12, 2, 2, 2, 24, batch_first=True, norm_first=norm_first).eval()
+    x, y = torch.randn(2, 6, 12), torch.randn(2, 4, 12)
+    wrapped = wrapped_copy(model, inputs=(x, y))
+    assert difference(model(x, y), wrapped(x, y)) < EXACT
+    assert [len(found) for found in connections_of(wrapped)] == [2, 2, 3, 3]
+
+
+def test_layers_that_are_no_list_are_found():
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.below, self.above = Block(5), Block(5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.above(self.below(x))
+
+    model = Two()
+    wrapped = wrapped_copy(model, inputs=inputs())
+    assert list(wrapped_layers(wrapped)) == ["below", "above"]
+    assert difference(model(inputs()), wrapped(inputs())) < EXACT
+
+
+def test_only_the_given_layers_are_wrapped():
+    model = Stack(Block(12) for _ in range(4))
+    before = model(inputs())
+    jpmhc.wrap(model, inputs=inputs(), layers=[model.blocks[0], model.blocks[1], model.blocks[3]])
+    assert list(wrapped_layers(model)) == ["blocks.0", "blocks.1", "blocks.3"]
+    plans = [held.plan for held in wrapped_layers(model).values()]
+    assert [(plan.first, plan.last) for plan in plans] == [(True, False), (False, True), (True, True)]
+    assert difference(before, model(inputs())) < EXACT
+
+
+def test_a_parallel_block_has_one_addition():
+    class Parallel(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + (self.mix(self.norms[0](x)) + self.mlp(self.norms[1](x)))
+
+    model = disturb(jpmhc.wrap(Stack([Parallel(12)]), inputs=inputs()))
+    ((connection,),) = connections_of(model)
+    x, block = jpmhc.expand_streams(model.embed(inputs()), 4), model.blocks[0]
+    h, state = connection.read(x)
+    x = connection.write(x, block.mix(block.norms[0](h)) + block.mlp(block.norms[1](h)), state)
+    assert difference(model.head(jpmhc.reduce_streams(x)), model(inputs())) < EXACT
+
+
+def test_what_is_added_off_the_residual_stream_is_no_connection():
+    class WithPositions(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            positions = torch.ones(1, *x.shape[1:]).cumsum(1)
+            x = x + self.mix(x + positions)
+            return x + self.mlp(self.norms[1](x))
+
+    model = disturb(jpmhc.wrap(Stack([WithPositions(12)]), inputs=inputs()))
+    ((first, second),) = connections_of(model)
+    x, block = jpmhc.expand_streams(model.embed(inputs()), 4), model.blocks[0]
+    h, state = first.read(x)
+    x = first.write(x, block.mix(h + torch.ones(1, 6, 12).cumsum(1)), state)
+    h, state = second.read(x)
+    x = second.write(x, block.mlp(block.norms[1](h)), state)
+    assert difference(model.head(jpmhc.reduce_streams(x)), model(inputs())) < EXACT
+
+
+def test_additions_in_place():
+    class InPlace(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.clone()
+            residual = x
+            x += self.mix(self.norms[0](x))
+            residual.add_(self.mlp(self.norms[1](residual)))
+            return residual
+
+    model = Stack(InPlace(12) for _ in range(2))
+    wrapped = wrapped_copy(model, inputs=inputs())
+    assert [len(found) for found in connections_of(wrapped)] == [2, 2]
+    assert difference(model(inputs()), wrapped(inputs())) < EXACT
+
+
+def test_a_hidden_state_that_others_use_is_reduced_for_them():
+    class Gathering(Stack):
+        def forward(self, x: Tensor) -> Tensor:
+            x, seen = self.embed(x), []
+            for number, block in enumerate(self.blocks):
+                x = block(x)
+                if number == 1:
+                    seen.append(x.tanh())
+            return self.head(x + seen[0])
+
+    model = Gathering(Block(12) for _ in range(4))
+    wrapped = wrapped_copy(model, inputs=inputs())
+    plans = [held.plan for held in wrapped_layers(wrapped).values()]
+    assert [(plan.first, plan.last) for plan in plans] == [(True, False), (False, True), (True, False), (False, True)]
+    assert difference(model(inputs()), wrapped(inputs())) < EXACT
+
+
+def test_a_layer_that_is_called_again_and_again_stands_alone():
+    class Repeating(Stack):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.embed(x)
+            for _ in range(3):
+                x = self.blocks[0](x)
+            return self.head(x)
+
+    model = Repeating([Block(12)])
+    wrapped = wrapped_copy(model, inputs=inputs())
+    (held,) = wrapped_layers(wrapped).values()
+    assert (held.plan.first, held.plan.last) == (True, True)
+    assert difference(model(inputs()), wrapped(inputs())) < EXACT
+
+
+def test_half_precision_keeps_coefficients_in_single():
+    torch.set_default_dtype(torch.float32)
+    model = Stack(Block(12) for _ in range(2)).to(torch.bfloat16)
+    x = inputs().bfloat16()
+    wrapped = wrapped_copy(model, inputs=x)
+    assert difference(model(x).float(), wrapped(x).float()) < 0.02
+    assert {p.dtype for p in wrapped.parameters() if p.numel()} == {torch.bfloat16, torch.float32}
+    assert {p.dtype for held in wrapped_layers(wrapped).values() for p in held.parameters()} == {torch.float32}
+
+
+def test_streams_part_in_training():
+    torch.set_default_dtype(torch.float32)
+    model = jpmhc.wrap(Stack(Block(12) for _ in range(2)), inputs=inputs().float())
+    seen = []
+    model.blocks[0].register_forward_hook(lambda layer, args, output: seen.append(output.detach()))
+    groups = jpmhc.parameter_groups(model, weight_decay=0.1)
+    logits = {
+        id(p) for held in wrapped_layers(model).values() for n, p in held.named_parameters() if n.endswith("logits")
+    }
+    assert logits <= {id(parameter) for parameter in groups[1]["params"]}
+    optimizer = torch.optim.AdamW(groups, lr=1e-2)
+    for _ in range(5):
+        loss = (model(inputs().float()) - 1).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    first, last = seen[0], seen[-1]
+    assert first.shape == (2, 6, 4, 12)
+    assert float((first - first.mean(-2, keepdim=True)).abs().max()) < 1e-6
+    assert float((last - last.mean(-2, keepdim=True)).abs().max()) > 1e-3
+
+
+def test_deep_copies_and_pickles_are_wrapped_models_of_their_own(tmp_path):
+    model = disturb(jpmhc.wrap(Stack(Block(12) for _ in range(2)), inputs=inputs()))
+    before = model(inputs())
+    torch.save(model, tmp_path / "model.pt")
+    copied = copy.deepcopy(model)
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    disturb(model)
+    assert difference(before, model(inputs())) > 1e-3
+    for other in (copied, loaded):
+        assert torch.equal(before, other(inputs()))
+
+
+def test_weights_load_into_a_model_that_was_wrapped_alike():
+    model = disturb(jpmhc.wrap(Stack(Block(12) for _ in range(2)), inputs=inputs()))
+    other = jpmhc.wrap(Stack(Block(12) for _ in range(2)), inputs=inputs())
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(model(inputs()), other(inputs()))
+
+
+def test_unwrap_gives_the_plain_model_back():
+    model = Stack(Block(12) for _ in range(2))
+    names, before = [name for name, _ in model.named_modules()], model(inputs())
+    assert jpmhc.unwrap(jpmhc.wrap(model, inputs=inputs())) is model
+    assert [name for name, _ in model.named_modules()] == names
+    assert torch.equal(before, model(inputs()))
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_unwrap_refuses_trained_connections_unless_forced():
+    model = jpmhc.wrap(Stack(PostNormBlock(12, RootMeanSquare) for _ in range(2)), inputs=inputs())
+    before = model(inputs())
+    wrapped_layers(model)["blocks.1"].additions[1].map.logits.data[0] += 1
+    with pytest.raises(ValueError, match=r"blocks\.1\.hyper_connections\.additions\.1 has been trained"):
+        jpmhc.unwrap(model)
+    assert not wrapped_layers(jpmhc.unwrap(model, force=True))
+    assert difference(before, model(inputs())) < EXACT

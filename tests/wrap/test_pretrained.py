@@ -1,0 +1,67 @@
+"""Saving a wrapped model and loading it again."""
+
+import pytest
+import torch
+
+import jpmhc
+from jpmhc.wrap.hooks import wrapped_layers
+from jpmhc.wrap.inputs import default_inputs
+from tests.wrap.models import WITHOUT, difference, disturb, tiny
+
+transformers = pytest.importorskip("transformers", reason=WITHOUT)
+
+CLASSES = {
+    "gpt2": transformers.AutoModelForCausalLM,
+    "t5": transformers.AutoModelForSeq2SeqLM,
+    "vit": transformers.AutoModelForImageClassification,
+}
+MIXERS = ("cayley", jpmhc.mixers.Sinkhorn(4, iterations=7))
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("mixer", MIXERS, ids=["name", "object"])
+def test_what_was_saved_is_loaded(tmp_path, kind, mixer):
+    model = disturb(jpmhc.wrap(tiny(kind), mixer=mixer, read="sigmoid"))
+    model.save_pretrained(tmp_path)
+    loaded = jpmhc.load_wrapped(CLASSES[kind], tmp_path)
+    assert type(loaded) is type(model)
+    assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in model.state_dict().items())
+    inputs = default_inputs(model)
+    assert difference(model(**inputs).logits, loaded(**inputs).logits) < 1e-6
+    one, other = (next(iter(wrapped_layers(found).values())) for found in (model, loaded))
+    assert one.plan == other.plan
+    assert one.additions[0].mixer.extra_repr() == other.additions[0].mixer.extra_repr()
+
+
+def test_the_plain_class_refuses_it_and_says_how_to_load_it(tmp_path):
+    model = jpmhc.wrap(tiny("gpt2"))
+    model.save_pretrained(tmp_path)
+    for loader in (transformers.AutoModelForCausalLM, transformers.GPT2LMHeadModel):
+        with pytest.raises(ValueError, match=r"load this model with jpmhc\.load_wrapped"):
+            loader.from_pretrained(tmp_path)
+
+
+def test_a_loaded_model_is_saved_loaded_and_unwrapped_like_the_first(tmp_path):
+    first = jpmhc.wrap(tiny("gpt2"))
+    first.save_pretrained(tmp_path / "one")
+    second = jpmhc.load_wrapped(transformers.GPT2LMHeadModel, tmp_path / "one")
+    assert not getattr(second, "is_quantized", False)
+    second.save_pretrained(tmp_path / "two")
+    third = jpmhc.unwrap(jpmhc.load_wrapped(transformers.GPT2LMHeadModel, tmp_path / "two"))
+    third.save_pretrained(tmp_path / "three")
+    plain = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "three")
+    inputs = default_inputs(plain)
+    assert difference(first(**inputs).logits, plain(**inputs).logits) < 1e-5
+
+
+def test_coefficients_stay_in_single_precision(tmp_path):
+    disturb(jpmhc.wrap(tiny("gpt2"))).save_pretrained(tmp_path)
+    loaded = jpmhc.load_wrapped(transformers.AutoModelForCausalLM, tmp_path, dtype=torch.bfloat16)
+    inside = {p.dtype for held in wrapped_layers(loaded).values() for p in held.parameters()}
+    assert (inside, loaded.lm_head.weight.dtype) == ({torch.float32}, torch.bfloat16)
+
+
+def test_a_plain_folder_is_refused(tmp_path):
+    tiny("gpt2").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="is not a wrapped model"):
+        jpmhc.load_wrapped(transformers.AutoModelForCausalLM, tmp_path)

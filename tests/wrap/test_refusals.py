@@ -1,0 +1,161 @@
+"""What wrap refuses, in one sentence, leaving the model as it was."""
+
+import re
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import jpmhc
+from tests.wrap.models import Block, Stack
+
+X = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(3))
+
+
+class WithoutAdditions(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mlp(self.norms[0](x))
+
+
+class Convolution(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.mix = nn.Conv1d(6, 6, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mix(x)
+
+
+class Losing(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + self.mix(x)).exp()
+
+
+class Choosing(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mix(x) if isinstance(x, Tensor) else x.no_such_thing
+
+
+class Detaching(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class LosingGradients(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mix(Detaching.apply(x))
+
+
+def refused(model: nn.Module, said: str, **options) -> None:
+    names = list(model.state_dict())
+    with pytest.raises(ValueError, match=said) as refusal:
+        jpmhc.wrap(model, **{"inputs": X, **options})
+    assert "\n" not in str(refusal.value)
+    assert list(model.state_dict()) == names
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("block", "said"),
+    [
+        (WithoutAdditions, "Stack has no layer with residual additions"),
+        (Convolution, r"blocks\.0 \(Convolution\) calls conv1d on its hidden state, whose last dimension is not its"),
+        (Losing, r"blocks\.0 \(Losing\) returns something that the additions to its hidden state do not lead to"),
+        (Choosing, r"blocks\.0 \(Choosing\) raises AttributeError when its hidden state is followed"),
+        (LosingGradients, "Stack cannot be wrapped: its gradients would differ"),
+    ],
+)
+def test_layers_that_cannot_be_followed(block, said):
+    refused(Stack(block(12) for _ in range(2)), said)
+
+
+def test_one_bad_layer_among_good_ones():
+    refused(Stack([Block(12), Losing(12), Block(12)]), r"blocks\.1 \(Losing\) returns something")
+
+
+def test_layers_of_different_width():
+    class Widening(Stack):
+        def __init__(self) -> None:
+            super().__init__([Block(12), Block(24)])
+            self.between, self.head = nn.Linear(12, 24), nn.Linear(24, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.blocks[1](self.between(self.blocks[0](self.embed(x)))))
+
+    said = r"blocks\.1 \(Block\)( cannot be wrapped: it)? has a hidden state of width 24 and blocks\.0 one of width 12"
+    refused(Widening(), said)
+    model = Widening()
+    refused(model, said, layers=model.blocks)
+
+
+def test_layers_that_the_inputs_do_not_reach():
+    class Leaving(Stack):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.blocks[0](self.embed(x)))
+
+    refused(
+        Leaving(Block(12) for _ in range(2)), r"blocks\.1 \(Block\) cannot be wrapped: these inputs do not reach it"
+    )
+
+
+def test_layers_that_are_skipped_in_training():
+    model = Stack(Block(12) for _ in range(2))
+    model.layerdrop = 0.1
+    refused(model, r"the model \(Stack\) skips whole layers in training, .* set its layerdrop from 0.1 to 0")
+
+
+def test_a_wrapped_model():
+    model = jpmhc.wrap(Stack([Block(12)]), inputs=X)
+    with pytest.raises(ValueError, match=r"blocks\.0 is wrapped already"):
+        jpmhc.wrap(model, inputs=X)
+
+
+def test_a_model_that_is_not_wrapped():
+    with pytest.raises(ValueError, match="this Stack is not wrapped"):
+        jpmhc.unwrap(Stack([Block(12)]))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"inputs": None}, "cannot guess what Stack is called with: give inputs="),
+        ({"inputs": 3}, "inputs must be a tensor, a tuple of arguments or a dict of them, got int"),
+        ({"layers": [nn.Linear(2, 2)]}, "layers must be modules of the model, got a Linear"),
+        ({"layers": []}, "layers must have at least one module"),
+        ({"mixer": "blender"}, "unknown mixer 'blender'"),
+        ({"streams": 0}, "streams must be"),
+        ({"post_norm": "rms"}, "Stack cannot be wrapped: its outputs would differ"),
+    ],
+)
+def test_bad_arguments(options, said):
+    refused(Stack(Block(12) for _ in range(2)), said, **options)
+
+
+def test_what_is_no_model():
+    with pytest.raises(ValueError, match=re.escape("the model must be a torch.nn.Module, got list")):
+        jpmhc.wrap([Block(12)])
+
+
+def test_a_layer_that_computes_differently_later_is_an_error():
+    class Moody(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            x = x + self.mix(x)
+            return x if self.training else x + self.mlp(x)
+
+    model = jpmhc.wrap(Stack(Moody(12) for _ in range(2)).eval(), inputs=X)
+    model(X)
+    with pytest.raises(
+        RuntimeError, match=r"blocks\.0 \(Moody\) did not compute as when it was wrapped: .* add, not add, add"
+    ):
+        model.train()(X)
+
+
+def test_a_skipped_layer_is_an_error():
+    model = jpmhc.wrap(Stack(Block(12) for _ in range(2)), inputs=X)
+    with pytest.raises(RuntimeError, match=r"blocks\.1: expected the 4 streams of the layer before it"):
+        model.blocks[1](torch.randn(2, 4, 12))
