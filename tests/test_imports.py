@@ -15,12 +15,13 @@ SOURCE = Path(jpmhc.__file__).parent
 # What each folder (or module) of the package may import from it, beside itself and the version.
 ALLOWED: dict[str, set[str]] = {
     "checks": set(),
+    "threads": set(),
     "manifolds": {"checks"},
     "mixers": {"checks", "manifolds"},
     "kernels": {"checks", "manifolds", "mixers"},
     "connections": {"checks", "manifolds", "mixers", "kernels"},
     "optim": {"checks", "connections", "manifolds", "mixers"},
-    "spectra": {"checks", "manifolds", "mixers"},
+    "spectra": {"checks", "manifolds", "mixers", "threads"},
     "generators": {"checks", "manifolds", "mixers"},
     "trm": {"checks", "connections", "kernels", "manifolds", "mixers", "optim"},
     "wrap": {"checks", "connections", "mixers"},

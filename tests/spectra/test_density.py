@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -244,3 +245,21 @@ def test_unconverged_points_far_apart_are_interpolated_over_orders_of_magnitude(
     found = density(network, x, method="chain")
     assert found.interpolated.nonzero().squeeze(-1).tolist() == [5]
     assert abs(found.values[5] / truth.values[5] - 1) < 0.02
+
+
+def test_the_last_edge_of_a_long_tail_is_beyond_what_the_curve_shows():
+    # 40 identity layers of much noise: x rho falls below what counts as a band long before the spectrum ends
+    network = Network.repeated(torch.eye(1), 0.15, 40)
+    found = edges(network, density(network, method="chain"), "chain")
+    assert abs(float(found[-1, 1]) / deep_identity_edges(6.0)[1] - 1) < 0.5
+    x = torch.tensor([0.98, 0.99, 1.01, 1.02], dtype=torch.float64) * found[-1, 1]
+    around = density(network, x, method="chain", relative_eta=1e-6).values
+    assert float(around[2:].max()) < 0.02 * float(around[:2].min())
+
+
+def test_without_scipy_only_the_rational_fit_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.interpolate", None)
+    network = Network.from_mixer("orthogonal", 2, 0.05)
+    assert density(network).mass > 0.99
+    with pytest.raises(ValueError, match=r"install jpmhc\[spectra\]"):
+        density(network, refine="aaa")

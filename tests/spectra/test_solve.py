@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from jpmhc.spectra import METHODS, Network, cauchy, choose
+from jpmhc.spectra import METHODS, Anderson, Network, cauchy, choose
 
 Z = torch.tensor([0.3, 0.9, 1.5], dtype=torch.float64) + 0.05j
 
@@ -96,3 +96,26 @@ def test_methods_refuse_what_they_cannot_solve():
         cauchy(network(), Z, tolerance=0.0)
     with pytest.raises(ValueError, match="iteration"):
         cauchy(network(), Z, maximum=0)
+
+
+def test_a_start_near_an_earlier_solution_gives_the_same_answer_sooner():
+    asked = network(depth=20)
+    z = torch.linspace(0.2, 1.5, 20, dtype=torch.float64) + 1e-3j
+    first = cauchy(asked, z, tolerance=1e-11)
+    again = cauchy(asked, z * 1.001, tolerance=1e-11, near=first)
+    cold = cauchy(asked, z * 1.001, tolerance=1e-11)
+    assert again.converged.all()
+    assert (again.G - cold.G).abs().max() < 1e-8
+    assert again.iterations.double().mean() < 0.8 * cold.iterations.double().mean()
+    # a point far from all known ones starts as if nothing were known
+    far = torch.tensor([50 + 1j], dtype=torch.complex128)
+    assert torch.equal(cauchy(asked, far, near=first).G, cauchy(asked, far).G)
+
+
+def test_schemes_may_be_names_or_objects():
+    asked = network()
+    by_name, by_object = (cauchy(asked, Z, scheme=scheme) for scheme in ("anderson", Anderson()))
+    assert torch.equal(by_name.G, by_object.G)
+    assert cauchy(asked, Z, scheme=Anderson(history=1, long_history=1)).iterations.max() > by_name.iterations.max()
+    with pytest.raises(ValueError, match="no scheme is called 'broyden'; choose one of anderson, newton, plain"):
+        cauchy(asked, Z, scheme="broyden")

@@ -20,7 +20,7 @@ from jpmhc.checks import (
     to_whole_number,
 )
 from jpmhc.spectra.distances import wasserstein
-from jpmhc.spectra.grid import adaptive
+from jpmhc.spectra.grid import find_grid
 from jpmhc.spectra.network import Network, require_network
 from jpmhc.spectra.refine import aaa, richardson
 from jpmhc.spectra.solution import Solution
@@ -159,9 +159,13 @@ def density(
     levels = to_whole_number(levels, "levels")
     if not bool((network.gains() > 0).all()):
         raise ValueError("a layer maps everything to zero, so all singular values are zero and there is no density")
-    grid = adaptive(network, method, eta, relative_eta) if x is None else _check_grid(x)
+    rough: Solution | None = None
+    if x is None:
+        grid, rough = find_grid(network, method, eta, relative_eta)
+    else:
+        grid = _check_grid(x)
     smoothing = grid * relative_eta if eta is None else torch.full_like(grid, eta)
-    solve = partial(_solve_grid, network, method=method, tolerance=tolerance, maximum=maximum)
+    solve = partial(_solve_grid, network, method=method, tolerance=tolerance, maximum=maximum, near=rough)
     invert = _invert_relative if eta is None else _invert_fixed
     if refine is None:
         z = torch.complex(grid, smoothing)
@@ -210,13 +214,14 @@ def _check_grid(x: Tensor) -> Tensor:
 
 
 def _solve_grid(
-    network: Network, z: Tensor, *, method: str, tolerance: float, maximum: int | None
+    network: Network, z: Tensor, *, method: str, tolerance: float, maximum: int | None, near: Solution | None
 ) -> tuple[Tensor, Tensor, float]:
     """Return G on a grid, which points did not converge and were interpolated, and the residual of the others."""
     with warnings.catch_warnings():
         # What the method has to say about exactness is said once, by the evaluation below the grid.
         warnings.simplefilter("ignore", UserWarning)
-        found = cauchy(network, z.to(network.skips.device), method, tolerance=tolerance, maximum=maximum)
+        points = z.to(network.skips.device)
+        found = cauchy(network, points, method, tolerance=tolerance, maximum=maximum, near=near)
     green, good = found.G.cpu(), found.converged.cpu()
     lost = int((~good).sum())
     if lost > _INTERPOLABLE * len(z):

@@ -8,13 +8,14 @@ from torch import Tensor
 from jpmhc.checks import to_positive_number, to_whole_number
 from jpmhc.spectra.density import Density
 from jpmhc.spectra.network import Network, require_network
+from jpmhc.spectra.solution import Solution
 from jpmhc.spectra.solve import cauchy
 
 # Points on the contour's upper half; the rule converges geometrically in them.
 _CONTOUR = 48
-# The smoothing at which edges are told from the inside, and how often an edge's bracket is halved.
+# The smoothing at which edges are told from the inside, and how often an edge's bracket is divided by four.
 _EDGE_ETA = 1e-6
-_HALVINGS = 20
+_QUARTERINGS = 10
 # A band is where x rho is above this on a density's grid.
 _BAND = 5e-3
 
@@ -52,18 +53,22 @@ def edges(network: Network, density: Density, method: str = "auto") -> Tensor:
 
     Halving $\eta$ halves $\mathrm{Im}\,G$ outside the spectrum and leaves it alone inside; at an edge, where the
     density is a square root, it is divided by $\sqrt 2$. Each edge lies between the peak of its band and the grid's
-    first point beyond it, and is found by bisection; the first band's beginning is looked for down to 1e-9 of the
-    grid's start, and is zero if it lies below. A gap that falls between two points of the grid is not seen.
+    first point beyond it, and is found by division of that interval. The first band's beginning is looked for down to
+    1e-9 of the grid's start, and is zero if it lies below; the last band's end is looked for beyond the grid's. A gap
+    that falls between two points of the grid is not seen.
     """
 
     require_network(network)
     if not isinstance(density, Density):
         raise ValueError("edges are looked for on a density of the network: edges(network, density(network))")
 
+    last: Solution | None = None
+
     def within(x: Tensor) -> Tensor:
+        nonlocal last
         z = torch.stack([torch.complex(x, x * eta) for eta in (_EDGE_ETA, _EDGE_ETA / 2)])
-        green = cauchy(network, z, method, tolerance=1e-9).G
-        return green[0].imag / green[1].imag < math.sqrt(2)
+        last = cauchy(network, z, method, tolerance=1e-9, near=last)
+        return last.G[0].imag / last.G[1].imag < math.sqrt(2)
 
     weight = density.x * density.values
     seen = torch.cat([weight.new_zeros(1), weight, weight.new_zeros(1)]) > _BAND
@@ -73,20 +78,30 @@ def edges(network: Network, density: Density, method: str = "auto") -> Tensor:
     outside = [max(start - 1, 0) for start in starts] + [min(end, len(weight) - 1) for end in ends]
     x = density.x.to(network.skips.device)
     outer, inner = x[outside].log(), x[peaks + peaks].log()
-    begins_below = bool(within(x[outside[:1]]))
-    if begins_below:
-        # The first band goes on below what the curve shows: somewhere down there it has to begin.
-        steps = torch.arange(1, 16, dtype=x.dtype, device=x.device) * math.log(4.0)
-        below = torch.cat([x[: outside[0] + 1].log().flip(0), x[:1].log() - steps])
-        beyond = (~within(below.exp())).nonzero().squeeze(-1)
-        if len(beyond) and int(beyond[0]) > 0:
-            outer[0], inner[0] = below[beyond[0]], below[beyond[0] - 1]
-            begins_below = False
-    for _ in range(_HALVINGS):
-        middle = (outer + inner) / 2
-        inside = within(middle.exp())
-        outer, inner = torch.where(inside, outer, middle), torch.where(inside, middle, inner)
-    found = torch.where(within(outer.exp()), outer.exp(), inner.exp()).view(2, -1).T.cpu()
-    if begins_below:
-        found[0, 0] = 0
-    return found
+    # The curve shows a band where it is high: the first may begin, and the last end, beyond what it shows.
+    steps = torch.arange(1, 16, dtype=x.dtype, device=x.device) * math.log(4.0)
+    beyond = {
+        0: torch.cat([x[: outside[0] + 1].log().flip(0), x[:1].log() - steps]),
+        -1: torch.cat([x[outside[-1] :].log(), x[-1:].log() + steps[:4]]),
+    }
+    begins_at_zero = False
+    for edge, hidden in zip(beyond, within(x[[outside[0], outside[-1]]]).tolist()):
+        if not hidden:
+            continue
+        out = (~within(beyond[edge].exp())).nonzero().squeeze(-1)
+        if len(out) and int(out[0]) > 0:
+            outer[edge], inner[edge] = beyond[edge][out[0]], beyond[edge][out[0] - 1]
+        else:
+            begins_at_zero |= edge == 0
+    if begins_at_zero:
+        outer, inner = outer[1:], inner[1:]
+    quarters = torch.arange(5, dtype=x.dtype, device=x.device).unsqueeze(-1) / 4
+    for _ in range(_QUARTERINGS):
+        places = outer + (inner - outer) * quarters  # [5, edges], from outside to inside
+        inside = within(places[1:-1].exp())
+        first = torch.cat([inside, torch.ones_like(inside[:1])]).int().argmax(0) + 1  # the first place that is inside
+        outer, inner = (places.gather(0, (first - step).unsqueeze(0)).squeeze(0) for step in (1, 0))
+    found = torch.where(within(outer.exp()), outer.exp(), inner.exp())
+    if begins_at_zero:
+        found = torch.cat([found.new_zeros(1), found])
+    return found.view(2, -1).T.cpu()

@@ -7,11 +7,14 @@ import torch
 from torch import Tensor
 
 from jpmhc.spectra.network import Network
+from jpmhc.spectra.solution import Solution
 from jpmhc.spectra.solve import cauchy
 
 # The search starts so many orders of magnitude below the mean square, on a grid so dense that its own smoothing
 # (eta / x = _WIDE) lets no band slip through.
 _DECADES = 30
+# Above the mean square over this share there is less than this share of the mass, whatever the law.
+_LOST_ABOVE = 1e-8
 # The paper's methods lead every point down from a large height, a long way to there, and lose some points below this.
 _PAPER_DECADES = 14
 _PER_DECADE = 6
@@ -40,8 +43,8 @@ def upper_bound(network: Network) -> float:
     return math.exp(min(2 * float(norm.clamp_min(1e-300).log().sum()), 690.0))
 
 
-def adaptive(network: Network, method: str, eta: float | None, relative_eta: float) -> Tensor:
-    r"""Squared singular values at which to evaluate a density, ascending.
+def find_grid(network: Network, method: str, eta: float | None, relative_eta: float) -> tuple[Tensor, Solution]:
+    r"""Find squared singular values at which to evaluate a density, ascending, and solve the network roughly there.
 
     The density of log x is followed from a wide smoothing to the one asked; in each round intervals that hold much
     mass are halved and points that see none are dropped.
@@ -52,38 +55,42 @@ def adaptive(network: Network, method: str, eta: float | None, relative_eta: flo
     if method == "auto" and network.depth > 1:
         method = "chain"  # it finds the same where a scalar method is exact, and sooner
     mean = math.exp(min(float(network.gains().clamp_min(1e-300).log().sum()), 690.0))
-    top = max(upper_bound(network), mean) * 1.5
+    top = min(max(upper_bound(network), mean) * 1.5, mean / _LOST_ABOVE)
     bottom = mean * 10.0 ** -(_DECADES if method in ("auto", "chain", "dyson") else _PAPER_DECADES)
     count = max(20, int(_PER_DECADE * math.log10(top / bottom)))
     t = torch.linspace(math.log(bottom), math.log(top), count, dtype=torch.float64)
+    found: Solution | None = None
     for round_number in range(_ROUNDS):
         share = round_number / (_ROUNDS - 1)
-        weight = _weight(network, t, method, eta, _WIDE ** (1 - share) * relative_eta**share)
+        found, weight = _solve_roughly(network, t, method, eta, _WIDE ** (1 - share) * relative_eta**share, found)
         kept = _near_mass(weight)
         t, weight = t[kept], weight[kept]
         if round_number < _ROUNDS - 1:
             t = torch.cat([t, _middles(t, weight)]).sort().values
+    assert found is not None
     for _ in range(_LAST_ROUNDS):
         middles = _middles(t, weight, _ERROR)
         if not len(middles) or len(t) > _LARGEST:
             break
-        together = torch.cat([weight, _weight(network, middles, method, eta, relative_eta)])
+        _, added = _solve_roughly(network, middles, method, eta, relative_eta, found)
         t, order = torch.cat([t, middles]).sort()
-        weight = together[order]
-    return t.exp()
+        weight = torch.cat([weight, added])[order]
+    return t.exp(), found
 
 
-def _weight(network: Network, t: Tensor, method: str, eta: float | None, relative: float) -> Tensor:
-    """The density of t = log x, smoothed; zero where a point did not converge."""
+def _solve_roughly(
+    network: Network, t: Tensor, method: str, eta: float | None, relative: float, near: Solution | None
+) -> tuple[Solution, Tensor]:
+    """Return the solution at t = log x, and the smoothed density of t; zero where a point did not converge."""
     x = t.exp()
     z = torch.complex(x, torch.maximum(x * relative, torch.full_like(x, eta or 0.0)))
     with warnings.catch_warnings():
         # What a method has to say of its exactness it says when the density is computed.
         warnings.simplefilter("ignore", UserWarning)
-        found = cauchy(network, z.to(network.skips.device), method, tolerance=_TOLERANCE)
+        found = cauchy(network, z.to(network.skips.device), method, tolerance=_TOLERANCE, near=near)
     # As the density is read off: z G for a smoothing proportional to x, G itself for a fixed one.
     weighted = (x if eta is not None else z) * found.G.cpu()
-    return torch.where(found.converged.cpu(), -weighted.imag.clamp_max(0) / torch.pi, 0.0)
+    return found, torch.where(found.converged.cpu(), -weighted.imag.clamp_max(0) / torch.pi, 0.0)
 
 
 def _near_mass(weight: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from jpmhc.spectra.density import COLLAPSED, Density, density
 from jpmhc.spectra.distances import Distances, distances
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.simulate import simulate
+from jpmhc.threads import one_thread
 
 # Points of the curves at a fixed eta, uniform in the singular value.
 _POINTS = 500
@@ -104,17 +105,12 @@ def cell(mixer: str, depth: int, samples: int, config: PanelConfig) -> Cell:
 def panel(config: PanelConfig, progress: Callable[[str], None] | None = None) -> list[Cell]:
     """All cells, row by row; `progress` is told each cell's name when it begins."""
     cells: list[Cell] = []
-    # Batches of matrices this small gain little from a second thread, and lose much where the cores are shared.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         for depth, samples in zip(config.depths, config.samples):
             for mixer in config.mixers:
                 if progress is not None:
                     progress(f"{mixer}, L = {depth}")
                 cells.append(cell(mixer, depth, samples, config))
-    finally:
-        torch.set_num_threads(threads)
     return cells
 
 

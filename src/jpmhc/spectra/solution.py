@@ -1,9 +1,32 @@
 """What every method returns: the Cauchy transform at the points asked, and how far to trust each of them."""
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+# Known points farther away than this, in the logarithm of z, are no better than a start from nothing.
+_NEAR = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class KnownPoints:
+    """Spectral points at which a network has been solved, from which its equation can be solved elsewhere.
+
+    Attributes:
+        z: The points. [B]
+        unknowns: What the method's iteration ended with at each of them. [B, d]
+    """
+
+    z: Tensor
+    unknowns: Tensor
+
+    def start_near(self, z: Tensor, start: Tensor) -> Tensor:
+        """Return the unknowns at the known points nearest to z [b], and `start` [b, d] where none is near. [b, d]"""
+        distance, nearest = (z.log().unsqueeze(-1) - self.z.log()).abs().min(-1)
+        return torch.where(distance.unsqueeze(-1) < _NEAR, self.unknowns[nearest], start)
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,6 +41,7 @@ class Solution:
         method: The method's name in `solve.METHODS`.
         exact: Whether the method's equation is exact for this network (in the limit of many features per stream).
         note: What the user should know beyond the numbers, such as the case in which the method is not exact.
+        known: What a later call of `cauchy` can start from, for methods that can.
     """
 
     G: Tensor
@@ -27,6 +51,7 @@ class Solution:
     method: str
     exact: bool = True
     note: str = ""
+    known: KnownPoints | None = field(default=None, repr=False)
 
 
 def check_points(z: Tensor, device: torch.device) -> Tensor:

@@ -11,6 +11,7 @@ from jpmhc.spectra.network import Network, require_network
 from jpmhc.spectra.solution import Solution, check_points
 from jpmhc.spectra.solvers import METHODS
 from jpmhc.spectra.solvers.fixed_point import SCHEMES, Scheme
+from jpmhc.threads import one_thread
 
 
 def cauchy(
@@ -21,6 +22,7 @@ def cauchy(
     tolerance: float | None = None,
     maximum: int | None = None,
     scheme: str | Scheme | None = None,
+    near: Solution | None = None,
 ) -> Solution:
     r"""Compute the Cauchy transform $G(z)$ of $J^\top J$ at points of the upper half-plane, of any shape.
 
@@ -35,6 +37,7 @@ def cauchy(
         maximum: The most iterations per point; the method's own default if None.
         scheme: How the method iterates: a name in `SCHEMES` or an object such as `Anderson(history=10)`; the method's
             own default if None.
+        near: An earlier solution of the same network: methods that can start each point from the nearest one there.
     """
     require_network(network)
     points = check_points(z, network.skips.device)
@@ -48,8 +51,10 @@ def cauchy(
         require_choice(scheme, "scheme", SCHEMES)
     if scheme is not None:
         options["scheme"] = SCHEMES[scheme] if isinstance(scheme, str) else scheme
+    if near is not None:
+        options["known"] = near.known
     solver = METHODS[choose(network) if method == "auto" else method]
-    with torch.no_grad():
+    with torch.no_grad(), one_thread():
         found = solver(network, points.reshape(-1), **options)
     return replace(
         found,

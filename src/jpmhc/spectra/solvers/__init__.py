@@ -6,7 +6,7 @@ from typing import Protocol
 from torch import Tensor
 
 from jpmhc.spectra.network import Network
-from jpmhc.spectra.solution import Solution
+from jpmhc.spectra.solution import KnownPoints, Solution
 from jpmhc.spectra.solvers import chain, dyson, stransform, subordination, twisted, z1
 from jpmhc.spectra.solvers.fixed_point import Scheme
 
@@ -15,7 +15,14 @@ class Solver(Protocol):
     """A method: it raises a ValueError for a network on which it is not defined, and warns where it is not exact."""
 
     def __call__(
-        self, network: Network, z: Tensor, *, tolerance: float = ..., maximum: int = ..., scheme: Scheme = ...
+        self,
+        network: Network,
+        z: Tensor,
+        *,
+        tolerance: float = ...,
+        maximum: int = ...,
+        scheme: Scheme = ...,
+        known: KnownPoints | None = None,
     ) -> Solution:
         """Compute the Cauchy transform at points z [B] of the upper half plane, which are already checked.
 
@@ -25,6 +32,7 @@ class Solver(Protocol):
             tolerance: What a point's residual must fall below.
             maximum: The most iterations per point.
             scheme: How to iterate.
+            known: What an earlier call of the same method found for the network; a method may start from it.
         """
 
 

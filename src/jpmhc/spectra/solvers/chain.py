@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from jpmhc.spectra.network import Network
-from jpmhc.spectra.solution import Solution
+from jpmhc.spectra.solution import KnownPoints, Solution
 from jpmhc.spectra.solvers.bases import separating_bases
 from jpmhc.spectra.solvers.fixed_point import Anderson, Scheme
 from jpmhc.spectra.solvers.fixed_point.continuation import AtPoints, Equation
@@ -24,9 +24,10 @@ from jpmhc.spectra.solvers.fixed_point.contract import FixedPoints
 from jpmhc.spectra.solvers.selfenergy import self_energy
 from jpmhc.spectra.solvers.sweep import one_minus, solve_linear, sweep
 
-# Working memory of one chunk of points, and how many arrays of all layers' states are alive in it.
+# Working memory of one chunk of points, and how many arrays of all layers' states and of all unknowns are alive in it.
 _MEMORY = {"cpu": 2**29, "cuda": 2**33}
 _ALIVE = 12
+_HISTORY = 60
 # Points that the first try leaves are led there by continuation in eta, down a ladder of so many rungs, each solved to
 # this tolerance.
 _RUNGS = 10
@@ -40,7 +41,13 @@ _SMALL = 1e-5
 
 
 def solve(
-    network: Network, z: Tensor, *, tolerance: float = 1e-9, maximum: int = 500, scheme: Scheme = _SCHEME
+    network: Network,
+    z: Tensor,
+    *,
+    tolerance: float = 1e-9,
+    maximum: int = 500,
+    scheme: Scheme = _SCHEME,
+    known: KnownPoints | None = None,
 ) -> Solution:
     r"""Solve the Dyson equation of the whole chain of layers at the points z [B].
 
@@ -50,23 +57,34 @@ def solve(
         tolerance: A point has converged when no unknown changes by more than this fraction of itself.
         maximum: The most iterations per point.
         scheme: How to iterate.
+        known: Points at which the network has been solved before; each point starts from the nearest of them.
     """
     network, gain = network.rescaled()
     points = z / gain
     equation = _Equation(network, points)
-    per_point = 16 * (network.depth + 1) * network.streams**2 * 2 * _ALIVE
+    columns = 1 + 2 * network.depth * equation.noise.count
+    per_point = 16 * ((network.depth + 1) * network.streams**2 * 2 * _ALIVE + columns * _HISTORY)
     chunk = max(1, _MEMORY[z.device.type] // per_point)
-    parts = [_solve_points(equation, part, scheme, tolerance, maximum) for part in points.split(chunk)]
+    parts = []
+    for part in points.split(chunk):
+        start = equation.start(part, torch.arange(len(part), device=z.device))
+        start = start if known is None else known.start_near(part * gain, start)
+        parts.append(_solve_points(equation, part, start, scheme, tolerance, maximum))
     found = FixedPoints.concatenate(parts)
+    # The unknowns of a general covariance depend on the bases of the call.
+    reusable = equation.noise.positive and bool(found.converged.any())
+    known = KnownPoints(z[found.converged], found.x[found.converged]) if reusable else None
     green = equation.values(found.x)[:, 0] / gain
-    return Solution(green, found.converged, found.residual, found.iterations, method="chain")
+    return Solution(green, found.converged, found.residual, found.iterations, method="chain", known=known)
 
 
-def _solve_points(equation: _Equation, z: Tensor, scheme: Scheme, tolerance: float, maximum: int) -> FixedPoints:
+def _solve_points(
+    equation: _Equation, z: Tensor, start: Tensor, scheme: Scheme, tolerance: float, maximum: int
+) -> FixedPoints:
     """Solve the equation at all points at once; those that resist are led to their eta from a larger one."""
     rows = torch.arange(len(z), device=z.device)
     first_try = min(maximum, scheme.first_try)
-    found = scheme.solve(AtPoints(equation, z, rows), equation.start(z, rows), tolerance, first_try)
+    found = scheme.solve(AtPoints(equation, z, rows), start, tolerance, first_try)
     left = found.unconverged()
     if len(left) and maximum > first_try:
         hard = scheme.for_hard_rows()

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from jpmhc.spectra.network import Network
-from jpmhc.spectra.solution import Solution
+from jpmhc.spectra.solution import KnownPoints, Solution
 from jpmhc.spectra.solvers.fixed_point import Newton, Scheme
 from jpmhc.spectra.solvers.fixed_point.continuation import Equation, lead_down
 from jpmhc.spectra.solvers.fixed_point.contract import FixedPoints
@@ -191,7 +191,13 @@ class _Subordination(Equation):
 
 
 def solve(
-    network: Network, z: Tensor, *, tolerance: float = 1e-12, maximum: int = 200, scheme: Scheme = _SCHEME
+    network: Network,
+    z: Tensor,
+    *,
+    tolerance: float = 1e-12,
+    maximum: int = 200,
+    scheme: Scheme = _SCHEME,
+    known: KnownPoints | None = None,
 ) -> Solution:
     """Solve a network of one layer with isotropic noise at points z [B].
 
@@ -201,6 +207,7 @@ def solve(
         tolerance: Of the residual, relative to $|G|$.
         maximum: The most iterations in the second pass.
         scheme: How to iterate.
+        known: Not used: every point is led down from a large height.
     """
     if network.depth != 1:
         raise ValueError(f"method 'dyson' solves one layer, and this network has {network.depth}; use 'chain'")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from jpmhc.spectra.network import Network
-from jpmhc.spectra.solution import Solution
+from jpmhc.spectra.solution import KnownPoints, Solution
 from jpmhc.spectra.solvers.dyson import Explicit, explicit
 from jpmhc.spectra.solvers.fixed_point import Newton, Scheme
 from jpmhc.spectra.solvers.fixed_point.continuation import Equation, lead_down
@@ -20,7 +20,13 @@ _SCHEME = Newton()
 
 
 def solve(
-    network: Network, z: Tensor, *, tolerance: float = 1e-11, maximum: int = 100, scheme: Scheme = _SCHEME
+    network: Network,
+    z: Tensor,
+    *,
+    tolerance: float = 1e-11,
+    maximum: int = 100,
+    scheme: Scheme = _SCHEME,
+    known: KnownPoints | None = None,
 ) -> Solution:
     """Solve the scalar theory of any layers by composing their S-transforms, at points z [B].
 
@@ -30,6 +36,7 @@ def solve(
         tolerance: Of the residual of $z S(w) w = 1 + w$ in logarithms.
         maximum: The most iterations at the last height.
         scheme: How to iterate; the equation is given by its Newton steps alone.
+        known: Not used: every point is led down from a large height.
     """
     layers = ScalarLayers.of(network, "stransform")
     found = compose(layers, layers.rescale(z), scheme, tolerance, maximum)

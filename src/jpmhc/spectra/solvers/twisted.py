@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from jpmhc.spectra.network import Network
-from jpmhc.spectra.solution import Solution
+from jpmhc.spectra.solution import KnownPoints, Solution
 from jpmhc.spectra.solvers.fixed_point import Newton, Scheme
 from jpmhc.spectra.solvers.fixed_point.continuation import Equation, lead_down
 from jpmhc.spectra.solvers.fixed_point.contract import FixedPoints
@@ -128,6 +128,7 @@ def solve(
     tolerance: float = 1e-11,
     maximum: int = 60,
     scheme: Scheme = _SCHEME,
+    known: KnownPoints | None = None,
     first: str = "outer",
 ) -> Solution:
     r"""Solve the equation of the twisted product at points z [B]; it is exact for one and two layers.
@@ -139,6 +140,7 @@ def solve(
         maximum: The most iterations of the last stage.
         scheme: How to iterate; the equation is given by its Newton steps alone.
         first: `outer` for $Y_1 Y_1^\top$ as the first factor, `gram` for the paper's $Y_1^\top Y_1$.
+        known: Not used: every point is led down from a large height.
     """
     method = "twisted" if first == "outer" else "twisted-paper"
     factors, gain = Factors.of(network, first).rescaled()

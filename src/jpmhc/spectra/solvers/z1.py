@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from jpmhc.spectra.network import Network
-from jpmhc.spectra.solution import Solution
+from jpmhc.spectra.solution import KnownPoints, Solution
 from jpmhc.spectra.solvers.dyson import Explicit, explicit, layer_cauchy
 from jpmhc.spectra.solvers.fixed_point import Newton, Scheme
 from jpmhc.spectra.solvers.fixed_point.continuation import AtPoints, Equation, lead_down
@@ -33,6 +33,7 @@ def solve(
     tolerance: float = 1e-11,
     maximum: int = 100,
     scheme: Scheme = _SCHEME,
+    known: KnownPoints | None = None,
 ) -> Solution:
     """Solve the scalar theory of layers that have one law, at points z [B].
 
@@ -42,6 +43,7 @@ def solve(
         tolerance: Of the residual of eq. z1_mapping, relative or in logarithms.
         maximum: The most iterations at the last height.
         scheme: How to iterate; the equation is given by its Newton steps alone.
+        known: Not used: every point is led down from a large height.
     """
     layers = ScalarLayers.of(network, "z1")
     if not layers.identical:

@@ -38,11 +38,11 @@ class Anderson:
     """
 
     history: int = 5
-    long_history: int = 20
+    long_history: int = 30
     grows_after: int = 30
     damping: float = 0.5
     patience: int = 60
-    first_try: int = 120
+    first_try: int = 150
     stage_iterations: int = 50
 
     def for_hard_rows(self) -> Anderson:

@@ -1,0 +1,30 @@
+"""The user's number of threads is his own again after the package's small matrices."""
+
+import pytest
+import torch
+
+from jpmhc.spectra import Network, cauchy
+from jpmhc.threads import one_thread
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_one_thread_inside_and_the_users_number_after(two_threads):
+    with one_thread():
+        assert torch.get_num_threads() == 1
+        with one_thread():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2
+
+
+def test_an_error_inside_gives_the_threads_back(two_threads):
+    with pytest.raises(ValueError, match="one layer"):
+        cauchy(Network.repeated(torch.eye(2), 0.1, 2), torch.tensor([1 + 1j]), "dyson")
+    assert torch.get_num_threads() == 2
