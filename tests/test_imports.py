@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "generators": {"checks", "manifolds", "mixers"},
     "trm": {"checks", "connections", "kernels", "manifolds", "mixers", "optim"},
     "wrap": {"checks", "connections", "mixers"},
-    "demo": {"connections", "mixers"},
+    "demo": {"connections", "mixers", "threads"},
     "report": {"demo", "generators", "spectra", "trm"},
     "cli": {"demo", "generators", "report", "spectra", "trm"},
     "__main__": {"cli"},

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import jpmhc
+from jpmhc.threads import one_thread
 
 
 @dataclass(frozen=True)
@@ -71,13 +72,8 @@ def train_every_mixer(
         report: Called with the mixer's name and the step after every step.
     """
     for mixer in possible_mixers(config):
-        # Tensors this small gain nothing from a second thread, and lose much where the cores are shared.
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
+        with one_thread():
             outcome = _train_mixer(mixer, config, report)
-        finally:
-            torch.set_num_threads(threads)
         yield outcome
 
 
