@@ -16,6 +16,8 @@ _CONTOUR = 48
 # The smoothing at which edges are told from the inside, and how often an edge's bracket is divided by four.
 _EDGE_ETA = 1e-6
 _QUARTERINGS = 10
+# Outside, Im G is of the order of that smoothing: it has to be known much better.
+_EDGE_TOLERANCE = 1e-8
 # A band is where x rho is above this on a density's grid.
 _BAND = 5e-3
 
@@ -67,7 +69,7 @@ def edges(network: Network, density: Density, method: str = "auto") -> Tensor:
     def within(x: Tensor) -> Tensor:
         nonlocal last
         z = torch.stack([torch.complex(x, x * eta) for eta in (_EDGE_ETA, _EDGE_ETA / 2)])
-        last = cauchy(network, z, method, tolerance=1e-9, near=last)
+        last = cauchy(network, z, method, tolerance=_EDGE_TOLERANCE, near=last)
         return last.G[0].imag / last.G[1].imag < math.sqrt(2)
 
     weight = density.x * density.values

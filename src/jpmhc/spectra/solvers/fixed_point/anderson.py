@@ -16,6 +16,7 @@ _COMPACT = 0.75
 _RIDGE = 1e-14
 # What counts as progress of a row.
 _IMPROVED = 0.9
+_TINY = torch.finfo(torch.float64).tiny
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Anderson:
         x = start
         finished = torch.zeros_like(result.converged)
         best, since = result.residual.clone(), torch.zeros_like(result.iterations)
-        history: list[tuple[Tensor, Tensor]] = []  # differences of r and of g, newest last, each [b, d]
+        past_r = past_g = start.new_empty(len(start), 0, start.shape[-1])  # differences of r and of g, newest last
         last: tuple[Tensor, Tensor] | None = None  # r and g of the iteration before
         # As many differences as unknowns would leave the least squares without a unique answer near convergence.
         grown = max(self.history, min(self.long_history, start.shape[-1] // 2))
@@ -82,29 +83,32 @@ class Anderson:
                 index, x, g, r = index[active], x[active], g[active], r[active]
                 best, since = best[active], since[active]
                 weight = weight if len(weight) == 1 else weight[active]
-                history = [(dr[active], dg[active]) for dr, dg in history]
+                past_r, past_g = past_r[active], past_g[active]
                 last = None if last is None else (last[0][active], last[1][active])
             if last is not None:
                 kept = self.history if count < self.grows_after else grown
-                history = [*history, (r - last[0], g - last[1])][-kept:]
+                dr, dg = r - last[0], g - last[1]
+                norm = torch.linalg.vector_norm(dr * weight, dim=-1, keepdim=True).clamp_min(_TINY)
+                past_r, past_g = _append(past_r, dr / norm, kept), _append(past_g, dg / norm, kept)
             last = r, g
             plain = x + self.damping * r
-            candidate = _mix(r, g, history, weight) if history else plain
+            candidate = plain if past_r.shape[1] == 0 else _mix(r, g, past_r, past_g, weight)
             good = torch.isfinite(candidate).all(-1) & problem.admissible(candidate, index)
             x = torch.where(good.unsqueeze(-1), candidate, plain)
         return result
 
 
-def _mix(r: Tensor, g: Tensor, history: list[tuple[Tensor, Tensor]], weight: Tensor) -> Tensor:
+def _append(past: Tensor, new: Tensor, kept: int) -> Tensor:
+    """Return the history [b, m, d] with a new difference [b, d] at its end, and at most `kept` of them."""
+    return torch.cat([past[:, max(0, past.shape[1] + 1 - kept) :], new.unsqueeze(1)], 1)
+
+
+def _mix(r: Tensor, g: Tensor, past_r: Tensor, past_g: Tensor, weight: Tensor) -> Tensor:
     r"""Return $g - \Delta G\,\gamma$ with $\gamma = \arg\min \|r - \Delta R\,\gamma\|$, by normal equations."""
-    dr = torch.stack([pair[0] for pair in history], 1)  # [b, m, d]
-    dr, r = dr * weight.unsqueeze(1), r * weight
-    dg = torch.stack([pair[1] for pair in history], 1)
-    tiny = torch.finfo(torch.float64).tiny
-    norm = torch.linalg.vector_norm(dr, dim=-1, keepdim=True).clamp_min(tiny)
-    dr, dg = dr / norm, dg / norm
-    adjoint = dr.conj()
-    gram = adjoint @ dr.transpose(-1, -2)  # [b, m, m]
+    if len(weight) > 1:  # one weight for all unknowns changes nothing
+        past_r, r = past_r * weight.unsqueeze(1), r * weight
+    adjoint = past_r.conj()
+    gram = adjoint @ past_r.transpose(-1, -2)  # [b, m, m]
     gram = gram + _RIDGE * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     gamma, _ = torch.linalg.solve_ex(gram, (adjoint @ r.unsqueeze(-1)))
-    return g - (gamma.transpose(-1, -2) @ dg).squeeze(-2)
+    return g - (gamma.transpose(-1, -2) @ past_g).squeeze(-2)
