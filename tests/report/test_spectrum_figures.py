@@ -8,7 +8,7 @@ from matplotlib.colors import to_rgb
 from jpmhc.report import spectrum_figures as figures
 from jpmhc.report.spectrum_figures import EXACT, FIXED, SAMPLED, SCALAR, draw_panel, draw_spectrum
 from jpmhc.spectra.panel import PanelConfig, panel
-from jpmhc.spectra.query import Query, ask
+from jpmhc.spectra.query import Query, answer_query
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -34,7 +34,7 @@ def cells():
 
 @pytest.fixture(scope="module")
 def answer():
-    return ask(Query(mixer="orthogonal", depth=2, streams=2, noise=0.2, simulate=True, samples=10, width=20))
+    return answer_query(Query(mixer="orthogonal", depth=2, streams=2, noise=0.2, simulate=True, samples=10, width=20))
 
 
 def line_of(axis, colour):
@@ -85,11 +85,11 @@ def test_words_of_one_spectrum(answer, drawn, tmp_path):
 
 def test_collapsed_mass_and_inexact_methods_are_said(drawn, tmp_path):
     with pytest.warns(UserWarning, match="not multiples of orthogonal"):
-        inexact = ask(Query(depth=2, streams=2, method="z1", shared=True))
+        inexact = answer_query(Query(depth=2, streams=2, method="z1", shared=True))
     draw_spectrum(inexact, "z1", tmp_path / "a.png")
     assert line_of(drawn[0].axes[0], SCALAR)[0][0] > 0
     assert drawn[0].axes[0].get_legend().get_texts()[0].get_text() == "z1: not exact here"
-    collapsed = ask(Query(depth=2, shared=True))
+    collapsed = answer_query(Query(depth=2, shared=True))
     draw_spectrum(collapsed, "bistochastic", tmp_path / "b.png")
     assert f"{collapsed.density.collapsed():.1%} below 0.1" in drawn[1].get_suptitle()
 
@@ -97,7 +97,7 @@ def test_collapsed_mass_and_inexact_methods_are_said(drawn, tmp_path):
 def test_the_curve_is_zero_across_gaps(drawn, tmp_path):
     # skips of singular values 1 and 0.1 have two bands with nothing between them
     torch.save(torch.diag(torch.tensor([1.0, 0.1], dtype=torch.float64)), tmp_path / "skip.pt")
-    draw_spectrum(ask(Query(matrix=tmp_path / "skip.pt", depth=1, noise=1e-4)), "gap", tmp_path / "gap.png")
+    draw_spectrum(answer_query(Query(matrix=tmp_path / "skip.pt", depth=1, noise=1e-4)), "gap", tmp_path / "gap.png")
     grid, values = line_of(drawn[0].axes[0], EXACT)
     middle = (grid > 0.25) & (grid < 0.8)
     assert np.interp([0.3, 0.5, 0.7], grid, values).max() < 0.02

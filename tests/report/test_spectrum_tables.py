@@ -9,7 +9,7 @@ import torch
 
 from jpmhc.report.spectrum_tables import StageProgress, print_answer, print_panel, warnings_in_one_line, write_panel
 from jpmhc.spectra.panel import PanelConfig, panel
-from jpmhc.spectra.query import Query, ask
+from jpmhc.spectra.query import Query, answer_query
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def table(printed):
 
 def test_answer_in_a_table(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    answer = ask(Query(mixer="identity", depth=2, streams=1, noise=0.2, simulate=True, samples=3, width=30))
+    answer = answer_query(Query(mixer="identity", depth=2, streams=1, noise=0.2, simulate=True, samples=3, width=30))
     print_answer(answer)
     said = table(capsys.readouterr().out)
     density = answer.density
@@ -44,13 +44,13 @@ def test_answer_in_a_table(capsys, monkeypatch):
 
 def test_a_method_that_is_not_exact_is_called_so(capsys):
     with pytest.warns(UserWarning, match="not multiples of orthogonal"):
-        answer = ask(Query(depth=2, streams=2, method="z1", shared=True))
+        answer = answer_query(Query(depth=2, streams=2, method="z1", shared=True))
     print_answer(answer)
     assert "z1 (NOT exact here)" in capsys.readouterr().out
 
 
 def test_unconverged_points_are_counted(capsys):
-    answer = ask(Query(mixer="identity", depth=1, streams=1))
+    answer = answer_query(Query(mixer="identity", depth=1, streams=1))
     answer.density.interpolated[:3] = True
     print_answer(answer)
     assert "3 points, interpolated" in capsys.readouterr().out

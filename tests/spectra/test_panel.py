@@ -100,7 +100,7 @@ def test_rows_are_the_numbers_of_the_cells(cells):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"samples": (3,)}, "3 depths need as many sample counts, not 1"),
+        ({"samples": (3,)}, "as many sample counts as depths, not 4, 3 and 1"),
         ({"mixers": ()}, "at least one mixer"),
         ({"mixers": ("identity", "foo")}, "no random skip is called 'foo'"),
         ({"mixers": ("identity", "identity")}, "each mixer has one place"),

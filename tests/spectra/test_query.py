@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from jpmhc.spectra import Network
-from jpmhc.spectra.query import Query, ask, read_skips, write_curve
+from jpmhc.spectra.query import Query, answer_query, read_skips, write_curve
 from tests.spectra.problems import identity_moments, shifted_gaussian_edges
 
 ROTATION = np.array([[0.6, -0.8], [0.8, 0.6]])
@@ -52,7 +52,7 @@ def test_noise_from_an_activation():
 
 
 def test_answer_against_closed_forms():
-    answer = ask(Query(mixer="identity", depth=1, streams=3, noise=0.04))
+    answer = answer_query(Query(mixer="identity", depth=1, streams=3, noise=0.04))
     truth = [math.sqrt(edge) for edge in shifted_gaussian_edges(0.2)]
     assert answer.edges.shape == (1, 2)
     assert np.abs(answer.edges[0].numpy() - truth).max() < 1e-3
@@ -65,7 +65,9 @@ def test_answer_against_closed_forms():
 
 def test_simulation_is_beside_the_theory_and_depends_on_its_options():
     stages = []
-    answer = ask(Query(mixer="orthogonal", depth=3, noise=0.3, simulate=True, samples=7, width=20), stages.append)
+    answer = answer_query(
+        Query(mixer="orthogonal", depth=3, noise=0.3, simulate=True, samples=7, width=20), stages.append
+    )
     assert stages == ["density", "edges and moments", "7 sampled networks"]
     assert answer.sampled.shape == (7, 80)
     # the mean of squared singular values is the network's gain, (1 + 0.1)^3
@@ -77,12 +79,12 @@ def test_simulation_is_beside_the_theory_and_depends_on_its_options():
 
 
 def test_eta_method_and_refinement_are_passed_on():
-    fixed = ask(Query(mixer="orthogonal", depth=2, eta=0.05, method="z1"))
+    fixed = answer_query(Query(mixer="orthogonal", depth=2, eta=0.05, method="z1"))
     assert set(fixed.density.eta.tolist()) == {0.05}
     assert fixed.density.method == "z1"
-    relative = ask(Query(mixer="orthogonal", depth=2, relative_eta=0.01, refine="richardson"))
+    relative = answer_query(Query(mixer="orthogonal", depth=2, relative_eta=0.01, refine="richardson"))
     assert torch.allclose(relative.density.eta, relative.density.x * 0.01)
-    plain = ask(Query(mixer="orthogonal", depth=2, relative_eta=0.01))
+    plain = answer_query(Query(mixer="orthogonal", depth=2, relative_eta=0.01))
     # extrapolated to no smoothing, the curve is sharper
     assert relative.density.values.max() > plain.density.values.max()
 
@@ -116,7 +118,7 @@ def test_bad_values_are_refused_before_any_work():
     with pytest.raises(ValueError, match="no random skip is called 'foo'"):
         Query(mixer="foo").network()
     if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="no CUDA device"):
+        with pytest.raises(ValueError, match="no available device is called 'cuda'; choose one of cpu"):
             Query(device="cuda").network()
 
 
@@ -187,7 +189,7 @@ def test_title_says_what_was_asked(tmp_path):
 
 
 def test_curve_file_holds_the_density(tmp_path):
-    found = ask(Query(mixer="identity", depth=1, streams=1)).density
+    found = answer_query(Query(mixer="identity", depth=1, streams=1)).density
     path = write_curve(found, tmp_path / "deep" / "curve.csv")
     with path.open() as file:
         rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]

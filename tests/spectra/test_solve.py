@@ -68,7 +68,7 @@ def test_the_answer_has_the_shape_of_the_question():
 @pytest.mark.parametrize(
     ("z", "sentence"),
     [
-        (torch.zeros(0, dtype=torch.complex128), "empty"),
+        (torch.zeros(0, dtype=torch.complex128), "at least one"),
         (torch.tensor([1.0 + 0j]), "eta > 0"),
         (torch.tensor([1.0 - 1j]), "eta > 0"),
         (torch.tensor([complex(math.nan, 1)]), "finite"),

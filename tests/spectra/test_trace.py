@@ -175,6 +175,6 @@ def test_bad_input():
         trace.hutchpp(lambda x: x, trace.probes(6, 5), start)
     with pytest.raises(ValueError, match="rows"):
         trace.hutchinson(lambda x: x, start[0])
-    with pytest.raises(ValueError, match="one size"):
+    with pytest.raises(ValueError, match="at most 5 vectors of size 5"):
         trace.hutchpp(lambda x: x, trace.probes(2, 4), start)
     assert math.isnan(trace.hutchinson(lambda x: x, start[:1]).error)

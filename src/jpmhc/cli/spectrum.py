@@ -9,7 +9,7 @@ import tyro
 from jpmhc.cli.output import make_folder
 from jpmhc.report.spectrum_figures import draw_spectrum
 from jpmhc.report.spectrum_tables import StageProgress, print_answer, warnings_in_one_line
-from jpmhc.spectra.query import Query, ask, write_curve
+from jpmhc.spectra.query import Query, answer_query, write_curve
 
 
 def main(words: Sequence[str]) -> None:
@@ -27,7 +27,7 @@ def spectrum(query: Annotated[Query, tyro.conf.arg(name="")], out: Path = Path("
     """
     make_folder(out)
     with warnings_in_one_line(), StageProgress() as progress:
-        answer = ask(query, progress.show)
+        answer = answer_query(query, progress.show)
     print_answer(answer)
     print(f"wrote {draw_spectrum(answer, query.title(answer.network), out / 'spectrum.png')}")
     print(f"wrote {write_curve(answer.density, out / 'spectrum.csv')}")

@@ -1,5 +1,6 @@
 """Jacobian spectra: what is asked (`Network`), how it is solved (`cauchy`), what comes back (`density`), and checks."""
 
+from jpmhc.spectra import trace
 from jpmhc.spectra.density import Density, density
 from jpmhc.spectra.distances import Distances, distances
 from jpmhc.spectra.exactly import edges, moments
@@ -33,4 +34,5 @@ __all__ = [
     "propagate",
     "simulate",
     "simulate_nonlinear",
+    "trace",
 ]

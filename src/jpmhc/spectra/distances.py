@@ -87,10 +87,8 @@ def kolmogorov(density: Density, samples: Tensor | np.ndarray) -> float:
 def singular_values(samples: Tensor | np.ndarray) -> np.ndarray:
     """Samples of squared singular values as a sorted row of singular values."""
     squares = to_real_tensor(samples, "samples of squared singular values").cpu().numpy().ravel()
-    if not len(squares):
-        raise ValueError("a distance needs at least one sample")
-    if squares.min() < 0:
-        raise ValueError(f"samples are squared singular values, which are not negative, and {squares.min():g} is")
+    if not len(squares) or squares.min() < 0:
+        raise ValueError("samples must be squared singular values, at least one and none of them negative")
     return np.sort(np.sqrt(squares))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from jpmhc.checks import to_layer_numbers, to_read_and_write, to_real_tensor, to_skips, to_whole_number
+from jpmhc.checks import require_choice, to_layer_numbers, to_read_and_write, to_real_tensor, to_skips, to_whole_number
 from jpmhc.spectra.activations import Activation
 from jpmhc.spectra.propagation import propagate
 from jpmhc.spectra.random_skips import sample_skips, skips_from_logits
@@ -143,17 +143,13 @@ class Network:
             variance: The noise variance of the sublayers' Jacobians: the mean square of their singular values.
         """
         layers = list(layers) if isinstance(layers, Iterable) else []
-        if not layers or not all(isinstance(layer, tuple | list) and len(layer) == 3 for layer in layers):
-            raise ValueError("coefficients must be a list of (read, write, skip), one for each layer and at least one")
         parts = [tuple(to_real_tensor(part, "coefficients") for part in layer) for layer in layers]
-        for number, (read, write, skip) in enumerate(parts, 1):
-            if skip.ndim != 2 or read.ndim != 1 or write.ndim != 1:
-                raise ValueError(
-                    f"layer {number}: coefficients of one token are needed, a skip [n, n] and vectors [n], not shapes "
-                    f"{list(skip.shape)}, {list(read.shape)}, {list(write.shape)}; choose a token by indexing"
-                )
-        if len({tuple(part.shape for part in layer) for layer in parts}) > 1:
-            raise ValueError("the layers' coefficients must have one number of streams")
+        n = parts[0][0].shape[-1] if parts and parts[0] and parts[0][0].ndim else 0
+        if n == 0 or any([tuple(part.shape) for part in layer] != [(n,), (n,), (n, n)] for layer in parts):
+            raise ValueError(
+                "coefficients must be a list of (read, write, skip) with one number of streams, of one token: vectors "
+                "[n], [n] and a matrix [n, n] for each layer; choose a token by indexing"
+            )
         reads, writes, skips = (torch.stack([layer[part].cpu() for layer in parts]) for part in range(3))
         return cls(skips, variance, reads, writes)
 
@@ -207,15 +203,11 @@ class Network:
         return all(bool((field == field[:1]).all()) for field in fields if field is not None)
 
     def to(self, device: torch.device | str) -> Network:
-        """The same network with its tensors on a device."""
-        try:
-            target = torch.device(device)
-        except RuntimeError:
-            raise ValueError(f"no device is called {device!r}; use cpu or cuda") from None
-        if target.type == "cuda" and not torch.cuda.is_available():
-            raise ValueError("no CUDA device is available; use the cpu")
+        """Return the same network with its tensors on a device, "cpu" or "cuda"."""
+        names = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+        require_choice(str(device).split(":")[0], "available device", names)
         moved = {
-            name: value.to(target)
+            name: value.to(device)
             for name in ("skips", "variance", "read", "write", "covariance")
             if (value := getattr(self, name)) is not None
         }

@@ -45,10 +45,11 @@ class PanelConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if len(self.samples) != len(self.depths):
-            raise ValueError(f"{len(self.depths)} depths need as many sample counts, not {len(self.samples)}")
-        if not self.mixers or not self.depths:
-            raise ValueError("a panel needs at least one mixer and one depth")
+        if not self.mixers or not 1 <= len(self.depths) == len(self.samples):
+            raise ValueError(
+                f"a panel needs at least one mixer, at least one depth and as many sample counts as depths, not "
+                f"{len(self.mixers)}, {len(self.depths)} and {len(self.samples)}"
+            )
         for name, values in (("mixer", self.mixers), ("depth", self.depths)):
             if len(set(values)) < len(values):
                 raise ValueError(f"each {name} has one place in the panel, and one is named twice")

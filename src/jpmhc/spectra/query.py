@@ -152,8 +152,13 @@ class Answer:
     seconds: float
 
 
-def ask(query: Query, progress: Callable[[str], None] | None = None) -> Answer:
-    """Solve, and sample if asked; `progress` is told each stage's name."""
+def answer_query(query: Query, progress: Callable[[str], None] | None = None) -> Answer:
+    """Compute the spectrum that a query asks for, and sample networks beside it if it says so.
+
+    Args:
+        query: What to compute.
+        progress: Called with the name of each stage when it begins.
+    """
 
     def stage(name: str) -> None:
         if progress is not None:

@@ -41,6 +41,8 @@ class Solution:
         method: The method's name in `solve.METHODS`.
         exact: Whether the method's equation is exact for this network (in the limit of many features per stream).
         note: What the user should know beyond the numbers, such as the case in which the method is not exact.
+        matrix: $E[(z - J^\top J)^{-1}]$ averaged over the features alone, if asked: entry (i, j) belongs to the input
+            streams i and j, and G is the mean of the diagonal. [..., n, n] complex
         known: What a later call of `cauchy` can start from, for methods that can.
     """
 
@@ -51,19 +53,18 @@ class Solution:
     method: str
     exact: bool = True
     note: str = ""
+    matrix: Tensor | None = None
     known: KnownPoints | None = field(default=None, repr=False)
 
 
 def check_points(z: Tensor, device: torch.device) -> Tensor:
-    """The points as complex128 on the device, or one sentence about why no spectrum is defined there."""
+    """Return the points as complex128 on the device, if they lie where the transform is defined."""
     try:
         points = torch.as_tensor(z, dtype=torch.complex128, device=device)
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(f"spectral points must be complex numbers or a tensor of them, not {z!r}") from None
-    if points.numel() == 0:
-        raise ValueError("the grid of spectral points is empty; give at least one")
-    if not bool(torch.isfinite(points).all()):
-        raise ValueError("spectral points must be finite, and some are NaN or infinite")
-    if bool((points.imag <= 0).any()):
-        raise ValueError("spectral points must lie above the real axis: z = x + i eta with eta > 0")
+    if points.numel() == 0 or not bool((torch.isfinite(points) & (points.imag > 0)).all()):
+        raise ValueError(
+            "spectral points must be at least one, finite and above the real axis: z = x + i eta with eta > 0"
+        )
     return points

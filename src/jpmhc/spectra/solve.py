@@ -23,6 +23,7 @@ def cauchy(
     maximum: int | None = None,
     scheme: str | Scheme | None = None,
     near: Solution | None = None,
+    matrix: bool = False,
 ) -> Solution:
     r"""Compute the Cauchy transform $G(z)$ of $J^\top J$ at points of the upper half-plane, of any shape.
 
@@ -38,10 +39,14 @@ def cauchy(
         scheme: How the method iterates: a name in `SCHEMES` or an object such as `Anderson(history=10)`; the method's
             own default if None.
         near: An earlier solution of the same network: methods that can start each point from the nearest one there.
+        matrix: Whether to compute the matrix-valued transform too, which the method "chain" can.
     """
     require_network(network)
     points = check_points(z, network.skips.device)
     require_choice(method, "method", ["auto", *METHODS])
+    if matrix:
+        require_choice(method, "method with a matrix-valued transform", ["auto", "chain"])
+        method = "chain"
     options: dict[str, Any] = {}
     if tolerance is not None:
         options["tolerance"] = to_positive_number(tolerance, "the tolerance")
@@ -51,6 +56,8 @@ def cauchy(
         require_choice(scheme, "scheme", SCHEMES)
     if scheme is not None:
         options["scheme"] = SCHEMES[scheme] if isinstance(scheme, str) else scheme
+    if matrix:
+        options["matrix"] = True
     if near is not None:
         options["known"] = near.known
     solver = METHODS[choose(network) if method == "auto" else method]
@@ -62,6 +69,7 @@ def cauchy(
         converged=found.converged.reshape(points.shape),
         residual=found.residual.reshape(points.shape),
         iterations=found.iterations.reshape(points.shape),
+        matrix=None if found.matrix is None else found.matrix.reshape(*points.shape, *found.matrix.shape[1:]),
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from jpmhc.checks import to_whole_number
+from jpmhc.checks import require_choice, to_whole_number
 
 Operator = Callable[[Tensor], Tensor]
 
@@ -43,8 +43,7 @@ def probes(
         The paper's complex Gaussian vectors need $g^*$: the expectation of $g^\top A g$ is zero.
     """
     count, size = to_whole_number(count, "the number of probes"), to_whole_number(size, "the size of a probe")
-    if kind not in PROBES:
-        raise ValueError(f"no kind of probe is called {kind!r}; choose one of {', '.join(PROBES)}")
+    require_choice(kind, "kind of probe", PROBES)
     vectors = torch.randn(count, size, dtype=dtype, device=device, generator=generator)
     if kind == "rademacher":
         vectors = torch.sgn(vectors)  # phases, where the entries are complex
@@ -76,10 +75,8 @@ def hutchpp(operator: Operator, sketch: Tensor, start: Tensor) -> Estimate:
     """
     _check_probes(start)
     size = start.shape[-1]
-    if sketch.shape[-1] != size:
-        raise ValueError(f"sketch and probes must have one size, not {sketch.shape[-1]} and {size}")
-    if len(sketch) > size:
-        raise ValueError(f"a sketch of {len(sketch)} vectors spans more than {size} dimensions; use at most {size}")
+    if sketch.shape[-1] != size or len(sketch) > size:
+        raise ValueError(f"a sketch must be at most {size} vectors of size {size}, not of shape {list(sketch.shape)}")
     basis = torch.linalg.qr(operator(sketch).mT)[0].mT  # rows are the columns of Q. [k, N]
     head = _inner(basis, operator(basis)).sum()
     rest = start - (start @ basis.mH) @ basis

@@ -9,6 +9,7 @@ from jpmhc.spectra import Network, cauchy, moments, simulate
 from jpmhc.spectra.solvers import chain
 from jpmhc.spectra.solvers.bases import separating_bases
 from jpmhc.spectra.solvers.sweep import sweep
+from tests.spectra.oracles import matrix_cauchy
 from tests.spectra.problems import deep_identity_residual, identity_moments
 
 X = torch.tensor([0.02, 0.1, 0.3, 0.6, 0.9, 1.1, 1.4, 2.0, 3.0, 5.0], dtype=torch.float64)
@@ -225,3 +226,27 @@ def test_residual_is_relative_to_the_unknowns():
     small = chain.solve(Network.repeated(eye, 0.1 * math.exp(-6), 10), z * math.exp(-60))
     found = chain.solve(network, z)
     assert (found.G * math.exp(60) / small.G - 1).abs().max() < 1e-8
+
+
+def test_matrix_valued_transform_of_one_layer_is_that_of_the_matrix_dyson_equation():
+    skip, z = random(3, 3, seed=5), X + 0.05j
+    found = cauchy(Network(skip.unsqueeze(0), 0.3), z, matrix=True, tolerance=1e-12)
+    truth, converged = matrix_cauchy(z[:, None, None] * torch.eye(3, dtype=z.dtype), skip, 0.3)
+    assert converged.all()
+    assert (found.matrix - truth).abs().max() < 1e-9
+    assert (found.matrix.diagonal(dim1=-2, dim2=-1).mean(-1) - found.G).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-12])
+def test_matrix_valued_transform_without_noise_is_the_resolvent_of_the_product(size):
+    """Also where the singular values are so far apart that the layers are solved in bases of their own."""
+    network = Network.from_mixer("bistochastic", 10, 0.0, seed=1, shared=True)
+    product = torch.linalg.multi_dot(list(network.skips.flip(0)))
+    z = size * torch.tensor([[0.5 + 0.5j, 2 + 1j]], dtype=torch.complex128)
+    gram = (product.T @ product).to(z.dtype)
+    truth = torch.linalg.inv(z[..., None, None] * torch.eye(4, dtype=z.dtype) - gram)
+    found = cauchy(network, z, matrix=True)
+    assert found.matrix.shape == (1, 2, 4, 4)
+    assert ((found.matrix - truth).abs().amax((-2, -1)) / truth.abs().amax((-2, -1))).max() < 1e-3
+    with pytest.raises(ValueError, match="no method with a matrix-valued transform is called 'twisted'"):
+        cauchy(network, z, "twisted", matrix=True)

@@ -48,6 +48,7 @@ def solve(
     maximum: int = 500,
     scheme: Scheme = _SCHEME,
     known: KnownPoints | None = None,
+    matrix: bool = False,
 ) -> Solution:
     r"""Solve the Dyson equation of the whole chain of layers at the points z [B].
 
@@ -58,6 +59,7 @@ def solve(
         maximum: The most iterations per point.
         scheme: How to iterate.
         known: Points at which the network has been solved before; each point starts from the nearest of them.
+        matrix: Whether to compute the matrix-valued transform too.
     """
     network, gain = network.rescaled()
     points = z / gain
@@ -75,7 +77,13 @@ def solve(
     reusable = equation.noise.positive and bool(found.converged.any())
     known = KnownPoints(z[found.converged], found.x[found.converged]) if reusable else None
     green = equation.values(found.x)[:, 0] / gain
-    return Solution(green, found.converged, found.residual, found.iterations, method="chain", known=known)
+    blocks = None
+    if matrix:
+        rows = zip(points.split(chunk), found.x.split(chunk))
+        blocks = torch.cat([equation.input_block(part, x) for part, x in rows]) / gain
+    return Solution(
+        green, found.converged, found.residual, found.iterations, method="chain", matrix=blocks, known=known
+    )
 
 
 def _solve_points(
@@ -122,6 +130,7 @@ class _Equation(Equation):
         # The unit matrix at both ends as the bases see it, and the inverse of the first, with which G is a trace.
         metric = self.eye.expand(2, -1, -1) if bases is None else (bases @ bases.mT)[[0, -1]].to(torch.complex128)
         self.input, self.output, self.trace = metric[0], torch.linalg.inv(metric[1]), torch.linalg.inv(metric[0])
+        self.to_streams = self.eye if bases is None else torch.linalg.inv(bases[0]).to(torch.complex128)
         skips = skips.to(torch.complex128)
         self.skips = torch.stack([skips, skips.mT.flip(0)])  # forward and backward sweep, [2, L, n, n]
         self.blocks = math.isqrt(self.depth) if z.device.type == "cuda" else 1
@@ -161,23 +170,32 @@ class _Equation(Equation):
         """Return G and the unknowns of coordinates. [b, columns]"""
         return torch.exp(x) * -1j if self.noise.positive else x
 
+    def input_block(self, z: Tensor, x: Tensor) -> Tensor:
+        """Return the block of the resolvent that belongs to the input, in the streams' own basis. [b, n, n]"""
+        forward, _, resolvent = self._sweep(z, self.values(x))
+        return self.to_streams @ forward[0] @ resolvent[0] @ self.to_streams.mT
+
     def _evaluate(self, z: Tensor, values: Tensor) -> Tensor:
         """Sweep over the layers once: from the self-energies of the unknowns to G and new unknowns. [b, columns]"""
-        x, y = self._split(values)  # [L, B, count]
-        sigma_y, sigma_x = self.noise.energy(x, 0), self.noise.energy(y, 1)
-        # P_0 = 1/z and N_L = 1: forward from the input, backward from the output
-        first = torch.stack([self.input / z[:, None, None], self.output.expand(len(z), -1, -1)])
-        add = torch.stack([sigma_y, sigma_x.flip(0)], 1)
-        sat = torch.stack([sigma_x, sigma_y.flip(0)], 1)
-        states = sweep(first, self.skips, add, sat, self.blocks)  # [L + 1, 2, B, n, n]
-        forward, backward = states[:, 0], states[:, 1].flip(0)
-        resolvent = solve_linear(one_minus(backward @ forward), self.eye)
+        forward, backward, resolvent = self._sweep(z, values)
         # M_x = P (1 - N P)^-1 and M_y = (1 - N P)^-1 N
         new_x = self.noise.order(forward[:-1], resolvent[:-1], 0)
         new_y = self.noise.order(resolvent[1:], backward[1:], 1)
         green = ((self.trace @ forward[0]) * resolvent[0].mT).sum((-2, -1)) / self.streams
         flat = torch.cat([new_x, new_y]).transpose(0, 1).flatten(1)
         return torch.cat([green.unsqueeze(-1), flat], 1)
+
+    def _sweep(self, z: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return P and N of docs/derivations/chain.md and (1 - N P)^-1 after every layer. [L + 1, b, n, n] each"""
+        x, y = self._split(values)  # [L, b, count]
+        sigma_y, sigma_x = self.noise.energy(x, 0), self.noise.energy(y, 1)
+        # P_0 = 1/z and N_L = 1: forward from the input, backward from the output
+        first = torch.stack([self.input / z[:, None, None], self.output.expand(len(z), -1, -1)])
+        add = torch.stack([sigma_y, sigma_x.flip(0)], 1)
+        sat = torch.stack([sigma_x, sigma_y.flip(0)], 1)
+        states = sweep(first, self.skips, add, sat, self.blocks)  # [L + 1, 2, b, n, n]
+        forward, backward = states[:, 0], states[:, 1].flip(0)
+        return forward, backward, solve_linear(one_minus(backward @ forward), self.eye)
 
     def _split(self, values: Tensor) -> tuple[Tensor, Tensor]:
         blocks = values[:, 1:].unflatten(1, (2 * self.depth, self.noise.count)).transpose(0, 1)
