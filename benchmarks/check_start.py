@@ -39,7 +39,7 @@ def train(
     ).double()
     if symmetric:
         for block in model.connections:
-            block.map.logits.data[: block.map.sizes[0]] = 0
+            block.map.bias.data[: block.map.sizes[0]] = 0
     x, target = torch.randn(2, 128, DIM, dtype=torch.float64)
     streams = jpmhc.expand_streams(x, STREAMS)
 

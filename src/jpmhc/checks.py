@@ -1,48 +1,28 @@
-"""The package's argument checks: shapes, ranges, finite entries, and a precision to compute in."""
+"""The package's argument checks: each refuses a wrong argument in one sentence that says what would be right.
+
+Arguments are checked once, where they enter the package. The values inside a tensor are never looked at: a NaN
+propagates, as it does in PyTorch.
+"""
 
 import contextlib
-import contextvars
 import math
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-_UNCHECKED = contextvars.ContextVar("unchecked", default=False)
-
-
-def working(matrix: Tensor) -> Tensor:
-    """The matrix in the precision it is computed in: float64 stays, everything else becomes float32."""
-    if not matrix.is_floating_point():
-        raise ValueError(f"expected a floating-point tensor, got {matrix.dtype}")
-    return matrix if matrix.dtype == torch.float64 else matrix.float()
-
-
-def square(matrix: Tensor, what: str = "matrix") -> int:
-    """The order n of a batch of square matrices [..., n, n]."""
-    if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2] or matrix.shape[-1] < 1:
-        raise ValueError(f"expected {what} of shape [..., n, n], got {list(matrix.shape)}")
-    return matrix.shape[-1]
-
-
-def tall(frame: Tensor) -> tuple[int, int]:
-    """Rows n and rank p of a batch of frames [..., n, p] with 1 <= p <= n."""
-    if frame.ndim < 2 or not 1 <= frame.shape[-1] <= frame.shape[-2]:
-        raise ValueError(f"expected a frame of shape [..., n, p] with 1 <= p <= n, got {list(frame.shape)}")
-    return frame.shape[-2], frame.shape[-1]
-
 
 def at_least_one(value: int | None, what: str) -> None:
-    """Refuse what is no count, or a count below one."""
+    """Refuse anything but a whole number of at least one; None passes."""
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
         raise ValueError(f"{what} must be a whole number and at least 1, got {value!r}")
 
 
 def positive(value: float | None, what: str) -> None:
-    """Refuse zero, negative, infinite, NaN, and what is no number."""
-    if value is not None and not (_number(value) and 0 < value < math.inf):
+    """Refuse anything but a positive, finite number; None passes."""
+    if value is not None and not (_is_number(value) and 0 < value < math.inf):
         raise ValueError(f"{what} must be positive and finite, got {value!r}")
 
 
@@ -51,63 +31,58 @@ def inside(value: float | None, interval: str, what: str) -> None:
     if value is None:
         return
     low, high = map(float, interval[1:-1].split(","))
-    good = _number(value) and (low < value or (low == value and interval[0] == "["))
+    good = _is_number(value) and (low < value or (low == value and interval[0] == "["))
     if not (good and (value < high or (value == high and interval[-1] == "]"))):
         raise ValueError(f"{what} must lie in {interval}, got {value!r}")
 
 
 def number(value: float, what: str) -> None:
-    """Refuse infinite, NaN, and what is no number."""
+    """Refuse anything but a finite number."""
     # By comparisons, which torch.compile can trace for a setting that differs from module to module.
-    if not (_number(value) and -math.inf < value < math.inf):
+    if not (_is_number(value) and -math.inf < value < math.inf):
         raise ValueError(f"{what} must be a finite number, got {value!r}")
 
 
 def switch(value: bool, what: str) -> None:
-    """Refuse what is neither True nor False."""
+    """Refuse anything but True or False."""
     if not isinstance(value, bool):
         raise ValueError(f"{what} must be True or False, got {value!r}")
 
 
-def _number(value: object) -> bool:
-    return isinstance(value, int | float | torch.SymFloat) and not isinstance(value, bool)
+def choice(value: object, choices: Iterable[object], what: str) -> None:
+    """Refuse a value that is not one of the choices."""
+    choices = list(choices)
+    if value not in choices:
+        raise ValueError(f"{what} must be one of {', '.join(map(str, choices))}, got {value!r}")
 
 
-def finite(matrix: Tensor, what: str = "logits") -> Tensor:
-    """The matrix itself, with NaN and infinities refused where looking at values is free.
-
-    Eager CPU code raises. Under `torch.compile`, under `torch.func` transforms and on the GPU the check would force a
-    synchronisation or a graph break, so there a bad entry makes its own matrix NaN, and no other. So it does within
-    `unchecked`.
-    """
-    if matrix.device.type != "cpu" or torch.compiler.is_compiling() or _UNCHECKED.get():
-        return matrix
-    if not _transformed(matrix):
-        good = torch.isfinite(matrix.detach())
-        if not bool(good.all()):
-            raise ValueError(f"{what} must be finite, got {int((~good).sum())} NaN or infinite entries")
-    return matrix
+def square(matrix: Tensor, what: str = "matrix") -> int:
+    """Return the order n of a batch of square matrices. [..., n, n]"""
+    if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2] or matrix.shape[-1] < 1:
+        raise ValueError(f"expected {what} of shape [..., n, n], got {list(matrix.shape)}")
+    return matrix.shape[-1]
 
 
-@contextlib.contextmanager
-def unchecked() -> Iterator[None]:
-    """A context in which `finite` lets NaN through, for a caller that checks its result and can say more about it."""
-    token = _UNCHECKED.set(True)
-    try:
-        yield
-    finally:
-        _UNCHECKED.reset(token)
+def tall(frame: Tensor) -> tuple[int, int]:
+    """Return the rows n and the rank p of a batch of frames with 1 <= p <= n. [..., n, p]"""
+    if frame.ndim < 2 or not 1 <= frame.shape[-1] <= frame.shape[-2]:
+        raise ValueError(f"expected a frame of shape [..., n, p] with 1 <= p <= n, got {list(frame.shape)}")
+    return frame.shape[-2], frame.shape[-1]
 
 
-def _transformed(matrix: Tensor) -> bool:
-    return torch._C._functorch.is_functorch_wrapped_tensor(matrix) or torch._C._are_functorch_transforms_active()
+def single_or_double(tensor: Tensor) -> Tensor:
+    """Return the tensor in the precision that small matrices are computed in: float64 stays, the rest is float32."""
+    if not tensor.is_floating_point():
+        raise ValueError(f"expected a floating-point tensor, got {tensor.dtype}")
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
-def uncast(matrix: Tensor) -> contextlib.AbstractContextManager[object]:
-    """A context in which autocast leaves the small matrices alone: they are computed in full precision."""
-    if not torch.amp.is_autocast_available(matrix.device.type):
+def without_autocast(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Return a context in which autocast leaves the small matrices on this tensor's device in full precision."""
+    device = tensor.device.type
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return contextlib.nullcontext()
-    return torch.autocast(matrix.device.type, enabled=False)
+    return torch.autocast(device, enabled=False)
 
 
 # What users hand to the spectra: every check returns the value in the form that is computed with.
@@ -229,3 +204,7 @@ def _to_float(value: float) -> float:
         return math.nan if isinstance(value, str) else float(value)
     except (TypeError, ValueError, RuntimeError):
         return math.nan
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | torch.SymFloat) and not isinstance(value, bool)

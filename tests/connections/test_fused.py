@@ -111,7 +111,7 @@ def test_sublayers_in_another_precision_are_brought_to_the_streams():
     ("make", "message"),
     [
         (lambda: jpmhc.HyperConnection(nn.Identity(), 12, 4, kernels="fused"), "multiple of 8"),
-        (lambda: jpmhc.HyperConnection(nn.Identity(), 16, 3, kernels="fused"), "n must be one of 2, 4, 8, got 3"),
+        (lambda: jpmhc.HyperConnection(nn.Identity(), 16, 3, kernels="fused"), "take 2, 4, 8 streams, not 3"),
         (
             lambda: jpmhc.HyperConnection(nn.Identity(), 16, 4, mixers.Sinkhorn(4, tolerance=1e-6), kernels="fused"),
             "without a tolerance",
@@ -140,7 +140,7 @@ def test_write_takes_only_what_fits_the_read():
     other = jpmhc.HyperConnection(nn.Identity(), DIM, 2, kernels="fused").to(DEVICE)
     for streams, y, read, message in (
         (x[:, :3], h, state, r"expected streams of shape \[..., 4, 16\]"),
-        (x.repeat(2, 1, 1), h.repeat(2, 1), state, "as those that were read"),
+        (x.repeat(2, 1, 1), h.repeat(2, 1), state, "what this connection's read returned"),
         (x.int(), h, state, "floating-point streams"),
         (x, h, other.read(x[:, :2])[1], "what this connection's read returned"),
         (x, h, None, "what this connection's read returned"),

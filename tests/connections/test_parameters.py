@@ -22,10 +22,10 @@ def test_groups_part_the_parameters():
         "0.weight",
         "0.bias",
         "1.sublayer.bias",
-        "1.map.logits",
+        "1.map.bias",
         "1.map.mixer.frame",
         "2.sublayer.bias",
-        "2.map.logits",
+        "2.map.bias",
     }
 
 

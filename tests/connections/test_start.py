@@ -68,5 +68,5 @@ def test_symmetric_reads_would_keep_the_streams_equal():
     model = stack("sinkhorn").double()
     for block in model.connections:
         with torch.no_grad():
-            block.map.logits[: block.map.sizes[0]] = 0
+            block.map.bias[: block.map.sizes[0]] = 0
     assert train(model, torch.optim.SGD(model.parameters(), lr=0.1))[0] < 1e-12

@@ -1,6 +1,6 @@
 """Compile every kernel that a connection launches for a Hopper GPU, on a machine that has none.
 
-    python tests/kernels/compile_only.py '{"n": 4, "d": 512}' [STREAMS HELD IN x]
+    python tests/kernels/compile_only.py MIXER STREAMS DIM [SETTINGS OF THE SPEC AS JSON] [STREAMS HELD IN x]
 
 Launches are recorded instead of run: each becomes a compilation with the types, divisibilities and constants it would
 have on the device. Prints one line a kernel: name, registers a thread, bytes spilled, bytes of shared memory.
@@ -58,11 +58,12 @@ def compile_launch(kernel: JITFunction, *args, grid, warmup, **kwargs) -> None:
 
 
 def main() -> None:
-    from jpmhc import kernels
-    from jpmhc.kernels import Spec
+    from jpmhc.kernels import connection as kernels
+    from tests.kernels.connection_cases import make_case
 
-    spec = Spec(**json.loads(sys.argv[1]))
-    held = int(sys.argv[2]) if len(sys.argv) > 2 else spec.n
+    name, n, d, *more = sys.argv[1:]
+    spec = make_case(name, int(n), int(d), **json.loads(more[0] if more else "{}")).spec
+    held = int(more[1]) if len(more) > 1 else spec.n
     JITFunction.run = compile_launch
     x = torch.zeros(64, held, spec.d, dtype=torch.bfloat16, requires_grad=True)
     weight = torch.zeros(spec.logits, spec.n * spec.d, requires_grad=True)

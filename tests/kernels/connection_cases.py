@@ -1,38 +1,49 @@
 """Connections to try the kernels on, the truth about them, and how far from it they may be."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from jpmhc import kernels
-from jpmhc.kernels import Spec
-from tests.kernels import reference
+from jpmhc import mixers
+from jpmhc.connections import gates, reference
+from jpmhc.kernels import Spec, connection, make_spec
+from jpmhc.mixers import MIXERS, Mixer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # ‖out - reference‖ / ‖reference‖ for the results and for the gradients. Half types: the rounding of the streams and of
 # the weight that the tensor cores multiply by; the logits' scale multiplies the second.
 TOLERANCE = {torch.float32: (2e-6, 2e-5), torch.float16: (2e-3, 4e-3), torch.bfloat16: (8e-3, 2e-2)}
-PERMUTATIONS = ((0, 1, 2, 3), (1, 0, 3, 2), (2, 3, 0, 1), (3, 2, 1, 0), (1, 2, 3, 0), (0, 2, 1, 3))
-MIXERS = {
-    "identity": {},
-    "unconstrained": {},
-    "sinkhorn": {"iterations": 20},
-    "cayley": {},
-    "cayley-2": {"iterations": 2},
-    "grassmann-2": {"rank": 2},
-    "grassmann-3": {"rank": 3},
-    "permutation": {"permutations": PERMUTATIONS},
-    "kronecker": {},
+VARIANTS = {
+    "cayley, two iterations": lambda n: mixers.Cayley(n, iterations=2),
+    "cayley, sharp": lambda n: mixers.Cayley(n, scale=1.0),
+    "grassmann, rank 3": lambda n: mixers.Grassmann(n, 3),
+    "orthostochastic, two blocks": lambda n: mixers.Orthostochastic(n, 2),
 }
+NAMES = [*MIXERS, *VARIANTS]
 
 
-def spec_of(name: str, n: int = 4, d: int = 24, **settings) -> Spec:
-    return Spec(n, d, mixer=name.split("-")[0], **{**MIXERS[name], **settings})
+class Case(NamedTuple):
+    """A connection as the kernels see it, and the mixer that computes the truth."""
+
+    mixer: Mixer
+    spec: Spec
+
+
+def make_case(name: str, n: int = 4, d: int = 24, **settings) -> Case:
+    mixer = VARIANTS[name](n) if name in VARIANTS else mixers.make_mixer(name, n)
+    form = mixer.triton_form()
+    assert not isinstance(form, str), form
+    spec = make_spec(form, d, **settings)
+    assert isinstance(spec, Spec), spec
+    return Case(mixer.to(DEVICE).double(), spec)
 
 
 def draw(
-    spec: Spec, tokens: int, dtype: torch.dtype, scale: float, dynamic: bool, seed: int = 0, held: int | None = None
+    case: Case, tokens: int, dtype: torch.dtype, scale: float, dynamic: bool, seed: int = 0, held: int | None = None
 ) -> dict[str, Tensor | None]:
     """`held`: how many streams x holds; one stands for n equal ones."""
+    spec = case.spec
     generator = torch.Generator().manual_seed(seed)
     width = spec.n * spec.d
 
@@ -49,34 +60,51 @@ def draw(
     }
 
 
-def run(spec: Spec, inputs: dict[str, Tensor | None], fused: bool, mean: bool = False) -> dict[str, Tensor]:
+def reference_read(
+    x: Tensor, weight: Tensor | None, bias: Tensor, case: Case
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """The connection's read by the package's own reference. x: [T, n, d]"""
+    spec = case.spec
+    logits = bias.expand(len(x), -1) if weight is None else reference.project(x, weight, spec.norm) + bias
+    read, write, mix = logits.split([spec.read_logits, spec.write_logits, spec.mixer.logits], -1)
+    r = gates.READS[spec.read](read / spec.temperature, spec.n)
+    w = gates.WRITES[spec.write](write / spec.temperature, spec.n)
+    return reference.gather(x, r), (r, w, case.mixer(mix))
+
+
+def reference_write(x: Tensor, y: Tensor, state: tuple[Tensor, Tensor, Tensor], case: Case) -> Tensor:
+    out = reference.scatter(x, y, *state[1:])
+    return reference.normalise_streams(out) if case.spec.post_norm else out
+
+
+def run(case: Case, inputs: dict[str, Tensor | None], fused: bool, mean: bool = False) -> dict[str, Tensor]:
     """h, out (or its mean) and the gradients of all that has one, fused or by the reference in float64."""
     cast = (lambda t: t.detach().clone()) if fused else (lambda t: t.detach().double())
     leaves = {k: cast(inputs[k]).requires_grad_() for k in ("x", "weight", "bias") if inputs[k] is not None}
     x, weight, bias = leaves["x"], leaves.get("weight"), leaves["bias"]
     sublayer = inputs["sublayer"].double()
     if fused:
-        h, state = kernels.read(x, weight, bias, spec)
+        h, state = connection.read(x, weight, bias, case.spec)
         y = torch.tanh(h.double() @ sublayer).to(x.dtype)
-        out = kernels.write(y, state, mean=mean)
+        out = connection.write(y, state, mean=mean)
     else:
-        streams = x.expand(-1, spec.n, -1)
-        h, state = reference.read(streams, weight, bias, spec)
+        streams = x.expand(-1, case.spec.n, -1)
+        h, state = reference_read(streams, weight, bias, case)
         y = torch.tanh(h @ sublayer)
-        out = reference.write(streams, y, state, spec)
+        out = reference_write(streams, y, state, case)
         out = out.mean(1) if mean else out
     grad = inputs["grad"][:, 0] if mean else inputs["grad"]
     gradients = torch.autograd.grad(out, list(leaves.values()), cast(grad))
     return {"h": h, "out": out} | {f"grad {k}": g for k, g in zip(leaves, gradients)}
 
 
-def assert_close(spec: Spec, inputs: dict[str, Tensor | None], scale: float = 1.0, mean: bool = False) -> None:
-    fused, wanted = run(spec, inputs, True, mean), run(spec, inputs, False, mean)
+def assert_close(case: Case, inputs: dict[str, Tensor | None], scale: float = 1.0, mean: bool = False) -> None:
+    fused, wanted = run(case, inputs, True, mean), run(case, inputs, False, mean)
     forward, gradient = TOLERANCE[inputs["x"].dtype]
     for name, value in fused.items():
         assert torch.isfinite(value).all(), name
         error = (value.double() - wanted[name]).norm() / wanted[name].norm().clamp(min=1e-30)
         allowed = (gradient if name.startswith("grad") else forward) * max(1.0, scale)
-        if spec.mixer == "grassmann" and inputs["x"].dtype != torch.float32:
+        if isinstance(case.mixer, mixers.Grassmann) and inputs["x"].dtype != torch.float32:
             allowed *= 5  # a nearly singular frame multiplies the rounding of the weight
         assert error <= allowed, f"{name}: {error:.1e}"

@@ -5,22 +5,21 @@ import torch
 import triton
 from torch import Tensor
 
-from jpmhc import kernels
-from jpmhc.kernels import Spec
-from tests.kernels.connection_cases import draw, run, spec_of
+from jpmhc.kernels import connection as kernels
+from tests.kernels.connection_cases import draw, make_case, run
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["cayley", "sinkhorn"])
 def test_gpu_runs_agree_in_every_bit(name: str) -> None:
     """Twice eager, and once from a CUDA graph."""
-    spec = spec_of(name, d=512)
-    inputs = draw(spec, 3001, torch.bfloat16, 1.0, True)
-    first, second = run(spec, inputs, True), run(spec, inputs, True)
+    case = make_case(name, d=512)
+    inputs = draw(case, 3001, torch.bfloat16, 1.0, True)
+    first, second = run(case, inputs, True), run(case, inputs, True)
     x, weight, bias = (inputs[k].clone().requires_grad_() for k in ("x", "weight", "bias"))
 
     def gradients() -> tuple[Tensor, ...]:
-        h, state = kernels.read(x, weight, bias, spec)
+        h, state = kernels.read(x, weight, bias, case.spec)
         return torch.autograd.grad(kernels.write(h, state), (x, weight, bias), inputs["grad"])
 
     eager = gradients()
@@ -40,23 +39,23 @@ def test_gpu_runs_agree_in_every_bit(name: str) -> None:
 
 @pytest.mark.gpu
 def test_gpu_another_number_of_tokens_compiles_nothing_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = spec_of("sinkhorn", d=64)
-    run(spec, draw(spec, 48, torch.bfloat16, 1.0, True), True)
+    case = make_case("sinkhorn", d=64)
+    run(case, draw(case, 48, torch.bfloat16, 1.0, True), True)
     compiled = []
     monkeypatch.setattr(triton.knobs.runtime, "jit_cache_hook", lambda **what: compiled.append(what["repr"]))
     for tokens in (1, 33, 64):
-        run(spec, draw(spec, tokens, torch.bfloat16, 1.0, True), True)
+        run(case, draw(case, tokens, torch.bfloat16, 1.0, True), True)
     assert not compiled
 
 
 @pytest.mark.gpu
 def test_gpu_compiles_with_cuda_graphs() -> None:
-    spec = spec_of("cayley", d=128)
-    inputs = draw(spec, 64, torch.bfloat16, 1.0, True)
+    case = make_case("cayley", d=128)
+    inputs = draw(case, 64, torch.bfloat16, 1.0, True)
     bias = inputs["bias"]
 
     def connection(x: Tensor, weight: Tensor) -> Tensor:
-        h, state = kernels.read(x, weight, bias, spec)
+        h, state = kernels.read(x, weight, bias, case.spec)
         return kernels.write(torch.tanh(h), state)
 
     compiled = torch.compile(connection, fullgraph=True, mode="reduce-overhead")
@@ -73,9 +72,9 @@ def test_gpu_compiles_with_cuda_graphs() -> None:
 
 def test_nothing_is_left_unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fill every buffer that the operators allocate with NaN first: one unwritten number would show."""
-    spec = spec_of("cayley", d=40)
-    inputs = draw(spec, 9, torch.float32, 1.0, True)
-    expected = run(spec, inputs, True)
+    case = make_case("cayley", d=40)
+    inputs = draw(case, 9, torch.float32, 1.0, True)
+    expected = run(case, inputs, True)
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty")):
         original = getattr(owner, name)
 
@@ -84,22 +83,22 @@ def test_nothing_is_left_unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
             return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
 
         monkeypatch.setattr(owner, name, poisoned)
-    for name, value in run(spec, inputs, True).items():
+    for name, value in run(case, inputs, True).items():
         assert torch.equal(value, expected[name]), name
 
 
 def test_leading_shape_strides_and_no_tokens() -> None:
-    spec = spec_of("cayley")
-    inputs = draw(spec, 6, torch.float32, 1.0, True)
+    case = make_case("cayley")
+    inputs = draw(case, 6, torch.float32, 1.0, True)
     x, weight, bias = inputs["x"], inputs["weight"], inputs["bias"]
-    h, state = kernels.read(x, weight, bias, spec)
+    h, state = kernels.read(x, weight, bias, case.spec)
     strided = x.view(2, 3, 4, 24).transpose(0, 1)
-    h2, state2 = kernels.read(strided, weight, bias, spec)
+    h2, state2 = kernels.read(strided, weight, bias, case.spec)
     assert torch.equal(h2, h.view(2, 3, 24).transpose(0, 1))
     assert torch.equal(kernels.write(h2, state2), kernels.write(h, state).view(2, 3, 4, 24).transpose(0, 1))
     empty = x[:0].clone().requires_grad_()
     weight = weight.clone().requires_grad_()
-    h, state = kernels.read(empty, weight, bias, spec)
+    h, state = kernels.read(empty, weight, bias, case.spec)
     out = kernels.write(h, state)
     assert out.shape == (0, 4, 24)
     grad_x, grad_weight = torch.autograd.grad(out.sum(), (empty, weight))
@@ -108,13 +107,12 @@ def test_leading_shape_strides_and_no_tokens() -> None:
 
 
 def test_compiles_without_a_break() -> None:
-    spec = spec_of("sinkhorn")
-    inputs = draw(spec, 6, torch.float32, 1.0, True)
+    case = make_case("sinkhorn")
+    inputs = draw(case, 6, torch.float32, 1.0, True)
     bias = inputs["bias"]
 
     def connection(x: Tensor, weight: Tensor) -> Tensor:
-        inside = Spec(4, 24, mixer="sinkhorn", iterations=20)  # made where it is traced, as a module may do
-        h, state = kernels.read(x, weight, bias, inside)
+        h, state = kernels.read(x, weight, bias, case.spec)
         return kernels.write(torch.tanh(h), state)
 
     results = []

@@ -4,16 +4,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from jpmhc import kernels
+from jpmhc.kernels import connection as kernels
 from jpmhc.kernels.write_to_read import pays
-from tests.kernels import reference
-from tests.kernels.connection_cases import TOLERANCE, draw, spec_of
+from tests.kernels.connection_cases import TOLERANCE, draw, make_case, reference_read, reference_write
 
 
 def assert_chain_close(dtype: torch.dtype, d: int, tokens: int, post_norm: bool, held: int = 4) -> None:
     """Two connections in a row, with the streams between them used besides, so that every gradient path carries."""
-    first, second = spec_of("sinkhorn", d=d, post_norm=post_norm), spec_of("cayley", d=d, post_norm=post_norm)
-    assert pays(first, second)  # else there would be nothing to compare
+    first, second = make_case("sinkhorn", d=d, post_norm=post_norm), make_case("cayley", d=d, post_norm=post_norm)
+    assert pays(first.spec, second.spec)  # else there would be nothing to compare
     inputs = draw(first, tokens, dtype, 1.0, True, held=held)
     other = draw(second, tokens, dtype, 1.0, True, seed=1)
 
@@ -22,18 +21,18 @@ def assert_chain_close(dtype: torch.dtype, d: int, tokens: int, post_norm: bool,
         tensors = (inputs["x"], inputs["weight"], inputs["bias"], other["weight"], other["bias"])
         x, w1, b1, w2, b2 = leaves = [cast(t).requires_grad_() for t in tensors]
         if form == "reference":
-            streams = x.expand(-1, first.n, -1)
-            h, state = reference.read(streams, w1, b1, first)
-            between = reference.write(streams, torch.tanh(h), state, first)
-            h, state = reference.read(between, w2, b2, second)
-            out = reference.write(between, torch.tanh(h), state, second)
+            streams = x.expand(-1, first.spec.n, -1)
+            h, state = reference_read(streams, w1, b1, first)
+            between = reference_write(streams, torch.tanh(h), state, first)
+            h, state = reference_read(between, w2, b2, second)
+            out = reference_write(between, torch.tanh(h), state, second)
         else:
-            h, state = kernels.read(x, w1, b1, first)
+            h, state = kernels.read(x, w1, b1, first.spec)
             if form == "fused":
-                between, h, state = kernels.write_read(torch.tanh(h), state, w2, b2, second)
+                between, h, state = kernels.write_read(torch.tanh(h), state, w2, b2, second.spec)
             else:
                 between = kernels.write(torch.tanh(h), state)
-                h, state = kernels.read(between, w2, b2, second)
+                h, state = kernels.read(between, w2, b2, second.spec)
             out = kernels.write(torch.tanh(h), state)
         gradients = torch.autograd.grad((out, between), leaves, (cast(inputs["grad"]), cast(other["grad"])))
         return [between, h, out, *gradients]

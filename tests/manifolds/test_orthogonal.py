@@ -59,5 +59,10 @@ def test_bad_input_is_named():
         orthogonal.project(torch.zeros(2, 3))
     with pytest.raises(ValueError, match="iterations must be a whole number and at least 1"):
         orthogonal.project(torch.zeros(3, 3), iterations=0)
-    with pytest.raises(ValueError, match="finite"):
-        orthogonal.project(torch.full((3, 3), float("nan")))
+
+
+@pytest.mark.parametrize("n", [3, 4, 6])
+def test_nan_spoils_its_own_matrix_alone(n):
+    matrices = torch.randn(3, n, n)
+    matrices[1, 0, 1] = float("nan")
+    assert orthogonal.project(matrices).isfinite().all((-2, -1)).tolist() == [True, False, True]

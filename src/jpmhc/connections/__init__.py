@@ -1,6 +1,7 @@
-"""What a model is built from: mixers, hyper-connections and the streams between them."""
+"""What a model is built from: hyper-connections and the streams between them."""
 
-from jpmhc.connections.hyper import Coefficients, HyperConnection
+from jpmhc.connections.coefficients import Coefficients
+from jpmhc.connections.hyper import HyperConnection
 from jpmhc.connections.parameters import parameter_groups
 from jpmhc.connections.stack import HyperConnectionStack
 from jpmhc.connections.streams import expand_streams, reduce_streams

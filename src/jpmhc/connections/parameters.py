@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from jpmhc.connections.hyper import CoefficientMap
+from jpmhc.connections.coefficients import CoefficientMap
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -7,9 +7,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from jpmhc import checks
-from jpmhc.connections import fused
 from jpmhc.connections.hyper import HyperConnection, first_of
-from jpmhc.connections.streams import flatten_streams, reduce_streams, sublayer_output
+from jpmhc.connections.streams import flatten_streams, reduce_streams
 
 
 class HyperConnectionStack(nn.Module):
@@ -37,31 +36,37 @@ class HyperConnectionStack(nn.Module):
             found = " and ".join(f"{streams} streams of {dim}" for streams, dim in shapes)
             raise ValueError(f"the connections of a stack must have the same streams and dim, got {found}")
 
+    def __len__(self) -> int:
+        return len(self.connections)
+
+    def __getitem__(self, index: int) -> nn.Module:
+        return self.connections[index]
+
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         blocks: list[Any] = list(self.connections)
         if blocks:
             flatten_streams(x, blocks[0].streams, blocks[0].dim)
-        begun: tuple[Tensor, Any] | None = None  # what the pass before has already read for this block
+        begun: tuple[Tensor, Any] | None = None  # what the block before has already read for this one
         for block, following in zip(blocks, [*blocks[1:], None]):
-            if begun is None and not _separable(block, x):
+            if not _may_take_apart(block):
                 x = first_of(block(x, *args, **kwargs))
                 continue
-            h, state = begun or fused.read(block, x)
-            y = sublayer_output(first_of(block.sublayer(h, *args, **kwargs)), x)
-            if following is not None and _separable(following, x):
-                x, h, state = fused.write_read(y, state, following)
-                begun = h, state
-            elif following is None and self.reduce:
-                return fused.write(block, x, y, state, mean=True)
+            h, state = begun or block.read(x)
+            begun = None
+            y = first_of(block.sublayer(h, *args, **kwargs))
+            if following is None and self.reduce:
+                return block.write_mean(x, y, state)
+            if following is not None and _may_take_apart(following):
+                x, *begun = block.write_read(x, y, state, following)
             else:
-                x, begun = fused.write(block, x, y, state), None
+                x = block.write(x, y, state)
         return reduce_streams(x) if self.reduce else x
 
 
-def _separable(block: HyperConnection, x: Tensor) -> bool:
-    """Whether a stack may run the block's fused steps itself: nobody else has a say in them."""
+def _may_take_apart(block: HyperConnection) -> bool:
+    """Say whether a stack may run the block's steps itself: nobody else has a say in its forward."""
     own = "forward" in vars(block) or any(
         getattr(type(block), name) is not getattr(HyperConnection, name) for name in ("forward", "read", "write")
     )
     hooks = (block._forward_hooks, block._forward_pre_hooks, block._backward_hooks, block._backward_pre_hooks)
-    return not own and not any(hooks) and not _has_any_global_hook() and fused.chosen(block, x)
+    return not own and not any(hooks) and not _has_any_global_hook() and block.sublayer is not None

@@ -1,4 +1,4 @@
-"""Streams: one to n and back, and what fits them."""
+"""Streams: copy one to n and average them back, and check what arrives."""
 
 from typing import Any
 
@@ -16,26 +16,30 @@ def expand_streams(x: Tensor, streams: int) -> Tensor:
 
 
 def reduce_streams(x: Tensor) -> Tensor:
-    """The mean over the streams, which undoes `expand_streams`. [..., n, d] → [..., d]"""
+    """Take the mean over the streams, which undoes `expand_streams`. [..., n, d] → [..., d]"""
     if x.ndim < 2 or x.shape[-2] < 1:
         raise ValueError(f"expected streams of shape [..., n, d] with n >= 1, got {list(x.shape)}")
     return x.mean(-2)
 
 
 def flatten_streams(x: Tensor, streams: int, dim: int) -> Tensor:
-    """The streams of all tokens in a row, if they are n of this width, or one that stands for n. [T, n or 1, d]"""
-    wanted = f"streams of shape [..., {streams}, {dim}]"
+    """Line up the streams of all tokens: n of this width each, or one that stands for n equal ones. [T, n or 1, d]"""
     if not isinstance(x, Tensor):
-        raise ValueError(f"expected {wanted}, got {type(x).__name__}")
-    if x.ndim < 2 or x.shape[-2:] not in ((streams, dim), (1, dim)):
-        raise ValueError(f"expected {wanted}, got {list(x.shape)}")
+        raise ValueError(f"expected streams of shape [..., {streams}, {dim}], got {type(x).__name__}")
+    if x.ndim < 2 or x.shape[-1] != dim or x.shape[-2] not in (streams, 1):
+        raise ValueError(f"expected streams of shape [..., {streams}, {dim}], got {list(x.shape)}")
     if not x.is_floating_point():
         raise ValueError(f"expected floating-point streams, got {x.dtype}")
     return x.reshape(-1, x.shape[-2], dim)
 
 
-def sublayer_output(y: Any, x: Tensor) -> Tensor:
-    """What a sublayer returned, if it can be written back to the streams x. [..., d]"""
+def repeat_stream(x: Tensor, streams: int) -> Tensor:
+    """Return all n streams where one was given for n equal ones. [T, n or 1, d] → [T, n, d]"""
+    return x if x.shape[-2] == streams else expand_streams(x.squeeze(-2), streams)
+
+
+def check_sublayer_output(y: Any, x: Tensor) -> Tensor:
+    """Return what a sublayer returned, if it can be written back to the streams x. [..., d]"""
     wanted = (*x.shape[:-2], x.shape[-1])
     if not isinstance(y, Tensor) or y.shape != wanted:
         found = list(y.shape) if isinstance(y, Tensor) else type(y).__name__

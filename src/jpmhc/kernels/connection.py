@@ -1,4 +1,4 @@
-"""The fused steps of one connection, for streams of any leading shape."""
+"""The fused steps of one connection, for streams of any leading shape. `HyperConnection` checks what it hands over."""
 
 from typing import NamedTuple
 
@@ -39,7 +39,6 @@ def read(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Te
     Returns:
         h, in the streams' type [..., d], and the state for `write`.
     """
-    _check(x, weight, bias, spec)
     h, link, _, _, coefficients = ops.read_op(_flat(x, spec), weight, bias, spec.key)
     return h.reshape(*x.shape[:-2], spec.d), State(x, link, coefficients, spec)
 
@@ -58,13 +57,6 @@ def write(y: Tensor, state: State, x: Tensor | None = None, mean: bool = False) 
     """
     spec = state.spec
     streams, link = (state.x, state.link) if x is None or x is state.x else (x, None)
-    _check_streams(streams, spec)
-    if streams.shape[:-2] != state.x.shape[:-2] or streams.dtype != state.x.dtype:
-        raise ValueError(
-            f"the streams must be {state.x.dtype} for {tuple(state.x.shape[:-2])} tokens as those that were read, "
-            f"got {streams.dtype} for {tuple(streams.shape[:-2])}"
-        )
-    _check_output(y, streams, spec)
     out = ops.write_op(_flat(streams, spec), link, y.reshape(-1, spec.d), state.coefficients, spec.key, mean)
     return out.reshape(y.shape if mean else (*y.shape[:-1], spec.n, spec.d))
 
@@ -87,10 +79,6 @@ def write_read(
     if weight is None or not pays(old, spec):
         out = write(y, state)
         return out, *read(out, weight, bias, spec)
-    if (old.n, old.d) != (spec.n, spec.d):
-        raise ValueError(f"{old.n} streams of {old.d} numbers cannot be read as {spec.n} of {spec.d}")
-    _check_output(y, state.x, old)
-    _check(state.x, weight, bias, spec)
     out, h, link, _, _, coefficients = ops.write_read_op(
         _flat(state.x, old), state.link, y.reshape(-1, old.d), state.coefficients, old.key, weight, bias, spec.key
     )
@@ -98,8 +86,8 @@ def write_read(
     return out, h.reshape(y.shape), State(out, link, coefficients, spec)
 
 
-def uncovered(spec: Spec, dtype: torch.dtype, dynamic: bool = True) -> str | None:
-    """Why the kernels do not take this connection in that type, or `None`: they do. `dynamic`: it has a weight."""
+def why_not(spec: Spec, dtype: torch.dtype, dynamic: bool = True) -> str | None:
+    """Say why the kernels do not take this connection in that type; None if they do. `dynamic`: it has a weight."""
     if dtype not in ops.DTYPES:
         return f"x must be float32, bfloat16 or float16, got {dtype}"
     if dynamic and dtype != torch.bfloat16 and 16 * weight_column_bytes(spec, dtype) > 200 * 1024:
@@ -109,24 +97,3 @@ def uncovered(spec: Spec, dtype: torch.dtype, dynamic: bool = True) -> str | Non
 
 def _flat(x: Tensor, spec: Spec) -> Tensor:
     return x.reshape(-1, x.shape[-2], spec.d)
-
-
-def _check_output(y: Tensor, streams: Tensor, spec: Spec) -> None:
-    wanted = (*streams.shape[:-2], spec.d)
-    if y.shape != wanted or y.dtype != streams.dtype:
-        raise ValueError(f"y must be {streams.dtype} of shape {wanted}, got {y.dtype} {tuple(y.shape)}")
-
-
-def _check_streams(x: Tensor, spec: Spec) -> None:
-    if x.shape[-2:] not in ((spec.n, spec.d), (1, spec.d)):
-        raise ValueError(f"x must end in {spec.n} streams of {spec.d} numbers, got shape {tuple(x.shape)}")
-
-
-def _check(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> None:
-    _check_streams(x, spec)
-    reason = uncovered(spec, x.dtype, weight is not None)
-    if reason is not None:
-        raise ValueError(reason)
-    for tensor, name, shape in ((weight, "weight", (spec.logits, spec.n * spec.d)), (bias, "bias", (spec.logits,))):
-        if tensor is not None and (tensor.shape != shape or tensor.dtype != ops.COEFFICIENT_DTYPE):
-            raise ValueError(f"{name} must be float32 of shape {shape}, got {tensor.dtype} {tuple(tensor.shape)}")

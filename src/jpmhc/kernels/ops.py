@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from jpmhc.kernels import projection, read_backward, rows, write_to_read
-from jpmhc.kernels.spec import decode
+from jpmhc.kernels.spec import find_spec
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 COEFFICIENT_DTYPE = torch.float32
@@ -24,7 +24,7 @@ def _link(x: Tensor, streams: int) -> Tensor:
 
 @torch.library.custom_op("jpmhc::read", mutates_args=())
 def read_op(x: Tensor, weight: Tensor | None, bias: Tensor, key: str) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    spec = decode(key)
+    spec = find_spec(key)
     x = x.contiguous()
     if weight is None:
         small = projection.project_static(bias, spec)
@@ -35,7 +35,7 @@ def read_op(x: Tensor, weight: Tensor | None, bias: Tensor, key: str) -> tuple[T
 
 @read_op.register_fake
 def _(x: Tensor, weight: Tensor | None, bias: Tensor, key: str) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    spec = decode(key)
+    spec = find_spec(key)
     tokens = x.shape[0] if weight is not None else 1
     statistics = bias.new_empty(tokens if weight is not None else 0, 2)
     return (
@@ -60,7 +60,7 @@ def read_backward_op(
     grad_coef: Tensor,
     key: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    spec = decode(key)
+    spec = find_spec(key)
     x = x.contiguous()
     grad_h, grad_coef = grad_h.contiguous(), grad_coef.contiguous()
     grad_link = None if grad_link is None else grad_link.contiguous()
@@ -130,24 +130,24 @@ read_op.register_autograd(_read_backward, setup_context=_save_read)
 
 @torch.library.custom_op("jpmhc::write", mutates_args=())
 def write_op(x: Tensor, link: Tensor | None, y: Tensor, coef: Tensor, key: str, mean: bool) -> Tensor:
-    return rows.write(x.contiguous(), y.contiguous(), coef, decode(key), mean)
+    return rows.write(x.contiguous(), y.contiguous(), coef, find_spec(key), mean)
 
 
 @write_op.register_fake
 def _(x: Tensor, link: Tensor | None, y: Tensor, coef: Tensor, key: str, mean: bool) -> Tensor:
-    return x.new_empty(x.shape[0], 1 if mean else decode(key).n, x.shape[2])
+    return x.new_empty(x.shape[0], 1 if mean else find_spec(key).n, x.shape[2])
 
 
 @torch.library.custom_op("jpmhc::write_backward", mutates_args=())
 def write_backward_op(
     grad: Tensor, x: Tensor, y: Tensor, coef: Tensor, key: str, pull: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return rows.write_backward(grad.contiguous(), x.contiguous(), y.contiguous(), coef, decode(key), pull)
+    return rows.write_backward(grad.contiguous(), x.contiguous(), y.contiguous(), coef, find_spec(key), pull)
 
 
 @write_backward_op.register_fake
 def _(grad: Tensor, x: Tensor, y: Tensor, coef: Tensor, key: str, pull: bool) -> tuple[Tensor, Tensor, Tensor]:
-    grad_x = rows.gradient_room(grad, x, decode(key), pull)
+    grad_x = rows.gradient_room(grad, x, find_spec(key), pull)
     return grad_x, y.new_empty(y.shape), torch.empty_like(coef)
 
 
@@ -166,7 +166,7 @@ def _write_gradients(saved, grad, linked, key):
     grad_x, grad_y, grad_coef = write_backward_op(grad, x, y, coef, key, not linked)
     if not linked:
         return grad_x, None, grad_y, grad_coef
-    return None, grad_x if rows.differs(grad, decode(key)) else grad, grad_y, grad_coef
+    return None, grad_x if rows.differs(grad, find_spec(key)) else grad, grad_y, grad_coef
 
 
 def _write_backward(ctx, grad):
@@ -181,7 +181,7 @@ def write_read_op(
     x: Tensor, link: Tensor | None, y: Tensor, coef: Tensor, key: str, weight: Tensor, bias: Tensor, next_key: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     out, h, logits, stats, new = write_to_read.write_to_read(
-        x.contiguous(), y.contiguous(), coef, decode(key), weight.contiguous(), bias, decode(next_key)
+        x.contiguous(), y.contiguous(), coef, find_spec(key), weight.contiguous(), bias, find_spec(next_key)
     )
     return out, h, _link(out, out.shape[1]), logits, stats, new
 
@@ -190,7 +190,7 @@ def write_read_op(
 def _(
     x: Tensor, link: Tensor | None, y: Tensor, coef: Tensor, key: str, weight: Tensor, bias: Tensor, next_key: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    tokens, spec = x.shape[0], decode(next_key)
+    tokens, spec = x.shape[0], find_spec(next_key)
     out = x.new_empty(tokens, spec.n, spec.d)
     return (
         out,

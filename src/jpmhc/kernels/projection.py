@@ -1,4 +1,4 @@
-"""The read's first half: norm statistics, projection to logits on the tensor cores, and the constraints.
+"""The read's first half: norm statistics, projection to logits on the tensor cores, and the gates.
 
 The norm is applied after the projection: W norm(x) = (W x - mean · W 1) · scale. The weighted sum that makes the
 sublayer's input is a pass of its own (rows.py): at the speed of memory the two cost less than one kernel that keeps a
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jpmhc.kernels import constraints
+from jpmhc.kernels import gates
 from jpmhc.kernels.launch import kernel, padded, stages
 from jpmhc.kernels.spec import Spec
 
@@ -91,14 +91,15 @@ def _constrain(logits, coef, rows, inside, S: tl.constexpr):
     """Coefficients from logits in memory, to memory."""
     base = (logits + rows * S.logits)[:, None, None]
     here = inside[:, None, None]
-    r = tl.load(base + constraints.read_entries(S)[None, :, :], mask=here, other=0.0)
-    v = tl.load(base + constraints.write_entries(S)[None, :, :], mask=here, other=0.0)
-    index, sign = constraints.mixer_entries(S)
+    r = tl.load(base + gates.read_entries(S)[None, :, :], mask=here, other=0.0)
+    v = tl.load(base + gates.write_entries(S)[None, :, :], mask=here, other=0.0)
+    F: tl.constexpr = S.mixer
+    index, sign = F.entries(F)
     there = here & (sign != 0.0)[None, :, :]
-    m = tl.load(base + index[None, :, :], mask=there, other=0.0) * sign[None, :, :]
-    h = constraints.mix(m, S)
-    r = constraints.read_weights(r, S)
-    v = constraints.write_weights(v, S)
+    m = tl.load(base + S.gate_logits + index[None, :, :], mask=there, other=0.0) * sign[None, :, :]
+    h = F.mix(m, F)
+    r = gates.read_weights(r, S)
+    v = gates.write_weights(v, S)
     _store_coefficients(coef, rows, inside, r, v, h, S.n)
 
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jpmhc.kernels import constraints
+from jpmhc.kernels import gates
 from jpmhc.kernels.launch import SHARED_BYTES, kernel, multiprocessors, padded, stages
 from jpmhc.kernels.projection import precision, prepare
 from jpmhc.kernels.rows import combine_backward, load_streams
@@ -36,27 +36,29 @@ def _derive(logits, coef, grad_read, grad_coef, grad_logits, rows, inside, S: tl
     dr = tl.load(gbase[:, None] + j, mask=row, other=0.0)
     dr += tl.load((grad_read + rows * N)[:, None] + j, mask=row, other=0.0)
     dw = tl.load(gbase[:, None] + N + j, mask=row, other=0.0)
-    entries = constraints.read_entries(S)[None, :, :]
-    g = constraints.read_derivative(tl.load(base + entries, mask=here, other=0.0), dr, S)
+    entries = gates.read_entries(S)[None, :, :]
+    g = gates.read_derivative(tl.load(base + entries, mask=here, other=0.0), dr, S)
     if S.read == "softmax_matrix":
         tl.store(out + entries, g, mask=here)
     else:
         tl.store(line + j, tl.sum(g, axis=1), mask=row)
-    entries = constraints.write_entries(S)[None, :, :]
-    g = constraints.write_derivative(tl.load(base + entries, mask=here, other=0.0), dw, S)
+    entries = gates.write_entries(S)[None, :, :]
+    g = gates.write_derivative(tl.load(base + entries, mask=here, other=0.0), dw, S)
     if S.write == "softmax_matrix":
         tl.store(out + entries, g, mask=here)
     else:
         tl.store(line + S.read_logits + j, tl.sum(g, axis=2), mask=row)
-    if S.mixer != "identity":
+    if S.mixer.logits > 0:
         matrix = (2 * N + i * N + j)[None, :, :]
         h = tl.load((coef + rows * (N * (N + 2)))[:, None, None] + matrix, mask=here, other=0.0)
         dh = tl.load(gbase[:, None, None] + matrix, mask=here, other=0.0)
-        index, sign = constraints.mixer_entries(S)
+        F: tl.constexpr = S.mixer
+        index, sign = F.entries(F)
         there = here & (sign != 0.0)[None, :, :]
-        m = tl.load(base + index[None, :, :], mask=there, other=0.0) * sign[None, :, :]
-        g = constraints.mix_derivative(m, h, dh, S)
-        tl.store(out + index[None, :, :], g, mask=here & (sign > 0.0)[None, :, :])
+        place = S.gate_logits + index[None, :, :]
+        m = tl.load(base + place, mask=there, other=0.0) * sign[None, :, :]
+        g = F.derivative(m, h, dh, F)
+        tl.store(out + place, g, mask=here & (sign > 0.0)[None, :, :])
 
 
 @kernel

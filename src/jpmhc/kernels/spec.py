@@ -1,84 +1,59 @@
-"""What a fused hyper-connection computes: one hashable record that selects and specialises the kernels."""
+"""What a fused hyper-connection computes: one record that selects and specialises the kernels."""
 
-import ast
-import dataclasses
 import functools
-import math
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
 
-from jpmhc import checks
-
-NORMS = ("layer", "rms")
-READS = WRITES = ("softmax_matrix", "softmax", "sigmoid")
-MIXERS = ("identity", "unconstrained", "sinkhorn", "cayley", "grassmann", "permutation", "kronecker")
+STREAMS = (2, 4, 8)
 MAX_DIM = 8192  # the write kernels keep one stream's row in the registers of one program
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Spec:
-    """The shape and the constraints of one connection. Everything the kernels are compiled for is in here.
+    """The shape and the constraints of one connection: everything the kernels are compiled for.
 
-    Args:
-        n: Streams: 2, 4 or 8.
+    Make it with `make_spec`, which returns the same record for the same settings.
+
+    Attributes:
+        mixer: How H comes from its logits: the mixer's `TritonForm`. The kernels call its functions, whatever they do.
         d: Width of a stream, a multiple of 8, at most 8192.
         norm: Weightless norm before the projection, `"layer"` or `"rms"`, over all n·d numbers of a token.
         eps: Added to the variance (or mean square) inside the norm.
         read: How the read logits become n weights: `"softmax_matrix"` (n² logits), `"softmax"` or `"sigmoid"` (n).
         write: The same for the write weights.
         temperature: Divides the read and write logits.
-        mixer: One of `MIXERS`.
-        scale: Cayley: A = scale · (M - Mᵀ).
-        iterations: Sinkhorn: row-then-column normalisations. Cayley: `None` is exact, an integer the paper's iteration.
-        rank: Grassmann: columns of the frame.
-        permutations: Permutation: each basis element as the tuple (σ(0), …, σ(n-1)), with P[σ(j), j] = 1.
         post_norm: A weightless RMS norm of every stream after the write, with the same eps.
+        n: Streams: 2, 4 or 8.
+        key: The record as a short text, the form in which it passes through `torch.library`; `find_spec` reads it.
     """
 
-    n: int
+    mixer: Any
     d: int
-    norm: str = "layer"
-    eps: float = 1e-6
-    read: str = "softmax"
-    write: str = "softmax"
-    temperature: float = 1.0
-    mixer: str = "cayley"
-    scale: float = 0.1
-    iterations: int | None = None
-    rank: int = 0
-    permutations: tuple[tuple[int, ...], ...] = ()
-    post_norm: bool = False
-    key: str = dataclasses.field(init=False, repr=False, compare=False)
-    """The record as text, the form in which it passes through `torch.library`; `decode` reads it."""
+    norm: str
+    eps: float
+    read: str
+    write: str
+    temperature: float
+    post_norm: bool
+    n: int = field(init=False)
+    key: str = field(init=False)
+    cache_key: str = field(init=False)  # Triton asks for it: which functions, with which source, stand behind `mixer`
 
     def __post_init__(self) -> None:
-        for value, name, choices in (
-            (self.n, "n", (2, 4, 8)),
-            (self.norm, "norm", NORMS),
-            (self.read, "read", READS),
-            (self.write, "write", WRITES),
-            (self.mixer, "mixer", MIXERS),
-        ):
-            if value not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(map(str, choices))}, got {value!r}")
-        if self.d % 8 or not 8 <= self.d <= MAX_DIM:
-            raise ValueError(f"d must be a multiple of 8 between 8 and {MAX_DIM}, got {self.d}")
-        checks.positive(self.temperature, "temperature")
-        checks.positive(self.eps, "eps")
-        checks.number(self.scale, "scale")
-        checks.at_least_one(self.iterations, "iterations")
-        if self.mixer == "sinkhorn" and self.iterations is None:
-            raise ValueError("the sinkhorn mixer needs a number of iterations")
-        if self.mixer == "grassmann" and not 1 <= self.rank <= self.n:
-            raise ValueError(f"the grassmann mixer needs a rank between 1 and n = {self.n}, got {self.rank}")
-        if self.mixer == "permutation" and not self.permutations:
-            raise ValueError("the permutation mixer needs at least one permutation")
-        if any(sorted(p) != list(range(self.n)) for p in self.permutations):
-            raise ValueError(f"every permutation must rearrange 0..{self.n - 1}, got {self.permutations}")
-        for name in ("eps", "temperature", "scale"):
-            object.__setattr__(self, name, float(getattr(self, name)))
-        object.__setattr__(self, "permutations", tuple(tuple(p) for p in self.permutations))
-        # Made once, as torch.compile cannot make text of numbers that it takes for variable.
-        values = tuple(getattr(self, field.name) for field in dataclasses.fields(self) if field.init)
-        object.__setattr__(self, "key", repr(values))
+        form = self.mixer
+        settings = (self.d, self.norm, self.eps, self.read, self.write, self.temperature, self.post_norm)
+        shape = (form.streams, form.logits, form.rows, form.columns, form.constants)
+        functions = (form.entries, form.mix, form.derivative)
+        sources = [getattr(f, "cache_key", f"{f.fn.__module__}.{f.fn.__qualname__}") for f in functions]
+        text = repr((settings, shape, [f"{f.fn.__module__}.{f.fn.__qualname__}" for f in functions]))
+        object.__setattr__(self, "n", form.streams)
+        object.__setattr__(self, "key", hashlib.sha256(text.encode()).hexdigest()[:16])
+        object.__setattr__(self, "cache_key", repr((text, sources)))
+        _SPECS[self.key] = self
+
+    def __repr__(self) -> str:
+        return f"Spec_{self.key}"  # short: Triton puts it into the names of compiled functions
 
     @property
     def read_logits(self) -> int:
@@ -89,46 +64,43 @@ class Spec:
         return self.n**2 if self.write == "softmax_matrix" else self.n
 
     @property
-    def mixer_logits(self) -> int:
-        n = self.n
-        return {
-            "identity": 0,
-            "unconstrained": n * n,
-            "sinkhorn": n * n,
-            "cayley": n * (n - 1) // 2,
-            "grassmann": n * self.rank,
-            "permutation": len(self.permutations),
-            "kronecker": int(math.log2(n)),
-        }[self.mixer]
+    def gate_logits(self) -> int:
+        """How many logits come before the mixer's."""
+        return self.read_logits + self.write_logits
 
-    @property
+    @functools.cached_property
     def logits(self) -> int:
         """K: the read logits, then the write logits, then the mixer's."""
-        return self.read_logits + self.write_logits + self.mixer_logits
+        return self.gate_logits + self.mixer.logits
 
-    @property
+    @functools.cached_property
     def coefficients(self) -> int:
-        """Numbers a token's constraints give: n read weights, n write weights, then H by rows."""
+        """How many numbers a token's logits give: n read weights, n write weights, then H by rows."""
         return self.n * (2 + self.n)
 
-    @property
-    def mixer_rows(self) -> int:
-        """Rows of the mixer's logits as a matrix."""
-        return 1 if self.mixer in ("identity", "permutation", "kronecker") else self.n
 
-    @property
-    def mixer_columns(self) -> int:
-        """Its columns, padded to a power of two as Triton needs it."""
-        columns = self.n if self.mixer == "cayley" else max(1, self.mixer_logits // self.mixer_rows)
-        return 1 << (columns - 1).bit_length()
-
-    @property
-    def packed_permutations(self) -> tuple[int, ...]:
-        """Each permutation in one integer, three bits an entry, so that a kernel can hold it as a constant."""
-        return tuple(sum(image << (3 * j) for j, image in enumerate(p)) for p in self.permutations)
+_SPECS: dict[str, Spec] = {}
 
 
 @functools.cache
-def decode(text: str) -> Spec:
-    """The record that a `Spec.key` describes."""
-    return Spec(*ast.literal_eval(text))
+def make_spec(
+    mixer: Any,
+    d: int,
+    norm: str = "layer",
+    eps: float = 1e-6,
+    read: str = "softmax",
+    write: str = "softmax",
+    temperature: float = 1.0,
+    post_norm: bool = False,
+) -> Spec | str:
+    """Make the record of a connection, or say in one sentence why the kernels do not cover it."""
+    if mixer.streams not in STREAMS:
+        return f"the kernels take {', '.join(map(str, STREAMS))} streams, not {mixer.streams}"
+    if d % 8 or not 8 <= d <= MAX_DIM:
+        return f"the kernels take a dim that is a multiple of 8 between 8 and {MAX_DIM}, not {d}"
+    return Spec(mixer, d, norm, float(eps), read, write, float(temperature), bool(post_norm))
+
+
+def find_spec(key: str) -> Spec:
+    """Find the record that a `Spec.key` stands for."""
+    return _SPECS[key]

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jpmhc.kernels import constraints
+from jpmhc.kernels import gates
 from jpmhc.kernels.launch import SHARED_BYTES, padded, stages
 from jpmhc.kernels.projection import constrain, finish, precision, prepare, small_outputs
 from jpmhc.kernels.rows import load_streams, mixed, mixing_entries, replaced
@@ -114,9 +114,9 @@ def _write_to_read(
         total = totals[0]
     finish(acc, total, square, sums, bias, logits, stats, rows, inside, ND, KP, S)
     tl.debug_barrier()  # what was stored is read back in another layout
-    entries = constraints.read_entries(S)[None, :, :]
+    entries = gates.read_entries(S)[None, :, :]
     r = tl.load((logits + rows * S.logits)[:, None, None] + entries, mask=inside[:, None, None], other=0.0)
-    r = constraints.read_weights(r, S)
+    r = gates.read_weights(r, S)
     weights = ()
     for i in tl.static_range(N):
         weights = weights + (tl.sum(tl.where(tl.arange(0, N)[None, :] == i, r, 0.0), axis=1)[:, None],)

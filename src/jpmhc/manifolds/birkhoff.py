@@ -21,7 +21,7 @@ GRADIENTS = ("direct", "gauss_seidel", "unrolled")
 
 
 def project(logits: Tensor, iterations: int = 20, tolerance: float | None = None, gradient: str = "direct") -> Tensor:
-    r"""Doubly stochastic matrices from logits, by Sinkhorn–Knopp.
+    r"""Turn logits into doubly stochastic matrices, by Sinkhorn–Knopp.
 
     Args:
         logits: Any real matrices. [..., n, n]
@@ -35,14 +35,13 @@ def project(logits: Tensor, iterations: int = 20, tolerance: float | None = None
 
     Note:
         The paper's backward forgets the clamp; here the gradient is zero where a logit was clipped.
-        NaN or infinite logits raise in eager CPU code, and give NaN for their own matrix elsewhere.
+        A NaN makes its own matrix NaN and no other; an infinite logit is clipped like any large one.
     """
     checks.square(logits, "logits")
     checks.at_least_one(iterations, "iterations")
-    if gradient not in GRADIENTS:
-        raise ValueError(f"gradient must be one of {', '.join(GRADIENTS)}, got {gradient!r}")
+    checks.choice(gradient, GRADIENTS, "gradient")
     checks.positive(tolerance, "tolerance")
-    logits = checks.working(checks.finite(logits))
+    logits = checks.single_or_double(logits)
     if gradient == "unrolled":
         return _sinkhorn(logits, iterations, tolerance)
     # A jvp on the Function breaks compiled backward in torch 2.13.
@@ -51,7 +50,7 @@ def project(logits: Tensor, iterations: int = 20, tolerance: float | None = None
 
 
 def violation(matrix: Tensor) -> Tensor:
-    """How far each matrix is from doubly stochastic: the worst row sum, column sum or negative entry. [...]"""
+    """Measure how far each matrix is from doubly stochastic: its worst row sum, column sum or negative entry. [...]"""
     checks.square(matrix)
     rows = (matrix.sum(-1) - 1).abs().amax(-1)
     columns = (matrix.sum(-2) - 1).abs().amax(-1)
@@ -67,7 +66,7 @@ def sample(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Random doubly stochastic matrices: the converged Sinkhorn projection of standard normal logits. [*shape, n, n]"""
+    """Draw doubly stochastic matrices: the converged Sinkhorn projection of normal logits. [*shape, n, n]"""
     checks.at_least_one(n, "n")
     logits = torch.randn(*shape, n, n, generator=generator, dtype=torch.float64, device=device)
     return _sinkhorn(logits, iterations=1000, tolerance=1e-15).to(dtype)
@@ -77,10 +76,9 @@ def _sinkhorn(logits: Tensor, iterations: int, tolerance: float | None) -> Tenso
     r"""Alg. sinkhorn-forward in its scaled form $P = \operatorname{diag}(u)\, K \operatorname{diag}(v)$.
 
     The clamp keeps K's entries above e^-20 of their row's largest, so that u and v neither overflow nor underflow and
-    the logarithms of the paper's form, which cost most of its time, are not needed. Infinities become NaN instead of
-    hiding behind the clamp.
+    the logarithms of the paper's form, which cost most of its time, are not needed.
     """
-    clamped = torch.where(logits.isfinite(), logits, math.nan).clamp(-LOGIT_BOUND, LOGIT_BOUND)
+    clamped = logits.clamp(-LOGIT_BOUND, LOGIT_BOUND)
     k = (clamped - clamped.detach().amax(-1, keepdim=True)).exp()
     u, v = torch.ones_like(k[..., :1]), torch.ones_like(k[..., :1, :])
     for _ in range(iterations):

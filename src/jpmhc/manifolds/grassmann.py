@@ -7,21 +7,21 @@ from jpmhc import checks
 
 
 def projector(frame: Tensor) -> Tensor:
-    r"""eq. grassmann-projector: $UU^\top$ for an orthonormal frame U. [..., n, p] → [..., n, n]"""
+    r"""Compute $UU^\top$ for an orthonormal frame U (eq. grassmann-projector). [..., n, p] → [..., n, n]"""
     checks.tall(frame)
-    frame = checks.working(frame)
-    with checks.uncast(frame):
+    frame = checks.single_or_double(frame)
+    with checks.without_autocast(frame):
         return frame @ frame.mT
 
 
 def orthonormalize(frame: Tensor) -> Tensor:
-    """The frame's orthonormal basis: the Q factor with positive diagonal in R (eq. qr-retraction). [..., n, p]
+    """Compute an orthonormal basis of the frame's span: the Q factor with positive diagonal in R (eq. qr-retraction). [..., n, p]
 
-    Gram–Schmidt, each column cleaned twice, which is as orthonormal as Householder and batches well. A frame without
-    full rank raises in eager CPU code, and gives NaN for itself alone elsewhere.
+    Gram–Schmidt, each column cleaned twice, which is as orthonormal as Householder and batches well. A frame whose
+    columns are zero or exactly dependent gives NaN, for itself alone.
     """
     _, rank = checks.tall(frame)
-    frame = checks.working(checks.finite(frame, "frame"))
+    frame = checks.single_or_double(frame)
     columns: list[Tensor] = []
     for j in range(rank):
         column = frame[..., j]
@@ -29,20 +29,20 @@ def orthonormalize(frame: Tensor) -> Tensor:
             for done in columns:
                 column = column - done * (done * column).sum(-1, keepdim=True)
         columns.append(column / column.norm(dim=-1, keepdim=True))
-    return checks.finite(torch.stack(columns, -1), "a frame must have full rank: its basis")
+    return torch.stack(columns, -1)
 
 
 def project(frame: Tensor) -> Tensor:
-    """The projector onto the span of any full-rank frame. [..., n, p] → [..., n, n]"""
+    """Compute the projector onto the span of any full-rank frame. [..., n, p] → [..., n, n]"""
     return projector(orthonormalize(frame))
 
 
 def horizontal(frame: Tensor, grad: Tensor) -> Tensor:
-    r"""eq. horizontal-proj: the part $(I - UU^\top)\nabla$ of a gradient that moves the subspace. [..., n, p]"""
+    r"""Keep the part $(I - UU^\top)\nabla$ of a gradient that moves the subspace (eq. horizontal-proj). [..., n, p]"""
     checks.tall(frame)
     if grad.shape != frame.shape:
         raise ValueError(f"the gradient must have the frame's shape {list(frame.shape)}, got {list(grad.shape)}")
-    with checks.uncast(frame):
+    with checks.without_autocast(frame):
         return grad - frame @ (frame.mT @ grad)
 
 
@@ -62,7 +62,7 @@ def retract(frame: Tensor, direction: Tensor, step: float | Tensor, iterations: 
     checks.at_least_one(iterations, "iterations")
     if direction.shape != frame.shape:
         raise ValueError(f"the direction must have the frame's shape {list(frame.shape)}, got {list(direction.shape)}")
-    with checks.uncast(frame):
+    with checks.without_autocast(frame):
         half = (direction @ frame.mT - frame @ direction.mT) * (step / 2)  # eq. skew-direction
         if iterations is None:
             identity = torch.eye(n, dtype=frame.dtype, device=frame.device)
@@ -74,15 +74,15 @@ def retract(frame: Tensor, direction: Tensor, step: float | Tensor, iterations: 
 
 
 def violation(matrix: Tensor) -> Tensor:
-    r"""How far a matrix is from an orthogonal projector: the worst entry of $P - P^\top$ or $P^2 - P$. [...]"""
+    r"""Measure how far a matrix is from an orthogonal projector: the worst entry of $P - P^\top$ or $P^2 - P$. [...]"""
     checks.square(matrix)
-    with checks.uncast(matrix):
+    with checks.without_autocast(matrix):
         idempotence = (matrix @ matrix - matrix).abs().amax((-2, -1))
     return torch.maximum(idempotence, (matrix - matrix.mT).abs().amax((-2, -1)))
 
 
 def default_rank(n: int) -> int:
-    """p = ⌊n/2⌋, the paper's default, and at least one."""
+    """Return the paper's default rank p = ⌊n/2⌋, and at least one."""
     return max(n // 2, 1)
 
 
@@ -95,7 +95,7 @@ def sample_frame(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Orthonormal frames of uniformly distributed subspaces. [*shape, n, rank]"""
+    """Draw orthonormal frames of uniformly distributed subspaces. [*shape, n, rank]"""
     checks.at_least_one(n, "n")
     rank = default_rank(n) if rank is None else rank
     if not 1 <= rank <= n:
@@ -113,5 +113,5 @@ def sample(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Projectors onto uniformly distributed subspaces. [*shape, n, n]"""
+    """Draw projectors onto uniformly distributed subspaces. [*shape, n, n]"""
     return projector(sample_frame(n, rank, shape, generator=generator, device=device)).to(dtype)

@@ -4,14 +4,20 @@ With $K = \tfrac{\alpha}{2}(M - M^\top)$ the transform is $H = (I + K)(I - K)^{-
 over a positive scalar (docs/derivations/cayley.md), so no matrix is factored; beyond, it is one small solve.
 """
 
+import itertools
+
 import torch
 from torch import Tensor
 
 from jpmhc import checks
 
+# Which entry of a skew 4 × 4 matrix, row by row, stands at each place of its dual: (0,1) changes places with (2,3),
+# (0,2) with -(1,3) = (3,1), (0,3) with (1,2).
+_DUAL = (0, 11, 13, 6, 14, 0, 3, 8, 7, 12, 0, 1, 9, 2, 4, 0)
+
 
 def project(matrix: Tensor, scale: float = 0.1, iterations: int | None = None) -> Tensor:
-    r"""Orthogonal matrices from unconstrained ones.
+    r"""Turn any square matrices into orthogonal ones.
 
     Args:
         matrix: Only its skew part counts: $W = M - M^\top$ (eq. skew-sym). [..., n, n]
@@ -25,26 +31,41 @@ def project(matrix: Tensor, scale: float = 0.1, iterations: int | None = None) -
     Note:
         The two signs in the paper are inverses of each other; this is the appendix's, which the iteration converges to.
     """
-    n = checks.square(matrix)
+    checks.square(matrix)
     checks.at_least_one(iterations, "iterations")
     checks.number(scale, "scale")
-    matrix = checks.working(checks.finite(matrix, "matrix"))
-    with checks.uncast(matrix):
-        k = (matrix - matrix.mT) * (scale / 2)
-        identity = torch.eye(n, dtype=k.dtype, device=k.device)
-        if iterations is not None:
-            y = identity + 2 * k  # eq. cayley-init
-            for _ in range(iterations):
-                y = identity + k @ (identity + y)  # eq. cayley-iter-main
-            return y
-        exact = _cayley_polynomial(k, identity) if n <= 4 else torch.linalg.solve(identity - k, identity + k)
-        return checks.finite(exact, "entries are too large for this precision: their Cayley transform")
+    matrix = checks.single_or_double(matrix)
+    with checks.without_autocast(matrix):
+        return cayley((matrix - matrix.mT) * (scale / 2), iterations)
+
+
+def skew(entries: Tensor, n: int) -> Tensor:
+    """Build the skew-symmetric matrix whose strict upper triangle, row by row, is `entries`. [..., n(n-1)/2]"""
+    above, below = iter(entries.unbind(-1)), (-entries).unbind(-1)
+    zero = torch.zeros_like(below[0])
+    place = {pair: k for k, pair in enumerate(itertools.combinations(range(n), 2))}
+    cells = [zero if i == j else next(above) if i < j else below[place[j, i]] for i in range(n) for j in range(n)]
+    return torch.stack(cells, -1).unflatten(-1, (n, n))
+
+
+def cayley(k: Tensor, iterations: int | None = None) -> Tensor:
+    r"""Compute the Cayley transform $(I + K)(I - K)^{-1}$ of skew-symmetric matrices, or the paper's iteration for it."""
+    n = k.shape[-1]
+    identity = torch.eye(n, dtype=k.dtype, device=k.device)
+    if iterations is not None:
+        y = identity + 2 * k  # eq. cayley-init
+        for _ in range(iterations):
+            y = identity + k @ (identity + y)  # eq. cayley-iter-main
+        return y
+    if n > 4:
+        return torch.linalg.solve_ex(identity - k, identity + k).result  # NaN for NaN, where `solve` would raise
+    return _cayley_polynomial(k, identity)
 
 
 def violation(matrix: Tensor) -> Tensor:
-    r"""How far the columns are from orthonormal: the largest entry of $|H^\top H - I|$. [...]"""
+    r"""Measure how far the columns are from orthonormal: the largest entry of $|H^\top H - I|$. [...]"""
     checks.tall(matrix)
-    with checks.uncast(matrix):
+    with checks.without_autocast(matrix):
         gram = matrix.mT @ matrix
     return (gram - torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)).abs().amax((-2, -1))
 
@@ -57,7 +78,7 @@ def sample(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Haar-distributed orthogonal matrices, both determinants. [*shape, n, n]"""
+    """Draw Haar-distributed orthogonal matrices, of both determinants. [*shape, n, n]"""
     checks.at_least_one(n, "n")
     gaussian = torch.randn(*shape, n, n, generator=generator, dtype=torch.float64, device=device)
     q, r = torch.linalg.qr(gaussian)
@@ -73,10 +94,8 @@ def _cayley_polynomial(k: Tensor, identity: Tensor) -> Tensor:
     s = k.square().sum((-2, -1), keepdim=True) / 2
     if k.shape[-1] < 4:
         return identity + 2 * (k @ k + k) / (1 + s)
-    a, b, c, d, e, f = (k[..., i, j] for i, j in ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)))
-    pfaffian = (a * f - b * e + c * d)[..., None, None]
-    zero = torch.zeros_like(a)
-    rows = ([zero, f, -e, d], [-f, zero, c, -b], [e, -c, zero, a], [-d, b, -a, zero])
-    dual = torch.stack([torch.stack(row, -1) for row in rows], -2)
+    cells = k.flatten(-2).unbind(-1)
+    dual = torch.stack([cells[i] for i in _DUAL], -1).unflatten(-1, (4, 4))
+    pfaffian = (k * dual).sum((-2, -1), keepdim=True) / 4
     numerator = (1 + s - pfaffian.square()) * identity + 2 * (k @ k + k + pfaffian * dual)
     return numerator / (1 + s + pfaffian.square())

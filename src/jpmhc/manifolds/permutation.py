@@ -14,7 +14,7 @@ FILL_SEED = 42  # the paper's seed for the permutations that fill a basis up
 
 
 def basis(n: int, size: int, seed: int = FILL_SEED) -> Tensor:
-    """The paper's basis: identity, disjoint adjacent transpositions, cyclic shifts by ±1, then a seeded fill.
+    """Build the paper's basis: identity, disjoint adjacent transpositions, cyclic shifts by ±1, then a seeded fill.
 
     Returns:
         Distinct permutations, each as the images of 0..n−1. [size, n]
@@ -38,12 +38,12 @@ def basis(n: int, size: int, seed: int = FILL_SEED) -> Tensor:
 
 
 def matrices(perms: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    r"""Permutation matrices $(P_\sigma)_{ij} = 1[\sigma(j) = i]$. [K, n] → [K, n, n]"""
-    validate_rows(perms)
+    r"""Build the permutation matrices $(P_\sigma)_{ij} = 1[\sigma(j) = i]$. [K, n] → [K, n, n]"""
+    check_rows(perms)
     return indicator(perms).to(dtype)
 
 
-def validate_rows(perms: Tensor) -> None:
+def check_rows(perms: Tensor) -> None:
     """Refuse rows that are not permutations of 0..n-1."""
     n = perms.shape[-1] if perms.ndim == 2 else 0
     if not n or len(perms) == 0 or any(sorted(row) != list(range(n)) for row in perms.tolist()):
@@ -51,12 +51,12 @@ def validate_rows(perms: Tensor) -> None:
 
 
 def indicator(perms: Tensor) -> Tensor:
-    """Where the permutation matrices are one. [K, n] → [K, n, n]"""
+    """Mark where the permutation matrices are one. [K, n] → [K, n, n]"""
     return perms.unsqueeze(-2) == torch.arange(perms.shape[-1], device=perms.device).unsqueeze(-1)
 
 
 def mix(logits: Tensor, basis: Tensor) -> Tensor:
-    """The mixture of permutation matrices with softmax weights.
+    """Mix permutation matrices with softmax weights.
 
     Args:
         logits: One logit for each permutation. [..., K]
@@ -64,13 +64,11 @@ def mix(logits: Tensor, basis: Tensor) -> Tensor:
     """
     if basis.shape[0] != logits.shape[-1]:
         raise ValueError(f"{basis.shape[0]} permutations need as many logits, got {logits.shape[-1]}")
-    logits = checks.working(checks.finite(logits))
+    logits = checks.single_or_double(logits)
     stack = matrices(basis) if basis.ndim == 2 else basis
     stack = stack.to(dtype=logits.dtype, device=logits.device)
-    # NaN rather than a silent infinity where the check above may not look
-    weights = torch.where(logits.isfinite(), logits, math.nan).softmax(-1)
-    with checks.uncast(logits):
-        return (weights @ stack.flatten(1)).unflatten(-1, stack.shape[-2:])
+    with checks.without_autocast(logits):
+        return (logits.softmax(-1) @ stack.flatten(1)).unflatten(-1, stack.shape[-2:])
 
 
 def sample(
@@ -82,6 +80,6 @@ def sample(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Random mixtures over the basis of `size` permutations, with standard normal logits. [*shape, n, n]"""
+    """Draw random mixtures over the basis of `size` permutations, with standard normal logits. [*shape, n, n]"""
     logits = torch.randn(*shape, size, generator=generator, dtype=torch.float64, device=device)
     return mix(logits, basis(n, size)).to(dtype)

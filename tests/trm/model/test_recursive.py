@@ -269,7 +269,7 @@ def test_every_mixer_receives_gradient_and_learns_a_batch(mixer, form):
         for block in model.core.network.connections:
             skip = block.coefficients(x).skip
             assert block.mixer.violation(skip).max() < 5e-2  # iterations cut short leave the set a little
-            assert block.map.logits.grad.abs().max() > 0
+            assert block.map.bias.grad.abs().max() > 0
 
 
 def test_norm_at_the_end_of_a_call_gives_unit_states():

@@ -17,7 +17,7 @@ def statistics(mixer, scale=None):
     if scale is not None:
         for block in model.core.network.connections:
             size = block.mixer.logits
-            block.map.logits.data[-size:] = scale * torch.eye(2).flatten()
+            block.map.bias.data[-size:] = scale * torch.eye(2).flatten()
     inputs = torch.randint(1, 6, (2, 16))
     with torch.no_grad():
         return mixing_statistics(model.core, model.puzzles(torch.zeros(2, dtype=torch.int64)), inputs)

@@ -22,5 +22,4 @@ def refuse_device(config: RecursiveConfig, device: torch.device) -> None:
                 f"{head}: leave it at auto"
             ) from refusal
     if config.kernels == "fused":
-        streams = torch.empty(1, config.streams, config.dim, dtype=dtype, device=device)
-        fused.chosen(make_connection(config, nn.Identity(), 0), streams)
+        fused.choose_spec(make_connection(config, nn.Identity(), 0), device.type, dtype)

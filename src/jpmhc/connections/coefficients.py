@@ -1,0 +1,135 @@
+"""The map from streams to a connection's coefficients, with the parameters behind it."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from jpmhc import checks
+from jpmhc.connections import eager, gates, reference
+from jpmhc.mixers import DescribedModule, Mixer
+
+NORMS = ("rms", "layer")
+
+
+class Coefficients(NamedTuple):
+    """What a connection does to each token: read weights [..., n], write weights [..., n], skip matrix [..., n, n]."""
+
+    read: Tensor
+    write: Tensor
+    skip: Tensor
+
+
+class CoefficientMap(DescribedModule):
+    """Turns streams into logits and logits into coefficients. It stays in float32 when the model becomes half precision.
+
+    Attributes:
+        bias: The logits that every token has: those of the start, and all there are if the coefficients are static. [K]
+        weight: Multiplies the normalised streams, divided by √(n · dim) so that an optimiser's step moves the logits of a
+            wide model no more than those of a narrow one; zero at the start, None if the coefficients are static.
+            [K, n * dim]
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        mixer: Mixer,
+        norm: str,
+        read: str,
+        write: str,
+        temperature: float,
+        dynamic: bool,
+        favoured: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value, known in (("norm", norm, NORMS), ("read", read, gates.READS), ("write", write, gates.WRITES)):
+            if not isinstance(value, str) or value not in known:
+                raise ValueError(f"unknown {name} {value!r}; the known ones are {', '.join(known)}")
+        checks.positive(temperature, "temperature")
+        self.dim, self.mixer, self.norm, self.read, self.write = dim, mixer, norm, read, write
+        self.temperature = temperature
+        self.favoured = favoured
+        n = mixer.streams
+        self.sizes = (gates.READS[read].size(n), gates.WRITES[write].size(n), mixer.logits)
+        # float32 at least, whatever the model's type: rounded logits would move the skip off its set
+        dtype = torch.promote_types(dtype or torch.get_default_dtype(), torch.float32)
+        options: Any = {"dtype": dtype, "device": device}
+        self.bias = nn.Parameter(torch.empty(sum(self.sizes), **options))
+        self.weight = nn.Parameter(torch.empty(sum(self.sizes), n * dim, **options)) if dynamic else None
+        self.mixer.to(device)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start as the plain residual on equal streams: reads sum to one, writes are one, the skip has row sums one."""
+        n = self.mixer.streams
+        with torch.no_grad(), torch.device("cpu"):
+            read = gates.READS[self.read].start(gates.favouring(self.favoured, n)) * self.temperature
+            write = gates.WRITES[self.write].start(torch.ones(n, dtype=torch.float64)) * self.temperature
+            self.bias.copy_(torch.cat([read, write, self.mixer.start().double()]))
+            if self.weight is not None:
+                self.weight.zero_()
+        self.mixer.reset_parameters()
+        self._filled = True
+
+    def affine(self) -> tuple[Tensor | None, Tensor]:
+        """Return the map from normalised streams to all logits, a static frame's entries included. [K, n * dim], [K]"""
+        self.check_filled()
+        weight = None if self.weight is None else self.weight * self.weight.shape[-1] ** -0.5
+        frames = [getattr(self.mixer, name).flatten() for name in self.mixer.grassmann_frames]
+        if not frames:
+            return weight, self.bias
+        bias = torch.cat([self.bias, *frames])
+        if weight is not None:
+            weight = torch.cat([weight, weight.new_zeros(len(bias) - len(weight), weight.shape[-1])])
+        return weight, bias
+
+    def constrain(self, logits: Tensor) -> Coefficients:
+        """Turn logits into coefficients. [T, K]"""
+        n = self.mixer.streams
+        read, write, skip = logits.split(self.sizes, -1)
+        return Coefficients(
+            gates.READS[self.read](read / self.temperature, n),
+            gates.WRITES[self.write](write / self.temperature, n),
+            self.mixer(skip),
+        )
+
+    def forward(self, x: Tensor) -> tuple[Coefficients, Tensor]:
+        """Compute the coefficients of each token, and hand x on for the steps after this one. [T, n, d]"""
+        self.check_filled()
+        if self.weight is None:
+            return self.constrain(self.bias.expand(x.shape[0], -1)), x
+        weight = self.weight * self.weight.shape[-1] ** -0.5
+        if eager.applies(x, weight):
+            logits, x = eager.project(x, weight, self.norm)
+        else:
+            logits = reference.project(x, weight, self.norm)
+        return self.constrain(logits + self.bias), x
+
+    def check_filled(self) -> None:
+        """Refuse to run on memory that nothing was ever written to."""
+        if not self._filled:
+            raise RuntimeError(
+                "this connection was moved off the meta device and holds no values yet: call reset_parameters() or load "
+                "a state dict first"
+            )
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "CoefficientMap":
+        def keep_precision(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            half = moved.is_floating_point() and moved.dtype.itemsize < 4
+            return moved.to(tensor.dtype) if half and moved.is_meta else tensor.to(moved.device) if half else moved
+
+        was_meta = self.bias.is_meta
+        super()._apply(keep_precision, recurse)
+        if was_meta and not self.bias.is_meta:
+            self._filled = False
+        return self
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        old = state_dict.pop(prefix + "logits", None)  # the bias was called so up to version 0.1
+        if old is not None:
+            state_dict[prefix + "bias"] = old
+        self._filled = self._filled or prefix + "bias" in state_dict
+        super()._load_from_state_dict(state_dict, prefix, *args)

@@ -1,0 +1,51 @@
+r"""The arithmetic of one hyper-connection in plain PyTorch: the truth that every faster form is compared with.
+
+A connection turns the streams x [T, n, d] of T tokens into logits, the logits into coefficients (read weights r, write
+weights w, skip matrix H), and then computes (eq. hc-general, cayley-fwd)
+
+    h = Σ_j r_j x_j,    y = sublayer(h),    x_i ← Σ_j H_ij x_j + w_i y.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from jpmhc import checks
+
+EPS = 1e-6
+
+
+def project(x: Tensor, weight: Tensor, norm: str) -> Tensor:
+    """Compute the logits W norm(x), where norm is a "rms" or "layer" norm of all n·d numbers of a token (eq. fused-proj).
+
+    [T, n, d], [K, n * d] → [T, K]
+    """
+    with checks.without_autocast(x):
+        flat = x.flatten(1).to(torch.promote_types(x.dtype, weight.dtype))
+        normalise = F.layer_norm if norm == "layer" else F.rms_norm
+        return F.linear(normalise(flat, flat.shape[1:], eps=EPS), weight.to(flat.dtype))
+
+
+def gather(x: Tensor, read: Tensor) -> Tensor:
+    """Compute the sublayer's input, the mixture Σ_j r_j x_j of the streams. [T, n, d], [T, n] → [T, d]"""
+    with checks.without_autocast(x):
+        return _mix(read.unsqueeze(1), x).squeeze(1).to(x.dtype)
+
+
+def scatter(x: Tensor, y: Tensor, write: Tensor, skip: Tensor) -> Tensor:
+    """Compute the new streams H x + w ⊗ y. [T, n, d], [T, d], [T, n], [T, n, n] → [T, n, d]"""
+    with checks.without_autocast(x):
+        return (_mix(skip, x) + write.unsqueeze(2) * y.unsqueeze(1)).to(x.dtype)
+
+
+def normalise_streams(x: Tensor) -> Tensor:
+    """Divide each stream by the root of its mean square, where a connection has a post-norm. [..., n, d]"""
+    return F.rms_norm(x, x.shape[-1:], eps=EPS)
+
+
+def _mix(weights: Tensor, x: Tensor) -> Tensor:
+    """Multiply each token's small matrix with its streams. [T, m, n], [T, n, d] → [T, m, d]"""
+    x = x.to(torch.promote_types(x.dtype, weights.dtype))
+    if torch.compiler.is_compiling():  # a compiler unrolls the short sum; for a product it would call a library
+        return (weights.unsqueeze(3) * x.unsqueeze(1)).sum(2)
+    return torch.bmm(weights.to(x.dtype), x)

@@ -1,0 +1,3 @@
+from jpmhc.mixers.cayley.pytorch_form import Cayley
+
+__all__ = ["Cayley"]

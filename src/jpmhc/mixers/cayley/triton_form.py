@@ -1,0 +1,71 @@
+"""The Cayley transform for the fused kernels, exact or by the paper's iteration."""
+
+# Triton's compiler knows no starred tuples, and mypy no tuples that grow in a loop.
+# ruff: noqa: RUF005
+# mypy: disable-error-code="assignment"
+
+import functools
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+
+from jpmhc.mixers.base import TritonForm
+from jpmhc.mixers.triton_matrices import (
+    cayley,
+    cayley_derivative,
+    identity_matrix,
+    product,
+    skew_entries,
+    transpose,
+)
+
+
+class Constants(NamedTuple):
+    order: int
+    scale: float
+    iterations: int | None
+
+
+@triton.jit
+def mix(m, F: tl.constexpr):
+    skew = F.constants.scale * m
+    if F.constants.iterations is None:
+        return cayley(skew, F.streams)
+    else:
+        ITERATIONS: tl.constexpr = F.constants.iterations
+        y = identity_matrix(F.streams) + skew
+        for _ in tl.static_range(ITERATIONS):
+            y = identity_matrix(F.streams) + 0.5 * (skew + product(skew, y))  # eq. cayley-iter-main
+        return y
+
+
+@triton.jit
+def _iteration_derivative(skew, grad, F: tl.constexpr):
+    """Go back through the iterates, which are computed again."""
+    ITERATIONS: tl.constexpr = F.constants.iterations
+    iterates = (identity_matrix(F.streams) + skew,)
+    for k in tl.static_range(ITERATIONS):
+        iterates = iterates + (identity_matrix(F.streams) + 0.5 * (skew + product(skew, iterates[k])),)
+    total = skew * 0.0
+    for k in tl.static_range(ITERATIONS):
+        total += 0.5 * (grad + product(grad, transpose(iterates[ITERATIONS - 1 - k])))
+        grad = -0.5 * product(skew, grad)
+    return total + grad
+
+
+@triton.jit
+def derivative(m, h, grad, F: tl.constexpr):
+    if F.constants.iterations is None:
+        g = cayley_derivative(h, grad, F.streams)
+    else:
+        g = _iteration_derivative(F.constants.scale * m, grad, F)
+    return F.constants.scale * (g - transpose(g))
+
+
+@functools.cache
+def make_form(streams: int, scale: float, iterations: int | None) -> TritonForm:
+    """Describe a Cayley mixer."""
+    n = streams
+    constants = Constants(n, float(scale), iterations)
+    return TritonForm(n, n * (n - 1) // 2, n, n, skew_entries, mix, derivative, constants)

@@ -1,0 +1,37 @@
+"""Circulant mixing: weighted cyclic shifts of the streams."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from jpmhc import checks
+from jpmhc.manifolds import birkhoff
+from jpmhc.mixers.base import START_MASS, Mixer, TritonForm
+
+
+class Circulant(Mixer):
+    r"""$\sum_k \mathrm{softmax}(z)_k C^k$ with C the cyclic shift by one: doubly stochastic, all commuting, n logits."""
+
+    name = "circulant"
+
+    def __init__(self, streams: int) -> None:
+        super().__init__(streams, streams)
+
+    def start(self) -> Tensor:
+        stay = math.log((1 - START_MASS) * (self.streams - 1) / START_MASS) if self.streams > 1 else 0.0
+        return torch.tensor([stay, *[0.0] * (self.streams - 1)], dtype=torch.float64)
+
+    def forward(self, logits: Tensor) -> Tensor:
+        n = self.streams
+        weights = checks.single_or_double(logits).softmax(-1).unbind(-1)
+        return torch.stack([weights[(i - j) % n] for i in range(n) for j in range(n)], -1).unflatten(-1, (n, n))
+
+    def violation(self, matrix: Tensor) -> Tensor:
+        shifted = matrix.roll((1, 1), (-2, -1))
+        return torch.maximum(birkhoff.violation(matrix), (matrix - shifted).abs().amax((-2, -1)))
+
+    def triton_form(self) -> TritonForm | str:
+        from jpmhc.mixers.circulant.triton_form import make_form
+
+        return make_form(self.streams)

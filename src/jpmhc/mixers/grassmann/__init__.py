@@ -1,0 +1,3 @@
+from jpmhc.mixers.grassmann.pytorch_form import Grassmann
+
+__all__ = ["Grassmann"]

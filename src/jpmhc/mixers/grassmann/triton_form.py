@@ -1,0 +1,49 @@
+"""Projectors onto the span of a frame, for the fused kernels. A static frame arrives as logits like any other."""
+
+import functools
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+
+from jpmhc.mixers.base import TritonForm
+from jpmhc.mixers.triton_matrices import entries_by_rows, identity_matrix, inverse, product, transpose
+
+
+class Constants(NamedTuple):
+    rank: int
+
+
+@triton.jit
+def _spread(frame, F: tl.constexpr):
+    """F (FᵀF)⁻¹, with ones on the diagonal of the padding. [tokens, n, columns]"""
+    a = tl.arange(0, F.columns)[None, :, None]
+    b = tl.arange(0, F.columns)[None, None, :]
+    gram = tl.sum(frame[:, :, :, None] * frame[:, :, None, :], axis=1)
+    gram = tl.where((a == b) & (a >= F.constants.rank), 1.0, gram)
+    return product(frame, inverse(gram, F.columns))
+
+
+@triton.jit
+def mix(m, F: tl.constexpr):
+    if F.constants.rank == F.streams:  # the whole space
+        return m * 0.0 + identity_matrix(F.streams)
+    else:
+        return tl.sum(_spread(m, F)[:, :, None, :] * m[:, None, :, :], axis=3)
+
+
+@triton.jit
+def derivative(m, h, grad, F: tl.constexpr):
+    """dP = (I - P) dF C Fᵀ + its transpose, with C = (FᵀF)⁻¹."""
+    if F.constants.rank == F.streams:
+        return m * 0.0
+    else:
+        side = product(identity_matrix(F.streams) - h, grad + transpose(grad))
+        return product(side, _spread(m, F))
+
+
+@functools.cache
+def make_form(streams: int, rank: int) -> TritonForm:
+    """Describe a Grassmann mixer."""
+    columns = 1 << (rank - 1).bit_length()
+    return TritonForm(streams, streams * rank, streams, columns, entries_by_rows, mix, derivative, Constants(rank))

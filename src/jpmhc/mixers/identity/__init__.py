@@ -1,0 +1,3 @@
+from jpmhc.mixers.identity.pytorch_form import Identity
+
+__all__ = ["Identity"]

@@ -1,0 +1,3 @@
+from jpmhc.mixers.kronecker.pytorch_form import Kronecker
+
+__all__ = ["Kronecker"]

@@ -1,0 +1,64 @@
+"""Kronecker products of 2 × 2 matrices for the fused kernels."""
+
+import functools
+
+import triton
+import triton.language as tl
+
+from jpmhc.mixers.base import TritonForm
+from jpmhc.mixers.triton_matrices import entries_by_rows, pick
+
+
+@triton.jit
+def _factor(a, K: tl.constexpr, F: tl.constexpr):
+    """[[a, 1 - a], [1 - a, a]] of factor K at every entry of H, and its sign. [tokens, columns] → [tokens, n, n] each
+
+    The first factor is the leftmost of the product: the highest bit of the indices.
+    """
+    i = tl.arange(0, F.streams)[None, :, None]
+    j = tl.arange(0, F.streams)[None, None, :]
+    same = (((i ^ j) >> (F.logits - 1 - K)) & 1) == 0
+    value = pick(a, K, F)
+    return tl.where(same, value, 1.0 - value), tl.where(same, 1.0, -1.0)
+
+
+@triton.jit
+def _stays(m):
+    """The sigmoid of the one row of logits. [tokens, columns]"""
+    return 1.0 / (1.0 + tl.exp(-tl.sum(m, axis=1)))
+
+
+@triton.jit
+def mix(m, F: tl.constexpr):
+    COUNT: tl.constexpr = F.logits
+    a = _stays(m)
+    h, _ = _factor(a, 0, F)
+    for k in tl.static_range(1, COUNT):
+        factor, _ = _factor(a, k, F)
+        h *= factor
+    return h
+
+
+@triton.jit
+def derivative(m, h, grad, F: tl.constexpr):
+    COUNT: tl.constexpr = F.logits
+    a = _stays(m)
+    column = tl.arange(0, F.columns)[None, :]
+    g = a * 0.0
+    for k in tl.static_range(COUNT):
+        _, term = _factor(a, k, F)
+        term = term * grad
+        for other in tl.static_range(COUNT):
+            if other != k:
+                factor, _ = _factor(a, other, F)
+                term = term * factor
+        g = tl.where(column == k, tl.sum(tl.sum(term, axis=2), axis=1)[:, None], g)
+    return (g * a * (1.0 - a))[:, None, :]
+
+
+@functools.cache
+def make_form(streams: int) -> TritonForm:
+    """Describe a Kronecker mixer."""
+    logits = streams.bit_length() - 1
+    columns = 1 << (logits - 1).bit_length()
+    return TritonForm(streams, logits, 1, columns, entries_by_rows, mix, derivative)

@@ -1,0 +1,3 @@
+from jpmhc.mixers.mhc_lite.pytorch_form import MHCLite
+
+__all__ = ["MHCLite"]

@@ -1,0 +1,26 @@
+"""mHC-lite (arXiv 2601.05732): mixtures of all n! permutations, so every doubly stochastic matrix without an iteration."""
+
+import itertools
+
+import torch
+
+from jpmhc.mixers.permutation import Permutation
+
+MOST_STREAMS = 5  # 120 permutations; six streams would need 720 logits
+
+
+class MHCLite(Permutation):
+    """A softmax mixture of all n! permutations: by Birkhoff's theorem its closure is all doubly stochastic matrices."""
+
+    name = "mhc_lite"
+
+    def __init__(self, streams: int) -> None:
+        super().__init__(streams, basis=torch.tensor(list(itertools.permutations(range(streams))), device="cpu"))
+
+    @classmethod
+    def why_not(cls, streams: int) -> str | None:
+        if streams > MOST_STREAMS:
+            return (
+                f"the mhc_lite mixer keeps all n! permutations and takes at most {MOST_STREAMS} streams, got {streams}"
+            )
+        return super().why_not(streams)

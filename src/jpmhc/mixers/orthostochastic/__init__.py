@@ -1,0 +1,3 @@
+from jpmhc.mixers.orthostochastic.pytorch_form import Orthostochastic
+
+__all__ = ["Orthostochastic"]

@@ -1,0 +1,44 @@
+"""Squared entries of an orthogonal matrix, summed over blocks, for the fused kernels."""
+
+import functools
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+
+from jpmhc.mixers.base import TritonForm
+from jpmhc.mixers.triton_matrices import cayley, cayley_derivative, skew_entries, transpose
+
+MOST_ROWS = 8  # a larger skew matrix does not fit into the registers of the threads that share it
+
+
+class Constants(NamedTuple):
+    order: int
+    blocks: int
+    scale: float
+
+
+@triton.jit
+def mix(m, F: tl.constexpr):
+    q = cayley(F.constants.scale * m, F.rows)
+    squares = tl.reshape(q * q, [m.shape[0], F.streams, F.constants.blocks, F.streams, F.constants.blocks])
+    return tl.sum(tl.sum(squares, axis=4), axis=2) / F.constants.blocks
+
+
+@triton.jit
+def derivative(m, h, grad, F: tl.constexpr):
+    q = cayley(F.constants.scale * m, F.rows)
+    shape: tl.constexpr = [m.shape[0], F.streams, F.constants.blocks, F.streams, F.constants.blocks]
+    wide = tl.reshape(tl.broadcast_to(grad[:, :, None, :, None], shape), m.shape)
+    g = cayley_derivative(q, 2.0 * q * wide / F.constants.blocks, F.rows)
+    return F.constants.scale * (g - transpose(g))
+
+
+@functools.cache
+def make_form(streams: int, blocks: int, scale: float) -> TritonForm | str:
+    """Describe an orthostochastic mixer."""
+    order = streams * blocks
+    if order > MOST_ROWS or order & (order - 1):
+        return f"the kernels take orthostochastic matrices whose order n·s is a power of two up to {MOST_ROWS}, not {order}"
+    constants = Constants(order, blocks, float(scale))
+    return TritonForm(streams, order * (order - 1) // 2, order, order, skew_entries, mix, derivative, constants)

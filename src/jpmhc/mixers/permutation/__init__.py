@@ -1,0 +1,3 @@
+from jpmhc.mixers.permutation.pytorch_form import Permutation
+
+__all__ = ["Permutation"]

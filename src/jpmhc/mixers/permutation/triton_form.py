@@ -1,0 +1,52 @@
+"""Mixtures of permutations for the fused kernels."""
+
+import functools
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+
+from jpmhc.mixers.base import TritonForm
+from jpmhc.mixers.triton_matrices import entries_by_rows, identity_matrix, pick, softmax_derivative, softmax_row
+
+
+class Constants(NamedTuple):
+    codes: tuple[int, ...]  # each permutation in one integer, three bits an image
+
+
+@triton.jit
+def _matrix(CODE: tl.constexpr, N: tl.constexpr):
+    """P with P[σ(j), j] = 1. [1, n, n]"""
+    i = tl.arange(0, N)[None, :, None]
+    j = tl.arange(0, N)[None, None, :]
+    return (((CODE >> (3 * j)) & 7) == i).to(tl.float32)
+
+
+@triton.jit
+def mix(m, F: tl.constexpr):
+    COUNT: tl.constexpr = F.logits
+    p = softmax_row(m, F)
+    h = tl.sum(p, axis=1)[:, None, None] * (identity_matrix(F.streams) * 0.0)
+    for k in tl.static_range(COUNT):
+        h += pick(p, k, F) * _matrix(F.constants.codes[k], F.streams)
+    return h
+
+
+@triton.jit
+def derivative(m, h, grad, F: tl.constexpr):
+    COUNT: tl.constexpr = F.logits
+    p = softmax_row(m, F)
+    column = tl.arange(0, F.columns)[None, :]
+    g = p * 0.0
+    for k in tl.static_range(COUNT):
+        inner = tl.sum(tl.sum(grad * _matrix(F.constants.codes[k], F.streams), axis=2), axis=1)
+        g = tl.where(column == k, inner[:, None], g)
+    return softmax_derivative(p, g)
+
+
+@functools.cache
+def make_form(streams: int, perms: tuple[tuple[int, ...], ...]) -> TritonForm:
+    """Describe a permutation mixer with this basis."""
+    codes = tuple(sum(image << (3 * j) for j, image in enumerate(perm)) for perm in perms)
+    columns = 1 << (len(perms) - 1).bit_length()
+    return TritonForm(streams, len(perms), 1, columns, entries_by_rows, mix, derivative, Constants(codes))

@@ -1,0 +1,68 @@
+"""Every mixer by the word that selects it. A new one is a folder beside this file, an import and an entry here."""
+
+from torch import Generator, Tensor
+
+from jpmhc import checks
+from jpmhc.mixers.base import DescribedModule, Mixer, TritonForm, check_streams
+from jpmhc.mixers.cayley import Cayley
+from jpmhc.mixers.circulant import Circulant
+from jpmhc.mixers.grassmann import Grassmann
+from jpmhc.mixers.identity import Identity
+from jpmhc.mixers.kronecker import Kronecker
+from jpmhc.mixers.mhc_lite import MHCLite
+from jpmhc.mixers.orthostochastic import Orthostochastic
+from jpmhc.mixers.permutation import Permutation
+from jpmhc.mixers.rotation import Rotation
+from jpmhc.mixers.sinkhorn import Sinkhorn
+from jpmhc.mixers.unconstrained import Unconstrained
+
+_ALL: tuple[type[Mixer], ...] = (
+    Identity,
+    Unconstrained,
+    Sinkhorn,
+    Cayley,
+    Rotation,
+    Grassmann,
+    Permutation,
+    MHCLite,
+    Kronecker,
+    Orthostochastic,
+    Circulant,
+)
+MIXERS: dict[str, type[Mixer]] = {mixer.name: mixer for mixer in _ALL}
+ENSEMBLES: dict[str, type[Mixer]] = {mixer.ensemble: mixer for mixer in _ALL if mixer.ensemble is not None}
+
+
+def make_mixer(mixer: str | Mixer, streams: int, dynamic: bool = True) -> Mixer:
+    """Make the mixer that a name stands for, or return the object itself after a check that it fits."""
+    if isinstance(mixer, str):
+        if mixer not in MIXERS:
+            raise ValueError(f"unknown mixer {mixer!r}; the known ones are {', '.join(MIXERS)}")
+        check_streams(MIXERS[mixer], streams)
+        return MIXERS[mixer].named(streams, dynamic)
+    if not isinstance(mixer, Mixer):
+        raise ValueError(f"mixer must be a name ({', '.join(MIXERS)}) or a Mixer, got {mixer!r}")
+    if mixer.streams != streams:
+        raise ValueError(f"the mixer is for {mixer.streams} streams, the connection has {streams}")
+    return mixer
+
+
+def sample_skips(name: str, streams: int, shape: tuple[int, ...] = (), *, generator: Generator | None = None) -> Tensor:
+    """Draw random skip matrices by the name of a mixer or of its ensemble, as "bistochastic". [*shape, n, n]"""
+    checks.choice(name, [*MIXERS, *ENSEMBLES], "the skips' name")
+    mixer = MIXERS.get(name) or ENSEMBLES[name]
+    check_streams(mixer, streams)
+    return mixer.sample(streams, shape, generator=generator)
+
+
+__all__ = [
+    "ENSEMBLES",
+    "MIXERS",
+    "DescribedModule",
+    "Mixer",
+    "TritonForm",
+    "check_streams",
+    "make_mixer",
+    "sample_skips",
+    *(mixer.__name__ for mixer in _ALL),
+]

@@ -1,0 +1,101 @@
+"""Small matrices for the Triton forms of mixers: a block of tokens holds one matrix each. [tokens, rows, columns]"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def entries_by_rows(F: tl.constexpr):
+    """Place the logits row by row; columns behind the last one are padding."""
+    i = tl.arange(0, F.rows)[:, None]
+    j = tl.arange(0, F.columns)[None, :]
+    WIDTH: tl.constexpr = F.logits // F.rows
+    return tl.where(j < WIDTH, i * WIDTH + j, 0), (j < WIDTH).to(tl.float32) + (i < 0).to(tl.float32)
+
+
+@triton.jit
+def no_entries(F: tl.constexpr):
+    """Place nothing: the mixer has no logits."""
+    i = tl.arange(0, F.rows)[:, None]
+    j = tl.arange(0, F.columns)[None, :]
+    return i + j, (i + j < 0).to(tl.float32)
+
+
+@triton.jit
+def skew_entries(F: tl.constexpr):
+    """Place the logits as the upper triangle of a skew matrix of order `F.constants.order`; the rest is padding."""
+    i = tl.arange(0, F.rows)[:, None]
+    j = tl.arange(0, F.columns)[None, :]
+    ORDER: tl.constexpr = F.constants.order
+    low = tl.minimum(i, j)
+    high = tl.maximum(i, j)
+    known = (i != j) & (high < ORDER)
+    # The strict upper triangle counted by rows, as torch.triu_indices does.
+    index = tl.where(known, low * ORDER - low * (low + 1) // 2 + high - low - 1, 0)
+    return index, tl.where(known, (i < j).to(tl.float32) - (i > j).to(tl.float32), 0.0)
+
+
+@triton.jit
+def identity_matrix(N: tl.constexpr):
+    """[1, n, n]"""
+    i = tl.arange(0, N)
+    return (i[:, None] == i[None, :]).to(tl.float32)[None, :, :]
+
+
+@triton.jit
+def transpose(m):
+    return tl.permute(m, (0, 2, 1))
+
+
+@triton.jit
+def product(a, b):
+    """Multiply the matrices of two blocks; one of the blocks may hold a single matrix for all tokens."""
+    return tl.sum(a[:, :, :, None] * b[:, None, :, :], axis=2)
+
+
+@triton.jit
+def inverse(m, SIZE: tl.constexpr):
+    """Gauss–Jordan without pivoting: for matrices whose symmetric part is positive definite."""
+    i = tl.arange(0, SIZE)[None, :, None]
+    j = tl.arange(0, SIZE)[None, None, :]
+    for k in tl.static_range(SIZE):
+        row = tl.sum(tl.where(i == k, m, 0.0), axis=1)[:, None, :]
+        column = tl.sum(tl.where(j == k, m, 0.0), axis=2)[:, :, None]
+        pivot = 1.0 / tl.sum(tl.where(j == k, row, 0.0), axis=2)[:, :, None]
+        m = tl.where((i == k) & (j == k), pivot, tl.where(i == k, row * pivot, m - column * row * pivot))
+        m = tl.where((i != k) & (j == k), -column * pivot, m)
+    return m
+
+
+@triton.jit
+def cayley(skew, SIZE: tl.constexpr):
+    """(I + A/2)(I - A/2)⁻¹ = 2 (I - A/2)⁻¹ - I for a skew matrix A."""
+    return 2.0 * inverse(identity_matrix(SIZE) - 0.5 * skew, SIZE) - identity_matrix(SIZE)
+
+
+@triton.jit
+def cayley_derivative(h, grad, SIZE: tl.constexpr):
+    """The gradient of A from that of H = cayley(A): MᵀGMᵀ with M = (I - A/2)⁻¹ = (I + H)/2."""
+    m = 0.5 * transpose(identity_matrix(SIZE) + h)
+    return product(m, product(grad, m))
+
+
+@triton.jit
+def softmax_row(m, F: tl.constexpr):
+    """The softmax of logits in one row, zero behind the last of them. [tokens, 1, columns] → [tokens, columns]"""
+    column = tl.arange(0, F.columns)[None, :]
+    z = tl.where(column < F.logits, tl.sum(m, axis=1), float("-inf"))
+    e = tl.exp(z - tl.max(z, axis=1)[:, None])
+    return e / tl.sum(e, axis=1)[:, None]
+
+
+@triton.jit
+def softmax_derivative(p, grad):
+    """The gradient of one row of logits from that of their softmax p. [tokens, columns] → [tokens, 1, columns]"""
+    return (p * (grad - tl.sum(p * grad, axis=1)[:, None]))[:, None, :]
+
+
+@triton.jit
+def pick(p, K: tl.constexpr, F: tl.constexpr):
+    """Column K of a block of rows. [tokens, columns] → [tokens, 1, 1]"""
+    return tl.sum(tl.where(tl.arange(0, F.columns)[None, :] == K, p, 0.0), axis=1)[:, None, None]

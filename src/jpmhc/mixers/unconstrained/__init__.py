@@ -1,0 +1,3 @@
+from jpmhc.mixers.unconstrained.pytorch_form import Unconstrained
+
+__all__ = ["Unconstrained"]

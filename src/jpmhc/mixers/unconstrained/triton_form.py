@@ -1,0 +1,25 @@
+"""The unconstrained mixer for the fused kernels."""
+
+import functools
+
+import triton
+import triton.language as tl
+
+from jpmhc.mixers.base import TritonForm
+from jpmhc.mixers.triton_matrices import entries_by_rows
+
+
+@triton.jit
+def mix(m, F: tl.constexpr):
+    return m
+
+
+@triton.jit
+def derivative(m, h, grad, F: tl.constexpr):
+    return grad
+
+
+@functools.cache
+def make_form(streams: int) -> TritonForm:
+    """Describe the unconstrained mixer."""
+    return TritonForm(streams, streams**2, streams, streams, entries_by_rows, mix, derivative)
