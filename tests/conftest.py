@@ -13,6 +13,12 @@ if not torch.cuda.is_available():
 
     triton_interpreter.repair()
 
+    from jpmhc import mixers
+    from jpmhc.kernels import connection  # noqa: F401
+
+    for mixer in mixers.MIXERS.values():  # now, before a test takes the variable away
+        mixer.named(4, dynamic=True).triton_form()
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(

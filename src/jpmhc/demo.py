@@ -79,15 +79,7 @@ def train_every_mixer(
 
 def possible_mixers(config: DemoConfig) -> list[str]:
     """Return the names of the mixers that can take this number of streams."""
-
-    def is_possible(mixer: str) -> bool:
-        try:
-            jpmhc.HyperConnection(nn.Identity(), config.dim, config.streams, mixer)
-        except ValueError:
-            return False
-        return True
-
-    return [mixer for mixer in jpmhc.MIXERS if is_possible(mixer)]
+    return [name for name, mixer in jpmhc.MIXERS.items() if mixer.why_not(config.streams) is None]
 
 
 def _make_layer(dim: int) -> nn.Module:

@@ -52,7 +52,7 @@ def test_eager_passes_have_second_derivatives():
     leaves = [torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((2, N, D), (K, N * D), (K, N, N))]
     for norm, skipped in (("layer", False), ("rms", True)):
         function = lambda *a, n=norm, s=skipped: run_passes(*EAGER, *a, n, s)  # noqa: E731
-        assert torch.autograd.gradgradcheck(function, leaves[:2] + [leaves[2].detach()] if skipped else leaves)
+        assert torch.autograd.gradgradcheck(function, [*leaves[:2], leaves[2].detach()] if skipped else leaves)
 
 
 def test_gradient_of_the_caller_is_not_written_to():

@@ -21,12 +21,12 @@ class Coefficients(NamedTuple):
 
 
 class CoefficientMap(DescribedModule):
-    """Turns streams into logits and logits into coefficients. It stays in float32 when the model becomes half precision.
+    """Turns streams into logits and logits into coefficients; it stays in float32 when a model becomes half precision.
 
     Attributes:
         bias: The logits that every token has: those of the start, and all there are if the coefficients are static. [K]
-        weight: Multiplies the normalised streams, divided by √(n · dim) so that an optimiser's step moves the logits of a
-            wide model no more than those of a narrow one; zero at the start, None if the coefficients are static.
+        weight: Multiplies the normalised streams, divided by √(n · dim) so that an optimiser's step moves the logits of
+            a wide model no more than those of a narrow one; zero at the start, None if the coefficients are static.
             [K, n * dim]
     """
 
@@ -111,8 +111,8 @@ class CoefficientMap(DescribedModule):
         """Refuse to run on memory that nothing was ever written to."""
         if not self._filled:
             raise RuntimeError(
-                "this connection was moved off the meta device and holds no values yet: call reset_parameters() or load "
-                "a state dict first"
+                "this connection came off the meta device and holds no values yet: call reset_parameters() or load a "
+                "state dict first"
             )
 
     def _apply(self, fn: Any, recurse: bool = True) -> "CoefficientMap":

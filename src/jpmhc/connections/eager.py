@@ -28,7 +28,7 @@ def applies(x: Tensor, coefficient: Tensor) -> bool:
 
 
 def project(x: Tensor, weight: Tensor, norm: str) -> tuple[Tensor, Tensor]:
-    r"""Compute the logits $W\,\mathrm{norm}(x_{flat})$, the norm applied after the product, and hand x on (eq. fused-proj).
+    r"""Compute the logits $W\,\mathrm{norm}(x)$, with the norm after the product, and hand x on (eq. fused-proj).
 
     Args:
         x: Streams. [T, n, d]

@@ -146,7 +146,7 @@ class HyperConnection(DescribedModule):
         return x, *following.read(x)
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Read, run the sublayer, write. Extra arguments go to the sublayer; of a tuple it returns, the first is written."""
+        """Read, run the sublayer with any extra arguments, write; of a tuple it returns, the first is written."""
         if self.sublayer is None:
             raise ValueError("this connection was made without a sublayer: call its read and write")
         h, state = self.read(x)
@@ -192,11 +192,13 @@ class HyperConnection(DescribedModule):
         """Return the key of the kernels' description of this connection, or "" where the reference runs."""
         return self._choose(x.device.type, x.dtype, self.described, self.map.described, self.mixer.described)
 
-    @torch.compiler.assume_constant_result
     def _choose(self, device: str, dtype: torch.dtype, *described: str) -> str:
         """Ask once while tracing; the texts are what torch.compile watches, so that a changed setting traces anew."""
         spec = fused.choose_spec(self, device, dtype)
         return "" if spec is None else spec.key
+
+    # What torch.compiler.assume_constant_result sets; calling it here would import all of the compiler.
+    _choose._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def extra_repr(self) -> str:
         m = self.map

@@ -16,9 +16,9 @@ EPS = 1e-6
 
 
 def project(x: Tensor, weight: Tensor, norm: str) -> Tensor:
-    """Compute the logits W norm(x), where norm is a "rms" or "layer" norm of all n·d numbers of a token (eq. fused-proj).
+    """Compute the logits W norm(x) of each token (eq. fused-proj). [T, n, d], [K, n * d] → [T, K]
 
-    [T, n, d], [K, n * d] → [T, K]
+    The norm, "rms" or "layer", is over all n · d numbers of a token and has no weights.
     """
     with checks.without_autocast(x):
         flat = x.flatten(1).to(torch.promote_types(x.dtype, weight.dtype))

@@ -15,7 +15,7 @@ def projector(frame: Tensor) -> Tensor:
 
 
 def orthonormalize(frame: Tensor) -> Tensor:
-    """Compute an orthonormal basis of the frame's span: the Q factor with positive diagonal in R (eq. qr-retraction). [..., n, p]
+    """Compute an orthonormal basis of the frame's span: Q of its QR factors (eq. qr-retraction). [..., n, p]
 
     Gram–Schmidt, each column cleaned twice, which is as orthonormal as Householder and batches well. A frame whose
     columns are zero or exactly dependent gives NaN, for itself alone.

@@ -49,7 +49,7 @@ def skew(entries: Tensor, n: int) -> Tensor:
 
 
 def cayley(k: Tensor, iterations: int | None = None) -> Tensor:
-    r"""Compute the Cayley transform $(I + K)(I - K)^{-1}$ of skew-symmetric matrices, or the paper's iteration for it."""
+    r"""Compute the Cayley transform $(I + K)(I - K)^{-1}$ of skew matrices, or the paper's iteration for it."""
     n = k.shape[-1]
     identity = torch.eye(n, dtype=k.dtype, device=k.device)
     if iterations is not None:

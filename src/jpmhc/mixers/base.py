@@ -1,4 +1,4 @@
-r"""What every residual mixer is: a rule that turns logits into the n × n matrix H that carries the streams past a sublayer.
+r"""What a residual mixer is: a rule that turns logits into the n × n matrix H that carries streams past a sublayer.
 
 A mixer says how many logits it needs, which logits it starts from, and how logits become H. Every start maps equal
 streams to themselves (H has row sums 1) and stays away from the corners of its set, where gradients die.
@@ -50,7 +50,7 @@ class TritonForm:
 class DescribedModule(nn.Module):
     """A module that keeps its plain settings as one text, `described`.
 
-    Whatever was made for the settings (a kernel, a compiled graph) is looked up by this text, so it cannot go stale when
+    What was made for the settings (a kernel, a compiled graph) is looked up by this text, so it cannot go stale when
     one of them is changed.
     """
 

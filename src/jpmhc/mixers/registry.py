@@ -3,7 +3,7 @@
 from torch import Generator, Tensor
 
 from jpmhc import checks
-from jpmhc.mixers.base import DescribedModule, Mixer, TritonForm, check_streams
+from jpmhc.mixers.base import Mixer, check_streams
 from jpmhc.mixers.cayley import Cayley
 from jpmhc.mixers.circulant import Circulant
 from jpmhc.mixers.grassmann import Grassmann
@@ -53,16 +53,3 @@ def sample_skips(name: str, streams: int, shape: tuple[int, ...] = (), *, genera
     mixer = MIXERS.get(name) or ENSEMBLES[name]
     check_streams(mixer, streams)
     return mixer.sample(streams, shape, generator=generator)
-
-
-__all__ = [
-    "ENSEMBLES",
-    "MIXERS",
-    "DescribedModule",
-    "Mixer",
-    "TritonForm",
-    "check_streams",
-    "make_mixer",
-    "sample_skips",
-    *(mixer.__name__ for mixer in _ALL),
-]

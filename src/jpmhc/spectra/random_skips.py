@@ -1,37 +1,15 @@
 """Skips that mixers make: random ones of a kind, and those of given logits."""
 
-import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from jpmhc import mixers
 from jpmhc.checks import require_choice, to_real_tensor, to_whole_number
 from jpmhc.manifolds import birkhoff, grassmann, orthogonal, permutation
 
-
-def _identity(n: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    return torch.eye(n, dtype=torch.float64).expand(*shape, n, n)
-
-
-def _gaussian(n: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    return torch.randn(*shape, n, n, dtype=torch.float64, generator=generator) / n**0.5
-
-
-def _permutation(n: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    # n + 2 permutations: the identity, the transpositions and the shifts, as the paper's 6 for 4 streams
-    return permutation.sample(n, min(n + 2, math.factorial(n)), shape, generator=generator)
-
-
-SKIPS: dict[str, Callable[[int, tuple[int, ...], torch.Generator], Tensor]] = {
-    "identity": _identity,
-    "bistochastic": lambda n, shape, generator: birkhoff.sample(n, shape, generator=generator),
-    "orthogonal": lambda n, shape, generator: orthogonal.sample(n, shape, generator=generator),
-    "gaussian": _gaussian,
-    "grassmann": lambda n, shape, generator: grassmann.sample(n, None, shape, generator=generator),
-    "permutation": _permutation,
-}
-_MIXER_SKIPS = {"sinkhorn": "bistochastic", "cayley": "orthogonal", "unconstrained": "gaussian"}
+SKIPS = (*mixers.MIXERS, *mixers.ENSEMBLES)
 _FROM_LOGITS: dict[str, Callable[[Tensor], Tensor]] = {
     "unconstrained": lambda logits: logits,
     "sinkhorn": birkhoff.project,
@@ -44,20 +22,19 @@ def sample_skips(mixer: str, count: int, streams: int, seed: int, rank: int | No
     """Draw random skips of one kind. [count, n, n]
 
     Args:
-        mixer: A name in `SKIPS`, or the name of a mixer that makes such skips.
+        mixer: A mixer's name, or that of its random matrices: "bistochastic", "orthogonal", "gaussian".
         count: How many skips to draw.
         streams: How many streams n each of them mixes.
         seed: The same seed gives the same skips.
         rank: The dimension of the subspace of "grassmann" skips; half the streams if None.
     """
-    require_choice(mixer, "random skip", [*SKIPS, *_MIXER_SKIPS])
-    kind = _MIXER_SKIPS.get(mixer, mixer)
-    if rank is not None and kind != "grassmann":
+    require_choice(mixer, "random skip", SKIPS)
+    if rank is not None and mixer != "grassmann":
         raise ValueError(f"rank is the dimension of a grassmann skip's subspace; a {mixer} skip has none")
     generator = torch.Generator().manual_seed(seed)
     if rank is not None:
         return grassmann.sample(streams, to_whole_number(rank, "rank"), (count,), generator=generator)
-    return SKIPS[kind](streams, (count,), generator)
+    return mixers.sample_skips(mixer, streams, (count,), generator=generator)
 
 
 def skips_from_logits(mixer: str, logits: Tensor, basis: Tensor | None = None) -> Tensor:

@@ -11,7 +11,7 @@ from jpmhc.mixers.base import START_MASS, Mixer, TritonForm
 
 
 class Circulant(Mixer):
-    r"""$\sum_k \mathrm{softmax}(z)_k C^k$ with C the cyclic shift by one: doubly stochastic, all commuting, n logits."""
+    r"""$\sum_k \mathrm{softmax}(z)_k C^k$ with C the cyclic shift: doubly stochastic, commuting, n logits."""
 
     name = "circulant"
 

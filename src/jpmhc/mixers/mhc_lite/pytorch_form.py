@@ -1,4 +1,4 @@
-"""mHC-lite (arXiv 2601.05732): mixtures of all n! permutations, so every doubly stochastic matrix without an iteration."""
+"""mHC-lite (arXiv 2601.05732): mixtures of all n! permutations, doubly stochastic without an iteration."""
 
 import itertools
 

@@ -9,7 +9,9 @@ from jpmhc.mixers.base import START_MASS, Mixer, TritonForm
 
 
 class Orthostochastic(Mixer):
-    r"""$H_{ij} = \frac1s \sum Q^2$ over the s × s block (i, j) of an orthogonal ns × ns matrix Q: exactly doubly stochastic.
+    r"""$H_{ij} = \frac1s \sum Q^2$ over the s × s block (i, j) of an orthogonal ns × ns matrix Q.
+
+    Rows and columns of squares sum to one, so H is exactly doubly stochastic.
 
     Args:
         streams: n.

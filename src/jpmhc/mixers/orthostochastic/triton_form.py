@@ -39,6 +39,6 @@ def make_form(streams: int, blocks: int, scale: float) -> TritonForm | str:
     """Describe an orthostochastic mixer."""
     order = streams * blocks
     if order > MOST_ROWS or order & (order - 1):
-        return f"the kernels take orthostochastic matrices whose order n·s is a power of two up to {MOST_ROWS}, not {order}"
+        return f"the kernels take an orthostochastic n·s that is a power of two up to {MOST_ROWS}, not {order}"
     constants = Constants(order, blocks, float(scale))
     return TritonForm(streams, order * (order - 1) // 2, order, order, skew_entries, mix, derivative, constants)

@@ -1,7 +1,7 @@
 r"""Rotations of the stream differences: orthogonal matrices whose rows sum to one.
 
-$H = 11^\top/n + U O U^\top$ with $O$ orthogonal of order n - 1 and U an orthonormal basis of the complement of 1. Nothing
-is ever contracted, and the mean over the streams passes every layer unchanged, as in the plain residual network.
+$H = 11^\top/n + U O U^\top$ with $O$ orthogonal of order n - 1 and U an orthonormal basis of the complement of 1.
+Nothing is ever contracted, and the mean over the streams passes every layer unchanged, as in a plain residual network.
 """
 
 import math

@@ -39,7 +39,7 @@ def mix(m, F: tl.constexpr):
 
 @triton.jit
 def derivative(m, h, grad, F: tl.constexpr):
-    r"""Solve eq. implicit-grad directly: $P \odot (G - u 1^\top - 1 v^\top)$ with the true row and column sums of P = H.
+    r"""Solve eq. implicit-grad directly: $P \odot (G - u 1^\top - 1 v^\top)$ with the true row and column sums of P.
 
     Eliminating v leaves the Laplacian of the graph with weights P diag(1/c) Pᵀ. Its nodes are eliminated one by one
     without a subtraction, so that a sharp P, a nearly disconnected graph, costs no accuracy.
