@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from jpmhc import checks
 from jpmhc.trm.model.losses import row_cross_entropy
 from jpmhc.trm.model.recursive import RecursiveModel
 from jpmhc.trm.tasks.batch import Answers, Batch
@@ -58,8 +57,7 @@ def greedy_answers(model: RecursiveModel) -> Callable[[Batch], Answers]:
 
     def answer(batch: Batch) -> Answers:
         here = batch.to(device)
-        with checks.unchecked():  # the scorer looks at the answers
-            prediction = model.predict(here.inputs, here.identifiers)
+        prediction = model.predict(here.inputs, here.identifiers)
         return Answers(
             tokens=prediction.logits.argmax(-1).cpu(),
             confidence=torch.sigmoid(prediction.q_halt.double()).cpu(),
