@@ -65,7 +65,7 @@ def reference_read(
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
     """The connection's read by the package's own reference. x: [T, n, d]"""
     spec = case.spec
-    logits = bias.expand(len(x), -1) if weight is None else reference.project(x, weight, spec.norm) + bias
+    logits = bias.expand(len(x), -1) if weight is None else reference.project(x, spec.scale * weight, spec.norm) + bias
     read, write, mix = logits.split([spec.read_logits, spec.write_logits, spec.mixer.logits], -1)
     r = gates.READS[spec.read](read / spec.temperature, spec.n)
     w = gates.WRITES[spec.write](write / spec.temperature, spec.n)

@@ -35,7 +35,7 @@ def test_static_logits_match_float64(name: str) -> None:
         {"read": "softmax_matrix", "write": "softmax_matrix", "norm": "rms", "temperature": 0.7},
         {"read": "sigmoid", "write": "sigmoid", "temperature": 2.0},
         {"read": "softmax", "write": "sigmoid", "norm": "rms"},
-        {"post_norm": True},
+        {"post_norm": True, "scale": 0.5},
     ],
     ids=str,
 )

@@ -73,10 +73,18 @@ class CoefficientMap(DescribedModule):
         self.mixer.reset_parameters()
         self._filled = True
 
+    @property
+    def scale(self) -> float:
+        """What the weight is multiplied by: 1/√(n · dim)."""
+        return (self.mixer.streams * self.dim) ** -0.5
+
     def affine(self) -> tuple[Tensor | None, Tensor]:
-        """Return the map from normalised streams to all logits, a static frame's entries included. [K, n * dim], [K]"""
+        """Return weight and bias of the map to all logits, a static frame's entries included. [K, n * dim], [K]
+
+        The kernels multiply the weight by `scale` themselves.
+        """
         self.check_filled()
-        weight = None if self.weight is None else self.weight * self.weight.shape[-1] ** -0.5
+        weight: Tensor | None = self.weight
         frames = [getattr(self.mixer, name).flatten() for name in self.mixer.grassmann_frames]
         if not frames:
             return weight, self.bias
@@ -100,7 +108,7 @@ class CoefficientMap(DescribedModule):
         self.check_filled()
         if self.weight is None:
             return self.constrain(self.bias.expand(x.shape[0], -1)), x
-        weight = self.weight * self.weight.shape[-1] ** -0.5
+        weight = self.weight * self.scale
         if eager.applies(x, weight):
             logits, x = eager.project(x, weight, self.norm)
         else:

@@ -33,6 +33,7 @@ def describe(connection: "HyperConnection") -> Spec | str:
         coefficients.write,
         coefficients.temperature,
         connection.post_norm is not None,
+        coefficients.scale,
     )
 
 
@@ -53,6 +54,10 @@ def choose_spec(connection: "HyperConnection", device: str, dtype: torch.dtype) 
     reason = spec if isinstance(spec, str) else _reason_against(connection, spec, device, dtype)
     if reason is None:
         assert isinstance(spec, Spec)
+        if torch._guards.CompileContext.try_get() is not None:
+            from jpmhc.kernels.autograd import declare_to_inductor
+
+            declare_to_inductor()
         return spec
     if connection.kernels == "fused":
         raise ValueError(f'kernels="fused" is not possible: {reason}')

@@ -5,10 +5,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from jpmhc.kernels import ops
+from jpmhc.kernels import autograd
 from jpmhc.kernels.read_backward import weight_column_bytes
 from jpmhc.kernels.spec import Spec
 from jpmhc.kernels.write_to_read import pays
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class State(NamedTuple):
@@ -32,14 +34,14 @@ def read(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Te
 
     Args:
         x: The streams, in float32, bfloat16 or float16; equal ones may be held once. [..., n or 1, d]
-        weight: The projection W in float32, or `None`: then the logits are the bias. [K, n·d]
+        weight: The projection W in float32, multiplied by `spec.scale`; if None, the logits are the bias. [K, n·d]
         bias: b in float32. [K]
         spec: The connection; `spec.logits` is K.
 
     Returns:
         h, in the streams' type [..., d], and the state for `write`.
     """
-    h, link, _, _, coefficients = ops.read_op(_flat(x, spec), weight, bias, spec.key)
+    h, link, coefficients = autograd.read(_flat(x, spec), weight, bias, spec)
     return h.reshape(*x.shape[:-2], spec.d), State(x, link, coefficients, spec)
 
 
@@ -57,7 +59,7 @@ def write(y: Tensor, state: State, x: Tensor | None = None, mean: bool = False) 
     """
     spec = state.spec
     streams, link = (state.x, state.link) if x is None or x is state.x else (x, None)
-    out = ops.write_op(_flat(streams, spec), link, y.reshape(-1, spec.d), state.coefficients, spec.key, mean)
+    out = autograd.write(_flat(streams, spec), link, y.reshape(-1, spec.d), state.coefficients, spec, mean)
     return out.reshape(y.shape if mean else (*y.shape[:-1], spec.n, spec.d))
 
 
@@ -79,8 +81,8 @@ def write_read(
     if weight is None or not pays(old, spec):
         out = write(y, state)
         return out, *read(out, weight, bias, spec)
-    out, h, link, _, _, coefficients = ops.write_read_op(
-        _flat(state.x, old), state.link, y.reshape(-1, old.d), state.coefficients, old.key, weight, bias, spec.key
+    out, h, link, coefficients = autograd.write_read(
+        _flat(state.x, old), state.link, y.reshape(-1, old.d), state.coefficients, old, weight, bias, spec
     )
     out = out.reshape(*y.shape[:-1], old.n, old.d)
     return out, h.reshape(y.shape), State(out, link, coefficients, spec)
@@ -88,7 +90,7 @@ def write_read(
 
 def why_not(spec: Spec, dtype: torch.dtype, dynamic: bool = True) -> str | None:
     """Say why the kernels do not take this connection in that type; None if they do. `dynamic`: it has a weight."""
-    if dtype not in ops.DTYPES:
+    if dtype not in DTYPES:
         return f"x must be float32, bfloat16 or float16, got {dtype}"
     if dynamic and dtype != torch.bfloat16 and 16 * weight_column_bytes(spec, dtype) > 200 * 1024:
         return f"the weight of {spec.logits} logits for {spec.n} streams fits on chip in bfloat16 only, not in {dtype}"

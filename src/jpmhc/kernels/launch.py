@@ -1,6 +1,9 @@
-"""Facts that every launcher needs: the device's width and the padded sizes Triton wants."""
+"""Launching kernels with little work on the host, and the sizes that every launcher needs."""
+
+from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 import triton
@@ -12,14 +15,64 @@ kernel = functools.partial(triton.jit, do_not_specialize=["T"])
 SHARED_BYTES = 160 * 1024  # that a kernel may plan with, of the 227 KB a block has on Hopper; the rest is scratch
 
 
+class Launcher:
+    """One kernel with its compile-time constants, launched again and again.
+
+    The first launch on a device compiles through Triton. Later ones hand the arguments straight to the compiled kernel:
+    Triton's own launcher would work out anew, for each of them, which compilation the arguments belong to.
+
+    Args:
+        jit: The kernel.
+        constants: Its compile-time constants by name, and Triton's options (`num_warps`, …). Everything that decides
+            about the compilation has to be in here or be the same in all launches: the caller keeps one launcher for
+            each type of the streams, and all tensors start at multiples of 16 bytes.
+    """
+
+    def __init__(self, jit: Any, **constants: Any) -> None:
+        self.jit = jit
+        self.constants = constants
+        self.values = tuple(constants[name] for name in jit.arg_names if name in constants)
+        self.compiled: dict[int, tuple[Any, Any, Any]] = {}
+
+    def launch(self, grid: tuple[int, ...], *arguments: Any) -> None:
+        """Run the kernel on the current stream of the device that the first argument is on."""
+        device = arguments[0].device.index
+        ready = self.compiled.get(device)
+        if ready is None:
+            compiled = self.jit[grid](*arguments, **self.constants)
+            if hasattr(compiled, "packed_metadata"):  # not in the interpreter
+                self.compiled[device] = (compiled.run, compiled.function, compiled.packed_metadata)
+            return
+        run, function, metadata = ready
+        rows, columns = grid if len(grid) == 2 else (grid[0], 1)
+        stream = torch._C._cuda_getCurrentRawStream(device)
+        run(rows, columns, 1, stream, function, metadata, None, None, None, *arguments, *self.values)
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """Return the tensor in one piece that starts at a multiple of 16 bytes, as the compiled kernels expect."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
+
+
+def ceil_div(a: int, b: int) -> int:
+    """Divide and round up, in plain integers."""
+    return -(-a // b)
+
+
+def power_of_two(number: int) -> int:
+    """Return the smallest power of two that is not below the number."""
+    return 1 << (number - 1).bit_length()
+
+
 def stages(bytes_each: int, wanted: int, taken: int = 0) -> int:
-    """How deep a loop may be pipelined when every stage holds that many bytes on chip, beside those `taken`."""
+    """Return how deep a loop may be pipelined when every stage holds that many bytes on chip, beside those `taken`."""
     return max(1, min(wanted, (SHARED_BYTES - taken) // bytes_each))
 
 
 def padded(logits: int) -> int:
-    """The number of logits as the tensor cores see it: a power of two, at least 16."""
-    return max(16, triton.next_power_of_2(logits))
+    """Return the number of logits as the tensor cores see it: a power of two, at least 16."""
+    return max(16, power_of_two(logits))
 
 
 @functools.cache
@@ -28,5 +81,5 @@ def _multiprocessors(index: int) -> int:
 
 
 def multiprocessors(tensor: Tensor) -> int:
-    """How many blocks of a persistent kernel run at once; a small number where the interpreter runs them in turn."""
+    """Return how many blocks of a kernel run at once; a small number where the interpreter runs them in turn."""
     return _multiprocessors(tensor.device.index) if tensor.is_cuda else 2

@@ -8,19 +8,25 @@ tile on chip between them (docs/LOG.md).
 # Triton's compiler knows no starred tuples, and mypy no tuples that grow in a loop.
 # mypy: disable-error-code="assignment"
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from jpmhc.kernels import gates
-from jpmhc.kernels.launch import kernel, padded, stages
+from jpmhc.kernels.launch import Launcher, aligned, ceil_div, kernel, padded, power_of_two, stages
 from jpmhc.kernels.spec import Spec
 
 
 @triton.jit
-def _prepare(w, prepared, sums, COLUMNS, FOLDS: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr):
-    """Add up the weights of streams held once, round to the tensor cores' type, pad with zero rows, sum the rows."""
+def _prepare(
+    w, prepared, sums, COLUMNS, FOLDS: tl.constexpr, K: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Scale the weights, add up those of streams held once, round to the tensor cores' type, pad with zero rows, sum
+    the rows.
+    """
     k = tl.program_id(0)
     total = tl.zeros([BLOCK], tl.float32)
     for start in tl.range(0, COLUMNS, BLOCK):
@@ -29,22 +35,27 @@ def _prepare(w, prepared, sums, COLUMNS, FOLDS: tl.constexpr, K: tl.constexpr, B
         value = tl.zeros([BLOCK], tl.float32)
         for fold in tl.static_range(FOLDS):
             value += tl.load(w + (k.to(tl.int64) * FOLDS + fold) * COLUMNS + c, mask=inside, other=0.0)
-        rounded = value.to(prepared.dtype.element_ty)
+        rounded = (value * SCALE).to(prepared.dtype.element_ty)
         tl.store(prepared + k.to(tl.int64) * COLUMNS + c, rounded, mask=c < COLUMNS)
         total += rounded.to(tl.float32)
     tl.store(sums + k, tl.sum(total, axis=0))
 
 
-def prepare(weight: Tensor, dtype: torch.dtype, columns: int) -> tuple[Tensor, Tensor]:
-    """The projection as the kernels read it. weight: [K, n·d] → rounded and padded [KP, columns], row sums [KP]
+@functools.cache
+def _prepare_launcher(rows: int, columns: int, folds: int, scale: float, dtype: torch.dtype) -> Launcher:
+    return Launcher(_prepare, FOLDS=folds, K=rows, SCALE=scale, BLOCK=min(2048, power_of_two(columns)))
+
+
+def prepare(weight: Tensor, dtype: torch.dtype, columns: int, spec: Spec) -> tuple[Tensor, Tensor]:
+    """Bring the projection into the form the kernels read. weight: [K, n·d] → rounded [KP, columns], row sums [KP]
 
     `columns` is n·d, or d for streams that are equal and held once: then the weights of the n streams are added up.
     """
-    rows, folds = len(weight), weight.shape[1] // columns
-    prepared = weight.new_empty(padded(rows), columns, dtype=dtype)
-    sums = weight.new_empty(padded(rows))
-    block = min(2048, triton.next_power_of_2(columns))
-    _prepare[(padded(rows),)](weight, prepared, sums, columns, FOLDS=folds, K=rows, BLOCK=block)
+    rows = len(weight)
+    height = padded(rows)
+    prepared, sums = weight.new_empty(height, columns, dtype=dtype), weight.new_empty(height)
+    launcher = _prepare_launcher(rows, columns, weight.shape[1] // columns, spec.scale, dtype)
+    launcher.launch((height,), aligned(weight), prepared, sums, columns)
     return prepared, sums
 
 
@@ -147,39 +158,51 @@ def _constrain_rows(logits, coef, T, BT: tl.constexpr, S: tl.constexpr):
     _constrain(logits, coef, rows, rows < T, S)
 
 
+@functools.cache
+def _constrain_launcher(spec: Spec) -> Launcher:
+    return Launcher(_constrain_rows, BT=128, S=spec, num_warps=4)
+
+
 def constrain(logits: Tensor, coef: Tensor, spec: Spec) -> None:
     """Fill in the coefficients of logits in memory. logits: [T, K]; coef: [T, n(n+2)]"""
-    block = 128
-    _constrain_rows[(triton.cdiv(len(logits), block),)](logits, coef, len(logits), BT=block, S=spec, num_warps=4)
+    tokens = len(logits)
+    _constrain_launcher(spec).launch((ceil_div(tokens, 128),), logits, coef, tokens)
 
 
-def project(x: Tensor, weight: Tensor, bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor, Tensor]:
-    """x: [T, n or 1, d]; weight: [K, n·d]; bias: [K] → logits [T, K], statistics [T, 2], coefficients [T, n(n+2)]"""
+@functools.cache
+def _project_launcher(spec: Spec, dtype: torch.dtype, width: int) -> tuple[Launcher, int]:
+    kp, size = padded(spec.logits), dtype.itemsize
+    block, columns, depth = (64, 128, 3) if kp * size <= 32 else (128, 64, 4) if size == 2 else (64, 32, 3)
+    columns = min(columns, max(16, power_of_two(width)))
+    depth = stages((block + kp) * columns * size, depth)
+    constants = {"ND": width, "KP": kp, "PRECISION": precision(dtype), "BT": block, "BC": columns, "STAGES": depth}
+    return Launcher(_project, **constants, S=spec, num_warps=4), block
+
+
+def project(x: Tensor, weight: Tensor, bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Project the streams to logits and constrain them. x: [T, n or 1, d]; weight: [K, n·d]; bias: [K]
+
+    Returns:
+        Logits [T, K], statistics [T, 2], coefficients [T, n(n+2)], and the weight as `prepare` returns it.
+    """
     tokens, width = len(x), x.shape[1] * spec.d
     outputs = small_outputs(x, spec)
+    prepared, sums = prepare(weight, x.dtype, width, spec)
     if tokens:
-        prepared, sums = prepare(weight, x.dtype, width)
-        kp, size = padded(spec.logits), x.element_size()
-        block, columns, depth = (64, 128, 3) if kp * size <= 32 else (128, 64, 4) if size == 2 else (64, 32, 3)
-        columns = min(columns, max(16, triton.next_power_of_2(width)))
-        depth = stages((block + kp) * columns * size, depth)
-        launch = {"BT": block, "BC": columns, "STAGES": depth, "num_warps": 4}
-        _project[(triton.cdiv(tokens, launch["BT"]),)](
-            x, prepared, sums, bias, *outputs, tokens,
-            ND=width, KP=kp, PRECISION=precision(x), S=spec, **launch,
-        )  # fmt: skip
-    return outputs
+        launcher, block = _project_launcher(spec, x.dtype, width)
+        launcher.launch((ceil_div(tokens, block),), x, prepared, sums, bias, *outputs, tokens)
+    return *outputs, prepared, sums
 
 
-def project_static(bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor, Tensor]:
-    """The logits are the bias: one row of coefficients serves every token, and there are no statistics."""
+def project_static(bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Constrain the bias alone: one row of coefficients serves every token, and there are no statistics."""
     logits, coef = bias.clone().unsqueeze(0), bias.new_empty(1, spec.coefficients)
     constrain(logits, coef, spec)
-    return logits, bias.new_empty(0, 2), coef
+    return logits, bias.new_empty(0, 2), coef, bias.new_empty(0), bias.new_empty(0)
 
 
 def small_outputs(x: Tensor, spec: Spec) -> tuple[Tensor, Tensor, Tensor]:
-    """Room for logits, statistics and coefficients."""
+    """Make room for logits, statistics and coefficients."""
     return (
         x.new_empty(len(x), spec.logits, dtype=torch.float32),
         x.new_empty(len(x), 2, dtype=torch.float32),
@@ -187,6 +210,6 @@ def small_outputs(x: Tensor, spec: Spec) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def precision(operand: Tensor) -> str:
-    """How the tensor cores multiply: half types exactly, float32 as three products of tf32."""
-    return "tf32x3" if operand.dtype == torch.float32 else "tf32"
+def precision(operand: torch.dtype) -> str:
+    """Say how the tensor cores multiply: half types exactly, float32 as three products of tf32."""
+    return "tf32x3" if operand == torch.float32 else "tf32"

@@ -1,13 +1,15 @@
 r"""The derivative of the read.
 
 The logits' gradient must be known before the streams' can be: `_logits_backward` turns the coefficients' gradients
-into the logits'. Then `_streams_backward` returns the streams' gradient and `_weight_backward` the weight's, without
-atomics.
+into the logits'. Then `_streams_backward` returns the streams' gradient and `_weight_backward` partial sums of the
+weight's, which `_finish_gradients` adds up without atomics.
 """
 
 # Triton's compiler knows no starred tuples, and mypy no tuples that grow in a loop.
 # ruff: noqa: RUF005
 # mypy: disable-error-code="assignment"
+
+import functools
 
 import torch
 import triton
@@ -15,8 +17,17 @@ import triton.language as tl
 from torch import Tensor
 
 from jpmhc.kernels import gates
-from jpmhc.kernels.launch import SHARED_BYTES, kernel, multiprocessors, padded, stages
-from jpmhc.kernels.projection import precision, prepare
+from jpmhc.kernels.launch import (
+    SHARED_BYTES,
+    Launcher,
+    ceil_div,
+    kernel,
+    multiprocessors,
+    padded,
+    power_of_two,
+    stages,
+)
+from jpmhc.kernels.projection import precision
 from jpmhc.kernels.rows import combine_backward, load_streams
 from jpmhc.kernels.spec import Spec
 
@@ -204,49 +215,123 @@ def _weight_backward(
     tl.store(out + k[None, :] * ND + c[:, None], acc, mask=(k < K)[None, :] & (c < ND)[:, None])
 
 
+@functools.partial(triton.jit, do_not_specialize=["SPLITS", "PROGRAMS"])
+def _finish_gradients(
+    partial_w,
+    partial,
+    grad_weight,
+    grad_bias,
+    SPLITS,
+    PROGRAMS,
+    WIDTH: tl.constexpr,
+    FOLDS: tl.constexpr,
+    K: tl.constexpr,
+    KP: tl.constexpr,
+    SCALE: tl.constexpr,
+    CENTRED: tl.constexpr,
+    BC: tl.constexpr,
+    BP: tl.constexpr,
+):
+    """Add up the partial sums of one row of the weight's gradient, in a fixed order, and of the bias's.
+
+    A layer norm subtracts the mean from every entry of a token, so its part is the same in the whole row. Equal streams
+    that are held once have equal gradients: the row is written FOLDS times.
+    """
+    k = tl.program_id(0)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    plain = tl.zeros([BP], tl.float32)
+    means = tl.zeros([BP], tl.float32)
+    for start in tl.range(0, PROGRAMS, BP):
+        p = start + tl.arange(0, BP)
+        place = partial + p * (2 * KP) + k
+        plain += tl.load(place, mask=p < PROGRAMS, other=0.0)
+        if CENTRED:
+            means += tl.load(place + KP, mask=p < PROGRAMS, other=0.0)
+    row = tl.zeros([BC], tl.float32)
+    for split in tl.range(0, SPLITS):
+        place = partial_w + (split * K + k).to(tl.int64) * WIDTH + c
+        row += tl.load(place, mask=c < WIDTH, other=0.0)
+    row = (row - tl.sum(means, axis=0)) * SCALE
+    for fold in tl.static_range(FOLDS):
+        tl.store(grad_weight + (k.to(tl.int64) * FOLDS + fold) * WIDTH + c, row, mask=c < WIDTH)
+    if tl.program_id(1) == 0:
+        tl.store(grad_bias + k, tl.sum(plain, axis=0))
+
+
+MOST_PARTS = 1024  # more partial sums than this are added up by PyTorch first, which uses the whole device
+
+
+@functools.cache
+def _static_launcher(spec: Spec) -> Launcher:
+    constants = {"ND": spec.n * spec.d, "KP": padded(spec.logits), "S": spec}
+    return Launcher(_logits_backward, DYNAMIC=False, BT=1, **constants, num_warps=1)
+
+
+def static_backward(
+    x: Tensor, bias: Tensor, logits: Tensor, stats: Tensor, coef: Tensor, grad_h: Tensor, grad_coef: Tensor, spec: Spec
+) -> Tensor:
+    """Compute the bias's gradient where the logits are the bias. [K]"""
+    grad_read = combine_backward(x, grad_h, spec).sum(0)
+    grad_bias, none = torch.empty_like(bias), bias.new_empty(0)
+    _static_launcher(spec).launch(
+        (1,), logits, bias, none, stats, coef, grad_read, grad_coef, grad_bias, none, none, none, 1
+    )
+    return grad_bias
+
+
+@functools.cache
+def _logits_launcher(spec: Spec, operand: torch.dtype, width: int) -> Launcher:
+    constants = {"ND": width, "KP": padded(spec.logits), "S": spec}
+    return Launcher(_logits_backward, DYNAMIC=True, BT=32, **constants, num_warps=2)
+
+
 def logits_backward(
     x: Tensor,
-    weight: Tensor | None,
     bias: Tensor,
+    sums: Tensor,
     logits: Tensor,
     stats: Tensor,
     coef: Tensor,
     grad_h: Tensor,
     grad_coef: Tensor,
     spec: Spec,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """What `streams_backward` and `weight_backward` need.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute what `streams_backward` and `parameters_backward` need of the logits' gradient gl.
 
     Returns:
-        The rounded weight [KP, width of x], scale · gl [T, KP], the affine part [T, 2], and the sums over the tokens
-        of gl and of scale · mean · gl, [K] each.
+        scale · gl [T, KP], the affine part [T, 2], and partial sums over the tokens of gl and of scale · mean · gl.
     """
-    tokens, k, kp = len(x), spec.logits, padded(spec.logits)
+    tokens, kp = len(x), padded(spec.logits)
     grad_read = combine_backward(x, grad_h, spec)
-    width = x.shape[1] * spec.d
-    constants = {"ND": width, "KP": kp, "S": spec}
-    if weight is None:
-        none = bias.new_empty(0)
-        grad_bias = torch.empty_like(bias)
-        _logits_backward[(1,)](
-            logits, bias, none, stats, coef, grad_read.sum(0), grad_coef, grad_bias, none, none, none, 1,
-            DYNAMIC=False, BT=1, **constants, num_warps=1,
-        )  # fmt: skip
-        return none, none, none, grad_bias, none
-    # The logits' gradients need more range than float16 has.
-    operand = torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32
-    prepared, sums = prepare(weight, operand, width)
+    operand = gradient_type(x.dtype)
     left, affine = x.new_empty(tokens, kp, dtype=operand), coef.new_empty(tokens, 2)
-    block = 32
-    programs = triton.cdiv(tokens, block)
+    programs = ceil_div(tokens, 32)
     partial = coef.new_empty(programs, 2, kp)
     if tokens:
-        _logits_backward[(programs,)](
-            logits, bias, sums, stats, coef, grad_read, grad_coef, torch.empty_like(logits), left, affine, partial,
-            tokens, DYNAMIC=True, BT=block, **constants, num_warps=2,
+        _logits_launcher(spec, operand, x.shape[1] * spec.d).launch(
+            (programs,), logits, bias, sums, stats, coef, grad_read, grad_coef, torch.empty_like(logits), left, affine,
+            partial, tokens,
         )  # fmt: skip
-    total = partial.sum(0)
-    return prepared, left, affine, total[0, :k], total[1, :k]
+    return left, affine, partial
+
+
+def gradient_type(dtype: torch.dtype) -> torch.dtype:
+    """Return the type in which the logits' gradients are multiplied: they need more range than float16 has."""
+    return torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+
+
+@functools.cache
+def _streams_launcher(
+    spec: Spec, dtype: torch.dtype, operand: torch.dtype, held: int, dynamic: bool, written: bool
+) -> tuple[Launcher, int]:
+    column = weight_column_bytes(spec, operand)
+    width = 128
+    while width > 16 and (width >= 2 * spec.d or column * width > SHARED_BYTES // 2):
+        width //= 2  # the weight's slices stay on chip
+    depth = stages(16 * (2 * spec.n + 1) * width * dtype.itemsize, 2, taken=column * width)
+    constants = {"N": spec.n, "M": held, "D": spec.d, "KP": padded(spec.logits), "DYNAMIC": dynamic, "WRITTEN": written}
+    blocks = {"PRECISION": precision(operand), "BT": 16, "BD": width, "STAGES": depth}
+    return Launcher(_streams_backward, **constants, **blocks, num_warps=4), width
 
 
 def streams_backward(
@@ -259,51 +344,57 @@ def streams_backward(
     affine: Tensor,
     spec: Spec,
 ) -> Tensor:
-    """The gradient of the streams; `grad` is that of H x, if they were written back. Shape of x"""
-    tokens = len(x)
+    """Compute the gradient of the streams; `grad` is that of H x, if they were written back. Shape of x"""
+    tokens, held, _ = x.shape
     grad_x = torch.empty_like(x)
-    if not tokens:
-        return grad_x
-    kp = padded(spec.logits)
-    column = weight_column_bytes(spec, prepared.dtype)
-    width = 128
-    while width > 16 and (width >= 2 * spec.d or column * width > SHARED_BYTES // 2):
-        width //= 2  # the weight's slices stay on chip
-    depth = stages(16 * (2 * spec.n + 1) * width * x.element_size(), 2, taken=column * width)
-    launch = {"BT": 16, "BD": width, "STAGES": depth, "num_warps": 4}
-    chunk = 16 * launch["BT"]
-    _streams_backward[(triton.cdiv(spec.d, launch["BD"]), triton.cdiv(tokens, chunk))](
-        x, grad, grad_h, prepared, coef, left, affine, grad_x, tokens, chunk,
-        N=spec.n, M=x.shape[1], D=spec.d, KP=kp, DYNAMIC=len(prepared) > 0,
-        WRITTEN=grad is not None, PRECISION=precision(prepared), **launch,
-    )  # fmt: skip
+    if tokens:
+        dynamic = prepared.numel() > 0
+        launcher, width = _streams_launcher(spec, x.dtype, prepared.dtype, held, dynamic, grad is not None)
+        grid = (ceil_div(spec.d, width), ceil_div(tokens, 256))
+        launcher.launch(grid, x, grad, grad_h, prepared, coef, left, affine, grad_x, tokens, 256)
     return grad_x
 
 
 def weight_column_bytes(spec: Spec, operand: torch.dtype) -> int:
-    """What one column of the n streams' weights takes on chip in `_streams_backward`: float32 is kept in two parts."""
+    """Return what one column of the n streams' weights takes on chip in `_streams_backward`: float32 in two parts."""
     return spec.n * padded(spec.logits) * (2 if operand == torch.bfloat16 else 8)
 
 
-def weight_backward(x: Tensor, left: Tensor, shift: Tensor, spec: Spec) -> Tensor:
-    """The gradient of the weight: partial sums over stretches of tokens, added in a fixed order. [K, n·d]"""
-    tokens, width = len(x), x.shape[1] * spec.d
-    kp, size = padded(spec.logits), left.element_size()
+@functools.cache
+def _weight_launcher(spec: Spec, dtype: torch.dtype, operand: torch.dtype, width: int) -> tuple[Launcher, int, int]:
+    kp, size = padded(spec.logits), operand.itemsize
     block, columns = (64, 128) if size == 2 else (32, 64)
-    columns = min(columns, max(16, triton.next_power_of_2(width)))
-    launch = {"BT": block, "BC": columns, "STAGES": stages(block * (columns + kp) * size, 3), "num_warps": 8}
-    slices = triton.cdiv(width, launch["BC"])
-    splits = max(1, min(2 * multiprocessors(x) // slices, triton.cdiv(tokens, launch["BT"])))
-    chunk = triton.cdiv(triton.cdiv(tokens, splits), launch["BT"]) * launch["BT"]
+    columns = min(columns, max(16, power_of_two(width)))
+    depth = stages(block * (columns + kp) * size, 3)
+    constants = {"ND": width, "K": spec.logits, "KP": kp, "PRECISION": precision(operand)}
+    return Launcher(_weight_backward, **constants, BT=block, BC=columns, STAGES=depth, num_warps=8), block, columns
+
+
+@functools.cache
+def _finish_launcher(spec: Spec, width: int, folds: int) -> tuple[Launcher, int]:
+    columns = min(512, power_of_two(width))
+    constants = {"WIDTH": width, "FOLDS": folds, "K": spec.logits, "KP": padded(spec.logits), "SCALE": spec.scale}
+    centred = spec.norm == "layer"
+    return Launcher(_finish_gradients, **constants, CENTRED=centred, BC=columns, BP=128, num_warps=4), columns
+
+
+def parameters_backward(x: Tensor, left: Tensor, partial: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
+    """Compute the gradients of weight and bias: partial sums over stretches of tokens, added in a fixed order."""
+    tokens, held, _ = x.shape
+    width = held * spec.d
     if not tokens:
-        return shift.new_zeros(spec.logits, spec.n * spec.d)
-    splits = triton.cdiv(tokens, chunk)
-    partial = shift.new_empty(splits, spec.logits, width)
-    _weight_backward[(slices, splits)](
-        x, left, partial, tokens, chunk,
-        ND=width, K=spec.logits, KP=kp, PRECISION=precision(left), **launch,
-    )  # fmt: skip
-    total = partial.sum(0)
-    if spec.norm == "layer":
-        total -= shift.unsqueeze(1)
-    return total.repeat(1, spec.n // x.shape[1])  # equal streams have equal gradients
+        return partial.new_zeros(spec.logits, spec.n * spec.d), partial.new_zeros(spec.logits)
+    launcher, block, columns = _weight_launcher(spec, x.dtype, left.dtype, width)
+    slices = ceil_div(width, columns)
+    splits = max(1, min(2 * multiprocessors(x) // slices, ceil_div(tokens, block)))
+    chunk = ceil_div(ceil_div(tokens, splits), block) * block
+    splits = ceil_div(tokens, chunk)
+    partial_w = partial.new_empty(splits, spec.logits, width)
+    launcher.launch((slices, splits), x, left, partial_w, tokens, chunk)
+    if len(partial) > MOST_PARTS:
+        partial = partial.sum(0, keepdim=True)
+    grad_weight, grad_bias = partial.new_empty(spec.logits, spec.n * spec.d), partial.new_empty(spec.logits)
+    finish, columns = _finish_launcher(spec, width, spec.n // held)
+    grid = (spec.logits, ceil_div(width, columns))
+    finish.launch(grid, partial_w, partial, grad_weight, grad_bias, splits, len(partial))
+    return grad_weight, grad_bias

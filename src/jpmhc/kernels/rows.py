@@ -11,23 +11,25 @@ many of the N streams the tensor x holds, all or one. A write may return the mea
 # ruff: noqa: RUF005
 # mypy: disable-error-code="assignment"
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from jpmhc.kernels.launch import kernel
+from jpmhc.kernels.launch import Launcher, kernel, power_of_two
 from jpmhc.kernels.spec import Spec
 
 ROW_ELEMENTS = 16  # of one stream that a thread holds: enough loads in flight, few enough registers
 
 
 def row_launch(spec: Spec, whole: bool = True) -> dict[str, int]:
-    """One token a program, and up to 512 numbers of a row a warp: sums over a short row never leave its warp.
+    """Choose one token a program, and up to 512 numbers of a row a warp: sums over a short row never leave its warp.
 
     A longer row is shared out to several warps, if it is wanted as a whole.
     """
-    width = triton.next_power_of_2(spec.d)
+    width = power_of_two(spec.d)
     if not whole:
         width = min(width, 32 * ROW_ELEMENTS)
     return {"BT": 1, "BD": width, "num_warps": max(1, width // (32 * ROW_ELEMENTS))}
@@ -78,14 +80,17 @@ def _combine(
     tl.store(h + rows[:, None] * D + c[None, :], total.to(h.dtype.element_ty), mask=mask)
 
 
+@functools.cache
+def _combine_launcher(spec: Spec, dtype: torch.dtype, held: int, per_token: bool) -> Launcher:
+    return Launcher(_combine, N=spec.n, M=held, D=spec.d, PER_TOKEN=int(per_token), **row_launch(spec))
+
+
 def combine(x: Tensor, coef: Tensor, spec: Spec) -> Tensor:
-    """The sublayer's input, Σ_j r_j x_j. x: [T, n or 1, d] → [T, d]"""
-    h = x.new_empty(len(x), spec.d)
-    launch = row_launch(spec)
-    if len(x):
-        _combine[(triton.cdiv(len(x), launch["BT"]),)](
-            x, coef, h, len(x), N=spec.n, M=x.shape[1], D=spec.d, PER_TOKEN=int(len(coef) == len(x)), **launch
-        )
+    """Compute the sublayer's input, Σ_j r_j x_j. x: [T, n or 1, d] → [T, d]"""
+    tokens, held, _ = x.shape
+    h = x.new_empty(tokens, spec.d)
+    if tokens:
+        _combine_launcher(spec, x.dtype, held, len(coef) == tokens).launch((tokens,), x, coef, h, tokens)
     return h
 
 
@@ -130,14 +135,17 @@ def _combine_backward(
     tl.store(place, _inner_products(gh, streams, BT, N), mask=inside[:, None])
 
 
+@functools.cache
+def _combine_backward_launcher(spec: Spec, dtype: torch.dtype, held: int) -> Launcher:
+    return Launcher(_combine_backward, N=spec.n, M=held, D=spec.d, **row_launch(spec))
+
+
 def combine_backward(x: Tensor, grad_h: Tensor, spec: Spec) -> Tensor:
-    """The gradient of the read weights: grad h's inner products with the streams. [T, n]"""
-    grad_read = x.new_empty(len(x), spec.n, dtype=torch.float32)
-    launch = row_launch(spec)
-    if len(x):
-        _combine_backward[(triton.cdiv(len(x), launch["BT"]),)](
-            x, grad_h, grad_read, len(x), N=spec.n, M=x.shape[1], D=spec.d, **launch
-        )
+    """Compute the gradient of the read weights: grad h's inner products with the streams. [T, n]"""
+    tokens, held, _ = x.shape
+    grad_read = x.new_empty(tokens, spec.n, dtype=torch.float32)
+    if tokens:
+        _combine_backward_launcher(spec, x.dtype, held).launch((tokens,), x, grad_h, grad_read, tokens)
     return grad_read
 
 
@@ -205,16 +213,19 @@ def _write(
         tl.store(out + rows[:, None] * D + c[None, :], (total / N).to(out.dtype.element_ty), mask=mask)
 
 
+@functools.cache
+def _write_launcher(spec: Spec, dtype: torch.dtype, held: int, per_token: bool, mean: bool) -> Launcher:
+    constants = {"N": spec.n, "M": held, "D": spec.d, "PER_TOKEN": int(per_token)}
+    return Launcher(_write, **constants, POST_NORM=spec.post_norm, MEAN=mean, EPS=spec.eps, **row_launch(spec))
+
+
 def write(x: Tensor, y: Tensor, coef: Tensor, spec: Spec, mean: bool) -> Tensor:
-    """x: [T, n or 1, d]; y: [T, d]; coef: [T or 1, n(n+2)] → [T, n, d], or [T, 1, d] if the mean is asked for"""
-    out = x.new_empty(len(x), 1 if mean else spec.n, spec.d)
-    launch = row_launch(spec)
-    if len(x):
-        _write[(triton.cdiv(len(x), launch["BT"]),)](
-            x, y, coef, out, len(x),
-            N=spec.n, M=x.shape[1], D=spec.d, PER_TOKEN=int(len(coef) == len(x)), POST_NORM=spec.post_norm,
-            MEAN=mean, EPS=spec.eps, **launch,
-        )  # fmt: skip
+    """Write to the streams. x: [T, n or 1, d]; y: [T, d]; coef: [T or 1, n(n+2)] → [T, n, d], the mean as [T, 1, d]"""
+    tokens, held, _ = x.shape
+    out = x.new_empty(tokens, 1 if mean else spec.n, spec.d)
+    if tokens:
+        launcher = _write_launcher(spec, x.dtype, held, len(coef) == tokens, mean)
+        launcher.launch((tokens,), x, y, coef, out, tokens)
     return out
 
 
@@ -297,30 +308,37 @@ def _write_backward(
         tl.store(place, along_x[i], mask=inside[:, None])
 
 
+@functools.cache
+def _write_backward_launcher(
+    spec: Spec, dtype: torch.dtype, held: int, graded: int, per_token: bool, pull: bool
+) -> Launcher:
+    constants = {"N": spec.n, "M": held, "G": graded, "D": spec.d, "PER_TOKEN": int(per_token), "PULL": pull}
+    whole = row_launch(spec, whole=spec.post_norm)
+    return Launcher(_write_backward, **constants, POST_NORM=spec.post_norm, EPS=spec.eps, **whole)
+
+
 def write_backward(
     grad: Tensor, x: Tensor, y: Tensor, coef: Tensor, spec: Spec, pull: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the streams with `pull`, else of z (empty where that is `grad`); of y; of coef."""
+    """Compute the gradients of the streams with `pull`, else of z (empty where that is `grad`); of y; of coef."""
+    tokens, held, _ = x.shape
     grad_x = gradient_room(grad, x, spec, pull)
     grad_y = torch.empty_like(y)
-    grad_coef = coef.new_empty(len(x), spec.coefficients)
-    launch = row_launch(spec, whole=spec.post_norm)
-    if len(x):
-        _write_backward[(triton.cdiv(len(x), launch["BT"]),)](
-            grad, x, y, coef, grad_x, grad_y, grad_coef, len(x),
-            N=spec.n, M=x.shape[1], G=grad.shape[1], D=spec.d, PER_TOKEN=int(len(coef) == len(x)),
-            POST_NORM=spec.post_norm, PULL=pull, EPS=spec.eps, **launch,
-        )  # fmt: skip
-    return grad_x, grad_y, grad_coef if len(coef) == len(x) else grad_coef.sum(0, keepdim=True)
+    grad_coef = coef.new_empty(tokens, spec.coefficients)
+    per_token = len(coef) == tokens
+    if tokens:
+        launcher = _write_backward_launcher(spec, x.dtype, held, grad.shape[1], per_token, pull)
+        launcher.launch((tokens,), grad, x, y, coef, grad_x, grad_y, grad_coef, tokens)
+    return grad_x, grad_y, grad_coef if per_token else grad_coef.sum(0, keepdim=True)
 
 
 def gradient_room(grad: Tensor, x: Tensor, spec: Spec, pull: bool) -> Tensor:
-    """Room for the first thing that `write_backward` returns."""
+    """Make room for the first thing that `write_backward` returns."""
     if pull:
         return x.new_empty(x.shape)
     return x.new_empty((x.shape[0], spec.n, spec.d) if differs(grad, spec) else 0)
 
 
 def differs(grad: Tensor, spec: Spec) -> bool:
-    """Whether the gradient of z = H x + w ⊗ y is another than that of what `write` returned."""
+    """Say whether the gradient of z = H x + w ⊗ y is another than that of what `write` returned."""
     return spec.post_norm or grad.shape[1] < spec.n

@@ -24,6 +24,7 @@ class Spec:
         write: The same for the write weights.
         temperature: Divides the read and write logits.
         post_norm: A weightless RMS norm of every stream after the write, with the same eps.
+        scale: Multiplies the weight.
         n: Streams: 2, 4 or 8.
         key: The record as a short text, the form in which it passes through `torch.library`; `find_spec` reads it.
     """
@@ -36,13 +37,14 @@ class Spec:
     write: str
     temperature: float
     post_norm: bool
+    scale: float
     n: int = field(init=False)
     key: str = field(init=False)
     cache_key: str = field(init=False)  # Triton asks for it: which functions, with which source, stand behind `mixer`
 
     def __post_init__(self) -> None:
         form = self.mixer
-        settings = (self.d, self.norm, self.eps, self.read, self.write, self.temperature, self.post_norm)
+        settings = (self.d, self.norm, self.eps, self.read, self.write, self.temperature, self.post_norm, self.scale)
         shape = (form.streams, form.logits, form.rows, form.columns, form.constants)
         functions = (form.entries, form.mix, form.derivative)
         sources = [getattr(f, "cache_key", f"{f.fn.__module__}.{f.fn.__qualname__}") for f in functions]
@@ -92,13 +94,14 @@ def make_spec(
     write: str = "softmax",
     temperature: float = 1.0,
     post_norm: bool = False,
+    scale: float = 1.0,
 ) -> Spec | str:
     """Make the record of a connection, or say in one sentence why the kernels do not cover it."""
     if mixer.streams not in STREAMS:
         return f"the kernels take {', '.join(map(str, STREAMS))} streams, not {mixer.streams}"
     if d % 8 or not 8 <= d <= MAX_DIM:
         return f"the kernels take a dim that is a multiple of 8 between 8 and {MAX_DIM}, not {d}"
-    return Spec(mixer, d, norm, float(eps), read, write, float(temperature), bool(post_norm))
+    return Spec(mixer, d, norm, float(eps), read, write, float(temperature), bool(post_norm), float(scale))
 
 
 def find_spec(key: str) -> Spec:

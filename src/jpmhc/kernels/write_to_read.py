@@ -11,13 +11,15 @@ the projection, being linear, is multiplied by the factors afterwards.
 # ruff: noqa: RUF005
 # mypy: disable-error-code="assignment,misc"
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from jpmhc.kernels import gates
-from jpmhc.kernels.launch import SHARED_BYTES, padded, stages
+from jpmhc.kernels.launch import SHARED_BYTES, Launcher, ceil_div, padded, stages
 from jpmhc.kernels.projection import constrain, finish, precision, prepare, small_outputs
 from jpmhc.kernels.rows import load_streams, mixed, mixing_entries, replaced
 from jpmhc.kernels.spec import Spec
@@ -139,31 +141,43 @@ def _write_to_read(
 
 
 def pays(spec: Spec, following: Spec) -> bool:
-    """Whether one kernel is no slower than two. A post-norm keeps n sums of every logit: up to 64 of them it is not."""
+    """Say whether one kernel is no slower than two. A post-norm keeps n sums of every logit: up to 64 it is not."""
     return not spec.post_norm or spec.n * padded(following.logits) <= 64
+
+
+@functools.cache
+def _launcher(
+    spec: Spec, following: Spec, dtype: torch.dtype, held: int, per_token: bool, compiled: bool, whole: bool, one: bool
+) -> Launcher:
+    """`whole`, `one`: whether the number of tokens is a multiple of 16, or one; the kernel is compiled for that too."""
+    kp, size = padded(following.logits), dtype.itemsize
+    width = 64
+    while width > 16 and (width >= 2 * spec.d or spec.n * kp * width * size > SHARED_BYTES // 4):
+        width //= 2
+    depth = stages((16 * (held + 1) + spec.n * kp) * width * size, 3)
+    # The way back only adds up, in wide slices and without a pipeline, unless it has to mix again.
+    back = (width, depth) if spec.post_norm else (2 * width, 1)
+    old = {"OLD_PER_TOKEN": int(per_token), "POST_NORM": int(spec.post_norm), "OLD_EPS": spec.eps}
+    blocks = {"BT": 16, "BD": width, "STAGES": depth, "BACK": back[0], "BACK_STAGES": back[1], "num_warps": 2}
+    new = {"KP": kp, "PRECISION": precision(dtype), "COMPILED": compiled, "M": held, "S": following}
+    return Launcher(_write_to_read, **old, **new, **blocks)
 
 
 def write_to_read(
     x: Tensor, y: Tensor, old: Tensor, spec: Spec, weight: Tensor, bias: Tensor, following: Spec
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The new streams [T, n, d], the next sublayer's input [T, d], and what `project` returns for `following`."""
-    tokens = len(x)
+) -> tuple[Tensor, ...]:
+    """Write to the streams of one connection and read them for the next.
+
+    Returns:
+        The new streams [T, n, d], the next sublayer's input [T, d], and what `project` returns for `following`.
+    """
+    tokens, held, _ = x.shape
     out, h = x.new_empty(tokens, spec.n, spec.d), torch.empty_like(y)
     logits, stats, coef = small_outputs(x, following)
+    prepared, sums = prepare(weight, x.dtype, spec.n * spec.d, following)
     if tokens:
-        prepared, sums = prepare(weight, x.dtype, spec.n * spec.d)
-        kp, size = padded(following.logits), x.element_size()
-        width = 64
-        while width > 16 and (width >= 2 * spec.d or spec.n * kp * width * size > SHARED_BYTES // 4):
-            width //= 2
-        depth = stages((16 * (x.shape[1] + 1) + spec.n * kp) * width * size, 3)
-        # The way back only adds up, in wide slices and without a pipeline, unless it has to mix again.
-        back = (width, depth) if spec.post_norm else (2 * width, 1)
-        launch = {"BT": 16, "BD": width, "STAGES": depth, "BACK": back[0], "BACK_STAGES": back[1], "num_warps": 2}
-        _write_to_read[(triton.cdiv(tokens, launch["BT"]),)](
-            x, y, old, out, prepared, sums, bias, logits, stats, h, tokens,
-            OLD_PER_TOKEN=int(len(old) == tokens), POST_NORM=int(spec.post_norm), OLD_EPS=spec.eps,
-            KP=kp, PRECISION=precision(x), COMPILED=x.is_cuda, M=x.shape[1], S=following, **launch,
-        )  # fmt: skip
+        whole, one = tokens % 16 == 0, tokens == 1
+        launcher = _launcher(spec, following, x.dtype, held, len(old) == tokens, x.is_cuda, whole, one)
+        launcher.launch((ceil_div(tokens, 16),), x, y, old, out, prepared, sums, bias, logits, stats, h, tokens)
         constrain(logits, coef, following)
-    return out, h, logits, stats, coef
+    return out, h, logits, stats, coef, prepared, sums

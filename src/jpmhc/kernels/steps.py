@@ -1,0 +1,79 @@
+"""The host's side of the fused steps: allocate, launch, return. No autograd and no dispatcher here.
+
+One connection is a read and a write of the same streams, and the streams' gradient has a part from each. Left to
+autograd, the write would store Hᵀ grad, the read its own part, and a third kernel would add them. Here the read
+returns, beside its results, a *link*: a tensor with the shape of n streams and one number of memory. The write takes it
+in place of the streams, and what it sends back through it is the gradient of H x: the bare gradient of its output or,
+with a post-norm, that of the streams before the norm. The read's derivative multiplies it by Hᵀ in the pass that
+computes everything else.
+"""
+
+from torch import Tensor
+
+from jpmhc.kernels import projection, read_backward, rows, write_to_read
+from jpmhc.kernels.launch import aligned
+from jpmhc.kernels.spec import Spec
+
+
+def link(x: Tensor, streams: int) -> Tensor:
+    """Make the tensor that carries the streams' gradient from the write to the read. [T, n, d]"""
+    return x.new_empty(()).expand(x.shape[0], streams, x.shape[2])
+
+
+def read(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Tensor, ...]:
+    """Return h [T, d], the link, logits, statistics, coefficients, and the weight as the kernels read it."""
+    x = aligned(x)
+    if weight is None:
+        small = projection.project_static(bias, spec)
+    else:
+        small = projection.project(x, weight, bias, spec)
+    return rows.combine(x, small[2], spec), link(x, spec.n), *small
+
+
+def read_backward_step(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor,
+    logits: Tensor,
+    stats: Tensor,
+    coef: Tensor,
+    prepared: Tensor,
+    sums: Tensor,
+    grad_h: Tensor,
+    grad_link: Tensor | None,
+    grad_coef: Tensor,
+    spec: Spec,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of the streams, the weight (empty without one) and the bias."""
+    x, grad_h, grad_coef = aligned(x), aligned(grad_h), aligned(grad_coef)
+    grad_link = None if grad_link is None else aligned(grad_link)
+    if weight is None:
+        grad_bias = read_backward.static_backward(x, bias, logits, stats, coef, grad_h, grad_coef, spec)
+        none = bias.new_empty(0)
+        return read_backward.streams_backward(x, grad_link, grad_h, none, coef, none, none, spec), none, grad_bias
+    operand = read_backward.gradient_type(x.dtype)
+    if prepared.dtype != operand:
+        prepared, sums = projection.prepare(weight, operand, x.shape[1] * spec.d, spec)
+    left, affine, partial = read_backward.logits_backward(x, bias, sums, logits, stats, coef, grad_h, grad_coef, spec)
+    grad_x = read_backward.streams_backward(x, grad_link, grad_h, prepared, coef, left, affine, spec)
+    return grad_x, *read_backward.parameters_backward(x, left, partial, spec)
+
+
+def write(x: Tensor, y: Tensor, coef: Tensor, spec: Spec, mean: bool) -> Tensor:
+    """Return the new streams [T, n, d], or their mean [T, 1, d]."""
+    return rows.write(aligned(x), aligned(y), coef, spec, mean)
+
+
+def write_backward_step(
+    grad: Tensor, x: Tensor, y: Tensor, coef: Tensor, spec: Spec, pull: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of the streams (or of z, where `pull` is false), of y and of the coefficients."""
+    return rows.write_backward(aligned(grad), aligned(x), aligned(y), coef, spec, pull)
+
+
+def write_read(
+    x: Tensor, y: Tensor, coef: Tensor, spec: Spec, weight: Tensor, bias: Tensor, following: Spec
+) -> tuple[Tensor, ...]:
+    """Return the new streams, then what `read` returns for the connection that follows."""
+    out, h, *small = write_to_read.write_to_read(aligned(x), aligned(y), coef, spec, weight, bias, following)
+    return out, h, link(out, following.n), *small
