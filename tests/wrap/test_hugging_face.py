@@ -114,7 +114,7 @@ def test_half_precision():
     model = wrapped_copy(plain)
     assert difference(*(one(tokens()).logits.float() for one in (plain, model))) < 0.05
     assert (
-        model.to(torch.float16).get_parameter("model.layers.0.hyper_connections.additions.0.map.logits").dtype
+        model.to(torch.float16).get_parameter("model.layers.0.hyper_connections.additions.0.map.bias").dtype
         == torch.float32
     )
 

@@ -255,7 +255,7 @@ def test_unwrap_gives_the_plain_model_back():
 def test_unwrap_refuses_trained_connections_unless_forced():
     model = jpmhc.wrap(Stack(PostNormBlock(12, RootMeanSquare) for _ in range(2)), inputs=inputs())
     before = model(inputs())
-    wrapped_layers(model)["blocks.1"].additions[1].map.logits.data[0] += 1
+    wrapped_layers(model)["blocks.1"].additions[1].map.bias.data[0] += 1
     with pytest.raises(ValueError, match=r"blocks\.1\.hyper_connections\.additions\.1 has been trained"):
         jpmhc.unwrap(model)
     assert not wrapped_layers(jpmhc.unwrap(model, force=True))

@@ -38,7 +38,7 @@ def test_lora_around_a_wrapped_model(tmp_path):
     trained = model(input_ids=tokens()).logits.detach()
     assert difference(before, trained) > 1e-3
     parts = next(iter(wrapped_layers(model).values()))
-    assert not torch.equal(parts.additions[0].map.logits, parts.original_module.additions[0].map.logits)
+    assert not torch.equal(parts.additions[0].map.bias, parts.original_module.additions[0].map.bias)
     model.save_pretrained(tmp_path)
     again = peft.PeftModel.from_pretrained(jpmhc.wrap(copy.deepcopy(base)), tmp_path)
     assert difference(trained, again(input_ids=tokens()).logits) < 1e-6

@@ -62,8 +62,9 @@ class _Read(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
-        found = _read_gradients(steps.read_backward_step, ctx.saved_tensors, ctx.spec, *gradients)
-        return *_first_derivatives_only(found), None
+        saved = ctx.saved_tensors  # once: activation checkpointing unpacks them a single time
+        found = _read_gradients(steps.read_backward_step, saved, ctx.spec, *gradients)
+        return *_first_derivatives_only(found, (*saved, *gradients)), None
 
 
 class _Write(Function):
@@ -77,7 +78,7 @@ class _Write(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         saved = ctx.saved_tensors
         found = _write_gradients(steps.write_backward_step, saved, gradients[0], ctx.linked, ctx.spec, ctx.spec)
-        return *_first_derivatives_only(found), None, None
+        return *_first_derivatives_only(found, (*saved, *gradients)), None, None
 
 
 class _WriteRead(Function):
@@ -101,14 +102,14 @@ class _WriteRead(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
-        saved = ctx.saved_tensors  # once: activation checkpointing unpacks them a single time
+        saved = ctx.saved_tensors
         grad, grad_weight, grad_bias = _read_gradients(
             steps.read_backward_step, saved[3:], ctx.following, *gradients[1:]
         )
         if gradients[0] is not None:
             grad = grad + gradients[0]
         written = _write_gradients(steps.write_backward_step, saved[:3], grad, ctx.linked, ctx.spec, ctx.spec)
-        found = _first_derivatives_only((*written, grad_weight, grad_bias))
+        found = _first_derivatives_only((*written, grad_weight, grad_bias), (*saved, *gradients))
         return *found[:4], None, *found[4:], None
 
 
@@ -142,22 +143,22 @@ def _write_gradients(
 
 
 class _Refuse(Function):
-    """Passes gradients through, and refuses to be differentiated."""
+    """Passes gradients through as functions of what they were computed from, and refuses to be differentiated."""
 
     @staticmethod
-    def forward(ctx: Any, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-        return tuple(None if t is None else t.view_as(t) for t in tensors)
+    def forward(ctx: Any, count: int, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+        return tuple(None if t is None else t.view_as(t) for t in tensors[:count])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         raise RuntimeError('the fused kernels have no second derivatives; kernels="reference" does')
 
 
-def _first_derivatives_only(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+def _first_derivatives_only(
+    gradients: tuple[Tensor | None, ...], inputs: tuple[Tensor | None, ...]
+) -> tuple[Tensor | None, ...]:
     """Return the gradients; where someone keeps their graph, in a form that refuses a second derivative."""
-    if not torch.is_grad_enabled():
-        return gradients
-    return _Refuse.apply(*(None if g is None else g.requires_grad_() for g in gradients))
+    return _Refuse.apply(len(gradients), *gradients, *inputs) if torch.is_grad_enabled() else gradients
 
 
 # The operators that a compiled graph calls. Autograd's part of them is traced away when the graph is made.
