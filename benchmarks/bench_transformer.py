@@ -1,0 +1,286 @@
+"""What hyper-connections cost in a transformer: step time, memory, first call, and the time of one decoding step.
+
+    python benchmarks/bench_transformer.py [--sizes small medium large] [--models plain cayley sinkhorn]
+        [--modes eager compiled reduce-overhead] [--recompute off auto] [--peers] [--decode] [--stack]
+
+A byte-level GPT (pre-norm attention and MLP, bf16 autocast-free) trains on random tokens: `small` is 16 layers of d = 384
+with 16,384 tokens a step, `medium` 6 layers of d = 2048 with 8 × 2048 tokens, `large` 3 layers of d = 4096 with 16,384.
+Every model runs in the same process as the plain one, and a model that does not start as the plain one is not timed.
+`--peers` adds liger-kernel's LigerMHC where it is installed. On a machine without CUDA, `--sizes tiny` runs everything
+small in float32.
+"""
+
+import argparse
+import gc
+import importlib.util
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import jpmhc
+from harness import RESULTS, milliseconds, write_csv
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
+VOCABULARY = 256
+
+
+class Size(NamedTuple):
+    layers: int
+    dim: int
+    heads: int
+    batch: int
+    length: int
+
+
+SIZES = {
+    "tiny": Size(2, 32, 2, 2, 16),
+    "small": Size(16, 384, 6, 64, 256),
+    "medium": Size(6, 2048, 16, 8, 2048),
+    "large": Size(3, 4096, 32, 8, 2048),
+}
+
+
+class Attention(nn.Module):
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.heads = size.heads
+        self.norm = nn.RMSNorm(size.dim)
+        self.inner = nn.Linear(size.dim, 3 * size.dim, bias=False)
+        self.outer = nn.Linear(size.dim, size.dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.inner(self.norm(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return self.outer(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+
+class MLP(nn.Module):
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(size.dim)
+        self.inner = nn.Linear(size.dim, 4 * size.dim, bias=False)
+        self.outer = nn.Linear(4 * size.dim, size.dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(F.gelu(self.inner(self.norm(x))))
+
+
+class GPT(nn.Module):
+    """The model; `mixer` is "plain" for residual additions, "liger" for LigerMHC, or a mixer's name."""
+
+    def __init__(self, size: Size, mixer: str, recompute: int | str | None) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, size.dim)
+        layers = [make(size) for _ in range(size.layers) for make in (Attention, MLP)]
+        self.mixer, self.blocks = mixer, nn.ModuleList()
+        if mixer == "plain":
+            self.blocks.extend(layers)
+        elif mixer == "liger":
+            from liger_kernel.transformers import LigerMHC
+
+            self.blocks.extend(LigerMHC(layer, hc=4, c=size.dim, phi_dtype=torch.bfloat16) for layer in layers)
+        else:
+            options: dict[str, Any] = {} if recompute is None else {"recompute": recompute}
+            connections = [jpmhc.HyperConnection(f, size.dim, 4, mixer, index=k) for k, f in enumerate(layers)]
+            self.blocks.append(jpmhc.HyperConnectionStack(connections, reduce=True, **options))
+        self.norm = nn.RMSNorm(size.dim)
+        self.head = nn.Linear(size.dim, VOCABULARY, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        if self.mixer == "plain":
+            for block in self.blocks:
+                x = x + block(x)
+        elif self.mixer == "liger":
+            x = jpmhc.expand_streams(x, 4)
+            for block in self.blocks:
+                x = block(x)
+            x = x.mean(-2)
+        else:
+            x = self.blocks[0](x.unsqueeze(-2))
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1).float(), tokens.roll(-1, 1).flatten())
+
+
+def make_step(model: nn.Module, run: Callable, tokens: Tensor) -> Callable[[], Tensor]:
+    """One training step: forward, backward and a fused AdamW."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=DEVICE == "cuda")
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        loss = run(tokens)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def build(size: Size, mixer: str, recompute: int | str | None) -> GPT:
+    """The model with the same sublayers' weights whatever the mixer."""
+    torch.manual_seed(0)
+    model = GPT(size, mixer, recompute)
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2 and ".map." not in name and "LigerMHC" not in name:
+            with torch.no_grad():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
+    return model.to(DEVICE, DTYPE)
+
+
+def time_models(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for name in arguments.sizes:
+        size = SIZES[name]
+        tokens = torch.randint(VOCABULARY, (size.batch, size.length), device=DEVICE)
+        plain_loss: float | None = None
+        plain: dict[str, tuple[float, float]] = {}
+        for mixer in arguments.models:
+            for recompute in ["off"] if mixer in ("plain", "liger") else arguments.recompute:
+                for mode in arguments.modes if mixer != "liger" else ["eager"]:
+                    gc.collect()
+                    torch.compiler.reset()
+                    model = build(size, mixer, None if recompute == "off" else recompute)
+                    loss = model(tokens).item()
+                    if mixer == "plain":
+                        plain_loss = loss
+                    elif mixer != "liger" and plain_loss is not None and abs(loss - plain_loss) > 2e-2:
+                        raise SystemExit(f"{mixer} starts with loss {loss}, the plain model with {plain_loss}")
+                    options = {"mode": mode} if mode == "reduce-overhead" else {}
+                    run = model if mode == "eager" else torch.compile(model, **options)
+                    step = make_step(model, run, tokens)
+                    if DEVICE == "cuda":
+                        torch.cuda.synchronize()
+                        torch.cuda.reset_peak_memory_stats()
+                    start = time.perf_counter()
+                    step()
+                    if DEVICE == "cuda":
+                        torch.cuda.synchronize()
+                    first = time.perf_counter() - start
+                    ms = milliseconds(step, repeats=arguments.repeats, warm_up=5, device=DEVICE)
+                    memory = torch.cuda.max_memory_allocated() / 2**30 if DEVICE == "cuda" else 0.0
+                    if mixer == "plain":
+                        plain[mode] = (ms, memory)
+                    base = plain.get(mode)
+                    row = {
+                        "size": name, "layers": size.layers, "dim": size.dim, "tokens": size.batch * size.length,
+                        "model": mixer, "recompute": recompute, "mode": mode, "step_ms": round(ms, 3),
+                        "step_ratio": round(ms / base[0], 3) if base else "", "peak_gib": round(memory, 3),
+                        "memory_ratio": round(memory / base[1], 3) if base and base[1] else "",
+                        "first_call_s": round(first, 1), "loss": round(loss, 4),
+                    }  # fmt: skip
+                    rows.append(row)
+                    print(*(f"{key} {value}" for key, value in row.items()), flush=True)
+                    del model, run, step
+    return rows
+
+
+def time_stack(modes: list[str]) -> list[dict[str, Any]]:
+    """Sixteen Cayley connections around a Linear: forward and backward, host included."""
+    rows = []
+    tokens, dim, depth = (16384, 384, 16) if DEVICE == "cuda" else (64, 32, 2)
+    for mode in modes:
+        torch.compiler.reset()
+        torch.manual_seed(0)
+        blocks = [jpmhc.HyperConnection(nn.Linear(dim, dim), dim, 4, "cayley", index=k) for k in range(depth)]
+        stack = jpmhc.HyperConnectionStack(blocks).to(DEVICE, DTYPE)
+        x = torch.randn(tokens, 4, dim, device=DEVICE, dtype=DTYPE, requires_grad=True)
+        options = {"mode": mode} if mode == "reduce-overhead" else {}
+        run = stack if mode == "eager" else torch.compile(stack, **options)
+        leaves, gradient = [x, *stack.parameters()], torch.randn_like(x)
+
+        def both(run=run, x=x, leaves=leaves, gradient=gradient) -> Any:
+            return torch.autograd.grad(run(x), leaves, gradient)
+
+        ms = milliseconds(both, repeats=20, warm_up=5, device=DEVICE)
+        rows.append({"what": f"stack of {depth}", "mode": mode, "tokens": tokens, "dim": dim, "ms": round(ms, 3)})
+        print(rows[-1], flush=True)
+        if mode == "eager":
+            # Host time: few tokens, so that the device never makes the host wait.
+            few = x.detach()[:16].requires_grad_()
+            small = gradient[:16]
+            host = milliseconds(lambda: torch.autograd.grad(stack(few), [few, *leaves[1:]], small), 50, 10, DEVICE)
+            plain = nn.Sequential(*(block.sublayer for block in blocks))
+            row = few[:, 0].detach().requires_grad_()
+            lines = milliseconds(
+                lambda: torch.autograd.grad(plain(row), [row, *plain.parameters()], small[:, 0]), 50, 10, DEVICE
+            )
+            each = (host - lines) / depth * 1e3
+            rows.append(
+                {"what": "host time of one connection (µs)", "mode": mode, "tokens": 16, "dim": dim, "ms": each}
+            )
+            print(rows[-1], flush=True)
+    return rows
+
+
+def time_decoding(mixers: list[str], dims: list[int]) -> list[dict[str, Any]]:
+    """Write of one connection and read of the next for few tokens, without gradients."""
+    rows = []
+    for dim in dims:
+        for mixer in mixers:
+            blocks = [jpmhc.HyperConnection(None, dim, 4, mixer, index=k).to(DEVICE) for k in range(2)]
+            for block in blocks:
+                nn.init.normal_(block.map.weight)
+            for tokens in (1, 8, 64, 256):
+                x = torch.randn(tokens, 4, dim, device=DEVICE, dtype=DTYPE)
+
+                def seams(count: int, x=x, blocks=blocks) -> Tensor:
+                    with torch.inference_mode():
+                        h, state = blocks[0].read(x)
+                        for k in range(count):
+                            x, h, state = blocks[k % 2].write_read(x, h, state, blocks[(k + 1) % 2])
+                        return h
+
+                row: dict[str, Any] = {"mixer": mixer, "dim": dim, "tokens": tokens}
+                many = [milliseconds(lambda c=c, s=seams: s(c), 30, 5, DEVICE) for c in (1, 21)]
+                row["eager_us"] = round((many[1] - many[0]) / 20 * 1e3, 1)
+                if DEVICE == "cuda":
+                    replays = []
+                    for count in (1, 21):
+                        graph = torch.cuda.CUDAGraph()
+                        seams(count)
+                        torch.cuda.synchronize()
+                        with torch.cuda.graph(graph):
+                            seams(count)
+                        replays.append(milliseconds(graph.replay, 50, 5, DEVICE))
+                    row["graph_us"] = round((replays[1] - replays[0]) / 20 * 1e3, 1)
+                rows.append(row)
+                print(row, flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="*", choices=SIZES, default=["small", "medium", "large"])
+    parser.add_argument("--models", nargs="+", default=["plain", "cayley", "sinkhorn"])
+    parser.add_argument(
+        "--modes", nargs="+", choices=("eager", "compiled", "reduce-overhead"), default=["eager", "compiled"]
+    )
+    parser.add_argument("--recompute", nargs="+", default=["off"], help="off, auto or a number")
+    parser.add_argument("--peers", action="store_true", help="LigerMHC beside ours, eager")
+    parser.add_argument("--decode", nargs="*", metavar="MIXER", help="time few tokens for these mixers (none: all)")
+    parser.add_argument("--dims", nargs="+", type=int, default=[2048, 4096], help="widths of the decoding table")
+    parser.add_argument("--stack", action="store_true", help="time a stack of connections around a Linear")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--folder", type=Path, default=RESULTS, help="where the CSV files go")
+    arguments = parser.parse_args()
+    unknown = [m for m in arguments.models if m != "plain" and m not in jpmhc.MIXERS]
+    if unknown:
+        parser.error(f"unknown model {unknown[0]!r}: choose plain or a mixer of {', '.join(jpmhc.MIXERS)}")
+    if arguments.peers and importlib.util.find_spec("liger_kernel") is not None:
+        arguments.models.append("liger")
+    if arguments.stack:
+        write_csv("transformer_stack", time_stack(arguments.modes), DEVICE, arguments.folder)
+    if arguments.decode is not None:
+        rows = time_decoding(arguments.decode or list(jpmhc.MIXERS), arguments.dims)
+        write_csv("transformer_decode", rows, DEVICE, arguments.folder)
+    if arguments.sizes:
+        write_csv("transformer", time_models(arguments), DEVICE, arguments.folder)
+
+
+if __name__ == "__main__":
+    main()
