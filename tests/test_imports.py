@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import jpmhc
+from jpmhc.spectra.solvers import METHODS
+from jpmhc.trm.tasks.registry import TASKS
 
 SOURCE = Path(jpmhc.__file__).parent
 
@@ -18,9 +20,9 @@ ALLOWED: dict[str, set[str]] = {
     "threads": set(),
     "manifolds": {"checks"},
     "mixers": {"checks", "manifolds"},
-    "kernels": {"checks", "manifolds", "mixers"},
+    "kernels": {"checks"},
     "connections": {"checks", "manifolds", "mixers", "kernels"},
-    "optim": {"checks", "connections", "manifolds", "mixers"},
+    "optim": {"checks", "manifolds", "mixers"},
     "spectra": {"checks", "manifolds", "mixers", "threads"},
     "generators": {"checks", "manifolds", "mixers"},
     "trm": {"checks", "connections", "kernels", "manifolds", "mixers", "optim"},
@@ -83,6 +85,61 @@ def test_imports_run_one_way(folder):
             assert not upward, f"{path.relative_to(SOURCE)} imports {', '.join(sorted(upward))}"
 
 
+# Files that may say the name of one mixer, task or solver: as a default, in a preset or in a setting of the paper.
+MAY_NAME = {
+    "mixers": {
+        "connections/hyper.py",  # the default, and the one skip that need not be multiplied
+        "wrap/wrapping.py",  # the default
+        "spectra/panel.py",  # the columns of the paper's figure
+        "spectra/random_skips.py",  # the options of a few mixers' random skips
+        "trm/model/config.py",  # the paper's settings of its variants
+        "trm/training/presets.py",
+    },
+    "trm/tasks": {"trm/training/config.py", "trm/training/presets.py"},
+    "spectra/solvers": {"spectra/grid.py", "spectra/panel.py", "spectra/solve.py"},
+}
+# The same words with another meaning: manifolds, a column's heading, an extra of the package.
+OTHER_MEANING = {
+    "mixers": {"manifolds/__init__.py", "report/generating_sets.py"},
+    "trm/tasks": {"cli/__init__.py"},
+    "spectra/solvers": set(),
+}
+
+
+def words_of(path: Path, home: str) -> set[str]:
+    """The texts that a file holds outside docstrings, and the names that it imports from a folder of the package."""
+    tree = ast.parse(path.read_text())
+    bodies = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    docstrings = {id(node.body[0].value) for node in ast.walk(tree) if isinstance(node, bodies) and _documented(node)}
+    words = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            words.add(node.value)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"jpmhc.{home}".replace("/", ".")):
+            words |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "mixers":
+            words.add(node.attr)
+    return words
+
+
+def _documented(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> bool:
+    return bool(node.body) and isinstance(node.body[0], ast.Expr)
+
+
+@pytest.mark.parametrize("home", MAY_NAME)
+def test_nothing_outside_its_folder_names_a_mixer_a_task_or_a_solver(home):
+    registries: dict[str, dict[str, object]] = {"mixers": jpmhc.MIXERS, "trm/tasks": TASKS, "spectra/solvers": METHODS}
+    registry = registries[home]
+    names = {*registry, *(entry.__name__ for entry in registry.values() if isinstance(entry, type))}
+    assert len(names) >= 4
+    for path in SOURCES:
+        file = path.relative_to(SOURCE).as_posix()
+        if file.startswith(f"{home}/") or file in MAY_NAME[home] | OTHER_MEANING[home]:
+            continue
+        named = words_of(path, home) & names
+        assert not named, f"{file} names {', '.join(sorted(named))}: ask the registry instead"
+
+
 def test_the_library_loads_no_extra():
     """No module but the commands, the reports and what is written in Triton imports an extra when it is imported."""
     modules = [
@@ -102,6 +159,12 @@ def test_importing_the_package_alone_loads_nothing():
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     loaded = {name.split(".")[0] for name in ended.stdout.split()}
     assert loaded <= {"jpmhc", *sys.stdlib_module_names}
+
+
+def test_a_function_keeps_its_name_when_its_package_is_imported():
+    script = "import jpmhc.wrap.streams, jpmhc; print(callable(jpmhc.wrap), jpmhc.wrap.__module__)"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["True", "jpmhc.wrap.wrapping"]
 
 
 def test_every_public_name_is_there():
