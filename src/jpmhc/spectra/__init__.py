@@ -1,4 +1,4 @@
-"""Jacobian spectra: what is asked (`Network`), how it is solved (`cauchy`), what comes back (`density`), and checks."""
+"""Jacobian spectra: describe a network (`Network`), solve it (`cauchy`, `density`), and compare (`simulate`)."""
 
 from jpmhc.spectra import trace
 from jpmhc.spectra.density import Density, density

@@ -48,15 +48,15 @@ class Activation:
     closed: tuple[Function, Function, Function] | None = None
 
     def psi(self, variance: Tensor | float) -> Tensor:
-        r"""$\psi(v) = E[\phi'(\sqrt v Z)^2]$ (eq. psi): the mean square slope."""
+        r"""Return $\psi(v) = E[\phi'(\sqrt v Z)^2]$ (eq. psi): the mean square slope."""
         return self._moment(variance, 0, lambda x: self.derivative(x).square())
 
     def kappa(self, variance: Tensor | float) -> Tensor:
-        r"""$\kappa(v) = E[\phi(\sqrt v Z)^2]$ (eq. kappa): the mean square output."""
+        r"""Return $\kappa(v) = E[\phi(\sqrt v Z)^2]$ (eq. kappa): the mean square output."""
         return self._moment(variance, 1, lambda x: self.function(x).square())
 
     def phi(self, variance: Tensor | float) -> Tensor:
-        r"""$\varphi(v) = E[\phi(\sqrt v Z)]$ (eq. phi_moment): the mean output."""
+        r"""Return $\varphi(v) = E[\phi(\sqrt v Z)]$ (eq. phi_moment): the mean output."""
         return self._moment(variance, 2, self.function)
 
     def _moment(self, variance: Tensor | float, which: int, integrand: Function) -> Tensor:
@@ -84,7 +84,7 @@ def _hermite(nodes: int) -> tuple[Tensor, Tensor]:
 
 
 def hermite_expectation(function: Function, scale: Tensor, nodes: int = 100) -> Tensor:
-    r"""$E[f(s Z)]$ by Gauss–Hermite quadrature; scale $s$ [..., 1] -> [...]."""
+    r"""Compute $E[f(s Z)]$ by Gauss–Hermite quadrature; scale $s$ [..., 1] -> [...]."""
     x, weight = (part.to(scale.device) for part in _hermite(nodes))
     return (function(scale * x) * weight).sum(-1)
 
@@ -96,7 +96,7 @@ def _legendre(nodes: int) -> tuple[Tensor, Tensor]:
 
 
 def panel_expectation(function: Function, scale: Tensor, kinks: tuple[float, ...] = (), nodes: int = 32) -> Tensor:
-    r"""$E[f(s Z)]$ by Gauss–Legendre quadrature on panels; scale $s$ [..., 1] -> [...].
+    r"""Compute $E[f(s Z)]$ by Gauss–Legendre quadrature on panels; scale $s$ [..., 1] -> [...].
 
     The panels are bounded by the kinks of $f$, by $\pm 1, \pm 2, \pm 4, \dots$ (its own width is one) and by multiples
     of $s$ (the width of the density), up to ten standard deviations.
@@ -117,7 +117,7 @@ def panel_expectation(function: Function, scale: Tensor, kinks: tuple[float, ...
 
 
 def leaky_relu(slope: float = 0.01) -> Activation:
-    r"""$\max(x, \text{slope} \cdot x)$, with closed moments."""
+    r"""Make the activation $\max(x, \text{slope} \cdot x)$ with its closed moments."""
     square = (1 + slope**2) / 2
     return Activation(
         name="relu" if slope == 0 else "leaky_relu",

@@ -1,4 +1,4 @@
-r"""What comes back: the density of squared singular values, its mass, moments, quantiles and distances to samples."""
+r"""The density of squared singular values: its mass, moments and quantiles, and how it is computed."""
 
 from __future__ import annotations
 
@@ -76,23 +76,23 @@ class Density:
     note: str = ""
 
     def singular_values(self) -> tuple[Tensor, Tensor]:
-        r"""The grid in singular values and their density $2 s \rho(s^2)$."""
+        r"""Return the grid in singular values and their density $2 s \rho(s^2)$."""
         s = self.x.sqrt()
         return s, 2 * s * self.values
 
     def moments(self, count: int) -> Tensor:
-        r"""$\int x^k \rho\,dx$ for k = 1, …, count, from the grid; `spectra.moments` has them without smoothing."""
+        r"""Integrate $x^k \rho$ for k = 1, …, count, from the grid; `spectra.moments` has them without smoothing."""
         orders = range(1, to_whole_number(count, "the number of moments") + 1)
         return torch.stack([_integral(self.x, self.x**k * self.values) for k in orders])
 
     def cumulative(self) -> Tensor:
-        """The distribution function on the grid: the mass below it and up to each point, scaled to end at one. [P]"""
+        """Return the distribution function on the grid: the mass up to each point, scaled to end at one. [P]"""
         inside = torch.cumulative_trapezoid(self.x * self.values, self.x.log())
         total = torch.cat([self.x.new_zeros(1), inside]) + self.below
         return total / total[-1]
 
     def quantile(self, probability: float) -> float:
-        """The singular value that a fraction of all lie below; 0 where that fraction lies below the grid."""
+        """Return the singular value that a fraction of all lie below; 0 where that fraction lies below the grid."""
         if to_non_negative_number(probability, "a quantile's probability") > 1:
             raise ValueError(f"a quantile's probability must not exceed 1, and {probability:g} does")
         cumulative = self.cumulative().numpy()
@@ -101,24 +101,24 @@ class Density:
         return float(np.interp(probability, cumulative, self.x.sqrt().numpy()))
 
     def collapsed(self, threshold: float = COLLAPSED) -> float:
-        """The fraction of singular values below a threshold."""
+        """Return the fraction of singular values below a threshold."""
         threshold = to_non_negative_number(threshold, "the threshold")
         s, cumulative = self.x.sqrt().numpy(), self.cumulative().numpy()
         return float(np.interp(threshold, s, cumulative, left=cumulative[0]))
 
     def condition(self, tail: float = 0.01) -> float:
-        """The ratio of the singular values that leave a fraction `tail` above and below: a condition number."""
+        """Return a condition number: the ratio of the singular values that leave a fraction `tail` above and below."""
         if to_non_negative_number(tail, "tail") >= 0.5:
             raise ValueError(f"tail must be below 0.5, not {tail:g}")
         low = self.quantile(tail)
         return self.quantile(1 - tail) / low if low > 0 else float("inf")
 
     def wasserstein(self, samples: Tensor | np.ndarray) -> float:
-        r"""$W_1$ in singular values to samples of squared singular values; `distances` has the others."""
+        r"""Compute $W_1$ in singular values to samples of squared singular values; `distances` has other distances."""
         return wasserstein(self, samples)
 
     def normalised(self) -> Density:
-        """The same curve with unit integral over its grid, as the paper draws it; what was captured stays in `mass`."""
+        """Return the curve with unit integral over its grid, as the paper draws it; `mass` stays what was captured."""
         return Density(**{**self.__dict__, "values": self.values / self.mass})
 
 

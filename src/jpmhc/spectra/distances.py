@@ -34,7 +34,7 @@ class Distances:
 
 
 def distances(density: Density, samples: Tensor | np.ndarray, bins: int = 60) -> Distances:
-    """All distances between a density and squared singular values.
+    """Compute all distances between a density and samples of squared singular values.
 
     Args:
         samples: Squared singular values of any shape, as `simulate` gives them.
@@ -62,7 +62,7 @@ def distances(density: Density, samples: Tensor | np.ndarray, bins: int = 60) ->
 
 
 def wasserstein(density: Density, samples: Tensor | np.ndarray) -> float:
-    r"""$W_1 = \int |F - F_n|\,ds$ in singular values; mass below the density's grid counts as zero."""
+    r"""Compute $W_1 = \int |F - F_n|\,ds$ in singular values; mass below the density's grid counts as zero."""
     s = singular_values(samples)
     grid, cumulative = density.x.sqrt().numpy(), density.cumulative().numpy()
     points = np.unique(np.concatenate([[0.0], s, grid]))
@@ -73,7 +73,7 @@ def wasserstein(density: Density, samples: Tensor | np.ndarray) -> float:
 
 
 def kolmogorov(density: Density, samples: Tensor | np.ndarray) -> float:
-    """The largest difference of the distribution functions at singular values that the density's grid resolves."""
+    """Compute the largest difference of the distribution functions at singular values that the grid resolves."""
     s = singular_values(samples)
     grid, cumulative = density.x.sqrt().numpy(), density.cumulative().numpy()
     resolved = s >= grid[0]
@@ -85,7 +85,7 @@ def kolmogorov(density: Density, samples: Tensor | np.ndarray) -> float:
 
 
 def singular_values(samples: Tensor | np.ndarray) -> np.ndarray:
-    """Samples of squared singular values as a sorted row of singular values."""
+    """Return samples of squared singular values as a sorted row of singular values."""
     squares = to_real_tensor(samples, "samples of squared singular values").cpu().numpy().ravel()
     if not len(squares) or squares.min() < 0:
         raise ValueError("samples must be squared singular values, at least one and none of them negative")
@@ -93,5 +93,5 @@ def singular_values(samples: Tensor | np.ndarray) -> np.ndarray:
 
 
 def _cumulative_at(s: np.ndarray, grid: np.ndarray, cumulative: np.ndarray) -> np.ndarray:
-    """The distribution function; what lies below the grid sits at zero."""
+    """Evaluate the distribution function; what lies below the grid counts as zero."""
     return np.interp(s, grid, cumulative, left=cumulative[0], right=1.0)

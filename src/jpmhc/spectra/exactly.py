@@ -1,4 +1,4 @@
-r"""Numbers of a spectrum without smoothing: moments by a contour around it, edges by how $\mathrm{Im}\,G$ vanishes."""
+r"""Moments and edges of a spectrum without smoothing: by a contour around it, and by how $\mathrm{Im}\,G$ vanishes."""
 
 import math
 
@@ -23,7 +23,7 @@ _BAND = 5e-3
 
 
 def moments(network: Network, count: int, top: float, method: str = "auto") -> Tensor:
-    r"""The moments $\int x^k \rho\,dx = \frac{1}{2\pi i}\oint z^k G(z)\,dz$, k = 1, …, count, to about nine digits.
+    r"""Compute the moments $\int x^k \rho\,dx = \frac{1}{2\pi i}\oint z^k G(z)\,dz$ for k = 1, …, count to nine digits.
 
     Args:
         top: A number above the spectrum, such as the end of a density's grid.
@@ -51,7 +51,7 @@ def moments(network: Network, count: int, top: float, method: str = "auto") -> T
 
 
 def edges(network: Network, density: Density, method: str = "auto") -> Tensor:
-    r"""The ends of the bands of squared singular values that a density shows, [k, 2], to about five digits.
+    r"""Find where the bands of squared singular values begin and end, [k, 2], to about five digits.
 
     Halving $\eta$ halves $\mathrm{Im}\,G$ outside the spectrum and leaves it alone inside; at an edge, where the
     density is a square root, it is divided by $\sqrt 2$. Each edge lies between the peak of its band and the grid's

@@ -1,4 +1,4 @@
-"""Where to ask: a grid of squared singular values that finds the spectrum, over however many orders of magnitude."""
+"""A grid of squared singular values that finds the spectrum by itself, over however many orders of magnitude."""
 
 import math
 import warnings
@@ -35,7 +35,7 @@ _LARGEST = 1200
 
 
 def upper_bound(network: Network) -> float:
-    r"""A bound on the squared singular values: $\prod_l (\|A_l\| + \|\sigma_l W_l\|)^2$."""
+    r"""Bound the squared singular values from above by $\prod_l (\|A_l\| + \|\sigma_l W_l\|)^2$."""
     factors = network.noise_factors()
     rows = torch.linalg.matrix_norm((factors @ factors.mT).sum(1), 2)
     columns = torch.linalg.matrix_norm((factors.mT @ factors).sum(1), 2)
@@ -94,7 +94,7 @@ def _solve_roughly(
 
 
 def _near_mass(weight: Tensor) -> Tensor:
-    """Which points see mass, with one more on each side of every band; all of them if hardly any do."""
+    """Return which points see mass, with one more on each side of every band; all points if hardly any do."""
     seen = weight > _FLOOR
     near = seen.clone()
     near[1:] |= seen[:-1]
@@ -103,7 +103,7 @@ def _near_mass(weight: Tensor) -> Tensor:
 
 
 def _middles(t: Tensor, weight: Tensor, tolerance: float = math.inf) -> Tensor:
-    """The middles of the intervals that hold too much mass, whose ends differ too much, or that are integrated badly.
+    """Return the middles of the intervals that hold too much mass, differ too much at their ends, or are integrated badly.
 
     Args:
         tolerance: Of the trapezium rule's error on one interval, as the bend of the curve at its ends tells it.

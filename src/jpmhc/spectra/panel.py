@@ -80,7 +80,7 @@ class Cell:
     distances: dict[str, Distances]
 
     def collapsed(self) -> dict[str, float]:
-        """The fraction of singular values below 0.1, sampled and by each theory."""
+        """Return the fraction of singular values below 0.1, sampled and by each theory."""
         fractions = {name: curve.collapsed() for name, curve in self.curves.items()}
         return {"sampled": float((self.sampled < COLLAPSED**2).double().mean()), **fractions}
 
@@ -104,7 +104,7 @@ def cell(mixer: str, depth: int, samples: int, config: PanelConfig) -> Cell:
 
 
 def panel(config: PanelConfig, progress: Callable[[str], None] | None = None) -> list[Cell]:
-    """All cells, row by row; `progress` is told each cell's name when it begins."""
+    """Compute all cells, row by row; `progress` is called with each cell's name when it begins."""
     cells: list[Cell] = []
     with one_thread():
         for depth, samples in zip(config.depths, config.samples):
@@ -116,7 +116,7 @@ def panel(config: PanelConfig, progress: Callable[[str], None] | None = None) ->
 
 
 def rows(cells: Sequence[Cell]) -> list[dict[str, str | int | float]]:
-    """The panel's numbers, a row for each cell."""
+    """Return the panel's numbers, a row for each cell."""
     table: list[dict[str, str | int | float]] = []
     for item in cells:
         row: dict[str, str | int | float] = {"mixer": item.mixer, "depth": item.depth}

@@ -1,4 +1,4 @@
-"""One question about one network, from the words of a command line to numbers: what `jpmhc spectrum` asks."""
+"""What `jpmhc spectrum` computes: the words of a command line become a network, and the network becomes numbers."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Query:
                 to_whole_number(getattr(self, name), name)
 
     def network(self) -> Network:
-        """The network that is asked about."""
+        """Build the network that the options describe."""
         if self.matrix is None:
             mixer, streams = _or(self.mixer, MIXER), _or(self.streams, STREAMS)
             skips = Network.from_mixer(mixer, _or(self.depth, DEPTH), 0.0, streams, self.seed, shared=self.shared).skips
@@ -118,7 +118,7 @@ class Query:
         return network.to(self.device)
 
     def title(self, network: Network) -> str:
-        """One line that says which network was asked about."""
+        """Return one line that describes the network."""
         skips = str(self.matrix) if self.matrix is not None else f"{_or(self.mixer, MIXER)} skips"
         noise = f"Lσ² = {_or(self.noise, NOISE):g}"
         if self.activation is not None:
@@ -133,7 +133,7 @@ def _or(value: T | None, default: T) -> T:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What a query gave.
+    """The numbers that answer a query.
 
     Attributes:
         edges: The bands' ends as singular values. [k, 2]
@@ -183,7 +183,7 @@ def answer_query(query: Query, progress: Callable[[str], None] | None = None) ->
 
 
 def read_skips(path: Path, depth: int | None = None) -> Tensor:
-    """Skips [L, n, n] from a file that holds them, or one matrix [n, n] for `depth` layers (10 by default)."""
+    """Read skips [L, n, n] from a file; one matrix [n, n] there stands for `depth` layers (10 if None)."""
     if not path.is_file():
         raise ValueError(f"there is no file {path} to read a matrix from")
     if path.suffix == ".pt" and not is_zipfile(path):
@@ -210,7 +210,7 @@ def read_skips(path: Path, depth: int | None = None) -> Tensor:
 
 
 def write_curve(found: Density, path: Path) -> Path:
-    """The density as CSV: squared and plain singular values, their densities, and the distribution function."""
+    """Write a density as CSV: squared and plain singular values, their densities, and the distribution function."""
     path.parent.mkdir(parents=True, exist_ok=True)
     s, values = found.singular_values()
     columns = (found.x, found.values, found.eta, s, values, found.cumulative(), found.interpolated.long())

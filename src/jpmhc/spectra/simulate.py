@@ -28,7 +28,7 @@ def simulate(
     batch: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Tensor:
-    r"""Squared singular values of sampled networks, ascending in each sample.
+    r"""Sample networks and return their squared singular values, ascending in each sample.
 
     Singular values below about $10^{-16}$ of a sample's largest one (1e-7 in float32) are rounding.
 
@@ -67,7 +67,7 @@ def simulate_nonlinear(
     batch: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Tensor:
-    r"""Squared singular values of real networks $x \leftarrow A_l x + \phi(W_l x + b)$ at Gaussian inputs.
+    r"""Sample squared singular values of real networks $x \leftarrow A_l x + \phi(W_l x + b)$ at Gaussian inputs.
 
     The slopes $D_l = \phi'(h_l)$ come from the data that flow through each sampled network, so that nothing of the
     theory's mean-field step is assumed. The network gives the skips and, where it has them, the read and write
@@ -140,7 +140,7 @@ def _free_memory(device: torch.device) -> int:
 
 
 def _normal(generators: list[torch.Generator], shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Standard normal numbers, each sample from its own generator. [b, *shape]"""
+    """Draw standard normal numbers, each sample from its own generator. [b, *shape]"""
     out = like.new_empty(len(generators), *shape)
     for row, generator in zip(out, generators):
         row.normal_(generator=generator)
@@ -148,7 +148,7 @@ def _normal(generators: list[torch.Generator], shape: tuple[int, ...], like: Ten
 
 
 def _linear_jacobian(network: Network, width: int, generators: list[torch.Generator], skips: Tensor) -> Tensor:
-    """J [b, N, N] of the model with Gaussian noise in every layer."""
+    """Sample J [b, N, N] of the model with Gaussian noise in every layer."""
     n, size = network.streams, network.streams * width
     factors = network.covariance.to(skips.dtype) if network.covariance is not None else None
     jacobian = torch.eye(size, dtype=skips.dtype, device=skips.device).expand(len(generators), size, size)
@@ -180,7 +180,7 @@ def _nonlinear_jacobian(
     generators: list[torch.Generator],
     skips: Tensor,
 ) -> Tensor:
-    """J [b, N, N] at one random input of each sampled network, carried along with the signal as its last column."""
+    """Compute J [b, N, N] at one random input of each sampled network; the signal is carried as its last column."""
     n, size = network.streams, network.streams * width
     signal = _normal(generators, (size, 1), skips) * input_variance**0.5
     eye = torch.eye(size, dtype=skips.dtype, device=skips.device).expand(len(generators), size, size)

@@ -1,4 +1,4 @@
-r"""Traces and spectra of operators known only by what they do to vectors (appendix "Stochastic Trace Estimation").
+r"""Traces and spectra of operators known by products with vectors (appendix "Stochastic Trace Estimation").
 
 An operator is a function of rows: it maps a block of k vectors [k, N] to the block of their images. With `quadrature`
 and `singular_quadrature` a few dozen products give the whole spectral measure, and with it
@@ -37,7 +37,7 @@ def probes(
     device: torch.device | str = "cpu",
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    r"""Random vectors of unit norm with $E[g g^*] = I/N$. [count, size]
+    r"""Draw random vectors of unit norm with $E[g g^*] = I/N$. [count, size]
 
     Note:
         The paper's complex Gaussian vectors need $g^*$: the expectation of $g^\top A g$ is zero.
@@ -51,7 +51,7 @@ def probes(
 
 
 def hutchinson(operator: Operator, start: Tensor) -> Estimate:
-    r"""$\mathrm{Tr}\, A \approx \frac{N}{s} \sum_i g_i^* A g_i$ with unit vectors $g_i$: as many products as vectors.
+    r"""Estimate $\mathrm{Tr}\, A \approx \frac{N}{s} \sum_i g_i^* A g_i$ with unit vectors $g_i$, one product for each.
 
     Args:
         operator: $A$, on rows.
@@ -62,7 +62,7 @@ def hutchinson(operator: Operator, start: Tensor) -> Estimate:
 
 
 def hutchpp(operator: Operator, sketch: Tensor, start: Tensor) -> Estimate:
-    r"""Hutch++ (eq. hutchpp): the trace on the range of a sketch exactly, the rest by Hutchinson.
+    r"""Estimate a trace by Hutch++ (eq. hutchpp): exactly on the range of a sketch, the rest by Hutchinson.
 
     $\mathrm{Tr}(Q^* A Q) + \frac{N}{s} \sum_i g_i^* (1 - QQ^*) A (1 - QQ^*) g_i$ takes twice as many products as
     sketch vectors and one per probe. It pays where a few directions carry most of A; for the Jacobian of a network near
@@ -97,26 +97,26 @@ class Quadrature:
     weights: Tensor
 
     def mean(self, function: Callable[[Tensor], Tensor]) -> Estimate:
-        r"""$\frac1N \mathrm{Tr}\, f(A)$, for a function of the eigenvalue."""
+        r"""Estimate $\frac1N \mathrm{Tr}\, f(A)$ for a function of the eigenvalue."""
         return _estimate((self.weights * function(self.nodes)).sum(-1))
 
     def cauchy(self, z: Tensor) -> Tensor:
-        r"""$\frac1N \mathrm{Tr}\,(z - A)^{-1}$ at complex points of any shape."""
+        r"""Estimate $\frac1N \mathrm{Tr}\,(z - A)^{-1}$ at complex points of any shape."""
         z = torch.as_tensor(z, dtype=torch.complex128, device=self.nodes.device)
         return (self.weights / (z[..., None, None] - self.nodes)).sum(-1).mean(-1)
 
     def moment(self, order: int) -> Estimate:
-        r"""$\frac1N \mathrm{Tr}\, A^k$."""
+        r"""Estimate $\frac1N \mathrm{Tr}\, A^k$."""
         order = to_whole_number(order, "the order of a moment", 0)
         return self.mean(lambda x: x**order)
 
     def below(self, threshold: float) -> Estimate:
-        """The share of eigenvalues below a threshold: good to the distance between nodes."""
+        """Estimate the share of eigenvalues below a threshold, up to the distance between nodes."""
         return self.mean(lambda x: (x < threshold).to(self.weights.dtype))
 
 
 def quadrature(operator: Operator, start: Tensor, steps: int) -> Quadrature:
-    r"""Stochastic Lanczos quadrature for a Hermitian operator.
+    r"""Estimate the spectral measure of a Hermitian operator by stochastic Lanczos quadrature.
 
     After k steps a row integrates every polynomial of degree below 2k exactly against its vector's spectral measure.
     The basis is kept and reorthogonalised: memory for s · k · N numbers.
@@ -142,7 +142,7 @@ def quadrature(operator: Operator, start: Tensor, steps: int) -> Quadrature:
 
 
 def singular_quadrature(operator: Operator, adjoint: Operator, start: Tensor, steps: int) -> Quadrature:
-    r"""Golub–Kahan quadrature: the squared singular values of an operator $J$ given by products with $J$ and $J^*$.
+    r"""Estimate the squared singular values of an operator $J$ from products with $J$ and $J^*$ (Golub–Kahan).
 
     Bidiagonalisation from the vectors gives $B$ with $B^\top B$ their Lanczos matrix of $J^* J$, without squaring the
     condition number: small singular values are resolved as well as large ones.
@@ -177,7 +177,7 @@ def singular_quadrature(operator: Operator, adjoint: Operator, start: Tensor, st
 
 
 def _next(image: Tensor, basis: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """The length [s] of what is new in the images, and its direction [s, N]; zero where nothing is."""
+    """Return the part of images that is orthogonal to the basis: its length [s] and direction [s, N], or zero."""
     size = torch.linalg.vector_norm(image, dim=-1)
     if basis:
         known = torch.stack(basis, 1)  # [s, j, N]

@@ -23,7 +23,7 @@ _SWEEPS = 2
 
 
 def separating_bases(skips: Tensor) -> tuple[Tensor, Tensor] | None:
-    r"""Matrices $T_0, \ldots, T_L$ that make all $T_l A_l T_{l-1}^{-1}$ block diagonal, or None where none are needed.
+    r"""Find matrices $T_0, \ldots, T_L$ that make all $T_l A_l T_{l-1}^{-1}$ block diagonal, or None where not needed.
 
     Args:
         skips: First layer first. [L, n, n]
@@ -58,7 +58,7 @@ def separating_bases(skips: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def _frames(skips: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-    """Frames carried through the skips [L + 1, n, n], and the logarithm of how much each column was stretched. [n]"""
+    """Carry a frame through the skips; return all frames [L + 1, n, n] and the log of each column's stretch [n]."""
     frames, stretch = [first], torch.zeros(first.shape[-1], dtype=torch.float64)
     for skip in skips:
         frame, triangle = torch.linalg.qr(skip @ frames[-1])
@@ -68,7 +68,7 @@ def _frames(skips: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _intersections(grown: Tensor, shrinking: Tensor, starts: list[int]) -> Tensor:
-    r"""$T = U Q^\top$ with $B^\top Q = L U$ for frames Q grown so far and B of what will grow, by blocks.
+    r"""Compute $T = U Q^\top$ with $B^\top Q = L U$ for frames Q grown so far and B of what will grow, by blocks.
 
     $T_l A_l T_{l-1}^{-1}$ is block upper triangular because Q carries A into a triangle, and block lower triangular
     because B does from the other side.

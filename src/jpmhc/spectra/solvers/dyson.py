@@ -28,7 +28,7 @@ _SCHEME = Newton()
 
 
 def gram_spectrum(skips: Tensor) -> Tensor:
-    r"""Eigenvalues of $A^\top A$, the $s_i$ of eq. dyson_subordination: [..., n, n] -> [..., n]."""
+    r"""Compute the eigenvalues of $A^\top A$, the $s_i$ of eq. dyson_subordination: [..., n, n] -> [..., n]."""
     return torch.linalg.svdvals(skips).square()
 
 
@@ -43,7 +43,7 @@ class Explicit(NamedTuple):
 
 
 def explicit(omega: Tensor, spectrum: Tensor, variance: Tensor | float) -> Explicit:
-    r"""The layer's law in closed form, with $\omega$ as the parameter.
+    r"""Evaluate the layer's law in closed form, with $\omega$ as the parameter.
 
     With $h = \mathrm{mean}_i\,(\omega - s_i)^{-1}$ and $a = 1 + \sigma^2 h$: $z = \omega a^2$ and $G = h / a$. The
     moment function is $w = \mathrm{mean}_i\, s_i/(\omega - s_i) + \sigma^2 \omega h^2$, free of the

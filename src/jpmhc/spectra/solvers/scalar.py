@@ -1,4 +1,4 @@
-r"""What a scalar theory sees of a network: each layer's singular values and noise, and nothing of their directions.
+r"""What the scalar theories share: they know each layer's singular values and noise, but not their directions.
 
 The methods `z1`, `subordination` and `stransform` all compute the free product of the layers' laws. That is the law of
 $J^\top J$ only where the directions do not matter. Derivations: docs/derivations/scalar_composition.md.
@@ -39,7 +39,7 @@ class ScalarLayers:
 
     @classmethod
     def of(cls, network: Network, method: str) -> ScalarLayers:
-        """The layers of a network, or one sentence about why the scalar theory is not defined for it."""
+        """Return the laws of a network's layers, if the scalar theory is defined for it."""
         require_isotropic(network, method)
         spectrum = gram_spectrum(network.skips)  # [L, n]
         mean = spectrum.mean(-1) + network.variance
@@ -66,16 +66,16 @@ class ScalarLayers:
         return 10 * float(norm.max() + norm.sum())
 
     def rescale(self, z: Tensor) -> Tensor:
-        """The points as the rescaled product sees them."""
+        """Return the points that belong to z after the layers are rescaled."""
         return z * torch.exp(-self.log_mean)
 
     def chunks(self, z: Tensor) -> tuple[Tensor, ...]:
-        """The points in parts that bound the memory of everything held per point, layer and singular value."""
+        """Split the points so that what is held per point, layer and singular value fits in memory."""
         return z.split(max(1, _CHUNK // self.spectrum.numel()))
 
 
 def why_not_exact(network: Network) -> str:
-    r"""The case in which the free product of the layers' laws is not the law of $J^\top J$; empty where it is.
+    r"""Name the case in which the free product of the layers' laws is not the law of $J^\top J$; empty where it is.
 
     It is for one layer, and where at most one skip is not a multiple of an orthogonal matrix: then the noise and the
     rotations leave no direction that two skips could share.

@@ -1,4 +1,4 @@
-r"""What the noise does to the chain's Dyson equation: from resolvent blocks to the self-energies they cause.
+r"""How noise enters the chain's Dyson equation: blocks of the resolvent cause self-energies.
 
 Side 0 stands for the blocks $M_{x_{l-1}}$, which cause $\Sigma_{y_l}$; side 1 for $M_{y_l}$, which cause
 $\Sigma_{x_{l-1}}$. Each structure of noise needs only some numbers of a block, its order parameters: those are the
@@ -26,10 +26,10 @@ class SelfEnergy(Protocol):
     positive: bool
 
     def energy(self, order: Tensor, side: int) -> Tensor:
-        """Order parameters [L, B, count] -> self-energies [L, B, n, n], or [L, B, 1, 1] for multiples of I."""
+        """Compute self-energies: [L, B, count] -> [L, B, n, n], or [L, B, 1, 1] for multiples of I."""
 
     def order(self, left: Tensor, right: Tensor, side: int) -> Tensor:
-        """Blocks given as products left @ right of [L, B, n, n] -> order parameters [L, B, count]."""
+        """Compute order parameters [L, B, count] of blocks that are given as products left @ right of [L, B, n, n]."""
 
 
 class Isotropic:
@@ -113,7 +113,7 @@ class General:
 
 
 def self_energy(network: Network, bases: Tensor | None = None) -> SelfEnergy:
-    """The self-energies of a network's structure of noise, in bases [L + 1, n, n] of its layers' ends if given."""
+    """Return the self-energies of a network's noise, in bases [L + 1, n, n] of its layers' ends if given."""
     if network.isotropic:
         return Isotropic(network) if bases is None else IsotropicInBases(network, bases)
     if bases is not None:

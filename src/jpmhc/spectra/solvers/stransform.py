@@ -92,7 +92,7 @@ class _RoundTrip(Equation):
 def s_transform(
     w: Tensor, layers: ScalarLayers, start: Tensor, tolerance: float = 1e-13, maximum: int = 50
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    r"""Cauchy to S: $\sum_l \log S_l(w)$, by solving $z_l G_l(z_l) - 1 = w$ in every layer.
+    r"""Compute $\sum_l \log S_l(w)$, by solving $z_l G_l(z_l) - 1 = w$ in every layer.
 
     Args:
         w: Where to evaluate; of negative imaginary part. [B]

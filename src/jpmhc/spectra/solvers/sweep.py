@@ -11,12 +11,12 @@ from torch import Tensor
 
 
 def times(matrix: Tensor, energy: Tensor) -> Tensor:
-    """matrix @ energy, where an energy of shape [..., 1, 1] stands for a multiple of the identity."""
+    """Return matrix @ energy, where an energy of shape [..., 1, 1] stands for a multiple of the identity."""
     return matrix * energy if energy.shape[-1] == 1 else matrix @ energy
 
 
 def plus(matrix: Tensor, energy: Tensor) -> Tensor:
-    """matrix + energy, where an energy of shape [..., 1, 1] stands for a multiple of the identity."""
+    """Add an energy in place, where an energy of shape [..., 1, 1] stands for a multiple of the identity."""
     if energy.shape[-1] == 1 and matrix.shape[-1] > 1:
         matrix.diagonal(dim1=-2, dim2=-1).add_(energy.squeeze(-1))
         return matrix
@@ -24,25 +24,25 @@ def plus(matrix: Tensor, energy: Tensor) -> Tensor:
 
 
 def saturate(state: Tensor, energy: Tensor) -> Tensor:
-    r"""$(S^{-1} - \Sigma)^{-1} = (I - S\Sigma)^{-1} S$, also for a singular $S$."""
+    r"""Return $(S^{-1} - \Sigma)^{-1} = (I - S\Sigma)^{-1} S$, also for a singular $S$."""
     return solve_linear(one_minus(times(state, energy)), state)
 
 
 def one_minus(matrix: Tensor) -> Tensor:
-    """I - matrix, in place."""
+    """Compute I - matrix in place."""
     matrix.neg_().diagonal(dim1=-2, dim2=-1).add_(1)
     return matrix
 
 
 def solve_linear(matrix: Tensor, right: Tensor) -> Tensor:
-    """matrix^{-1} right; a singular matrix gives infinities, which the caller's guard turns into a rejected step."""
+    """Return matrix^{-1} right; a singular matrix gives infinities, and the scheme rejects the step."""
     if matrix.shape[-1] == 1:
         return right / matrix
     return torch.linalg.solve_ex(matrix, right.expand_as(matrix) if right.ndim == 2 else right)[0]
 
 
 def sweep(first: Tensor, skips: Tensor, add: Tensor, sat: Tensor, blocks: int = 1) -> Tensor:
-    r"""All states $S_0, \ldots, S_L$ of $S_l = \text{add}_l + C_l (I - S_{l-1} \text{sat}_l)^{-1} S_{l-1} C_l^\top$.
+    r"""Compute $S_0, \ldots, S_L$ of $S_l = \text{add}_l + C_l (I - S_{l-1} \text{sat}_l)^{-1} S_{l-1} C_l^\top$.
 
     Args:
         first: $S_0$. [W, B, n, n]
@@ -59,7 +59,7 @@ def sweep(first: Tensor, skips: Tensor, add: Tensor, sat: Tensor, blocks: int = 
 
 
 def _recur(first: Tensor, skips: Tensor, add: Tensor, sat: Tensor) -> Tensor:
-    """The plain recursion: first [..., n, n], skips, add and sat [L, ..., n, n]."""
+    """Run the recursion layer by layer: first [..., n, n], skips, add and sat [L, ..., n, n]."""
     states = first.new_empty(len(skips) + 1, *first.shape)
     states[0] = first
     for layer, skip in enumerate(skips):
@@ -70,7 +70,7 @@ def _recur(first: Tensor, skips: Tensor, add: Tensor, sat: Tensor) -> Tensor:
 
 
 def _blocked(first: Tensor, skips: Tensor, add: Tensor, sat: Tensor, length: int) -> Tensor:
-    """The recursion with blocks of `length` layers reduced side by side, then entered, then unrolled side by side."""
+    """Run the recursion with blocks of `length` layers that are reduced, and later unrolled, side by side."""
     width, depth, n, _ = skips.shape
     count = -(-depth // length)
     padding = count * length - depth

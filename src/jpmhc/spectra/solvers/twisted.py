@@ -60,7 +60,7 @@ class Factors:
 
     @classmethod
     def of(cls, network: Network, first: str) -> Factors:
-        """The factors of a network, first layer first, or one sentence about why there are none."""
+        """Return the factors of a network, first layer first."""
         if network.covariance is not None:
             raise ValueError(
                 "method 'twisted' knows isotropic noise and read and write vectors, not a general covariance"
@@ -91,23 +91,23 @@ class Factors:
         return factors
 
     def parts(self) -> tuple[Tensor, ...]:
-        """The fields in order."""
+        """Return the fields in order."""
         return tuple(getattr(self, field.name) for field in fields(self))
 
     def rescaled(self) -> tuple[Factors, float]:
-        """Factors whose means have trace one, and what the product loses by that."""
+        """Return factors whose means have trace one, and the number that their product was divided by."""
         gain = _trace(self.mean()).real.view(-1, 1, 1)
         parts = dict(zip((field.name for field in fields(self)), self.parts()))
         parts |= {"skip": self.skip / gain.sqrt(), "variance": self.variance / gain}
         return Factors(**parts), float(gain.log().sum().exp())
 
     def mean(self) -> Tensor:
-        """E[x], the inverse of the S-transform at zero. [L, n, n]"""
+        """Return E[x], the inverse of the S-transform at zero. [L, n, n]"""
         zero = torch.zeros(len(self.skip), dtype=self.skip.dtype, device=self.skip.device)
         return self.inverse_s(zero, self.source_y.diagonal(dim1=-1, dim2=-2).sum(-1))[0]
 
     def inverse_s(self, alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-        r"""$S^{-1} = \sigma^2 \beta P_x + A^\top U^{-1} A$ with $U = 1 - \sigma^2 \alpha P_y$; and $U^{-1}$.
+        r"""Return $S^{-1} = \sigma^2 \beta P_x + A^\top U^{-1} A$ with $U = 1 - \sigma^2 \alpha P_y$; and $U^{-1}$.
 
         Both orders [..., L] -> [..., L, n, n].
         """
@@ -116,7 +116,7 @@ class Factors:
         return self.variance * beta[..., None, None] * self.target_x + self.skip.mT @ u @ self.skip, u
 
     def orders(self, m: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        r"""$\alpha$ and $\beta$ of a resolvent $M$, with $M_y = U^{-1} + U^{-1} A M A^\top U^{-1}$. [..., L]"""
+        r"""Return $\alpha$ and $\beta$ of a resolvent $M$, with $M_y = U^{-1} + U^{-1} A M A^\top U^{-1}$. [..., L]"""
         reach = u @ self.skip
         return _pair(self.source_x, m), _pair(self.source_y, u + reach @ m @ self.skip.mT @ u)
 
@@ -161,7 +161,7 @@ def solve(
 
 
 def why_not_exact(network: Network, first: str = "outer") -> str:
-    r"""The case in which the twisted product is not the law of $J^\top J$; empty where it is."""
+    r"""Name the case in which the twisted product is not the law of $J^\top J$; an empty string where it is."""
     if network.depth == 1 or (network.isotropic and not why_not_scalar(network)):
         return ""
     if network.depth == 2:
@@ -226,7 +226,7 @@ class _Product(Equation):
         return finite & (product.imag < 0) & ((product / z).imag < 0)
 
     def product(self, x: Tensor, z: Tensor) -> Tensor:
-        """zG = 1 + tr W = z tr M_1 T_2…T_L, which is a block beside the diagonal of K⁻¹. [b]"""
+        """Return zG = 1 + tr W = z tr M_1 T_2…T_L, which is a block beside the diagonal of K⁻¹. [b]"""
         blocks, _ = self._inverse(x, z)
         return self._link(z) * _trace(blocks[:, 1 % self.depth, 0])
 
@@ -234,7 +234,7 @@ class _Product(Equation):
         return torch.exp(z.log() / self.depth)
 
     def _inverse(self, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        """The blocks of -K⁻¹ [b, L, L, n, n], and U⁻¹ of every layer [b, L, n, n]."""
+        """Return the blocks of -K⁻¹ [b, L, L, n, n], and U⁻¹ of every layer [b, L, n, n]."""
         inverse, u = self.factors.inverse_s(x[:, : self.depth], x[:, self.depth :])
         matrix = -self._link(z).view(-1, 1, 1, 1, 1) * self.ring
         layers = torch.arange(self.depth, device=x.device)
@@ -249,7 +249,7 @@ def _diagonal(blocks: Tensor) -> Tensor:
 
 
 def _slopes(factors: Factors, m: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    r"""The derivatives of $S^{-1}$ by $\alpha$ and by $\beta$, and that of $\beta$ by $\alpha$ at fixed $M$."""
+    r"""Return the derivatives of $S^{-1}$ by $\alpha$ and by $\beta$, and that of $\beta$ by $\alpha$ at fixed $M$."""
     u_slope = factors.variance * u @ factors.target_y @ u
     by_alpha = factors.skip.mT @ u_slope @ factors.skip
     by_beta = (factors.variance * factors.target_x).expand_as(by_alpha)
@@ -259,13 +259,13 @@ def _slopes(factors: Factors, m: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 def _seen(factors: Factors, u: Tensor) -> Tensor:
-    r"""$A^\top U^{-1} Q_y U^{-1} A$: what $\beta$ sees of $M$."""
+    r"""Return $A^\top U^{-1} Q_y U^{-1} A$, which is what $\beta$ sees of $M$."""
     reach = u @ factors.skip
     return factors.skip.mT @ u @ factors.source_y @ reach
 
 
 def _newton_step(jacobian: Tensor, residual: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The residual's relative size and the Newton step for x ← new(x), with Tikhonov where the matrix is singular."""
+    """Return the residual's relative size and the Newton step, with Tikhonov where the matrix is singular."""
     eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
     matrix = jacobian - eye
     bad = ~torch.isfinite(matrix).all(-1).all(-1)
@@ -281,7 +281,7 @@ def _newton_step(jacobian: Tensor, residual: Tensor, x: Tensor) -> tuple[Tensor,
 
 
 def _pair(source: Tensor, m: Tensor) -> Tensor:
-    """Tr(source @ m)."""
+    """Return Tr(source @ m)."""
     return (source.mT * m).sum((-1, -2))
 
 
