@@ -103,7 +103,7 @@ def _near_mass(weight: Tensor) -> Tensor:
 
 
 def _middles(t: Tensor, weight: Tensor, tolerance: float = math.inf) -> Tensor:
-    """Return the middles of the intervals that hold too much mass, differ too much at their ends, or are integrated badly.
+    """Return the middles of the intervals that hold too much mass, differ much at their ends, or are integrated badly.
 
     Args:
         tolerance: Of the trapezium rule's error on one interval, as the bend of the curve at its ends tells it.
