@@ -1,7 +1,10 @@
 """The demonstration on a small scale."""
 
+from io import StringIO
+
 import pytest
 from PIL import Image
+from rich.console import Console
 
 import jpmhc
 from jpmhc.demo import DemoConfig, train_every_mixer
@@ -41,6 +44,9 @@ def test_same_seed_gives_the_same_numbers(outcomes):
 
 def test_table_and_figure_show_every_mixer(outcomes, tmp_path):
     assert tabulate_outcomes(list(outcomes.values())).row_count == len(jpmhc.MIXERS)
+    console = Console(width=80, file=StringIO())
+    console.print(tabulate_outcomes(list(outcomes.values())))
+    assert "…" not in console.file.getvalue()  # nothing is cut on a terminal of 80 columns
     path = draw_outcomes(list(outcomes.values()), tmp_path / "new" / "demo.png")
     with Image.open(path) as image:
         assert image.width > 1000

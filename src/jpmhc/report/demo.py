@@ -35,9 +35,9 @@ def tabulate_outcomes(outcomes: Sequence[Outcome]) -> Table:
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         caption="first, middle, last: gradient norm at that layer; alike: mean cosine of streams\n"
-        "violation: worst skip's distance from its set; σ: of the product of all skips",
+        "off: worst skip's distance from its set; σ: of the product of all skips",
     )
-    for heading in ("mixer", "loss", "first", "middle", "last", "alike", "violation", "σ min", "σ max"):
+    for heading in ("mixer", "loss", "first", "middle", "last", "alike", "off", "σ min", "σ max"):
         found.add_column(heading, justify="left" if heading == "mixer" else "right", no_wrap=True)
     for o in outcomes:
         found.add_row(
