@@ -68,6 +68,10 @@ def main() -> None:
     x = torch.zeros(64, held, spec.d, dtype=torch.bfloat16, requires_grad=True)
     weight = torch.zeros(spec.logits, spec.n * spec.d, requires_grad=True)
     bias = torch.zeros(spec.logits, requires_grad=True)
+    with torch.no_grad():
+        h, state = kernels.read(x, weight, bias, spec)
+        if not spec.post_norm:
+            kernels.write_read(h, state, weight, bias, spec)
     h, state = kernels.read(x, weight, bias, spec)
     _, h, state = kernels.write_read(h, state, weight, bias, spec)
     (kernels.write(h, state).sum() + kernels.write(h, state, mean=True).sum()).backward()

@@ -46,10 +46,19 @@ def _triton_form(mixer: Mixer) -> TritonForm | str:
     return mixer.triton_form()
 
 
+_CHOSEN: dict[tuple[object, ...], Spec] = {}  # by the texts of a connection's settings, which name all that matters
+
+
 def choose_spec(connection: "HyperConnection", device: str, dtype: torch.dtype) -> Spec | None:
     """Return the description the kernels run by, or None where the reference runs; a reason on CUDA is said once."""
     if connection.kernels == "reference" or (connection.kernels == "auto" and device != "cuda"):
         return None
+    coefficients = connection.map
+    texts = (connection.described, coefficients.described, coefficients.mixer.described)
+    case = (*texts, device, dtype, coefficients.bias.dtype, coefficients.weight is None)
+    known = _CHOSEN.get(case)
+    if known is not None and not _is_transformed():
+        return known
     spec = describe(connection)
     reason = spec if isinstance(spec, str) else _reason_against(connection, spec, device, dtype)
     if reason is None:
@@ -58,6 +67,8 @@ def choose_spec(connection: "HyperConnection", device: str, dtype: torch.dtype) 
             from jpmhc.kernels.autograd import declare_to_inductor
 
             declare_to_inductor()
+        else:
+            _CHOSEN[case] = spec
         return spec
     if connection.kernels == "fused":
         raise ValueError(f'kernels="fused" is not possible: {reason}')
@@ -68,13 +79,17 @@ def choose_spec(connection: "HyperConnection", device: str, dtype: torch.dtype) 
 def _reason_against(connection: "HyperConnection", spec: Spec, device: str, dtype: torch.dtype) -> str | None:
     if device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return f"the kernels need a CUDA device, the streams are on {device}"
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+    if _is_transformed():
         return "the kernels have no rules for torch.func transforms and forward-mode derivatives"
     if connection.map.bias.dtype != torch.float32:
         return f"the coefficients must be float32, they are {connection.map.bias.dtype}"
     from jpmhc.kernels.connection import why_not  # Triton is not there on every platform
 
     return why_not(spec, dtype, connection.map.weight is not None)
+
+
+def _is_transformed() -> bool:
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def is_fused(state: Any) -> bool:

@@ -47,17 +47,18 @@ class HyperConnectionStack(nn.Module):
         if blocks:
             flatten_streams(x, blocks[0].streams, blocks[0].dim)
         begun: tuple[Tensor, Any] | None = None  # what the block before has already read for this one
-        for block, following in zip(blocks, [*blocks[1:], None]):
-            if not _may_take_apart(block):
+        separable = [_may_take_apart(block) for block in blocks] + [False]
+        for k, block in enumerate(blocks):
+            if not separable[k]:
                 x = first_of(block(x, *args, **kwargs))
                 continue
             h, state = begun or block.read(x)
             begun = None
             y = first_of(block.sublayer(h, *args, **kwargs))
-            if following is None and self.reduce:
+            if k + 1 == len(blocks) and self.reduce:
                 return block.write_mean(x, y, state)
-            if following is not None and _may_take_apart(following):
-                x, *begun = block.write_read(x, y, state, following)
+            if separable[k + 1]:
+                x, *begun = block.write_read(x, y, state, blocks[k + 1])
             else:
                 x = block.write(x, y, state)
         return reduce_streams(x) if self.reduce else x

@@ -18,15 +18,20 @@ _LIBRARY = torch.library.Library("jpmhc", "FRAGMENT")
 _SMALL = "Tensor logits, Tensor stats, Tensor coef, Tensor prepared, Tensor sums"
 
 
-def read(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor, Tensor]:
-    """Return h [T, d], the link [T, n, d] and the coefficients [T or 1, n(n+2)]."""
-    if torch.compiler.is_compiling():
+def read(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Return h [T, d], the link [T, n, d] (None without gradients) and the coefficients [T or 1, n(n+2)]."""
+    compiling = torch.compiler.is_compiling()
+    if not torch.is_grad_enabled():
+        h, coef = (
+            torch.ops.jpmhc.read_only(x, weight, bias, spec.key)
+            if compiling
+            else steps.read_only(x, weight, bias, spec)
+        )
+        return h, None, coef
+    if compiling:
         out = torch.ops.jpmhc.read(x, weight, bias, spec.key)
         return out[0], out[1], out[4]
-    if torch.is_grad_enabled():
-        return _Read.apply(x, weight, bias, spec)
-    out = steps.read(x, weight, bias, spec)
-    return out[0], out[1], out[4]
+    return _Read.apply(x, weight, bias, spec)
 
 
 def write(x: Tensor, link: Tensor | None, y: Tensor, coef: Tensor, spec: Spec, mean: bool) -> Tensor:
@@ -40,15 +45,20 @@ def write(x: Tensor, link: Tensor | None, y: Tensor, coef: Tensor, spec: Spec, m
 
 def write_read(
     x: Tensor, link: Tensor | None, y: Tensor, coef: Tensor, spec: Spec, weight: Tensor, bias: Tensor, following: Spec
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """Return the new streams [T, n, d], and what `read` returns for the connection that follows."""
-    if torch.compiler.is_compiling():
-        out = torch.ops.jpmhc.write_read(x, link, y, coef, spec.key, weight, bias, following.key)
-        return out[0], out[1], out[2], out[5]
-    if torch.is_grad_enabled():
-        return _WriteRead.apply(x, link, y, coef, spec, weight, bias, following)
-    out = steps.write_read(x, y, coef, spec, weight, bias, following)
-    return out[0], out[1], out[2], out[5]
+    compiling = torch.compiler.is_compiling()
+    if not torch.is_grad_enabled():
+        out, h, new = (
+            torch.ops.jpmhc.write_read_only(x, y, coef, spec.key, weight, bias, following.key)
+            if compiling
+            else steps.write_read_only(x, y, coef, spec, weight, bias, following)
+        )
+        return out, h, None, new
+    if compiling:
+        found = torch.ops.jpmhc.write_read(x, link, y, coef, spec.key, weight, bias, following.key)
+        return found[0], found[1], found[2], found[5]
+    return _WriteRead.apply(x, link, y, coef, spec, weight, bias, following)
 
 
 class _Read(Function):
@@ -252,6 +262,25 @@ _define(
 )
 
 
+_define(
+    "read_only",
+    "(Tensor x, Tensor? weight, Tensor bias, str key) -> (Tensor h, Tensor coef)",
+    lambda x, weight, bias, key: steps.read_only(x, weight, bias, find_spec(key)),
+    lambda x, weight, bias, key: (found := _fake_read(x, weight, bias, key))[0:1] + found[4:5],
+)
+_define(
+    "write_read_only",
+    "(Tensor x, Tensor y, Tensor coef, str key, Tensor weight, Tensor bias, str following)"
+    " -> (Tensor out, Tensor h, Tensor new)",
+    lambda x, y, coef, key, weight, bias, following: steps.write_read_only(
+        x, y, coef, find_spec(key), weight, bias, find_spec(following)
+    ),
+    lambda x, y, coef, key, weight, bias, following: (
+        (found := _fake_write_read(x, None, y, coef, key, weight, bias, following))[0:2] + found[5:6]
+    ),
+)
+
+
 def _save_read(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.key = inputs[3]
     ctx.set_materialize_grads(False)
@@ -310,7 +339,7 @@ def declare_to_inductor() -> None:
     """
     from torch._inductor import lowering
 
-    for name in ("read", "read_backward", "write", "write_backward", "write_read"):
+    for name in ("read", "read_backward", "write", "write_backward", "write_read", "read_only", "write_read_only"):
         operator = getattr(torch.ops.jpmhc, name).default
         if operator not in lowering.lowerings:
             lowering.make_fallback(operator, warn=False)

@@ -18,13 +18,13 @@ class State(NamedTuple):
 
     Args:
         x: The streams that were read. [..., n or 1, d]
-        link: Carries the streams' gradient from the write to the read, and has no memory of its own. [T, n, d]
+        link: Carries the streams' gradient from the write to the read, without memory of its own. [T, n, d]
         coefficients: Each token's n read weights, n write weights and H by rows; one row if they are static.
         spec: The connection.
     """
 
     x: Tensor
-    link: Tensor
+    link: Tensor | None
     coefficients: Tensor
     spec: Spec
 

@@ -44,9 +44,11 @@ class Launcher:
                 self.compiled[device] = (compiled.run, compiled.function, compiled.packed_metadata)
             return
         run, function, metadata = ready
+        # Addresses instead of tensors: for a tensor Triton asks the driver about each pointer.
+        plain = [a.data_ptr() if isinstance(a, Tensor) else a for a in arguments]
         rows, columns = grid if len(grid) == 2 else (grid[0], 1)
         stream = torch._C._cuda_getCurrentRawStream(device)
-        run(rows, columns, 1, stream, function, metadata, None, None, None, *arguments, *self.values)
+        run(rows, columns, 1, stream, function, metadata, None, None, None, *plain, *self.values)
 
 
 def aligned(tensor: Tensor) -> Tensor:

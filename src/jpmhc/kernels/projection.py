@@ -51,7 +51,7 @@ def prepare(weight: Tensor, dtype: torch.dtype, columns: int, spec: Spec) -> tup
 
     `columns` is n·d, or d for streams that are equal and held once: then the weights of the n streams are added up.
     """
-    rows = len(weight)
+    rows = weight.shape[0]
     height = padded(rows)
     prepared, sums = weight.new_empty(height, columns, dtype=dtype), weight.new_empty(height)
     launcher = _prepare_launcher(rows, columns, weight.shape[1] // columns, spec.scale, dtype)
@@ -98,7 +98,7 @@ def _store_coefficients(coef, rows, inside, r, v, h, N: tl.constexpr):
 
 
 @triton.jit
-def _constrain(logits, coef, rows, inside, S: tl.constexpr):
+def constrain_rows(logits, coef, rows, inside, S: tl.constexpr):
     """Coefficients from logits in memory, to memory."""
     base = (logits + rows * S.logits)[:, None, None]
     here = inside[:, None, None]
@@ -149,23 +149,23 @@ def _project(
             total += tl.sum(xf, axis=1)
     finish(acc, total, square, sums, bias, logits, stats, rows, inside, ND, KP, S)
     tl.debug_barrier()  # the constraints read these logits back in another layout
-    _constrain(logits, coef, rows, inside, S)
+    constrain_rows(logits, coef, rows, inside, S)
 
 
 @kernel
-def _constrain_rows(logits, coef, T, BT: tl.constexpr, S: tl.constexpr):
+def _constrain(logits, coef, T, BT: tl.constexpr, S: tl.constexpr):
     rows = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
-    _constrain(logits, coef, rows, rows < T, S)
+    constrain_rows(logits, coef, rows, rows < T, S)
 
 
 @functools.cache
 def _constrain_launcher(spec: Spec) -> Launcher:
-    return Launcher(_constrain_rows, BT=128, S=spec, num_warps=4)
+    return Launcher(_constrain, BT=128, S=spec, num_warps=4)
 
 
 def constrain(logits: Tensor, coef: Tensor, spec: Spec) -> None:
     """Fill in the coefficients of logits in memory. logits: [T, K]; coef: [T, n(n+2)]"""
-    tokens = len(logits)
+    tokens = logits.shape[0]
     _constrain_launcher(spec).launch((ceil_div(tokens, 128),), logits, coef, tokens)
 
 
@@ -185,7 +185,7 @@ def project(x: Tensor, weight: Tensor, bias: Tensor, spec: Spec) -> tuple[Tensor
     Returns:
         Logits [T, K], statistics [T, 2], coefficients [T, n(n+2)], and the weight as `prepare` returns it.
     """
-    tokens, width = len(x), x.shape[1] * spec.d
+    tokens, width = x.shape[0], x.shape[1] * spec.d
     outputs = small_outputs(x, spec)
     prepared, sums = prepare(weight, x.dtype, width, spec)
     if tokens:
@@ -204,9 +204,9 @@ def project_static(bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor, Tensor, Te
 def small_outputs(x: Tensor, spec: Spec) -> tuple[Tensor, Tensor, Tensor]:
     """Make room for logits, statistics and coefficients."""
     return (
-        x.new_empty(len(x), spec.logits, dtype=torch.float32),
-        x.new_empty(len(x), 2, dtype=torch.float32),
-        x.new_empty(len(x), spec.coefficients, dtype=torch.float32),
+        x.new_empty(x.shape[0], spec.logits, dtype=torch.float32),
+        x.new_empty(x.shape[0], 2, dtype=torch.float32),
+        x.new_empty(x.shape[0], spec.coefficients, dtype=torch.float32),
     )
 
 

@@ -231,6 +231,7 @@ def _finish_gradients(
     CENTRED: tl.constexpr,
     BC: tl.constexpr,
     BP: tl.constexpr,
+    BS: tl.constexpr,
 ):
     """Add up the partial sums of one row of the weight's gradient, in a fixed order, and of the bias's.
 
@@ -247,11 +248,12 @@ def _finish_gradients(
         plain += tl.load(place, mask=p < PROGRAMS, other=0.0)
         if CENTRED:
             means += tl.load(place + KP, mask=p < PROGRAMS, other=0.0)
-    row = tl.zeros([BC], tl.float32)
-    for split in tl.range(0, SPLITS):
-        place = partial_w + (split * K + k).to(tl.int64) * WIDTH + c
-        row += tl.load(place, mask=c < WIDTH, other=0.0)
-    row = (row - tl.sum(means, axis=0)) * SCALE
+    rows = tl.zeros([BS, BC], tl.float32)
+    for start in tl.range(0, SPLITS, BS):
+        split = start + tl.arange(0, BS)
+        place = partial_w + (split * K + k).to(tl.int64)[:, None] * WIDTH + c[None, :]
+        rows += tl.load(place, mask=(split < SPLITS)[:, None] & (c < WIDTH)[None, :], other=0.0)
+    row = (tl.sum(rows, axis=0) - tl.sum(means, axis=0)) * SCALE
     for fold in tl.static_range(FOLDS):
         tl.store(grad_weight + (k.to(tl.int64) * FOLDS + fold) * WIDTH + c, row, mask=c < WIDTH)
     if tl.program_id(1) == 0:
@@ -301,7 +303,7 @@ def logits_backward(
     Returns:
         scale · gl [T, KP], the affine part [T, 2], and partial sums over the tokens of gl and of scale · mean · gl.
     """
-    tokens, kp = len(x), padded(spec.logits)
+    tokens, kp = x.shape[0], padded(spec.logits)
     grad_read = combine_backward(x, grad_h, spec)
     operand = gradient_type(x.dtype)
     left, affine = x.new_empty(tokens, kp, dtype=operand), coef.new_empty(tokens, 2)
@@ -372,10 +374,10 @@ def _weight_launcher(spec: Spec, dtype: torch.dtype, operand: torch.dtype, width
 
 @functools.cache
 def _finish_launcher(spec: Spec, width: int, folds: int) -> tuple[Launcher, int]:
-    columns = min(512, power_of_two(width))
+    columns = min(128, power_of_two(width))
     constants = {"WIDTH": width, "FOLDS": folds, "K": spec.logits, "KP": padded(spec.logits), "SCALE": spec.scale}
     centred = spec.norm == "layer"
-    return Launcher(_finish_gradients, **constants, CENTRED=centred, BC=columns, BP=128, num_warps=4), columns
+    return Launcher(_finish_gradients, **constants, CENTRED=centred, BC=columns, BP=512, BS=16, num_warps=4), columns
 
 
 def parameters_backward(x: Tensor, left: Tensor, partial: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
@@ -391,10 +393,10 @@ def parameters_backward(x: Tensor, left: Tensor, partial: Tensor, spec: Spec) ->
     splits = ceil_div(tokens, chunk)
     partial_w = partial.new_empty(splits, spec.logits, width)
     launcher.launch((slices, splits), x, left, partial_w, tokens, chunk)
-    if len(partial) > MOST_PARTS:
+    if partial.shape[0] > MOST_PARTS:
         partial = partial.sum(0, keepdim=True)
     grad_weight, grad_bias = partial.new_empty(spec.logits, spec.n * spec.d), partial.new_empty(spec.logits)
     finish, columns = _finish_launcher(spec, width, spec.n // held)
     grid = (spec.logits, ceil_div(width, columns))
-    finish.launch(grid, partial_w, partial, grad_weight, grad_bias, splits, len(partial))
+    finish.launch(grid, partial_w, partial, grad_weight, grad_bias, splits, partial.shape[0])
     return grad_weight, grad_bias

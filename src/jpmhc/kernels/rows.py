@@ -90,7 +90,7 @@ def combine(x: Tensor, coef: Tensor, spec: Spec) -> Tensor:
     tokens, held, _ = x.shape
     h = x.new_empty(tokens, spec.d)
     if tokens:
-        _combine_launcher(spec, x.dtype, held, len(coef) == tokens).launch((tokens,), x, coef, h, tokens)
+        _combine_launcher(spec, x.dtype, held, coef.shape[0] == tokens).launch((tokens,), x, coef, h, tokens)
     return h
 
 
@@ -224,7 +224,7 @@ def write(x: Tensor, y: Tensor, coef: Tensor, spec: Spec, mean: bool) -> Tensor:
     tokens, held, _ = x.shape
     out = x.new_empty(tokens, 1 if mean else spec.n, spec.d)
     if tokens:
-        launcher = _write_launcher(spec, x.dtype, held, len(coef) == tokens, mean)
+        launcher = _write_launcher(spec, x.dtype, held, coef.shape[0] == tokens, mean)
         launcher.launch((tokens,), x, y, coef, out, tokens)
     return out
 
@@ -325,7 +325,7 @@ def write_backward(
     grad_x = gradient_room(grad, x, spec, pull)
     grad_y = torch.empty_like(y)
     grad_coef = coef.new_empty(tokens, spec.coefficients)
-    per_token = len(coef) == tokens
+    per_token = coef.shape[0] == tokens
     if tokens:
         launcher = _write_backward_launcher(spec, x.dtype, held, grad.shape[1], per_token, pull)
         launcher.launch((tokens,), grad, x, y, coef, grad_x, grad_y, grad_coef, tokens)

@@ -10,7 +10,7 @@ computes everything else.
 
 from torch import Tensor
 
-from jpmhc.kernels import projection, read_backward, rows, write_to_read
+from jpmhc.kernels import decode, projection, read_backward, rows, write_to_read
 from jpmhc.kernels.launch import aligned
 from jpmhc.kernels.spec import Spec
 
@@ -77,3 +77,21 @@ def write_read(
     """Return the new streams, then what `read` returns for the connection that follows."""
     out, h, *small = write_to_read.write_to_read(aligned(x), aligned(y), coef, spec, weight, bias, following)
     return out, h, link(out, following.n), *small
+
+
+def read_only(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
+    """Return h and the coefficients, where nothing will be differentiated."""
+    if weight is not None and decode.suits(x.shape[0]):
+        return decode.read(x, weight, bias, spec)
+    found = read(x, weight, bias, spec)
+    return found[0], found[4]
+
+
+def write_read_only(
+    x: Tensor, y: Tensor, coef: Tensor, spec: Spec, weight: Tensor, bias: Tensor, following: Spec
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the new streams, h and the coefficients of the next connection, where nothing will be differentiated."""
+    if decode.suits(x.shape[0]) and not spec.post_norm:
+        return decode.write_read(x, y, coef, weight, bias, following)
+    found = write_read(x, y, coef, spec, weight, bias, following)
+    return found[0], found[1], found[5]

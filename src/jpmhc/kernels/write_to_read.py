@@ -177,7 +177,7 @@ def write_to_read(
     prepared, sums = prepare(weight, x.dtype, spec.n * spec.d, following)
     if tokens:
         whole, one = tokens % 16 == 0, tokens == 1
-        launcher = _launcher(spec, following, x.dtype, held, len(old) == tokens, x.is_cuda, whole, one)
+        launcher = _launcher(spec, following, x.dtype, held, old.shape[0] == tokens, x.is_cuda, whole, one)
         launcher.launch((ceil_div(tokens, 16),), x, y, old, out, prepared, sums, bias, logits, stats, h, tokens)
         constrain(logits, coef, following)
     return out, h, logits, stats, coef, prepared, sums

@@ -1,0 +1,140 @@
+"""Few tokens without gradients, as in decoding: one kernel from one sublayer's output to the next one's input.
+
+A program takes one token: it writes the streams, multiplies them by the next connection's weight as it goes, constrains
+the logits and reads the streams back. Each token fetches the whole weight from the cache, which for few tokens is
+cheaper than preparing it in a launch of its own and waiting for tiles of sixteen tokens.
+"""
+
+import functools
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from jpmhc.kernels import gates
+from jpmhc.kernels.launch import Launcher, aligned, kernel, padded, power_of_two
+from jpmhc.kernels.projection import constrain_rows, finish, small_outputs
+from jpmhc.kernels.rows import load_streams, mixed, mixing_entries
+from jpmhc.kernels.spec import Spec
+
+MOST_TOKENS = 256
+TILE = 16384  # sums that a program keeps, 32 a thread
+
+
+@kernel
+def _decode(
+    x,
+    y,
+    old,
+    out,
+    w,
+    bias,
+    logits,
+    stats,
+    coef,
+    h,
+    sums,
+    T,
+    WRITES: tl.constexpr,
+    OLD_PER_TOKEN: tl.constexpr,
+    KP: tl.constexpr,
+    M: tl.constexpr,
+    BD: tl.constexpr,
+    S: tl.constexpr,
+):
+    """S is the connection that reads; without WRITES the streams are read as they are."""
+    N: tl.constexpr = S.n
+    D: tl.constexpr = S.d
+    ND: tl.constexpr = N * D
+    row = (tl.program_id(0) + tl.arange(0, 1)).to(tl.int64)  # one token, as a block of one
+    inside = row < T
+    k = tl.arange(0, KP)
+    if WRITES:
+        mixing = mixing_entries(old, row, inside, N, OLD_PER_TOKEN)
+    products = tl.zeros([KP, BD], tl.float32)
+    weights = tl.zeros([KP, BD], tl.float32)
+    square = tl.zeros([1, BD], tl.float32)
+    total = tl.zeros([1, BD], tl.float32)
+    for start in tl.range(0, D, BD):
+        c = start + tl.arange(0, BD)
+        mask = inside[:, None] & (c < D)[None, :]
+        streams = load_streams(x, row, c, mask, M, D)
+        if WRITES:
+            yv = tl.load(y + row[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
+        for i in tl.static_range(N):
+            if WRITES:
+                rounded = mixed(streams, yv, mixing, i, N).to(out.dtype.element_ty)
+                tl.store(out + row[:, None] * ND + i * D + c[None, :], rounded, mask=mask)
+                z = rounded.to(tl.float32)
+            else:
+                z = streams[i % M]
+            known = (k < S.logits)[:, None] & (c < D)[None, :]
+            wv = tl.load(w + k[:, None] * ND + i * D + c[None, :], mask=known, other=0.0) * S.scale
+            products += wv * z
+            square += z * z
+            if S.norm == "layer":
+                weights += wv
+                total += z
+    # The sums of the weight's rows, which a layer norm needs: this token's place for them.
+    tl.store(sums + tl.program_id(0) * KP + k, tl.sum(weights, axis=1))
+    tl.debug_barrier()
+    product = tl.sum(products, axis=1)[None, :]
+    finish(
+        product, tl.sum(total, axis=1), tl.sum(square, axis=1), sums + tl.program_id(0) * KP, bias, logits, stats,
+        row, inside, ND, KP, S,
+    )  # fmt: skip
+    tl.debug_barrier()  # what was stored is read back in another layout
+    constrain_rows(logits, coef, row, inside, S)
+    entries = gates.read_entries(S)[None, :, :]
+    r = tl.load((logits + row * S.logits)[:, None, None] + entries, mask=inside[:, None, None], other=0.0)
+    r = gates.read_weights(r, S)
+    for start in tl.range(0, D, BD):
+        c = start + tl.arange(0, BD)
+        mask = inside[:, None] & (c < D)[None, :]
+        value = tl.zeros([1, BD], tl.float32)
+        for i in tl.static_range(N):
+            if WRITES:
+                z = tl.load(out + row[:, None] * ND + i * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
+            else:
+                z = tl.load(x + row[:, None] * (M * D) + (i % M) * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
+            value += tl.sum(tl.where(tl.arange(0, N)[None, :] == i, r, 0.0), axis=1)[:, None] * z
+        tl.store(h + row[:, None] * D + c[None, :], value.to(h.dtype.element_ty), mask=mask)
+
+
+@functools.cache
+def _launcher(spec: Spec, dtype: torch.dtype, held: int, writes: bool, per_token: bool) -> Launcher:
+    height = padded(spec.logits)
+    width = min(power_of_two(spec.d), TILE // height)
+    constants = {"WRITES": writes, "OLD_PER_TOKEN": int(per_token), "KP": height, "M": held, "BD": width}
+    return Launcher(_decode, **constants, S=spec, num_warps=max(1, height * width // 1024))
+
+
+def suits(tokens: int) -> bool:
+    """Say whether so many tokens are few."""
+    return 0 < tokens <= MOST_TOKENS
+
+
+def read(x: Tensor, weight: Tensor, bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
+    """Return h [T, d] and the coefficients [T, n(n+2)] of few tokens."""
+    x = aligned(x)
+    tokens, held, _ = x.shape
+    h = x.new_empty(tokens, spec.d)
+    logits, stats, coef = small_outputs(x, spec)
+    sums = bias.new_empty(tokens, padded(spec.logits))
+    launcher = _launcher(spec, x.dtype, held, False, False)
+    launcher.launch((tokens,), x, x, x, x, aligned(weight), bias, logits, stats, coef, h, sums, tokens)
+    return h, coef
+
+
+def write_read(
+    x: Tensor, y: Tensor, old: Tensor, weight: Tensor, bias: Tensor, following: Spec
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the new streams [T, n, d], the next sublayer's input h [T, d] and its coefficients [T, n(n+2)]."""
+    x, y = aligned(x), aligned(y)
+    tokens, held, _ = x.shape
+    out, h = x.new_empty(tokens, following.n, following.d), torch.empty_like(y)
+    logits, stats, coef = small_outputs(x, following)
+    sums = bias.new_empty(tokens, padded(following.logits))
+    launcher = _launcher(following, x.dtype, held, True, old.shape[0] == tokens)
+    launcher.launch((tokens,), x, y, old, out, aligned(weight), bias, logits, stats, coef, h, sums, tokens)
+    return out, h, coef

@@ -1,0 +1,67 @@
+"""Few tokens without gradients: one kernel against the float64 reference and against the kernels for many tokens."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from jpmhc.kernels import connection, decode
+from tests.kernels.connection_cases import NAMES, TOLERANCE, Case, draw, make_case, reference_read, reference_write
+
+
+def run_seam(first: Case, second: Case, one: dict, two: dict, fused: bool) -> list[Tensor]:
+    """The read of the first connection, the write and the next read, the last write."""
+    cast = (lambda t: t) if fused else (lambda t: t.double())
+    x, w1, b1, w2, b2 = (cast(t) for t in (one["x"], one["weight"], one["bias"], two["weight"], two["bias"]))
+    if not fused:
+        streams = x.expand(-1, first.spec.n, -1)
+        h1, state = reference_read(streams, w1, b1, first)
+        between = reference_write(streams, torch.tanh(h1), state, first)
+        h2, state = reference_read(between, w2, b2, second)
+        return [h1, between, h2, reference_write(between, torch.tanh(h2), state, second)]
+    with torch.no_grad():
+        h1, state = connection.read(x, w1, b1, first.spec)
+        between, h2, state = connection.write_read(torch.tanh(h1), state, w2, b2, second.spec)
+        return [h1, between, h2, connection.write(torch.tanh(h2), state)]
+
+
+def assert_seam(name: str, tokens: int, dtype: torch.dtype, held: int = 4, **settings) -> None:
+    first, second = make_case("sinkhorn", **settings), make_case(name, **settings)
+    one, two = draw(first, tokens, dtype, 1.0, True, held=held), draw(second, tokens, dtype, 1.0, True, seed=1)
+    assert decode.suits(tokens)
+    slack = 10 if name.startswith("grassmann") and dtype != torch.float32 else 2
+    for found, wanted in zip(run_seam(first, second, one, two, True), run_seam(first, second, one, two, False)):
+        assert (found.double() - wanted).norm() <= slack * TOLERANCE[dtype][0] * wanted.norm()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_mixer_matches_float64(name: str) -> None:
+    assert_seam(name, 3, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("held", "settings"),
+    [
+        (1, {"norm": "rms"}),
+        (4, {"d": 520, "read": "softmax_matrix", "write": "sigmoid", "scale": 0.5}),
+        (1, {"post_norm": True}),
+    ],
+)
+def test_streams_held_once_and_other_settings(held: int, settings: dict) -> None:
+    assert_seam("cayley", 2, torch.float32, held, **settings)
+
+
+def test_a_static_connection_may_come_before() -> None:
+    case = make_case("cayley")
+    inputs = draw(case, 5, torch.float32, 1.0, True)
+    with torch.no_grad():
+        h, state = connection.read(inputs["x"], None, inputs["bias"], case.spec)
+        between, found, _ = connection.write_read(h, state, inputs["weight"], inputs["bias"], case.spec)
+        wanted, _ = connection.read(between, inputs["weight"], inputs["bias"], case.spec)
+    assert torch.allclose(found, wanted, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_gpu_every_mixer(name: str) -> None:
+    for tokens, d in ((1, 2048), (64, 512), (256, 4096)):
+        assert_seam(name, tokens, torch.bfloat16, d=d)
