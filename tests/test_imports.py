@@ -25,11 +25,12 @@ ALLOWED: dict[str, set[str]] = {
     "optim": {"checks", "manifolds", "mixers"},
     "spectra": {"checks", "manifolds", "mixers", "threads"},
     "generators": {"checks", "manifolds", "mixers"},
+    "diagnose": {"checks", "connections", "spectra"},
     "trm": {"checks", "connections", "kernels", "manifolds", "mixers", "optim"},
     "wrap": {"checks", "connections", "mixers"},
     "demo": {"connections", "mixers", "threads"},
-    "report": {"demo", "generators", "spectra", "trm"},
-    "cli": {"demo", "generators", "report", "spectra", "trm"},
+    "report": {"demo", "diagnose", "generators", "spectra", "trm"},
+    "cli": {"demo", "diagnose", "generators", "report", "spectra", "trm"},
     "__main__": {"cli"},
 }
 

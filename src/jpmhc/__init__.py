@@ -16,6 +16,7 @@ __all__ = [
     "HyperConnectionStack",
     "__version__",
     "connections",
+    "diagnose",
     "expand_streams",
     "generators",
     "load_wrapped",
@@ -35,6 +36,7 @@ _HOMES = {
     "MIXERS": "mixers",
     "HyperConnection": "connections",
     "HyperConnectionStack": "connections",
+    "diagnose": "diagnose",
     "expand_streams": "connections",
     "load_wrapped": "wrap",
     "parameter_groups": "connections",
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
         parameter_groups,
         reduce_streams,
     )
+    from jpmhc.diagnose import diagnose
     from jpmhc.mixers import MIXERS
     from jpmhc.wrap import load_wrapped, unwrap, wrap
 else:

@@ -1,0 +1,114 @@
+"""What a diagnosis holds, and how it reads as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jpmhc.diagnose.coefficients import StreamStatistics
+from jpmhc.diagnose.plan import Part, describe_time
+from jpmhc.diagnose.spectrum import Spectrum
+from jpmhc.diagnose.sublayers import Layer
+from jpmhc.diagnose.theory import Comparison
+from jpmhc.diagnose.verdict import find_verdict
+from jpmhc.spectra.density import COLLAPSED
+
+_QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+_MOST_LAYERS = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Diagnosis:
+    """The singular spectrum of a real model's Jacobian, where it comes from, and what the theory says.
+
+    Attributes:
+        model: The model's class, and the mode it was in.
+        start: Where the map begins.
+        stop: Where it ends.
+        gain: The signal's own gain, the ratio of the root mean squares of output and input: the unit in which singular
+            values of the map are called collapsed or exploded.
+        whole: The spectrum of the whole map.
+        tokens: The spectra of single tokens, output by own input, under the tokens' numbers.
+        layers: What was measured of each layer, in the order of the calls.
+        streams: What the coefficients do to the streams; None without hyper-connections.
+        comparisons: The map through all layers at single tokens, beside the theory.
+        parts: What was planned.
+        notes: What a reader should know of how it was measured.
+        seconds: What it took.
+    """
+
+    model: str
+    start: str
+    stop: str
+    gain: float
+    whole: Spectrum
+    tokens: dict[int, Spectrum]
+    layers: Sequence[Layer]
+    streams: StreamStatistics | None
+    comparisons: Sequence[Comparison]
+    parts: Sequence[Part]
+    notes: Sequence[str]
+    seconds: float
+
+    @property
+    def verdict(self) -> list[str]:
+        """Five plain sentences: the map, what collapses, what explodes, which layers, and the theory."""
+        return find_verdict(self)
+
+    def __str__(self) -> str:
+        head = f"{self.model}, from {self.start} to {self.stop} ({describe_time(self.seconds)})"
+        parts = [head, "", *(f"{number}. {line}" for number, line in enumerate(self.verdict, 1)), "", *self._spectra()]
+        if self.layers:
+            parts += ["", *self._layer_table()]
+        if self.streams is not None:
+            parts += ["", *self._stream_lines(self.streams)]
+        if self.notes:
+            parts += ["", *(f"note: {note}" for note in self.notes)]
+        return "\n".join(parts)
+
+    def _spectra(self) -> list[str]:
+        heads = "".join(f"{f'{p:.0%}':>9}" for p in _QUANTILES)
+        lines = [f"{'singular values at':24}{heads}  largest  below {COLLAPSED:g}"]
+
+        def add(name: str, found: Spectrum) -> None:
+            row = "".join(f"{found.quantile(p):9.3g}" for p in _QUANTILES)
+            error = found.error(Spectrum.below)
+            share = f"{found.below():.1%}" + (f" ± {error:.1%}" if error > 0 else "")
+            lines.append(f"{name:24}{row}{found.largest:9.3g}  {share}")
+
+        add("whole map", self.whole)
+        for position, found in self.tokens.items():
+            add(f"token {position}", found)
+        for item in self.comparisons:
+            add(f"layers, token {item.position}", item.measured)
+            if item.predicted is not None:
+                row = "".join(f"{item.predicted.quantile(p):9.3g}" for p in _QUANTILES)
+                edge = float(item.predicted.x[-1]) ** 0.5
+                lines.append(f"{'  theory':24}{row}{edge:9.3g}  {item.predicted.collapsed():.1%}")
+            if item.rotated is not None:
+                add("  sublayers rotated", item.rotated)
+        return lines
+
+    def _layer_table(self) -> list[str]:
+        many = self.streams is not None
+        lines = [f"{'layer':40}{'gain':>9}{'gradient':>10}" + (f"{'similarity':>12}{'dominance':>11}" if many else "")]
+        shown = list(self.layers)
+        if len(shown) > _MOST_LAYERS:
+            shown = shown[: _MOST_LAYERS // 2] + shown[-_MOST_LAYERS // 2 :]
+        for number, layer in enumerate(shown):
+            if len(shown) < len(self.layers) and number == _MOST_LAYERS // 2:
+                lines.append(f"… {len(self.layers) - len(shown)} more")
+            row = f"{layer.name[-39:]:40}{layer.gain:9.3g}{layer.gradient:10.3g}"
+            lines.append(row + (f"{layer.similarity:12.3f}{layer.dominance:11.3f}" if many else ""))
+        return lines
+
+    def _stream_lines(self, streams: StreamStatistics) -> list[str]:
+        values = "  ".join(f"{value:.3g}" for value in streams.product.tolist())
+        lines = [
+            f"product of all skips: singular values {values}; geometric mean {streams.determinant:.3g}; "
+            f"direct path {streams.direct:.3g}"
+        ]
+        for item in self.comparisons:
+            lines.append(f"from stream (column) to stream (row) at token {item.position}, mean squared singular value:")
+            lines += ["  " + "".join(f"{value:9.3g}" for value in row) for row in item.blocks.tolist()]
+        return lines

@@ -1,0 +1,343 @@
+"""Measure a model's Jacobian: the steps of a diagnosis, in order."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from jpmhc import checks
+from jpmhc.diagnose.borrow import borrow_model
+from jpmhc.diagnose.coefficients import measure_streams
+from jpmhc.diagnose.dense import measure_matrix, spectrum_of
+from jpmhc.diagnose.diagnosis import Diagnosis
+from jpmhc.diagnose.ends import Ends, check_model, find_ends, read_arguments, run_between
+from jpmhc.diagnose.jacobian import Jacobian, Linearised, linearise, plain_connections, shared_positions
+from jpmhc.diagnose.lanczos import measure_quadrature
+from jpmhc.diagnose.plan import METHODS, Part, describe_bytes, describe_time, plan_part
+from jpmhc.diagnose.record import LayerCall, Recording, find_layers, longest_chain, record_layers
+from jpmhc.diagnose.spectrum import Spectrum
+from jpmhc.diagnose.sublayers import Layer, measure_gain, measure_gradients, measure_sublayer
+from jpmhc.diagnose.theory import Comparison, find_distances, predict_spectrum, rotate_sublayers, token_coefficients
+
+# How the time that a diagnosis may take is shared.
+_SHARES = {"whole": 0.4, "tokens": 0.15, "layers": 0.25, "sublayers": 0.2}
+# Random vectors for gains and gradients, and the widest matrix that is rotated.
+_VECTORS = 4
+_WIDEST = 3072
+
+
+def diagnose(
+    model: nn.Module,
+    inputs: Any,
+    between: Sequence[str | None] | None = None,
+    *,
+    method: str = "auto",
+    tokens: int = 2,
+    probes: int = 4,
+    steps: int = 64,
+    seconds: float = 120.0,
+    seed: int = 0,
+    say: Callable[[str], None] | None = print,
+    progress: Callable[[str, float], None] | None = None,
+) -> Diagnosis:
+    """Measure the singular values of a model's Jacobian at real inputs, and say what is healthy and what is not.
+
+    The model may be any module: a plain network, a Hugging Face model, one with hyper-connections. It is measured in the
+    mode (eval or train) that it is in, in float32 at least, and left as it was: weights, gradients, buffers and random
+    numbers. What it will take is said before it begins.
+
+    Args:
+        model: The model.
+        inputs: What it is called with: a tensor, a tuple of arguments, or a dict of them.
+        between: The names of two modules; the map then leads from what the first returns to what the second returns.
+            None in the place of either is the model's input or output. Integer inputs are differentiated at the
+            embeddings.
+        method: "dense" (every row by a backward pass), "lanczos" (quadrature from random vectors, with error bars), or
+            "auto": dense where it fits into memory and time.
+        tokens: How many tokens to measure by themselves, evenly spaced.
+        probes: Random vectors of Lanczos quadrature.
+        steps: Steps for each of them.
+        seconds: What it may take; what would take longer is shortened or left out, and that is said.
+        seed: Of the random vectors.
+        say: Called with each sentence of the plan; None for silence.
+        progress: Called with what is being measured and which share of it is done.
+
+    Returns:
+        The diagnosis: print it, or read its attributes; `verdict` is five sentences.
+    """
+    checks.require_choice(method, "method", METHODS)
+    for name, value in (("tokens", tokens), ("probes", probes), ("steps", steps)):
+        checks.to_whole_number(value, name)
+    checks.to_positive_number(seconds, "seconds")
+    begun = time.perf_counter()
+    model = _find_inner_model(model)
+    arguments = read_arguments(inputs)
+    check_model(model, arguments)
+    speak = say or (lambda sentence: None)
+    with borrow_model(model) as call:
+        ends = find_ends(model, arguments, between, call)
+        work = _Work(model, call, ends, method, probes, steps, seconds, seed, progress)
+        work.plan(tokens)
+        for line in work.describe_plan():
+            speak(line)
+        whole = work.measure(work.parts["whole"], Jacobian(work.at))
+        token_spectra = {
+            position: work.measure(part, Jacobian(work.at, position)) for position, part in work.tokens.items()
+        }
+        layers = work.measure_layers()
+        streams = measure_streams(work.chain) if work.chain and work.chain[0].coefficients is not None else None
+        comparisons = [work.compare(position) for position in work.layer_positions]
+    mode = "train" if model.training else "eval"
+    return Diagnosis(
+        model=f"{type(model).__name__} in {mode} mode",
+        start=ends.start_name,
+        stop=ends.stop_name,
+        gain=_signal_gain(work.at),
+        whole=whole,
+        tokens=token_spectra,
+        layers=layers,
+        streams=streams,
+        comparisons=comparisons,
+        parts=list(work.all_parts()),
+        notes=work.notes,
+        seconds=time.perf_counter() - begun,
+    )
+
+
+class _Work:
+    """One diagnosis while it is made: the model's graph, what is planned, and what is noted."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        call: Callable[..., Any],
+        ends: Ends,
+        method: str,
+        probes: int,
+        steps: int,
+        seconds: float,
+        seed: int,
+        progress: Callable[[str, float], None] | None,
+    ) -> None:
+        self.model, self.call, self.ends = model, call, ends
+        self.method, self.probes, self.steps, self.seconds, self.seed = method, probes, steps, seconds, seed
+        self.progress = progress
+        self.notes: list[str] = []
+        self.found_layers = find_layers(model)
+        x, y, self.calls, self.saved = self._run_with_graph()
+        name = f"from {ends.start_name} to {ends.stop_name}"
+        self.at = linearise(lambda start: run_between(ends, call, start)[1], x, y, self._positions(x, y), name, seed)
+        self.chain = longest_chain(self.calls)
+        self.parts: dict[str, Part] = {}
+        self.tokens: dict[int, Part] = {}
+        self.layers_at: Linearised | None = None
+        self.layer_positions: dict[int, Part] = {}
+        self.rotating = False
+        if self.at.forward == "central differences":
+            self.notes.append("an operation of the model has no forward mode: J v is taken by central differences")
+        if not self.at.batched:
+            self.notes.append("an operation of the model cannot be batched: gradients are taken one by one")
+
+    def _run_with_graph(self) -> tuple[Tensor, Tensor, list[LayerCall], int]:
+        """Run the model once and keep its graph; connections take plain operations, which can be batched."""
+        sizes: dict[int, int] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        recording = Recording()
+        with ExitStack() as stack:
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor))
+            stack.enter_context(record_layers(self.model, self.found_layers, recording))
+            stack.enter_context(plain_connections())
+            if not any(getattr(layer, "kernels", "") == "fused" for layer in self.found_layers):
+                stack.enter_context(forward_ad.dual_level())
+            x, y = run_between(self.ends, self.call)
+        weights = {tensor.untyped_storage().data_ptr() for tensor in self.model.parameters()}
+        return x, y, recording.calls, sum(size for place, size in sizes.items() if place not in weights)
+
+    def _positions(self, x: Tensor, y: Tensor) -> tuple[int, ...]:
+        n = max((call.streams for call in self.calls), default=1)
+        if n > 1 and x.shape == y.shape and x.ndim > 2 and x.shape[-2] == n:
+            return tuple(x.shape[:-2])  # streams in, streams out: the streams of a token belong together
+        return shared_positions(x, y)
+
+    def _run_layers(self, start: Tensor) -> Tensor:
+        """Run the model with the streams before the chain replaced, and return those after it."""
+        recording = Recording(replacement=(self.chain[0].number, start))
+        with record_layers(self.model, self.found_layers, recording):
+            run_between(self.ends, self.call, self.at.x.detach())
+        last = self.chain[-1].number
+        return next(call.after for call in recording.calls if call.number == last)
+
+    def plan(self, tokens: int) -> None:
+        """Decide what is measured, and how."""
+        self.parts["whole"] = self._plan_part("the whole map", Jacobian(self.at), "whole")
+        chosen = _spread(tokens, math.prod(self.at.positions))
+        if math.prod(self.at.positions) > 1:
+            for position in chosen:
+                part = self._plan_part(f"token {position}", Jacobian(self.at, position), "tokens", len(chosen))
+                self.tokens[position] = part
+        if not self.chain:
+            return
+        first, last = self.chain[0].before, self.chain[-1].after
+        positions = self.chain[0].positions
+        name = f"from {self.chain[0].name} to {self.chain[-1].name}"
+        self.layers_at = linearise(self._run_layers, first, last, positions, name, self.seed)
+        chosen = _spread(tokens, math.prod(positions))
+        for position in chosen:
+            jacobian = Jacobian(self.layers_at, position)
+            part = self._plan_part(f"all layers at token {position}", jacobian, "layers", len(chosen))
+            self.layer_positions[position] = part
+        width = self.chain[0].inside.shape[-1]
+        cost = len(chosen) * width * self.at.seconds["row"]
+        wide = width * self.chain[0].streams
+        # A sublayer's own Jacobian at every token of an image or the like has no width to speak of.
+        plain = math.prod(positions) * width == self.chain[0].inside.numel()
+        self.rotating = plain and wide <= _WIDEST and cost < _SHARES["sublayers"] * self.seconds
+        if not self.rotating:
+            self.notes.append(
+                f"the sublayers' singular values would take {describe_time(cost)}: their gains alone are measured, and "
+                "sublayers are not rotated; a larger seconds= allows it"
+            )
+        if len(self.chain) < len(self.calls):
+            self.notes.append(
+                f"{len(self.calls)} calls of layers were seen; the longest run in which each gets what the one before "
+                f"returned has {len(self.chain)}, {name}, and is compared with the theory"
+            )
+
+    def _plan_part(self, what: str, jacobian: Jacobian, share: str, among: int = 1) -> Part:
+        seconds = self.seconds * _SHARES[share] / among
+        return plan_part(what, jacobian, self.saved, seconds, self.method, self.probes, self.steps)
+
+    def all_parts(self) -> list[Part]:
+        """Return everything that is planned."""
+        return [*self.parts.values(), *self.tokens.values(), *self.layer_positions.values()]
+
+    def describe_plan(self) -> list[str]:
+        """Return the plan as sentences: each measurement, and the sum."""
+        parts = self.all_parts()
+        total = sum(part.seconds for part in parts)
+        held = self.saved + max(part.bytes for part in parts)
+        lines = [f"from {self.ends.start_name} to {self.ends.stop_name}", *map(str, parts)]
+        return [*lines, f"in all about {describe_time(total)} and {describe_bytes(held)} with the model's own graph"]
+
+    def measure(self, part: Part, jacobian: Jacobian) -> Spectrum:
+        """Measure one Jacobian as planned."""
+        if part.method == "dense":
+            return spectrum_of(measure_matrix(jacobian, part.chunk, self._count(part)))
+        return measure_quadrature(jacobian, part.probes, part.steps, self.seed, self._count(part))
+
+    def _count(self, part: Part) -> Callable[[int], None]:
+        done = 0
+
+        def count(products: int) -> None:
+            nonlocal done
+            done += products
+            if self.progress is not None:
+                self.progress(part.what, done / part.products)
+
+        return count
+
+    def _vectors(self, size: int, seed: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(_VECTORS, size, generator=generator).to(self.at.y.device, self.at.y.dtype)
+
+    def measure_layers(self) -> list[Layer]:
+        """Measure every layer's gain and gradient, and how alike the streams are after it."""
+        calls = [call for call in self.calls if call.output.requires_grad]
+        gradients = measure_gradients(calls, self.at.y, self._vectors(self.at.y.numel(), self.seed + 1))
+        total, seen = Counter(call.name for call in calls), Counter[str]()
+        layers = []
+        for call, gradient in zip(calls, gradients):
+            seen[call.name] += 1
+            name = call.name if total[call.name] == 1 else f"{call.name} (call {seen[call.name]})"
+            skip, gain = measure_gain(call, self._vectors(call.output.numel(), self.seed + 2))
+            alike = measure_streams([call]) if call.coefficients is not None else None
+            similarity = float(alike.similarity[0]) if alike else 1.0
+            dominance = float(alike.dominance[0]) if alike else 1.0
+            layers.append(Layer(name, skip, gain, gradient, similarity, dominance))
+        return layers
+
+    def compare(self, position: int) -> Comparison:
+        """Measure the map through all layers at one token, and put the theory beside it."""
+        assert self.layers_at is not None
+        part, jacobian = self.layer_positions[position], Jacobian(self.layers_at, position)
+        n = self.chain[0].streams
+        if part.method == "dense":
+            matrix = measure_matrix(jacobian, part.chunk, self._count(part))
+            measured = spectrum_of(matrix)
+            width = len(matrix) // n
+            blocks = matrix.double().reshape(n, width, n, width).square().sum((1, 3)) / width
+        else:
+            measured = self.measure(part, jacobian)
+            blocks = self._estimate_blocks(jacobian, n)
+        skips, gains, matrices = [], [], []
+        for call in self.chain:
+            if self.rotating:
+                skip, matrix = measure_sublayer(call, position, part.chunk or 1, self.layers_at.batched)
+                matrices.append(matrix)
+                gain = float(matrix.square().sum() / len(matrix))
+            else:
+                size = call.output.numel() // math.prod(call.positions)
+                skip, gain = measure_gain(call, self._vectors(size, self.seed + 3), position)
+            skips.append(skip)
+            gains.append(gain)
+        variance = torch.tensor(gains, dtype=torch.float64)
+        layers = token_coefficients(self.chain, skips, position)
+        predicted, note = predict_spectrum(layers, variance)
+        w1, ks = (math.nan, math.nan) if predicted is None else find_distances(measured, predicted)
+        return Comparison(
+            position=position,
+            measured=measured,
+            blocks=blocks,
+            gains=variance,
+            predicted=predicted,
+            wasserstein=w1,
+            kolmogorov=ks,
+            rotated=rotate_sublayers(layers, matrices, self.seed) if self.rotating else None,
+            note=note,
+        )
+
+    def _estimate_blocks(self, jacobian: Jacobian, n: int) -> Tensor:
+        """Estimate the mean squared singular value from stream to stream by random vectors in one stream each. [n, n]"""
+        vectors = self._vectors(jacobian.shape[0], self.seed + 4).reshape(_VECTORS, n, -1)
+        rows = []
+        for stream in range(n):
+            only = torch.zeros_like(vectors)
+            only[:, stream] = vectors[:, stream]
+            back = jacobian.multiply_transposed(only.flatten(1)).reshape(_VECTORS, n, -1)
+            rows.append(back.double().square().mean(0).mean(-1).cpu())
+        return torch.stack(rows)
+
+
+def _find_inner_model(model: nn.Module) -> nn.Module:
+    """Return the model inside torch.compile's or a data-parallel container, which would compile or communicate."""
+    while True:
+        if hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        elif isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            model = model.module
+        else:
+            return model
+
+
+def _spread(count: int, among: int) -> list[int]:
+    """Return evenly spaced numbers below `among`, the last one included."""
+    count = min(count, among)
+    return [among * (number + 1) // count - 1 for number in range(count)]
+
+
+def _signal_gain(at: Linearised) -> float:
+    """Return the ratio of the root mean squares of output and input; 1 where either is zero."""
+    x, y = (float(tensor.detach().double().square().mean().sqrt()) for tensor in (at.x, at.y))
+    return y / x if x > 0 and y > 0 else 1.0

@@ -1,0 +1,198 @@
+"""Record what every connection of a model reads, writes and skips while the model runs.
+
+A model without hyper-connections is recorded at its layers: the longest list of modules that map a hidden state to one
+of the same shape, each of them one stream with a read and a write of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from jpmhc.connections import Coefficients, HyperConnection, expand_streams
+from jpmhc.connections.hyper import first_of
+from jpmhc.diagnose.jacobian import shared_positions
+
+
+@dataclass
+class LayerCall:
+    """One call of one connection or layer; its tensors are in the model's graph.
+
+    Attributes:
+        name: The module's name.
+        module: The module.
+        before: The streams that it was given, all n of them. [..., n, d]
+        inside: The sublayer's input. [..., d]
+        output: The sublayer's output. [..., d]
+        after: The streams that it returned. [..., n, d]
+        number: How many calls began before this one.
+        coefficients: Its read, write and skip for every token; None for a plain layer.
+    """
+
+    name: str
+    module: nn.Module
+    before: Tensor
+    inside: Tensor
+    output: Tensor
+    after: Tensor
+    number: int
+    coefficients: Coefficients | None = None
+
+    @property
+    def streams(self) -> int:
+        """How many streams there are: 1 for a plain layer."""
+        return 1 if self.coefficients is None else self.before.shape[-2]
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The leading sizes that number the tokens."""
+        return shared_positions(self.inside, self.output)
+
+    @property
+    def post_norm(self) -> bool:
+        """Whether each stream is normalised after the write."""
+        return getattr(self.module, "post_norm", None) is not None
+
+
+@dataclass
+class Recording:
+    """What was recorded in one run of a model.
+
+    Attributes:
+        calls: The calls, in the order in which they ended.
+        replacement: What to put in the place of the streams before the call of this number; coefficients are then not
+            computed again.
+        begun: How many calls have begun.
+    """
+
+    calls: list[LayerCall] = field(default_factory=list)
+    replacement: tuple[int, Tensor] | None = None
+    begun: int = 0
+
+    def enter_call(self, streams: Tensor) -> tuple[int, Tensor]:
+        """Count one more call; return its number and the streams it begins with."""
+        number, self.begun = self.begun, self.begun + 1
+        if self.replacement is not None and self.replacement[0] == number:
+            return number, self.replacement[1]
+        return number, streams
+
+
+@contextmanager
+def record_layers(model: nn.Module, layers: Sequence[nn.Module], recording: Recording) -> Iterator[Recording]:
+    """Record every call of these connections or layers while the context lasts; the model's result does not change.
+
+    Args:
+        model: The model.
+        layers: What `find_layers` found.
+        recording: Where to put the calls.
+    """
+    names = {module: name for name, module in model.named_modules()}
+    undo: list[Any] = []
+    try:
+        for layer in layers:
+            watch = _watch_connection if isinstance(layer, HyperConnection) else _watch_layer
+            watch(layer, names[layer], recording, undo)
+        yield recording
+    finally:
+        for step in undo:
+            step()
+
+
+def _watch_connection(block: HyperConnection, name: str, recording: Recording, undo: list[Any]) -> None:
+    """Put recording versions of a connection's steps before its own, for the instance alone."""
+    pending: list[tuple[Tensor, Tensor, Tensor, int]] = []  # given streams, all streams, sublayer's input, number
+
+    def read(x: Tensor) -> tuple[Tensor, Any]:
+        streams = x if x.shape[-2] == block.streams else expand_streams(x.squeeze(-2), block.streams)
+        number, streams = recording.enter_call(streams)
+        h, state = type(block).read(block, streams)
+        pending[:] = [(x, streams, h, number)]
+        return h, state
+
+    def write(x: Tensor, y: Tensor, state: Any) -> Tensor:
+        given, streams, h, number = pending[-1]
+        after = type(block).write(block, streams if x is given else x, y, state)
+        coefficients = None
+        if recording.replacement is None:
+            with torch.no_grad():
+                coefficients = Coefficients(*(part.detach() for part in block.coefficients(streams.detach())))
+        recording.calls.append(LayerCall(name, block, streams, h, y, after, number, coefficients))
+        return after
+
+    def write_read(x: Tensor, y: Tensor, state: Any, following: Any) -> tuple[Tensor, Tensor, Any]:
+        x = block.write(x, y, state)
+        return x, *following.read(x)
+
+    def write_mean(x: Tensor, y: Tensor, state: Any) -> Tensor:
+        return block.write(x, y, state).mean(-2)
+
+    steps = {"read": read, "write": write, "write_read": write_read, "write_mean": write_mean}
+    for step, function in steps.items():
+        if hasattr(type(block), step):
+            object.__setattr__(block, step, function)
+            undo.append(lambda step=step: object.__delattr__(block, step))
+    # A stack calls a connection with a hook as a whole.
+    undo.append(block.register_forward_pre_hook(lambda module, given: None).remove)
+
+
+def _watch_layer(layer: nn.Module, name: str, recording: Recording, undo: list[Any]) -> None:
+    before: list[tuple[int, Tensor]] = []
+
+    def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        place, x = find_hidden_state(args, kwargs)
+        if x is None:
+            return None
+        number, x = recording.enter_call(x)
+        before.append((number, x))
+        if isinstance(place, int):
+            return (*args[:place], x, *args[place + 1 :]), kwargs
+        return args, {**kwargs, place: x}
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        number, x = before.pop() if before else (0, None)
+        y = first_of(output)
+        if x is not None and isinstance(y, Tensor) and y.shape == x.shape:
+            recording.calls.append(LayerCall(name, layer, x, x, y, y, number))
+
+    undo.append(layer.register_forward_pre_hook(enter, with_kwargs=True).remove)
+    undo.append(layer.register_forward_hook(leave).remove)
+
+
+def find_hidden_state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | str, Tensor | None]:
+    """Return the place and value of the first floating-point tensor that a layer was called with."""
+    for place, value in (*enumerate(args), *kwargs.items()):
+        if isinstance(value, Tensor) and value.is_floating_point():
+            return place, value
+    return "", None
+
+
+def find_layers(model: nn.Module) -> list[nn.Module]:
+    """Return a model's hyper-connections; without any, the modules of its longest list of like ones."""
+    connections: list[nn.Module] = [module for module in model.modules() if isinstance(module, HyperConnection)]
+    if connections:
+        return connections
+    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
+    alike = [found for found in lists if len(found) > 1 and len({type(module) for module in found}) == 1]
+    # Of a list in a list the outer one: layers, not their parts.
+    return max(alike or lists, key=len, default=[])
+
+
+def longest_chain(calls: Sequence[LayerCall]) -> list[LayerCall]:
+    """Return the longest run of calls in which each one gets exactly the streams that the one before returned."""
+    runs: list[list[LayerCall]] = []
+    for call in calls:
+        linked = runs and runs[-1] and _same(runs[-1][-1].after, call.before)
+        if linked and call.output.requires_grad:
+            runs[-1].append(call)
+        elif call.output.requires_grad:
+            runs.append([call])
+    return max(reversed(runs), key=len, default=[])
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a is b or (a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.detach(), b.detach()))

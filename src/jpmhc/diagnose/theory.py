@@ -1,0 +1,137 @@
+"""The theory's spectrum for the coefficients and gains that a token really has, beside the measured one."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from jpmhc import spectra
+from jpmhc.diagnose.coefficients import effective_coefficients
+from jpmhc.diagnose.dense import spectrum_of
+from jpmhc.diagnose.record import LayerCall
+from jpmhc.diagnose.spectrum import Spectrum
+
+# How far, relatively, a singular value may be from the predicted one without counting in KS.
+_LEEWAY = 0.01
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """One token's Jacobian through all layers, measured and predicted.
+
+    Attributes:
+        position: The token's number.
+        measured: The spectrum of the streams after the last layer by those before the first.
+        blocks: Mean squared singular value from stream j to stream i. [n, n]
+        gains: Each sublayer's mean squared singular value at this token. [L]
+        predicted: The theory's density; None where it has none.
+        wasserstein: W1 between prediction and measurement, in singular values.
+        kolmogorov: KS between prediction and measurement, see `find_distances`.
+        rotated: The spectrum with every sublayer's singular vectors made random; None where it was too costly.
+        note: Why something is missing, or what the theory warns of.
+    """
+
+    position: int
+    measured: Spectrum
+    blocks: Tensor
+    gains: Tensor
+    predicted: spectra.Density | None = None
+    wasserstein: float = float("nan")
+    kolmogorov: float = float("nan")
+    rotated: Spectrum | None = None
+    note: str = ""
+
+    @property
+    def aligned(self) -> float:
+        """The measured 99 % quantile over the rotated one: above 1, layers amplify each other's directions."""
+        return float("nan") if self.rotated is None else self.measured.quantile(0.99) / self.rotated.quantile(0.99)
+
+
+def token_coefficients(
+    calls: Sequence[LayerCall], skips: Sequence[float], position: int
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Return read [n], write [n] and skip [n, n] of every layer for one token.
+
+    Args:
+        calls: A chain of layers.
+        skips: The multiple of the identity in each plain layer; connections have skips of their own.
+        position: The token's number.
+    """
+    one = torch.ones(1, dtype=torch.float64)
+    found = []
+    for call, skip in zip(calls, skips):
+        if call.coefficients is None:
+            found.append((one, one, torch.full((1, 1), skip, dtype=torch.float64)))
+        else:
+            read, write, matrix = effective_coefficients(call)
+            n = call.streams
+            found.append(
+                (read.reshape(-1, n)[position], write.reshape(-1, n)[position], matrix.reshape(-1, n, n)[position])
+            )
+    return found
+
+
+def predict_spectrum(layers: Sequence[tuple[Tensor, Tensor, Tensor]], gains: Tensor) -> tuple[spectra.Density | None, str]:
+    """Return the theory's density for these layers, and what it warns of or why there is none."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            found = spectra.density(spectra.Network.from_coefficients(layers, gains.tolist()))
+        except ValueError as refusal:
+            return None, f"the theory has no curve here: {refusal}"
+    return found, "; ".join(str(warning.message) for warning in said)
+
+
+def find_distances(measured: Spectrum, predicted: spectra.Density) -> tuple[float, float]:
+    """Return W1 in singular values, and KS where each singular value may move by 1 %.
+
+    Skips alone put many equal singular values in one place, which the theory smooths: without that leeway KS would see
+    half of them on the wrong side.
+    """
+    squares = measured.squares()
+    s, grid = np.sort(squares.sqrt().numpy()), predicted.x.sqrt().numpy()
+    cumulative = predicted.cumulative().numpy()
+
+    def theory(at: np.ndarray) -> np.ndarray:
+        return np.interp(at, grid, cumulative, left=cumulative[0], right=1.0)
+
+    resolved = s >= grid[0]
+    s, rank = s[resolved], np.arange(len(s))[resolved]
+    over = theory(s * (1 - _LEEWAY)) - (rank + 1) / len(squares)
+    under = rank / len(squares) - theory(s * (1 + _LEEWAY))
+    return predicted.wasserstein(squares), float(max(over.max(initial=0.0), under.max(initial=0.0)))
+
+
+def rotate_sublayers(
+    layers: Sequence[tuple[Tensor, Tensor, Tensor]], matrices: Sequence[Tensor], seed: int
+) -> Spectrum:
+    """Compute the spectrum of the same layers with random singular vectors in every sublayer, by a dense product.
+
+    Args:
+        layers: Read, write and skip of each layer.
+        matrices: The sublayers' Jacobians. [d, d] each
+        seed: Of the random orthogonal matrices.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    n, width = len(layers[0][0]), len(matrices[0])
+    total = torch.eye(n * width, dtype=torch.float64)
+    for (read, write, skip), matrix in zip(layers, matrices):
+        values = torch.linalg.svdvals(matrix.double())
+        left, right = (_random_rotation(width, generator) for _ in range(2))
+        streams = total.reshape(n, width, n * width)
+        inside = torch.einsum("j,jpc->pc", read, streams)
+        output = left @ (values.unsqueeze(-1) * (right @ inside))
+        mixed = torch.einsum("ij,jpc->ipc", skip, streams)
+        total = (mixed + write.view(n, 1, 1) * output).reshape(n * width, n * width)
+    return spectrum_of(total)
+
+
+def _random_rotation(size: int, generator: torch.Generator) -> Tensor:
+    """Draw an orthogonal matrix uniformly."""
+    q, r = torch.linalg.qr(torch.randn(size, size, dtype=torch.float64, generator=generator))
+    return q * r.diagonal().sign()

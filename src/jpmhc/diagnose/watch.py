@@ -1,0 +1,115 @@
+"""Watch the cheap part of a diagnosis while a model trains: the product of the skips, the streams, the gains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from jpmhc import checks
+from jpmhc.diagnose.coefficients import measure_streams
+from jpmhc.diagnose.record import LayerCall, Recording, find_layers, longest_chain, record_layers
+
+
+@dataclass
+class Watch:
+    """What has been seen so far.
+
+    Attributes:
+        records: For each watched step its number, under "step", and the numbers by name.
+        step: How many training steps (calls of the model in train mode) have been seen.
+    """
+
+    records: list[dict[str, float]] = field(default_factory=list)
+    step: int = 0
+
+
+@contextmanager
+def watch(
+    model: nn.Module, every: int = 100, log: Callable[[int, dict[str, float]], None] | None = None
+) -> Iterator[Watch]:
+    """Log what skips, streams and sublayers do during training, every so many calls of the model in train mode.
+
+    The model's results, gradients and random numbers do not change. Between the watched steps it costs nothing.
+
+    Args:
+        model: The model; its hyper-connections are watched, or its layers where it has none.
+        every: Watch the first step and then every so many.
+        log: Called with the step and the numbers, for example to write them to TensorBoard; prints a line by default.
+
+    Example:
+        >>> with jpmhc.diagnose.watch(model, every=100) as seen:
+        ...     train(model)
+        >>> seen.records[-1]["similarity"]
+    """
+    checks.to_whole_number(every, "every")
+    layers = find_layers(model)
+    if not layers:
+        raise ValueError("this model has no hyper-connections and no list of layers, so there is nothing to watch")
+    seen = Watch()
+    active: list[tuple[ExitStack, Recording]] = []
+
+    def begin(module: nn.Module, given: Any) -> None:
+        if not module.training or active:
+            return
+        seen.step += 1
+        if (seen.step - 1) % every == 0:
+            stack, recording = ExitStack(), Recording()
+            stack.enter_context(record_layers(model, layers, recording))
+            active.append((stack, recording))
+
+    def end(module: nn.Module, given: Any, output: Any) -> None:
+        if not active:
+            return
+        stack, recording = active.pop()
+        stack.close()
+        if output is None or not recording.calls:
+            return
+        numbers = summarise_calls(recording.calls)
+        seen.records.append({"step": seen.step, **numbers})
+        (log or _print_line)(seen.step, numbers)
+
+    handles = [
+        model.register_forward_pre_hook(begin),
+        model.register_forward_hook(end, always_call=True),
+    ]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+        while active:
+            active.pop()[0].close()
+
+
+@torch.no_grad()
+def summarise_calls(calls: list[LayerCall]) -> dict[str, float]:
+    """Return the cheap numbers of one run: gains of the signal by layer, and what the skips do to the streams."""
+    numbers: dict[str, float] = {}
+    chain = longest_chain(calls) or calls
+    if chain[0].coefficients is not None:
+        found = measure_streams(chain)
+        numbers |= {
+            "skips/smallest": float(found.product[-1]),
+            "skips/geometric_mean": found.determinant,
+            "skips/direct_path": found.direct,
+            "similarity": float(found.similarity[-1]),
+            "dominance": float(found.dominance[-1]),
+        }
+    gains = [_signal_gain(call) for call in calls]
+    return numbers | {"gain/largest": max(gains), "gain/mean": sum(gains) / len(gains), "gain/last": gains[-1]}
+
+
+def _signal_gain(call: LayerCall) -> float:
+    """Return the ratio of the root mean squares of a sublayer's output (a plain layer's change) and its input."""
+    change = call.output if call.coefficients is not None else call.output - call.inside
+    size = float(call.inside.detach().float().square().mean().sqrt())
+    return float(change.detach().float().square().mean().sqrt()) / max(size, 1e-30)
+
+
+def _print_line(step: int, numbers: dict[str, float]) -> None:
+    print(f"step {step}: " + ", ".join(f"{name} {value:.3g}" for name, value in numbers.items()))
