@@ -23,7 +23,9 @@ def borrow_model(model: nn.Module) -> Iterator[Callable[..., Any]]:
     Args:
         model: Any module; it stays in the mode (eval or train) that it is in.
     """
-    stores = [store for module in model.modules() for store in (module._parameters, module._buffers)]
+    stores: list[dict[str, Any]] = [
+        store for module in model.modules() for store in (module._parameters, module._buffers)
+    ]
     originals = [(store, name, tensor) for store in stores for name, tensor in store.items() if tensor is not None]
     parameters: dict[int, Tensor] = {}  # tied weights stay tied
 

@@ -40,4 +40,6 @@ def spectrum_of(matrix: Tensor, precision: torch.dtype | None = None) -> Spectru
     """
     values = np.sort(torch.linalg.svdvals(matrix.double()).numpy())[None]
     floor = torch.finfo(precision or matrix.dtype).eps * float(values.max()) * max(matrix.shape) ** 0.5
-    return Spectrum(values, np.full_like(values, 1 / values.shape[1]), tuple(matrix.shape), "dense", floor)
+    return Spectrum(
+        values, np.full_like(values, 1 / values.shape[1]), (matrix.shape[0], matrix.shape[1]), "dense", floor
+    )

@@ -33,6 +33,7 @@ class Diagnosis:
         streams: What the coefficients do to the streams; None without hyper-connections.
         comparisons: The map through all layers at single tokens, beside the theory.
         parts: What was planned.
+        positions: How many tokens (or examples) the map has.
         notes: What a reader should know of how it was measured.
         seconds: What it took.
     """
@@ -47,6 +48,7 @@ class Diagnosis:
     streams: StreamStatistics | None
     comparisons: Sequence[Comparison]
     parts: Sequence[Part]
+    positions: int
     notes: Sequence[str]
     seconds: float
 
@@ -71,7 +73,7 @@ class Diagnosis:
         lines = [f"{'singular values at':24}{heads}  largest  below {COLLAPSED:g}"]
 
         def add(name: str, found: Spectrum) -> None:
-            row = "".join(f"{found.quantile(p):9.3g}" for p in _QUANTILES)
+            row = "".join(_describe_value(found.quantile(p), found.floor) for p in _QUANTILES)
             error = found.error(Spectrum.below)
             share = f"{found.below():.1%}" + (f" ± {error:.1%}" if error > 0 else "")
             lines.append(f"{name:24}{row}{found.largest:9.3g}  {share}")
@@ -83,8 +85,7 @@ class Diagnosis:
             add(f"layers, token {item.position}", item.measured)
             if item.predicted is not None:
                 row = "".join(f"{item.predicted.quantile(p):9.3g}" for p in _QUANTILES)
-                edge = float(item.predicted.x[-1]) ** 0.5
-                lines.append(f"{'  theory':24}{row}{edge:9.3g}  {item.predicted.collapsed():.1%}")
+                lines.append(f"{'  theory':24}{row}{'–':>9}  {item.predicted.collapsed():.1%}")
             if item.rotated is not None:
                 add("  sublayers rotated", item.rotated)
         return lines
@@ -112,3 +113,8 @@ class Diagnosis:
             lines.append(f"from stream (column) to stream (row) at token {item.position}, mean squared singular value:")
             lines += ["  " + "".join(f"{value:9.3g}" for value in row) for row in item.blocks.tolist()]
         return lines
+
+
+def _describe_value(value: float, floor: float) -> str:
+    """Return a singular value in nine columns, or that it is below what the precision can tell from zero."""
+    return f"{value:9.3g}" if value > floor else f"{f'<{floor:.0e}':>9}"

@@ -21,7 +21,7 @@ class Ends:
 
     Attributes:
         arguments: What the model is called with.
-        start: A module whose output is the map's input, the place of an argument, or None for the output of `module`.
+        start: The module whose output is the map's input, or the place of the argument that is.
         stop: The module whose output is the map's output; None for the model's own output.
         start_name: What a person calls the beginning.
         stop_name: What a person calls the end.
@@ -40,12 +40,14 @@ class _Found(Exception):
 
 def read_arguments(inputs: Any) -> Arguments:
     """Return positional and keyword arguments of one call, half-precision tensors as float32."""
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
     if isinstance(inputs, Tensor):
-        args, kwargs = (inputs,), {}
+        args = (inputs,)
     elif isinstance(inputs, tuple | list):
-        args, kwargs = tuple(inputs), {}
+        args = tuple(inputs)
     elif isinstance(inputs, Mapping) or hasattr(inputs, "keys"):
-        args, kwargs = (), {key: inputs[key] for key in inputs.keys()}  # noqa: SIM118 (a tokenizer's result is no dict)
+        kwargs = {key: inputs[key] for key in inputs.keys()}  # noqa: SIM118 (a tokenizer's result is no dict)
     else:
         raise ValueError(
             f"inputs must be a tensor, a tuple of arguments or a dict of them, not a {type(inputs).__name__}"
@@ -64,7 +66,7 @@ def check_model(model: nn.Module, arguments: Arguments) -> None:
     bad = [
         name
         for name, tensor in (*model.named_parameters(), *model.named_buffers())
-        if tensor.is_floating_point() and name.rpartition(".")[2] not in ("mask", "bias_mask") and _has_nan(tensor)
+        if tensor.is_floating_point() and _has_nan(tensor)
     ]
     if bad:
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
@@ -123,7 +125,8 @@ def _has_nan(tensor: Tensor) -> bool:
 
 
 def _find_floating_argument(arguments: Arguments) -> int | str | None:
-    for place, value in (*enumerate(arguments[0]), *arguments[1].items()):
+    places: list[tuple[int | str, Any]] = [*enumerate(arguments[0]), *arguments[1].items()]
+    for place, value in places:
         if isinstance(value, Tensor) and value.is_floating_point() and place != "attention_mask":
             return place
     return None
@@ -131,7 +134,9 @@ def _find_floating_argument(arguments: Arguments) -> int | str | None:
 
 def _find_embedding(model: nn.Module, arguments: Arguments, call: Callable[..., Any]) -> tuple[str, nn.Module]:
     """Return the name and module of the embedding that is called first."""
-    names = {module: name for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
+    names: dict[nn.Module, str] = {
+        module: name for name, module in model.named_modules() if isinstance(module, nn.Embedding)
+    }
     called: list[nn.Module] = []
 
     def note(module: nn.Module, *ignored: Any) -> None:

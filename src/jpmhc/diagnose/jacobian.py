@@ -108,7 +108,7 @@ def linearise(
     if not bool(torch.isfinite(y.detach()).all()):
         raise ValueError(f"the map {ends} gives NaN or infinity at these inputs: its Jacobian is not defined there")
     at = Linearised(x, y, run, positions)
-    if not y.requires_grad or torch.autograd.grad(y, x, torch.ones_like(y), retain_graph=True, allow_unused=True)[0] is None:
+    if not y.requires_grad or not bool(_gradient(y, x, torch.ones_like(y), batched=False).any()):
         raise ValueError(
             f"the map {ends} does not depend on its input: the output may be detached, or made without gradients"
         )

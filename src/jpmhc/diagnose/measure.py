@@ -50,9 +50,9 @@ def diagnose(
 ) -> Diagnosis:
     """Measure the singular values of a model's Jacobian at real inputs, and say what is healthy and what is not.
 
-    The model may be any module: a plain network, a Hugging Face model, one with hyper-connections. It is measured in the
-    mode (eval or train) that it is in, in float32 at least, and left as it was: weights, gradients, buffers and random
-    numbers. What it will take is said before it begins.
+    The model may be any module: a plain network, a Hugging Face model, one with hyper-connections. It is measured in
+    the mode (eval or train) that it is in, in float32 at least, and left as it was: weights, gradients, buffers and
+    random numbers. What it will take is said before it begins.
 
     Args:
         model: The model.
@@ -107,6 +107,7 @@ def diagnose(
         streams=streams,
         comparisons=comparisons,
         parts=list(work.all_parts()),
+        positions=math.prod(work.at.positions),
         notes=work.notes,
         seconds=time.perf_counter() - begun,
     )
@@ -140,7 +141,7 @@ class _Work:
         self.tokens: dict[int, Part] = {}
         self.layers_at: Linearised | None = None
         self.layer_positions: dict[int, Part] = {}
-        self.rotating = False
+        self.rotating, self.rotating_seconds = False, 0.0
         if self.at.forward == "central differences":
             self.notes.append("an operation of the model has no forward mode: J v is taken by central differences")
         if not self.at.batched:
@@ -203,8 +204,10 @@ class _Work:
         wide = width * self.chain[0].streams
         # A sublayer's own Jacobian at every token of an image or the like has no width to speak of.
         plain = math.prod(positions) * width == self.chain[0].inside.numel()
+        self.rotating_seconds = cost
         self.rotating = plain and wide <= _WIDEST and cost < _SHARES["sublayers"] * self.seconds
         if not self.rotating:
+            self.rotating_seconds = 0.0
             self.notes.append(
                 f"the sublayers' singular values would take {describe_time(cost)}: their gains alone are measured, and "
                 "sublayers are not rotated; a larger seconds= allows it"
@@ -226,9 +229,13 @@ class _Work:
     def describe_plan(self) -> list[str]:
         """Return the plan as sentences: each measurement, and the sum."""
         parts = self.all_parts()
-        total = sum(part.seconds for part in parts)
+        total = sum(part.seconds for part in parts) + self.rotating_seconds
         held = self.saved + max(part.bytes for part in parts)
         lines = [f"from {self.ends.start_name} to {self.ends.stop_name}", *map(str, parts)]
+        if self.rotating:
+            lines.append(
+                f"the Jacobian of every sublayer at those tokens, about {describe_time(self.rotating_seconds)}"
+            )
         return [*lines, f"in all about {describe_time(total)} and {describe_bytes(held)} with the model's own graph"]
 
     def measure(self, part: Part, jacobian: Jacobian) -> Spectrum:
@@ -255,6 +262,8 @@ class _Work:
     def measure_layers(self) -> list[Layer]:
         """Measure every layer's gain and gradient, and how alike the streams are after it."""
         calls = [call for call in self.calls if call.output.requires_grad]
+        if not calls:
+            return []
         gradients = measure_gradients(calls, self.at.y, self._vectors(self.at.y.numel(), self.seed + 1))
         total, seen = Counter(call.name for call in calls), Counter[str]()
         layers = []
@@ -309,7 +318,7 @@ class _Work:
         )
 
     def _estimate_blocks(self, jacobian: Jacobian, n: int) -> Tensor:
-        """Estimate the mean squared singular value from stream to stream by random vectors in one stream each. [n, n]"""
+        """Estimate the mean squared singular value from stream to stream by random vectors in single streams. [n, n]"""
         vectors = self._vectors(jacobian.shape[0], self.seed + 4).reshape(_VECTORS, n, -1)
         rows = []
         for stream in range(n):
@@ -322,13 +331,10 @@ class _Work:
 
 def _find_inner_model(model: nn.Module) -> nn.Module:
     """Return the model inside torch.compile's or a data-parallel container, which would compile or communicate."""
-    while True:
-        if hasattr(model, "_orig_mod"):
-            model = model._orig_mod
-        elif isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            model = model.module
-        else:
-            return model
+    inner: Any = model
+    while hasattr(inner, "_orig_mod") or isinstance(inner, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        inner = inner._orig_mod if hasattr(inner, "_orig_mod") else inner.module
+    return inner
 
 
 def _spread(count: int, among: int) -> list[int]:

@@ -61,9 +61,7 @@ class Part:
         return f"{self.what}: {size}, {how}, about {describe_time(self.seconds)} and {describe_bytes(self.bytes)}"
 
 
-def plan_part(
-    what: str, jacobian: Jacobian, saved: int, seconds: float, method: str, probes: int, steps: int
-) -> Part:
+def plan_part(what: str, jacobian: Jacobian, saved: int, seconds: float, method: str, probes: int, steps: int) -> Part:
     """Choose how one Jacobian is measured.
 
     Args:

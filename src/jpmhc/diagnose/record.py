@@ -95,8 +95,10 @@ def record_layers(model: nn.Module, layers: Sequence[nn.Module], recording: Reco
     undo: list[Any] = []
     try:
         for layer in layers:
-            watch = _watch_connection if isinstance(layer, HyperConnection) else _watch_layer
-            watch(layer, names[layer], recording, undo)
+            if isinstance(layer, HyperConnection):
+                _watch_connection(layer, names[layer], recording, undo)
+            else:
+                _watch_layer(layer, names[layer], recording, undo)
         yield recording
     finally:
         for step in undo:
@@ -165,7 +167,8 @@ def _watch_layer(layer: nn.Module, name: str, recording: Recording, undo: list[A
 
 def find_hidden_state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | str, Tensor | None]:
     """Return the place and value of the first floating-point tensor that a layer was called with."""
-    for place, value in (*enumerate(args), *kwargs.items()):
+    places: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    for place, value in places:
         if isinstance(value, Tensor) and value.is_floating_point():
             return place, value
     return "", None

@@ -1,4 +1,4 @@
-"""What each sublayer does to small changes: its gain, its singular values at a token, and the gradient that reaches it."""
+"""What each sublayer does to small changes: its gain, its Jacobian at a token, and the gradient that reaches it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def measure_sublayer(call: LayerCall, position: int, chunk: int, batched: bool) 
 
 
 def measure_gradients(calls: Sequence[LayerCall], y: Tensor, vectors: Tensor) -> list[float]:
-    """Estimate the mean squared singular value of d y / d (layer's output), for all layers in one pass for each vector."""
+    """Estimate the mean squared singular value of d y / d (layer's output), for all layers at once."""
     totals = [0.0] * len(calls)
     for vector in vectors:
         outputs = [call.output for call in calls]

@@ -76,7 +76,9 @@ def token_coefficients(
     return found
 
 
-def predict_spectrum(layers: Sequence[tuple[Tensor, Tensor, Tensor]], gains: Tensor) -> tuple[spectra.Density | None, str]:
+def predict_spectrum(
+    layers: Sequence[tuple[Tensor, Tensor, Tensor]], gains: Tensor
+) -> tuple[spectra.Density | None, str]:
     """Return the theory's density for these layers, and what it warns of or why there is none."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -91,7 +93,7 @@ def find_distances(measured: Spectrum, predicted: spectra.Density) -> tuple[floa
     """Return W1 in singular values, and KS where each singular value may move by 1 %.
 
     Skips alone put many equal singular values in one place, which the theory smooths: without that leeway KS would see
-    half of them on the wrong side.
+    half of them on the wrong side. Singular values that are rounding do not count in KS.
     """
     squares = measured.squares()
     s, grid = np.sort(squares.sqrt().numpy()), predicted.x.sqrt().numpy()
@@ -100,17 +102,34 @@ def find_distances(measured: Spectrum, predicted: spectra.Density) -> tuple[floa
     def theory(at: np.ndarray) -> np.ndarray:
         return np.interp(at, grid, cumulative, left=cumulative[0], right=1.0)
 
-    resolved = s >= grid[0]
+    resolved = s >= max(grid[0], measured.floor)
     s, rank = s[resolved], np.arange(len(s))[resolved]
     over = theory(s * (1 - _LEEWAY)) - (rank + 1) / len(squares)
     under = rank / len(squares) - theory(s * (1 + _LEEWAY))
     return predicted.wasserstein(squares), float(max(over.max(initial=0.0), under.max(initial=0.0)))
 
 
+def compose_layers(layers: Sequence[tuple[Tensor, Tensor, Tensor]], matrices: Sequence[Tensor]) -> Tensor:
+    """Multiply out the Jacobian of a chain of layers with constant coefficients, ∏ (H ⊗ 1 + w rᵀ ⊗ F′). [n d, n d]
+
+    Args:
+        layers: Read, write and skip of each layer.
+        matrices: The sublayers' Jacobians F′. [d, d] each
+    """
+    n, width = len(layers[0][0]), len(matrices[0])
+    total = torch.eye(n * width, dtype=torch.float64)
+    for (read, write, skip), matrix in zip(layers, matrices):
+        streams = total.reshape(n, width, n * width)
+        output = matrix @ torch.einsum("j,jpc->pc", read, streams)
+        mixed = torch.einsum("ij,jpc->ipc", skip, streams)
+        total = (mixed + write.view(n, 1, 1) * output).reshape(n * width, n * width)
+    return total
+
+
 def rotate_sublayers(
     layers: Sequence[tuple[Tensor, Tensor, Tensor]], matrices: Sequence[Tensor], seed: int
 ) -> Spectrum:
-    """Compute the spectrum of the same layers with random singular vectors in every sublayer, by a dense product.
+    """Compute the spectrum of the same layers with random singular vectors in every sublayer.
 
     Args:
         layers: Read, write and skip of each layer.
@@ -118,17 +137,12 @@ def rotate_sublayers(
         seed: Of the random orthogonal matrices.
     """
     generator = torch.Generator().manual_seed(seed)
-    n, width = len(layers[0][0]), len(matrices[0])
-    total = torch.eye(n * width, dtype=torch.float64)
-    for (read, write, skip), matrix in zip(layers, matrices):
-        values = torch.linalg.svdvals(matrix.double())
-        left, right = (_random_rotation(width, generator) for _ in range(2))
-        streams = total.reshape(n, width, n * width)
-        inside = torch.einsum("j,jpc->pc", read, streams)
-        output = left @ (values.unsqueeze(-1) * (right @ inside))
-        mixed = torch.einsum("ij,jpc->ipc", skip, streams)
-        total = (mixed + write.view(n, 1, 1) * output).reshape(n * width, n * width)
-    return spectrum_of(total)
+
+    def rotate(matrix: Tensor) -> Tensor:
+        left, right = (_random_rotation(len(matrix), generator) for _ in range(2))
+        return left @ (torch.linalg.svdvals(matrix.double()).unsqueeze(-1) * right)
+
+    return spectrum_of(compose_layers(layers, [rotate(matrix) for matrix in matrices]))
 
 
 def _random_rotation(size: int, generator: torch.Generator) -> Tensor:

@@ -29,19 +29,23 @@ def find_verdict(found: Diagnosis) -> list[str]:
 
 def _map(found: Diagnosis) -> str:
     low, middle, high = (found.whole.quantile(p) for p in (0.25, 0.5, 0.75))
-    sick = _relative_below(found) > _WORTH_SAYING or _relative_above(found) > _WORTH_SAYING or _stream_loss(found) > 0.5
+    sick = (
+        _relative_below(found) > _worth_saying(found)
+        or _relative_above(found) > _WORTH_SAYING
+        or _stream_loss(found) > 0.5
+    )
     state = "Look closer" if sick or _unevenness(found) > _UNEVEN else "Healthy"
     rows, columns = found.whole.shape
     return (
-        f"{state}: of {min(rows, columns)} directions half are multiplied by {low:.2g} to {high:.2g} (median {middle:.2g}), "
-        f"where the signal itself is multiplied by {found.gain:.2g}."
+        f"{state}: of {min(rows, columns)} directions half are multiplied by {low:.2g} to {high:.2g} "
+        f"(median {middle:.2g}), where the signal itself is multiplied by {found.gain:.2g}."
     )
 
 
 def _collapse(found: Diagnosis) -> str:
     share = _relative_below(found)
     end = f"{share:.1%} of the map's directions shrink to less than a tenth of the signal's gain"
-    first = f"Collapse: {end}" if share > _WORTH_SAYING else f"No collapse of the model's own map: {end}"
+    first = f"Collapse: {end}" if share > _worth_saying(found) else f"No collapse of the model's own map: {end}"
     lost = _stream_loss(found)
     if found.streams is None:
         return f"{first}."
@@ -82,8 +86,8 @@ def _layers(found: Diagnosis) -> str:
         return f"{first}; no gradient reaches any layer from the map's output."
     steady = "gradients reach all layers alike" if ratio < _UNEVEN else "gradients are uneven"
     return (
-        f"{first}; {steady}: squared, they differ by a factor of {ratio:.2g}, the weakest at {weakest.name}, and the first "
-        f"layer has {gradients[0] / max(gradients[-1], 1e-300):.2g} times the last one's."
+        f"{first}; {steady}: squared, they differ by a factor of {ratio:.2g}, the weakest at {weakest.name}, and the "
+        f"first layer has {gradients[0] / max(gradients[-1], 1e-300):.2g} times the last one's."
     )
 
 
@@ -94,15 +98,24 @@ def _theory(found: Diagnosis) -> str:
         return f"Theory: no prediction ({why})."
     ks = float(np.mean([item.kolmogorov for item in known]))
     w1 = float(np.mean([item.wasserstein for item in known]))
-    agrees = "as the theory predicts from coefficients and gains alone" if ks < _AGREES else "not as the theory predicts"
+    agrees = (
+        "as the theory predicts from coefficients and gains alone" if ks < _AGREES else "not as the theory predicts"
+    )
     line = f"Theory: the bulk is {agrees} (KS {ks:.2g}, W1 {w1:.2g})"
     aligned = [item.aligned for item in known if item.rotated is not None]
     if not aligned:
         return f"{line}; whether sublayers are aligned was too costly to find out."
     value = float(np.mean(aligned))
     if value > _ALIGNED:
-        return f"{line}; aligned {value:.2f}: sublayers amplify each other's largest directions, as training makes them."
+        return (
+            f"{line}; aligned {value:.2f}: sublayers amplify each other's largest directions, as training makes them."
+        )
     return f"{line}; aligned {value:.2f}: the sublayers' directions are as good as random to each other."
+
+
+def _worth_saying(found: Diagnosis) -> float:
+    """Return the share of collapsed directions that is worth a word: a norm removes up to two of every token."""
+    return _WORTH_SAYING + 2 * found.positions / min(found.whole.shape)
 
 
 def _relative_below(found: Diagnosis) -> float:

@@ -1,0 +1,135 @@
+"""The command `jpmhc diagnose`."""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+import tyro
+from torch import nn
+
+from jpmhc.cli.output import make_folder
+from jpmhc.diagnose import diagnose as diagnose_model
+from jpmhc.report.diagnosis import draw_diagnosis, write_singular_values
+from jpmhc.report.spectrum_tables import StageProgress
+
+
+def main(words: Sequence[str]) -> None:
+    """Parse the words after `jpmhc diagnose` and run it."""
+    tyro.cli(diagnose, prog="jpmhc diagnose", args=words)
+
+
+def diagnose(
+    model: Annotated[str, tyro.conf.Positional],
+    between: tuple[str, str] | None = None,
+    text: str | None = None,
+    length: int = 16,
+    method: Literal["auto", "dense", "lanczos"] = "auto",
+    tokens: int = 2,
+    probes: int = 4,
+    steps: int = 64,
+    seconds: float = 120.0,
+    device: str = "cpu",
+    seed: int = 0,
+    out: Path = Path("out/diagnose"),
+) -> None:
+    """Measure the singular values of a real model's Jacobian, beside the theory, and say what is healthy.
+
+    Example: jpmhc diagnose my_model.py:build --between embed norm
+
+    Args:
+        model: FILE.py:FUNCTION or MODULE:FUNCTION, a function without arguments that returns a model and its inputs (a
+            tensor, a tuple or a dict); or the folder or name of a Hugging Face model.
+        between: Two names of modules: measure from what the first returns to what the second returns.
+        text: What a Hugging Face model reads; by default tokens spread over its vocabulary.
+        length: How many of those tokens.
+        method: Every row by a backward pass (dense), or quadrature from random vectors (lanczos); auto: dense where it
+            fits.
+        tokens: How many tokens to measure by themselves.
+        probes: Random vectors of Lanczos quadrature.
+        steps: Steps for each of them.
+        seconds: What it may take.
+        device: Where to compute: cpu or cuda.
+        seed: Of the random vectors.
+        out: Folder for diagnosis.png, diagnosis.txt and singular_values.csv.
+    """
+    make_folder(out)
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError("no CUDA device is available; use the cpu")
+    built, inputs = _load(model, text, length)
+    with StageProgress() as progress:
+        found = diagnose_model(
+            built.to(device),
+            _move(inputs, device),
+            between,
+            method=method,
+            tokens=tokens,
+            probes=probes,
+            steps=steps,
+            seconds=seconds,
+            seed=seed,
+            say=lambda sentence: print(f"plan: {sentence}"),
+            progress=lambda what, share: progress.show(f"{what}: {share:.0%}"),
+        )
+    print(f"\n{found}\n")
+    written = out / "diagnosis.txt"
+    written.write_text(f"{found}\n")
+    print(f"wrote {written}")
+    print(f"wrote {draw_diagnosis(found, out / 'diagnosis.png')}")
+    print(f"wrote {write_singular_values(found, out / 'singular_values.csv')}")
+
+
+def _load(model: str, text: str | None, length: int) -> tuple[nn.Module, Any]:
+    """Return the model and its inputs."""
+    place, colon, name = model.rpartition(":")
+    if not colon:
+        return _load_hugging_face(model, text, length)
+    made = _find_function(place, name)()
+    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], nn.Module):
+        raise ValueError(f"{model} must return a model and its inputs, such as `return net, torch.randn(1, 8, 64)`")
+    return made
+
+
+def _find_function(place: str, name: str) -> Callable[[], Any]:
+    if place.endswith(".py"):
+        if not Path(place).is_file():
+            raise ValueError(f"there is no file {place}")
+        spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+    else:
+        if importlib.util.find_spec(place.partition(".")[0]) is None:
+            raise ValueError(f"there is no module {place}; a file is named with its ending: {place}.py:{name}")
+        module = importlib.import_module(place)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ValueError(f"{place} has no function {name}")
+    return function
+
+
+def _load_hugging_face(name: str, text: str | None, length: int) -> tuple[nn.Module, Any]:
+    from transformers import AutoModel, AutoTokenizer
+
+    if not Path(name).is_dir() and name.count("/") > 1:
+        raise ValueError(f"there is no folder {name}; a model of your own is named FILE.py:FUNCTION")
+    model = AutoModel.from_pretrained(name).eval()
+    if text is not None:
+        return model, dict(AutoTokenizer.from_pretrained(name)(text, return_tensors="pt"))
+    words = int(model.config.vocab_size)
+    return model, {"input_ids": (torch.arange(length) * (words // length + 1) % words)[None]}
+
+
+def _move(inputs: Any, device: str) -> Any:
+    if isinstance(inputs, torch.Tensor):
+        return inputs.to(device)
+    if isinstance(inputs, dict):
+        return {key: _move(value, device) for key, value in inputs.items()}
+    if isinstance(inputs, tuple | list):
+        return tuple(_move(value, device) for value in inputs)
+    return inputs

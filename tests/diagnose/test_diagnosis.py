@@ -1,0 +1,129 @@
+"""The whole diagnosis: any module, the plan that is said, and a verdict that is right about known sickness."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import jpmhc
+from tests.diagnose.models import StreamNet, TinyLanguageModel, linear_network
+
+
+def test_the_plan_is_said_before_and_the_verdict_has_five_sentences():
+    torch.manual_seed(0)
+    said = []
+    found = jpmhc.diagnose(StreamNet(), torch.randn(1, 3, 12), say=said.append)
+    assert said[0] == "from the model's input to the model's output"
+    assert any(line.startswith("the whole map: 36 x 36, dense, 36 backward passes, about") for line in said)
+    assert said[-1].startswith("in all about")
+    assert len(found.verdict) == 5
+    assert all(line.endswith(".") for line in found.verdict)
+    text = str(found)
+    assert all(line in text for line in found.verdict)
+    assert "stack.connections.3" in text
+    assert "product of all skips" in text
+
+
+def test_a_healthy_network_is_called_healthy():
+    torch.manual_seed(0)
+    found = jpmhc.diagnose(StreamNet(dim=32, depth=6, spread=0.0), torch.randn(1, 2, 32), say=None)
+    assert found.verdict[0].startswith("Healthy")
+    assert found.verdict[1].startswith("No collapse")
+    assert found.verdict[2].startswith("Nothing explodes")
+    assert "gradients reach all layers alike" in found.verdict[3]
+
+
+def test_forgotten_stream_differences_are_told_from_the_models_own_map():
+    torch.manual_seed(0)
+    model = StreamNet(dim=16, depth=12, mixer="sinkhorn")
+    for block in model.stack.connections:
+        nn.init.normal_(block.map.bias)
+    found = jpmhc.diagnose(model, torch.randn(1, 2, 16), say=None)
+    assert found.verdict[1].startswith("No collapse of the model's own map")
+    assert "75% are below 0.1: differences between streams" in found.verdict[1]
+    assert found.comparisons[0].measured.below() == pytest.approx(0.75, abs=0.02)
+
+
+def test_collapse_explosion_and_fading_gradients_are_found():
+    model, _ = linear_network(40, 5)
+    with torch.no_grad():
+        model[2].weight[:10] *= 1e-4
+    assert jpmhc.diagnose(model, torch.randn(1, 40), say=None).verdict[1].startswith("Collapse: 25.0%")
+    with torch.no_grad():
+        model[2].weight[:10] *= 1e7
+    found = jpmhc.diagnose(model, torch.randn(1, 40).clamp(-1e-3, 1e-3), say=None)
+    assert "2 has the largest gain" in found.verdict[3]
+    fading, _ = linear_network(40, 5)
+    with torch.no_grad():
+        for layer in fading:
+            layer.weight.mul_(0.1)
+    assert "gradients are uneven" in jpmhc.diagnose(fading, torch.randn(1, 40), say=None).verdict[3]
+
+
+def test_a_compiled_or_wrapped_container_is_looked_into():
+    model = TinyLanguageModel().eval()
+    tokens = torch.randint(0, 20, (1, 4))
+    plain = jpmhc.diagnose(model, tokens, say=None)
+    compiled = jpmhc.diagnose(torch.compile(model), tokens, say=None)
+    np.testing.assert_array_equal(plain.whole.values, compiled.whole.values)
+
+
+def test_a_wrapped_model_is_measured_at_its_connections():
+    torch.manual_seed(0)
+    model = TinyLanguageModel().eval()
+    tokens = torch.randint(0, 20, (1, 4))
+    plain = jpmhc.diagnose(copy.deepcopy(model), tokens, say=None)
+    found = jpmhc.diagnose(jpmhc.wrap(model, streams=4, mixer="sinkhorn", inputs=tokens), tokens, say=None)
+    assert len(found.layers) == 4
+    assert found.comparisons[0].blocks.shape == (4, 4)
+    np.testing.assert_allclose(found.whole.values, plain.whole.values, rtol=1e-3, atol=1e-5)
+
+
+def test_a_hugging_face_model_is_diagnosed():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=30
+    )
+    model = transformers.LlamaForCausalLM(config).eval().bfloat16()
+    found = jpmhc.diagnose(model, {"input_ids": torch.arange(5)[None]}, between=(None, "model.norm"), say=None)
+    assert found.start.startswith("the embeddings (model.embed_tokens")
+    assert found.whole.shape == (80, 80)
+    assert [layer.name for layer in found.layers] == ["model.layers.0", "model.layers.1"]
+    assert not found.notes
+
+
+def test_the_recursive_model_is_measured_where_it_has_gradients():
+    found = jpmhc.diagnose(
+        StreamNet(), torch.randn(2, 12), between=("stack.connections.0", "stack.connections.3"), say=None
+    )
+    assert found.whole.shape == (2 * 48, 2 * 48)
+    assert set(found.tokens) == {0, 1}
+    assert found.tokens[0].shape == (48, 48)
+
+
+def test_a_short_time_limit_gives_a_smaller_plan_and_says_so():
+    model, _ = linear_network(600, 3)
+    said = []
+    found = jpmhc.diagnose(model, torch.randn(1, 600), seconds=1e-3, say=said.append)
+    assert found.whole.method == "lanczos"
+    assert found.whole.values.shape == (2, 24)
+    assert "2 probes of 24 steps (shortened to keep to the limit)" in said[1]
+    assert any("sublayers are not rotated" in note for note in found.notes)
+    assert found.comparisons[0].rotated is None
+    assert "too costly" in found.verdict[4]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"method": "guess"}, "choose one of auto, dense, lanczos"),
+        ({"tokens": 0}, "tokens must be a whole number"),
+        ({"seconds": -1}, "seconds must be positive"),
+    ],
+)
+def test_options_are_checked(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        jpmhc.diagnose(nn.Linear(2, 2), torch.randn(1, 2), **options)

@@ -1,0 +1,73 @@
+"""Dense and Lanczos spectra of networks whose singular values are known."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import jpmhc
+from jpmhc.diagnose.spectrum import Spectrum
+from tests.diagnose.models import linear_network
+
+
+def test_dense_spectrum_of_a_linear_network_is_its_svd():
+    model, product = linear_network(48, 6)
+    found = jpmhc.diagnose(model, torch.randn(1, 48), method="dense", say=None)
+    exact = torch.linalg.svdvals(product).flip(0).numpy()
+    assert found.whole.method == "dense"
+    np.testing.assert_allclose(found.whole.values[0], exact, atol=1e-5)
+    np.testing.assert_allclose(found.whole.mean_square(), (exact**2).mean(), rtol=1e-5)
+
+
+def test_lanczos_spectrum_of_a_linear_network():
+    model, product = linear_network(800, 6, seed=1, noise=0.1)
+    found = jpmhc.diagnose(model, torch.randn(1, 800), method="lanczos", probes=4, steps=64, say=None).whole
+    exact = torch.linalg.svdvals(product).flip(0).numpy()
+    truth = Spectrum(exact[None], np.full((1, 800), 1 / 800), (800, 800), "dense")
+    assert found.wasserstein(truth) < 1e-2
+    assert found.kolmogorov(truth) < 0.05
+    assert found.largest == pytest.approx(exact[-1], rel=1e-2)
+    assert found.smallest == pytest.approx(exact[0], rel=1e-2)
+    for read in (Spectrum.mean_square, lambda s: s.quantile(0.5), Spectrum.geometric_mean):
+        error = found.error(read)
+        assert 0 < error < 0.1
+        assert abs(read(found) - read(truth)) < 5 * error + 0.01
+
+
+@pytest.mark.parametrize("method", ["dense", "lanczos"])
+def test_small_singular_values_are_not_squared_away(method):
+    """Squares of 1e-10 are below float64's resolution of 1, the singular values themselves are not."""
+    values = torch.logspace(-10, 0, 11, dtype=torch.float64)
+    q = [torch.linalg.qr(torch.randn(11, 11, dtype=torch.float64))[0] for _ in range(2)]
+    model = nn.Linear(11, 11, bias=False, dtype=torch.float64)
+    with torch.no_grad():
+        model.weight.copy_(q[0] @ (values[:, None] * q[1]))
+    inputs = torch.randn(1, 11, dtype=torch.float64)
+    found = jpmhc.diagnose(model, inputs, method=method, steps=11, say=None).whole
+    np.testing.assert_allclose(found.values[0], values.numpy(), rtol=1e-4)
+
+
+def test_a_wide_and_a_tall_map_begin_on_their_smaller_side():
+    torch.manual_seed(0)
+    for rows, columns in ((30, 12), (12, 30)):
+        model = nn.Linear(columns, rows, bias=False)
+        found = jpmhc.diagnose(model, torch.randn(1, columns), method="lanczos", steps=12, say=None).whole
+        exact = torch.linalg.svdvals(model.weight.detach().double()).flip(0).numpy()
+        np.testing.assert_allclose(found.values[0], exact, rtol=1e-3)
+
+
+def make_spectrum(values, weights, method="lanczos"):
+    return Spectrum(np.array(values, float), np.array(weights, float), (4, 4), method)
+
+
+def test_shares_quantiles_and_distances():
+    found = make_spectrum([[0.05, 1.0, 20.0], [0.01, 1.0, 2.0]], [[0.5, 0.25, 0.25], [0.3, 0.4, 0.3]])
+    assert found.below() == pytest.approx(0.4)
+    assert found.above() == pytest.approx(0.125)
+    assert found.error(Spectrum.below) == pytest.approx(0.1)
+    assert found.mean_square() == pytest.approx((0.5 * 0.0025 + 0.25 + 100 + 0.3e-4 + 0.4 + 1.2) / 2)
+    one, two = make_spectrum([[1.0, 2.0]], [[0.5, 0.5]]), make_spectrum([[1.0, 3.0]], [[0.25, 0.75]])
+    assert one.wasserstein(two) == pytest.approx(0.25 + 0.75)
+    assert one.kolmogorov(two) == pytest.approx(0.75)
+    np.testing.assert_allclose(np.unique(two.squares(100)), [1, 9])
+    assert int((two.squares(100) == 9).sum()) == 75

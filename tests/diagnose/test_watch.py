@@ -1,0 +1,74 @@
+"""Watching during training: what is logged, and that training does not notice."""
+
+import pytest
+import torch
+from torch import nn
+
+import jpmhc
+from jpmhc.diagnose.coefficients import stream_similarity
+from tests.diagnose.models import StreamNet, TinyLanguageModel
+
+
+def train(model, steps):
+    torch.manual_seed(1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(steps):
+        x = torch.randn(8, 12)
+        (model(x) - x.roll(1, -1)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def test_training_is_the_same_and_every_so_many_steps_are_logged():
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(StreamNet(mixer="sinkhorn"))
+    plain = train(models[0], 7)
+    logged = {}
+    with jpmhc.diagnose.watch(models[1], every=3, log=lambda step, numbers: logged.update({step: numbers})) as seen:
+        watched = train(models[1], 7)
+    assert all(torch.equal(a, b) for a, b in zip(plain, watched))
+    assert list(logged) == [1, 4, 7]
+    assert [record["step"] for record in seen.records] == [1, 4, 7]
+    assert not models[1]._forward_hooks
+    train(models[1], 3)
+    assert seen.step == 7
+
+
+def test_the_numbers_are_those_of_the_model(capsys):
+    torch.manual_seed(0)
+    model = StreamNet(mixer="sinkhorn", dynamic=False)
+    x = torch.randn(5, 12)
+    with jpmhc.diagnose.watch(model) as seen:
+        model(x)
+    skips = [block.coefficients(jpmhc.expand_streams(x, 4)).skip[0].double() for block in model.stack.connections]
+    values = torch.linalg.svdvals(skips[3] @ skips[2] @ skips[1] @ skips[0])
+    (found,) = seen.records
+    assert found["skips/smallest"] == pytest.approx(float(values[-1]), rel=1e-4)
+    assert found["skips/geometric_mean"] == pytest.approx(float(values.log().mean().exp()), rel=1e-3)
+    out = model.stack(jpmhc.expand_streams(x, 4))
+    assert found["similarity"] == pytest.approx(float(stream_similarity(out)), rel=1e-4)
+    assert "step 1: skips/smallest" in capsys.readouterr().out
+
+
+def test_evaluation_is_not_counted():
+    model = StreamNet().eval()
+    with jpmhc.diagnose.watch(model, every=1) as seen:
+        model(torch.randn(2, 12))
+    assert seen.step == 0
+
+
+def test_a_plain_model_logs_gains_and_a_bare_one_is_refused():
+    model = TinyLanguageModel()
+    with jpmhc.diagnose.watch(model, every=1, log=lambda step, numbers: None) as seen:
+        model(torch.randint(0, 20, (1, 4)))
+    assert set(seen.records[0]) == {"step", "gain/largest", "gain/mean", "gain/last"}
+    with (
+        pytest.raises(ValueError, match="nothing to watch"),
+        jpmhc.diagnose.watch(nn.Linear(2, 2)),
+    ):
+        pass
+    with pytest.raises(ValueError, match="every must be a whole number"), jpmhc.diagnose.watch(model, every=0):
+        pass

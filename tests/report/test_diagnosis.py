@@ -1,0 +1,20 @@
+"""The picture of a diagnosis: with streams, without layers, and with Lanczos spectra."""
+
+import pytest
+import torch
+from torch import nn
+
+import jpmhc
+from jpmhc.report.diagnosis import draw_diagnosis
+from tests.diagnose.models import StreamNet
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [(StreamNet(), {}), (nn.Linear(12, 12), {}), (StreamNet(), {"method": "lanczos", "steps": 8})],
+    ids=["streams", "no layers", "lanczos"],
+)
+def test_every_kind_of_diagnosis_is_drawn(model, options, tmp_path):
+    found = jpmhc.diagnose(model, torch.randn(1, 3, 12), say=None, **options)
+    path = draw_diagnosis(found, tmp_path / "new" / "diagnosis.png")
+    assert path.read_bytes()[:4] == b"\x89PNG"
