@@ -11,7 +11,13 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "jpmhc"
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 # Pages whose blocks of Python need nothing but the library and its extras.
-RUNNING = ("README.md", "docs/guides/connections.md", "docs/guides/diagnose.md", "docs/guides/spectra.md", "docs/architecture.md")
+RUNNING = (
+    "README.md",
+    "docs/guides/connections.md",
+    "docs/guides/diagnose.md",
+    "docs/guides/spectra.md",
+    "docs/architecture.md",
+)
 
 
 def name(path: Path) -> str:

@@ -43,7 +43,9 @@ def test_the_numbers_are_those_of_the_model(capsys):
     x = torch.randn(5, 12)
     with jpmhc.diagnose.watch(model) as seen:
         model(x)
-    skips = [block.coefficients(jpmhc.expand_streams(x, 4)).skip[0].double() for block in model.stack.connections]
+    skips = [
+        block.coefficients(jpmhc.expand_streams(x, 4)).skip[0].detach().double() for block in model.stack.connections
+    ]
     values = torch.linalg.svdvals(skips[3] @ skips[2] @ skips[1] @ skips[0])
     (found,) = seen.records
     assert found["skips/smallest"] == pytest.approx(float(values[-1]), rel=1e-4)

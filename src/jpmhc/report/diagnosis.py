@@ -21,7 +21,8 @@ _DECADES = 6
 def draw_diagnosis(found: Diagnosis, path: Path) -> Path:
     """Draw a diagnosis on one page: verdict, spectra beside the theory, layers and streams. Returns the file's path."""
     figure = Figure(figsize=(12, 9.5), layout="constrained")
-    head, body = figure.subfigures(2, 1, height_ratios=(0.3, 1))
+    pages: Any = figure.subfigures(2, 1, height_ratios=(0.3, 1))
+    head, body = pages
     lines = [f"{number}. {line}" for number, line in enumerate(found.verdict, 1)]
     wrapped = "\n".join(textwrap.fill(line, 150, subsequent_indent="    ") for line in lines)
     head.text(0.02, 0.97, f"{found.model}, from {found.start} to {found.stop}", fontsize=12, va="top", color=INK)
