@@ -4,7 +4,9 @@ from jpmhc.spectra import trace
 from jpmhc.spectra.density import Density, density
 from jpmhc.spectra.distances import Distances, distances
 from jpmhc.spectra.exactly import edges, moments
+from jpmhc.spectra.growth import growth_edges, layers_until_collapse, projector_rate, share_of_growth_below
 from jpmhc.spectra.network import Network
+from jpmhc.spectra.normalised import MLP
 from jpmhc.spectra.propagation import Propagation, propagate
 from jpmhc.spectra.random_skips import SKIPS
 from jpmhc.spectra.simulate import simulate, simulate_nonlinear
@@ -12,9 +14,11 @@ from jpmhc.spectra.solution import Solution
 from jpmhc.spectra.solve import cauchy, choose
 from jpmhc.spectra.solvers import METHODS
 from jpmhc.spectra.solvers.fixed_point import SCHEMES, Anderson, Newton, Plain
+from jpmhc.spectra.summary import Summary, gap_radii, geometric_mean, gradient_gains, share_below, summary
 
 __all__ = [
     "METHODS",
+    "MLP",
     "SCHEMES",
     "SKIPS",
     "Anderson",
@@ -25,14 +29,24 @@ __all__ = [
     "Plain",
     "Propagation",
     "Solution",
+    "Summary",
     "cauchy",
     "choose",
     "density",
     "distances",
     "edges",
+    "gap_radii",
+    "geometric_mean",
+    "gradient_gains",
+    "growth_edges",
+    "layers_until_collapse",
     "moments",
+    "projector_rate",
     "propagate",
+    "share_below",
+    "share_of_growth_below",
     "simulate",
     "simulate_nonlinear",
+    "summary",
     "trace",
 ]

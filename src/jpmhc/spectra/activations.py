@@ -78,14 +78,15 @@ HERMITE_LIMIT = 0.5
 
 
 @lru_cache(maxsize=8)
-def _hermite(nodes: int) -> tuple[Tensor, Tensor]:
+def hermite_nodes(nodes: int) -> tuple[Tensor, Tensor]:
+    """Return the nodes and weights of Gauss–Hermite quadrature for a standard normal number. [nodes] each"""
     x, weight = np.polynomial.hermite_e.hermegauss(nodes)
     return torch.from_numpy(x), torch.from_numpy(weight / math.sqrt(2 * math.pi))
 
 
 def hermite_expectation(function: Function, scale: Tensor, nodes: int = 100) -> Tensor:
-    r"""Compute $E[f(s Z)]$ by Gauss–Hermite quadrature; scale $s$ [..., 1] -> [...]."""
-    x, weight = (part.to(scale.device) for part in _hermite(nodes))
+    r"""$E[f(s Z)]$ by Gauss–Hermite quadrature; scale $s$ [..., 1] -> [...]."""
+    x, weight = (part.to(scale.device) for part in hermite_nodes(nodes))
     return (function(scale * x) * weight).sum(-1)
 
 
@@ -95,11 +96,11 @@ def _legendre(nodes: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(x), torch.from_numpy(weight)
 
 
-def panel_expectation(function: Function, scale: Tensor, kinks: tuple[float, ...] = (), nodes: int = 32) -> Tensor:
-    r"""Compute $E[f(s Z)]$ by Gauss–Legendre quadrature on panels; scale $s$ [..., 1] -> [...].
+def panel_nodes(scale: Tensor, kinks: tuple[float, ...] = (), nodes: int = 32) -> tuple[Tensor, Tensor]:
+    r"""Return $z_k$ and weights with $E[f(s Z)] \approx \sum_k w_k f(s z_k)$; scale $s$ [..., 1] -> [..., K] each.
 
-    The panels are bounded by the kinks of $f$, by $\pm 1, \pm 2, \pm 4, \dots$ (its own width is one) and by multiples
-    of $s$ (the width of the density), up to ten standard deviations.
+    Gauss–Legendre quadrature on panels. They are bounded by the kinks of $f$, by $\pm 1, \pm 2, \pm 4, \dots$ (its own
+    width is one) and by multiples of $s$ (the width of the density), up to ten standard deviations.
     """
     x, weight = (part.to(scale.device) for part in _legendre(nodes))
     reach = 10.0
@@ -113,7 +114,13 @@ def panel_expectation(function: Function, scale: Tensor, kinks: tuple[float, ...
     middle, half = (bounds[..., 1:] + bounds[..., :-1]) / 2, (bounds[..., 1:] - bounds[..., :-1]) / 2
     z = middle.unsqueeze(-1) + half.unsqueeze(-1) * x  # [..., panels, nodes]
     density = torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
-    return (function(scale.unsqueeze(-1) * z) * density * weight * half.unsqueeze(-1)).sum((-1, -2))
+    return z.flatten(-2), (density * weight * half.unsqueeze(-1)).flatten(-2)
+
+
+def panel_expectation(function: Function, scale: Tensor, kinks: tuple[float, ...] = (), nodes: int = 32) -> Tensor:
+    r"""$E[f(s Z)]$ by Gauss–Legendre quadrature on panels; scale $s$ [..., 1] -> [...]."""
+    z, weight = panel_nodes(scale, kinks, nodes)
+    return (function(scale * z) * weight).sum(-1)
 
 
 def leaky_relu(slope: float = 0.01) -> Activation:

@@ -39,7 +39,12 @@ def upper_bound(network: Network) -> float:
     factors = network.noise_factors()
     rows = torch.linalg.matrix_norm((factors @ factors.mT).sum(1), 2)
     columns = torch.linalg.matrix_norm((factors.mT @ factors).sum(1), 2)
-    norm = torch.linalg.matrix_norm(network.skips, 2) + rows.sqrt() + columns.sqrt()
+    noise = rows.sqrt() + columns.sqrt()  # of Gaussians, whose largest singular value is two
+    if network.sublayers is not None:
+        noise = noise * noise.new_tensor([law.norm / 2 for law in network.sublayers])
+    if network.slopes is not None:
+        noise = noise * network.slopes.amax((0, 2)).sqrt()
+    norm = torch.linalg.matrix_norm(network.skips, 2) + noise
     return math.exp(min(2 * float(norm.clamp_min(1e-300).log().sum()), 690.0))
 
 
@@ -52,11 +57,11 @@ def find_grid(network: Network, method: str, eta: float | None, relative_eta: fl
     Args:
         eta: A fixed smoothing; None for $\eta$ proportional to x.
     """
-    if method == "auto" and network.depth > 1:
+    if method == "auto" and network.depth > 1 and network.tied is None:
         method = "chain"  # it finds the same where a scalar method is exact, and sooner
     mean = math.exp(min(float(network.gains().clamp_min(1e-300).log().sum()), 690.0))
     top = min(max(upper_bound(network), mean) * 1.5, mean / _LOST_ABOVE)
-    bottom = mean * 10.0 ** -(_DECADES if method in ("auto", "chain", "dyson") else _PAPER_DECADES)
+    bottom = mean * 10.0 ** -(_DECADES if method in ("auto", "chain", "tied", "dyson") else _PAPER_DECADES)
     count = max(20, int(_PER_DECADE * math.log10(top / bottom)))
     t = torch.linspace(math.log(bottom), math.log(top), count, dtype=torch.float64)
     found: Solution | None = None

@@ -3,7 +3,7 @@ r"""What is asked: a stack of twisted skips with Gaussian noise, $Y_l = A_l \oti
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,8 +11,13 @@ from torch import Tensor
 
 from jpmhc.checks import require_choice, to_layer_numbers, to_read_and_write, to_real_tensor, to_skips, to_whole_number
 from jpmhc.spectra.activations import Activation
-from jpmhc.spectra.propagation import propagate
+from jpmhc.spectra.normalised import MLP, Layers, follow_postnorm, follow_prenorm
+from jpmhc.spectra.propagation import draw_slopes, propagate
 from jpmhc.spectra.random_skips import sample_skips, skips_from_logits
+from jpmhc.spectra.sublayers import Sublayer
+
+ENDS = ("streams", "model")
+_FIELDS = ("skips", "variance", "read", "write", "covariance", "slopes", "tied")
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,10 +35,17 @@ class Network:
 
     Attributes:
         skips: The mixing matrices $A_l$, first layer first. [L, n, n]
-        variance: The noise variance $\sigma_l^2$; a number stands for all layers. [L]
+        variance: The noise variance $\sigma_l^2$, the mean squared singular value of $\sigma_l X$; a number stands for
+            all layers; None takes the sublayers' own. [L]
         read: What each stream contributes to the sublayer's input. [L, n]
         write: What each stream receives of the sublayer's output. [L, n]
         covariance: The matrices $B_{lk}$ of the general noise. [L, K, n, n]
+        sublayers: Laws of the sublayers' Jacobians in place of the Gaussian $X$ of the block, one for all layers or one
+            each (`sublayers.py`).
+        slopes: Squared slopes with mean one by which the rows of the noise are multiplied, drawn for K paths through
+            all layers; one per stream, or for the block one. [K, L, n] or [K, L, 1]
+        tied: Correlations of the layers' noises [L, L], or labels [L]: layers with one label share their weights.
+        ends: "streams" for the Jacobian J of all streams; "model" for the model's own map, T = reduce ∘ J ∘ expand.
     """
 
     skips: Tensor
@@ -41,17 +53,29 @@ class Network:
     read: Tensor | None = None
     write: Tensor | None = None
     covariance: Tensor | None = None
+    sublayers: tuple[Sublayer, ...] | None = None
+    slopes: Tensor | None = None
+    tied: Tensor | None = None
+    ends: str = "streams"
 
     def __init__(
         self,
         skips: Tensor | Sequence,
-        variance: Tensor | Sequence[float] | float,
+        variance: Tensor | Sequence[float] | float | None,
         read: Tensor | Sequence | None = None,
         write: Tensor | Sequence | None = None,
         covariance: Tensor | Sequence | None = None,
+        *,
+        sublayers: Sublayer | Sequence[Sublayer] | None = None,
+        slopes: Tensor | None = None,
+        tied: Tensor | Sequence | None = None,
+        ends: str = "streams",
     ) -> None:
         skips = to_skips(skips)
-        variance = to_layer_numbers(variance, "variance", skips)
+        sublayers = _to_sublayers(sublayers, len(skips))
+        if variance is None and sublayers is not None:
+            variance = [law.variance for law in sublayers]
+        variance = to_layer_numbers(variance, "variance", skips)  # type: ignore[arg-type]
         if read is not None and covariance is not None:
             raise ValueError(
                 "give either read and write vectors or a covariance: each of them is the whole noise structure"
@@ -64,8 +88,19 @@ class Network:
                 raise ValueError(
                     f"covariance must be [L, K, n, n] = [{depth}, K, {n}, {n}], not {list(covariance.shape)}"
                 )
-        fields = {"skips": skips, "variance": variance, "read": read, "write": write, "covariance": covariance}
-        for name, value in fields.items():
+        if sublayers is not None and (read is None or slopes is not None or tied is not None):
+            raise ValueError("sublayers act between read and write vectors, and exclude slopes and tied weights")
+        if slopes is not None:
+            slopes = to_real_tensor(slopes, "slopes").to(skips.device)
+            width = skips.shape[-1] if read is None else 1
+            if covariance is not None or tied is not None or slopes.shape[1:] != (len(skips), width):
+                raise ValueError(
+                    f"slopes must be [K, L, {width}] = [K, {len(skips)}, {width}], without covariance and tied weights"
+                )
+        tied = None if tied is None else _to_correlations(tied, skips)
+        require_choice(ends, "pair of ends", ENDS)
+        tensors = dict(zip(_FIELDS, (skips, variance, read, write, covariance, slopes, tied)))
+        for name, value in {**tensors, "sublayers": sublayers, "ends": ends}.items():
             object.__setattr__(self, name, value)
 
     @classmethod
@@ -166,8 +201,14 @@ class Network:
         read: Tensor | None = None,
         write: Tensor | None = None,
         form: str = "mean_field",
+        paths: int = 128,
     ) -> Network:
-        """The linearisation of a nonlinear network: its noise variance comes from `propagation.propagate`."""
+        """The linearisation of a nonlinear network: its noise variance comes from `propagation.propagate`.
+
+        Args:
+            paths: Over how many draws of all layers' slopes the law is averaged. One puts their mean square in place of
+                the slopes, which is right only where each layer's noise is small.
+        """
         skips = to_skips(skips, depth=depth)
         found = propagate(
             activation,
@@ -179,7 +220,78 @@ class Network:
             write=write,
             form=form,
         )
-        return cls(skips, found.variance, read, write)
+        slopes = draw_slopes(activation, found, skips.shape[-1] if read is None else 1, to_whole_number(paths, "paths"))
+        return cls(skips, found.variance, read, write, slopes=slopes)
+
+    @classmethod
+    def prenorm(
+        cls,
+        skips: Tensor | Sequence,
+        read: Tensor | Sequence,
+        write: Tensor | Sequence,
+        mlp: MLP | None = None,
+        start_variance: float = 1.0,
+        *,
+        depth: int | None = None,
+    ) -> Network:
+        r"""Layers $x \leftarrow H x + w \otimes F(u / \mathrm{rms}(u))$, $u = r^\top x$, with random weights.
+
+        Args:
+            skips: $H$, [L, n, n], or one [n, n] for `depth` layers.
+            read: $r$, [L, n] or [n].
+            write: $w$, [L, n] or [n].
+            mlp: The sublayer $F$; GELU with hidden layers four times as wide by default. A norm with weights multiplies
+                its first scale by their mean square.
+            start_variance: The mean square of the streams at the input, where they are copies of one.
+        """
+        return cls._normalised(follow_prenorm, skips, read, write, mlp, start_variance, depth)
+
+    @classmethod
+    def postnorm(
+        cls,
+        skips: Tensor | Sequence,
+        read: Tensor | Sequence,
+        write: Tensor | Sequence,
+        mlp: MLP | None = None,
+        start_variance: float = 1.0,
+        *,
+        depth: int | None = None,
+    ) -> Network:
+        r"""Layers $x \leftarrow \mathrm{norm}(H x + w \otimes F(r^\top x))$, the norm of each stream by itself.
+
+        The arguments are those of `prenorm`. The norms are part of the skips and writes that the network then has.
+        """
+        return cls._normalised(follow_postnorm, skips, read, write, mlp, start_variance, depth)
+
+    @classmethod
+    def _normalised(
+        cls,
+        follow: Callable[[Tensor, Tensor, Tensor, MLP, float], Layers],
+        skips: Tensor | Sequence,
+        read: Tensor | Sequence,
+        write: Tensor | Sequence,
+        mlp: MLP | None,
+        start_variance: float,
+        depth: int | None,
+    ) -> Network:
+        skips = to_skips(skips, depth=depth)
+        reads, writes = to_read_and_write(read, write, skips)
+        if reads is None or writes is None:
+            raise ValueError("a layer with a norm needs read and write vectors")
+        found = follow(skips, reads, writes, MLP() if mlp is None else mlp, start_variance)
+        return cls(found.skips, found.variance, reads, found.write, sublayers=found.sublayers)
+
+    def end_to_end(self) -> Network:
+        r"""The same layers with the ends of the model: $T = \frac1n 1^\top J 1$, what its gradients pass."""
+        return replace(self, ends="model")
+
+    def end_moments(self) -> tuple[Tensor, Tensor]:
+        r"""The ends: $E E^\top$ of the map into the streams and $R^\top R$ of the map out of them. [n, n] each"""
+        if self.ends == "streams":
+            eye = torch.eye(self.streams, dtype=torch.float64, device=self.skips.device)
+            return eye, eye
+        ones = torch.ones_like(self.skips[0])
+        return ones, ones / self.streams**2
 
     @property
     def depth(self) -> int:
@@ -197,8 +309,14 @@ class Network:
         return self.read is None and self.covariance is None
 
     @property
+    def gaussian_streams(self) -> bool:
+        """Whether the noise is Gaussian, independent and of equal slopes, and all streams are asked about."""
+        beyond = (self.sublayers, self.slopes, self.tied)
+        return self.ends == "streams" and all(field is None for field in beyond)
+
+    @property
     def identical(self) -> bool:
-        """Whether all layers are the same."""
+        """Whether all layers of a network of the paper's model are the same."""
         fields = (self.skips, self.variance, self.read, self.write, self.covariance)
         return all(bool((field == field[:1]).all()) for field in fields if field is not None)
 
@@ -206,21 +324,20 @@ class Network:
         """Return the same network with its tensors on a device, "cpu" or "cuda"."""
         names = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
         require_choice(str(device).split(":")[0], "available device", names)
-        moved = {
-            name: value.to(device)
-            for name in ("skips", "variance", "read", "write", "covariance")
-            if (value := getattr(self, name)) is not None
-        }
+        moved = {name: value.to(device) for name in _FIELDS if (value := getattr(self, name)) is not None}
         return replace(self, **moved)
 
     def gains(self) -> Tensor:
         r"""By what factor each layer multiplies the mean squared singular value; their product is its exact value.
 
-        The trace of $M \leftarrow A_l M A_l^\top + \sigma_l^2 \sum_k B_{lk} M B_{lk}^\top$ from $M = I$, by layers. [L]
+        The trace of $M \leftarrow A_l M A_l^\top + \sigma_l^2 \sum_k B_{lk} M B_{lk}^\top$ from $M = I$, by layers; for
+        the ends of the model from $M = 1 1^\top$, the last layer's being what leaves them. For tied weights they are
+        those of independent ones. [L]
         """
         factors = self.noise_factors() if not self.isotropic else None
         eye = torch.eye(self.streams, dtype=torch.float64, device=self.skips.device)
-        moment, gains = eye / self.streams, []
+        first, last = self.end_moments()
+        moment, gains = first / self.streams, []
         for layer, skip in enumerate(self.skips):
             grown = skip @ moment @ skip.T
             if factors is None:
@@ -228,6 +345,8 @@ class Network:
             else:
                 grown = grown + (factors[layer] @ moment @ factors[layer].mT).sum(0)
             gain = grown.trace()
+            if layer == self.depth - 1 and self.ends == "model":
+                gain = (grown * last).sum() * self.streams
             gains.append(gain)
             moment = grown / gain if gain > 0 else moment
         return torch.stack(gains)
@@ -256,6 +375,30 @@ class Network:
             units = torch.eye(n * n, dtype=torch.float64, device=self.skips.device).view(n * n, n, n)
             factors = (units / n**0.5).expand(self.depth, -1, -1, -1)
         return self.variance.sqrt().view(-1, 1, 1, 1) * factors  # [L, K, n, n]
+
+
+def _to_sublayers(value: Sublayer | Sequence[Sublayer] | None, depth: int) -> tuple[Sublayer, ...] | None:
+    """Return one law per layer; a single one stands for all layers."""
+    if value is None:
+        return None
+    laws = (value,) * depth if isinstance(value, Sublayer) else tuple(value)
+    if len(laws) != depth or not all(isinstance(law, Sublayer) for law in laws):
+        raise ValueError(f"sublayers must be one law of a sublayer's Jacobian, or one for each of the {depth} layers")
+    return laws
+
+
+def _to_correlations(value: Tensor | Sequence, skips: Tensor) -> Tensor:
+    """Return the correlations of the layers' noises [L, L], given as such or as labels [L]."""
+    tied = to_real_tensor(value, "tied").to(skips.device)
+    if tied.ndim == 1:
+        tied = (tied.unsqueeze(0) == tied.unsqueeze(1)).double()
+    good = tied.shape == (len(skips), len(skips)) and bool((tied == tied.mT).all() and (tied.diagonal() == 1).all())
+    if not good or float(torch.linalg.eigvalsh(tied)[0]) < -1e-9:
+        raise ValueError(
+            f"tied must be one label per layer [{len(skips)}] or the correlations of the layers' noises, a positive "
+            f"matrix [{len(skips)}, {len(skips)}] with ones on its diagonal"
+        )
+    return tied
 
 
 def require_network(network: Network) -> None:

@@ -84,6 +84,10 @@ def simulate_nonlinear(
     input_variance = to_non_negative_number(input_variance, "input_variance")
     if network.covariance is not None:
         raise ValueError("a network with a general covariance has no nonlinear counterpart; use read and write vectors")
+    if network.sublayers is not None or network.tied is not None or network.ends != "streams":
+        raise ValueError(
+            "the sampled nonlinear network has sublayers phi(W x) with weights of their own, and all streams"
+        )
     phi = get_activation(activation)
 
     def sample(generators: list[torch.Generator], skips: Tensor) -> Tensor:
@@ -148,26 +152,62 @@ def _normal(generators: list[torch.Generator], shape: tuple[int, ...], like: Ten
 
 
 def _linear_jacobian(network: Network, width: int, generators: list[torch.Generator], skips: Tensor) -> Tensor:
-    """Sample J [b, N, N] of the model with Gaussian noise in every layer."""
-    n, size = network.streams, network.streams * width
-    factors = network.covariance.to(skips.dtype) if network.covariance is not None else None
-    jacobian = torch.eye(size, dtype=skips.dtype, device=skips.device).expand(len(generators), size, size)
+    """J [b, N, N], or T [b, width, width] for the ends of the model, with random noise in every layer."""
+    n, count = network.streams, len(generators)
+    draw_weights = _weight_source(network, width, generators, skips)
+    eye = torch.eye(width, dtype=skips.dtype, device=skips.device)
+    if network.ends == "model":
+        jacobian = eye.repeat(n, 1).expand(count, -1, -1)
+    else:
+        jacobian = torch.eye(n * width, dtype=skips.dtype, device=skips.device).expand(count, -1, -1)
     for layer in range(network.depth):
         scale = float(network.variance[layer].sqrt())
-        streams = jacobian.reshape(-1, n, width, size)
+        streams = jacobian.unflatten(1, (n, width))
         skipped = torch.einsum("ij,bjpc->bipc", skips[layer], streams)
+        weights = draw_weights(layer) * scale
         if network.isotropic:
-            noise = _normal(generators, (size, size), skips) @ jacobian
-            noise = noise.reshape(streams.shape).mul_(scale / size**0.5)
-        elif factors is not None:
-            weights = _normal(generators, (factors.shape[1], width, width), skips) * (scale / width**0.5)
-            mixed = torch.einsum("kij,bjpc->bkipc", factors[layer], streams)
+            noise = (weights @ jacobian).unflatten(1, (n, width))
+        elif network.covariance is not None:
+            mixed = torch.einsum("kij,bjpc->bkipc", network.covariance[layer].to(skips.dtype), streams)
             noise = torch.einsum("bkqp,bkipc->biqc", weights, mixed)
         else:
-            weights = _normal(generators, (width, width), skips) * (scale / width**0.5)
             noise = _through_block(network, layer, streams, weights.__matmul__)
-        jacobian = skipped.add_(noise).reshape(-1, size, size)
-    return jacobian
+        jacobian = skipped.add_(noise).flatten(1, 2)
+    return jacobian.unflatten(1, (n, width)).mean(1) if network.ends == "model" else jacobian
+
+
+def _weight_source(
+    network: Network, width: int, generators: list[torch.Generator], skips: Tensor
+) -> Callable[[int], Tensor]:
+    """Return a function that draws what a layer's noise multiplies: [b, N, N], [b, width, width] or [b, K, ...]."""
+    fan = width * (network.streams if network.isotropic else 1)
+
+    def normal(*shape: int) -> Tensor:
+        return _normal(generators, shape, skips)
+
+    if network.tied is not None:
+        values, vectors = torch.linalg.eigh(network.tied)
+        kept = values > 1e-12 * values[-1]
+        mixing = (vectors[:, kept] * values[kept].sqrt()).to(skips.dtype)  # [L, rank]
+        shared = [normal(fan, fan) / fan**0.5 for _ in range(mixing.shape[1])]
+        return lambda layer: sum((m * one for m, one in zip(mixing[layer], shared)), start=torch.zeros_like(shared[0]))
+    if network.slopes is not None:
+        slopes = network.slopes.to(skips.dtype)
+        # A path for each feature, the same in all layers: the skips tie a feature of all layers together.
+        path = (torch.special.ndtr(normal(width)) * len(slopes)).long().clamp_max(len(slopes) - 1)  # [b, width]
+
+        def draw_rows(layer: int) -> Tensor:
+            rows = slopes[:, layer][path].sqrt()  # [b, width, n or 1]
+            return normal(fan, fan) / fan**0.5 * rows.mT.flatten(1).unsqueeze(-1)
+
+        return draw_rows
+    if network.sublayers is not None:
+        laws = network.sublayers
+        return lambda layer: laws[layer].sample(normal, width)
+    if network.covariance is not None:
+        terms = network.covariance.shape[1]
+        return lambda layer: normal(terms, width, width) / width**0.5
+    return lambda layer: normal(fan, fan) / fan**0.5
 
 
 def _nonlinear_jacobian(

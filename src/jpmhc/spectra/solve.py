@@ -80,7 +80,9 @@ def choose(network: Network) -> str:
         For several streams and layers the paper composes S-transforms, which is not exact; the chain is. Structured
         noise, which the paper does not treat, is the chain's for any depth.
     """
-    if not network.isotropic:
+    if network.tied is not None:
+        return "tied"
+    if not (network.isotropic and network.gaussian_streams):
         return "chain"
     if network.depth == 1:
         return "dyson"

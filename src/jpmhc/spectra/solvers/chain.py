@@ -61,11 +61,14 @@ def solve(
         known: Points at which the network has been solved before; each point starts from the nearest of them.
         matrix: Whether to compute the matrix-valued transform too.
     """
+    if network.tied is not None:
+        raise ValueError("method 'chain' needs layers with weights of their own; for tied weights use method 'tied'")
     network, gain = network.rescaled()
     points = z / gain
     equation = _Equation(network, points)
     columns = 1 + 2 * network.depth * equation.noise.count
-    per_point = 16 * ((network.depth + 1) * network.streams**2 * 2 * _ALIVE + columns * _HISTORY)
+    blocks_size = (network.depth + 1) * network.streams**2 * 2 * _ALIVE * equation.noise.paths
+    per_point = 16 * (blocks_size + columns * _HISTORY)
     chunk = max(1, _MEMORY[z.device.type] // per_point)
     parts = []
     for part in points.split(chunk):
@@ -127,10 +130,15 @@ class _Equation(Equation):
         separated = separating_bases(network.skips) if float(z.abs().min()) < _SMALL else None
         bases, skips = (None, network.skips) if separated is None else separated
         self.noise = self_energy(network, bases)
-        # The unit matrix at both ends as the bases see it, and the inverse of the first, with which G is a trace.
-        metric = self.eye.expand(2, -1, -1) if bases is None else (bases @ bases.mT)[[0, -1]].to(torch.complex128)
-        self.input, self.output, self.trace = metric[0], torch.linalg.inv(metric[1]), torch.linalg.inv(metric[0])
-        self.to_streams = self.eye if bases is None else torch.linalg.inv(bases[0]).to(torch.complex128)
+        # What is asked at both ends as the bases see it, and the inverse metric of the first, with which G is a trace.
+        first, last = network.end_moments()
+        self.trace, self.to_streams = self.eye, self.eye
+        if bases is not None:
+            back = torch.linalg.inv(bases[[0, -1]])
+            first, last = bases[0] @ first @ bases[0].mT, back[1].mT @ last @ back[1]
+            self.to_streams = back[0].to(torch.complex128)
+            self.trace = self.to_streams.mT @ self.to_streams
+        self.input, self.output = first.to(torch.complex128), last.to(torch.complex128)
         skips = skips.to(torch.complex128)
         self.skips = torch.stack([skips, skips.mT.flip(0)])  # forward and backward sweep, [2, L, n, n]
         self.blocks = math.isqrt(self.depth) if z.device.type == "cuda" else 1
@@ -141,9 +149,11 @@ class _Equation(Equation):
         size = z.abs().log().view(1, -1, 1, 1)
         x = -1j * torch.exp((layer - 1) * size) * self.eye
         y = -1j * torch.exp((1 - layer - 1 / self.depth) * size) * self.eye
+        x, y = (part.repeat_interleave(self.noise.paths, 1) for part in (x, y))
         eye = self.eye.expand_as(x)
-        orders = torch.cat([self.noise.order(x, eye, 0), self.noise.order(y, eye, 1)])
-        values = torch.cat([-1j / z.abs().unsqueeze(-1), orders.transpose(0, 1).flatten(1)], 1)
+        orders = self.noise.order(x, eye, 0), self.noise.order(y, eye, 1)
+        unknowns = self.noise.respond(orders, (torch.zeros_like(orders[0]), torch.zeros_like(orders[1])))
+        values = torch.cat([-1j / z.abs().unsqueeze(-1), torch.cat(unknowns).transpose(0, 1).flatten(1)], 1)
         return self._coordinates(values)
 
     def step(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
@@ -173,7 +183,8 @@ class _Equation(Equation):
     def input_block(self, z: Tensor, x: Tensor) -> Tensor:
         """Return the block of the resolvent that belongs to the input, in the streams' own basis. [b, n, n]"""
         forward, _, resolvent = self._sweep(z, self.values(x))
-        return self.to_streams @ forward[0] @ resolvent[0] @ self.to_streams.mT
+        block = self.to_streams @ forward[0] @ resolvent[0] @ self.to_streams.mT
+        return block.unflatten(0, (-1, self.noise.paths)).mean(1)
 
     def _evaluate(self, z: Tensor, values: Tensor) -> Tensor:
         """Sweep over the layers once: from the self-energies of the unknowns to G and new unknowns. [b, columns]"""
@@ -182,15 +193,18 @@ class _Equation(Equation):
         new_x = self.noise.order(forward[:-1], resolvent[:-1], 0)
         new_y = self.noise.order(resolvent[1:], backward[1:], 1)
         green = ((self.trace @ forward[0]) * resolvent[0].mT).sum((-2, -1)) / self.streams
-        flat = torch.cat([new_x, new_y]).transpose(0, 1).flatten(1)
+        green = green.unflatten(0, (-1, self.noise.paths)).mean(-1)
+        new = self.noise.respond((new_x, new_y), self._split(values))
+        flat = torch.cat(new).transpose(0, 1).flatten(1)
         return torch.cat([green.unsqueeze(-1), flat], 1)
 
     def _sweep(self, z: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return P and N of docs/derivations/chain.md and (1 - N P)^-1 after every layer. [L + 1, b, n, n] each"""
         x, y = self._split(values)  # [L, b, count]
         sigma_y, sigma_x = self.noise.energy(x, 0), self.noise.energy(y, 1)
-        # P_0 = 1/z and N_L = 1: forward from the input, backward from the output
-        first = torch.stack([self.input / z[:, None, None], self.output.expand(len(z), -1, -1)])
+        # P_0 = 1/z and N_L = 1, or the ends of the model: forward from the input, backward from the output
+        every = z.repeat_interleave(self.noise.paths)
+        first = torch.stack([self.input / every[:, None, None], self.output.expand(len(every), -1, -1)])
         add = torch.stack([sigma_y, sigma_x.flip(0)], 1)
         sat = torch.stack([sigma_x, sigma_y.flip(0)], 1)
         states = sweep(first, self.skips, add, sat, self.blocks)  # [L + 1, 2, b, n, n]

@@ -6,37 +6,43 @@ equation's unknowns.
 """
 
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from jpmhc.spectra.network import Network
+from jpmhc.spectra.sublayers import HiddenLayer, Sublayer
 
 
-class SelfEnergy(Protocol):
+class SelfEnergy:
     """A structure of noise.
 
     Attributes:
-        count: How many order parameters a block has.
+        count: How many unknowns a block has: its order parameters, or what its sublayer makes of them.
         positive: Whether they are scalars of the lower half-plane (else: entries of a matrix).
+        paths: Over how many draws of the slopes a block is averaged. Blocks of all paths follow each other: the
+            batch of blocks is B times this.
     """
 
-    count: int
-    positive: bool
+    count: int = 1
+    positive: bool = True
+    paths: int = 1
 
-    def energy(self, order: Tensor, side: int) -> Tensor:
-        """Compute self-energies: [L, B, count] -> [L, B, n, n], or [L, B, 1, 1] for multiples of I."""
+    def energy(self, unknowns: Tensor, side: int) -> Tensor:
+        """Unknowns [L, B, count] -> self-energies [L, B, n, n], or [L, B, 1, 1] for multiples of I."""
+        raise NotImplementedError
 
     def order(self, left: Tensor, right: Tensor, side: int) -> Tensor:
-        """Compute order parameters [L, B, count] of blocks that are given as products left @ right of [L, B, n, n]."""
+        """Blocks given as products left @ right of [L, B, n, n] -> order parameters [L, B, count]."""
+        raise NotImplementedError
+
+    def respond(self, orders: tuple[Tensor, Tensor], unknowns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Order parameters of x and y, and the unknowns that led to them -> new unknowns; the same for Gaussians."""
+        return orders
 
 
-class Isotropic:
+class Isotropic(SelfEnergy):
     r"""$\Sigma_{y_l} = \sigma_l^2\,\mathrm{tr}(M_{x_{l-1}})\,I$ and, mirrored, $\sigma_l^2\,\mathrm{tr}(M_{y_l}) I$."""
-
-    count = 1
-    positive = True
 
     def __init__(self, network: Network) -> None:
         self.variance = network.variance.view(-1, 1, 1, 1)
@@ -48,14 +54,11 @@ class Isotropic:
         return (left * right.mT).sum((-2, -1)).unsqueeze(-1) / left.shape[-1]
 
 
-class IsotropicInBases:
+class IsotropicInBases(SelfEnergy):
     r"""The same in bases $T_l$: with $K_l = T_l T_l^\top$, I becomes $K_l$ for the y blocks, $K_{l-1}^{-1}$ for x.
 
     The traces become $\mathrm{tr}(K_{l-1}^{-1} M_{x_{l-1}})$ and $\mathrm{tr}(K_l M_{y_l})$.
     """
-
-    count = 1
-    positive = True
 
     def __init__(self, network: Network, bases: Tensor) -> None:
         variance = network.variance.view(-1, 1, 1, 1)
@@ -71,11 +74,8 @@ class IsotropicInBases:
         return ((self.traced[side] @ left) * right.mT).sum((-2, -1)).unsqueeze(-1) / left.shape[-1]
 
 
-class Block:
+class Block(SelfEnergy):
     r"""The hyper-connection block: $\Sigma_{y_l} = \sigma_l^2 (r^\top M_{x_{l-1}} r)\, w w^\top$, and mirrored."""
-
-    count = 1
-    positive = True
 
     def __init__(self, network: Network) -> None:
         assert network.read is not None
@@ -92,7 +92,7 @@ class Block:
         return ((vector.mT @ left) @ (right @ vector)).squeeze(-1)
 
 
-class General:
+class General(SelfEnergy):
     r"""$\Sigma_{y_l} = \sum_k B_{lk} M_{x_{l-1}} B_{lk}^\top$ and, mirrored, $\sum_k B_{lk}^\top M_{y_l} B_{lk}$."""
 
     positive = False
@@ -112,8 +112,86 @@ class General:
         return (left @ right).flatten(-2)
 
 
+class Sublayers(Block):
+    r"""The block with sublayers that are not Gaussian matrices.
+
+    $\Sigma_{y_l} = (C_l(ab)/b)\, w w^\top$ and $\Sigma_{x_{l-1}} = (C_l(ab)/a)\, r r^\top$. The unknowns are the two factors. A hidden layer gives them as functions of $a = r^\top M_{x_{l-1}} r$ and
+    $b = w^\top M_{y_l} w$. Rotated singular values do not: there the sublayer between the rest of the chain,
+    $u = 1/a + C/a$ and $v = 1/b + C/b$, is solved by itself, which keeps both half-planes
+    (docs/derivations/real_networks.md).
+    """
+
+    def __init__(self, network: Network, sublayers: tuple[Sublayer, ...]) -> None:
+        super().__init__(replace(network, variance=torch.ones_like(network.variance), sublayers=None))
+        device, most = network.skips.device, max(len(law.squares) for law in sublayers)
+
+        def pad(part: Tensor) -> Tensor:
+            return torch.nn.functional.pad(part, (0, most - len(part)))
+
+        self.squares = torch.stack([pad(law.squares) for law in sublayers]).to(device).unsqueeze(1)  # [L, 1, K]
+        self.squares = self.squares * network.variance.view(-1, 1, 1)
+        self.weights = torch.stack([pad(law.weights) for law in sublayers]).to(device).unsqueeze(1)
+        hidden = torch.tensor([isinstance(law, HiddenLayer) for law in sublayers], device=device)
+        self.hidden, self.rotated = hidden.nonzero().squeeze(-1), (~hidden).nonzero().squeeze(-1)
+        ratios = [law.ratio for law in sublayers if isinstance(law, HiddenLayer)]
+        self.ratio = torch.tensor(ratios, dtype=torch.float64, device=device).view(-1, 1, 1)
+
+    def respond(self, orders: tuple[Tensor, Tensor], unknowns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        read, written = orders  # a and b, [L, B, 1]
+        new = torch.empty_like(read), torch.empty_like(written)
+        if len(here := self.hidden):
+            a, b = read[here], written[here]
+            squares, weights = self.squares[here], self.weights[here]
+            factor = (weights * squares / (1 - squares / self.ratio * (a * b))).sum(-1, keepdim=True)
+            new[0][here], new[1][here] = a * factor, b * factor
+        if len(here := self.rotated):
+            # 1/u and 1/v: what read and write see of the chain without this sublayer
+            a = read[here] / (1 + unknowns[1][here] * read[here])
+            b = written[here] / (1 + unknowns[0][here] * written[here])
+            squares, share = self.squares[here], self.weights[here] / (1 - self.squares[here] * (a * b))
+            factor = (squares * share).sum(-1, keepdim=True) / share.sum(-1, keepdim=True)
+            new[0][here], new[1][here] = a * factor, b * factor
+        return new
+
+
+class Paths(SelfEnergy):
+    r"""Slopes that differ from feature to feature: the chain is averaged over draws of the slopes of all layers.
+
+    $\Sigma_{y_l} = \sigma_l^2 a_l D_l^2$ with $a_l = E_D\,\mathrm{tr} M_{x_{l-1}}$, and
+    $\Sigma_{x_{l-1}} = \sigma_l^2 b_l I$ with $b_l = E_D\,\mathrm{tr} D_l^2 M_{y_l}$. For the block,
+    $w w^\top d_l^2$ stands for $D_l^2$ and $r r^\top$ for $I$.
+    """
+
+    def __init__(self, network: Network, slopes: Tensor, bases: Tensor | None) -> None:
+        self.paths = len(slopes)
+        slopes = slopes.transpose(0, 1)  # [L, K, n], or [L, K, 1] for the block
+        if network.read is None or network.write is None:
+            eye = torch.eye(network.streams, dtype=torch.float64, device=slopes.device)
+            inputs, outputs, share = eye.expand(network.depth, 1, -1, -1), torch.diag_embed(slopes), network.streams
+        else:
+            inputs = (network.read.unsqueeze(-1) * network.read.unsqueeze(-2)).unsqueeze(1)
+            outputs = (network.write.unsqueeze(-1) * network.write.unsqueeze(-2)).unsqueeze(1) * slopes.unsqueeze(-1)
+            share = 1
+        if bases is not None:
+            before, after = torch.linalg.inv(bases[:-1]).unsqueeze(1), bases[1:].unsqueeze(1)
+            inputs, outputs = before.mT @ inputs @ before, after @ outputs @ after.mT
+        variance = network.variance.view(-1, 1, 1, 1, 1)
+        self.traced = [(part / share).to(torch.complex128).unsqueeze(1) for part in (inputs, outputs)]
+        self.caused = [(variance * share * part).to(torch.complex128) for part in reversed(self.traced)]
+
+    def energy(self, unknowns: Tensor, side: int) -> Tensor:
+        energies = self.caused[side] * unknowns[..., None, None]  # [L, B, K or 1, n, n]
+        return energies.expand(-1, -1, self.paths, -1, -1).flatten(1, 2)
+
+    def order(self, left: Tensor, right: Tensor, side: int) -> Tensor:
+        left, right = (part.unflatten(1, (-1, self.paths)) for part in (left, right))
+        return ((self.traced[side] @ left) * right.mT).sum((-2, -1)).mean(2).unsqueeze(-1)
+
+
 def self_energy(network: Network, bases: Tensor | None = None) -> SelfEnergy:
-    """Return the self-energies of a network's noise, in bases [L + 1, n, n] of its layers' ends if given."""
+    """The self-energies of a network's structure of noise, in bases [L + 1, n, n] of its layers' ends if given."""
+    if network.slopes is not None:
+        return Paths(network, network.slopes, bases)
     if network.isotropic:
         return Isotropic(network) if bases is None else IsotropicInBases(network, bases)
     if bases is not None:
@@ -127,4 +205,6 @@ def self_energy(network: Network, bases: Tensor | None = None) -> SelfEnergy:
             read = (before.mT @ network.read.unsqueeze(-1)).squeeze(-1)
             write = (bases[1:] @ network.write.unsqueeze(-1)).squeeze(-1)
             network = replace(network, read=read, write=write)
-    return General(network) if network.covariance is not None else Block(network)
+    if network.covariance is not None:
+        return General(network)
+    return Block(network) if network.sublayers is None else Sublayers(network, network.sublayers)

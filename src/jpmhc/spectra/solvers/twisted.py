@@ -21,6 +21,7 @@ from torch import Tensor
 
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.solution import KnownPoints, Solution
+from jpmhc.spectra.solvers.dyson import require_gaussian_streams
 from jpmhc.spectra.solvers.fixed_point import Newton, Scheme
 from jpmhc.spectra.solvers.fixed_point.continuation import Equation, lead_down
 from jpmhc.spectra.solvers.fixed_point.contract import FixedPoints
@@ -60,7 +61,8 @@ class Factors:
 
     @classmethod
     def of(cls, network: Network, first: str) -> Factors:
-        """Return the factors of a network, first layer first."""
+        """The factors of a network, first layer first, or one sentence about why there are none."""
+        require_gaussian_streams(network, "twisted")
         if network.covariance is not None:
             raise ValueError(
                 "method 'twisted' knows isotropic noise and read and write vectors, not a general covariance"

@@ -1,0 +1,108 @@
+r"""How fast singular values grow or collapse with depth: closed forms at infinite depth.
+
+One normal skip is shared by all layers, with squared singular values $s_i$ and isotropic noise $\sigma^2$. A growth
+factor is $\kappa = \lim s(J)^{2/L}$ (docs/derivations/real_networks.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from jpmhc.checks import to_positive_number, to_real_tensor, to_whole_number
+
+_HALVINGS = 200
+
+
+def share_of_growth_below(
+    kappa: Tensor | Sequence[float] | float, squares: Tensor | Sequence[float], variance: float
+) -> Tensor:
+    r"""Return the share of growth factors $s(J)^{2/L}$ below $\kappa$, for infinitely many equal layers.
+
+    $F = \frac12 - \frac12 \mathrm{mean}\, u_i / \sqrt{u_i^2 + 4\beta^2}$ with $u_i = s_i - \kappa + \beta^2/\kappa$;
+    $\beta$ solves $1/\sigma^2 = \mathrm{mean}\,1/\sqrt{u_i^2 + 4\beta^2}$; it is zero where no growth factors are.
+
+    Args:
+        kappa: Growth factors, above zero, of any shape.
+        squares: $s_i$, the squared singular values of the skip.
+        variance: $\sigma^2$ of one layer.
+    """
+    kappa, squares, variance = to_real_tensor(kappa, "kappa"), _to_squares(squares), _to_variance(variance)
+    if bool((kappa <= 0).any()):
+        raise ValueError("kappa, a growth factor of squared singular values, must be above zero")
+    kappa = kappa.unsqueeze(-1)
+
+    def distances(beta: Tensor) -> tuple[Tensor, Tensor]:
+        u = squares - kappa + beta.square() / kappa
+        return u, (u.square() + 4 * beta.square()).sqrt()
+
+    # The mean decreases in beta, and is below 1/σ² at beta = σ²: one root or none.
+    low, high = torch.zeros_like(kappa), torch.full_like(kappa, variance)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        inside = (1 / distances(middle)[1]).mean(-1, keepdim=True) > 1 / variance
+        low, high = torch.where(inside, middle, low), torch.where(inside, high, middle)
+    u, size = distances(low)
+    return 0.5 - 0.5 * torch.where(size > 0, u / size.clamp_min(1e-300), 0.0).mean(-1)
+
+
+def growth_edges(squares: Tensor | Sequence[float], variance: float) -> tuple[float, float]:
+    r"""Return the smallest and the largest growth factor $s(J)^{2/L}$; the smallest is zero where there is no gap.
+
+    They solve $\sigma^2\,\mathrm{mean}\,1/|\kappa - s_i| = 1$ below and above all $s_i$.
+    """
+    squares, variance = _to_squares(squares), _to_variance(variance)
+
+    def solve(low: float, high: float, sign: float) -> float:
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            inside = variance * float((1 / (squares - middle).abs()).mean()) > 1
+            # towards the squares inside, away from them outside
+            low, high = (middle, high) if inside == (sign > 0) else (low, middle)
+        return (low + high) / 2
+
+    top, bottom = float(squares.max()), float(squares.min())
+    largest = solve(top, top + variance, 1.0)
+    gap = bottom > 0 and variance * float((1 / squares).mean()) < 1
+    return (solve(0.0, bottom, -1.0) if gap else 0.0), largest
+
+
+def projector_rate(streams: int, rank: int) -> float:
+    r"""Return the mean $\log s$ per layer of what independent random projectors of one rank keep, without noise.
+
+    $\frac{1}{2k} \sum_{j=1}^{k} [\psi(\tfrac{k-j+1}{2}) - \psi(\tfrac{n-j+1}{2})]$ with the digamma function: below
+    zero unless the rank is all streams, so that only a shared projector does not collapse.
+    """
+    n, k = to_whole_number(streams, "streams"), to_whole_number(rank, "rank")
+    if k > n:
+        raise ValueError(f"rank {k} exceeds the number of streams {n}")
+    j = torch.arange(1, k + 1, dtype=torch.float64)
+    return float((torch.digamma((k - j + 1) / 2) - torch.digamma((n - j + 1) / 2)).sum() / (2 * k))
+
+
+def layers_until_collapse(skips: Tensor, threshold: float = 0.1) -> float:
+    r"""Return after how many such layers the differences between streams fall below a threshold, in geometric mean.
+
+    Each layer multiplies them by $|\det H|^{1/(n-1)}$ if it keeps the mean stream. Infinite where skips lose nothing.
+
+    Args:
+        skips: Skips with row sums one, a sample of the layers. [L, n, n]
+        threshold: The singular value that counts as collapsed.
+    """
+    n = skips.shape[-1]
+    rate = float(torch.linalg.slogdet(skips).logabsdet.mean()) / max(1, n - 1)
+    return math.log(to_positive_number(threshold, "the threshold")) / rate if rate < -1e-9 else math.inf
+
+
+def _to_squares(value: Tensor | Sequence[float]) -> Tensor:
+    squares = to_real_tensor(value, "squared singular values").flatten()
+    if len(squares) == 0 or bool((squares < 0).any()):
+        raise ValueError("squared singular values of a skip must be given, none of them negative")
+    return squares
+
+
+def _to_variance(value: float) -> float:
+    return to_positive_number(value, "variance")

@@ -1,0 +1,105 @@
+r"""Signal propagation through hyper-connected layers with norms: the block that is trained, as layers of the theory.
+
+A sublayer is $F(u) = W_2\,\phi(W_1 u)$, or gated, $W_2(\phi(W_1 u) \odot W_3 u)$. The norm before it fixes the mean
+square of what it sees, and divides its Jacobian by the root mean square of the read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from jpmhc.checks import to_positive_number
+from jpmhc.spectra.activations import Activation, get_activation
+from jpmhc.spectra.sublayers import HiddenLayer, gated, two_matrix
+
+
+@dataclass(frozen=True)
+class MLP:
+    r"""A two-matrix sublayer with random weights.
+
+    Attributes:
+        activation: $\phi$, a name in `ACTIVATIONS` or an `Activation`.
+        scales: $s_1$ and $s_2$: entries of $W_1$ (and $W_3$) have variance $s_1$ over its columns, those of $W_2$ have
+            $s_2$ over its columns. PyTorch's default for `nn.Linear` is 1/3.
+        ratio: Hidden features over features.
+        gated: Whether $\phi(W_1 u)$ is multiplied by $W_3 u$, as in SwiGLU.
+    """
+
+    activation: str | Activation = "gelu"
+    scales: tuple[float, float] = (1.0, 1.0)
+    ratio: float = 4.0
+    gated: bool = False
+
+    def law(self, input_variance: float) -> HiddenLayer:
+        """Return the law of its Jacobian at inputs of a given mean square."""
+        make = gated if self.gated else two_matrix
+        return make(self.activation, input_variance, scales=self.scales, ratio=self.ratio)
+
+    def output_variance(self, input_variance: float) -> float:
+        """Return the mean square of its output at inputs of a given mean square."""
+        inner = self.scales[0] * input_variance
+        output = self.scales[1] * float(get_activation(self.activation).kappa(inner))
+        return output * inner if self.gated else output
+
+
+@dataclass(frozen=True, eq=False)
+class Layers:
+    """What norms and sublayers make of the layers, as `Network` takes them.
+
+    Attributes:
+        skips: [L, n, n]
+        write: [L, n]
+        variance: Mean squared singular values of the sublayers' Jacobians, norm included. [L]
+        sublayers: Their laws, one per layer.
+    """
+
+    skips: Tensor
+    write: Tensor
+    variance: Tensor
+    sublayers: tuple[HiddenLayer, ...]
+
+
+def follow_prenorm(skips: Tensor, read: Tensor, write: Tensor, mlp: MLP, start_variance: float) -> Layers:
+    r"""Follow the second moments through $x \leftarrow H x + w \otimes F(u / \mathrm{rms}(u))$ with $u = r^\top x$.
+
+    $\rho_l^2 = r^\top C r$ and $C \leftarrow H C H^\top + \kappa\, w w^\top$ from $C = v_0 1 1^\top$; the noise has the
+    sublayer's own variance over $\rho_l^2$.
+    """
+    law, kappa = mlp.law(1.0), mlp.output_variance(1.0)
+    second = to_positive_number(start_variance, "start_variance") * torch.ones_like(skips[0])
+    variance = []
+    for skip, r, w in zip(skips, read, write):
+        variance.append(law.variance / (r @ second @ r))
+        second = skip @ second @ skip.T + kappa * torch.outer(w, w)
+    return Layers(skips, write, _require_signal(torch.stack(variance)), (law,) * len(skips))
+
+
+def follow_postnorm(skips: Tensor, read: Tensor, write: Tensor, mlp: MLP, start_variance: float) -> Layers:
+    r"""Follow the second moments through $x \leftarrow \mathrm{norm}(H x + w \otimes F(r^\top x))$, stream by stream.
+
+    With $R^2 = \mathrm{diag}(H C H^\top + \kappa\, w w^\top)$ the layer's skip is $R^{-1} H$ and its write $R^{-1} w$.
+    """
+    second = to_positive_number(start_variance, "start_variance") * torch.ones_like(skips[0])
+    new_skips, new_write, laws = [], [], []
+    for skip, r, w in zip(skips, read, write):
+        power = float(_require_signal(r @ second @ r))
+        laws.append(mlp.law(power))
+        second = skip @ second @ skip.T + mlp.output_variance(power) * torch.outer(w, w)
+        size = _require_signal(second.diagonal()).sqrt()
+        new_skips.append(skip / size.unsqueeze(-1))
+        new_write.append(w / size)
+        second = second / torch.outer(size, size)
+    variance = skips.new_tensor([law.variance for law in laws])
+    return Layers(torch.stack(new_skips), torch.stack(new_write), variance, tuple(laws))
+
+
+def _require_signal(values: Tensor) -> Tensor:
+    if not bool(torch.isfinite(values).all() and (values > 0).all()):
+        raise ValueError(
+            "a norm divides by zero: a layer's read, or a stream after its write, has no signal; change the reads, "
+            "writes or skips so that every read and every stream keeps some"
+        )
+    return values

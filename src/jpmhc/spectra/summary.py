@@ -1,0 +1,165 @@
+r"""A network in a few numbers, most of them exact and all without a density (docs/derivations/real_networks.md)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from jpmhc.checks import to_positive_number
+from jpmhc.spectra.density import COLLAPSED
+from jpmhc.spectra.network import Network, require_network
+from jpmhc.spectra.solve import cauchy
+
+# Points of the arc around what lies below a threshold. G is smooth on the arc up to its end on the real axis.
+_ARC = 12
+_ARC_TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True, eq=False)
+class Summary:
+    r"""What a network does to gradients and to signals.
+
+    Attributes:
+        geometric_mean: The geometric mean of J's singular values. Below the threshold `gap_margin` = 1 it is
+            $\prod_l |\det A_l|^{1/n}$ whatever the noise; NaN beyond it where the noise is not Gaussian.
+        gap_margin: The worst layer's spectral radius of $A_l^{-1}$ times the noise. J has no singular values near zero
+            exactly if it is below one; infinite for a singular skip.
+        total_noise: $c = \sum_l \sigma_l^2$.
+        mean_square: J's mean squared singular value.
+        model_mean_square: The same of the model's own map T.
+        direct_path: $q = 1^\top A_L \cdots A_1 1 / n$, what T would be without its sublayers.
+        gradient_gains: The mean square of the derivative of T's output by each sublayer's output. [L]
+        collapsed: The share of J's singular values below the threshold.
+        collapsed_differences: The part of `collapsed` that stream differences make up.
+        collapsed_mean: The part of it that the mean stream makes up: of T's singular values the share below the
+            threshold, over n.
+    """
+
+    geometric_mean: float
+    gap_margin: float
+    total_noise: float
+    mean_square: float
+    model_mean_square: float
+    direct_path: float
+    gradient_gains: Tensor
+    collapsed: float
+    collapsed_differences: float
+    collapsed_mean: float
+
+
+def summary(network: Network, threshold: float = COLLAPSED) -> Summary:
+    """Compute a network's summary.
+
+    Args:
+        network: Any network; its ends do not matter.
+        threshold: Singular values below it count as collapsed.
+    """
+    require_network(network)
+    threshold = to_positive_number(threshold, "the threshold")
+    streams, model = replace(network, ends="streams"), network.end_to_end()
+    all_streams, own_map = share_below(streams, threshold), share_below(model, threshold)
+    mean = min(own_map / network.streams, all_streams)
+    ones = torch.ones_like(network.skips[0, 0])
+    through = ones
+    for skip in network.skips:
+        through = skip @ through
+    return Summary(
+        geometric_mean=geometric_mean(network),
+        gap_margin=float(gap_radii(network).max()),
+        total_noise=float(network.variance.sum()),
+        mean_square=float(streams.gains().log().sum().exp()),
+        model_mean_square=float(model.gains().log().sum().exp()),
+        direct_path=float(ones @ through) / network.streams,
+        gradient_gains=gradient_gains(network),
+        collapsed=all_streams,
+        collapsed_differences=all_streams - mean,
+        collapsed_mean=mean,
+    )
+
+
+def gap_radii(network: Network) -> Tensor:
+    r"""Return the spectral radius of $A_l^{-1}$ times each layer's noise; J has a gap at zero iff all are below 1. [L]
+
+    It is $\sigma_l \sqrt{\mathrm{tr}(A_l A_l^\top)^{-1}}$ for isotropic noise, $\sigma_l |r_l^\top A_l^{-1} w_l|$ for
+    the block, and for general noise the root of the spectral radius of
+    $M \mapsto \sum_k A_l^{-1} B_{lk} M B_{lk}^\top A_l^{-\top}$. Infinite for a singular skip.
+    """
+    inverse, info = torch.linalg.inv_ex(network.skips)
+    if network.isotropic:
+        radii = (network.variance * inverse.square().sum((-2, -1)) / network.streams).sqrt()
+    elif network.read is not None and network.write is not None:
+        through = (network.read.unsqueeze(-2) @ inverse @ network.write.unsqueeze(-1)).flatten()
+        radii = network.variance.sqrt() * through.abs()
+    else:
+        factors = inverse.unsqueeze(1) @ network.noise_factors()  # [L, K, n, n]
+        maps = torch.einsum("lkij,lkmn->limjn", factors, factors).flatten(3, 4).flatten(1, 2)
+        radii = torch.linalg.eigvals(maps).abs().amax(-1).sqrt()
+    return torch.where((info == 0) & torch.isfinite(radii), radii, torch.inf)
+
+
+def geometric_mean(network: Network) -> float:
+    r"""Return the geometric mean of J's singular values: $\prod_l |\det A_l|^{1/n}$ where there is a gap at zero.
+
+    Beyond the threshold the noise adds to it: for isotropic noise
+    $\log\Delta^2 = \mathrm{mean} \log(s_i + v) - v/\sigma^2$ with $\sigma^2\,\mathrm{mean}\,1/(s_i + v) = 1$, and for
+    the block, by the determinant lemma, a layer $1 + \tau X$ with $\tau = \sigma |r^\top A^{-1} w|$. NaN where the noise is
+    general, tied or no Gaussian.
+    """
+    radii = gap_radii(network)
+    logs = torch.linalg.slogdet(network.skips).logabsdet / network.streams
+    beyond = (radii >= 1).nonzero().squeeze(-1).tolist()
+    for layer in beyond:
+        if network.covariance is not None or network.sublayers is not None or network.tied is not None:
+            return math.nan
+        if network.isotropic:
+            squares = torch.linalg.svdvals(network.skips[layer]).square()
+            logs[layer] = _log_determinant(squares, float(network.variance[layer]))
+        elif math.isinf(float(radii[layer])):
+            return math.nan
+        else:
+            square = float(radii[layer]) ** 2
+            logs[layer] += (math.log(square) - 1 + 1 / square) / (2 * network.streams)
+    return math.exp(float(logs.sum()))
+
+
+def gradient_gains(network: Network) -> Tensor:
+    r"""Return the mean square of the derivative of the model's output by each sublayer's output. [L]
+
+    $\gamma_l = w_l^\top B_l w_l$ with $B_L = 1 1^\top / n^2$ and
+    $B_{l-1} = A_l^\top B_l A_l + \sigma_l^2 \gamma_l\, r_l r_l^\top$. For noise without read and write vectors it is
+    $\mathrm{Tr}\,B_l$, which counts the outputs of all streams together.
+    """
+    moment = torch.full_like(network.skips[0], 1 / network.streams**2)
+    factors = network.noise_factors()
+    gains = []
+    for layer in range(network.depth - 1, -1, -1):
+        skip, factor = network.skips[layer], factors[layer]
+        gains.append(moment.trace() if network.write is None else network.write[layer] @ moment @ network.write[layer])
+        moment = skip.T @ moment @ skip + (factor.mT @ moment @ factor).sum(0)
+    return torch.stack(gains[::-1])
+
+
+def share_below(network: Network, threshold: float) -> float:
+    r"""Return the share of singular values below a threshold, $\frac1\pi \int_0^\pi \mathrm{Re}\,zG\,d\varphi$.
+
+    The arc $z = \theta^2 e^{i\varphi}$ encloses what lies below; Gauss–Legendre quadrature in $\varphi$ needs few
+    points, because $G$ is smooth up to the real axis unless an edge of the spectrum lies at the threshold.
+    """
+    angle, weight = (torch.from_numpy(part) for part in np.polynomial.legendre.leggauss(_ARC))
+    z = threshold**2 * torch.exp(0.5j * math.pi * (angle + 1)).to(network.skips.device)
+    found = cauchy(network, z, tolerance=_ARC_TOLERANCE)
+    share = float(((z * found.G).real.cpu() * weight / 2).sum())
+    return min(1.0, max(0.0, share))
+
+
+def _log_determinant(squares: Tensor, variance: float) -> float:
+    """Return the mean logarithm of the singular values of a skip with isotropic noise beyond the threshold."""
+    low, high = 0.0, variance
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if variance * float((1 / (squares + middle)).mean()) > 1 else (low, middle)
+    return float((squares + high).log().mean() - high / variance) / 2
