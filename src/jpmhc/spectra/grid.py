@@ -18,6 +18,10 @@ _LOST_ABOVE = 1e-8
 # The paper's methods lead every point down from a large height, a long way to there, and lose some points below this.
 _PAPER_DECADES = 14
 _PER_DECADE = 6
+# Methods whose search follows the mass below y, so many decades at a time; a share this small counts as none.
+_EXACT = ("auto", "chain", "tied", "dyson")
+_DECADES_AT_ONCE = 5
+_NOTHING = 1e-4
 _WIDE = 0.3
 _ROUNDS = 5
 _LAST_ROUNDS = 10
@@ -61,9 +65,12 @@ def find_grid(network: Network, method: str, eta: float | None, relative_eta: fl
         method = "chain"  # it finds the same where a scalar method is exact, and sooner
     mean = math.exp(min(float(network.gains().clamp_min(1e-300).log().sum()), 690.0))
     top = min(max(upper_bound(network), mean) * 1.5, mean / _LOST_ABOVE)
-    bottom = mean * 10.0 ** -(_DECADES if method in ("auto", "chain", "tied", "dyson") else _PAPER_DECADES)
-    count = max(20, int(_PER_DECADE * math.log10(top / bottom)))
-    t = torch.linspace(math.log(bottom), math.log(top), count, dtype=torch.float64)
+    bottom = mean * 10.0 ** -(_DECADES if method in _EXACT else _PAPER_DECADES)
+    if method in _EXACT:
+        t = _decades_with_mass(network, method, mean, bottom, top)
+    else:
+        count = max(20, int(_PER_DECADE * math.log10(top / bottom)))
+        t = torch.linspace(math.log(bottom), math.log(top), count, dtype=torch.float64)
     found: Solution | None = None
     for round_number in range(_ROUNDS):
         share = round_number / (_ROUNDS - 1)
@@ -81,6 +88,36 @@ def find_grid(network: Network, method: str, eta: float | None, relative_eta: fl
         t, order = torch.cat([t, middles]).sort()
         weight = torch.cat([weight, added])[order]
     return t.exp(), found
+
+
+def _decades_with_mass(network: Network, method: str, mean: float, bottom: float, top: float) -> Tensor:
+    r"""Return t = log x, evenly in each decade that holds mass, and in its neighbours.
+
+    $\mathrm{Re}\,zG$ at $z = iy$ is the mass below y, and easy to solve for; points below the spectrum are not. The
+    search goes down from the mean until nothing is left below.
+    """
+    heights, masses = [], []
+    ends = [math.log10(top), math.log10(mean) - _DECADES_AT_ONCE]
+    while True:
+        count = max(2, math.ceil(ends[0] - ends[1]) + 1)
+        tens = torch.linspace(ends[0], ends[1], count, dtype=torch.float64)
+        z = 1j * 10.0**tens
+        found = cauchy(network, z.to(network.skips.device), method, tolerance=_TOLERANCE)
+        heights.append(tens)
+        masses.append(torch.where(found.converged, (z * found.G.cpu()).real, torch.nan))
+        if masses[-1][-1] < _NOTHING or ends[1] <= math.log10(bottom):
+            break
+        ends = [ends[1], max(math.log10(bottom), ends[1] - _DECADES_AT_ONCE)]
+    tens, mass = torch.cat(heights).flip(0), torch.cat(masses).flip(0)
+    width = tens.diff()
+    # Where a point did not converge its decade is searched.
+    seen = ~(mass.diff() < _NOTHING) & (width > 0)
+    near = seen.clone()
+    near[1:] |= seen[:-1]
+    near[:-1] |= seen[1:]
+    step = torch.arange(_PER_DECADE, dtype=torch.float64) / _PER_DECADE
+    inside = (tens[:-1][near].unsqueeze(-1) + width[near].unsqueeze(-1) * step).flatten()
+    return (torch.cat([inside, tens[1:][near][-1:]]) * math.log(10.0)).unique()
 
 
 def _solve_roughly(

@@ -201,13 +201,14 @@ class Network:
         read: Tensor | None = None,
         write: Tensor | None = None,
         form: str = "mean_field",
-        paths: int = 128,
+        paths: int | None = None,
     ) -> Network:
         """The linearisation of a nonlinear network: its noise variance comes from `propagation.propagate`.
 
         Args:
-            paths: Over how many draws of all layers' slopes the law is averaged. One puts their mean square in place of
-                the slopes, which is right only where each layer's noise is small.
+            paths: Over how many draws of all layers' slopes the law is averaged, at a cost that grows with them; by
+                default the fewer the deeper the network, because slopes matter less there. One puts their mean square
+                in place of the slopes, which is right only where each layer's noise is small.
         """
         skips = to_skips(skips, depth=depth)
         found = propagate(
@@ -220,7 +221,8 @@ class Network:
             write=write,
             form=form,
         )
-        slopes = draw_slopes(activation, found, skips.shape[-1] if read is None else 1, to_whole_number(paths, "paths"))
+        paths = max(8, 128 // len(skips)) if paths is None else to_whole_number(paths, "paths")
+        slopes = draw_slopes(activation, found, skips.shape[-1] if read is None else 1, paths)
         return cls(skips, found.variance, read, write, slopes=slopes)
 
     @classmethod

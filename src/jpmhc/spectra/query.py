@@ -114,7 +114,11 @@ class Query:
             noise = to_non_negative_number(_or(self.noise, NOISE), "noise")
             return Network(skips, noise / len(skips), *vectors).to(self.device)
         scale, variance = _or(self.weight_scale, 1.0), _or(self.input_variance, 1.0)
-        network = Network.from_activation(skips, self.activation, scale, variance, read=vectors[0], write=vectors[1])
+        # The paper's methods know the slopes by their mean square alone.
+        paths = None if self.method in ("auto", "chain") else 1
+        network = Network.from_activation(
+            skips, self.activation, scale, variance, read=vectors[0], write=vectors[1], paths=paths
+        )
         return network.to(self.device)
 
     def title(self, network: Network) -> str:

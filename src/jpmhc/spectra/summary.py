@@ -106,8 +106,8 @@ def geometric_mean(network: Network) -> float:
 
     Beyond the threshold the noise adds to it: for isotropic noise
     $\log\Delta^2 = \mathrm{mean} \log(s_i + v) - v/\sigma^2$ with $\sigma^2\,\mathrm{mean}\,1/(s_i + v) = 1$, and for
-    the block, by the determinant lemma, a layer $1 + \tau X$ with $\tau = \sigma |r^\top A^{-1} w|$. NaN where the noise is
-    general, tied or no Gaussian.
+    the block, by the determinant lemma, a layer $1 + \tau X$ with $\tau = \sigma |r^\top A^{-1} w|$. NaN
+    where the noise is general, tied or no Gaussian.
     """
     radii = gap_radii(network)
     logs = torch.linalg.slogdet(network.skips).logabsdet / network.streams

@@ -115,7 +115,8 @@ class General(SelfEnergy):
 class Sublayers(Block):
     r"""The block with sublayers that are not Gaussian matrices.
 
-    $\Sigma_{y_l} = (C_l(ab)/b)\, w w^\top$ and $\Sigma_{x_{l-1}} = (C_l(ab)/a)\, r r^\top$. The unknowns are the two factors. A hidden layer gives them as functions of $a = r^\top M_{x_{l-1}} r$ and
+    $\Sigma_{y_l} = (C_l(ab)/b)\, w w^\top$ and $\Sigma_{x_{l-1}} = (C_l(ab)/a)\, r r^\top$. The unknowns
+    are the two factors. A hidden layer gives them as functions of $a = r^\top M_{x_{l-1}} r$ and
     $b = w^\top M_{y_l} w$. Rotated singular values do not: there the sublayer between the rest of the chain,
     $u = 1/a + C/a$ and $v = 1/b + C/b$, is solved by itself, which keeps both half-planes
     (docs/derivations/real_networks.md).
