@@ -85,7 +85,7 @@ def hermite_nodes(nodes: int) -> tuple[Tensor, Tensor]:
 
 
 def hermite_expectation(function: Function, scale: Tensor, nodes: int = 100) -> Tensor:
-    r"""$E[f(s Z)]$ by Gauss–Hermite quadrature; scale $s$ [..., 1] -> [...]."""
+    r"""Compute $E[f(s Z)]$ by Gauss–Hermite quadrature; scale $s$ [..., 1] -> [...]."""
     x, weight = (part.to(scale.device) for part in hermite_nodes(nodes))
     return (function(scale * x) * weight).sum(-1)
 
@@ -118,7 +118,7 @@ def panel_nodes(scale: Tensor, kinks: tuple[float, ...] = (), nodes: int = 32) -
 
 
 def panel_expectation(function: Function, scale: Tensor, kinks: tuple[float, ...] = (), nodes: int = 32) -> Tensor:
-    r"""$E[f(s Z)]$ by Gauss–Legendre quadrature on panels; scale $s$ [..., 1] -> [...]."""
+    r"""Compute $E[f(s Z)]$ by Gauss–Legendre quadrature on panels; scale $s$ [..., 1] -> [...]."""
     z, weight = panel_nodes(scale, kinks, nodes)
     return (function(scale * z) * weight).sum(-1)
 

@@ -19,7 +19,7 @@ _LOST_ABOVE = 1e-8
 _PAPER_DECADES = 14
 _PER_DECADE = 6
 # Methods whose search follows the mass below y, so many decades at a time; a share this small counts as none.
-_EXACT = ("auto", "chain", "tied", "dyson")
+_EXACT = ("auto", "chain", "pencil", "dyson")
 _DECADES_AT_ONCE = 5
 _NOTHING = 1e-4
 _WIDE = 0.3

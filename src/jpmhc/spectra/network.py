@@ -221,7 +221,7 @@ class Network:
             write=write,
             form=form,
         )
-        paths = max(8, 128 // len(skips)) if paths is None else to_whole_number(paths, "paths")
+        paths = max(32, 1024 // len(skips)) if paths is None else to_whole_number(paths, "paths")
         slopes = draw_slopes(activation, found, skips.shape[-1] if read is None else 1, paths)
         return cls(skips, found.variance, read, write, slopes=slopes)
 

@@ -152,7 +152,7 @@ def _normal(generators: list[torch.Generator], shape: tuple[int, ...], like: Ten
 
 
 def _linear_jacobian(network: Network, width: int, generators: list[torch.Generator], skips: Tensor) -> Tensor:
-    """J [b, N, N], or T [b, width, width] for the ends of the model, with random noise in every layer."""
+    """Sample J [b, N, N], or T [b, width, width] for the ends of the model."""
     n, count = network.streams, len(generators)
     draw_weights = _weight_source(network, width, generators, skips)
     eye = torch.eye(width, dtype=skips.dtype, device=skips.device)

@@ -81,7 +81,7 @@ def choose(network: Network) -> str:
         noise, which the paper does not treat, is the chain's for any depth.
     """
     if network.tied is not None:
-        return "tied"
+        return "pencil"
     if not (network.isotropic and network.gaussian_streams):
         return "chain"
     if network.depth == 1:

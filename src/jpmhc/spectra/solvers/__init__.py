@@ -7,7 +7,7 @@ from torch import Tensor
 
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.solution import KnownPoints, Solution
-from jpmhc.spectra.solvers import chain, dyson, stransform, subordination, tied, twisted, z1
+from jpmhc.spectra.solvers import chain, dyson, pencil, stransform, subordination, twisted, z1
 from jpmhc.spectra.solvers.fixed_point import Scheme
 
 
@@ -38,7 +38,7 @@ class Solver(Protocol):
 
 METHODS: dict[str, Solver] = {
     "chain": chain.solve,
-    "tied": tied.solve,
+    "pencil": pencil.solve,
     "dyson": dyson.solve,
     "z1": z1.solve,
     "subordination": subordination.solve,

@@ -62,7 +62,7 @@ def solve(
         matrix: Whether to compute the matrix-valued transform too.
     """
     if network.tied is not None:
-        raise ValueError("method 'chain' needs layers with weights of their own; for tied weights use method 'tied'")
+        raise ValueError("method 'chain' needs layers with weights of their own; for tied weights use method 'pencil'")
     network, gain = network.rescaled()
     points = z / gain
     equation = _Equation(network, points)

@@ -29,15 +29,15 @@ class SelfEnergy:
     paths: int = 1
 
     def energy(self, unknowns: Tensor, side: int) -> Tensor:
-        """Unknowns [L, B, count] -> self-energies [L, B, n, n], or [L, B, 1, 1] for multiples of I."""
+        """Compute self-energies: [L, B, count] -> [L, B, n, n], or [L, B, 1, 1] for multiples of I."""
         raise NotImplementedError
 
     def order(self, left: Tensor, right: Tensor, side: int) -> Tensor:
-        """Blocks given as products left @ right of [L, B, n, n] -> order parameters [L, B, count]."""
+        """Compute order parameters [L, B, count] of blocks that are given as products left @ right of [L, B, n, n]."""
         raise NotImplementedError
 
     def respond(self, orders: tuple[Tensor, Tensor], unknowns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Order parameters of x and y, and the unknowns that led to them -> new unknowns; the same for Gaussians."""
+        """Compute new unknowns from order parameters of x and y and the unknowns that led to them."""
         return orders
 
 

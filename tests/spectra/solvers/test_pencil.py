@@ -37,7 +37,7 @@ def test_groups_of_layers_agree_with_sampled_networks(block, ends):
     z = X + 0.2j
     found, (truth, error) = cauchy(network, z), sampled(network, z, width=100, samples=12)
     assert found.converged.all()
-    assert found.method == "tied"
+    assert found.method == "pencil"
     assert ((found.G - truth).abs() < 5 * error + 0.01 * truth.abs()).all()
 
 
@@ -46,7 +46,7 @@ def test_without_ties_it_is_the_chain(ends):
     skips = Network.from_mixer("bistochastic", 3, 0.0).skips
     network = Network(skips, 0.2, random(3, 4, seed=4), random(3, 4, seed=5), ends=ends)
     z = X + 0.05j
-    assert (cauchy(network, z, "tied").G - cauchy(network, z, "chain").G).abs().max() < 1e-7
+    assert (cauchy(network, z, "pencil").G - cauchy(network, z, "chain").G).abs().max() < 1e-7
 
 
 def test_correlations_between_zero_and_one():
@@ -65,5 +65,5 @@ def test_bad_ties_are_refused(tied):
 
 def test_the_chain_names_the_method_for_ties():
     network = Network(torch.eye(1).expand(2, 1, 1), 0.1, tied=[0, 0])
-    with pytest.raises(ValueError, match="use method 'tied'"):
+    with pytest.raises(ValueError, match="use method 'pencil'"):
         cauchy(network, X + 0.1j, "chain")

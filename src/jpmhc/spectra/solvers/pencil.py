@@ -48,7 +48,7 @@ def solve(
         for part in points.split(max(1, _CHUNK // equation.pencil.numel()))
     ]
     found = FixedPoints.concatenate(parts)
-    return Solution(found.x[:, 0] / gain, found.converged, found.residual, found.iterations, method="tied")
+    return Solution(found.x[:, 0] / gain, found.converged, found.residual, found.iterations, method="pencil")
 
 
 class _Equation(Equation):
