@@ -8,6 +8,9 @@ import torch
 from torch import nn
 
 import jpmhc
+from jpmhc.diagnose import measure
+from jpmhc.trm.model.config import RecursiveConfig
+from jpmhc.trm.model.recursive import RecursiveCore
 from tests.diagnose.models import StreamNet, TinyLanguageModel, linear_network
 
 
@@ -95,13 +98,62 @@ def test_a_hugging_face_model_is_diagnosed():
     assert not found.notes
 
 
-def test_the_recursive_model_is_measured_where_it_has_gradients():
-    found = jpmhc.diagnose(
-        StreamNet(), torch.randn(2, 12), between=("stack.connections.0", "stack.connections.3"), say=None
-    )
+def test_streams_of_a_token_belong_together():
+    ends = ("stack.connections.0", "stack.connections.3")
+    found = jpmhc.diagnose(StreamNet(), torch.randn(2, 12), between=ends, say=None)
     assert found.whole.shape == (2 * 48, 2 * 48)
     assert set(found.tokens) == {0, 1}
     assert found.tokens[0].shape == (48, 48)
+
+
+@pytest.mark.parametrize("mixer", ["identity", "cayley"])
+def test_the_recursive_model_is_measured_from_its_first_call_with_gradients(mixer):
+    """Of two outer cycles only the last has gradients: network calls 3 (of 0 … 5) to 5, then the head."""
+    torch.manual_seed(0)
+    streams = 1 if mixer == "identity" else 4
+    config = RecursiveConfig(
+        dim=8,
+        heads=2,
+        layers=1,
+        h_cycles=2,
+        l_cycles=2,
+        mixer=mixer,
+        streams=streams,
+        puzzle_slots=1,
+        compute="float32",
+    )
+    core = RecursiveCore(config, vocabulary=5, length=3)
+    states = [state.contiguous() for state in core.initial_states(1)]
+    tokens, one = torch.tensor([[1, 2, 3]]), torch.ones(1, dtype=torch.int32)
+    inputs = (torch.randn(1, 8), tokens, tokens, *states, one, one.bool(), one)
+    found = jpmhc.diagnose(core, inputs, between=("network", "token_head"), say=None)
+    assert found.whole.shape == (3 * 5, 4 * 8)
+
+    x = core.embed_rows(inputs[0], tokens)
+    seen = []
+    handle = core.network.register_forward_hook(lambda module, given, output: seen.append(output.detach()))
+    with torch.no_grad():
+        core.run_supervision_step(inputs[0], tokens, *states)
+    handle.remove()
+    assert len(seen) == 6
+
+    def rest(z_l):
+        z_h = seen[2]
+        z_l = core.apply_network(z_l, z_h + x)
+        return core.token_head(core.apply_network(z_h, z_l)[:, 1:])
+
+    exact = torch.autograd.functional.jacobian(rest, seen[3]).reshape(15, 32)
+    np.testing.assert_allclose(found.whole.values[0], torch.linalg.svdvals(exact).flip(0), rtol=1e-3, atol=1e-6)
+
+
+def test_a_batch_that_does_not_fit_is_cut(monkeypatch):
+    model, _ = linear_network(100, 2)
+    x = torch.randn(400, 100)
+    monkeypatch.setattr(measure, "free_memory", lambda device: 30_000)
+    found = jpmhc.diagnose(model, x, method="lanczos", probes=2, steps=4, say=None)
+    cut = found.whole.shape[0] // 100
+    assert 1 <= cut < 400
+    assert f"the batch of 400 does not fit into memory: its first {cut} are measured" in found.notes
 
 
 def test_a_short_time_limit_gives_a_smaller_plan_and_says_so():

@@ -15,7 +15,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _OUTPUTS = ("last_hidden_state", "logits")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Ends:
     """Where the map begins and ends.
 
@@ -25,6 +25,8 @@ class Ends:
         stop: The module whose output is the map's output; None for the model's own output.
         start_name: What a person calls the beginning.
         stop_name: What a person calls the end.
+        begins_at: The number of the start module's call at which the map begins: the first one with gradients. Found
+            in the first run.
     """
 
     arguments: Arguments
@@ -32,6 +34,7 @@ class Ends:
     stop: nn.Module | None
     start_name: str
     stop_name: str
+    begins_at: int | None = None
 
 
 class _Found(Exception):
@@ -57,6 +60,15 @@ def read_arguments(inputs: Any) -> Arguments:
         return widen(value.detach().clone()) if isinstance(value, Tensor) else value
 
     return tuple(copy(value) for value in args), {key: copy(value) for key, value in kwargs.items()}
+
+
+def cut_batch(arguments: Arguments, batch: int, examples: int) -> Arguments:
+    """Return the arguments with the first few examples of every tensor that has the whole batch."""
+
+    def cut(value: Any) -> Any:
+        return value[:examples] if isinstance(value, Tensor) and value.ndim and len(value) == batch else value
+
+    return tuple(cut(value) for value in arguments[0]), {key: cut(value) for key, value in arguments[1].items()}
 
 
 def check_model(model: nn.Module, arguments: Arguments) -> None:
@@ -169,14 +181,19 @@ def run_between(ends: Ends, call: Callable[..., Any], start: Tensor | None = Non
     args, kwargs = list(ends.arguments[0]), dict(ends.arguments[1])
     used: list[Tensor] = []
     last: list[Any] = []
+    started = 0
 
     def replace(value: Tensor) -> Tensor:
         used.append(value.detach().clone().requires_grad_() if start is None else start)
         return used[0]
 
     def at_start(module: nn.Module, given: Any, output: Any) -> Any:
-        # Only the first call: a module that is called again is part of the map.
-        return replace_tensor(output, replace, ends.start_name) if not used else None
+        nonlocal started
+        number, started = started, started + 1
+        if ends.begins_at is None and torch.is_grad_enabled():
+            ends.begins_at = number
+        # Only one call: if the module is called again, that is part of the map.
+        return replace_tensor(output, replace, ends.start_name) if number == ends.begins_at else None
 
     with ExitStack() as stack:
         if isinstance(ends.start, nn.Module):

@@ -18,10 +18,10 @@ from jpmhc.diagnose.borrow import borrow_model
 from jpmhc.diagnose.coefficients import measure_streams
 from jpmhc.diagnose.dense import measure_matrix, spectrum_of
 from jpmhc.diagnose.diagnosis import Diagnosis
-from jpmhc.diagnose.ends import Ends, check_model, find_ends, read_arguments, run_between
+from jpmhc.diagnose.ends import Ends, check_model, cut_batch, find_ends, read_arguments, run_between
 from jpmhc.diagnose.jacobian import Jacobian, Linearised, linearise, plain_connections, shared_positions
 from jpmhc.diagnose.lanczos import measure_quadrature
-from jpmhc.diagnose.plan import METHODS, Part, describe_bytes, describe_time, plan_part
+from jpmhc.diagnose.plan import METHODS, Part, describe_bytes, describe_time, free_memory, plan_part
 from jpmhc.diagnose.record import LayerCall, Recording, find_layers, longest_chain, record_layers
 from jpmhc.diagnose.spectrum import Spectrum
 from jpmhc.diagnose.sublayers import Layer, measure_gain, measure_gradients, measure_sublayer
@@ -32,6 +32,9 @@ _SHARES = {"whole": 0.4, "tokens": 0.15, "layers": 0.25, "sublayers": 0.2}
 # Random vectors for gains and gradients, and the widest matrix that is rotated.
 _VECTORS = 4
 _WIDEST = 3072
+# Inputs of fewer numbers are not asked whether their graph fits; the share of the free memory that a graph may take.
+_LARGE = 30_000
+_GRAPH_SHARE = 0.4
 
 
 def diagnose(
@@ -84,7 +87,9 @@ def diagnose(
     speak = say or (lambda sentence: None)
     with borrow_model(model) as call:
         ends = find_ends(model, arguments, between, call)
+        shortened = _fit_batch(ends, call)
         work = _Work(model, call, ends, method, probes, steps, seconds, seed, progress)
+        work.notes += shortened
         work.plan(tokens)
         for line in work.describe_plan():
             speak(line)
@@ -149,22 +154,14 @@ class _Work:
 
     def _run_with_graph(self) -> tuple[Tensor, Tensor, list[LayerCall], int]:
         """Run the model once and keep its graph; connections take plain operations, which can be batched."""
-        sizes: dict[int, int] = {}
-
-        def pack(tensor: Tensor) -> Tensor:
-            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
         recording = Recording()
         with ExitStack() as stack:
-            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor))
             stack.enter_context(record_layers(self.model, self.found_layers, recording))
             stack.enter_context(plain_connections())
             if not any(getattr(layer, "kernels", "") == "fused" for layer in self.found_layers):
                 stack.enter_context(forward_ad.dual_level())
-            x, y = run_between(self.ends, self.call)
-        weights = {tensor.untyped_storage().data_ptr() for tensor in self.model.parameters()}
-        return x, y, recording.calls, sum(size for place, size in sizes.items() if place not in weights)
+            saved, (x, y) = _measure_graph(lambda: run_between(self.ends, self.call))
+        return x, y, recording.calls, saved
 
     def _positions(self, x: Tensor, y: Tensor) -> tuple[int, ...]:
         n = max((call.streams for call in self.calls), default=1)
@@ -327,6 +324,36 @@ class _Work:
             back = jacobian.multiply_transposed(only.flatten(1)).reshape(_VECTORS, n, -1)
             rows.append(back.double().square().mean(0).mean(-1).cpu())
         return torch.stack(rows)
+
+
+def _fit_batch(ends: Ends, call: Callable[..., Any]) -> list[str]:
+    """Cut a batch whose graph would not fit into memory to as many examples as do, and return a note that says so."""
+    tensors = [value for value in (*ends.arguments[0], *ends.arguments[1].values()) if isinstance(value, Tensor)]
+    batch = tensors[0].shape[0] if tensors and tensors[0].ndim > 1 else 1
+    if batch <= 2 or sum(tensor.numel() for tensor in tensors) < _LARGE:
+        return []
+    whole = ends.arguments
+    ends.arguments = cut_batch(whole, batch, 2)
+    saved, _ = _measure_graph(lambda: run_between(ends, call))
+    fits = int(_GRAPH_SHARE * free_memory(tensors[0].device) / max(saved / 2, 1))
+    ends.arguments = whole
+    if fits >= batch:
+        return []
+    ends.arguments = cut_batch(whole, batch, max(fits, 1))
+    return [f"the batch of {batch} does not fit into memory: its first {max(fits, 1)} are measured"]
+
+
+def _measure_graph(run: Callable[[], Any]) -> tuple[int, Any]:
+    """Run something, and return the bytes that its graph holds beside what it returns."""
+    sizes: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = run()
+    return sum(sizes.values()), result
 
 
 def _find_inner_model(model: nn.Module) -> nn.Module:

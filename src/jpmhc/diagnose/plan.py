@@ -83,9 +83,9 @@ def plan_part(what: str, jacobian: Jacobian, saved: int, seconds: float, method:
     fits = dense_bytes < _SHARE * free_memory(torch.device("cpu")) and small <= _LARGEST
     if method == "dense" or (method == "auto" and fits and dense_seconds < seconds):
         return Part(what, (rows, columns), "dense", chunk, 0, 0, dense_seconds, dense_bytes)
-    steps = min(steps, small)
+    asked = (probes, min(steps, small))
+    steps = max(1, min(steps, small, int(room / (16 * (rows + columns)))))
     product = at.seconds["forward"] + at.seconds["backward"]
-    asked = (probes, steps)
     if method == "auto":
         probes = max(min(probes, _FEWEST_PROBES), min(probes, int(seconds / (steps * product))))
         steps = max(min(steps, _FEWEST_STEPS), min(steps, int(seconds / (probes * product))))
