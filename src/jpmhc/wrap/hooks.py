@@ -8,11 +8,10 @@ from torch import Tensor, nn
 
 from jpmhc.connections import reduce_streams
 from jpmhc.wrap.modules import StreamModule
-from jpmhc.wrap.recipe import LayerConnections
+from jpmhc.wrap.onward import connection_onward, hand_onward, link_layers, take_onward, unlink_layer
+from jpmhc.wrap.recipe import CHILD, LayerConnections
 from jpmhc.wrap.route import Route
 from jpmhc.wrap.streams import Streams
-
-CHILD = "hyper_connections"  # the name under which a wrapped layer holds its connections
 
 
 def begin(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -29,7 +28,8 @@ def begin(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
             f"{plan.name}: expected the {connections[0].streams} streams of the layer before it, got {list(x.shape)}: "
             "the layers were not called as when the model was wrapped"
         )
-    return plan.with_entering(args, kwargs, Streams(x, Route(plan.steps, connections)))
+    route = Route(plan.steps, connections, None if plan.last else connection_onward(layer, x))
+    return plan.with_entering(args, kwargs, Streams(x, route, begun=take_onward(layer, x)))
 
 
 def end(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
@@ -41,6 +41,8 @@ def end(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output:
             f"{plan.name} ({type(layer).__name__}) did not compute as when it was wrapped: its hidden state went "
             f"through {_steps(streams)}, not {', '.join(step.name for step in plan.steps)}"
         )
+    if streams.onward is not None:
+        hand_onward(layer, streams)
     x = reduce_streams(streams.x) if plan.last else streams.x
     return plan.with_leaving(output, x)
 
@@ -49,37 +51,50 @@ def _steps(streams: Any) -> str:
     return ", ".join(step.name for step in streams.trail) if isinstance(streams, Streams) else "an unknown computation"
 
 
-def reduce_hidden_states(streams: int, module: nn.Module, args: Any, output: Any) -> Any:
+def reduce_hidden_states(
+    streams: int, states: frozenset[tuple[int, int]], module: nn.Module, args: Any, output: Any
+) -> Any:
     """After a module that contains layers: the hidden states it returns are reduced ones.
 
-    Streams are told by their shape: among the tensors of one tuple, those that have n rows more than the others.
+    Args:
+        streams: The number of streams.
+        states: The number of dimensions and the width of each kind of hidden state.
+        module: The module.
+        args: Its arguments.
+        output: Its output. Entries whose name says hidden states are told by their shape. In a tuple, which has no
+            names, streams must have the shape of another entry but for one dimension.
     """
     if isinstance(output, dict):
         for key, value in output.items():
-            if isinstance(value, tuple | list | Streams):
-                output[key] = _reduced(value, streams)
+            if "hidden_states" in key:
+                wide = {(ndim + 1, streams, dim) for ndim, dim in states}
+                output[key] = _reduced(value, lambda x, others, wide=wide: (x.ndim, *x.shape[-2:]) in wide)
         return output
-    if type(output) in (tuple, list):
-        return type(output)(_reduced(value, streams) for value in output)
-    return output
+    if type(output) is not tuple:
+        return output
+    narrow = lambda x: torch.Size((*x.shape[:-2], x.shape[-1]))  # noqa: E731
+    return tuple(
+        _reduced(value, lambda x, others: x.ndim > 2 and x.shape[-2] == streams and narrow(x) in others)
+        for value in output
+    )
 
 
-def _reduced(value: Any, n: int) -> Any:
-    if isinstance(value, Streams):
-        return reduce_streams(value.x)
+def _reduced(value: Any, is_streams: Any) -> Any:
+    """The same tuple with reduced hidden states in the place of streams."""
     if type(value) not in (tuple, list):
         return value
     states = [reduce_streams(entry.x) if isinstance(entry, Streams) else entry for entry in value]
-    shapes = {entry.shape for entry in states if isinstance(entry, Tensor) and entry.ndim}
-    wide = {torch.Size((*shape[:-1], n, shape[-1])) for shape in shapes} & shapes
+    shapes = {entry.shape for entry in states if isinstance(entry, Tensor)}
     return type(value)(
-        reduce_streams(entry) if isinstance(entry, Tensor) and entry.shape in wide else entry for entry in states
+        reduce_streams(entry) if isinstance(entry, Tensor) and entry.ndim > 1 and is_streams(entry, shapes) else entry
+        for entry in states
     )
 
 
 def install(model: nn.Module, layers: list[LayerConnections]) -> None:
     """Give each layer its connections and hooks, and the modules around the layers a hook on their hidden states."""
-    around = set()
+    around, streams = set(), layers[0].recipe.streams
+    states = {(held.plan.ndim, held.plan.dim) for held in layers}
     for held in layers:
         name = held.plan.name
         layer = model.get_submodule(name)
@@ -93,7 +108,8 @@ def install(model: nn.Module, layers: list[LayerConnections]) -> None:
     for name in around:
         module = model.get_submodule(name)
         if not isinstance(module, nn.ModuleList | nn.ModuleDict):
-            module.register_forward_hook(functools.partial(reduce_hidden_states, layers[0].recipe.streams))
+            module.register_forward_hook(functools.partial(reduce_hidden_states, streams, frozenset(states)))
+    link_layers(model, [held.plan for held in layers])
 
 
 def uninstall(model: nn.Module) -> None:
@@ -108,6 +124,7 @@ def uninstall(model: nn.Module) -> None:
                     module._forward_hooks_with_kwargs.pop(key, None)
         if CHILD in module._modules:
             delattr(module, CHILD)
+        unlink_layer(module)
 
 
 def wrapped_layers(model: nn.Module) -> dict[str, Any]:

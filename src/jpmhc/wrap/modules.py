@@ -27,6 +27,7 @@ class StreamModule:
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Hand the module a tensor in the place of streams."""
+        self.pending = None  # a call that was broken off may have left one
         given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor | Streams)]
         if len(given) != 1 or not isinstance(given[0], Streams) or not args or given[0] is not args[0]:
             return None

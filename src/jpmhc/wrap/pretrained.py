@@ -4,7 +4,8 @@ import copy
 import functools
 from typing import Any
 
-from jpmhc.wrap.hooks import CHILD, install
+from jpmhc.wrap.hooks import install
+from jpmhc.wrap.recipe import CHILD
 from jpmhc.wrap.record import NOTE, read_record, record_wrapping
 
 METHOD = "jpmhc"  # the name under which transformers knows how the model is prepared

@@ -12,6 +12,8 @@ from jpmhc.connections import HyperConnection
 from jpmhc.mixers import MIXERS, Mixer
 from jpmhc.wrap.plan import LayerPlan
 
+CHILD = "hyper_connections"  # the name under which a wrapped layer holds its connections
+
 
 @dataclass(frozen=True)
 class Recipe:

@@ -17,10 +17,11 @@ class Route:
     Args:
         steps: The operations that carry it, from the layer's input to its output.
         connections: One for each step named "add".
+        onward: The first connection of the next layer, if it may read before that layer is called.
     """
 
-    def __init__(self, steps: tuple[Step, ...], connections: Sequence[Any]) -> None:
-        self.steps, self.connections = steps, connections
+    def __init__(self, steps: tuple[Step, ...], connections: Sequence[Any], onward: Any = None) -> None:
+        self.steps, self.connections, self.onward = steps, connections, onward
 
     def carries(self, trail: tuple[Step, ...], step: Step) -> bool:
         """Whether the residual stream goes on with this step, after these."""
@@ -33,8 +34,9 @@ class Route:
 
     def following(self, trail: tuple[Step, ...]) -> Any:
         """Return the connection that reads what the addition at the end of these steps has written, if it is known."""
-        adds = len(trail) < len(self.steps) and self.steps[len(trail)].name == "add"
-        return self.connection(trail) if adds else None
+        if len(trail) == len(self.steps):
+            return self.onward
+        return self.connection(trail) if self.steps[len(trail)].name == "add" else None
 
     def note(self, complaint: str) -> None:
         """Take note of something that cannot be followed; only the probing run minds."""

@@ -26,10 +26,13 @@ class Streams:
         route: Which operations carry the residual stream.
         trail: The steps that have been taken.
         begun: What the next connection has read from these streams already, and its state.
+
+    Attributes:
+        onward: The same for the first connection of the next layer.
     """
 
     def __init__(self, x: Tensor, route: Route, trail: tuple[Step, ...] = (), begun: Any = None) -> None:
-        self.x, self.route, self.trail, self.begun = x, route, trail, begun
+        self.x, self.route, self.trail, self.begun, self.onward = x, route, trail, begun, None
         self.counts: dict[str, int] = {}
         self.differentiable = torch.is_grad_enabled()
 
@@ -51,9 +54,9 @@ class Streams:
         self.counts[name] = step.number + 1
         return step if self.route.carries(self.trail, step) else None
 
-    def after(self, step: Step, x: Tensor, begun: Any = None) -> "Streams":
+    def after(self, step: Step, x: Tensor) -> "Streams":
         """Return the streams that a step has led to."""
-        return Streams(x, self.route, (*self.trail, step), begun)
+        return Streams(x, self.route, (*self.trail, step))
 
     def apply(self, name: str, *args: Any, **kwargs: Any) -> "Streams | None":
         """Return the streams after an operation, or None where it does not carry the residual stream."""
@@ -95,7 +98,12 @@ class Streams:
         if following is None or not hasattr(connection, "write_read"):
             return self.after(step, connection.write(x, y, state))
         x, h, state = connection.write_read(x, y, state, following)
-        return self.after(step, x, (h, state))
+        written = self.after(step, x)
+        if self.route.connection(written.trail) is None:
+            written.onward = (h, state)
+        else:
+            written.begun = (h, state)
+        return written
 
     def add_(self, other: Any, *, alpha: float = 1) -> Any:
         """Add in place: everyone who holds this object sees the sum."""
@@ -113,7 +121,8 @@ class Streams:
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """Move or cast each stream, or the mixture; most calls change nothing, and are no step."""
-        if self.x.to(*args, **kwargs) is self.x:
+        empty = self.x.new_empty(0).to(*bare(args), **kwargs)
+        if (empty.dtype, empty.device) == (self.x.dtype, self.x.device):
             return self
         moved = self.apply("to", *args, **kwargs)
         return self.read().to(*args, **kwargs) if moved is None else moved

@@ -7,9 +7,9 @@ from torch import nn
 
 from jpmhc.mixers import Mixer
 from jpmhc.wrap.comparison import Comparison
-from jpmhc.wrap.hooks import CHILD, install, uninstall, wrapped_layers
+from jpmhc.wrap.hooks import install, uninstall, wrapped_layers
 from jpmhc.wrap.inputs import call_arguments
-from jpmhc.wrap.recipe import Recipe
+from jpmhc.wrap.recipe import CHILD, Recipe
 from jpmhc.wrap.record import forget_wrapping, record_wrapping
 from jpmhc.wrap.search import find_layers
 
