@@ -1,10 +1,16 @@
 """Tiny models with random weights, one for each architecture of the installed `transformers`."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
+
+LARGEST = 30_000_000  # parameters; what does not become smaller is left out
+FAILURES = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NotImplementedError, OSError)
+FAILURES += (RuntimeError, StrictDataclassError, TypeError, ValueError)
+LAYER_TYPES = ("layer_types", "layers_block_type")
 
 # Numbers that make a model small, by the names that configurations have for them.
 SMALL: dict[str, Any] = {
@@ -23,12 +29,27 @@ SMALL: dict[str, Any] = {
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "layerdrop": 0.0,
     "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, "num_labels": 3, "mamba_n_heads": 8, "mamba_d_head": 8,
     "mamba_num_heads": 8, "mamba_head_dim": 8, "mamba_d_state": 8, "ssm_state_size": 8, "max_seq_len": 128,
-    "max_target_positions": 128, "max_source_positions": 128, "num_feature_levels": 1, "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "attn_layer_offset": 1, "attn_layer_period": 2, "expert_layer_offset": 1, "expert_layer_period": 2,
+    "vocab_size_per_layer_input": 99, "hidden_size_per_layer_input": 8, "max_target_positions": 128,
+    "max_source_positions": 128, "num_feature_levels": 1, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 8,
 }  # fmt: skip
 
+SWIN = {"embed_dim": 24, "depths": [2, 2], "num_heads": [2, 4], "window_size": 2, "patch_size": 4, "image_size": 32}
+
 # What an architecture needs besides.
-BESIDES: dict[str, dict[str, Any]] = {}
+BESIDES: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1]},
+    "donut-swin": SWIN,
+    "esm": {"vocab_size": 33, "pad_token_id": 1},
+    "esmc": {"num_key_value_heads": 4},
+    "falcon_h1": {"mamba_d_ssm": 64},
+    "mamba2": {"num_heads": 8, "head_dim": 8},
+    "reformer": {"is_decoder": True, "axial_pos_embds": False, "attn_layers": ["local", "local"]},
+    "swin": SWIN,
+    "swinv2": SWIN,
+    "xmod": {"default_language": "en_XX"},
+}
 
 KINDS = {
     "causal": "MODEL_FOR_CAUSAL_LM_MAPPING",
@@ -43,54 +64,104 @@ def architectures(kind: str) -> Iterator[tuple[str, type, type]]:
     import transformers.models.auto.modeling_auto as auto
 
     mapping = getattr(auto, KINDS[kind])
-    for config_class in sorted(mapping, key=lambda found: found.model_type):
+    for config_class in sorted(set(mapping), key=lambda found: found.model_type):
         found = mapping[config_class]
         yield config_class.model_type, config_class, found[0] if isinstance(found, tuple) else found
 
 
-def small_config(config_class: type, seen: int = 0) -> Any:
-    """A configuration with every known number made small, those inside it too."""
-    config = config_class()
-    shrink(config)
-    for key, value in BESIDES.get(config.model_type, {}).items():
-        setattr(config, key, value)
-    return config
+def small_arguments(config_class: type, fill: bool) -> dict[str, Any]:
+    """The arguments that make a configuration small, with those of the configurations inside it.
+
+    Args:
+        config_class: The configuration's class.
+        fill: Whether heads and their width are set where the class leaves them open.
+    """
+    default = config_class()
+    names = {getattr(default, "attribute_map", {}).get(key, key): value for key, value in SMALL.items()}
+    found: dict[str, Any] = {}
+    for key, old in vars(default).items():
+        if hasattr(old, "model_type"):
+            found[key] = {"model_type": old.model_type, **small_arguments(type(old), fill)}
+        elif key in names and (is_smaller(key, names[key], old) or (fill and old is None and "head" in key)):
+            found[key] = names[key]
+    if "qk_rope_head_dim" in found:
+        found.pop("head_dim", None)  # it follows from others
+    if getattr(default, "num_key_value_heads", None) == getattr(default, "num_attention_heads", 0):
+        found["num_key_value_heads"] = found.get("num_attention_heads", default.num_attention_heads)
+    return found | BESIDES.get(default.model_type, {})
 
 
-def shrink(config: Any) -> None:
+def is_smaller(key: str, new: Any, old: Any) -> bool:
+    """Whether a number may take the place of a configuration's own."""
+    if isinstance(old, bool) or not isinstance(old, int | float):
+        return False
+    return old > new or key.endswith("_id")
+
+
+def shrink(config: Any) -> Any:
+    """Make the numbers of a configuration small that exists already."""
     for value in list(vars(config).values()):
         if hasattr(value, "model_type"):
             shrink(value)
-    mapped = getattr(config, "attribute_map", {})
-    for key, value in SMALL.items():
-        key = mapped.get(key, key)
-        old = vars(config).get(key)
-        if old is None or isinstance(old, list | tuple | dict | bool | str):
-            continue
-        if isinstance(old, int | float) and (old > value or key.endswith("_id") or value == 0):
-            setattr(config, key, value)
-    layers = getattr(config, "num_hidden_layers", None)
-    for key, value in list(vars(config).items()):
-        if (
-            key.endswith(("layer_types", "layers_block_type", "block_types", "pattern"))
-            and isinstance(value, list)
-            and layers
-        ):
-            kinds = list(dict.fromkeys(value))
-            setattr(config, key, [kinds[k % len(kinds)] for k in range(layers)])
-    if hasattr(config, "dtype"):
-        config.dtype = torch.float32
-    config._attn_implementation = "eager"
+    names = {getattr(config, "attribute_map", {}).get(key, key): value for key, value in SMALL.items()}
+    for key, old in list(vars(config).items()):
+        if key in names and is_smaller(key, names[key], old):
+            setattr(config, key, names[key])
+        if key in LAYER_TYPES and isinstance(old, list):
+            setattr(config, key, every_kind(old, SMALL["num_hidden_layers"]))
+    return config
 
 
-def build(config_class: type, model_class: type) -> nn.Module:
-    """A tiny model with random weights that are not as small as a fresh model's."""
-    torch.manual_seed(0)
-    model = model_class(small_config(config_class)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim >= 2:
-                parameter.mul_(3)
-            elif parameter.ndim == 1:
-                parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
+def every_kind(kinds: list[str], count: int) -> list[str]:
+    """A short list of layers in which each kind occurs."""
+    different = list(dict.fromkeys(kinds))
+    return [different[k % len(different)] for k in range(max(count, len(different)))]
+
+
+def small_configs(config_class: type) -> Iterator[Callable[[], Any]]:
+    """Ways to make a small configuration, to be tried in turn: what one class derives, another wants to be told."""
+    default = config_class()
+    for fill, typed in ((False, True), (False, False), (True, True), (True, False)):
+
+        def made(fill: bool = fill, typed: bool = typed) -> Any:
+            arguments = small_arguments(config_class, fill)
+            for key in LAYER_TYPES:
+                if typed and isinstance(getattr(default, key, None), list):
+                    arguments[key] = every_kind(getattr(default, key), SMALL["num_hidden_layers"])
+                    arguments["num_hidden_layers"] = len(arguments[key])
+            return config_class(**arguments)
+
+        yield made
+        yield lambda made=made: made().get_text_config(decoder=True)
+    yield lambda: shrink(config_class())
+
+
+def build(config_class: type, model_class: type, run: Any) -> nn.Module:
+    """A tiny model with random weights that runs.
+
+    Args:
+        config_class: The class of its configuration.
+        model_class: Its class.
+        run: Calls a model; what it raises says that the model is not well made.
+
+    Returns:
+        The model, its weights not as small as a fresh model's.
+    """
+    problems = []
+    for make in small_configs(config_class):
+        try:
+            torch.manual_seed(0)
+            config = make()
+            config._attn_implementation = "eager"
+            model = model_class(config).eval()
+            if sum(parameter.numel() for parameter in model.parameters()) > LARGEST:
+                raise ValueError("it stays too large")
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    if parameter.is_floating_point():
+                        parameter.mul_(3) if parameter.ndim > 1 else parameter.add_(0.1 * torch.randn_like(parameter))
+                run(model)
+            return model
+        except FAILURES as problem:
+            problems.append(f"{type(problem).__name__}: {problem}".splitlines()[0])
+    raise ValueError(problems[0])

@@ -34,10 +34,11 @@ def default_inputs(model: nn.Module) -> dict[str, Any]:
             found["decoder_input_ids"] = found["input_ids"][:, :5]
         return found
     if config is not None and main == "pixel_values":
-        size: Any = getattr(config, "image_size", 224)
+        vision = getattr(config, "vision_config", config)
+        size: Any = getattr(vision, "image_size", 224)
         height, width = size if isinstance(size, tuple | list) else (size, size)
         images = torch.randn(
-            2, getattr(config, "num_channels", 3), height, width, generator=torch.Generator().manual_seed(0)
+            2, getattr(vision, "num_channels", 3), height, width, generator=torch.Generator().manual_seed(0)
         )
         return {"pixel_values": images.to(device, next(p.dtype for p in model.parameters() if p.is_floating_point()))}
     raise ValueError(
