@@ -208,10 +208,10 @@ def test_streams_part_in_training():
     seen = []
     model.blocks[0].register_forward_hook(lambda layer, args, output: seen.append(output.detach()))
     groups = jpmhc.parameter_groups(model, weight_decay=0.1)
-    logits = {
-        id(p) for held in wrapped_layers(model).values() for n, p in held.named_parameters() if n.endswith("logits")
+    biases = {
+        id(p) for held in wrapped_layers(model).values() for n, p in held.named_parameters() if n.endswith("bias")
     }
-    assert logits <= {id(parameter) for parameter in groups[1]["params"]}
+    assert biases <= {id(parameter) for parameter in groups[1]["params"]}
     optimizer = torch.optim.AdamW(groups, lr=1e-2)
     for _ in range(5):
         loss = (model(inputs().float()) - 1).square().mean()

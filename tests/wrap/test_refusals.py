@@ -103,6 +103,16 @@ def test_layers_that_the_inputs_do_not_reach():
     )
 
 
+def test_layers_that_are_called_without_gradients():
+    class Hidden(Stack):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                x = self.blocks[1](self.blocks[0](self.embed(x)))
+            return self.head(x)
+
+    refused(Hidden(Block(12) for _ in range(2)), r"blocks\.0 cannot be wrapped: it is called where no gradients are")
+
+
 def test_layers_that_are_skipped_in_training():
     model = Stack(Block(12) for _ in range(2))
     model.layerdrop = 0.1

@@ -55,7 +55,7 @@ class Comparison:
         self.plan = plan
         try:
             self.gradient = self._gradient(plan)
-        except (RuntimeError, NotImplementedError):
+        except (AssertionError, RuntimeError):
             self.gradient = None  # a model that cannot be differentiated has no gradient to lose
 
     def _gradient(self, plan: LayerPlan) -> Tensor | None:
@@ -74,7 +74,12 @@ class Comparison:
                 weighted = [(x * torch.arange(len(x), device=x.device).cos()).sum() for x in outputs]
         finally:
             handle.remove()
-        return torch.autograd.grad(weighted, entered[0])[0] if weighted else None
+        if not weighted:
+            return None
+        (gradient,) = torch.autograd.grad(weighted, entered, allow_unused=True)
+        if gradient is None:
+            raise ValueError(f"{plan.name} cannot be wrapped: it is called where no gradients are recorded")
+        return gradient
 
     def check(self) -> None:
         """Refuse the wrapped model if its outputs or the gradient are not what they were, up to rounding."""

@@ -28,7 +28,7 @@ def begin(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
             f"{plan.name}: expected the {connections[0].streams} streams of the layer before it, got {list(x.shape)}: "
             "the layers were not called as when the model was wrapped"
         )
-    route = Route(plan.steps, connections, None if plan.last else connection_onward(layer, x))
+    route = Route(plan.steps, connections, None if plan.last else connection_onward(layer, x), reduces=plan.last)
     return plan.with_entering(args, kwargs, Streams(x, route, begun=take_onward(layer, x)))
 
 

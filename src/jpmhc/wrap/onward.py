@@ -44,7 +44,7 @@ def connection_onward(layer: nn.Module, x: Tensor) -> Any:
     ):
         return None
     connection = getattr(following[0], CHILD).additions[0]
-    return connection if connection.map.logits.device == x.device else None
+    return connection if next(connection.parameters()).device == x.device else None
 
 
 def hand_onward(layer: nn.Module, streams: Streams) -> None:

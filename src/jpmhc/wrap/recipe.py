@@ -31,7 +31,7 @@ class Recipe:
 
     def make_connection(self, dim: int, index: int) -> HyperConnection:
         """Make the connection with this number in the model."""
-        return HyperConnection(nn.Identity(), dim, self.streams, copy.deepcopy(self.mixer), index=index, **self.options)
+        return HyperConnection(None, dim, self.streams, copy.deepcopy(self.mixer), index=index, **self.options)
 
     def make_connections(self, model: nn.Module, plans: list[LayerPlan]) -> list["LayerConnections"]:
         """Make fresh connections for each planned layer, numbered through the model, where the layer is."""
@@ -88,7 +88,7 @@ class LayerConnections(nn.Module):
 def _describe_mixer(mixer: str | Mixer) -> Any:
     if isinstance(mixer, str):
         return mixer
-    name = next((name for name, kind in MIXERS.items() if kind is type(mixer)), None)
-    settings = {key: getattr(mixer, key, None) for key in inspect.signature(type(mixer)).parameters}
+    settings = {key: getattr(mixer, key, ...) for key in inspect.signature(type(mixer)).parameters}
+    known = MIXERS.get(mixer.name) is type(mixer)
     plain = all(value is None or isinstance(value, int | float | str) for value in settings.values())
-    return {"name": name, "settings": settings} if name is not None and plain else None
+    return {"name": mixer.name, "settings": settings} if known and plain else None

@@ -18,10 +18,13 @@ class Route:
         steps: The operations that carry it, from the layer's input to its output.
         connections: One for each step named "add".
         onward: The first connection of the next layer, if it may read before that layer is called.
+        reduces: Whether nothing but the mean of the streams is wanted at the end.
     """
 
-    def __init__(self, steps: tuple[Step, ...], connections: Sequence[Any], onward: Any = None) -> None:
-        self.steps, self.connections, self.onward = steps, connections, onward
+    def __init__(
+        self, steps: tuple[Step, ...], connections: Sequence[Any], onward: Any = None, reduces: bool = False
+    ) -> None:
+        self.steps, self.connections, self.onward, self.reduces = steps, connections, onward, reduces
 
     def carries(self, trail: tuple[Step, ...], step: Step) -> bool:
         """Whether the residual stream goes on with this step, after these."""

@@ -32,7 +32,8 @@ class Streams:
     """
 
     def __init__(self, x: Tensor, route: Route, trail: tuple[Step, ...] = (), begun: Any = None) -> None:
-        self.x, self.route, self.trail, self.begun, self.onward = x, route, trail, begun, None
+        self.x, self.route, self.trail, self.begun = x, route, trail, begun
+        self.onward: Any = None
         self.counts: dict[str, int] = {}
         self.differentiable = torch.is_grad_enabled()
 
@@ -94,12 +95,15 @@ class Streams:
         if dtype != x.dtype:
             x = x.to(dtype)
             _, state = connection.read(x)
-        following = self.route.following((*self.trail, step))
-        if following is None or not hasattr(connection, "write_read"):
+        trail = (*self.trail, step)
+        if self.route.reduces and trail == self.route.steps:
+            return self.after(step, connection.write_mean(x, y, state).unsqueeze(-2))  # a mean is its own mean
+        following = self.route.following(trail)
+        if following is None:
             return self.after(step, connection.write(x, y, state))
         x, h, state = connection.write_read(x, y, state, following)
         written = self.after(step, x)
-        if self.route.connection(written.trail) is None:
+        if trail == self.route.steps:
             written.onward = (h, state)
         else:
             written.begun = (h, state)

@@ -1,0 +1,99 @@
+"""Writes that are fused with the next read: how many there are, and when a layer does not read for the next."""
+
+import copy
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import jpmhc
+from jpmhc.wrap.onward import NEXT, READ
+from tests.wrap.models import Block, PostNormBlock, Stack, difference, disturb, wrapped_copy
+
+X = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """How often each way to write was taken."""
+    counts = {"write": 0, "write_read": 0, "write_mean": 0}
+
+    def counting(name, original):
+        def count(self, *args):
+            counts[name] += 1
+            return original(self, *args)
+
+        return count
+
+    for name in counts:
+        monkeypatch.setattr(jpmhc.HyperConnection, name, counting(name, getattr(jpmhc.HyperConnection, name)))
+    return counts
+
+
+def stack(kind=Block, **options):
+    torch.manual_seed(0)
+    return disturb(jpmhc.wrap(Stack((kind(12) for _ in range(3)), 12), inputs=X, **options))
+
+
+def run(model, counted):
+    counted.update(write=0, write_read=0, write_mean=0)
+    return model(X)
+
+
+def test_every_write_reads_for_the_next_connection_and_the_last_reduces(counted):
+    run(stack(kernels="reference"), counted)
+    # The reference's write_read writes, then reads.
+    assert counted == {"write_read": 5, "write": 5, "write_mean": 1}
+
+
+def test_a_norm_between_write_and_read_keeps_them_apart(counted):
+    run(stack(PostNormBlock), counted)
+    assert counted == {"write_read": 0, "write": 6, "write_mean": 0}
+
+
+def test_no_layer_reads_for_the_next_in_inference_mode(counted):
+    model = stack()
+    with torch.inference_mode():
+        run(model, counted)
+    assert counted["write_read"] == 3
+
+
+def test_no_layer_reads_for_the_next_where_it_is_computed_anew(counted):
+    model = stack()
+    whole = run(model, counted)
+    x = model.embed(X)
+    counted.update(write_read=0)
+    for block in model.blocks:
+        x = checkpoint(block, x, use_reentrant=False)
+    assert counted["write_read"] == 3
+    assert torch.equal(model.head(x), whole)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_streams_that_were_changed_between_layers_are_read_again(in_place):
+    model = stack()
+    model.blocks[0].register_forward_hook(lambda block, args, x: x.mul_(1.5) if in_place else x * 1.5)
+    with torch.no_grad():
+        found = model(X)
+        for block in model.blocks:
+            vars(block).pop(NEXT, None)
+        assert torch.equal(found, model(X))
+    assert not any(READ in vars(block) for block in model.blocks)
+
+
+def test_copies_read_for_their_own_layers():
+    model = stack()
+    other = copy.deepcopy(model)
+    assert vars(other.blocks[0])[NEXT][0] is other.blocks[1]
+    assert vars(model.blocks[0])[NEXT][0] is model.blocks[1]
+
+
+def test_fused_kernels_compute_the_same():
+    torch.manual_seed(0)
+    plain = Stack((Block(16) for _ in range(2)), 16)
+    x, found = X[:1, :2], []
+    for kernels in ("reference", "fused"):
+        model = disturb(wrapped_copy(plain, inputs=x, kernels=kernels), 0.2)
+        with torch.no_grad():
+            found.append(model(x))
+    assert difference(*found) < 1e-5
