@@ -49,6 +49,13 @@ def test_hidden_states_are_reduced(kind):
             assert all(difference(x, y) < CLOSE for x, y in zip(a, b))
 
 
+def test_single_hidden_states_can_be_asked_for():
+    plain = tiny("llama")
+    model = wrapped_copy(plain)
+    found = [one(tokens(), output_hidden_states=[1]).hidden_states for one in (plain, model)]
+    assert difference(*(next(state for state in states if state is not None) for states in found)) < CLOSE
+
+
 def test_attentions_are_not_taken_for_streams():
     plain = tiny("t5")
     model = wrapped_copy(plain)

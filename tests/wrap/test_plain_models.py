@@ -192,6 +192,25 @@ def test_a_layer_that_is_called_again_and_again_stands_alone():
     assert difference(model(inputs()), wrapped(inputs())) < EXACT
 
 
+def test_a_sum_that_is_larger_or_more_precise_than_the_hidden_state():
+    class Growing(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.mean(1, keepdim=True) if x.shape[1] > 1 else x
+            x = x + self.mix(x.squeeze(1)).unsqueeze(0).transpose(0, 1).expand(-1, 3, -1)
+            return x + self.mlp(x).double()
+
+    class Growth(Stack):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.blocks[0](self.embed(x[:, :1]))
+
+    torch.set_default_dtype(torch.float32)
+    model, x = Growth([Growing(12)]), inputs().float()
+    wrapped = wrapped_copy(model, inputs=x)
+    assert wrapped(x).dtype == torch.float64
+    assert wrapped(x).shape == (2, 3, 12)
+    assert difference(model(x), wrapped(x)) < 1e-6
+
+
 def test_half_precision_keeps_coefficients_in_single():
     torch.set_default_dtype(torch.float32)
     model = Stack(Block(12) for _ in range(2)).to(torch.bfloat16)
@@ -250,6 +269,16 @@ def test_unwrap_gives_the_plain_model_back():
     assert [name for name, _ in model.named_modules()] == names
     assert torch.equal(before, model(inputs()))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("mixer", jpmhc.MIXERS)
+def test_every_mixer(mixer, dynamic):
+    model = Stack(Block(12) for _ in range(2))
+    before = model(inputs())
+    jpmhc.wrap(model, mixer=mixer, inputs=inputs(), dynamic=dynamic)
+    assert difference(before, model(inputs())) < 1e-6
+    assert torch.equal(before, jpmhc.unwrap(model)(inputs()))
 
 
 def test_unwrap_refuses_trained_connections_unless_forced():

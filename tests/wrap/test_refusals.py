@@ -1,6 +1,7 @@
 """What wrap refuses, in one sentence, leaving the model as it was."""
 
 import re
+import types
 
 import pytest
 import torch
@@ -117,6 +118,8 @@ def test_layers_that_are_skipped_in_training():
     model = Stack(Block(12) for _ in range(2))
     model.layerdrop = 0.1
     refused(model, r"the model \(Stack\) skips whole layers in training, .* set its layerdrop from 0.1 to 0")
+    model.layerdrop, model.config = 0, types.SimpleNamespace(layerdrop=0.2)
+    refused(model, r"set layerdrop in its config from 0.2 to 0")
 
 
 def test_a_wrapped_model():

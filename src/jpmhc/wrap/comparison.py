@@ -87,12 +87,14 @@ class Comparison:
         outputs = floating_tensors(self.run())
         if [x.shape for x in outputs] != [x.shape for x in self.outputs]:
             raise ValueError(f"{kind} cannot be wrapped: it would return tensors of other shapes")
+        floating = [x.dtype for x in (*self.model.parameters(), *outputs) if x.is_floating_point()]
+        rounding = max(torch.finfo(dtype).eps for dtype in set(floating))
         for old, new in zip(self.outputs, outputs):
-            _refuse_difference(kind, "outputs", relative_difference(old, new), torch.finfo(old.dtype).eps ** 0.5)
+            _refuse_difference(kind, "outputs", relative_difference(old, new), rounding**0.5)
         if self.gradient is not None and self.plan is not None:
             gradient = self._gradient(self.plan)
             difference = 1.0 if gradient is None else relative_difference(self.gradient, gradient)
-            _refuse_difference(kind, "gradients", difference, torch.finfo(self.gradient.dtype).eps ** 0.25)
+            _refuse_difference(kind, "gradients", difference, rounding**0.25)
 
 
 def _refuse_difference(kind: str, what: str, difference: float, allowed: float) -> None:
@@ -116,5 +118,5 @@ def relative_difference(old: Tensor, new: Tensor) -> float:
     finite = old.isfinite()
     if not torch.equal(finite, new.isfinite()):
         return float("nan")
-    old, new = old[finite].double(), new[finite].double()
+    old, new = old[finite].detach().double(), new[finite].detach().double()
     return float((old - new).abs().max() / old.abs().max().clamp(min=1e-30)) if old.numel() else 0.0

@@ -3,7 +3,6 @@
 import functools
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from jpmhc.connections import reduce_streams
@@ -51,50 +50,44 @@ def _steps(streams: Any) -> str:
     return ", ".join(step.name for step in streams.trail) if isinstance(streams, Streams) else "an unknown computation"
 
 
-def reduce_hidden_states(
-    streams: int, states: frozenset[tuple[int, int]], module: nn.Module, args: Any, output: Any
-) -> Any:
+def reduce_hidden_states(wide: frozenset[tuple[int, ...]], module: nn.Module, args: Any, output: Any) -> Any:
     """After a module that contains layers: the hidden states it returns are reduced ones.
 
     Args:
-        streams: The number of streams.
-        states: The number of dimensions and the width of each kind of hidden state.
+        wide: The number of dimensions and the last two sizes of each kind of streams.
         module: The module.
         args: Its arguments.
-        output: Its output. Entries whose name says hidden states are told by their shape. In a tuple, which has no
-            names, streams must have the shape of another entry but for one dimension.
+        output: Its output: a tuple, or a dict, whose names say which entries are hidden states.
     """
     if isinstance(output, dict):
         for key, value in output.items():
             if "hidden_states" in key:
-                wide = {(ndim + 1, streams, dim) for ndim, dim in states}
-                output[key] = _reduced(value, lambda x, others, wide=wide: (x.ndim, *x.shape[-2:]) in wide)
+                output[key] = _reduce_entries(value, wide, named=True)
         return output
-    if type(output) is not tuple:
-        return output
-    narrow = lambda x: torch.Size((*x.shape[:-2], x.shape[-1]))  # noqa: E731
-    return tuple(
-        _reduced(value, lambda x, others: x.ndim > 2 and x.shape[-2] == streams and narrow(x) in others)
-        for value in output
-    )
+    if type(output) is tuple:
+        return tuple(_reduce_entries(value, wide, named=False) for value in output)
+    return output
 
 
-def _reduced(value: Any, is_streams: Any) -> Any:
-    """The same tuple with reduced hidden states in the place of streams."""
+def _reduce_entries(value: Any, wide: frozenset[tuple[int, ...]], named: bool) -> Any:
+    """Reduce the streams in a tuple of hidden states; without a name, only beside hidden states they may belong to."""
     if type(value) not in (tuple, list):
         return value
     states = [reduce_streams(entry.x) if isinstance(entry, Streams) else entry for entry in value]
-    shapes = {entry.shape for entry in states if isinstance(entry, Tensor)}
-    return type(value)(
-        reduce_streams(entry) if isinstance(entry, Tensor) and entry.ndim > 1 and is_streams(entry, shapes) else entry
-        for entry in states
-    )
+    shapes = [tuple(entry.shape) for entry in states if isinstance(entry, Tensor)]
+
+    def is_streams(entry: Any) -> bool:
+        if not isinstance(entry, Tensor) or (entry.ndim, *entry.shape[-2:]) not in wide:
+            return False
+        return named or (*entry.shape[:-2], entry.shape[-1]) in shapes
+
+    return type(value)(reduce_streams(entry) if is_streams(entry) else entry for entry in states)
 
 
 def install(model: nn.Module, layers: list[LayerConnections]) -> None:
     """Give each layer its connections and hooks, and the modules around the layers a hook on their hidden states."""
-    around, streams = set(), layers[0].recipe.streams
-    states = {(held.plan.ndim, held.plan.dim) for held in layers}
+    around = set()
+    wide = frozenset((held.plan.ndim + 1, held.recipe.streams, held.plan.dim) for held in layers)
     for held in layers:
         name = held.plan.name
         layer = model.get_submodule(name)
@@ -108,7 +101,7 @@ def install(model: nn.Module, layers: list[LayerConnections]) -> None:
     for name in around:
         module = model.get_submodule(name)
         if not isinstance(module, nn.ModuleList | nn.ModuleDict):
-            module.register_forward_hook(functools.partial(reduce_hidden_states, streams, frozenset(states)))
+            module.register_forward_hook(functools.partial(reduce_hidden_states, wide))
     link_layers(model, [held.plan for held in layers])
 
 

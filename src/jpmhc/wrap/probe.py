@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from jpmhc.wrap.modules import StreamModule, foreign_modules
 from jpmhc.wrap.plan import LayerPlan, replace_entries
 from jpmhc.wrap.route import Route, Step
-from jpmhc.wrap.streams import CannotFollow, Streams
+from jpmhc.wrap.streams import Streams
 
 # What a computation may raise that meets an object where it expects a tensor. The plain run comes first: errors that
 # are the caller's own have been raised there.
@@ -128,10 +128,8 @@ class Probe(TorchFunctionMode):
             if not self._entered:
                 raise
             self.failed = self._entered[0][0].name
-            said = (str(error).strip().splitlines() or [""])[0]
-            if not isinstance(error, CannotFollow):
-                said = f"raises {type(error).__name__} when its hidden state is followed ({said})"
-            self.findings[self.failed].complaint = said
+            said = f"raises {type(error).__name__} when its hidden state is followed"
+            self.findings[self.failed].complaint = f"{said} ({(str(error).strip().splitlines() or [''])[0]})"
         finally:
             for handle in handles:
                 handle.remove()

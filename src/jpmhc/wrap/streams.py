@@ -10,10 +10,6 @@ from jpmhc.wrap.operations import ADDITIONS, CHANNELS_FIRST, FUNCTIONS, METHODS,
 from jpmhc.wrap.route import Route, Step
 
 
-class CannotFollow(RuntimeError):
-    """A layer's residual stream cannot be followed; the message says what the layer does."""
-
-
 class Streams:
     """n residual streams on their way through a layer, in the place of its hidden state.
 
@@ -85,16 +81,12 @@ class Streams:
         return sum(step.name != "add" for step in self.trail)
 
     def _write(self, y: Tensor, step: Step) -> "Streams":
-        h, state = self._begin()
-        if y.shape != h.shape:
-            if torch.broadcast_shapes(y.shape, h.shape) != h.shape:
-                raise CannotFollow(f"adds a tensor of shape {list(y.shape)} to a hidden state of {list(h.shape)}")
-            y = y.expand(h.shape)
-        connection = self.route.connection(self.trail)
-        x, dtype = self.x, torch.promote_types(self.x.dtype, y.dtype)
-        if dtype != x.dtype:
-            x = x.to(dtype)
+        x, connection, (h, state) = self.x, self.route.connection(self.trail), self._begin()
+        shape, dtype = torch.broadcast_shapes(y.shape, h.shape), torch.promote_types(x.dtype, y.dtype)
+        if (shape, dtype) != (h.shape, x.dtype):  # the sum is larger or more precise than the hidden state
+            x = x.to(dtype).expand(*shape[:-1], *x.shape[-2:])
             _, state = connection.read(x)
+        y = y.expand(shape)
         trail = (*self.trail, step)
         if self.route.reduces and trail == self.route.steps:
             return self.after(step, connection.write_mean(x, y, state).unsqueeze(-2))  # a mean is its own mean

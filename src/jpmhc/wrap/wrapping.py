@@ -100,11 +100,12 @@ def _names_of(model: nn.Module, layers: Iterable[nn.Module]) -> list[str]:
 
 def _refuse_skipping(model: nn.Module, names: list[str]) -> None:
     """Refuse a model that skips whole layers in training: the streams would not reach the layer that reduces them."""
-    around = {name.rpartition(".")[0].rpartition(".")[0] for name in names}
-    for name in around:
-        chance = getattr(model.get_submodule(name), "layerdrop", 0)
-        if isinstance(chance, int | float) and chance > 0:
-            raise ValueError(
-                f"{name or 'the model'} ({type(model.get_submodule(name)).__name__}) skips whole layers in training, "
-                f"which cannot be wrapped: set its layerdrop from {chance} to 0"
-            )
+    for name in sorted({name.rpartition(".")[0].rpartition(".")[0] for name in names}):
+        around = model.get_submodule(name)
+        for place, said in ((around, "its layerdrop"), (getattr(around, "config", None), "layerdrop in its config")):
+            chance = getattr(place, "layerdrop", 0)
+            if isinstance(chance, int | float) and chance > 0:
+                raise ValueError(
+                    f"{name or 'the model'} ({type(around).__name__}) skips whole layers in training, which cannot be "
+                    f"wrapped: set {said} from {chance} to 0"
+                )
