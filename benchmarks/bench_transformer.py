@@ -1,7 +1,7 @@
 """What hyper-connections cost in a transformer: step time, memory, first call, and the time of one decoding step.
 
     python benchmarks/bench_transformer.py [--sizes small medium large] [--models plain cayley sinkhorn]
-        [--modes eager compiled reduce-overhead] [--recompute off auto] [--peers] [--decode] [--stack]
+        [--modes eager compiled reduce-overhead] [--peers] [--decode] [--stack]
 
 A byte-level GPT (pre-norm attention and MLP, in bfloat16) trains on random tokens: `small` is 16 layers of d = 384 with
 16,384 tokens a step, `medium` 6 layers of d = 2048 with 8 × 2048 tokens, `large` 3 layers of d = 4096 with 16,384.
@@ -74,7 +74,7 @@ class MLP(nn.Module):
 class GPT(nn.Module):
     """The model; `mixer` is "plain" for residual additions, "liger" for LigerMHC, or a mixer's name."""
 
-    def __init__(self, size: Size, mixer: str, recompute: int | str | None) -> None:
+    def __init__(self, size: Size, mixer: str) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, size.dim)
         layers = [make(size) for _ in range(size.layers) for make in (Attention, MLP)]
@@ -86,9 +86,8 @@ class GPT(nn.Module):
 
             self.blocks.extend(LigerMHC(layer, hc=4, c=size.dim, phi_dtype=torch.bfloat16) for layer in layers)
         else:
-            options: dict[str, Any] = {} if recompute is None else {"recompute": recompute}
             connections = [jpmhc.HyperConnection(f, size.dim, 4, mixer, index=k) for k, f in enumerate(layers)]
-            self.blocks.append(jpmhc.HyperConnectionStack(connections, reduce=True, **options))
+            self.blocks.append(jpmhc.HyperConnectionStack(connections, reduce=True))
         self.norm = nn.RMSNorm(size.dim)
         self.head = nn.Linear(size.dim, VOCABULARY, bias=False)
 
@@ -121,10 +120,10 @@ def make_step(model: nn.Module, run: Callable, tokens: Tensor) -> Callable[[], T
     return step
 
 
-def build(size: Size, mixer: str, recompute: int | str | None) -> GPT:
+def build(size: Size, mixer: str) -> GPT:
     """The model with the same sublayers' weights whatever the mixer."""
     torch.manual_seed(0)
-    model = GPT(size, mixer, recompute)
+    model = GPT(size, mixer)
     generator = torch.Generator().manual_seed(1)
     for name, parameter in model.named_parameters():
         if parameter.ndim == 2 and ".map." not in name and "LigerMHC" not in name:
@@ -141,42 +140,41 @@ def time_models(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         plain_loss: float | None = None
         plain: dict[str, tuple[float, float]] = {}
         for mixer in arguments.models:
-            for recompute in ["off"] if mixer in ("plain", "liger") else arguments.recompute:
-                for mode in arguments.modes if mixer != "liger" else ["eager"]:
-                    gc.collect()
-                    torch.compiler.reset()
-                    model = build(size, mixer, None if recompute == "off" else recompute)
-                    loss = model(tokens).item()
-                    if mixer == "plain":
-                        plain_loss = loss
-                    elif mixer != "liger" and plain_loss is not None and abs(loss - plain_loss) > 2e-2:
-                        raise SystemExit(f"{mixer} starts with loss {loss}, the plain model with {plain_loss}")
-                    options = {"mode": mode} if mode == "reduce-overhead" else {}
-                    run = model if mode == "eager" else torch.compile(model, **options)
-                    step = make_step(model, run, tokens)
-                    if DEVICE == "cuda":
-                        torch.cuda.synchronize()
-                        torch.cuda.reset_peak_memory_stats()
-                    start = time.perf_counter()
-                    step()
-                    if DEVICE == "cuda":
-                        torch.cuda.synchronize()
-                    first = time.perf_counter() - start
-                    ms = milliseconds(step, repeats=arguments.repeats, warm_up=5, device=DEVICE)
-                    memory = torch.cuda.max_memory_allocated() / 2**30 if DEVICE == "cuda" else 0.0
-                    if mixer == "plain":
-                        plain[mode] = (ms, memory)
-                    base = plain.get(mode)
-                    row = {
-                        "size": name, "layers": size.layers, "dim": size.dim, "tokens": size.batch * size.length,
-                        "model": mixer, "recompute": recompute, "mode": mode, "step_ms": round(ms, 3),
-                        "step_ratio": round(ms / base[0], 3) if base else "", "peak_gib": round(memory, 3),
-                        "memory_ratio": round(memory / base[1], 3) if base and base[1] else "",
-                        "first_call_s": round(first, 1), "loss": round(loss, 4),
-                    }  # fmt: skip
-                    rows.append(row)
-                    print(*(f"{key} {value}" for key, value in row.items()), flush=True)
-                    del model, run, step
+            for mode in arguments.modes if mixer != "liger" else ["eager"]:
+                gc.collect()
+                torch.compiler.reset()
+                model = build(size, mixer)
+                loss = model(tokens).item()
+                if mixer == "plain":
+                    plain_loss = loss
+                elif mixer != "liger" and plain_loss is not None and abs(loss - plain_loss) > 2e-2:
+                    raise SystemExit(f"{mixer} starts with loss {loss}, the plain model with {plain_loss}")
+                options = {"mode": mode} if mode == "reduce-overhead" else {}
+                run = model if mode == "eager" else torch.compile(model, **options)
+                step = make_step(model, run, tokens)
+                if DEVICE == "cuda":
+                    torch.cuda.synchronize()
+                    torch.cuda.reset_peak_memory_stats()
+                start = time.perf_counter()
+                step()
+                if DEVICE == "cuda":
+                    torch.cuda.synchronize()
+                first = time.perf_counter() - start
+                ms = milliseconds(step, repeats=arguments.repeats, warm_up=5, device=DEVICE)
+                memory = torch.cuda.max_memory_allocated() / 2**30 if DEVICE == "cuda" else 0.0
+                if mixer == "plain":
+                    plain[mode] = (ms, memory)
+                base = plain.get(mode)
+                row = {
+                    "size": name, "layers": size.layers, "dim": size.dim, "tokens": size.batch * size.length,
+                    "model": mixer, "mode": mode, "step_ms": round(ms, 3),
+                    "step_ratio": round(ms / base[0], 3) if base else "", "peak_gib": round(memory, 3),
+                    "memory_ratio": round(memory / base[1], 3) if base and base[1] else "",
+                    "first_call_s": round(first, 1), "loss": round(loss, 4),
+                }  # fmt: skip
+                rows.append(row)
+                print(*(f"{key} {value}" for key, value in row.items()), flush=True)
+                del model, run, step
     return rows
 
 
@@ -265,7 +263,6 @@ def main() -> None:
     parser.add_argument(
         "--modes", nargs="+", choices=("eager", "compiled", "reduce-overhead"), default=["eager", "compiled"]
     )
-    parser.add_argument("--recompute", nargs="+", default=["off"], help="off, auto or a number")
     parser.add_argument("--peers", action="store_true", help="LigerMHC beside ours, eager")
     parser.add_argument("--decode", nargs="*", metavar="MIXER", help="time few tokens for these mixers (none: all)")
     parser.add_argument("--dims", nargs="+", type=int, default=[2048, 4096], help="widths of the decoding table")

@@ -56,6 +56,10 @@ def choose_spec(connection: "HyperConnection", device: str, dtype: torch.dtype) 
     coefficients = connection.map
     texts = (connection.described, coefficients.described, coefficients.mixer.described)
     case = (*texts, device, dtype, coefficients.bias.dtype, coefficients.weight is None)
+    if torch._guards.CompileContext.try_get() is not None:
+        from jpmhc.kernels.autograd import declare_to_inductor
+
+        declare_to_inductor()
     known = _CHOSEN.get(case)
     if known is not None and not _is_transformed():
         return known
@@ -63,12 +67,7 @@ def choose_spec(connection: "HyperConnection", device: str, dtype: torch.dtype) 
     reason = spec if isinstance(spec, str) else _reason_against(connection, spec, device, dtype)
     if reason is None:
         assert isinstance(spec, Spec)
-        if torch._guards.CompileContext.try_get() is not None:
-            from jpmhc.kernels.autograd import declare_to_inductor
-
-            declare_to_inductor()
-        else:
-            _CHOSEN[case] = spec
+        _CHOSEN[case] = spec
         return spec
     if connection.kernels == "fused":
         raise ValueError(f'kernels="fused" is not possible: {reason}')

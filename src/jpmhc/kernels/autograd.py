@@ -113,14 +113,22 @@ class _WriteRead(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         saved = ctx.saved_tensors
-        grad, grad_weight, grad_bias = _read_gradients(
-            steps.read_backward_step, saved[3:], ctx.following, *gradients[1:]
-        )
-        if gradients[0] is not None:
-            grad = grad + gradients[0]
-        written = _write_gradients(steps.write_backward_step, saved[:3], grad, ctx.linked, ctx.spec, ctx.spec)
-        found = _first_derivatives_only((*written, grad_weight, grad_bias), (*saved, *gradients))
-        return *found[:4], None, *found[4:], None
+        run = steps.write_read_backward_step
+        found = _write_read_gradients(run, saved, gradients, ctx.linked, ctx.spec, ctx.following)
+        grads = _first_derivatives_only(found, (*saved, *gradients))
+        return *grads[:4], None, *grads[4:], None
+
+
+def _write_read_gradients(
+    run: Any, saved: tuple[Tensor, ...], gradients: tuple[Tensor | None, ...], linked: bool, spec: Any, following: Any
+) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of streams, link, y, coefficients, weight and bias, whichever of the four arrive."""
+    grad_out, grad_h, grad_link, grad_new = gradients
+    y, new = saved[1], saved[8]
+    grad_h = torch.zeros_like(y) if grad_h is None else grad_h
+    grad_new = torch.zeros_like(new) if grad_new is None else grad_new
+    grad_x, *others = run(*saved, grad_h, grad_link, grad_new, grad_out, linked, spec, following)
+    return (None, grad_x, *others) if linked else (grad_x, None, *others)
 
 
 def _read_gradients(
@@ -174,7 +182,11 @@ def _first_derivatives_only(
 # The operators that a compiled graph calls. Autograd's part of them is traced away when the graph is made.
 
 
+_OPERATORS: list[str] = []
+
+
 def _define(name: str, schema: str, run: Any, fake: Any) -> None:
+    _OPERATORS.append(name)
     _LIBRARY.define(f"{name}{schema}")
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"jpmhc::{name}", fake, lib=_LIBRARY)
@@ -262,6 +274,30 @@ _define(
 )
 
 
+def _fake_write_read_backward(
+    x: Tensor, y: Tensor, coef: Tensor, out: Tensor, weight: Tensor, bias: Tensor, *others: Any
+) -> tuple[Tensor, ...]:
+    linked = others[-3]
+    first = out.new_empty(out.shape) if linked else x.new_empty(x.shape)
+    return (
+        first,
+        y.new_empty(y.shape),
+        torch.empty_like(coef),
+        weight.new_empty(weight.shape),
+        bias.new_empty(bias.shape),
+    )
+
+
+_define(
+    "write_read_backward",
+    f"(Tensor x, Tensor y, Tensor coef, Tensor out, Tensor weight, Tensor bias, {_SMALL.replace('coef', 'new')},"
+    " Tensor grad_h, Tensor? grad_link, Tensor grad_new, Tensor? grad_out, bool linked, str key, str following)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    lambda *given: steps.write_read_backward_step(  # type: ignore[call-arg]
+        *given[:-2], find_spec(given[-2]), find_spec(given[-1])
+    ),
+    _fake_write_read_backward,
+)
 _define(
     "read_only",
     "(Tensor x, Tensor? weight, Tensor bias, str key) -> (Tensor h, Tensor coef)",
@@ -312,15 +348,10 @@ def _save_write_read(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ..
 
 
 def _write_read_backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
-    saved = ctx.saved_tensors
-    grad_h, grad_link, grad_coef = gradients[1], gradients[2], gradients[5]
-    run = torch.ops.jpmhc.read_backward
-    grad, grad_weight, grad_bias = _read_gradients(run, saved[3:], ctx.following, grad_h, grad_link, grad_coef)
-    if gradients[0] is not None:
-        grad = grad + gradients[0]
-    back = torch.ops.jpmhc.write_backward
-    written = _write_gradients(back, saved[:3], grad, ctx.linked, find_spec(ctx.key), ctx.key)
-    return *written, None, grad_weight, grad_bias, None
+    used = (*gradients[:3], gradients[5])
+    run = torch.ops.jpmhc.write_read_backward
+    found = _write_read_gradients(run, ctx.saved_tensors, used, ctx.linked, ctx.key, ctx.following)
+    return *found[:4], None, *found[4:], None
 
 
 for _name, _backward, _save in (
@@ -339,7 +370,7 @@ def declare_to_inductor() -> None:
     """
     from torch._inductor import lowering
 
-    for name in ("read", "read_backward", "write", "write_backward", "write_read", "read_only", "write_read_only"):
+    for name in _OPERATORS:
         operator = getattr(torch.ops.jpmhc, name).default
         if operator not in lowering.lowerings:
             lowering.make_fallback(operator, warn=False)

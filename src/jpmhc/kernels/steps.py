@@ -79,6 +79,38 @@ def write_read(
     return out, h, link(out, following.n), *small
 
 
+def write_read_backward_step(
+    x: Tensor,
+    y: Tensor,
+    coef: Tensor,
+    out: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    logits: Tensor,
+    stats: Tensor,
+    new: Tensor,
+    prepared: Tensor,
+    sums: Tensor,
+    grad_h: Tensor,
+    grad_link: Tensor | None,
+    grad_new: Tensor,
+    grad_out: Tensor | None,
+    linked: bool,
+    spec: Spec,
+    following: Spec,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of the streams (of the link, where it is `linked`), y, coefficients, weight and bias."""
+    grad, grad_weight, grad_bias = read_backward_step(
+        out, weight, bias, logits, stats, new, prepared, sums, grad_h, grad_link, grad_new, following
+    )
+    if grad_out is not None:
+        grad += grad_out
+    grad_x, grad_y, grad_coef = rows.write_backward(grad, aligned(x), aligned(y), coef, spec, not linked)
+    if linked and not rows.differs(grad, spec):
+        grad_x = grad
+    return grad_x, grad_y, grad_coef, grad_weight, grad_bias
+
+
 def read_only(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
     """Return h and the coefficients, where nothing will be differentiated."""
     if weight is not None and decode.suits(x.shape[0]):
