@@ -57,6 +57,15 @@ def test_a_hugging_face_folder(tmp_path, capsys):
     assert "64 x 64" in said
 
 
+def test_a_run_of_training(tmp_path, capsys):
+    options = ["--steps", "1", "--batch", "4", "--task.test-puzzles", "4", "--task.puzzles", "8"]
+    cli.main(["train", "--preset", "laptop", "--out", str(tmp_path / "run"), *options])
+    cli.main(["diagnose", str(tmp_path / "run"), "--tokens", "1", "--out", str(tmp_path / "out")])
+    said = capsys.readouterr().out
+    assert "from the output of network to the output of token_head" in said
+    assert "network.0 (call 1)" in said
+
+
 def test_wrong_names_are_one_sentence(file, tmp_path, capsys):
     out = ["--out", str(tmp_path / "out")]
     fails_with(capsys, "there is no file nowhere.py", "diagnose", "nowhere.py:build", *out)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 import tyro
 from torch import nn
@@ -15,6 +16,7 @@ from jpmhc.cli.output import make_folder
 from jpmhc.diagnose import diagnose as diagnose_model
 from jpmhc.report.diagnosis import draw_diagnosis, write_singular_values
 from jpmhc.report.spectrum_tables import StageProgress
+from jpmhc.trm.training.checkpoint import load_model, locate_checkpoint
 
 
 def main(words: Sequence[str]) -> None:
@@ -42,7 +44,8 @@ def diagnose(
 
     Args:
         model: FILE.py:FUNCTION or MODULE:FUNCTION, a function without arguments that returns a model and its inputs (a
-            tensor, a tuple or a dict); or the folder or name of a Hugging Face model.
+            tensor, a tuple or a dict); or the folder or name of a Hugging Face model; or the folder of a run of `jpmhc
+            train`, which is measured at its first test from the first call with gradients to the tokens' head.
         between: Two names of modules: measure from what the first returns to what the second returns.
         text: What a Hugging Face model reads; by default tokens spread over its vocabulary.
         length: How many of those tokens.
@@ -59,7 +62,12 @@ def diagnose(
     make_folder(out)
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError("no CUDA device is available; use the cpu")
-    built, inputs = _load(model, text, length)
+    run = Path(model)
+    if (run / "checkpoints").is_dir() or (run / "manifest.json").exists():
+        built, inputs = _load_run(run)
+        between = between or ("network", "token_head")
+    else:
+        built, inputs = _load(model, text, length)
     with StageProgress() as progress:
         found = diagnose_model(
             built.to(device),
@@ -123,6 +131,20 @@ def _load_hugging_face(name: str, text: str | None, length: int) -> tuple[nn.Mod
         return model, dict(AutoTokenizer.from_pretrained(name)(text, return_tensors="pt"))
     words = int(model.config.vocab_size)
     return model, {"input_ids": (torch.arange(length) * (words // length + 1) % words)[None]}
+
+
+def _load_run(folder: Path) -> tuple[nn.Module, Any]:
+    """Return the recursive model of a run, computing in float32, and the arguments of one step on its first test."""
+    checkpoint = locate_checkpoint(folder)
+    model = load_model(checkpoint)
+    core = model.core
+    core.dtype = torch.float32
+    batch = checkpoint.config.task.build().test_examples(np.zeros(1, dtype=np.int64))
+    states = (state.contiguous() for state in core.initial_states(1))
+    steps = torch.zeros(1, dtype=torch.int32)
+    with torch.no_grad():
+        puzzle = model.puzzles(batch.identifiers)
+    return core, (puzzle, batch.inputs, batch.labels, *states, steps, torch.ones(1, dtype=torch.bool), steps)
 
 
 def _move(inputs: Any, device: str) -> Any:

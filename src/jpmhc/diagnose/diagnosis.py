@@ -11,7 +11,7 @@ from jpmhc.diagnose.spectrum import Spectrum
 from jpmhc.diagnose.sublayers import Layer
 from jpmhc.diagnose.theory import Comparison
 from jpmhc.diagnose.verdict import find_verdict
-from jpmhc.spectra.density import COLLAPSED
+from jpmhc.spectra.density import COLLAPSED, Density
 
 _QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 _MOST_LAYERS = 16
@@ -84,10 +84,13 @@ class Diagnosis:
         for item in self.comparisons:
             add(f"layers, token {item.position}", item.measured)
             if item.predicted is not None:
-                row = "".join(f"{item.predicted.quantile(p):9.3g}" for p in _QUANTILES)
-                lines.append(f"{'  theory':24}{row}{'–':>9}  {item.predicted.collapsed():.1%}")
+                lines.append(_describe_density(item.predicted))
             if item.rotated is not None:
                 add("  sublayers rotated", item.rotated)
+            if item.mean_stream is not None:
+                add(f"mean stream, token {item.position}", item.mean_stream)
+            if item.mean_predicted is not None:
+                lines.append(_describe_density(item.mean_predicted))
         return lines
 
     def _layer_table(self) -> list[str]:
@@ -113,6 +116,11 @@ class Diagnosis:
             lines.append(f"from stream (column) to stream (row) at token {item.position}, mean squared singular value:")
             lines += ["  " + "".join(f"{value:9.3g}" for value in row) for row in item.blocks.tolist()]
         return lines
+
+
+def _describe_density(found: Density) -> str:
+    row = "".join(f"{found.quantile(p):9.3g}" for p in _QUANTILES)
+    return f"{'  theory':24}{row}{'–':>9}  {found.collapsed():.1%}"
 
 
 def _describe_value(value: float, floor: float) -> str:

@@ -25,7 +25,14 @@ from jpmhc.diagnose.plan import METHODS, Part, describe_bytes, describe_time, fr
 from jpmhc.diagnose.record import LayerCall, Recording, find_layers, longest_chain, record_layers
 from jpmhc.diagnose.spectrum import Spectrum
 from jpmhc.diagnose.sublayers import Layer, measure_gain, measure_gradients, measure_sublayer
-from jpmhc.diagnose.theory import Comparison, find_distances, predict_spectrum, rotate_sublayers, token_coefficients
+from jpmhc.diagnose.theory import (
+    Comparison,
+    find_distances,
+    make_network,
+    predict_spectrum,
+    rotate_sublayers,
+    token_coefficients,
+)
 
 # How the time that a diagnosis may take is shared.
 _SHARES = {"whole": 0.4, "tokens": 0.15, "layers": 0.25, "sublayers": 0.2}
@@ -149,6 +156,8 @@ class _Work:
         self.rotating, self.rotating_seconds = False, 0.0
         if self.at.forward == "central differences":
             self.notes.append("an operation of the model has no forward mode: J v is taken by central differences")
+        if min(x.dtype.itemsize, y.dtype.itemsize) < 4:
+            self.notes.append(f"the model itself computes in {y.dtype}: singular values are good to two digits")
         if not self.at.batched:
             self.notes.append("an operation of the model cannot be batched: gradients are taken one by one")
 
@@ -279,11 +288,14 @@ class _Work:
         assert self.layers_at is not None
         part, jacobian = self.layer_positions[position], Jacobian(self.layers_at, position)
         n = self.chain[0].streams
+        mean_stream = None
         if part.method == "dense":
             matrix = measure_matrix(jacobian, part.chunk, self._count(part))
             measured = spectrum_of(matrix)
             width = len(matrix) // n
-            blocks = matrix.double().reshape(n, width, n, width).square().sum((1, 3)) / width
+            by_stream = matrix.double().reshape(n, width, n, width)
+            blocks = by_stream.square().sum((1, 3)) / width
+            mean_stream = spectrum_of(by_stream.sum((0, 2)) / n, matrix.dtype) if n > 1 else None
         else:
             measured = self.measure(part, jacobian)
             blocks = self._estimate_blocks(jacobian, n)
@@ -300,7 +312,12 @@ class _Work:
             gains.append(gain)
         variance = torch.tensor(gains, dtype=torch.float64)
         layers = token_coefficients(self.chain, skips, position)
-        predicted, note = predict_spectrum(layers, variance)
+        network = make_network(layers, variance, matrices)
+        predicted, note = predict_spectrum(network)
+        mean_predicted, mean_ks = None, math.nan
+        if mean_stream is not None:
+            mean_predicted, _ = predict_spectrum(network.end_to_end())
+            mean_ks = math.nan if mean_predicted is None else find_distances(mean_stream, mean_predicted)[1]
         w1, ks = (math.nan, math.nan) if predicted is None else find_distances(measured, predicted)
         return Comparison(
             position=position,
@@ -311,6 +328,9 @@ class _Work:
             wasserstein=w1,
             kolmogorov=ks,
             rotated=rotate_sublayers(layers, matrices, self.seed) if self.rotating else None,
+            mean_stream=mean_stream,
+            mean_predicted=mean_predicted,
+            mean_kolmogorov=mean_ks,
             note=note,
         )
 

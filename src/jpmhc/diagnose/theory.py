@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from jpmhc.diagnose.coefficients import effective_coefficients
 from jpmhc.diagnose.dense import spectrum_of
 from jpmhc.diagnose.record import LayerCall
 from jpmhc.diagnose.spectrum import Spectrum
+from jpmhc.spectra import sublayers
 
 # How far, relatively, a singular value may be from the predicted one without counting in KS.
 _LEEWAY = 0.01
@@ -33,6 +34,10 @@ class Comparison:
         wasserstein: W1 between prediction and measurement, in singular values.
         kolmogorov: KS between prediction and measurement, see `find_distances`.
         rotated: The spectrum with every sublayer's singular vectors made random; None where it was too costly.
+        mean_stream: The spectrum of the same map from n copies of a stream to their mean, which is the model's own;
+            None for one stream, or where the map was not measured densely.
+        mean_predicted: The theory's density for it.
+        mean_kolmogorov: KS between the two.
         note: Why something is missing, or what the theory warns of.
     """
 
@@ -44,6 +49,9 @@ class Comparison:
     wasserstein: float = float("nan")
     kolmogorov: float = float("nan")
     rotated: Spectrum | None = None
+    mean_stream: Spectrum | None = None
+    mean_predicted: spectra.Density | None = None
+    mean_kolmogorov: float = float("nan")
     note: str = ""
 
     @property
@@ -76,14 +84,31 @@ def token_coefficients(
     return found
 
 
-def predict_spectrum(
-    layers: Sequence[tuple[Tensor, Tensor, Tensor]], gains: Tensor
-) -> tuple[spectra.Density | None, str]:
-    """Return the theory's density for these layers, and what it warns of or why there is none."""
+def make_network(
+    layers: Sequence[tuple[Tensor, Tensor, Tensor]], gains: Tensor, matrices: Sequence[Tensor] = ()
+) -> spectra.Network:
+    """Return the theory's network for these layers.
+
+    Args:
+        layers: Read, write and skip of each layer.
+        gains: The sublayers' mean squared singular values. [L]
+        matrices: The sublayers' Jacobians, whose singular values decide their laws; without them, sublayers are
+            Gaussian. [d, d] each
+    """
+    network = spectra.Network.from_coefficients(layers, gains.tolist())
+    if not matrices:
+        return network
+    values = [torch.linalg.svdvals(matrix.double()) for matrix in matrices]
+    laws = [sublayers.measured(found) if float(found.max()) > 0 else sublayers.gaussian() for found in values]
+    return replace(network, sublayers=tuple(laws))
+
+
+def predict_spectrum(network: spectra.Network) -> tuple[spectra.Density | None, str]:
+    """Return the theory's density for a network, and what it warns of or why there is none."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
-            found = spectra.density(spectra.Network.from_coefficients(layers, gains.tolist()))
+            found = spectra.density(network)
         except ValueError as refusal:
             return None, f"the theory has no curve here: {refusal}"
     return found, "; ".join(str(warning.message) for warning in said)
