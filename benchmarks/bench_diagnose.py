@@ -106,11 +106,10 @@ def time_model(mixer: str | None, options: argparse.Namespace) -> dict[str, obje
     tokens = torch.randint(0, 256, (1, options.tokens), device=options.device)
     if options.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    said: list[str] = []
     begin = time.perf_counter()
-    found = jpmhc.diagnose(model, tokens, say=said.append, seconds=options.seconds)
+    found = jpmhc.diagnose(model, tokens, say=lambda sentence: print(sentence, flush=True), seconds=options.seconds)
     took = time.perf_counter() - begin
-    print("\n".join(said), found, sep="\n\n", end="\n\n")
+    print(f"\n{found}\n", flush=True)
     peak = torch.cuda.max_memory_allocated() if options.device == "cuda" else _peak_bytes()
     error = found.whole.error(lambda spectrum: spectrum.quantile(0.5))
     return {
