@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "optim": {"checks", "manifolds", "mixers"},
     "spectra": {"checks", "manifolds", "mixers", "threads"},
     "generators": {"checks", "manifolds", "mixers"},
-    "diagnose": {"checks", "connections", "spectra"},
+    "diagnose": {"checks", "connections", "mixers", "spectra"},
     "trm": {"checks", "connections", "kernels", "manifolds", "mixers", "optim"},
     "wrap": {"checks", "connections", "mixers"},
     "demo": {"connections", "mixers", "threads"},

@@ -24,6 +24,7 @@ __all__ = [
     "mixers",
     "optim",
     "parameter_groups",
+    "recommend",
     "reduce_streams",
     "spectra",
     "trm",
@@ -37,6 +38,7 @@ _HOMES = {
     "HyperConnection": "connections",
     "HyperConnectionStack": "connections",
     "diagnose": "diagnose",
+    "recommend": "diagnose",
     "expand_streams": "connections",
     "load_wrapped": "wrap",
     "parameter_groups": "connections",
@@ -67,6 +69,7 @@ if TYPE_CHECKING:
         reduce_streams,
     )
     from jpmhc.diagnose import diagnose
+    from jpmhc.diagnose.recommend import recommend
     from jpmhc.mixers import MIXERS
     from jpmhc.wrap import load_wrapped, unwrap, wrap
 else:

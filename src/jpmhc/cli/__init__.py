@@ -16,6 +16,7 @@ from jpmhc import __version__
 COMMANDS = {
     "demo": "Train a small deep stack with every mixer on a generated task and compare them; about a minute.",
     "spectrum": "Predict the singular values of a deep network's Jacobian: a table, a figure and the curve.",
+    "recommend": "Rank the mixers for a model of some depth by what the theory says of its gradients.",
     "diagnose": "Measure the singular values of a real model's Jacobian, beside the theory, and say what is healthy.",
     "panel": "Draw the paper's Figure 1: sampled singular values, and how far each theory is from them.",
     "generators": "Find the sets of permutations whose random walk has the largest spectral gap.",

@@ -2,10 +2,11 @@
 
 from jpmhc.diagnose.diagnosis import Diagnosis
 from jpmhc.diagnose.measure import diagnose
+from jpmhc.diagnose.recommend import Candidate, Recommendation, recommend
 from jpmhc.diagnose.spectrum import Spectrum
 from jpmhc.diagnose.watch import watch
 
-__all__ = ["Diagnosis", "Spectrum", "diagnose", "watch"]
+__all__ = ["Candidate", "Diagnosis", "Recommendation", "Spectrum", "diagnose", "recommend", "watch"]
 
 # `jpmhc.diagnose` is the function, so that what else it offers is found on the function.
 diagnose.watch = watch  # type: ignore[attr-defined]

@@ -9,14 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jpmhc.checks import to_positive_number
+from jpmhc.checks import to_positive_number, to_whole_number
 from jpmhc.spectra.density import COLLAPSED
 from jpmhc.spectra.network import Network, require_network
 from jpmhc.spectra.solve import cauchy
-
-# Points of the arc around what lies below a threshold. G is smooth on the arc up to its end on the real axis.
-_ARC = 12
-_ARC_TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,15 +139,23 @@ def gradient_gains(network: Network) -> Tensor:
     return torch.stack(gains[::-1])
 
 
-def share_below(network: Network, threshold: float) -> float:
+def share_below(network: Network, threshold: float, *, points: int = 12, tolerance: float = 1e-5) -> float:
     r"""Return the share of singular values below a threshold, $\frac1\pi \int_0^\pi \mathrm{Re}\,zG\,d\varphi$.
 
     The arc $z = \theta^2 e^{i\varphi}$ encloses what lies below; Gauss–Legendre quadrature in $\varphi$ needs few
     points, because $G$ is smooth up to the real axis unless an edge of the spectrum lies at the threshold.
+
+    Args:
+        network: Any network.
+        threshold: A singular value.
+        points: Points of the arc.
+        tolerance: Of their residuals.
     """
-    angle, weight = (torch.from_numpy(part) for part in np.polynomial.legendre.leggauss(_ARC))
+    require_network(network)
+    threshold, points = to_positive_number(threshold, "the threshold"), to_whole_number(points, "points")
+    angle, weight = (torch.from_numpy(part) for part in np.polynomial.legendre.leggauss(points))
     z = threshold**2 * torch.exp(0.5j * math.pi * (angle + 1)).to(network.skips.device)
-    found = cauchy(network, z, tolerance=_ARC_TOLERANCE)
+    found = cauchy(network, z, tolerance=tolerance)
     share = float(((z * found.G).real.cpu() * weight / 2).sum())
     return min(1.0, max(0.0, share))
 

@@ -1,0 +1,231 @@
+r"""Which mixer for a model of given depth: the theory of networks with norms, asked once for every mixer.
+
+Every mixer is judged at its start and after its skips have drifted from the identity, with random weights: how much of
+the Jacobian J of all streams has collapsed, what gradients of the model's own map T = reduce ∘ J ∘ expand do, how many
+layers its skips last, and what it costs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from jpmhc import spectra
+from jpmhc.checks import require_choice, to_positive_number, to_whole_number
+from jpmhc.mixers import MIXERS, Mixer
+from jpmhc.spectra.density import COLLAPSED
+
+NORMS = ("pre", "post")
+# The read of layer l favours stream l mod n by this logit at the start of a connection.
+_FAVOURED = 2.0
+_SEED = 0
+# Shares of collapsed singular values are right to about one per cent.
+_ARC = 6
+_TOLERANCE = 2e-3
+# The mean distance from the identity is met to this share of it.
+_DRIFT_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    r"""What the theory says of one mixer.
+
+    Attributes:
+        mixer: Its name.
+        drift: How far its drifted skips are from the identity, $\|H - 1\|_F / \sqrt n$, in the mean over the layers.
+        collapsed_at_start: The share of J's singular values below 0.1 with the skips of a fresh connection.
+        collapsed: The same with drifted skips.
+        collapsed_model: The share of T's singular values below 0.1 with drifted skips.
+        geometric_mean: The geometric mean of J's singular values with drifted skips.
+        direct_path: $1^\top H_L \cdots H_1 1/n$ with drifted skips: what T would be without sublayers.
+        gradient_gains: The mean square of T's derivative by each sublayer's output, with drifted skips. [L]
+        layers_until_collapse: After how many drifted layers differences between streams fall below 0.1.
+        parameters: Of one connection whose coefficients depend on the token.
+        flops: Of one connection, a token, without its sublayer.
+        bytes: That one connection moves a token at least, in 16 bits, without its sublayer.
+        network: The drifted network, for `spectra.density(candidate.network)`.
+    """
+
+    mixer: str
+    drift: float
+    collapsed_at_start: float
+    collapsed: float
+    collapsed_model: float
+    geometric_mean: float
+    direct_path: float
+    gradient_gains: Tensor
+    layers_until_collapse: float
+    parameters: int
+    flops: int
+    bytes: int
+    network: spectra.Network
+
+
+@dataclass(frozen=True, eq=False)
+class Recommendation:
+    """All mixers that take the number of streams, the best first; the identity, which mixes nothing, comes last.
+
+    Attributes:
+        candidates: Ranked by how much of J collapses after drifting, then by how far T's gradients are from those of
+            the plain residual network, then by cost.
+        assumptions: What the numbers rest on, in a sentence.
+    """
+
+    candidates: tuple[Candidate, ...]
+    assumptions: str
+
+    @property
+    def best(self) -> Candidate:
+        """The first choice."""
+        return self.candidates[0]
+
+
+def recommend(
+    depth: int,
+    streams: int = 4,
+    activation: str = "gelu",
+    *,
+    norm: str = "pre",
+    drift: float = 0.1,
+    dim: int = 1024,
+    ratio: float = 4.0,
+    scales: tuple[float, float] = (1.0, 1.0),
+    gated: bool = False,
+    start_variance: float = 1.0,
+    mixers: Sequence[str] | None = None,
+) -> Recommendation:
+    r"""Rank the mixers for a model by what the theory says of their gradients.
+
+    Args:
+        depth: How many sublayers the streams pass, L: two for each block of a transformer.
+        streams: n.
+        activation: Of the sublayers, a name in `spectra.activations.ACTIVATIONS`.
+        norm: "pre" for a norm before each sublayer, "post" for one of every stream after each write.
+        drift: How far from the identity a layer's skip has come, $\|H - 1\|_F / \sqrt n$. A mixer that cannot come so
+            near keeps its start.
+        dim: Features per stream, for the costs.
+        ratio: Hidden features of a sublayer over its features.
+        scales: Variances of the sublayers' weights times their columns; PyTorch's default is (1/3, 1/3).
+        gated: Whether sublayers are gated, as SwiGLU.
+        start_variance: The mean square of the model's embeddings.
+        mixers: Names in `MIXERS`; all that take the number of streams by default.
+    """
+    depth, streams, dim = (
+        to_whole_number(depth, "depth"),
+        to_whole_number(streams, "streams"),
+        to_whole_number(dim, "dim"),
+    )
+    require_choice(norm, "norm", NORMS)
+    drift = to_positive_number(drift, "drift")
+    names = [name for name in MIXERS if MIXERS[name].why_not(streams) is None] if mixers is None else list(mixers)
+    for name in names:
+        require_choice(name, "mixer", MIXERS)
+        if (reason := MIXERS[name].why_not(streams)) is not None:
+            raise ValueError(reason)
+    model = _Model(depth, streams, norm, spectra.MLP(activation, scales, ratio, gated), start_variance)
+    plain = float(spectra.gradient_gains(model.network(torch.eye(streams, dtype=torch.float64))).log()[0])
+    found = [_judge_mixer(name, model, drift, dim) for name in names]
+
+    def rank(candidate: Candidate) -> tuple:
+        gains = abs(float(candidate.gradient_gains[0].log()) - plain)
+        still = MIXERS[candidate.mixer].named(streams, True).logits == 0
+        return still, round(candidate.collapsed, 2), round(gains, 1), candidate.flops
+
+    assumptions = (
+        f"{depth} {norm}-norm sublayers with independent random weights ({activation}, scales {scales[0]:g} and "
+        f"{scales[1]:g}, hidden {ratio:g} times as wide) in the limit of many features; reads that favour stream l mod "
+        f"{streams}, writes of one, skips {drift:g} from the identity in random directions. Training aligns the "
+        "largest directions, which no such theory knows: measure a trained model with jpmhc diagnose."
+    )
+    return Recommendation(tuple(sorted(found, key=rank)), assumptions)
+
+
+class _Model:
+    """The layers that all mixers share, and what has been computed for their skips."""
+
+    def __init__(self, depth: int, streams: int, norm: str, mlp: spectra.MLP, start_variance: float) -> None:
+        self.depth, self.streams, self.mlp, self.start_variance = depth, streams, mlp, start_variance
+        self.make = spectra.Network.prenorm if norm == "pre" else spectra.Network.postnorm
+        self.norm = norm
+        favoured = torch.nn.functional.one_hot(torch.arange(depth) % streams, streams).double()
+        self.read = (_FAVOURED * favoured).softmax(-1)
+        self.write = torch.ones(depth, streams, dtype=torch.float64)
+        self.shares: dict[bytes, float] = {}
+
+    def network(self, skips: Tensor) -> spectra.Network:
+        """Return the network with these skips, [L, n, n] or [n, n] for all layers."""
+        depth = self.depth if skips.ndim == 2 else None
+        return self.make(skips, self.read, self.write, self.mlp, self.start_variance, depth=depth)
+
+    def share_collapsed(self, skips: Tensor, ends: str) -> float:
+        """Return the share of collapsed singular values; once for skips that many mixers have in common."""
+        if ends == "model" and float((skips.sum(-1) - 1).abs().max()) < 1e-6:
+            skips = torch.eye(self.streams, dtype=torch.float64).expand(self.depth, -1, -1)  # the plain network's T
+        key = ends.encode() + skips.mul(1e6).round().long().numpy().tobytes()
+        if key not in self.shares:
+            network = self.network(skips)
+            network = network.end_to_end() if ends == "model" else network
+            self.shares[key] = spectra.share_below(network, COLLAPSED, points=_ARC, tolerance=_TOLERANCE)
+        return self.shares[key]
+
+
+def _judge_mixer(name: str, model: _Model, drift: float, dim: int) -> Candidate:
+    mixer = MIXERS[name].named(model.streams, True).double()
+    n, logits = model.streams, 2 * model.streams + mixer.logits
+    start, drifted = drift_skips(mixer, model.depth, drift)
+    network = model.network(drifted)
+    through = torch.ones(n, dtype=torch.float64)
+    for skip in network.skips:
+        through = skip @ through
+    return Candidate(
+        mixer=name,
+        drift=_distance(drifted),
+        collapsed_at_start=model.share_collapsed(start, "streams"),
+        collapsed=model.share_collapsed(drifted, "streams"),
+        collapsed_model=model.share_collapsed(drifted, "model"),
+        geometric_mean=spectra.geometric_mean(network),
+        direct_path=float(through.mean()),
+        gradient_gains=spectra.gradient_gains(network),
+        layers_until_collapse=spectra.layers_until_collapse(drifted),
+        parameters=logits * (n * dim + 1),
+        # a projection of all streams to the logits, then skip, read and write
+        flops=2 * logits * n * dim + 2 * n * n * dim + 4 * n * dim,
+        # streams read and written once, and the sublayer's input and output
+        bytes=2 * (2 * n * dim + 2 * dim),
+        network=network,
+    )
+
+
+def drift_skips(mixer: Mixer, depth: int, drift: float) -> tuple[Tensor, Tensor]:
+    r"""Return a mixer's skips at its start and after drifting, with random logits added to its start. [L, n, n] each
+
+    The size of the random part is found by bisection, so that $\|H - 1\|_F / \sqrt n$ is the drift asked, in the mean
+    over the layers. Where the start is farther from the identity already, or no logits lead so far, it is what is
+    nearest.
+    """
+    generator = torch.Generator().manual_seed(_SEED)
+    start = mixer.start().double().expand(depth, -1)
+    direction = torch.randn(depth, mixer.logits, dtype=torch.float64, generator=generator)
+    with torch.no_grad():
+        first = mixer(start)
+        if _distance(first) >= drift or mixer.logits == 0:
+            return first, first
+        low, high = 0.0, 1.0
+        while _distance(mixer(start + high * direction)) < drift and high < 1e3:
+            low, high = high, 2 * high
+        found = mixer(start + high * direction)
+        while abs(_distance(found) / drift - 1) > _DRIFT_TOLERANCE and high - low > 1e-6 * high:
+            middle = (low + high) / 2
+            found = mixer(start + middle * direction)
+            low, high = (middle, high) if _distance(found) < drift else (low, middle)
+    return first, found
+
+
+def _distance(skips: Tensor) -> float:
+    n = skips.shape[-1]
+    away = skips - torch.eye(n, dtype=skips.dtype)
+    return float(away.square().sum((-2, -1)).mean()) ** 0.5 / math.sqrt(n)
