@@ -20,6 +20,10 @@ RUNNING = (
 )
 
 
+# Pages whose blocks need `transformers` as well.
+RUNNING_WITH_TRANSFORMERS = ("docs/guides/dialects.md",)
+
+
 def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -43,6 +47,12 @@ def test_python_blocks_run(page):
     text = (ROOT / page).read_text()
     for block in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S):
         exec(compile(block, page, "exec"), {"__name__": "documentation"})
+
+
+@pytest.mark.parametrize("page", RUNNING_WITH_TRANSFORMERS)
+def test_python_blocks_on_transformers_run(page):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    test_python_blocks_run(page)
 
 
 def test_every_page_is_in_the_index():

@@ -27,6 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "generators": {"checks", "manifolds", "mixers"},
     "diagnose": {"checks", "connections", "mixers", "spectra"},
     "trm": {"checks", "connections", "kernels", "manifolds", "mixers", "optim"},
+    "dialects": {"checks", "connections", "mixers"},
     "wrap": {"checks", "connections", "mixers"},
     "demo": {"connections", "mixers", "threads"},
     "report": {"demo", "diagnose", "generators", "spectra", "trm"},

@@ -14,9 +14,12 @@ __all__ = [
     "MIXERS",
     "HyperConnection",
     "HyperConnectionStack",
+    "StreamHead",
     "__version__",
+    "accelerate",
     "connections",
     "diagnose",
+    "dialects",
     "expand_streams",
     "generators",
     "load_wrapped",
@@ -39,6 +42,8 @@ _HOMES = {
     "HyperConnectionStack": "connections",
     "diagnose": "diagnose",
     "recommend": "diagnose",
+    "StreamHead": "connections",
+    "accelerate": "dialects",
     "expand_streams": "connections",
     "load_wrapped": "wrap",
     "parameter_groups": "connections",
@@ -60,16 +65,18 @@ class _Package(ModuleType):
 sys.modules[__name__].__class__ = _Package
 
 if TYPE_CHECKING:
-    from jpmhc import connections, generators, manifolds, mixers, optim, spectra, trm
+    from jpmhc import connections, dialects, generators, manifolds, mixers, optim, spectra, trm
     from jpmhc.connections import (
         HyperConnection,
         HyperConnectionStack,
+        StreamHead,
         expand_streams,
         parameter_groups,
         reduce_streams,
     )
     from jpmhc.diagnose import diagnose
     from jpmhc.diagnose.recommend import recommend
+    from jpmhc.dialects.accelerate import accelerate
     from jpmhc.mixers import MIXERS
     from jpmhc.wrap import load_wrapped, unwrap, wrap
 else:

@@ -364,3 +364,16 @@ def test_a_checkpoint_of_version_0_1_loads():
     other.reset_parameters()
     other.load_state_dict(state)
     assert torch.equal(other.map.bias, block.map.bias)
+
+
+def test_the_norm_and_the_read_have_their_eps():
+    torch.manual_seed(0)
+    block = jpmhc.HyperConnection(None, 8, 4, index=0, read="sigmoid", eps=0.5, read_eps=0.01, dtype=torch.float64)
+    assert torch.allclose(block.coefficients(torch.randn(3, 4, 8)).read.sum(-1), torch.ones((), dtype=torch.float64))
+    torch.nn.init.normal_(block.map.weight)
+    x = torch.randn(5, 4, 8, dtype=torch.float64)
+    normed = x.flatten(1) / (x.flatten(1).square().mean(-1, keepdim=True) + 0.5).sqrt()
+    logits = normed @ block.map.weight.T / 32**0.5 + block.map.bias
+    torch.testing.assert_close(block.coefficients(x).read, logits[:, :4].sigmoid() + 0.01)
+    with pytest.raises(ValueError, match='read_eps goes with read="sigmoid"'):
+        jpmhc.HyperConnection(None, 8, 4, read_eps=0.01)

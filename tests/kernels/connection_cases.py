@@ -18,6 +18,11 @@ VARIANTS = {
     "cayley, two iterations": lambda n: mixers.Cayley(n, iterations=2),
     "cayley, sharp": lambda n: mixers.Cayley(n, scale=1.0),
     "grassmann, rank 3": lambda n: mixers.Grassmann(n, 3),
+    "sinkhorn, columns first": lambda n: mixers.Sinkhorn(n, iterations=7, first="columns", clamp=2.0),
+    "sinkhorn, unrolled": lambda n: mixers.Sinkhorn(n, iterations=6, gradient="unrolled", clamp=2.0),
+    "sinkhorn of DeepSeek-V4": lambda n: mixers.Sinkhorn(
+        n, iterations=20, gradient="unrolled", eps=1e-6, clamp=None, first="columns", transposed=True
+    ),
     "orthostochastic, two blocks": lambda n: mixers.Orthostochastic(n, 2),
 }
 NAMES = [*MIXERS, *VARIANTS]
@@ -65,16 +70,20 @@ def reference_read(
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
     """The connection's read by the package's own reference. x: [T, n, d]"""
     spec = case.spec
-    logits = bias.expand(len(x), -1) if weight is None else reference.project(x, spec.scale * weight, spec.norm) + bias
+    logits = (
+        bias.expand(len(x), -1)
+        if weight is None
+        else reference.project(x, spec.scale * weight, spec.norm, spec.eps) + bias
+    )
     read, write, mix = logits.split([spec.read_logits, spec.write_logits, spec.mixer.logits], -1)
-    r = gates.READS[spec.read](read / spec.temperature, spec.n)
-    w = gates.WRITES[spec.write](write / spec.temperature, spec.n)
+    r = gates.READS[spec.read](read / spec.temperature, spec.n) + spec.read_eps
+    w = gates.WRITES[spec.write](write / spec.temperature, spec.n) * (spec.write_peak / 2) + spec.write_eps
     return reference.gather(x, r), (r, w, case.mixer(mix))
 
 
 def reference_write(x: Tensor, y: Tensor, state: tuple[Tensor, Tensor, Tensor], case: Case) -> Tensor:
     out = reference.scatter(x, y, *state[1:])
-    return reference.normalise_streams(out) if case.spec.post_norm else out
+    return reference.normalise_streams(out, case.spec.eps) if case.spec.post_norm else out
 
 
 def run(case: Case, inputs: dict[str, Tensor | None], fused: bool, mean: bool = False) -> dict[str, Tensor]:

@@ -36,6 +36,8 @@ def test_static_logits_match_float64(name: str) -> None:
         {"read": "sigmoid", "write": "sigmoid", "temperature": 2.0},
         {"read": "softmax", "write": "sigmoid", "norm": "rms"},
         {"post_norm": True, "scale": 0.5},
+        {"post_norm": True, "norm": "rms", "eps": 0.1},
+        {"read": "sigmoid", "write": "sigmoid", "read_eps": 0.05, "write_peak": 3.0, "write_eps": 0.02},
     ],
     ids=str,
 )
@@ -61,7 +63,7 @@ def test_odd_shapes_match_float64(name: str, n: int, d: int, tokens: int) -> Non
 
 
 @pytest.mark.parametrize("scale", [1.0, 4.0, 10.0])
-@pytest.mark.parametrize("name", ["cayley, sharp", "sinkhorn"])
+@pytest.mark.parametrize("name", ["cayley, sharp", "sinkhorn", "sinkhorn of DeepSeek-V4"])
 def test_sharp_logits_match_float64(name: str, scale: float) -> None:
     """At scale 10 some logits pass Sinkhorn's clamp: their gradient has to be zero."""
     case = make_case(name)

@@ -176,6 +176,38 @@ def test_nan_spoils_its_own_matrix_alone_and_infinity_is_clipped():
     assert torch.equal(birkhoff.project(logits), birkhoff.project(logits.clamp(max=10)))
 
 
+@pytest.mark.parametrize("gradient", birkhoff.GRADIENTS)
+def test_columns_first_is_rows_first_of_the_transpose(gradient):
+    logits = 3 * torch.randn(5, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = birkhoff.project(logits, 6, gradient=gradient, first="columns")
+    assert torch.equal(found, birkhoff.project(logits.mT, 6, gradient=gradient).mT)
+    assert torch.allclose(found.sum(-1), torch.ones((), dtype=torch.float64), atol=1e-14)
+    assert (found.sum(-2) - 1).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("clamp", [2.0, 30.0])
+def test_iterations_with_eps_are_the_loop_written_out(clamp):
+    logits = 8 * torch.randn(5, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = birkhoff.project(logits, 3, gradient="unrolled", eps=1e-3, clamp=clamp)
+    for matrix, start in zip(found, logits.clamp(-clamp, clamp)):
+        p = start.exp() / start.exp().sum(1, keepdim=True) + 1e-3
+        for step in ("columns", "rows", "columns", "rows", "columns"):
+            p = p / (p.sum(0 if step == "columns" else 1, keepdim=True) + 1e-3)
+        torch.testing.assert_close(matrix, p, rtol=1e-13, atol=1e-15)
+    unclamped = birkhoff.project(logits, 3, gradient="unrolled", eps=1e-3, clamp=None)
+    assert torch.equal(unclamped, found) == (clamp == 30.0)
+    x = logits.requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda x: birkhoff.project(x, 3, gradient="unrolled", eps=1e-3, clamp=None), x, atol=1e-7
+    )
+
+
+def test_an_eps_that_vanishes_changes_nothing():
+    logits = 2 * torch.randn(5, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = birkhoff.project(logits, 20, gradient="unrolled", eps=1e-15)
+    torch.testing.assert_close(found, birkhoff.project(logits, 20), rtol=1e-12, atol=1e-13)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -184,6 +216,9 @@ def test_nan_spoils_its_own_matrix_alone_and_infinity_is_clipped():
         (lambda: birkhoff.project(torch.zeros(4, 4), gradient="exact"), "direct, gauss_seidel, unrolled"),
         (lambda: birkhoff.project(torch.zeros(4, 4), tolerance=0.0), "tolerance must be positive and finite"),
         (lambda: birkhoff.project(torch.zeros(4, 4, dtype=torch.long)), "floating-point"),
+        (lambda: birkhoff.project(torch.zeros(4, 4), first="both"), "first must be one of rows, columns"),
+        (lambda: birkhoff.project(torch.zeros(4, 4), clamp=None), "clamp=None needs an eps above 0"),
+        (lambda: birkhoff.project(torch.zeros(4, 4), eps=1e-6), 'an eps needs gradient="unrolled" and no tolerance'),
         (lambda: birkhoff.sample(0), "n must be a whole number and at least 1"),
     ],
 )

@@ -18,12 +18,15 @@ def converged(name: str) -> mixers.Mixer:
     return mixers.Sinkhorn(STREAMS, iterations=400) if name == "sinkhorn" else mixers.make_mixer(name, STREAMS)
 
 
-@pytest.fixture(params=[*NAMES, "grassmann static", "cayley n=6", "sinkhorn unrolled", "two blocks"])
+@pytest.fixture(
+    params=[*NAMES, "grassmann static", "cayley n=6", "sinkhorn unrolled", "sinkhorn transposed", "two blocks"]
+)
 def mixer(request) -> mixers.Mixer:
     special = {
         "grassmann static": lambda: mixers.Grassmann(STREAMS, static=True),
         "cayley n=6": lambda: mixers.Cayley(6),
         "two blocks": lambda: mixers.Orthostochastic(STREAMS, 2),
+        "sinkhorn transposed": lambda: mixers.Sinkhorn(STREAMS, iterations=400, first="columns", transposed=True),
         "sinkhorn unrolled": lambda: mixers.Sinkhorn(STREAMS, iterations=400, gradient="unrolled"),
     }
     return special[request.param]() if request.param in special else converged(request.param)

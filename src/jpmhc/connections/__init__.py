@@ -1,6 +1,7 @@
 """What a model is built from: hyper-connections and the streams between them."""
 
 from jpmhc.connections.coefficients import Coefficients
+from jpmhc.connections.head import StreamHead
 from jpmhc.connections.hyper import HyperConnection
 from jpmhc.connections.parameters import parameter_groups
 from jpmhc.connections.stack import HyperConnectionStack
@@ -13,6 +14,7 @@ __all__ = [
     "HyperConnection",
     "HyperConnectionStack",
     "Mixer",
+    "StreamHead",
     "expand_streams",
     "parameter_groups",
     "reduce_streams",

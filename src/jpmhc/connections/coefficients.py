@@ -42,30 +42,57 @@ class CoefficientMap(DescribedModule):
         favoured: int,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        eps: float = reference.EPS,
+        read_eps: float = 0.0,
     ) -> None:
         super().__init__()
-        for name, value, known in (("norm", norm, NORMS), ("read", read, gates.READS), ("write", write, gates.WRITES)):
-            if not isinstance(value, str) or value not in known:
-                raise ValueError(f"unknown {name} {value!r}; the known ones are {', '.join(known)}")
-        checks.positive(temperature, "temperature")
-        self.dim, self.mixer, self.norm, self.read, self.write = dim, mixer, norm, read, write
-        self.temperature = temperature
+        self.configure(dim, mixer, norm, read, write, temperature, eps, read_eps)
         self.favoured = favoured
-        n = mixer.streams
-        self.sizes = (gates.READS[read].size(n), gates.WRITES[write].size(n), mixer.logits)
         # float32 at least, whatever the model's type: rounded logits would move the skip off its set
         dtype = torch.promote_types(dtype or torch.get_default_dtype(), torch.float32)
         options: Any = {"dtype": dtype, "device": device}
         self.bias = nn.Parameter(torch.empty(sum(self.sizes), **options))
-        self.weight = nn.Parameter(torch.empty(sum(self.sizes), n * dim, **options)) if dynamic else None
+        self.weight = (
+            nn.Parameter(torch.empty(sum(self.sizes), self.mixer.streams * dim, **options)) if dynamic else None
+        )
         self.mixer.to(device)
         self.reset_parameters()
+
+    def configure(
+        self,
+        dim: int,
+        mixer: Mixer,
+        norm: str,
+        read: str,
+        write: str,
+        temperature: float,
+        eps: float,
+        read_eps: float,
+        write_peak: float = 2.0,
+        write_eps: float = 0.0,
+    ) -> None:
+        """Check and keep the settings, all but the parameters."""
+        for name, value, known in (("norm", norm, NORMS), ("read", read, gates.READS), ("write", write, gates.WRITES)):
+            if not isinstance(value, str) or value not in known:
+                raise ValueError(f"unknown {name} {value!r}; the known ones are {', '.join(known)}")
+        checks.positive(temperature, "temperature")
+        checks.positive(eps, "eps")
+        checks.inside(read_eps, "[0, 0.1]", "read_eps")
+        checks.positive(write_peak, "write_peak")
+        if (read_eps and read != "sigmoid") or (write_peak != 2 and write != "sigmoid"):
+            raise ValueError('read_eps goes with read="sigmoid", write_peak with write="sigmoid"')
+        self.dim, self.mixer, self.norm, self.read, self.write = dim, mixer, norm, read, write
+        self.temperature, self.eps, self.read_eps = temperature, eps, read_eps
+        self.write_peak, self.write_eps = write_peak, write_eps
+        n = mixer.streams
+        self.sizes = (gates.READS[read].size(n), gates.WRITES[write].size(n), mixer.logits)
 
     def reset_parameters(self) -> None:
         """Start as the plain residual on equal streams: reads sum to one, writes are one, the skip has row sums one."""
         n = self.mixer.streams
         with torch.no_grad(), torch.device("cpu"):
-            read = gates.READS[self.read].start(gates.favouring(self.favoured, n)) * self.temperature
+            read = gates.READS[self.read].start(gates.favouring(self.favoured, n) - self.read_eps) * self.temperature
             write = gates.WRITES[self.write].start(torch.ones(n, dtype=torch.float64)) * self.temperature
             self.bias.copy_(torch.cat([read, write, self.mixer.start().double()]))
             if self.weight is not None:
@@ -78,17 +105,21 @@ class CoefficientMap(DescribedModule):
         """What the weight is multiplied by: 1/√(n · dim)."""
         return (self.mixer.streams * self.dim) ** -0.5
 
+    def parameters_in_use(self) -> tuple[Tensor | None, Tensor]:
+        """Return the weight, to be multiplied by `scale`, and the bias. [K, n * dim], [K]"""
+        return self.weight, self.bias
+
     def affine(self) -> tuple[Tensor | None, Tensor]:
         """Return weight and bias of the map to all logits, a static frame's entries included. [K, n * dim], [K]
 
         The kernels multiply the weight by `scale` themselves.
         """
         self.check_filled()
-        weight: Tensor | None = self.weight
+        weight, bias = self.parameters_in_use()
         frames = [getattr(self.mixer, name).flatten() for name in self.mixer.grassmann_frames]
         if not frames:
-            return weight, self.bias
-        bias = torch.cat([self.bias, *frames])
+            return weight, bias
+        bias = torch.cat([bias, *frames])
         if weight is not None:
             weight = torch.cat([weight, weight.new_zeros(len(bias) - len(weight), weight.shape[-1])])
         return weight, bias
@@ -97,23 +128,26 @@ class CoefficientMap(DescribedModule):
         """Turn logits into coefficients. [T, K]"""
         n = self.mixer.streams
         read, write, skip = logits.split(self.sizes, -1)
-        return Coefficients(
-            gates.READS[self.read](read / self.temperature, n),
-            gates.WRITES[self.write](write / self.temperature, n),
-            self.mixer(skip),
-        )
+        read = gates.READS[self.read](read / self.temperature, n)
+        write = gates.WRITES[self.write](write / self.temperature, n)
+        if self.read_eps:
+            read = read + self.read_eps
+        if self.write_peak != 2 or self.write_eps:
+            write = write * (self.write_peak / 2) + self.write_eps
+        return Coefficients(read, write, self.mixer(skip))
 
     def forward(self, x: Tensor) -> tuple[Coefficients, Tensor]:
         """Compute the coefficients of each token, and hand x on for the steps after this one. [T, n, d]"""
         self.check_filled()
-        if self.weight is None:
-            return self.constrain(self.bias.expand(x.shape[0], -1)), x
-        weight = self.weight * self.scale
+        weight, bias = self.parameters_in_use()
+        if weight is None:
+            return self.constrain(bias.expand(x.shape[0], -1)), x
+        weight = weight * self.scale
         if eager.applies(x, weight):
-            logits, x = eager.project(x, weight, self.norm)
+            logits, x = eager.project(x, weight, self.norm, self.eps)
         else:
-            logits = reference.project(x, weight, self.norm)
-        return self.constrain(logits + self.bias), x
+            logits = reference.project(x, weight, self.norm, self.eps)
+        return self.constrain(logits + bias), x
 
     def check_filled(self) -> None:
         """Refuse to run on memory that nothing was ever written to."""

@@ -27,15 +27,16 @@ def applies(x: Tensor, coefficient: Tensor) -> bool:
     )
 
 
-def project(x: Tensor, weight: Tensor, norm: str) -> tuple[Tensor, Tensor]:
+def project(x: Tensor, weight: Tensor, norm: str, eps: float = reference.EPS) -> tuple[Tensor, Tensor]:
     r"""Compute the logits $W\,\mathrm{norm}(x)$, with the norm after the product, and hand x on (eq. fused-proj).
 
     Args:
         x: Streams. [T, n, d]
         weight: Projection. [K, n * d]
         norm: "layer" or "rms"; neither has weights of its own, W would absorb them.
+        eps: The norm's, inside its root.
     """
-    return _run(_Project, x, weight, norm)
+    return _run(_Project, x, weight, norm, eps)
 
 
 def gather(x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,7 +70,7 @@ def _total(first: Tensor | None, second: Tensor | None) -> Tensor | None:
 
 class _Project(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, norm: str) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, norm: str, eps: float) -> tuple[Tensor, Tensor]:
         flat = x.flatten(1)
         mean_square = torch.linalg.vector_norm(flat, dim=-1, keepdim=True).square() / flat.shape[-1]
         logits = flat @ weight.mT
@@ -78,10 +79,10 @@ class _Project(Function):
             mean = flat.mean(-1, keepdim=True)
             mean_square = (mean_square - mean.square()).clamp(min=0)
             logits = logits - mean * weight.sum(-1)
-        scale = (mean_square + reference.EPS).rsqrt()
+        scale = (mean_square + eps).rsqrt()
         logits = logits * scale
         ctx.save_for_backward(x, weight, logits, scale, mean)
-        ctx.norm = norm
+        ctx.norm, ctx.eps = norm, eps
         ctx.set_materialize_grads(False)
         return logits, x.view_as(x)
 
@@ -90,10 +91,10 @@ class _Project(Function):
         x, weight, logits, scale, mean = ctx.saved_tensors
         grad_logits, grad_x = gradients
         if grad_logits is None:
-            return grad_x, None, None
+            return grad_x, None, None, None
         if torch.is_grad_enabled():
-            own = _differentiable(reference.project, (x, weight, ctx.norm), grad_logits)
-            return _total(grad_x, own[0]), own[1], None
+            own = _differentiable(reference.project, (x, weight, ctx.norm, ctx.eps), grad_logits)
+            return _total(grad_x, own[0]), own[1], None, None
         with checks.without_autocast(x):
             flat = x.flatten(1)
             raw = grad_logits * scale
@@ -107,7 +108,7 @@ class _Project(Function):
                 rows = torch.cat([raw, shift], -1)
                 columns = torch.cat([weight, weight.new_ones(1, flat.shape[-1])])
             grad_flat = rows @ columns if grad_x is None else grad_x.flatten(1).addmm_(rows, columns)
-            return grad_flat.addcmul_(flat, along).view_as(x), grad_weight, None
+            return grad_flat.addcmul_(flat, along).view_as(x), grad_weight, None, None
 
 
 class _Gather(Function):

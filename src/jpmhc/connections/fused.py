@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import forward_ad
 
-from jpmhc.connections.reference import EPS
 from jpmhc.kernels.spec import Spec, make_spec
 from jpmhc.mixers import Mixer, TritonForm
 
@@ -28,12 +27,15 @@ def describe(connection: "HyperConnection") -> Spec | str:
         form,
         coefficients.dim,
         coefficients.norm,
-        EPS,
+        coefficients.eps,
         coefficients.read,
         coefficients.write,
         coefficients.temperature,
         connection.post_norm is not None,
         coefficients.scale,
+        coefficients.read_eps,
+        coefficients.write_peak,
+        coefficients.write_eps,
     )
 
 

@@ -48,6 +48,8 @@ class HyperConnection(DescribedModule):
         post_norm: `"rms"` normalises each stream after the write, without weights; None does not.
         kernels: `"fused"` Triton kernels, the PyTorch `"reference"`, or `"auto"`: fused on CUDA where the kernels cover
             the case (otherwise a warning says why not), reference elsewhere and under `torch.func` transforms.
+        eps: The norm's, inside its root.
+        read_eps: Added to the read weights, as DeepSeek-V4 does.
         device: Where the coefficients' parameters are made.
         dtype: Their type; float32 if a half type is asked for.
 
@@ -71,6 +73,8 @@ class HyperConnection(DescribedModule):
         dynamic: bool = True,
         post_norm: str | None = None,
         kernels: str = "auto",
+        eps: float = reference.EPS,
+        read_eps: float = 0.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -88,7 +92,9 @@ class HyperConnection(DescribedModule):
         self.dim, self.streams, self.post_norm, self.kernels = dim, streams, post_norm, kernels
         favoured = int(torch.randint(streams, (), device="cpu")) if index is None else index
         made = make_mixer(mixer, streams, dynamic)
-        self.map = CoefficientMap(dim, made, norm, read, write, temperature, dynamic, favoured, device, dtype)
+        self.map = CoefficientMap(
+            dim, made, norm, read, write, temperature, dynamic, favoured, device, dtype, eps=eps, read_eps=read_eps
+        )
         if kernels == "fused" and isinstance(reason := fused.describe(self), str):
             raise ValueError(f'kernels="fused" is not possible: {reason}')
 
@@ -171,7 +177,7 @@ class HyperConnection(DescribedModule):
             out = reference.scatter(repeat_stream(flat, self.streams), y, write, skip)
         out = out.view(*x.shape[:-2], self.streams, self.dim)
         if self.post_norm is not None:
-            out = reference.normalise_streams(out)
+            out = reference.normalise_streams(out, self.map.eps)
         return out.mean(-2) if mean else out
 
     def _check_state(self, x: Tensor, state: Any) -> None:

@@ -15,7 +15,7 @@ from jpmhc import checks
 EPS = 1e-6
 
 
-def project(x: Tensor, weight: Tensor, norm: str) -> Tensor:
+def project(x: Tensor, weight: Tensor, norm: str, eps: float = EPS) -> Tensor:
     """Compute the logits W norm(x) of each token (eq. fused-proj). [T, n, d], [K, n * d] → [T, K]
 
     The norm, "rms" or "layer", is over all n · d numbers of a token and has no weights.
@@ -23,7 +23,7 @@ def project(x: Tensor, weight: Tensor, norm: str) -> Tensor:
     with checks.without_autocast(x):
         flat = x.flatten(1).to(torch.promote_types(x.dtype, weight.dtype))
         normalise = F.layer_norm if norm == "layer" else F.rms_norm
-        return F.linear(normalise(flat, flat.shape[1:], eps=EPS), weight.to(flat.dtype))
+        return F.linear(normalise(flat, flat.shape[1:], eps=eps), weight.to(flat.dtype))
 
 
 def gather(x: Tensor, read: Tensor) -> Tensor:
@@ -38,9 +38,9 @@ def scatter(x: Tensor, y: Tensor, write: Tensor, skip: Tensor) -> Tensor:
         return (_mix(skip, x) + write.unsqueeze(2) * y.unsqueeze(1)).to(x.dtype)
 
 
-def normalise_streams(x: Tensor) -> Tensor:
+def normalise_streams(x: Tensor, eps: float = EPS) -> Tensor:
     """Divide each stream by the root of its mean square, where a connection has a post-norm. [..., n, d]"""
-    return F.rms_norm(x, x.shape[-1:], eps=EPS)
+    return F.rms_norm(x, x.shape[-1:], eps=eps)
 
 
 def _mix(weights: Tensor, x: Tensor) -> Tensor:

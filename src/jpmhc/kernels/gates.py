@@ -55,17 +55,17 @@ def write_probabilities(v_logits, S: tl.constexpr):
 
 @triton.jit
 def read_weights(r_logits, S: tl.constexpr):
-    """r_j: the mean over the rows. [tokens, n]"""
-    return tl.sum(read_probabilities(r_logits, S), axis=1) / S.n
+    """r_j: the mean over the rows, plus the read's eps. [tokens, n]"""
+    return tl.sum(read_probabilities(r_logits, S), axis=1) / S.n + S.read_eps
 
 
 @triton.jit
 def write_weights(v_logits, S: tl.constexpr):
-    """w_i: the sum over the columns, or twice the sigmoid. [tokens, n]"""
+    """w_i: the sum over the columns, or a multiple of the sigmoid, plus the write's eps. [tokens, n]"""
     total = tl.sum(write_probabilities(v_logits, S), axis=2)
     if S.write == "sigmoid":
-        total = total * (2.0 / S.n)
-    return total
+        total = total * (S.write_peak / S.n)
+    return total + S.write_eps
 
 
 @triton.jit
@@ -85,6 +85,6 @@ def write_derivative(v_logits, grad, S: tl.constexpr):
     p = write_probabilities(v_logits, S)
     g = grad[:, :, None] / S.temperature
     if S.write == "sigmoid":
-        return g * p * (1.0 - p) * (2.0 / S.n)
+        return g * p * (1.0 - p) * (S.write_peak / S.n)
     else:
         return p * (g - tl.sum(p * g, axis=1)[:, None, :])

@@ -25,6 +25,9 @@ class Spec:
         temperature: Divides the read and write logits.
         post_norm: A weightless RMS norm of every stream after the write, with the same eps.
         scale: Multiplies the weight.
+        read_eps: Added to the read weights.
+        write_peak: The largest write weight of the sigmoid.
+        write_eps: Added to the write weights.
         n: Streams: 2, 4 or 8.
         key: The record as a short text, the form in which it passes through `torch.library`; `find_spec` reads it.
     """
@@ -38,6 +41,9 @@ class Spec:
     temperature: float
     post_norm: bool
     scale: float
+    read_eps: float
+    write_peak: float
+    write_eps: float
     n: int = field(init=False)
     key: str = field(init=False)
     cache_key: str = field(init=False)  # Triton asks for it: which functions, with which source, stand behind `mixer`
@@ -45,10 +51,11 @@ class Spec:
     def __post_init__(self) -> None:
         form = self.mixer
         settings = (self.d, self.norm, self.eps, self.read, self.write, self.temperature, self.post_norm, self.scale)
+        gates = (self.read_eps, self.write_peak, self.write_eps)
         shape = (form.streams, form.logits, form.rows, form.columns, form.constants)
         functions = (form.entries, form.mix, form.derivative)
         sources = [getattr(f, "cache_key", f"{f.fn.__module__}.{f.fn.__qualname__}") for f in functions]
-        text = repr((settings, shape, [f"{f.fn.__module__}.{f.fn.__qualname__}" for f in functions]))
+        text = repr((settings, gates, shape, [f"{f.fn.__module__}.{f.fn.__qualname__}" for f in functions]))
         object.__setattr__(self, "n", form.streams)
         object.__setattr__(self, "key", hashlib.sha256(text.encode()).hexdigest()[:16])
         object.__setattr__(self, "cache_key", repr((text, sources)))
@@ -95,13 +102,17 @@ def make_spec(
     temperature: float = 1.0,
     post_norm: bool = False,
     scale: float = 1.0,
+    read_eps: float = 0.0,
+    write_peak: float = 2.0,
+    write_eps: float = 0.0,
 ) -> Spec | str:
     """Make the record of a connection, or say in one sentence why the kernels do not cover it."""
     if mixer.streams not in STREAMS:
         return f"the kernels take {', '.join(map(str, STREAMS))} streams, not {mixer.streams}"
     if d % 8 or not 8 <= d <= MAX_DIM:
         return f"the kernels take a dim that is a multiple of 8 between 8 and {MAX_DIM}, not {d}"
-    return Spec(mixer, d, norm, float(eps), read, write, float(temperature), bool(post_norm), float(scale))
+    numbers = (float(scale), float(read_eps), float(write_peak), float(write_eps))
+    return Spec(mixer, d, norm, float(eps), read, write, float(temperature), bool(post_norm), *numbers)
 
 
 def find_spec(key: str) -> Spec:

@@ -18,9 +18,19 @@ from jpmhc import checks
 # two projections in one graph then fail inside it.
 LOGIT_BOUND = 10
 GRADIENTS = ("direct", "gauss_seidel", "unrolled")
+SIDES = ("rows", "columns")
 
 
-def project(logits: Tensor, iterations: int = 20, tolerance: float | None = None, gradient: str = "direct") -> Tensor:
+def project(
+    logits: Tensor,
+    iterations: int = 20,
+    tolerance: float | None = None,
+    gradient: str = "direct",
+    *,
+    eps: float = 0.0,
+    clamp: float | None = LOGIT_BOUND,
+    first: str = "rows",
+) -> Tensor:
     r"""Turn logits into doubly stochastic matrices, by Sinkhorn–Knopp.
 
     Args:
@@ -29,9 +39,14 @@ def project(logits: Tensor, iterations: int = 20, tolerance: float | None = None
         tolerance: Freeze each matrix once its row sums are within this of one. The loop length never depends on data.
         gradient: `"direct"` solves the implicit system exactly; `"gauss_seidel"` is the paper's iteration, which
             stalls at sharp matrices; `"unrolled"` records the loop and differentiates it.
+        eps: Added to the entries after the first normalisation, which is a softmax, and to every sum that divides
+            after it, as DeepSeek-V4 does. Its gradient is `"unrolled"`.
+        clamp: Bound of the logits' absolute values. None leaves them as they are; then eps keeps the sums above zero.
+        first: The side of every iteration that is normalised first, `"rows"` or `"columns"`; the other one is exact.
 
     Returns:
-        Matrices with unit column sums and, as far as T allows, unit row sums: `violation` tells. [..., n, n]
+        Matrices with unit sums on the side normalised last and, as far as T allows, on the other one: `violation`
+        tells. [..., n, n]
 
     Note:
         The paper's backward forgets the clamp; here the gradient is zero where a logit was clipped.
@@ -41,12 +56,31 @@ def project(logits: Tensor, iterations: int = 20, tolerance: float | None = None
     checks.at_least_one(iterations, "iterations")
     checks.choice(gradient, GRADIENTS, "gradient")
     checks.positive(tolerance, "tolerance")
+    checks.choice(first, SIDES, "first")
+    check_eps(eps, clamp, tolerance, gradient)
     logits = checks.single_or_double(logits)
-    if gradient == "unrolled":
-        return _sinkhorn(logits, iterations, tolerance)
-    # A jvp on the Function breaks compiled backward in torch 2.13.
-    function = _Projection if torch.compiler.is_compiling() else _ForwardModeProjection
-    return function.apply(logits, iterations, tolerance, gradient == "direct")[0]
+    if first == "columns":
+        logits = logits.mT
+    if eps:
+        matrix = _iterate(logits if clamp is None else logits.clamp(-clamp, clamp), iterations, eps)
+    elif gradient == "unrolled":
+        assert clamp is not None  # check_eps
+        matrix = _sinkhorn(logits, iterations, tolerance, clamp)
+    else:
+        # A jvp on the Function breaks compiled backward in torch 2.13.
+        function = _Projection if torch.compiler.is_compiling() else _ForwardModeProjection
+        matrix = function.apply(logits, iterations, tolerance, gradient == "direct", clamp)[0]
+    return matrix.mT if first == "columns" else matrix
+
+
+def check_eps(eps: float, clamp: float | None, tolerance: float | None, gradient: str) -> None:
+    """Refuse an eps or a clamp that `project` cannot combine with the other settings."""
+    checks.inside(eps, "[0, 1)", "eps")
+    checks.positive(clamp, "clamp")
+    if clamp is None and not eps:
+        raise ValueError("clamp=None needs an eps above 0, which keeps the sums that divide above zero")
+    if eps and (gradient != "unrolled" or tolerance is not None):
+        raise ValueError('an eps needs gradient="unrolled" and no tolerance: it has no limit to differentiate')
 
 
 def violation(matrix: Tensor) -> Tensor:
@@ -72,13 +106,23 @@ def sample(
     return _sinkhorn(logits, iterations=1000, tolerance=1e-15).to(dtype)
 
 
-def _sinkhorn(logits: Tensor, iterations: int, tolerance: float | None) -> Tensor:
+def _iterate(logits: Tensor, iterations: int, eps: float) -> Tensor:
+    """Normalise rows, then columns, T times, with eps where DeepSeek-V4 has it; the first time is a softmax."""
+    matrix = logits.softmax(-1) + eps
+    for step in range(iterations):
+        if step:
+            matrix = matrix / (matrix.sum(-1, keepdim=True) + eps)
+        matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
+    return matrix
+
+
+def _sinkhorn(logits: Tensor, iterations: int, tolerance: float | None, clamp: float = LOGIT_BOUND) -> Tensor:
     r"""Alg. sinkhorn-forward in its scaled form $P = \operatorname{diag}(u)\, K \operatorname{diag}(v)$.
 
     The clamp keeps K's entries above e^-20 of their row's largest, so that u and v neither overflow nor underflow and
     the logarithms of the paper's form, which cost most of its time, are not needed.
     """
-    clamped = logits.clamp(-LOGIT_BOUND, LOGIT_BOUND)
+    clamped = logits.clamp(-clamp, clamp)
     k = (clamped - clamped.detach().amax(-1, keepdim=True)).exp()
     u, v = torch.ones_like(k[..., :1]), torch.ones_like(k[..., :1, :])
     for _ in range(iterations):
@@ -155,8 +199,10 @@ class _Projection(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(logits: Tensor, iterations: int, tolerance: float | None, direct: bool) -> tuple[Tensor, Tensor]:
-        return _sinkhorn(logits, iterations, tolerance), logits.abs() <= LOGIT_BOUND
+    def forward(
+        logits: Tensor, iterations: int, tolerance: float | None, direct: bool, clamp: float
+    ) -> tuple[Tensor, Tensor]:
+        return _sinkhorn(logits, iterations, tolerance, clamp), logits.abs() <= clamp
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -166,9 +212,9 @@ class _Projection(torch.autograd.Function):
         ctx.save_for_forward(*output)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         p, free = ctx.saved_tensors
-        return torch.where(free, _tangent(p, gradients[0], ctx.direct), 0), None, None, None
+        return torch.where(free, _tangent(p, gradients[0], ctx.direct), 0), None, None, None, None
 
 
 class _ForwardModeProjection(_Projection):

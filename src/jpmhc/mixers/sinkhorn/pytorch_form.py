@@ -18,19 +18,36 @@ class Sinkhorn(Mixer):
         iterations: Row-then-column normalisations, T = 20 in the paper.
         tolerance: Freeze each matrix once its row sums are within this of one; None never does.
         gradient: "direct" (exact, of the limit), "gauss_seidel" (the paper's) or "unrolled" (of the T iterations).
+        eps: Added where DeepSeek-V4 adds it (see `birkhoff.project`); its gradient is "unrolled".
+        clamp: Bound of the logits' absolute values; None, with an eps, leaves them as they are.
+        first: The side of H that every iteration normalises first, "rows" or "columns"; the other one is exact.
+        transposed: Take the logits for Hᵀ by rows, as models do that multiply the streams by the transposed matrix.
     """
 
     name = "sinkhorn"
     ensemble = "bistochastic"
 
     def __init__(
-        self, streams: int, *, iterations: int = 20, tolerance: float | None = None, gradient: str = "direct"
+        self,
+        streams: int,
+        *,
+        iterations: int = 20,
+        tolerance: float | None = None,
+        gradient: str = "direct",
+        eps: float = 0.0,
+        clamp: float | None = birkhoff.LOGIT_BOUND,
+        first: str = "rows",
+        transposed: bool = False,
     ) -> None:
         super().__init__(streams, streams**2)
         checks.at_least_one(iterations, "iterations")
         checks.positive(tolerance, "tolerance")
         checks.choice(gradient, birkhoff.GRADIENTS, "gradient")
+        birkhoff.check_eps(eps, clamp, tolerance, gradient)
+        checks.choice(first, birkhoff.SIDES, "first")
+        checks.switch(transposed, "transposed")
         self.iterations, self.tolerance, self.gradient = iterations, tolerance, gradient
+        self.eps, self.clamp, self.first, self.transposed = eps, clamp, first, transposed
 
     def start(self) -> Tensor:
         if self.streams == 1:
@@ -40,7 +57,11 @@ class Sinkhorn(Mixer):
 
     def forward(self, logits: Tensor) -> Tensor:
         matrix = logits.unflatten(-1, (self.streams, self.streams))
-        return birkhoff.project(matrix, self.iterations, self.tolerance, self.gradient)
+        if self.transposed:
+            matrix = matrix.mT
+        return birkhoff.project(
+            matrix, self.iterations, self.tolerance, self.gradient, eps=self.eps, clamp=self.clamp, first=self.first
+        )
 
     def violation(self, matrix: Tensor) -> Tensor:
         return birkhoff.violation(matrix)
@@ -51,8 +72,13 @@ class Sinkhorn(Mixer):
         return birkhoff.sample(streams, shape, generator=generator)
 
     def triton_form(self) -> TritonForm | str:
-        if self.tolerance is not None or self.gradient != "direct":
-            return "the kernels run Sinkhorn without a tolerance and with the direct gradient"
-        from jpmhc.mixers.sinkhorn.triton_form import make_form
+        if self.tolerance is not None or self.gradient == "gauss_seidel":
+            return "the kernels run Sinkhorn without a tolerance and with the direct or the unrolled gradient"
+        from jpmhc.mixers.sinkhorn.triton_form import Constants, make_form
 
-        return make_form(self.streams, self.iterations)
+        clamp = None if self.clamp is None else float(self.clamp)
+        axes = (2, 1) if self.first == "rows" else (1, 2)
+        direct = self.gradient == "direct"
+        return make_form(
+            self.streams, Constants(self.iterations, direct, float(self.eps), clamp, self.transposed, *axes)
+        )

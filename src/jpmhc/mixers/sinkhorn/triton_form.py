@@ -10,31 +10,120 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from jpmhc.manifolds import birkhoff
 from jpmhc.mixers.base import TritonForm
 from jpmhc.mixers.triton_matrices import entries_by_rows
 
-LOGIT_BOUND = tl.constexpr(float(birkhoff.LOGIT_BOUND))
-
 
 class Constants(NamedTuple):
+    """The settings of a Sinkhorn mixer, and the axes of [tokens, n, n] that it sums over first and second."""
+
     iterations: int
+    direct: bool
+    eps: float
+    clamp: float | None
+    transposed: bool
+    first: int
+    second: int
+
+
+@triton.jit
+def entries_by_columns(F: tl.constexpr):
+    """Place the logits column by column, so that they are the rows of the transposed matrix."""
+    i = tl.arange(0, F.rows)[:, None]
+    j = tl.arange(0, F.columns)[None, :]
+    return j * F.rows + i, (i + j >= 0).to(tl.float32)
+
+
+@triton.jit
+def clamp_logits(m, F: tl.constexpr):
+    """Clamp the logits as the mixer says."""
+    if F.constants.clamp is None:
+        return m
+    else:
+        return tl.clamp(m, -F.constants.clamp, F.constants.clamp, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def drop_clamped(m, grad, F: tl.constexpr):
+    """Return the gradient of the logits from that of the clamped ones."""
+    if F.constants.clamp is None:
+        return grad
+    else:
+        return tl.where((m < -F.constants.clamp) | (m > F.constants.clamp), 0.0, grad)
 
 
 @triton.jit
 def mix(m, F: tl.constexpr):
-    """Row-then-column normalisations of exp(clamp(logits)), kept as two scalings.
+    """Normalisations of exp(clamp(logits)), the first side and then the second, kept as two scalings.
 
     With |logits| ≤ 10 every factor stays inside e^±40, so this is the log-space iteration without its logarithms.
     """
     ITERATIONS: tl.constexpr = F.constants.iterations
-    x = tl.clamp(m, -LOGIT_BOUND, LOGIT_BOUND, propagate_nan=tl.PropagateNan.ALL)
-    kernel = tl.exp(x - tl.max(x, axis=2)[:, :, None])
-    column = tl.max(x, axis=1) * 0.0 + 1.0
+    FIRST: tl.constexpr = F.constants.first
+    SECOND: tl.constexpr = F.constants.second
+    x = clamp_logits(m, F)
+    kernel = tl.exp(x - tl.max(x, axis=FIRST, keep_dims=True))
+    after = tl.max(x, axis=SECOND, keep_dims=True) * 0.0 + 1.0
     for _ in tl.static_range(ITERATIONS):
-        row = 1.0 / tl.sum(kernel * column[:, None, :], axis=2)
-        column = 1.0 / tl.sum(kernel * row[:, :, None], axis=1)
-    return kernel * row[:, :, None] * column[:, None, :]
+        before = 1.0 / tl.sum(kernel * after, axis=FIRST, keep_dims=True)
+        after = 1.0 / tl.sum(kernel * before, axis=SECOND, keep_dims=True)
+    return kernel * before * after
+
+
+@triton.jit
+def softmax_first(m, F: tl.constexpr):
+    """The first normalisation of the T iterations, a softmax. [tokens, n, n]"""
+    FIRST: tl.constexpr = F.constants.first
+    x = clamp_logits(m, F)
+    e = tl.exp(x - tl.max(x, axis=FIRST, keep_dims=True))
+    return e / tl.sum(e, axis=FIRST, keep_dims=True)
+
+
+@triton.jit
+def iterate(m, F: tl.constexpr):
+    """Exactly T normalisations of both sides, with eps where DeepSeek-V4 has it."""
+    ITERATIONS: tl.constexpr = F.constants.iterations
+    EPS: tl.constexpr = F.constants.eps
+    FIRST: tl.constexpr = F.constants.first
+    SECOND: tl.constexpr = F.constants.second
+    h = softmax_first(m, F) + EPS
+    for step in tl.static_range(ITERATIONS):
+        if step > 0:
+            h = h / (tl.sum(h, axis=FIRST, keep_dims=True) + EPS)
+        h = h / (tl.sum(h, axis=SECOND, keep_dims=True) + EPS)
+    return h
+
+
+@triton.jit
+def iterate_derivative(m, h, grad, F: tl.constexpr):
+    r"""Differentiate the T iterations, which are run again with the scalings of both sides kept.
+
+    A normalisation C' = C / (s + eps) with the sums s turns the gradient G of C' into (G - Σ G ⊙ C') / (s + eps).
+    """
+    ITERATIONS: tl.constexpr = F.constants.iterations
+    EPS: tl.constexpr = F.constants.eps
+    FIRST: tl.constexpr = F.constants.first
+    SECOND: tl.constexpr = F.constants.second
+    p = softmax_first(m, F)
+    kernel = p + EPS
+    befores = (tl.max(p, axis=FIRST, keep_dims=True) * 0.0 + 1.0,)
+    afters = (tl.max(p, axis=SECOND, keep_dims=True) * 0.0 + 1.0,)
+    for step in tl.static_range(ITERATIONS):
+        before = befores[step]
+        after = afters[step]
+        if step > 0:
+            before = before / (before * tl.sum(kernel * after, axis=FIRST, keep_dims=True) + EPS)
+        after = after / (after * tl.sum(kernel * before, axis=SECOND, keep_dims=True) + EPS)
+        befores = befores + (before,)
+        afters = afters + (after,)
+    for back in tl.static_range(ITERATIONS):
+        step = ITERATIONS - back
+        c = kernel * befores[step] * afters[step]
+        grad = (grad - tl.sum(grad * c, axis=SECOND, keep_dims=True)) * (afters[step] / afters[step - 1])
+        if back < ITERATIONS - 1:
+            c = kernel * befores[step] * afters[step - 1]
+            grad = (grad - tl.sum(grad * c, axis=FIRST, keep_dims=True)) * (befores[step] / befores[step - 1])
+    return drop_clamped(m, p * (grad - tl.sum(p * grad, axis=FIRST, keep_dims=True)), F)
 
 
 @triton.jit
@@ -69,12 +158,13 @@ def derivative(m, h, grad, F: tl.constexpr):
         value = loads[N - 2 - step] + tl.sum(links[N - 2 - step] * u, axis=1)[:, None]
         u = tl.where(node == N - 2 - step, value, u)
     across = tl.sum(q * u[:, :, None], axis=1)[:, None, :]
-    clipped = (m < -LOGIT_BOUND) | (m > LOGIT_BOUND)
-    return tl.where(clipped, 0.0, h * (centred - (u[:, :, None] - across)))
+    return drop_clamped(m, h * (centred - (u[:, :, None] - across)), F)
 
 
 @functools.cache
-def make_form(streams: int, iterations: int) -> TritonForm:
-    """Describe a Sinkhorn mixer of so many iterations."""
+def make_form(streams: int, constants: Constants) -> TritonForm:
+    """Describe a Sinkhorn mixer with these settings."""
     n = streams
-    return TritonForm(n, n * n, n, n, entries_by_rows, mix, derivative, Constants(iterations))
+    entries = entries_by_columns if constants.transposed else entries_by_rows
+    functions = (mix, derivative) if constants.direct else (iterate, iterate_derivative)
+    return TritonForm(n, n * n, n, n, entries, *functions, constants)

@@ -1,0 +1,69 @@
+"""StreamHead: how n streams become one hidden state at the end of a model."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from jpmhc import checks
+from jpmhc.connections import reference
+from jpmhc.connections.streams import flatten_streams
+
+KINDS = ("learned", "mean", "sum")
+
+
+class StreamHead(nn.Module):
+    r"""Turns the streams of each token into one hidden state: by learned weights, their mean or their sum.
+
+    The learned head computes $\sum_i (\sigma(s\,(W\,\mathrm{rms}(x))_i + b_i) + \epsilon)\, x_i$, which DeepSeek-V4
+    puts before its last norm. It starts as the mean.
+
+    Args:
+        dim: Width of one stream.
+        streams: n.
+        kind: `"learned"`, `"mean"` or `"sum"`.
+        eps: The norm's, inside its root.
+        read_eps: ε, added to the learned weights.
+        device: Where the parameters are made.
+
+    Shapes:
+        x: [..., n, d] → [..., d]
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        streams: int = 4,
+        kind: str = "learned",
+        *,
+        eps: float = reference.EPS,
+        read_eps: float = 0.0,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        checks.at_least_one(dim, "dim")
+        checks.at_least_one(streams, "streams")
+        checks.choice(kind, KINDS, "kind")
+        checks.positive(eps, "eps")
+        checks.inside(read_eps, "[0, 0.1]", "read_eps")
+        self.dim, self.streams, self.kind, self.eps, self.read_eps = dim, streams, kind, eps, read_eps
+        if kind == "learned":
+            self.weight = nn.Parameter(torch.zeros(streams, streams * dim, device=device))
+            self.bias = nn.Parameter(torch.full((streams,), -math.log(max(streams - 1, 1e-6)), device=device))
+            self.scale = nn.Parameter(torch.ones(1, device=device))
+
+    def forward(self, x: Tensor) -> Tensor:
+        flatten_streams(x, self.streams, self.dim)
+        if self.kind == "learned":
+            return read_streams(x, self.weight * self.scale, self.bias, self.eps, self.read_eps)
+        return x.mean(-2) if self.kind == "mean" else x.sum(-2)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, streams={self.streams}, kind={self.kind}"
+
+
+def read_streams(x: Tensor, weight: Tensor, bias: Tensor, eps: float, read_eps: float) -> Tensor:
+    """Mix each token's streams with the weights σ(W rms(x) + b) + read_eps. [..., n, d], [n, n * d], [n] → [..., d]"""
+    flat = x.reshape(-1, *x.shape[-2:])
+    weights = (reference.project(flat, weight, "rms", eps) + bias).sigmoid() + read_eps
+    return reference.gather(flat, weights).reshape(*x.shape[:-2], x.shape[-1])

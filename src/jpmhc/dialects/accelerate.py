@@ -1,0 +1,37 @@
+"""accelerate: a model that has hyper-connections runs them on our kernels."""
+
+from typing import Any
+
+from torch import nn
+
+from jpmhc.dialects.registry import DIALECTS
+
+
+def accelerate(model: nn.Module, kernels: str = "auto") -> nn.Module:
+    """Let a `transformers` model of a known dialect run its hyper-connections on the fused kernels, in place.
+
+    The model keeps its parameters and their names; its logits stay equal up to rounding. On a GPU the fused kernels run
+    where they cover the case, elsewhere the PyTorch reference does.
+
+    Args:
+        model: A model with the decoder layers of one of `jpmhc.dialects.DIALECTS`.
+        kernels: As in `HyperConnection`: `"auto"`, `"fused"` or `"reference"`.
+
+    Returns:
+        The same model.
+    """
+    runners: dict[str, Any] = {}
+    for dialect in DIALECTS.values():
+        runners |= dict.fromkeys(getattr(dialect, "LAYERS", ()), getattr(dialect, "Layer", None))
+        runners |= dict.fromkeys(getattr(dialect, "HEADS", ()), getattr(dialect, "Head", None))
+    found = [(name, module) for name, module in model.named_modules() if type(module).__name__ in runners]
+    if not found:
+        known = ", ".join(sorted(name for name in runners if "Layer" in name))
+        raise ValueError(f"{type(model).__name__} has no layers of a known dialect; the known ones are {known}")
+    for name, module in found:
+        if "forward" in vars(module):
+            raise ValueError(f"{name or 'the model'} has a forward of its own already, and cannot be given ours")
+    made = [(module, runners[type(module).__name__](module, name, kernels)) for name, module in found]
+    for module, runner in made:
+        module.forward = runner.forward  # a bound method: a copy of the model is bound to the copy's modules
+    return model

@@ -1,0 +1,124 @@
+"""DeepSeek-V4: mHC with eps, Sinkhorn used transposed, and a learned head before the last norm.
+
+In this dialect, with the norm over all n · d numbers of a token and its eps inside the root,
+
+    read = σ + eps,  write = 2σ,  H = Cᵀ,
+    C = softmax over rows + eps, then columns, rows, …, columns, each divided by its sum + eps.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from jpmhc import checks
+from jpmhc.connections import HyperConnection
+from jpmhc.connections.head import read_streams
+from jpmhc.dialects import keys, mhc
+
+_PARTS = {"": {part: part for part in mhc.PARTS}}
+NAMINGS = {
+    "huggingface": keys.Naming(
+        "model.",
+        {
+            "layers.{}.attn": "layers.{}.attn_hc.[part]",
+            "layers.{}.ffn": "layers.{}.ffn_hc.[part]",
+            "head": "hc_head.hc_[part]",
+        },
+        _PARTS,
+    ),
+    "original": keys.Naming(
+        "",
+        {
+            "layers.{}.attn": "layers.{}.hc_attn_[part]",
+            "layers.{}.ffn": "layers.{}.hc_ffn_[part]",
+            "mtp.{}.attn": "mtp.{}.hc_attn_[part]",
+            "mtp.{}.ffn": "mtp.{}.hc_ffn_[part]",
+            "mtp.{}.head": "mtp.{}.hc_head_[part]",
+            "head": "hc_head_[part]",
+        },
+        _PARTS,
+    ),
+}
+MARKER = r"(^|\.)(hc_(attn|ffn|head)|(attn|ffn)_hc)"
+LAYERS = ("DeepseekV4DecoderLayer",)
+HEADS = ("DeepseekV4HyperHead",)
+
+
+def load(
+    state_dict: Mapping[str, Tensor],
+    *,
+    streams: int = 4,
+    iterations: int = 20,
+    eps: float = 1e-6,
+    norm_eps: float = 1e-6,
+) -> dict[str, nn.Module]:
+    """Make the connections and heads of a DeepSeek-V4 model from its state dict.
+
+    Args:
+        state_dict: The model's tensors under Hugging Face's or the original names; other tensors are left alone.
+        streams: `hc_mult` of the model's configuration.
+        iterations: `hc_sinkhorn_iters`.
+        eps: `hc_eps`.
+        norm_eps: `rms_norm_eps`.
+
+    Returns:
+        A `HyperConnection` for each of "layers.0.attn", "layers.0.ffn", …, and a `StreamHead` for "head".
+    """
+    places = keys.collect(state_dict, NAMINGS, MARKER, "DeepSeek-V4")
+    return mhc.load_places(places, streams, iterations, eps, norm_eps)
+
+
+def dump(
+    connections: Mapping[str, nn.Module], names: str = "huggingface", prefix: str | None = None
+) -> dict[str, Tensor]:
+    """Return the tensors of connections that `load` made, under `"huggingface"` or `"original"` names.
+
+    Args:
+        connections: What `load` returned.
+        names: Which names.
+        prefix: What stands before every key instead of the names' own prefix.
+    """
+    checks.choice(names, NAMINGS, "names")
+    return mhc.dump_places(connections, NAMINGS[names], prefix)
+
+
+class Layer:
+    """Runs a decoder layer of `transformers` with our connections, which borrow the layer's parameters."""
+
+    def __init__(self, layer: Any, name: str, kernels: str) -> None:
+        self.layer = layer
+        self.attention = borrow(layer.attn_hc, f"{name}.attn_hc", kernels)
+        self.feedforward = borrow(layer.ffn_hc, f"{name}.ffn_hc", kernels)
+
+    def forward(self, hidden_states: Tensor, input_ids: Tensor | None = None, **kwargs: Any) -> Tensor:
+        layer = self.layer
+        h, state = self.attention.read(hidden_states)
+        y, _ = layer.self_attn(layer.input_layernorm(h), **kwargs)
+        x, h, state = self.attention.write_read(hidden_states, y, state, self.feedforward)
+        return self.feedforward.write(x, layer.mlp(layer.post_attention_layernorm(h), input_ids=input_ids), state)
+
+
+class Head:
+    """Runs the learned head of `transformers` on the streams' own arithmetic."""
+
+    def __init__(self, head: Any, name: str, kernels: str) -> None:
+        self.head = head
+
+    def forward(self, x: Tensor) -> Tensor:
+        head = self.head
+        return read_streams(x, head.hc_fn * head.hc_scale, head.hc_base, head.input_norm.eps, head.eps)
+
+
+def borrow(connection: Any, name: str, kernels: str) -> HyperConnection:
+    """Make our connection on the parameters and settings of one of `transformers`."""
+    return mhc.make_connection(
+        connection,
+        connection.hc_mult,
+        connection.hc_sinkhorn_iters,
+        connection.hc_eps,
+        connection.input_norm.eps,
+        borrowed=True,
+        what=name,
+        kernels=kernels,
+    )

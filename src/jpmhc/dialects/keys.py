@@ -1,0 +1,97 @@
+"""Find the hyper-connections of a model in its state dict, by the names that a dialect gives them."""
+
+import re
+from collections.abc import Mapping
+
+from torch import Tensor
+
+Places = dict[str, dict[str, Tensor]]  # what lies at "layers.0.attn", by the name of the part
+
+
+class Naming:
+    """One way to name the tensors of a model's connections.
+
+    Args:
+        prefix: What stands before every key in the model that the names are from.
+        templates: For each place, such as `"layers.{}.attn"`, the key of its parts: `"layers.{}.attn_hc.[part]"`.
+        parts: For each place, the parts it has and their names in the key. A place that is not in here has those of "".
+    """
+
+    def __init__(self, prefix: str, templates: dict[str, str], parts: dict[str, dict[str, str]]) -> None:
+        self.prefix, self.templates = prefix, templates
+        self.parts = {place: parts.get(place, parts[""]) for place in templates}
+
+    def make_key(self, place: str, part: str, prefix: str | None = None) -> str:
+        """Return the key of one part of a place such as "layers.0.attn"."""
+        number = "".join(re.findall(r"\d+", place))
+        pattern = re.sub(r"\d+", "{}", place)
+        key = self.templates[pattern].format(number).replace("[part]", self.parts[pattern][part])
+        return (self.prefix if prefix is None else prefix) + key
+
+    def find(self, key: str) -> tuple[str, str, str] | None:
+        """Return prefix, place and part of a key, or None if it is not of this naming."""
+        for place, template in self.templates.items():
+            names = {name: part for part, name in self.parts[place].items()}
+            wanted = re.escape(template).replace(r"\{\}", r"(?P<number>\d+)")
+            wanted = wanted.replace(r"\[part\]", f"(?P<part>{'|'.join(map(re.escape, names))})")
+            match = re.fullmatch(rf"(?P<prefix>(?:\w+\.)*?){wanted}", key)
+            if match:
+                found = match.groupdict()
+                return found["prefix"], place.format(found.get("number")), names[found["part"]]
+        return None
+
+
+def collect(state_dict: Mapping[str, Tensor], namings: Mapping[str, Naming], marker: str, dialect: str) -> Places:
+    """Sort the connections' tensors by place, and refuse a state dict that lacks some or has others.
+
+    Args:
+        state_dict: All of a model's tensors, or those of its connections.
+        namings: The dialect's namings; the keys must be of one of them.
+        marker: A pattern that every key of a connection matches, and no other key.
+        dialect: Its name, for messages.
+    """
+    places: Places = {}
+    used: tuple[str, str] | None = None
+    for key in (key for key in state_dict if re.search(marker, key)):
+        for name, naming in namings.items():
+            found = naming.find(key)
+            if found and used in (None, (name, found[0])):
+                used = (name, found[0])
+                places.setdefault(found[1], {})[found[2]] = state_dict[key]
+                break
+        else:
+            raise ValueError(f"the key {key!r} is not one of {dialect}'s, or not named like the keys before it")
+    if used is None:
+        raise ValueError(f"the state dict has no keys of {dialect}, such as {_example(namings)!r}")
+    naming, prefix = namings[used[0]], used[1]
+    for place, parts in places.items():
+        for part in naming.parts[re.sub(r"\d+", "{}", place)]:
+            if part not in parts:
+                raise ValueError(f"the key {naming.make_key(place, part, prefix)!r} is missing from the state dict")
+    _check_layers(places, naming, prefix)
+    return places
+
+
+def _check_layers(places: Places, naming: Naming, prefix: str) -> None:
+    """Refuse a layer that lacks one of its connections, and numbers of layers with a gap."""
+    for group in {pattern.split(".")[0] for pattern in naming.templates if "{}" in pattern}:
+        kinds = {re.sub(r"\d+", "{}", place) for place in places if place.startswith(f"{group}.")}
+        numbers = {int(place.split(".")[1]) for place in places if place.startswith(f"{group}.")}
+        for number in range(max(numbers, default=-1) + 1):
+            for kind in sorted(kinds):
+                if kind.format(number) not in places:
+                    part = next(iter(naming.parts[kind]))
+                    key = naming.make_key(kind.format(number), part, prefix)
+                    raise ValueError(f"the key {key!r} is missing from the state dict")
+
+
+def _example(namings: Mapping[str, Naming]) -> str:
+    naming = next(iter(namings.values()))
+    place = next(place for place in naming.templates if place.startswith("layers"))
+    return naming.make_key(place.format(0), next(iter(naming.parts[place])))
+
+
+def check_shape(tensor: Tensor, shape: tuple[int, ...], what: str) -> None:
+    """Refuse a tensor of another shape than the dialect's."""
+    if tuple(tensor.shape) != shape:
+        raise ValueError(f"{what} must have the shape {list(shape)}, got {list(tensor.shape)}")

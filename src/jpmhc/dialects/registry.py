@@ -1,0 +1,7 @@
+"""Every dialect by its name. A new one is a file beside this one and an entry here."""
+
+from types import ModuleType
+
+from jpmhc.dialects import deepseek_v4
+
+DIALECTS: dict[str, ModuleType] = {"deepseek_v4": deepseek_v4}

@@ -1,0 +1,32 @@
+"""StreamHead: the start, the formula, and what it refuses."""
+
+import pytest
+import torch
+
+import jpmhc
+
+
+def test_the_learned_head_starts_as_the_mean():
+    x = torch.randn(3, 5, 4, 8)
+    torch.testing.assert_close(jpmhc.StreamHead(8, 4)(x), x.mean(-2))
+    torch.testing.assert_close(jpmhc.StreamHead(8, 4, "mean")(x), jpmhc.reduce_streams(x))
+    torch.testing.assert_close(jpmhc.StreamHead(8, 4, "sum")(x), x.sum(-2))
+
+
+def test_the_learned_head_follows_its_formula():
+    torch.manual_seed(0)
+    head = jpmhc.StreamHead(8, 4, eps=1e-3, read_eps=1e-2).double()
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter)
+    x = torch.randn(7, 4, 8, dtype=torch.float64)
+    for token, found in zip(x, head(x)):
+        normed = token.flatten() / (token.square().mean() + 1e-3).sqrt()
+        weights = torch.sigmoid(head.scale * (head.weight @ normed) + head.bias) + 1e-2
+        torch.testing.assert_close(found, sum(w * stream for w, stream in zip(weights, token)), rtol=1e-13, atol=1e-13)
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match="kind must be one of learned, mean, sum"):
+        jpmhc.StreamHead(8, 4, "max")
+    with pytest.raises(ValueError, match=r"expected streams of shape \[\.\.\., 4, 8\]"):
+        jpmhc.StreamHead(8, 4)(torch.randn(2, 3, 8))

@@ -1,0 +1,41 @@
+"""How a published model and its accelerated copy are compared."""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+import jpmhc
+
+RELATIVE = 1e-5
+
+
+def relative(found: Tensor, wanted: Tensor) -> float:
+    return float((found - wanted).detach().norm() / wanted.detach().norm())
+
+
+def logits_and_gradients(model: nn.Module, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    model.zero_grad(set_to_none=True)
+    logits = model(tokens).logits
+    direction = torch.randn(logits.shape, generator=torch.Generator().manual_seed(3))
+    (logits * direction).sum().backward()
+    return logits.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_accelerated_is_equal(model: nn.Module, tokens: Tensor) -> nn.Module:
+    """The accelerated copy has the same logits, gradients, tokens and names; the model itself stays as it was."""
+    fast = jpmhc.accelerate(copy.deepcopy(model))
+    logits, gradients = logits_and_gradients(model, tokens)
+    fast_logits, fast_gradients = logits_and_gradients(fast, tokens)
+    assert relative(fast_logits, logits) <= RELATIVE
+    assert not torch.equal(fast_logits, logits), "the copy does not run on other code"
+    assert fast_gradients.keys() == gradients.keys()
+    # A gradient that cancels to nothing is compared with the typical size of one.
+    typical = sum(float(g.norm()) for g in gradients.values()) / len(gradients)
+    for name, gradient in gradients.items():
+        error = float((fast_gradients[name] - gradient).norm())
+        assert error <= RELATIVE * max(float(gradient.norm()), 0.1 * typical), name
+    state, fast_state = model.state_dict(), fast.state_dict()
+    assert list(state) == list(fast_state)
+    assert all(torch.equal(fast_state[key], tensor) for key, tensor in state.items())
+    return fast

@@ -1,0 +1,60 @@
+"""Tiny random models of `transformers` that have hyper-connections, at mild and at sharp logits."""
+
+import pytest
+import torch
+from torch import nn
+
+VOCABULARY = 64
+
+
+def require(name: str):
+    """Return a model family's module of `transformers`, or skip the test where it is not installed."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    return pytest.importorskip(f"transformers.models.{name}", reason=f"transformers has no {name}")
+
+
+def deepseek_v4(layers: int = 3) -> nn.Module:
+    module = require("deepseek_v4")
+    config = module.DeepseekV4Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        moe_intermediate_size=16,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        head_dim=16,
+        q_lora_rank=16,
+        num_experts_per_tok=2,
+        n_routed_experts=4,
+        max_position_embeddings=64,
+        sliding_window=8,
+        o_groups=2,
+        o_lora_rank=8,
+        index_n_heads=2,
+        index_head_dim=8,
+        index_topk=4,
+        num_nextn_predict_layers=0,
+        pad_token_id=0,
+    )
+    return module.DeepseekV4ForCausalLM(config)
+
+
+def sharpen(model: nn.Module, largest: float, seed: int = 0) -> nn.Module:
+    """Draw the connections' parameters anew, the skip's static logits up to `largest`."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        part = name.rpartition(".")[2].removeprefix("hc_")
+        if part not in ("fn", "base", "scale"):
+            continue
+        drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        if part == "base":
+            drawn *= largest / drawn.abs().max()
+        elif part == "scale":
+            drawn = 0.5 + drawn.abs()
+        else:
+            drawn *= 0.05
+        parameter.data.copy_(drawn)
+    return model
+
+
+def tokens(batch: int = 2, length: int = 12) -> torch.Tensor:
+    return torch.randint(1, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(1))

@@ -1,0 +1,178 @@
+"""DeepSeek-V4 against `transformers`' own model, and its weights as connections and back."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import jpmhc
+from jpmhc.dialects import deepseek_v4
+from tests.dialects import compare, models
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return models.deepseek_v4().eval()
+
+
+def reference_connection(x, fn, base, scale, sublayer, iterations=20, eps=1e-6, norm_eps=1e-6):
+    """DeepSeek-V4's formulas, token by token where order matters. x: [T, n, d]"""
+    n = x.shape[1]
+    flat = x.flatten(1)
+    m = (flat @ fn.T) / (flat.square().mean(-1, keepdim=True) + norm_eps).sqrt()
+    read = torch.sigmoid(m[:, :n] * scale[0] + base[:n]) + eps
+    write = 2 * torch.sigmoid(m[:, n : 2 * n] * scale[1] + base[n : 2 * n])
+    c = (m[:, 2 * n :] * scale[2] + base[2 * n :]).view(-1, n, n).softmax(-1) + eps
+    c = c / (c.sum(1, keepdim=True) + eps)
+    for _ in range(iterations - 1):
+        c = c / (c.sum(2, keepdim=True) + eps)
+        c = c / (c.sum(1, keepdim=True) + eps)
+    y = sublayer(torch.einsum("tn,tnd->td", read, x))
+    return torch.einsum("tn,td->tnd", write, y) + torch.einsum("tjk,tjd->tkd", c, x)
+
+
+@pytest.mark.parametrize("largest", [1.5, 7.3, 22.0])
+def test_a_loaded_connection_follows_the_formulas_in_float64(largest):
+    generator = torch.Generator().manual_seed(0)
+    fn, base, scale, x = (
+        torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((24, 64), (24,), (3,), (50, 4, 16))
+    )
+    base *= largest / base.abs().max()
+    state = {
+        f"layers.0.hc_attn_{part}": tensor for part, tensor in (("fn", 0.1 * fn), ("base", base), ("scale", scale))
+    }
+    connection = deepseek_v4.load(state)["layers.0.attn"]
+    connection.sublayer = torch.tanh
+    source = connection.map.source
+    leaves = [x.requires_grad_(), source.fn, source.base, source.scale]
+    found, wanted = connection(x), reference_connection(*leaves, torch.tanh)
+    assert (found - wanted).abs().max() <= 1e-12 * wanted.abs().max()
+    direction = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+    for one, other in zip(
+        torch.autograd.grad((found * direction).sum(), leaves), torch.autograd.grad((wanted * direction).sum(), leaves)
+    ):
+        assert (one - other).abs().max() <= 1e-12 * other.abs().max()
+
+
+@pytest.mark.parametrize("largest", [1.5, 7.3, 22.0])
+def test_accelerated_model_is_equal(model, largest):
+    compare.assert_accelerated_is_equal(models.sharpen(model, largest), models.tokens())
+
+
+def test_fused_kernels_are_equal(model):
+    models.sharpen(model, 22.0)
+    fast = jpmhc.accelerate(copy.deepcopy(model), kernels="fused")
+    logits, gradients = compare.logits_and_gradients(model, models.tokens(1, 5))
+    fast_logits, fast_gradients = compare.logits_and_gradients(fast, models.tokens(1, 5))
+    assert compare.relative(fast_logits, logits) <= compare.RELATIVE
+    for name in (name for name in gradients if "_hc." in name):
+        assert compare.relative(fast_gradients[name], gradients[name]) <= 2 * compare.RELATIVE, name
+
+
+def test_generation_is_equal(model):
+    models.sharpen(model, 7.3)
+    fast = jpmhc.accelerate(copy.deepcopy(model))
+    wanted = model.generate(models.tokens(), max_new_tokens=6, do_sample=False)
+    assert torch.equal(fast.generate(models.tokens(), max_new_tokens=6, do_sample=False), wanted)
+
+
+def test_hidden_states_and_checkpointing_are_equal(model):
+    models.sharpen(model, 1.5)
+    fast = jpmhc.accelerate(copy.deepcopy(model))
+    wanted = model(models.tokens(), output_hidden_states=True).hidden_states
+    found = fast(models.tokens(), output_hidden_states=True).hidden_states
+    assert len(found) == len(wanted)
+    assert all(compare.relative(a, b) <= compare.RELATIVE for a, b in zip(found, wanted))
+    _, gradients = compare.logits_and_gradients(fast, models.tokens())
+    fast.gradient_checkpointing_enable()
+    fast.train()
+    _, again = compare.logits_and_gradients(fast, models.tokens())
+    assert compare.relative(again["model.layers.0.attn_hc.fn"], gradients["model.layers.0.attn_hc.fn"]) <= 1e-6
+
+
+def test_a_copy_of_an_accelerated_model_has_parameters_of_its_own(model):
+    fast = jpmhc.accelerate(copy.deepcopy(model))
+    again = copy.deepcopy(fast)
+    before = fast(models.tokens()).logits
+    with torch.no_grad():
+        for parameter in fast.parameters():
+            parameter.zero_()
+    assert torch.equal(again(models.tokens()).logits, before)
+
+
+@pytest.mark.parametrize("names", ["huggingface", "original"])
+def test_state_dicts_return_bit_for_bit(model, names):
+    models.sharpen(model, 7.3)
+    state = model.state_dict()
+    connections = deepseek_v4.load(state)
+    assert len(connections) == 2 * model.config.num_hidden_layers + 1
+    written = deepseek_v4.dump(connections, names)
+    again = deepseek_v4.dump(deepseek_v4.load(written), "huggingface")
+    assert set(again) == {key for key in state if "_hc." in key or "hc_head" in key}
+    assert all(torch.equal(tensor, state[key]) for key, tensor in again.items())
+
+
+def test_loaded_connections_compute_what_the_model_does(model):
+    models.sharpen(model, 7.3)
+    connections = deepseek_v4.load(model.state_dict())
+    x = torch.randn(2, 5, 4, model.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    post, comb, collapsed = model.model.layers[1].ffn_hc(x)
+    read, state = connections["layers.1.ffn"].read(x)
+    assert compare.relative(read, collapsed) <= compare.RELATIVE
+    wanted = post.unsqueeze(-1) * collapsed.unsqueeze(-2) + comb.mT @ x
+    assert compare.relative(connections["layers.1.ffn"].write(x, collapsed, state), wanted) <= compare.RELATIVE
+    assert compare.relative(connections["head"](x), model.model.hc_head(x)) <= compare.RELATIVE
+
+
+def state(**changes):
+    whole = {
+        f"layers.{layer}.hc_{site}_{part}": torch.zeros(shape)
+        for layer in range(2)
+        for site in ("attn", "ffn")
+        for part, shape in (("fn", (24, 64)), ("base", (24,)), ("scale", (3,)))
+    }
+    return {key: tensor for key, tensor in (whole | changes).items() if tensor is not None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "message"),
+    [
+        ({"layers.1.hc_ffn_base": None}, {}, r"'layers\.1\.hc_ffn_base' is missing"),
+        (
+            {f"layers.0.hc_ffn_{part}": None for part in ("fn", "base", "scale")},
+            {},
+            r"layers\.0\.hc_ffn_fn' is missing",
+        ),
+        ({"layers.0.hc_attn_gain": torch.ones(3)}, {}, r"'layers\.0\.hc_attn_gain' is not one of DeepSeek-V4's"),
+        ({"model.layers.0.attn_hc.fn": torch.ones(24, 64)}, {}, "not named like the keys before it"),
+        ({"layers.1.hc_attn_scale": torch.ones(2)}, {}, r"layers\.1\.attn\.scale must have the shape \[3\], got \[2\]"),
+        ({}, {"streams": 8}, r"with 8 streams layers\.0\.attn\.fn must have the shape \[80, 64\], got \[24, 64\]"),
+        ({}, {"iterations": 0}, "iterations must be"),
+    ],
+)
+def test_refusals_name_the_key(changes, settings, message):
+    deepseek_v4.load(state())
+    with pytest.raises(ValueError, match=message):
+        deepseek_v4.load(state(**changes), **settings)
+
+
+def test_state_dict_of_another_model_is_refused():
+    with pytest.raises(ValueError, match=r"no keys of DeepSeek-V4, such as 'model\.layers\.0\.attn_hc\.fn'"):
+        deepseek_v4.load(nn.Linear(2, 2).state_dict())
+
+
+def test_accelerate_refuses_other_models_and_a_second_time(model):
+    with pytest.raises(ValueError, match="Linear has no layers of a known dialect; the known ones are DeepseekV4"):
+        jpmhc.accelerate(nn.Linear(2, 2))
+    fast = jpmhc.accelerate(copy.deepcopy(model))
+    with pytest.raises(ValueError, match=r"model\.layers\.0 has a forward of its own already"):
+        jpmhc.accelerate(fast)
+
+
+def test_accelerate_refuses_weights_of_other_streams(model):
+    other = copy.deepcopy(model)
+    other.model.layers[1].ffn_hc.hc_mult = 2
+    with pytest.raises(ValueError, match=r"with 2 streams model\.layers\.1\.ffn_hc\.fn must have the shape \[8, 128\]"):
+        jpmhc.accelerate(other)
