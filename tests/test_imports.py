@@ -91,6 +91,7 @@ def test_imports_run_one_way(folder):
 MAY_NAME = {
     "mixers": {
         "connections/hyper.py",  # the default, and the one skip that need not be multiplied
+        "dialects/mhc.py",  # the skips of published models
         "wrap/wrapping.py",  # the default
         "spectra/panel.py",  # the columns of the paper's figure
         "spectra/random_skips.py",  # the options of a few mixers' random skips
