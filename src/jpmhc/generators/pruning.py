@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from jpmhc.generators import representations, symmetric_group
 
 # Backward error of an eigenvalue solver on a block of norm 1 (measured: below 2e-15) and of a power's trace.
-BACKWARD_ERROR, TRACE_ERROR = 1e-14, 1e-12
+BACKWARD_ERROR, TRACE_ERROR = 1e-14, 1e-11
 # Largest block for which the allowance for any defect is small enough (8e-3) to be of use.
 LARGEST_DEFECTIVE_BLOCK = 6
 # Largest table of a representation that is kept; larger ones (n = 8) are formed for the sets at hand.

@@ -166,3 +166,13 @@ def test_bad_input():
         z1.solve(Network(torch.eye(2).repeat(2, 1, 1), [0.1, 0.2]), z)
     with pytest.raises(ValueError, match="use the scheme 'newton'"):
         z1.solve(Network.repeated(torch.eye(2), 0.1, 3), z, scheme=Anderson())
+
+
+def test_a_layer_without_a_skip_makes_the_composition_exact_again():
+    skips = Network.from_mixer("bistochastic", 3, 0.0, seed=4).skips.clone()
+    skips[1] = 0
+    network = Network(skips, 0.3)
+    z = torch.tensor([0.01, 0.1, 0.3], dtype=torch.float64) + 0.02j
+    found = subordination.solve(network, z)
+    assert found.exact
+    assert (found.G - chain.solve(network, z).G).abs().max() < 1e-6 * found.G.abs().max()

@@ -78,12 +78,15 @@ def why_not_exact(network: Network) -> str:
     r"""Name the case in which the free product of the layers' laws is not the law of $J^\top J$; empty where it is.
 
     It is for one layer, and where at most one skip is not a multiple of an orthogonal matrix: then the noise and the
-    rotations leave no direction that two skips could share.
+    rotations leave no direction that two skips could share. Nor can they where a layer without a skip, which is pure
+    noise, lies between them.
     """
     spectrum = gram_spectrum(network.skips)
     largest = spectrum.amax(-1)
-    twisted = int((largest - spectrum.amin(-1) > _FLAT * largest).sum())
-    if network.depth == 1 or twisted <= 1:
+    exceptional = largest - spectrum.amin(-1) > _FLAT * largest
+    stretches = (largest == 0).cumsum(0)  # layers between two that have no skip share a number
+    twisted = int(exceptional.sum())
+    if network.depth == 1 or not twisted or int(stretches[exceptional].bincount().max()) <= 1:
         return ""
     return (
         f"{twisted} of {network.depth} skips are not multiples of orthogonal matrices, and the scalar theory ignores "
