@@ -38,6 +38,72 @@ def deepseek_v4(layers: int = 3) -> nn.Module:
     return module.DeepseekV4ForCausalLM(config)
 
 
+def glm5_next(layers: int = 4) -> nn.Module:
+    module = require("glm5_next")
+    text = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "moe_intermediate_size": 16,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 16,
+        "v_head_dim": 16,
+        "qk_nope_head_dim": 16,
+        "max_position_embeddings": 64,
+        "index_topk": 4,
+        "index_head_dim": 8,
+        "index_n_heads": 2,
+        "linear_head_dim": 16,
+        "linear_num_heads": 2,
+        "index_kpool": 2,
+        "pad_token_id": 0,
+    }
+    vision = {
+        "depth": 1,
+        "hidden_size": 16,
+        "num_heads": 2,
+        "out_hidden_size": 32,
+        "intermediate_size": 16,
+        "projection_intermediate_size": 16,
+    }
+    return module.Glm5NextForConditionalGeneration(module.Glm5NextConfig(text_config=text, vision_config=vision))
+
+
+def hy_v4(layers: int = 3) -> nn.Module:
+    module = require("hy_v4")
+    config = module.HYV4Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        moe_intermediate_size=16,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=64,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=8,
+        v_head_dim=16,
+        index_topk=4,
+        index_head_dim=16,
+        index_n_heads=2,
+        hc_magnitude=3.0,
+    )
+    return module.HYV4ForCausalLM(config)
+
+
 def sharpen(model: nn.Module, largest: float, seed: int = 0) -> nn.Module:
     """Draw the connections' parameters anew, the skip's static logits up to `largest`."""
     generator = torch.Generator().manual_seed(seed)

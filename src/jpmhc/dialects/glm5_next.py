@@ -1,0 +1,108 @@
+"""GLM-5.3-Flash: the connections of DeepSeek-V4 with another eps in the norm; the streams end as their mean."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from jpmhc import checks
+from jpmhc.connections import StreamHead
+from jpmhc.dialects import keys, mhc
+from jpmhc.dialects.deepseek_v4 import borrow
+
+_PARTS = {"": {part: part for part in mhc.PARTS}}
+_PREFIX = "model.language_model."
+NAMINGS = {
+    "huggingface": keys.Naming(
+        _PREFIX,
+        {"layers.{}.attn": "layers.{}.attn_hc.[part]", "layers.{}.ffn": "layers.{}.ffn_hc.[part]"},
+        _PARTS,
+    ),
+    "original": keys.Naming(
+        _PREFIX,
+        {"layers.{}.attn": "layers.{}.hc_attn_[part]", "layers.{}.ffn": "layers.{}.hc_ffn_[part]"},
+        _PARTS,
+    ),
+}
+MARKER = r"(^|\.)(hc_(attn|ffn|head)|(attn|ffn)_hc)"
+LAYERS = ("Glm5NextTextDecoderLayer",)
+
+
+def load(
+    state_dict: Mapping[str, Tensor],
+    *,
+    streams: int = 4,
+    iterations: int = 20,
+    eps: float = 1e-6,
+    norm_eps: float = 1e-5,
+) -> dict[str, nn.Module]:
+    """Make the connections of a GLM-5.3-Flash model from its state dict.
+
+    Args:
+        state_dict: The model's tensors under Hugging Face's or the original names; other tensors are left alone.
+        streams: `hc_mult` of the model's configuration.
+        iterations: `hc_sinkhorn_iters`.
+        eps: `hc_eps`.
+        norm_eps: `rms_norm_eps`.
+
+    Returns:
+        A `HyperConnection` for each of "layers.0.attn", "layers.0.ffn", …, and for "head" a `StreamHead` that takes
+        the mean.
+    """
+    places = keys.collect(state_dict, NAMINGS, MARKER, "GLM-5.3-Flash")
+    connections = mhc.load_places(places, streams, iterations, eps, norm_eps)
+    dim = next(iter(places.values()))["fn"].shape[1] // streams
+    return connections | {"head": StreamHead(dim, streams, "mean")}
+
+
+def dump(
+    connections: Mapping[str, nn.Module], names: str = "huggingface", prefix: str | None = None
+) -> dict[str, Tensor]:
+    """Return the tensors of connections that `load` made, under `"huggingface"` or `"original"` names.
+
+    Args:
+        connections: What `load` returned.
+        names: Which names.
+        prefix: What stands before every key instead of the names' own prefix.
+    """
+    checks.choice(names, NAMINGS, "names")
+    return mhc.dump_places(connections, NAMINGS[names], prefix)
+
+
+class Layer:
+    """Runs a decoder layer of `transformers` with our connections, which borrow the layer's parameters."""
+
+    def __init__(self, layer: Any, name: str, kernels: str) -> None:
+        self.layer = layer
+        self.attention = borrow(layer.attn_hc, f"{name}.attn_hc", kernels)
+        self.feedforward = borrow(layer.ffn_hc, f"{name}.ffn_hc", kernels)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = False,
+        position_embeddings: Any = None,
+        prev_topk_indices: Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        layer = self.layer
+        h, state = self.attention.read(hidden_states)
+        h, selected = layer.input_layernorm(h), None
+        if layer.block_type == "linear_attention":
+            y = layer.self_attn(hidden_states=h, cache_params=past_key_values, attention_mask=attention_mask, **kwargs)
+        else:
+            y, _, selected = layer.self_attn(
+                hidden_states=h,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                past_key_values=past_key_values,
+                use_cache=use_cache,
+                position_embeddings=position_embeddings,
+                prev_topk_indices=prev_topk_indices,
+                **kwargs,
+            )
+        x, h, state = self.attention.write_read(hidden_states, y, state, self.feedforward)
+        return self.feedforward.write(x, layer.mlp(layer.post_attention_layernorm(h)), state), selected

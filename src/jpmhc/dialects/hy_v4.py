@@ -1,0 +1,109 @@
+"""HY-V4: sigmoid reads and writes with eps, the identity as skip, and DeepSeek-V4's learned head.
+
+read = σ + eps and write = magnitude · σ + eps, with the norm over all n · d numbers of a token.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from jpmhc import checks
+from jpmhc.connections import HyperConnection
+from jpmhc.dialects import keys, mhc
+from jpmhc.dialects.deepseek_v4 import Head
+
+_PARTS = {"": {part: part for part in mhc.PARTS}}
+NAMINGS = {
+    "huggingface": keys.Naming(
+        "model.",
+        {
+            "layers.{}.attn": "layers.{}.attn_hc.[part]",
+            "layers.{}.ffn": "layers.{}.ffn_hc.[part]",
+            "head": "hc_head.hc_[part]",
+        },
+        _PARTS,
+    ),
+    "original": keys.Naming(
+        "model.",
+        {
+            "layers.{}.attn": "layers.{}.hc_attn_layer.hc_pre.hc_[part]",
+            "layers.{}.ffn": "layers.{}.hc_mlp_layer.hc_pre.hc_[part]",
+            "head": "hc_head.hc_head_[part]",
+        },
+        _PARTS,
+    ),
+}
+MARKER = r"(^|\.)(hc_(attn_layer|mlp_layer|head)|(attn|ffn)_hc)\."
+LAYERS = ("HYV4DecoderLayer",)
+HEADS = ("HYV4HyperHead",)
+__all__ = ["HEADS", "LAYERS", "Head", "Layer", "dump", "load"]
+
+
+def load(
+    state_dict: Mapping[str, Tensor],
+    *,
+    streams: int = 4,
+    magnitude: float = 2.0,
+    eps: float = 1e-6,
+    norm_eps: float = 1e-5,
+) -> dict[str, nn.Module]:
+    """Make the connections and the head of an HY-V4 model from its state dict.
+
+    Args:
+        state_dict: The model's tensors under Hugging Face's or the original names; other tensors are left alone.
+        streams: `hc_mult` of the model's configuration.
+        magnitude: `hc_magnitude`.
+        eps: `hc_eps`.
+        norm_eps: `rms_norm_eps`.
+
+    Returns:
+        A `HyperConnection` for each of "layers.0.attn", "layers.0.ffn", …, and a `StreamHead` for "head".
+    """
+    places = keys.collect(state_dict, NAMINGS, MARKER, "HY-V4")
+    return mhc.load_places(places, streams, None, eps, norm_eps, write_peak=magnitude, write_eps=eps)
+
+
+def dump(
+    connections: Mapping[str, nn.Module], names: str = "huggingface", prefix: str | None = None
+) -> dict[str, Tensor]:
+    """Return the tensors of connections that `load` made, under `"huggingface"` or `"original"` names.
+
+    Args:
+        connections: What `load` returned.
+        names: Which names.
+        prefix: What stands before every key instead of the names' own prefix.
+    """
+    checks.choice(names, NAMINGS, "names")
+    return mhc.dump_places(connections, NAMINGS[names], prefix)
+
+
+class Layer:
+    """Runs a decoder layer of `transformers` with our connections, which borrow the layer's parameters."""
+
+    def __init__(self, layer: Any, name: str, kernels: str) -> None:
+        self.layer = layer
+        self.attention = _borrow(layer.attn_hc, f"{name}.attn_hc", kernels)
+        self.feedforward = _borrow(layer.ffn_hc, f"{name}.ffn_hc", kernels)
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        layer = self.layer
+        h, state = self.attention.read(hidden_states)
+        y, _, selected = layer.self_attn(layer.input_layernorm(h), *args, **kwargs)
+        x, h, state = self.attention.write_read(hidden_states, y, state, self.feedforward)
+        return self.feedforward.write(x, layer.mlp(layer.post_attention_layernorm(h)), state), selected
+
+
+def _borrow(connection: Any, name: str, kernels: str) -> HyperConnection:
+    return mhc.make_connection(
+        connection,
+        connection.hc_mult,
+        None,
+        connection.hc_eps,
+        connection.input_norm.eps,
+        borrowed=True,
+        what=name,
+        kernels=kernels,
+        write_peak=connection.hc_post_magnitude,
+        write_eps=connection.hc_eps,
+    )
