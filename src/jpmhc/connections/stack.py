@@ -7,8 +7,9 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from jpmhc import checks
+from jpmhc.connections import reference
 from jpmhc.connections.hyper import HyperConnection, first_of
-from jpmhc.connections.streams import flatten_streams, reduce_streams
+from jpmhc.connections.streams import check_sublayer_output, flatten_streams, reduce_streams, repeat_stream
 
 
 class HyperConnectionStack(nn.Module):
@@ -21,13 +22,17 @@ class HyperConnectionStack(nn.Module):
         connections: The connections, all of the same `dim` and `streams`.
         reduce: Return the mean over the streams [..., dim] instead of the streams; the fused kernels then take it
             while they write, and the last streams never reach memory.
+        delayed: Let each sublayer read with the weights that the connection before it computed, as DeepSeek-V4.1 does,
+            so that a sublayer need not wait for its connection's coefficients. The first sublayer reads stream 0, and
+            `reduce` is the read of the last connection. This form runs in PyTorch, without the fused kernels.
     """
 
-    def __init__(self, connections: Iterable[HyperConnection], reduce: bool = False) -> None:
+    def __init__(self, connections: Iterable[HyperConnection], reduce: bool = False, *, delayed: bool = False) -> None:
         super().__init__()
         self.connections = nn.ModuleList(connections)
         checks.switch(reduce, "reduce")
-        self.reduce = reduce
+        checks.switch(delayed, "delayed")
+        self.reduce, self.delayed = reduce, delayed
         for block in self.connections:
             if not isinstance(block, HyperConnection):
                 raise ValueError(f"a stack is made of HyperConnections, got {type(block).__name__}")
@@ -46,6 +51,8 @@ class HyperConnectionStack(nn.Module):
         blocks: list[Any] = list(self.connections)
         if blocks:
             flatten_streams(x, blocks[0].streams, blocks[0].dim)
+        if self.delayed:
+            return self._forward_delayed(x, *args, **kwargs)
         begun: tuple[Tensor, Any] | None = None  # what the block before has already read for this one
         separable = [_may_take_apart(block) for block in blocks] + [False]
         for k, block in enumerate(blocks):
@@ -62,6 +69,25 @@ class HyperConnectionStack(nn.Module):
             else:
                 x = block.write(x, y, state)
         return reduce_streams(x) if self.reduce else x
+
+    def _forward_delayed(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Run the sublayers, each on the read weights of the connection before it."""
+        lead, read = x.shape[:-2], None
+        blocks: list[Any] = list(self.connections)
+        for block in blocks:
+            flat = repeat_stream(flatten_streams(x, block.streams, block.dim), block.streams)
+            h = flat[:, 0] if read is None else reference.gather(flat, read)
+            (read, write, skip), _ = block.map(flat)
+            y = first_of(block.sublayer(h.reshape(*lead, block.dim), *args, **kwargs))
+            y = check_sublayer_output(y, x).reshape(-1, block.dim)
+            x = reference.scatter(flat, y, write, skip).reshape(*lead, block.streams, block.dim)
+            if block.post_norm is not None:
+                x = reference.normalise_streams(x, block.map.eps)
+        if not self.reduce:
+            return x
+        if read is None:
+            return x[..., 0, :]
+        return reference.gather(x.reshape(-1, *x.shape[-2:]), read).reshape(*lead, x.shape[-1])
 
 
 def _may_take_apart(block: HyperConnection) -> bool:
