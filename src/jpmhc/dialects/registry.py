@@ -5,8 +5,6 @@ from types import ModuleType
 from jpmhc.dialects import deepseek_v4, deepseek_v41, glm5_next, hy_v4
 
 DIALECTS: dict[str, ModuleType] = {
-    module.__name__.rpartition(".")[2]: module for module in (deepseek_v4, deepseek_v41, glm5_next, hy_v4)
-}
     "deepseek_v4": deepseek_v4,
     "deepseek_v41": deepseek_v41,
     "glm5_next": glm5_next,
