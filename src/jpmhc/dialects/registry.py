@@ -2,11 +2,12 @@
 
 from types import ModuleType
 
-from jpmhc.dialects import deepseek_v4, deepseek_v41, glm5_next, hy_v4
+from jpmhc.dialects import deepseek_v4, deepseek_v41, glm5_next, hy_v4, qwen4_exp
 
 DIALECTS: dict[str, ModuleType] = {
     "deepseek_v4": deepseek_v4,
     "deepseek_v41": deepseek_v41,
     "glm5_next": glm5_next,
     "hy_v4": hy_v4,
+    "qwen4_exp": qwen4_exp,
 }
