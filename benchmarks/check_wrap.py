@@ -1,15 +1,18 @@
 """Every architecture of the installed `transformers` that can be built tiny, wrapped: one table.
 
-    python benchmarks/check_wrap.py [--kinds causal masked ...] [--only llama gpt2] [--write]
+    python benchmarks/check_wrap.py [--kinds causal masked ...] [--only llama gpt2] [--rows out/wrap.jsonl] [--write]
 
 For each: wrapped, refused (and why) or wrong; how far the outputs differ; whether `generate` gives the same tokens; and
 how far the streams are apart after ten steps of training, relative to the largest number in them. `--write` puts the
-table into docs/results/wrap.md. Exits non-zero if any is wrong.
+table into docs/results/wrap.md. `--rows` keeps what was found in a file and goes on from there the next time. Exits
+non-zero if any is wrong.
 """
 
 import argparse
 import copy
+import dataclasses
 import gc
+import json
 import sys
 import warnings
 from collections import Counter
@@ -122,10 +125,13 @@ def spread_after_training(plain: nn.Module, model: nn.Module, inputs: dict[str, 
     return float((x - x.mean(-2, keepdim=True)).abs().max() / x.abs().max())
 
 
-def rows(kinds: list[str], only: list[str]) -> Iterator[Row]:
+def rows(kinds: list[str], only: list[str], known: dict[tuple[str, str], Row]) -> Iterator[Row]:
     for kind in kinds:
         for name, config_class, model_class in architectures(kind):
             if only and name not in only:
+                continue
+            if (kind, name) in known:
+                yield known[kind, name]
                 continue
             try:
                 model = build(config_class, model_class, lambda built: built(**default_inputs(built)))
@@ -179,13 +185,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--only", nargs="+", default=[], help="names of architectures")
+    parser.add_argument("--rows", type=Path, help="a file that keeps what was found")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE}")
     options = parser.parse_args()
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     warnings.simplefilter("ignore")
-    found = []
-    for row in rows(options.kinds, options.only):
+    found, known = [], {}
+    if options.rows is not None and options.rows.exists():
+        lines = [Row(**json.loads(line)) for line in options.rows.read_text().splitlines()]
+        known = {(row.kind, row.name): row for row in lines}
+    for row in rows(options.kinds, options.only, known):
         found.append(row)
+        if options.rows is not None and row not in known.values():
+            with options.rows.open("a") as file:
+                file.write(json.dumps(dataclasses.asdict(row)) + "\n")
         print(
             row.kind,
             row.name,

@@ -44,7 +44,7 @@ def test_lora_around_a_wrapped_model(tmp_path):
     assert difference(trained, again(input_ids=tokens()).logits) < 1e-6
 
 
-def test_lora_inside_a_model_that_is_wrapped():
+def test_lora_inside_a_model_that_is_wrapped(tmp_path):
     peft, config = lora()
     model = peft.get_peft_model(tiny("llama"), config)
     before = model(input_ids=tokens()).logits.detach()
@@ -52,6 +52,10 @@ def test_lora_inside_a_model_that_is_wrapped():
     assert difference(before, model(input_ids=tokens()).logits) < 1e-5
     steps(model)
     assert any(held.first_changed() is not None for held in wrapped_layers(model).values())
+    trained = model(input_ids=tokens()).logits
+    model.merge_and_unload().save_pretrained(tmp_path)
+    loaded = jpmhc.load_wrapped(transformers.AutoModelForCausalLM, tmp_path)
+    assert difference(trained, loaded(tokens()).logits) < 1e-4
 
 
 def test_trainer_trains_saves_and_resumes(tmp_path):

@@ -15,19 +15,30 @@ NOTE = "hyper-connections (load this model with jpmhc.load_wrapped)"
 
 
 def record_wrapping(model: nn.Module, recipe: Recipe, plans: list[LayerPlan]) -> None:
-    """Note in a model's configuration, if it has one of `transformers`, how it was wrapped."""
-    config: Any = getattr(model, "config", None)
-    if hasattr(config, "save_pretrained"):
-        record = {**recipe.to_json(), "layers": [dataclasses.asdict(plan) for plan in plans]}
-        config.fusion_config = {**(getattr(config, "fusion_config", None) or {}), NOTE: record}
+    """Note how a model of `transformers`, which may be inside another module, was wrapped, in its configuration."""
+    prefix, inner = find_pretrained(model)
+    if inner is None:
+        return
+    names = [plan.name.removeprefix(f"{prefix}.") if prefix else plan.name for plan in plans]
+    layers = [{**dataclasses.asdict(plan), "name": name} for plan, name in zip(plans, names)]
+    fusions = getattr(inner.config, "fusion_config", None) or {}
+    inner.config.fusion_config = {**fusions, NOTE: {**recipe.to_json(), "layers": layers}}
 
 
 def forget_wrapping(model: nn.Module) -> None:
     """Take the note out of a model's configuration again."""
-    config: Any = getattr(model, "config", None)
-    fusions = getattr(config, "fusion_config", None) or {}
-    if NOTE in fusions:
-        config.fusion_config = {key: value for key, value in fusions.items() if key != NOTE} or None
+    _, inner = find_pretrained(model)
+    fusions = getattr(inner.config, "fusion_config", None) or {} if inner is not None else {}
+    if inner is not None and NOTE in fusions:
+        inner.config.fusion_config = {key: value for key, value in fusions.items() if key != NOTE} or None
+
+
+def find_pretrained(model: nn.Module) -> tuple[str, Any]:
+    """Find the outermost model of `transformers` in a module, and its name there; None where there is none."""
+    for name, module in model.named_modules():
+        if hasattr(type(module), "base_model_prefix") and hasattr(module.config, "save_pretrained"):
+            return name, module
+    return "", None
 
 
 def read_record(record: dict[str, Any]) -> tuple[Recipe, list[LayerPlan]]:
