@@ -33,7 +33,7 @@ from tiny_models import FAILURES, KINDS, architectures, build
 
 PAGE = Path(__file__).parents[1] / "docs/results/wrap.md"
 EQUAL = 1e-4  # of the largest output; ten times what rounding gave in the worst case
-APART = 1e-3
+APART = 1e-4  # a hundred times what rounding gives
 
 
 @dataclass

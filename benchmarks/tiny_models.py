@@ -40,6 +40,7 @@ SWIN = {"embed_dim": 24, "depths": [2, 2], "num_heads": [2, 4], "window_size": 2
 # What an architecture needs besides.
 BESIDES: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
+    "cvt": {"drop_path_rate": [0.0, 0.0, 0.0]},
     "donut-swin": SWIN,
     "esm": {"vocab_size": 33, "pad_token_id": 1},
     "esmc": {"num_key_value_heads": 4},

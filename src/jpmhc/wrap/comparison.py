@@ -62,9 +62,8 @@ class Comparison:
         entered: list[Tensor] = []
 
         def begin(layer: nn.Module, args: Any, kwargs: Any) -> Any:
-            if entered:
-                return None
-            entered.append(plan.entering(args, kwargs).detach().requires_grad_())
+            # Of several calls the last one counts: earlier ones may be meant to have no gradient.
+            entered[:] = [plan.entering(args, kwargs).detach().requires_grad_()]
             return plan.with_entering(args, kwargs, entered[0])
 
         handle = self.model.get_submodule(plan.name).register_forward_pre_hook(begin, with_kwargs=True, prepend=True)
