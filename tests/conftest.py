@@ -17,7 +17,7 @@ if not torch.cuda.is_available():
     from jpmhc.kernels import connection  # noqa: F401
 
     for mixer in mixers.MIXERS.values():  # now, before a test takes the variable away
-        mixer.named(4, dynamic=True).triton_form()
+        mixer.by_default(4, dynamic=True).triton_form()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -86,7 +86,7 @@ def test_every_equation_that_code_cites_is_in_the_table():
 
 def test_readme_is_short_and_names_every_mixer():
     lines = (ROOT / "README.md").read_text().splitlines()
-    assert len(lines) <= 70
+    assert len([line for line in lines if not line.startswith("| `")]) <= 60  # and a row of the table for every mixer
     named = re.findall(r"^\| `(\w+)` \|", "\n".join(lines), re.M)
     assert sorted(named) == sorted(jpmhc.MIXERS)
 

@@ -65,7 +65,7 @@ def test_costs_are_those_of_a_connection():
 
 
 def test_a_mixer_that_is_far_from_the_identity_keeps_its_start():
-    mixer = jpmhc.MIXERS["grassmann"].named(4, True).double()
+    mixer = jpmhc.MIXERS["grassmann"].by_default(4, True).double()
     start, drifted = drift_skips(mixer, 5, 0.1)
     assert torch.equal(start, drifted)
 

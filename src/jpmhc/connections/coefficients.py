@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from jpmhc import checks
 from jpmhc.connections import eager, gates, reference
-from jpmhc.mixers import DescribedModule, Mixer
+from jpmhc.mixers import Mixer, SettingsModule
 
 NORMS = ("rms", "layer")
 
@@ -20,7 +20,7 @@ class Coefficients(NamedTuple):
     skip: Tensor
 
 
-class CoefficientMap(DescribedModule):
+class CoefficientMap(SettingsModule):
     """Turns streams into logits and logits into coefficients; it stays in float32 when a model becomes half precision.
 
     Attributes:

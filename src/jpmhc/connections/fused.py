@@ -56,7 +56,7 @@ def choose_spec(connection: "HyperConnection", device: str, dtype: torch.dtype) 
     if connection.kernels == "reference" or (connection.kernels == "auto" and device != "cuda"):
         return None
     coefficients = connection.map
-    texts = (connection.described, coefficients.described, coefficients.mixer.described)
+    texts = (connection.settings_text, coefficients.settings_text, coefficients.mixer.settings_text)
     case = (*texts, device, dtype, coefficients.bias.dtype, coefficients.weight is None)
     if torch._guards.CompileContext.try_get() is not None:
         from jpmhc.kernels.autograd import declare_to_inductor

@@ -14,7 +14,7 @@ from jpmhc.connections import eager, fused, reference
 from jpmhc.connections.coefficients import CoefficientMap, Coefficients
 from jpmhc.connections.streams import check_sublayer_output, flatten_streams, repeat_stream
 from jpmhc.kernels.spec import find_spec
-from jpmhc.mixers import DescribedModule, Identity, Mixer, make_mixer
+from jpmhc.mixers import Identity, Mixer, SettingsModule, make_mixer
 
 KERNELS = ("auto", "fused", "reference")
 
@@ -27,7 +27,7 @@ class ReadState(NamedTuple):
     coefficients: Coefficients
 
 
-class HyperConnection(DescribedModule):
+class HyperConnection(SettingsModule):
     r"""A sublayer wrapped in n residual streams.
 
     A fresh block on n equal streams is the plain residual block $x + F(x)$, whatever the mixer.
@@ -196,9 +196,11 @@ class HyperConnection(DescribedModule):
 
     def _spec_key(self, x: Tensor) -> str:
         """Return the key of the kernels' description of this connection, or "" where the reference runs."""
-        return self._choose(x.device.type, x.dtype, self.described, self.map.described, self.mixer.described)
+        return self._choose(
+            x.device.type, x.dtype, self.settings_text, self.map.settings_text, self.mixer.settings_text
+        )
 
-    def _choose(self, device: str, dtype: torch.dtype, *described: str) -> str:
+    def _choose(self, device: str, dtype: torch.dtype, *texts: str) -> str:
         """Ask once while tracing; the texts are what torch.compile watches, so that a changed setting traces anew."""
         spec = fused.choose_spec(self, device, dtype)
         return "" if spec is None else spec.key

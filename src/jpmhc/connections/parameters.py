@@ -10,8 +10,8 @@ from jpmhc.connections.coefficients import CoefficientMap
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Two optimiser groups: matrices with weight decay; mixing logits, frames, norms and biases without.
 
-    Decay would pull mixing logits to zero, that is to a uniform mixer, over a long run. The projection behind dynamic
-    coefficients does decay: towards the static coefficients.
+    Decay would pull mixing logits to zero over a long run: to equal reads, and for mixtures to the uniform skip. The
+    projection behind dynamic coefficients does decay: towards the static coefficients.
     """
     if not 0 <= weight_decay < float("inf"):
         raise ValueError(f"weight_decay must not be negative, infinite or NaN, got {weight_decay}")

@@ -132,7 +132,7 @@ def recommend(
 
     def rank(candidate: Candidate) -> tuple:
         gains = abs(float(candidate.gradient_gains[0].log()) - plain)
-        still = MIXERS[candidate.mixer].named(streams, True).logits == 0
+        still = MIXERS[candidate.mixer].by_default(streams, True).logits == 0
         return still, round(candidate.collapsed, 2), round(gains, 1), candidate.flops
 
     assumptions = (
@@ -174,7 +174,7 @@ class _Model:
 
 
 def _judge_mixer(name: str, model: _Model, drift: float, dim: int) -> Candidate:
-    mixer = MIXERS[name].named(model.streams, True).double()
+    mixer = MIXERS[name].by_default(model.streams, True).double()
     n, logits = model.streams, 2 * model.streams + mixer.logits
     start, drifted = drift_skips(mixer, model.depth, drift)
     network = model.network(drifted)

@@ -9,7 +9,7 @@ from jpmhc import checks
 from jpmhc.connections import HyperConnection
 from jpmhc.connections.coefficients import CoefficientMap
 from jpmhc.connections.hyper import KERNELS
-from jpmhc.mixers import DescribedModule, Mixer
+from jpmhc.mixers import Mixer, SettingsModule
 
 
 class ScaledParameters(nn.Module):
@@ -37,7 +37,7 @@ class ScaledMap(CoefficientMap):
     """
 
     def __init__(self, parameters: nn.Module, borrowed: bool, dim: int, mixer: Mixer, **settings: Any) -> None:
-        DescribedModule.__init__(self)
+        SettingsModule.__init__(self)
         self.configure(dim, mixer, "rms", "sigmoid", "sigmoid", 1.0, **settings)
         self.favoured, self._filled = 0, True
         if borrowed:
@@ -83,7 +83,7 @@ class ScaledConnection(HyperConnection):
     """
 
     def __init__(self, coefficients: ScaledMap, sublayer: Any = None, kernels: str = "auto") -> None:
-        DescribedModule.__init__(self)
+        SettingsModule.__init__(self)
         checks.choice(kernels, KERNELS, "kernels")
         self.sublayer, self.kernels, self.post_norm = sublayer, kernels, None
         self.dim, self.streams = coefficients.dim, coefficients.mixer.streams

@@ -3,7 +3,7 @@
 A program holds the n rows of one token in registers, so every tensor passes through once and sums over a row cost no
 memory. The write is out = z = H x + w ⊗ y, or z with a weightless RMS norm of every stream. Its derivative returns the
 inner products that the coefficients' gradients are made of, and with `pull` Hᵀ grad z for the streams. Otherwise the
-read's derivative multiplies by Hᵀ (see ops.py), and all it needs is grad z. Equal streams may be held once: M is how
+read's derivative multiplies by Hᵀ (see steps.py), and all it needs is grad z. Equal streams may be held once: M is how
 many of the N streams the tensor x holds, all or one. A write may return the mean of the new streams instead of them.
 """
 

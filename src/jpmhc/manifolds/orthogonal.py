@@ -80,10 +80,14 @@ def sample(
 ) -> Tensor:
     """Draw Haar-distributed orthogonal matrices, of both determinants. [*shape, n, n]"""
     checks.at_least_one(n, "n")
-    gaussian = torch.randn(*shape, n, n, generator=generator, dtype=torch.float64, device=device)
+    return haar(torch.randn(*shape, n, n, generator=generator, dtype=torch.float64, device=device)).to(dtype)
+
+
+def haar(gaussian: Tensor) -> Tensor:
+    """Turn matrices of independent normal numbers into Haar-distributed orthogonal ones. [..., n, n]"""
     q, r = torch.linalg.qr(gaussian)
     # Without the signs of R's diagonal, Q is not uniform.
-    return (q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)).to(dtype)
+    return q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
 
 
 def _cayley_polynomial(k: Tensor, identity: Tensor) -> Tensor:

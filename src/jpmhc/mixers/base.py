@@ -22,18 +22,20 @@ class TritonForm:
 
     A mixer makes one object for the same settings: kernels are compiled for the object.
 
-    A kernel loads the logits of a block of tokens as matrices M [tokens, rows, columns] and hands itself on as `F`,
-    a compile-time constant.
+    A kernel loads the logits of a block of tokens as matrices M [tokens, rows, columns] and calls the three functions,
+    which get this form as `F`, a compile-time constant.
 
     Attributes:
         streams: n.
-        logits: How many numbers name a matrix.
+        logits: How many logits make one matrix.
         rows: Rows of M, a power of two.
         columns: Columns of M, a power of two.
         entries: `entries(F)` returns which logit is entry (i, j) of M, and its sign: 0 where M has none, -1 where it
             is the negative of a logit that has a place of its own.
         mix: `mix(m, F)` returns H. [tokens, rows, columns] → [tokens, n, n]
-        derivative: `derivative(m, h, grad, F)` returns the gradient of M from that of H. [tokens, rows, columns]
+        derivative: `derivative(m, h, grad, F)` returns the gradient of the logits from that of H, each at its place in
+            M with the sign +1; other places are not looked at. A logit that stands twice, as in a skew matrix, needs
+            the sum of both places' gradients there. [tokens, rows, columns]
         constants: Settings of the mixer that the functions read as `F.constants`; hashable, and printed in full.
     """
 
@@ -47,14 +49,14 @@ class TritonForm:
     constants: Any = None
 
 
-class DescribedModule(nn.Module):
-    """A module that keeps its plain settings as one text, `described`.
+class SettingsModule(nn.Module):
+    """A module that keeps its plain settings as one text, `settings_text`.
 
     What was made for the settings (a kernel, a compiled graph) is looked up by this text, so it cannot go stale when
     one of them is changed.
     """
 
-    described: str
+    settings_text: str
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -62,21 +64,21 @@ class DescribedModule(nn.Module):
             settings = {
                 k: v for k, v in vars(self).items() if isinstance(v, _PLAIN) and k not in _STATE and k[0] != "_"
             }
-            object.__setattr__(self, "described", f"{type(self).__module__}.{type(self).__qualname__}{settings}")
+            object.__setattr__(self, "settings_text", f"{type(self).__module__}.{type(self).__qualname__}{settings}")
 
 
 _PLAIN = (bool, int, float, str, tuple, type(None))
-_STATE = ("training", "described")
+_STATE = ("training", "settings_text")
 
 
-class Mixer(DescribedModule, ABC):
+class Mixer(SettingsModule, ABC):
     """A set of n × n matrices, parametrised by logits.
 
     Attributes:
         name: The word that selects it.
         ensemble: Another word for its random matrices in the theory, if it has one.
         streams: n.
-        logits: How many numbers name a matrix.
+        logits: How many logits make one matrix.
     """
 
     name: ClassVar[str]
@@ -94,7 +96,7 @@ class Mixer(DescribedModule, ABC):
         return None
 
     @classmethod
-    def named(cls, streams: int, dynamic: bool) -> "Mixer":
+    def by_default(cls, streams: int, dynamic: bool) -> "Mixer":
         """Make the mixer that its name stands for, with coefficients that depend on the token (dynamic) or not."""
         return cls(streams)  # type: ignore[call-arg]
 
@@ -116,7 +118,7 @@ class Mixer(DescribedModule, ABC):
 
         They are those of standard normal logits, unless a mixer has a more natural law.
         """
-        mixer = cls.named(streams, dynamic=True).double()
+        mixer = cls.by_default(streams, dynamic=True).double()
         with torch.no_grad():
             return mixer(torch.randn(*shape, mixer.logits, dtype=torch.float64, generator=generator))
 

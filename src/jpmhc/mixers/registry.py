@@ -39,7 +39,7 @@ def make_mixer(mixer: str | Mixer, streams: int, dynamic: bool = True) -> Mixer:
         if mixer not in MIXERS:
             raise ValueError(f"unknown mixer {mixer!r}; the known ones are {', '.join(MIXERS)}")
         check_streams(MIXERS[mixer], streams)
-        return MIXERS[mixer].named(streams, dynamic)
+        return MIXERS[mixer].by_default(streams, dynamic)
     if not isinstance(mixer, Mixer):
         raise ValueError(f"mixer must be a name ({', '.join(MIXERS)}) or a Mixer, got {mixer!r}")
     if mixer.streams != streams:

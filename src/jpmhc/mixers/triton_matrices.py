@@ -10,6 +10,7 @@ def entries_by_rows(F: tl.constexpr):
     i = tl.arange(0, F.rows)[:, None]
     j = tl.arange(0, F.columns)[None, :]
     WIDTH: tl.constexpr = F.logits // F.rows
+    # The last term is zero: it gives the signs the shape of M.
     return tl.where(j < WIDTH, i * WIDTH + j, 0), (j < WIDTH).to(tl.float32) + (i < 0).to(tl.float32)
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from jpmhc.checks import to_positive_number, to_real_tensor
+from jpmhc.manifolds import orthogonal
 from jpmhc.spectra.activations import Activation, get_activation, hermite_nodes, panel_nodes
 
 # Standard normal numbers of a shape, one set for each of b samples. [b, *shape]
@@ -96,7 +97,7 @@ class Rotated(Sublayer):
         return math.sqrt(float(self.squares.max()))
 
     def sample(self, normal: NormalSource, width: int) -> Tensor:
-        left, right = torch.linalg.qr(normal(width, width))[0], torch.linalg.qr(normal(width, width))[0]
+        left, right = orthogonal.haar(normal(width, width)), orthogonal.haar(normal(width, width))
         place = (torch.arange(width, dtype=left.dtype, device=left.device) + 0.5) / width
         return (left * _at_quantiles(self, place).sqrt()) @ right
 

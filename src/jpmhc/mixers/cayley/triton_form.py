@@ -29,6 +29,7 @@ class Constants(NamedTuple):
 
 @triton.jit
 def mix(m, F: tl.constexpr):
+    """Compute the Cayley transform of the scaled skew matrix, exactly or by the paper's iteration."""
     skew = F.constants.scale * m
     if F.constants.iterations is None:
         return cayley(skew, F.streams)
@@ -56,6 +57,7 @@ def _iteration_derivative(skew, grad, F: tl.constexpr):
 
 @triton.jit
 def derivative(m, h, grad, F: tl.constexpr):
+    """Compute the logits' gradient; each stands above the diagonal and, negated, below it."""
     if F.constants.iterations is None:
         g = cayley_derivative(h, grad, F.streams)
     else:

@@ -19,6 +19,7 @@ def _shift(K: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def mix(m, F: tl.constexpr):
+    """Add up the powers of the shift with softmax weights."""
     COUNT: tl.constexpr = F.streams
     p = softmax_row(m, F)
     h = tl.where(_shift(0, F.streams), pick(p, 0, F), 0.0)
@@ -29,6 +30,7 @@ def mix(m, F: tl.constexpr):
 
 @triton.jit
 def derivative(m, h, grad, F: tl.constexpr):
+    """Compute the softmax's gradient from the sums of grad along the shifted diagonals."""
     COUNT: tl.constexpr = F.streams
     p = softmax_row(m, F)
     column = tl.arange(0, F.columns)[None, :]

@@ -39,7 +39,7 @@ class Grassmann(Mixer):
             self.reset_parameters()
 
     @classmethod
-    def named(cls, streams: int, dynamic: bool) -> "Grassmann":
+    def by_default(cls, streams: int, dynamic: bool) -> "Grassmann":
         return cls(streams, static=not dynamic)
 
     def _start_frame(self) -> Tensor:

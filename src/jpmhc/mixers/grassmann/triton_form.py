@@ -26,6 +26,7 @@ def _spread(frame, F: tl.constexpr):
 
 @triton.jit
 def mix(m, F: tl.constexpr):
+    """Compute the projector onto the span of the frame."""
     if F.constants.rank == F.streams:  # the whole space
         return m * 0.0 + identity_matrix(F.streams)
     else:

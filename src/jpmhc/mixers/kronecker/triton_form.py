@@ -30,6 +30,7 @@ def _stays(m):
 
 @triton.jit
 def mix(m, F: tl.constexpr):
+    """Multiply the factors entry by entry."""
     COUNT: tl.constexpr = F.logits
     a = _stays(m)
     h, _ = _factor(a, 0, F)
@@ -41,6 +42,7 @@ def mix(m, F: tl.constexpr):
 
 @triton.jit
 def derivative(m, h, grad, F: tl.constexpr):
+    """Differentiate the product factor by factor."""
     COUNT: tl.constexpr = F.logits
     a = _stays(m)
     column = tl.arange(0, F.columns)[None, :]

@@ -20,6 +20,7 @@ class Constants(NamedTuple):
 
 @triton.jit
 def mix(m, F: tl.constexpr):
+    """Square the entries of the Cayley transform and average them over blocks."""
     q = cayley(F.constants.scale * m, F.rows)
     squares = tl.reshape(q * q, [m.shape[0], F.streams, F.constants.blocks, F.streams, F.constants.blocks])
     return tl.sum(tl.sum(squares, axis=4), axis=2) / F.constants.blocks
@@ -27,6 +28,7 @@ def mix(m, F: tl.constexpr):
 
 @triton.jit
 def derivative(m, h, grad, F: tl.constexpr):
+    """Pull the gradient back through the squares and the Cayley transform."""
     q = cayley(F.constants.scale * m, F.rows)
     shape: tl.constexpr = [m.shape[0], F.streams, F.constants.blocks, F.streams, F.constants.blocks]
     wide = tl.reshape(tl.broadcast_to(grad[:, :, None, :, None], shape), m.shape)

@@ -24,6 +24,7 @@ def _matrix(CODE: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def mix(m, F: tl.constexpr):
+    """Add up the permutation matrices with softmax weights."""
     COUNT: tl.constexpr = F.logits
     p = softmax_row(m, F)
     h = tl.sum(p, axis=1)[:, None, None] * (identity_matrix(F.streams) * 0.0)
@@ -34,6 +35,7 @@ def mix(m, F: tl.constexpr):
 
 @triton.jit
 def derivative(m, h, grad, F: tl.constexpr):
+    """Compute the softmax's gradient from the inner products of grad with the permutation matrices."""
     COUNT: tl.constexpr = F.logits
     p = softmax_row(m, F)
     column = tl.arange(0, F.columns)[None, :]

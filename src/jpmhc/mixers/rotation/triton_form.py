@@ -37,6 +37,7 @@ def _basis(F: tl.constexpr):
 
 @triton.jit
 def mix(m, F: tl.constexpr):
+    """Compute the Cayley transform of U K Uᵀ."""
     if F.logits == 0:
         return m * 0.0 + identity_matrix(F.streams)
     else:
@@ -46,6 +47,7 @@ def mix(m, F: tl.constexpr):
 
 @triton.jit
 def derivative(m, h, grad, F: tl.constexpr):
+    """Pull the gradient of the Cayley transform back through U K Uᵀ."""
     if F.logits == 0:
         return m * 0.0
     else:

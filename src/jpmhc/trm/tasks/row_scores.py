@@ -36,7 +36,7 @@ class RowScorer:
 
     @property
     def scorable(self) -> bool:
-        """Whether any row has a known answer."""
+        """True: every row of a task that does not vote has a known answer."""
         return True
 
     def update(self, rows: np.ndarray, batch: Batch, answers: Answers) -> None:
