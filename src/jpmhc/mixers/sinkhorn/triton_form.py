@@ -117,12 +117,15 @@ def iterate_derivative(m, h, grad, F: tl.constexpr):
         befores = befores + (before,)
         afters = afters + (after,)
     for back in tl.static_range(ITERATIONS):
-        step = ITERATIONS - back
-        c = kernel * befores[step] * afters[step]
-        grad = (grad - tl.sum(grad * c, axis=SECOND, keep_dims=True)) * (afters[step] / afters[step - 1])
+        before = befores[ITERATIONS - back]
+        after = afters[ITERATIONS - back]
+        previous = afters[ITERATIONS - 1 - back]
+        c = kernel * before * after
+        grad = (grad - tl.sum(grad * c, axis=SECOND, keep_dims=True)) * (after / previous)
         if back < ITERATIONS - 1:
-            c = kernel * befores[step] * afters[step - 1]
-            grad = (grad - tl.sum(grad * c, axis=FIRST, keep_dims=True)) * (befores[step] / befores[step - 1])
+            c = kernel * before * previous
+            factor = before / befores[ITERATIONS - 1 - back]
+            grad = (grad - tl.sum(grad * c, axis=FIRST, keep_dims=True)) * factor
     return drop_clamped(m, p * (grad - tl.sum(p * grad, axis=FIRST, keep_dims=True)), F)
 
 
