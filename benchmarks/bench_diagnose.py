@@ -124,7 +124,7 @@ def time_model(mixer: str | None, options: argparse.Namespace) -> dict[str, obje
         "median": round(found.whole.quantile(0.5), 4),
         "median_error": round(error, 4),
         "largest": round(found.whole.largest, 3),
-        "ks": round(found.comparisons[-1].kolmogorov, 4),
+        "ks": round(found.comparisons[-1].kolmogorov, 4) if found.comparisons else "",
         "notes": "; ".join(found.notes),
     }
 

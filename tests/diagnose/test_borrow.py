@@ -27,7 +27,7 @@ def test_everything_is_left_as_it_was(training):
     x = torch.randn(5, 6)
     kept = x.clone()
     torch.set_rng_state(before[0])
-    jpmhc.diagnose(model, x, say=None)
+    jpmhc.diagnose(model, x, tokens=1, say=None)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]
     assert (np.random.get_state()[1] == before[2]).all()  # noqa: NPY002
@@ -42,7 +42,7 @@ def test_everything_is_left_as_it_was(training):
 
 def test_connections_get_their_own_steps_back():
     model = StreamNet()
-    jpmhc.diagnose(model, torch.randn(1, 12), say=None)
+    jpmhc.diagnose(model, torch.randn(1, 12), tokens=1, say=None)
     for block in model.stack.connections:
         assert not {"read", "write", "write_read", "write_mean"} & set(vars(block))
         assert not block._forward_pre_hooks
@@ -52,14 +52,14 @@ def test_a_failure_leaves_the_model_as_it_was_too():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     parameters = list(model.parameters())
     with pytest.raises(ValueError, match="does not depend"):
-        jpmhc.diagnose(model, torch.randn(2, 4), between=("1", "0"), say=None)
+        jpmhc.diagnose(model, torch.randn(2, 4), between=("1", "0"), tokens=1, say=None)
     assert all(new is old for new, old in zip(model.parameters(), parameters))
 
 
 def test_half_precision_is_computed_in_float32():
     model = StreamNet().eval()
-    wide = jpmhc.diagnose(model.bfloat16().float(), torch.ones(1, 12), say=None)
-    half = jpmhc.diagnose(model.bfloat16(), torch.ones(1, 12, dtype=torch.bfloat16), say=None)
+    wide = jpmhc.diagnose(model.bfloat16().float(), torch.ones(1, 12), tokens=1, say=None)
+    half = jpmhc.diagnose(model.bfloat16(), torch.ones(1, 12, dtype=torch.bfloat16), tokens=1, say=None)
     assert {p.dtype for p in model.stack.connections[0].sublayer.parameters()} == {torch.bfloat16}
     np.testing.assert_allclose(half.whole.values, wide.whole.values, rtol=1e-4)
 
@@ -67,8 +67,8 @@ def test_half_precision_is_computed_in_float32():
 def test_dropout_draws_the_same_mask_in_every_run():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5)).train()
-    found = jpmhc.diagnose(model, torch.randn(1, 16), method="dense", say=None).whole
+    found = jpmhc.diagnose(model, torch.randn(1, 16), method="dense", tokens=1, say=None).whole
     dropped = int((found.values < 1e-6).sum())
     assert 0 < dropped < 16  # the rows of the mask
-    quadrature = jpmhc.diagnose(model, torch.randn(1, 16), method="lanczos", steps=16, say=None).whole
+    quadrature = jpmhc.diagnose(model, torch.randn(1, 16), method="lanczos", steps=16, tokens=1, say=None).whole
     assert quadrature.largest == pytest.approx(found.largest, rel=1e-4)

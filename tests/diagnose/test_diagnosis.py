@@ -31,7 +31,7 @@ def test_the_plan_is_said_before_and_the_verdict_has_five_sentences():
 
 def test_a_healthy_network_is_called_healthy():
     torch.manual_seed(0)
-    found = jpmhc.diagnose(StreamNet(dim=32, depth=6, spread=0.0), torch.randn(1, 2, 32), say=None)
+    found = jpmhc.diagnose(StreamNet(dim=24, depth=3, spread=0.0), torch.randn(1, 2, 24), tokens=1, say=None)
     assert found.verdict[0].startswith("Healthy")
     assert found.verdict[1].startswith("No collapse")
     assert found.verdict[2].startswith("Nothing explodes")
@@ -40,10 +40,10 @@ def test_a_healthy_network_is_called_healthy():
 
 def test_forgotten_stream_differences_are_told_from_the_models_own_map():
     torch.manual_seed(0)
-    model = StreamNet(dim=16, depth=12, mixer="sinkhorn")
+    model = StreamNet(dim=16, depth=6, mixer="sinkhorn")
     for block in model.stack.connections:
         nn.init.normal_(block.map.bias)
-    found = jpmhc.diagnose(model, torch.randn(1, 2, 16), say=None)
+    found = jpmhc.diagnose(model, torch.randn(1, 2, 16), tokens=1, say=None)
     assert found.verdict[1].startswith("No collapse of the model's own map")
     assert "75% are below 0.1: differences between streams" in found.verdict[1]
     assert found.comparisons[0].measured.below() == pytest.approx(0.75, abs=0.02)
@@ -68,8 +68,8 @@ def test_collapse_explosion_and_fading_gradients_are_found():
 def test_a_compiled_or_wrapped_container_is_looked_into():
     model = TinyLanguageModel().eval()
     tokens = torch.randint(0, 20, (1, 4))
-    plain = jpmhc.diagnose(model, tokens, say=None)
-    compiled = jpmhc.diagnose(torch.compile(model), tokens, say=None)
+    plain = jpmhc.diagnose(model, tokens, tokens=1, say=None)
+    compiled = jpmhc.diagnose(torch.compile(model), tokens, tokens=1, say=None)
     np.testing.assert_array_equal(plain.whole.values, compiled.whole.values)
 
 
@@ -77,8 +77,8 @@ def test_a_wrapped_model_is_measured_at_its_connections():
     torch.manual_seed(0)
     model = TinyLanguageModel().eval()
     tokens = torch.randint(0, 20, (1, 4))
-    plain = jpmhc.diagnose(copy.deepcopy(model), tokens, say=None)
-    found = jpmhc.diagnose(jpmhc.wrap(model, streams=4, mixer="sinkhorn", inputs=tokens), tokens, say=None)
+    plain = jpmhc.diagnose(copy.deepcopy(model), tokens, tokens=1, say=None)
+    found = jpmhc.diagnose(jpmhc.wrap(model, streams=4, mixer="sinkhorn", inputs=tokens), tokens, tokens=1, say=None)
     assert len(found.layers) == 4
     assert found.comparisons[0].blocks.shape == (4, 4)
     np.testing.assert_allclose(found.whole.values, plain.whole.values, rtol=1e-3, atol=1e-5)
@@ -91,7 +91,9 @@ def test_a_hugging_face_model_is_diagnosed():
         hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=30
     )
     model = transformers.LlamaForCausalLM(config).eval().bfloat16()
-    found = jpmhc.diagnose(model, {"input_ids": torch.arange(5)[None]}, between=(None, "model.norm"), say=None)
+    found = jpmhc.diagnose(
+        model, {"input_ids": torch.arange(5)[None]}, between=(None, "model.norm"), tokens=1, say=None
+    )
     assert found.start.startswith("the embeddings (model.embed_tokens")
     assert found.whole.shape == (80, 80)
     assert [layer.name for layer in found.layers] == ["model.layers.0", "model.layers.1"]
@@ -126,7 +128,7 @@ def test_the_recursive_model_is_measured_from_its_first_call_with_gradients(mixe
     states = [state.contiguous() for state in core.initial_states(1)]
     tokens, one = torch.tensor([[1, 2, 3]]), torch.ones(1, dtype=torch.int32)
     inputs = (torch.randn(1, 8), tokens, tokens, *states, one, one.bool(), one)
-    found = jpmhc.diagnose(core, inputs, between=("network", "token_head"), say=None)
+    found = jpmhc.diagnose(core, inputs, between=("network", "token_head"), tokens=1, say=None)
     assert found.whole.shape == (3 * 5, 4 * 8)
 
     x = core.embed_rows(inputs[0], tokens)
@@ -147,7 +149,7 @@ def test_the_recursive_model_is_measured_from_its_first_call_with_gradients(mixe
 
 
 def test_a_batch_that_does_not_fit_is_cut(monkeypatch):
-    model, _ = linear_network(100, 2)
+    model = nn.Sequential(nn.Linear(100, 100), nn.Tanh(), nn.Linear(100, 100))
     x = torch.randn(400, 100)
     monkeypatch.setattr(measure, "free_memory", lambda device: 30_000)
     found = jpmhc.diagnose(model, x, method="lanczos", probes=2, steps=4, say=None)
@@ -165,6 +167,16 @@ def test_a_short_time_limit_gives_a_smaller_plan_and_says_so():
     assert "2 probes of 24 steps (shortened to keep to the limit)" in said[1]
     assert any("sublayers are not rotated" in note for note in found.notes)
     assert found.comparisons[0].rotated is None
+    assert "too costly" in found.verdict[4]
+
+
+def test_single_tokens_that_would_take_too_long_are_left_out(monkeypatch):
+    monkeypatch.setattr(measure, "_BEARABLE", 0.0)
+    found = jpmhc.diagnose(StreamNet(), torch.randn(1, 3, 12), seconds=1e-4, say=None)
+    assert not found.tokens
+    assert not found.comparisons
+    assert len(found.layers) == 4
+    assert sum("are left out" in note for note in found.notes) == 2
     assert "too costly" in found.verdict[4]
 
 

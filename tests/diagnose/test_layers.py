@@ -97,6 +97,9 @@ def test_layers_of_a_plain_model_are_its_longest_list_of_like_modules():
     model = TinyLanguageModel()
     assert find_layers(model) == list(model.layers)
     assert find_layers(nn.Linear(3, 3)) == []
+    for layer in model.layers:
+        layer.experts = nn.ModuleList(nn.Linear(3, 3) for _ in range(5))
+    assert find_layers(model) == list(model.layers)
     calls, _ = record(model, torch.randint(0, 20, (1, 4)))
     assert len(longest_chain(calls)) == 2
 

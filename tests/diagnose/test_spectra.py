@@ -21,7 +21,9 @@ def test_dense_spectrum_of_a_linear_network_is_its_svd():
 
 def test_lanczos_spectrum_of_a_linear_network():
     model, product = linear_network(800, 6, seed=1, noise=0.1)
-    found = jpmhc.diagnose(model, torch.randn(1, 800), method="lanczos", probes=4, steps=64, say=None).whole
+    found = jpmhc.diagnose(
+        model, torch.randn(1, 800), method="lanczos", probes=4, steps=64, seconds=0.1, say=None
+    ).whole
     exact = torch.linalg.svdvals(product).flip(0).numpy()
     truth = Spectrum(exact[None], np.full((1, 800), 1 / 800), (800, 800), "dense")
     assert found.wasserstein(truth) < 1e-2
@@ -43,7 +45,7 @@ def test_small_singular_values_are_not_squared_away(method):
     with torch.no_grad():
         model.weight.copy_(q[0] @ (values[:, None] * q[1]))
     inputs = torch.randn(1, 11, dtype=torch.float64)
-    found = jpmhc.diagnose(model, inputs, method=method, steps=11, say=None).whole
+    found = jpmhc.diagnose(model, inputs, method=method, steps=11, seconds=0.1, say=None).whole
     np.testing.assert_allclose(found.values[0], values.numpy(), rtol=1e-4)
 
 
@@ -51,7 +53,7 @@ def test_a_wide_and_a_tall_map_begin_on_their_smaller_side():
     torch.manual_seed(0)
     for rows, columns in ((30, 12), (12, 30)):
         model = nn.Linear(columns, rows, bias=False)
-        found = jpmhc.diagnose(model, torch.randn(1, columns), method="lanczos", steps=12, say=None).whole
+        found = jpmhc.diagnose(model, torch.randn(1, columns), method="lanczos", steps=12, seconds=0.1, say=None).whole
         exact = torch.linalg.svdvals(model.weight.detach().double()).flip(0).numpy()
         np.testing.assert_allclose(found.values[0], exact, rtol=1e-3)
 

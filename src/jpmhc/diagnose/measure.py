@@ -42,6 +42,8 @@ _WIDEST = 3072
 # Inputs of fewer numbers are not asked whether their graph fits; the share of the free memory that a graph may take.
 _LARGE = 30_000
 _GRAPH_SHARE = 0.4
+# Seconds that one token may take whatever the limit.
+_BEARABLE = 10.0
 
 
 def diagnose(
@@ -94,7 +96,7 @@ def diagnose(
     speak = say or (lambda sentence: None)
     with borrow_model(model) as call:
         ends = find_ends(model, arguments, between, call)
-        shortened = _fit_batch(ends, call)
+        shortened = _fit_batch(model, ends, call)
         work = _Work(model, call, ends, method, probes, steps, seconds, seed, progress)
         work.notes += shortened
         work.plan(tokens)
@@ -169,7 +171,7 @@ class _Work:
             stack.enter_context(plain_connections())
             if not any(getattr(layer, "kernels", "") == "fused" for layer in self.found_layers):
                 stack.enter_context(forward_ad.dual_level())
-            saved, (x, y) = _measure_graph(lambda: run_between(self.ends, self.call))
+            saved, (x, y) = _measure_graph(self.model, lambda: run_between(self.ends, self.call))
         return x, y, recording.calls, saved
 
     def _positions(self, x: Tensor, y: Tensor) -> tuple[int, ...]:
@@ -189,31 +191,23 @@ class _Work:
     def plan(self, tokens: int) -> None:
         """Decide what is measured, and how."""
         self.parts["whole"] = self._plan_part("the whole map", Jacobian(self.at), "whole")
-        chosen = _spread(tokens, math.prod(self.at.positions))
         if math.prod(self.at.positions) > 1:
-            for position in chosen:
-                part = self._plan_part(f"token {position}", Jacobian(self.at, position), "tokens", len(chosen))
-                self.tokens[position] = part
+            self.tokens = self._plan_tokens("token", self.at, "tokens", tokens)
         if not self.chain:
             return
         first, last = self.chain[0].before, self.chain[-1].after
         positions = self.chain[0].positions
         name = f"from {self.chain[0].name} to {self.chain[-1].name}"
         self.layers_at = linearise(self._run_layers, first, last, positions, name, self.seed)
-        chosen = _spread(tokens, math.prod(positions))
-        for position in chosen:
-            jacobian = Jacobian(self.layers_at, position)
-            part = self._plan_part(f"all layers at token {position}", jacobian, "layers", len(chosen))
-            self.layer_positions[position] = part
+        self.layer_positions = self._plan_tokens("all layers at token", self.layers_at, "layers", tokens)
         width = self.chain[0].inside.shape[-1]
-        cost = len(chosen) * width * self.at.seconds["row"]
+        cost = len(self.layer_positions) * width * self.at.seconds["row"]
         wide = width * self.chain[0].streams
         # A sublayer's own Jacobian at every token of an image or the like has no width to speak of.
         plain = math.prod(positions) * width == self.chain[0].inside.numel()
-        self.rotating_seconds = cost
         self.rotating = plain and wide <= _WIDEST and cost < _SHARES["sublayers"] * self.seconds
-        if not self.rotating:
-            self.rotating_seconds = 0.0
+        self.rotating_seconds = cost if self.rotating else 0.0
+        if not self.rotating and self.layer_positions:
             self.notes.append(
                 f"the sublayers' singular values would take {describe_time(cost)}: their gains alone are measured, and "
                 "sublayers are not rotated; a larger seconds= allows it"
@@ -223,6 +217,21 @@ class _Work:
                 f"{len(self.calls)} calls of layers were seen; the longest run in which each gets what the one before "
                 f"returned has {len(self.chain)}, {name}, and is compared with the theory"
             )
+
+    def _plan_tokens(self, what: str, at: Linearised, share: str, tokens: int) -> dict[int, Part]:
+        """Plan single tokens, evenly spaced; those that would each take longer than all may are left out, and noted."""
+        chosen = _spread(tokens, math.prod(at.positions))
+        parts = {
+            position: self._plan_part(f"{what} {position}", Jacobian(at, position), share, len(chosen))
+            for position in chosen
+        }
+        cost = max(part.seconds for part in parts.values())
+        if self.method == "auto" and cost > max(self.seconds, _BEARABLE):
+            self.notes.append(
+                f"single tokens would take {describe_time(cost)} each and are left out ({what} …): raise seconds="
+            )
+            return {}
+        return parts
 
     def _plan_part(self, what: str, jacobian: Jacobian, share: str, among: int = 1) -> Part:
         seconds = self.seconds * _SHARES[share] / among
@@ -346,7 +355,7 @@ class _Work:
         return torch.stack(rows)
 
 
-def _fit_batch(ends: Ends, call: Callable[..., Any]) -> list[str]:
+def _fit_batch(model: nn.Module, ends: Ends, call: Callable[..., Any]) -> list[str]:
     """Cut a batch whose graph would not fit into memory to as many examples as do, and return a note that says so."""
     tensors = [value for value in (*ends.arguments[0], *ends.arguments[1].values()) if isinstance(value, Tensor)]
     batch = tensors[0].shape[0] if tensors and tensors[0].ndim > 1 else 1
@@ -354,7 +363,7 @@ def _fit_batch(ends: Ends, call: Callable[..., Any]) -> list[str]:
         return []
     whole = ends.arguments
     ends.arguments = cut_batch(whole, batch, 2)
-    saved, _ = _measure_graph(lambda: run_between(ends, call))
+    saved, _ = _measure_graph(model, lambda: run_between(ends, call))
     fits = int(_GRAPH_SHARE * free_memory(tensors[0].device) / max(saved / 2, 1))
     ends.arguments = whole
     if fits >= batch:
@@ -363,8 +372,8 @@ def _fit_batch(ends: Ends, call: Callable[..., Any]) -> list[str]:
     return [f"the batch of {batch} does not fit into memory: its first {max(fits, 1)} are measured"]
 
 
-def _measure_graph(run: Callable[[], Any]) -> tuple[int, Any]:
-    """Run something, and return the bytes that its graph holds beside what it returns."""
+def _measure_graph(model: nn.Module, run: Callable[[], Any]) -> tuple[int, Any]:
+    """Run the model, and return the bytes that its graph holds beside the weights, and what was returned."""
     sizes: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -373,7 +382,8 @@ def _measure_graph(run: Callable[[], Any]) -> tuple[int, Any]:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         result = run()
-    return sum(sizes.values()), result
+    weights = {tensor.untyped_storage().data_ptr() for tensor in model.parameters()}
+    return sum(size for place, size in sizes.items() if place not in weights), result
 
 
 def _find_inner_model(model: nn.Module) -> nn.Module:

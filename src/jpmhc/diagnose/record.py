@@ -175,14 +175,21 @@ def find_hidden_state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[in
 
 
 def find_layers(model: nn.Module) -> list[nn.Module]:
-    """Return a model's hyper-connections; without any, the modules of its longest list of like ones."""
+    """Return a model's hyper-connections; without any, the modules of its longest list of like ones.
+
+    Of a list in a list the outer one is taken: layers, not the experts or the parts in each of them.
+    """
     connections: list[nn.Module] = [module for module in model.modules() if isinstance(module, HyperConnection)]
     if connections:
         return connections
-    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
-    alike = [found for found in lists if len(found) > 1 and len({type(module) for module in found}) == 1]
-    # Of a list in a list the outer one: layers, not their parts.
-    return max(alike or lists, key=len, default=[])
+    lists = {
+        f"{name}." if name else "": list(module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList | nn.Sequential)
+    }
+    alike = {name: found for name, found in lists.items() if len(found) > 1 and len(set(map(type, found))) == 1}
+    outer = [found for name, found in alike.items() if not any(name.startswith(o) for o in alike if o != name)]
+    return max(outer or lists.values(), key=len, default=[])
 
 
 def longest_chain(calls: Sequence[LayerCall]) -> list[LayerCall]:

@@ -94,7 +94,7 @@ def _layers(found: Diagnosis) -> str:
 def _theory(found: Diagnosis) -> str:
     known = [item for item in found.comparisons if item.predicted is not None]
     if not known:
-        why = found.comparisons[0].note if found.comparisons else "no chain of layers was found"
+        why = found.comparisons[0].note if found.comparisons else "no chain of layers was found, or it was too costly"
         return f"Theory: no prediction ({why})."
     ks = float(np.mean([item.kolmogorov for item in known]))
     w1 = float(np.mean([item.wasserstein for item in known]))
