@@ -1,15 +1,25 @@
 """The command `jpmhc recommend`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
 import tyro
 
 from jpmhc.cli.output import make_folder
+from jpmhc.diagnose.recommend import Candidate
 from jpmhc.diagnose.recommend import recommend as rank_mixers
-from jpmhc.report.recommendation import draw_recommendation, print_recommendation, write_recommendation
+from jpmhc.report.recommendation import (
+    draw_recommendation,
+    draw_spectra,
+    print_recommendation,
+    write_recommendation,
+)
 from jpmhc.report.spectrum_tables import StageProgress
+from jpmhc.spectra import Density, density
+
+# Of the drawn spectra, relative to the squared singular value.
+_SMOOTHING = 0.01
 
 
 def main(words: Sequence[str]) -> None:
@@ -29,6 +39,7 @@ def recommend(
     gated: bool = False,
     start_variance: float = 1.0,
     depth_range: tuple[int, ...] = (),
+    spectra: int = 0,
     out: Path = Path("out/recommend"),
 ) -> None:
     """Rank the mixers for a model of some depth by what the theory says of its gradients.
@@ -47,6 +58,7 @@ def recommend(
         gated: Gated sublayers, as SwiGLU.
         start_variance: Mean square of the embeddings.
         depth_range: Several depths in place of one, for a curve over depth.
+        spectra: Draw the predicted spectra of so many of the first choices at the last depth; up to a minute each.
         out: Folder for recommendation.png and recommendation.csv.
     """
     make_folder(out)
@@ -71,5 +83,21 @@ def recommend(
     for one, answer in found:
         print(f"depth {one}")
         print_recommendation(answer)
+    if spectra:
+        chosen = found[-1][1].candidates[:spectra]
+        with StageProgress(len(chosen)) as progress:
+            curves = {one.mixer: _predict_spectra(one, progress.show) for one in chosen}
+        print(f"wrote {draw_spectra(curves, out / 'spectra.png')}")
     print(f"wrote {draw_recommendation(found, out / 'recommendation.png')}")
     print(f"wrote {write_recommendation(found, out / 'recommendation.csv')}")
+
+
+def _predict_spectra(one: Candidate, show: Callable[[str], None]) -> dict[str, Density]:
+    """Return the densities of J at the start, of J after drifting, and of T after drifting, by name."""
+    show(f"spectra of {one.mixer}")
+    networks = {
+        "J at the start": one.fresh_network,
+        "J drifted": one.network,
+        "T drifted": one.network.end_to_end(),
+    }
+    return {name: density(network, relative_eta=_SMOOTHING) for name, network in networks.items()}

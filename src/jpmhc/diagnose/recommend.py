@@ -47,7 +47,9 @@ class Candidate:
         parameters: Of one connection whose coefficients depend on the token.
         flops: Of one connection, a token, without its sublayer.
         bytes: That one connection moves a token at least, in 16 bits, without its sublayer.
-        network: The drifted network, for `spectra.density(candidate.network)`.
+        network: The drifted network: `spectra.density(candidate.network)` is J's spectrum, that of
+            `candidate.network.end_to_end()` is T's.
+        fresh_network: The network with the skips of fresh connections.
     """
 
     mixer: str
@@ -63,6 +65,7 @@ class Candidate:
     flops: int
     bytes: int
     network: spectra.Network
+    fresh_network: spectra.Network
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +74,7 @@ class Recommendation:
 
     Attributes:
         candidates: Ranked by how much of J collapses after drifting, then by how far T's gradients are from those of
-            the plain residual network, then by cost.
+            the plain residual network, then by how far J's geometric mean is from one, then by cost.
         assumptions: What the numbers rest on, in a sentence.
     """
 
@@ -127,13 +130,15 @@ def recommend(
         if (reason := MIXERS[name].why_not(streams)) is not None:
             raise ValueError(reason)
     model = _Model(depth, streams, norm, spectra.MLP(activation, scales, ratio, gated), start_variance)
-    plain = float(spectra.gradient_gains(model.network(torch.eye(streams, dtype=torch.float64))).log()[0])
+    plain = float(spectra.gradient_gains(model.network(model.plain)).log()[0])
     found = [_judge_mixer(name, model, drift, dim) for name in names]
 
     def rank(candidate: Candidate) -> tuple:
         gains = abs(float(candidate.gradient_gains[0].log()) - plain)
         still = MIXERS[candidate.mixer].by_default(streams, True).logits == 0
-        return still, round(candidate.collapsed, 2), round(gains, 1), candidate.flops
+        kept = candidate.geometric_mean
+        lost = abs(math.log(kept)) if kept > 0 else math.inf
+        return still, round(candidate.collapsed, 2), round(gains, 1), round(lost, 1), candidate.flops
 
     assumptions = (
         f"{depth} {norm}-norm sublayers with independent random weights ({activation}, scales {scales[0]:g} and "
@@ -154,18 +159,22 @@ class _Model:
         favoured = torch.nn.functional.one_hot(torch.arange(depth) % streams, streams).double()
         self.read = (_FAVOURED * favoured).softmax(-1)
         self.write = torch.ones(depth, streams, dtype=torch.float64)
+        self.plain = torch.eye(streams, dtype=torch.float64).expand(depth, -1, -1)
+        self.networks: dict[bytes, spectra.Network] = {}
         self.shares: dict[bytes, float] = {}
 
     def network(self, skips: Tensor) -> spectra.Network:
-        """Return the network with these skips, [L, n, n] or [n, n] for all layers."""
-        depth = self.depth if skips.ndim == 2 else None
-        return self.make(skips, self.read, self.write, self.mlp, self.start_variance, depth=depth)
+        """Return the network with these skips. [L, n, n]"""
+        key = _key(skips)
+        if key not in self.networks:
+            self.networks[key] = self.make(skips, self.read, self.write, self.mlp, self.start_variance)
+        return self.networks[key]
 
     def share_collapsed(self, skips: Tensor, ends: str) -> float:
         """Return the share of collapsed singular values; once for skips that many mixers have in common."""
         if ends == "model" and float((skips.sum(-1) - 1).abs().max()) < 1e-6:
-            skips = torch.eye(self.streams, dtype=torch.float64).expand(self.depth, -1, -1)  # the plain network's T
-        key = ends.encode() + skips.mul(1e6).round().long().numpy().tobytes()
+            skips = self.plain  # whose T it is
+        key = ends.encode() + _key(skips)
         if key not in self.shares:
             network = self.network(skips)
             network = network.end_to_end() if ends == "model" else network
@@ -197,6 +206,7 @@ def _judge_mixer(name: str, model: _Model, drift: float, dim: int) -> Candidate:
         # streams read and written once, and the sublayer's input and output
         bytes=2 * (2 * n * dim + 2 * dim),
         network=network,
+        fresh_network=model.network(start),
     )
 
 
@@ -223,6 +233,11 @@ def drift_skips(mixer: Mixer, depth: int, drift: float) -> tuple[Tensor, Tensor]
             found = mixer(start + middle * direction)
             low, high = (middle, high) if _distance(found) < drift else (low, middle)
     return first, found
+
+
+def _key(skips: Tensor) -> bytes:
+    """Return what skips that are equal to six digits have in common."""
+    return skips.mul(1e6).round().long().numpy().tobytes()
 
 
 def _distance(skips: Tensor) -> float:

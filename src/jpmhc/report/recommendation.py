@@ -2,7 +2,7 @@
 
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jpmhc.diagnose.recommend import Candidate, Recommendation
+from jpmhc.spectra import Density
 
 
 def print_recommendation(found: Recommendation) -> None:
@@ -106,5 +107,19 @@ def draw_recommendation(found: Sequence[tuple[int, Recommendation]], path: Path)
             collapse.plot([depth for depth, _ in found], curve, ".-", color=f"C{number % 10}", lw=1)
         collapse.set(xlabel="depth", ylim=(0, 1), title="share of J below 0.1, drifted")
     gains.legend(frameon=False, fontsize=6, ncols=2)
+    figure.savefig(path, dpi=110)
+    return path
+
+
+def draw_spectra(curves: Mapping[str, Mapping[str, Density]], path: Path) -> Path:
+    """Draw predicted densities of log singular values, a panel for each mixer, a curve for each of its maps."""
+    figure = Figure(figsize=(3.2 * len(curves), 3.0), layout="constrained")
+    for axes, (mixer, found) in zip(figure.subplots(1, len(curves), squeeze=False)[0], curves.items()):
+        for name, one in found.items():
+            s, values = (part.numpy() for part in one.singular_values())
+            axes.plot(s, values * s * np.log(10), lw=1.2, label=f"{name}: {one.collapsed():.0%} below 0.1")
+        axes.axvspan(1e-4, 0.1, color="#fbeeea", lw=0)
+        axes.set(xscale="log", xlim=(1e-4, 1e2), ylim=(0, None), xlabel="singular value", yticks=[], title=mixer)
+        axes.legend(frameon=False, fontsize=6)
     figure.savefig(path, dpi=110)
     return path

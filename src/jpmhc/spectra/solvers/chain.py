@@ -36,6 +36,8 @@ _SCHEME = Anderson()
 # What stands for an unknown that is zero: its logarithm has to be admissible.
 _TINY = 1e-250
 _LONGEST = 600
+# On a CPU so few points through so many layers are solved in blocks of layers.
+_FEW, _DEEP = 8, 64
 # Below this fraction of the mean squared singular value the rounding of large singular values would be felt.
 _SMALL = 1e-5
 
@@ -141,7 +143,9 @@ class _Equation(Equation):
         self.input, self.output = first.to(torch.complex128), last.to(torch.complex128)
         skips = skips.to(torch.complex128)
         self.skips = torch.stack([skips, skips.mT.flip(0)])  # forward and backward sweep, [2, L, n, n]
-        self.blocks = math.isqrt(self.depth) if z.device.type == "cuda" else 1
+        # Where launching small operations is what takes the time, blocks of layers side by side are faster.
+        few = len(z) <= _FEW and self.depth >= _DEEP
+        self.blocks = math.isqrt(self.depth) if few or z.device.type == "cuda" else 1
 
     def start(self, z: Tensor, index: Tensor) -> Tensor:
         """Return -i times what interpolates geometrically between 1/|z| at the input and 1 at the output."""
