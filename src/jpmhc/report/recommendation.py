@@ -112,14 +112,18 @@ def draw_recommendation(found: Sequence[tuple[int, Recommendation]], path: Path)
 
 
 def draw_spectra(curves: Mapping[str, Mapping[str, Density]], path: Path) -> Path:
-    """Draw predicted densities of log singular values, a panel for each mixer, a curve for each of its maps."""
+    """Draw which share of singular values lies below each, a panel for each mixer, a curve for each of its maps.
+
+    Shares, because skips alone put many singular values in one place, beside which a density shows nothing else.
+    """
     figure = Figure(figsize=(3.2 * len(curves), 3.0), layout="constrained")
     for axes, (mixer, found) in zip(figure.subplots(1, len(curves), squeeze=False)[0], curves.items()):
-        for name, one in found.items():
-            s, values = (part.numpy() for part in one.singular_values())
-            axes.plot(s, values * s * np.log(10), lw=1.2, label=f"{name}: {one.collapsed():.0%} below 0.1")
         axes.axvspan(1e-4, 0.1, color="#fbeeea", lw=0)
-        axes.set(xscale="log", xlim=(1e-4, 1e2), ylim=(0, None), xlabel="singular value", yticks=[], title=mixer)
-        axes.legend(frameon=False, fontsize=6)
+        for name, one in found.items():
+            label = f"{name}: {one.collapsed():.0%} below 0.1"
+            axes.plot(one.x.sqrt().numpy(), one.cumulative().numpy(), lw=1.2, label=label)
+        axes.set(xscale="log", xlim=(1e-4, 1e2), ylim=(0, 1), xlabel="singular value", title=mixer)
+        axes.legend(frameon=False, fontsize=6, loc="upper left")
+    figure.axes[0].set_ylabel("share below")
     figure.savefig(path, dpi=110)
     return path
