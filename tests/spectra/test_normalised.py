@@ -77,6 +77,11 @@ def test_post_norm_shrinks_the_plain_network():
     assert torch.allclose(network.skips.flatten(), torch.full((40,), 1.05**-0.5, dtype=torch.float64))
 
 
+def test_a_sublayer_is_an_mlp():
+    with pytest.raises(ValueError, match="the sublayer must be"):
+        Network.prenorm(torch.eye(2), torch.ones(2), torch.ones(2), "gelu", depth=2)
+
+
 def test_a_read_without_signal_is_refused():
     with pytest.raises(ValueError, match="a norm divides by zero"):
         Network.prenorm(torch.eye(2), torch.tensor([1.0, -1.0]), torch.ones(2), depth=2)

@@ -191,7 +191,7 @@ def density(
         mass=float(_integral(grid, values)),
         below=below,
         first_moment=float(_integral(grid, grid * values)),
-        exact_moment=float(network.gains().log().sum().exp()),
+        exact_moment=network.mean_square(),
         interpolated=lost,
         residual=residual,
         method=bottom.method,

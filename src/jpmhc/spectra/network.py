@@ -280,7 +280,10 @@ class Network:
         reads, writes = to_read_and_write(read, write, skips)
         if reads is None or writes is None:
             raise ValueError("a layer with a norm needs read and write vectors")
-        found = follow(skips, reads, writes, MLP() if mlp is None else mlp, start_variance)
+        mlp = MLP() if mlp is None else mlp
+        if not isinstance(mlp, MLP):
+            raise ValueError(f"the sublayer must be a spectra.MLP, such as MLP('gelu', ratio=4.0), not {mlp!r}")
+        found = follow(skips, reads, writes, mlp, start_variance)
         return cls(found.skips, found.variance, reads, found.write, sublayers=found.sublayers)
 
     def end_to_end(self) -> Network:
@@ -352,6 +355,10 @@ class Network:
             gains.append(gain)
             moment = grown / gain if gain > 0 else moment
         return torch.stack(gains)
+
+    def mean_square(self) -> float:
+        """Return the mean squared singular value; NaN for tied weights, of which no recursion is known here."""
+        return float(self.gains().log().sum().exp()) if self.tied is None else math.nan
 
     def rescaled(self) -> tuple[Network, float]:
         """The network with every layer's gain divided out, and the squared factor that was: G(z) = G'(z / g) / g."""

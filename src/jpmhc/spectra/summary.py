@@ -25,10 +25,11 @@ class Summary:
         gap_margin: The worst layer's spectral radius of $A_l^{-1}$ times the noise. J has no singular values near zero
             exactly if it is below one; infinite for a singular skip.
         total_noise: $c = \sum_l \sigma_l^2$.
-        mean_square: J's mean squared singular value.
+        mean_square: J's mean squared singular value; NaN for tied weights.
         model_mean_square: The same of the model's own map T.
         direct_path: $q = 1^\top A_L \cdots A_1 1 / n$, what T would be without its sublayers.
-        gradient_gains: The mean square of the derivative of T's output by each sublayer's output. [L]
+        gradient_gains: The mean square of the derivative of T's output by each sublayer's output, for weights that no
+            two layers share. [L]
         collapsed: The share of J's singular values below the threshold.
         collapsed_differences: The part of `collapsed` that stream differences make up.
         collapsed_mean: The part of it that the mean stream makes up: of T's singular values the share below the
@@ -67,8 +68,8 @@ def summary(network: Network, threshold: float = COLLAPSED) -> Summary:
         geometric_mean=geometric_mean(network),
         gap_margin=float(gap_radii(network).max()),
         total_noise=float(network.variance.sum()),
-        mean_square=float(streams.gains().log().sum().exp()),
-        model_mean_square=float(model.gains().log().sum().exp()),
+        mean_square=streams.mean_square(),
+        model_mean_square=model.mean_square(),
         direct_path=float(ones @ through) / network.streams,
         gradient_gains=gradient_gains(network),
         collapsed=all_streams,

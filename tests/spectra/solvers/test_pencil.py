@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from jpmhc.spectra import Network, cauchy, simulate
+from jpmhc.spectra import Network, cauchy, density, simulate
 
 X = torch.tensor([0.05, 0.3, 1.0, 3.0], dtype=torch.float64)
 
@@ -55,6 +55,14 @@ def test_correlations_between_zero_and_one():
     z = X + 0.2j
     truth, error = sampled(half, z, width=200, samples=12)
     assert ((cauchy(half, z).G - truth).abs() < 5 * error + 0.01 * truth.abs()).all()
+
+
+def test_a_density_of_tied_layers():
+    network = Network(torch.eye(1).expand(3, 1, 1), 0.1, tied=[0, 0, 0])
+    found, squares = density(network), simulate(network, 300, 6)
+    assert found.mass == pytest.approx(1, abs=0.01)
+    assert found.first_moment == pytest.approx(float(squares.mean()), rel=0.02)
+    assert found.quantile(0.9) == pytest.approx(float(squares.sqrt().flatten().quantile(0.9)), rel=0.02)
 
 
 @pytest.mark.parametrize("tied", [[0], [[1.0, 2.0], [2.0, 1.0]], [[1.0, 0.1], [0.2, 1.0]]])
