@@ -1,0 +1,93 @@
+"""Run networks with the skips that `jpmhc.recommend` judged, and count what has collapsed in them.
+
+Run `python benchmarks/check_recommendation.py`; a few minutes on two cores. It writes docs/results/recommendation.md and
+benchmarks/results/recommendation.csv.
+"""
+
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import jpmhc
+from harness import write_csv
+from jpmhc.spectra.activations import get_activation
+
+STREAMS, WIDTH, NETWORKS, DEPTHS = 4, 64, 4, (12, 48, 200)
+PAGE = Path(__file__).parent.parent / "docs" / "results" / "recommendation.md"
+
+
+def run_network(skips: Tensor, read: Tensor, write: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Run one pre-norm GELU network; return the singular values of J and of T."""
+    generator = torch.Generator().manual_seed(seed)
+    phi, hidden, size = get_activation("gelu"), 4 * WIDTH, STREAMS * WIDTH
+    x = torch.randn(WIDTH, dtype=torch.float64, generator=generator)
+    x = (x / x.square().mean().sqrt()).expand(STREAMS, -1)
+    jacobian = torch.eye(size, dtype=torch.float64).view(STREAMS, WIDTH, size)
+    for skip, r, w in zip(skips, read, write):
+        first = torch.randn(hidden, WIDTH, dtype=torch.float64, generator=generator) / math.sqrt(WIDTH)
+        last = torch.randn(WIDTH, hidden, dtype=torch.float64, generator=generator) / math.sqrt(hidden)
+        u, du = r @ x, torch.einsum("j,jpc->pc", r, jacobian)
+        rms = u.square().mean().sqrt()
+        unit = u / rms
+        before, change = first @ unit, first @ ((du - torch.outer(unit, unit @ du) / WIDTH) / rms)
+        x = skip @ x + torch.outer(w, last @ phi.function(before))
+        change = last @ (phi.derivative(before).unsqueeze(-1) * change)
+        jacobian = torch.einsum("ij,jpc->ipc", skip, jacobian) + torch.einsum("i,pc->ipc", w, change)
+    whole = jacobian.view(size, size)
+    own = jacobian.mean(0).view(WIDTH, STREAMS, WIDTH).sum(1)
+    return torch.linalg.svdvals(whole), torch.linalg.svdvals(own)
+
+
+def check_depth(depth: int) -> list[dict]:
+    """Compare predicted and measured shares for every mixer at one depth."""
+    rows = []
+    for rank, one in enumerate(jpmhc.recommend(depth, STREAMS).candidates, 1):
+        network = one.network
+        runs = [run_network(network.skips, network.read, network.write, seed) for seed in range(NETWORKS)]
+        whole, own = (torch.cat([run[part] for run in runs]) for part in (0, 1))
+        rows.append(
+            {
+                "depth": depth,
+                "rank": rank,
+                "mixer": one.mixer,
+                "predicted_j": one.collapsed,
+                "measured_j": float((whole < 0.1).double().mean()),
+                "predicted_t": one.collapsed_model,
+                "measured_t": float((own < 0.1).double().mean()),
+            }
+        )
+        print(
+            {key: round(value, 3) if isinstance(value, float) else value for key, value in rows[-1].items()}, flush=True
+        )
+    return rows
+
+
+def main() -> None:
+    """Check all depths and write page and table."""
+    rows = [row for depth in DEPTHS for row in check_depth(depth)]
+    worst = {part: max(abs(row[f"predicted_{part}"] - row[f"measured_{part}"]) for row in rows) for part in "jt"}
+    lines = [
+        "# Recommendations against networks that are run",
+        "",
+        "`python benchmarks/check_recommendation.py`",
+        "",
+        f"`jpmhc.recommend` at its defaults (pre-norm, GELU, {STREAMS} streams, skips drifted by 0.1), and {NETWORKS} networks a "
+        f"case of {WIDTH} features a stream with the same skips. Share of singular values below 0.1, of the streams' "
+        "Jacobian J and of the model's own map T. Largest difference of a share: "
+        f"{worst['j']:.3f} for J, {worst['t']:.3f} for T.",
+        "",
+        "| L | rank | mixer | J predicted | J measured | T predicted | T measured |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        shares = " | ".join(f"{row[key]:.1%}" for key in ("predicted_j", "measured_j", "predicted_t", "measured_t"))
+        lines.append(f"| {row['depth']} | {row['rank']} | {row['mixer']} | {shares} |")
+    PAGE.write_text("\n".join([*lines, ""]))
+    print(f"wrote {PAGE}")
+    write_csv("recommendation", rows)
+
+
+if __name__ == "__main__":
+    main()
