@@ -1,6 +1,6 @@
 """Run networks with the skips that `jpmhc.recommend` judged, and count what has collapsed in them.
 
-Run `python benchmarks/check_recommendation.py`; a few minutes on two cores. It writes docs/results/recommendation.md and
+Run `python benchmarks/check_recommendation.py`; a minute on two cores. It writes docs/results/recommendation.md and
 benchmarks/results/recommendation.csv.
 """
 
@@ -58,9 +58,7 @@ def check_depth(depth: int) -> list[dict]:
                 "measured_t": float((own < 0.1).double().mean()),
             }
         )
-        print(
-            {key: round(value, 3) if isinstance(value, float) else value for key, value in rows[-1].items()}, flush=True
-        )
+        print(f"L = {depth}, {one.mixer}: J {one.collapsed:.3f} and {rows[-1]['measured_j']:.3f}", flush=True)
     return rows
 
 
@@ -73,8 +71,8 @@ def main() -> None:
         "",
         "`python benchmarks/check_recommendation.py`",
         "",
-        f"`jpmhc.recommend` at its defaults (pre-norm, GELU, {STREAMS} streams, skips drifted by 0.1), and {NETWORKS} networks a "
-        f"case of {WIDTH} features a stream with the same skips. Share of singular values below 0.1, of the streams' "
+        f"`jpmhc.recommend` at its defaults (pre-norm, GELU, {STREAMS} streams, skips drifted by 0.1), and {NETWORKS} "
+        f"networks a case of {WIDTH} features a stream with the same skips. Share of singular values below 0.1, of the streams' "
         "Jacobian J and of the model's own map T. Largest difference of a share: "
         f"{worst['j']:.3f} for J, {worst['t']:.3f} for T.",
         "",
