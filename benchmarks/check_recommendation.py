@@ -72,8 +72,8 @@ def main() -> None:
         "`python benchmarks/check_recommendation.py`",
         "",
         f"`jpmhc.recommend` at its defaults (pre-norm, GELU, {STREAMS} streams, skips drifted by 0.1), and {NETWORKS} "
-        f"networks a case of {WIDTH} features a stream with the same skips. Share of singular values below 0.1, of the streams' "
-        "Jacobian J and of the model's own map T. Largest difference of a share: "
+        f"networks a case of {WIDTH} features a stream with the same skips. Share of singular values below 0.1, of the "
+        "streams' Jacobian J and of the model's own map T. Largest difference of a share: "
         f"{worst['j']:.3f} for J, {worst['t']:.3f} for T.",
         "",
         "| L | rank | mixer | J predicted | J measured | T predicted | T measured |",
