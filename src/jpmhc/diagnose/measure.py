@@ -205,7 +205,7 @@ class _Work:
         wide = width * self.chain[0].streams
         # A sublayer's own Jacobian at every token of an image or the like has no width to speak of.
         plain = math.prod(positions) * width == self.chain[0].inside.numel()
-        self.rotating = plain and wide <= _WIDEST and cost < _SHARES["sublayers"] * self.seconds
+        self.rotating = plain and wide <= _WIDEST and 0 < cost < _SHARES["sublayers"] * self.seconds
         self.rotating_seconds = cost if self.rotating else 0.0
         if not self.rotating and self.layer_positions:
             self.notes.append(
