@@ -3,6 +3,10 @@
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
 
 import jpmhc
 
@@ -45,3 +49,19 @@ def test_stack_compiles_with_variable_sizes(mixer):
 def test_bad_input_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("kernels", ["reference", "fused"])
+def test_wrapped_connections_are_called_as_a_whole(kernels):
+    """PyTorch's activation checkpointing, around single connections and applied to a whole model."""
+    torch.manual_seed(0)
+    blocks = [jpmhc.HyperConnection(nn.Linear(16, 16), 16, 4, index=k, kernels=kernels) for k in range(3)]
+    x = torch.randn(5, 4, 16, requires_grad=True)
+    expected = torch.autograd.grad(jpmhc.HyperConnectionStack(blocks)(x).square().sum(), x)
+    some = jpmhc.HyperConnectionStack([blocks[0], checkpoint_wrapper(blocks[1]), blocks[2]])
+    found = torch.autograd.grad(some(x).square().sum(), x)
+    assert torch.allclose(found[0], expected[0], atol=1e-5)
+    everywhere = jpmhc.HyperConnectionStack(blocks)
+    apply_activation_checkpointing(everywhere, check_fn=lambda module: isinstance(module, jpmhc.HyperConnection))
+    found = torch.autograd.grad(everywhere(x).square().sum(), x)
+    assert torch.allclose(found[0], expected[0], atol=1e-5)

@@ -19,7 +19,7 @@ class HyperConnectionStack(nn.Module):
     streams; the result is the same. A connection with hooks, or of a subclass with its own steps, is called as a whole.
 
     Args:
-        connections: The connections, all of the same `dim` and `streams`.
+        connections: The connections, all of the same `dim` and `streams`; also wrapped ones (`checkpoint_wrapper`).
         reduce: Return the mean over the streams [..., dim] instead of the streams; the fused kernels then take it
             while they write, and the last streams never reach memory.
         delayed: Let each sublayer read with the weights that the connection before it computed, as DeepSeek-V4.1 does,
@@ -34,7 +34,8 @@ class HyperConnectionStack(nn.Module):
         checks.switch(delayed, "delayed")
         self.reduce, self.delayed = reduce, delayed
         for block in self.connections:
-            if not isinstance(block, HyperConnection):
+            # A wrapper, such as activation checkpointing's, shows what it wraps and is called as a whole.
+            if not all(hasattr(block, name) for name in ("streams", "dim", "sublayer", "map")):
                 raise ValueError(f"a stack is made of HyperConnections, got {type(block).__name__}")
         shapes = sorted({(block.streams, block.dim) for block in self.connections})
         if len(shapes) > 1:
@@ -92,6 +93,8 @@ class HyperConnectionStack(nn.Module):
 
 def _may_take_apart(block: HyperConnection) -> bool:
     """Say whether a stack may run the block's steps itself: nobody else has a say in its forward."""
+    if not isinstance(block, HyperConnection):
+        return False
     own = "forward" in vars(block) or any(
         getattr(type(block), name) is not getattr(HyperConnection, name) for name in ("forward", "read", "write")
     )
