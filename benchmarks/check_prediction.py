@@ -149,8 +149,8 @@ def write_page(rows: list[dict]) -> None:
         "",
         "![Twelve spectra, measured and predicted](prediction.png)",
         "",
-        "In the panels of 0.8 I + 0.2 bistochastic at L = 48 three quarters of the singular values, near 2e-5, lie left of "
-        "the axis.",
+        "In the panels of 0.8 I + 0.2 bistochastic at L = 48 three quarters of the singular values, near 2e-5, lie "
+        "left of the axis.",
         "",
     ]
     (RESULTS / "prediction.md").write_text("\n".join(lines))
