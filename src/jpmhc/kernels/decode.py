@@ -106,7 +106,7 @@ def _launcher(spec: Spec, dtype: torch.dtype, held: int, writes: bool, per_token
     height = padded(spec.logits)
     width = min(power_of_two(spec.d), TILE // height)
     constants = {"WRITES": writes, "OLD_PER_TOKEN": int(per_token), "KP": height, "M": held, "BD": width}
-    return Launcher(_decode, **constants, S=spec, num_warps=max(1, height * width // 1024))
+    return Launcher(_decode, **constants, S=spec, num_warps=max(4, height * width // 1024))
 
 
 def suits(tokens: int) -> bool:
