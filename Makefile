@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test lint bench campaign clean
 # The extra dev holds all others: cli (commands and figures), arc, log, deepspeed, hf, and what tests and benchmarks need.
 setup: $(STAMP)
 
@@ -28,6 +28,10 @@ lint: setup
 bench: setup
 	$(BIN)/python benchmarks/bench_connections.py
 	$(BIN)/python benchmarks/bench_connections.py --compiled
+
+# Ten minutes of seeded attacks; longer: make campaign CAMPAIGN='--minutes 120 --seed 1'
+campaign: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.campaign $(CAMPAIGN)
 
 clean:
 	rm -rf $(VENV) out

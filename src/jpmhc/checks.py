@@ -7,23 +7,32 @@ propagates, as it does in PyTorch.
 import contextlib
 import math
 import operator
+import reprlib
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
+
+
+def quote(value: object) -> str:
+    """Write a value as a message quotes it: as Python writes it, and cut where that is long."""
+    return _SHORT.repr(value)
+
 
 def at_least_one(value: int | None, what: str) -> None:
     """Refuse anything but a whole number of at least one; None passes."""
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise ValueError(f"{what} must be a whole number and at least 1, got {value!r}")
+        raise ValueError(f"{what} must be a whole number and at least 1, got {quote(value)}")
 
 
 def positive(value: float | None, what: str) -> None:
     """Refuse anything but a positive, finite number; None passes."""
     if value is not None and not (_is_number(value) and 0 < value < math.inf):
-        raise ValueError(f"{what} must be positive and finite, got {value!r}")
+        raise ValueError(f"{what} must be positive and finite, got {quote(value)}")
 
 
 def inside(value: float | None, interval: str, what: str) -> None:
@@ -33,27 +42,27 @@ def inside(value: float | None, interval: str, what: str) -> None:
     low, high = map(float, interval[1:-1].split(","))
     good = _is_number(value) and (low < value or (low == value and interval[0] == "["))
     if not (good and (value < high or (value == high and interval[-1] == "]"))):
-        raise ValueError(f"{what} must lie in {interval}, got {value!r}")
+        raise ValueError(f"{what} must lie in {interval}, got {quote(value)}")
 
 
 def number(value: float, what: str) -> None:
     """Refuse anything but a finite number."""
     # By comparisons, which torch.compile can trace for a setting that differs from module to module.
     if not (_is_number(value) and -math.inf < value < math.inf):
-        raise ValueError(f"{what} must be a finite number, got {value!r}")
+        raise ValueError(f"{what} must be a finite number, got {quote(value)}")
 
 
 def switch(value: bool, what: str) -> None:
     """Refuse anything but True or False."""
     if not isinstance(value, bool):
-        raise ValueError(f"{what} must be True or False, got {value!r}")
+        raise ValueError(f"{what} must be True or False, got {quote(value)}")
 
 
 def choice(value: object, choices: Iterable[object], what: str) -> None:
     """Refuse a value that is not one of the choices."""
     choices = list(choices)
     if value not in choices:
-        raise ValueError(f"{what} must be one of {', '.join(map(str, choices))}, got {value!r}")
+        raise ValueError(f"{what} must be one of {', '.join(map(str, choices))}, got {quote(value)}")
 
 
 def square(matrix: Tensor, what: str = "matrix") -> int:
@@ -95,7 +104,7 @@ def to_whole_number(value: int, name: str, least: int = 1) -> int:
     except TypeError:
         number = least - 1
     if number < least or isinstance(value, bool):
-        raise ValueError(f"{name} must be a whole number, at least {least}, not {value!r}")
+        raise ValueError(f"{name} must be a whole number, at least {least}, not {quote(value)}")
     return number
 
 
@@ -103,7 +112,7 @@ def to_positive_number(value: float, name: str) -> float:
     """Return the value as a float, if it is a positive finite number."""
     number = _to_float(value)
     if not 0 < number < math.inf:
-        raise ValueError(f"{name} must be positive and finite, not {value!r}")
+        raise ValueError(f"{name} must be positive and finite, not {quote(value)}")
     return number
 
 
@@ -111,7 +120,7 @@ def to_non_negative_number(value: float, name: str) -> float:
     """Return the value as a float, if it is a finite number and not negative."""
     number = _to_float(value)
     if not 0 <= number < math.inf:
-        raise ValueError(f"{name} must be finite and not negative, not {value!r}")
+        raise ValueError(f"{name} must be finite and not negative, not {quote(value)}")
     return number
 
 
@@ -119,7 +128,7 @@ def require_choice(value: object, kind: str, choices: Iterable[str]) -> None:
     """Raise an error that lists the choices, unless the value is one of them."""
     choices = list(choices)
     if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"no {kind} is called {value!r}; choose one of {', '.join(choices)}")
+        raise ValueError(f"no {kind} is called {quote(value)}; choose one of {', '.join(choices)}")
 
 
 def to_real_tensor(value: Tensor | np.ndarray | Sequence | float, name: str) -> Tensor:

@@ -1,6 +1,7 @@
 """Reading ARC puzzles: the public counts, and every fault named with file, task and place."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,9 @@ def test_folder_is_read_with_subfolders_and_sorted(tmp_path: Path) -> None:
         ("{", "not a JSON file"),
         ("", "not a JSON file"),
         ("\x00", "not a JSON file"),
+        ("[" * 1000 + "]" * 1000, "JSON that is nested too deeply"),
+        ('{"a":' * 5000, "JSON that is nested too deeply"),
+        ("9" * 5000, "not a JSON file (Exceeds the limit (4300"),
         ("[]", "not an empty list"),
         ("{}", '"train" is missing'),
         (json.dumps({"train": puzzle()["train"]}), '"test" is missing'),
@@ -71,6 +75,8 @@ def test_folder_is_read_with_subfolders_and_sorted(tmp_path: Path) -> None:
         (json.dumps(with_grid([[-1]])), "row 0, column 0 is -1"),
         (json.dumps(with_grid([[1.0]])), "row 0, column 0 is 1.0"),
         (json.dumps(with_grid([[True]])), "row 0, column 0 is True"),
+        (json.dumps(with_grid([["x" * 5000]])), "row 0, column 0 is 'xxx"),
+        (json.dumps(with_grid([[{"x" * 5000: [[[[[[[[1]]]]]]]]}]])), "row 0, column 0 is {'xxx"),
         (json.dumps(with_grid([[0] * 31] * 31)), "31 × 31 cells; the largest is 30 × 30"),
         (json.dumps(with_grid([[0]] * 31)), "31 × 1 cells"),
         (json.dumps(with_grid([])), "the grid is empty"),
@@ -89,6 +95,13 @@ def test_faults_name_file_and_task(tmp_path: Path, text: str, fault: str) -> Non
     assert str(tmp_path / "spoilt.json") in message
     assert "spoilt" in message
     assert "\n" not in message
+    assert len(message) < len(str(tmp_path)) + 300
+
+
+def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    with pytest.raises(ValueError, match=r"pipe\.json: not a plain file"):
+        from_folder(tmp_path)
 
 
 def test_binary_file_is_named(tmp_path: Path) -> None:

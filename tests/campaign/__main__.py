@@ -1,0 +1,101 @@
+"""The campaign: seeded attacks on runs, files, library and solver, each of which must end as documented.
+
+    python -m tests.campaign --minutes 10 --groups kills damage --seed 0
+    python -m tests.campaign --tries 2000 --groups damage --record out/campaign.jsonl
+
+A group makes its attacks in rounds, each of which depends on the seed, the group's name and the round's number alone:
+`--round` repeats one. With `--record` every round is written to a file when it ends, and rounds that are there already
+are counted and not made again, so that a long campaign can be ended and gone on with at any time.
+"""
+
+import argparse
+import dataclasses
+import importlib
+import json
+import os
+import sys
+import time
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from tests.campaign.groups import GROUPS
+from tests.campaign.tally import Tally
+
+
+def run_group(name: str, seed: int, seconds: float, tries: int | None, record: Path | None, only: int | None) -> Tally:
+    """Make rounds of a group until its time is over or as many attacks were made as wanted.
+
+    Args:
+        name: The group.
+        seed: Of the campaign.
+        seconds: What the group may take, if `tries` is None; the round that is under way then is finished.
+        tries: How many attacks to make.
+        record: File of the rounds made so far.
+        only: The number of the only round to make.
+    """
+    group = importlib.import_module(GROUPS[name])
+    known = _read_rounds(record, name, seed)
+    total, started, number = Tally(), time.monotonic(), only or 0
+    while total.tried < tries if tries is not None else time.monotonic() - started < seconds:
+        if number in known:
+            made = known[number]
+        else:
+            made = group.run(np.random.default_rng([seed, zlib.crc32(name.encode()), number]), group.ROUND)
+            made.messages = [f"{name}, seed {seed}, round {number}: {message}" for message in made.messages]
+            for message in made.messages:
+                print(message, file=sys.stderr, flush=True)
+            if record is not None:
+                _append_round(record, name, seed, number, made)
+        total.add(made)
+        number += 1
+        if only is not None:
+            break
+    return total
+
+
+def _read_rounds(record: Path | None, name: str, seed: int) -> dict[int, Tally]:
+    if record is None or not record.exists():
+        return {}
+    found = {}
+    for line in map(json.loads, record.read_text().splitlines()):
+        if (line["group"], line["seed"]) == (name, seed):
+            found[line["round"]] = Tally(**line["tally"])
+    return found
+
+
+def _append_round(record: Path, name: str, seed: int, number: int, made: Tally) -> None:
+    record.parent.mkdir(parents=True, exist_ok=True)
+    with record.open("a") as file:
+        line = {"group": name, "seed": seed, "round": number, "tally": dataclasses.asdict(made)}
+        file.write(json.dumps(line) + "\n")
+
+
+def main() -> None:
+    """Run the groups that the command line names, print the table, and exit with 1 if any attack was not withstood."""
+    parser = argparse.ArgumentParser(prog="python -m tests.campaign", description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=10.0, help="for all groups together; each gets an equal part")
+    parser.add_argument("--tries", type=int, help="attacks of each group, however long they take")
+    parser.add_argument("--groups", nargs="+", choices=list(GROUPS), default=list(GROUPS), metavar="GROUP")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--record", type=Path, help="file of rounds made, which are not made again")
+    parser.add_argument("--round", type=int, help="number of the only round to make")
+    chosen = parser.parse_args()
+    rows, started = [], time.monotonic()
+    for place, name in enumerate(chosen.groups):
+        begun = time.monotonic()
+        left = chosen.minutes * 60 - (begun - started)  # what a group leaves over goes to those after it
+        seconds = left / (len(chosen.groups) - place)
+        made = run_group(name, chosen.seed, seconds, chosen.tries, chosen.record, chosen.round)
+        rows.append((name, made, time.monotonic() - begun))
+        print(f"{name}: {made.held} of {made.tried} held", file=sys.stderr, flush=True)
+    print(f"\n{'group':<20}{'tried':>8}{'held':>8}{'failed':>8}{'seconds':>9}")
+    for name, made, took in rows:
+        print(f"{name:<20}{made.tried:>8}{made.held:>8}{made.failed:>8}{took:>9.0f}")
+    sys.exit(1 if any(made.failed for _, made, _ in rows) else 0)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()
