@@ -22,6 +22,7 @@ __all__ = [
     "dialects",
     "expand_streams",
     "generators",
+    "load_plain_weights",
     "load_wrapped",
     "manifolds",
     "mixers",
@@ -45,6 +46,7 @@ _HOMES = {
     "StreamHead": "connections",
     "accelerate": "dialects",
     "expand_streams": "connections",
+    "load_plain_weights": "connections",
     "load_wrapped": "wrap",
     "parameter_groups": "connections",
     "reduce_streams": "connections",
@@ -71,6 +73,7 @@ if TYPE_CHECKING:
         HyperConnectionStack,
         StreamHead,
         expand_streams,
+        load_plain_weights,
         parameter_groups,
         reduce_streams,
     )

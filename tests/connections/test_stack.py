@@ -19,6 +19,23 @@ def test_stack_carries_on_the_first_of_a_tuple():
     assert torch.allclose(jpmhc.reduce_streams(stack(jpmhc.expand_streams(x, N))), 8 * x, atol=1e-4)
 
 
+def test_stack_is_a_sequence():
+    blocks = [jpmhc.HyperConnection(nn.Identity(), DIM, N, index=k) for k in range(3)]
+    stack = jpmhc.HyperConnectionStack(blocks)
+    assert len(stack) == 3
+    assert list(stack) == blocks
+    assert (stack[0], stack[-1]) == (blocks[0], blocks[2])
+
+
+@pytest.mark.parametrize("tokens", [1, N, 7])
+def test_a_stack_that_expands_and_reduces_maps_hidden_states(tokens):
+    """Also where there are as many tokens as streams, which shapes alone cannot tell apart."""
+    blocks = [jpmhc.HyperConnection(nn.Linear(DIM, DIM), DIM, N, index=k) for k in range(2)]
+    x = torch.randn(2, tokens, DIM)
+    expected = jpmhc.reduce_streams(jpmhc.HyperConnectionStack(blocks)(jpmhc.expand_streams(x, N)))
+    assert torch.allclose(jpmhc.HyperConnectionStack(blocks, reduce=True, expand=True)(x), expected, atol=1e-6)
+
+
 @pytest.mark.parametrize("mixer", ["sinkhorn", "cayley"])
 def test_stack_compiles_with_variable_sizes(mixer):
     torch.compiler.reset()
@@ -29,6 +46,14 @@ def test_stack_compiles_with_variable_sizes(mixer):
         (found,) = torch.autograd.grad(compiled(x).square().sum(), x)
         (expected,) = torch.autograd.grad(model(x).square().sum(), x)
         assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_routed_keywords_compile_without_a_break():
+    scaled = jpmhc.HyperConnection(lambda h, scale: h * scale, DIM, N, index=0)
+    stack = jpmhc.HyperConnectionStack([scaled, jpmhc.HyperConnection(nn.Linear(DIM, DIM), DIM, N, index=1)])
+    x, scale = torch.randn(5, N, DIM), torch.rand(DIM)
+    compiled = torch.compile(stack, fullgraph=True, backend="aot_eager")
+    assert torch.allclose(compiled(x, scale=scale), stack(x, scale=scale), atol=1e-6)
 
 
 @pytest.mark.parametrize(

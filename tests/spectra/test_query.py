@@ -182,7 +182,7 @@ def test_files_that_hold_no_matrix(name, content, sentence, tmp_path):
 
 def test_title_says_what_was_asked(tmp_path):
     query = Query(depth=3, noise=0.2, block=True)
-    assert query.title(query.network()) == "bistochastic skips, n = 4, L = 3, Lσ² = 0.2, hyper-connection block"
+    assert query.title(query.network()) == "sinkhorn skips, n = 4, L = 3, Lσ² = 0.2, hyper-connection block"
     np.save(tmp_path / "a.npy", ROTATION)
     query = Query(matrix=tmp_path / "a.npy", activation="relu", weight_scale=0.5)
     assert query.title(query.network()) == f"{tmp_path / 'a.npy'}, n = 2, L = 10, relu, σ_w = 0.5"

@@ -20,7 +20,7 @@ def main(words: Sequence[str]) -> None:
 def spectrum(query: Annotated[Query, tyro.conf.arg(name="")], out: Path = Path("out/spectrum")) -> None:
     """Predict the singular values of a deep network's Jacobian: a table, a figure and the curve.
 
-    Example: jpmhc spectrum --mixer bistochastic --depth 10 --noise 0.05 --simulate
+    Example: jpmhc spectrum --mixer sinkhorn --depth 10 --noise 0.05 --simulate
 
     Args:
         out: Folder for spectrum.png and spectrum.csv.

@@ -4,6 +4,7 @@ from jpmhc.connections.coefficients import Coefficients
 from jpmhc.connections.head import StreamHead
 from jpmhc.connections.hyper import HyperConnection
 from jpmhc.connections.parameters import parameter_groups
+from jpmhc.connections.plain_weights import load_plain_weights
 from jpmhc.connections.stack import HyperConnectionStack
 from jpmhc.connections.streams import expand_streams, reduce_streams
 from jpmhc.mixers import MIXERS, Mixer
@@ -16,6 +17,7 @@ __all__ = [
     "Mixer",
     "StreamHead",
     "expand_streams",
+    "load_plain_weights",
     "parameter_groups",
     "reduce_streams",
 ]

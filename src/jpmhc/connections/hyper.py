@@ -11,7 +11,9 @@ from torch import Tensor
 
 from jpmhc import checks
 from jpmhc.connections import eager, fused, reference
+from jpmhc.connections.arguments import find_accepted
 from jpmhc.connections.coefficients import CoefficientMap, Coefficients
+from jpmhc.connections.own_residual import warn_of_own_residual
 from jpmhc.connections.streams import check_sublayer_output, flatten_streams, repeat_stream
 from jpmhc.kernels.spec import find_spec
 from jpmhc.mixers import Identity, Mixer, SettingsModule, make_mixer
@@ -88,7 +90,8 @@ class HyperConnection(SettingsModule):
             raise ValueError(f"index must be a whole number or None, got {index!r}")
         checks.choice(post_norm, (None, "rms"), "post_norm")
         checks.choice(kernels, KERNELS, "kernels")
-        self.sublayer = sublayer
+        warn_of_own_residual(sublayer)
+        self.sublayer, self._accepted = sublayer, find_accepted(sublayer)
         self.dim, self.streams, self.post_norm, self.kernels = dim, streams, post_norm, kernels
         favoured = int(torch.randint(streams, (), device="cpu")) if index is None else index
         made = make_mixer(mixer, streams, dynamic)

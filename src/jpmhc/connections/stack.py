@@ -1,6 +1,6 @@
 """HyperConnectionStack: adjacent connections, the write of one fused with the read of the next."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -8,18 +8,24 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from jpmhc import checks
 from jpmhc.connections import reference
+from jpmhc.connections.arguments import route_keywords
 from jpmhc.connections.hyper import HyperConnection, first_of
 from jpmhc.connections.streams import check_sublayer_output, flatten_streams, reduce_streams, repeat_stream
 
 
 class HyperConnectionStack(nn.Module):
-    """Adjacent connections, applied in order. Extra arguments go to every sublayer; of a tuple, the first is written.
+    """Adjacent connections, applied in order; of a tuple that a sublayer returns, the first is written.
+
+    An extra argument with a name goes to the sublayers that take that name, such as attention's mask; one without a
+    name goes to all of them.
 
     Where two neighbours run on the fused kernels, the write of one and the read of the next are one pass over the
     streams; the result is the same. A connection with hooks, or of a subclass with its own steps, is called as a whole.
 
     Args:
         connections: The connections, all of the same `dim` and `streams`; also wrapped ones (`checkpoint_wrapper`).
+        expand: Take a hidden state [..., dim] and copy it into all streams, in place of streams [..., streams, dim].
+            With `reduce`, streams exist inside the stack alone, and there is nothing to forget at its ends.
         reduce: Return the mean over the streams [..., dim] instead of the streams; the fused kernels then take it
             while they write, and the last streams never reach memory.
         delayed: Let each sublayer read with the weights that the connection before it computed, as DeepSeek-V4.1 does,
@@ -27,12 +33,20 @@ class HyperConnectionStack(nn.Module):
             `reduce` is the read of the last connection. This form runs in PyTorch, without the fused kernels.
     """
 
-    def __init__(self, connections: Iterable[HyperConnection], reduce: bool = False, *, delayed: bool = False) -> None:
+    def __init__(
+        self,
+        connections: Iterable[HyperConnection],
+        reduce: bool = False,
+        *,
+        expand: bool = False,
+        delayed: bool = False,
+    ) -> None:
         super().__init__()
         self.connections = nn.ModuleList(connections)
         checks.switch(reduce, "reduce")
+        checks.switch(expand, "expand")
         checks.switch(delayed, "delayed")
-        self.reduce, self.delayed = reduce, delayed
+        self.reduce, self.expand, self.delayed = reduce, expand, delayed
         for block in self.connections:
             # A wrapper, such as activation checkpointing's, shows what it wraps and is called as a whole.
             if not all(hasattr(block, name) for name in ("streams", "dim", "sublayer", "map")):
@@ -48,21 +62,27 @@ class HyperConnectionStack(nn.Module):
     def __getitem__(self, index: int) -> nn.Module:
         return self.connections[index]
 
+    def __iter__(self) -> Iterator[nn.Module]:
+        return iter(self.connections)
+
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         blocks: list[Any] = list(self.connections)
+        if self.expand and isinstance(x, Tensor):
+            x = x.unsqueeze(-2)  # n equal streams may be given once
         if blocks:
             flatten_streams(x, blocks[0].streams, blocks[0].dim)
+        named = route_keywords(blocks, args, kwargs)
         if self.delayed:
-            return self._forward_delayed(x, *args, **kwargs)
+            return self._forward_delayed(x, args, named)
         begun: tuple[Tensor, Any] | None = None  # what the block before has already read for this one
         separable = [_may_take_apart(block) for block in blocks] + [False]
         for k, block in enumerate(blocks):
             if not separable[k]:
-                x = first_of(block(x, *args, **kwargs))
+                x = first_of(block(x, *args, **named[k]))
                 continue
             h, state = begun or block.read(x)
             begun = None
-            y = first_of(block.sublayer(h, *args, **kwargs))
+            y = first_of(block.sublayer(h, *args, **named[k]))
             if k + 1 == len(blocks) and self.reduce:
                 return block.write_mean(x, y, state)
             if separable[k + 1]:
@@ -71,15 +91,15 @@ class HyperConnectionStack(nn.Module):
                 x = block.write(x, y, state)
         return reduce_streams(x) if self.reduce else x
 
-    def _forward_delayed(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def _forward_delayed(self, x: Tensor, args: tuple[Any, ...], named: list[dict[str, Any]]) -> Tensor:
         """Run the sublayers, each on the read weights of the connection before it."""
         lead, read = x.shape[:-2], None
         blocks: list[Any] = list(self.connections)
-        for block in blocks:
+        for block, keywords in zip(blocks, named):
             flat = repeat_stream(flatten_streams(x, block.streams, block.dim), block.streams)
             h = flat[:, 0] if read is None else reference.gather(flat, read)
             (read, write, skip), _ = block.map(flat)
-            y = first_of(block.sublayer(h.reshape(*lead, block.dim), *args, **kwargs))
+            y = first_of(block.sublayer(h.reshape(*lead, block.dim), *args, **keywords))
             y = check_sublayer_output(y, x).reshape(-1, block.dim)
             x = reference.scatter(flat, y, write, skip).reshape(*lead, block.streams, block.dim)
             if block.post_norm is not None:

@@ -26,7 +26,7 @@ from jpmhc.spectra.simulate import simulate
 T = TypeVar("T")
 
 # What is asked where nothing is said.
-MIXER, DEPTH, STREAMS, NOISE, SAMPLES, WIDTH = "bistochastic", 10, 4, 0.05, 100, 25
+MIXER, DEPTH, STREAMS, NOISE, SAMPLES, WIDTH = "sinkhorn", 10, 4, 0.05, 100, 25
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Query:
     r"""A network and how to solve it; an option that another one makes meaningless is refused.
 
     Attributes:
-        mixer: Random skips: identity, bistochastic (sinkhorn), orthogonal (cayley), gaussian (unconstrained),
-            grassmann or permutation; bistochastic by default.
+        mixer: Random skips, by the name of the mixer they are of; sinkhorn by default. Other words for sinkhorn,
+            cayley and unconstrained are bistochastic, orthogonal and gaussian.
         matrix: A file with the skips instead, [n, n] for all layers or [L, n, n]: .npy, .pt, or rows of text such as
             .csv.
         depth: Layers L; 10 by default, or as many as --matrix holds.

@@ -1,0 +1,69 @@
+"""Weights of a plain model, put into the same model with hyper-connections."""
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from jpmhc.connections.coefficients import CoefficientMap
+from jpmhc.connections.hyper import HyperConnection
+from jpmhc.connections.stack import HyperConnectionStack
+
+
+def load_plain_weights(
+    model: nn.Module, weights: Mapping[str, Tensor], rename: Mapping[str, str] | None = None
+) -> None:
+    """Load a plain model's weights into a model with hyper-connections, which then computes what the plain one did.
+
+    Each name must find its place, and each of the model's weights, except the connections' own, must get a value;
+    otherwise nothing is loaded and the names are in the error. A connection keeps the name of the layer that it wraps:
+    `layers.0.linear.weight` goes to `layers.connections.0.sublayer.linear.weight` by itself.
+
+    Args:
+        model: The model with fresh connections, which are left as they are.
+        weights: The plain model's `state_dict()`.
+        rename: The beginnings of names that differ, {plain model's: this model's}; the longest that fits is replaced.
+    """
+    places = {_plain_name(model, name): name for name in model.state_dict()}
+    own = {
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        if isinstance(module, CoefficientMap)
+        for name in module.state_dict()
+    }
+    found: dict[str, Tensor] = {}
+    unknown = []
+    for name, value in weights.items():
+        new = _rename(name, rename or {})
+        place = new if new in places.values() else places.get(new)
+        if place is None:
+            unknown.append(name)
+        else:
+            found[place] = value
+    missing = [plain for plain, place in places.items() if place not in own and place not in found]
+    if missing or unknown:
+        raise ValueError(
+            f"the names do not fit: {_list_names(missing)} of the model without a value, {_list_names(unknown)} of the "
+            "weights without a place; rename={'their beginning': 'the model's beginning', …} says which belong together"
+        )
+    model.load_state_dict(found, strict=False)
+
+
+def _plain_name(model: nn.Module, name: str) -> str:
+    """Return the name that a parameter would have if stacks and connections were the layers inside them."""
+    kept, module = [], model
+    for part in name.split("."):
+        is_inner = isinstance(module, HyperConnection) and part == "sublayer"
+        if not is_inner and not (isinstance(module, HyperConnectionStack) and part == "connections"):
+            kept.append(part)
+        module = getattr(module, part, module)
+    return ".".join(kept)
+
+
+def _rename(name: str, rename: Mapping[str, str]) -> str:
+    beginning = max((old for old in rename if name.startswith(old)), key=len, default=None)
+    return name if beginning is None else rename[beginning] + name.removeprefix(beginning)
+
+
+def _list_names(names: list[str], most: int = 6) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{len(names)} ({', '.join(names[:most])}{more})" if names else "none"

@@ -1,0 +1,62 @@
+"""A plain model's weights in a model with hyper-connections."""
+
+import pytest
+import torch
+from torch import nn
+
+import jpmhc
+
+DIM, N = 8, 4
+
+
+class Plain(nn.Module):
+    """A head after layers with residuals."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(DIM, DIM) for _ in range(3))
+        self.head = nn.Linear(DIM, 2)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x)
+
+
+class Connected(nn.Module):
+    """The same with connections, under the same name or another."""
+
+    def __init__(self, name="layers"):
+        super().__init__()
+        layers = (jpmhc.HyperConnection(nn.Linear(DIM, DIM), DIM, N, "sinkhorn", index=k) for k in range(3))
+        self.add_module(name, jpmhc.HyperConnectionStack(layers, expand=True, reduce=True))
+        self.name, self.head = name, nn.Linear(DIM, 2)
+
+    def forward(self, x):
+        return self.head(getattr(self, self.name)(x))
+
+
+@pytest.mark.parametrize(
+    ("name", "rename"),
+    [
+        ("layers", None),
+        ("body", {"layers.": "body."}),
+        ("body", {"layers.": "body.connections.", "layers.1.": "body.1."}),
+    ],
+)
+def test_the_connected_model_computes_what_the_plain_one_did(name, rename):
+    plain, model = Plain(), Connected(name)
+    weights = plain.state_dict()
+    if rename is not None and len(rename) == 2:  # names in full for one half, in short for the other
+        rename = {f"layers.{k}.": f"body.connections.{k}.sublayer." for k in (0, 2)} | {"layers.1.": "body.1."}
+    jpmhc.load_plain_weights(model, weights, rename)
+    x = torch.randn(5, DIM)
+    assert torch.allclose(model(x), plain(x), atol=1e-5)
+
+
+def test_a_forgotten_rename_names_both_sides_and_loads_nothing():
+    model = Connected("body")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match=r"6 \(body\.0\.weight, .* without a value, 6 \(layers\.0\.weight, .* rename"):
+        jpmhc.load_plain_weights(model, Plain().state_dict())
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
