@@ -95,6 +95,7 @@ MAY_NAME = {
         "wrap/wrapping.py",  # the default
         "spectra/panel.py",  # the columns of the paper's figure
         "spectra/random_skips.py",  # the options of a few mixers' random skips
+        "spectra/query.py",  # the default
         "trm/model/config.py",  # the paper's settings of its variants
         "trm/training/presets.py",
     },
