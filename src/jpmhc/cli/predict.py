@@ -10,7 +10,7 @@ from jpmhc.cli.evaluate import chosen_options, task_options
 from jpmhc.cli.forms import make_form, read_form
 from jpmhc.cli.output import is_first_process
 from jpmhc.report.arc_grids import draw_answers
-from jpmhc.trm.training.prediction import PredictConfig, predict_answers
+from jpmhc.trm.training.prediction import VOTES, PredictConfig, predict_answers
 
 _FORM = make_form(
     PredictConfig(), run=(Annotated[Path | None, tyro.conf.Positional], None), task_options=task_options()
@@ -34,6 +34,8 @@ def predict(config: Annotated[type(_FORM), tyro.conf.arg(name="")]) -> None:  # 
     if not is_first_process():
         return
     print(f"wrote {out} with {len(answered)} answer{'' if len(answered) == 1 else 's'}")
+    if chosen.out is None:
+        print(f"wrote {out.with_suffix(VOTES)} for jpmhc report")
     if chosen.tasks:
         for picture in draw_answers(answered, out.with_suffix(".png")):
             print(f"wrote {picture}")

@@ -8,12 +8,10 @@ import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
+from jpmhc.report.style import ARC_COLOURS
 from jpmhc.trm.tasks.task import Answered
 
-# Colours 0 to 9 as the public ARC viewer shows them.
-COLOURS = ListedColormap(
-    "#000000 #0074D9 #FF4136 #2ECC40 #FFDC00 #AAAAAA #F012BE #FF851B #7FDBFF #870C25".split()  # noqa: SIM905
-)
+COLOURS = ListedColormap(ARC_COLOURS)
 _RIGHT, _WRONG, _PLAIN = "#1a7f37", "#b42318", "#444444"
 _COLUMNS, _LINES = 4, 12  # of a picture
 

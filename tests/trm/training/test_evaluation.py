@@ -12,6 +12,7 @@ import pytest
 from matplotlib import image
 
 from jpmhc import cli
+from jpmhc.report.run_record import read_run
 from jpmhc.trm.model import RecursiveConfig, RecursiveModel
 from jpmhc.trm.tasks.arc import ArcConfig
 from jpmhc.trm.tasks.arc.submission import submission
@@ -136,11 +137,14 @@ def test_files_are_named_after_step_and_choices_and_lie_in_the_run(
         "evaluations/step-00000300-last-weights.json",
         "evaluations/step-00000300-training-tasks.json",
         "submissions/step-00000300.json",
+        "submissions/step-00000300.votes.json",
         f"submissions/step-00000300-{TASKS[1]}.json",
+        f"submissions/step-00000300-{TASKS[1]}.votes.json",
         f"submissions/step-00000300-{TASKS[1]}.png",
     ]
     assert all(path.is_file() for path in written)
     assert json.loads(written[1].read_text())["results"][0]["step"] == 200
+    assert [test["task"] for test in read_run(run).votes] == [TASKS[1]]  # of the newest file
     assert not list(tmp_path.iterdir())
 
 

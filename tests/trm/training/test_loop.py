@@ -247,6 +247,9 @@ def test_the_log_has_what_a_reader_needs(tmp_path):
     assert line["loss"] == pytest.approx(line["lm_loss"] + 0.5 * line["q_loss"])
     assert 0 < line["largest_layer_gradient_norm"] < line["gradient_norm"]
     assert line["largest_layer"].startswith(("network.", "tok"))
+    assert max(line["layer_gradient_norms"].values()) == line["largest_layer_gradient_norm"]
+    assert records[0]["kind"] == "start"
+    assert records[0]["torch"] == torch.__version__
     mixing = next(r for r in records if r["kind"] == "mixing")
     assert len(mixing["violation"]) == 4
     assert mixing["product_singular_values"]["smallest"] == pytest.approx(1.0, abs=1e-3)

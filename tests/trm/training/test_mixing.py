@@ -29,11 +29,16 @@ def test_product_over_a_step_is_the_product_of_all_applications():
     values = found["product_singular_values"]
     assert values["smallest"] == pytest.approx(0.9**16, rel=1e-5)
     assert values["largest"] == pytest.approx(0.9**16, rel=1e-5)
+    assert found["product_over_depth"][2] == pytest.approx([0.9**3] * 2, rel=1e-5)
+    assert len(found["product_over_depth"]) == len(found["random_product_over_depth"]) == 16
+    assert found["skips"]["network.connections.3"] == [[0.9, 0.0], [0.0, 0.9]]
     assert list(found["distance_to_identity"].values()) == pytest.approx([0.1 * 2**0.5] * 4, rel=1e-5)
 
 
 def test_a_fresh_orthogonal_model_keeps_everything_and_a_projector_half():
-    assert statistics("cayley")["product_collapsed"] == 0.0
+    found = statistics("cayley")
+    assert found["product_collapsed"] == 0.0
+    assert found["random_product_over_depth"][-1] == pytest.approx([1.0, 1.0])
     found = statistics("grassmann")
     assert found["product_collapsed"] == 0.5
     assert max(found["violation"].values()) < 1e-6

@@ -19,6 +19,7 @@ from jpmhc.trm.training import checkpoint, run_folder
 from jpmhc.trm.training.changes import list_changes
 from jpmhc.trm.training.checkpoint import Checkpoint
 from jpmhc.trm.training.config import TrainConfig
+from jpmhc.trm.training.environment import describe_environment
 from jpmhc.trm.training.learner import Learner, refuse_other_run
 from jpmhc.trm.training.log import Log
 from jpmhc.trm.training.mixing import mixing_statistics
@@ -112,6 +113,8 @@ class Trainer:
         previous = {number: signal.signal(number, self._request_stop) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             with Log(config.out, self.learner.step, chief) as log:
+                if chief:
+                    log.write("start", self.learner.step, describe_environment(self.world))
                 if self.resumed is not None:
                     changed = [
                         {"name": c.name, "there": c.there, "here": c.here}

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from jpmhc.connections import HyperConnection
+from jpmhc.mixers import Mixer
 from jpmhc.trm.model import RecursiveCore
 
 
@@ -19,16 +20,19 @@ def mixing_statistics(core: RecursiveCore, puzzle: Tensor, inputs: Tensor) -> di
         inputs: Their tokens, [B, S].
 
     Returns:
-        By connection, the mean distance of H_res to the identity (Frobenius) and the largest violation of its set; and
-        for the product of all H_res that a token passes in one supervision step, quantiles of its singular values and
-        the share of them below 0.1. Empty for the plain model.
+        By connection, the mean H_res, the mean distance of H_res to the identity (Frobenius) and the largest violation
+        of its set; for the product of all H_res that a token passes in one supervision step, quantiles of its singular
+        values and the share of them below 0.1; its mean singular values after each connection, and beside them those of
+        as many random skips of the same mixer. Empty for the plain model.
     """
     modules = {name: m for name, m in core.named_modules() if isinstance(m, HyperConnection)}
     if not modules:
         return {}
     distance: dict[str, list[Tensor]] = {name: [] for name in modules}
     violation: dict[str, list[Tensor]] = {name: [] for name in modules}
+    skips: dict[str, list[Tensor]] = {name: [] for name in modules}
     product: Tensor | None = None
+    over_depth: list[Tensor] = []
 
     def record(name: str, block: HyperConnection, x: Tensor) -> None:
         nonlocal product
@@ -37,7 +41,9 @@ def mixing_statistics(core: RecursiveCore, puzzle: Tensor, inputs: Tensor) -> di
         distance[name].append(torch.linalg.matrix_norm(skip - eye).mean())
         violation[name].append(block.mixer.violation(skip).max())
         wide = skip.expand(*x.shape[:-2], *skip.shape[-2:])
+        skips[name].append(wide.flatten(0, -3).mean(0))
         product = wide if product is None else wide @ product
+        over_depth.append(_mean_singular_values(product))
 
     def hook(name: str) -> Any:
         def before(block: nn.Module, arguments: tuple[Tensor, ...]) -> None:
@@ -56,9 +62,32 @@ def mixing_statistics(core: RecursiveCore, puzzle: Tensor, inputs: Tensor) -> di
     values = torch.linalg.svdvals(product.flatten(0, -3)).flatten()
     levels = torch.tensor([0.0, 0.5, 1.0], dtype=values.dtype, device=values.device)
     low, middle, high = torch.quantile(values, levels).tolist()
+    mixer = next(iter(modules.values())).mixer
     return {
+        "skips": {name: _round_all(torch.stack(s).mean(0)) for name, s in skips.items()},
         "distance_to_identity": {name: torch.stack(d).mean().item() for name, d in distance.items()},
         "violation": {name: torch.stack(v).max().item() for name, v in violation.items()},
         "product_singular_values": {"smallest": low, "median": middle, "largest": high},
         "product_collapsed": (values < 0.1).float().mean().item(),
+        "product_over_depth": _round_all(torch.stack(over_depth)),
+        "random_product_over_depth": _round_all(_random_product_over_depth(mixer, len(over_depth))),
     }
+
+
+def _random_product_over_depth(mixer: Mixer, depth: int, draws: int = 64) -> Tensor:
+    """Return the mean singular values of products of 1, …, depth random skips, as the theory draws them. [depth, n]"""
+    drawn = type(mixer).sample(mixer.streams, (depth, draws), generator=torch.Generator().manual_seed(0))
+    products = [drawn[0]]
+    for skip in drawn[1:]:
+        products.append(skip @ products[-1])
+    return torch.stack([_mean_singular_values(product) for product in products])
+
+
+def _mean_singular_values(matrices: Tensor) -> Tensor:
+    """Return the mean over all matrices of the largest singular value, of the second, and so on. [..., n, n] → [n]"""
+    return torch.linalg.svdvals(matrices.flatten(0, -3)).mean(0)
+
+
+def _round_all(values: Tensor) -> list[list[float]]:
+    """Write a matrix with six digits a number, which is what a reader of the log needs."""
+    return [[float(f"{value:.6g}") for value in row] for row in values.tolist()]

@@ -1,9 +1,10 @@
 """Answering the tests of a run's task by vote, and writing the answers in the form in which they are handed in."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from jpmhc.trm.model.device import refuse_device
 from jpmhc.trm.tasks.task import Answered, VotingTask
@@ -12,6 +13,9 @@ from jpmhc.trm.training.evaluation import Choices, answer_rows, rebuild_task, re
 from jpmhc.trm.training.processes import join_processes
 from jpmhc.trm.training.progress import Display
 from jpmhc.trm.training.result_files import name_result_file, require_writable, write_result
+
+# Ending of the file beside a submission that also holds the votes.
+VOTES = ".votes.json"
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class PredictConfig(Choices):
 
 
 def predict_answers(config: PredictConfig) -> tuple[list[Answered], Path]:
-    """Answer tests of a run's puzzles by vote; the first process writes the submission.
+    """Answer tests by vote; the first process writes the submission and, in a run's folder, the votes.
 
     Returns:
         The answers, and the file that the submission is in.
@@ -48,4 +52,24 @@ def predict_answers(config: PredictConfig) -> tuple[list[Answered], Path]:
         answered = scorer.answered()
         if world.rank == 0:
             write_result(out, json.dumps(task.submission(answered)) + "\n")
+            if config.out is None:
+                write_result(out.with_suffix(VOTES), json.dumps(list_votes(answered)) + "\n")
     return answered, out
+
+
+def list_votes(answered: list[Answered]) -> dict[str, Any]:
+    """Return tests, their candidates and the votes for them, ready for JSON; reports show them."""
+
+    def tests() -> Iterator[dict[str, Any]]:
+        for one in answered:
+            candidates = [{"grid": c.grid.tolist(), "votes": c.votes, "of": c.of} for c in one.candidates]
+            truth = None if one.output is None else one.output.tolist()
+            yield {
+                "task": one.task,
+                "test": one.test,
+                "input": one.input.tolist(),
+                "output": truth,
+                "candidates": candidates,
+            }
+
+    return {"format": "jpmhc votes 1", "tests": list(tests())}

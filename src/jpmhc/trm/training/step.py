@@ -107,6 +107,7 @@ def describe_step(learner: Learner, sums: Sums, norms: dict[str, Tensor]) -> dic
         "gradient_norm": float(norms["total"]),
         "largest_layer_gradient_norm": math.sqrt(layers[largest]),
         "largest_layer": largest,
+        "layer_gradient_norms": {layer: math.sqrt(square) for layer, square in layers.items()},
     }
 
 

@@ -1,0 +1,32 @@
+"""The command `jpmhc report`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from jpmhc.report.page import write_page
+from jpmhc.report.run_page import render_runs
+from jpmhc.report.run_record import read_run
+
+
+def main(words: Sequence[str]) -> None:
+    """Parse the words after `jpmhc report` and run it."""
+    tyro.cli(report, prog="jpmhc report", args=words)
+
+
+def report(runs: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path | None = None) -> None:
+    """Write one HTML page about a run of `jpmhc train`, or about several side by side.
+
+    Example: jpmhc report out/cayley
+    Example: jpmhc report out/cayley-seed0 out/cayley-seed1 out/sinkhorn-seed0 --out out/comparison.html
+
+    Args:
+        runs: Folders of runs; those that differ by their seed alone are drawn as one line with its spread.
+        out: The page; by default report.html in the folder of the run, and out/report.html for several.
+    """
+    if not runs:
+        raise ValueError("name at least one folder of a run to report on")
+    page = render_runs([read_run(run) for run in dict.fromkeys(runs)])
+    print(f"wrote {write_page(page, out or (runs[0] / 'report.html' if len(runs) == 1 else Path('out/report.html')))}")

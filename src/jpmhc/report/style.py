@@ -1,0 +1,89 @@
+"""One style for all figures and pages: a colour for each mixer, and what an axis calls its ticks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from jpmhc.mixers import ENSEMBLES, MIXERS
+
+# Each has a contrast of at least 3 to a white and to a dark page.
+_PALETTE = (
+    "#7d8797",
+    "#d5403b",
+    "#dd7a16",
+    "#2f7de1",
+    "#0e99ae",
+    "#2c9a4b",
+    "#9c6b3a",
+    "#9a5fd0",
+    "#a98600",
+    "#de4f9b",
+    "#76862a",
+)
+# Colours 0 to 9 of ARC grids, as the public viewer shows them.
+ARC_COLOURS = (
+    "#000000",
+    "#0074D9",
+    "#FF4136",
+    "#2ECC40",
+    "#FFDC00",
+    "#AAAAAA",
+    "#F012BE",
+    "#FF851B",
+    "#7FDBFF",
+    "#870C25",
+)
+# Of a model without hyper-connections.
+PLAIN = "#8a8a8a"
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def colour_of(mixer: str | None) -> str:
+    """Return the colour of a mixer, known by its name or by that of its random skips; grey for none or another."""
+    names = list(MIXERS)
+    name = ENSEMBLES[mixer].name if mixer in ENSEMBLES else mixer
+    return _PALETTE[names.index(name) % len(_PALETTE)] if name in names else PLAIN
+
+
+def linear_ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Return round numbers inside an interval, at steps of 1, 2 or 5 times a power of ten, at most `most` of them."""
+    if not high > low:
+        return [low]
+    step = 10.0 ** math.floor(math.log10((high - low) / most))
+    for factor in (1, 2, 5, 10, 20):
+        first, last = math.ceil(low / (factor * step) - 1e-9), math.floor(high / (factor * step) + 1e-9)
+        if last - first < most:
+            break
+    return [float(f"{k * factor * step:.12g}") for k in range(first, last + 1)]
+
+
+def logarithmic_ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Return round numbers inside an interval of a logarithmic axis: powers of ten, and 2, 5 or finer between few."""
+    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+    if last - first >= 2:
+        stride = -(-(last - first + 1) // most)
+        return [10.0**k for k in range(first, last + 1) if k % stride == 0]
+    for digits in ((1, 2, 5), (1, 1.5, 2, 3, 5, 7)):
+        found = [d * 10.0**k for k in range(first - 1, last + 1) for d in digits if low <= d * 10.0**k <= high]
+        if 3 <= len(found) <= most:
+            return found
+    return linear_ticks(low, high, most)
+
+
+def tick_labels(ticks: Sequence[float]) -> list[str]:
+    """Write the ticks of an axis alike: as 0.05 and 20, or with powers of ten where they are very small or large."""
+    largest = max(map(abs, ticks), default=0.0)
+    smallest = min((abs(tick) for tick in ticks if tick), default=1.0)
+    if largest >= 1e-4 and smallest >= 1e-4 * min(1.0, largest) and largest < 1e6:
+        return [f"{tick:.6g}" for tick in ticks]
+    return ["0" if abs(tick) < 1e-12 * largest else _write_power(tick) for tick in ticks]
+
+
+def _write_power(value: float) -> str:
+    exponent = math.floor(math.log10(abs(value)) + 1e-9)
+    if -3 < exponent < 4:
+        return f"{value:.6g}"
+    power = f"10{str(exponent).translate(_SUPERSCRIPTS)}"
+    mantissa = value / 10.0**exponent
+    return power if abs(mantissa - 1) < 1e-6 else f"{mantissa:.3g}·{power}"

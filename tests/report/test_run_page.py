@@ -1,0 +1,157 @@
+"""The page of runs: what the folders hold is on it, hostile text is harmless, long runs stay small."""
+
+import json
+import re
+
+import pytest
+
+from jpmhc.report.page import LARGEST
+from jpmhc.report.run_groups import group_runs
+from jpmhc.report.run_page import render_runs
+from jpmhc.report.run_record import read_run
+from jpmhc.report.style import colour_of
+from tests.report.run_folders import write_run, write_votes
+
+
+def captions(page):
+    return re.findall(r"<figcaption>(.*?)</figcaption>", page)
+
+
+def test_everything_that_a_run_logged_is_on_its_page(tmp_path):
+    page = render_runs([read_run(write_run(tmp_path / "one"))])
+    assert captions(page) == [
+        "training loss",
+        "training rows solved exactly",
+        "training tokens right",
+        "gradient norm",
+        "throughput",
+        "learning rate",
+        "gradient norm by layer",
+        "test loss",
+        "test rows solved exactly",
+        "test tokens right",
+        "product of all skips over depth",
+        "distance of the skips to I",
+        "violation of the set",
+        "lost by the product of all skips",
+        "network.connections.0",
+    ]
+    for text in ("20 of 20", "25.0%", "abc123", "jpmhc train --seed 7", "model.dim = 64", "0.75", "1.0e-07"):
+        assert text in page, text
+    assert "<script" not in page
+    assert "default-src 'none'" in page
+    assert not re.search(r"(src|href)=", page)
+
+
+def test_seeds_are_one_line_with_its_spread(tmp_path):
+    runs = [
+        read_run(write_run(tmp_path / f"{mixer}-{seed}", mixer=mixer, seed=seed))
+        for mixer in ("cayley", "sinkhorn")
+        for seed in (0, 2)
+    ]
+    groups = group_runs(runs)
+    assert [group.name for group in groups] == ["cayley, 2 streams, 2 seeds", "sinkhorn, 2 streams, 2 seeds"]
+    assert [group.colour for group in groups] == [colour_of("cayley"), colour_of("sinkhorn")]
+    line = groups[0].line(lambda run: run.series("train", "loss"))
+    assert line.y[0] == pytest.approx(2 + 1)
+    assert (line.low[0], line.high[0]) == (2, 4)
+    page = render_runs(runs)
+    # the last losses are 0.1 and 2.1: mean 1.1, standard deviation √2
+    assert "1.1 ± 1" in page
+    assert page.count('class="band"') > 4
+
+
+def test_other_options_tell_runs_of_one_mixer_apart(tmp_path):
+    runs = [read_run(write_run(tmp_path / str(rate), lr=rate)) for rate in (0.5, 0.25)]
+    groups = group_runs(runs)
+    assert [group.name for group in groups] == ["cayley, 2 streams, lr 0.5", "cayley, 2 streams, lr 0.25"]
+    assert groups[0].colour == groups[1].colour
+    assert groups[0].dash != groups[1].dash
+    assert "Options that differ" in render_runs(runs)
+
+
+def test_rows_that_did_not_halt_are_no_measurement(tmp_path):
+    page = render_runs([read_run(write_run(tmp_path / "one"))])
+    figure = page.split("<figcaption>training rows solved exactly")[1].split("</figure>")[0]
+    assert set(re.findall(r"cayley, 2 streams: ([\d.]+) at", figure)) == {"0.5"}  # and not 0 at every other step
+
+
+def test_answers_are_grids_with_votes(tmp_path):
+    run = write_run(tmp_path / "one")
+    candidates = [{"grid": [[1, 2]], "votes": 7, "of": 9}, {"grid": [[1], [2]], "votes": 2, "of": 9}]
+    tests = [{"task": "00d62c1b", "test": 0, "input": [[3]], "output": [[1, 4]], "candidates": candidates}]
+    write_votes(run, [*tests, {"task": "broken"}])
+    page = render_runs([read_run(run)])
+    assert "task 00d62c1b, test 1" in page
+    assert "first attempt, 7 of 9 votes: 1 of 2 cells wrong" in page
+    assert "second attempt, 2 of 9 votes: 2 × 1, wrong size" in page
+    assert "1 tests of step-00000020.votes.json are damaged, and were left out" in page
+
+
+def test_many_large_answers_stay_below_the_limit(tmp_path):
+    run = write_run(tmp_path / "one")
+    busy = [[(7 * r + 3 * c + r * c) % 10 for c in range(30)] for r in range(30)]
+    candidates = [{"grid": busy, "votes": 1, "of": 2}] * 2
+    write_votes(
+        run, [{"task": str(k), "test": 0, "input": busy, "output": busy, "candidates": candidates} for k in range(60)]
+    )
+    page = render_runs([read_run(run)])
+    assert 500_000 < len(page.encode()) < LARGEST
+    assert re.search(r"Shown are \d+ of 60 tests", page)
+
+
+def test_hostile_text_is_escaped(tmp_path):
+    evil = "</pre><script>alert(1)</script>"
+    run = write_run(tmp_path / "<img src=x onerror=alert(2)>", mixer=evil, note=evil)
+    log = (run / "log.jsonl").read_text().replace("network.connections.0", "<svg onload=alert(3)>")
+    (run / "log.jsonl").write_text(log.replace("jpmhc train --seed 7", evil.replace("/", "\\/")))
+    page = render_runs([read_run(run)])
+    assert "&lt;script&gt;alert(1)" in page
+    for tag in ("<script", "<img", "<svg onload"):
+        assert tag not in page
+
+
+def test_long_runs_are_thinned(tmp_path):
+    runs = [read_run(write_run(tmp_path / str(seed), steps=4000, seed=seed)) for seed in range(2)]
+    assert len(render_runs(runs).encode()) < 400_000
+
+
+def test_losses_that_are_not_finite_are_said(tmp_path):
+    run = write_run(tmp_path / "one", loss=lambda step: "nan" if step == 3 else 1.0)
+    assert "1 values are not finite: gaps." in render_runs([read_run(run)])
+
+
+def refused(folder, pattern):
+    with pytest.raises(ValueError, match=pattern) as caught:
+        read_run(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_folders_that_are_no_runs_are_refused_in_one_sentence(tmp_path):
+    refused(tmp_path / "none", "there is no folder")
+    (tmp_path / "empty").mkdir()
+    refused(tmp_path / "empty", "is empty: it has no config.json")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "x").touch()
+    refused(tmp_path / "other", "is not the folder of a run")
+    run = write_run(tmp_path / "run")
+    whole = (run / "config.json").read_text()
+    (run / "config.json").write_text(whole[:50])
+    refused(run, "config.json is half written or damaged")
+    (run / "config.json").write_text(json.dumps({"version": 2}))
+    refused(run, "is not one that this version reads: it lacks model")
+    (run / "config.json").write_text(whole)
+    log = (run / "log.jsonl").read_text()
+    (run / "log.jsonl").write_text(log.replace("\n", "}\n", 3))
+    refused(run, "is damaged: its line 1 is not JSON")
+    (run / "log.jsonl").write_text('{"time": 3}\n')
+    refused(run, "not a log that this version reads: line 1 has no kind")
+    (run / "log.jsonl").unlink()
+    refused(run, "the run has logged no step yet")
+
+
+def test_a_half_written_last_line_is_left_out_and_said(tmp_path):
+    run = write_run(tmp_path / "run")
+    with (run / "log.jsonl").open("a") as file:
+        file.write('{"kind": "tra')
+    assert "the last line of the log is half written" in render_runs([read_run(run)])
