@@ -107,7 +107,7 @@ MAY_NAME = {
         "spectra/panel.py",  # the columns of the paper's figure
         "spectra/random_skips.py",  # the options of a few mixers' random skips
         "spectra/query.py",  # the default
-        "trm/model/config.py",  # the paper's settings of its variants
+        "trm/model/connections.py",  # the paper's settings of its variants
         "trm/training/presets.py",
     },
     "trm/tasks": {"trm/training/config.py", "trm/training/presets.py"},

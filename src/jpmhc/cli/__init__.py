@@ -22,6 +22,7 @@ COMMANDS = {
     "generators": "Find the sets of permutations whose random walk has the largest spectral gap.",
     "train": "Train the recursive model on Sudoku or ARC.",
     "evaluate": "Score checkpoints on held-out puzzles: exact accuracy, and for ARC pass@k by vote.",
+    "compare": "Train every mixer with several seeds on one task, and compare them where nothing else differs.",
     "predict": "Answer ARC tests by vote: a submission file for ARC Prize, and pictures of the answers.",
     "report": "Write one HTML page about a run of `jpmhc train`, or about several side by side.",
 }

@@ -22,12 +22,12 @@ def main(words: Sequence[str]) -> None:
 
 def defaults_in(words: Sequence[str]) -> TrainConfig:
     """Return the preset that the words name, on the task that they name: the defaults of all other options."""
-    default = PRESETS[_value_of("--preset", words, PRESETS) or "laptop"]
-    kind = _value_of("--task.kind", words, TASKS)
+    default = PRESETS[value_of("--preset", words, PRESETS) or "laptop"]
+    kind = value_of("--task.kind", words, TASKS)
     return default if kind in (None, kind_of(default.task)) else default.with_task(str(kind))
 
 
-def _value_of(option: str, words: Sequence[str], known: Collection[str]) -> str | None:
+def value_of(option: str, words: Sequence[str], known: Collection[str]) -> str | None:
     """Find the known value that follows an option; tyro refuses unknown ones."""
     for word, following in zip(words, [*words[1:], ""]):
         value = following if word == option else word.removeprefix(f"{option}=")

@@ -12,15 +12,14 @@ from tests.trm.training.small_run import SMALL
 
 def statistics(mixer, scale=None):
     torch.manual_seed(0)
-    config = dataclasses.replace(SMALL.model, mixer=mixer, streams=2)
+    config = dataclasses.replace(SMALL.model, mixer=mixer, streams=2, halt_max_steps=1)
     model = RecursiveModel(config, 6, 16, 1)
     if scale is not None:
         for block in model.core.network.connections:
             size = block.mixer.logits
             block.map.bias.data[-size:] = scale * torch.eye(2).flatten()
     inputs = torch.randint(1, 6, (2, 16))
-    with torch.no_grad():
-        return mixing_statistics(model.core, model.puzzles(torch.zeros(2, dtype=torch.int64)), inputs)
+    return mixing_statistics(model.core, lambda: model.predict(inputs, torch.zeros(2, dtype=torch.int64)))
 
 
 def test_product_over_a_step_is_the_product_of_all_applications():
@@ -46,4 +45,4 @@ def test_a_fresh_orthogonal_model_keeps_everything_and_a_projector_half():
 
 def test_the_plain_model_has_no_mixers():
     model = RecursiveModel(SMALL.model, 6, 16, 1)
-    assert mixing_statistics(model.core, torch.zeros(1, 16), torch.ones(1, 16, dtype=torch.int64)) == {}
+    assert mixing_statistics(model.core, lambda: pytest.fail("nothing to measure")) == {}

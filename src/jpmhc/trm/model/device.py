@@ -4,7 +4,8 @@ import torch
 from torch import nn
 
 from jpmhc.connections import fused
-from jpmhc.trm.model.config import RecursiveConfig, make_connection
+from jpmhc.trm.model.config import RecursiveConfig
+from jpmhc.trm.model.connections import make_connection
 from jpmhc.trm.model.layers import attention
 
 

@@ -84,19 +84,20 @@ class Rotary(nn.Module):
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, attend: Attend) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, attend: Attend, causal: bool = False) -> Tensor:
     """Compute attention of [B, heads, S, head_dim] with the chosen kernel."""
     if attend == "auto":
-        return F.scaled_dot_product_attention(q, k, v)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
     with sdpa_kernel(_BACKENDS[attend]):
-        return F.scaled_dot_product_attention(q, k, v)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
 class Attention(nn.Module):
-    """Non-causal self-attention with rotary positions and one fused projection for queries, keys and values."""
+    """Self-attention with rotary positions and one fused projection for queries, keys and values."""
 
-    def __init__(self, dim: int, heads: int, rotary: Rotary, attend: Attend = "auto") -> None:
+    def __init__(self, dim: int, heads: int, rotary: Rotary, attend: Attend = "auto", causal: bool = False) -> None:
         super().__init__()
+        self.causal = causal
         self.heads = heads
         self.attend = attend
         self.rotary = rotary
@@ -106,7 +107,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(-3)  # each [B, S, heads, head_dim]
         q, k, v = (t.transpose(1, 2) for t in (self.rotary(q), self.rotary(k), v))
-        y = attention(q, k, v, self.attend)
+        y = attention(q, k, v, self.attend, self.causal)
         return self.out(y.transpose(1, 2).flatten(-2))
 
 

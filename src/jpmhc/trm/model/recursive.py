@@ -11,14 +11,15 @@ residual connection is a :class:`jpmhc.HyperConnection`.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from jpmhc import checks
 from jpmhc.connections import HyperConnectionStack, reduce_streams
-from jpmhc.trm.model.config import RecursiveConfig, make_connection
+from jpmhc.trm.model.config import RecursiveConfig
+from jpmhc.trm.model.connections import make_connection
 from jpmhc.trm.model.layers import (
     Attention,
     Linear,
@@ -89,7 +90,8 @@ class RecursiveCore(nn.Module):
         if config.plain:
             self.network = nn.Sequential(*(PostNormResidual(sublayer) for sublayer in sublayers))
         else:
-            connections = (make_connection(config, layer, i) for i, layer in enumerate(sublayers))
+            post_norm: Literal["rms"] | None = "rms" if config.stream_norm == "stream" else None
+            connections = (make_connection(config, layer, i, post_norm) for i, layer in enumerate(sublayers))
             self.network = HyperConnectionStack(connections, reduce=config.stream_span == "call")
         self.token_head = NarrowLinear(config.dim, vocabulary)
         # Two outputs (halt, continue) as in the public model, whose parameters are counted; only the first is used.

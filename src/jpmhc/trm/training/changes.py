@@ -36,7 +36,7 @@ def list_changes(there: TrainConfig, here: TrainConfig) -> list[Change]:
         there: The configuration in the checkpoint.
         here: The configuration of the run that resumes it.
     """
-    old, new = _flatten(json.loads(there.to_json())), _flatten(json.loads(here.to_json()))
+    old, new = flatten_fields(json.loads(there.to_json())), flatten_fields(json.loads(here.to_json()))
     places = {f"task.{name}" for name in here.task.places}  # files may move: the fingerprint tells what they hold
     return [
         Change(name, old.get(name), new.get(name), name.startswith(_BINDING) and name not in places)
@@ -45,10 +45,11 @@ def list_changes(there: TrainConfig, here: TrainConfig) -> list[Change]:
     ]
 
 
-def _flatten(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_fields(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested fields as one level, with a dot between the names of a field and of the field in it."""
     found: dict[str, Any] = {}
     for name, value in fields.items():
-        found |= _flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+        found |= flatten_fields(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
     return found
 
 

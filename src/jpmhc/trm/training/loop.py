@@ -238,9 +238,11 @@ class Trainer:
     def measure_mixing(self, rows: Batch, count: int = 4) -> dict[str, Any]:
         """Compute statistics of the residual mixers on a few rows."""
         model = self.learner.snapshot()
+        inputs, core = rows.inputs[:count], model.core
         with torch.no_grad():
             puzzle = model.puzzles(rows.identifiers[:count])
-        return mixing_statistics(model.core, puzzle, rows.inputs[:count])
+            states = core.initial_states(len(inputs))
+        return mixing_statistics(core, lambda: core.run_supervision_step(puzzle, inputs, *states))
 
     def _request_stop(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.stop and not self.evaluating:

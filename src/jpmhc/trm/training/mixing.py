@@ -1,5 +1,6 @@
 """Statistics of a model's residual mixers: their distance to their set and to the identity, and their product."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -7,43 +8,38 @@ from torch import Tensor, nn
 
 from jpmhc.connections import HyperConnection
 from jpmhc.mixers import Mixer
-from jpmhc.trm.model import RecursiveCore
 
 
 @torch.no_grad()
-def mixing_statistics(core: RecursiveCore, puzzle: Tensor, inputs: Tensor) -> dict[str, Any]:
-    """Measure every H_res over one supervision step from fresh states.
+def mixing_statistics(model: nn.Module, run: Callable[[], Any]) -> dict[str, Any]:
+    """Measure every H_res of a model while it runs on a few rows.
 
     Args:
-        core: The model's core, whole on this rank.
-        puzzle: Puzzle vectors of a few rows, [B, d].
-        inputs: Their tokens, [B, S].
+        model: The model, whole on this rank.
+        run: Runs it on the rows; a recursive model for one supervision step from fresh states.
 
     Returns:
         By connection, the mean H_res, the mean distance of H_res to the identity (Frobenius) and the largest violation
-        of its set; for the product of all H_res that a token passes in one supervision step, quantiles of its singular
-        values and the share of them below 0.1; its mean singular values after each connection, and beside them those of
-        as many random skips of the same mixer. Empty for the plain model.
+        of its set; for the product of all H_res that a token passes in the run, quantiles of its singular values and
+        the share of them below 0.1; its mean singular values after each connection, and beside them those of as many
+        random skips of the same mixer. Empty for a plain model.
     """
-    modules = {name: m for name, m in core.named_modules() if isinstance(m, HyperConnection)}
+    modules = {name: m for name, m in model.named_modules() if isinstance(m, HyperConnection)}
     if not modules:
         return {}
     distance: dict[str, list[Tensor]] = {name: [] for name in modules}
     violation: dict[str, list[Tensor]] = {name: [] for name in modules}
     skips: dict[str, list[Tensor]] = {name: [] for name in modules}
-    product: Tensor | None = None
-    over_depth: list[Tensor] = []
+    products: list[Tensor] = []
 
     def record(name: str, block: HyperConnection, x: Tensor) -> None:
-        nonlocal product
         skip = block.coefficients(x).skip.float()
         eye = torch.eye(skip.shape[-1], dtype=skip.dtype, device=skip.device)
         distance[name].append(torch.linalg.matrix_norm(skip - eye).mean())
         violation[name].append(block.mixer.violation(skip).max())
-        wide = skip.expand(*x.shape[:-2], *skip.shape[-2:])
+        wide = skip.double().expand(*x.shape[:-2], *skip.shape[-2:])  # a deep product may leave float32's range
         skips[name].append(wide.flatten(0, -3).mean(0))
-        product = wide if product is None else wide @ product
-        over_depth.append(_mean_singular_values(product))
+        products.append(wide.flatten(0, -3) if not products else wide.flatten(0, -3) @ products[-1])
 
     def hook(name: str) -> Any:
         def before(block: nn.Module, arguments: tuple[Tensor, ...]) -> None:
@@ -54,23 +50,22 @@ def mixing_statistics(core: RecursiveCore, puzzle: Tensor, inputs: Tensor) -> di
 
     handles = [m.register_forward_pre_hook(hook(name)) for name, m in modules.items()]
     try:
-        core.run_supervision_step(puzzle, inputs, *core.initial_states(len(inputs)))
+        run()
     finally:
         for handle in handles:
             handle.remove()
-    assert product is not None
-    values = torch.linalg.svdvals(product.flatten(0, -3)).flatten()
-    levels = torch.tensor([0.0, 0.5, 1.0], dtype=values.dtype, device=values.device)
-    low, middle, high = torch.quantile(values, levels).tolist()
+    values = torch.linalg.svdvals(torch.stack(products))  # [depth, tokens, n]
+    last = values[-1].flatten()
+    low, middle, high = last.quantile(last.new_tensor([0.0, 0.5, 1.0])).tolist()
     mixer = next(iter(modules.values())).mixer
     return {
         "skips": {name: _round_all(torch.stack(s).mean(0)) for name, s in skips.items()},
         "distance_to_identity": {name: torch.stack(d).mean().item() for name, d in distance.items()},
         "violation": {name: torch.stack(v).max().item() for name, v in violation.items()},
         "product_singular_values": {"smallest": low, "median": middle, "largest": high},
-        "product_collapsed": (values < 0.1).float().mean().item(),
-        "product_over_depth": _round_all(torch.stack(over_depth)),
-        "random_product_over_depth": _round_all(_random_product_over_depth(mixer, len(over_depth))),
+        "product_collapsed": (last < 0.1).double().mean().item(),
+        "product_over_depth": _round_all(values.mean(1)),
+        "random_product_over_depth": _round_all(_random_product_over_depth(mixer, len(products))),
     }
 
 
@@ -80,12 +75,7 @@ def _random_product_over_depth(mixer: Mixer, depth: int, draws: int = 64) -> Ten
     products = [drawn[0]]
     for skip in drawn[1:]:
         products.append(skip @ products[-1])
-    return torch.stack([_mean_singular_values(product) for product in products])
-
-
-def _mean_singular_values(matrices: Tensor) -> Tensor:
-    """Return the mean over all matrices of the largest singular value, of the second, and so on. [..., n, n] → [n]"""
-    return torch.linalg.svdvals(matrices.flatten(0, -3)).mean(0)
+    return torch.linalg.svdvals(torch.stack(products)).mean(1)
 
 
 def _round_all(values: Tensor) -> list[list[float]]:

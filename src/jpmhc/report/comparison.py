@@ -1,0 +1,96 @@
+"""A comparison of mixers as a table and as a figure, from what `comparison.json` holds."""
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from jpmhc.trm.comparison.statistics import student_quantile
+
+# Curves that are drawn: title, group, name, whether the axis is logarithmic.
+_PANELS = (
+    ("validation loss", "validation", "loss", False),
+    ("gradient norm", "train", "gradient_norm", True),
+    ("share of singular values of ∏H below 0.1", "mixing", "collapsed", False),
+)
+
+
+def format_table(result: dict[str, Any]) -> str:
+    """Write a comparison as a table in Markdown: means with standard errors, paired differences with 95 % intervals."""
+    baseline = result["settings"]["baseline"]
+    accuracy = any("exact_accuracy" in row["metrics"] for row in result["summary"])
+    titles = ["mixer", "runs", "parameters", "loss", f"difference to {baseline}", "95 % interval"]
+    titles += ["exactly solved"] * accuracy + ["gradient norm", "∏H collapsed", "seconds"]
+    lines = [titles, ["---", *["---:"] * (len(titles) - 1)]]
+    lines += [_format_row(row, accuracy) for row in result["summary"]]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _format_row(row: dict[str, Any], accuracy: bool) -> list[str]:
+    metrics = row["metrics"]
+    loss = metrics.get("loss", {})
+    interval = loss.get("interval")
+    cells = [
+        row["mixer"],
+        f"{row['runs']}" + (f" ({row['diverged']} diverged)" if row["diverged"] else ""),
+        f"{row['parameters']:,}",
+        _format_mean(loss, ".4f"),
+        "–" if loss.get("difference") is None else f"{loss['difference']:+.4f}",
+        "–" if interval is None else f"{interval[0]:+.4f} … {interval[1]:+.4f}",
+    ]
+    if accuracy:
+        cells.append(_format_mean(metrics.get("exact_accuracy", {}), ".1%"))
+    cells.append(_format_mean(metrics.get("gradient_norm", {}), ".3g"))
+    cells.append(_format_mean(metrics.get("collapsed", {}), ".1%"))
+    return [*cells, f"{row['seconds']:.0f}"]
+
+
+def _format_mean(metric: dict[str, Any], form: str) -> str:
+    if metric.get("mean") is None:
+        return "–"
+    error = metric["standard_error"]
+    return f"{metric['mean']:{form}}" + ("" if error is None else f" ± {error:{form}}")
+
+
+def draw_comparison(result: dict[str, Any], path: Path) -> Path:
+    """Draw the curves of every mixer, means over seeds in bands of their 95 % intervals, and the final differences."""
+    figure = Figure(figsize=(13, 8), layout="constrained")
+    axes = figure.subplots(2, 2).flatten()
+    colours = matplotlib.colormaps["tab20"].colors  # type: ignore[attr-defined]
+    mixers = [row["mixer"] for row in result["summary"]]
+    for axis, (title, group, name, logarithmic) in zip(axes, _PANELS):
+        for mixer, colour in zip(mixers, colours):
+            curves = [run["curves"][group] for run in result["runs"] if run["mixer"] == mixer and run["final"]]
+            _draw_band(axis, [curve for curve in curves if curve], name, mixer, colour)
+        axis.set(title=title, xlabel="step", yscale="log" if logarithmic else "linear")
+    axes[0].legend(fontsize="small", ncols=2)
+    _draw_differences(axes[3], result, dict(zip(mixers, colours)))
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def _draw_band(axis: Axes, curves: list[dict[str, list[float]]], name: str, label: str, colour: Any) -> None:
+    if not curves:
+        return
+    values = np.array([curve[name] for curve in curves], float)  # [seeds, points]
+    steps, mean = curves[0]["step"], values.mean(0)
+    axis.plot(steps, mean, label=label, color=colour, linewidth=1.5)
+    if len(values) > 1:
+        reach = student_quantile(len(values) - 1) * values.std(0, ddof=1) / len(values) ** 0.5
+        axis.fill_between(steps, mean - reach, mean + reach, color=colour, alpha=0.15, linewidth=0)
+
+
+def _draw_differences(axis: Axes, result: dict[str, Any], colours: dict[str, Any]) -> None:
+    """Draw the paired difference of the final loss of every mixer, with its interval."""
+    rows = [row for row in result["summary"] if row["metrics"].get("loss", {}).get("difference") is not None]
+    for height, row in enumerate(reversed(rows)):
+        loss = row["metrics"]["loss"]
+        if loss["interval"]:
+            axis.plot(loss["interval"], [height, height], color=colours[row["mixer"]], linewidth=3)
+        axis.plot(loss["difference"], height, "o", color=colours[row["mixer"]])
+    axis.set_yticks(range(len(rows)), [row["mixer"] for row in reversed(rows)])
+    axis.axvline(0, color="0.5", linewidth=1)
+    axis.set(title=f"final loss minus that of {result['settings']['baseline']}, paired by seed", xlabel="difference")

@@ -1,0 +1,114 @@
+"""The hyper-connections of a model, as its configuration describes them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Literal, NamedTuple
+
+from torch import nn
+
+from jpmhc import checks, mixers
+from jpmhc.connections import HyperConnection
+from jpmhc.mixers import Mixer
+
+Gate = Literal["softmax_matrix", "softmax", "sigmoid"]
+
+
+@dataclass(frozen=True)
+class ConnectionConfig:
+    """Width, streams and mixers of a model's residual connections."""
+
+    dim: int = 512
+    """Width of a stream."""
+    mixer: str = "identity"
+    """Residual mixer of the hyper-connections: a key of jpmhc.MIXERS; identity with one stream is the plain model."""
+    streams: int = 1
+    """Parallel residual streams."""
+    mixer_dynamic: bool = True
+    """Mixing coefficients depend on the token; otherwise they are parameters."""
+    mixer_form: Literal["exact", "paper"] = "exact"
+    """Exact projections with one norm and constraint for all mixers, or each as in the paper's table of variants."""
+    mixer_norm: Literal["layer", "rms"] | None = None
+    """Norm before the projection to mixing coefficients; None: the form's (exact: rms)."""
+    mixer_read: Gate | None = None
+    """Constraint of the read coefficients; None: the form's (exact: softmax)."""
+    mixer_write: Gate | None = None
+    """Constraint of the write coefficients; None: the form's (exact: sigmoid)."""
+    mixer_temperature: float = 1.0
+    """Temperature of the read and write softmax."""
+    kernels: Literal["auto", "fused", "reference"] = "auto"
+    """Which implementation of the hyper-connection's steps."""
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "streams"):
+            checks.at_least_one(getattr(self, name), name)
+        checks.require_choice(self.mixer, "mixer", mixers.MIXERS)
+        if self.mixer != "identity" and self.streams == 1:
+            raise ValueError(f"the mixer {self.mixer!r} needs at least 2 streams; streams=1 is the plain model")
+        checks.positive(self.mixer_temperature, "mixer_temperature")
+        if self.plain:
+            self._refuse_options_of_connections()
+        else:
+            make_connection(self, nn.Identity(), 0)  # refuses what does not go together
+
+    def _refuse_options_of_connections(self) -> None:
+        """Refuse options that the plain model would ignore, but for `mixer_form`, which some mixers ignore as well."""
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if is_for_connections(option.name) and option.name != "mixer_form" and value != option.default:
+                raise ValueError(
+                    f"{option.name}={value} has no effect on the plain model (mixer identity, one stream): "
+                    f"leave it at {option.default}, or ask for streams"
+                )
+
+    @property
+    def plain(self) -> bool:
+        """Whether the connections are plain residual ones, without streams and mixers."""
+        return self.mixer == "identity" and self.streams == 1
+
+
+def is_for_connections(option: str) -> bool:
+    """Whether an option concerns hyper-connections alone, so that a plain model has no use for it."""
+    return option.startswith(("mixer_", "stream_")) or option == "kernels"
+
+
+class Form(NamedTuple):
+    """The settings of a mixer that the configuration leaves open."""
+
+    mixer: Callable[[int, bool], Mixer] | None  # from (streams, dynamic); None: what the name stands for
+    norm: Literal["layer", "rms"]
+    read: Gate
+    write: Gate
+
+
+EXACT_FORM = Form(None, "rms", "softmax", "sigmoid")
+
+_SIGMOID: tuple[Gate, Gate] = ("sigmoid", "sigmoid")
+_SOFTMAX: tuple[Gate, Gate] = ("softmax_matrix", "softmax_matrix")
+
+# Table variant-hparams; mixers it does not have are set up as elsewhere.
+PAPER_FORMS = {
+    "sinkhorn": Form(lambda n, _: mixers.Sinkhorn(n, iterations=20, gradient="gauss_seidel"), "rms", *_SIGMOID),
+    "cayley": Form(lambda n, _: mixers.Cayley(n, scale=0.1, iterations=2), "layer", *_SOFTMAX),
+    "grassmann": Form(lambda n, dynamic: mixers.Grassmann(n, 2, static=not dynamic), "layer", *_SOFTMAX),
+}
+
+
+def make_connection(
+    config: ConnectionConfig, sublayer: nn.Module, index: int, post_norm: Literal["rms"] | None = None
+) -> HyperConnection:
+    """Put a hyper-connection around one sublayer."""
+    form = PAPER_FORMS.get(config.mixer, EXACT_FORM) if config.mixer_form == "paper" else EXACT_FORM
+    return HyperConnection(
+        sublayer,
+        config.dim,
+        streams=config.streams,
+        mixer=config.mixer if form.mixer is None else form.mixer(config.streams, config.mixer_dynamic),
+        index=index,
+        norm=config.mixer_norm or form.norm,
+        read=config.mixer_read or form.read,
+        write=config.mixer_write or form.write,
+        temperature=config.mixer_temperature,
+        dynamic=config.mixer_dynamic,
+        post_norm=post_norm,
+        kernels=config.kernels,
+    )
