@@ -143,6 +143,8 @@ def to_real_tensor(value: Tensor | np.ndarray | Sequence | float, name: str) -> 
         if len(shown) > 40 or "\n" in shown:
             shown = f"what this {type(value).__name__} holds"
         raise ValueError(f"{name} must be real numbers in an array of equal rows, not {shown}") from None
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested or tensor.is_quantized:
+        raise ValueError(f"{name} must be a dense tensor of plain numbers, not one that is sparse, nested or quantized")
     if tensor.is_complex():
         raise ValueError(f"{name} must be real, not {tensor.dtype}")
     tensor = tensor.detach().to(torch.float64)

@@ -163,6 +163,13 @@ def bad_files():
     yield "complex.txt", b"1+2j 0\n0 1\n", "complex.txt holds no matrix"
     yield "dictionary.pt", {"skip": torch.eye(2)}, "dictionary.pt must hold one array of skips, not a dict"
     yield "module.pt", torch.nn.Linear(2, 2), "module.pt holds no matrix"
+    yield (
+        "sparse.pt",
+        torch.eye(2).to_sparse(),
+        "sparse.pt must be a dense tensor .* not one that is sparse",
+    )
+    yield "meta.pt", torch.eye(2, device="meta"), "meta.pt must be a dense tensor"
+    yield "long.csv", b"x" * 5000, "long.csv holds no matrix: could not convert string 'xxx"
     yield "junk.pt", b"junkjunk", "junk.pt is no file that torch.save wrote"
 
 
@@ -178,6 +185,7 @@ def test_files_that_hold_no_matrix(name, content, sentence, tmp_path):
     with pytest.raises(ValueError, match=sentence) as refusal:
         Query(matrix=path).network()
     assert "\n" not in str(refusal.value)
+    assert len(str(refusal.value)) < len(str(path)) + 300
 
 
 def test_title_says_what_was_asked(tmp_path):

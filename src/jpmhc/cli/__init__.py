@@ -53,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif words[0] not in COMMANDS:
         near = difflib.get_close_matches(words[0], COMMANDS, n=1)
         guess = f" (did you mean {near[0]}?)" if near else ""
-        _stop(f"jpmhc: there is no command {words[0]!r}{guess}; jpmhc --help lists them")
+        typed = _cut_in_the_middle(repr(words[0]))
+        _stop(f"jpmhc: there is no command {typed}{guess}; jpmhc --help lists them")
     else:
         _run_command(words[0], words[1:])
 
@@ -67,7 +68,7 @@ def _run_command(name: str, words: list[str]) -> None:
             raise
         _stop(f"jpmhc {name} needs {package}: pip install 'jpmhc[{EXTRAS[package]}]'")
     except (ValueError, OSError) as error:
-        _stop(f"jpmhc: {error}")
+        _stop(f"jpmhc: {_cut_in_the_middle(str(error))}")
     except KeyboardInterrupt:
         _stop("jpmhc: interrupted", status=130)
 
@@ -86,6 +87,12 @@ def _describe_commands() -> str:
             "version this is.",
         ]
     )
+
+
+def _cut_in_the_middle(sentence: str, longest: int = 2000) -> str:
+    """Shorten a sentence that quotes something very long; its beginning and its end say what was wrong."""
+    half = longest // 2
+    return sentence if len(sentence) <= longest else f"{sentence[:half]} … {sentence[-half:]}"
 
 
 def _stop(sentence: str, status: int = 2) -> NoReturn:

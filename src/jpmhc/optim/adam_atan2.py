@@ -1,7 +1,7 @@
 """AdamAtan2: Adam whose quotient is an arctangent, so that no epsilon is needed."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -40,6 +40,9 @@ class AdamAtan2(Optimizer):
     Note:
         The paper credits the method to another work; the update is the one above.
     """
+
+    STATE: ClassVar = ("step", "exp_avg", "exp_avg_sq")
+    """Tensors that are kept for each parameter; the first is a counter, the others are like the parameter."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Riemannian optimisation of Grassmann frames beside any other optimiser."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +50,9 @@ class GrassmannianOptimizer(Optimizer):
     Note:
         The paper's algorithm adds :math:`+\alpha \hat M`, which climbs; this one goes down, along :math:`-\hat M`.
     """
+
+    STATE: ClassVar = ("step", "momentum", "second")
+    """Tensors that are kept for each parameter; the first is a counter, the others are like the parameter."""
 
     def __init__(
         self,

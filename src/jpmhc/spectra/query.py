@@ -206,7 +206,8 @@ def read_skips(path: Path, depth: int | None = None) -> Tensor:
         raise ValueError(f"{path} is not text; a matrix is read from .npy, .pt, or rows of numbers as text") from None
     except (ValueError, EOFError, RuntimeError, UnpicklingError) as error:
         # The first sentence says it; torch goes on with advice on its own options.
-        raise ValueError(f"{path} holds no matrix: {str(error).splitlines()[0].split('. ')[0]}") from None
+        said = (str(error) or type(error).__name__).splitlines()[0].split(". ")[0]
+        raise ValueError(f"{path} holds no matrix: {said[:200]}") from None
     if not isinstance(held, Tensor | np.ndarray):
         raise ValueError(f"{path} must hold one array of skips, not a {type(held).__name__}")
     if held.ndim == 2:

@@ -129,12 +129,15 @@ def test_foreign_folders_are_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match="not a checkpoint of jpmhc"):
         checkpoint.verify_checkpoint(tmp_path)
     (tmp_path / "manifest.json").write_text("{")
-    with pytest.raises(ValueError, match="not valid JSON"):
+    with pytest.raises(ValueError, match="not a JSON file"):
         checkpoint.verify_checkpoint(tmp_path)
     (tmp_path / "manifest.json").write_text(json.dumps({"format": "something else"}))
     with pytest.raises(ValueError, match="something else"):
         checkpoint.verify_checkpoint(tmp_path)
     (tmp_path / "manifest.json").write_text(json.dumps({"format": checkpoint.FORMAT, "step": 3, "ranks": 1}))
+    with pytest.raises(ValueError, match=r"manifest.json lacks its checksum"):
+        checkpoint.verify_checkpoint(tmp_path)
+    checkpoint.write_manifest(tmp_path, {"format": checkpoint.FORMAT, "step": 3, "ranks": 1})
     with pytest.raises(ValueError, match="lacks config, files, fingerprint"):
         checkpoint.verify_checkpoint(tmp_path)
     with pytest.raises(ValueError, match="no checkpoint in"):
@@ -144,10 +147,10 @@ def test_foreign_folders_are_refused_by_name(tmp_path):
 def test_a_checkpoint_of_another_version_is_not_called_damaged(tmp_path):
     """It is refused by name also by `intact`: setting it aside would hide a good one."""
     trained(small(tmp_path, checkpoint_every=2))
-    manifest = checkpoint.list_folders(tmp_path)[-1] / "manifest.json"
-    changed = json.loads(manifest.read_text())
+    newest = checkpoint.list_folders(tmp_path)[-1]
+    changed = json.loads((newest / "manifest.json").read_text())
     changed["config"]["colour"] = "blue"
-    manifest.write_text(json.dumps(changed))
+    checkpoint.write_manifest(newest, changed)
     with pytest.raises(ValueError, match=r"step-00000004 is not a checkpoint this version reads.*colour"):
         checkpoint.find_checkpoint(tmp_path, "intact")
 
@@ -168,9 +171,54 @@ def test_a_manifest_without_a_files_checksum_is_damaged(tmp_path, entry):
     (path,) = checkpoint.list_folders(tmp_path)
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["files"]["shared.pt"] = entry
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    checkpoint.write_manifest(path, manifest)
     with pytest.raises(checkpoint.Damaged, match=r"lacks the size or checksum of shared.pt"):
         checkpoint.verify_checkpoint(path)
+
+
+def test_every_bit_of_a_manifest_is_covered(tmp_path):
+    trained(small(tmp_path))
+    (path,) = checkpoint.list_folders(tmp_path)
+    file = path / "manifest.json"
+    written = file.read_bytes()
+    for place in range(0, 8 * len(written), 61):  # 61 and 8 have no common factor: every bit of a byte has its turn
+        flipped = bytearray(written)
+        flipped[place // 8] ^= 1 << place % 8
+        file.write_bytes(flipped)
+        with pytest.raises(checkpoint.Damaged, match=rf"^the checkpoint {path} is damaged: .*manifest.json"):
+            checkpoint.verify_checkpoint(path)
+    file.write_bytes(written)
+    assert checkpoint.verify_checkpoint(path).step == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"config": {"task": None}}, r"its task must be an object with fields, not None$"),
+        ({"config": {"model": [1]}}, r"its model must be an object with fields, not \[1\]$"),
+        ({"config": {"task": {}}}, r"no task is called None; choose one of sudoku, arc$"),
+        ({"config": {"steps": "x" * 5000}}, r"steps of the saved configuration is 'x+\.\.\.x+', and must be int$"),
+        (
+            {"config": {"betas": [0.9]}},
+            r"betas of .* is \[0\.9\], and must be tuple\[float, float\]$",
+        ),
+        ({"config": {"strategy": "zero9"}}, r"strategy of .* is 'zero9', and must be Literal\['ddp'"),
+        ({"config": {"clip": True}}, r"clip of .* is True, and must be float \| None$"),
+        ({"ranks": 0}, r"damaged: manifest.json counts 4 steps and 0 processes$"),
+        ({"ranks": 2}, r"damaged: manifest.json does not list rank-1.pt$"),
+        ({"step": True}, r"damaged: manifest.json lacks step$"),
+    ],
+)
+def test_a_manifest_with_its_checksum_and_wrong_content_is_one_sentence(tmp_path, change, sentence):
+    trained(small(tmp_path))
+    (path,) = checkpoint.list_folders(tmp_path)
+    manifest = json.loads((path / "manifest.json").read_text())
+    config = {**manifest["config"], **change.get("config", {})}
+    checkpoint.write_manifest(path, {**manifest, **change, "config": config})
+    with pytest.raises(ValueError, match=sentence) as refused:
+        checkpoint.verify_checkpoint(path)
+    assert str(path) in str(refused.value)
+    assert len(str(refused.value)) < len(str(path)) + 300
 
 
 def test_a_checkpoint_without_its_manifest_is_answered_with_the_intact_ones(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from jpmhc.cli import main
 from jpmhc.cli.train import defaults_in
 from jpmhc.trm.tasks.registry import TASKS
-from jpmhc.trm.training import loop
+from jpmhc.trm.training import checkpoint, loop
 from jpmhc.trm.training.presets import PRESETS
 
 SIZE = ["--dim", "16", "--heads", "2", "--inner-multiple", "16", "--batch", "4", "--device", "cpu"]
@@ -145,8 +145,9 @@ def test_questions_that_cannot_be_asked_are_refused_first(tmp_path, capsys, comm
 
 def test_a_checkpoint_that_the_device_cannot_run_is_refused_before_the_puzzles(tmp_path, capsys):
     main(["train", *SIZE, "--attend", "math", "--steps", "1", "--task.puzzles", "8", "--out", str(tmp_path)])
-    manifest = tmp_path / "checkpoints" / "step-00000001" / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"attend": "math"', '"attend": "cudnn"'))
+    (folder,) = checkpoint.list_folders(tmp_path)
+    written = (folder / "manifest.json").read_text()
+    checkpoint.write_manifest(folder, json.loads(written.replace('"attend": "math"', '"attend": "cudnn"')))
     capsys.readouterr()
     with pytest.raises(SystemExit) as stopped:
         main(["evaluate", str(tmp_path), "--device", "cpu"])

@@ -20,7 +20,7 @@ from jpmhc.trm.tasks.batch import PAD
 from jpmhc.trm.tasks.evaluate import greedy_answers
 from jpmhc.trm.tasks.sudoku import SudokuConfig
 from jpmhc.trm.tasks.task import Answered, Candidate
-from jpmhc.trm.training.checkpoint import load_model, locate_checkpoint
+from jpmhc.trm.training.checkpoint import load_model, locate_checkpoint, write_manifest
 from jpmhc.trm.training.config import TrainConfig
 from jpmhc.trm.training.evaluation import EvaluateConfig, evaluate_checkpoints
 from jpmhc.trm.training.loop import train
@@ -249,7 +249,7 @@ def test_changed_data_are_refused(run: Path, tmp_path: Path) -> None:
     original = manifest.read_text()
     changed = json.loads(original)
     changed["config"]["task"]["seed"] = 5
-    manifest.write_text(json.dumps(changed))
+    write_manifest(manifest.parent, changed)
     try:
         with pytest.raises(ValueError, match="trained on other data"):
             evaluate_checkpoints(EvaluateConfig(runs=(run,), device="cpu", out=tmp_path / "x.json"))

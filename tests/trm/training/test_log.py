@@ -23,6 +23,24 @@ def test_a_resumed_log_drops_what_will_be_logged_again(tmp_path):
     assert records[1] == {"kind": "train", "step": 2, "loss": 0.5, "nested": {"a": 2}}
 
 
+def test_a_damaged_line_costs_that_line_alone(tmp_path):
+    with Log(tmp_path) as log:
+        for step in range(1, 47):
+            log.write("train", step, {"loss": 1.0 / step})
+    path = tmp_path / "log.jsonl"
+    lines = path.read_bytes().splitlines()
+    lines[3] = lines[3][:9] + b"\xff" + lines[3][10:]
+    lines[7] = lines[7][:-5]
+    lines[9] = b"[" * 2000
+    lines[11], lines[12] = b"7", b'{"kind": "train", "step": "x"}'
+    lines[20] = lines[20].replace(b":", b"\x00", 1)
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    with Log(tmp_path, done=46) as log:
+        assert log.damaged == 6
+        assert len(log.known) == 40
+    assert path.read_bytes().splitlines() == [line for k, line in enumerate(lines) if k not in (3, 7, 9, 11, 12, 20)]
+
+
 def test_a_log_that_cannot_be_written_again_is_not_lost(tmp_path, monkeypatch):
     with Log(tmp_path) as log:
         log.write("train", 1, {"loss": 1.0})

@@ -1,10 +1,10 @@
 """Checkpoints: folders that appear whole or not at all, and are verified before they are used.
 
 A checkpoint is `step-00001234/` with `manifest.json` (step, configuration, the task's fingerprint, size and checksum of
-every file), `shared.pt` (weights, averages, optimisers) and one `rank-N.pt` per process (its rows in flight, the random
-generators, its part of a sharded optimiser). It is written under a temporary name, flushed to disk, and renamed when
-all processes are done. Checkpoints newer than the one that a run resumes are renamed: they are neither found nor
-counted any more.
+every file and of itself), `shared.pt` (weights, averages, optimisers) and one `rank-N.pt` per process (its rows in
+flight, the random generators, its part of a sharded optimiser). It is written under a temporary name, flushed to disk,
+and renamed when all processes are done. Checkpoints newer than the one that a run resumes are renamed: they are neither
+found nor counted any more.
 """
 
 import contextlib
@@ -14,15 +14,30 @@ import re
 import shutil
 import zlib
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from jpmhc import checks
+from jpmhc.trm.json_text import NotJson, parse_json
 from jpmhc.trm.model import RecursiveModel
+from jpmhc.trm.tasks.task import Task
 from jpmhc.trm.training.config import TrainConfig
+from jpmhc.trm.training.contents import (
+    RANK_ENTRIES,
+    SHARED_ENTRIES,
+    explaining_misfit,
+    load_content,
+    load_weights,
+    require_like,
+    require_shape,
+)
 
-FORMAT = "jpmhc checkpoint 1"
+FORMAT = "jpmhc checkpoint 2"
+_FORMER = "jpmhc checkpoint 1"  # the same, but its manifest has no checksum of itself
+_CHECKSUM = re.compile(rb'"checksum": "([0-9a-f]{8})"')
 _ENTRIES = {"step": int, "ranks": int, "fingerprint": str, "config": dict, "files": dict}  # of a manifest
 _NAME = re.compile(r"step-(\d{8})")
 
@@ -43,11 +58,11 @@ class Checkpoint:
 
     def shared(self, device: torch.device | str = "cpu") -> dict[str, Any]:
         """Load what all processes have in common."""
-        return torch.load(self.path / "shared.pt", map_location=device, weights_only=True)
+        return load_content(self.path / "shared.pt", SHARED_ENTRIES, device)
 
     def rank(self, rank: int, device: torch.device | str = "cpu") -> dict[str, Any]:
         """Load what belongs to one process."""
-        return torch.load(self.path / f"rank-{rank}.pt", map_location=device, weights_only=True)
+        return load_content(self.path / f"rank-{rank}.pt", RANK_ENTRIES, device)
 
 
 def list_folders(run: Path) -> list[Path]:
@@ -83,10 +98,7 @@ def finish_checkpoint(path: Path, config: TrainConfig, fingerprint: str, ranks: 
         "config": json.loads(config.to_json()),
         "files": {p.name: {"bytes": p.stat().st_size, "crc32": _checksum(p)} for p in sorted(path.iterdir())},
     }
-    with open(path / "manifest.json", "w") as file:
-        json.dump(manifest, file, indent=2)
-        file.flush()
-        os.fsync(file.fileno())
+    write_manifest(path, manifest)
     final = path.with_name(f"step-{step:08d}")
     shutil.rmtree(final, ignore_errors=True)
     path.rename(final)
@@ -94,6 +106,15 @@ def finish_checkpoint(path: Path, config: TrainConfig, fingerprint: str, ranks: 
     for old in list_folders(final.parent.parent)[: -config.keep]:
         shutil.rmtree(old)
     return final
+
+
+def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
+    """Write a checkpoint's manifest, with a checksum of its own bytes, through to the disk."""
+    blank = json.dumps({**manifest, "checksum": "0" * 8}, indent=2).encode()
+    with open(path / "manifest.json", "wb") as file:
+        file.write(_CHECKSUM.sub(f'"checksum": "{zlib.crc32(blank):08x}"'.encode(), blank))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def set_newer_aside(run: Path, step: int) -> list[str]:
@@ -119,28 +140,48 @@ def verify_checkpoint(path: Path) -> Checkpoint:
     if not path.is_dir():
         raise ValueError(f"there is no checkpoint at {path}")
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
+        written = (path / "manifest.json").read_bytes()
+        manifest = parse_json(written)
     except FileNotFoundError:
         raise Damaged(f"{path} is not a checkpoint of jpmhc: it has no manifest.json") from None
-    except ValueError as error:
-        raise Damaged(f"the checkpoint {path} is damaged: manifest.json is not valid JSON ({error})") from None
-    if isinstance(manifest, dict) and (found := manifest.get("format")) and found != FORMAT:
-        raise ValueError(f"{path} is not a checkpoint this version reads: its format is {found!r}, not {FORMAT!r}")
-    if fault := _fault_of_manifest(manifest) or _fault_of_files(path, manifest["files"]):
+    except NotJson as error:
+        raise Damaged(f"the checkpoint {path} is damaged: manifest.json is {error}") from None
+    found = manifest.get("format") if isinstance(manifest, dict) else None
+    fault = _fault_of_checksum(written, found)
+    if found and not fault and found not in (FORMAT, _FORMER):
+        raise ValueError(
+            f"{path} is not a checkpoint this version reads: its format is {checks.quote(found)}, not {FORMAT!r}"
+        )
+    if fault := fault or _fault_of_manifest(manifest) or _fault_of_files(path, manifest["files"]):
         raise Damaged(f"the checkpoint {path} is damaged: {fault}")
     try:
-        config = TrainConfig.from_json(json.dumps(manifest["config"]))
-    except (ValueError, TypeError) as error:
+        config = TrainConfig.from_fields(manifest["config"])
+    except ValueError as error:
         raise ValueError(f"{path} is not a checkpoint this version reads: {error}") from None
     return Checkpoint(path, manifest["step"], manifest["ranks"], config, manifest["fingerprint"])
+
+
+def _fault_of_checksum(written: bytes, found: Any) -> str | None:
+    """Say why a manifest of some format is not the one that was written, or return None."""
+    if checksum := _CHECKSUM.search(written):
+        blank = _CHECKSUM.sub(b'"checksum": "00000000"', written)
+        same = f"{zlib.crc32(blank):08x}".encode() == checksum[1]
+        return None if same else "the contents of manifest.json do not match its checksum"
+    return "manifest.json lacks its checksum" if found == FORMAT else None
 
 
 def _fault_of_manifest(manifest: Any) -> str | None:
     """Say what is wrong with a manifest, or return None."""
     if not isinstance(manifest, dict) or not manifest.get("format"):
         return "manifest.json does not say its format"
-    missing = sorted(name for name, kind in _ENTRIES.items() if not isinstance(manifest.get(name), kind))
-    return f"manifest.json lacks {', '.join(missing)}" if missing else None
+    missing = sorted(name for name, kind in _ENTRIES.items() if type(manifest.get(name)) is not kind)
+    if missing:
+        return f"manifest.json lacks {', '.join(missing)}"
+    if manifest["step"] < 0 or manifest["ranks"] < 1:
+        return f"manifest.json counts {manifest['step']} steps and {manifest['ranks']} processes"
+    needed = chain(["shared.pt"], (f"rank-{rank}.pt" for rank in range(manifest["ranks"])))
+    absent = next((name for name in needed if name not in manifest["files"]), None)
+    return f"manifest.json does not list {absent}" if absent else None
 
 
 def _fault_of_files(path: Path, files: dict[str, Any]) -> str | None:
@@ -208,20 +249,26 @@ def locate_checkpoint(path: Path | str) -> Checkpoint:
         raise Damaged(f"{fault}{advice}") from None
 
 
-def load_model(checkpoint: Checkpoint, *, ema: bool = True, device: torch.device | str = "cpu") -> RecursiveModel:
+def load_model(
+    checkpoint: Checkpoint, task: Task | None = None, *, ema: bool = True, device: torch.device | str = "cpu"
+) -> RecursiveModel:
     """Load the model of a checkpoint, ready to answer.
 
     Args:
         checkpoint: The checkpoint.
+        task: The task whose rows the model must fit; None: not checked.
         ema: Take the averaged weights; a run with `ema=0` has only the weights themselves.
         device: Where to put the model.
     """
-    shared = checkpoint.shared()
-    vocabulary, length, identifiers = shared["shape"]
-    model = RecursiveModel(checkpoint.config.model, vocabulary, length, identifiers)
-    weights = shared["average"] if ema and shared["average"] is not None else shared["core"]
-    model.core.load_state_dict(weights)
-    model.puzzles.load_state_dict(shared["puzzles"])
+    shared, file = checkpoint.shared(), checkpoint.path / "shared.pt"
+    if task is not None:
+        require_shape(shared, task, file)
+    with explaining_misfit(file, "shape"):
+        vocabulary, length, identifiers = shared["shape"]
+        require_like(len(shared["puzzles"]["weight"]), identifiers, "the number of puzzles")
+        model = RecursiveModel(checkpoint.config.model, vocabulary, length, identifiers)
+    load_weights(model.core, shared, "average" if ema and shared["average"] is not None else "core", file)
+    load_weights(model.puzzles, shared, "puzzles", file)
     return model.to(device).eval()
 
 

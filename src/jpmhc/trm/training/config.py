@@ -4,9 +4,11 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from jpmhc import checks
+from jpmhc.trm.json_text import parse_json
 from jpmhc.trm.model import RecursiveConfig
 from jpmhc.trm.tasks import counter
 from jpmhc.trm.tasks.registry import TASKS, kind_of
@@ -143,26 +145,50 @@ class TrainConfig:
     @classmethod
     def from_json(cls, text: str) -> "TrainConfig":
         """Read the configuration that `to_json` wrote."""
-        fields: dict[str, Any] = json.loads(text)
-        task = fields.pop("task")
-        kind = task.pop("kind")
+        return cls.from_fields(parse_json(text.encode()))
+
+    @classmethod
+    def from_fields(cls, fields: Any) -> "TrainConfig":
+        """Make the configuration from what JSON holds of it; a field that is not what it should be is refused."""
+        parts = [fields] + [fields.get(name) if isinstance(fields, dict) else None for name in ("task", "model")]
+        for name, part in zip(("the saved configuration", "its task", "its model"), parts):
+            if not isinstance(part, dict):
+                raise ValueError(f"{name} must be an object with fields, not {checks.quote(part)}")
+        own = {name: value for name, value in fields.items() if name not in ("task", "model")}
+        task = dict(fields["task"])
+        kind = task.pop("kind", None)
         checks.require_choice(kind, "task", TASKS)
-        model = RecursiveConfig(**_restore_types(RecursiveConfig, fields.pop("model")))
-        return cls(task=TASKS[kind](**_restore_types(TASKS[kind], task)), model=model, **_restore_types(cls, fields))
+        return cls(
+            task=TASKS[kind](**_restore_types(TASKS[kind], task, "task.")),
+            model=RecursiveConfig(**_restore_types(RecursiveConfig, fields["model"], "model.")),
+            **_restore_types(cls, own),
+        )
 
 
-def _restore_types(cls: Any, fields: dict[str, Any]) -> dict[str, Any]:
+def _restore_types(cls: Any, fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Give values read from JSON, which has neither tuples nor paths, the types that the fields have."""
-    known = {f.name: f for f in dataclasses.fields(cls)}
-    unknown = fields.keys() - known.keys()
-    if unknown:
-        raise ValueError(f"the saved configuration has fields this version does not know: {', '.join(sorted(unknown))}")
-    typed = {}
-    for name, value in fields.items():
-        hint = str(known[name].type)
-        if isinstance(value, list):
-            value = tuple(Path(v) if "Path" in hint else v for v in value)
-        elif isinstance(value, str) and "Path" in hint:
-            value = Path(value)
-        typed[name] = value
-    return typed
+    hints = get_type_hints(cls)
+    known = {field.name for field in dataclasses.fields(cls)}
+    if unknown := fields.keys() - known:
+        names = checks.quote(", ".join(sorted(unknown)))
+        raise ValueError(f"the saved configuration has fields this version does not know: {names}")
+    return {name: _restore_type(value, hints[name], prefix + name) for name, value in fields.items()}
+
+
+def _restore_type(value: Any, hint: Any, name: str) -> Any:
+    """Give a value the type that a field's annotation asks for, or refuse it."""
+    arms = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    for arm in arms:
+        if get_origin(arm) is Literal and any(value == word and type(value) is type(word) for word in get_args(arm)):
+            return value
+        if get_origin(arm) is tuple and isinstance(value, list):
+            inner = get_args(arm)
+            hints = [inner[0]] * len(value) if inner[-1] is ... else inner
+            if len(hints) == len(value):
+                return tuple(_restore_type(each, one, name) for each, one in zip(value, hints))
+        if arm is Path and isinstance(value, str):
+            return Path(value)
+        if type(value) is arm or (arm is float and type(value) is int):
+            return value
+    expected = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+    raise ValueError(f"{name} of the saved configuration is {checks.quote(value)}, and must be {expected}")

@@ -164,7 +164,7 @@ def answer_rows(
     scorer: Scorer, task: Task, checkpoint: Checkpoint, choices: Choices, world: World, display: Display
 ) -> float:
     """Fill a scorer with a checkpoint's answers; returns the seconds that it took."""
-    model = load_model(checkpoint, ema=choices.weights == "average", device=world.device)
+    model = load_model(checkpoint, task, ema=choices.weights == "average", device=world.device)
     if choices.compile:
         model.compile_prediction()
     start = time.monotonic()

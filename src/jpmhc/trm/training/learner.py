@@ -14,6 +14,13 @@ from jpmhc.trm.training import checkpoint
 from jpmhc.trm.training.changes import list_changes
 from jpmhc.trm.training.checkpoint import Checkpoint
 from jpmhc.trm.training.config import TrainConfig
+from jpmhc.trm.training.contents import (
+    explaining_misfit,
+    load_weights,
+    require_like,
+    require_optimiser_state,
+    require_shape,
+)
 from jpmhc.trm.training.ema import WeightAverage
 from jpmhc.trm.training.processes import World
 from jpmhc.trm.training.strategies import distribute_core
@@ -63,12 +70,14 @@ class Learner:
         self.model = RecursiveModel(config.model, task.vocabulary, task.length, task.identifiers).to(world.device)
         self.core: RecursiveCore = self.model.core
         saved = None if resume is None else resume.shared(world.device)
-        if saved is not None:  # before the core is distributed: shards are cut from these weights
+        if resume is not None and saved is not None:  # before the core is distributed: shards are cut from these
+            file = resume.path / "shared.pt"
+            require_shape(saved, task, file)
             if saved["average"] is not None:  # through the core, which knows the names of earlier versions
-                self.core.load_state_dict(saved["average"])
+                load_weights(self.core, saved, "average", file)
                 saved["average"] = {name: tensor.clone() for name, tensor in self.core.state_dict().items()}
-            self.core.load_state_dict(saved["core"])
-            self.model.puzzles.load_state_dict(saved["puzzles"])
+            load_weights(self.core, saved, "core", file)
+            load_weights(self.model.puzzles, saved, "puzzles", file)
         groups = parameter_groups(self.core, config.weight_decay)
         frames = grassmann_frames(self.core)
         for group in groups:
@@ -140,19 +149,34 @@ class Learner:
     def _restore(self, resume: Checkpoint, saved: dict[str, Any]) -> None:
         device, size = self.world.device, len(self.rows) // len(self.carries)
         same = resume.ranks == self.world.size
-        files = [resume.rank(r, device) for r in ([self.world.rank] if same else range(resume.ranks))]
+        ranks = [self.world.rank] if same else range(resume.ranks)
+        files = {resume.path / f"rank-{rank}.pt": resume.rank(rank, device) for rank in ranks}
+        for file, content in files.items():
+            with explaining_misfit(file, "carry"):
+                count = self.config.batch // resume.ranks
+                require_like(content["carry"], self.model.empty_carry(count, self.task.length)._asdict())
+                if not bool((content["carry"]["identifiers"] < self.task.identifiers).all()):
+                    raise ValueError(f"identifiers has a number beyond the {self.task.identifiers} of the task")
         first = 0 if same else self.rows.start
-        whole = {name: torch.cat([file["carry"][name] for file in files]) for name in Carry._fields}
+        whole = {name: torch.cat([content["carry"][name] for content in files.values()]) for name in Carry._fields}
         for i in range(len(self.carries)):
             cut = slice(first + i * size, first + (i + 1) * size)
             self.carries[i] = Carry(**{name: tensor[cut].clone() for name, tensor in whole.items()})
+        file, mine = next(iter(files.items()))
         if same:
-            torch.set_rng_state(files[0]["random"].cpu())
-            if files[0]["random_cuda"] is not None and device.type == "cuda":
-                torch.cuda.set_rng_state(files[0]["random_cuda"].cpu())
-        self.distributed.load_optimiser_state(files[0]["dense"] if self.distributed.sharded else saved["dense"])
+            with explaining_misfit(file, "random"):
+                require_like(mine["random"].cpu(), torch.get_rng_state(), "the generator's state")
+                torch.set_rng_state(mine["random"].cpu())
+            if mine["random_cuda"] is not None and device.type == "cuda":
+                with explaining_misfit(file, "random_cuda"):
+                    torch.cuda.set_rng_state(mine["random_cuda"].cpu())
+        shared = resume.path / "shared.pt"
+        with explaining_misfit(file if self.distributed.sharded else shared, "dense"):
+            self.distributed.load_optimiser_state((mine if self.distributed.sharded else saved)["dense"])
         if self.frame_optimiser is not None:
-            self.frame_optimiser.load_state_dict(saved["frames"])
+            with explaining_misfit(shared, "frames"):
+                require_optimiser_state(self.frame_optimiser, saved["frames"]["frames"], GrassmannianOptimizer.STATE)
+                self.frame_optimiser.load_state_dict(saved["frames"])
         if self.average is not None:
             if saved["average"] is None:
                 raise ValueError(f"{resume.path} has no averaged weights: resume it with --ema 0")

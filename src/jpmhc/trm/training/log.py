@@ -7,6 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from jpmhc.trm.json_text import NotJson, parse_json
+
 
 class Log:
     """Appends lines to `log.jsonl`, whose `step` is the number of steps done.
@@ -23,18 +25,18 @@ class Log:
         self.file: Any = None
         self.board: Any = None
         self.known: set[tuple[str, int]] = set()  # (kind, step) of the lines kept
+        self.damaged = 0  # lines that were left out because they could not be read, as one that a kill cut
         if not writes:
             return
         path = run / "log.jsonl"
         kept = []
         if path.exists():
-            for line in path.read_text().splitlines():
-                try:
-                    record = json.loads(line)
-                except json.JSONDecodeError:
-                    break  # the line a killed process was writing
-                if record["step"] <= done:
-                    kept.append(line)
+            for line in path.read_bytes().split(b"\n"):
+                record = _parse_line(line)
+                if record is None:
+                    self.damaged += bool(line)
+                elif record["step"] <= done:
+                    kept.append(line.decode())
                     self.known.add((record["kind"], record["step"]))
         fresh = path.with_suffix(".new")  # a full disk must not cost what was logged
         fresh.write_text("".join(line + "\n" for line in kept))
@@ -63,6 +65,16 @@ class Log:
         for open_file in (self.file, self.board):
             if open_file is not None:
                 open_file.close()
+
+
+def _parse_line(line: bytes) -> dict[str, Any] | None:
+    """Return what a line of the log records, or None for a line that is not whole."""
+    try:
+        record = parse_json(line)
+    except NotJson:
+        return None
+    whole = isinstance(record, dict) and isinstance(record.get("kind"), str) and type(record.get("step")) is int
+    return record if whole else None
 
 
 def _name_non_finite(value: Any) -> Any:

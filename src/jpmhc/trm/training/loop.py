@@ -115,6 +115,9 @@ class Trainer:
             with Log(config.out, self.learner.step, chief) as log:
                 if chief:
                     log.write("start", self.learner.step, describe_environment(self.world))
+                if log.damaged:
+                    lines = "a line" if log.damaged == 1 else f"{log.damaged} lines"
+                    self.display.say(f"{config.out / 'log.jsonl'}: {lines} could not be read and left out")
                 if self.resumed is not None:
                     changed = [
                         {"name": c.name, "there": c.there, "here": c.here}

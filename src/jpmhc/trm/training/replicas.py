@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from jpmhc.optim import AdamAtan2
 from jpmhc.trm.training.config import TrainConfig
+from jpmhc.trm.training.contents import require_optimiser_state
 from jpmhc.trm.training.distributed import DistributedCore, dense_parameters
 from jpmhc.trm.training.processes import World
 
@@ -73,4 +74,5 @@ class Replicas(DistributedCore):
         return self.optimiser.state_dict()
 
     def load_optimiser_state(self, saved: dict[str, Any]) -> None:
+        require_optimiser_state(self.optimiser, saved, AdamAtan2.STATE)
         self.optimiser.load_state_dict(saved)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from jpmhc.optim import AdamAtan2
 from jpmhc.optim.grassmannian import grassmann_frames
 from jpmhc.trm.training.config import TrainConfig
+from jpmhc.trm.training.contents import require_parameter_state
 from jpmhc.trm.training.distributed import DistributedCore, dense_parameters
 from jpmhc.trm.training.processes import World
 
@@ -103,6 +104,7 @@ class Zero(DistributedCore):
 
     def load_optimiser_state(self, saved: dict[str, Any]) -> None:
         for shard, values in zip(self._shards(), saved["shards"], strict=True):
+            require_parameter_state(values, shard, AdamAtan2.STATE, "a shard")
             self.optimiser.state[shard] = values
 
     def _shards(self) -> list[Tensor]:
