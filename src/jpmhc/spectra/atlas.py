@@ -1,0 +1,135 @@
+r"""Spectra of many networks computed beforehand: every choice of mixer, streams, depth, noise, activation and norm.
+
+A spectrum is kept as quantiles of $\log_{10} s$ at fixed levels, of the theory and of sampled networks side by side,
+and as the ends of its support.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jpmhc import mixers
+from jpmhc.spectra.density import density
+from jpmhc.spectra.exactly import edges
+from jpmhc.spectra.network import Network
+from jpmhc.spectra.normalised import MLP
+from jpmhc.spectra.simulate import simulate
+
+# The levels of the quantiles; the first and last tell the tails.
+LEVELS = (0.002, 0.01, *(k / 40 for k in range(1, 40)), 0.99, 0.998)
+# Quantiles are kept as 16-bit numbers over these powers of ten: 0 is that or less.
+LOWEST, HIGHEST = -8.0, 8.0
+# A spectrum that was not computed.
+MISSING = 65535
+AXES: Mapping[str, tuple] = {
+    "mixer": tuple(mixers.MIXERS),
+    "streams": (2, 4, 8),
+    "depth": (4, 12, 24, 48),
+    "noise": (0.05, 0.25, 1.0),
+    "activation": ("linear", "relu", "gelu"),
+    "norm": ("none", "before", "after"),
+}
+_RELATIVE_ETA = 3e-3
+_FEATURES = 128  # of all streams of a sampled network together
+_SAMPLES = 5
+
+Choice = tuple[str, int, int, float, str, str]
+
+
+@dataclass(frozen=True, eq=False)
+class Atlas:
+    """The spectra under every choice.
+
+    Attributes:
+        axes: The values of each axis, by name.
+        theory: Quantiles at `LEVELS`, then the support's two ends, as `pack` wrote them. [*axes, len(LEVELS) + 2]
+        sampled: Quantiles of sampled networks. [*axes, len(LEVELS)]
+    """
+
+    axes: Mapping[str, tuple]
+    theory: np.ndarray
+    sampled: np.ndarray
+
+
+def list_choices() -> Iterator[Choice]:
+    """Yield every combination that the mixers allow."""
+    for choice in itertools.product(*AXES.values()):
+        if mixers.MIXERS[choice[0]].why_not(choice[1]) is None:
+            yield choice
+
+
+def build_network(choice: Choice) -> Network:
+    r"""Build the network of a choice.
+
+    Without a norm its noise is the same in every direction, as in the paper, and comes from the activation with
+    $L \sigma_w^2$ = noise. With a norm before or after the sublayer it is the hyper-connection block, which reads the
+    mean of the streams and writes to all of them, around $W_2 \phi(W_1 u)$, whose last scale is noise over L.
+    """
+    mixer, streams, depth, noise, activation, norm = choice
+    skips = Network.from_mixer(mixer, depth, 0.0, streams).skips
+    if norm == "none":
+        return Network.from_activation(skips, activation, math.sqrt(noise / depth), paths=1)
+    read, write = skips.new_full((streams,), 1 / streams), skips.new_ones(streams)
+    make = Network.prenorm if norm == "before" else Network.postnorm
+    return make(skips, read, write, MLP(activation, (1.0, noise / depth)))
+
+
+def compute_choice(choice: Choice, device: str = "cpu") -> tuple[np.ndarray, np.ndarray]:
+    """Compute the theory's quantiles and ends, and the quantiles of sampled networks, packed; MISSING where refused."""
+    network = build_network(choice).to(device)
+    values = simulate(network, _FEATURES // network.streams, _SAMPLES, 0).double().sqrt().flatten().cpu().numpy()
+    sampled = pack(np.quantile(values, LEVELS))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            found = density(network, relative_eta=_RELATIVE_ETA)
+            bands = edges(network, found).sqrt()
+    except ValueError:
+        return np.full(len(LEVELS) + 2, MISSING, np.uint16), sampled
+    ends = [0.0 if found.below > LEVELS[0] else float(bands.min()), float(bands.max())]
+    return pack(np.array([*map(found.quantile, LEVELS), *ends])), sampled
+
+
+def pack(values: np.ndarray) -> np.ndarray:
+    """Write singular values as 16-bit numbers, equally spaced in their logarithm."""
+    logs = np.log10(np.maximum(values, 10.0**LOWEST)).clip(LOWEST, HIGHEST)
+    return np.round((logs - LOWEST) / (HIGHEST - LOWEST) * (MISSING - 1)).astype(np.uint16)
+
+
+def unpack(values: np.ndarray) -> np.ndarray:
+    """Read singular values that `pack` wrote; NaN where they are missing."""
+    logs = LOWEST + values.astype(np.float64) / (MISSING - 1) * (HIGHEST - LOWEST)
+    return np.where(values == MISSING, np.nan, 10.0**logs)
+
+
+def gather(found: Mapping[Choice, tuple[np.ndarray, np.ndarray]]) -> Atlas:
+    """Put computed spectra at their places; all others are missing."""
+    shape = tuple(map(len, AXES.values()))
+    theory = np.full((*shape, len(LEVELS) + 2), MISSING, np.uint16)
+    sampled = np.full((*shape, len(LEVELS)), MISSING, np.uint16)
+    for choice, (mine, drawn) in found.items():
+        place = tuple(values.index(value) for values, value in zip(AXES.values(), choice))
+        theory[place], sampled[place] = mine, drawn
+    return Atlas(AXES, theory, sampled)
+
+
+def write_atlas(atlas: Atlas, path: Path) -> Path:
+    """Write an atlas as a compressed file and return its path."""
+    arrays: dict[str, Any] = {name: np.array(values) for name, values in atlas.axes.items()}
+    np.savez_compressed(path, theory=atlas.theory, sampled=atlas.sampled, **arrays)
+    return path
+
+
+def read_atlas(path: Path) -> Atlas:
+    """Read an atlas from its file."""
+    with np.load(path, allow_pickle=False) as held:
+        axes = {name: tuple(held[name].tolist()) for name in AXES}
+        return Atlas(axes, held["theory"], held["sampled"])

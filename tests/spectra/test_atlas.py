@@ -1,0 +1,42 @@
+"""Spectra computed beforehand: what is kept is what the theory and the samples say."""
+
+import numpy as np
+import pytest
+
+from jpmhc.mixers import MIXERS
+from jpmhc.spectra import atlas
+from jpmhc.spectra.atlas import AXES, LEVELS, MISSING, compute_choice, gather, pack, read_atlas, unpack, write_atlas
+
+
+def test_packing_keeps_singular_values_to_a_thousandth_and_marks_what_is_missing():
+    values = np.logspace(-7.9, 7.9, 1000)
+    assert unpack(pack(values)) == pytest.approx(values, rel=1e-3)
+    assert unpack(pack(np.array([0.0, 1e-12]))) == pytest.approx([1e-8, 1e-8])
+    assert np.isnan(unpack(np.array([MISSING], np.uint16)))[0]
+
+
+@pytest.mark.parametrize("norm", AXES["norm"])
+def test_the_theory_lies_on_the_samples(norm):
+    theory, sampled = map(unpack, compute_choice(("cayley", 2, 4, 0.25, "gelu", norm)))
+    inside = [k for k in range(4, len(LEVELS) - 4) if LEVELS[k] != 0.5]  # where there may be a gap between two bands
+    assert theory[inside] == pytest.approx(sampled[inside], rel=0.03)
+    low, high = theory[len(LEVELS) :]
+    assert low <= theory[0] * 1.01
+    assert theory[len(LEVELS) - 1] <= high * 1.01
+
+
+def test_an_atlas_is_read_as_it_was_written_and_knows_what_it_lacks(tmp_path):
+    choice = ("sinkhorn", 2, 4, 0.05, "linear", "none")
+    mine, drawn = np.arange(len(LEVELS) + 2, dtype=np.uint16), np.arange(len(LEVELS), dtype=np.uint16)
+    held = read_atlas(write_atlas(gather({choice: (mine, drawn)}), tmp_path / "atlas.npz"))
+    assert held.axes == dict(AXES)
+    place = tuple(values.index(value) for values, value in zip(AXES.values(), choice))
+    assert np.array_equal(held.theory[place], mine)
+    assert np.array_equal(held.sampled[place], drawn)
+    assert (held.theory != MISSING).any(-1).sum() == 1
+
+
+def test_only_choices_that_a_mixer_takes_are_listed():
+    found = {choice[:2] for choice in atlas.list_choices()}
+    assert {mixer for mixer, _ in found} == set(MIXERS)
+    assert all(MIXERS[mixer].why_not(streams) is None for mixer, streams in found)
