@@ -47,6 +47,7 @@ EXTRAS = (
     "transformers",
     "triton",
     "tyro",
+    "yaml",
 )
 
 

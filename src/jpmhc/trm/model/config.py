@@ -18,7 +18,9 @@ class RecursiveConfig(ConnectionConfig):
     heads: int = 8
     """Attention heads."""
     layers: int = 2
-    """Blocks of the weight-tied network, each with attention and feed-forward."""
+    """Blocks of the weight-tied network, each with a layer between positions and a feed-forward layer."""
+    between_positions: Literal["attention", "mlp"] = "attention"
+    """What lets positions see each other: rotary attention, or a feed-forward layer over all positions of a row."""
     expansion: float = 4.0
     """Feed-forward expansion; the gated inner width is two thirds of it."""
     inner_multiple: int = 256

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from jpmhc import checks, mixers
 from jpmhc.connections import HyperConnection
 from jpmhc.mixers import Mixer
+from jpmhc.trm.model.layers import PositionSwiGLU, rms_norm
 
 Gate = Literal["softmax_matrix", "softmax", "sigmoid"]
 
@@ -35,6 +36,8 @@ class ConnectionConfig:
     """Constraint of the write coefficients; None: the form's (exact: sigmoid)."""
     mixer_temperature: float = 1.0
     """Temperature of the read and write softmax."""
+    mixer_eps: float = 1e-6
+    """Added under the root of the connections' norms; 1e-5 is that of the plain recursive model."""
     kernels: Literal["auto", "fused", "reference"] = "auto"
     """Which implementation of the hyper-connection's steps."""
 
@@ -45,6 +48,7 @@ class ConnectionConfig:
         if self.mixer != "identity" and self.streams == 1:
             raise ValueError(f"the mixer {self.mixer!r} needs at least 2 streams; streams=1 is the plain model")
         checks.positive(self.mixer_temperature, "mixer_temperature")
+        checks.positive(self.mixer_eps, "mixer_eps")
         if self.plain:
             self._refuse_options_of_connections()
         else:
@@ -93,12 +97,20 @@ PAPER_FORMS = {
 }
 
 
+class PositionNormConnection(HyperConnection):
+    """A connection around a layer over positions, after whose write each stream is normalised over positions."""
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return rms_norm(super().forward(x, *args, **kwargs), dim=-3)
+
+
 def make_connection(
     config: ConnectionConfig, sublayer: nn.Module, index: int, post_norm: Literal["rms"] | None = None
 ) -> HyperConnection:
-    """Put a hyper-connection around one sublayer."""
+    """Put a hyper-connection around one sublayer; the norm after it is over what the sublayer mixes."""
+    over_positions = isinstance(sublayer, PositionSwiGLU) and post_norm is not None
     form = PAPER_FORMS.get(config.mixer, EXACT_FORM) if config.mixer_form == "paper" else EXACT_FORM
-    return HyperConnection(
+    return (PositionNormConnection if over_positions else HyperConnection)(
         sublayer,
         config.dim,
         streams=config.streams,
@@ -109,6 +121,7 @@ def make_connection(
         write=config.mixer_write or form.write,
         temperature=config.mixer_temperature,
         dynamic=config.mixer_dynamic,
-        post_norm=post_norm,
+        post_norm=None if over_positions else post_norm,
         kernels=config.kernels,
+        eps=config.mixer_eps,
     )

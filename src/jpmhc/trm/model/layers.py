@@ -1,4 +1,5 @@
-"""The layers of the recursive transformer: linear maps, rotary attention, SwiGLU, and a table of puzzle vectors.
+"""The layers of the recursive transformer: linear maps, rotary attention, SwiGLU over channels or over positions, and a
+table of puzzle vectors.
 
 Weights are float32; every layer computes in the type of its input, so the same module serves float32 and bfloat16 with
 float32 masters. No sublayer has a residual of its own.
@@ -33,9 +34,14 @@ def widen(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def rms_norm(x: Tensor, eps: float = 1e-5) -> Tensor:
-    """Apply a weightless RMS norm over the last dimension, computed in float32 at least."""
-    return F.rms_norm(widen(x), x.shape[-1:], eps=eps).to(x.dtype)
+NORM_EPS = 1e-5  # of every norm of the public model
+
+
+def rms_norm(x: Tensor, dim: int = -1) -> Tensor:
+    """Apply a weightless RMS norm over one dimension, computed in float32 at least."""
+    if dim != -1:
+        return rms_norm(x.transpose(dim, -1)).transpose(dim, -1)
+    return F.rms_norm(widen(x), x.shape[-1:], eps=NORM_EPS).to(x.dtype)
 
 
 class Linear(nn.Module):
@@ -135,15 +141,26 @@ class SwiGLU(nn.Module):
         return self.down(F.silu(gate) * up)
 
 
+class PositionSwiGLU(SwiGLU):
+    """A gated feed-forward layer over the positions of a row, the same for every channel: [B, positions, d]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.transpose(1, 2)).transpose(1, 2)
+
+
 class PostNormResidual(nn.Module):
-    """The plain residual connection of the recursive model: `rms_norm(x + sublayer(x))`."""
+    """The plain residual connection of the recursive model: `rms_norm(x + sublayer(x))`.
+
+    The norm is over what the sublayer mixes: positions after a layer over positions, channels after any other.
+    """
 
     def __init__(self, sublayer: nn.Module) -> None:
         super().__init__()
         self.sublayer = sublayer
+        self.norm_dim = 1 if isinstance(sublayer, PositionSwiGLU) else -1
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x + self.sublayer(x))
+        return rms_norm(x + self.sublayer(x), self.norm_dim)
 
 
 class PuzzleTable(nn.Module):

@@ -1,9 +1,10 @@
 r"""The recursive transformer: two weight-tied blocks applied many times, with a learned decision when to stop.
 
-One *call* of the network is :math:`f(z, u)`: add the injection `u` to the state `z`, then attention, feed-forward,
-attention, feed-forward. One *supervision step* is `h_cycles` times (`l_cycles` times ``z_l = f(z_l, z_h + x)``, then
-``z_h = f(z_h, z_l)``); only the last of the `h_cycles` carries gradient. The answer is read from `z_h` after every
-supervision step and trained on; the states go on, detached, to the next one until the row halts and is refilled.
+One *call* of the network is :math:`f(z, u)`: add the injection `u` to the state `z`, then attention (or a feed-forward
+layer over positions), feed-forward, attention, feed-forward. One *supervision step* is `h_cycles` times (`l_cycles`
+times ``z_l = f(z_l, z_h + x)``, then ``z_h = f(z_h, z_l)``); only the last of the `h_cycles` carries gradient. The
+answer is read from `z_h` after every supervision step and trained on; the states go on, detached, to the next one until
+the row halts and is refilled.
 
 With ``mixer="identity"`` and one stream this is the Tiny Recursive Model; with any other mixer, or more streams, each
 residual connection is a :class:`jpmhc.HyperConnection`.
@@ -24,6 +25,7 @@ from jpmhc.trm.model.layers import (
     Attention,
     Linear,
     NarrowLinear,
+    PositionSwiGLU,
     PostNormResidual,
     PuzzleTable,
     Rotary,
@@ -84,7 +86,10 @@ class RecursiveCore(nn.Module):
         rotary = Rotary(config.dim // config.heads, self.positions)
         sublayers: list[nn.Module] = []
         for _ in range(config.layers):
-            sublayers.append(Attention(config.dim, config.heads, rotary, config.attend))
+            if config.between_positions == "attention":
+                sublayers.append(Attention(config.dim, config.heads, rotary, config.attend))
+            else:
+                sublayers.append(PositionSwiGLU(self.positions, config.expansion, config.inner_multiple))
             sublayers.append(SwiGLU(config.dim, config.expansion, config.inner_multiple))
         self.network: nn.Module
         if config.plain:

@@ -13,6 +13,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
@@ -140,6 +141,15 @@ class NoOverrides:
     """No option of the task can be changed in an evaluation."""
 
 
+@dataclass(frozen=True)
+class PublishedTask:
+    """The task that a published model was trained on."""
+
+    config: "TaskConfig"
+    remark: str = ""
+    """A sentence about what of the model's data is not here; empty: all is."""
+
+
 class TaskConfig(ABC):
     """The options of a task; every task derives a frozen dataclass from it and enters that in the registry."""
 
@@ -153,6 +163,17 @@ class TaskConfig(ABC):
     change."""
     places: ClassVar[tuple[str, ...]] = ()
     """Options that say where files lie. They may change when a run is resumed: the fingerprint tells what they hold."""
+
+    @classmethod
+    def of_published_model(cls, vocabulary: int, identifiers: Path, options: dict[str, Any]) -> PublishedTask | None:
+        """Return the task that a published model was trained on, or None where it was another task.
+
+        Args:
+            vocabulary: Tokens of the model.
+            identifiers: The file that names the rows of the model's puzzle table.
+            options: Options of the task to set, by name.
+        """
+        return None
 
     @abstractmethod
     def build(self) -> Task:

@@ -1,6 +1,7 @@
 """How the configuration of a resumed run differs from the one its checkpoint was written under."""
 
 import json
+import shlex
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +26,13 @@ class Change:
 
     def __str__(self) -> str:
         """Write the change as an option: its value now, and the one that it replaces."""
-        option = self.name.removeprefix("model.").replace("_", "-")
-        return f"{_spell(option, self.here)} instead of {_spell(option, self.there).removeprefix(f'--{option} ')}"
+        there = _spell(self.name, self.there)
+        return f"{self.option} instead of {there.removeprefix(f'{_option(self.name)} ')}"
+
+    @property
+    def option(self) -> str:
+        """The value now as it is typed after `jpmhc train`."""
+        return _spell(self.name, self.here)
 
 
 def list_changes(there: TrainConfig, here: TrainConfig) -> list[Change]:
@@ -53,9 +59,14 @@ def flatten_fields(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _spell(option: str, value: Any) -> str:
+def _option(name: str) -> str:
+    return f"--{name.removeprefix('model.').replace('_', '-')}"
+
+
+def _spell(name: str, value: Any) -> str:
+    option = _option(name)
     if isinstance(value, bool):
-        path, _, name = option.rpartition(".")
-        return f"--{path}{'.' if path else ''}{'' if value else 'no-'}{name}"
-    words = " ".join(map(str, value)) or "(none)" if isinstance(value, list) else str(value)
-    return f"--{option} {words}"
+        path, dot, last = option.rpartition(".")
+        return option if value else f"{path}{dot}no-{last}" if dot else option.replace("--", "--no-", 1)
+    words = " ".join(map(str, value)) or "(none)" if isinstance(value, list) else shlex.quote(str(value))
+    return f"{option} {words}"

@@ -3,8 +3,9 @@
 A checkpoint is `step-00001234/` with `manifest.json` (step, configuration, the task's fingerprint, size and checksum of
 every file and of itself), `shared.pt` (weights, averages, optimisers) and one `rank-N.pt` per process (its rows in
 flight, the random generators, its part of a sharded optimiser). It is written under a temporary name, flushed to disk,
-and renamed when all processes are done. Checkpoints newer than the one that a run resumes are renamed: they are neither
-found nor counted any more.
+and renamed when all processes are done. An imported checkpoint counts no processes and has weights alone: a run that
+resumes it begins with fresh rows and optimisers. Checkpoints newer than the one that a run resumes are renamed: they
+are neither found nor counted any more.
 """
 
 import contextlib
@@ -177,7 +178,7 @@ def _fault_of_manifest(manifest: Any) -> str | None:
     missing = sorted(name for name, kind in _ENTRIES.items() if type(manifest.get(name)) is not kind)
     if missing:
         return f"manifest.json lacks {', '.join(missing)}"
-    if manifest["step"] < 0 or manifest["ranks"] < 1:
+    if manifest["step"] < 0 or manifest["ranks"] < min(manifest["step"], 1):  # imported: no step, no process
         return f"manifest.json counts {manifest['step']} steps and {manifest['ranks']} processes"
     needed = chain(["shared.pt"], (f"rank-{rank}.pt" for rank in range(manifest["ranks"])))
     absent = next((name for name in needed if name not in manifest["files"]), None)

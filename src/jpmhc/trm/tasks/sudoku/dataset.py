@@ -13,7 +13,8 @@ solution:
 
 import hashlib
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from jpmhc.trm.tasks import counter
 from jpmhc.trm.tasks.batch import Batch
 from jpmhc.trm.tasks.row_scores import RowScorer
 from jpmhc.trm.tasks.sudoku import grids
-from jpmhc.trm.tasks.task import TaskConfig
+from jpmhc.trm.tasks.task import PublishedTask, TaskConfig
 
 BLANK = 1  # token of an empty cell; digit d has token d + 1, PAD does not occur
 
@@ -53,6 +54,13 @@ class SudokuConfig(TaskConfig):
         checks.at_least_one(self.test_puzzles, "test_puzzles")
         checks.inside(self.test_share, "(0, 1)", "test_share")
         checks.inside(self.extra_clues, f"[0, {geometry.cells}]", "extra_clues")
+
+    @classmethod
+    def of_published_model(cls, vocabulary: int, identifiers: Path, options: dict[str, Any]) -> PublishedTask | None:
+        """Return 9 × 9 puzzles, the size of all published models; they are generated here, and not the model's own."""
+        if vocabulary != 9 + 2:
+            return None
+        return PublishedTask(cls(size=9, **options), "its scores are on puzzles generated here, not on the model's own")
 
     def build(self) -> "Sudoku":
         """Generate the puzzles."""

@@ -1,0 +1,35 @@
+"""The command `jpmhc import-trm`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from jpmhc.cli.evaluate import chosen_options, task_options
+from jpmhc.cli.forms import make_form, read_form
+from jpmhc.trm.published.importing import ImportConfig, import_model
+
+_FORM = make_form(
+    ImportConfig(), file=(Annotated[Path | None, tyro.conf.Positional], None), task_options=task_options()
+)
+
+
+def main(words: Sequence[str]) -> None:
+    """Parse the words after `jpmhc import-trm` and run it."""
+    tyro.cli(import_trm, prog="jpmhc import-trm", args=words)
+
+
+def import_trm(config: Annotated[type(_FORM), tyro.conf.arg(name="")]) -> None:  # type: ignore[valid-type]
+    """Make a run out of a published Tiny Recursive Model, to be evaluated, asked or trained further.
+
+    Example: jpmhc import-trm step_518071 --identifiers identifiers.json --config all_config.yaml --out out/trm-arc1
+
+    --mixer cayley gives the model hyper-connections at equal outputs.
+    """
+    imported = import_model(read_form(config, ImportConfig, task_options=chosen_options(config.task_options)))
+    print(f"wrote {imported.checkpoint}")
+    if imported.remark:
+        print(imported.remark)
+    print(f"score it: jpmhc evaluate {imported.config.out}")
+    print(f"train it further: {imported.resume_command()}")

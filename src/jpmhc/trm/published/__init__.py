@@ -1,0 +1,1 @@
+"""Runs made from the files of published Tiny Recursive Models."""
