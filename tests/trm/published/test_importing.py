@@ -167,10 +167,13 @@ def test_a_run_is_imported_from_the_command_line(arc, tmp_path, capsys, monkeypa
     assert f"jpmhc evaluate {tmp_path / 'run'}" in said
     assert json.loads((tmp_path / "run" / "identifiers.json").read_text()) == models.identifiers()
     fails_with(capsys, "already holds checkpoints", "import-trm", *words, *folder, "--out", str(tmp_path / "run"))
-    fails_with(capsys, "no puzzles: name", "import-trm", *words, "--out", str(tmp_path / "b"))
+    with pytest.raises(ValueError, match="no puzzles: name a version of ARC-AGI, or a folder"):
+        import_model(ImportConfig(**paths, out=tmp_path / "b"))
+    capsys.readouterr()
     fails_with(
         capsys, "with --identifiers: it alone says", "import-trm", words[0], *words[3:], "--out", str(tmp_path / "b")
     )
+    fails_with(capsys, "with --mixer", "import-trm", *words, "--streams", "4", "--out", str(tmp_path / "b"))
     fails_with(capsys, "with --config", "import-trm", *words[:3], "--out", str(tmp_path / "b"))
     assert not (tmp_path / "b").exists()
 

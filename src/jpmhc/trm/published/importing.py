@@ -20,6 +20,7 @@ from jpmhc.trm.training import checkpoint, run_folder
 from jpmhc.trm.training.changes import list_changes
 from jpmhc.trm.training.config import TrainConfig
 from jpmhc.trm.training.presets import PRESETS
+from jpmhc.trm.training.progress import Display
 
 PRESET = "trm"  # the settings of the public code
 _IDENTIFIERS = "identifiers.json"  # the copy in the run's folder
@@ -44,10 +45,10 @@ class ImportConfig:
     """The all_config.yaml that lies beside the checkpoint."""
     out: Path | None = None
     """Folder of the new run."""
-    mixer: str = "identity"
-    """Residual mixer of hyper-connections that the model is given; its outputs stay the same. identity: none."""
+    mixer: str | None = None
+    """Residual mixer of hyper-connections that the model is given, at equal outputs; None: it stays as it is."""
     streams: int | None = None
-    """Residual streams; None: four with a mixer, otherwise one."""
+    """Residual streams of these connections; None: four."""
     task_options: dict[str, Any] = field(default_factory=dict)
     """Options of the model's task to set, by name."""
 
@@ -90,8 +91,9 @@ def import_model(choices: ImportConfig) -> Imported:
     weights = read_weights(file)
     vocabulary = read_vocabulary(weights, file)
     refuse_table(weights, len(read_identifiers(identifiers)), file, identifiers)
-    published = _find_task(vocabulary, identifiers, choices)
-    task = published.config.build()
+    with Display() as display, display.preparing("preparing the puzzles"):
+        published = _find_task(vocabulary, identifiers, choices)
+        task = published.config.build()
     core = RecursiveCore(model, vocabulary, task.length).state_dict()
     core, table = rename_weights(weights, model, core, task.identifiers, file)
     try:
@@ -112,7 +114,12 @@ def import_model(choices: ImportConfig) -> Imported:
         "frames": None,
         "dense": None,
     }
-    with run_folder.lock_folder(out, new=True), run_folder.explaining_write_errors(out):
+    with (
+        run_folder.lock_folder(out, new=True),
+        run_folder.explaining_write_errors(out),
+        Display() as display,
+        display.preparing("writing the run"),
+    ):
         for copy, original in copies.items():
             if not copy.exists():
                 shutil.copyfile(original, copy)
@@ -132,9 +139,11 @@ def _require_path(choices: ImportConfig, name: str) -> Path:
 
 def _add_connections(model: RecursiveConfig, choices: ImportConfig) -> RecursiveConfig:
     """Return the model with the hyper-connections that were asked for, whose norms have the plain model's eps."""
-    streams = choices.streams or (1 if choices.mixer == "identity" else 4)
-    if choices.mixer == "identity" and streams == 1:
+    if choices.mixer is None and choices.streams is not None:
+        raise ValueError("streams are those of hyper-connections: name their mixer with --mixer")
+    if choices.mixer is None:
         return model
+    streams = 4 if choices.streams is None else choices.streams
     return dataclasses.replace(model, mixer=choices.mixer, streams=streams, mixer_eps=NORM_EPS)
 
 

@@ -1,7 +1,8 @@
 """The file `identifiers.json` of a published model's data: entry k names what row k of the puzzle table belongs to."""
 
-import json
 from pathlib import Path
+
+from jpmhc.trm.json_text import NotJson, parse_json
 
 BLANK = "<blank>"  # the name of rows that belong to no puzzle; the first is one
 
@@ -9,11 +10,11 @@ BLANK = "<blank>"  # the name of rows that belong to no puzzle; the first is one
 def read_identifiers(path: Path) -> list[str]:
     """Read the names of a puzzle table's rows."""
     try:
-        names = json.loads(path.read_text(encoding="utf-8"))
+        names = parse_json(path.read_bytes())
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error.strerror})") from None
-    except ValueError as error:
-        raise ValueError(f"{path} is not a JSON file ({error})") from None
+    except NotJson as error:
+        raise ValueError(f"{path} is {error}") from None
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"{path} is not a list of names, as the identifiers.json of a published model is")
     if names[0] != BLANK:
