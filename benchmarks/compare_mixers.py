@@ -25,8 +25,9 @@ from jpmhc.trm.tasks.registry import TASKS
 from jpmhc.trm.training.presets import PRESETS
 
 ALL = ("plain", *MIXERS)
-DEEP = ("plain", "identity", "unconstrained", "sinkhorn", "cayley", "rotation")
+DEEP = ("plain", "identity", "sinkhorn", "cayley", "rotation")
 PAPER = ("plain", "sinkhorn", "cayley", "grassmann")
+SOME = (*PAPER, "identity", "unconstrained", "rotation", "permutation")
 SEEDS = (0, 1, 2, 3, 4)
 
 
@@ -93,7 +94,7 @@ COMPARISONS: dict[str, Callable[[bool, bool], Comparison]] = {
     "matched": lambda tiny, gpu: language(tiny, gpu, mixers=PAPER, match_parameters=True),
     "wide": lambda tiny, gpu: language(tiny, gpu, mixers=PAPER, dim=384, batch=64, steps=1000, warmup=100),
     "sudoku4": sudoku(4, 1000, ALL),
-    "sudoku6": sudoku(6, 1000, ALL),
+    "sudoku6": sudoku(6, 1000, SOME),
     "arc": arc,
 }
 
@@ -108,11 +109,13 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seeds", type=int, help="how many seeds, if not those of the list")
+    parser.add_argument("--mixers", nargs="*", help="which mixers, if not those of the list; plain first")
+    parser.add_argument("--steps", type=int, help="how many steps, if not those of the list")
     arguments = parser.parse_args()
     for name in arguments.names or COMPARISONS:
         comparison = COMPARISONS[name](arguments.size == "tiny", arguments.device == "cuda")
-        seeds = comparison.seeds if arguments.seeds is None else tuple(range(arguments.seeds))
-        comparison = dataclasses.replace(comparison, out=arguments.out / name, seeds=seeds)
+        comparison = change(comparison, arguments.seeds, arguments.mixers, arguments.steps)
+        comparison = dataclasses.replace(comparison, out=arguments.out / name)
         if arguments.action == "train":
             began = time.monotonic()
             comparison = dataclasses.replace(comparison, processes=arguments.processes, device=arguments.device)
@@ -127,6 +130,21 @@ def main() -> None:
             write_json(arguments.to / f"{name}.json", result)
             ended, asked = len(result["runs"]), len(comparison.mixers) * len(comparison.seeds)
             print(f"wrote {arguments.to / f'{name}.json'} with {ended} of {asked} runs")
+
+
+def change(comparison: Comparison, seeds: int | None, mixers: list[str] | None, steps: int | None) -> Comparison:
+    """The comparison with other seeds, mixers or steps."""
+    experiment = comparison.experiment
+    if steps is not None and isinstance(experiment, RecursiveExperiment):
+        experiment = RecursiveExperiment(dataclasses.replace(experiment.run, steps=steps))
+    elif steps is not None:
+        experiment = dataclasses.replace(experiment, steps=steps)  # type: ignore[type-var]
+    return dataclasses.replace(
+        comparison,
+        experiment=experiment,
+        seeds=comparison.seeds if seeds is None else tuple(range(seeds)),
+        mixers=comparison.mixers if mixers is None else tuple(mixers),
+    )
 
 
 class _Printer:
