@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo test lint bench campaign clean
+.PHONY: setup demo test lint bench campaign claims clean
 # The extra dev holds all others: cli (commands and figures), arc, log, deepspeed, hf, and what tests and benchmarks need.
 setup: $(STAMP)
 
@@ -32,6 +32,10 @@ bench: setup
 # Ten minutes of seeded attacks; longer: make campaign CAMPAIGN='--minutes 120 --seed 1'
 campaign: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.campaign $(CAMPAIGN)
+
+# The paper's claims: every number computed again and compared with docs/claims.md.
+claims: setup
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/claims
 
 clean:
 	rm -rf $(VENV) out

@@ -99,6 +99,14 @@ def test_paper_form_by_hand():
     np.testing.assert_allclose(result.variance, [4, 9])
 
 
+def test_paper_form_divides_by_the_features_of_one_stream():
+    """‖A ⊗ I_p‖² / p is the squared norm of A: four for a rotation of four streams, whose gain is one."""
+    skip = torch.eye(4)[[1, 0, 3, 2]]
+    printed = propagate("linear", skip, 1.0, 2.0, depth=1, form="paper")
+    np.testing.assert_allclose(printed.v[1], (2 + 1) + 4 * 2)
+    np.testing.assert_allclose(propagate("linear", skip, 1.0, 2.0, depth=1, form="isotropic").v[1], 2 + 2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

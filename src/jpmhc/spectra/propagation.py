@@ -65,14 +65,14 @@ def propagate(
     - `isotropic` keeps the trace alone, $v \leftarrow \kappa(q) + \|A\|_F^2/n \cdot v$: the same where $C$ stays a
       multiple of the identity and the mean output $\varphi$ is zero (orthogonal skips with an odd activation);
     - `paper` is eqs. q_recursion, e_recursion and v_recursion as printed: it adds the slope's moment to the variance,
-      $q = \sigma_w^2 (v + e)$, with the skip gain $\|A\|_F^2/n$ per coordinate.
+      $q = \sigma_w^2 (v + e)$, and divides $\|A\|_F^2$ by the features p of a stream, not by all np coordinates.
 
     With `read` and `write` the sublayer acts on one stream, the true hyper-connection block: $q = \sigma_w^2
     h_\text{read}^\top C h_\text{read} + \sigma_b^2$ and the output is written along $h_\text{write}$.
 
     Note:
-        The paper divides $\|A\|_F^2$ by $p$; for $A = A_n \otimes I_p$ that is $\|A_n\|_F^2$, and the gain per
-        coordinate is $\|A_n\|_F^2 / n$, one for an orthogonal skip.
+        For $A = A_n \otimes I_p$ the paper's gain $\|A\|_F^2/p$ is $\|A_n\|_F^2$, n for an orthogonal skip; the gain
+        per coordinate is $\|A_n\|_F^2 / n$, one for an orthogonal skip. With one stream the two are the same.
 
     Args:
         activation: A name in `ACTIVATIONS`, or an `Activation`.
@@ -173,7 +173,7 @@ def _paper_recursion(activation: Activation, skips: Tensor, scale: Tensor, secon
     for layer, skip in enumerate(skips):
         qs.append(scale[layer].square() * (vs[-1] + slope))  # eq. q_recursion
         slope = activation.psi(qs[-1])  # eq. e_recursion
-        vs.append(activation.kappa(qs[-1]) + skip.square().sum() / len(skip) * vs[-1])  # eq. v_recursion
+        vs.append(activation.kappa(qs[-1]) + skip.square().sum() * vs[-1])  # eq. v_recursion: A ⊗ I_p over p
     return torch.stack(qs), torch.stack(vs)
 
 

@@ -176,3 +176,48 @@ def test_a_layer_without_a_skip_makes_the_composition_exact_again():
     found = subordination.solve(network, z)
     assert found.exact
     assert (found.G - chain.solve(network, z).G).abs().max() < 1e-6 * found.G.abs().max()
+
+
+def test_matrix_power_is_the_printed_formula():
+    """Matrix arithmetic at the z₁ that the scalar mapping has, for a skip whose AᵀA is not diagonal."""
+    generator = torch.Generator().manual_seed(3)
+    skip, variance, depth = torch.randn(3, 3, dtype=torch.float64, generator=generator), 0.2, 3
+    z = points([0.1, 1.0, 4.0], 0.3)
+    with pytest.warns(UserWarning, match="singular vectors"):
+        found = z1.solve_matrix_power(Network.repeated(skip, variance, depth), z)
+    with pytest.warns(UserWarning, match="singular vectors"):
+        scalar = z1.solve(Network.repeated(skip, variance, depth), z).G
+    # z_L G_L = z_1 G_1 of the scalar mapping says z_1 G_1, and z_1 then follows from eq. z1_mapping.
+    product = z * scalar
+    one = (z * (product / (product - 1)) ** (depth - 1)) ** (1 / depth)
+    turns = torch.exp(2j * math.pi * torch.arange(depth, dtype=torch.float64) / depth)
+    for k, (where, value) in enumerate(zip(one, product)):
+        candidates = where * turns
+        green = value / candidates
+        u = 1 - variance * green
+        resolvent = u.view(-1, 1, 1) * torch.linalg.inv(
+            (candidates * u**2).view(-1, 1, 1) * torch.eye(3) - (skip.T @ skip).to(torch.complex128)
+        )
+        miss = (resolvent.diagonal(dim1=-2, dim2=-1).mean(-1) - green).abs()
+        best = int(miss.argmin())
+        assert miss[best] < 1e-8  # one root of the three is the layer's own
+        first = resolvent[best]
+        rest = torch.linalg.inv(candidates[best] * first - torch.eye(3))
+        expected = torch.linalg.matrix_power(first, depth) @ torch.linalg.matrix_power(rest, depth - 1)
+        np.testing.assert_allclose(found.matrix[k], expected, rtol=1e-6)
+        np.testing.assert_allclose(found.G[k], expected.diagonal().mean(), rtol=1e-6)
+
+
+def test_matrix_power_is_right_for_orthogonal_skips_alone():
+    """Where AᵀA is the identity it equals the chain; for a bistochastic skip it is off by more than the scalar form."""
+    z = points([0.05, 0.2, 0.5, 1.0, 1.5], 0.05)
+    network = Network.from_mixer("orthogonal", 5, 0.01, shared=True)
+    np.testing.assert_allclose(z1.solve_matrix_power(network, z).G, chain.solve(network, z).G, rtol=1e-7)
+    bistochastic = Network.from_mixer("bistochastic", 2, 0.025, shared=True)
+    truth = chain.solve(bistochastic, z).G
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        errors = [((solve(bistochastic, z).G - truth) / truth).abs() for solve in (z1.solve, z1.solve_matrix_power)]
+    assert errors[0].max() < 1 < errors[1].min()
+    with pytest.raises(ValueError, match="equal layers"):
+        z1.solve_matrix_power(Network.from_mixer("bistochastic", 2, 0.025), z)

@@ -41,6 +41,7 @@ METHODS: dict[str, Solver] = {
     "pencil": pencil.solve,
     "dyson": dyson.solve,
     "z1": z1.solve,
+    "z1-matrix": z1.solve_matrix_power,
     "subordination": subordination.solve,
     "stransform": stransform.solve,
     "twisted": twisted.solve,

@@ -3,11 +3,15 @@ r"""The $z_1$-mapping: L equal layers from one (appendix "Multi-Layer Compositio
 $z_L = z_1 (z_1 - 1/G_1(z_1))^{L-1}$ (eq. z1_mapping) is solved for the point $z_1$ at which one layer must be asked.
 
 Note:
-    The paper's operator-valued form (eq. ov_z1_scalar) is this same scalar equation.
+    The paper's operator-valued form finds $z_1$ by this same scalar equation (eq. ov_z1_scalar), and then raises one
+    layer's matrix-valued transform to a power (eq. ov_GL_matrix_power) instead of its trace. The two agree where
+    $A^\top A$ is a multiple of the identity; elsewhere the power is further off than the scalar form.
     The unknown here is $\omega$, of which $z_1$ and $G_1$ are explicit functions, so that there is no inner Newton.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -45,7 +49,46 @@ def solve(
         scheme: How to iterate; the equation is given by its Newton steps alone.
         known: Not used: every point is led down from a large height.
     """
-    layers = ScalarLayers.of(network, "z1")
+    mapping, found = _find_omega(ScalarLayers.of(network, "z1"), z, scheme, tolerance, maximum)
+    green = (1 + mapping.layer(found.x).w) / z  # eq. GL_from_G1, which says z_L G_L = z_1 G_1
+    return scalar_solution(network, "z1", green, found)
+
+
+def solve_matrix_power(
+    network: Network,
+    z: Tensor,
+    *,
+    tolerance: float = 1e-11,
+    maximum: int = 100,
+    scheme: Scheme = _SCHEME,
+    known: KnownPoints | None = None,
+) -> Solution:
+    r"""Compute the paper's operator-valued transform of equal layers as printed (eq. ov_GL_matrix_power).
+
+    This is the transform of alg. ov_panel: $G_L = G_1(z_1)^L\,(z_1 G_1(z_1) - 1)^{-(L-1)}$ with the matrix
+    $G_1(z_1) = u\,(\omega - A^\top A)^{-1}$ of one layer at the $z_1$ of `solve`. The arguments are those of `solve`;
+    the layers' skips must have one $A^\top A$. The solution holds the matrix, and the mean of its diagonal as G.
+    """
+    layers = ScalarLayers.of(network, "z1-matrix")
+    gram = network.skips.mT @ network.skips
+    if not layers.identical or not bool(torch.allclose(gram, gram[:1].expand_as(gram), atol=1e-12)):
+        raise ValueError("method 'z1-matrix' needs equal layers, and these differ; use 'chain'")
+    mapping, found = _find_omega(layers, z, scheme, tolerance, maximum)
+    one = mapping.layer(found.x)
+    vectors, values, _ = torch.linalg.svd(gram[0])
+    spectrum = values * (mapping.spectrum.sum() / values.sum().clamp_min(torch.finfo(torch.float64).tiny))
+    # All factors are functions of AᵀA, so that the powers are those of eigenvalues.
+    g = (1 - mapping.variance * one.g).unsqueeze(-1) / (mapping.omega(found.x).unsqueeze(-1) - spectrum)  # [B, n]
+    w = one.z.unsqueeze(-1) * g - 1
+    power = torch.exp(layers.depth * g.log() - (layers.depth - 1) * w.log() - layers.log_mean)
+    matrix = (vectors * power.unsqueeze(-2)) @ vectors.mT.to(power.dtype)
+    return replace(scalar_solution(network, "z1-matrix", power.mean(-1), found), matrix=matrix)
+
+
+def _find_omega(
+    layers: ScalarLayers, z: Tensor, scheme: Scheme, tolerance: float, maximum: int
+) -> tuple[_Mapping, FixedPoints]:
+    """Solve eq. z1_mapping for ω at all points."""
     if not layers.identical:
         raise ValueError("method 'z1' needs layers of one law, and these differ; use 'subordination' or 'chain'")
     points = layers.rescale(z)
@@ -53,8 +96,7 @@ def solve(
     found = lead_down(mapping, points, scheme, top=layers.top, tolerance=tolerance, maximum=maximum)
     if not bool(found.converged.all()):
         _restart(mapping, points, found, scheme, tolerance, maximum)
-    green = (1 + mapping.layer(found.x).w) / z  # eq. GL_from_G1, which says z_L G_L = z_1 G_1
-    return scalar_solution(network, "z1", green, found)
+    return mapping, found
 
 
 class _Mapping(Equation):

@@ -1,0 +1,314 @@
+"""The paper's equations of one layer, of signals and of numerics: which are right as printed."""
+
+import math
+
+import numpy as np
+import torch
+from record import claim
+from scipy.interpolate import AAA
+
+from jpmhc import spectra
+from jpmhc.manifolds import orthogonal
+from jpmhc.spectra import trace
+from jpmhc.spectra.activations import ACTIVATIONS, hermite_expectation
+from spectra import BUDGET, ETA, POINTS, green, network
+
+Z = POINTS.numpy()
+
+
+def one_layer(skip: float, variance: float = BUDGET) -> np.ndarray:
+    """Return the right Cauchy transform of one layer with a scalar skip."""
+    return green(spectra.Network.repeated(torch.eye(1) * skip, variance, 1), "dyson").numpy()
+
+
+def printed_scalar(skip: float, variance: float) -> np.ndarray:
+    """Return m of eq. dyson-fp: the root of σ²m² − zm + a = 0 that vanishes at infinity."""
+    return (Z - np.sqrt(Z**2 - 4 * skip * variance)) / (2 * variance)
+
+
+def printed_matrix(skip: float, variance: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return M and G of eq. matrix-dyson for n = 1, which are m₁₂ and M₁₁ of the off-diagonal self-energy too."""
+    m = np.full_like(Z, 0.0)
+    for height in [10.0**k for k in np.linspace(2, -9, 200)]:  # led down from a large height, as the branch is there
+        z = Z + 1j * height
+        for _ in range(50):
+            dressed = skip + variance * m
+            value = m * (z - dressed**2) - dressed
+            m = m - value / (z - dressed**2 - 2 * variance * m * dressed - variance)
+    return m, 1 / (Z - (skip + variance * m) ** 2)
+
+
+@claim(
+    9,
+    "The scalar Dyson equation m = a/(z − σ²m) gives the Cauchy transform, G = m/z",
+    "section 2.1, eq. dyson-fp",
+    "false",
+    "Eq. dyson_subordination of the appendix is the right law.",
+    shows="relative error of G at a = 1, σ² = 0.05, five points: {:.0%} to {:.0%}",
+    stored=(0.873, 50.01),
+    allowed=0.01,
+)
+def scalar_dyson() -> tuple[float, float]:
+    truth = one_layer(1.0)
+    error = np.abs(printed_scalar(1.0, BUDGET) / Z / truth - 1)
+    return float(error.min()), float(error.max())
+
+
+@claim(
+    10,
+    "The Newton step for eq. dyson-fp divides by 1 + aσ²/(z − σ²m)²",
+    "section 2.3, eq. newton-scalar",
+    "false",
+    "The derivative of m − a/(z − σ²m) is 1 − aσ²/(z − σ²m)²: the sign is wrong, so that the iteration converges "
+    "linearly where Newton's is quadratic.",
+    shows="iterations to 10⁻¹² at a = 1, σ² = 0.05, z = 0.5 + 0.05i: as printed {:.0f}, with the right sign {:.0f}",
+    stored=(42, 4),
+    allowed=0.0,
+)
+def newton_derivative() -> tuple[float, float]:
+    z, variance = complex(Z[2]), BUDGET
+    counts = []
+    for sign in (1, -1):
+        m, count = 1 / z, 0
+        while abs(residual := m - 1 / (z - variance * m)) > 1e-12 and count < 1000:
+            m -= residual / (1 + sign * variance / (z - variance * m) ** 2)
+            count += 1
+        counts.append(float(count))
+    return counts[0], counts[1]
+
+
+@claim(
+    11,
+    "For n = 1 the matrix equation reduces to eq. dyson-fp",
+    "section 2.2, prop. kronecker-collapse, eq. matrix-dyson",
+    "false",
+    "For n = 1 it is M = (a + σ²M)/(z − (a + σ²M)²), a cubic equation; neither is the right law.",
+    shows="relative difference of the two solutions at a = 1, σ² = 0.05, median of five points: {:.0%}",
+    stored=1.947,
+    allowed=0.01,
+)
+def matrix_equation_of_one_stream() -> float:
+    return float(np.median(np.abs(printed_matrix(1.0, BUDGET)[0] / printed_scalar(1.0, BUDGET) - 1)))
+
+
+@claim(
+    12,
+    "The Kronecker structure saves a factor (p/n)³ ≈ 10⁵ at n = 4, p = 512",
+    "section 2.2, paragraph Computational complexity",
+    "false",
+    "(p/n)³ is 2·10⁶; and the law of one layer needs no n⁶ Newton but one scalar equation (section N.1).",
+    shows="(512/4)³ = {:.1e}",
+    stored=2097000.0,
+    allowed=0.01,
+)
+def kronecker_saving() -> float:
+    return (512 / 4) ** 3
+
+
+@claim(
+    13,
+    "With branch continuation Newton converges in 3–5 iterations at a tolerance of 10⁻¹²",
+    "section 2.3, paragraph Scalar solver",
+    "true",
+    shows="iterations on 400 points from x = 10 down to 0.01, η = 0.02, bistochastic skip: median {:.0f}, largest "
+    "{:.0f}",
+    stored=(2, 5),
+    allowed=0.0,
+)
+def newton_iterations() -> tuple[float, float]:
+    s = torch.linalg.svdvals(network("bistochastic", 1).skips[0]).square().numpy()
+    g, counts = 0.1 + 0j, []
+    for z in np.linspace(10, 0.01, 400) + 1j * ETA:
+        count = 0
+        while True:
+            u = 1 - BUDGET * g
+            h, square = np.mean(1 / (z * u**2 - s)), np.mean(1 / (z * u**2 - s) ** 2)
+            residual = u * h - g  # eq. dyson_residual
+            if abs(residual) < 1e-12:
+                break
+            g -= residual / (-BUDGET * h + 2 * BUDGET * z * u**2 * square - 1)  # eq. dyson_jacobian
+            count += 1
+        counts.append(count)
+    return float(np.median(counts[1:])), float(max(counts[1:]))
+
+
+@claim(
+    15,
+    "The self-energy of the linearisation is off-diagonal, Σ₁₂ = σ² m₁₂",
+    "section F.5.5 (Computing the self-energy under isotropy)",
+    "false",
+    "It is diagonal: Σ₁₁ = σ² tr M₂₂ and Σ₂₂ = σ² tr M₁₁; for A = 0 the printed one leaves an atom at zero where the "
+    "truth is the quarter-circle law.",
+    shows="largest relative error of G at five points: A = I and σ² = 0.05 {:.0%}, A = 0 and σ² = 1 {:.0%}",
+    stored=(0.2021, 3.573),
+    allowed=0.01,
+)
+def self_energy() -> tuple[float, float]:
+    identity = np.abs(printed_matrix(1.0, BUDGET)[1] / one_layer(1.0) - 1)
+    nothing = np.abs(1 / Z / one_layer(0.0, 1.0) - 1)  # m₁₂ = 0 solves the printed equations
+    return float(identity.max()), float(nothing.max())
+
+
+@claim(
+    20,
+    "The smoothing error of the density is O(η²)",
+    "section S.2, eq. richardson",
+    "false",
+    "It is O(η): the tableau needs 2^j in place of 4^j (docs/derivations/one_layer.md).",
+    shows="error at 2η over error at η, median inside the spectrum: {:.2f} (4 would be O(η²)); error after four "
+    "levels: 4^j {:.0e}, 2^j {:.0e}",
+    stored=(1.984, 0.02055, 0.0001059),
+    allowed=[0.02, 0.1, 0.1],
+)
+def smoothing_order() -> tuple[float, float, float]:
+    asked = network("identity", 1)
+    x = torch.linspace(0.6, 1.6, 41, dtype=torch.float64)
+
+    def curve(eta: float, refine: str | None = None) -> torch.Tensor:
+        return spectra.density(asked, x, eta=eta, refine=refine).values
+
+    truth = curve(1e-7)
+    errors = [(curve(eta) - truth).abs() for eta in (0.02, 0.01)]
+    paper, ours = ((curve(0.01, name) - truth).abs().max() for name in ("richardson-paper", "richardson"))
+    return float((errors[0] / errors[1]).median()), float(paper), float(ours)
+
+
+@claim(
+    21,
+    "AAA recovers the density with typically 20–50 evaluations of G on Chebyshev nodes",
+    "section S.3",
+    "true if",
+    "η is fixed at the paper's 0.02; without that smoothing a deep network's spectrum spans decades and needs more.",
+    shows="largest error of the density over its largest value, bistochastic L = 10: 50 nodes at η = 0.02 {:.0e}; at "
+    "η = 0.001 x: 50 nodes {:.0e}, 120 nodes in log x {:.0e}",
+    stored=(3.177e-06, 0.02244, 0.009772),
+    allowed=[(0, 1e-2), (1e-2, 1e4), (0, 1e-1)],
+)
+def rational_fit() -> tuple[float, float, float]:
+    asked = network("bistochastic", 10)
+    x = np.linspace(0.01, 2.0, 400)
+    return (
+        _fit_error(asked, 50, x, np.full_like(x, ETA), False),
+        _fit_error(asked, 50, x, 1e-3 * x, False),
+        _fit_error(asked, 120, x, 1e-3 * x, True),
+    )
+
+
+def _fit_error(asked: spectra.Network, count: int, x: np.ndarray, eta: np.ndarray, logarithmic: bool) -> float:
+    place = np.log if logarithmic else np.asarray
+    low, high = place(x[0]), place(x[-1])
+    nodes = (low + high) / 2 + (high - low) / 2 * np.cos(np.pi * (np.arange(count) + 0.5) / count)[::-1]
+    nodes = np.exp(nodes) if logarithmic else nodes
+    points = nodes + 1j * np.interp(nodes, x, eta)
+    fit = AAA(points, green(asked, "auto", torch.from_numpy(points)).numpy(), rtol=1e-10)
+    truth = -green(asked, "auto", torch.from_numpy(x + 1j * eta)).imag.numpy()
+    return float(np.abs(-fit(x + 1j * eta).imag - truth).max() / truth.max())
+
+
+@claim(
+    22,
+    "Hutch++ with complex Gaussian vectors of unit norm and gᵀ estimates the trace",
+    "section W, eq. hutchpp",
+    "false",
+    "E[gᵀAg] = 0 for complex g; the formula needs g* and a factor N for unit vectors.",
+    shows="what is outside the sketch, estimated over true, mean of 2000 estimates: as printed {:.4f}, with g* and N "
+    "{:.2f}",
+    stored=(-4.078e-05, 1.002),
+    allowed=[(-0.02, 0.02), 0.05],
+)
+def stochastic_trace() -> tuple[float, float]:
+    generator = torch.Generator().manual_seed(0)
+    size, count = 60, 2000
+    matrix = torch.randn(size, size, dtype=torch.complex128, generator=generator)
+    matrix = matrix @ matrix.mH
+    sketch = torch.linalg.qr(torch.randn(size, 10, dtype=torch.complex128, generator=generator))[0]
+    rest = torch.eye(size, dtype=torch.complex128) - sketch @ sketch.mH
+    inner = rest @ matrix @ rest
+    g = trace.probes(count, size, dtype=torch.complex128, generator=generator)
+    printed = (g @ inner * g).sum(-1).mean()
+    right = size * (g.conj() @ inner * g).sum(-1).mean()
+    truth = inner.trace()
+    return float((printed / truth).real), float((right / truth).real)
+
+
+@claim(
+    23,
+    "Gauss–Hermite quadrature with 100 nodes computes the moments of activations",
+    "section L, eqs. psi, kappa, phi_moment",
+    "true if",
+    "the activation is smooth and q is at most about 1; kinks need panels that end at them, large q more nodes.",
+    shows="relative error of ψ: tanh q = 1 {:.0e}, q = 4 {:.0e}, q = 100 {:.0%}; hard-tanh q = 1 {:.1%}",
+    stored=(8e-10, 0.0003018, 0.881, 0.04055),
+    allowed=[(0, 1e-8), 0.1, 0.05, 0.05],
+)
+def hermite_quadrature() -> tuple[float, ...]:
+    found = []
+    for name, q in (("tanh", 1.0), ("tanh", 4.0), ("tanh", 100.0), ("hard_tanh", 1.0)):
+        activation = ACTIVATIONS[name]
+        scale = torch.tensor([q**0.5], dtype=torch.float64)
+        slope = activation.derivative
+        printed = hermite_expectation(lambda x, slope=slope: slope(x).square(), scale)
+        found.append(abs(float(printed / activation.psi(q)) - 1))
+    return tuple(found)
+
+
+@claim(
+    24,
+    "The pre-activation variance is q = σ_w² (v + e)",
+    "section L, eqs. q_recursion, v_recursion",
+    "false",
+    "q = σ_w² v (+ σ_b²): e is a moment of slopes and no variance; and the skip's gain is ‖A‖_F² over all np "
+    "coordinates, not over p.",
+    shows="error of the mean square after 5 tanh layers against 40 networks that were run: one stream as printed "
+    "{:.0%}; four streams with orthogonal skips as printed a factor {:.0f}, mean field {:.1%}",
+    stored=(0.04057, 348.2, 0.009454),
+    allowed=[0.02, 0.02, (0, 0.03)],
+)
+def signal_propagation() -> tuple[float, float, float]:
+    generator = torch.Generator().manual_seed(0)
+    skips = orthogonal.sample(4, (5,), generator=generator)
+    single = torch.ones(5, 1, 1, dtype=torch.float64)
+    one, four = (_mean_square_of_tanh_networks(part, 400, generator) for part in (single, skips))
+
+    def ratio(layers: torch.Tensor, form: str, measured: float) -> float:
+        return float(spectra.propagate("tanh", layers, 1.0, form=form).v[-1]) / measured
+
+    printed = abs(ratio(single, "paper", one) - 1)
+    return printed, ratio(skips, "paper", four), abs(ratio(skips, "mean_field", four) - 1)
+
+
+def _mean_square_of_tanh_networks(skips: torch.Tensor, size: int, generator: torch.Generator) -> float:
+    squares = []
+    for _ in range(40):
+        x = torch.randn(skips.shape[-1], size // skips.shape[-1], dtype=torch.float64, generator=generator)
+        for skip in skips:
+            weight = torch.randn(size, size, dtype=torch.float64, generator=generator) / size**0.5
+            x = skip @ x + torch.tanh(weight @ x.flatten()).view_as(x)
+        squares.append(float(x.square().mean()))
+    return sum(squares) / len(squares)
+
+
+@claim(
+    25,
+    "Dynamical isometry is universal: any activation gives the same spectrum at the same weight variance",
+    "sections 1 and 2.1, after Tarnowski et al.",
+    "true if",
+    "the layers are many and each adds little noise; at few layers the distribution of slopes matters, not its mean "
+    "alone.",
+    shows="largest relative difference of G to Gaussian noise of the same variance, Lσ² = 1, identity skip: ReLU L = "
+    "1 {:.0%}, L = 4 {:.1%}, L = 32 {:.1%}",
+    stored=(0.5593, 0.09098, 0.009837),
+    allowed=0.05,
+)
+def universality() -> tuple[float, ...]:
+    x = torch.tensor([0.1, 0.3, 0.6, 1.0, 2.0, 4.0], dtype=torch.float64)
+    z = torch.complex(x, torch.full_like(x, 0.1))
+    found = []
+    for depth in (1, 4, 32):
+        scale = math.sqrt(2 / depth)  # ψ = 1/2 for ReLU, so that L σ² = 1
+        skip = torch.eye(1, dtype=torch.float64)
+        exact = spectra.Network.from_activation(skip, "relu", scale, depth=depth, paths=256)
+        mean = spectra.Network.repeated(skip, float(exact.variance[0]), depth)
+        one, other = green(exact, "chain", z), green(mean, "chain", z)
+        found.append(float(((other - one) / one).abs().max()))
+    return tuple(found)

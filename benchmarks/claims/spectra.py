@@ -1,0 +1,400 @@
+"""The paper's spectra of many layers: which of its theories are right, what collapses, and what does not."""
+
+import math
+import time
+import warnings
+
+import numpy as np
+import torch
+from record import claim
+from torch import Tensor
+
+from jpmhc import spectra
+from jpmhc.manifolds import birkhoff
+
+# The paper's panel: four streams, Lσ² = 0.05, one skip for all layers; points x + 0.05i across the spectrum.
+STREAMS, BUDGET, ETA = 4, 0.05, 0.02
+POINTS = torch.complex(
+    torch.tensor([0.05, 0.2, 0.5, 1.0, 1.5], dtype=torch.float64), torch.full((5,), 0.05, dtype=torch.float64)
+)
+KINDS = ("identity", "bistochastic", "orthogonal", "gaussian")
+
+
+def network(kind: str, depth: int, *, shared: bool = True, seed: int = 0, budget: float = BUDGET) -> spectra.Network:
+    """Return the panel's network with skips of a kind."""
+    return spectra.Network.from_mixer(kind, depth, budget / depth, STREAMS, seed, shared=shared)
+
+
+def green(asked: spectra.Network, method: str = "auto", z: Tensor = POINTS, **options: float) -> Tensor:
+    """Return the Cauchy transform, without the warning of methods that are not exact: that is what is measured."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        found = spectra.cauchy(asked, z, method, **options)
+    assert bool(found.converged.all())
+    return found.G
+
+
+def errors(asked: spectra.Network, method: str, z: Tensor = POINTS) -> Tensor:
+    """Return the relative errors of a method against the chain, which is exact."""
+    truth = green(asked, "chain", z)
+    return ((green(asked, method, z) - truth) / truth).abs()
+
+
+def collapsed(asked: spectra.Network) -> float:
+    """Return the share of singular values below 0.1."""
+    return spectra.share_below(asked, 0.1, points=24)
+
+
+def sampled_distance(kind: str, depth: int, method: str) -> float:
+    """Return W₁ in singular values between a theory and 100 sampled networks of width 100."""
+    asked = network(kind, depth)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        curve = spectra.density(asked, method=method)
+    return curve.wasserstein(spectra.simulate(asked, 25, 100, seed=0))
+
+
+@claim(
+    1,
+    "The scalar theory matches Monte Carlo perfectly at L = 1 for all mixers",
+    "section 2.3, fig. scalar-vs-mc-panel",
+    "true if",
+    "the scalar theory is eq. dyson_subordination; eq. dyson-fp, which section 2.1 prints, is another law (claim 9).",
+    shows="largest W₁ of singular values to 100 sampled networks, four kinds of skips: {:.4f}",
+    stored=0.001361,
+    allowed=(0, 0.005),
+)
+def scalar_theory_of_one_layer() -> float:
+    return max(sampled_distance(kind, 1, "dyson") for kind in KINDS)
+
+
+@claim(
+    2,
+    "The scalar theory fails for bistochastic and Gaussian mixers at L ≥ 2",
+    "sections 2.1 and 2.3, fig. scalar-vs-mc-panel",
+    "true",
+    shows="relative error of G at L = 2, median of five points: bistochastic {:.0%}, Gaussian {:.0%}; orthogonal "
+    "{:.0e}",
+    stored=(0.3548, 0.5548, 2e-10),
+    allowed=[0.02, 0.02, (0, 1e-7)],
+)
+def scalar_theory_of_two_layers() -> tuple[float, ...]:
+    return tuple(float(errors(network(kind, 2), "z1").median()) for kind in ("bistochastic", "gaussian", "orthogonal"))
+
+
+@claim(
+    3,
+    "The operator-valued theory is able to fully catch the spectrum",
+    "fig. scalar-vs-mc-panel; eq. ov_GL_matrix_power, alg. ov_panel",
+    "false",
+    "As printed it is further off than the scalar theory wherever AᵀA is not a multiple of the identity; the chain "
+    "equation (docs/derivations/chain.md) is the operator-valued theory that is exact.",
+    shows="relative error of G by the printed matrix power, bistochastic skips: {:.1f} to {:.1f} times G itself at L "
+    "= 2, {:.1e} times at L = 10",
+    stored=(1.35, 6.637, 5052000000.0),
+    allowed=0.02,
+)
+def matrix_power() -> tuple[float, float, float]:
+    two = errors(network("bistochastic", 2), "z1-matrix")
+    return float(two.min()), float(two.max()), float(errors(network("bistochastic", 10), "z1-matrix").max())
+
+
+@claim(
+    4,
+    "The regularisation η pushes the distribution away from zero and adds mass to the mode at 1",
+    "fig. scalar-vs-mc-panel",
+    "true",
+    shows="singular values below 0.1, bistochastic skips, L = 10: {:.1%}; at the paper's η = 0.02: {:.1%}",
+    stored=(0.75, 0.1789),
+    allowed=0.02,
+)
+def smoothing_hides_the_collapse() -> tuple[float, float]:
+    asked = network("bistochastic", 10)
+    grid = torch.linspace(0, 1.5, 301, dtype=torch.float64)[1:].square()
+    return collapsed(asked), spectra.density(asked, grid, eta=ETA).normalised().collapsed()
+
+
+@claim(
+    5,
+    "Bistochastic skips concentrate more than 75 % of the spectral mass around 0",
+    "section 7.1, paragraph Bistochastic Induces Spectral Stalling",
+    "true if",
+    "the network is deep: the share tends to 1 − 1/n = 75 % and never exceeds it, and what collapses are differences "
+    "between streams, not weights (docs/derivations/real_networks.md).",
+    shows="singular values below 0.1 at L = 1, 2, 10, 50: {:.1%}, {:.1%}, {:.1%}, {:.1%}",
+    stored=(0.09241, 0.4871, 0.75, 0.75),
+    allowed=0.01,
+)
+def collapsed_share() -> tuple[float, ...]:
+    return tuple(collapsed(network("bistochastic", depth)) for depth in (1, 2, 10, 50))
+
+
+@claim(
+    6,
+    "Orthogonal skips are undistinguishable from identity skips",
+    "section 7.1, paragraph Bistochastic Induces Spectral Stalling",
+    "true if",
+    "the noise is isotropic, as in the paper's analysis (eq. hc-simplified); in the block that is trained, which "
+    "reads and writes one stream, orthogonal skips spread all directions where identity skips spread one in n.",
+    shows="largest relative difference of G at L = 10: isotropic {:.0e}; block with equal reads and writes {:.0%}",
+    stored=(5e-16, 1.267),
+    allowed=[(0, 1e-8), 0.02],
+)
+def orthogonal_against_identity() -> tuple[float, float]:
+    read, write = torch.full((STREAMS,), 1 / STREAMS, dtype=torch.float64), torch.ones(STREAMS, dtype=torch.float64)
+    found = []
+    for vectors in ((None, None), (read, write)):
+        pair = [
+            spectra.Network(network(kind, 10, shared=False).skips, 0.1, *vectors) for kind in ("identity", "orthogonal")
+        ]
+        one, other = (green(asked, "chain", tolerance=1e-12) for asked in pair)
+        found.append(float(((other - one) / one).abs().max()))
+    return found[0], found[1]
+
+
+@claim(
+    7,
+    "With L σ² constant the spectra keep a main mode bounded away from 0 and infinity",
+    "fig. scalar-vs-mc-panel",
+    "true if",
+    "the skips neither contract nor expand what they keep: Gaussian skips, also in the figure, have no such mode.",
+    shows="singular values between 0.5 and 2: orthogonal L = 10 {:.1%}, L = 1000 {:.1%}; root mean square of Gaussian "
+    "skips L = 10 {:.1f}, L = 100 {:.0e}",
+    stored=(1.0, 1.0, 35.25, 1.545e16),
+    allowed=0.01,
+)
+def bounded_mode() -> tuple[float, ...]:
+    deep = (network("orthogonal", depth) for depth in (10, 1000))
+    inside = [spectra.share_below(asked, 2.0) - spectra.share_below(asked, 0.5) for asked in deep]
+    return (*inside, *(network("gaussian", depth).mean_square() ** 0.5 for depth in (10, 100)))
+
+
+@claim(
+    8,
+    "∫ρ = 1 to within 10⁻³ at ε = 0.01 on [λ_min, λ_max]",
+    "section 2.3, paragraph Spectral density extraction",
+    "false",
+    "A width of 0.01 puts some of the mass outside the support, and half of what has collapsed to negative x; with η "
+    "proportional to x the grid and what lies below it hold one to 10⁻³ (docs/results/panel.md).",
+    shows="the integral over the support: identity L = 1 {:.3f}, bistochastic L = 1 {:.3f}, bistochastic L = 10 {:.3f}",
+    stored=(0.9941, 0.93, 0.6225),
+    allowed=0.005,
+)
+def mass_on_the_support() -> tuple[float, ...]:
+    found = []
+    for kind, depth in (("identity", 1), ("bistochastic", 1), ("bistochastic", 10)):
+        asked = network(kind, depth)
+        curve = spectra.density(asked)
+        low, high = float(curve.x[0]), curve.quantile(1.0) ** 2
+        x = torch.linspace(max(low, 1e-6), high, 4000, dtype=torch.float64)
+        rho = -green(asked, "auto", torch.complex(x, torch.full_like(x, 0.01))).imag / math.pi
+        found.append(float(torch.trapezoid(rho, x)))
+    return tuple(found)
+
+
+@claim(
+    14,
+    "Less than 1 second a point on a CPU for n ≤ 4 and L ≤ 100",
+    "section 2.3, paragraph Operator-valued multi-layer pipeline",
+    "true",
+    shows="n = 4, L = 100, bistochastic skips that differ: {:.4f} s a point by the chain",
+    stored=0.0068,
+    allowed=(0, 1),
+)
+def time_of_a_point() -> float:
+    x = torch.linspace(0.01, 4, 100, dtype=torch.float64)
+    start = time.perf_counter()
+    green(network("bistochastic", 100, shared=False), "chain", torch.complex(x, torch.full_like(x, ETA)))
+    return (time.perf_counter() - start) / len(x)
+
+
+@claim(
+    16,
+    "The twisted S-transform product gives the law of JᵀJ",
+    "eqs. twisted-s-transform, twisted_product, twisted_fold",
+    "true if",
+    "L ≤ 2 and the first factor is Y₁Y₁ᵀ; the printed Y₁ᵀY₁ is wrong for a non-normal A₁, and from L = 3 the fold is "
+    "the law of another product (docs/derivations/twisted.md).",
+    shows="largest relative error of G, bistochastic skips that differ: L = 2 {:.0e}, L = 2 as printed {:.0%}, L = 3 "
+    "{:.0%}",
+    stored=(1e-10, 0.1552, 0.03353),
+    allowed=[(0, 1e-7), 0.02, 0.02],
+)
+def twisted_product() -> tuple[float, float, float]:
+    two, three = (network("bistochastic", depth, shared=False) for depth in (2, 3))
+    return (
+        float(errors(two, "twisted").max()),
+        float(errors(two, "twisted-paper").max()),
+        float(errors(three, "twisted").max()),
+    )
+
+
+@claim(
+    17,
+    "The twisted fold reduces to the scalar product when all A commute",
+    "section O.2, below eq. twisted_fold",
+    "false",
+    "It reduces to the untwisted product of matrix-valued S-transforms, which keeps directions apart; the scalar "
+    "product averages over them and is wrong also for commuting skips.",
+    shows="two equal symmetric bistochastic skips: the fold is {:.0e} off the chain, the scalar product {:.0%}",
+    stored=(1e-10, 0.9429),
+    allowed=[(0, 1e-7), 0.02],
+)
+def commuting_skips() -> tuple[float, float]:
+    matrix = birkhoff.sample(STREAMS, generator=torch.Generator().manual_seed(0))
+    asked = spectra.Network.repeated((matrix + matrix.T) / 2, BUDGET / 2, 2)
+    return float(errors(asked, "twisted").max()), float(errors(asked, "z1").max())
+
+
+@claim(
+    18,
+    "For identical layers the subordination variable b₁ stays on the scalar manifold z₁ · I",
+    "section V.1, above eq. ov_z1_scalar",
+    "false",
+    "b₁ is a matrix: it is scalar only where every AᵀA is a multiple of the identity.",
+    shows="two equal bistochastic layers, x = 0.5: distance of b₁ to the nearest multiple of I, as a share of b₁: "
+    "{:.0%}",
+    stored=0.884,
+    allowed=0.02,
+)
+def subordination_matrix() -> float:
+    r"""Find b with $G_1(b)\,b - 1 = z G_L - 1$ from the chain's matrix-valued G_L and eq. matrix_dyson_schur."""
+    asked = network("bistochastic", 2)
+    z, skip, variance = POINTS[2], asked.skips[0].to(torch.complex128), float(asked.variance[0])
+    found = spectra.cauchy(asked, z.unsqueeze(0), "chain", matrix=True, tolerance=1e-12)
+    assert found.matrix is not None
+    eye, moment = torch.eye(STREAMS, dtype=torch.complex128), z * found.matrix[0]
+    ratio = moment @ torch.linalg.inv(moment - eye)
+    g, h = found.G[0], torch.tensor(1 - 1e-3j, dtype=torch.complex128)
+    for _ in range(2000):
+        u = 1 - variance * g
+        rest = variance * h * eye + skip.T @ skip / u
+        b = rest @ ratio
+        inner = torch.linalg.inv(b - rest)
+        new = inner.trace() / STREAMS, 1 / u + (skip @ inner @ skip.T).trace() / STREAMS / u**2
+        change = max(abs(complex(new[0] - g)), abs(complex(new[1] - h)))
+        g, h = (g + new[0]) / 2, (h + new[1]) / 2
+    assert change < 1e-10
+    return float(torch.linalg.matrix_norm(b - b.trace() / STREAMS * eye) / torch.linalg.matrix_norm(b))
+
+
+@claim(
+    19,
+    "Operator-valued subordination computes the spectrum of heterogeneous layers",
+    "section V.3, alg. ov_hetero",
+    "false",
+    "Its unknown w is a scalar, so that it is the scalar theory again; 'chain' is exact.",
+    shows="relative error of G at L = 2, bistochastic skips that differ, median and largest of five points: {:.0%}, "
+    "{:.0%}",
+    stored=(0.4154, 1.099),
+    allowed=0.02,
+)
+def scalar_subordination() -> tuple[float, float]:
+    found = errors(network("bistochastic", 2, shared=False), "subordination")
+    return float(found.median()), float(found.max())
+
+
+@claim(
+    26,
+    "The empirical spectrum converges to the theory as N → ∞",
+    "section U (Monte Carlo Validation)",
+    "true",
+    shows="bistochastic skips, L = 2: error of the mean G(0.75 + 0.05i) at N = 60: {:.1%}, four times the width: "
+    "{:.1%}",
+    stored=(0.08918, 0.02373),
+    allowed=0.4,
+)
+def finite_width() -> tuple[float, ...]:
+    asked = network("bistochastic", 2)
+    z = torch.tensor([0.75 + 0.05j], dtype=torch.complex128)
+    truth = green(asked, "chain", z)
+    found = []
+    for width, samples in ((15, 1000), (60, 100)):
+        values = spectra.simulate(asked, width, samples, seed=1)
+        mean = (1 / (z - values.flatten().double())).mean()
+        found.append(float(((mean - truth) / truth).abs()))
+    return tuple(found)
+
+
+@claim(
+    27,
+    "n ≥ 8 may require approximate methods",
+    "section 7.5, paragraph Small n",
+    "false",
+    "The chain is exact for any n at O(L n³) a point and iteration.",
+    shows="n = 16, L = 10, within {:.1%} of 40 sampled networks' mean G, {:.3f} s a point",
+    stored=(0.01845, 0.036),
+    allowed=[(0, 0.03), (0, 1)],
+)
+def many_streams() -> tuple[float, float]:
+    asked = spectra.Network.from_mixer("bistochastic", 10, BUDGET / 10, 16, seed=0)
+    start = time.perf_counter()
+    truth = green(asked, "chain")
+    seconds = (time.perf_counter() - start) / len(POINTS)
+    values = spectra.simulate(asked, 12, 40, seed=0).flatten().double()
+    mean = (1 / (POINTS.unsqueeze(-1) - values)).mean(-1)
+    return float(((mean - truth) / truth).abs().max()), seconds
+
+
+@claim(
+    28,
+    "Misalignment between the layers' eigenspaces accelerates the collapse",
+    "section 1, above Contributions",
+    "false",
+    "log det is additive, so that the mean logarithm of the singular values does not know about alignment; "
+    "misalignment makes the rates of the directions more equal and nothing more.",
+    shows="mean log s a layer of 2000 products of 5 bistochastic matrices: one matrix {:.3f}, independent ones "
+    "{:.3f}; singular values below 0.1 at L = 5: {:.3f}, {:.3f}",
+    stored=(-1.146, -1.147, 0.7442, 0.75),
+    allowed=[0.03, 0.03, 0.01, 0.01],
+)
+def misalignment() -> tuple[float, ...]:
+    depth, generator = 5, torch.Generator().manual_seed(0)
+    matrices = birkhoff.sample(STREAMS, (2000, depth), generator=generator)
+    products = []
+    for stack in (matrices[:, :1].expand_as(matrices), matrices):
+        product = torch.eye(STREAMS, dtype=torch.float64)
+        for layer in stack.unbind(1):
+            product = layer @ product
+        products.append(product)
+    rates = [float(torch.linalg.slogdet(product).logabsdet.mean()) / STREAMS / depth for product in products]
+    shares = [float((torch.linalg.svdvals(product) < 0.1).double().mean()) for product in products]
+    return (*rates, *shares)
+
+
+@claim(
+    29,
+    "Projections, also of rank p, preserve more of the gradient's spectrum than bistochastic matrices",
+    "section 7.2 (Grassmann: A Middle Ground)",
+    "true if",
+    "all layers have the same projector; projectors that differ from layer to layer collapse more than bistochastic "
+    "skips do.",
+    shows="singular values below 0.1 at L = 10, mean of eight draws: one projector {:.0%}, projectors that differ "
+    "{:.0%}, bistochastic that differ {:.0%}",
+    stored=(0.5, 0.9688, 0.75),
+    allowed=0.02,
+)
+def projectors() -> tuple[float, ...]:
+    found = []
+    for kind, shared in (("grassmann", True), ("grassmann", False), ("bistochastic", False)):
+        found.append(sum(collapsed(network(kind, 10, shared=shared, seed=seed)) for seed in range(8)) / 8)
+    return tuple(found)
+
+
+@claim(
+    30,
+    "No reparametrisation of the Birkhoff polytope can escape the collapse",
+    "section 1, above Contributions",
+    "false",
+    "Permutation matrices lie in the polytope and are orthogonal; near the identity the collapse waits for about 1.7 "
+    "/ (off-diagonal mass) layers at n = 4.",
+    shows="singular values below 0.1 at L = 10: permutations {:.0%}; 1 % of off-diagonal mass, L = 48: {:.0%}",
+    stored=(1e-08, 0.0),
+    allowed=(0, 0.001),
+)
+def permutations_do_not_collapse() -> tuple[float, float]:
+    rng = np.random.default_rng(0)
+    skips = torch.stack([torch.eye(STREAMS, dtype=torch.float64)[rng.permutation(STREAMS)] for _ in range(10)])
+    near = torch.full((STREAMS, STREAMS), 0.01 / 3, dtype=torch.float64).fill_diagonal_(0.99)
+    asked = (spectra.Network(skips, BUDGET / 10), spectra.Network.repeated(near, BUDGET / 48, 48))
+    return collapsed(asked[0]), collapsed(asked[1])
