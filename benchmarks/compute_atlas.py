@@ -51,6 +51,9 @@ def main() -> None:
     pool = ProcessPoolExecutor(options.processes, mp_context=get_context("spawn"))
     try:
         for task in as_completed([pool.submit(compute, choice) for choice in left], timeout=options.seconds):
+            if task.exception() is not None:
+                print(f"failed: {task.exception()}", flush=True)
+                continue
             choice, result, seconds = task.result()
             found[choice] = result
             slow.append((seconds, choice))
@@ -58,14 +61,15 @@ def main() -> None:
                 print(f"{len(slow)} of {len(left)}, {time.monotonic() - begun:.0f} s", flush=True)
     except TimeoutError:
         print("out of time", flush=True)
+    workers = list((pool._processes or {}).values())
     pool.shutdown(wait=False, cancel_futures=True)
     missing = [choice for choice, (mine, _) in found.items() if mine[0] == MISSING]
     print(f"{len(found)} spectra, {len(missing)} without theory: {missing[:10]}")
     print("slowest:", sorted(slow, key=lambda pair: -pair[0])[:10])
     print(f"mean {np.mean([seconds for seconds, _ in slow]):.2f} s")
     print("wrote", write_atlas(gather(found), options.out))
-    for process in list((pool._processes or {}).values()):
-        process.kill()
+    for worker in workers:  # those that are still at work when the time is over
+        worker.kill()
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def _decades_with_mass(network: Network, method: str, mean: float, bottom: float
         z = 1j * 10.0**tens
         found = cauchy(network, z.to(network.skips.device), method, tolerance=_TOLERANCE)
         heights.append(tens)
-        masses.append(torch.where(found.converged, (z * found.G.cpu()).real, torch.nan))
+        masses.append(torch.where(found.converged.cpu(), (z * found.G.cpu()).real, torch.nan))
         if masses[-1][-1] < _NOTHING or ends[1] <= math.log10(bottom):
             break
         ends = [ends[1], max(math.log10(bottom), ends[1] - _DECADES_AT_ONCE)]
