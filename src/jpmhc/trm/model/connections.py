@@ -1,6 +1,5 @@
 """The hyper-connections of a model, as its configuration describes them."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
@@ -8,7 +7,8 @@ from torch import Tensor, nn
 
 from jpmhc import checks, mixers
 from jpmhc.connections import HyperConnection
-from jpmhc.mixers import Mixer
+from jpmhc.mixers import Mixer, make_mixer
+from jpmhc.trm.model.counted_map import Counted, CountedMap
 from jpmhc.trm.model.layers import PositionSwiGLU, rms_norm
 
 Gate = Literal["softmax_matrix", "softmax", "sigmoid"]
@@ -26,8 +26,12 @@ class ConnectionConfig:
     """Parallel residual streams."""
     mixer_dynamic: bool = True
     """Mixing coefficients depend on the token; otherwise they are parameters."""
-    mixer_form: Literal["exact", "paper"] = "exact"
-    """Exact projections with one norm and constraint for all mixers, or each as in the paper's table of variants."""
+    mixer_form: Literal["exact", "paper", "counted"] = "exact"
+    """Exact projections with one norm and constraint for all mixers; paper: each as in the paper's table of variants;
+    counted: with exactly the parameters that the paper's table of counts has as well."""
+    mixer_frames: Literal["dynamic", "static"] | None = None
+    """Of mixers with Grassmann frames: from the token, or parameters that a Riemannian optimiser moves, whatever the
+    gates do; None: as mixer-dynamic says."""
     mixer_norm: Literal["layer", "rms"] | None = None
     """Norm before the projection to mixing coefficients; None: the form's (exact: rms)."""
     mixer_read: Gate | None = None
@@ -78,22 +82,34 @@ def is_for_connections(option: str) -> bool:
 class Form(NamedTuple):
     """The settings of a mixer that the configuration leaves open."""
 
-    mixer: Callable[[int, bool], Mixer] | None  # from (streams, dynamic); None: what the name stands for
+    options: dict[str, Any]  # of the mixer
     norm: Literal["layer", "rms"]
     read: Gate
     write: Gate
+    counted: Counted | None = None  # the parameters, if they are not the usual ones
 
 
-EXACT_FORM = Form(None, "rms", "softmax", "sigmoid")
+EXACT_FORM = Form({}, "rms", "softmax", "sigmoid")
 
-_SIGMOID: tuple[Gate, Gate] = ("sigmoid", "sigmoid")
-_SOFTMAX: tuple[Gate, Gate] = ("softmax_matrix", "softmax_matrix")
+_SINKHORN: dict[str, Any] = {"iterations": 20, "gradient": "gauss_seidel"}
+_CAYLEY: dict[str, Any] = {"scale": 0.1, "iterations": 2}
+_FULL = Counted(static=False, scales=(), norm_weights=True, full_skew=True)
 
-# Table variant-hparams; mixers it does not have are set up as elsewhere.
-PAPER_FORMS = {
-    "sinkhorn": Form(lambda n, _: mixers.Sinkhorn(n, iterations=20, gradient="gauss_seidel"), "rms", *_SIGMOID),
-    "cayley": Form(lambda n, _: mixers.Cayley(n, scale=0.1, iterations=2), "layer", *_SOFTMAX),
-    "grassmann": Form(lambda n, dynamic: mixers.Grassmann(n, 2, static=not dynamic), "layer", *_SOFTMAX),
+# Table variant-hparams, and with the parameters of Table param-counts; mixers they do not have are set up as elsewhere.
+# The table of counts gives Grassmann n + n logits for its softmax gates, so that they are vectors there.
+FORMS: dict[str, dict[str, Form]] = {
+    "exact": {},
+    "paper": {
+        "sinkhorn": Form(_SINKHORN, "rms", "sigmoid", "sigmoid"),
+        "cayley": Form(_CAYLEY, "layer", "softmax_matrix", "softmax_matrix"),
+        "grassmann": Form({}, "layer", "softmax_matrix", "softmax_matrix"),
+    },
+    "counted": {
+        "sinkhorn": Form(_SINKHORN, "rms", "sigmoid", "sigmoid", Counted()),
+        "cayley": Form(_CAYLEY, "layer", "softmax_matrix", "softmax_matrix", _FULL),
+        "grassmann": Form({}, "layer", "softmax", "softmax", Counted()),
+        "permutation": Form({}, "rms", "softmax", "sigmoid", Counted(scales=("read", "write"))),
+    },
 }
 
 
@@ -109,12 +125,12 @@ def make_connection(
 ) -> HyperConnection:
     """Put a hyper-connection around one sublayer; the norm after it is over what the sublayer mixes."""
     over_positions = isinstance(sublayer, PositionSwiGLU) and post_norm is not None
-    form = PAPER_FORMS.get(config.mixer, EXACT_FORM) if config.mixer_form == "paper" else EXACT_FORM
-    return (PositionNormConnection if over_positions else HyperConnection)(
+    form = FORMS[config.mixer_form].get(config.mixer, EXACT_FORM)
+    connection = (PositionNormConnection if over_positions else HyperConnection)(
         sublayer,
         config.dim,
         streams=config.streams,
-        mixer=config.mixer if form.mixer is None else form.mixer(config.streams, config.mixer_dynamic),
+        mixer=_make_mixer(config, form),
         index=index,
         norm=config.mixer_norm or form.norm,
         read=config.mixer_read or form.read,
@@ -125,3 +141,30 @@ def make_connection(
         kernels=config.kernels,
         eps=config.mixer_eps,
     )
+    if form.counted is not None:
+        _count_parameters_as_the_paper(connection, form.counted)
+    return connection
+
+
+def _make_mixer(config: ConnectionConfig, form: Form) -> Mixer:
+    """Make the mixer with the form's options, and with the frames that the configuration asks for."""
+    kind: Any = mixers.MIXERS[config.mixer]
+    if config.mixer_frames is not None:
+        if not make_mixer(config.mixer, config.streams, dynamic=False).grassmann_frames:
+            raise ValueError(
+                f"mixer_frames={config.mixer_frames} is for mixers with Grassmann frames, not for {config.mixer}"
+            )
+        if config.mixer_frames == "dynamic" and not config.mixer_dynamic:
+            raise ValueError("mixer_frames=dynamic needs mixer_dynamic: frames come from the token as gates do")
+        return kind(config.streams, static=config.mixer_frames == "static", **form.options)
+    if form.options:
+        return kind(config.streams, **form.options)
+    return make_mixer(config.mixer, config.streams, config.mixer_dynamic)
+
+
+def _count_parameters_as_the_paper(connection: HyperConnection, counted: Counted) -> None:
+    usual = connection.map
+    if usual.weight is None or usual.mixer.grassmann_frames:
+        raise ValueError("mixer_form=counted is for coefficients that all depend on the token: leave mixer_dynamic on")
+    settings = (usual.dim, usual.mixer, usual.norm, usual.read, usual.write, usual.temperature, True, usual.favoured)
+    connection.map = CountedMap(counted, *settings, eps=usual.eps)

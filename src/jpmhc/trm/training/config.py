@@ -57,6 +57,8 @@ class TrainConfig:
     """Decay of AdamAtan2's moments."""
     weight_decay: float = 0.1
     """Decoupled weight decay; mixing logits, norms and biases have none."""
+    decay_everything: bool = False
+    """Let weight decay touch mixing logits, norms and biases too."""
     clip: float | None = None
     """Largest norm of the dense gradient (AdamAtan2's parameters); None: no clipping."""
     warmup: int = 2000

@@ -81,6 +81,8 @@ class Learner:
             load_weights(self.core, saved, "core", file)
             load_weights(self.model.puzzles, saved, "puzzles", file)
         groups = parameter_groups(self.core, config.weight_decay)
+        if config.decay_everything:
+            groups[1]["weight_decay"] = config.weight_decay
         frames = grassmann_frames(self.core)
         for group in groups:
             group["params"] = [p for p in group["params"] if not any(p is frame for frame in frames.values())]

@@ -1,0 +1,95 @@
+"""A connection's coefficients with exactly the parameters that the paper counts (Table param-counts).
+
+The table's totals for n = 4, d = 512 have constants that the paper does not explain: 36, 28 and 22. One static logit
+for each of D outputs and one learned scale for each stream in the read, the write and the rows of the skip give them
+all: Sinkhorn 24 + 3 · 4, Grassmann 16 + 3 · 4, and Perm Mix, whose K logits belong to no stream, 14 + 2 · 4. Cayley has
+neither, but a layer norm with weights and biases, 2 · n d, and three full n × n matrices.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from jpmhc.connections.coefficients import CoefficientMap
+
+_SPREAD = 0.1  # of the logits at the start where no static logit tells the streams apart
+
+
+class Counted(NamedTuple):
+    """Which parameters a variant of the paper has, beside the projection."""
+
+    static: bool = True  # a static logit for each output
+    scales: tuple[str, ...] = ("read", "write", "skip")  # what has a learned scale for each stream
+    norm_weights: bool = False  # weights and biases of the norm
+    full_skew: bool = False  # the skip's logits are an n × n matrix, of which the skew part counts
+
+
+class CountedMap(CoefficientMap):
+    """Computes logits as scale · (W (g · norm(x) + b)) + bias.
+
+    The norm's weights and the scales are multiplied into W before use, so that it runs wherever other maps do.
+
+    Args:
+        counted: Which of these parameters there are.
+        arguments: As for `CoefficientMap`.
+    """
+
+    def __init__(self, counted: Counted, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        assert self.weight is not None
+        self.counted = counted
+        n, like = self.mixer.streams, self.bias.detach()
+        if counted.full_skew:
+            self.weight = nn.Parameter(like.new_empty(sum(self.sizes[:2]) + n * n, self.weight.shape[1]))
+        if not counted.static:
+            del self.bias
+            self.register_buffer("bias", torch.zeros_like(like), persistent=False)
+        self.scales = nn.ParameterDict({name: nn.Parameter(like.new_empty(n)) for name in counted.scales})
+        self.norm_weight, self.norm_bias = (
+            nn.Parameter(like.new_empty(self.weight.shape[1])) if counted.norm_weights else None for _ in range(2)
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start as other maps do where there are static logits, and otherwise near the plain residual."""
+        super().reset_parameters()
+        if not hasattr(self, "scales"):
+            return  # called by the constructor of the base class, which calls it for a map without the rest
+        with torch.no_grad():
+            if not self.counted.static:
+                self.bias.zero_()
+                assert self.weight is not None
+                self.weight.normal_(std=_SPREAD)
+            for scale in self.scales.values():
+                scale.fill_(1.0)
+            if self.norm_weight is not None and self.norm_bias is not None:
+                self.norm_weight.fill_(1.0)
+                self.norm_bias.zero_()
+
+    def parameters_in_use(self) -> tuple[Tensor, Tensor]:
+        assert self.weight is not None
+        weight: Tensor = self._skew_rows(self.weight) if self.counted.full_skew else self.weight
+        bias: Tensor = self.bias
+        if self.scales:
+            weight = weight * self._logit_scales()[:, None]
+        if self.norm_weight is not None and self.norm_bias is not None:
+            bias = bias + self.scale * (weight @ self.norm_bias)
+            weight = weight * self.norm_weight
+        return weight, bias
+
+    def _logit_scales(self) -> Tensor:
+        """Return what multiplies each logit: the scale of its stream, or one. [K]"""
+        parts = []
+        for name, size in zip(("read", "write", "skip"), self.sizes):
+            scale = self.scales[name] if name in self.scales else self.bias.new_ones(1)
+            parts.append(scale.repeat_interleave(size // len(scale)))
+        return torch.cat(parts)
+
+    def _skew_rows(self, weight: Tensor) -> Tensor:
+        """Replace the rows of an n × n matrix M by those of the upper triangle of M - Mᵀ (eq. skew-sym)."""
+        n = self.mixer.streams
+        gates, matrix = weight.split([sum(self.sizes[:2]), n * n])
+        rows = matrix.unflatten(0, (n, n))
+        upper = torch.triu_indices(n, n, 1, device=weight.device)
+        return torch.cat([gates, rows[upper[0], upper[1]] - rows[upper[1], upper[0]]])
