@@ -14,6 +14,7 @@ __all__ = [
     "MIXERS",
     "HyperConnection",
     "HyperConnectionStack",
+    "StreamExpansion",
     "StreamHead",
     "__version__",
     "accelerate",
@@ -43,6 +44,7 @@ _HOMES = {
     "HyperConnectionStack": "connections",
     "diagnose": "diagnose",
     "recommend": "diagnose",
+    "StreamExpansion": "connections",
     "StreamHead": "connections",
     "accelerate": "dialects",
     "expand_streams": "connections",
@@ -71,6 +73,7 @@ if TYPE_CHECKING:
     from jpmhc.connections import (
         HyperConnection,
         HyperConnectionStack,
+        StreamExpansion,
         StreamHead,
         expand_streams,
         load_plain_weights,

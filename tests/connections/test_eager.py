@@ -11,7 +11,7 @@ EAGER = (eager.project, eager.gather, eager.scatter)
 
 def run_passes(project, gather, scatter, x, weight, out_weight, norm, skipped):
     """All three passes, with coefficients that depend on the logits so that every gradient is exercised."""
-    logits, x = project(x, weight, norm)
+    logits, x = project(x, weight, norm, 0.3)
     read, write = logits[:, :N].softmax(-1), logits[:, N : 2 * N].sigmoid()
     skip = None if skipped else torch.einsum("tk,kij->tij", logits, out_weight[:K, :N, :N])
     h, x = gather(x, read)
@@ -23,13 +23,13 @@ def scatter_by_reference(x, y, write, skip):
 
 
 REFERENCE = (
-    lambda x, weight, norm: (reference.project(x, weight, norm), x),
+    lambda x, weight, norm, eps: (reference.project(x, weight, norm, eps), x),
     lambda x, read: (reference.gather(x, read), x),
     scatter_by_reference,
 )
 
 
-@pytest.mark.parametrize("norm", ["layer", "rms"])
+@pytest.mark.parametrize("norm", ["layer", "rms", "rms_outside"])
 @pytest.mark.parametrize("skipped", [True, False])
 def test_eager_gradients_equal_autograds(norm, skipped):
     generator = torch.Generator().manual_seed(0)

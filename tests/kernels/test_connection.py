@@ -37,6 +37,7 @@ def test_static_logits_match_float64(name: str) -> None:
         {"read": "softmax", "write": "sigmoid", "norm": "rms"},
         {"post_norm": True, "scale": 0.5},
         {"post_norm": True, "norm": "rms", "eps": 0.1},
+        {"norm": "rms_outside", "eps": 0.3},
         {"read": "sigmoid", "write": "sigmoid", "read_eps": 0.05, "write_peak": 3.0, "write_eps": 0.02},
     ],
     ids=str,

@@ -1,6 +1,7 @@
 """What a model is built from: hyper-connections and the streams between them."""
 
 from jpmhc.connections.coefficients import Coefficients
+from jpmhc.connections.expansion import StreamExpansion
 from jpmhc.connections.head import StreamHead
 from jpmhc.connections.hyper import HyperConnection
 from jpmhc.connections.parameters import parameter_groups
@@ -15,6 +16,7 @@ __all__ = [
     "HyperConnection",
     "HyperConnectionStack",
     "Mixer",
+    "StreamExpansion",
     "StreamHead",
     "expand_streams",
     "load_plain_weights",

@@ -9,7 +9,7 @@ from jpmhc import checks
 from jpmhc.connections import eager, gates, reference
 from jpmhc.mixers import Mixer, SettingsModule
 
-NORMS = ("rms", "layer")
+NORMS = ("rms", "layer", "rms_outside")
 
 
 class Coefficients(NamedTuple):

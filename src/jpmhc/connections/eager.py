@@ -33,8 +33,8 @@ def project(x: Tensor, weight: Tensor, norm: str, eps: float = reference.EPS) ->
     Args:
         x: Streams. [T, n, d]
         weight: Projection. [K, n * d]
-        norm: "layer" or "rms"; neither has weights of its own, W would absorb them.
-        eps: The norm's, inside its root.
+        norm: As in `reference.project`; none has weights of its own, W would absorb them.
+        eps: The norm's.
     """
     return _run(_Project, x, weight, norm, eps)
 
@@ -79,7 +79,7 @@ class _Project(Function):
             mean = flat.mean(-1, keepdim=True)
             mean_square = (mean_square - mean.square()).clamp(min=0)
             logits = logits - mean * weight.sum(-1)
-        scale = (mean_square + eps).rsqrt()
+        scale = 1 / (mean_square.sqrt() + eps) if norm == "rms_outside" else (mean_square + eps).rsqrt()
         logits = logits * scale
         ctx.save_for_backward(x, weight, logits, scale, mean)
         ctx.norm, ctx.eps = norm, eps
@@ -99,6 +99,8 @@ class _Project(Function):
             flat = x.flatten(1)
             raw = grad_logits * scale
             along = -(grad_logits * logits).sum(-1, keepdim=True) * scale.square() / flat.shape[-1]
+            if ctx.norm == "rms_outside":  # 1 - eps · scale is the share of the root in what x was divided by
+                along = along / (1 - ctx.eps * scale).clamp(min=torch.finfo(scale.dtype).eps)
             grad_weight = raw.mT @ flat
             rows, columns = raw, weight
             if mean is not None:

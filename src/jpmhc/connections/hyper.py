@@ -42,7 +42,8 @@ class HyperConnection(SettingsModule):
         mixer: The skip's constraint: a name from `MIXERS` or a `Mixer`.
         index: The layer's number: its read favours stream `index` mod n at the start, which is what lets equal streams
             part. None draws it from torch's generator.
-        norm: `"rms"` or `"layer"`, over all streams of a token, before the projection to logits; without weights.
+        norm: `"rms"`, `"layer"` or `"rms_outside"`, whose eps is added to the root: over all streams of a token, before
+            the projection to logits, without weights.
         read: `"softmax"`, `"sigmoid"`, or `"softmax_matrix"` (the paper's Cayley variant).
         write: Likewise.
         temperature: τ of eq. cayley-constraints, dividing the read and write logits.

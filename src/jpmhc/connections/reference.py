@@ -18,10 +18,14 @@ EPS = 1e-6
 def project(x: Tensor, weight: Tensor, norm: str, eps: float = EPS) -> Tensor:
     """Compute the logits W norm(x) of each token (eq. fused-proj). [T, n, d], [K, n * d] → [T, K]
 
-    The norm, "rms" or "layer", is over all n · d numbers of a token and has no weights.
+    The norm, "rms", "layer" or "rms_outside", is over all n · d numbers of a token and has no weights. The last one
+    divides by the root mean square plus eps, where "rms" adds eps to the mean square, under the root.
     """
     with checks.without_autocast(x):
         flat = x.flatten(1).to(torch.promote_types(x.dtype, weight.dtype))
+        if norm == "rms_outside":
+            root = torch.linalg.vector_norm(flat, dim=-1, keepdim=True) * flat.shape[1] ** -0.5
+            return F.linear(flat, weight.to(flat.dtype)) / (root + eps)
         normalise = F.layer_norm if norm == "layer" else F.rms_norm
         return F.linear(normalise(flat, flat.shape[1:], eps=eps), weight.to(flat.dtype))
 

@@ -11,13 +11,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from jpmhc import checks
 from jpmhc.connections import HyperConnection
 from jpmhc.connections.head import read_streams
 from jpmhc.dialects import keys, mhc
 
-_PARTS = {"": {part: part for part in mhc.PARTS}}
-NAMINGS = {
+_NAMINGS = {
     "huggingface": keys.Naming(
         "model.",
         {
@@ -25,7 +23,7 @@ NAMINGS = {
             "layers.{}.ffn": "layers.{}.ffn_hc.[part]",
             "head": "hc_head.hc_[part]",
         },
-        _PARTS,
+        mhc.SAME_NAMES,
     ),
     "original": keys.Naming(
         "",
@@ -37,10 +35,11 @@ NAMINGS = {
             "mtp.{}.head": "mtp.{}.hc_head_[part]",
             "head": "hc_head_[part]",
         },
-        _PARTS,
+        mhc.SAME_NAMES,
     ),
 }
-MARKER = r"(^|\.)(hc_(attn|ffn|head)|(attn|ffn)_hc)"
+DIALECT = mhc.Dialect("DeepSeek-V4", _NAMINGS, r"(^|\.)(hc_(attn|ffn|head)|(attn|ffn)_hc)")
+dump = DIALECT.dump
 LAYERS = ("DeepseekV4DecoderLayer",)
 HEADS = ("DeepseekV4HyperHead",)
 
@@ -65,22 +64,7 @@ def load(
     Returns:
         A `HyperConnection` for each of "layers.0.attn", "layers.0.ffn", …, and a `StreamHead` for "head".
     """
-    places = keys.collect(state_dict, NAMINGS, MARKER, "DeepSeek-V4")
-    return mhc.load_places(places, streams, iterations, eps, norm_eps)
-
-
-def dump(
-    connections: Mapping[str, nn.Module], names: str = "huggingface", prefix: str | None = None
-) -> dict[str, Tensor]:
-    """Return the tensors of connections that `load` made, under `"huggingface"` or `"original"` names.
-
-    Args:
-        connections: What `load` returned.
-        names: Which names.
-        prefix: What stands before every key instead of the names' own prefix.
-    """
-    checks.choice(names, NAMINGS, "names")
-    return mhc.dump_places(connections, NAMINGS[names], prefix)
+    return DIALECT.load(state_dict, streams, iterations, eps, norm_eps)
 
 
 class Layer:

@@ -8,19 +8,19 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from jpmhc import checks
 from jpmhc.dialects import keys, mhc
 
-_PARTS = {"": {part: part for part in mhc.PARTS}}
 _TEMPLATES = {
     "layers.{}.attn": "layers.{}.hc_attn_[part]",
     "layers.{}.ffn": "layers.{}.hc_ffn_[part]",
 }
-NAMINGS = {
-    "huggingface": keys.Naming("model.", _TEMPLATES, _PARTS),
-    "original": keys.Naming("", _TEMPLATES, _PARTS),
+_NAMINGS = {
+    "huggingface": keys.Naming("model.", _TEMPLATES, mhc.SAME_NAMES),
+    "original": keys.Naming("", _TEMPLATES, mhc.SAME_NAMES),
 }
-MARKER = r"(?<!mtp)\.\d+\.hc_(attn|ffn|head)|^hc_head"  # the draft layers below "mtp" have connections of another kind
+# The draft layers below "mtp" have connections of another kind.
+DIALECT = mhc.Dialect("DeepSeek-V4.1", _NAMINGS, r"(?<!mtp)\.\d+\.hc_(attn|ffn|head)|^hc_head")
+dump = DIALECT.dump
 
 
 def load(
@@ -43,19 +43,4 @@ def load(
     Returns:
         A `HyperConnection` for each of "layers.0.attn", "layers.0.ffn", …; there is no head.
     """
-    places = keys.collect(state_dict, NAMINGS, MARKER, "DeepSeek-V4.1")
-    return mhc.load_places(places, streams, iterations, eps, norm_eps)
-
-
-def dump(
-    connections: Mapping[str, nn.Module], names: str = "huggingface", prefix: str | None = None
-) -> dict[str, Tensor]:
-    """Return the tensors of connections that `load` made, under `"huggingface"` or `"original"` names.
-
-    Args:
-        connections: What `load` returned.
-        names: Which names.
-        prefix: What stands before every key instead of the names' own prefix.
-    """
-    checks.choice(names, NAMINGS, "names")
-    return mhc.dump_places(connections, NAMINGS[names], prefix)
+    return DIALECT.load(state_dict, streams, iterations, eps, norm_eps)

@@ -1,30 +1,29 @@
 """GLM-5.3-Flash: the connections of DeepSeek-V4 with another eps in the norm; the streams end as their mean."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
-from jpmhc import checks
-from jpmhc.connections import StreamHead
+from jpmhc.connections import HyperConnection, StreamHead
 from jpmhc.dialects import keys, mhc
 from jpmhc.dialects.deepseek_v4 import borrow
 
-_PARTS = {"": {part: part for part in mhc.PARTS}}
 _PREFIX = "model.language_model."
-NAMINGS = {
+_NAMINGS = {
     "huggingface": keys.Naming(
         _PREFIX,
         {"layers.{}.attn": "layers.{}.attn_hc.[part]", "layers.{}.ffn": "layers.{}.ffn_hc.[part]"},
-        _PARTS,
+        mhc.SAME_NAMES,
     ),
     "original": keys.Naming(
         _PREFIX,
         {"layers.{}.attn": "layers.{}.hc_attn_[part]", "layers.{}.ffn": "layers.{}.hc_ffn_[part]"},
-        _PARTS,
+        mhc.SAME_NAMES,
     ),
 }
-MARKER = r"(^|\.)(hc_(attn|ffn|head)|(attn|ffn)_hc)"
+DIALECT = mhc.Dialect("GLM-5.3-Flash", _NAMINGS, r"(^|\.)(hc_(attn|ffn|head)|(attn|ffn)_hc)")
+dump = DIALECT.dump
 LAYERS = ("Glm5NextTextDecoderLayer",)
 
 
@@ -49,24 +48,9 @@ def load(
         A `HyperConnection` for each of "layers.0.attn", "layers.0.ffn", …, and for "head" a `StreamHead` that takes
         the mean.
     """
-    places = keys.collect(state_dict, NAMINGS, MARKER, "GLM-5.3-Flash")
-    connections = mhc.load_places(places, streams, iterations, eps, norm_eps)
-    dim = next(iter(places.values()))["fn"].shape[1] // streams
+    connections = DIALECT.load(state_dict, streams, iterations, eps, norm_eps)
+    dim = cast(HyperConnection, next(iter(connections.values()))).dim
     return connections | {"head": StreamHead(dim, streams, "mean")}
-
-
-def dump(
-    connections: Mapping[str, nn.Module], names: str = "huggingface", prefix: str | None = None
-) -> dict[str, Tensor]:
-    """Return the tensors of connections that `load` made, under `"huggingface"` or `"original"` names.
-
-    Args:
-        connections: What `load` returned.
-        names: Which names.
-        prefix: What stands before every key instead of the names' own prefix.
-    """
-    checks.choice(names, NAMINGS, "names")
-    return mhc.dump_places(connections, NAMINGS[names], prefix)
 
 
 class Layer:

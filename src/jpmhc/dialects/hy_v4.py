@@ -8,13 +8,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from jpmhc import checks
 from jpmhc.connections import HyperConnection
 from jpmhc.dialects import keys, mhc
 from jpmhc.dialects.deepseek_v4 import Head
 
-_PARTS = {"": {part: part for part in mhc.PARTS}}
-NAMINGS = {
+_NAMINGS = {
     "huggingface": keys.Naming(
         "model.",
         {
@@ -22,7 +20,7 @@ NAMINGS = {
             "layers.{}.ffn": "layers.{}.ffn_hc.[part]",
             "head": "hc_head.hc_[part]",
         },
-        _PARTS,
+        mhc.SAME_NAMES,
     ),
     "original": keys.Naming(
         "model.",
@@ -31,10 +29,11 @@ NAMINGS = {
             "layers.{}.ffn": "layers.{}.hc_mlp_layer.hc_pre.hc_[part]",
             "head": "hc_head.hc_head_[part]",
         },
-        _PARTS,
+        mhc.SAME_NAMES,
     ),
 }
-MARKER = r"(^|\.)(hc_(attn_layer|mlp_layer|head)|(attn|ffn)_hc)\."
+DIALECT = mhc.Dialect("HY-V4", _NAMINGS, r"(^|\.)(hc_(attn_layer|mlp_layer|head)|(attn|ffn)_hc)\.")
+dump = DIALECT.dump
 LAYERS = ("HYV4DecoderLayer",)
 HEADS = ("HYV4HyperHead",)
 __all__ = ["HEADS", "LAYERS", "Head", "Layer", "dump", "load"]
@@ -60,22 +59,7 @@ def load(
     Returns:
         A `HyperConnection` for each of "layers.0.attn", "layers.0.ffn", …, and a `StreamHead` for "head".
     """
-    places = keys.collect(state_dict, NAMINGS, MARKER, "HY-V4")
-    return mhc.load_places(places, streams, None, eps, norm_eps, write_peak=magnitude, write_eps=eps)
-
-
-def dump(
-    connections: Mapping[str, nn.Module], names: str = "huggingface", prefix: str | None = None
-) -> dict[str, Tensor]:
-    """Return the tensors of connections that `load` made, under `"huggingface"` or `"original"` names.
-
-    Args:
-        connections: What `load` returned.
-        names: Which names.
-        prefix: What stands before every key instead of the names' own prefix.
-    """
-    checks.choice(names, NAMINGS, "names")
-    return mhc.dump_places(connections, NAMINGS[names], prefix)
+    return DIALECT.load(state_dict, streams, None, eps, norm_eps, write_peak=magnitude, write_eps=eps)
 
 
 class Layer:

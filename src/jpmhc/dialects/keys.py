@@ -21,11 +21,15 @@ class Naming:
         self.prefix, self.templates = prefix, templates
         self.parts = {place: parts.get(place, parts[""]) for place in templates}
 
+    def parts_of(self, place: str) -> dict[str, str]:
+        """Return the parts of a place such as "layers.0.attn", with their names in the key."""
+        return self.parts[re.sub(r"\d+", "{}", place)]
+
     def make_key(self, place: str, part: str, prefix: str | None = None) -> str:
         """Return the key of one part of a place such as "layers.0.attn"."""
         number = "".join(re.findall(r"\d+", place))
-        pattern = re.sub(r"\d+", "{}", place)
-        key = self.templates[pattern].format(number).replace("[part]", self.parts[pattern][part])
+        template = self.templates[re.sub(r"\d+", "{}", place)]
+        key = template.format(number).replace("[part]", self.parts_of(place)[part])
         return (self.prefix if prefix is None else prefix) + key
 
     def find(self, key: str) -> tuple[str, str, str] | None:
@@ -65,7 +69,7 @@ def collect(state_dict: Mapping[str, Tensor], namings: Mapping[str, Naming], mar
         raise ValueError(f"the state dict has no keys of {dialect}, such as {_example(namings)!r}")
     naming, prefix = namings[used[0]], used[1]
     for place, parts in places.items():
-        for part in naming.parts[re.sub(r"\d+", "{}", place)]:
+        for part in naming.parts_of(place):
             if part not in parts:
                 raise ValueError(f"the key {naming.make_key(place, part, prefix)!r} is missing from the state dict")
     _check_layers(places, naming, prefix)

@@ -1,6 +1,7 @@
 """What the dialects share that follow DeepSeek's mHC: sigmoid reads and writes, Sinkhorn used transposed."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,11 +9,92 @@ from torch import Tensor, nn
 
 from jpmhc import checks
 from jpmhc.connections import StreamHead
-from jpmhc.dialects.keys import Naming, Places, check_shape
+from jpmhc.dialects.keys import Naming, check_shape, collect
 from jpmhc.dialects.scaled import ScaledConnection, ScaledMap, ScaledParameters
 from jpmhc.mixers import Identity, Mixer, Sinkhorn
 
 PARTS = ("fn", "base", "scale")
+# The three numbers of "scale" where a model keeps each in a tensor of its own.
+SCALES = ("read_scale", "write_scale", "skip_scale")
+SAME_NAMES = {"": {part: part for part in PARTS}}  # of a model that calls the parts as we do
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """The names that a family of models gives to the tensors of its connections.
+
+    Attributes:
+        title: What the family is called, for messages.
+        namings: Its ways to name tensors.
+        marker: A pattern that every key of a connection matches, and no other key.
+    """
+
+    title: str
+    namings: Mapping[str, Naming]
+    marker: str
+
+    def load(
+        self,
+        state_dict: Mapping[str, Tensor],
+        streams: int,
+        iterations: int | None,
+        eps: float,
+        norm_eps: float,
+        **settings: Any,
+    ) -> dict[str, nn.Module]:
+        """Make a connection for every place in a state dict, and a learned head where a place is one."""
+        checks.at_least_one(streams, "streams")
+        checks.at_least_one(iterations, "iterations")
+        places = collect(state_dict, self.namings, self.marker, self.title)
+        return {
+            place: make_head(parts, streams, eps, norm_eps, place)
+            if place.endswith("head")
+            else make_connection(
+                join_scales(parts, place), streams, iterations, eps, norm_eps, borrowed=False, what=place, **settings
+            )
+            for place, parts in places.items()
+        }
+
+    def dump(
+        self, connections: Mapping[str, nn.Module], names: str | None = None, prefix: str | None = None
+    ) -> dict[str, Tensor]:
+        """Return the tensors of connections that `load` made, under the names of a model.
+
+        Args:
+            connections: What `load` returned.
+            names: Which names, such as "huggingface" or "original"; None: the first of the dialect's.
+            prefix: What stands before every key instead of the names' own prefix.
+        """
+        names = next(iter(self.namings)) if names is None else names
+        checks.choice(names, self.namings, "names")
+        naming = self.namings[names]
+        state: dict[str, Tensor] = {}
+        for place, module in connections.items():
+            tensors = read_parts(module, place)
+            if tensors and SCALES[0] in naming.parts_of(place):
+                tensors |= dict(zip(SCALES, tensors.pop("scale").split(1)))
+            for part, tensor in tensors.items():
+                state[naming.make_key(place, part, prefix)] = tensor
+        return state
+
+
+def join_scales(parts: Mapping[str, Tensor], what: str) -> ScaledParameters:
+    """Make the parameters of one connection, whose scales may come as three tensors of one number each."""
+    if "scale" in parts:
+        return ScaledParameters(**parts)
+    for name in SCALES:
+        if parts[name].numel() != 1:
+            raise ValueError(f"{what}.{name} must be one number, got the shape {list(parts[name].shape)}")
+    return ScaledParameters(parts["fn"], parts["base"], torch.cat([parts[name].reshape(1) for name in SCALES]))
+
+
+def read_parts(module: nn.Module, what: str) -> dict[str, Tensor]:
+    """Return the tensors of a connection or a head by part; a head without parameters has none."""
+    if isinstance(module, ScaledConnection):
+        return {part: getattr(module.map.source, part).detach() for part in PARTS}
+    if isinstance(module, StreamHead):
+        return dict(zip(PARTS, module.state_dict().values())) if module.kind == "learned" else {}
+    raise ValueError(f"{what} must be a connection or a head that load returned, got {type(module).__name__}")
 
 
 def make_connection(
@@ -25,6 +107,7 @@ def make_connection(
     borrowed: bool,
     what: str,
     kernels: str = "auto",
+    transposed: bool = True,
     **settings: Any,
 ) -> ScaledConnection:
     """Make the connection of `fn`, `base` and `scale`, after a check of their shapes.
@@ -38,9 +121,10 @@ def make_connection(
         borrowed: Whether the parameters stay another model's.
         what: Where they are from, for messages.
         kernels: As in `HyperConnection`.
-        settings: Others, as in `CoefficientMap.configure`.
+        transposed: Whether the skip is the Sinkhorn matrix transposed.
+        settings: Others, as in `ScaledMap`; a `read_eps` stands instead of `eps` at the reads.
     """
-    mixer = make_mixer(streams, iterations, eps)
+    mixer = make_mixer(streams, iterations, eps, transposed)
     logits, fn = 2 * streams + mixer.logits, parameters.fn
     if fn.ndim != 2 or fn.shape[1] % streams:
         raise ValueError(f"{what}.fn must have the shape [{logits}, {streams} * dim], got {list(fn.shape)}")
@@ -48,33 +132,19 @@ def make_connection(
     check_shape(parameters.base, (logits,), f"with {streams} streams {what}.base")
     check_shape(parameters.scale, (3 if mixer.logits else 2,), f"{what}.scale")
     dim = fn.shape[1] // streams
-    coefficients = ScaledMap(parameters, borrowed, dim, mixer, eps=norm_eps, read_eps=eps, **settings)
+    settings = {"eps": norm_eps, "read_eps": eps, **settings}
+    coefficients = ScaledMap(parameters, borrowed, dim, mixer, **settings)
     return ScaledConnection(coefficients, kernels=kernels)
 
 
-def make_mixer(streams: int, iterations: int | None, eps: float) -> Mixer:
-    """Make the skip: C by rows from a softmax on, T iterations that end with its columns, and H = Cᵀ."""
+def make_mixer(streams: int, iterations: int | None, eps: float, transposed: bool = True) -> Mixer:
+    """Make the skip: C by rows from a softmax on, T iterations that end with its columns, and H = Cᵀ or C."""
     if iterations is None:
         return Identity(streams)
+    first = "columns" if transposed else "rows"
     return Sinkhorn(
-        streams, iterations=iterations, gradient="unrolled", eps=eps, clamp=None, first="columns", transposed=True
+        streams, iterations=iterations, gradient="unrolled", eps=eps, clamp=None, first=first, transposed=transposed
     )
-
-
-def load_places(
-    places: Places, streams: int, iterations: int | None, eps: float, norm_eps: float, **settings: Any
-) -> dict[str, nn.Module]:
-    """Make a connection for every place, and a learned head where a place is one."""
-    checks.at_least_one(streams, "streams")
-    checks.at_least_one(iterations, "iterations")
-    return {
-        place: make_head(parts, streams, eps, norm_eps, place)
-        if place.endswith("head")
-        else make_connection(
-            ScaledParameters(**parts), streams, iterations, eps, norm_eps, borrowed=False, what=place, **settings
-        )
-        for place, parts in places.items()
-    }
 
 
 def make_head(parts: Mapping[str, Tensor], streams: int, eps: float, norm_eps: float, what: str) -> StreamHead:
@@ -90,18 +160,3 @@ def make_head(parts: Mapping[str, Tensor], streams: int, eps: float, norm_eps: f
         for name, part in zip(("weight", "bias", "scale"), PARTS):
             setattr(head, name, nn.Parameter(parts[part].detach().clone()))
     return head
-
-
-def dump_places(connections: Mapping[str, nn.Module], naming: Naming, prefix: str | None) -> dict[str, Tensor]:
-    """Return the tensors of connections and heads under a naming's keys."""
-    state: dict[str, Tensor] = {}
-    for place, module in connections.items():
-        if isinstance(module, ScaledConnection):
-            tensors = {part: getattr(module.map.source, part).detach() for part in PARTS}
-        elif isinstance(module, StreamHead):
-            tensors = dict(zip(PARTS, module.state_dict().values())) if module.kind == "learned" else {}
-        else:
-            raise ValueError(f"{place} must be a connection or a head that load returned, got {type(module).__name__}")
-        for part, tensor in tensors.items():
-            state[naming.make_key(place, part, prefix)] = tensor
-    return state

@@ -27,18 +27,21 @@ class ScaledParameters(nn.Module):
 
 
 class ScaledMap(CoefficientMap):
-    """Computes logits as m · scale + base with m = fn · rms(x); the parameters lie in another module.
+    """Computes logits as m · scale + base with m = fn · norm(x); the parameters lie in another module.
 
     Args:
         parameters: A module with `fn`, `base` and `scale`. They are looked up at every call, so that whatever moves,
             shards or replaces them there is seen here.
         borrowed: Whether the parameters belong to a model that goes on to own them; else they become the map's.
+        norm: As in `HyperConnection`.
         settings: As in `CoefficientMap.configure`.
     """
 
-    def __init__(self, parameters: nn.Module, borrowed: bool, dim: int, mixer: Mixer, **settings: Any) -> None:
+    def __init__(
+        self, parameters: nn.Module, borrowed: bool, dim: int, mixer: Mixer, norm: str = "rms", **settings: Any
+    ) -> None:
         SettingsModule.__init__(self)
-        self.configure(dim, mixer, "rms", "sigmoid", "sigmoid", 1.0, **settings)
+        self.configure(dim, mixer, norm, "sigmoid", "sigmoid", 1.0, **settings)
         self.favoured, self._filled = 0, True
         if borrowed:
             self.__dict__["source"] = parameters

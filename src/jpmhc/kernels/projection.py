@@ -76,7 +76,9 @@ def finish(
 ):
     """Statistics and logits from W x and the sums of x and x² over a token."""
     mean = total / ND if S.norm == "layer" else total * 0.0  # what the norm subtracts
-    scale = tl.rsqrt(tl.maximum(square / ND - mean * mean, 0.0) + S.eps)  # what it multiplies by
+    variance = tl.maximum(square / ND - mean * mean, 0.0)
+    # what it multiplies by
+    scale = 1.0 / (tl.sqrt(variance) + S.eps) if S.norm == "rms_outside" else tl.rsqrt(variance + S.eps)
     tl.store(stats + rows * 2, mean, mask=inside)
     tl.store(stats + rows * 2 + 1, scale, mask=inside)
     k = tl.arange(0, KP)

@@ -112,6 +112,8 @@ def _logits_backward(
         mean = tl.load(stats + rows * 2, mask=inside, other=0.0)
         scale = tl.load(stats + rows * 2 + 1, mask=inside, other=0.0)
         along = tl.sum(gl * raw, axis=1) * scale * scale / ND
+        if S.norm == "rms_outside":  # 1 - eps · scale is the share of the root in what x was divided by
+            along = along / tl.maximum(1.0 - S.eps * scale, 1e-7)
         level = mean * along
         if S.norm == "layer":
             level -= tl.sum(gl * tl.load(sums + k)[None, :], axis=1) * scale / ND

@@ -18,8 +18,9 @@ class Spec:
     Attributes:
         mixer: How H comes from its logits: the mixer's `TritonForm`. The kernels call its functions, whatever they do.
         d: Width of a stream, a multiple of 8, at most 8192.
-        norm: Weightless norm before the projection, `"layer"` or `"rms"`, over all n·d numbers of a token.
-        eps: Added to the variance (or mean square) inside the norm.
+        norm: Weightless norm before the projection, over all n·d numbers of a token: `"layer"`, `"rms"`, or
+            `"rms_outside"`, which divides by the root mean square plus eps.
+        eps: Added to the variance (or mean square) inside the norm, or to its root.
         read: How the read logits become n weights: `"softmax_matrix"` (n² logits), `"softmax"` or `"sigmoid"` (n).
         write: The same for the write weights.
         temperature: Divides the read and write logits.

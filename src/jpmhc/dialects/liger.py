@@ -1,0 +1,82 @@
+"""Liger-Kernel's `LigerMHC`: the connections of DeepSeek-V4 with the Sinkhorn matrix used as it is, not transposed.
+
+The module wraps any layer, so that a model's connections lie where its author put them: every path in the state dict
+below which there is an `alpha_res` is one. Its projection `phi` is stored transposed, its scales as three numbers.
+"""
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from jpmhc import checks
+from jpmhc.dialects import mhc
+
+_ALPHAS = ("alpha_pre", "alpha_post", "alpha_res")
+
+
+def load(
+    state_dict: Mapping[str, Tensor],
+    *,
+    streams: int = 4,
+    iterations: int = 20,
+    eps: float = 1e-6,
+    norm_eps: float = 1e-6,
+    read_eps: float = 0.0,
+    write_peak: float = 2.0,
+) -> dict[str, nn.Module]:
+    """Make the connections of a model with `LigerMHC` modules from its state dict.
+
+    Args:
+        state_dict: The model's tensors; other tensors, those of the wrapped layers too, are left alone.
+        streams: `hc` of the modules.
+        iterations: `tmax`.
+        eps: `sinkhorn_eps`.
+        norm_eps: `rms_eps`.
+        read_eps: `pre_eps`.
+        write_peak: `post_mult`.
+
+    Returns:
+        A `HyperConnection` for the path of each module.
+    """
+    checks.at_least_one(streams, "streams")
+    checks.at_least_one(iterations, "iterations")
+    places = [key.removesuffix(_ALPHAS[-1]) for key in state_dict if f".{key}".endswith(f".{_ALPHAS[-1]}")]
+    if not places:
+        raise ValueError("the state dict has no keys of LigerMHC, such as 'blocks.0.attn.alpha_res'")
+    connections: dict[str, nn.Module] = {}
+    for place in places:
+        for name in ("phi", "b", *_ALPHAS):
+            if place + name not in state_dict:
+                raise ValueError(f"the key {place + name!r} is missing from the state dict")
+        phi, base, *alphas = (state_dict[place + name] for name in ("phi", "b", *_ALPHAS))
+        parts = {"fn": phi.mT.contiguous(), "base": base, **dict(zip(mhc.SCALES, alphas))}
+        path = place.removesuffix(".")
+        connections[path] = mhc.make_connection(
+            mhc.join_scales(parts, path),
+            streams,
+            iterations,
+            eps,
+            norm_eps,
+            borrowed=False,
+            what=path,
+            transposed=False,
+            read_eps=read_eps,
+            write_peak=write_peak,
+        )
+    return connections
+
+
+def dump(connections: Mapping[str, nn.Module], prefix: str = "") -> dict[str, Tensor]:
+    """Return the tensors of connections that `load` made, under the names of `LigerMHC`.
+
+    Args:
+        connections: What `load` returned.
+        prefix: What stands before every key.
+    """
+    state: dict[str, Tensor] = {}
+    for path, module in connections.items():
+        place = f"{prefix}{path}." if path else prefix
+        parts = mhc.read_parts(module, path)
+        state |= {f"{place}phi": parts["fn"].mT.contiguous(), f"{place}b": parts["base"]}
+        state |= {place + name: scale.reshape(()) for name, scale in zip(_ALPHAS, parts["scale"])}
+    return state
