@@ -100,6 +100,22 @@ def test_a_missing_extra_is_one_sentence(command, package, extra):
     assert ended.stderr == f"jpmhc {command} needs {package}: pip install 'jpmhc[{extra}]'\n"
 
 
+def test_ctrl_c_while_packages_are_imported_is_one_line():
+    script = """
+import os, signal, sys
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupts())
+from jpmhc.cli import main
+main(["train"])
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ended.returncode == 130
+    assert ended.stderr == "jpmhc: interrupted\n"
+
+
 def test_ctrl_c_is_one_line(monkeypatch, capsys):
     def interrupted(words):
         raise KeyboardInterrupt

@@ -4,10 +4,15 @@ A command is one file here that has a function `main(words)`: it parses its opti
 `jpmhc --help` and `jpmhc --version` import nothing.
 """
 
+import contextlib
 import difflib
+import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from importlib import import_module
+from types import FrameType
 from typing import NoReturn
 
 from jpmhc import __version__
@@ -63,7 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run_command(name: str, words: list[str]) -> None:
     try:
-        import_module(f"jpmhc.cli.{name.replace('-', '_')}").main(words)
+        with _ending_at_once_on_interrupt():
+            command = import_module(f"jpmhc.cli.{name.replace('-', '_')}")
+        command.main(words)
     except ModuleNotFoundError as error:
         package = (error.name or "").split(".")[0]
         if package not in EXTRAS:
@@ -73,6 +80,24 @@ def _run_command(name: str, words: list[str]) -> None:
         _stop(f"jpmhc: {_cut_in_the_middle(str(error))}")
     except KeyboardInterrupt:
         _stop("jpmhc: interrupted", status=130)
+
+
+@contextlib.contextmanager
+def _ending_at_once_on_interrupt() -> Iterator[None]:
+    """End on Ctrl-C without an exception, which packages that are being imported would turn into other ones."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        os.write(2, b"jpmhc: interrupted\n")
+        os._exit(130)
+
+    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def _describe_commands() -> str:

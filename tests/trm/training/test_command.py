@@ -125,6 +125,14 @@ def test_a_run_ended_by_a_signal_has_its_status(tmp_path, capsys, monkeypatch, n
     assert f"stopped by a signal after 1 steps; checkpoint: {tmp_path / 'checkpoints' / 'step-00000001'}" in said
 
 
+def test_ctrl_c_while_the_puzzles_are_prepared_is_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(TASKS["sudoku"], "build", lambda task: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", *SIZE, "--out", str(tmp_path / "run")])
+    assert stopped.value.code == 130
+    assert capsys.readouterr().err == "preparing the puzzles\njpmhc: interrupted\n"
+
+
 @pytest.mark.parametrize("command", ["evaluate", "predict"])
 @pytest.mark.parametrize(
     ("options", "sentence"),

@@ -2,12 +2,13 @@
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
 
-from jpmhc.trm.training import run_folder
+from jpmhc.trm.training import loop, run_folder
 from jpmhc.trm.training.loop import train
 from tests.trm.training.small_run import small, trained
 
@@ -65,6 +66,25 @@ def test_a_run_that_cannot_be_written_to_is_refused_in_words(tmp_path):
     (tmp_path / "config.json").mkdir()
     with pytest.raises(ValueError, match=rf"^cannot write to {tmp_path} \(Is a directory\): name another --out$"):
         train(small(tmp_path, steps=3, resume="latest"))
+
+
+@pytest.mark.parametrize("how", ["removed", "renamed", "replaced"])
+def test_a_folder_that_goes_under_a_run_ends_it_in_one_line(tmp_path, monkeypatch, capfd, how):
+    run, step = tmp_path / "run", loop.take_step
+
+    def losing(learner, *arguments, **options):
+        if learner.step == 2:
+            shutil.rmtree(run) if how == "removed" else run.rename(tmp_path / "elsewhere")
+            if how == "replaced":
+                run.mkdir()
+        return step(learner, *arguments, **options)
+
+    monkeypatch.setattr(loop, "take_step", losing)
+    said = rf"^{run} was removed or renamed while the run wrote to it, after step \d: .*--resume latest$"
+    with pytest.raises(run_folder.FolderGone, match=said):
+        train(small(run, steps=6, checkpoint_every=4))
+    assert not (run / "checkpoints").exists()
+    assert capfd.readouterr().err == "preparing the puzzles\n"
 
 
 def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch):

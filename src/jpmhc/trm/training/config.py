@@ -13,6 +13,7 @@ from jpmhc.trm.model import RecursiveConfig
 from jpmhc.trm.tasks import counter
 from jpmhc.trm.tasks.registry import TASKS, kind_of
 from jpmhc.trm.tasks.task import TaskConfig
+from jpmhc.trm.training.processes import PATIENCE
 
 Strategy = Literal["ddp", "zero1", "zero2", "zero3"]
 Preset = Literal["paper", "trm", "arc-small", "laptop"]
@@ -30,6 +31,7 @@ _COUNTS = (
 _INTERVALS = {
     "[0, inf)": ("warmup", "evaluate_every", "lr", "weight_decay", "puzzle_lr", "puzzle_weight_decay", "frame_lr"),
     "(0, inf]": ("clip",),
+    "(0, 1e6]": ("patience",),
     "[0, 1)": ("ema",),
 }
 
@@ -88,6 +90,8 @@ class TrainConfig:
     """Compile the step."""
     strategy: Strategy = "ddp"
     """How several processes share the work (start them with torchrun): replicas, or DeepSpeed's ZeRO stages."""
+    patience: float = PATIENCE
+    """Seconds that processes wait for one that does not answer before they give the run up."""
 
     out: Path = Path("out/train")
     """Folder of the run: configuration, log, checkpoints."""

@@ -2,12 +2,14 @@
 
 import json
 import math
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from jpmhc.trm.json_text import NotJson, parse_json
+from jpmhc.trm.training.run_folder import FolderGone
 
 
 class Log:
@@ -19,9 +21,13 @@ class Log:
         run: Folder of the run.
         done: Steps already done.
         writes: Whether this process writes: the first of several does.
+        require_folder: Called before every line; raises `FolderGone` where the folder is no longer there.
     """
 
-    def __init__(self, run: Path, done: int = 0, writes: bool = True) -> None:
+    def __init__(
+        self, run: Path, done: int = 0, writes: bool = True, require_folder: Callable[[], None] = lambda: None
+    ) -> None:
+        self.require_folder = require_folder
         self.file: Any = None
         self.board: Any = None
         self.known: set[tuple[str, int]] = set()  # (kind, step) of the lines kept
@@ -49,12 +55,14 @@ class Log:
 
     def write(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """Write values under a kind ("train", "evaluate", …); numbers also go to TensorBoard as kind/name."""
+        self.require_folder()
         if self.file is not None:
             self.file.write(json.dumps({"kind": kind, "step": step, **_name_non_finite(values)}) + "\n")
             self.file.flush()
         if self.board is not None:
             for name, value in _list_numbers(values):
                 self.board.add_scalar(f"{kind}/{name}", value, step)
+            self.board.flush()  # its thread would fail with a traceback where the folder goes before it has written
 
     def __enter__(self) -> Self:
         return self
@@ -62,9 +70,10 @@ class Log:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for open_file in (self.file, self.board):
-            if open_file is not None:
-                open_file.close()
+        if self.file is not None:
+            self.file.close()
+        if self.board is not None and not isinstance(error, FolderGone):  # whose thread would write once more, and fail
+            self.board.close()
 
 
 def _parse_line(line: bytes) -> dict[str, Any] | None:

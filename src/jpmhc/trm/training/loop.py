@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,10 +23,12 @@ from jpmhc.trm.training.config import TrainConfig
 from jpmhc.trm.training.environment import describe_environment
 from jpmhc.trm.training.learner import Learner, refuse_other_run
 from jpmhc.trm.training.log import Log
+from jpmhc.trm.training.lost_processes import LostProcess, name_ranks, naming_lost_processes
 from jpmhc.trm.training.mixing import mixing_statistics
 from jpmhc.trm.training.prefetch import Prefetcher
 from jpmhc.trm.training.processes import World, join_processes
 from jpmhc.trm.training.progress import Display
+from jpmhc.trm.training.run_folder import FolderGone
 from jpmhc.trm.training.step import NonFiniteLoss, describe_step, take_step
 from jpmhc.trm.training.strategies import refuse_strategy
 
@@ -52,7 +55,7 @@ def train(config: TrainConfig) -> Outcome:
     """Run a configuration to its end, or until SIGTERM or Ctrl-C, which save a checkpoint first."""
     if config.resume == "no":
         run_folder.refuse_used_folder(config.out)
-    with join_processes(config.device) as world, Display(world.rank == 0) as display:
+    with join_processes(config.device, config.patience) as world, Display(world.rank == 0) as display:
         found = None if config.resume == "no" else checkpoint.find_checkpoint(config.out, config.resume)
         return Trainer(config, world, found, display).run()
 
@@ -91,13 +94,16 @@ class Trainer:
         self.saved = None if resume is None else resume.path
         self.scores = self._make_scorer().scorable
         self.stop: signal.Signals | None = None
+        self.require_folder: Callable[[], None] = lambda: None
         self.evaluating = False
         self.metrics: dict[str, Any] = {}
 
     def run(self) -> Outcome:
         """Train to the last step."""
         chief = self.world.rank == 0
-        with run_folder.lock_folder(self.config.out, new=self.saved is None) if chief else contextlib.nullcontext():
+        out, new = self.config.out, self.saved is None
+        with run_folder.lock_folder(out, new) if chief else contextlib.nullcontext(lambda: None) as require_folder:
+            self.require_folder = require_folder
             return self._run()
 
     def _run(self) -> Outcome:
@@ -112,7 +118,10 @@ class Trainer:
         self.world.wait()
         previous = {number: signal.signal(number, self._request_stop) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
-            with Log(config.out, self.learner.step, chief) as log:
+            with (
+                naming_lost_processes(self.world.pulse, self._describe_state),
+                Log(config.out, self.learner.step, chief, self.require_folder) as log,
+            ):
                 if chief:
                     log.write("start", self.learner.step, describe_environment(self.world))
                 if log.damaged:
@@ -127,17 +136,29 @@ class Trainer:
                 self._train_steps(log)
         except Stopped:
             self.stop = self.stop or signal.SIGTERM  # where another process was asked
+            if self.world.pulse is not None and (lost := self.world.pulse.find_silent()):
+                raise LostProcess(f"{name_ranks(lost)} lost {self._describe_state()}") from None
+        except LostProcess:
+            raise
+        except FolderGone as gone:
+            step = self.learner.step
+            raise FolderGone(
+                f"{gone}, after step {step}: a renamed one is gone on with by --out and --resume latest"
+            ) from None
         except OSError as refusal:
-            rest = "nothing was saved" if self.saved is None else f"--resume latest goes on from {self.saved.name}"
             reason = refusal.strerror or refusal
-            raise OSError(
-                f"cannot write to {config.out} ({reason}) after step {self.learner.step}; {rest}"
-            ) from refusal
+            raise OSError(f"cannot write to {config.out} ({reason}) {self._describe_state()}") from refusal
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
         assert self.saved is not None
         return Outcome(self.learner.step, self.stop, self.saved, {} if self.stop else self.metrics)
+
+    def _describe_state(self) -> str:
+        """Say how far the run is and what it can be gone on from."""
+        saved = checkpoint.list_folders(self.config.out)  # this process may not know yet that one was finished
+        rest = f"--resume latest goes on from {saved[-1].name}" if saved else "nothing was saved"
+        return f"after step {self.learner.step}; {rest}"
 
     def _report_changes(self, resumed: Checkpoint) -> None:
         """Say which checkpoint is resumed and with what changes; keep the configuration of the run so far."""
@@ -176,6 +197,7 @@ class Trainer:
             evaluates = self._evaluates(learner.step)
             # Saved before it is evaluated, which may take long: what was trained cannot be lost any more.
             if evaluates or sums.stop or learner.step % config.checkpoint_every == 0:
+                self.require_folder()  # or it would be made again
                 self.saved = learner.save(config.out)
             if sums.stop:
                 raise Stopped

@@ -4,11 +4,16 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from jpmhc.trm.training.lost_processes import Pulse, naming_lost_processes
+
+PATIENCE = 600.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -18,6 +23,8 @@ class World:
     rank: int
     size: int
     device: torch.device
+    pulse: Pulse | None = None
+    """Finds out which of the others was lost, where there are others."""
 
     def rows(self, batch: int, accumulate: int) -> range:
         """Return this process's part of the rows of a batch."""
@@ -49,11 +56,12 @@ class World:
 
 
 @contextlib.contextmanager
-def join_processes(device: str) -> Iterator[World]:
+def join_processes(device: str, patience: float = PATIENCE) -> Iterator[World]:
     """Enter the group of processes that torchrun started; without torchrun, this process is alone.
 
     Args:
         device: "cpu", "cuda", or "auto" for a GPU where there is one.
+        patience: Seconds that a process waits for another one before it gives up.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device=cuda was asked for, but PyTorch sees no CUDA device")
@@ -65,8 +73,12 @@ def join_processes(device: str) -> Iterator[World]:
     if size == 1:
         yield World(0, 1, where)
         return
-    dist.init_process_group("nccl" if cuda else "gloo", device_id=where if cuda else None)
+    wait = timedelta(seconds=patience)
+    dist.init_process_group("nccl" if cuda else "gloo", device_id=where if cuda else None, timeout=wait)
+    pulse = Pulse(rank, size)
     try:
-        yield World(rank, size, where)
+        with naming_lost_processes(pulse, lambda: "before the end: start the processes again"):
+            yield World(rank, size, where, pulse)
     finally:
+        pulse.end()
         dist.destroy_process_group()

@@ -2,8 +2,9 @@
 
 import contextlib
 import fcntl
+import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -19,9 +20,15 @@ def refuse_used_folder(run: Path) -> None:
     _refuse_remains(run)
 
 
+class FolderGone(OSError):
+    """The folder of a run was removed or renamed while the run went on."""
+
+
 @contextlib.contextmanager
-def lock_folder(run: Path, new: bool) -> Iterator[None]:
+def lock_folder(run: Path, new: bool) -> Iterator[Callable[[], None]]:
     """Lock the folder, made if need be, for this process; the lock ends with the process, however that ends.
+
+    Yields a function that raises `FolderGone` when the folder is no longer where it was.
 
     Args:
         run: The folder.
@@ -34,7 +41,16 @@ def lock_folder(run: Path, new: bool) -> Iterator[None]:
         _take_lock(file, fcntl.LOCK_EX, run)
         if new:
             _refuse_remains(run)
-        yield
+
+        def require_folder() -> None:
+            try:
+                same = os.path.samestat(os.stat(run / _LOCK), os.fstat(file.fileno()))
+            except OSError:
+                same = False
+            if not same:
+                raise FolderGone(f"{run} was removed or renamed while the run wrote to it")
+
+        yield require_folder
 
 
 @contextlib.contextmanager

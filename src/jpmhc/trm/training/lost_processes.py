@@ -1,0 +1,122 @@
+"""Finding out which process of a run was lost, when the others notice that one does not answer any more.
+
+The transport says only that a connection was closed or that time is over. So every process also writes a number to the
+group's store twice a second, its pulse: a process that died or was stopped has none. Where all have one, some process
+is busy with something that does not end: it is the one that has not given up waiting as the others have.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import torch.distributed as dist
+
+_BEAT = 0.5  # seconds between two numbers
+_SILENCE = 3.0  # seconds without a new number after which a process counts as lost
+_GRACE = 5.0  # seconds in which processes that wait for the same one give up after each other
+
+
+class LostProcess(ConnectionError):
+    """A process of the group died or does not answer; the message says which and what to do."""
+
+
+class Pulse:
+    """Tells the other processes that this one lives, and finds out which of them do not.
+
+    Args:
+        rank: Number of this process.
+        size: How many processes there are.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        # A connection of its own: one that waits for an answer would keep the thread from writing.
+        self.beating, self.asking = (
+            dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=_GRACE)) for _ in range(2)
+        )
+        self.ended = threading.Event()
+        threading.Thread(target=self._beat, name="pulse", daemon=True).start()
+
+    def _beat(self) -> None:
+        number = 0
+        with contextlib.suppress(dist.DistError):  # without the store's process there is nobody to tell
+            while not self.ended.is_set():
+                self.beating.set(f"pulse {self.rank}", str(number := number + 1))
+                self.ended.wait(_BEAT)
+
+    def end(self) -> None:
+        """Stop writing numbers."""
+        self.ended.set()
+
+    def find_silent(self) -> list[int]:
+        """Return the processes that have no pulse; takes some seconds."""
+        return self._ask(self._compare_pulses)
+
+    def find_lost(self) -> list[int]:
+        """Return the processes that have no pulse, or else those that have not given up as this one does now."""
+        return self._ask(self._compare_pulses_and_patience)
+
+    def _ask(self, question: Callable[[], list[int]]) -> list[int]:
+        """Ask the store in a thread: an answer never comes from a store whose process was stopped."""
+        answers: list[list[int]] = []
+
+        def ask() -> None:
+            with contextlib.suppress(dist.DistError):  # the store's process is gone
+                answers.append(question())
+
+        asking = threading.Thread(target=ask, name="pulse of the others", daemon=True)
+        asking.start()
+        asking.join(2 * (_SILENCE + _GRACE))
+        return answers[0] if answers else [0]  # the first process has the store, unless torchrun does
+
+    def _compare_pulses(self) -> list[int]:
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        before = {rank: self._read(f"pulse {rank}") for rank in others}
+        time.sleep(_SILENCE)
+        silent = [rank for rank in others if self._read(f"pulse {rank}") == before[rank]]
+        if self.rank == 0:
+            time.sleep(_SILENCE)  # the store may be this process's: the others still ask it
+        return silent
+
+    def _compare_pulses_and_patience(self) -> list[int]:
+        self.asking.set(f"gave up {self.rank}", "yes")
+        if silent := self._compare_pulses():
+            return silent
+        waiting = {rank for rank in range(self.size) if rank != self.rank}
+        until = time.monotonic() + _GRACE
+        while waiting and time.monotonic() < until:
+            waiting = {rank for rank in waiting if self._read(f"gave up {rank}") is None}
+            time.sleep(_BEAT)
+        return sorted(waiting)
+
+    def _read(self, key: str) -> bytes | None:
+        return self.asking.get(key) if self.asking.check([key]) else None
+
+
+@contextlib.contextmanager
+def naming_lost_processes(pulse: Pulse | None, describe: Callable[[], str]) -> Iterator[None]:
+    """Turn the transport's errors into a sentence that names the processes that were lost.
+
+    Args:
+        pulse: This process's; None: it is alone.
+        describe: Says when they were lost and how to go on.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if pulse is None or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            raise
+        raise LostProcess(f"{name_ranks(pulse.find_lost())} lost {describe()}") from None
+
+
+def name_ranks(ranks: list[int]) -> str:
+    """Write the numbers of processes as the subject of a sentence, with its verb."""
+    if not ranks:
+        return "the connection between the processes was"
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} was"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]} were"

@@ -1,0 +1,103 @@
+"""Processes that die, stop or hang are named by the others."""
+
+import contextlib
+import subprocess
+import sys
+from datetime import timedelta
+from functools import partial
+
+import pytest
+import torch.distributed as dist
+
+from jpmhc.trm.training import lost_processes
+from jpmhc.trm.training.lost_processes import LostProcess, Pulse, name_ranks, naming_lost_processes
+
+
+@pytest.fixture
+def store(monkeypatch):
+    """A store such as torchrun has, and seconds that are shorter."""
+    monkeypatch.setattr(lost_processes, "_BEAT", 0.02)
+    monkeypatch.setattr(lost_processes, "_SILENCE", 0.4)
+    monkeypatch.setattr(lost_processes, "_GRACE", 0.4)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=5))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+    return store
+
+
+@pytest.fixture
+def pulses(store):
+    """Three processes that live."""
+    with contextlib.ExitStack() as end:
+        made = [Pulse(rank, 3) for rank in range(3)]
+        for pulse in made:
+            end.callback(pulse.end)
+        yield made
+
+
+def test_a_process_without_pulse_is_lost(pulses):
+    assert pulses[1].find_silent() == []
+    pulses[2].end()
+    assert pulses[1].find_silent() == [2]
+    assert pulses[0].find_lost() == [2]
+
+
+def test_a_process_that_lives_and_does_not_give_up_hangs(pulses):
+    pulses[0].asking.set("gave up 0", "yes")
+    assert pulses[1].find_lost() == [2]
+
+
+def test_errors_of_the_transport_become_a_sentence_and_others_stay(pulses):
+    pulses[0].end()
+    naming = partial(naming_lost_processes, pulses[1], lambda: "after step 7")
+    with pytest.raises(LostProcess, match=r"^rank 0 was lost after step 7$"), naming():
+        raise RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer")
+    with pytest.raises(RuntimeError, match="shapes differ"), naming():
+        raise RuntimeError("shapes differ")
+
+
+def test_ranks_are_the_subject_of_a_sentence():
+    assert [name_ranks(ranks) for ranks in ([], [1], [0, 2], [0, 2, 3])] == [
+        "the connection between the processes was",
+        "rank 1 was",
+        "ranks 0 and 2 were",
+        "ranks 0, 2 and 3 were",
+    ]
+
+
+@pytest.mark.parametrize("how", ["dies", "hangs"])
+def test_a_run_names_the_rank_that(how, tmp_path):
+    """Two real processes, of which the second dies or hangs in its fourth step."""
+    script = f"""
+import os, signal, sys, time
+from pathlib import Path
+from jpmhc.trm.training import loop, lost_processes
+from tests.campaign.forked import find_port, start_run
+from tests.trm.training.small_run import small
+
+lost_processes._SILENCE = lost_processes._GRACE = 1.0
+
+def fail():
+    step = loop.take_step
+    def failing(learner, *arguments, **options):
+        if learner.step == 3:
+            os.kill(os.getpid(), signal.SIGKILL) if {how!r} == "dies" else time.sleep(600)
+        return step(learner, *arguments, **options)
+    loop.take_step = failing
+
+folder, port = Path({str(tmp_path)!r}), find_port()
+config = small(folder / "run", steps=9, checkpoint_every=2, patience=2.0)
+second = start_run(config, folder / "second", fail, rank=1, size=2, port=port)
+first = start_run(config, folder / "first", rank=0, size=2, port=port)
+status = first.wait(60)
+second.kill(signal.SIGKILL)
+first.kill(signal.SIGKILL)
+sys.exit(status)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], timeout=90)
+    said = (tmp_path / "first").read_text().splitlines()
+    assert ended.returncode == 2
+    assert said == [
+        "preparing the puzzles",
+        "jpmhc: rank 1 was lost after step 3; --resume latest goes on from step-00000002",
+    ]
