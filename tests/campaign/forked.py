@@ -6,6 +6,7 @@ The process that forks must not have used autograd or a thread pool of torch its
 import os
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch._dynamo  # optimisers and TensorBoard import these when they are first used: in every process anew
+import torch.utils.tensorboard
 
 from jpmhc.cli.train import run_training
 from jpmhc.trm.training.config import TrainConfig
@@ -97,6 +100,11 @@ def start_run(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def make_folder() -> tempfile.TemporaryDirectory[str]:
+    """Make a temporary folder, in memory where that is possible: what a kill leaves does not depend on the disk."""
+    return tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
 
 
 def find_port() -> int:

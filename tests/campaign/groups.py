@@ -7,5 +7,8 @@ with a message that says how to see it again.
 """
 
 GROUPS = {
+    "kills": "tests.campaign.kills",
+    "distributed-kills": "tests.campaign.distributed_kills",
+    "damage": "tests.campaign.damage",
     "hostile-tasks": "tests.campaign.hostile_tasks",
 }

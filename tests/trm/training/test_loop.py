@@ -328,3 +328,11 @@ def test_a_run_whose_tasks_moved_goes_on_and_is_evaluated_from_anywhere(tmp_path
         train(configured("other", steps=4, resume="latest"))
     with pytest.raises(ValueError, match="without evaluation tasks, so that none can have moved: leave out --evaluati"):
         evaluate_checkpoints(dataclasses.replace(choices, task_options={"evaluation_tasks": Path("moved")}))
+
+
+def test_an_evaluation_does_not_move_the_random_generator(tmp_path):
+    """A run that is killed after an evaluation does not make it again, and must save the same state as one that did."""
+    trainer = trained(small(tmp_path, steps=1))
+    before = torch.get_rng_state()
+    trainer.evaluate()
+    assert torch.equal(torch.get_rng_state(), before)

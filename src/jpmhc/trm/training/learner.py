@@ -106,7 +106,8 @@ class Learner:
         Every process must call this.
         """
         task, device = self.task, self.world.device
-        model = RecursiveModel(self.config.model, task.vocabulary, task.length, 1).to(device)
+        with torch.random.fork_rng(devices=[]):  # the state that a checkpoint saves must not depend on evaluations
+            model = RecursiveModel(self.config.model, task.vocabulary, task.length, 1).to(device)
         model.puzzles = self.model.puzzles
         tensors = self.distributed.tensors() if self.average is None else self.average.averages
         model.core.load_state_dict(self._state_dict_with(tensors))

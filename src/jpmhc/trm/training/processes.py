@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from jpmhc.trm.training.lost_processes import Pulse, naming_lost_processes
+from jpmhc.trm.training.lost_processes import LostProcess, Pulse, naming_lost_processes
 
 PATIENCE = 600.0  # seconds
 
@@ -74,8 +74,12 @@ def join_processes(device: str, patience: float = PATIENCE) -> Iterator[World]:
         yield World(0, 1, where)
         return
     wait = timedelta(seconds=patience)
-    dist.init_process_group("nccl" if cuda else "gloo", device_id=where if cuda else None, timeout=wait)
-    pulse = Pulse(rank, size)
+    try:
+        dist.init_process_group("nccl" if cuda else "gloo", device_id=where if cuda else None, timeout=wait)
+        pulse = Pulse(rank, size)
+    except RuntimeError as error:
+        said = str(error).splitlines()[0]
+        raise LostProcess(f"the processes did not meet within {patience:g} s: start them again ({said})") from error
     try:
         with naming_lost_processes(pulse, lambda: "before the end: start the processes again"):
             yield World(rank, size, where, pulse)
