@@ -10,13 +10,6 @@ from matplotlib.figure import Figure
 
 from jpmhc.trm.comparison.statistics import student_quantile
 
-# Curves that are drawn: title, group, name, whether the axis is logarithmic.
-_PANELS = (
-    ("validation loss", "validation", "loss", False),
-    ("gradient norm", "train", "gradient_norm", True),
-    ("share of singular values of ∏H below 0.1", "mixing", "collapsed", False),
-)
-
 
 def format_table(result: dict[str, Any]) -> str:
     """Write a comparison as a table in Markdown: means with standard errors, paired differences with 95 % intervals."""
@@ -56,31 +49,47 @@ def _format_mean(metric: dict[str, Any], form: str) -> str:
 
 
 def draw_comparison(result: dict[str, Any], path: Path) -> Path:
-    """Draw the curves of every mixer, means over seeds in bands of their 95 % intervals, and the final differences."""
+    """Draw a comparison: four panels, means over seeds in bands of their 95 % intervals.
+
+    The panels are the validation loss along training minus the baseline's with the same seed, the gradient's norm, how
+    much of the product of all skips has collapsed, and the final differences.
+    """
     figure = Figure(figsize=(13, 8), layout="constrained")
     axes = figure.subplots(2, 2).flatten()
-    colours = matplotlib.colormaps["tab20"].colors  # type: ignore[attr-defined]
+    baseline = result["settings"]["baseline"]
     mixers = [row["mixer"] for row in result["summary"]]
-    for axis, (title, group, name, logarithmic) in zip(axes, _PANELS):
-        for mixer, colour in zip(mixers, colours):
-            curves = [run["curves"][group] for run in result["runs"] if run["mixer"] == mixer and run["final"]]
-            _draw_band(axis, [curve for curve in curves if curve], name, mixer, colour)
-        axis.set(title=title, xlabel="step", yscale="log" if logarithmic else "linear")
-    axes[0].legend(fontsize="small", ncols=2)
-    _draw_differences(axes[3], result, dict(zip(mixers, colours)))
-    figure.savefig(path, dpi=120)
+    palette = matplotlib.colormaps["tab20"].colors  # type: ignore[attr-defined]
+    colours = dict(zip(mixers, palette))
+    runs = {(run["mixer"], run["seed"]): run["curves"] for run in result["runs"] if run["final"]}
+    for mixer in mixers:
+        own = {seed: curves for (which, seed), curves in runs.items() if which == mixer}
+        pairs = [
+            (own[seed]["validation"], runs[baseline, seed]["validation"]) for seed in own if (baseline, seed) in runs
+        ]
+        if mixer != baseline and pairs:
+            gaps = [np.subtract(mine["loss"], theirs["loss"]) for mine, theirs in pairs]
+            _draw_band(axes[0], pairs[0][0]["step"], gaps, mixer, colours[mixer])
+        for axis, group, name in ((axes[1], "train", "gradient_norm"), (axes[2], "mixing", "collapsed")):
+            curves = [curve[group] for curve in own.values() if curve[group]]
+            if curves:
+                _draw_band(axis, curves[0]["step"], [curve[name] for curve in curves], mixer, colours[mixer])
+    axes[0].axhline(0, color="0.5", linewidth=1)
+    axes[0].set(title=f"validation loss minus that of {baseline}, paired by seed", xlabel="step")
+    axes[1].set(title="norm of the gradient", xlabel="step", yscale="log")
+    axes[2].set(title="share of singular values of ∏H below 0.1", xlabel="step", ylim=(-0.02, 1.02))
+    axes[1].legend(fontsize="small", ncols=2)
+    _draw_differences(axes[3], result, colours)
+    figure.savefig(path, dpi=100)
     return path
 
 
-def _draw_band(axis: Axes, curves: list[dict[str, list[float]]], name: str, label: str, colour: Any) -> None:
-    if not curves:
-        return
-    values = np.array([curve[name] for curve in curves], float)  # [seeds, points]
-    steps, mean = curves[0]["step"], values.mean(0)
+def _draw_band(axis: Axes, steps: list[int], curves: Any, label: str, colour: Any) -> None:
+    values = np.array(curves, float)  # [seeds, points]
+    mean = values.mean(0)
     axis.plot(steps, mean, label=label, color=colour, linewidth=1.5)
     if len(values) > 1:
         reach = student_quantile(len(values) - 1) * values.std(0, ddof=1) / len(values) ** 0.5
-        axis.fill_between(steps, mean - reach, mean + reach, color=colour, alpha=0.15, linewidth=0)
+        axis.fill_between(steps, mean - reach, mean + reach, color=colour, alpha=0.12, linewidth=0)
 
 
 def _draw_differences(axis: Axes, result: dict[str, Any], colours: dict[str, Any]) -> None:

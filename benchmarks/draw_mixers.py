@@ -1,0 +1,61 @@
+"""Tables and figures of docs/results/which_mixer.md from the JSON files that `compare_mixers.py collect` wrote.
+
+    python benchmarks/draw_mixers.py [--results benchmarks/results/mixers] [--to docs/results]
+
+Prints a table for each comparison, and draws the curves of the language model (which_mixer_language.png) and the paired
+differences to the plain model in every comparison (which_mixer.png).
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from compare_mixers import COMPARISONS
+from harness import RESULTS
+from jpmhc.report.comparison import draw_comparison, format_table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=RESULTS / "mixers")
+    parser.add_argument("--to", type=Path, default=Path("docs/results"))
+    arguments = parser.parse_args()
+    found = {}
+    for name in COMPARISONS:
+        if (path := arguments.results / f"{name}.json").exists():
+            found[name] = json.loads(path.read_text())
+            print(f"### {name}\n\n{format_table(found[name])}\n")
+    if "language" in found:
+        print(f"wrote {draw_comparison(found['language'], arguments.to / 'which_mixer_language.png')}")
+    print(f"wrote {draw_differences(found, arguments.to / 'which_mixer.png')}")
+
+
+def draw_differences(found: dict[str, dict[str, Any]], path: Path) -> Path:
+    """Draw every mixer's paired difference of the loss to the baseline, a panel for each comparison."""
+    columns = min(4, len(found))
+    rows = -(-len(found) // columns)
+    figure = Figure(figsize=(3.4 * columns, 3.2 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axis, (name, result) in zip(panels, found.items()):
+        compared = [row for row in result["summary"] if row["metrics"].get("loss", {}).get("difference") is not None]
+        for height, row in enumerate(reversed(compared)):
+            loss = row["metrics"]["loss"]
+            clear = loss["interval"] and loss["interval"][0] * loss["interval"][1] > 0
+            colour = "tab:blue" if clear and loss["difference"] < 0 else "tab:red" if clear else "0.5"
+            axis.plot(loss["interval"] or [loss["difference"]] * 2, [height] * 2, color=colour, linewidth=2)
+            axis.plot(loss["difference"], height, "o", color=colour, markersize=4)
+        axis.set_yticks(range(len(compared)), [row["mixer"] for row in reversed(compared)])
+        axis.axvline(0, color="0.3", linewidth=0.8)
+        axis.set_title(name, fontsize="medium")
+    for axis in panels[len(found) :]:
+        axis.set_axis_off()
+    figure.supxlabel("held-out loss minus that of the plain model, 95 % interval over seeds", fontsize="medium")
+    figure.savefig(path, dpi=110)
+    return path
+
+
+if __name__ == "__main__":
+    main()
