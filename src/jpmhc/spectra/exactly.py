@@ -1,6 +1,7 @@
 r"""Moments and edges of a spectrum without smoothing: by a contour around it, and by how $\mathrm{Im}\,G$ vanishes."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -13,11 +14,19 @@ from jpmhc.spectra.solve import cauchy
 
 # Points on the contour's upper half; the rule converges geometrically in them.
 _CONTOUR = 48
-# The smoothing at which edges are told from the inside, and how often an edge's bracket is divided by four.
-_EDGE_ETA = 1e-6
-_QUARTERINGS = 10
-# Outside, Im G is of the order of that smoothing: it has to be known much better.
-_EDGE_TOLERANCE = 1e-8
+# The smoothing at which the outside is told from the inside; Im G is of its order outside and has to be known better.
+_EDGE_ETA = 1e-5
+_EDGE_TOLERANCE = 1e-7
+# The first band begins at zero if it begins below this share of the largest squared singular value.
+_ZERO = 1e-12
+# An edge's bracket, in log x, is divided by four until it is this narrow.
+_BRACKET = 2e-3
+_NARROWEST = 1e-4
+# At this smoothing, so many brackets inside, the squared density is extrapolated to its zero.
+_FINE_ETA = 1e-7
+_INWARD = (1.0, 2.0, 3.0, 4.0)
+# Where that zero is not in the bracket, the edge is no square root, and the bracket is divided so often again.
+_QUARTERINGS = 6
 # A band is where x rho is above this on a density's grid.
 _BAND = 5e-3
 
@@ -55,9 +64,11 @@ def edges(network: Network, density: Density, method: str = "auto") -> Tensor:
 
     Halving $\eta$ halves $\mathrm{Im}\,G$ outside the spectrum and leaves it alone inside; at an edge, where the
     density is a square root, it is divided by $\sqrt 2$. Each edge lies between the peak of its band and the grid's
-    first point beyond it, and is found by division of that interval. The first band's beginning is looked for down to
-    1e-9 of the grid's start, and is zero if it lies below; the last band's end is looked for beyond the grid's. A gap
-    that falls between two points of the grid is not seen.
+    first point beyond it; that interval is divided a few times, and the zero of the squared density, which is analytic
+    there, is extrapolated from the inside, where the equation is easier to solve than at the edge. The first band
+    begins at zero if its beginning is less than 1e-12 of the grid's end; the last band's end is looked for beyond the
+    grid's. A gap that falls between two points of the grid is not seen, and one in which the density is low but not
+    zero ends where the grid shows it.
     """
 
     require_network(network)
@@ -72,6 +83,9 @@ def edges(network: Network, density: Density, method: str = "auto") -> Tensor:
         last = cauchy(network, z, method, tolerance=_EDGE_TOLERANCE, near=last)
         return last.G[0].imag / last.G[1].imag < math.sqrt(2)
 
+    def fine(x: Tensor) -> Solution:
+        return cauchy(network, torch.complex(x, x * _FINE_ETA), method, tolerance=_EDGE_TOLERANCE, near=last)
+
     weight = density.x * density.values
     seen = torch.cat([weight.new_zeros(1), weight, weight.new_zeros(1)]) > _BAND
     starts = (seen[1:] & ~seen[:-1]).nonzero().squeeze(-1).tolist()
@@ -82,28 +96,59 @@ def edges(network: Network, density: Density, method: str = "auto") -> Tensor:
     outer, inner = x[outside].log(), x[peaks + peaks].log()
     # The curve shows a band where it is high: the first may begin, and the last end, beyond what it shows.
     steps = torch.arange(1, 16, dtype=x.dtype, device=x.device) * math.log(4.0)
+    below = torch.cat([x[: outside[0] + 1].log().flip(0), x[:1].log() - steps])
     beyond = {
-        0: torch.cat([x[: outside[0] + 1].log().flip(0), x[:1].log() - steps]),
+        0: below[below > x[-1].log() + math.log(_ZERO)],
         -1: torch.cat([x[outside[-1] :].log(), x[-1:].log() + steps[:4]]),
     }
-    begins_at_zero = False
-    for edge, hidden in zip(beyond, within(x[[outside[0], outside[-1]]]).tolist()):
-        if not hidden:
-            continue
-        out = (~within(beyond[edge].exp())).nonzero().squeeze(-1)
-        if len(out) and int(out[0]) > 0:
-            outer[edge], inner[edge] = beyond[edge][out[0]], beyond[edge][out[0] - 1]
-        else:
-            begins_at_zero |= edge == 0
-    if begins_at_zero:
-        outer, inner = outer[1:], inner[1:]
-    quarters = torch.arange(5, dtype=x.dtype, device=x.device).unsqueeze(-1) / 4
-    for _ in range(_QUARTERINGS):
+    hidden = within(x[outside])
+    for edge, places in beyond.items():
+        if bool(hidden[edge]) and len(places):
+            out = (~within(places.exp())).nonzero().squeeze(-1)
+            if len(out) and int(out[0]) > 0:
+                outer[edge], inner[edge], hidden[edge] = places[out[0]], places[out[0] - 1], False
+    found = outer.exp()
+    if bool(hidden[0]):
+        found[0] = 0.0
+    if not bool(hidden.all()):
+        found[~hidden] = _locate(outer[~hidden], inner[~hidden], within, fine)
+    return found.view(2, -1).T.cpu()
+
+
+def _locate(
+    outer: Tensor, inner: Tensor, within: Callable[[Tensor], Tensor], fine: Callable[[Tensor], Solution]
+) -> Tensor:
+    """Find edges between places outside and inside the spectrum, given and asked about as log x. [edges]"""
+    quarters = torch.arange(5, dtype=outer.dtype, device=outer.device).unsqueeze(-1) / 4
+
+    def divide(outer: Tensor, inner: Tensor) -> tuple[Tensor, Tensor]:
         places = outer + (inner - outer) * quarters  # [5, edges], from outside to inside
         inside = within(places[1:-1].exp())
         first = torch.cat([inside, torch.ones_like(inside[:1])]).int().argmax(0) + 1  # the first place that is inside
         outer, inner = (places.gather(0, (first - step).unsqueeze(0)).squeeze(0) for step in (1, 0))
-    found = torch.where(within(outer.exp()), outer.exp(), inner.exp())
-    if begins_at_zero:
-        found = torch.cat([found.new_zeros(1), found])
-    return found.view(2, -1).T.cpu()
+        return outer, inner
+
+    while float((inner - outer).abs().max()) > _BRACKET:
+        outer, inner = divide(outer, inner)
+    width = (inner - outer).sign() * (inner - outer).abs().clamp_min(_NARROWEST)
+    away = outer.new_tensor(_INWARD).unsqueeze(-1).expand(-1, len(width))
+    places = (inner + away * width).exp()
+    solved = fine(places)
+    zero = _interpolate_zero(away, (places * solved.G.imag).square())
+    found = (inner + zero * width).exp()
+    lost = ~((zero > -1.5) & (zero < 0.5) & solved.converged.all(0))
+    if bool(lost.any()):
+        outer, inner = outer[lost], inner[lost]
+        for _ in range(_QUARTERINGS):
+            outer, inner = divide(outer, inner)
+        found[lost] = inner.exp()
+    return found
+
+
+def _interpolate_zero(places: Tensor, values: Tensor) -> Tensor:
+    """Return where each column of a function vanishes, by the polynomial that gives its places by its values. [k, m]"""
+    terms = []
+    for k, place in enumerate(places):
+        others = torch.cat([values[:k], values[k + 1 :]])
+        terms.append(place * (others / (others - values[k])).prod(0))
+    return torch.stack(terms).sum(0)
