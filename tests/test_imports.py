@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "trm": {"checks", "connections", "kernels", "manifolds", "mixers", "optim"},
     "dialects": {"checks", "connections", "mixers"},
     "wrap": {"checks", "connections", "mixers"},
-    "demo": {"connections", "mixers", "threads"},
+    "demo": {"checks", "connections", "mixers", "threads"},
     "report": {"demo", "diagnose", "generators", "mixers", "spectra", "trm"},
     "cli": {"demo", "diagnose", "generators", "report", "spectra", "trm"},
     "__main__": {"cli"},

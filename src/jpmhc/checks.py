@@ -7,6 +7,7 @@ propagates, as it does in PyTorch.
 import contextlib
 import math
 import operator
+import os
 import reprlib
 from collections.abc import Iterable, Sequence
 
@@ -63,6 +64,13 @@ def choice(value: object, choices: Iterable[object], what: str) -> None:
     choices = list(choices)
     if value not in choices:
         raise ValueError(f"{what} must be one of {', '.join(map(str, choices))}, got {quote(value)}")
+
+
+def fits_memory(size: float, what: str) -> None:
+    """Refuse, before it is allocated, what needs more bytes than the machine has."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size > memory:
+        raise ValueError(f"{what} needs about {size / 2**30:,.0f} GiB, and this machine has {memory / 2**30:,.0f} GiB")
 
 
 def square(matrix: Tensor, what: str = "matrix") -> int:

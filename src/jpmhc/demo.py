@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import jpmhc
+from jpmhc import checks
 from jpmhc.threads import one_thread
 
 
@@ -37,6 +38,7 @@ class DemoConfig:
         for name in ("depth", "dim", "streams", "steps", "batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        checks.fits_memory(64 * self.depth * self.dim**2, f"training {self.depth} layers of width {self.dim}")
 
 
 DEFAULT = DemoConfig()

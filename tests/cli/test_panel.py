@@ -1,6 +1,7 @@
 """The command `jpmhc panel`."""
 
 from jpmhc import cli
+from jpmhc.spectra.panel import PanelConfig
 from tests.cli.running import fails_with
 
 
@@ -12,6 +13,11 @@ def test_runs_end_to_end_and_refuses_before_the_first_cell(capsys, tmp_path):
         assert f"wrote {tmp_path / name}" in out
         assert (tmp_path / name).stat().st_size > 100
     fails_with(capsys, "no random skip is called 'foo'", "panel", "--mixers", "identity", "foo")
+
+
+def test_depths_bring_their_own_number_of_samples():
+    assert PanelConfig().samples == (300, 200, 100)  # the paper's
+    assert PanelConfig(depths=(48,)).samples == (100,)
 
 
 def test_an_unwritable_folder_is_refused_before_the_work(capsys, tmp_path):

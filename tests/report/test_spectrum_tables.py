@@ -108,3 +108,10 @@ def test_threads_do_not_change_what_is_written(cells, tmp_path):
     first, second = (write_panel(part, tmp_path / f"{k}.csv").read_text() for k, part in enumerate((cells, again)))
     assert first == second
     assert torch.get_num_threads() >= 1
+
+
+def test_stages_become_lines_where_there_is_no_terminal(capsys):
+    with StageProgress(2) as progress:
+        progress.show("first")
+        progress.show("second, at once")
+    assert capsys.readouterr().err == "first …\n"

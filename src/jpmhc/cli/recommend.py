@@ -66,7 +66,8 @@ def recommend(
     found = []
     with StageProgress(len(depths)) as progress:
         for one in depths:
-            progress.show(f"depth {one}")
+            if len(depths) > 1:
+                progress.show(f"depth {one}")
             answer = rank_mixers(
                 one,
                 streams,

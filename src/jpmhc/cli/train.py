@@ -1,9 +1,11 @@
 """The command `jpmhc train`."""
 
+import dataclasses
 import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Any, Literal
 
+import torch
 import tyro
 
 from jpmhc.cli.forms import make_form, read_form
@@ -24,6 +26,8 @@ def defaults_in(words: Sequence[str]) -> TrainConfig:
     """Return the preset that the words name, on the task that they name: the defaults of all other options."""
     default = PRESETS[value_of("--preset", words, PRESETS) or "laptop"]
     kind = value_of("--task.kind", words, TASKS)
+    if default.compile and (value_of("--device", words, ("cpu",)) or not torch.cuda.is_available()):
+        default = dataclasses.replace(default, compile=False)  # on a CPU it takes minutes and gains little
     return default if kind in (None, kind_of(default.task)) else default.with_task(str(kind))
 
 
@@ -51,7 +55,8 @@ def train_with_defaults(default: TrainConfig) -> Callable[[Any], None]:
         Example: jpmhc train --preset arc-small --task.kind sudoku --task.size 9
 
         Every default below is that of the preset named on the command line (laptop, if none is); --task.kind puts
-        another task in the place of the preset's, and the options --task.… are then that task's. Several processes:
+        another task in the place of the preset's, and the options --task.… are then that task's. On a CPU nothing is
+        compiled unless --compile asks for it. Several processes:
         torchrun --nproc-per-node 8 -m jpmhc train --preset paper
         """
         run_training(read_form(config, TrainConfig, task=read_form(config.task, TASKS[config.task.kind])))
@@ -63,7 +68,9 @@ def run_training(config: TrainConfig) -> None:
     """Train and print how the run ended; a run that a signal ended exits as a shell reports it."""
     outcome = loop.train(config)
     end = "stopped by a signal" if outcome.stopped else "finished"
-    if is_first_process():
+    if outcome.checkpoint is None and is_first_process():
+        print(f"{end} before the first step: nothing was trained, and nothing was saved")
+    elif is_first_process():
         log = config.out / "log.jsonl"
         print(f"{end} after {outcome.step} steps; checkpoint: {outcome.checkpoint}; log: {log}")
     if outcome.stopped:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from jpmhc import checks
 
+MOST_STREAMS = 1024
 START_MASS = 0.01  # off-diagonal mass at the start of bistochastic mixers: at zero the gradient is zero too
 
 
@@ -87,6 +88,7 @@ class Mixer(SettingsModule, ABC):
 
     def __init__(self, streams: int, logits: int) -> None:
         super().__init__()
+        check_streams(type(self), streams)
         self.streams = streams
         self.logits = logits
 
@@ -137,6 +139,10 @@ class Mixer(SettingsModule, ABC):
 def check_streams(mixer: type[Mixer], streams: int) -> None:
     """Refuse a number of streams that the mixer cannot take."""
     checks.at_least_one(streams, "streams")
+    if streams > MOST_STREAMS:
+        raise ValueError(
+            f"streams must be at most {MOST_STREAMS}, got {streams}: each token has a streams × streams skip"
+        )
     reason = mixer.why_not(streams)
     if reason is not None:
         raise ValueError(reason)

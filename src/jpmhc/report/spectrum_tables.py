@@ -1,7 +1,9 @@
 """Tables of spectra for a terminal, and the panel's numbers as a file."""
 
 import csv
+import math
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,13 +17,16 @@ from jpmhc.spectra.density import COLLAPSED
 from jpmhc.spectra.panel import Cell, rows
 from jpmhc.spectra.query import Answer
 
+_SECONDS = 2.0  # between lines where the output is not a terminal
+
 
 class StageProgress:
-    """Shows on the terminal which stage of the work goes on, and a bar where the number of stages is known."""
+    """Shows which stage of the work goes on: with a bar on a terminal, as a line now and then elsewhere."""
 
     def __init__(self, stages: int | None = None) -> None:
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-        self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        self.console, self.spoken = Console(stderr=True, soft_wrap=True, highlight=False), -math.inf
+        self.bar = Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
         self.task = self.bar.add_task("", total=stages)
         self.begun = False
 
@@ -36,6 +41,9 @@ class StageProgress:
         """Show that a stage begins and the one before it has ended."""
         self.bar.update(self.task, description=stage, advance=1 if self.begun else 0)
         self.begun = True
+        if not self.console.is_terminal and time.monotonic() - self.spoken > _SECONDS:
+            self.spoken = time.monotonic()
+            self.console.print(f"{stage} …", markup=False)
 
 
 @contextmanager

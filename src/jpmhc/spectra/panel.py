@@ -27,7 +27,8 @@ class PanelConfig:
     Attributes:
         mixers: The columns, names of random skips.
         depths: The rows; all layers of a cell share one skip, as in the paper.
-        samples: How many networks are sampled in each row.
+        samples: How many networks are sampled in each row; by default as in the paper, 300 of one layer, 200 of two and
+            100 of more.
         streams: Streams n.
         width: Features per stream p.
         budget: $L \sigma^2$, the noise of all layers together.
@@ -37,7 +38,7 @@ class PanelConfig:
 
     mixers: tuple[str, ...] = ("identity", "bistochastic", "orthogonal", "gaussian")
     depths: tuple[int, ...] = (1, 2, 10)
-    samples: tuple[int, ...] = (300, 200, 100)
+    samples: tuple[int, ...] = ()
     streams: int = 4
     width: int = 25
     budget: float = 0.05
@@ -45,6 +46,8 @@ class PanelConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if not self.samples:
+            object.__setattr__(self, "samples", tuple({1: 300, 2: 200}.get(depth, 100) for depth in self.depths))
         if not self.mixers or not 1 <= len(self.depths) == len(self.samples):
             raise ValueError(
                 f"a panel needs at least one mixer, at least one depth and as many sample counts as depths, not "

@@ -21,7 +21,7 @@ from jpmhc.spectra.density import RELATIVE_ETA, Density, density
 from jpmhc.spectra.distances import Distances, distances
 from jpmhc.spectra.exactly import edges, moments
 from jpmhc.spectra.network import Network
-from jpmhc.spectra.simulate import simulate
+from jpmhc.spectra.simulate import refuse_size, simulate
 
 T = TypeVar("T")
 
@@ -170,6 +170,8 @@ def answer_query(query: Query, progress: Callable[[str], None] | None = None) ->
             progress(name)
 
     network = query.network()
+    if query.simulate:
+        refuse_size(network.streams, _or(query.width, WIDTH))
     start = time.perf_counter()
     stage("density")
     relative = _or(query.relative_eta, RELATIVE_ETA)

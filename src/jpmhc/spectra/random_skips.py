@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from jpmhc import mixers
-from jpmhc.checks import require_choice, to_real_tensor, to_whole_number
+from jpmhc.checks import fits_memory, require_choice, to_real_tensor, to_whole_number
 from jpmhc.manifolds import birkhoff, grassmann, orthogonal, permutation
 
 SKIPS = (*mixers.MIXERS, *mixers.ENSEMBLES)
+_ALIVE = 12  # arrays of all skips that are alive at the same time when a network is solved
 _FROM_LOGITS: dict[str, Callable[[Tensor], Tensor]] = {
     "unconstrained": lambda logits: logits,
     "sinkhorn": birkhoff.project,
@@ -31,6 +32,7 @@ def sample_skips(mixer: str, count: int, streams: int, seed: int, rank: int | No
     require_choice(mixer, "random skip", SKIPS)
     if rank is not None and mixer != "grassmann":
         raise ValueError(f"rank is the dimension of a grassmann skip's subspace; a {mixer} skip has none")
+    fits_memory(_ALIVE * 8 * count * streams**2, f"a network of {count} layers and {streams} streams")
     generator = torch.Generator().manual_seed(seed)
     if rank is not None:
         return grassmann.sample(streams, to_whole_number(rank, "rank"), (count,), generator=generator)

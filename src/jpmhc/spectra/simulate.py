@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from jpmhc.checks import to_non_negative_number, to_whole_number
+from jpmhc.checks import fits_memory, to_non_negative_number, to_whole_number
 from jpmhc.spectra.activations import Activation, get_activation
 from jpmhc.spectra.network import Network, require_network
 
@@ -97,6 +97,11 @@ def simulate_nonlinear(
     return _in_batches(placed, width, samples, seed, dtype, batch, progress, sample)
 
 
+def refuse_size(streams: int, width: int) -> None:
+    """Refuse to sample networks of which not even one fits into memory."""
+    fits_memory(_ALIVE * (streams * width) ** 2 * 8, f"a sampled network of {streams} streams of {width} features")
+
+
 def _in_batches(
     network: Network,
     width: int,
@@ -111,6 +116,7 @@ def _in_batches(
     device = network.skips.device
     samples, seed = to_whole_number(samples, "samples"), to_whole_number(seed, "seed", 0)
     size = network.streams * to_whole_number(width, "width, the features per stream,")
+    refuse_size(network.streams, width)
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"singular values are computed in torch.float32 or torch.float64, not {dtype}")
     batch = None if batch is None else to_whole_number(batch, "batch")

@@ -6,8 +6,10 @@ import os
 import signal
 
 import pytest
+import torch
 
 from jpmhc.cli import main
+from jpmhc.cli import train as command
 from jpmhc.cli.train import defaults_in
 from jpmhc.trm.tasks.registry import TASKS
 from jpmhc.trm.training import checkpoint, loop
@@ -16,6 +18,13 @@ from jpmhc.trm.training.presets import PRESETS
 SIZE = ["--dim", "16", "--heads", "2", "--inner-multiple", "16", "--batch", "4", "--device", "cpu"]
 
 
+@pytest.fixture
+def gpu(monkeypatch):
+    """Defaults as on a machine with a GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+
+@pytest.mark.usefixtures("gpu")
 def test_preset_is_found_in_either_spelling():
     assert defaults_in(["--preset", "paper"]) is PRESETS["paper"]
     assert defaults_in(["--preset=trm", "--steps", "3"]) is PRESETS["trm"]
@@ -24,6 +33,7 @@ def test_preset_is_found_in_either_spelling():
 
 @pytest.mark.parametrize("preset", list(PRESETS))
 @pytest.mark.parametrize("kind", list(TASKS))
+@pytest.mark.usefixtures("gpu")
 def test_every_task_goes_with_every_preset(monkeypatch, preset, kind):
     """The task's own options follow, and everything else stays that of the preset."""
     ran = []
@@ -38,6 +48,21 @@ def test_every_task_goes_with_every_preset(monkeypatch, preset, kind):
         assert config.task == TASKS[kind](seed=7)
     assert (config.model, config.steps) == (PRESETS[preset].model, PRESETS[preset].steps)
     assert type(config).from_json(config.to_json()) == config
+
+
+def test_a_cpu_compiles_only_if_asked(monkeypatch):
+    def compiles(*words):
+        asked = []
+        monkeypatch.setattr(command, "run_training", asked.append)
+        command.main([*words, "--preset", "arc-small"])
+        return asked[0].compile
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert not compiles()
+    assert compiles("--compile")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert compiles()
+    assert not compiles("--device", "cpu")
 
 
 def test_options_of_another_task_are_refused(capsys):

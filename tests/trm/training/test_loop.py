@@ -88,6 +88,27 @@ def test_a_signal_saves_first_and_the_rest_can_be_resumed(tmp_path, monkeypatch,
     assert losses(tmp_path / "stopped") == losses(tmp_path / "whole")
 
 
+def test_a_signal_ends_the_compilation_at_once(tmp_path, monkeypatch, capsys):
+    """In the place of a compiler that takes minutes: a first step that would never end."""
+
+    def compiling(*arguments, **options):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(600)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "take_step", compiling)
+        patched.setattr(torch.nn.Module, "compile", lambda core: None)
+        outcome = train(small(tmp_path / "run", compile=True))
+    assert "compiling the step" in capsys.readouterr().err
+    assert (outcome.stopped, outcome.step, outcome.checkpoint) == (signal.SIGTERM, 0, None)
+    assert train(small(tmp_path / "run")).step == 4  # the folder is free
+
+
+def test_streams_that_nothing_mixes_are_mentioned(tmp_path, capsys):
+    train(small(tmp_path / "run", steps=1, model={"streams": 2}))
+    assert "2 streams and the mixer identity: sublayers read and write" in capsys.readouterr().err
+
+
 def test_ctrl_c_twice_ends_at_once(tmp_path, monkeypatch):
     def interrupted(*arguments, **options):
         for _ in range(2):

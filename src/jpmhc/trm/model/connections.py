@@ -56,7 +56,7 @@ class ConnectionConfig:
         if self.plain:
             self._refuse_options_of_connections()
         else:
-            make_connection(self, nn.Identity(), 0)  # refuses what does not go together
+            make_connection(self, nn.Identity(), 0, device="meta")  # refuses what does not go together
 
     def _refuse_options_of_connections(self) -> None:
         """Refuse options that the plain model would ignore, but for `mixer_form`, which some mixers ignore as well."""
@@ -67,6 +67,11 @@ class ConnectionConfig:
                     f"{option.name}={value} has no effect on the plain model (mixer identity, one stream): "
                     f"leave it at {option.default}, or ask for streams"
                 )
+
+    @property
+    def unmixed(self) -> bool:
+        """Whether there are several streams that no skip mixes."""
+        return self.mixer == "identity" and self.streams > 1
 
     @property
     def plain(self) -> bool:
@@ -121,7 +126,11 @@ class PositionNormConnection(HyperConnection):
 
 
 def make_connection(
-    config: ConnectionConfig, sublayer: nn.Module, index: int, post_norm: Literal["rms"] | None = None
+    config: ConnectionConfig,
+    sublayer: nn.Module,
+    index: int,
+    post_norm: Literal["rms"] | None = None,
+    device: str | None = None,
 ) -> HyperConnection:
     """Put a hyper-connection around one sublayer; the norm after it is over what the sublayer mixes."""
     over_positions = isinstance(sublayer, PositionSwiGLU) and post_norm is not None
@@ -140,6 +149,7 @@ def make_connection(
         post_norm=None if over_positions else post_norm,
         kernels=config.kernels,
         eps=config.mixer_eps,
+        device=device,
     )
     if form.counted is not None:
         _count_parameters_as_the_paper(connection, form.counted)

@@ -3,14 +3,16 @@
 import torch
 from torch import nn
 
+from jpmhc import checks
 from jpmhc.connections import fused
 from jpmhc.trm.model.config import RecursiveConfig
 from jpmhc.trm.model.connections import make_connection
-from jpmhc.trm.model.layers import attention
+from jpmhc.trm.model.layers import attention, inner_width
 
 
 def refuse_device(config: RecursiveConfig, device: torch.device) -> None:
-    """Refuse kernels that the configuration names and that the device does not have for this model."""
+    """Refuse a model that cannot fit, and kernels that the device does not have for it."""
+    _refuse_size(config)
     dtype = getattr(torch, config.compute)
     if config.attend != "auto":
         head = config.dim // config.heads
@@ -24,3 +26,10 @@ def refuse_device(config: RecursiveConfig, device: torch.device) -> None:
             ) from refusal
     if config.kernels == "fused":
         fused.choose_spec(make_connection(config, nn.Identity(), 0), device.type, dtype)
+
+
+def _refuse_size(config: RecursiveConfig) -> None:
+    """Refuse a model whose weights alone, in float32, need more memory than there is."""
+    inner = inner_width(config.dim, config.expansion, config.inner_multiple)
+    weights = config.layers * config.dim * (4 * config.dim + 3 * inner)
+    checks.fits_memory(4 * weights, f"a model of {weights:.2g} weights (dim {config.dim}, layers {config.layers})")

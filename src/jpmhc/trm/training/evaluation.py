@@ -167,6 +167,7 @@ def answer_rows(
     model = load_model(checkpoint, task, ema=choices.weights == "average", device=world.device)
     if choices.compile:
         model.compile_prediction()
+        display.say("compiling the model: half a minute or more before the first rows")
     start = time.monotonic()
     fill_scorer(
         scorer,

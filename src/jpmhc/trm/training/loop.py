@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -41,8 +41,8 @@ class Outcome:
     """Steps done."""
     stopped: signal.Signals | None
     """The signal that ended it early."""
-    checkpoint: Path
-    """The last checkpoint."""
+    checkpoint: Path | None
+    """The last checkpoint; None if the run was ended before its first step."""
     metrics: dict[str, Any]
     """The last evaluation; empty when stopped, or where no test has a known answer."""
 
@@ -78,6 +78,11 @@ class Trainer:
         refuse_device(config.model, world.device)
         if resume is not None:
             refuse_other_run(config, world, resume)
+        if config.model.unmixed and resume is None:
+            self.display.say(
+                f"{config.model.streams} streams and the mixer {config.model.mixer}: sublayers read and write all "
+                f"streams, but nothing mixes them on the skip; --mixer names one that does"
+            )
         with self.display.preparing("preparing the puzzles"):
             self.task = config.task.build()
         self.learner = Learner(config, world, self.task, resume)
@@ -95,7 +100,7 @@ class Trainer:
         self.scores = self._make_scorer().scorable
         self.stop: signal.Signals | None = None
         self.require_folder: Callable[[], None] = lambda: None
-        self.evaluating = False
+        self.evaluating, self.compiling = False, False
         self.metrics: dict[str, Any] = {}
 
     def run(self) -> Outcome:
@@ -138,6 +143,9 @@ class Trainer:
             self.stop = self.stop or signal.SIGTERM  # where another process was asked
             if self.world.pulse is not None and (lost := self.world.pulse.find_silent()):
                 raise LostProcess(f"{name_ranks(lost)} lost {self._describe_state()}") from None
+            if self.saved is None and chief:  # during compilation: a run that never began leaves its folder free
+                for name in ("config.json", "log.jsonl"):
+                    (config.out / name).unlink()
         except LostProcess:
             raise
         except FolderGone as gone:
@@ -151,7 +159,6 @@ class Trainer:
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
-        assert self.saved is not None
         return Outcome(self.learner.step, self.stop, self.saved, {} if self.stop else self.metrics)
 
     def _describe_state(self) -> str:
@@ -184,7 +191,8 @@ class Trainer:
         first, started = learner.step, time.monotonic()
         for step, rows, minimum in self.prefetcher.prefetch_batches(first, config.steps):
             logs = (step + 1) % config.log_every == 0 or step + 1 == config.steps
-            sums, norms = take_step(learner, rows, minimum, logs=logs, stop=self.stop is not None)
+            with self._compiling(config.compile and step == first):
+                sums, norms = take_step(learner, rows, minimum, logs=logs, stop=self.stop is not None)
             detail = None
             if logs:
                 speed = (learner.step - first) / (time.monotonic() - started)
@@ -205,6 +213,17 @@ class Trainer:
                 paused = time.monotonic()
                 self._report(log, rows)
                 started += time.monotonic() - paused  # speed is that of training
+
+    @contextlib.contextmanager
+    def _compiling(self, compiles: bool) -> Iterator[None]:
+        """Say that a step is being compiled, and let SIGTERM and Ctrl-C end that at once: nothing is trained in it."""
+        if not compiles:
+            yield
+            return
+        with self.display.preparing("compiling the step: a minute or so on a GPU, longer on a CPU"):
+            self.compiling = True
+            yield
+            self.compiling = False
 
     def _evaluates(self, step: int) -> bool:
         every = self.config.evaluate_every
@@ -270,10 +289,11 @@ class Trainer:
         return mixing_statistics(core, lambda: core.run_supervision_step(puzzle, inputs, *states))
 
     def _request_stop(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.stop and not self.evaluating:
+        waits = not (self.evaluating or self.compiling)
+        if number == signal.SIGINT and self.stop and waits:
             raise KeyboardInterrupt  # asked twice: at once, without a checkpoint
         self.stop = signal.Signals(number)  # seen by every process in the sums of the next step
-        if self.evaluating:
+        if not waits:
             raise Stopped
 
 

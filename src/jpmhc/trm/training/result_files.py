@@ -2,6 +2,7 @@
 
 import zlib
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from jpmhc.trm.training.checkpoint import Checkpoint
 from jpmhc.trm.training.run_folder import explaining_write_errors
@@ -27,11 +28,11 @@ def name_result_file(checkpoint: Checkpoint, folder: str, words: list[str], puzz
 def require_writable(path: Path) -> None:
     """Refuse a place that cannot be written to before the work is done rather than after."""
     with explaining_write_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        known = path.exists()
-        path.open("a").close()
-        if not known:
-            path.unlink(missing_ok=True)  # another process may have been first
+        if path.exists():
+            path.open("a").close()
+        else:  # the folders on the way are made when there is something to write
+            with TemporaryFile(dir=next(folder for folder in path.absolute().parents if folder.exists())):
+                pass
 
 
 def write_result(path: Path, text: str) -> None:
@@ -39,6 +40,7 @@ def write_result(path: Path, text: str) -> None:
     whole = False
     try:
         with explaining_write_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         whole = True
     finally:
