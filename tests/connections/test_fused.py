@@ -61,9 +61,10 @@ def test_stack_with_fused_write_and_read_equals_the_reference():
     assert torch.allclose(stack(x), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("post_norm", [None, "rms"])
-def test_stack_may_return_the_mean(post_norm):
-    blocks = [block(mixer, k, post_norm=post_norm) for k, mixer in enumerate(("cayley", "sinkhorn"))]
+@pytest.mark.parametrize(("post_norm", "scale"), [(None, 1.0), ("rms", 1.0), ("layer", 0.5)])
+def test_stack_may_return_the_mean(post_norm, scale):
+    options = {"post_norm": post_norm, "write_scale": scale}
+    blocks = [block(mixer, k, **options) for k, mixer in enumerate(("cayley", "sinkhorn"))]
     stack = jpmhc.HyperConnectionStack(blocks, reduce=True)
     assert_same(stack, blocks)
     x = torch.randn(2, N, DIM, device=DEVICE)

@@ -54,6 +54,29 @@ def test_block_is_the_papers_formula(norm, gate):
         assert torch.allclose(found, skip @ token + spread, atol=1e-12)
 
 
+@pytest.mark.parametrize("delayed", [False, True])
+def test_output_scale_and_layer_norm_are_the_papers(delayed):
+    """Eq. cayley-fwd4 and fig. jpmhc-block: s multiplies the writes, and a layer norm with weights follows the sum."""
+    block, x = perturbed(post_norm="layer", write_scale=0.3), torch.randn(3, N, DIM, dtype=torch.float64)
+    plain = perturbed()
+    plain.load_state_dict({key: value for key, value in block.state_dict().items() if "layer_norm" not in key})
+    with torch.no_grad():
+        block.layer_norm.weight.normal_()
+        block.layer_norm.bias.normal_()
+    read, write, skip = plain.coefficients(x)
+    torch.testing.assert_close(block.coefficients(x).write, 0.3 * write)
+    h = x[:, 0] if delayed else (read.unsqueeze(-1) * x).sum(-2)
+    raw = skip @ x + 0.3 * write.unsqueeze(-1) * block.sublayer(h).unsqueeze(-2)
+    centred = raw - raw.mean(-1, keepdim=True)
+    normed = centred / (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    expected = normed * block.layer_norm.weight + block.layer_norm.bias
+    found = jpmhc.HyperConnectionStack([block], delayed=delayed)(x) if delayed else block(x)
+    torch.testing.assert_close(found, expected)
+    h, state = block.read(x)
+    if not delayed:
+        torch.testing.assert_close(block.write_mean(x, block.sublayer(h), state), expected.mean(-2))
+
+
 @pytest.mark.parametrize(("name", "post_norm"), [*((name, None) for name in NAMES), ("cayley", "rms")])
 def test_compiled_equals_eager(name, post_norm):
     torch.compiler.reset()  # other mixers' compilations of the same code count towards its limit
@@ -215,7 +238,7 @@ def test_post_norm_gives_each_stream_unit_mean_square():
         (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, N, nn.Linear(2, 2)), "a name .* or a Mixer"),
         (lambda: jpmhc.HyperConnection(lambda h: [h], DIM, N)(torch.zeros(2, N, DIM)), "got list"),
         (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, N)(torch.zeros(2, N, DIM).long()), "floating-point streams"),
-        (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, N, post_norm="layer"), "post_norm"),
+        (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, N, post_norm="batch"), "post_norm"),
         (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, N, kernels="cuda"), "kernels must be one of"),
         (
             lambda: jpmhc.HyperConnection(nn.Identity(), DIM, N)(torch.zeros(N + 1, DIM)),

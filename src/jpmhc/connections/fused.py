@@ -31,7 +31,7 @@ def describe(connection: "HyperConnection") -> Spec | str:
         coefficients.read,
         coefficients.write,
         coefficients.temperature,
-        connection.post_norm is not None,
+        connection.post_norm == "rms",
         coefficients.scale,
         coefficients.read_eps,
         coefficients.write_peak,

@@ -7,7 +7,7 @@ $x \leftarrow H_{res} x + h_{post} \otimes F(h_{pre}^\top x)$ (eq. hc-general; p
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from jpmhc import checks
 from jpmhc.connections import eager, fused, reference
@@ -48,7 +48,10 @@ class HyperConnection(SettingsModule):
         write: Likewise.
         temperature: τ of eq. cayley-constraints, dividing the read and write logits.
         dynamic: Whether coefficients depend on the token (a projection of the streams) or are parameters only.
-        post_norm: `"rms"` normalises each stream after the write, without weights; None does not.
+        post_norm: `"rms"` normalises each stream after the write, without weights; `"layer"` is a layer norm with
+            weights there (fig. jpmhc-block); None does not.
+        write_scale: The output scale s of eq. cayley-fwd4, which multiplies the write weights; with another scale than
+            one a fresh block is $x + s F(x)$.
         kernels: `"fused"` Triton kernels, the PyTorch `"reference"`, or `"auto"`: fused on CUDA where the kernels cover
             the case (otherwise a warning says why not), reference elsewhere and under `torch.func` transforms.
         eps: The norm's, inside its root.
@@ -75,6 +78,7 @@ class HyperConnection(SettingsModule):
         temperature: float = 1.0,
         dynamic: bool = True,
         post_norm: str | None = None,
+        write_scale: float = 1.0,
         kernels: str = "auto",
         eps: float = reference.EPS,
         read_eps: float = 0.0,
@@ -89,11 +93,14 @@ class HyperConnection(SettingsModule):
             raise ValueError(f"the sublayer must be a module, a function or None, got {sublayer!r}")
         if index is not None and not isinstance(index, int):
             raise ValueError(f"index must be a whole number or None, got {index!r}")
-        checks.choice(post_norm, (None, "rms"), "post_norm")
+        checks.choice(post_norm, (None, "rms", "layer"), "post_norm")
+        checks.number(write_scale, "write_scale")
         checks.choice(kernels, KERNELS, "kernels")
         warn_of_own_residual(sublayer)
         self.sublayer, self._accepted = sublayer, find_accepted(sublayer)
         self.dim, self.streams, self.post_norm, self.kernels = dim, streams, post_norm, kernels
+        self.write_scale = write_scale
+        self.layer_norm = nn.LayerNorm(dim, eps, device=device, dtype=dtype) if post_norm == "layer" else None
         favoured = int(torch.randint(streams, (), device="cpu")) if index is None else index
         made = make_mixer(mixer, streams, dynamic)
         self.map = CoefficientMap(
@@ -110,11 +117,14 @@ class HyperConnection(SettingsModule):
     def reset_parameters(self) -> None:
         """Put the coefficients back to their start, where the block is the plain residual; the sublayer stays."""
         self.map.reset_parameters()
+        if self.layer_norm is not None:
+            self.layer_norm.reset_parameters()
 
     def coefficients(self, x: Tensor) -> Coefficients:
         """Compute read weights, write weights and skip matrix for each token of x, in float32 or float64."""
-        coefficients, _ = self.map(repeat_stream(flatten_streams(x, self.streams, self.dim), self.streams))
-        return Coefficients(*(c.reshape(*x.shape[:-2], *c.shape[1:]) for c in coefficients))
+        (read, write, skip), _ = self.map(repeat_stream(flatten_streams(x, self.streams, self.dim), self.streams))
+        parts = (read, write * self.write_scale, skip)
+        return Coefficients(*(c.reshape(*x.shape[:-2], *c.shape[1:]) for c in parts))
 
     def read(self, x: Tensor) -> tuple[Tensor, Any]:
         """Compute the sublayer's input [..., dim], and what `write` needs to know."""
@@ -145,12 +155,12 @@ class HyperConnection(SettingsModule):
         Returns:
             The streams between the two [..., n, dim], the next sublayer's input [..., dim], and its state.
         """
-        if fused.is_fused(state) and (x is state.x):
+        if fused.is_fused(state) and (x is state.x) and self.layer_norm is None:
             key = following._spec_key(x)
             if key and (following.streams, following.dim) == (self.streams, self.dim):
                 from jpmhc.kernels import connection as kernels
 
-                y = check_sublayer_output(y, x).to(x.dtype)
+                y = self.scale_output(check_sublayer_output(y, x)).to(x.dtype)
                 return kernels.write_read(y, state, *following.map.affine(), find_spec(key))
         x = self.write(x, y, state)
         return x, *following.read(x)
@@ -166,12 +176,15 @@ class HyperConnection(SettingsModule):
 
     def _write(self, x: Tensor, y: Tensor, state: Any, mean: bool) -> Tensor:
         flat = flatten_streams(x, self.streams, self.dim)
-        y = check_sublayer_output(y, x)
+        y = self.scale_output(check_sublayer_output(y, x))
         self._check_state(x, state)
         if fused.is_fused(state):
             from jpmhc.kernels import connection as kernels
 
-            return kernels.write(y.to(x.dtype), state, x, mean)
+            if self.layer_norm is None:
+                return kernels.write(y.to(x.dtype), state, x, mean)
+            out = self.normalise(kernels.write(y.to(x.dtype), state, x, False))
+            return out.mean(-2) if mean else out
         _, write, skip = state.coefficients
         y = y.reshape(-1, self.dim)
         # The streams that read() handed on carry the shortest backward pass; other streams are as valid.
@@ -179,10 +192,18 @@ class HyperConnection(SettingsModule):
             out = eager.scatter(state.streams, y, write, None if isinstance(self.mixer, Identity) else skip)
         else:
             out = reference.scatter(repeat_stream(flat, self.streams), y, write, skip)
-        out = out.view(*x.shape[:-2], self.streams, self.dim)
-        if self.post_norm is not None:
-            out = reference.normalise_streams(out, self.map.eps)
+        out = self.normalise(out.view(*x.shape[:-2], self.streams, self.dim))
         return out.mean(-2) if mean else out
+
+    def scale_output(self, y: Tensor) -> Tensor:
+        """Multiply a sublayer's output by the output scale (eq. cayley-fwd4)."""
+        return y if self.write_scale == 1 else y * self.write_scale
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """Apply the norm that follows the write, if there is one. [..., n, dim]"""
+        if self.layer_norm is not None:
+            return reference.normalise_layer(x, self.layer_norm.weight, self.layer_norm.bias, self.map.eps)
+        return x if self.post_norm is None else reference.normalise_streams(x, self.map.eps)
 
     def _check_state(self, x: Tensor, state: Any) -> None:
         """Refuse a state that this connection's read did not return for streams like these."""

@@ -47,6 +47,12 @@ def normalise_streams(x: Tensor, eps: float = EPS) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], eps=eps)
 
 
+def normalise_layer(x: Tensor, weight: Tensor, bias: Tensor, eps: float = EPS) -> Tensor:
+    """Apply a layer norm with weights to each stream, where a connection has one (fig. jpmhc-block). [..., n, d]"""
+    wide = torch.promote_types(x.dtype, weight.dtype)
+    return F.layer_norm(x.to(wide), x.shape[-1:], weight.to(wide), bias.to(wide), eps).to(x.dtype)
+
+
 def _mix(weights: Tensor, x: Tensor) -> Tensor:
     """Multiply each token's small matrix with its streams. [T, m, n], [T, n, d] → [T, m, d]"""
     x = x.to(torch.promote_types(x.dtype, weights.dtype))

@@ -100,10 +100,9 @@ class HyperConnectionStack(nn.Module):
             h = flat[:, 0] if read is None else reference.gather(flat, read)
             (read, write, skip), _ = block.map(flat)
             y = first_of(block.sublayer(h.reshape(*lead, block.dim), *args, **keywords))
-            y = check_sublayer_output(y, x).reshape(-1, block.dim)
+            y = block.scale_output(check_sublayer_output(y, x)).reshape(-1, block.dim)
             x = reference.scatter(flat, y, write, skip).reshape(*lead, block.streams, block.dim)
-            if block.post_norm is not None:
-                x = reference.normalise_streams(x, block.map.eps)
+            x = block.normalise(x)
         if not self.reduce:
             return x
         if read is None:

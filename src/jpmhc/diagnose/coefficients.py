@@ -57,13 +57,17 @@ def measure_streams(calls: Sequence[LayerCall]) -> StreamStatistics:
 def effective_coefficients(call: LayerCall) -> tuple[Tensor, Tensor, Tensor]:
     """Return the reads, writes and skips that the tokens really have, in float64 on the CPU.
 
-    A norm after the write divides each stream by its length R: the map is then R⁻¹H, with writes R⁻¹w.
+    A norm after the write divides each stream by its length R: the map is then R⁻¹H, with writes R⁻¹w. A layer norm's
+    length is that of the centred stream; what centring takes away is one direction of a stream, and its weights count
+    as one.
     """
     assert call.coefficients is not None
     read, write, skip = (part.double().cpu() for part in call.coefficients)
     if call.post_norm:
         x, y = call.before.detach().double().cpu(), call.output.detach().double().cpu()
         raw = skip @ x + write.unsqueeze(-1) * y.unsqueeze(-2)
+        if call.post_norm == "layer":
+            raw = raw - raw.mean(-1, keepdim=True)
         length = raw.square().mean(-1).sqrt().clamp_min(1e-12)  # [..., n]
         write, skip = write / length, skip / length.unsqueeze(-1)
     return read, write, skip

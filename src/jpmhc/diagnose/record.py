@@ -54,9 +54,9 @@ class LayerCall:
         return shared_positions(self.inside, self.output)
 
     @property
-    def post_norm(self) -> bool:
-        """Whether each stream is normalised after the write."""
-        return getattr(self.module, "post_norm", None) is not None
+    def post_norm(self) -> str | None:
+        """The norm of each stream after the write: "rms", "layer" or None."""
+        return getattr(self.module, "post_norm", None)
 
 
 @dataclass

@@ -89,5 +89,6 @@ class ScaledConnection(HyperConnection):
         SettingsModule.__init__(self)
         checks.choice(kernels, KERNELS, "kernels")
         self.sublayer, self.kernels, self.post_norm = sublayer, kernels, None
+        self.write_scale, self.layer_norm = 1.0, None
         self.dim, self.streams = coefficients.dim, coefficients.mixer.streams
         self.map = coefficients
