@@ -30,7 +30,7 @@ CAYLEY_LOSS = """69 1.238|82 1.132|95 1.093|108 1.023|162 .901|175 .857|189 .851
 432 .688|457 .697|470 .702|483 .685|503 .739|516 .767"""
 # Evaluations of one process are this many steps apart, 2500 epochs; another distance is a restart.
 SPACING = 12_951
-COMPARE = "jpmhc compare --help"
+COMPARE = "jpmhc compare --mixers cayley grassmann sinkhorn --out out/compare"
 
 
 def table(text: str) -> list[tuple[float, ...]]:

@@ -73,6 +73,19 @@ def test_one_spectrum(answer, drawn, tmp_path):
     assert np.sum(share * np.diff(np.log10(borders))) == pytest.approx(1, abs=0.02)
 
 
+@pytest.mark.parametrize("logarithmic", [False, True])
+def test_a_kernel_estimate_has_the_samples_mass(drawn, tmp_path, logarithmic):
+    config = PanelConfig(mixers=("identity",), depths=(1,), samples=(6,), streams=4, width=10, grid="x")
+    draw_panel(panel(config), 0.02, tmp_path / "kernel.png", logarithmic=logarithmic, kernel=True)
+    axis = drawn[0].axes[0]
+    grid, values = line_of(axis, figures._KERNEL["color"])
+    place = np.log10(grid) if logarithmic else grid
+    assert np.trapezoid(values, place) == pytest.approx(1, abs=0.05)
+    assert line_of(axis, figures.PRINTED)
+    named = [text.get_text() for text in drawn[0].legends[0].get_texts()]
+    assert named[-2:] == ["printed operator-valued theory, η = 0.02", "kernel estimate of the samples"]
+
+
 def test_words_of_one_spectrum(answer, drawn, tmp_path):
     draw_spectrum(answer, "two layers", tmp_path / "spectrum.png")
     title = drawn[0].get_suptitle()

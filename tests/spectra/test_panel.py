@@ -119,3 +119,20 @@ def test_rows_are_the_numbers_of_the_cells(cells):
 def test_bad_panels_are_refused_before_any_cell(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         PanelConfig(**options)
+
+
+def test_the_papers_grid_and_its_printed_curve():
+    """Uniform in x from 0.01, as alg. ov_panel says; the matrix power is right where the skip is orthogonal alone."""
+    config = PanelConfig(mixers=("orthogonal", "bistochastic"), depths=(3,), samples=(4,), streams=3, width=8, grid="x")
+    right, wrong = panel(config)
+    for item in (right, wrong):
+        x = item.curves["fixed"].x
+        top = max(1.5 * float(item.sampled.max()), 10.0)
+        assert x.tolist() == pytest.approx(np.linspace(0.01, top, max(400, int(40 * top))).tolist())
+        assert torch.equal(item.curves["printed"].x, x)
+        assert item.curves["printed"].method == "z1-matrix"
+    assert (right.curves["printed"].values - right.curves["fixed"].values).abs().max() < 1e-5
+    assert right.curves["printed"].mass == pytest.approx(right.curves["fixed"].mass, rel=1e-5)
+    # Far from the spectrum z G of the printed form is not one, and so neither is its mass.
+    assert wrong.curves["printed"].mass > 3 * wrong.curves["fixed"].mass
+    assert "w1_printed" in rows([wrong])[0]

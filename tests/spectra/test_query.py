@@ -37,6 +37,12 @@ def test_every_option_reaches_the_network():
     assert not torch.equal(network.skips, other.skips)
 
 
+def test_that_a_method_is_not_exact_is_said_once():
+    with pytest.warns(UserWarning) as caught:
+        answer_query(Query(mixer="bistochastic", depth=2, streams=2, shared=True, method="z1", eta=0.05))
+    assert len([warning for warning in caught if "not the Jacobian's spectrum" in str(warning.message)]) == 1
+
+
 def test_noise_from_an_activation():
     # a linear sublayer of weight scale 0.3 has noise 0.09 in each layer, whatever flows through it
     linear = Query(activation="linear", weight_scale=0.3, depth=4).network()

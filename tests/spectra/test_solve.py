@@ -119,3 +119,30 @@ def test_schemes_may_be_names_or_objects():
     assert cauchy(asked, Z, scheme=Anderson(history=1, long_history=1)).iterations.max() > by_name.iterations.max()
     with pytest.raises(ValueError, match="no scheme is called 'broyden'; choose one of anderson, newton, plain"):
         cauchy(asked, Z, scheme="broyden")
+
+
+def test_points_are_solved_in_parts_when_memory_runs_out(monkeypatch):
+    asked, z = network(mixer="bistochastic", depth=2), torch.complex(torch.linspace(0.1, 2, 7), torch.full((7,), 0.1))
+    whole = cauchy(asked, z, "chain", matrix=True)
+    sizes, chain = [], METHODS["chain"]
+
+    def small(network, z, **options):
+        sizes.append(len(z))
+        if len(z) > 2:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
+        return chain(network, z, **options)
+
+    monkeypatch.setitem(METHODS, "chain", small)
+    parts = cauchy(asked, z, "chain", matrix=True)
+    assert sizes == [7, 4, 2, 2, 3, 2, 1]
+    torch.testing.assert_close(parts.G, whole.G)
+    torch.testing.assert_close(parts.matrix, whole.matrix)
+    assert parts.converged.all()
+    assert len(parts.known.z) == 7
+
+    def never(network, z, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setitem(METHODS, "chain", never)
+    with pytest.raises(torch.OutOfMemoryError):
+        cauchy(asked, z, "chain")

@@ -18,18 +18,22 @@ def main(words: Sequence[str]) -> None:
     tyro.cli(panel, prog="jpmhc panel", args=words)
 
 
-def panel(config: Annotated[PanelConfig, tyro.conf.arg(name="")], out: Path = Path("out/panel")) -> None:
+def panel(
+    config: Annotated[PanelConfig, tyro.conf.arg(name="")], out: Path = Path("out/panel"), kernel: bool = False
+) -> None:
     """Draw the paper's Figure 1: sampled singular values, and how far each theory is from them.
 
     Example: jpmhc panel --out out/panel
+    Example: jpmhc panel --grid x --kernel --mixers identity bistochastic orthogonal --out out/panel-x
 
     Args:
         out: Folder for panel.png, panel_log.png (logarithmic axes) and panel.csv.
+        kernel: Draw a Gaussian kernel estimate of the sampled singular values beside their histogram.
     """
     make_folder(out)
     with StageProgress(len(config.mixers) * len(config.depths)) as progress:
         cells = compute_cells(config, progress.show)
     print_panel(cells)
-    print(f"wrote {draw_panel(cells, config.eta, out / 'panel.png')}")
-    print(f"wrote {draw_panel(cells, config.eta, out / 'panel_log.png', logarithmic=True)}")
+    print(f"wrote {draw_panel(cells, config.eta, out / 'panel.png', kernel=kernel)}")
+    print(f"wrote {draw_panel(cells, config.eta, out / 'panel_log.png', logarithmic=True, kernel=kernel)}")
     print(f"wrote {write_panel(cells, out / 'panel.csv')}")

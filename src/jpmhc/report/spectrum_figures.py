@@ -21,20 +21,25 @@ SAMPLED = "#c9ced6"
 EXACT = "#0b4f9c"
 FIXED = "#57a5e0"
 SCALAR = "#e2711d"
+PRINTED = "#b0349a"
 _BINS = 50
 _LABELS = {
     "exact": "exact, η ∝ x",
     "fixed": "exact, η = {eta:g}",
     "scalar": "scalar theory, η = {eta:g}",
+    "printed": "printed operator-valued theory, η = {eta:g}",
 }
-_NUMBERS = {"sampled": "#7d8590", "exact": EXACT, "fixed": FIXED, "scalar": SCALAR}
+_NUMBERS = {"sampled": "#7d8590", "exact": EXACT, "fixed": FIXED, "scalar": SCALAR, "printed": PRINTED}
 # Neighbouring grid points further apart than this factor, with less than this density of log s on both, have a gap
 # between bands between them.
 _GAP = 1.5
 _DARK = 0.01
+_KERNEL: dict[str, Any] = {"color": "#7d8590", "linewidth": 1.0}
+_PLACES = 300
 # A collapsed fraction below this is not worth a line.
 _WORTH_SAYING = 0.005
 _STYLES: dict[str, dict[str, Any]] = {
+    "printed": {"color": PRINTED, "linestyle": "-.", "linewidth": 1.1},
     "scalar": {"color": SCALAR, "linestyle": (0, (1, 1)), "linewidth": 1.6},
     "fixed": {"color": FIXED, "linestyle": "--", "linewidth": 1.1},
     "exact": {"color": EXACT, "linewidth": 1.5},
@@ -48,7 +53,9 @@ def save_figure(figure: Figure, path: Path) -> Path:
     return path
 
 
-def draw_panel(cells: Sequence[Cell], eta: float, path: Path, *, logarithmic: bool = False) -> Path:
+def draw_panel(
+    cells: Sequence[Cell], eta: float, path: Path, *, logarithmic: bool = False, kernel: bool = False
+) -> Path:
     """Draw all cells of a panel, depths downwards and mixers to the right, and return the file's path.
 
     Args:
@@ -57,6 +64,7 @@ def draw_panel(cells: Sequence[Cell], eta: float, path: Path, *, logarithmic: bo
         path: The file to write.
         logarithmic: Singular values on a logarithmic axis, and densities per decade: everything that has collapsed
             becomes visible.
+        kernel: Draw a Gaussian kernel estimate of the samples' density beside their histogram.
     """
     mixers = list(dict.fromkeys(cell.mixer for cell in cells))
     depths = list(dict.fromkeys(cell.depth for cell in cells))
@@ -65,6 +73,8 @@ def draw_panel(cells: Sequence[Cell], eta: float, path: Path, *, logarithmic: bo
     for cell in cells:
         ax = axes[depths.index(cell.depth)][mixers.index(cell.mixer)]
         (_logarithmic_cell if logarithmic else _linear_cell)(ax, cell)
+        if kernel:
+            _draw_kernel_estimate(ax, cell, logarithmic)
         _annotate(ax, cell)
         ax.tick_params(labelsize=8)
         ax.spines[["top", "right"]].set_visible(False)
@@ -75,8 +85,12 @@ def draw_panel(cells: Sequence[Cell], eta: float, path: Path, *, logarithmic: bo
     for ax in axes[-1]:
         ax.set_xlabel("singular value", fontsize=10)
     handles: list[Any] = [Rectangle((0, 0), 1, 1, color=SAMPLED)]
-    handles += [Line2D([], [], **_STYLES[name]) for name in _LABELS]
-    labels = ["sampled networks", *(label.format(eta=eta) for label in _LABELS.values())]
+    names = [name for name in _LABELS if name in cells[0].curves]
+    handles += [Line2D([], [], **_STYLES[name]) for name in names]
+    labels = ["sampled networks", *(_LABELS[name].format(eta=eta) for name in names)]
+    if kernel:
+        handles.append(Line2D([], [], **_KERNEL))
+        labels.append("kernel estimate of the samples")
     figure.legend(handles, labels, loc="outside upper center", ncols=min(4, len(mixers)), frameon=False, fontsize=10)
     return save_figure(figure, path)
 
@@ -85,10 +99,29 @@ def _linear_cell(ax: Any, cell: Cell) -> None:
     s = singular_values(cell.sampled)
     top = s[-1] * 1.12
     heights, _, _ = ax.hist(s, bins=_BINS, range=(0, top), density=True, color=SAMPLED)
-    for name in ("scalar", "fixed", "exact"):
+    for name in _drawn(cell):
         grid, values = _full_curve(cell.curves[name], top)
         ax.plot(grid, values, **_STYLES[name])
     ax.set(xlim=(-0.01 * top, top), ylim=(0, _ceiling(heights, values)))
+
+
+def _drawn(cell: Cell) -> list[str]:
+    """Return the names of a cell's curves in the order in which they are drawn, the exact one last."""
+    return [name for name in _STYLES if name in cell.curves]
+
+
+def _draw_kernel_estimate(ax: Any, cell: Cell, logarithmic: bool) -> None:
+    """Draw the samples' density, of singular values or of their logarithms, as a sum of Gaussians."""
+    from scipy.stats import gaussian_kde
+
+    s = singular_values(cell.sampled)
+    low, high = ax.get_xlim()
+    if logarithmic:
+        place = np.linspace(np.log10(low), np.log10(high), _PLACES)
+        ax.plot(10**place, gaussian_kde(np.log10(s[s > low]))(place) * np.mean(s > low), **_KERNEL)
+    else:
+        place = np.linspace(max(low, 0.0), high, _PLACES)
+        ax.plot(place, gaussian_kde(s)(place), **_KERNEL)
 
 
 def _full_curve(curve: Density, top: float) -> tuple[np.ndarray, np.ndarray]:
@@ -109,7 +142,7 @@ def _logarithmic_cell(ax: Any, cell: Cell) -> None:
     share = np.histogram(s, edges)[0] / len(s)
     ax.stairs(share / decades, edges, fill=True, color=SAMPLED)
     peak = (share / decades).max()
-    for name in ("scalar", "fixed", "exact"):
+    for name in _drawn(cell):
         grid, values = _full_curve(cell.curves[name], 0.0)
         ax.plot(grid, values * grid * np.log(10), **_STYLES[name])
     ax.set(xscale="log", xlim=(edges[0], edges[-1]), ylim=(0, 1.25 * peak))

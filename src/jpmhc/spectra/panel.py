@@ -5,11 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from jpmhc.checks import to_non_negative_number, to_positive_number, to_whole_number
+from jpmhc.checks import require_choice, to_non_negative_number, to_positive_number, to_whole_number
 from jpmhc.spectra.density import COLLAPSED, Density, density
 from jpmhc.spectra.distances import Distances, distances
 from jpmhc.spectra.network import Network
@@ -33,6 +34,8 @@ class PanelConfig:
         width: Features per stream p.
         budget: $L \sigma^2$, the noise of all layers together.
         eta: The fixed smoothing of the scalar theory and of the second exact curve.
+        grid: The points of the curves at a fixed eta: "s" for 500 uniform in the singular value; "x" for the paper's,
+            uniform in its square from 0.01 (alg. ov_panel), and with them the paper's operator-valued curve as printed.
         seed: Of the skips and of the samples.
     """
 
@@ -43,6 +46,7 @@ class PanelConfig:
     width: int = 25
     budget: float = 0.05
     eta: float = 0.02
+    grid: Literal["s", "x"] = "s"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -63,6 +67,7 @@ class PanelConfig:
             to_whole_number(depth, "depth"), to_whole_number(samples, "samples")
         to_whole_number(self.width, "width, the features per stream,")
         to_positive_number(self.eta, "eta")
+        require_choice(self.grid, "grid", ("s", "x"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +77,8 @@ class Cell:
     Attributes:
         sampled: Squared singular values. [samples, N]
         curves: "scalar" (the scalar theory at the paper's eta), "fixed" (the exact theory at the paper's eta) and
-            "exact" (the exact theory with eta proportional to x).
+            "exact" (the exact theory with eta proportional to x); on the paper's grid also "printed" (its
+            operator-valued theory at its eta).
         distances: Of each curve to the samples, in singular values.
     """
 
@@ -92,18 +98,32 @@ def cell(mixer: str, depth: int, samples: int, config: PanelConfig) -> Cell:
     """Sample one network, solve it in three ways, and compare."""
     network = Network.from_mixer(mixer, depth, config.budget / depth, config.streams, seed=config.seed, shared=True)
     sampled = simulate(network, config.width, samples, config.seed)
-    top = max(float(sampled.max()) ** 0.5 * 1.25, 1.5)
-    grid = torch.linspace(0, top, _POINTS + 1, dtype=torch.float64)[1:].square()
+    grid = paper_grid(sampled) if config.grid == "x" else singular_value_grid(sampled)
     with warnings.catch_warnings():
         # That the scalar theory is not exact here is what the panel is there to show.
         warnings.simplefilter("ignore", UserWarning)
-        scalar = density(network, grid, eta=config.eta, method="dyson" if depth == 1 else "z1").normalised()
-    curves = {
-        "scalar": scalar,
-        "fixed": density(network, grid, eta=config.eta).normalised(),
-        "exact": density(network),
-    }
+        methods = {"scalar": "dyson" if depth == 1 else "z1", "printed": "z1-matrix"}
+        if config.grid == "s":
+            del methods["printed"]
+        curves = {name: density(network, grid, config.eta, method).normalised() for name, method in methods.items()}
+    curves |= {"fixed": density(network, grid, eta=config.eta).normalised(), "exact": density(network)}
     return Cell(mixer, depth, sampled, curves, {name: distances(curve, sampled) for name, curve in curves.items()})
+
+
+def singular_value_grid(sampled: Tensor) -> Tensor:
+    """Return squared singular values that are uniform in the singular value, to beyond the largest sample."""
+    top = max(float(sampled.max()) ** 0.5 * 1.25, 1.5)
+    return torch.linspace(0, top, _POINTS + 1, dtype=torch.float64)[1:].square()
+
+
+def paper_grid(sampled: Tensor) -> Tensor:
+    """Return the paper's grid, uniform in the squared singular value to 1.5 times the largest sample (alg. ov_panel).
+
+    Note:
+        It begins at 0.01, a singular value of 0.1: what has collapsed below that is not on it.
+    """
+    top = max(1.5 * float(sampled.max()), 10.0)
+    return torch.linspace(0.01, top, max(400, int(40 * top)), dtype=torch.float64)
 
 
 def panel(config: PanelConfig, progress: Callable[[str], None] | None = None) -> list[Cell]:

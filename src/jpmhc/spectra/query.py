@@ -177,8 +177,11 @@ def answer_query(query: Query, progress: Callable[[str], None] | None = None) ->
     relative = _or(query.relative_eta, RELATIVE_ETA)
     found = density(network, None, query.eta, query.method, query.refine, relative_eta=relative)
     stage("edges and moments")
-    bands = edges(network, found, query.method).sqrt()
-    exact = moments(network, 4, float(found.x[-1]), query.method)
+    with warnings.catch_warnings():
+        # That a method is not exact for the network has been said by the density.
+        warnings.filterwarnings("ignore", "method '", UserWarning)
+        bands = edges(network, found, query.method).sqrt()
+        exact = moments(network, 4, float(found.x[-1]), query.method)
     seconds = time.perf_counter() - start
     sampled, apart = None, None
     if query.simulate:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from jpmhc.checks import fits_memory, to_non_negative_number, to_whole_number
 from jpmhc.spectra.activations import Activation, get_activation
+from jpmhc.spectra.memory import ran_out_of_memory
 from jpmhc.spectra.network import Network, require_network
 
 # How many N x N matrices one sample keeps alive at the peak, and which share of the free memory a batch may take.
@@ -130,9 +131,8 @@ def _in_batches(
         generators = [torch.Generator(device).manual_seed((seed * 1_000_003 + i) % 2**63) for i in range(start, stop)]
         try:
             values = torch.linalg.svdvals(sample(generators, skips)).square().flip(-1)
-        except (torch.OutOfMemoryError, RuntimeError) as error:
-            exhausted = isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)
-            if not exhausted or batch == 1:
+        except RuntimeError as error:
+            if batch == 1 or not ran_out_of_memory(error):
                 raise
             batch = max(1, batch // 2)
             continue

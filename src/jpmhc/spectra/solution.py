@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -55,6 +55,23 @@ class Solution:
     note: str = ""
     matrix: Tensor | None = None
     known: KnownPoints | None = field(default=None, repr=False)
+
+    @classmethod
+    def concatenate(cls, parts: list[Solution]) -> Solution:
+        """Join solutions of one method for one network at rows of points."""
+        matrices = [part.matrix for part in parts if part.matrix is not None]
+        known = [part.known for part in parts if part.known is not None]
+        return replace(
+            parts[0],
+            G=torch.cat([part.G for part in parts]),
+            converged=torch.cat([part.converged for part in parts]),
+            residual=torch.cat([part.residual for part in parts]),
+            iterations=torch.cat([part.iterations for part in parts]),
+            matrix=torch.cat(matrices) if matrices else None,
+            known=KnownPoints(*(torch.cat([getattr(k, name) for k in known]) for name in ("z", "unknowns")))
+            if known
+            else None,
+        )
 
 
 def check_points(z: Tensor, device: torch.device) -> Tensor:

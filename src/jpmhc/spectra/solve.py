@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from jpmhc.checks import require_choice, to_positive_number, to_whole_number
+from jpmhc.spectra.memory import ran_out_of_memory
 from jpmhc.spectra.network import Network, require_network
 from jpmhc.spectra.solution import Solution, check_points
-from jpmhc.spectra.solvers import METHODS
+from jpmhc.spectra.solvers import METHODS, Solver
 from jpmhc.spectra.solvers.fixed_point import SCHEMES, Scheme
 from jpmhc.threads import one_thread
 
@@ -62,7 +63,7 @@ def cauchy(
         options["known"] = near.known
     solver = METHODS[choose(network) if method == "auto" else method]
     with torch.no_grad(), one_thread():
-        found = solver(network, points.reshape(-1), **options)
+        found = _solve_in_parts(solver, network, points.reshape(-1), options)
     return replace(
         found,
         G=found.G.reshape(points.shape),
@@ -71,6 +72,17 @@ def cauchy(
         iterations=found.iterations.reshape(points.shape),
         matrix=None if found.matrix is None else found.matrix.reshape(*points.shape, *found.matrix.shape[1:]),
     )
+
+
+def _solve_in_parts(solver: Solver, network: Network, z: Tensor, options: dict[str, Any]) -> Solution:
+    """Solve at points z [B]; where memory runs out, at one half of them after the other (appendix "GPU")."""
+    try:
+        return solver(network, z, **options)
+    except RuntimeError as error:
+        if len(z) == 1 or not ran_out_of_memory(error):
+            raise
+    # Outside the handler, whose traceback would keep alive what filled the memory.
+    return Solution.concatenate([_solve_in_parts(solver, network, part, options) for part in z.chunk(2)])
 
 
 def choose(network: Network) -> str:
