@@ -104,6 +104,47 @@ def hy_v4(layers: int = 3) -> nn.Module:
     return module.HYV4ForCausalLM(config)
 
 
+def qwen4_exp() -> nn.Module:
+    module = require("qwen4_exp")
+    config = module.Qwen4ExpTextConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        layer_types=["linear_attention", "indexed_attention"],
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=16,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+        num_experts_per_tok=2,
+        num_experts=4,
+        max_position_embeddings=64,
+        pad_token_id=0,
+        eos_token_id=2,
+        hc_lowrank=6,
+        indexer_n_heads=2,
+        indexer_kv_heads=1,
+        indexer_head_dim=16,
+        indexer_budget=8,
+        indexer_compress_ratio=2,
+        ple_layer_ids=[1],
+        ple_embed_dim=16,
+        ngram_vocab_size_base=50,
+        split_ngram_parts=4,
+        heads_per_ngram=2,
+    )
+    model = module.Qwen4ExpForCausalLM(config)
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if "hyper_connection" in name:
+            parameter.data = 0.3 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
 def sharpen(model: nn.Module, largest: float, seed: int = 0) -> nn.Module:
     """Draw the connections' parameters anew, the skip's static logits up to `largest`."""
     generator = torch.Generator().manual_seed(seed)

@@ -1,11 +1,14 @@
 """Qwen3.8-Flash-Next's gated residual against the class of `transformers`."""
 
+import copy
+import functools
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
+import jpmhc
 from jpmhc.dialects import qwen4_exp
 from tests.dialects import compare, models
 
@@ -62,3 +65,25 @@ def test_refusals_name_the_key(sites):
     del state["layers.1.mlp_hyper_connection.hc_norm.weight"]
     with pytest.raises(ValueError, match=r"'layers\.1\.mlp_hyper_connection\.hc_norm\.weight' is missing"):
         qwen4_exp.load(state)
+
+
+def test_accelerated_model_is_equal(monkeypatch):
+    """As it runs on the CPU, and traced as on a GPU, without the compiler's minutes."""
+    torch.manual_seed(0)
+    model, tokens = models.qwen4_exp().eval(), models.tokens()
+    logits, gradients = compare.logits_and_gradients(model, tokens)
+    written = model.generate(tokens, max_new_tokens=4, do_sample=False)
+    compiled = functools.cache(lambda function: torch.compile(function, dynamic=True, fullgraph=True, backend="eager"))
+    monkeypatch.setattr(qwen4_exp, "_compile", compiled)
+    for kernels in ("auto", "fused"):
+        fast = jpmhc.accelerate(copy.deepcopy(model), kernels=kernels)
+        assert fast.model.layers[0].forward.__func__ is qwen4_exp.Layer.forward
+        fast_logits, fast_gradients = compare.logits_and_gradients(fast, tokens)
+        assert compare.relative(fast_logits, logits) <= compare.RELATIVE
+        assert fast_gradients.keys() == gradients.keys()
+        for name, gradient in gradients.items():
+            assert (fast_gradients[name] - gradient).norm() <= 1e-5 * max(gradient.norm(), 1e-2), name
+        if kernels == "auto":
+            assert torch.equal(fast.generate(tokens, max_new_tokens=4, do_sample=False), written)
+    assert compiled.cache_info().currsize == 4  # read, write and read, write, head
+    assert list(fast.state_dict()) == list(model.state_dict())

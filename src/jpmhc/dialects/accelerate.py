@@ -11,7 +11,7 @@ def accelerate(model: nn.Module, kernels: str = "auto") -> nn.Module:
     """Let a `transformers` model of a known dialect run its hyper-connections on the fused kernels, in place.
 
     The model keeps its parameters and their names; its logits stay equal up to rounding. On a GPU the fused kernels run
-    where they cover the case, elsewhere the PyTorch reference does.
+    where they cover the case (for Qwen3.8-Flash-Next compiled functions do), elsewhere the PyTorch reference does.
 
     Args:
         model: A model with the decoder layers of one of `jpmhc.dialects.DIALECTS`.

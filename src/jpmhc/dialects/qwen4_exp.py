@@ -7,13 +7,16 @@ With x̂ the streams, each divided by its own root mean square and multiplied by
 What the sublayer sees is already normalised, so that a block has no other norm, and the model no last one.
 """
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from jpmhc import checks
+from jpmhc.connections.hyper import KERNELS
 from jpmhc.connections.streams import check_sublayer_output, flatten_streams
 from jpmhc.dialects import keys
 
@@ -30,6 +33,10 @@ NAMINGS = {
     )
 }
 MARKER = r"(^|\.)((attn|mlp)_hyper_connection|hyper_connection_mixer)\."
+
+
+LAYERS = ("Qwen4ExpTextDecoderLayer",)
+HEADS = ("Qwen4ExpTextGatedResidual",)
 
 
 class GatedResidual(nn.Module):
@@ -71,16 +78,45 @@ class GatedResidual(nn.Module):
     def read(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Compute the sublayer's input [..., dim], and the write weights [..., n] for `write`."""
         flatten_streams(x, self.streams, self.dim)
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        normed = (normed.flatten(-2) * (1 + self.norm.to(wide.dtype))).to(x.dtype)
-        gate = F.linear(F.silu(F.linear(normed, self.down) / self.streams), self.up).sigmoid()
-        h = (gate * normed).unflatten(-1, x.shape[-2:]).mean(-2)
-        return h, None if self.inject is None else 2 * (F.linear(normed, self.inject) / self.streams).sigmoid()
+        return read_gated(x, self.norm, self.down, self.up, self.inject, self.eps)
 
     def write(self, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
         """Add the sublayer's output y [..., dim] to each stream, times its weight."""
-        return x + check_sublayer_output(y, x).unsqueeze(-2) * weights.unsqueeze(-1)
+        return write_gated(x, check_sublayer_output(y, x), weights)
+
+
+def read_gated(
+    x: Tensor, norm: Tensor, down: Tensor, up: Tensor, inject: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor | None]:
+    """Compute the gated read of the streams and, from `inject`, the write weights. [..., n, d] → [..., d], [..., n]"""
+    streams = x.shape[-2]
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    normed = (normed.flatten(-2) * (1 + norm.to(wide.dtype))).to(x.dtype)
+    gate = F.linear(F.silu(F.linear(normed, down) / streams), up).sigmoid()
+    h = (gate * normed).unflatten(-1, x.shape[-2:]).mean(-2)
+    return h, None if inject is None else 2 * (F.linear(normed, inject) / streams).sigmoid()
+
+
+def write_gated(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    """Add y to each stream, times its weight. [..., n, d], [..., d], [..., n] → [..., n, d]"""
+    return x + y.unsqueeze(-2) * weights.unsqueeze(-1)
+
+
+def write_read_gated(x: Tensor, y: Tensor, weights: Tensor, *following: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Write to the streams and read them for the next sublayer, in one graph for a compiler."""
+    x = write_gated(x, y, weights)
+    return x, *read_gated(x, *following)
+
+
+def read_head(x: Tensor, norm: Tensor, down: Tensor, up: Tensor, eps: float) -> Tensor:
+    """Compute the gated read alone. [..., n, d] → [..., d]"""
+    return read_gated(x, norm, down, up, None, eps)[0]
+
+
+@functools.cache
+def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=True)
 
 
 def load(state_dict: Mapping[str, Tensor], *, streams: int = 4, norm_eps: float = 1e-6) -> dict[str, nn.Module]:
@@ -123,3 +159,71 @@ def dump(
         for place, module in connections.items()
         for part, tensor in module.state_dict().items()
     }
+
+
+class Head:
+    """Runs a gated residual of `transformers` on our arithmetic: the model's head, or a connection called alone."""
+
+    def __init__(self, module: Any, name: str, kernels: str) -> None:
+        checks.choice(kernels, KERNELS, "kernels")
+        self.module, self.kernels = module, kernels
+
+    def flatten(self, hidden_states: Tensor) -> Tensor:
+        """Return the streams of all tokens. [..., n * d] → [T, n, d]"""
+        return hidden_states.reshape(-1, self.module.hc_count, self.module.hidden_size)
+
+    def run(self, function: Callable[..., Any], x: Tensor, *arguments: Any) -> Any:
+        """Call a function with the module's parameters; compiled where kernels run, so that its passes are fused.
+
+        The parameters are looked up at every call, so that moved or sharded ones are seen.
+        """
+        module = self.module
+        if function is not write_gated:
+            weights = (module.hc_norm.weight, module.input_mix_weight_down.weight, module.input_mix_weight_up.weight)
+            inject = () if module.block_inject_weight is None else (module.block_inject_weight.weight,)
+            arguments = (*arguments, *weights, *inject, module.hc_norm.eps)
+        fused = self.kernels == "fused" or (self.kernels == "auto" and x.is_cuda)
+        return (_compile(function) if fused and not torch.compiler.is_compiling() else function)(x, *arguments)
+
+    def forward(self, hyper_input: Tensor) -> Any:
+        x, lead = self.flatten(hyper_input), hyper_input.shape[:-1]
+        if self.module.block_inject_weight is None:
+            return self.run(read_head, x).reshape(*lead, -1)
+        h, weights = self.run(read_gated, x)
+        return h.reshape(*lead, -1), hyper_input, weights.reshape(*lead, -1)
+
+
+class Layer:
+    """Runs a decoder layer of `transformers` with the write of one sublayer and the read of the next as one."""
+
+    def __init__(self, layer: Any, name: str, kernels: str) -> None:
+        self.layer = layer
+        self.attention = Head(layer.attn_hyper_connection, f"{name}.attn_hyper_connection", kernels)
+        self.feedforward = Head(layer.mlp_hyper_connection, f"{name}.mlp_hyper_connection", kernels)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: Any,
+        attention_mask: Tensor | None = None,
+        conv_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        ple_input_ids: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        layer = self.layer
+        if layer.ple is not None:
+            added = layer.ple(hidden_states, ple_input_ids, past_key_values, conv_mask=conv_mask)
+            hidden_states = hidden_states + added
+        x, wanted = self.attention.flatten(hidden_states), (*hidden_states.shape[:-1], -1)
+        h, weights = self.attention.run(read_gated, x)
+        h = h.reshape(wanted)
+        if layer.layer_type == "linear_attention":
+            y = layer.linear_attn(h, cache_params=past_key_values, attention_mask=conv_mask, **kwargs)
+        else:
+            y, _ = layer.self_attn(
+                h, position_embeddings, attention_mask=attention_mask, past_key_values=past_key_values, **kwargs
+            )
+        x, h, weights = self.feedforward.run(write_read_gated, x, y.flatten(0, -2), weights)
+        y = layer.mlp(h.reshape(wanted))
+        return self.feedforward.run(write_gated, x, y.flatten(0, -2), weights).reshape(wanted)
