@@ -4,6 +4,7 @@ import multiprocessing
 import os
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -119,6 +120,7 @@ def train_missing(comparison: Comparison, show: Show) -> None:
     count = min(comparison.processes, len(parts))
     threads = max(1, (os.cpu_count() or 1) // count)
     context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
+    others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(count, context, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
         waiting = {pool.submit(train_part, comparison, mixer, seeds) for mixer, seeds in parts}
         try:
@@ -126,10 +128,16 @@ def train_missing(comparison: Comparison, show: Show) -> None:
                 ended, waiting = wait(waiting, _SECONDS, FIRST_EXCEPTION)
                 for part in ended:
                     part.result()
-                show("runs", sum(1 for _ in (comparison.out / "runs").glob("*.json")), total)
-        except BaseException:
+                show("runs", total - sum(len(seeds) for _, seeds in divide_work(comparison)), total)
+        except BrokenProcessPool:
+            raise ValueError(
+                "a process was killed while it trained, perhaps for want of memory: the same command with fewer "
+                "processes goes on with the runs that are missing"
+            ) from None
+        finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            raise
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()  # those that still train, if this one stops early; their finished runs are kept
 
 
 def divide_work(comparison: Comparison) -> list[tuple[str, tuple[int, ...]]]:
