@@ -11,4 +11,5 @@ GROUPS = {
     "distributed-kills": "tests.campaign.distributed_kills",
     "damage": "tests.campaign.damage",
     "hostile-tasks": "tests.campaign.hostile_tasks",
+    "hostile-matrices": "tests.campaign.hostile_matrices",
 }

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
+from tokenize import TokenError
 from typing import Literal, TypeVar
 from zipfile import is_zipfile
 
@@ -24,6 +25,12 @@ from jpmhc.spectra.network import Network
 from jpmhc.spectra.simulate import refuse_size, simulate
 
 T = TypeVar("T")
+
+# What reading a damaged file raises: NumPy tokenizes the header of .npy, and the unpickler of torch pops from lists.
+_UNREADABLE = (
+    *(ValueError, EOFError, RuntimeError, UnpicklingError, TokenError),
+    *(LookupError, TypeError, AttributeError, OverflowError, OSError),
+)
 
 # What is asked where nothing is said.
 MIXER, DEPTH, STREAMS, NOISE, SAMPLES, WIDTH = "sinkhorn", 10, 4, 0.05, 100, 25
@@ -209,7 +216,7 @@ def read_skips(path: Path, depth: int | None = None) -> Tensor:
                 held = np.loadtxt(path.read_text().replace(",", " ").splitlines(), ndmin=2)
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not text; a matrix is read from .npy, .pt, or rows of numbers as text") from None
-    except (ValueError, EOFError, RuntimeError, UnpicklingError) as error:
+    except _UNREADABLE as error:
         # The first sentence says it; torch goes on with advice on its own options.
         said = (str(error) or type(error).__name__).splitlines()[0].split(". ")[0]
         raise ValueError(f"{path} holds no matrix: {said[:200]}") from None

@@ -189,7 +189,7 @@ def _fault_of_files(path: Path, files: dict[str, Any]) -> str | None:
     """Say which file is not the one that the manifest describes, or return None."""
     for name, expected in files.items():
         file = path / name
-        if not isinstance(expected, dict) or {"bytes", "crc32"} - expected.keys():
+        if not isinstance(expected, dict) or any(type(expected.get(entry)) is not int for entry in ("bytes", "crc32")):
             return f"manifest.json lacks the size or checksum of {name}"
         if not file.is_file():
             return f"{name} is missing"

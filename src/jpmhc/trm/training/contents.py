@@ -44,19 +44,11 @@ def load_content(file: Path, entries: Mapping[str, tuple[type, ...]], device: to
         entries: The types that each entry may have.
         device: Where to put tensors.
     """
-    if not is_zipfile(file):
-        raise ValueError(f"{file} is not a file that torch.save writes")
     try:
+        if not is_zipfile(file):
+            raise ValueError("it is not a file that torch.save writes")
         content = torch.load(file, map_location=device, weights_only=True)
-    except (
-        RuntimeError,
-        pickle.UnpicklingError,
-        EOFError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-    ) as error:
+    except (pickle.UnpicklingError, EOFError, OSError, *_MISFITS) as error:
         raise ValueError(f"{file} cannot be read: {_say_in_one_line(error)}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{file} holds {_describe(content)}, and must hold a dictionary")

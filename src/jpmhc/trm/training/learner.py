@@ -184,6 +184,6 @@ class Learner:
                 self.frame_optimiser.load_state_dict(saved["frames"])
         if self.average is not None:
             if saved["average"] is None:
-                raise ValueError(f"{resume.path} has no averaged weights: resume it with --ema 0")
+                raise ValueError(f"{shared} has no averaged weights: resume it with --ema 0")
             self.average.load(self.distributed.cut_own(saved["average"]))
         self.step = resume.step
