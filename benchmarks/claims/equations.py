@@ -110,8 +110,8 @@ def kronecker_saving() -> float:
     "With branch continuation Newton converges in 3–5 iterations at a tolerance of 10⁻¹²",
     "section 2.3, paragraph Scalar solver",
     "true",
-    shows="iterations on 400 points from x = 10 down to 0.01, η = 0.02, bistochastic skip: median {:.0f}, largest "
-    "{:.0f}",
+    shows="iterations for eq. dyson_subordination on 400 points from x = 10 down to 0.01, η = 0.02, bistochastic "
+    "skip: median {:.0f}, largest {:.0f}",
     stored=(2, 5),
     allowed=0.0,
 )

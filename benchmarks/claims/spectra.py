@@ -197,15 +197,19 @@ def mass_on_the_support() -> tuple[float, ...]:
     "Less than 1 second a point on a CPU for n ≤ 4 and L ≤ 100",
     "section 2.3, paragraph Operator-valued multi-layer pipeline",
     "true",
-    shows="n = 4, L = 100, bistochastic skips that differ: {:.4f} s a point by the chain",
-    stored=0.0068,
-    allowed=(0, 1),
+    shows="n = 4, L = 100, bistochastic skips that differ: {:.4f} s a point by the chain, {:.1f} s by the twisted "
+    "fold, the paper's own method",
+    stored=(0.0068, 0.6),
+    allowed=[(0, 1), (0, 2)],
 )
-def time_of_a_point() -> float:
-    x = torch.linspace(0.01, 4, 100, dtype=torch.float64)
-    start = time.perf_counter()
-    green(network("bistochastic", 100, shared=False), "chain", torch.complex(x, torch.full_like(x, ETA)))
-    return (time.perf_counter() - start) / len(x)
+def time_of_a_point() -> tuple[float, ...]:
+    asked, seconds = network("bistochastic", 100, shared=False), []
+    for method, count in (("chain", 100), ("twisted", 5)):
+        x = torch.linspace(0.05, 4, count, dtype=torch.float64)
+        start = time.perf_counter()
+        green(asked, method, torch.complex(x, torch.full_like(x, ETA)))
+        seconds.append((time.perf_counter() - start) / count)
+    return tuple(seconds)
 
 
 @claim(

@@ -57,7 +57,7 @@ class Query:
             instead of noise that is the same in every direction.
         shared: One skip for all layers instead of a new one in each.
         seed: Of random skips and samples.
-        method: auto, or one of the paper's: dyson, z1, subordination, stransform, twisted; chain is exact for all.
+        method: auto, or one of the paper's: dyson, z1, z1-matrix, subordination, stransform, twisted; chain is exact.
         eta: A fixed smoothing; by default it is --relative-eta times x.
         relative_eta: The smoothing as a fraction of x; 0.001 by default.
         refine: richardson (extrapolates to eta = 0), richardson-paper, or aaa.

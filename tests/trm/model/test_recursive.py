@@ -280,6 +280,24 @@ def test_norm_at_the_end_of_a_call_gives_unit_states():
     assert model.core.network.connections[0].post_norm is None
 
 
+def test_layer_norm_after_every_write_has_weights():
+    """Fig. jpmhc-block: at the start every stream is centred and of unit size, and the weights are trained."""
+    model, plain = build(mixed("cayley", stream_norm="layer", stream_span="recursion")), build(mixed("cayley"))
+    dim, count = SMALL.dim, len(model.core.network.connections)
+    sizes = [sum(parameter.numel() for parameter in each.parameters()) for each in (model, plain)]
+    assert sizes[0] - sizes[1] == 2 * dim * count
+    out = train_step(model, refill_rows(model.empty_carry(4, 5), *batch()))
+    np.testing.assert_allclose(out.z_h.mean(-1).numpy(), 0.0, atol=1e-5)
+    np.testing.assert_allclose(out.z_h.square().mean(-1).numpy(), 1.0, rtol=1e-3)
+    out.loss.backward()
+    assert all(block.layer_norm.weight.grad.abs().max() > 0 for block in model.core.network.connections)
+
+
+def test_output_scale_reaches_the_connections():
+    model = build(mixed("cayley", mixer_write_scale=0.5))
+    assert {block.write_scale for block in model.core.network.connections} == {0.5}
+
+
 def test_frames_of_the_static_grassmann_model_are_found():
     assert len(grassmann_frames(build(mixed("grassmann", mixer_dynamic=False)))) == 4
     assert not grassmann_frames(build(mixed("grassmann")))
@@ -331,6 +349,7 @@ def test_bad_configurations_are_named(change, message):
         ("mixer_norm", "layer"),
         ("mixer_read", "sigmoid"),
         ("mixer_write", "softmax"),
+        ("mixer_write_scale", 0.5),
         ("stream_norm", "call"),
         ("stream_span", "recursion"),
         ("kernels", "reference"),

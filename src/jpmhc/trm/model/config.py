@@ -37,8 +37,9 @@ class RecursiveConfig(ConnectionConfig):
     """Probability that a row must take at least a random number (2 to the maximum) of steps."""
     halting_weight: float = 0.5
     """Weight of the halting head's loss."""
-    stream_norm: Literal["stream", "call"] = "stream"
-    """Where streams are normalised: each after every write, or once when a call ends."""
+    stream_norm: Literal["stream", "layer", "call"] = "stream"
+    """Where streams are normalised: each after every write, without weights or by a layer norm with weights as in the
+    paper's figure; or once when a call ends."""
     stream_span: Literal["call", "recursion"] = "call"
     """How long streams stay apart: expanded and collapsed in each call, or carried by the states between calls."""
     attend: Attend = "auto"

@@ -12,6 +12,9 @@ from jpmhc.trm.model.counted_map import Counted, CountedMap
 from jpmhc.trm.model.layers import PositionSwiGLU, rms_norm
 
 Gate = Literal["softmax_matrix", "softmax", "sigmoid"]
+PostNorm = Literal["rms", "layer"]
+# The norm after every write, by the model's `stream_norm`.
+POST_NORMS: dict[str, PostNorm | None] = {"stream": "rms", "layer": "layer", "call": None}
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class ConnectionConfig:
     """Constraint of the write coefficients; None: the form's (exact: sigmoid)."""
     mixer_temperature: float = 1.0
     """Temperature of the read and write softmax."""
+    mixer_write_scale: float = 1.0
+    """What a sublayer's output is multiplied by before it is written to the streams, the paper's output scale s."""
     mixer_eps: float = 1e-6
     """Added under the root of the connections' norms; 1e-5 is that of the plain recursive model."""
     kernels: Literal["auto", "fused", "reference"] = "auto"
@@ -52,6 +57,7 @@ class ConnectionConfig:
         if self.mixer != "identity" and self.streams == 1:
             raise ValueError(f"the mixer {self.mixer!r} needs at least 2 streams; streams=1 is the plain model")
         checks.positive(self.mixer_temperature, "mixer_temperature")
+        checks.positive(self.mixer_write_scale, "mixer_write_scale")
         checks.positive(self.mixer_eps, "mixer_eps")
         if self.plain:
             self._refuse_options_of_connections()
@@ -129,11 +135,11 @@ def make_connection(
     config: ConnectionConfig,
     sublayer: nn.Module,
     index: int,
-    post_norm: Literal["rms"] | None = None,
+    post_norm: PostNorm | None = None,
     device: str | None = None,
 ) -> HyperConnection:
     """Put a hyper-connection around one sublayer; the norm after it is over what the sublayer mixes."""
-    over_positions = isinstance(sublayer, PositionSwiGLU) and post_norm is not None
+    over_positions = isinstance(sublayer, PositionSwiGLU) and post_norm == "rms"
     form = FORMS[config.mixer_form].get(config.mixer, EXACT_FORM)
     connection = (PositionNormConnection if over_positions else HyperConnection)(
         sublayer,
@@ -147,6 +153,7 @@ def make_connection(
         temperature=config.mixer_temperature,
         dynamic=config.mixer_dynamic,
         post_norm=None if over_positions else post_norm,
+        write_scale=config.mixer_write_scale,
         kernels=config.kernels,
         eps=config.mixer_eps,
         device=device,

@@ -12,7 +12,7 @@ residual connection is a :class:`jpmhc.HyperConnection`.
 
 import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from jpmhc import checks
 from jpmhc.connections import HyperConnectionStack, reduce_streams
 from jpmhc.trm.model.config import RecursiveConfig
-from jpmhc.trm.model.connections import make_connection
+from jpmhc.trm.model.connections import POST_NORMS, make_connection
 from jpmhc.trm.model.layers import (
     Attention,
     Linear,
@@ -95,7 +95,7 @@ class RecursiveCore(nn.Module):
         if config.plain:
             self.network = nn.Sequential(*(PostNormResidual(sublayer) for sublayer in sublayers))
         else:
-            post_norm: Literal["rms"] | None = "rms" if config.stream_norm == "stream" else None
+            post_norm = POST_NORMS[config.stream_norm]
             connections = (make_connection(config, layer, i, post_norm) for i, layer in enumerate(sublayers))
             self.network = HyperConnectionStack(connections, reduce=config.stream_span == "call")
         self.token_head = NarrowLinear(config.dim, vocabulary)
