@@ -149,6 +149,24 @@ def test_bad_arguments(options, said):
     refused(Stack(Block(12) for _ in range(2)), said, **options)
 
 
+def test_a_model_that_needs_more_than_was_guessed_is_left_as_it_was():
+    class Pictures(Stack):
+        main_input_name, config = "input_ids", types.SimpleNamespace(vocab_size=8)
+
+        def forward(self, input_ids: Tensor, pixel_values: Tensor | None = None) -> Tensor:
+            return super().forward(pixel_values.float())  # type: ignore[union-attr]
+
+    model = Pictures([Block(12)])
+    torch.manual_seed(5)
+    wanted = torch.randn(3)
+    torch.manual_seed(5)
+    said = r"Pictures cannot be called with input_ids alone, which was guessed \(AttributeError: .*\): give inputs="
+    with pytest.raises(ValueError, match=said):
+        jpmhc.wrap(model)
+    assert model.training
+    assert torch.equal(torch.randn(3), wanted)
+
+
 def test_what_is_no_model():
     with pytest.raises(ValueError, match=re.escape("the model must be a torch.nn.Module, got list")):
         jpmhc.wrap([Block(12)])

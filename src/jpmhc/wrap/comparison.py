@@ -30,11 +30,13 @@ class Comparison:
         self._forked = torch.random.fork_rng()
         self._forked.__enter__()
         self.model.eval()
+        return self
+
+    def begin(self) -> None:
+        """Run the model and keep its outputs."""
         self.outputs = floating_tensors(self.run())
         if not self.outputs:
-            self.__exit__(None, None, None)
             raise ValueError(f"{type(self.model).__name__} returns no floating-point tensor to compare: give inputs=")
-        return self
 
     def __exit__(self, *error: Any) -> None:
         for module, mode in self._training.items():

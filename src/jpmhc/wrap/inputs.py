@@ -1,11 +1,16 @@
 """What a model is called with in the probing run."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+# What models raise that are called without something they need.
+_FAILURES = (AttributeError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def call_arguments(model: nn.Module, inputs: Any) -> Call:
@@ -44,3 +49,16 @@ def default_inputs(model: nn.Module) -> dict[str, Any]:
     raise ValueError(
         f"cannot guess what {type(model).__name__} is called with: give inputs=, a tensor, tuple or dict of arguments"
     )
+
+
+@contextlib.contextmanager
+def explaining_guess(model: nn.Module, guessed: dict[str, Any]) -> Iterator[None]:
+    """Turn the failure of a model that was called with guessed arguments into a sentence that asks for others."""
+    try:
+        yield
+    except _FAILURES as error:
+        said = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"{type(model).__name__} cannot be called with {' and '.join(guessed)} alone, which was guessed "
+            f"({type(error).__name__}: {said}): give inputs=, a tensor, tuple or dict of arguments"
+        ) from error

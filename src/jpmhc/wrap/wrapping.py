@@ -1,5 +1,6 @@
 """wrap and unwrap: a model's residual additions become hyper-connections, in place, and back."""
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -8,7 +9,7 @@ from torch import nn
 from jpmhc.mixers import Mixer
 from jpmhc.wrap.comparison import Comparison
 from jpmhc.wrap.hooks import install, uninstall, wrapped_layers
-from jpmhc.wrap.inputs import call_arguments
+from jpmhc.wrap.inputs import call_arguments, explaining_guess
 from jpmhc.wrap.recipe import CHILD, Recipe
 from jpmhc.wrap.record import forget_wrapping, record_wrapping
 from jpmhc.wrap.search import find_layers
@@ -47,6 +48,8 @@ def wrap(
     args, kwargs = call_arguments(model, inputs)
     recipe = Recipe(streams, mixer, options)
     with Comparison(model, args, kwargs) as comparison:
+        with contextlib.nullcontext() if inputs is not None else explaining_guess(model, kwargs):
+            comparison.begin()
         plans = find_layers(model, None if layers is None else _names_of(model, layers), comparison.run)
         _refuse_skipping(model, [plan.name for plan in plans])
         comparison.differentiate(plans[0])
