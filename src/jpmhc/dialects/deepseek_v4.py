@@ -96,7 +96,7 @@ class Head:
 
 def borrow(connection: Any, name: str, kernels: str) -> HyperConnection:
     """Make our connection on the parameters and settings of one of `transformers`."""
-    return mhc.make_connection(
+    return mhc.make_scaled_connection(
         connection,
         connection.hc_mult,
         connection.hc_sinkhorn_iters,

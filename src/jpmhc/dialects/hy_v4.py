@@ -79,7 +79,7 @@ class Layer:
 
 
 def _borrow(connection: Any, name: str, kernels: str) -> HyperConnection:
-    return mhc.make_connection(
+    return mhc.make_scaled_connection(
         connection,
         connection.hc_mult,
         None,

@@ -45,7 +45,9 @@ class Naming:
         return None
 
 
-def collect(state_dict: Mapping[str, Tensor], namings: Mapping[str, Naming], marker: str, dialect: str) -> Places:
+def collect_places(
+    state_dict: Mapping[str, Tensor], namings: Mapping[str, Naming], marker: str, dialect: str
+) -> Places:
     """Sort the connections' tensors by place, and refuse a state dict that lacks some or has others.
 
     Args:

@@ -51,7 +51,7 @@ def load(
         phi, base, *alphas = (state_dict[place + name] for name in ("phi", "b", *_ALPHAS))
         parts = {"fn": phi.mT.contiguous(), "base": base, **dict(zip(mhc.SCALES, alphas))}
         path = place.removesuffix(".")
-        connections[path] = mhc.make_connection(
+        connections[path] = mhc.make_scaled_connection(
             mhc.join_scales(parts, path),
             streams,
             iterations,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from jpmhc import checks
 from jpmhc.connections import StreamHead
-from jpmhc.dialects.keys import Naming, check_shape, collect
+from jpmhc.dialects.keys import Naming, check_shape, collect_places
 from jpmhc.dialects.scaled import ScaledConnection, ScaledMap, ScaledParameters
 from jpmhc.mixers import Identity, Mixer, Sinkhorn
 
@@ -45,11 +45,11 @@ class Dialect:
         """Make a connection for every place in a state dict, and a learned head where a place is one."""
         checks.at_least_one(streams, "streams")
         checks.at_least_one(iterations, "iterations")
-        places = collect(state_dict, self.namings, self.marker, self.title)
+        places = collect_places(state_dict, self.namings, self.marker, self.title)
         return {
             place: make_head(parts, streams, eps, norm_eps, place)
             if place.endswith("head")
-            else make_connection(
+            else make_scaled_connection(
                 join_scales(parts, place), streams, iterations, eps, norm_eps, borrowed=False, what=place, **settings
             )
             for place, parts in places.items()
@@ -97,7 +97,7 @@ def read_parts(module: nn.Module, what: str) -> dict[str, Tensor]:
     raise ValueError(f"{what} must be a connection or a head that load returned, got {type(module).__name__}")
 
 
-def make_connection(
+def make_scaled_connection(
     parameters: Any,
     streams: int,
     iterations: int | None,
@@ -124,7 +124,7 @@ def make_connection(
         transposed: Whether the skip is the Sinkhorn matrix transposed.
         settings: Others, as in `ScaledMap`; a `read_eps` stands instead of `eps` at the reads.
     """
-    mixer = make_mixer(streams, iterations, eps, transposed)
+    mixer = make_skip(streams, iterations, eps, transposed)
     logits, fn = 2 * streams + mixer.logits, parameters.fn
     if fn.ndim != 2 or fn.shape[1] % streams:
         raise ValueError(f"{what}.fn must have the shape [{logits}, {streams} * dim], got {list(fn.shape)}")
@@ -137,7 +137,7 @@ def make_connection(
     return ScaledConnection(coefficients, kernels=kernels)
 
 
-def make_mixer(streams: int, iterations: int | None, eps: float, transposed: bool = True) -> Mixer:
+def make_skip(streams: int, iterations: int | None, eps: float, transposed: bool = True) -> Mixer:
     """Make the skip: C by rows from a softmax on, T iterations that end with its columns, and H = Cᵀ or C."""
     if iterations is None:
         return Identity(streams)

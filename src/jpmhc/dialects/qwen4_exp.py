@@ -131,7 +131,7 @@ def load(state_dict: Mapping[str, Tensor], *, streams: int = 4, norm_eps: float 
         A `GatedResidual` for each of "layers.0.attn", "layers.0.mlp", …, and one for "head".
     """
     checks.at_least_one(streams, "streams")
-    places = keys.collect(state_dict, NAMINGS, MARKER, "Qwen3.8-Flash-Next")
+    places = keys.collect_places(state_dict, NAMINGS, MARKER, "Qwen3.8-Flash-Next")
     for place, parts in places.items():
         width, rank = parts["norm"].numel(), parts["down"].shape[0]
         if width % streams:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from jpmhc.wrap.plan import LayerPlan
 
 
-class Comparison:
+class OutputComparison:
     """Runs a model on the same inputs, without dropout and with the same random numbers, and compares the results.
 
     As a context it leaves the model and torch's generator as they were.
@@ -25,7 +25,7 @@ class Comparison:
         self.plan: LayerPlan | None = None
         self.gradient: Tensor | None = None
 
-    def __enter__(self) -> "Comparison":
+    def __enter__(self) -> "OutputComparison":
         self._training = {module: module.training for module in self.model.modules()}
         self._forked = torch.random.fork_rng()
         self._forked.__enter__()

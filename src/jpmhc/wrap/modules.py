@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from jpmhc.wrap.route import Step
+from jpmhc.wrap.route import StreamStep
 from jpmhc.wrap.streams import Streams
 
 
@@ -23,7 +23,7 @@ class StreamModule:
 
     def __init__(self, name: str) -> None:
         self.name, self.met = name, False
-        self.pending: tuple[Streams, Step] | None = None
+        self.pending: tuple[Streams, StreamStep] | None = None
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Hand the module a tensor in the place of streams."""

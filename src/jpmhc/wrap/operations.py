@@ -26,10 +26,12 @@ def _leading(dim: int, x: Tensor) -> bool:
 
 
 def _from_front(dim: int, x: Tensor) -> int:
+    """Count a dimension of the hidden state from the front."""
     return dim if dim >= 0 else dim + x.ndim - 1
 
 
 def reshape(x: Tensor, *sizes: Any, shape: Any = None) -> Tensor | None:
+    """Give the dimensions before the last other sizes, as `view` and `reshape` do."""
     wanted = _numbers(sizes) if shape is None else tuple(shape)
     if not wanted or isinstance(wanted[0], torch.dtype):
         return None
@@ -45,28 +47,33 @@ def reshape(x: Tensor, *sizes: Any, shape: Any = None) -> Tensor | None:
 
 
 def transpose(x: Tensor, dim0: int, dim1: int) -> Tensor | None:
+    """Exchange two dimensions before the last."""
     if not (_leading(dim0, x) and _leading(dim1, x)):
         return None
     return x.transpose(_from_front(dim0, x), _from_front(dim1, x))
 
 
 def permute(x: Tensor, *dims: Any) -> Tensor | None:
+    """Reorder the dimensions before the last."""
     order = [_from_front(dim, x) for dim in _numbers(dims)]
     return x.permute(*order[:-1], x.ndim - 2, x.ndim - 1) if order[-1] == x.ndim - 2 else None
 
 
 def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor | None:
+    """Join neighbouring dimensions before the last."""
     if not (_leading(start_dim, x) and _leading(end_dim, x)):
         return None
     return x.flatten(_from_front(start_dim, x), _from_front(end_dim, x))
 
 
 def unsqueeze(x: Tensor, dim: int) -> Tensor | None:
+    """Insert a dimension of size one before the last."""
     place = dim if dim >= 0 else dim + x.ndim
     return x.unsqueeze(place) if place <= x.ndim - 2 else None
 
 
 def squeeze(x: Tensor, *dims: Any, dim: int | None = None) -> Tensor | None:
+    """Remove named dimensions of size one before the last."""
     wanted = _numbers(dims) if dim is None else (dim,)
     if not wanted or not all(_leading(place, x) for place in wanted):
         return None
@@ -74,6 +81,7 @@ def squeeze(x: Tensor, *dims: Any, dim: int | None = None) -> Tensor | None:
 
 
 def roll(x: Tensor, shifts: Any, dims: Any = None) -> Tensor | None:
+    """Shift the entries along dimensions before the last, those that fall out coming back in front."""
     places = dims if isinstance(dims, Sequence) else [] if dims is None else [dims]
     if not places or not all(_leading(place, x) for place in places):
         return None
@@ -81,6 +89,7 @@ def roll(x: Tensor, shifts: Any, dims: Any = None) -> Tensor | None:
 
 
 def getitem(x: Tensor, index: Any) -> Tensor | None:
+    """Take a part of the dimensions before the last."""
     parts = index if isinstance(index, tuple) else (index,)
     if any(part is Ellipsis or isinstance(part, list) for part in parts):
         return None
@@ -91,6 +100,7 @@ def getitem(x: Tensor, index: Any) -> Tensor | None:
 
 
 def to(x: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
+    """Change the type or the device."""
     return x.to(*args, **kwargs)
 
 
@@ -104,11 +114,13 @@ def _beside(x: Tensor, other: Any) -> Any:
 
 
 def mul(x: Tensor, other: Any) -> Tensor | None:
+    """Multiply by a number or by a tensor that fits the hidden state."""
     factor = _beside(x, other)
     return None if factor is None else x * factor
 
 
 def div(x: Tensor, other: Any, **kwargs: Any) -> Tensor | None:
+    """Divide by a number or by a tensor that fits the hidden state."""
     divisor = _beside(x, other)
     return None if divisor is None or kwargs else x / divisor
 
@@ -120,14 +132,18 @@ def shift(x: Tensor, other: Any) -> Tensor | None:
 
 
 def clamp(x: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
+    """Bound every entry."""
     return x.clamp(*args, **kwargs)
 
 
 def clone(x: Tensor, **_: Any) -> Tensor:
-    return x  # streams are never changed in place
+    """Return the streams themselves, as they are never changed in place."""
+    return x
 
 
 def _normalise(function: Callable[..., Tensor]) -> Operation:
+    """Make the operation of a norm, which must be over the last dimension alone."""
+
     def normalise(x: Tensor, normalized_shape: Any, *args: Any, **kwargs: Any) -> Tensor | None:
         return function(x, normalized_shape, *args, **kwargs) if tuple(normalized_shape) == x.shape[-1:] else None
 
@@ -135,6 +151,7 @@ def _normalise(function: Callable[..., Tensor]) -> Operation:
 
 
 def _dropout(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Drop entries at random, in new memory whatever the call says."""
     return F.dropout(x, *args, **{key: value for key, value in kwargs.items() if key != "inplace"})
 
 

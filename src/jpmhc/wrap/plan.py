@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from jpmhc.wrap.route import Step
+from jpmhc.wrap.route import StreamStep
 from jpmhc.wrap.streams import bare
 
 
@@ -29,7 +29,7 @@ class LayerPlan:
     keyword: str | None
     ndim: int
     dim: int
-    steps: tuple[Step, ...] = ()
+    steps: tuple[StreamStep, ...] = ()
     leaves: int | str | None = None
     modules: tuple[str, ...] = ()
     first: bool = True

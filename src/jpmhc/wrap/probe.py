@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from jpmhc.wrap.modules import StreamModule, foreign_modules
 from jpmhc.wrap.plan import LayerPlan, replace_entries
-from jpmhc.wrap.route import Route, Step
+from jpmhc.wrap.route import Route, StreamStep
 from jpmhc.wrap.streams import Streams
 
 # What a computation may raise that meets an object where it expects a tensor. The plain run comes first: errors that
@@ -51,14 +51,14 @@ class EveryRoute(Route):
         super().__init__((), ())
         self.additions, self.complaint = 0, ""
 
-    def carries(self, trail: tuple[Step, ...], step: Step) -> bool:
+    def carries(self, trail: tuple[StreamStep, ...], step: StreamStep) -> bool:
         self.additions += step.name == "add"
         return True
 
-    def connection(self, trail: tuple[Step, ...]) -> PlainResidual:
+    def connection(self, trail: tuple[StreamStep, ...]) -> PlainResidual:
         return PlainResidual()
 
-    def following(self, trail: tuple[Step, ...]) -> None:
+    def following(self, trail: tuple[StreamStep, ...]) -> None:
         return None
 
     def note(self, complaint: str) -> None:
@@ -139,7 +139,7 @@ class Probe(TorchFunctionMode):
             finding = self.findings[name]
             finding.calls += 1
             with torch._C.DisableTorchFunction():
-                plan = find_hidden_state(name, module, args, kwargs)
+                plan = plan_entry(name, module, args, kwargs)
                 if plan is None:
                     return None
                 x, route = plan.entering(args, kwargs), EveryRoute()
@@ -183,7 +183,7 @@ class Probe(TorchFunctionMode):
         return result
 
 
-def find_hidden_state(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LayerPlan | None:
+def plan_entry(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LayerPlan | None:
     """Find where a candidate's hidden state enters: the first argument that can be one; None if there is none."""
     given: list[tuple[int | None, str | None, Any]] = [(place, None, value) for place, value in enumerate(args)]
     given += [(None, key, value) for key, value in kwargs.items()]

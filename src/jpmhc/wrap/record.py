@@ -7,7 +7,7 @@ from torch import nn
 
 from jpmhc.wrap.plan import LayerPlan
 from jpmhc.wrap.recipe import Recipe
-from jpmhc.wrap.route import Step
+from jpmhc.wrap.route import StreamStep
 
 # transformers refuses a configuration with a fusion it does not know, and says its name. A wrapped model that is loaded
 # as a plain one would otherwise lose its connections with no more than a warning.
@@ -45,6 +45,6 @@ def read_record(record: dict[str, Any]) -> tuple[Recipe, list[LayerPlan]]:
     """Make the recipe and the plans that a record describes."""
     plans = []
     for layer in record["layers"]:
-        steps = tuple(Step(*step) for step in layer["steps"])
+        steps = tuple(StreamStep(*step) for step in layer["steps"])
         plans.append(LayerPlan(**{**layer, "steps": steps, "modules": tuple(layer["modules"])}))
     return Recipe.from_json(record), plans

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 
-class Step(NamedTuple):
+class StreamStep(NamedTuple):
     """One operation that carries the residual stream on: the `number`-th one of this name on the state before it."""
 
     name: str
@@ -22,20 +22,20 @@ class Route:
     """
 
     def __init__(
-        self, steps: tuple[Step, ...], connections: Sequence[Any], onward: Any = None, reduces: bool = False
+        self, steps: tuple[StreamStep, ...], connections: Sequence[Any], onward: Any = None, reduces: bool = False
     ) -> None:
         self.steps, self.connections, self.onward, self.reduces = steps, connections, onward, reduces
 
-    def carries(self, trail: tuple[Step, ...], step: Step) -> bool:
+    def carries(self, trail: tuple[StreamStep, ...], step: StreamStep) -> bool:
         """Whether the residual stream goes on with this step, after these."""
         return len(trail) < len(self.steps) and self.steps[len(trail)] == step
 
-    def connection(self, trail: tuple[Step, ...]) -> Any:
+    def connection(self, trail: tuple[StreamStep, ...]) -> Any:
         """Return the connection of the next addition after these steps; None after the last."""
         done = sum(step.name == "add" for step in trail)
         return self.connections[done] if done < len(self.connections) else None
 
-    def following(self, trail: tuple[Step, ...]) -> Any:
+    def following(self, trail: tuple[StreamStep, ...]) -> Any:
         """Return the connection that reads what the addition at the end of these steps has written, if it is known."""
         if len(trail) == len(self.steps):
             return self.onward

@@ -14,7 +14,7 @@ Descent = Callable[[nn.Module, str], Iterator[list[str]]]
 CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
-def find_layers(model: nn.Module, names: list[str] | None, run: Run) -> list[LayerPlan]:
+def plan_layers(model: nn.Module, names: list[str] | None, run: Run) -> list[LayerPlan]:
     """Find the residual layers of a model and how the residual stream runs through them.
 
     Candidates are the elements of the model's lists of modules, the outermost lists first; where they cannot be

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from jpmhc.connections import reduce_streams
 from jpmhc.wrap.operations import ADDITIONS, CHANNELS_FIRST, FUNCTIONS, METHODS, OPERATIONS, PRODUCTS
-from jpmhc.wrap.route import Route, Step
+from jpmhc.wrap.route import Route, StreamStep
 
 
 class Streams:
@@ -27,7 +27,7 @@ class Streams:
         onward: The same for the first connection of the next layer.
     """
 
-    def __init__(self, x: Tensor, route: Route, trail: tuple[Step, ...] = (), begun: Any = None) -> None:
+    def __init__(self, x: Tensor, route: Route, trail: tuple[StreamStep, ...] = (), begun: Any = None) -> None:
         self.x, self.route, self.trail, self.begun = x, route, trail, begun
         self.onward: Any = None
         self.counts: dict[str, int] = {}
@@ -45,13 +45,13 @@ class Streams:
             self.differentiable = torch.is_grad_enabled()
         return self.begun
 
-    def take_step(self, name: str) -> Step | None:
+    def take_step(self, name: str) -> StreamStep | None:
         """Count one more operation of this name, and return it if it carries the residual stream."""
-        step = Step(name, self.counts.get(name, 0))
+        step = StreamStep(name, self.counts.get(name, 0))
         self.counts[name] = step.number + 1
         return step if self.route.carries(self.trail, step) else None
 
-    def after(self, step: Step, x: Tensor) -> "Streams":
+    def after(self, step: StreamStep, x: Tensor) -> "Streams":
         """Return the streams that a step has led to."""
         return Streams(x, self.route, (*self.trail, step))
 
@@ -80,7 +80,7 @@ class Streams:
         """Count what has happened beside additions: of two streams that are added, the straighter is the residual."""
         return sum(step.name != "add" for step in self.trail)
 
-    def _write(self, y: Tensor, step: Step) -> "Streams":
+    def _write(self, y: Tensor, step: StreamStep) -> "Streams":
         x, connection, (h, state) = self.x, self.route.connection(self.trail), self._begin()
         shape, dtype = torch.broadcast_shapes(y.shape, h.shape), torch.promote_types(x.dtype, y.dtype)
         if (shape, dtype) != (h.shape, x.dtype):  # the sum is larger or more precise than the hidden state

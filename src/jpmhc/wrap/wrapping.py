@@ -7,12 +7,12 @@ from typing import Any
 from torch import nn
 
 from jpmhc.mixers import Mixer
-from jpmhc.wrap.comparison import Comparison
+from jpmhc.wrap.comparison import OutputComparison
 from jpmhc.wrap.hooks import install, uninstall, wrapped_layers
 from jpmhc.wrap.inputs import call_arguments, explaining_guess
 from jpmhc.wrap.recipe import CHILD, Recipe
 from jpmhc.wrap.record import forget_wrapping, record_wrapping
-from jpmhc.wrap.search import find_layers
+from jpmhc.wrap.search import plan_layers
 
 
 def wrap(
@@ -47,10 +47,10 @@ def wrap(
         raise ValueError(f"{name} is wrapped already: unwrap the model before you wrap it again")
     args, kwargs = call_arguments(model, inputs)
     recipe = Recipe(streams, mixer, options)
-    with Comparison(model, args, kwargs) as comparison:
+    with OutputComparison(model, args, kwargs) as comparison:
         with contextlib.nullcontext() if inputs is not None else explaining_guess(model, kwargs):
             comparison.begin()
-        plans = find_layers(model, None if layers is None else _names_of(model, layers), comparison.run)
+        plans = plan_layers(model, None if layers is None else _names_of(model, layers), comparison.run)
         _refuse_skipping(model, [plan.name for plan in plans])
         comparison.differentiate(plans[0])
         install(model, recipe.make_connections(model, plans))

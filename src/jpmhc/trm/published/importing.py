@@ -12,7 +12,7 @@ from jpmhc.trm.model import RecursiveConfig
 from jpmhc.trm.model.layers import NORM_EPS
 from jpmhc.trm.model.recursive import RecursiveCore
 from jpmhc.trm.published.settings import read_model_settings, read_settings, read_training_settings
-from jpmhc.trm.published.weights import read_vocabulary, read_weights, refuse_table, rename_weights
+from jpmhc.trm.published.weights import read_checkpoint, read_vocabulary, refuse_table, rename_weights
 from jpmhc.trm.tasks.identifiers import read_identifiers
 from jpmhc.trm.tasks.registry import TASKS, kind_of
 from jpmhc.trm.tasks.task import PublishedTask, TaskConfig
@@ -88,7 +88,7 @@ def import_model(choices: ImportConfig) -> Imported:
             raise ValueError(f"{copy} is there already and would be overwritten: choose another --out")
     settings = read_settings(config_file)
     model = _add_connections(read_model_settings(settings, config_file), choices)
-    weights = read_weights(file)
+    weights = read_checkpoint(file)
     vocabulary = read_vocabulary(weights, file)
     refuse_table(weights, len(read_identifiers(identifiers)), file, identifiers)
     with Display() as display, display.preparing("preparing the puzzles"):

@@ -28,7 +28,7 @@ _SUBLAYERS = {
 _FEED_FORWARD = {"mlp.gate_up_proj.weight": "gate_up.weight", "mlp.down_proj.weight": "down.weight"}
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
+def read_checkpoint(path: Path) -> dict[str, Tensor]:
     """Read the tensors of a checkpoint by name, without the prefix that all names have.
 
     Nothing but tensors is loaded. They stay on disk until they are used, as the puzzle table has gigabytes.
