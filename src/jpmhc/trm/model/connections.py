@@ -182,6 +182,9 @@ def _make_mixer(config: ConnectionConfig, form: Form) -> Mixer:
 def _count_parameters_as_the_paper(connection: HyperConnection, counted: Counted) -> None:
     usual = connection.map
     if usual.weight is None or usual.mixer.grassmann_frames:
-        raise ValueError("mixer_form=counted is for coefficients that all depend on the token: leave mixer_dynamic on")
+        raise ValueError(
+            "mixer_form=counted is for coefficients that all depend on the token: leave mixer_dynamic on, and "
+            "mixer_frames dynamic"
+        )
     settings = (usual.dim, usual.mixer, usual.norm, usual.read, usual.write, usual.temperature, True, usual.favoured)
-    connection.map = CountedMap(counted, *settings, eps=usual.eps)
+    connection.map = CountedMap(counted, *settings, usual.bias.device, eps=usual.eps)
