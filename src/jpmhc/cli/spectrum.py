@@ -7,9 +7,10 @@ from typing import Annotated
 import tyro
 
 from jpmhc.cli.output import make_folder
-from jpmhc.report.spectrum_figures import draw_spectrum
+from jpmhc.report.spectrum_figures import EXACT, draw_spectrum
 from jpmhc.report.spectrum_tables import StageProgress, print_answer, warnings_in_one_line
-from jpmhc.spectra.query import Query, answer_query, write_curve
+from jpmhc.report.style import colour_of
+from jpmhc.spectra.query import MIXER, Query, answer_query, write_curve
 
 
 def main(words: Sequence[str]) -> None:
@@ -29,5 +30,6 @@ def spectrum(query: Annotated[Query, tyro.conf.arg(name="")], out: Path = Path("
     with warnings_in_one_line(), StageProgress() as progress:
         answer = answer_query(query, progress.show)
     print_answer(answer)
-    print(f"wrote {draw_spectrum(answer, query.title(answer.network), out / 'spectrum.png')}")
+    colour = EXACT if query.matrix is not None else colour_of(query.mixer or MIXER)
+    print(f"wrote {draw_spectrum(answer, query.title(answer.network), out / 'spectrum.png', colour)}")
     print(f"wrote {write_curve(answer.density, out / 'spectrum.csv')}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
+from jpmhc.report.style import name_ticks
 from jpmhc.spectra.density import COLLAPSED, Density
 from jpmhc.spectra.distances import singular_values
 from jpmhc.spectra.panel import Cell
@@ -102,7 +104,13 @@ def _linear_cell(ax: Any, cell: Cell) -> None:
     for name in _drawn(cell):
         grid, values = _full_curve(cell.curves[name], top)
         ax.plot(grid, values, **_STYLES[name])
-    ax.set(xlim=(-0.01 * top, top), ylim=(0, _ceiling(heights, values)))
+    ceiling = _ceiling(heights, values)
+    ax.set(xlim=(0, top), ylim=(0, ceiling))
+    name_ticks(ax.xaxis, (0, top), False)
+    name_ticks(ax.yaxis, (0, ceiling), False)
+    if heights.max() > ceiling:
+        share = float(heights[:2].sum() * top / _BINS)
+        ax.text(0.03, 0.97, f"▴ {share:.0%} in the first bars", transform=ax.transAxes, va="top", fontsize=8, color=INK)
 
 
 def _drawn(cell: Cell) -> list[str]:
@@ -137,19 +145,18 @@ def _full_curve(curve: Density, top: float) -> tuple[np.ndarray, np.ndarray]:
 def _logarithmic_cell(ax: Any, cell: Cell) -> None:
     s = singular_values(cell.sampled)
     bottom = max(s[0] * 0.7, s[-1] * 1e-13)
-    edges = np.logspace(np.log10(bottom), np.log10(s[-1] * 1.4), 90)
-    decades = np.diff(np.log10(edges))
-    share = np.histogram(s, edges)[0] / len(s)
-    ax.stairs(share / decades, edges, fill=True, color=SAMPLED)
-    peak = (share / decades).max()
+    limits = (bottom, s[-1] * 1.4)
+    edges = fitting_edges(np.maximum(s, bottom))
+    heights = np.histogram(np.maximum(s, bottom), edges)[0] / len(s) / np.diff(np.log10(edges))
+    ax.stairs(heights, edges, fill=True, color=SAMPLED)
     for name in _drawn(cell):
         grid, values = _full_curve(cell.curves[name], 0.0)
         ax.plot(grid, values * grid * np.log(10), **_STYLES[name])
-    ax.set(xscale="log", xlim=(edges[0], edges[-1]), ylim=(0, 1.25 * peak))
-    if edges[-1] < 10 * edges[0]:
-        ticks = [tick for tick in (0.2, 0.4, 0.6, 0.8, 1, 1.5, 2, 3, 5) if edges[0] < tick < edges[-1]]
-        ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        ax.minorticks_off()
+    inside = (grid > limits[0]) & (grid < limits[1])
+    peak = min(float(heights.max()), 1.3 * float((values * grid * np.log(10))[inside].max()))
+    ax.set(xscale="log", xlim=limits, ylim=(0, 1.25 * peak))
+    name_ticks(ax.xaxis, limits, True)
+    name_ticks(ax.yaxis, (0, 1.25 * peak), False)
 
 
 def _annotate(ax: Any, cell: Cell) -> None:
@@ -168,38 +175,146 @@ def _annotate(ax: Any, cell: Cell) -> None:
                 ax.text(left, height, numbers[name], ha="right", color=_NUMBERS[name], **place)
 
 
-def draw_spectrum(answer: Answer, title: str, path: Path) -> Path:
-    """Draw one spectrum on a plain and on a logarithmic axis, over the sampled singular values if there are any."""
-    figure = Figure(figsize=(10, 3.6), layout="constrained")
-    plain, logarithmic = figure.subplots(1, 2)
-    curve = answer.density
-    s = singular_values(answer.sampled) if answer.sampled is not None else None
-    grid, values = _full_curve(curve, float(curve.x[-1]) ** 0.5)
-    if s is not None:
-        heights, _, _ = plain.hist(s, bins=_BINS, range=(0, s[-1] * 1.05), density=True, color=SAMPLED, label="sampled")
-        edges = np.logspace(np.log10(max(s[0], s[-1] * 1e-13)), np.log10(s[-1] * 1.1), 90)
-        share = np.histogram(s, edges)[0] / len(s) / np.diff(np.log10(edges))
-        logarithmic.stairs(share, edges, fill=True, color=SAMPLED)
-        plain.set_ylim(0, _ceiling(heights, values))
-    elif curve.below > _WORTH_SAYING or curve.collapsed() > _WORTH_SAYING:
-        plain.set_ylim(0, 1.3 * max(values[grid > COLLAPSED].max(initial=0.0), 1e-12))
-    label = "exact theory" if curve.exact else f"{curve.method}: not exact here"
-    plain.plot(grid, values, color=EXACT if curve.exact else SCALAR, label=label)
-    logarithmic.plot(grid, values * grid * np.log(10), color=EXACT if curve.exact else SCALAR)
-    plain.set(xlabel="singular value", ylabel="density", xlim=(0, None))
-    logarithmic.set(xlabel="singular value", ylabel="density per decade", xscale="log", ylim=(0, None))
-    words = [f"captured mass {curve.mass:.4f}"]
+def draw_spectrum(answer: Answer, title: str, path: Path, colour: str = EXACT) -> Path:
+    """Draw one spectrum: the density of its upper bands, and over all of it the share of singular values below each.
+
+    The share shows what a density cannot: mass at zero and in narrow bands far below the others.
+
+    Args:
+        answer: The spectrum, with sampled singular values if there are any.
+        title: The first line above the figure; the second says in words what it shows.
+        path: The file to write.
+        colour: Of the theory's curve, where it is exact.
+    """
+    figure = Figure(figsize=(10, 3.9), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    style = {"color": colour if answer.density.exact else SCALAR, "linewidth": 1.6}
+    _draw_upper_bands(left, answer, style)
+    _draw_shares(right, answer, style)
+    words = textwrap.fill(describe_spectrum(answer), 115)
+    figure.suptitle(f"{title}\n{words}", fontsize=11, color=INK)
+    for ax in (left, right):
+        ax.spines[["top", "right"]].set_visible(False)
+    # the curve of shares leaves free what lies below its first value, or its upper left
+    right.legend(frameon=False, fontsize=9, loc="lower center" if answer.density.below > 0.3 else "upper left")
+    return save_figure(figure, path)
+
+
+def describe_spectrum(answer: Answer) -> str:
+    """Say in words where the singular values lie."""
+    curve, bands = answer.density, answer.edges
+    collapsed, low, high = curve.collapsed(), float(bands.min()), float(bands.max())
     if curve.below > _WORTH_SAYING:
-        words.append(f"{curve.below:.1%} below {float(curve.x[0]) ** 0.5:.1g}")
-    if curve.collapsed() > _WORTH_SAYING:
-        words.append(f"{curve.collapsed():.1%} below {COLLAPSED:g}")
+        low = 0.0
+    alive = bands[bands[:, 1] > COLLAPSED]
+    if collapsed > 1 - _WORTH_SAYING:
+        words = [f"all singular values have collapsed: the largest is {high:.2g}"]
+    elif collapsed > _WORTH_SAYING and len(alive):
+        words = [f"{collapsed:.1%} of singular values are below {COLLAPSED:g}"]
+        if float(alive.min()) > COLLAPSED:
+            words[0] += f", the others between {float(alive.min()):.3g} and {high:.3g}"
+    else:
+        words = [f"all singular values lie between {low:.3g} and {high:.3g}"]
+    if abs(curve.mass + curve.below - 1) > 0.02:
+        words.append(f"the curve holds {curve.mass + curve.below:.1%} of the mass")
     if answer.distances is not None:
         words.append(f"W₁ to samples {answer.distances.wasserstein:.2g}")
-    figure.suptitle(f"{title}\n{' · '.join(words)}", fontsize=11, color=INK)
-    for ax in (plain, logarithmic):
-        ax.spines[["top", "right"]].set_visible(False)
-    plain.legend(frameon=False)
-    return save_figure(figure, path)
+    return " · ".join(words)
+
+
+def _upper_bands(answer: Answer) -> tuple[float, float]:
+    """Return the lower and upper end of the bands that lie close together at the top: within a factor of 30."""
+    bands = answer.edges
+    high = float(bands.max())
+    near = bands[(bands[:, 0] > high / 30)]
+    return (float(near.min()) if len(near) else max(float(bands[-1, 0]), high * 1e-12)), high
+
+
+def _lowest(answer: Answer) -> float:
+    """Return where the spectrum begins above what lies below its grid, at most twelve decades below its end."""
+    curve = answer.density
+    below = float(curve.cumulative()[0])
+    return max(curve.quantile(below + 0.002 * (1 - below)), float(answer.edges.max()) * 1e-12)
+
+
+def _draw_upper_bands(ax: Any, answer: Answer, style: dict[str, Any]) -> None:
+    """Draw the density of the upper bands, and say how much lies left of the axis."""
+    low, high = _upper_bands(answer)
+    logarithmic = high > 10 * low
+    if logarithmic:
+        low = _lowest(answer)
+        limits = (low / 3, high * 3)
+    else:
+        room = 0.25 * (high - low) or 0.1 * high
+        limits = (max(low / 2, low - room), high + room)
+    grid, values = _full_curve(answer.density, limits[1])
+    values = values * grid * np.log(10) if logarithmic else values
+    inside = (grid >= limits[0]) & (grid <= limits[1])
+    peak = float(values[inside].max(initial=0.0))
+    left_out = float(np.interp(limits[0], answer.density.x.sqrt().numpy(), answer.density.cumulative().numpy()))
+    if answer.sampled is not None:
+        s = singular_values(answer.sampled)
+        shown = s[(s >= limits[0]) & (s <= limits[1])]
+        if len(shown) > 1:
+            edges = fitting_edges(shown) if logarithmic else np.linspace(*limits, _BINS + 1)
+            width = np.diff(np.log10(edges)) if logarithmic else np.diff(edges)
+            heights = np.histogram(shown, edges)[0] / len(s) / width
+            ax.stairs(heights, edges, fill=True, color=SAMPLED)
+            peak = max(peak, min(float(heights.max()), 1.6 * peak))
+    ax.plot(grid, values, **style)
+    ax.set(xscale="log" if logarithmic else "linear", xlim=limits, ylim=(0, 1.12 * max(peak, 1e-12)))
+    name_ticks(ax.xaxis, limits, logarithmic)
+    name_ticks(ax.yaxis, ax.get_ylim(), False)
+    ax.set(xlabel="singular value", ylabel="density per decade" if logarithmic else "density")
+    if left_out > _WORTH_SAYING:
+        words = f"◂ {left_out:.1%} of singular values\n    lie left of this axis"
+        ax.text(0.015, 0.97, words, transform=ax.transAxes, va="top", fontsize=9, color=style["color"])
+
+
+def _draw_shares(ax: Any, answer: Answer, style: dict[str, Any]) -> None:
+    """Draw which share of singular values lies below each, over all of the spectrum or its upper twelve decades."""
+    curve, high = answer.density, float(answer.edges.max())
+    lowest = _lowest(answer)
+    logarithmic = curve.below > _WORTH_SAYING or high > 10 * lowest
+    bottom = min(lowest / 3, 0.03) if logarithmic else lowest
+    room = 0.25 * (high - lowest) or 0.1 * high
+    limits = (bottom, high * 2) if logarithmic else (max(bottom / 2, bottom - room), high + room)
+    if answer.sampled is not None:
+        s = np.concatenate([[0.0], singular_values(answer.sampled), [limits[1]]])
+        shares = np.concatenate([[0.0], np.arange(1, len(s) - 1) / (len(s) - 2), [1.0]])
+        ax.step(s, shares, where="post", color=SAMPLED, linewidth=5, label="sampled networks")
+    grid = np.concatenate([[limits[0] * 1e-3], curve.x.sqrt().numpy(), [limits[1]]])
+    shares = np.concatenate([[curve.below], curve.cumulative().numpy(), [1.0]])
+    label = "exact theory" if curve.exact else f"{curve.method}: not exact here"
+    ax.plot(grid, shares, label=label, **style)
+    ax.set(xscale="log" if logarithmic else "linear", xlim=limits, ylim=(0, 1.04))
+    name_ticks(ax.xaxis, limits, logarithmic)
+    name_ticks(ax.yaxis, (0.0, 1.0), False)
+    ax.set(xlabel="singular value", ylabel="share of singular values below")
+    left_out = float(np.interp(limits[0], grid, shares))
+    if left_out > _WORTH_SAYING:
+        ax.plot([limits[0]], [left_out], marker="<", color=style["color"], clip_on=False, markersize=7)
+        words, place = f"{left_out:.1%} lie left of this axis", (8, -6 if left_out > 0.15 else 16)
+        look = {"fontsize": 9, "color": style["color"], "va": "top", "bbox": {"color": "white", "pad": 1}}
+        ax.annotate(words, (limits[0], left_out), xytext=place, textcoords="offset points", **look)
+    if limits[0] < COLLAPSED < limits[1]:
+        ax.axvline(COLLAPSED, color=INK, linewidth=0.8, linestyle="--", label=f"collapsed: below {COLLAPSED:g}")
+
+
+def fitting_edges(s: np.ndarray, count: int = 60) -> np.ndarray:
+    """Return the edges of bins that hold about equally many values, so that they fit narrow bands and wide ones.
+
+    A bin that spans a gap between two bands is cut at the gap's two ends.
+    """
+    s = np.sort(s)
+    edges = np.unique(np.quantile(s, np.linspace(0, 1, min(count, max(2, len(s) // 8)) + 1)))
+    width = np.diff(np.log10(edges))
+    cuts = []
+    for low, high in zip(edges[:-1][width > 8 * np.median(width)], edges[1:][width > 8 * np.median(width)]):
+        inside = s[(s >= low) & (s <= high)]
+        at = int(np.argmax(np.diff(np.log10(inside))))
+        cuts += [inside[at] * 1.0001, inside[at + 1] * 0.9999]
+    return np.unique(np.concatenate([edges, cuts]))
 
 
 def _ceiling(heights: np.ndarray, curve: np.ndarray) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from jpmhc.mixers import ENSEMBLES, MIXERS
 
@@ -87,3 +88,17 @@ def _write_power(value: float) -> str:
     power = f"10{str(exponent).translate(_SUPERSCRIPTS)}"
     mantissa = value / 10.0**exponent
     return power if abs(mantissa - 1) < 1e-6 else f"{mantissa:.3g}·{power}"
+
+
+def name_ticks(axis: Any, limits: tuple[float, float], logarithmic: bool, most: int = 6) -> None:
+    """Give an axis of matplotlib the ticks and labels of this style; it has no ticks between them.
+
+    Args:
+        axis: `ax.xaxis` or `ax.yaxis`.
+        limits: The two ends of the axis.
+        logarithmic: Whether it is a logarithmic one.
+        most: The most ticks.
+    """
+    ticks = (logarithmic_ticks if logarithmic else linear_ticks)(*limits, most)
+    axis.set_ticks(ticks, tick_labels(ticks))
+    axis.set_ticks([], minor=True)

@@ -1,7 +1,6 @@
 r"""Spectra of many networks computed beforehand: every choice of mixer, streams, depth, noise, activation and norm.
 
-A spectrum is kept as quantiles of $\log_{10} s$ at fixed levels, of the theory and of sampled networks side by side,
-and as the ends of its support.
+A spectrum is kept as quantiles of $\log_{10} s$ at fixed levels, of the theory and of sampled networks side by side.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from jpmhc import mixers
 from jpmhc.spectra.density import density
-from jpmhc.spectra.exactly import edges
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.normalised import MLP
 from jpmhc.spectra.simulate import simulate
 
-# The levels of the quantiles; the first and last tell the tails.
+# The levels of the quantiles; the first and the last stand for the ends of the spectrum.
 LEVELS = (0.002, 0.01, *(k / 40 for k in range(1, 40)), 0.99, 0.998)
 # Quantiles are kept as 16-bit numbers over these powers of ten: 0 is that or less.
 LOWEST, HIGHEST = -8.0, 8.0
@@ -31,13 +30,16 @@ LOWEST, HIGHEST = -8.0, 8.0
 MISSING = 65535
 AXES: Mapping[str, tuple] = {
     "mixer": tuple(mixers.MIXERS),
-    "streams": (2, 4, 8),
+    "streams": (2, 4),
     "depth": (4, 12, 24, 48),
     "noise": (0.05, 0.25, 1.0),
-    "activation": ("linear", "relu", "gelu"),
+    "activation": ("linear", "gelu"),
     "norm": ("none", "before", "after"),
 }
-_RELATIVE_ETA = 3e-3
+# Singular values at which the theory is evaluated, their smoothing, and the residual asked: enough for a picture.
+_GRID = (1e-4, 100.0, 130)
+_RELATIVE_ETA = 0.02
+_TOLERANCE = 1e-4
 _FEATURES = 128  # of all streams of a sampled network together
 _SAMPLES = 5
 
@@ -50,7 +52,7 @@ class Atlas:
 
     Attributes:
         axes: The values of each axis, by name.
-        theory: Quantiles at `LEVELS`, then the support's two ends, as `pack` wrote them. [*axes, len(LEVELS) + 2]
+        theory: Quantiles at `LEVELS`, as `pack` wrote them. [*axes, len(LEVELS)]
         sampled: Quantiles of sampled networks. [*axes, len(LEVELS)]
     """
 
@@ -82,20 +84,20 @@ def build_network(choice: Choice) -> Network:
     return make(skips, read, write, MLP(activation, (1.0, noise / depth)))
 
 
-def compute_choice(choice: Choice, device: str = "cpu") -> tuple[np.ndarray, np.ndarray]:
-    """Compute the theory's quantiles and ends, and the quantiles of sampled networks, packed; MISSING where refused."""
-    network = build_network(choice).to(device)
-    values = simulate(network, _FEATURES // network.streams, _SAMPLES, 0).double().sqrt().flatten().cpu().numpy()
+def compute_choice(choice: Choice) -> tuple[np.ndarray, np.ndarray]:
+    """Compute the quantiles of the theory and those of sampled networks, packed; MISSING where the theory refuses."""
+    network = build_network(choice)
+    values = simulate(network, _FEATURES // network.streams, _SAMPLES, 0).double().sqrt().flatten().numpy()
     sampled = pack(np.quantile(values, LEVELS))
+    low, high, count = _GRID
+    grid = torch.logspace(math.log10(low), math.log10(high), count, dtype=torch.float64).square()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            found = density(network, relative_eta=_RELATIVE_ETA)
-            bands = edges(network, found).sqrt()
+            found = density(network, grid, relative_eta=_RELATIVE_ETA, tolerance=_TOLERANCE)
     except ValueError:
-        return np.full(len(LEVELS) + 2, MISSING, np.uint16), sampled
-    ends = [0.0 if found.below > LEVELS[0] else float(bands.min()), float(bands.max())]
-    return pack(np.array([*map(found.quantile, LEVELS), *ends])), sampled
+        return np.full(len(LEVELS), MISSING, np.uint16), sampled
+    return pack(np.array([found.quantile(level) for level in LEVELS])), sampled
 
 
 def pack(values: np.ndarray) -> np.ndarray:
@@ -113,7 +115,7 @@ def unpack(values: np.ndarray) -> np.ndarray:
 def gather(found: Mapping[Choice, tuple[np.ndarray, np.ndarray]]) -> Atlas:
     """Put computed spectra at their places; all others are missing."""
     shape = tuple(map(len, AXES.values()))
-    theory = np.full((*shape, len(LEVELS) + 2), MISSING, np.uint16)
+    theory = np.full((*shape, len(LEVELS)), MISSING, np.uint16)
     sampled = np.full((*shape, len(LEVELS)), MISSING, np.uint16)
     for choice, (mine, drawn) in found.items():
         place = tuple(values.index(value) for values, value in zip(AXES.values(), choice))

@@ -136,6 +136,7 @@ class Query:
         if self.activation is not None:
             noise = f"{self.activation}, σ_w = {_or(self.weight_scale, 1.0):g}"
         block = ", hyper-connection block" if self.block else ""
+        skips = f"one of the {skips} for all layers" if self.shared else skips
         return f"{skips}, n = {network.streams}, L = {network.depth}, {noise}{block}"
 
 
