@@ -6,8 +6,8 @@ from jpmhc.trm.model import RecursiveConfig
 from jpmhc.trm.tasks.registry import TASKS
 from jpmhc.trm.training.config import TrainConfig
 
-# Tables trm-config and training-config of the paper; its "6 cycles" are read as inner ones, and it evaluates every 12,951
-# steps, which are 2500 epochs with ConceptARC and more without (docs/results/paper_preset.md).
+# Tables trm-config and training-config of the paper; its "6 cycles" are read as inner ones, and it evaluates every
+# 12,951 steps, which are 2500 epochs with ConceptARC and more without (docs/results/paper_preset.md).
 _PAPER = TrainConfig(
     preset="paper",
     task=TASKS["arc"](),
