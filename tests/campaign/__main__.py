@@ -16,7 +16,11 @@ import os
 import sys
 import time
 import zlib
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -55,6 +59,15 @@ def run_group(name: str, seed: int, seconds: float, tries: int | None, record: P
     return total
 
 
+def run_apart(name: str, *arguments: Any) -> Tally:
+    """Run a group in a process of its own: a crash is a failure, and those that fork need one that has not computed."""
+    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
+        try:
+            return pool.submit(run_group, name, *arguments).result()
+        except BrokenProcessPool:
+            return Tally(1, 0, 1, [f"{name}: the process of the group died"])
+
+
 def _read_rounds(record: Path | None, name: str, seed: int) -> dict[int, Tally]:
     if record is None or not record.exists():
         return {}
@@ -87,7 +100,7 @@ def main() -> None:
         begun = time.monotonic()
         left = chosen.minutes * 60 - (begun - started)  # what a group leaves over goes to those after it
         seconds = left / (len(chosen.groups) - place)
-        made = run_group(name, chosen.seed, seconds, chosen.tries, chosen.record, chosen.round)
+        made = run_apart(name, chosen.seed, seconds, chosen.tries, chosen.record, chosen.round)
         rows.append((name, made, time.monotonic() - begun))
         print(f"{name}: {made.held} of {made.tried} held", file=sys.stderr, flush=True)
     print(f"\n{'group':<20}{'tried':>8}{'held':>8}{'failed':>8}{'seconds':>9}")

@@ -3,6 +3,7 @@
 import contextlib
 import subprocess
 import sys
+import threading
 from datetime import timedelta
 from functools import partial
 
@@ -49,11 +50,27 @@ def test_a_process_that_lives_and_does_not_give_up_hangs(pulses):
 
 def test_errors_of_the_transport_become_a_sentence_and_others_stay(pulses):
     pulses[0].end()
-    naming = partial(naming_lost_processes, pulses[1], lambda: "after step 7")
+    pulses[1].describe = lambda: "after step 7"
+    naming = partial(naming_lost_processes, pulses[1])
     with pytest.raises(LostProcess, match=r"^rank 0 was lost after step 7$"), naming():
         raise RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer")
     with pytest.raises(RuntimeError, match="shapes differ"), naming():
         raise RuntimeError("shapes differ")
+
+
+def test_a_process_that_waits_elsewhere_ends_itself(pulses, monkeypatch, capfd):
+    """Its main thread waits in a library; the thread of the pulse ends it, but not for one that left."""
+    ended = threading.Event()
+    monkeypatch.setattr(lost_processes.os, "_exit", lambda status: (ended.set(), pulses[1].ended.set()))
+    pulses[1].describe = lambda: "after step 7"
+    pulses[0].end()
+    pulses[1].patience = 0.1
+    assert not ended.wait(1.5)
+    store = pulses[2].beating
+    pulses[2].end()
+    store.set("pulse 2", "5")  # as a process that was killed leaves it
+    assert ended.wait(5)
+    assert capfd.readouterr().err == "jpmhc: rank 2 was lost after step 7\n"
 
 
 def test_ranks_are_the_subject_of_a_sentence():
@@ -65,11 +82,10 @@ def test_ranks_are_the_subject_of_a_sentence():
     ]
 
 
-@pytest.mark.parametrize("how", ["dies", "hangs"])
-def test_a_run_names_the_rank_that(how, tmp_path):
-    """Two real processes, of which the second dies or hangs in its fourth step."""
+def test_a_run_names_the_rank_that_dies_or_hangs(tmp_path):
+    """Two runs of two real processes: the second process of one dies in its fourth step, that of the other hangs."""
     script = f"""
-import os, signal, sys, time
+import os, signal, time
 from pathlib import Path
 from jpmhc.trm.training import loop, lost_processes
 from tests.campaign.forked import find_port, start_run
@@ -77,27 +93,30 @@ from tests.trm.training.small_run import small
 
 lost_processes._SILENCE = lost_processes._GRACE = 1.0
 
-def fail():
+def fail(how):
     step = loop.take_step
     def failing(learner, *arguments, **options):
         if learner.step == 3:
-            os.kill(os.getpid(), signal.SIGKILL) if {how!r} == "dies" else time.sleep(600)
+            os.kill(os.getpid(), signal.SIGKILL) if how == "dies" else time.sleep(600)
         return step(learner, *arguments, **options)
     loop.take_step = failing
 
-folder, port = Path({str(tmp_path)!r}), find_port()
-config = small(folder / "run", steps=9, checkpoint_every=2, patience=2.0)
-second = start_run(config, folder / "second", fail, rank=1, size=2, port=port)
-first = start_run(config, folder / "first", rank=0, size=2, port=port)
-status = first.wait(60)
-second.kill(signal.SIGKILL)
-first.kill(signal.SIGKILL)
-sys.exit(status)
+folder, running = Path({str(tmp_path)!r}), []
+for how in ("dies", "hangs"):
+    port, config = find_port(), small(folder / f"run-{{how}}", steps=9, checkpoint_every=2, patience=2.0)
+    second = start_run(config, folder / "second", lambda: fail(how), rank=1, size=2, port=port)
+    running.append((start_run(config, folder / how, rank=0, size=2, port=port), second))
+for first, second in running:
+    first.wait(60)
+    for process in (first, second):
+        process.kill(signal.SIGKILL)
+    with first.output.open("a") as file:
+        print(first.wait(5), file=file)
 """
-    ended = subprocess.run([sys.executable, "-c", script], timeout=90)
-    said = (tmp_path / "first").read_text().splitlines()
-    assert ended.returncode == 2
-    assert said == [
-        "preparing the puzzles",
-        "jpmhc: rank 1 was lost after step 3; --resume latest goes on from step-00000002",
-    ]
+    subprocess.run([sys.executable, "-c", script], timeout=150, check=True)
+    for how in ("dies", "hangs"):
+        assert (tmp_path / how).read_text().splitlines() == [
+            "preparing the puzzles",
+            "jpmhc: rank 1 was lost after step 3; --resume latest goes on from step-00000002",
+            "2",
+        ]

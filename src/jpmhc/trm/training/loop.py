@@ -121,10 +121,12 @@ class Trainer:
                 for sentence in checkpoint.set_newer_aside(config.out, self.learner.step):
                     self.display.say(sentence)
         self.world.wait()
+        if self.world.pulse is not None:
+            self.world.pulse.describe = self._describe_state
         previous = {number: signal.signal(number, self._request_stop) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             with (
-                naming_lost_processes(self.world.pulse, self._describe_state),
+                naming_lost_processes(self.world.pulse),
                 Log(config.out, self.learner.step, chief, self.require_folder) as log,
             ):
                 if chief:

@@ -3,9 +3,13 @@
 The transport says only that a connection was closed or that time is over. So every process also writes a number to the
 group's store twice a second, its pulse: a process that died or was stopped has none. Where all have one, some process
 is busy with something that does not end: it is the one that has not given up waiting as the others have.
+
+Libraries open connections of their own, for which they wait as long as they like. So each process also watches the
+others' pulses, and ends itself where one has been missing for longer than it is to be waited for.
 """
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -29,28 +33,48 @@ class Pulse:
     Args:
         rank: Number of this process.
         size: How many processes there are.
+        patience: Seconds after which a process without pulse is given up, whatever this one is doing.
     """
 
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
+    def __init__(self, rank: int, size: int, patience: float = math.inf) -> None:
+        self.rank, self.size, self.patience = rank, size, patience
+        self.describe: Callable[[], str] = lambda: "before the end: start the processes again"
+        """Says when a process was lost and how to go on."""
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         # A connection of its own: one that waits for an answer would keep the thread from writing.
         self.beating, self.asking = (
             dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=_GRACE)) for _ in range(2)
         )
         self.ended = threading.Event()
-        threading.Thread(target=self._beat, name="pulse", daemon=True).start()
+        self.thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
+        self.thread.start()
 
     def _beat(self) -> None:
-        number = 0
+        number, looked = 0, time.monotonic()
+        heard = {rank: (b"", looked) for rank in range(self.size) if rank != self.rank}  # last number, and when
         with contextlib.suppress(dist.DistError):  # without the store's process there is nobody to tell
             while not self.ended.is_set():
                 self.beating.set(f"pulse {self.rank}", str(number := number + 1))
+                if (now := time.monotonic()) - looked > self.patience / 10:
+                    looked = now
+                    self._watch(heard, now)
                 self.ended.wait(_BEAT)
+            self.beating.set(f"pulse {self.rank}", "left")
+
+    def _watch(self, heard: dict[int, tuple[bytes, float]], now: float) -> None:
+        """End this process, whose main thread may wait for ever, where another one has no pulse for too long."""
+        for rank, (before, when) in heard.items():
+            pulse = self.beating.get(f"pulse {rank}") if self.beating.check([f"pulse {rank}"]) else b""
+            if pulse != before:
+                heard[rank] = (pulse, now)
+            elif pulse != b"left" and now - when > self.patience + _SILENCE + _GRACE:
+                os.write(2, f"jpmhc: rank {rank} was lost {self.describe()}\n".encode())
+                os._exit(2)
 
     def end(self) -> None:
-        """Stop writing numbers."""
+        """Stop writing numbers, and tell the others that this process left of its own will."""
         self.ended.set()
+        self.thread.join(_SILENCE)
 
     def find_silent(self) -> list[int]:
         """Return the processes that have no pulse; takes some seconds."""
@@ -98,19 +122,14 @@ class Pulse:
 
 
 @contextlib.contextmanager
-def naming_lost_processes(pulse: Pulse | None, describe: Callable[[], str]) -> Iterator[None]:
-    """Turn the transport's errors into a sentence that names the processes that were lost.
-
-    Args:
-        pulse: This process's; None: it is alone.
-        describe: Says when they were lost and how to go on.
-    """
+def naming_lost_processes(pulse: Pulse | None) -> Iterator[None]:
+    """Turn the transport's errors into a sentence that names the processes that were lost; without a pulse, none."""
     try:
         yield
     except RuntimeError as error:
         if pulse is None or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
             raise
-        raise LostProcess(f"{name_ranks(pulse.find_lost())} lost {describe()}") from None
+        raise LostProcess(f"{name_ranks(pulse.find_lost())} lost {pulse.describe()}") from None
 
 
 def name_ranks(ranks: list[int]) -> str:

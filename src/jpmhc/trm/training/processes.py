@@ -76,12 +76,12 @@ def join_processes(device: str, patience: float = PATIENCE) -> Iterator[World]:
     wait = timedelta(seconds=patience)
     try:
         dist.init_process_group("nccl" if cuda else "gloo", device_id=where if cuda else None, timeout=wait)
-        pulse = Pulse(rank, size)
+        pulse = Pulse(rank, size, patience)
     except RuntimeError as error:
         said = str(error).splitlines()[0]
         raise LostProcess(f"the processes did not meet within {patience:g} s: start them again ({said})") from error
     try:
-        with naming_lost_processes(pulse, lambda: "before the end: start the processes again"):
+        with naming_lost_processes(pulse):
             yield World(rank, size, where, pulse)
     finally:
         pulse.end()

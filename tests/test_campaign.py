@@ -1,0 +1,65 @@
+"""The campaign's runner: rounds depend on seed and number, records are gone on with, and a failure is a failure."""
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tests.campaign import __main__ as campaign
+from tests.campaign import hostile_matrices, hostile_tasks
+from tests.campaign.groups import GROUPS
+from tests.campaign.tally import Tally
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The numbers that a group of its own draws; its attacks fail where a number ends in 7."""
+    numbers = []
+
+    def run(rng, size):
+        tally = Tally()
+        for number in rng.integers(1000, size=size):
+            numbers.append(int(number))
+            tally.fail(f"drew {number}") if number % 10 == 7 else tally.hold()
+        return tally
+
+    monkeypatch.setitem(GROUPS, "drawing", "drawing")
+    monkeypatch.setitem(sys.modules, "drawing", SimpleNamespace(run=run, ROUND=5))
+    return numbers
+
+
+def test_failures_are_counted_and_named_with_their_round(drawn, capsys):
+    made = campaign.run_group("drawing", 0, 0.0, 50, None, None)
+    failed = [place for place, number in enumerate(drawn) if number % 10 == 7]
+    assert (made.tried, made.held, made.failed) == (50, 50 - len(failed), len(failed))
+    assert made.messages == [f"drawing, seed 0, round {place // 5}: drew {drawn[place]}" for place in failed]
+    assert failed
+    again = list(drawn)
+    drawn.clear()
+    campaign.run_group("drawing", 0, 0.0, 5, None, 3)
+    assert drawn == again[15:20]
+
+
+def test_a_recorded_campaign_is_gone_on_with(drawn, tmp_path):
+    first = campaign.run_group("drawing", 0, 0.0, 20, tmp_path / "rounds", None)
+    both = campaign.run_group("drawing", 0, 0.0, 30, tmp_path / "rounds", None)
+    assert len(drawn) == both.tried == 30
+    assert both.messages[: first.failed] == first.messages
+
+
+@pytest.mark.parametrize(("tries", "status"), [("5", 0), ("50", 1)])
+def test_the_table_and_the_status_say_what_failed(drawn, monkeypatch, capsys, tries, status):
+    monkeypatch.setattr(campaign, "run_apart", campaign.run_group)
+    monkeypatch.setattr(sys, "argv", ["campaign", "--groups", "drawing", "--tries", tries])
+    with pytest.raises(SystemExit) as ended:
+        campaign.main()
+    failed = sum(number % 10 == 7 for number in drawn)
+    assert capsys.readouterr().out.split()[5:9] == ["drawing", tries, str(int(tries) - failed), str(failed)]
+    assert ended.value.code == status == (failed > 0)
+
+
+@pytest.mark.parametrize("group", [hostile_tasks, hostile_matrices])
+def test_some_hostile_files_are_withstood(group):
+    made = group.run(np.random.default_rng(7), 60)
+    assert (made.tried, made.messages) == (60, [])
