@@ -23,7 +23,7 @@ from jpmhc.spectra.normalised import MLP
 from jpmhc.spectra.simulate import simulate
 
 # The levels of the quantiles; the first and the last stand for the ends of the spectrum.
-LEVELS = (0.002, 0.01, *(k / 40 for k in range(1, 40)), 0.99, 0.998)
+LEVELS = (0.01, *(k / 40 for k in range(1, 40)), 0.99)
 # Quantiles are kept as 16-bit numbers over these powers of ten: 0 is that or less.
 LOWEST, HIGHEST = -8.0, 8.0
 # A spectrum that was not computed.
@@ -36,9 +36,10 @@ AXES: Mapping[str, tuple] = {
     "activation": ("linear", "gelu"),
     "norm": ("none", "before", "after"),
 }
-# Singular values at which the theory is evaluated, their smoothing, and the residual asked: enough for a picture.
-_GRID = (1e-4, 100.0, 130)
-_RELATIVE_ETA = 0.02
+# Singular values at which the theory is evaluated, denser around one, as stretches from one end to the next with so many
+# points; their smoothing, and the residual asked: enough for a picture.
+_GRID = ((1e-4, 0.2, 36), (0.2, 5.0, 130), (5.0, 100.0, 25))
+_RELATIVE_ETA = 0.006
 _TOLERANCE = 1e-4
 _FEATURES = 128  # of all streams of a sampled network together
 _SAMPLES = 5
@@ -89,8 +90,7 @@ def compute_choice(choice: Choice) -> tuple[np.ndarray, np.ndarray]:
     network = build_network(choice)
     values = simulate(network, _FEATURES // network.streams, _SAMPLES, 0).double().sqrt().flatten().numpy()
     sampled = pack(np.quantile(values, LEVELS))
-    low, high, count = _GRID
-    grid = torch.logspace(math.log10(low), math.log10(high), count, dtype=torch.float64).square()
+    grid = torch.from_numpy(np.unique(np.concatenate([np.geomspace(*stretch) for stretch in _GRID]))).square()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
