@@ -141,9 +141,6 @@ def test_folders_that_are_no_runs_are_refused_in_one_sentence(tmp_path):
     (run / "config.json").write_text(json.dumps({"version": 2}))
     refused(run, "is not one that this version reads: it lacks model")
     (run / "config.json").write_text(whole)
-    log = (run / "log.jsonl").read_text()
-    (run / "log.jsonl").write_text(log.replace("\n", "}\n", 3))
-    refused(run, "is damaged: its line 1 is not JSON")
     (run / "log.jsonl").write_text('{"time": 3}\n')
     refused(run, "not a log that this version reads: line 1 has no kind")
     (run / "log.jsonl").unlink()
@@ -154,4 +151,17 @@ def test_a_half_written_last_line_is_left_out_and_said(tmp_path):
     run = write_run(tmp_path / "run")
     with (run / "log.jsonl").open("a") as file:
         file.write('{"kind": "tra')
-    assert "the last line of the log is half written" in render_runs([read_run(run)])
+    assert "the last line is half written, and was left out" in render_runs([read_run(run)])
+
+
+def test_damaged_lines_of_a_log_cost_those_lines(tmp_path):
+    run = write_run(tmp_path / "run")
+    whole = read_run(run).lines
+    lines = (run / "log.jsonl").read_text().splitlines()
+    lines[1], lines[3] = lines[1] + "}", "[" * 2000
+    (run / "log.jsonl").write_text("\n".join(lines) + "\n")
+    found = read_run(run)
+    assert found.lines == [whole[0], whole[2], *whole[4:]]
+    page = render_runs([found])
+    assert "line 2 of the log is damaged, and was left out" in page
+    assert "line 4 of the log is damaged, and was left out" in page

@@ -71,7 +71,7 @@ class SearchRecord:
                 kept["seconds"],
                 path,
             )
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
+        except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not the state of a search; remove it or name another file.") from error
         if record.question != question:
             raise ValueError(f"{path} is the state of another search, {record.question}; name another file.")

@@ -87,7 +87,7 @@ def read_run(folder: Path) -> RunRecord:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is half written or damaged: it is not JSON ({error})") from None
     if not isinstance(found, dict):
         raise ValueError(f"{path} is not one that this version reads: it must hold an object")
@@ -95,7 +95,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_log(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the lines of a log, and a note where its last line was being written."""
+    """Return the lines of a log, and notes about those that cannot be read, as a last one that was being written."""
     try:
         texts = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
     except OSError as refusal:
@@ -104,11 +104,10 @@ def _read_log(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     for number, text in enumerate(texts, 1):
         try:
             line = json.loads(text)
-        except ValueError:
-            if number < len(texts):
-                raise ValueError(f"{path} is damaged: its line {number} is not JSON") from None
-            notes.append("the last line of the log is half written, and was left out")
-            break
+        except (ValueError, RecursionError):
+            which = f"line {number} of the log is damaged" if number < len(texts) else "the last line is half written"
+            notes.append(f"{which}, and was left out")
+            continue
         if not isinstance(line, dict) or not isinstance(line.get("kind"), str) or not _is_step(line.get("step")):
             raise ValueError(f"{path} is not a log that this version reads: line {number} has no kind or no step")
         lines.append(line)

@@ -63,7 +63,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a file of a comparison."""
     try:
         found = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as fault:
+    except (ValueError, RecursionError) as fault:
         raise ValueError(f"{path} is damaged ({fault}): remove it, and its run is done again") from None
     if not isinstance(found, dict):
         raise ValueError(f"{path} is damaged (no JSON object): remove it, and its run is done again")
