@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from jpmhc import checks
 from jpmhc.connections import reference
-from jpmhc.connections.streams import flatten_streams
+from jpmhc.connections.streams import check_streams
 
 KINDS = ("learned", "mean", "sum")
 
@@ -53,7 +53,7 @@ class StreamHead(nn.Module):
             self.scale = nn.Parameter(torch.ones(1, device=device))
 
     def forward(self, x: Tensor) -> Tensor:
-        flatten_streams(x, self.streams, self.dim)
+        check_streams(x, self.streams, self.dim)
         if self.kind == "learned":
             return read_streams(x, self.weight * self.scale, self.bias, self.eps, self.read_eps)
         return x.mean(-2) if self.kind == "mean" else x.sum(-2)

@@ -14,7 +14,7 @@ from jpmhc.connections import eager, fused, reference
 from jpmhc.connections.arguments import find_accepted
 from jpmhc.connections.coefficients import CoefficientMap, Coefficients
 from jpmhc.connections.own_residual import warn_of_own_residual
-from jpmhc.connections.streams import check_sublayer_output, flatten_streams, repeat_stream
+from jpmhc.connections.streams import check_streams, check_sublayer_output, flatten_streams
 from jpmhc.kernels.spec import find_spec
 from jpmhc.mixers import Identity, Mixer, SettingsModule, make_mixer
 
@@ -122,19 +122,20 @@ class HyperConnection(SettingsModule):
 
     def coefficients(self, x: Tensor) -> Coefficients:
         """Compute read weights, write weights and skip matrix for each token of x, in float32 or float64."""
-        (read, write, skip), _ = self.map(repeat_stream(flatten_streams(x, self.streams, self.dim), self.streams))
+        check_streams(x, self.streams, self.dim)
+        (read, write, skip), _ = self.map(flatten_streams(x, self.streams, self.dim))
         parts = (read, write * self.write_scale, skip)
         return Coefficients(*(c.reshape(*x.shape[:-2], *c.shape[1:]) for c in parts))
 
     def read(self, x: Tensor) -> tuple[Tensor, Any]:
         """Compute the sublayer's input [..., dim], and what `write` needs to know."""
-        flat = flatten_streams(x, self.streams, self.dim)
+        check_streams(x, self.streams, self.dim)
         key = self._spec_key(x)
         if key:
             from jpmhc.kernels import connection as kernels
 
             return kernels.read(x, *self.map.affine(), find_spec(key))
-        coefficients, streams = self.map(repeat_stream(flat, self.streams))
+        coefficients, streams = self.map(flatten_streams(x, self.streams, self.dim))
         if eager.applies(streams, coefficients.read):
             h, streams = eager.gather(streams, coefficients.read)
         else:
@@ -175,7 +176,7 @@ class HyperConnection(SettingsModule):
         return (out, *y[1:]) if isinstance(y, tuple) else out
 
     def _write(self, x: Tensor, y: Tensor, state: Any, mean: bool) -> Tensor:
-        flat = flatten_streams(x, self.streams, self.dim)
+        check_streams(x, self.streams, self.dim)
         y = self.scale_output(check_sublayer_output(y, x))
         self._check_state(x, state)
         if fused.is_fused(state):
@@ -191,7 +192,7 @@ class HyperConnection(SettingsModule):
         if x is state.source and eager.applies(state.streams, write):
             out = eager.scatter(state.streams, y, write, None if isinstance(self.mixer, Identity) else skip)
         else:
-            out = reference.scatter(repeat_stream(flat, self.streams), y, write, skip)
+            out = reference.scatter(flatten_streams(x, self.streams, self.dim), y, write, skip)
         out = self.normalise(out.view(*x.shape[:-2], self.streams, self.dim))
         return out.mean(-2) if mean else out
 

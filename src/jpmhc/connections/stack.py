@@ -10,7 +10,7 @@ from jpmhc import checks
 from jpmhc.connections import reference
 from jpmhc.connections.arguments import route_keywords
 from jpmhc.connections.hyper import HyperConnection, first_of
-from jpmhc.connections.streams import check_sublayer_output, flatten_streams, reduce_streams, repeat_stream
+from jpmhc.connections.streams import check_streams, check_sublayer_output, flatten_streams, reduce_streams
 
 
 class HyperConnectionStack(nn.Module):
@@ -70,7 +70,7 @@ class HyperConnectionStack(nn.Module):
         if self.expand and isinstance(x, Tensor):
             x = x.unsqueeze(-2)  # n equal streams may be given once
         if blocks:
-            flatten_streams(x, blocks[0].streams, blocks[0].dim)
+            check_streams(x, blocks[0].streams, blocks[0].dim)
         named = route_keywords(blocks, args, kwargs)
         if self.delayed:
             return self._forward_delayed(x, args, named)
@@ -96,7 +96,7 @@ class HyperConnectionStack(nn.Module):
         lead, read = x.shape[:-2], None
         blocks: list[Any] = list(self.connections)
         for block, keywords in zip(blocks, named):
-            flat = repeat_stream(flatten_streams(x, block.streams, block.dim), block.streams)
+            flat = flatten_streams(x, block.streams, block.dim)
             h = flat[:, 0] if read is None else reference.gather(flat, read)
             (read, write, skip), _ = block.map(flat)
             y = first_of(block.sublayer(h.reshape(*lead, block.dim), *args, **keywords))

@@ -22,20 +22,20 @@ def reduce_streams(x: Tensor) -> Tensor:
     return x.mean(-2)
 
 
-def flatten_streams(x: Tensor, streams: int, dim: int) -> Tensor:
-    """Line up the streams of all tokens: n of this width each, or one that stands for n equal ones. [T, n or 1, d]"""
+def check_streams(x: Any, streams: int, dim: int) -> None:
+    """Refuse what is not [..., n, d] with n streams of this width, or one that stands for n equal ones."""
     if not isinstance(x, Tensor):
         raise ValueError(f"expected streams of shape [..., {streams}, {dim}], got {type(x).__name__}")
     if x.ndim < 2 or x.shape[-1] != dim or x.shape[-2] not in (streams, 1):
         raise ValueError(f"expected streams of shape [..., {streams}, {dim}], got {list(x.shape)}")
     if not x.is_floating_point():
         raise ValueError(f"expected floating-point streams, got {x.dtype}")
-    return x.reshape(-1, x.shape[-2], dim)
 
 
-def repeat_stream(x: Tensor, streams: int) -> Tensor:
-    """Return all n streams where one was given for n equal ones. [T, n or 1, d] → [T, n, d]"""
-    return x if x.shape[-2] == streams else expand_streams(x.squeeze(-2), streams)
+def flatten_streams(x: Tensor, streams: int, dim: int) -> Tensor:
+    """Line up the streams of all tokens, and repeat one that stands for n equal ones. [T, n, d]"""
+    flat = x.reshape(-1, x.shape[-2], dim)
+    return flat if flat.shape[1] == streams else expand_streams(flat.squeeze(1), streams)
 
 
 def check_sublayer_output(y: Any, x: Tensor) -> Tensor:

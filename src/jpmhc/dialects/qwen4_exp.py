@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from jpmhc import checks
 from jpmhc.connections.hyper import KERNELS
-from jpmhc.connections.streams import check_sublayer_output, flatten_streams
+from jpmhc.connections.streams import check_streams, check_sublayer_output
 from jpmhc.dialects import keys
 
 _GATE = {"norm": "hc_norm.weight", "down": "input_mix_weight_down.weight", "up": "input_mix_weight_up.weight"}
@@ -77,7 +77,7 @@ class GatedResidual(nn.Module):
 
     def read(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Compute the sublayer's input [..., dim], and the write weights [..., n] for `write`."""
-        flatten_streams(x, self.streams, self.dim)
+        check_streams(x, self.streams, self.dim)
         return read_gated(x, self.norm, self.down, self.up, self.inject, self.eps)
 
     def write(self, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:

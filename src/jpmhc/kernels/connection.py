@@ -18,7 +18,7 @@ class State(NamedTuple):
 
     Args:
         x: The streams that were read. [..., n or 1, d]
-        link: Carries the streams' gradient from the write to the read, without memory of its own. [T, n, d]
+        link: Carries the streams' gradient from the write to the read, without memory of its own. [..., n, d]
         coefficients: Each token's n read weights, n write weights and H by rows; one row if they are static.
         spec: The connection.
     """
@@ -41,8 +41,8 @@ def read(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Te
     Returns:
         h, in the streams' type [..., d], and the state for `write`.
     """
-    h, link, coefficients = autograd.read(_flat(x, spec), weight, bias, spec)
-    return h.reshape(*x.shape[:-2], spec.d), State(x, link, coefficients, spec)
+    h, link, coefficients = autograd.read(x, weight, bias, spec)
+    return h, State(x, link, coefficients, spec)
 
 
 def write(y: Tensor, state: State, x: Tensor | None = None, mean: bool = False) -> Tensor:
@@ -59,8 +59,7 @@ def write(y: Tensor, state: State, x: Tensor | None = None, mean: bool = False) 
     """
     spec = state.spec
     streams, link = (state.x, state.link) if x is None or x is state.x else (x, None)
-    out = autograd.write(_flat(streams, spec), link, y.reshape(-1, spec.d), state.coefficients, spec, mean)
-    return out.reshape(y.shape if mean else (*y.shape[:-1], spec.n, spec.d))
+    return autograd.write(streams, link, y, state.coefficients, spec, mean)
 
 
 def write_read(
@@ -82,10 +81,9 @@ def write_read(
         out = write(y, state)
         return out, *read(out, weight, bias, spec)
     out, h, link, coefficients = autograd.write_read(
-        _flat(state.x, old), state.link, y.reshape(-1, old.d), state.coefficients, old, weight, bias, spec
+        state.x, state.link, y, state.coefficients, old, weight, bias, spec
     )
-    out = out.reshape(*y.shape[:-1], old.n, old.d)
-    return out, h.reshape(y.shape), State(out, link, coefficients, spec)
+    return out, h, State(out, link, coefficients, spec)
 
 
 def why_not(spec: Spec, dtype: torch.dtype, dynamic: bool = True) -> str | None:
@@ -95,7 +93,3 @@ def why_not(spec: Spec, dtype: torch.dtype, dynamic: bool = True) -> str | None:
     if dynamic and dtype != torch.bfloat16 and 16 * weight_column_bytes(spec, dtype) > 200 * 1024:
         return f"the weight of {spec.logits} logits for {spec.n} streams fits on chip in bfloat16 only, not in {dtype}"
     return None
-
-
-def _flat(x: Tensor, spec: Spec) -> Tensor:
-    return x.reshape(-1, x.shape[-2], spec.d)

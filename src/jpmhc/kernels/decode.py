@@ -12,8 +12,18 @@ import triton.language as tl
 from torch import Tensor
 
 from jpmhc.kernels import gates
-from jpmhc.kernels.launch import Launcher, aligned, kernel, padded, power_of_two
-from jpmhc.kernels.projection import constrain_rows, finish, small_outputs
+from jpmhc.kernels.launch import (
+    Launcher,
+    Part,
+    aligned,
+    count_tokens,
+    kernel,
+    make_buffer,
+    padded,
+    power_of_two,
+    split_buffer,
+)
+from jpmhc.kernels.projection import constrain_rows, finish
 from jpmhc.kernels.rows import load_streams, mixed, mixing_entries
 from jpmhc.kernels.spec import Spec
 
@@ -114,14 +124,19 @@ def suits(tokens: int) -> bool:
     return 0 < tokens <= MOST_TOKENS
 
 
+def _make_room(tokens: int, bias: Tensor, spec: Spec) -> list[Part]:
+    """Make room for logits, statistics and the sums of the weight's rows."""
+    layout = [(tokens * size, torch.float32) for size in (spec.logits, 2, padded(spec.logits))]
+    return split_buffer(make_buffer(layout, bias), layout)
+
+
 def read(x: Tensor, weight: Tensor, bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
-    """Return h [T, d] and the coefficients [T, n(n+2)] of few tokens."""
+    """Return h [..., d] and the coefficients [T, n(n+2)] of few tokens."""
     x = aligned(x)
-    tokens, held, _ = x.shape
-    h = x.new_empty(tokens, spec.d)
-    logits, stats, coef = small_outputs(x, spec)
-    sums = bias.new_empty(tokens, padded(spec.logits))
-    launcher = _launcher(spec, x.dtype, held, False, False)
+    tokens = count_tokens(x, spec.d)
+    h, coef = x.new_empty((*x.shape[:-2], spec.d)), bias.new_empty(tokens, spec.coefficients)
+    logits, stats, sums = _make_room(tokens, bias, spec)
+    launcher = _launcher(spec, x.dtype, x.shape[-2], False, False)
     launcher.launch((tokens,), x, x, x, x, aligned(weight), bias, logits, stats, coef, h, sums, tokens)
     return h, coef
 
@@ -129,12 +144,12 @@ def read(x: Tensor, weight: Tensor, bias: Tensor, spec: Spec) -> tuple[Tensor, T
 def write_read(
     x: Tensor, y: Tensor, old: Tensor, weight: Tensor, bias: Tensor, following: Spec
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the new streams [T, n, d], the next sublayer's input h [T, d] and its coefficients [T, n(n+2)]."""
+    """Return the new streams [..., n, d], the next sublayer's input h [..., d] and its coefficients [T, n(n+2)]."""
     x, y = aligned(x), aligned(y)
-    tokens, held, _ = x.shape
-    out, h = x.new_empty(tokens, following.n, following.d), torch.empty_like(y)
-    logits, stats, coef = small_outputs(x, following)
-    sums = bias.new_empty(tokens, padded(following.logits))
-    launcher = _launcher(following, x.dtype, held, True, old.shape[0] == tokens)
+    tokens = count_tokens(x, following.d)
+    out, h = x.new_empty((*y.shape[:-1], following.n, following.d)), torch.empty_like(y)
+    coef = bias.new_empty(tokens, following.coefficients)
+    logits, stats, sums = _make_room(tokens, bias, following)
+    launcher = _launcher(following, x.dtype, x.shape[-2], True, old.shape[0] == tokens)
     launcher.launch((tokens,), x, y, old, out, aligned(weight), bias, logits, stats, coef, h, sums, tokens)
     return out, h, coef

@@ -36,19 +36,67 @@ class Launcher:
 
     def launch(self, grid: tuple[int, ...], *arguments: Any) -> None:
         """Run the kernel on the current stream of the device that the first argument is on."""
-        device = arguments[0].device.index
+        device = arguments[0].get_device()
         ready = self.compiled.get(device)
         if ready is None:
-            compiled = self.jit[grid](*arguments, **self.constants)
+            tensors = [argument.tensor() if isinstance(argument, Part) else argument for argument in arguments]
+            compiled = self.jit[grid](*tensors, **self.constants)
             if hasattr(compiled, "packed_metadata"):  # not in the interpreter
                 self.compiled[device] = (compiled.run, compiled.function, compiled.packed_metadata)
             return
         run, function, metadata = ready
         # Addresses instead of tensors: for a tensor Triton asks the driver about each pointer.
-        plain = [a.data_ptr() if isinstance(a, Tensor) else a for a in arguments]
+        plain = [a if a is None or a.__class__ is int else a.data_ptr() for a in arguments]
         rows, columns = grid if len(grid) == 2 else (grid[0], 1)
         stream = torch._C._cuda_getCurrentRawStream(device)
         run(rows, columns, 1, stream, function, metadata, None, None, None, *plain, *self.values)
+
+
+class Part:
+    """A part of one buffer that kernels see as a tensor of its own: one allocation on the host instead of many."""
+
+    __slots__ = ("address", "buffer", "bytes", "dtype", "start")
+
+    def __init__(self, buffer: Tensor, start: int, size: int, dtype: torch.dtype, address: int) -> None:
+        self.buffer, self.start, self.bytes, self.dtype, self.address = buffer, start, size, dtype, address
+
+    def data_ptr(self) -> int:
+        return self.address
+
+    def get_device(self) -> int:
+        return self.buffer.get_device()
+
+    def tensor(self) -> Tensor:
+        """Return the part as a tensor of one dimension."""
+        return self.buffer[self.start : self.start + self.bytes].view(self.dtype)
+
+
+Layout = list[tuple[int, torch.dtype]]  # how many numbers, and of which type, the parts of a buffer hold
+
+
+def buffer_bytes(layout: Layout) -> int:
+    """Return the size of a buffer whose parts each start at a multiple of 16 bytes."""
+    return sum(-(-count * dtype.itemsize // 16) * 16 for count, dtype in layout)
+
+
+def make_buffer(layout: Layout, like: Tensor) -> Tensor:
+    """Allocate a buffer for these parts where the tensor is."""
+    return like.new_empty(buffer_bytes(layout), dtype=torch.uint8)
+
+
+def split_buffer(buffer: Tensor, layout: Layout) -> list[Part]:
+    """Return the parts of a buffer that was made for this layout."""
+    parts, start, address = [], 0, buffer.data_ptr()
+    for count, dtype in layout:
+        size = count * dtype.itemsize
+        parts.append(Part(buffer, start, size, dtype, address + start))
+        start += -(-size // 16) * 16
+    return parts
+
+
+def count_tokens(x: Tensor, dim: int) -> int:
+    """Return the number of tokens of streams [..., n or 1, d]."""
+    return x.numel() // (x.shape[-2] * dim)
 
 
 def aligned(tensor: Tensor) -> Tensor:

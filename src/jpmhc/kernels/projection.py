@@ -16,7 +16,20 @@ import triton.language as tl
 from torch import Tensor
 
 from jpmhc.kernels import gates
-from jpmhc.kernels.launch import Launcher, aligned, ceil_div, kernel, padded, power_of_two, stages
+from jpmhc.kernels.launch import (
+    Launcher,
+    Layout,
+    Part,
+    aligned,
+    ceil_div,
+    count_tokens,
+    kernel,
+    make_buffer,
+    padded,
+    power_of_two,
+    split_buffer,
+    stages,
+)
 from jpmhc.kernels.spec import Spec
 
 
@@ -46,17 +59,14 @@ def _prepare_launcher(rows: int, columns: int, folds: int, scale: float, dtype: 
     return Launcher(_prepare, FOLDS=folds, K=rows, SCALE=scale, BLOCK=min(2048, power_of_two(columns)))
 
 
-def prepare(weight: Tensor, dtype: torch.dtype, columns: int, spec: Spec) -> tuple[Tensor, Tensor]:
+def prepare(weight: Tensor, prepared: Part, sums: Part, columns: int, spec: Spec) -> None:
     """Bring the projection into the form the kernels read. weight: [K, n·d] → rounded [KP, columns], row sums [KP]
 
     `columns` is n·d, or d for streams that are equal and held once: then the weights of the n streams are added up.
     """
     rows = weight.shape[0]
-    height = padded(rows)
-    prepared, sums = weight.new_empty(height, columns, dtype=dtype), weight.new_empty(height)
-    launcher = _prepare_launcher(rows, columns, weight.shape[1] // columns, spec.scale, dtype)
-    launcher.launch((height,), aligned(weight), prepared, sums, columns)
-    return prepared, sums
+    launcher = _prepare_launcher(rows, columns, weight.shape[1] // columns, spec.scale, prepared.dtype)
+    launcher.launch((padded(rows),), aligned(weight), prepared, sums, columns)
 
 
 @triton.jit
@@ -165,9 +175,9 @@ def _constrain_launcher(spec: Spec) -> Launcher:
     return Launcher(_constrain, BT=128, S=spec, num_warps=4)
 
 
-def constrain(logits: Tensor, coef: Tensor, spec: Spec) -> None:
+def constrain(logits: Part, coef: Tensor, spec: Spec) -> None:
     """Fill in the coefficients of logits in memory. logits: [T, K]; coef: [T, n(n+2)]"""
-    tokens = logits.shape[0]
+    tokens = coef.shape[0]
     _constrain_launcher(spec).launch((ceil_div(tokens, 128),), logits, coef, tokens)
 
 
@@ -181,35 +191,40 @@ def _project_launcher(spec: Spec, dtype: torch.dtype, width: int) -> tuple[Launc
     return Launcher(_project, **constants, S=spec, num_warps=4), block
 
 
-def project(x: Tensor, weight: Tensor, bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Project the streams to logits and constrain them. x: [T, n or 1, d]; weight: [K, n·d]; bias: [K]
+def kept_layout(tokens: int, width: int, dtype: torch.dtype, spec: Spec) -> Layout:
+    """Return what a read keeps for its derivative: logits [T, K], statistics [T, 2], and the weight as `prepare` made
+    it, [KP, width] and [KP]. Where the logits are the bias there are no tokens and no width, and one row of logits.
+    """
+    height = padded(spec.logits) if width else 0
+    float32 = torch.float32
+    return [(max(tokens, 1) * spec.logits, float32), (2 * tokens, float32), (height * width, dtype), (height, float32)]
+
+
+def project(x: Tensor, weight: Tensor, bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
+    """Project the streams to logits and constrain them. x: [..., n or 1, d]; weight: [K, n·d]; bias: [K]
 
     Returns:
-        Logits [T, K], statistics [T, 2], coefficients [T, n(n+2)], and the weight as `prepare` returns it.
+        The coefficients [T, n(n+2)], and a buffer of `kept_layout`.
     """
-    tokens, width = x.shape[0], x.shape[1] * spec.d
-    outputs = small_outputs(x, spec)
-    prepared, sums = prepare(weight, x.dtype, width, spec)
+    tokens, width = count_tokens(x, spec.d), x.shape[-2] * spec.d
+    layout = kept_layout(tokens, width, x.dtype, spec)
+    coef, kept = bias.new_empty(tokens, spec.coefficients), make_buffer(layout, x)
+    logits, stats, prepared, sums = split_buffer(kept, layout)
+    prepare(weight, prepared, sums, width, spec)
     if tokens:
         launcher, block = _project_launcher(spec, x.dtype, width)
-        launcher.launch((ceil_div(tokens, block),), x, prepared, sums, bias, *outputs, tokens)
-    return *outputs, prepared, sums
+        launcher.launch((ceil_div(tokens, block),), x, prepared, sums, bias, logits, stats, coef, tokens)
+    return coef, kept
 
 
-def project_static(bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def project_static(bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
     """Constrain the bias alone: one row of coefficients serves every token, and there are no statistics."""
-    logits, coef = bias.clone().unsqueeze(0), bias.new_empty(1, spec.coefficients)
+    layout = kept_layout(0, 0, bias.dtype, spec)
+    coef, kept = bias.new_empty(1, spec.coefficients), make_buffer(layout, bias)
+    logits = split_buffer(kept, layout)[0]
+    logits.tensor().copy_(bias)
     constrain(logits, coef, spec)
-    return logits, bias.new_empty(0, 2), coef, bias.new_empty(0), bias.new_empty(0)
-
-
-def small_outputs(x: Tensor, spec: Spec) -> tuple[Tensor, Tensor, Tensor]:
-    """Make room for logits, statistics and coefficients."""
-    return (
-        x.new_empty(x.shape[0], spec.logits, dtype=torch.float32),
-        x.new_empty(x.shape[0], 2, dtype=torch.float32),
-        x.new_empty(x.shape[0], spec.coefficients, dtype=torch.float32),
-    )
+    return coef, kept
 
 
 def precision(operand: torch.dtype) -> str:

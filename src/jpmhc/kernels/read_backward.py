@@ -20,14 +20,18 @@ from jpmhc.kernels import gates
 from jpmhc.kernels.launch import (
     SHARED_BYTES,
     Launcher,
+    Part,
     ceil_div,
+    count_tokens,
     kernel,
+    make_buffer,
     multiprocessors,
     padded,
     power_of_two,
+    split_buffer,
     stages,
 )
-from jpmhc.kernels.projection import precision
+from jpmhc.kernels.projection import kept_layout, precision, prepare
 from jpmhc.kernels.rows import combine_backward, load_streams
 from jpmhc.kernels.spec import Spec
 
@@ -272,13 +276,16 @@ def _static_launcher(spec: Spec) -> Launcher:
 
 
 def static_backward(
-    x: Tensor, bias: Tensor, logits: Tensor, stats: Tensor, coef: Tensor, grad_h: Tensor, grad_coef: Tensor, spec: Spec
+    x: Tensor, bias: Tensor, coef: Tensor, kept: Tensor, grad_h: Tensor, grad_coef: Tensor, spec: Spec
 ) -> Tensor:
     """Compute the bias's gradient where the logits are the bias. [K]"""
-    grad_read = combine_backward(x, grad_h, spec).sum(0)
+    logits, stats, *_ = split_buffer(kept, kept_layout(0, 0, bias.dtype, spec))
+    tokens = count_tokens(x, spec.d)
+    grad_read = bias.new_empty(tokens, spec.n)
+    combine_backward(x, grad_h, grad_read, tokens, spec)
     grad_bias, none = torch.empty_like(bias), bias.new_empty(0)
     _static_launcher(spec).launch(
-        (1,), logits, bias, none, stats, coef, grad_read, grad_coef, grad_bias, none, none, none, 1
+        (1,), logits, bias, none, stats, coef, grad_read.sum(0), grad_coef, grad_bias, none, none, none, 1
     )
     return grad_bias
 
@@ -289,34 +296,55 @@ def _logits_launcher(spec: Spec, operand: torch.dtype, width: int) -> Launcher:
     return Launcher(_logits_backward, DYNAMIC=True, BT=32, **constants, num_warps=2)
 
 
-def logits_backward(
+def dynamic_backward(
     x: Tensor,
+    weight: Tensor,
     bias: Tensor,
-    sums: Tensor,
-    logits: Tensor,
-    stats: Tensor,
     coef: Tensor,
+    kept: Tensor,
     grad_h: Tensor,
+    grad_link: Tensor | None,
     grad_coef: Tensor,
     spec: Spec,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute what `streams_backward` and `parameters_backward` need of the logits' gradient gl.
-
-    Returns:
-        scale · gl [T, KP], the affine part [T, 2], and partial sums over the tokens of gl and of scale · mean · gl.
-    """
-    tokens, kp = x.shape[0], padded(spec.logits)
-    grad_read = combine_backward(x, grad_h, spec)
-    operand = gradient_type(x.dtype)
-    left, affine = x.new_empty(tokens, kp, dtype=operand), coef.new_empty(tokens, 2)
-    programs = ceil_div(tokens, 32)
-    partial = coef.new_empty(programs, 2, kp)
-    if tokens:
-        _logits_launcher(spec, operand, x.shape[1] * spec.d).launch(
-            (programs,), logits, bias, sums, stats, coef, grad_read, grad_coef, torch.empty_like(logits), left, affine,
-            partial, tokens,
-        )  # fmt: skip
-    return left, affine, partial
+    """Compute the gradients of streams, weight and bias where the logits are a projection of the streams."""
+    tokens, width, operand = count_tokens(x, spec.d), x.shape[-2] * spec.d, gradient_type(x.dtype)
+    if not tokens:
+        return torch.empty_like(x), torch.zeros_like(weight), torch.zeros_like(bias)
+    logits, stats, prepared, sums = split_buffer(kept, kept_layout(tokens, width, x.dtype, spec))
+    height, parts, again = padded(spec.logits), ceil_div(tokens, 32), operand != x.dtype
+    splits, chunk = _stretches(x, tokens, operand, width, spec)
+    layout = [
+        (tokens * spec.n, torch.float32),  # the read weights' gradient
+        (tokens * spec.logits, torch.float32),  # the logits' gradient gl
+        (tokens * height, operand),  # scale · gl
+        (tokens * 2, torch.float32),  # level and along of grad x = Wᵀ (scale gl) + level - along · x
+        (parts * 2 * height, torch.float32),  # sums over 32 tokens each of gl and of scale · mean · gl
+        (splits * spec.logits * width, torch.float32),  # sums over `chunk` tokens each of the weight's gradient
+        (height * width * again, operand),  # the weight in the operands' type
+        (height * again, torch.float32),
+    ]
+    room = split_buffer(make_buffer(layout, x), layout)
+    grad_read, grad_logits, left, affine, partial, partial_w, other, other_sums = room
+    if again:
+        prepared, sums = other, other_sums
+        prepare(weight, prepared, sums, width, spec)
+    combine_backward(x, grad_h, grad_read, tokens, spec)
+    _logits_launcher(spec, operand, width).launch(
+        (parts,), logits, bias, sums, stats, coef, grad_read, grad_coef, grad_logits, left, affine, partial, tokens
+    )
+    grad_x = streams_backward(x, grad_link, grad_h, prepared, coef, left, affine, spec)
+    _weight_launcher(spec, x.dtype, operand, width)[0].launch(
+        (ceil_div(width, _weight_columns(operand, width)), splits), x, left, partial_w, tokens, chunk
+    )
+    grad_weight, grad_bias = torch.empty_like(weight), torch.empty_like(bias)
+    sums_of_tokens: Part | Tensor = partial
+    if parts > MOST_PARTS:
+        sums_of_tokens, parts = partial.tensor().view(parts, 2 * height).sum(0), 1
+    finish, columns = _finish_launcher(spec, width, spec.n * spec.d // width)
+    grid = (spec.logits, ceil_div(width, columns))
+    finish.launch(grid, partial_w, sums_of_tokens, grad_weight, grad_bias, splits, parts)
+    return grad_x, grad_weight, grad_bias
 
 
 def gradient_type(dtype: torch.dtype) -> torch.dtype:
@@ -326,34 +354,37 @@ def gradient_type(dtype: torch.dtype) -> torch.dtype:
 
 @functools.cache
 def _streams_launcher(
-    spec: Spec, dtype: torch.dtype, operand: torch.dtype, held: int, dynamic: bool, written: bool
+    spec: Spec, dtype: torch.dtype, operand: torch.dtype | None, held: int, written: bool
 ) -> tuple[Launcher, int]:
-    column = weight_column_bytes(spec, operand)
+    column = 0 if operand is None else weight_column_bytes(spec, operand)
     width = 128
     while width > 16 and (width >= 2 * spec.d or column * width > SHARED_BYTES // 2):
         width //= 2  # the weight's slices stay on chip
     depth = stages(16 * (2 * spec.n + 1) * width * dtype.itemsize, 2, taken=column * width)
-    constants = {"N": spec.n, "M": held, "D": spec.d, "KP": padded(spec.logits), "DYNAMIC": dynamic, "WRITTEN": written}
-    blocks = {"PRECISION": precision(operand), "BT": 16, "BD": width, "STAGES": depth}
-    return Launcher(_streams_backward, **constants, **blocks, num_warps=4), width
+    sizes = {"N": spec.n, "M": held, "D": spec.d, "KP": padded(spec.logits)}
+    parts = {"DYNAMIC": operand is not None, "WRITTEN": written, "PRECISION": precision(operand or dtype)}
+    return Launcher(_streams_backward, **sizes, **parts, BT=16, BD=width, STAGES=depth, num_warps=4), width
 
 
 def streams_backward(
     x: Tensor,
     grad: Tensor | None,
     grad_h: Tensor,
-    prepared: Tensor,
+    prepared: Part | None,
     coef: Tensor,
-    left: Tensor,
-    affine: Tensor,
+    left: Part | None,
+    affine: Part | None,
     spec: Spec,
 ) -> Tensor:
-    """Compute the gradient of the streams; `grad` is that of H x, if they were written back. Shape of x"""
-    tokens, held, _ = x.shape
+    """Compute the gradient of the streams; `grad` is that of H x, if they were written back. Shape of x
+
+    Where the coefficients are the same for all tokens there is no weight and no part that comes from the logits.
+    """
+    tokens, held = count_tokens(x, spec.d), x.shape[-2]
     grad_x = torch.empty_like(x)
     if tokens:
-        dynamic = prepared.numel() > 0
-        launcher, width = _streams_launcher(spec, x.dtype, prepared.dtype, held, dynamic, grad is not None)
+        operand = None if prepared is None else prepared.dtype
+        launcher, width = _streams_launcher(spec, x.dtype, operand, held, grad is not None)
         grid = (ceil_div(spec.d, width), ceil_div(tokens, 256))
         launcher.launch(grid, x, grad, grad_h, prepared, coef, left, affine, grad_x, tokens, 256)
     return grad_x
@@ -364,14 +395,26 @@ def weight_column_bytes(spec: Spec, operand: torch.dtype) -> int:
     return spec.n * padded(spec.logits) * (2 if operand == torch.bfloat16 else 8)
 
 
+def _weight_columns(operand: torch.dtype, width: int) -> int:
+    return min(128 if operand.itemsize == 2 else 64, max(16, power_of_two(width)))
+
+
 @functools.cache
-def _weight_launcher(spec: Spec, dtype: torch.dtype, operand: torch.dtype, width: int) -> tuple[Launcher, int, int]:
+def _weight_launcher(spec: Spec, dtype: torch.dtype, operand: torch.dtype, width: int) -> tuple[Launcher, int]:
     kp, size = padded(spec.logits), operand.itemsize
-    block, columns = (64, 128) if size == 2 else (32, 64)
-    columns = min(columns, max(16, power_of_two(width)))
+    block, columns = 64 if size == 2 else 32, _weight_columns(operand, width)
     depth = stages(block * (columns + kp) * size, 3)
     constants = {"ND": width, "K": spec.logits, "KP": kp, "PRECISION": precision(operand)}
-    return Launcher(_weight_backward, **constants, BT=block, BC=columns, STAGES=depth, num_warps=8), block, columns
+    return Launcher(_weight_backward, **constants, BT=block, BC=columns, STAGES=depth, num_warps=8), block
+
+
+def _stretches(x: Tensor, tokens: int, operand: torch.dtype, width: int, spec: Spec) -> tuple[int, int]:
+    """Return into how many stretches of tokens the weight's gradient is cut, and how long each is."""
+    block = _weight_launcher(spec, x.dtype, operand, width)[1]
+    slices = ceil_div(width, _weight_columns(operand, width))
+    splits = max(1, min(2 * multiprocessors(x) // slices, ceil_div(tokens, block)))
+    chunk = ceil_div(ceil_div(tokens, splits), block) * block
+    return ceil_div(tokens, chunk), chunk
 
 
 @functools.cache
@@ -380,25 +423,3 @@ def _finish_launcher(spec: Spec, width: int, folds: int) -> tuple[Launcher, int]
     constants = {"WIDTH": width, "FOLDS": folds, "K": spec.logits, "KP": padded(spec.logits), "SCALE": spec.scale}
     centred = spec.norm == "layer"
     return Launcher(_finish_gradients, **constants, CENTRED=centred, BC=columns, BP=512, BS=16, num_warps=4), columns
-
-
-def parameters_backward(x: Tensor, left: Tensor, partial: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
-    """Compute the gradients of weight and bias: partial sums over stretches of tokens, added in a fixed order."""
-    tokens, held, _ = x.shape
-    width = held * spec.d
-    if not tokens:
-        return partial.new_zeros(spec.logits, spec.n * spec.d), partial.new_zeros(spec.logits)
-    launcher, block, columns = _weight_launcher(spec, x.dtype, left.dtype, width)
-    slices = ceil_div(width, columns)
-    splits = max(1, min(2 * multiprocessors(x) // slices, ceil_div(tokens, block)))
-    chunk = ceil_div(ceil_div(tokens, splits), block) * block
-    splits = ceil_div(tokens, chunk)
-    partial_w = partial.new_empty(splits, spec.logits, width)
-    launcher.launch((slices, splits), x, left, partial_w, tokens, chunk)
-    if partial.shape[0] > MOST_PARTS:
-        partial = partial.sum(0, keepdim=True)
-    grad_weight, grad_bias = partial.new_empty(spec.logits, spec.n * spec.d), partial.new_empty(spec.logits)
-    finish, columns = _finish_launcher(spec, width, spec.n // held)
-    grid = (spec.logits, ceil_div(width, columns))
-    finish.launch(grid, partial_w, partial, grad_weight, grad_bias, splits, partial.shape[0])
-    return grad_weight, grad_bias

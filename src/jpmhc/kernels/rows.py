@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jpmhc.kernels.launch import Launcher, kernel, power_of_two
+from jpmhc.kernels.launch import Launcher, Part, count_tokens, kernel, power_of_two
 from jpmhc.kernels.spec import Spec
 
 ROW_ELEMENTS = 16  # of one stream that a thread holds: enough loads in flight, few enough registers
@@ -86,11 +86,12 @@ def _combine_launcher(spec: Spec, dtype: torch.dtype, held: int, per_token: bool
 
 
 def combine(x: Tensor, coef: Tensor, spec: Spec) -> Tensor:
-    """Compute the sublayer's input, Σ_j r_j x_j. x: [T, n or 1, d] → [T, d]"""
-    tokens, held, _ = x.shape
-    h = x.new_empty(tokens, spec.d)
+    """Compute the sublayer's input, Σ_j r_j x_j. x: [..., n or 1, d] → [..., d]"""
+    tokens = count_tokens(x, spec.d)
+    h = x.new_empty((*x.shape[:-2], spec.d))
     if tokens:
-        _combine_launcher(spec, x.dtype, held, coef.shape[0] == tokens).launch((tokens,), x, coef, h, tokens)
+        launcher = _combine_launcher(spec, x.dtype, x.shape[-2], coef.shape[0] == tokens)
+        launcher.launch((tokens,), x, coef, h, tokens)
     return h
 
 
@@ -140,13 +141,10 @@ def _combine_backward_launcher(spec: Spec, dtype: torch.dtype, held: int) -> Lau
     return Launcher(_combine_backward, N=spec.n, M=held, D=spec.d, **row_launch(spec))
 
 
-def combine_backward(x: Tensor, grad_h: Tensor, spec: Spec) -> Tensor:
-    """Compute the gradient of the read weights: grad h's inner products with the streams. [T, n]"""
-    tokens, held, _ = x.shape
-    grad_read = x.new_empty(tokens, spec.n, dtype=torch.float32)
+def combine_backward(x: Tensor, grad_h: Tensor, grad_read: Part | Tensor, tokens: int, spec: Spec) -> None:
+    """Fill in the gradient of the read weights [T, n]: grad h's inner products with the streams."""
     if tokens:
-        _combine_backward_launcher(spec, x.dtype, held).launch((tokens,), x, grad_h, grad_read, tokens)
-    return grad_read
+        _combine_backward_launcher(spec, x.dtype, x.shape[-2]).launch((tokens,), x, grad_h, grad_read, tokens)
 
 
 @triton.jit
@@ -220,11 +218,11 @@ def _write_launcher(spec: Spec, dtype: torch.dtype, held: int, per_token: bool, 
 
 
 def write(x: Tensor, y: Tensor, coef: Tensor, spec: Spec, mean: bool) -> Tensor:
-    """Write to the streams. x: [T, n or 1, d]; y: [T, d]; coef: [T or 1, n(n+2)] → [T, n, d], the mean as [T, 1, d]"""
-    tokens, held, _ = x.shape
-    out = x.new_empty(tokens, 1 if mean else spec.n, spec.d)
+    """Write to the streams. x: [..., n or 1, d]; y: [..., d]; coef: [T or 1, n(n+2)] → [..., n, d], or the mean."""
+    tokens = count_tokens(x, spec.d)
+    out = x.new_empty(y.shape if mean else (*y.shape[:-1], spec.n, spec.d))
     if tokens:
-        launcher = _write_launcher(spec, x.dtype, held, coef.shape[0] == tokens, mean)
+        launcher = _write_launcher(spec, x.dtype, x.shape[-2], coef.shape[0] == tokens, mean)
         launcher.launch((tokens,), x, y, coef, out, tokens)
     return out
 
@@ -318,27 +316,27 @@ def _write_backward_launcher(
 
 
 def write_backward(
-    grad: Tensor, x: Tensor, y: Tensor, coef: Tensor, spec: Spec, pull: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients of the streams with `pull`, else of z (empty where that is `grad`); of y; of coef."""
-    tokens, held, _ = x.shape
-    grad_x = gradient_room(grad, x, spec, pull)
+    grad: Tensor, x: Tensor, y: Tensor, coef: Tensor, spec: Spec, mean: bool, pull: bool
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Compute the gradients of the streams with `pull`, else of z (None where that is `grad`); of y; of coef."""
+    tokens = count_tokens(x, spec.d)
+    grad_x = gradient_room(x, spec, mean, pull)
     grad_y = torch.empty_like(y)
     grad_coef = coef.new_empty(tokens, spec.coefficients)
     per_token = coef.shape[0] == tokens
     if tokens:
-        launcher = _write_backward_launcher(spec, x.dtype, held, grad.shape[1], per_token, pull)
+        launcher = _write_backward_launcher(spec, x.dtype, x.shape[-2], 1 if mean else spec.n, per_token, pull)
         launcher.launch((tokens,), grad, x, y, coef, grad_x, grad_y, grad_coef, tokens)
     return grad_x, grad_y, grad_coef if per_token else grad_coef.sum(0, keepdim=True)
 
 
-def gradient_room(grad: Tensor, x: Tensor, spec: Spec, pull: bool) -> Tensor:
-    """Make room for the first thing that `write_backward` returns."""
+def gradient_room(x: Tensor, spec: Spec, mean: bool, pull: bool) -> Tensor | None:
+    """Make room for the first thing that `write_backward` returns, if it needs any."""
     if pull:
-        return x.new_empty(x.shape)
-    return x.new_empty((x.shape[0], spec.n, spec.d) if differs(grad, spec) else 0)
+        return torch.empty_like(x)
+    return x.new_empty((*x.shape[:-2], spec.n, spec.d)) if differs(spec, mean) else None
 
 
-def differs(grad: Tensor, spec: Spec) -> bool:
+def differs(spec: Spec, mean: bool) -> bool:
     """Say whether the gradient of z = H x + w ⊗ y is another than that of what `write` returned."""
-    return spec.post_norm or grad.shape[1] < spec.n
+    return spec.post_norm or mean

@@ -11,34 +11,28 @@ computes everything else.
 from torch import Tensor
 
 from jpmhc.kernels import decode, projection, read_backward, rows, write_to_read
-from jpmhc.kernels.launch import aligned
+from jpmhc.kernels.launch import aligned, count_tokens
 from jpmhc.kernels.spec import Spec
 
 
 def link(x: Tensor, streams: int) -> Tensor:
-    """Make the tensor that carries the streams' gradient from the write to the read. [T, n, d]"""
-    return x.new_empty(()).expand(x.shape[0], streams, x.shape[2])
+    """Make the tensor that carries the streams' gradient from the write to the read. [..., n, d]"""
+    return x.new_empty(()).expand((*x.shape[:-2], streams, x.shape[-1]))
 
 
-def read(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Tensor, ...]:
-    """Return h [T, d], the link, logits, statistics, coefficients, and the weight as the kernels read it."""
+def read(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return h [..., d], the link, the coefficients [T or 1, n(n+2)], and what is kept for the derivative."""
     x = aligned(x)
-    if weight is None:
-        small = projection.project_static(bias, spec)
-    else:
-        small = projection.project(x, weight, bias, spec)
-    return rows.combine(x, small[2], spec), link(x, spec.n), *small
+    coef, kept = projection.project_static(bias, spec) if weight is None else projection.project(x, weight, bias, spec)
+    return rows.combine(x, coef, spec), link(x, spec.n), coef, kept
 
 
 def read_backward_step(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor,
-    logits: Tensor,
-    stats: Tensor,
     coef: Tensor,
-    prepared: Tensor,
-    sums: Tensor,
+    kept: Tensor,
     grad_h: Tensor,
     grad_link: Tensor | None,
     grad_coef: Tensor,
@@ -48,35 +42,30 @@ def read_backward_step(
     x, grad_h, grad_coef = aligned(x), aligned(grad_h), aligned(grad_coef)
     grad_link = None if grad_link is None else aligned(grad_link)
     if weight is None:
-        grad_bias = read_backward.static_backward(x, bias, logits, stats, coef, grad_h, grad_coef, spec)
-        none = bias.new_empty(0)
-        return read_backward.streams_backward(x, grad_link, grad_h, none, coef, none, none, spec), none, grad_bias
-    operand = read_backward.gradient_type(x.dtype)
-    if prepared.dtype != operand:
-        prepared, sums = projection.prepare(weight, operand, x.shape[1] * spec.d, spec)
-    left, affine, partial = read_backward.logits_backward(x, bias, sums, logits, stats, coef, grad_h, grad_coef, spec)
-    grad_x = read_backward.streams_backward(x, grad_link, grad_h, prepared, coef, left, affine, spec)
-    return grad_x, *read_backward.parameters_backward(x, left, partial, spec)
+        grad_x = read_backward.streams_backward(x, grad_link, grad_h, None, coef, None, None, spec)
+        grad_bias = read_backward.static_backward(x, bias, coef, kept, grad_h, grad_coef, spec)
+        return grad_x, bias.new_empty(0), grad_bias
+    return read_backward.dynamic_backward(x, weight, bias, coef, kept, grad_h, grad_link, grad_coef, spec)
 
 
 def write(x: Tensor, y: Tensor, coef: Tensor, spec: Spec, mean: bool) -> Tensor:
-    """Return the new streams [T, n, d], or their mean [T, 1, d]."""
+    """Return the new streams [..., n, d], or their mean [..., d]."""
     return rows.write(aligned(x), aligned(y), coef, spec, mean)
 
 
 def write_backward_step(
-    grad: Tensor, x: Tensor, y: Tensor, coef: Tensor, spec: Spec, pull: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+    grad: Tensor, x: Tensor, y: Tensor, coef: Tensor, spec: Spec, mean: bool, pull: bool
+) -> tuple[Tensor | None, Tensor, Tensor]:
     """Return the gradients of the streams (or of z, where `pull` is false), of y and of the coefficients."""
-    return rows.write_backward(aligned(grad), aligned(x), aligned(y), coef, spec, pull)
+    return rows.write_backward(aligned(grad), aligned(x), aligned(y), coef, spec, mean, pull)
 
 
 def write_read(
     x: Tensor, y: Tensor, coef: Tensor, spec: Spec, weight: Tensor, bias: Tensor, following: Spec
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the new streams, then what `read` returns for the connection that follows."""
-    out, h, *small = write_to_read.write_to_read(aligned(x), aligned(y), coef, spec, weight, bias, following)
-    return out, h, link(out, following.n), *small
+    out, h, new, kept = write_to_read.write_to_read(aligned(x), aligned(y), coef, spec, weight, bias, following)
+    return out, h, link(out, following.n), new, kept
 
 
 def write_read_backward_step(
@@ -86,11 +75,8 @@ def write_read_backward_step(
     out: Tensor,
     weight: Tensor,
     bias: Tensor,
-    logits: Tensor,
-    stats: Tensor,
     new: Tensor,
-    prepared: Tensor,
-    sums: Tensor,
+    kept: Tensor,
     grad_h: Tensor,
     grad_link: Tensor | None,
     grad_new: Tensor,
@@ -101,29 +87,27 @@ def write_read_backward_step(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of the streams (of the link, where it is `linked`), y, coefficients, weight and bias."""
     grad, grad_weight, grad_bias = read_backward_step(
-        out, weight, bias, logits, stats, new, prepared, sums, grad_h, grad_link, grad_new, following
+        out, weight, bias, new, kept, grad_h, grad_link, grad_new, following
     )
     if grad_out is not None:
         grad += grad_out
-    grad_x, grad_y, grad_coef = rows.write_backward(grad, aligned(x), aligned(y), coef, spec, not linked)
-    if linked and not rows.differs(grad, spec):
-        grad_x = grad
-    return grad_x, grad_y, grad_coef, grad_weight, grad_bias
+    grad_x, grad_y, grad_coef = rows.write_backward(grad, aligned(x), aligned(y), coef, spec, False, not linked)
+    return grad if grad_x is None else grad_x, grad_y, grad_coef, grad_weight, grad_bias
 
 
 def read_only(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
     """Return h and the coefficients, where nothing will be differentiated."""
-    if weight is not None and decode.suits(x.shape[0]):
+    if weight is not None and decode.suits(count_tokens(x, spec.d)):
         return decode.read(x, weight, bias, spec)
-    found = read(x, weight, bias, spec)
-    return found[0], found[4]
+    h, _, coef, _ = read(x, weight, bias, spec)
+    return h, coef
 
 
 def write_read_only(
     x: Tensor, y: Tensor, coef: Tensor, spec: Spec, weight: Tensor, bias: Tensor, following: Spec
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the new streams, h and the coefficients of the next connection, where nothing will be differentiated."""
-    if decode.suits(x.shape[0]) and not spec.post_norm:
+    if decode.suits(count_tokens(x, spec.d)) and not spec.post_norm:
         return decode.write_read(x, y, coef, weight, bias, following)
-    found = write_read(x, y, coef, spec, weight, bias, following)
-    return found[0], found[1], found[5]
+    out, h, _, new, _ = write_read(x, y, coef, spec, weight, bias, following)
+    return out, h, new

@@ -19,8 +19,17 @@ import triton.language as tl
 from torch import Tensor
 
 from jpmhc.kernels import gates
-from jpmhc.kernels.launch import SHARED_BYTES, Launcher, ceil_div, padded, stages
-from jpmhc.kernels.projection import constrain, finish, precision, prepare, small_outputs
+from jpmhc.kernels.launch import (
+    SHARED_BYTES,
+    Launcher,
+    ceil_div,
+    count_tokens,
+    make_buffer,
+    padded,
+    split_buffer,
+    stages,
+)
+from jpmhc.kernels.projection import constrain, finish, kept_layout, precision, prepare
 from jpmhc.kernels.rows import load_streams, mixed, mixing_entries, replaced
 from jpmhc.kernels.spec import Spec
 
@@ -165,19 +174,21 @@ def _launcher(
 
 def write_to_read(
     x: Tensor, y: Tensor, old: Tensor, spec: Spec, weight: Tensor, bias: Tensor, following: Spec
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Write to the streams of one connection and read them for the next.
 
     Returns:
-        The new streams [T, n, d], the next sublayer's input [T, d], and what `project` returns for `following`.
+        The new streams [..., n, d], the next sublayer's input [..., d], and what `project` returns for `following`.
     """
-    tokens, held, _ = x.shape
-    out, h = x.new_empty(tokens, spec.n, spec.d), torch.empty_like(y)
-    logits, stats, coef = small_outputs(x, following)
-    prepared, sums = prepare(weight, x.dtype, spec.n * spec.d, following)
+    tokens, held, width = count_tokens(x, spec.d), x.shape[-2], spec.n * spec.d
+    layout = kept_layout(tokens, width, x.dtype, following)
+    out, h = x.new_empty((*y.shape[:-1], spec.n, spec.d)), torch.empty_like(y)
+    coef, kept = bias.new_empty(tokens, following.coefficients), make_buffer(layout, x)
+    logits, stats, prepared, sums = split_buffer(kept, layout)
+    prepare(weight, prepared, sums, width, following)
     if tokens:
         whole, one = tokens % 16 == 0, tokens == 1
         launcher = _launcher(spec, following, x.dtype, held, old.shape[0] == tokens, x.is_cuda, whole, one)
         launcher.launch((ceil_div(tokens, 16),), x, y, old, out, prepared, sums, bias, logits, stats, h, tokens)
         constrain(logits, coef, following)
-    return out, h, logits, stats, coef, prepared, sums
+    return out, h, coef, kept
