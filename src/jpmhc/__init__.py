@@ -31,6 +31,7 @@ __all__ = [
     "parameter_groups",
     "recommend",
     "reduce_streams",
+    "shard_connections",
     "spectra",
     "trm",
     "unwrap",
@@ -52,6 +53,7 @@ _HOMES = {
     "load_wrapped": "wrap",
     "parameter_groups": "connections",
     "reduce_streams": "connections",
+    "shard_connections": "connections",
     "unwrap": "wrap",
     "wrap": "wrap",
 }
@@ -79,6 +81,7 @@ if TYPE_CHECKING:
         load_plain_weights,
         parameter_groups,
         reduce_streams,
+        shard_connections,
     )
     from jpmhc.diagnose import diagnose
     from jpmhc.diagnose.recommend import recommend

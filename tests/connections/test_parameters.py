@@ -45,3 +45,12 @@ def test_decay_leaves_the_mixer_at_its_start():
 def test_negative_decay_is_refused():
     with pytest.raises(ValueError, match="must not be negative"):
         jpmhc.parameter_groups(nn.Linear(2, 2), -0.1)
+
+
+def test_projections_apart_leave_hidden_matrices():
+    model = nn.Sequential(nn.Embedding(3, 8), jpmhc.HyperConnection(nn.Linear(8, 8), 8, 4))
+    matrices, projections, kept = jpmhc.parameter_groups(model, 0.1, projections_apart=True)
+    assert [id(p) for p in matrices["params"]] == [id(model[0].weight), id(model[1].sublayer.weight)]
+    assert [id(p) for p in projections["params"]] == [id(model[1].map.weight)]
+    assert {id(p) for p in kept["params"]} == {id(model[1].map.bias), id(model[1].sublayer.bias)}
+    assert [group["weight_decay"] for group in (matrices, projections, kept)] == [0.1, 0.1, 0]

@@ -6,6 +6,7 @@ from jpmhc.connections.head import StreamHead
 from jpmhc.connections.hyper import HyperConnection
 from jpmhc.connections.parameters import parameter_groups
 from jpmhc.connections.plain_weights import load_plain_weights
+from jpmhc.connections.sharding import shard_connections
 from jpmhc.connections.stack import HyperConnectionStack
 from jpmhc.connections.streams import expand_streams, reduce_streams
 from jpmhc.mixers import MIXERS, Mixer
@@ -22,4 +23,5 @@ __all__ = [
     "load_plain_weights",
     "parameter_groups",
     "reduce_streams",
+    "shard_connections",
 ]

@@ -109,12 +109,7 @@ class CoefficientMap(SettingsModule):
         """Return the weight, to be multiplied by `scale`, and the bias. [K, n * dim], [K]"""
         return self.weight, self.bias
 
-    def affine(self) -> tuple[Tensor | None, Tensor]:
-        """Return weight and bias of the map to all logits, a static frame's entries included. [K, n * dim], [K]
-
-        The kernels multiply the weight by `scale` themselves.
-        """
-        self.check_filled()
+    def _affine(self) -> tuple[Tensor | None, Tensor]:
         weight, bias = self.parameters_in_use()
         frames = [getattr(self.mixer, name).flatten() for name in self.mixer.grassmann_frames]
         if not frames:
@@ -136,18 +131,28 @@ class CoefficientMap(SettingsModule):
             write = write * (self.write_peak / 2) + self.write_eps
         return Coefficients(read, write, self.mixer(skip))
 
-    def forward(self, x: Tensor) -> tuple[Coefficients, Tensor]:
-        """Compute the coefficients of each token, and hand x on for the steps after this one. [T, n, d]"""
+    def forward(self, x: Tensor | None) -> tuple[Any, Any]:
+        """Compute the coefficients of each token, and hand x on for the next steps (None under hooks). [T, n, d]
+
+        The kernels compute the coefficients themselves. With None for x they get what they need for it: weight and bias
+        of the map to all logits, a static frame's entries included [K, n * dim], [K]; the weight is to be multiplied by
+        `scale`. They ask by a call of the module, so that hooks run which gather sharded parameters.
+        """
         self.check_filled()
+        if x is None:
+            weight, bias = self._affine()
+            if self._forward_hooks:  # a hook may register hooks on these, which parameters would keep for ever
+                return None if weight is None else weight.clone(), bias.clone()
+            return weight, bias
         weight, bias = self.parameters_in_use()
         if weight is None:
-            return self.constrain(bias.expand(x.shape[0], -1)), x
+            return self.constrain(bias.expand(x.shape[0], -1)), None if self._forward_hooks else x
         weight = weight * self.scale
-        if eager.applies(x, weight):
+        if eager.applies(x, weight) and not self._forward_hooks:  # FSDP's hooks warn of outputs that are views
             logits, x = eager.project(x, weight, self.norm, self.eps)
         else:
             logits = reference.project(x, weight, self.norm, self.eps)
-        return self.constrain(logits + bias), x
+        return self.constrain(logits + bias), None if self._forward_hooks else x
 
     def check_filled(self) -> None:
         """Refuse to run on memory that nothing was ever written to."""

@@ -4,6 +4,7 @@ A block reads one mixture of the streams, runs the sublayer on it, and writes th
 $x \leftarrow H_{res} x + h_{post} \otimes F(h_{pre}^\top x)$ (eq. hc-general; pre and post as the vectors they are).
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -134,8 +135,10 @@ class HyperConnection(SettingsModule):
         if key:
             from jpmhc.kernels import connection as kernels
 
-            return kernels.read(x, *self.map.affine(), find_spec(key))
-        coefficients, streams = self.map(flatten_streams(x, self.streams, self.dim))
+            return kernels.read(x, *self.map(None), find_spec(key))
+        flat = flatten_streams(x, self.streams, self.dim)
+        coefficients, handed_on = self.map(flat)
+        streams = flat if handed_on is None else handed_on
         if eager.applies(streams, coefficients.read):
             h, streams = eager.gather(streams, coefficients.read)
         else:
@@ -162,9 +165,18 @@ class HyperConnection(SettingsModule):
                 from jpmhc.kernels import connection as kernels
 
                 y = self.scale_output(check_sublayer_output(y, x)).to(x.dtype)
-                return kernels.write_read(y, state, *following.map.affine(), find_spec(key))
+                return kernels.write_read(y, state, *following.map(None), find_spec(key))
         x = self.write(x, y, state)
         return x, *following.read(x)
+
+    def make_rewrite(self, y: Tensor, state: Any) -> Callable[[Tensor], Tensor]:
+        """Return this write as a function of the streams alone, to write them again when nothing is differentiated."""
+        y = y.detach()
+        if fused.is_fused(state):
+            state = state._replace(x=None, link=None, coefficients=state.coefficients.detach())
+            return lambda x: self.write(x, y, state._replace(x=x))
+        coefficients = Coefficients(*(c.detach() for c in state.coefficients))
+        return lambda x: self.write(x, y, ReadState(x, flatten_streams(x, self.streams, self.dim), coefficients))
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Read, run the sublayer with any extra arguments, write; of a tuple it returns, the first is written."""
@@ -219,6 +231,10 @@ class HyperConnection(SettingsModule):
                 f"the state must be what this connection's read returned for these streams: it is of {read.dtype} "
                 f"{list(read.shape)}, the streams are {x.dtype} {list(x.shape)}"
             )
+
+    def runs_fused(self, x: Tensor) -> bool:
+        """Say whether the fused kernels read streams like these."""
+        return bool(self._spec_key(x))
 
     def _spec_key(self, x: Tensor) -> str:
         """Return the key of the kernels' description of this connection, or "" where the reference runs."""

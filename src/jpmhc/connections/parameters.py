@@ -4,15 +4,23 @@ from typing import Any
 
 from torch import nn
 
+from jpmhc import checks
 from jpmhc.connections.coefficients import CoefficientMap
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, weight_decay: float, *, projections_apart: bool = False) -> list[dict[str, Any]]:
     """Two optimiser groups: matrices with weight decay; mixing logits, frames, norms and biases without.
 
     Decay would pull mixing logits to zero over a long run: to equal reads, and for mixtures to the uniform skip. The
     projection behind dynamic coefficients does decay: towards the static coefficients.
+
+    Args:
+        model: Any module with hyper-connections inside.
+        weight_decay: Of the matrices.
+        projections_apart: Return three groups, the second of them the coefficients' projections, with weight decay. An
+            optimiser for hidden matrices such as Muon wants the first group; the other two are for AdamW.
     """
+    checks.switch(projections_apart, "projections_apart")
     if not 0 <= weight_decay < float("inf"):
         raise ValueError(f"weight_decay must not be negative, infinite or NaN, got {weight_decay}")
     mixing = {
@@ -27,4 +35,11 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     for parameter in model.parameters():
         if parameter.requires_grad:
             (kept if parameter.ndim < 2 or id(parameter) in mixing else decayed).append(parameter)
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": kept, "weight_decay": 0.0}]
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": kept, "weight_decay": 0.0}]
+    if projections_apart:
+        maps = [module for module in model.modules() if isinstance(module, CoefficientMap)]
+        projections = {id(one.weight) for one in maps if one.weight is not None}
+        groups[0]["params"] = [parameter for parameter in decayed if id(parameter) not in projections]
+        apart = [parameter for parameter in decayed if id(parameter) in projections]
+        groups.insert(1, {"params": apart, "weight_decay": weight_decay})
+    return groups

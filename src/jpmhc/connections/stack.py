@@ -3,13 +3,16 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from jpmhc import checks
 from jpmhc.connections import reference
 from jpmhc.connections.arguments import route_keywords
+from jpmhc.connections.fused import is_fused
 from jpmhc.connections.hyper import HyperConnection, first_of
+from jpmhc.connections.recompute import StreamKeeper, choose_interval
 from jpmhc.connections.streams import check_streams, check_sublayer_output, flatten_streams, reduce_streams
 
 
@@ -31,6 +34,9 @@ class HyperConnectionStack(nn.Module):
         delayed: Let each sublayer read with the weights that the connection before it computed, as DeepSeek-V4.1 does,
             so that a sublayer need not wait for its connection's coefficients. The first sublayer reads stream 0, and
             `reduce` is the read of the last connection. This form runs in PyTorch, without the fused kernels.
+        recompute: Keep for the backward pass only the streams of every so many connections, and write those between
+            again from the sublayers' outputs; no sublayer runs twice, and the results are the same bits. "auto" chooses
+            what keeps least. Under `torch.compile` the sublayers are then compiled each by itself.
     """
 
     def __init__(
@@ -40,13 +46,20 @@ class HyperConnectionStack(nn.Module):
         *,
         expand: bool = False,
         delayed: bool = False,
+        recompute: int | str | None = None,
     ) -> None:
         super().__init__()
         self.connections = nn.ModuleList(connections)
         checks.switch(reduce, "reduce")
         checks.switch(expand, "expand")
         checks.switch(delayed, "delayed")
-        self.reduce, self.expand, self.delayed = reduce, expand, delayed
+        if recompute is not None and recompute != "auto":
+            checks.at_least_one(recompute, 'recompute, unless it is "auto" or None,')
+        if recompute is not None and delayed:
+            raise ValueError("a stack with delayed=True keeps all its streams: leave recompute out")
+        if recompute is not None:  # here, and not as a decorator, because it imports all of the compiler
+            torch.compiler.disable(HyperConnectionStack._forward_recomputing, recursive=False)
+        self.reduce, self.expand, self.delayed, self.recompute = reduce, expand, delayed, recompute
         for block in self.connections:
             # A wrapper, such as activation checkpointing's, shows what it wraps and is called as a whole.
             if not all(hasattr(block, name) for name in ("streams", "dim", "sublayer", "map")):
@@ -74,6 +87,8 @@ class HyperConnectionStack(nn.Module):
         named = route_keywords(blocks, args, kwargs)
         if self.delayed:
             return self._forward_delayed(x, args, named)
+        if self.recompute is not None and torch.is_grad_enabled():
+            return self._forward_recomputing(x, args, named)
         begun: tuple[Tensor, Any] | None = None  # what the block before has already read for this one
         separable = [_may_take_apart(block) for block in blocks] + [False]
         for k, block in enumerate(blocks):
@@ -89,6 +104,38 @@ class HyperConnectionStack(nn.Module):
                 x, *begun = block.write_read(x, y, state, blocks[k + 1])
             else:
                 x = block.write(x, y, state)
+        return reduce_streams(x) if self.reduce else x
+
+    def _forward_recomputing(self, x: Tensor, args: tuple[Any, ...], named: list[dict[str, Any]]) -> Tensor:
+        """Run the connections so that autograd keeps the streams of every k-th alone."""
+        blocks: list[Any] = list(self.connections)
+        interval = choose_interval(len(blocks), blocks[0].streams) if self.recompute == "auto" else self.recompute
+        keeper = StreamKeeper(int(interval or 1))
+        keeper.begin(x)
+        begun: tuple[Tensor, Any] | None = None
+        separable = [_may_take_apart(block) for block in blocks] + [False]
+        for k, block in enumerate(blocks):
+            if not separable[k]:
+                x = first_of(block(x, *args, **named[k]))
+                keeper.begin(x)
+                continue
+            if begun is None:
+                with keeper.watch():
+                    begun = block.read(x)
+            h, state = begun
+            begun = None
+            y = first_of(block.sublayer(h, *args, **named[k]))
+            if k + 1 == len(blocks) and self.reduce:
+                with keeper.watch():
+                    return block.write_mean(x, y, state)
+            write_again = block.make_rewrite(y, state)
+            if separable[k + 1] and is_fused(state) and blocks[k + 1].runs_fused(x):
+                with keeper.watch(new=(*h.shape[:-1], block.streams, block.dim)):
+                    x, *begun = block.write_read(x, y, state, blocks[k + 1])
+            else:
+                with keeper.watch():
+                    x = block.write(x, y, state)
+            keeper.note_write(write_again, x)
         return reduce_streams(x) if self.reduce else x
 
     def _forward_delayed(self, x: Tensor, args: tuple[Any, ...], named: list[dict[str, Any]]) -> Tensor:

@@ -1,0 +1,155 @@
+"""Streams that are written again in the backward pass: the same bits, fewer tensors kept."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import jpmhc
+from jpmhc.connections.recompute import choose_interval
+
+DEPTH = 7
+
+
+class Sublayer(nn.Module):
+    """Counts how often it runs, and may be checkpointed."""
+
+    def __init__(self, dim: int, checkpointed: bool) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.RMSNorm(dim), nn.Linear(dim, dim), nn.GELU())
+        self.checkpointed = checkpointed
+        self.calls = 0
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return checkpoint(self.body, h, use_reentrant=False) if self.checkpointed else self.body(h)
+
+
+def make_stack(kernels: str = "reference", checkpointed: bool = False, **options):
+    torch.manual_seed(0)
+    post_norm = options.pop("post_norm", None)
+    blocks = [
+        jpmhc.HyperConnection(Sublayer(16, checkpointed), 16, 4, index=k, kernels=kernels, post_norm=post_norm)
+        for k in range(DEPTH)
+    ]
+    stack = jpmhc.HyperConnectionStack(blocks, **options)
+    for parameter in stack.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return stack
+
+
+def results(stack, autocast: bool = False, call=None):
+    x = torch.randn(2, 3, 4, 16, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        y = (call or stack)(x)
+    y.float().square().sum().backward()
+    return [y.detach(), x.grad, *(parameter.grad for parameter in stack.parameters())]
+
+
+def assert_same(found, wanted):
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("interval", [1, 2, 3, 100, "auto"])
+def test_same_bits_on_the_reference(interval):
+    assert_same(results(make_stack(recompute=interval)), results(make_stack()))
+
+
+@pytest.mark.parametrize("options", [{"reduce": True}, {"post_norm": "rms"}, {"checkpointed": True}])
+def test_same_bits_with_options(options):
+    stack = make_stack(recompute=3, **options)
+    assert_same(results(stack), results(make_stack(**options)))
+    assert {block.sublayer.calls for block in stack} == {1}
+
+
+def test_same_bits_under_autocast():
+    assert_same(results(make_stack(recompute=3), autocast=True), results(make_stack(), autocast=True))
+
+
+@pytest.mark.parametrize("post_norm", [None, "rms"])
+def test_same_bits_on_the_kernels(post_norm):
+    pytest.importorskip("triton")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    options = {"kernels": "fused", "post_norm": post_norm}
+
+    def run(stack):
+        x = torch.randn(2, 3, 4, 16, generator=torch.Generator().manual_seed(1)).to(device).requires_grad_()
+        y = stack.to(device)(x)
+        y.square().sum().backward()
+        return [y.detach(), x.grad, *(parameter.grad for parameter in stack.parameters())]
+
+    assert_same(run(make_stack(recompute=3, **options)), run(make_stack(**options)))
+
+
+def test_compiled_stack_gives_the_same():
+    stack = make_stack(recompute=3)
+    found = results(stack, call=torch.compile(stack, backend="aot_eager"))
+    for a, b in zip(found, results(make_stack()), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    assert {block.sublayer.calls for block in stack} == {1}
+
+
+def count_streams_alive(recompute) -> int:
+    """How many of the stream tensors between the connections are still in memory when the forward pass is over."""
+    stack, streams = make_stack(recompute=recompute), []
+    for block in stack:
+
+        def note(x, y, state, write=block.write):
+            out = write(x, y, state)
+            streams.append(weakref.ref(out.untyped_storage()))
+            return out
+
+        block.write = note
+    y = stack(torch.randn(64, 4, 16, requires_grad=True))
+    gc.collect()
+    alive = sum(one() is not None for one in streams)
+    y.sum().backward()
+    return alive
+
+
+def test_keeps_every_third():
+    assert count_streams_alive(None) == DEPTH
+    assert count_streams_alive(3) == 3  # after 3 and 6 connections, and the result
+
+
+@pytest.mark.parametrize("kernels", ["reference", "fused"])
+def test_a_graph_that_is_dropped_frees_its_streams(kernels):
+    pytest.importorskip("triton")
+    stack = make_stack(recompute=3, kernels=kernels)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x = torch.randn(2, 4, 16, device=device, requires_grad=True)
+    y = stack.to(device)(x)
+    input_alive = weakref.ref(x)
+    del x, y
+    gc.collect()
+    assert input_alive() is None
+
+
+def test_backward_twice():
+    stack = make_stack(recompute=3)
+    x = torch.randn(2, 4, 16, requires_grad=True)
+    y = stack(x).square().sum()
+    y.backward(retain_graph=True)
+    first = x.grad.clone()
+    y.backward()
+    torch.testing.assert_close(x.grad, 2 * first, rtol=0, atol=0)
+
+
+def test_auto_takes_the_root():
+    assert choose_interval(12, 4) == 3  # √8
+    assert choose_interval(96, 4) == 8
+    assert choose_interval(1, 4) == 1
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, "all", True])
+def test_bad_input(wrong):
+    with pytest.raises(ValueError, match="recompute"):
+        make_stack(recompute=wrong)
+
+
+def test_not_with_delayed():
+    with pytest.raises(ValueError, match="delayed"):
+        make_stack(recompute=2, delayed=True)
