@@ -6,7 +6,8 @@
 A byte-level GPT (pre-norm attention and MLP, in bfloat16) trains on random tokens: `small` is 16 layers of d = 384 with
 16,384 tokens a step, `medium` 6 layers of d = 2048 with 8 × 2048 tokens, `large` 3 layers of d = 4096 with 16,384.
 Every model runs in the same process as the plain one, and a model that does not start as the plain one is not timed.
-`--peers` adds liger-kernel's LigerMHC where it is installed. On a machine without CUDA, `--sizes tiny` runs everything
+A model named `cayley+recompute` keeps only some of its streams (`recompute="auto"`). `--peers` adds liger-kernel's
+LigerMHC where it is installed. On a machine without CUDA, `--sizes tiny` runs everything
 small in float32.
 """
 
@@ -72,7 +73,7 @@ class MLP(nn.Module):
 
 
 class GPT(nn.Module):
-    """The model; `mixer` is "plain" for residual additions, "liger" for LigerMHC, or a mixer's name."""
+    """The model; `mixer` is "plain" for residual additions, "liger" for LigerMHC, or a mixer's name (+recompute)."""
 
     def __init__(self, size: Size, mixer: str) -> None:
         super().__init__()
@@ -86,8 +87,10 @@ class GPT(nn.Module):
 
             self.blocks.extend(LigerMHC(layer, hc=4, c=size.dim, phi_dtype=torch.bfloat16) for layer in layers)
         else:
-            connections = [jpmhc.HyperConnection(f, size.dim, 4, mixer, index=k) for k, f in enumerate(layers)]
-            self.blocks.append(jpmhc.HyperConnectionStack(connections, reduce=True))
+            name, _, recompute = mixer.partition("+")
+            connections = [jpmhc.HyperConnection(f, size.dim, 4, name, index=k) for k, f in enumerate(layers)]
+            recompute = "auto" if recompute else None
+            self.blocks.append(jpmhc.HyperConnectionStack(connections, expand=True, reduce=True, recompute=recompute))
         self.norm = nn.RMSNorm(size.dim)
         self.head = nn.Linear(size.dim, VOCABULARY, bias=False)
 
@@ -102,7 +105,7 @@ class GPT(nn.Module):
                 x = block(x)
             x = x.mean(-2)
         else:
-            x = self.blocks[0](x.unsqueeze(-2))
+            x = self.blocks[0](x)
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1).float(), tokens.roll(-1, 1).flatten())
 
 
@@ -270,7 +273,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--folder", type=Path, default=RESULTS, help="where the CSV files go")
     arguments = parser.parse_args()
-    unknown = [m for m in arguments.models if m != "plain" and m not in jpmhc.MIXERS]
+    unknown = [m for m in arguments.models if m != "plain" and m.removesuffix("+recompute") not in jpmhc.MIXERS]
     if unknown:
         parser.error(f"unknown model {unknown[0]!r}: choose plain or a mixer of {', '.join(jpmhc.MIXERS)}")
     if arguments.peers and importlib.util.find_spec("liger_kernel") is not None:
