@@ -98,7 +98,7 @@ class HyperConnection(SettingsModule):
         checks.number(write_scale, "write_scale")
         checks.choice(kernels, KERNELS, "kernels")
         warn_of_own_residual(sublayer)
-        self.sublayer, self._accepted = sublayer, find_accepted(sublayer)
+        self.sublayer = sublayer
         self.dim, self.streams, self.post_norm, self.kernels = dim, streams, post_norm, kernels
         self.write_scale = write_scale
         self.layer_norm = nn.LayerNorm(dim, eps, device=device, dtype=dtype) if post_norm == "layer" else None
@@ -109,6 +109,11 @@ class HyperConnection(SettingsModule):
         )
         if kernels == "fused" and isinstance(reason := fused.describe(self), str):
             raise ValueError(f'kernels="fused" is not possible: {reason}')
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "sublayer":  # now, because no compiler follows the question what a sublayer takes
+            super().__setattr__("_accepted", find_accepted(value))
 
     @property
     def mixer(self) -> Mixer:
