@@ -6,6 +6,7 @@ the last two are kept anyway. So of every k stream tensors one is kept, and the 
 k - 1 at a time, without running a sublayer twice. L/k + k tensors are then alive at most.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+
+from jpmhc.connections.fused import is_fused
 
 
 def choose_interval(connections: int, streams: int) -> int:
@@ -36,18 +39,29 @@ class Segment:
         """Return the streams after so many writes. Of those after the next ones, nothing is needed any more."""
         for known in [k for k in self.streams if k > index + 1]:
             del self.streams[known]
+        return _run_untraced()(self._write_again, (index,))
+
+    def _write_again(self, index: int) -> Tensor:
         start = max(k for k in self.streams if k <= index)
         x = self.streams[start]
-        with (
-            torch.enable_grad()
-        ):  # as when they were first written, so that the same code runs; nothing asks for gradients
+        with torch.enable_grad():  # as they were first written, so that the same code runs; nothing asks for gradients
             for k in range(start, index):
                 x = self.streams[k + 1] = self.writes[k](x)
         return x
 
 
+@functools.cache
+def _run_untraced() -> Callable[[Callable[..., Any], tuple[Any, ...]], Any]:
+    """Return a function that calls another one out of `torch.compile`'s sight; made when it is needed, as it imports
+    all of the compiler.
+    """
+    return torch.compiler.disable(lambda function, given: function(*given))
+
+
 class StreamKeeper:
-    """Sees what autograd saves in a stack's steps, and replaces streams that are not kept by the way to write them.
+    """Runs the steps of a stack so that autograd saves, for streams that are not kept, the way to write them again.
+
+    No compiler traces the steps: it would trace those of every connection anew, and nothing of what is replaced here.
 
     Args:
         interval: Of so many stream tensors, the first is kept.
@@ -61,22 +75,46 @@ class StreamKeeper:
 
     def begin(self, x: Tensor) -> None:
         """Keep the streams, and start a segment with them."""
+        _run_untraced()(self._begin, (x,))
+
+    def read(self, block: Any, x: Tensor) -> tuple[Tensor, Any]:
+        """Run a connection's read."""
+        return _run_untraced()(self._watch, (block.read, (x,), None))
+
+    def write_mean(self, block: Any, x: Tensor, y: Tensor, state: Any) -> Tensor:
+        """Run the last connection's write, and return the mean of the new streams."""
+        return _run_untraced()(self._watch, (block.write_mean, (x, y, state), None))
+
+    def write(self, block: Any, x: Tensor, y: Tensor, state: Any, following: Any) -> tuple[Tensor, Any]:
+        """Run a connection's write. Return the new streams, and what the connection `following` reads, if it is fused
+        with it.
+        """
+        return _run_untraced()(self._write, (block, x, y, state, following))
+
+    def _begin(self, x: Tensor) -> None:
         self.segment = Segment(x)
         self.places = {}
 
-    def note_write(self, write: Callable[[Tensor], Tensor], x: Tensor) -> None:
-        """Note the write that made the streams x; after `interval` of them, x is kept and a segment starts anew."""
-        self.segment.writes.append(write)
-        if len(self.segment.writes) == self.interval:
-            self.begin(x)
-        else:
-            self.places = {x.untyped_storage().data_ptr(): (self.segment, len(self.segment.writes))}
-
-    def watch(self, new: tuple[int, ...] | None = None) -> saved_tensors_hooks:
-        """Return the context for a step. `new` is the shape of streams that the step makes and saves by itself."""
+    def _watch(self, step: Callable[..., Any], given: tuple[Any, ...], new: tuple[int, ...] | None) -> Any:
+        """Run a step. `new` is the shape of streams that the step makes and saves by itself."""
         last = len(self.segment.writes) + 1 == self.interval  # these are kept
         self.new = None if last else new
-        return saved_tensors_hooks(self._pack, _unpack)
+        with saved_tensors_hooks(self._pack, _unpack):
+            return step(*given)
+
+    def _write(self, block: Any, x: Tensor, y: Tensor, state: Any, following: Any) -> tuple[Tensor, Any]:
+        write_again, begun = block.make_rewrite(y, state), None
+        if following is not None and is_fused(state) and following.runs_fused(x):
+            new = (*x.shape[:-2], block.streams, block.dim)
+            x, *begun = self._watch(block.write_read, (x, y, state, following), new)
+        else:
+            x = self._watch(block.write, (x, y, state), None)
+        self.segment.writes.append(write_again)
+        if len(self.segment.writes) == self.interval:
+            self._begin(x)
+        else:
+            self.places = {x.untyped_storage().data_ptr(): (self.segment, len(self.segment.writes))}
+        return x, begun
 
     def _pack(self, tensor: Tensor) -> Any:
         address = tensor.untyped_storage().data_ptr()

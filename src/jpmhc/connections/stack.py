@@ -10,7 +10,6 @@ from torch.nn.modules.module import _has_any_global_hook
 from jpmhc import checks
 from jpmhc.connections import reference
 from jpmhc.connections.arguments import route_keywords
-from jpmhc.connections.fused import is_fused
 from jpmhc.connections.hyper import HyperConnection, first_of
 from jpmhc.connections.recompute import StreamKeeper, choose_interval
 from jpmhc.connections.streams import check_streams, check_sublayer_output, flatten_streams, reduce_streams
@@ -87,7 +86,7 @@ class HyperConnectionStack(nn.Module):
         named = route_keywords(blocks, args, kwargs)
         if self.delayed:
             return self._forward_delayed(x, args, named)
-        if self.recompute is not None and torch.is_grad_enabled():
+        if self.recompute is not None and blocks and torch.is_grad_enabled():
             return self._forward_recomputing(x, args, named)
         begun: tuple[Tensor, Any] | None = None  # what the block before has already read for this one
         separable = [_may_take_apart(block) for block in blocks] + [False]
@@ -119,23 +118,11 @@ class HyperConnectionStack(nn.Module):
                 x = first_of(block(x, *args, **named[k]))
                 keeper.begin(x)
                 continue
-            if begun is None:
-                with keeper.watch():
-                    begun = block.read(x)
-            h, state = begun
-            begun = None
+            h, state = begun or keeper.read(block, x)
             y = first_of(block.sublayer(h, *args, **named[k]))
             if k + 1 == len(blocks) and self.reduce:
-                with keeper.watch():
-                    return block.write_mean(x, y, state)
-            write_again = block.make_rewrite(y, state)
-            if separable[k + 1] and is_fused(state) and blocks[k + 1].runs_fused(x):
-                with keeper.watch(new=(*h.shape[:-1], block.streams, block.dim)):
-                    x, *begun = block.write_read(x, y, state, blocks[k + 1])
-            else:
-                with keeper.watch():
-                    x = block.write(x, y, state)
-            keeper.note_write(write_again, x)
+                return keeper.write_mean(block, x, y, state)
+            x, begun = keeper.write(block, x, y, state, blocks[k + 1] if separable[k + 1] else None)
         return reduce_streams(x) if self.reduce else x
 
     def _forward_delayed(self, x: Tensor, args: tuple[Any, ...], named: list[dict[str, Any]]) -> Tensor:
