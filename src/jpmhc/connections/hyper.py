@@ -140,7 +140,8 @@ class HyperConnection(SettingsModule):
         if key:
             from jpmhc.kernels import connection as kernels
 
-            return kernels.read(x, *self.map(None), find_spec(key))
+            weight, bias = self.map(None)
+            return kernels.read(x, weight, bias, find_spec(key))
         flat = flatten_streams(x, self.streams, self.dim)
         coefficients, handed_on = self.map(flat)
         streams = flat if handed_on is None else handed_on
@@ -170,7 +171,8 @@ class HyperConnection(SettingsModule):
                 from jpmhc.kernels import connection as kernels
 
                 y = self.scale_output(check_sublayer_output(y, x)).to(x.dtype)
-                return kernels.write_read(y, state, *following.map(None), find_spec(key))
+                weight, bias = following.map(None)
+                return kernels.write_read(y, state, weight, bias, find_spec(key))
         x = self.write(x, y, state)
         return x, *following.read(x)
 

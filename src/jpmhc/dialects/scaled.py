@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from jpmhc import checks
 from jpmhc.connections import HyperConnection
-from jpmhc.connections.arguments import find_accepted
 from jpmhc.connections.coefficients import CoefficientMap
 from jpmhc.connections.hyper import KERNELS
 from jpmhc.mixers import Mixer, SettingsModule
@@ -89,8 +88,7 @@ class ScaledConnection(HyperConnection):
     def __init__(self, coefficients: ScaledMap, sublayer: Any = None, kernels: str = "auto") -> None:
         SettingsModule.__init__(self)
         checks.choice(kernels, KERNELS, "kernels")
-        self.sublayer, self._accepted = sublayer, find_accepted(sublayer)
-        self.kernels, self.post_norm = kernels, None
+        self.sublayer, self.kernels, self.post_norm = sublayer, kernels, None
         self.write_scale, self.layer_norm = 1.0, None
         self.dim, self.streams = coefficients.dim, coefficients.mixer.streams
         self.map = coefficients
