@@ -211,7 +211,7 @@ def _fit_error(asked: spectra.Network, count: int, x: np.ndarray, eta: np.ndarra
     "section W, eq. hutchpp",
     "false",
     "E[gᵀAg] = 0 for complex g; the formula needs g* and a factor N for unit vectors.",
-    shows="what is outside the sketch, estimated over true, mean of 2000 estimates: as printed {:.4f}, with g* and N "
+    shows="what is outside the sketch, estimated over true, mean of 2000 estimates: as printed {:.0e}, with g* and N "
     "{:.2f}",
     stored=(-4.078e-05, 1.002),
     allowed=[(-0.02, 0.02), 0.05],

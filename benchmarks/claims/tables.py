@@ -185,9 +185,9 @@ stochastic matrices, which has either sign.
 {set_table()}
 ## Table sinkhorn-complexity: three backward passes
 
-{TOKENS} matrices in float32 with logits of scale 1, T = 20, one CPU core; the error is against the gradient of the
-converged matrix. Autograd nodes and operations of the backward pass (views and nested calls included) are those of
-one call, whatever the number of matrices; the paper says 128,000 nodes and about 20 kernels.
+{TOKENS} matrices in float32 with logits of scale 1, T = 20, one CPU core of a busy machine; the error is against the
+gradient of the converged matrix. Autograd nodes and operations of the backward pass (views and nested calls included)
+are those of one call, whatever the number of matrices; the paper says 128,000 nodes and about 20 kernels.
 
 {sinkhorn_table()}
 ## Table compute: operations and bytes of one token

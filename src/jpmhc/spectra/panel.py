@@ -36,6 +36,7 @@ class PanelConfig:
         eta: The fixed smoothing of the scalar theory and of the second exact curve.
         grid: The points of the curves at a fixed eta: "s" for 500 uniform in the singular value; "x" for the paper's,
             uniform in its square from 0.01 (alg. ov_panel), and with them the paper's operator-valued curve as printed.
+            Skips that expand make that grid long: ten Gaussian layers have 400,000 points, which take minutes.
         seed: Of the skips and of the samples.
     """
 
