@@ -348,14 +348,15 @@ def many_streams() -> tuple[float, float]:
     "section 1, above Contributions",
     "false",
     "log det is additive, so that the mean logarithm of the singular values does not know about alignment; "
-    "misalignment makes the rates of the directions more equal and nothing more.",
-    shows="mean log s a layer of 2000 products of 5 bistochastic matrices: one matrix {:.3f}, independent ones "
-    "{:.3f}; singular values below 0.1 at L = 5: {:.3f}, {:.3f}",
-    stored=(-1.146, -1.147, 0.7442, 0.75),
+    "misalignment makes the rates of the directions more equal, which moves the collapsed share by a few points on the "
+    "way to the same limit.",
+    shows="mean log s a layer of 2000 products of 3 bistochastic matrices: one matrix {:.3f}, independent ones "
+    "{:.3f}; singular values below 0.1: {:.3f}, {:.3f}",
+    stored=(-1.157, -1.146, 0.666, 0.707),
     allowed=[0.03, 0.03, 0.01, 0.01],
 )
 def misalignment() -> tuple[float, ...]:
-    depth, generator = 5, torch.Generator().manual_seed(0)
+    depth, generator = 3, torch.Generator().manual_seed(0)
     matrices = birkhoff.sample(STREAMS, (2000, depth), generator=generator)
     products = []
     for stack in (matrices[:, :1].expand_as(matrices), matrices):
