@@ -18,8 +18,8 @@ from jpmhc.trm.training.lost_processes import LostProcess, Pulse, name_ranks, na
 def store(monkeypatch):
     """A store such as torchrun has, and seconds that are shorter."""
     monkeypatch.setattr(lost_processes, "_BEAT", 0.02)
-    monkeypatch.setattr(lost_processes, "_SILENCE", 0.4)
-    monkeypatch.setattr(lost_processes, "_GRACE", 0.4)
+    monkeypatch.setattr(lost_processes, "_SILENCE", 0.2)
+    monkeypatch.setattr(lost_processes, "_GRACE", 0.2)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=5))
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(store.port))
@@ -65,7 +65,7 @@ def test_a_process_that_waits_elsewhere_ends_itself(pulses, monkeypatch, capfd):
     pulses[1].describe = lambda: "after step 7"
     pulses[0].end()
     pulses[1].patience = 0.1
-    assert not ended.wait(1.5)
+    assert not ended.wait(0.8)
     store = pulses[2].beating
     pulses[2].end()
     store.set("pulse 2", "5")  # as a process that was killed leaves it
@@ -91,7 +91,7 @@ from jpmhc.trm.training import loop, lost_processes
 from tests.campaign.forked import find_port, start_run
 from tests.trm.training.small_run import small
 
-lost_processes._SILENCE = lost_processes._GRACE = 1.0
+lost_processes._SILENCE = lost_processes._GRACE = 0.5
 
 def fail(how):
     step = loop.take_step
@@ -103,7 +103,7 @@ def fail(how):
 
 folder, running = Path({str(tmp_path)!r}), []
 for how in ("dies", "hangs"):
-    port, config = find_port(), small(folder / f"run-{{how}}", steps=9, checkpoint_every=2, patience=2.0)
+    port, config = find_port(), small(folder / f"run-{{how}}", steps=9, checkpoint_every=2, patience=1.0)
     second = start_run(config, folder / "second", lambda: fail(how), rank=1, size=2, port=port)
     running.append((start_run(config, folder / how, rank=0, size=2, port=port), second))
 for first, second in running:
