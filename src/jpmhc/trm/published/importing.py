@@ -10,9 +10,15 @@ from typing import Any
 
 from jpmhc.trm.model import RecursiveConfig
 from jpmhc.trm.model.layers import NORM_EPS
-from jpmhc.trm.model.recursive import RecursiveCore
 from jpmhc.trm.published.settings import read_model_settings, read_settings, read_training_settings
-from jpmhc.trm.published.weights import read_checkpoint, read_vocabulary, refuse_table, rename_weights
+from jpmhc.trm.published.weights import (
+    count_layers,
+    read_checkpoint,
+    read_vocabulary,
+    refuse_table,
+    refuse_weights,
+    rename_weights,
+)
 from jpmhc.trm.tasks.identifiers import read_identifiers
 from jpmhc.trm.tasks.registry import TASKS, kind_of
 from jpmhc.trm.tasks.task import PublishedTask, TaskConfig
@@ -87,15 +93,18 @@ def import_model(choices: ImportConfig) -> Imported:
         if copy.exists() and not copy.samefile(original):
             raise ValueError(f"{copy} is there already and would be overwritten: choose another --out")
     settings = read_settings(config_file)
-    model = _add_connections(read_model_settings(settings, config_file), choices)
+    plain = read_model_settings(settings, config_file)
+    model = _add_connections(plain, choices)
     weights = read_checkpoint(file)
+    if (layers := count_layers(weights)) != plain.layers:
+        raise ValueError(f"{file} has {layers} layers, but {config_file} says that L_layers is {plain.layers}")
     vocabulary = read_vocabulary(weights, file)
     refuse_table(weights, len(read_identifiers(identifiers)), file, identifiers)
     with Display() as display, display.preparing("preparing the puzzles"):
         published = _find_task(vocabulary, identifiers, choices)
         task = published.config.build()
-    core = RecursiveCore(model, vocabulary, task.length).state_dict()
-    core, table = rename_weights(weights, model, core, task.identifiers, file)
+    refuse_weights(weights, plain, task, file)
+    core, table = rename_weights(weights, model, task)
     try:
         config = dataclasses.replace(
             PRESETS[PRESET],
@@ -104,6 +113,7 @@ def import_model(choices: ImportConfig) -> Imported:
             out=out,
             **read_training_settings(settings),
         )
+        config = TrainConfig.from_json(config.to_json())  # as it will be read: numbers of the wrong kind are refused
     except (ValueError, TypeError) as error:
         raise ValueError(f"{config_file}: {error}") from None
     content = {

@@ -60,30 +60,32 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 def read_model_settings(settings: dict[str, Any], path: Path) -> RecursiveConfig:
     """Return the model that the configuration describes; a setting that this package cannot follow is refused."""
-    arch = settings["arch"]
+    arch = {name: value for name, value in settings["arch"].items() if value is not None}
     if missing := [name for name in _NEEDED if name not in arch]:
         raise ValueError(f"{path} lacks arch.{missing[0]}, which the weights do not tell")
     if unknown := sorted(arch.keys() - _NEEDED.keys() - _DEFAULTS.keys() - _WITHOUT_EFFECT):
         raise ValueError(f"{path} has arch.{unknown[0]}, a setting that the public model does not have")
     chosen = {**_DEFAULTS, **arch}
+    if not isinstance(chosen["mlp_t"], bool):
+        raise ValueError(f"{path} has mlp_t {chosen['mlp_t']!r}; it must be true or false")
     wanted = {
         "rms_norm_eps": NORM_EPS,
         "rope_theta": 1e4,
         "puzzle_emb_ndim": arch["hidden_size"],
-        "pos_encodings": chosen["pos_encodings"] if chosen["mlp_t"] is True else "rope",
+        "pos_encodings": chosen["pos_encodings"] if chosen["mlp_t"] else "rope",
     }
     for name, value in wanted.items():
         if chosen[name] != value:
             raise ValueError(f"{path} has {name} {chosen[name]}; only models with {name} {value} can be imported")
     if chosen["forward_dtype"] not in ("float32", "bfloat16"):
         raise ValueError(f"{path} has forward_dtype {chosen['forward_dtype']}; it must be float32 or bfloat16")
-    if chosen["name"] and "trm@" not in chosen["name"]:
+    if chosen["name"] and "trm@" not in str(chosen["name"]):
         raise ValueError(f"{path} is of {chosen['name']}, not of the recursive model trm@TinyRecursiveReasoningModel")
     try:
         return RecursiveConfig(
             **{ours: arch[theirs] for theirs, ours in _NEEDED.items()},
             between_positions="mlp" if chosen["mlp_t"] else "attention",
-            puzzle_slots=chosen["puzzle_emb_len"] or 1,
+            puzzle_slots=1 if chosen["puzzle_emb_len"] == 0 else chosen["puzzle_emb_len"],
             compute=chosen["forward_dtype"],
         )
     except ValueError as error:
@@ -92,9 +94,10 @@ def read_model_settings(settings: dict[str, Any], path: Path) -> RecursiveConfig
 
 def read_training_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a training run that the configuration has."""
+    settings = {name: value for name, value in settings.items() if value is not None}
     fields = {ours: settings[theirs] for theirs, ours in _TRAINING.items() if theirs in settings}
     if "beta1" in settings and "beta2" in settings:
         fields["betas"] = (settings["beta1"], settings["beta2"])
     if "ema" in settings:
-        fields["ema"] = settings.get("ema_rate", 0.999) if settings["ema"] else 0.0
+        fields["ema"] = settings.get("ema_rate", 0.999) if settings["ema"] is True else 0.0
     return fields

@@ -3,12 +3,12 @@
 import pickle
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from jpmhc.trm.model import RecursiveConfig
+from jpmhc.trm.model import RecursiveConfig, RecursiveCore
+from jpmhc.trm.tasks.task import Task
 
 _PREFIXES = ("_orig_mod.model.inner.", "model.inner.")  # of a compiled model, and of one that was not
 _TABLE = "puzzle_emb.weights"
@@ -67,6 +67,11 @@ def refuse_table(weights: dict[str, Tensor], identifiers: int, path: Path, names
         )
 
 
+def count_layers(weights: dict[str, Tensor]) -> int:
+    """Return the number of layers that a checkpoint has weights of."""
+    return len({name.split(".")[2] for name in weights if name.startswith("L_level.layers.")})
+
+
 def name_parameters(config: RecursiveConfig) -> dict[str, str]:
     """Return the name that each published tensor, but for the puzzle table, has in the core of a model here."""
     names = dict(_NAMES)
@@ -78,24 +83,22 @@ def name_parameters(config: RecursiveConfig) -> dict[str, str]:
     return names
 
 
-def rename_weights(
-    weights: dict[str, Tensor], config: RecursiveConfig, core: dict[str, Tensor], identifiers: int, path: Path
-) -> tuple[dict[str, Tensor], Tensor]:
-    """Put published weights in the place of a core's; names and shapes must be those of the configuration.
+def refuse_weights(weights: dict[str, Tensor], config: RecursiveConfig, task: Task, path: Path) -> None:
+    """Refuse weights whose names or shapes are not those of a configuration and a task.
 
     Args:
         weights: The published tensors by name.
-        config: The model; its connections, if it has any, keep the weights that they have.
-        core: State dict of the core of such a model.
-        identifiers: Rows that the puzzle table must have.
-        path: Where the weights come from, for refusals.
-
-    Returns:
-        The state dict of the core, and the puzzle table.
+        config: The model, without hyper-connections.
+        task: What it was trained on.
+        path: Where the weights come from.
     """
-    names = name_parameters(config)
-    expected = {theirs: list(core[ours].shape) for theirs, ours in names.items()}
-    expected[_TABLE] = [identifiers, config.dim]
+    try:
+        with torch.device("meta"):  # shapes alone, whatever size the configuration asks for
+            core = RecursiveCore(config, task.vocabulary, task.length).state_dict()
+    except (OverflowError, RuntimeError, TypeError):
+        raise ValueError(f"the configuration asks for larger tensors than there can be, and not for {path}") from None
+    expected = {theirs: list(core[ours].shape) for theirs, ours in name_parameters(config).items()}
+    expected[_TABLE] = [task.identifiers, config.dim]
     for found, sentence in (
         (sorted(expected.keys() - weights.keys()), "lacks {}, which the configuration asks for"),
         (sorted(weights.keys() - expected.keys()), "has {}, for which the configuration has no place"),
@@ -109,5 +112,13 @@ def rename_weights(
             )
         if not weights[name].is_floating_point():
             raise ValueError(f"{name} in {path} is of {weights[name].dtype}; weights are floating-point numbers")
-    renamed: dict[str, Any] = {ours: weights[theirs].float() for theirs, ours in names.items()}
+
+
+def rename_weights(weights: dict[str, Tensor], config: RecursiveConfig, task: Task) -> tuple[dict[str, Tensor], Tensor]:
+    """Return published weights as the state dict of a model's core, and the puzzle table.
+
+    Connections, if the model has any, are as they start.
+    """
+    core = RecursiveCore(config, task.vocabulary, task.length).state_dict()
+    renamed = {ours: weights[theirs].float() for theirs, ours in name_parameters(config).items()}
     return {**core, **renamed}, weights[_TABLE].float()
