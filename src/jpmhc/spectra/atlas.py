@@ -36,8 +36,8 @@ AXES: Mapping[str, tuple] = {
     "activation": ("linear", "gelu"),
     "norm": ("none", "before", "after"),
 }
-# Singular values at which the theory is evaluated, denser around one, as stretches from one end to the next with so many
-# points; their smoothing, and the residual asked: enough for a picture.
+# Singular values at which the theory is evaluated, denser around one, as stretches from one end to the next with this
+# many points; their smoothing, and the residual asked: enough for a picture.
 _GRID = ((1e-4, 0.2, 36), (0.2, 5.0, 130), (5.0, 100.0, 25))
 _RELATIVE_ETA = 0.006
 _TOLERANCE = 1e-4
