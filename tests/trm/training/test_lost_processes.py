@@ -36,11 +36,24 @@ def pulses(store):
         yield made
 
 
+def kill(pulse):
+    """Let a process be as one that was killed: its number stays what it was."""
+    pulse.end()
+    pulse.beating.set(f"pulse {pulse.rank}", "5")
+
+
 def test_a_process_without_pulse_is_lost(pulses):
     assert pulses[1].find_silent() == []
-    pulses[2].end()
+    kill(pulses[2])
     assert pulses[1].find_silent() == [2]
     assert pulses[0].find_lost() == [2]
+
+
+def test_a_process_that_left_is_lost_only_to_those_that_still_need_it(pulses):
+    pulses[2].end()
+    assert pulses[1].find_silent() == []
+    pulses[0].asking.set("gave up 0", "yes")
+    assert pulses[1].find_lost() == [2]
 
 
 def test_a_process_that_lives_and_does_not_give_up_hangs(pulses):
@@ -49,7 +62,7 @@ def test_a_process_that_lives_and_does_not_give_up_hangs(pulses):
 
 
 def test_errors_of_the_transport_become_a_sentence_and_others_stay(pulses):
-    pulses[0].end()
+    kill(pulses[0])
     pulses[1].describe = lambda: "after step 7"
     naming = partial(naming_lost_processes, pulses[1])
     with pytest.raises(LostProcess, match=r"^rank 0 was lost after step 7$"), naming():
@@ -66,9 +79,7 @@ def test_a_process_that_waits_elsewhere_ends_itself(pulses, monkeypatch, capfd):
     pulses[0].end()
     pulses[1].patience = 0.1
     assert not ended.wait(0.8)
-    store = pulses[2].beating
-    pulses[2].end()
-    store.set("pulse 2", "5")  # as a process that was killed leaves it
+    kill(pulses[2])
     assert ended.wait(5)
     assert capfd.readouterr().err == "jpmhc: rank 2 was lost after step 7\n"
 

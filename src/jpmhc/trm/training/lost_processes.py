@@ -22,6 +22,8 @@ _BEAT = 0.5  # seconds between two numbers
 _SILENCE = 3.0  # seconds without a new number after which a process counts as lost
 _GRACE = 5.0  # seconds in which processes that wait for the same one give up after each other
 
+_LEFT = b"left"  # in the place of a number: the process ended its part by itself
+
 
 class LostProcess(ConnectionError):
     """A process of the group died or does not answer; the message says which and what to do."""
@@ -59,7 +61,7 @@ class Pulse:
                     looked = now
                     self._watch(heard, now)
                 self.ended.wait(_BEAT)
-            self.beating.set(f"pulse {self.rank}", "left")
+            self.beating.set(f"pulse {self.rank}", _LEFT.decode())
 
     def _watch(self, heard: dict[int, tuple[bytes, float]], now: float) -> None:
         """End this process, whose main thread may wait for ever, where another one has no pulse for too long."""
@@ -67,7 +69,7 @@ class Pulse:
             pulse = self.beating.get(f"pulse {rank}") if self.beating.check([f"pulse {rank}"]) else b""
             if pulse != before:
                 heard[rank] = (pulse, now)
-            elif pulse != b"left" and now - when > self.patience + _SILENCE + _GRACE:
+            elif pulse != _LEFT and now - when > self.patience + _SILENCE + _GRACE:
                 os.write(2, f"jpmhc: rank {rank} was lost {self.describe()}\n".encode())
                 os._exit(2)
 
@@ -77,7 +79,7 @@ class Pulse:
         self.thread.join(_SILENCE)
 
     def find_silent(self) -> list[int]:
-        """Return the processes that have no pulse; takes some seconds."""
+        """Return the processes that have no pulse and did not leave by themselves; takes some seconds."""
         return self._ask(self._compare_pulses)
 
     def find_lost(self) -> list[int]:
@@ -101,7 +103,8 @@ class Pulse:
         others = [rank for rank in range(self.size) if rank != self.rank]
         before = {rank: self._read(f"pulse {rank}") for rank in others}
         time.sleep(_SILENCE)
-        silent = [rank for rank in others if self._read(f"pulse {rank}") == before[rank]]
+        after = {rank: self._read(f"pulse {rank}") for rank in others}
+        silent = [rank for rank in others if after[rank] == before[rank] != _LEFT]
         if self.rank == 0:
             time.sleep(_SILENCE)  # the store may be this process's: the others still ask it
         return silent
