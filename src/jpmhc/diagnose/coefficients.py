@@ -21,7 +21,7 @@ class StreamStatistics:
         read: Mean read weights. [L, n]
         write: Mean write weights. [L, n]
         product: Singular values of the product of all skips, descending. [n]
-        determinant: The n-th root of its determinant: what the geometric mean of all singular values is multiplied by.
+        geometric_mean: The n-th root of its determinant, which is the geometric mean of its singular values.
         direct: 1ᵀ H_L … H_1 1 / n: how much of the mean stream passes the skips.
     """
 
@@ -30,7 +30,7 @@ class StreamStatistics:
     read: Tensor
     write: Tensor
     product: Tensor
-    determinant: float
+    geometric_mean: float
     direct: float
 
 
@@ -49,7 +49,7 @@ def measure_streams(calls: Sequence[LayerCall]) -> StreamStatistics:
         read=torch.stack([effective_coefficients(call)[0].reshape(-1, n).mean(0) for call in calls]),
         write=torch.stack([effective_coefficients(call)[1].reshape(-1, n).mean(0) for call in calls]),
         product=values.mean(0),
-        determinant=float(logs.exp()),
+        geometric_mean=float(logs.exp()),
         direct=float(total.sum((-1, -2)).mean() / n),
     )
 

@@ -109,7 +109,7 @@ class Diagnosis:
     def _stream_lines(self, streams: StreamStatistics) -> list[str]:
         values = "  ".join(f"{value:.3g}" for value in streams.product.tolist())
         lines = [
-            f"product of all skips: singular values {values}; geometric mean {streams.determinant:.3g}; "
+            f"product of all skips: singular values {values}; geometric mean {streams.geometric_mean:.3g}; "
             f"direct path {streams.direct:.3g}"
         ]
         for item in self.comparisons:

@@ -95,7 +95,7 @@ def summarise_calls(calls: list[LayerCall]) -> dict[str, float]:
         found = measure_streams(chain)
         numbers |= {
             "skips/smallest": float(found.product[-1]),
-            "skips/geometric_mean": found.determinant,
+            "skips/geometric_mean": found.geometric_mean,
             "skips/direct_path": found.direct,
             "similarity": float(found.similarity[-1]),
             "dominance": float(found.dominance[-1]),

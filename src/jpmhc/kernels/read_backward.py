@@ -2,7 +2,7 @@ r"""The derivative of the read.
 
 The logits' gradient must be known before the streams' can be: `_logits_backward` turns the coefficients' gradients
 into the logits'. Then `_streams_backward` returns the streams' gradient and `_weight_backward` partial sums of the
-weight's, which `_finish_gradients` adds up without atomics.
+weight's (parameter_backward.py).
 """
 
 # Triton's compiler knows no starred tuples, and mypy no tuples that grow in a loop.
@@ -25,12 +25,11 @@ from jpmhc.kernels.launch import (
     count_tokens,
     kernel,
     make_buffer,
-    multiprocessors,
     padded,
-    power_of_two,
     split_buffer,
     stages,
 )
+from jpmhc.kernels.parameter_backward import cut_tokens, parameters_backward
 from jpmhc.kernels.projection import kept_layout, precision, prepare
 from jpmhc.kernels.rows import combine_backward, load_streams
 from jpmhc.kernels.spec import Spec
@@ -190,85 +189,6 @@ def _streams_backward(
             tl.store(grad_x + held, total.to(grad_x.dtype.element_ty), mask=mask)
 
 
-@kernel
-def _weight_backward(
-    x,
-    left,
-    partial_w,
-    T,
-    CHUNK,
-    ND: tl.constexpr,
-    K: tl.constexpr,
-    KP: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BT: tl.constexpr,
-    BC: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """A partial sum over CHUNK tokens of (scale gl) xᵀ, for a slice of the streams."""
-    k = tl.arange(0, KP)
-    c = tl.program_id(0) * BC + tl.arange(0, BC)
-    split = tl.program_id(1)
-    first = split * CHUNK
-    acc = tl.zeros([BC, KP], tl.float32)
-    for start in tl.range(first, tl.minimum(first + CHUNK, T), BT, num_stages=STAGES):
-        rows = (start + tl.arange(0, BT)).to(tl.int64)
-        inside = (rows < T)[:, None]
-        xv = tl.load(x + rows[:, None] * ND + c[None, :], mask=inside & (c < ND)[None, :], other=0.0)
-        lv = tl.load(left + rows[:, None] * KP + k[None, :], mask=inside, other=0.0)
-        acc = tl.dot(tl.trans(xv.to(lv.dtype)), lv, acc, input_precision=PRECISION)
-    out = partial_w + split.to(tl.int64) * (K * ND)
-    tl.store(out + k[None, :] * ND + c[:, None], acc, mask=(k < K)[None, :] & (c < ND)[:, None])
-
-
-@functools.partial(triton.jit, do_not_specialize=["SPLITS", "PROGRAMS"])
-def _finish_gradients(
-    partial_w,
-    partial,
-    grad_weight,
-    grad_bias,
-    SPLITS,
-    PROGRAMS,
-    WIDTH: tl.constexpr,
-    FOLDS: tl.constexpr,
-    K: tl.constexpr,
-    KP: tl.constexpr,
-    SCALE: tl.constexpr,
-    CENTRED: tl.constexpr,
-    BC: tl.constexpr,
-    BP: tl.constexpr,
-    BS: tl.constexpr,
-):
-    """Add up the partial sums of one row of the weight's gradient, in a fixed order, and of the bias's.
-
-    A layer norm subtracts the mean from every entry of a token, so its part is the same in the whole row. Equal streams
-    that are held once have equal gradients: the row is written FOLDS times.
-    """
-    k = tl.program_id(0)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    plain = tl.zeros([BP], tl.float32)
-    means = tl.zeros([BP], tl.float32)
-    for start in tl.range(0, PROGRAMS, BP):
-        p = start + tl.arange(0, BP)
-        place = partial + p * (2 * KP) + k
-        plain += tl.load(place, mask=p < PROGRAMS, other=0.0)
-        if CENTRED:
-            means += tl.load(place + KP, mask=p < PROGRAMS, other=0.0)
-    rows = tl.zeros([BS, BC], tl.float32)
-    for start in tl.range(0, SPLITS, BS):
-        split = start + tl.arange(0, BS)
-        place = partial_w + (split * K + k).to(tl.int64)[:, None] * WIDTH + c[None, :]
-        rows += tl.load(place, mask=(split < SPLITS)[:, None] & (c < WIDTH)[None, :], other=0.0)
-    row = (tl.sum(rows, axis=0) - tl.sum(means, axis=0)) * SCALE
-    for fold in tl.static_range(FOLDS):
-        tl.store(grad_weight + (k.to(tl.int64) * FOLDS + fold) * WIDTH + c, row, mask=c < WIDTH)
-    if tl.program_id(1) == 0:
-        tl.store(grad_bias + k, tl.sum(plain, axis=0))
-
-
-MOST_PARTS = 1024  # more partial sums than this are added up by PyTorch first, which uses the whole device
-
-
 @functools.cache
 def _static_launcher(spec: Spec) -> Launcher:
     constants = {"ND": spec.n * spec.d, "KP": padded(spec.logits), "S": spec}
@@ -313,7 +233,7 @@ def dynamic_backward(
         return torch.empty_like(x), torch.zeros_like(weight), torch.zeros_like(bias)
     logits, stats, prepared, sums = split_buffer(kept, kept_layout(tokens, width, x.dtype, spec))
     height, parts, again = padded(spec.logits), ceil_div(tokens, 32), operand != x.dtype
-    splits, chunk = _stretches(x, tokens, operand, width, spec)
+    splits, chunk = cut_tokens(x, tokens, operand, width, spec)
     layout = [
         (tokens * spec.n, torch.float32),  # the read weights' gradient
         (tokens * spec.logits, torch.float32),  # the logits' gradient gl
@@ -334,17 +254,7 @@ def dynamic_backward(
         (parts,), logits, bias, sums, stats, coef, grad_read, grad_coef, grad_logits, left, affine, partial, tokens
     )
     grad_x = streams_backward(x, grad_link, grad_h, prepared, coef, left, affine, spec)
-    _weight_launcher(spec, x.dtype, operand, width)[0].launch(
-        (ceil_div(width, _weight_columns(operand, width)), splits), x, left, partial_w, tokens, chunk
-    )
-    grad_weight, grad_bias = torch.empty_like(weight), torch.empty_like(bias)
-    sums_of_tokens: Part | Tensor = partial
-    if parts > MOST_PARTS:
-        sums_of_tokens, parts = partial.tensor().view(parts, 2 * height).sum(0), 1
-    finish, columns = _finish_launcher(spec, width, spec.n * spec.d // width)
-    grid = (spec.logits, ceil_div(width, columns))
-    finish.launch(grid, partial_w, sums_of_tokens, grad_weight, grad_bias, splits, parts)
-    return grad_x, grad_weight, grad_bias
+    return grad_x, *parameters_backward(x, left, partial, partial_w, (parts, splits, chunk), weight, bias, spec)
 
 
 def gradient_type(dtype: torch.dtype) -> torch.dtype:
@@ -393,33 +303,3 @@ def streams_backward(
 def weight_column_bytes(spec: Spec, operand: torch.dtype) -> int:
     """Return what one column of the n streams' weights takes on chip in `_streams_backward`: float32 in two parts."""
     return spec.n * padded(spec.logits) * (2 if operand == torch.bfloat16 else 8)
-
-
-def _weight_columns(operand: torch.dtype, width: int) -> int:
-    return min(128 if operand.itemsize == 2 else 64, max(16, power_of_two(width)))
-
-
-@functools.cache
-def _weight_launcher(spec: Spec, dtype: torch.dtype, operand: torch.dtype, width: int) -> tuple[Launcher, int]:
-    kp, size = padded(spec.logits), operand.itemsize
-    block, columns = 64 if size == 2 else 32, _weight_columns(operand, width)
-    depth = stages(block * (columns + kp) * size, 3)
-    constants = {"ND": width, "K": spec.logits, "KP": kp, "PRECISION": precision(operand)}
-    return Launcher(_weight_backward, **constants, BT=block, BC=columns, STAGES=depth, num_warps=8), block
-
-
-def _stretches(x: Tensor, tokens: int, operand: torch.dtype, width: int, spec: Spec) -> tuple[int, int]:
-    """Return into how many stretches of tokens the weight's gradient is cut, and how long each is."""
-    block = _weight_launcher(spec, x.dtype, operand, width)[1]
-    slices = ceil_div(width, _weight_columns(operand, width))
-    splits = max(1, min(2 * multiprocessors(x) // slices, ceil_div(tokens, block)))
-    chunk = ceil_div(ceil_div(tokens, splits), block) * block
-    return ceil_div(tokens, chunk), chunk
-
-
-@functools.cache
-def _finish_launcher(spec: Spec, width: int, folds: int) -> tuple[Launcher, int]:
-    columns = min(128, power_of_two(width))
-    constants = {"WIDTH": width, "FOLDS": folds, "K": spec.logits, "KP": padded(spec.logits), "SCALE": spec.scale}
-    centred = spec.norm == "layer"
-    return Launcher(_finish_gradients, **constants, CENTRED=centred, BC=columns, BP=512, BS=16, num_warps=4), columns
