@@ -25,7 +25,13 @@ PARTICULAR = [
     ("sinkhorn", 4, 1000, {"read": "softmax_matrix"}, 4),
     ("kronecker", 4, 64, {"read": "sigmoid", "write": "softmax_matrix"}, 4),
     ("identity", 2, 64, {}, 2),
-    ("sinkhorn of DeepSeek-V4", 4, 64, {"norm": "rms", "read": "sigmoid", "write": "sigmoid", "read_eps": 1e-6}, 4),
+    (
+        "sinkhorn of DeepSeek-V4",
+        4,
+        64,
+        {"norm": "rms_outside", "read": "sigmoid", "write": "sigmoid", "read_eps": 1e-6},
+        4,
+    ),
 ]
 
 
