@@ -2,57 +2,80 @@
 
 from io import StringIO
 
+import numpy as np
 import pytest
-from PIL import Image
 from rich.console import Console
 
-import jpmhc
-from jpmhc.demo import DemoConfig, train_every_mixer
-from jpmhc.report.demo import draw_outcomes, tabulate_outcomes
+from jpmhc.demo import PLAIN, SHARES, DemoConfig, run_demo, train_once
+from jpmhc.report.demo import sum_up, tabulate_outcomes, write_demo_page
 
-SMALL = DemoConfig(depth=4, dim=16, steps=40, batch=32)
+SMALL = DemoConfig(mixers=("cayley", "sinkhorn"), depth=4, dim=12, steps=30, batch=32, seeds=2, workers=1)
 
 
 @pytest.fixture(scope="module")
 def outcomes():
-    return {outcome.mixer: outcome for outcome in train_every_mixer(SMALL)}
+    return run_demo(SMALL)
 
 
-def test_every_mixer_learns(outcomes):
-    assert list(outcomes) == list(jpmhc.MIXERS)
-    for outcome in outcomes.values():
-        assert outcome.losses[-1] < 0.6 * outcome.losses[0]
+def test_every_model_learns_and_starts_as_the_plain_one(outcomes):
+    assert [(o.name, o.seed) for o in outcomes] == [(n, s) for n in (PLAIN, "cayley", "sinkhorn") for s in (0, 1)]
+    for outcome in outcomes:
+        plain = outcomes[outcome.seed]
+        assert outcome.steps == [0, 10, 20, 30]
+        assert outcome.losses[0] == pytest.approx(plain.losses[0], rel=1e-4)
+        assert outcome.losses[-1] < 0.7 * outcome.losses[0]
         assert len(outcome.gradients) == SMALL.depth
         assert min(outcome.gradients) > 0
 
 
-def test_measurements_are_those_of_the_mixers(outcomes):
-    # orthogonal skips compose to an orthogonal matrix, bistochastic ones contract, projectors of rank 2 leave rank 2
-    assert outcomes["identity"].product == [1.0] * 4
-    assert outcomes["cayley"].product == pytest.approx([1.0] * 4, abs=1e-5)
-    assert outcomes["sinkhorn"].product[0] == pytest.approx(1, abs=1e-2)
-    assert outcomes["sinkhorn"].product[-1] < 1 - 1e-3
-    assert outcomes["grassmann"].product[2] < 1e-5
-    assert outcomes["cayley"].violation < 3e-6
-    assert all(-1 / 3 - 1e-6 <= outcome.similarity <= 1 + 1e-6 for outcome in outcomes.values())
+def test_products_are_those_of_the_mixers(outcomes):
+    products = {outcome.name: outcome.product for outcome in outcomes}
+    assert products[PLAIN] == [1.0]
+    assert products["cayley"] == pytest.approx([1.0] * 4, abs=1e-5)
+    assert products["sinkhorn"][0] == pytest.approx(1, abs=1e-2)
+    assert products["sinkhorn"][-1] < 1 - 1e-3
 
 
-def test_same_seed_gives_the_same_numbers(outcomes):
-    again = next(train_every_mixer(SMALL))
-    assert again.losses == outcomes["identity"].losses
+def test_the_theory_describes_the_fresh_network(outcomes):
+    fresh = outcomes[0].fresh
+    assert fresh.apart < 0.15
+    assert abs(np.interp(0.5, SHARES, fresh.predicted) / np.interp(0.5, SHARES, fresh.measured) - 1) < 0.2
+    assert [outcome.spectra is not None for outcome in outcomes] == [True, False] * 3
 
 
-def test_table_and_figure_show_every_mixer(outcomes, tmp_path):
-    assert tabulate_outcomes(list(outcomes.values())).row_count == len(jpmhc.MIXERS)
-    console = Console(width=80, file=StringIO())
-    console.print(tabulate_outcomes(list(outcomes.values())))
-    assert "…" not in console.file.getvalue()  # nothing is cut on a terminal of 80 columns
-    path = draw_outcomes(list(outcomes.values()), tmp_path / "new" / "demo.png")
-    with Image.open(path) as image:
-        assert image.width > 1000
-        assert len(image.convert("RGB").getcolors(maxcolors=2**24)) > 100
+def test_processes_give_the_numbers_of_one(outcomes):
+    again = train_once(SMALL, "sinkhorn", 1)
+    assert again.losses == outcomes[-1].losses
+
+
+def test_table_page_and_lines_have_the_same_loss(outcomes, tmp_path):
+    losses = [outcome.losses[-1] for outcome in outcomes[:2]]
+    mean = f"{np.mean(losses):.3f} ± {np.std(losses, ddof=1):.3f}"
+    console = Console(width=140, file=StringIO())
+    console.print(tabulate_outcomes(outcomes, SMALL))
+    page = write_demo_page(outcomes, SMALL, tmp_path / "new" / "demo.html").read_text()
+    lines = sum_up(outcomes, SMALL)
+    assert len(lines) == 5
+    for text in (console.file.getvalue(), page, lines[0]):
+        assert mean in text
+    for outcome in outcomes:
+        assert outcome.name in page
+    assert "4 pre-norm MLP layers of width 12, 4 streams" in page
+    assert page.count("<figure") == 3 + 4
+    assert "http" not in page.replace("http://www.w3.org", "")
+
+
+def test_a_run_that_diverges_is_named(tmp_path):
+    config = DemoConfig(mixers=("unconstrained",), depth=2, dim=8, steps=3, batch=4, seeds=1, workers=1)
+    plain = train_once(config, PLAIN, 0)
+    wild = train_once(DemoConfig(**{**vars(config), "learning_rate": 1e30}), "unconstrained", 0)
+    assert np.isnan(wild.losses[-1])
+    assert "unconstrained diverged" in sum_up([plain, wild], config)[0]
+    assert "diverged" in write_demo_page([plain, wild], config, tmp_path / "demo.html").read_text()
 
 
 def test_bad_sizes_are_named():
-    with pytest.raises(ValueError, match="depth must be at least 1"):
+    with pytest.raises(ValueError, match="depth must be a whole number and at least 1"):
         DemoConfig(depth=0)
+    with pytest.raises(ValueError, match="unknown mixer 'foo'"):
+        DemoConfig(mixers=("foo",))

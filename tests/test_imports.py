@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "trm": {"checks", "connections", "kernels", "manifolds", "mixers", "optim"},
     "dialects": {"checks", "connections", "mixers"},
     "wrap": {"checks", "connections", "mixers"},
-    "demo": {"checks", "connections", "mixers", "threads"},
+    "demo": {"checks", "connections", "diagnose", "mixers", "threads"},
     "report": {"demo", "diagnose", "generators", "mixers", "spectra", "trm"},
     "cli": {"demo", "diagnose", "generators", "report", "spectra", "trm"},
     "__main__": {"cli"},
@@ -108,6 +108,7 @@ MAY_NAME = {
         "spectra/panel.py",  # the columns of the paper's figure
         "spectra/random_skips.py",  # the options of a few mixers' random skips
         "spectra/query.py",  # the default
+        "demo.py",  # those that are compared
         "trm/model/connections.py",  # the paper's settings of its variants
         "trm/training/presets.py",
     },

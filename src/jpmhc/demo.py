@@ -1,12 +1,16 @@
-"""The demonstration: the same deep stack is trained with every mixer on the same generated task.
+"""The demonstration: one deep stack is trained as a plain residual network and with several mixers, and compared.
 
-The task is a fixed random function. It is small enough for a minute on a laptop, and the stack is deep enough for the
-mixers to differ in the gradients that reach its first layers.
+The task is a fixed random function. It is small enough for a minute or two on a laptop, and the stack is deep enough
+for the mixers to differ in the gradients that reach its layers and in what its skips keep of the streams.
 """
 
+import multiprocessing
+import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,78 +18,178 @@ import jpmhc
 from jpmhc import checks
 from jpmhc.threads import one_thread
 
+PLAIN = "plain"
+# Shares of the singular values at which spectra are recorded.
+SHARES = np.linspace(0.01, 0.99, 99)
+# Steps between two measurements of the loss, and examples that it is measured on.
+_EVERY, _HELD_OUT = 10, 1024
+# Last steps over which gradients are averaged.
+_TAIL = 20
+
 
 @dataclass(frozen=True)
 class DemoConfig:
-    """Size of the demonstration."""
+    """What the demonstration trains.
 
-    depth: int = 24
-    """Layers of the stack."""
+    Attributes:
+        mixers: Mixers to compare with the plain residual network.
+        depth: Layers of the stack.
+        dim: Width of one stream.
+        streams: Parallel residual streams.
+        steps: Training steps of each run.
+        batch: Examples a step.
+        learning_rate: Step size of AdamW.
+        seeds: Runs of each mixer, with other weights and batches.
+        seed: Seed of the task, and of the first run.
+        workers: Processes that train side by side; as many as there are cores, at most four, if None.
+    """
+
+    mixers: tuple[str, ...] = ("rotation", "cayley", "sinkhorn", "unconstrained")
+    depth: int = 48
     dim: int = 32
-    """Width of one stream."""
     streams: int = 4
-    """Parallel residual streams."""
-    steps: int = 120
-    """Training steps of each mixer."""
-    batch: int = 128
-    """Examples a step."""
-    learning_rate: float = 3e-3
-    """Step size of AdamW."""
+    steps: int = 80
+    batch: int = 64
+    learning_rate: float = 2e-3
+    seeds: int = 3
     seed: int = 0
-    """Seed of task, weights and batches."""
+    workers: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("depth", "dim", "streams", "steps", "batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("depth", "dim", "streams", "steps", "batch", "seeds", "workers"):
+            checks.at_least_one(getattr(self, name), name)
         checks.fits_memory(64 * self.depth * self.dim**2, f"training {self.depth} layers of width {self.dim}")
+        for mixer in self.mixers:
+            jpmhc.mixers.make_mixer(mixer, self.streams)
+
+    @property
+    def title(self) -> str:
+        """The settings in one line."""
+        return (
+            f"{self.depth} pre-norm MLP layers of width {self.dim}, {self.streams} streams, {self.steps} steps of "
+            f"AdamW ({self.learning_rate:g}) on {self.batch} examples, {self.seeds} seeds"
+        )
 
 
 DEFAULT = DemoConfig()
 
 
 @dataclass
-class Outcome:
-    """What training one mixer gave.
+class Spectra:
+    """Singular values of a model's own Jacobian at one example, at `SHARES`.
 
     Attributes:
-        losses: Training loss of every step.
-        gradients: Mean norm over the last steps of the gradient that arrives at each layer's weights. [depth]
-        similarity: Mean cosine between the streams at the top: 1 means that they are still copies.
-        violation: How far the worst skip matrix is from its set.
-        product: Singular values of the product of all skip matrices, averaged over tokens. [streams]
+        measured: Of the model.
+        predicted: By the theory, from the model's reads, writes, skips and singular values of its sublayers.
+        apart: The largest difference between the two distributions (KS).
     """
 
-    mixer: str
+    measured: np.ndarray
+    predicted: np.ndarray
+    apart: float
+
+
+@dataclass
+class Outcome:
+    """What one run gave.
+
+    Attributes:
+        name: The mixer, or "plain".
+        seed: The run's number.
+        steps: Steps after which the loss was measured.
+        losses: Mean squared error on held-out examples as a share of the targets' variance; NaN once it diverged.
+        gradients: Norm of the gradient that arrives at each layer's weights, averaged over the last steps. [depth]
+        start: Singular values of the product of all skips before training. [streams]
+        product: The same after training, averaged over examples. [streams]
+        fresh: Of the plain network's first run before training, when every model computes the same function.
+        spectra: Of each model's first run after training.
+    """
+
+    name: str
+    seed: int
+    steps: list[int] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     gradients: list[float] = field(default_factory=list)
-    similarity: float = 0.0
-    violation: float = 0.0
+    start: list[float] = field(default_factory=list)
     product: list[float] = field(default_factory=list)
+    fresh: Spectra | None = None
+    spectra: Spectra | None = None
 
 
-def train_every_mixer(
-    config: DemoConfig, report: Callable[[str, int], None] = lambda mixer, step: None
-) -> Iterator[Outcome]:
-    """Train the stack once with each mixer, and yield what came of it.
+def run_demo(config: DemoConfig, report: Callable[[str, int, int], None] | None = None) -> list[Outcome]:
+    """Train every mixer with every seed, and return the outcomes by mixer and seed.
 
     Args:
-        config: Sizes.
-        report: Called with the mixer's name and the step after every step.
+        config: What to train.
+        report: Called with what has just ended, the number of runs that are done, and the number of all runs.
     """
-    for mixer in possible_mixers(config):
-        with one_thread():
-            outcome = _train_mixer(mixer, config, report)
-        yield outcome
+    jobs = [(name, seed) for seed in range(config.seeds) for name in (PLAIN, *config.mixers)]
+    workers = min(config.workers or min(4, os.cpu_count() or 1), len(jobs))
+    found: dict[tuple[str, int], Outcome] = {}
+    for outcome in _work_through(config, jobs, workers):
+        found[outcome.name, outcome.seed] = outcome
+        if report is not None:
+            report(f"{outcome.name}, seed {outcome.seed}", len(found), len(jobs))
+    return [found[name, seed] for name in (PLAIN, *config.mixers) for seed in range(config.seeds)]
 
 
-def possible_mixers(config: DemoConfig) -> list[str]:
-    """Return the names of the mixers that can take this number of streams."""
-    return [name for name, mixer in jpmhc.MIXERS.items() if mixer.why_not(config.streams) is None]
+def _work_through(config: DemoConfig, jobs: list[tuple[str, int]], workers: int) -> Iterator[Outcome]:
+    if workers == 1:
+        yield from (train_once(config, name, seed) for name, seed in jobs)
+        return
+    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        for future in as_completed([pool.submit(train_once, config, name, seed) for name, seed in jobs]):
+            yield future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def train_once(config: DemoConfig, name: str, seed: int) -> Outcome:
+    """Train one stack with one mixer ("plain": none) and one seed, and measure it."""
+    with one_thread():
+        torch.manual_seed(config.seed + seed)
+        layers = [_make_layer(config.dim) for _ in range(config.depth)]  # the same weights for all mixers of a seed
+        model, connections = _make_model(config, name, layers)
+        outcome = Outcome(name, seed)
+        examples = torch.randn(16, config.dim, generator=torch.Generator().manual_seed(config.seed))
+        outcome.start = _skip_products(connections, examples).mean(0).tolist()
+        if seed == 0 and name == PLAIN:
+            outcome.fresh = _compare_with_theory(model, connections, examples[:1])
+        _train(config, model, layers, outcome)
+        if not np.isfinite(outcome.losses[-1]):
+            return outcome
+        outcome.product = _skip_products(connections, examples).mean(0).tolist()
+        if seed == 0:
+            outcome.spectra = _compare_with_theory(model, connections, examples[:1])
+    return outcome
+
+
+class _Residual(nn.Module):
+    """The plain residual layer x + f(x)."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layer(x)
 
 
 def _make_layer(dim: int) -> nn.Module:
     return nn.Sequential(nn.RMSNorm(dim), nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim))
+
+
+def _make_model(
+    config: DemoConfig, name: str, layers: list[nn.Module]
+) -> tuple[nn.Module, list[jpmhc.HyperConnection]]:
+    """Return the model on hidden states [..., dim], and its connections."""
+    if name == PLAIN:
+        return nn.Sequential(*map(_Residual, layers)), []
+    connections = [
+        jpmhc.HyperConnection(layer, config.dim, config.streams, name, index=k) for k, layer in enumerate(layers)
+    ]
+    return jpmhc.HyperConnectionStack(connections, expand=True, reduce=True), connections
 
 
 def _make_task(config: DemoConfig) -> Callable[[Tensor], Tensor]:
@@ -95,54 +199,57 @@ def _make_task(config: DemoConfig) -> Callable[[Tensor], Tensor]:
     return lambda x: 2 * torch.tanh(2 * x @ first) @ second
 
 
-def _train_mixer(mixer: str, config: DemoConfig, report: Callable[[str, int], None]) -> Outcome:
-    torch.manual_seed(config.seed)
-    layers = [_make_layer(config.dim) for _ in range(config.depth)]
-    model = jpmhc.HyperConnectionStack(
-        jpmhc.HyperConnection(layer, config.dim, config.streams, mixer, index=k) for k, layer in enumerate(layers)
-    )
+def _train(config: DemoConfig, model: nn.Module, layers: list[nn.Module], outcome: Outcome) -> None:
     optimizer = torch.optim.AdamW(jpmhc.parameter_groups(model, 0.01), lr=config.learning_rate)
-    task, outcome = _make_task(config), Outcome(mixer)
-    generator = torch.Generator().manual_seed(config.seed + 1)
+    task = _make_task(config)
+    held_out = torch.randn(_HELD_OUT, config.dim, generator=torch.Generator().manual_seed(config.seed + 1))
+    variance = task(held_out).var()
+    generator = torch.Generator().manual_seed(config.seed + outcome.seed + 2)
     totals = torch.zeros(config.depth)
-    tail = min(20, config.steps)
-    for step in range(1, config.steps + 1):
+    tail = min(_TAIL, config.steps)
+    for step in range(config.steps + 1):
+        if step % _EVERY == 0 or step == config.steps:
+            with torch.no_grad():
+                loss = (model(held_out) - task(held_out)).square().mean() / variance
+            outcome.steps.append(step)
+            outcome.losses.append(loss.item() if bool(loss.isfinite()) else float("nan"))
+        if step == config.steps or not np.isfinite(outcome.losses[-1]):
+            break
         x = torch.randn(config.batch, config.dim, generator=generator)
-        out = jpmhc.reduce_streams(model(jpmhc.expand_streams(x, config.streams)))
-        loss = (out - task(x)).square().mean()
-        if not bool(loss.isfinite()):
-            rate = config.learning_rate
-            raise ValueError(
-                f"training with the {mixer} mixer diverged at step {step}: lower the learning rate {rate:g}"
-            )
         optimizer.zero_grad()
-        loss.backward()
-        if step > config.steps - tail:
+        (model(x) - task(x)).square().mean().backward()
+        if step >= config.steps - tail:
             totals += torch.stack([_gradient_norm(layer) for layer in layers])
         optimizer.step()
-        outcome.losses.append(loss.item())
-        report(mixer, step)
     outcome.gradients = (totals / tail).tolist()
-    with torch.no_grad():
-        _measure_stack(model, jpmhc.expand_streams(x, config.streams), outcome)
-    return outcome
 
 
 def _gradient_norm(layer: nn.Module) -> Tensor:
     return torch.stack([p.grad.norm() for p in layer.parameters() if p.grad is not None]).norm()
 
 
-def _measure_stack(model: jpmhc.HyperConnectionStack, x: Tensor, outcome: Outcome) -> None:
-    """Run the stack once more and record its skip matrices and how alike its streams are."""
-    product = torch.eye(x.shape[-2]).expand(len(x), -1, -1)
-    for block in model.connections:
-        assert isinstance(block, jpmhc.HyperConnection)
-        skip = block.coefficients(x).skip
-        outcome.violation = max(outcome.violation, block.mixer.violation(skip).max().item())
-        product = skip @ product
-        x = block(x)
-    outcome.product = torch.linalg.svdvals(product).mean(0).tolist()
-    unit = nn.functional.normalize(x, dim=-1)
-    n = x.shape[-2]
-    cosines = (unit @ unit.mT).sum((-2, -1)) - n
-    outcome.similarity = (cosines / max(n * (n - 1), 1)).mean().item()
+@torch.no_grad()
+def _skip_products(connections: list[jpmhc.HyperConnection], x: Tensor) -> Tensor:
+    """Return the singular values of the product of all skips for each example. [examples, n]"""
+    if not connections:
+        return torch.ones(1, 1)
+    n = connections[0].streams
+    streams = jpmhc.expand_streams(x, n)
+    product = torch.eye(n)
+    for block in connections:
+        product = block.coefficients(streams).skip @ product
+        streams = block(streams)
+    return torch.linalg.svdvals(product)
+
+
+def _compare_with_theory(model: nn.Module, connections: list[jpmhc.HyperConnection], x: Tensor) -> Spectra:
+    """Measure the Jacobian of the model at one example, and let the theory predict it."""
+    stack: nn.Module = jpmhc.HyperConnectionStack(connections) if connections else model
+    streams = jpmhc.expand_streams(x, connections[0].streams) if connections else x
+    found = jpmhc.diagnose(stack, streams.unsqueeze(0), tokens=1, say=None).comparisons[0]
+    whole = (found.measured, found.predicted, found.kolmogorov)
+    own = (found.mean_stream, found.mean_predicted, found.mean_kolmogorov) if connections else whole
+    measured, predicted, apart = own
+    assert measured is not None
+    quantiles = [[float("nan") if one is None else one.quantile(p) for p in SHARES] for one in (measured, predicted)]
+    return Spectra(np.array(quantiles[0]), np.array(quantiles[1]), apart)

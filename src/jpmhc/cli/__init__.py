@@ -19,7 +19,7 @@ from jpmhc import __version__
 
 # The first line of each command's docstring, so that `jpmhc --help` need not import the commands.
 COMMANDS = {
-    "demo": "Train a small deep stack with every mixer on a generated task and compare them; about a minute.",
+    "demo": "Train a deep stack as a plain residual network and with mixers, and compare; two minutes.",
     "spectrum": "Predict the singular values of a deep network's Jacobian: a table, a figure and the curve.",
     "recommend": "Rank the mixers for a model of some depth by what the theory says of its gradients.",
     "diagnose": "Measure the singular values of a real model's Jacobian, beside the theory, and say what is healthy.",

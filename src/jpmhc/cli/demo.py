@@ -6,11 +6,11 @@ from typing import Annotated
 
 import tyro
 from rich.console import Console
-from rich.progress import Progress
 
 from jpmhc.cli.output import make_folder
-from jpmhc.demo import DEFAULT, DemoConfig, possible_mixers, train_every_mixer
-from jpmhc.report.demo import draw_outcomes, tabulate_outcomes
+from jpmhc.demo import DEFAULT, DemoConfig, run_demo
+from jpmhc.report.demo import sum_up, tabulate_outcomes, write_demo_page
+from jpmhc.report.spectrum_tables import StageProgress
 
 
 def main(words: Sequence[str]) -> None:
@@ -19,17 +19,18 @@ def main(words: Sequence[str]) -> None:
 
 
 def demo(config: Annotated[DemoConfig, tyro.conf.arg(name="")] = DEFAULT, out: Path = Path("out/demo")) -> None:
-    """Train a small deep stack with every mixer on a generated task and compare them; about a minute.
+    """Train a deep stack as a plain residual network and with mixers, and compare; two minutes.
 
-    Example: jpmhc demo --depth 48 --out out/deep
+    Example: jpmhc demo --mixers rotation mhc_lite --depth 24 --out out/mine
 
     Args:
-        config: Sizes.
-        out: Folder for the figure.
+        config: What to train.
+        out: Folder for the page.
     """
     make_folder(out)
-    with Progress(*Progress.get_default_columns(), transient=True) as progress:
-        bars = {mixer: progress.add_task(mixer, total=config.steps) for mixer in possible_mixers(config)}
-        outcomes = list(train_every_mixer(config, lambda mixer, step: progress.update(bars[mixer], completed=step)))
-    Console().print(tabulate_outcomes(outcomes))
-    print(f"wrote {draw_outcomes(outcomes, out / 'demo.png')}")
+    with StageProgress(len(config.mixers) * config.seeds + config.seeds) as progress:
+        progress.show(f"training {config.title}")
+        outcomes = run_demo(config, lambda what, done, of: progress.show(f"{done} of {of} runs done: {what}"))
+    Console().print(tabulate_outcomes(outcomes, config))
+    print("\n".join(sum_up(outcomes, config)))
+    print(f"\nopen {write_demo_page(outcomes, config, out / 'demo.html')} in a browser")

@@ -1,88 +1,187 @@
-"""The table and the figure of the demonstration."""
+"""The table, the closing lines and the page of the demonstration."""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from rich import box
-from rich.table import Table
+from rich.table import Table as TerminalTable
 
-from jpmhc.demo import Outcome
+from jpmhc.demo import PLAIN, SHARES, DemoConfig, Outcome, Spectra
+from jpmhc.report.page import Picture, Section, Table, legend_of, render_page, write_page
+from jpmhc.report.style import colour_of
+from jpmhc.report.svg import Axis, Line, draw_lines
 
-# Some curves coincide: each is drawn thinner than the one below it, so that all of them stay visible.
-COLOURS = [
-    "#8c8c8c",
-    "#c44e52",
-    "#dd8452",
-    "#1f5fa8",
-    "#0f9bb0",
-    "#55a868",
-    "#6b4a2b",
-    "#b47cc7",
-    "#d4a017",
-    "#e377c2",
-    "#2f2f2f",
-]
+_HEADING = ("model", "loss", "over plain", "first", "middle", "last", "kept", "J 10 %", "theory", "J 90 %", "theory")
+_NOTE = (
+    "loss: held-out squared error over the targets' variance, mean ± deviation of seeds; over plain: the same seed's "
+    "difference; first, middle, last: gradient norm at that layer; kept: smallest singular value of the product of all "
+    "skips, 1 if no difference between streams is lost; J: singular values of the model's Jacobian that 10 % and 90 % "
+    "lie below, measured and predicted"
+)
 
 
-def tabulate_outcomes(outcomes: Sequence[Outcome]) -> Table:
-    """Return a table with one row for each mixer."""
-    found = Table(
-        title="One deep stack, every mixer",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        caption="first, middle, last: gradient norm at that layer; alike: mean cosine of streams\n"
-        "off: worst skip's distance from its set; σ: of the product of all skips",
-    )
-    for heading in ("mixer", "loss", "first", "middle", "last", "alike", "off", "σ min", "σ max"):
-        found.add_column(heading, justify="left" if heading == "mixer" else "right", no_wrap=True)
-    for o in outcomes:
-        found.add_row(
-            o.mixer,
-            f"{np.mean(o.losses[-20:]):.3f}",
-            *(f"{g:.3f}" for g in (o.gradients[0], o.gradients[len(o.gradients) // 2], o.gradients[-1])),
-            f"{o.similarity:+.3f}",
-            f"{o.violation:.0e}",
-            f"{o.product[-1]:.2g}",
-            f"{o.product[0]:.3g}",
-        )
+class _Group:
+    """The runs of one mixer."""
+
+    def __init__(self, name: str, runs: Sequence[Outcome]) -> None:
+        self.name, self.runs = name, runs
+        self.losses = np.array([run.losses[-1] for run in runs])
+        self.gradients = np.array([run.gradients for run in runs])
+        self.kept = float(np.mean([run.product[-1] if run.product else np.nan for run in runs]))
+        self.spectra = next((run.spectra for run in runs if run.spectra is not None), None)
+        self.fresh = next((run.fresh for run in runs if run.fresh is not None), None)
+
+    @property
+    def diverged(self) -> bool:
+        return not np.isfinite(self.losses).all()
+
+
+def _group(outcomes: Sequence[Outcome]) -> list[_Group]:
+    names = dict.fromkeys(outcome.name for outcome in outcomes)
+    return [_Group(name, [o for o in outcomes if o.name == name]) for name in names]
+
+
+def _spread(values: np.ndarray, form: str = ".3f") -> str:
+    return f"{np.mean(values):{form}} ± {np.std(values, ddof=1) if len(values) > 1 else 0:.3f}"
+
+
+def _cells(group: _Group, plain: _Group) -> list[str]:
+    if group.diverged:
+        return [group.name, "diverged", *["–"] * (len(_HEADING) - 2)]
+    first, middle, last = (f"{g:.3f}" for g in group.gradients.mean(0)[[0, group.gradients.shape[1] // 2, -1]])
+    over = "–" if group is plain else _spread(group.losses - plain.losses, "+.3f")
+    found = group.spectra
+    ends = ["–"] * 4
+    if found is not None:
+        ends = [f"{np.interp(p, SHARES, part):.2f}" for p in (0.1, 0.9) for part in (found.measured, found.predicted)]
+    return [group.name, _spread(group.losses), over, first, middle, last, f"{group.kept:.2g}", *ends]
+
+
+def tabulate_outcomes(outcomes: Sequence[Outcome], config: DemoConfig) -> TerminalTable:
+    """Return a table for the terminal, with the plain residual network in the first row."""
+    groups = _group(outcomes)
+    found = TerminalTable(title=config.title, caption=_NOTE, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in _HEADING:
+        found.add_column(heading, justify="left" if heading == "model" else "right", no_wrap=True)
+    for group in groups:
+        found.add_row(*_cells(group, groups[0]))
     return found
 
 
-def draw_outcomes(outcomes: Sequence[Outcome], path: Path) -> Path:
-    """Draw loss over steps, gradient norm over depth, and the singular values of the product of all skips.
+def sum_up(outcomes: Sequence[Outcome], config: DemoConfig) -> list[str]:
+    """Say in five lines what the runs show; every number is one of the table's."""
+    plain, *others = _group(outcomes)
+    kept = [group for group in others if not group.diverged]
+    lost = [group.name for group in others if group.diverged]
+    verdicts = []
+    for group in kept:
+        differences = group.losses - plain.losses
+        clear = len(differences) > 1 and abs(differences.mean()) > 2 * differences.std(ddof=1) / len(differences) ** 0.5
+        word = ("lower" if differences.mean() < 0 else "higher") if clear else "not told apart from plain"
+        verdicts.append(f"{group.name} {word} ({differences.mean():+.3f})")
+    verdicts += [f"{name} diverged" for name in lost]
+    dips = {g.name: g.gradients.mean(0).min() / g.gradients.mean(0)[-1] for g in (plain, *kept)}
+    after = [group.spectra.apart for group in (plain, *kept) if group.spectra is not None]
+    before = float("nan") if plain.fresh is None else plain.fresh.apart
+    collapsed = [group.name for group in kept if group.kept < 0.1]
+    low, high = min(after, default=np.nan), max(after, default=np.nan)
+    return [
+        f"1. Loss: plain {_spread(plain.losses)}. Beside it, seed by seed: {', '.join(verdicts)}.",
+        f"2. Gradients: the weakest layer gets this share of what the last one gets: {_list(dips)}.",
+        f"3. Streams: the product of {config.depth} skips keeps this share of the smallest difference between them: "
+        f"{_list({group.name: group.kept for group in kept})}. "
+        + (f"Collapsed (below 0.1): {', '.join(collapsed)}." if collapsed else "Nothing has collapsed."),
+        f"4. Theory: its singular values of the model's own Jacobian are {before:.2f} (KS) off the measured ones "
+        f"before training, and {low:.2f} to {high:.2f} after it: it takes the layers' directions for random, and "
+        "training aligns them.",
+        f"5. This is one small task and {config.seeds} seeds: it shows what skips do, and does not rank mixers for "
+        "your model; `jpmhc recommend` and docs/guides/which_mixer.md say what is known.",
+    ]
 
-    Returns the path of the file.
-    """
-    chart = Figure(figsize=(13, 4.2), layout="constrained")
-    left, middle, right = chart.subplots(1, 3)
-    for k, o in enumerate(outcomes):
-        width = 6 - 5 * k / len(outcomes)
-        style: dict[str, Any] = {"label": o.mixer, "color": COLOURS[k % len(COLOURS)], "lw": width}
-        window = min(10, len(o.losses))
-        smooth = np.convolve(o.losses, np.ones(window) / window, mode="valid")
-        left.plot(np.arange(window, len(o.losses) + 1), smooth, **style)
-        middle.plot(np.arange(1, len(o.gradients) + 1), o.gradients, **style)
-        floor = np.maximum(o.product, 1e-6)  # a projector's zeros would leave a logarithmic axis
-        right.plot(np.arange(1, len(floor) + 1), floor, marker="o", ms=1.5 * width, **style)
-    left.set(title="training loss", xlabel="step", yscale="log")
-    middle.set(title="gradient norm that reaches each layer", xlabel="layer", yscale="log")
-    right.set(
-        title="product of all skips",
-        xlabel="singular value, by size",
-        ylabel="size (below 1e-6 drawn there)",
-        yscale="log",
+
+def _list(values: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.2g}" for name, value in values.items())
+
+
+def write_demo_page(outcomes: Sequence[Outcome], config: DemoConfig, path: Path) -> Path:
+    """Write the page about the demonstration, and return its path."""
+    groups = _group(outcomes)
+    rows = [_cells(group, groups[0]) for group in groups]
+    sections = [
+        Section("In five lines", sum_up(outcomes, config)),
+        Section("The numbers", tables=[Table(_HEADING, rows, _NOTE)]),
+        Section(
+            "The curves",
+            ["A line is the mean over seeds, and its band reaches from the lowest seed to the highest."],
+            pictures=[("", [_draw_losses(groups), _draw_gradients(groups)]), ("", [_draw_products(groups)])],
+        ),
+        Section(
+            "The model's own Jacobian, measured and predicted",
+            [
+                "The singular values of the map from hidden state to hidden state at one example of the first seed: "
+                "measured, and predicted by the theory from the model's reads, writes and skips and from the singular "
+                "values of its sublayers. Before training every model computes the same function, whatever its mixer."
+            ],
+            pictures=[("", [_draw_spectrum(*one) for one in _list_spectra(groups)])],
+        ),
+    ]
+    return write_page(render_page("One deep stack, plain and with mixers", [config.title], sections), path)
+
+
+def _line(group: _Group, x: Sequence[float], values: np.ndarray) -> Line:
+    return Line(
+        group.name,
+        x,
+        values.mean(0).tolist(),
+        colour_of(group.name),
+        dash="6 3" if group.name == PLAIN else "",
+        low=values.min(0).tolist(),
+        high=values.max(0).tolist(),
     )
-    right.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for axes in (left, middle, right):
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-    chart.legend(
-        *left.get_legend_handles_labels(), loc="outside lower center", ncols=(len(outcomes) + 1) // 2, frameon=False
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    chart.savefig(path, dpi=140)
-    return path
+
+
+def _draw_losses(groups: Sequence[_Group]) -> Picture:
+    lines = [_line(g, g.runs[0].steps, np.array([run.losses for run in g.runs])) for g in groups if not g.diverged]
+    svg = draw_lines(lines, Axis("step"), Axis("held-out error / variance", logarithmic=True))
+    return Picture("Loss", svg, legend_of(lines))
+
+
+def _draw_gradients(groups: Sequence[_Group]) -> Picture:
+    layers = list(range(1, groups[0].gradients.shape[1] + 1))
+    lines = [_line(g, layers, g.gradients) for g in groups if not g.diverged]
+    svg = draw_lines(lines, Axis("layer"), Axis("gradient norm", logarithmic=True))
+    return Picture("Gradient that reaches each layer's weights", svg, legend_of(lines))
+
+
+def _draw_products(groups: Sequence[_Group]) -> Picture:
+    lines = []
+    for group in groups:
+        if group.name == PLAIN or group.diverged:
+            continue
+        values = np.maximum(np.array([run.product for run in group.runs]), 1e-6)
+        places = list(range(1, values.shape[1] + 1))
+        lines.append(_line(group, places, values))
+        start = np.maximum(group.runs[0].start, 1e-6).tolist()
+        lines.append(Line(f"{group.name}, before training", places, start, colour_of(group.name), dash="3 3"))
+    svg = draw_lines(lines, Axis("singular value, by size"), Axis("size", logarithmic=True))
+    return Picture("Product of all skips", svg, legend_of(lines), "Below 10⁻⁶ drawn there.")
+
+
+def _list_spectra(groups: Sequence[_Group]) -> list[tuple[str, str, Spectra]]:
+    """Return title, colour and spectra of each picture: all models before training, then each after it."""
+    found = [("before training, all models", PLAIN, groups[0].fresh)]
+    found += [(f"{group.name}, trained", group.name, group.spectra) for group in groups]
+    return [(title, colour_of(name), spectra) for title, name, spectra in found if spectra is not None]
+
+
+def _draw_spectrum(title: str, colour: str, spectra: Spectra) -> Picture:
+    shares = SHARES.tolist()
+    lines = [
+        Line("measured", shares, spectra.measured.tolist(), colour, steps=True),
+        Line("theory", shares, spectra.predicted.tolist(), colour, dash="4 3"),
+    ]
+    svg = draw_lines(lines, Axis("share of singular values below"), Axis("singular value", logarithmic=True))
+    return Picture(title, svg, legend_of(lines), f"KS distance {spectra.apart:.3f}")
