@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+CLI    := $(VENV)/.installed-cli
 
-.PHONY: setup demo test lint bench campaign claims clean
+.PHONY: setup demo test lint bench campaign claims docs clean
 # The extra dev holds all others: cli (commands and figures), arc, log, deepspeed, hf, and what tests and benchmarks need.
 setup: $(STAMP)
 
@@ -14,7 +15,14 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: setup
+# The demonstration needs the commands alone, which are sooner there than all extras.
+$(CLI): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cli]'
+	touch $@
+
+demo: $(if $(wildcard $(STAMP)),$(STAMP),$(CLI))
 	$(BIN)/jpmhc demo
 
 test: setup
@@ -36,6 +44,10 @@ campaign: setup
 # The paper's claims: every number computed again and compared with docs/claims.md.
 claims: setup
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/claims
+
+# The guides and the reference as pages: open out/docs/index.html.
+docs: setup
+	$(BIN)/python -m sphinx -W --keep-going --quiet docs out/docs
 
 clean:
 	rm -rf $(VENV) out

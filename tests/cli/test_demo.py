@@ -8,7 +8,7 @@ def test_runs_end_to_end(capsys, tmp_path):
     sizes = ["--mixers", "cayley", "--depth", "2", "--dim", "8", "--steps", "3", "--batch", "4", "--seeds", "1"]
     cli.main(["demo", *sizes, "--workers", "1", "--out", str(tmp_path)])
     told = capsys.readouterr()
-    assert "1 of 2 runs done" in told.err
+    assert "training 2 pre-norm MLP layers" in told.err
     assert "2 pre-norm MLP layers" in told.out
     assert f"open {tmp_path / 'demo.html'}" in told.out
     assert (tmp_path / "demo.html").stat().st_size > 10_000

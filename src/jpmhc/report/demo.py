@@ -14,12 +14,13 @@ from jpmhc.report.page import Picture, Section, Table, legend_of, render_page, w
 from jpmhc.report.style import colour_of
 from jpmhc.report.svg import Axis, Line, draw_lines
 
-_HEADING = ("model", "loss", "over plain", "first", "middle", "last", "kept", "J 10 %", "theory", "J 90 %", "theory")
+_HEADING = ("model", "loss", "over plain", "weakest", "kept", "J 90 %", "theory", "J 10 %", "theory")
+_ON_TERMINAL = 7  # columns that fit a terminal of 80
 _NOTE = (
     "loss: held-out squared error over the targets' variance, mean ± deviation of seeds; over plain: the same seed's "
-    "difference; first, middle, last: gradient norm at that layer; kept: smallest singular value of the product of all "
-    "skips, 1 if no difference between streams is lost; J: singular values of the model's Jacobian that 10 % and 90 % "
-    "lie below, measured and predicted"
+    "difference; weakest: the weakest layer's gradient over the last layer's; kept: smallest singular value of the "
+    "product of all skips, 1 if no difference between streams is lost; J: the singular value of the model's own "
+    "Jacobian that 90 % (or 10 %) lie below, measured and predicted"
 )
 
 
@@ -33,6 +34,12 @@ class _Group:
         self.kept = float(np.mean([run.product[-1] if run.product else np.nan for run in runs]))
         self.spectra = next((run.spectra for run in runs if run.spectra is not None), None)
         self.fresh = next((run.fresh for run in runs if run.fresh is not None), None)
+
+    @property
+    def weakest(self) -> float:
+        """The smallest of the layers' gradients as a share of the last layer's."""
+        layers = self.gradients.mean(0)
+        return float(layers.min() / layers[-1])
 
     @property
     def diverged(self) -> bool:
@@ -51,45 +58,47 @@ def _spread(values: np.ndarray, form: str = ".3f") -> str:
 def _cells(group: _Group, plain: _Group) -> list[str]:
     if group.diverged:
         return [group.name, "diverged", *["–"] * (len(_HEADING) - 2)]
-    first, middle, last = (f"{g:.3f}" for g in group.gradients.mean(0)[[0, group.gradients.shape[1] // 2, -1]])
     over = "–" if group is plain else _spread(group.losses - plain.losses, "+.3f")
     found = group.spectra
     ends = ["–"] * 4
     if found is not None:
-        ends = [f"{np.interp(p, SHARES, part):.2f}" for p in (0.1, 0.9) for part in (found.measured, found.predicted)]
-    return [group.name, _spread(group.losses), over, first, middle, last, f"{group.kept:.2g}", *ends]
+        ends = [f"{np.interp(p, SHARES, part):.2f}" for p in (0.9, 0.1) for part in (found.measured, found.predicted)]
+    return [group.name, _spread(group.losses), over, f"{group.weakest:.2f}", f"{group.kept:.2g}", *ends]
 
 
 def tabulate_outcomes(outcomes: Sequence[Outcome], config: DemoConfig) -> TerminalTable:
     """Return a table for the terminal, with the plain residual network in the first row."""
     groups = _group(outcomes)
     found = TerminalTable(title=config.title, caption=_NOTE, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in _HEADING:
+    for heading in _HEADING[:_ON_TERMINAL]:
         found.add_column(heading, justify="left" if heading == "model" else "right", no_wrap=True)
     for group in groups:
-        found.add_row(*_cells(group, groups[0]))
+        found.add_row(*_cells(group, groups[0])[:_ON_TERMINAL])
     return found
 
 
 def sum_up(outcomes: Sequence[Outcome], config: DemoConfig) -> list[str]:
     """Say in five lines what the runs show; every number is one of the table's."""
+    from scipy import stats
+
     plain, *others = _group(outcomes)
     kept = [group for group in others if not group.diverged]
     lost = [group.name for group in others if group.diverged]
     verdicts = []
     for group in kept:
         differences = group.losses - plain.losses
-        clear = len(differences) > 1 and abs(differences.mean()) > 2 * differences.std(ddof=1) / len(differences) ** 0.5
-        word = ("lower" if differences.mean() < 0 else "higher") if clear else "not told apart from plain"
-        verdicts.append(f"{group.name} {word} ({differences.mean():+.3f})")
+        mean, count = differences.mean(), len(differences)
+        reach = stats.t.ppf(0.975, count - 1) * differences.std(ddof=1) / count**0.5 if count > 1 else np.inf
+        word = ("lower" if mean < 0 else "higher") if abs(mean) > reach else "undecided"
+        verdicts.append(f"{group.name} {word} ({mean:+.3f} ± {reach:.3f})")
     verdicts += [f"{name} diverged" for name in lost]
-    dips = {g.name: g.gradients.mean(0).min() / g.gradients.mean(0)[-1] for g in (plain, *kept)}
+    dips = {group.name: group.weakest for group in (plain, *kept)}
     after = [group.spectra.apart for group in (plain, *kept) if group.spectra is not None]
     before = float("nan") if plain.fresh is None else plain.fresh.apart
     collapsed = [group.name for group in kept if group.kept < 0.1]
     low, high = min(after, default=np.nan), max(after, default=np.nan)
     return [
-        f"1. Loss: plain {_spread(plain.losses)}. Beside it, seed by seed: {', '.join(verdicts)}.",
+        f"1. Loss: plain {_spread(plain.losses)}. Beside it, seed by seed with 95 % intervals: {', '.join(verdicts)}.",
         f"2. Gradients: the weakest layer gets this share of what the last one gets: {_list(dips)}.",
         f"3. Streams: the product of {config.depth} skips keeps this share of the smallest difference between them: "
         f"{_list({group.name: group.kept for group in kept})}. "
@@ -157,16 +166,17 @@ def _draw_gradients(groups: Sequence[_Group]) -> Picture:
 
 
 def _draw_products(groups: Sequence[_Group]) -> Picture:
-    lines = []
+    lines, places = [], list(range(1, len(groups[-1].runs[0].start) + 1))
     for group in groups:
         if group.name == PLAIN or group.diverged:
             continue
         values = np.maximum(np.array([run.product for run in group.runs]), 1e-6)
-        places = list(range(1, values.shape[1] + 1))
         lines.append(_line(group, places, values))
         start = np.maximum(group.runs[0].start, 1e-6).tolist()
         lines.append(Line(f"{group.name}, before training", places, start, colour_of(group.name), dash="3 3"))
-    svg = draw_lines(lines, Axis("singular value, by size"), Axis("size", logarithmic=True))
+    svg = draw_lines(
+        lines, Axis("singular value, by size", limits=(0.5, len(places) + 0.5)), Axis("size", logarithmic=True)
+    )
     return Picture("Product of all skips", svg, legend_of(lines), "Below 10⁻⁶ drawn there.")
 
 
