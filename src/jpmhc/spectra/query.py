@@ -11,7 +11,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from tokenize import TokenError
 from typing import Literal, TypeVar
-from zipfile import is_zipfile
+from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ T = TypeVar("T")
 # What reading a damaged file raises: NumPy tokenizes the header of .npy, and the unpickler of torch pops from lists.
 _UNREADABLE = (
     *(ValueError, EOFError, RuntimeError, UnpicklingError, TokenError),
-    *(LookupError, TypeError, AttributeError, OverflowError, OSError),
+    *(LookupError, TypeError, AttributeError, OverflowError, OSError, BadZipFile),
 )
 
 # What is asked where nothing is said.
@@ -204,9 +204,9 @@ def read_skips(path: Path, depth: int | None = None) -> Tensor:
     """Read skips [L, n, n] from a file; one matrix [n, n] there stands for `depth` layers (10 if None)."""
     if not path.is_file():
         raise ValueError(f"there is no file {path} to read a matrix from")
-    if path.suffix == ".pt" and not is_zipfile(path):
-        raise ValueError(f"{path} is no file that torch.save wrote")
     try:
+        if path.suffix == ".pt" and not is_zipfile(path):
+            raise ValueError("it is no file that torch.save wrote")
         if path.suffix == ".pt":
             held = torch.load(path, map_location="cpu", weights_only=True)
         elif path.suffix == ".npy":

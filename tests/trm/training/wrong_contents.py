@@ -70,6 +70,7 @@ CHANGES: list[tuple[str, Change, str]] = [
     ("shared.pt", put(3, "dense", "state", 0, "step"), "step"),
     ("shared.pt", without("dense", "param_groups", 0, "betas"), "betas"),
     ("shared.pt", put([], "dense", "param_groups"), "param_groups"),
+    ("shared.pt", put("corrected", "dense", "param_groups", 0, "form"), "form"),
     ("shared.pt", put({}, "frames"), "frames"),
     ("shared.pt", put(narrow, "frames", "frames", "state", 0, "momentum"), "momentum"),
     ("rank-0.pt", put(narrow, "carry", "z_h"), "z_h"),

@@ -9,7 +9,7 @@ import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from zipfile import is_zipfile
+from zipfile import BadZipFile, is_zipfile
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +48,7 @@ def load_content(file: Path, entries: Mapping[str, tuple[type, ...]], device: to
         if not is_zipfile(file):
             raise ValueError("it is not a file that torch.save writes")
         content = torch.load(file, map_location=device, weights_only=True)
-    except (pickle.UnpicklingError, EOFError, OSError, *_MISFITS) as error:
+    except (pickle.UnpicklingError, BadZipFile, EOFError, OSError, *_MISFITS) as error:
         raise ValueError(f"{file} cannot be read: {_say_in_one_line(error)}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{file} holds {_describe(content)}, and must hold a dictionary")
@@ -114,7 +114,7 @@ def require_parameter_state(saved: Any, parameter: Tensor, names: Sequence[str],
 
 
 def require_like(found: Any, expected: Any, what: str = "it") -> None:
-    """Refuse what does not have the keys, lengths, shapes and types of something expected; values may differ."""
+    """Refuse what does not have the keys, lengths, shapes, types and words that are expected; numbers may differ."""
     if isinstance(expected, Tensor):
         if not isinstance(found, Tensor) or _form(found) != _form(expected):
             raise ValueError(f"{what} is {_describe(found)}, and must be {_describe(expected)}")
@@ -131,6 +131,9 @@ def require_like(found: Any, expected: Any, what: str = "it") -> None:
             raise ValueError(f"{what} is {_describe(found)}, and must be {len(expected)} values")
         for one, other in zip(found, expected):
             require_like(one, other, what)
+    elif isinstance(expected, str):
+        if found != expected:  # a word chooses a formula
+            raise ValueError(f"{what} is {_describe(found)}, and must be {_describe(expected)}")
     elif type(found) is not type(expected) and not {type(found), type(expected)} <= {int, float}:
         raise ValueError(f"{what} is {_describe(found)}, and must be {_describe(expected)}")
 
