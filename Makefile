@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 CLI    := $(VENV)/.installed-cli
 
-.PHONY: setup demo test lint bench campaign claims docs clean
+.PHONY: setup browser demo test lint bench campaign claims docs clean
 # The extra dev holds all others: cli (commands and figures), arc, log, deepspeed, hf, and what tests and benchmarks need.
 setup: $(STAMP)
 
@@ -25,7 +25,13 @@ $(CLI): pyproject.toml constraints.txt
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(CLI))
 	$(BIN)/jpmhc demo
 
-test: setup
+# The browser tests need Debian's Chromium; where it cannot be installed they are skipped and say so.
+browser:
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	timeout 300 sh -c 'apt-get update -qq && apt-get install -yqq --no-install-recommends chromium fonts-dejavu-core' \
+	>/dev/null 2>&1; } || echo "Chromium is not there and cannot be installed: the browser tests will be skipped"
+
+test: setup browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: setup

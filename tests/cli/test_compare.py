@@ -30,6 +30,7 @@ def test_it_prints_a_table_and_draws_a_figure(tmp_path, capsys):
     assert "| mixer | runs | parameters | loss | difference to plain | 95 % interval |" in shown
     assert (tmp_path / "comparison.md").read_text() in shown
     assert (tmp_path / "comparison.png").stat().st_size > 10_000
+    assert "Comparison of mixers" in (tmp_path / "comparison.html").read_text()
     row = json.loads((tmp_path / "comparison.json").read_text())["summary"][1]
     assert f"| cayley | 2 | {row['parameters']:,} | {row['metrics']['loss']['mean']:.4f} ±" in shown
 

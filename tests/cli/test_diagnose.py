@@ -35,7 +35,7 @@ def test_a_model_of_ones_own(file, tmp_path, capsys):
     assert "plan: from the output of 0 to the output of 2" in said
     assert "1. " in said
     assert "5. Theory" in said
-    for name in ("diagnosis.png", "diagnosis.txt", "singular_values.csv"):
+    for name in ("diagnosis.png", "diagnosis.html", "diagnosis.txt", "singular_values.csv"):
         assert f"wrote {out / name}" in said
         assert (out / name).stat().st_size > 100
     rows = list(csv.DictReader((out / "singular_values.csv").open()))

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from markupsafe import escape
 from torch import nn
 
 import jpmhc
 from jpmhc.report.diagnosis import draw_diagnosis
+from jpmhc.report.diagnosis_page import render_diagnosis
 from tests.diagnose.models import StreamNet
 
 
@@ -18,3 +20,9 @@ def test_every_kind_of_diagnosis_is_drawn(model, options, tmp_path):
     found = jpmhc.diagnose(model, torch.randn(1, 3, 12), say=None, **options)
     path = draw_diagnosis(found, tmp_path / "new" / "diagnosis.png")
     assert path.read_bytes()[:4] == b"\x89PNG"
+    page = render_diagnosis(found)
+    for line in found.verdict:
+        assert escape(line) in page
+    assert page.count("<figure") == 1 + len(found.comparisons) * (1 + (found.streams is not None)) + bool(
+        found.layers
+    ) + (found.streams is not None)

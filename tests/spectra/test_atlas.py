@@ -17,15 +17,21 @@ def test_packing_keeps_singular_values_to_a_thousandth_and_marks_what_is_missing
 
 @pytest.mark.parametrize("norm", AXES["norm"])
 def test_the_theory_lies_on_the_samples(norm):
-    theory, sampled = map(unpack, compute_choice(("cayley", 2, 4, 0.25, "gelu", norm)))
+    theory, sampled = (unpack(found[:-1]) for found in compute_choice(("cayley", 2, 4, 0.25, "gelu", norm)))
     inside = [k for k in range(4, len(LEVELS) - 4) if abs(LEVELS[k] - 0.5) > 0.06]  # two bands may meet there
     assert (np.diff(theory) >= 0).all()
     assert theory[inside] == pytest.approx(sampled[inside], rel=0.03)
 
 
+def test_the_collapsed_share_is_kept():
+    theory, sampled = compute_choice(("sinkhorn", 2, 24, 0.05, "linear", "none"))
+    assert theory[-1] / (MISSING - 1) == pytest.approx(0.5, abs=0.003)
+    assert sampled[-1] / (MISSING - 1) == pytest.approx(0.5, abs=1e-4)
+
+
 def test_an_atlas_is_read_as_it_was_written_and_knows_what_it_lacks(tmp_path):
     choice = ("sinkhorn", 2, 4, 0.05, "linear", "none")
-    mine, drawn = np.arange(len(LEVELS), dtype=np.uint16), np.arange(len(LEVELS), dtype=np.uint16)
+    mine, drawn = np.arange(len(LEVELS) + 1, dtype=np.uint16), np.arange(1, len(LEVELS) + 2, dtype=np.uint16)
     held = read_atlas(write_atlas(gather({choice: (mine, drawn)}), tmp_path / "atlas.npz"))
     assert held.axes == dict(AXES)
     place = tuple(values.index(value) for values, value in zip(AXES.values(), choice))

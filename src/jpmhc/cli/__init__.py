@@ -30,6 +30,7 @@ COMMANDS = {
     "compare": "Train every mixer with several seeds on one task, and compare them where nothing else differs.",
     "predict": "Answer ARC tests by vote: a submission file for ARC Prize, and pictures of the answers.",
     "report": "Write one HTML page about a run of `jpmhc train`, or about several side by side.",
+    "explore": "Write a page with sliders that show what mixer, depth, noise, activation and norm do to gradients.",
     "import-trm": "Make a run out of a published Tiny Recursive Model, to be evaluated, asked or trained further.",
 }
 

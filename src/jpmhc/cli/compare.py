@@ -10,6 +10,8 @@ import tyro
 from jpmhc.cli.forms import make_form, read_form
 from jpmhc.cli.train import defaults_in, value_of
 from jpmhc.report.comparison import draw_comparison, format_table
+from jpmhc.report.comparison_page import render_comparison
+from jpmhc.report.page import write_page
 from jpmhc.trm.comparison.comparison import Comparison
 from jpmhc.trm.comparison.comparison import compare as train_and_compare
 from jpmhc.trm.comparison.experiment import Experiment
@@ -67,7 +69,7 @@ def compare_with_form(form: Any, read: Callable[[Any], Experiment]) -> Callable[
             baseline: The mixer that is subtracted from the others, seed by seed.
             processes: Runs trained at the same time; on one GPU they share it.
             device: Where to train.
-            out: Folder for comparison.json, comparison.md and comparison.png. Finished runs in it are not done again.
+            out: Folder for comparison.json, .md, .png and .html. Finished runs in it are not done again.
         """
         comparison = Comparison(read(run), mixers, seeds, baseline, processes, device, out)
         with Display() as display:
@@ -77,6 +79,7 @@ def compare_with_form(form: Any, read: Callable[[Any], Experiment]) -> Callable[
         (out / "comparison.md").write_text(table + "\n")
         draw_comparison(result, out / "comparison.png")
         print(f"wrote {out / 'comparison.json'}, {out / 'comparison.md'} and {out / 'comparison.png'}")
+        print(f"wrote {write_page(render_comparison(result), out / 'comparison.html')}")
 
     return compare
 

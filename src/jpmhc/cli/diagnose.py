@@ -15,6 +15,8 @@ from torch import nn
 from jpmhc.cli.output import make_folder
 from jpmhc.diagnose import diagnose as diagnose_model
 from jpmhc.report.diagnosis import draw_diagnosis, write_singular_values
+from jpmhc.report.diagnosis_page import render_diagnosis
+from jpmhc.report.page import write_page
 from jpmhc.report.spectrum_tables import StageProgress
 from jpmhc.trm.training.checkpoint import load_model, locate_checkpoint
 
@@ -57,7 +59,7 @@ def diagnose(
         seconds: What it may take.
         device: Where to compute: cpu or cuda.
         seed: Of the random vectors.
-        out: Folder for diagnosis.png, diagnosis.txt and singular_values.csv.
+        out: Folder for diagnosis.png, diagnosis.html, diagnosis.txt and singular_values.csv.
     """
     make_folder(out)
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -87,6 +89,7 @@ def diagnose(
     written.write_text(f"{found}\n")
     print(f"wrote {written}")
     print(f"wrote {draw_diagnosis(found, out / 'diagnosis.png')}")
+    print(f"wrote {write_page(render_diagnosis(found), out / 'diagnosis.html')}")
     print(f"wrote {write_singular_values(found, out / 'singular_values.csv')}")
 
 

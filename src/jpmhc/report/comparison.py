@@ -3,23 +3,28 @@
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from jpmhc.report.style import colour_of
 from jpmhc.trm.comparison.statistics import student_quantile
 
 
 def format_table(result: dict[str, Any]) -> str:
     """Write a comparison as a table in Markdown: means with standard errors, paired differences with 95 % intervals."""
+    titles, *rows = table_rows(result)
+    lines = [titles, ["---", *["---:"] * (len(titles) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def table_rows(result: dict[str, Any]) -> list[list[str]]:
+    """Return the cells of that table, the heading first."""
     baseline = result["settings"]["baseline"]
     accuracy = any("exact_accuracy" in row["metrics"] for row in result["summary"])
     titles = ["mixer", "runs", "parameters", "loss", f"difference to {baseline}", "95 % interval"]
     titles += ["exactly solved"] * accuracy + ["gradient norm", "∏H collapsed", "seconds"]
-    lines = [titles, ["---", *["---:"] * (len(titles) - 1)]]
-    lines += [_format_row(row, accuracy) for row in result["summary"]]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return [titles, *(_format_row(row, accuracy) for row in result["summary"])]
 
 
 def _format_row(row: dict[str, Any], accuracy: bool) -> list[str]:
@@ -58,8 +63,7 @@ def draw_comparison(result: dict[str, Any], path: Path) -> Path:
     axes = figure.subplots(2, 2).flatten()
     baseline = result["settings"]["baseline"]
     mixers = [row["mixer"] for row in result["summary"]]
-    palette = matplotlib.colormaps["tab20"].colors  # type: ignore[attr-defined]
-    colours = dict(zip(mixers, palette))
+    colours = {mixer: colour_of(mixer) for mixer in mixers}
     runs = {(run["mixer"], run["seed"]): run["curves"] for run in result["runs"] if run["final"]}
     for mixer in mixers:
         own = {seed: curves for (which, seed), curves in runs.items() if which == mixer}

@@ -35,6 +35,8 @@ ARC_COLOURS = (
     "#7FDBFF",
     "#870C25",
 )
+# Of what is compared in one picture and is no mixer: measured, changed, predicted.
+COMPARED = ("#2f7de1", "#dd7a16", "#2c9a4b", "#9a5fd0", "#7d8797")
 # Of a model without hyper-connections.
 PLAIN = "#8a8a8a"
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")

@@ -1,6 +1,7 @@
 r"""Spectra of many networks computed beforehand: every choice of mixer, streams, depth, noise, activation and norm.
 
-A spectrum is kept as quantiles of $\log_{10} s$ at fixed levels, of the theory and of sampled networks side by side.
+A spectrum is kept as quantiles of $\log_{10} s$ at fixed levels and the share that has collapsed, of the theory and of
+sampled networks side by side.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 
 from jpmhc import mixers
-from jpmhc.spectra.density import density
+from jpmhc.spectra.density import COLLAPSED, density
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.normalised import MLP
 from jpmhc.spectra.simulate import simulate
@@ -36,13 +37,14 @@ AXES: Mapping[str, tuple] = {
     "activation": ("linear", "gelu"),
     "norm": ("none", "before", "after"),
 }
-# Singular values at which the theory is evaluated, denser around one, as stretches from one end to the next with this
-# many points; their smoothing, and the residual asked: enough for a picture.
+# Singular values at which the theory is evaluated, as stretches with so many points, the densest around one; their
+# smoothing, and the residual asked: enough for a picture.
 _GRID = ((1e-4, 0.2, 36), (0.2, 5.0, 130), (5.0, 100.0, 25))
 _RELATIVE_ETA = 0.006
 _TOLERANCE = 1e-4
-_FEATURES = 128  # of all streams of a sampled network together
-_SAMPLES = 5
+_LOST = 0.01  # mass that such a grid may miss
+FEATURES = 128  # of all streams of a sampled network together
+SAMPLES = 5
 
 Choice = tuple[str, int, int, float, str, str]
 
@@ -53,8 +55,9 @@ class Atlas:
 
     Attributes:
         axes: The values of each axis, by name.
-        theory: Quantiles at `LEVELS`, as `pack` wrote them. [*axes, len(LEVELS)]
-        sampled: Quantiles of sampled networks. [*axes, len(LEVELS)]
+        theory: Quantiles at `LEVELS`, as `pack` wrote them, then the collapsed share of `MISSING - 1`.
+            [*axes, len(LEVELS) + 1]
+        sampled: The same of sampled networks.
     """
 
     axes: Mapping[str, tuple]
@@ -86,18 +89,24 @@ def build_network(choice: Choice) -> Network:
 
 
 def compute_choice(choice: Choice) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the quantiles of the theory and those of sampled networks, packed; MISSING where the theory refuses."""
+    """Compute what an atlas holds of one choice, of theory and samples; MISSING where the theory refuses."""
     network = build_network(choice)
-    values = simulate(network, _FEATURES // network.streams, _SAMPLES, 0).double().sqrt().flatten().numpy()
-    sampled = pack(np.quantile(values, LEVELS))
+    values = simulate(network, FEATURES // network.streams, SAMPLES, 0).double().sqrt().flatten().numpy()
+    sampled = _describe(np.quantile(values, LEVELS), float(np.mean(values < COLLAPSED)))
     grid = torch.from_numpy(np.unique(np.concatenate([np.geomspace(*stretch) for stretch in _GRID]))).square()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             found = density(network, grid, relative_eta=_RELATIVE_ETA, tolerance=_TOLERANCE)
+            if abs(found.mass + found.below - 1) > _LOST:  # a band that is narrower than the grid's steps
+                found = density(network, relative_eta=_RELATIVE_ETA, tolerance=_TOLERANCE)
     except ValueError:
-        return np.full(len(LEVELS), MISSING, np.uint16), sampled
-    return pack(np.array([found.quantile(level) for level in LEVELS])), sampled
+        return np.full_like(sampled, MISSING), sampled
+    return _describe(np.array([found.quantile(level) for level in LEVELS]), found.collapsed()), sampled
+
+
+def _describe(quantiles: np.ndarray, collapsed: float) -> np.ndarray:
+    return np.append(pack(quantiles), np.uint16(round(collapsed * (MISSING - 1))))
 
 
 def pack(values: np.ndarray) -> np.ndarray:
@@ -115,8 +124,8 @@ def unpack(values: np.ndarray) -> np.ndarray:
 def gather(found: Mapping[Choice, tuple[np.ndarray, np.ndarray]]) -> Atlas:
     """Put computed spectra at their places; all others are missing."""
     shape = tuple(map(len, AXES.values()))
-    theory = np.full((*shape, len(LEVELS)), MISSING, np.uint16)
-    sampled = np.full((*shape, len(LEVELS)), MISSING, np.uint16)
+    theory = np.full((*shape, len(LEVELS) + 1), MISSING, np.uint16)
+    sampled = theory.copy()
     for choice, (mine, drawn) in found.items():
         place = tuple(values.index(value) for values, value in zip(AXES.values(), choice))
         theory[place], sampled[place] = mine, drawn

@@ -1,0 +1,35 @@
+"""The command `jpmhc explore`: the atlas that comes with the package, as a page."""
+
+import base64
+import json
+import re
+
+import numpy as np
+
+from jpmhc import cli
+from jpmhc.mixers import MIXERS
+from jpmhc.report.page import LARGEST
+from jpmhc.spectra.atlas import LEVELS, MISSING
+
+
+def test_the_page_holds_the_atlas(tmp_path, capsys):
+    path = tmp_path / "new" / "explore.html"
+    cli.main(["explore", "--out", str(path)])
+    assert capsys.readouterr().out == f"wrote {path}\n"
+    text = path.read_text()
+    assert len(text.encode()) < LARGEST
+    assert not re.search(r"(src|href)=.https?:", text)
+    data = json.loads(re.search(r"^const DATA = (.*);$", text, re.M).group(1))
+    axes = dict(data["axes"])
+    assert axes["mixer"] == list(MIXERS)  # computed anew when a mixer is added: benchmarks/compute_atlas.py
+    shape = (*(len(values) for _, values in data["axes"]), len(LEVELS) + 1)
+    theory, sampled = (
+        np.frombuffer(base64.b64decode(data[key]), "<u2").reshape(shape) for key in ("theory", "sampled")
+    )
+    known = theory[..., 0] != MISSING
+    assert known.mean() > 0.3  # those that are missing are said to be
+    assert (sampled[known][:, 0] != MISSING).all()
+    # the theory of every choice lies on its samples
+    apart = np.abs(theory[known][:, -1].astype(float) - sampled[known][:, -1]) / (MISSING - 1)
+    assert np.median(apart) < 0.005
+    assert np.quantile(apart, 0.99) < 0.06
