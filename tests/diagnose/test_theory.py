@@ -79,11 +79,12 @@ def test_equal_singular_values_are_no_distance():
     assert spectra.distances(predicted, measured.squares()).kolmogorov > 0.2
 
 
-def test_layers_without_a_law_are_said():
+def test_layers_that_map_everything_to_zero_have_an_atom_there():
     zero = torch.zeros(1, dtype=torch.float64)
     predicted, note = predict_spectrum(make_network([(zero, zero, zero[:, None])], torch.zeros(1)))
-    assert predicted is None
-    assert "maps everything to zero" in note
+    assert predicted is not None
+    assert abs(predicted.below - 1) < 1e-12
+    assert (predicted.mass, note) == (0.0, "")
 
 
 @pytest.mark.parametrize("mixer", ["cayley", "sinkhorn"])

@@ -73,7 +73,7 @@ def matrix_cauchy(
         def __init__(self, shifted: Tensor) -> None:
             self.shifted = shifted
 
-        def newton_step(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        def newton_correction(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
             u, m, target = consistent(x, self.shifted[index])
             residual = target - x
             # ∂M/∂g₂₂ = σ² M², ∂M/∂g₁₁ = σ² u⁻² M AᵀA M
@@ -87,7 +87,7 @@ def matrix_cauchy(
             step, _ = torch.linalg.solve_ex(jacobian, -residual)
             return (residual.abs() / x.abs()).amax(-1), step
 
-        def safe_step(self, x: Tensor, index: Tensor) -> Tensor:
+        def safe_image(self, x: Tensor, index: Tensor) -> Tensor:
             return (x + consistent(x, self.shifted[index])[2]) / 2
 
         def admissible(self, x: Tensor, index: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ def psi_inverse(
     """
 
     class SelfEnergies(Problem):
-        def step(self, x: Tensor, index: Tensor) -> Tensor:
+        def image(self, x: Tensor, index: Tensor) -> Tensor:
             inverse, u = factor.inverse_s(x[:, :1], x[:, 1:])
             s = torch.linalg.inv_ex(inverse)[0]  # [b, 1, n, n]
             return torch.cat(factor.orders(w[index].unsqueeze(1) @ s, u), -1)

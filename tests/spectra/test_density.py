@@ -152,7 +152,7 @@ def test_distances_against_scipy():
 def test_unconverged_points_are_interpolated_only_when_few(monkeypatch):
     network = Network.from_mixer("bistochastic", 4, 0.05)
     x = torch.linspace(0.1, 2, 40, dtype=torch.float64)
-    with pytest.raises(ValueError, match="did not converge"):
+    with pytest.raises(ValueError, match=r"40 of 40 points did not converge .*; layer [1-4] makes it hard"):
         density(network, x, eta=0.02, maximum=2)
     truth = density(network, x, eta=0.02)
     module = importlib.import_module("jpmhc.spectra.density")
@@ -199,9 +199,15 @@ def test_edges_of_one_layer_are_the_exact_ones_down_to_the_first():
     assert (found / exact - 1).abs().max() < 1e-2
 
 
-def test_a_network_that_maps_everything_to_zero_has_no_density():
-    with pytest.raises(ValueError, match="all singular values are zero"):
-        density(Network(torch.zeros(2, 2, 2), 0.0))
+@pytest.mark.parametrize("kind", ["zero", "nilpotent"])
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_network_that_maps_everything_to_zero_is_an_atom_of_mass_one(kind, n):
+    generator = torch.Generator().manual_seed(0)
+    turn, _ = torch.linalg.qr(torch.randn(n, n, dtype=torch.float64, generator=generator))
+    skip = turn @ torch.ones(n, n, dtype=torch.float64).triu(1) @ turn.mT
+    found = density(Network((0.0 if kind == "zero" else 1.0) * skip.repeat(4, 1, 1), 0.0))
+    assert (found.mass, found.below, found.exact_moment) == pytest.approx((0.0, 1.0, 0.0))
+    assert (found.quantile(0.99), found.collapsed()) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize("noise", [0.001, 0.005, 0.05])

@@ -37,6 +37,8 @@ _INTERPOLABLE = 0.1
 _MOMENT_TOLERANCE = 0.05
 # Where the grid begins outside the spectrum, the mass below it is what lies below this fraction of its first point.
 _BELOW = 0.01
+# The grid of a network whose squared singular values are all zero.
+_ZERO_GRID = (1e-12, 1.0)
 # The residual asked of that mass, relative to it, and the one taken if it amounts to no more than this share of all.
 _BELOW_TOLERANCE = 1e-4
 _BELOW_SHARE = 1e-5
@@ -136,6 +138,8 @@ def density(
 ) -> Density:
     r"""Compute the density of squared singular values by Stieltjes inversion, $\rho = -\mathrm{Im}\,G(x + i\eta)/\pi$.
 
+    A network that maps everything to zero has an atom of mass one there, which is the density's `below`.
+
     By default the grid finds the spectrum by itself, over as many orders of magnitude as it has, and $\eta$ is
     proportional to x: a fixed $\eta$ would smear what has collapsed towards zero.
 
@@ -157,10 +161,10 @@ def density(
     eta = None if eta is None else to_positive_number(eta, "eta")
     relative_eta = to_positive_number(relative_eta, "relative_eta")
     levels = to_whole_number(levels, "levels")
-    if not bool((network.gains() > 0).all()):
-        raise ValueError("a layer maps everything to zero, so all singular values are zero and there is no density")
     rough: Solution | None = None
-    if x is None:
+    if x is None and network.is_zero:
+        grid = torch.tensor(_ZERO_GRID, dtype=torch.float64)
+    elif x is None:
         grid, rough = find_grid(network, method, eta, relative_eta)
     else:
         grid = _check_grid(x)
@@ -225,11 +229,7 @@ def _solve_grid(
     green, good = found.G.cpu(), found.converged.cpu()
     lost = int((~good).sum())
     if lost > _INTERPOLABLE * len(z):
-        worst = float(found.residual[~found.converged].max())
-        raise ValueError(
-            f"{lost} of {len(z)} points did not converge (residual up to {worst:.1e}, asked {tolerance:.0e}): "
-            "raise eta, the tolerance or the number of iterations"
-        )
+        raise ValueError(f"{found.why_unconverged()}: raise eta, the tolerance or the number of iterations")
     if lost:
         # z G over log x: the points may be orders of magnitude apart, and G grows as fast towards zero.
         place, moment = z.real.log().numpy(), z * green
@@ -303,7 +303,7 @@ def _mass_below(
             moment, found = moment_at(1j * first * _BELOW)
     below, residual = float(moment[0].real), float(found.residual[0])
     if not bool(found.converged[0]) and not residual * below < _BELOW_SHARE:
-        raise ValueError(f"the mass below the grid is unknown: its point did not converge (residual {residual:.1e})")
+        raise ValueError(f"the mass below the grid is unknown: {found.why_unconverged()}")
     return below, found
 
 

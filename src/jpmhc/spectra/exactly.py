@@ -49,9 +49,7 @@ def moments(network: Network, count: int, top: float, method: str = "auto") -> T
     arm = radius * torch.exp(1j * angle)
     found = cauchy(network, centre + arm, method, tolerance=1e-11)
     if not bool(found.converged.all()):
-        worst = float(found.residual.max())
-        lost = int((~found.converged).sum())
-        raise ValueError(f"no moments: {lost} points around the spectrum did not converge (residual {worst:.1e})")
+        raise ValueError(f"no moments: around the spectrum, {found.why_unconverged()}")
     mass = float((found.G * arm).real.mean())
     if abs(mass - 1) > 1e-6:
         raise ValueError(f"top = {top:g} must lie above the spectrum; the circle through it holds a mass of {mass:.4g}")

@@ -17,6 +17,8 @@ from jpmhc.spectra.random_skips import sample_skips, skips_from_logits
 from jpmhc.spectra.sublayers import Sublayer
 
 ENDS = ("streams", "model")
+# A layer whose gain is this fraction of what its skip could do maps all that reaches it to zero.
+_NOTHING = 1e-30
 _FIELDS = ("skips", "variance", "read", "write", "covariance", "slopes", "tied")
 
 
@@ -350,11 +352,18 @@ class Network:
             else:
                 grown = grown + (factors[layer] @ moment @ factors[layer].mT).sum(0)
             gain = grown.trace()
+            if gain <= _NOTHING * skip.square().sum():  # what rounding leaves of a product that is zero
+                gain = torch.zeros_like(gain)
             if layer == self.depth - 1 and self.ends == "model":
                 gain = (grown * last).sum() * self.streams
             gains.append(gain)
             moment = grown / gain if gain > 0 else moment
         return torch.stack(gains)
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether the network maps everything to zero."""
+        return not bool((self.gains() > 0).all())
 
     def mean_square(self) -> float:
         """Return the mean squared singular value; NaN for tied weights, of which no recursion is known here."""

@@ -18,10 +18,12 @@ class KnownPoints:
     Attributes:
         z: The points. [B]
         unknowns: What the method's iteration ended with at each of them. [B, d]
+        separated: Whether the unknowns belong to bases that separate directions by their growth.
     """
 
     z: Tensor
     unknowns: Tensor
+    separated: bool = False
 
     def start_near(self, z: Tensor, start: Tensor) -> Tensor:
         """Return the unknowns at the known points nearest to z [b], and `start` [b, d] where none is near. [b, d]"""
@@ -44,6 +46,8 @@ class Solution:
         matrix: $E[(z - J^\top J)^{-1}]$ averaged over the features alone, if asked: entry (i, j) belongs to the input
             streams i and j, and G is the mean of the diagonal. [..., n, n] complex
         known: What a later call of `cauchy` can start from, for methods that can.
+        hardest_layer: Where a point did not converge, the number of the layer, from one, that is farthest from it, for
+            methods that know; zero elsewhere. [...] int
     """
 
     G: Tensor
@@ -55,6 +59,16 @@ class Solution:
     note: str = ""
     matrix: Tensor | None = None
     known: KnownPoints | None = field(default=None, repr=False)
+    hardest_layer: Tensor | None = None
+
+    def why_unconverged(self) -> str:
+        """Say how many points did not converge, how far they are from it, and which layer makes it hard."""
+        lost = ~self.converged
+        worst = float(self.residual[lost].max())
+        text = f"{int(lost.sum())} of {lost.numel()} points did not converge (residual up to {worst:.1e})"
+        if self.hardest_layer is None:
+            return text
+        return f"{text}; layer {int(self.hardest_layer[lost].mode().values)} makes it hard"
 
     @classmethod
     def concatenate(cls, parts: list[Solution]) -> Solution:

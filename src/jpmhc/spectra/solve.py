@@ -70,6 +70,7 @@ def cauchy(
         converged=found.converged.reshape(points.shape),
         residual=found.residual.reshape(points.shape),
         iterations=found.iterations.reshape(points.shape),
+        hardest_layer=None if found.hardest_layer is None else found.hardest_layer.reshape(points.shape),
         matrix=None if found.matrix is None else found.matrix.reshape(*points.shape, *found.matrix.shape[1:]),
     )
 
@@ -98,6 +99,6 @@ def choose(network: Network) -> str:
         return "chain"
     if network.depth == 1:
         return "dyson"
-    if network.streams > 1:
+    if network.streams > 1 or network.is_zero:
         return "chain"
     return "z1" if network.identical else "subordination"

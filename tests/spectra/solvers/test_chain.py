@@ -250,3 +250,28 @@ def test_matrix_valued_transform_without_noise_is_the_resolvent_of_the_product(s
     assert ((found.matrix - truth).abs().amax((-2, -1)) / truth.abs().amax((-2, -1))).max() < 1e-3
     with pytest.raises(ValueError, match="no method with a matrix-valued transform is called 'twisted'"):
         cauchy(network, z, "twisted", matrix=True)
+
+
+def test_general_noise_in_nilpotent_layers_is_solved_over_many_orders_of_magnitude():
+    """Blocks of the resolvent whose directions differ by many orders of magnitude, against independent samples."""
+    skips = 3.0 * random(8, 3, 3, seed=5).triu(1)
+    network = Network(skips, 0.01, covariance=random(8, 2, 3, 3, seed=6))
+    z = network.mean_square() * torch.logspace(-12, 1, 14, dtype=torch.float64) * 1j
+    found = cauchy(network, z)
+    assert found.converged.all()
+    samples = simulate(network, 60, 4)
+    truth = (z.unsqueeze(-1) / (z.unsqueeze(-1) - samples.flatten())).mean(-1)
+    assert (z * found.G - truth).abs().max() < 0.02
+
+
+def test_rounding_does_not_keep_points_from_converging():
+    """Defective skips with little noise: below 1e-10 of the mean square the residual stays at 1e-6, and G is right."""
+    chained = torch.diag(torch.ones(5, dtype=torch.float64), 1)
+    values = torch.linspace(-0.6, 0.7, 20, dtype=torch.float64).view(-1, 1, 1)
+    network = Network(values * torch.eye(6, dtype=torch.float64) + chained, 1e-5)
+    z = network.mean_square() * torch.tensor([1e-13, 1e-12], dtype=torch.float64) * (1 + 0.05j)
+    found = cauchy(network, z)
+    assert found.converged.all()
+    samples = simulate(network, 40, 6)
+    truth = (z.unsqueeze(-1) / (z.unsqueeze(-1) - samples.flatten())).mean(-1)
+    assert (z * found.G - truth).abs().max() < 0.05

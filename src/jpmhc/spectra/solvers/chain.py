@@ -5,7 +5,8 @@ hyper-connection block. One evaluation of the equation is two sweeps over the la
 
 Note:
     The paper composes layers through scalar or twisted S-transforms. The former is exact for multiples of orthogonal
-    skips only and the latter for two layers; this equation is exact for every network in the limit of many features.
+    skips only and the latter for two layers; this equation is exact, in the limit of many features, for every network
+    whose layers have weights of their own.
 """
 
 from __future__ import annotations
@@ -19,23 +20,24 @@ from jpmhc.spectra.network import Network
 from jpmhc.spectra.solution import KnownPoints, Solution
 from jpmhc.spectra.solvers.bases import separating_bases
 from jpmhc.spectra.solvers.fixed_point import Anderson, Scheme
-from jpmhc.spectra.solvers.fixed_point.continuation import AtPoints, Equation
+from jpmhc.spectra.solvers.fixed_point.continuation import AtPoints, Equation, lead_down
 from jpmhc.spectra.solvers.fixed_point.contract import FixedPoints
-from jpmhc.spectra.solvers.selfenergy import self_energy
+from jpmhc.spectra.solvers.selfenergy import self_energy, to_logarithm
 from jpmhc.spectra.solvers.sweep import one_minus, solve_linear, sweep
 
 # Working memory of one chunk of points, and how many arrays of all layers' states and of all unknowns are alive in it.
 _MEMORY = {"cpu": 2**29, "cuda": 2**33}
 _ALIVE = 12
 _HISTORY = 60
-# Points that the first try leaves are led there by continuation in eta, down a ladder of so many rungs, each solved to
-# this tolerance.
-_RUNGS = 10
-_RUNG_TOLERANCE = 1e-4
 _SCHEME = Anderson()
-# What stands for an unknown that is zero: its logarithm has to be admissible.
-_TINY = 1e-250
 _LONGEST = 600
+# By how much rounding may turn a number that lies on the edge of the half-plane out of it.
+_ROUNDED_ANGLE = 1e-7
+# A relative change of the unknowns by rounding, and how far above what it causes a residual may be: never above the
+# last number.
+_ROUNDING = 1e-15
+_ABOVE_ROUNDING = 10.0
+_MOST_ROUNDING = 1e-3
 # On a CPU so few points through so many layers are solved in blocks of layers.
 _FEW, _DEEP = 8, 64
 # Below this fraction of the mean squared singular value the rounding of large singular values would be felt.
@@ -55,67 +57,116 @@ def solve(
     r"""Solve the Dyson equation of the whole chain of layers at the points z [B].
 
     Args:
-        network: Any network.
+        network: Any network whose layers have weights of their own.
         z: Points of the upper half plane. [B]
         tolerance: A point has converged when no unknown changes by more than this fraction of itself.
-        maximum: The most iterations per point.
+        maximum: The most iterations per point and height.
         scheme: How to iterate.
         known: Points at which the network has been solved before; each point starts from the nearest of them.
         matrix: Whether to compute the matrix-valued transform too.
     """
     if network.tied is not None:
         raise ValueError("method 'chain' needs layers with weights of their own; for tied weights use method 'pencil'")
+    if network.is_zero:
+        blocks = torch.eye(network.streams, device=z.device) / z[:, None, None] if matrix else None
+        nothing = torch.zeros_like(z.real)
+        return Solution(1 / z, nothing == 0, nothing, nothing.long(), method="chain", matrix=blocks)
     network, gain = network.rescaled()
     points = z / gain
     equation = _Equation(network, points)
-    columns = 1 + 2 * network.depth * equation.noise.count
+    columns = 1 + 2 * network.depth * equation.noise.coordinates
     blocks_size = (network.depth + 1) * network.streams**2 * 2 * _ALIVE * equation.noise.paths
     per_point = 16 * (blocks_size + columns * _HISTORY)
     chunk = max(1, _MEMORY[z.device.type] // per_point)
+    # The unknowns of a general covariance depend on the bases of the call.
+    if known is not None and known.separated != equation.separated:
+        known = None
     parts = []
     for part in points.split(chunk):
         start = equation.start(part, torch.arange(len(part), device=z.device))
         start = start if known is None else known.start_near(part * gain, start)
         parts.append(_solve_points(equation, part, start, scheme, tolerance, maximum))
     found = FixedPoints.concatenate(parts)
-    # The unknowns of a general covariance depend on the bases of the call.
-    reusable = equation.noise.positive and bool(found.converged.any())
-    known = KnownPoints(z[found.converged], found.x[found.converged]) if reusable else None
+    good = found.converged
+    known = KnownPoints(z[good], found.x[good], equation.separated) if bool(good.any()) else None
     green = equation.values(found.x)[:, 0] / gain
     blocks = None
     if matrix:
         rows = zip(points.split(chunk), found.x.split(chunk))
         blocks = torch.cat([equation.input_block(part, x) for part, x in rows]) / gain
+    layers = torch.zeros_like(found.iterations)
+    if len(left := found.unconverged()):
+        layers[left] = torch.cat(
+            [equation.hardest_layer(x, part) for x, part in zip(found.x[left].split(chunk), points[left].split(chunk))]
+        )
     return Solution(
-        green, found.converged, found.residual, found.iterations, method="chain", matrix=blocks, known=known
+        green,
+        found.converged,
+        found.residual,
+        found.iterations,
+        method="chain",
+        matrix=blocks,
+        known=known,
+        hardest_layer=layers,
     )
 
 
 def _solve_points(
     equation: _Equation, z: Tensor, start: Tensor, scheme: Scheme, tolerance: float, maximum: int
 ) -> FixedPoints:
-    """Solve the equation at all points at once; those that resist are led to their eta from a larger one."""
+    """Solve the equation at all points at once; those that resist are started from others or led down from above."""
     rows = torch.arange(len(z), device=z.device)
     first_try = min(maximum, scheme.first_try)
     found = scheme.solve(AtPoints(equation, z, rows), start, tolerance, first_try)
-    left = found.unconverged()
-    if len(left) and maximum > first_try:
+    left = _left_above_rounding(equation, z, found, tolerance)
+    if maximum > first_try:
         hard = scheme.for_hard_rows()
-        found.merge_pass(left, _climb_down(equation, z[left], hard, tolerance, maximum - first_try))
+        left = _start_from_neighbours(equation, z, found, left, hard, tolerance, first_try)
+        if len(left):
+            # At eta = |z| the equation contracts strongly.
+            led = lead_down(equation, z[left], hard, top=z[left].abs(), tolerance=tolerance, maximum=maximum)
+            found.merge_pass(left, led)
+            left = _left_above_rounding(equation, z, found, tolerance)
+            _start_from_neighbours(equation, z, found, left, hard, tolerance, maximum)
     return found
 
 
-def _climb_down(equation: _Equation, z: Tensor, scheme: Scheme, tolerance: float, maximum: int) -> FixedPoints:
-    """Follow the solution from eta = |z|, where the equation contracts strongly, to the eta asked."""
-    ratio = (z.abs() / z.imag) ** (1 / _RUNGS)
-    rows = torch.arange(len(z), device=z.device)
-    x, spent = equation.start(z, rows), torch.zeros_like(rows)
-    for rung in range(_RUNGS, 0, -1):
-        lifted = torch.complex(z.real, z.imag * ratio**rung)
-        found = scheme.solve(AtPoints(equation, lifted, rows), x, _RUNG_TOLERANCE, max(1, maximum // (2 * _RUNGS)))
-        x, spent = found.x, spent + found.iterations
-    found = scheme.solve(AtPoints(equation, z, rows), x, tolerance, max(1, maximum - int(spent.max())))
-    return FixedPoints(found.x, found.converged, found.residual, found.iterations + spent)
+def _start_from_neighbours(
+    equation: _Equation, z: Tensor, found: FixedPoints, left: Tensor, scheme: Scheme, tolerance: float, maximum: int
+) -> Tensor:
+    """Solve rows that are left from the nearest points that have been solved, as long as that finds more of them."""
+    before = len(left) + 1
+    while 0 < len(left) < min(before, len(z)):
+        before = len(left)
+        solved = KnownPoints(z[found.converged], found.x[found.converged])
+        start = solved.start_near(z[left], found.x[left])
+        found.merge_pass(left, scheme.solve(AtPoints(equation, z[left], left), start, tolerance, maximum))
+        left = _left_above_rounding(equation, z, found, tolerance)
+    return left
+
+
+def _left_above_rounding(equation: _Equation, z: Tensor, found: FixedPoints, tolerance: float) -> Tensor:
+    """Mark rows as converged that only rounding keeps above the tolerance; return the places of those still left.
+
+    Where unknowns differ by many orders of magnitude the smallest are known to few digits, which G does not feel: its
+    own change must be within the tolerance.
+    """
+    left = found.unconverged()
+    if len(left):
+        x, points = found.x[left], z[left]
+        image, scale = equation.image(x, points, left), equation.scale(x, points, left)
+        places = torch.arange(x.shape[-1], dtype=torch.float64, device=z.device)
+        floor = torch.zeros_like(x.real)
+        for period in (2, 3):
+            moved = x * (1 + _ROUNDING * (places % period - 0.5).sign())
+            floor = torch.maximum(floor, (equation.image(moved, points, left) - image).abs() / scale)
+        change = (image - x).abs() / scale
+        level = floor.amax(-1)
+        rounded = (change.amax(-1) <= _ABOVE_ROUNDING * level) & (level <= _MOST_ROUNDING)
+        rounded &= (torch.maximum(change, floor)[:, 0] <= tolerance) & equation.admissible(x, points, left)
+        found.converged[left[rounded]] = True
+        left = left[~rounded]
+    return left
 
 
 class _Equation(Equation):
@@ -123,7 +174,8 @@ class _Equation(Equation):
 
     G itself takes no part in the equation; as a column its convergence is watched, and it needs no sweep of its own.
     Scalars of the lower half-plane are iterated as logarithms: their sizes differ by many orders of magnitude along a
-    deep chain, and the guard that keeps Im G < 0 becomes a bound on the argument.
+    deep chain, and the guard that keeps Im G < 0 becomes a bound on the argument. Matrices are iterated as the factors
+    of their triangular decomposition, with the pivots' logarithms.
     """
 
     def __init__(self, network: Network, z: Tensor) -> None:
@@ -132,6 +184,7 @@ class _Equation(Equation):
         separated = separating_bases(network.skips) if float(z.abs().min()) < _SMALL else None
         bases, skips = (None, network.skips) if separated is None else separated
         self.noise = self_energy(network, bases)
+        self.separated = separated is not None and not self.noise.scalar
         # What is asked at both ends as the bases see it, and the inverse metric of the first, with which G is a trace.
         first, last = network.end_moments()
         self.trace, self.to_streams = self.eye, self.eye
@@ -160,29 +213,39 @@ class _Equation(Equation):
         values = torch.cat([-1j / z.abs().unsqueeze(-1), torch.cat(unknowns).transpose(0, 1).flatten(1)], 1)
         return self._coordinates(values)
 
-    def step(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+    def image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
         """Return the unknowns that the self-energies of the given unknowns lead to. [b, columns]"""
         return self._coordinates(self._evaluate(z, self.values(x)))
 
+    def between(self, x: Tensor, image: Tensor, share: float) -> Tensor:
+        """Return a point between x and its image: among logarithms of scalars, or among the matrices themselves."""
+        if self.noise.scalar:
+            return x + share * (image - x)
+        return self._coordinates((1 - share) * self.values(x) + share * self.values(image))
+
     def admissible(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
-        """Return whether Im G < 0 and, where it can be read off, Im M <= 0 for all blocks. [b]"""
-        if self.noise.positive:
-            return (x.imag.abs() <= torch.pi / 2 + 1e-9).all(-1) & (x.real.abs() < _LONGEST).all(-1)
-        diagonal = torch.cat(
-            [x[:, :1], x[:, 1:].unflatten(1, (-1, self.noise.count))[..., :: self.streams + 1].flatten(1)], 1
-        )
-        return (diagonal.imag <= 0).all(-1)
+        """Return whether G and all unknowns, or the pivots of matrices, lie in the lower half-plane. [b]"""
+        logs = self._logarithms(x)
+        return (logs.imag.abs() <= torch.pi / 2 + _ROUNDED_ANGLE).all(-1) & (logs.real.abs() < _LONGEST).all(-1)
 
     def scale(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
-        """Return one for logarithms, which are relative already, and each matrix's largest entry otherwise."""
-        if self.noise.positive:
+        """Return one for logarithms, which are relative already, and the size that is usual for other coordinates."""
+        if self.noise.scalar:
             return torch.ones(1, 1, dtype=torch.float64, device=x.device)
-        size = x[:, 1:].abs().unflatten(1, (-1, self.noise.count)).amax(-1, keepdim=True)
-        return torch.cat([x[:, :1].abs(), size.expand(-1, -1, self.noise.count).flatten(1)], 1)
+        blocks = self.noise.scale(x[:, 1:].unflatten(1, (-1, self.noise.coordinates))).flatten(1)
+        return torch.cat([torch.ones_like(blocks[:, :1]), blocks], 1)
 
     def values(self, x: Tensor) -> Tensor:
         """Return G and the unknowns of coordinates. [b, columns]"""
-        return torch.exp(x) * -1j if self.noise.positive else x
+        blocks = self.noise.to_unknowns(x[:, 1:].unflatten(1, (-1, self.noise.coordinates)))
+        return torch.cat([torch.exp(x[:, :1]) * -1j, blocks.flatten(1)], 1)
+
+    def hardest_layer(self, x: Tensor, z: Tensor) -> Tensor:
+        """Return the number of the layer, from one, whose unknowns are farthest from solving their equations. [b]"""
+        index = torch.arange(len(x), device=x.device)
+        change = ((self.image(x, z, index) - x).abs() / self.scale(x, z, index)).nan_to_num(nan=torch.inf)[:, 1:]
+        layers = change.unflatten(1, (2, self.depth, self.noise.coordinates)).amax((1, 3))
+        return layers.argmax(-1) + 1
 
     def input_block(self, z: Tensor, x: Tensor) -> Tensor:
         """Return the block of the resolvent that belongs to the input, in the streams' own basis. [b, n, n]"""
@@ -220,8 +283,13 @@ class _Equation(Equation):
         return blocks[: self.depth], blocks[self.depth :]
 
     def _coordinates(self, values: Tensor) -> Tensor:
-        """Return log(i v) of scalars v, whose branch cut lies in the upper half-plane that they never enter."""
-        if not self.noise.positive:
-            return values
-        # A read vector of zeros makes an unknown zero: any number stands for it.
-        return torch.log(torch.where(values == 0, -1j * _TINY, values) * 1j)
+        """Return the coordinates of G and the unknowns. [b, columns]"""
+        blocks = self.noise.to_coordinates(values[:, 1:].unflatten(1, (-1, self.noise.count)))
+        return torch.cat([to_logarithm(values[:, :1]), blocks.flatten(1)], 1)
+
+    def _logarithms(self, x: Tensor) -> Tensor:
+        """Return those of the coordinates that are logarithms. [b, ...]"""
+        if self.noise.scalar:
+            return x
+        blocks = x[:, 1:].unflatten(1, (-1, self.noise.coordinates))[..., : self.streams]
+        return torch.cat([x[:, :1], blocks.flatten(1)], 1)

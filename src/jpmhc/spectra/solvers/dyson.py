@@ -162,7 +162,7 @@ class _Subordination(Equation):
     def start(self, z: Tensor, index: Tensor) -> Tensor:
         return 1 / z.unsqueeze(-1)
 
-    def newton_step(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    def newton_correction(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         g = x.squeeze(-1)
         u, h, h2 = self._free(g, z, index)
         variance = self.variance[index]
@@ -174,12 +174,12 @@ class _Subordination(Equation):
         g = x.squeeze(-1)
         return (g.imag < 0) & ((z * g).imag <= 1e-14)  # zG = 1, up to rounding, where Y = 0
 
-    def step(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+    def image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
         u, h, _ = self._free(x.squeeze(-1), z, index)
         return (u * h).unsqueeze(-1)
 
-    def safe_step(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
-        return (x + self.step(x, z, index)) / 2
+    def safe_image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        return (x + self.image(x, z, index)) / 2
 
     def scale(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
         return x.abs()

@@ -92,7 +92,7 @@ class _Equation(Equation):
         eye = torch.eye(self.depth, dtype=torch.complex128, device=z.device).flatten()
         return torch.cat([1 / z.unsqueeze(-1), torch.outer(1 / z, eye), (-1e-3j * eye).expand(len(z), -1)], 1)
 
-    def step(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+    def image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
         """Return G and the couplings that the self-energies of the given couplings lead to. [b, columns]"""
         couplings = x[:, 1:].unflatten(1, (2, self.depth, self.depth))
         half, n = self.depth * self.streams, self.streams

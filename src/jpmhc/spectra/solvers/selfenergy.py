@@ -13,19 +13,26 @@ from torch import Tensor
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.sublayers import HiddenLayer, Sublayer
 
+# What stands for an unknown that is zero: its logarithm has to be admissible.
+_TINY = 1e-250
+# A pivot is known to the tolerance, or to the tolerance times this fraction of the entry it is what is left of.
+_DROWNED = 1e-5
+
 
 class SelfEnergy:
     """A structure of noise.
 
     Attributes:
         count: How many unknowns a block has: its order parameters, or what its sublayer makes of them.
-        positive: Whether they are scalars of the lower half-plane (else: entries of a matrix).
+        scalar: Whether they are scalars of the lower half-plane (else: the entries of one matrix).
+        coordinates: In how many numbers they are iterated; logarithms come first.
         paths: Over how many draws of the slopes a block is averaged. Blocks of all paths follow each other: the
             batch of blocks is B times this.
     """
 
     count: int = 1
-    positive: bool = True
+    scalar: bool = True
+    coordinates: int = 1
     paths: int = 1
 
     def energy(self, unknowns: Tensor, side: int) -> Tensor:
@@ -39,6 +46,24 @@ class SelfEnergy:
     def respond(self, orders: tuple[Tensor, Tensor], unknowns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Compute new unknowns from order parameters of x and y and the unknowns that led to them."""
         return orders
+
+    def to_coordinates(self, unknowns: Tensor) -> Tensor:
+        """Return the numbers that are iterated: [..., count] -> [..., coordinates]."""
+        return to_logarithm(unknowns)
+
+    def to_unknowns(self, coordinates: Tensor) -> Tensor:
+        """Return the unknowns that belong to coordinates: [..., coordinates] -> [..., count]."""
+        return torch.exp(coordinates) * -1j
+
+    def scale(self, coordinates: Tensor) -> Tensor:
+        """Return what changes of the coordinates are measured against. [..., coordinates]"""
+        return torch.ones_like(coordinates.real)
+
+
+def to_logarithm(values: Tensor) -> Tensor:
+    """Return log(i v) of numbers v, whose branch cut lies in the upper half-plane that they never enter."""
+    # A read vector of zeros makes an unknown zero: any number stands for it.
+    return torch.log(torch.where(values == 0, -1j * _TINY, values) * 1j)
 
 
 class Isotropic(SelfEnergy):
@@ -93,15 +118,55 @@ class Block(SelfEnergy):
 
 
 class General(SelfEnergy):
-    r"""$\Sigma_{y_l} = \sum_k B_{lk} M_{x_{l-1}} B_{lk}^\top$ and, mirrored, $\sum_k B_{lk}^\top M_{y_l} B_{lk}$."""
+    r"""$\Sigma_{y_l} = \sum_k B_{lk} M_{x_{l-1}} B_{lk}^\top$ and, mirrored, $\sum_k B_{lk}^\top M_{y_l} B_{lk}$.
 
-    positive = False
+    The unknowns are the matrices $M$. Their coordinates are those of $i M = R D R^\top$ with $D$ diagonal and $R$ unit
+    lower triangular: $\log D$ and the entries of $R$ below its diagonal. The real part of $i M$ is positive, so that
+    every pivot exists and has a positive real part; sizes that differ by orders of magnitude between directions, as
+    they do in a deep chain, are then all known to their own relative precision.
+    """
+
+    scalar = False
 
     def __init__(self, network: Network) -> None:
         factors = network.noise_factors().to(torch.complex128)  # [L, K, n, n]
         self.factors = [factors.unsqueeze(1), factors.mT.unsqueeze(1)]  # [L, 1, K, n, n]
         self.streams = network.streams
         self.count = self.streams**2
+        self.below = torch.tril_indices(self.streams, self.streams, -1, device=factors.device)
+        self.coordinates = self.streams + self.below.shape[1]
+
+    def to_coordinates(self, unknowns: Tensor) -> Tensor:
+        rest = unknowns.unflatten(-1, (self.streams, self.streams)) * 1j
+        pivots, columns = [], []
+        for step in range(self.streams):
+            pivot = rest[..., step, step]
+            pivot = torch.where(pivot == 0, _TINY, pivot)
+            column = rest[..., step] / pivot.unsqueeze(-1)
+            rest = rest - column.unsqueeze(-1) * rest[..., step, :].unsqueeze(-2)
+            pivots.append(pivot)
+            columns.append(column)
+        triangle = torch.stack(columns, -1)[..., self.below[0], self.below[1]]
+        return torch.cat([torch.stack(pivots, -1).log(), triangle], -1)
+
+    def to_unknowns(self, coordinates: Tensor) -> Tensor:
+        triangle = self._triangle(coordinates)
+        scaled = triangle * coordinates[..., : self.streams].exp().unsqueeze(-2)
+        return (scaled @ triangle.mT * -1j).flatten(-2)
+
+    def scale(self, coordinates: Tensor) -> Tensor:
+        # Entry (j, k) of R is at most of the order of the square root of entry (j, j) of the matrix over pivot k.
+        sizes = coordinates[..., : self.streams].real.exp()
+        diagonal = (self._triangle(coordinates).abs().square() * sizes.unsqueeze(-2)).sum(-1)
+        usual = (diagonal[..., self.below[0]] / sizes[..., self.below[1]]).sqrt()
+        return torch.cat([1 + _DROWNED * diagonal / sizes, usual], -1)
+
+    def _triangle(self, coordinates: Tensor) -> Tensor:
+        """Return R. [..., n, n]"""
+        triangle = torch.eye(self.streams, dtype=coordinates.dtype, device=coordinates.device)
+        triangle = triangle.repeat(*coordinates.shape[:-1], 1, 1)
+        triangle[..., self.below[0], self.below[1]] = coordinates[..., self.streams :]
+        return triangle
 
     def energy(self, order: Tensor, side: int) -> Tensor:
         factors = self.factors[side]

@@ -76,7 +76,7 @@ class _RoundTrip(Equation):
         self.omega[index] = z.unsqueeze(-1).repeat(1, self.layers.depth)
         return z.unsqueeze(-1)  # w is the mean, one, over z
 
-    def newton_step(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    def newton_correction(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         inverse = x.squeeze(-1)
         log_s, slope, good, found = s_transform(1 / inverse, self.layers, self.omega[index], self.tolerance)
         self.omega[index] = torch.where(good.unsqueeze(-1), found, self.omega[index])
@@ -121,7 +121,7 @@ class _LayerPoints(Problem):
     def __init__(self, target: Tensor, layers: ScalarLayers) -> None:
         self.target, self.layers = target, layers
 
-    def newton_step(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    def newton_correction(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         here, target = self._layer(x, index), self.target[index]
         residual = target / here.w - 1
         return residual.abs(), (residual * here.w.square() / (target * here.w_slope)).unsqueeze(-1)

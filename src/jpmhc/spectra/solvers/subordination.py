@@ -11,7 +11,6 @@ Note:
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from jpmhc.spectra.network import Network
 from jpmhc.spectra.solution import KnownPoints, Solution
 from jpmhc.spectra.solvers import stransform
 from jpmhc.spectra.solvers.dyson import explicit, layer_cauchy
-from jpmhc.spectra.solvers.fixed_point import Anderson, Newton, Plain, Scheme
+from jpmhc.spectra.solvers.fixed_point import Newton, Scheme
 from jpmhc.spectra.solvers.fixed_point.continuation import Equation, lead_down
 from jpmhc.spectra.solvers.fixed_point.contract import FixedPoints
 from jpmhc.spectra.solvers.scalar import ScalarLayers, scalar_solution
@@ -75,11 +74,10 @@ def _solve_points(
     layers: ScalarLayers, z: Tensor, scheme: Scheme, tolerance: float, maximum: int
 ) -> tuple[Tensor, FixedPoints]:
     """Return zG = 1 + w at each point, and how the iteration went."""
-    if isinstance(scheme, Newton):
+    if scheme.uses_corrections:
         found = lead_down(_Arrow(layers), z, scheme, top=layers.top, tolerance=tolerance, maximum=maximum)
         return 1 + 1 / found.x[:, 0], found
-    if isinstance(scheme, Anderson | Plain):
-        scheme = replace(scheme, damping=scheme.damping / layers.depth)  # a step is a sum over the layers
+    scheme = scheme.with_shorter_steps(layers.depth)  # a step is a sum over the layers
     equation = _LayerPoints(layers)
     found = lead_down(equation, z, scheme, top=layers.top, tolerance=tolerance, maximum=5 * maximum)
     product = equation.products(found.x).mean(-1)
@@ -100,7 +98,7 @@ class _Arrow(Equation):
     def start(self, z: Tensor, index: Tensor) -> Tensor:
         return z.unsqueeze(-1).repeat(1, 1 + self.layers.depth)  # every z_l is z, and w the mean, one, over z
 
-    def newton_step(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    def newton_correction(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         inverse, others = x[:, :1], self.layers.depth - 1
         each = explicit(x[:, 1:], self.layers.spectrum, self.layers.variance)  # [b, L]
         common = 1 / each.w - inverse
@@ -131,7 +129,7 @@ class _LayerPoints(Equation):
     def start(self, z: Tensor, index: Tensor) -> Tensor:
         return z.log().unsqueeze(-1).expand(-1, self.layers.depth)
 
-    def step(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+    def image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
         rest = x + torch.log1p(-1 / self.products(x))  # log (z_l − 1/G_l)
         return z.log().unsqueeze(-1) - (rest.sum(-1, keepdim=True) - rest)
 

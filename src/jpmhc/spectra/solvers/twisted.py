@@ -205,7 +205,7 @@ class _Product(Equation):
         blocks, u = self._inverse(x, z)
         return torch.cat(self.factors.orders(_diagonal(blocks), u), -1)
 
-    def newton_step(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    def newton_correction(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         blocks, u = self._inverse(x, z)
         m = _diagonal(blocks)
         new = torch.cat(self.factors.orders(m, u), -1)
@@ -218,7 +218,7 @@ class _Product(Equation):
         jacobian = torch.cat(rows, 1)
         layers = torch.arange(self.depth, device=x.device)
         jacobian[:, self.depth + layers, layers] += direct
-        return _newton_step(jacobian, new - x, x)
+        return _newton_correction(jacobian, new - x, x)
 
     def admissible(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
         finite = torch.isfinite(x).all(-1)
@@ -266,7 +266,7 @@ def _seen(factors: Factors, u: Tensor) -> Tensor:
     return factors.skip.mT @ u @ factors.source_y @ reach
 
 
-def _newton_step(jacobian: Tensor, residual: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+def _newton_correction(jacobian: Tensor, residual: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the residual's relative size and the Newton step, with Tikhonov where the matrix is singular."""
     eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
     matrix = jacobian - eye

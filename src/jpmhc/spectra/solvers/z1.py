@@ -119,7 +119,7 @@ class _Mapping(Equation):
     def start(self, z: Tensor, index: Tensor) -> Tensor:
         return self.unknown(z)  # after rescaling, ω = z₁ = z to leading order
 
-    def newton_step(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    def newton_correction(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         one = self.layer(x)
         rest = one.z * one.w / (1 + one.w)  # z₁ − 1/G₁
         log_slope = (1 + self.power) * one.z_slope / one.z + self.power * one.w_slope / (one.w * (1 + one.w))

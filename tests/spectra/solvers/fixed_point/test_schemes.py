@@ -10,8 +10,8 @@ from jpmhc.spectra.solvers.fixed_point.contract import FixedPoints, Problem
 class Map(Problem):
     """A problem given by its map."""
 
-    def __init__(self, step):
-        self.step = step
+    def __init__(self, image):
+        self.image = image
 
 
 def semicircle(z):
@@ -25,7 +25,7 @@ def test_semicircle_law_at_every_point_of_a_grid(name):
     z = torch.linspace(-3, 3, 41, dtype=torch.float64) + 0.1j
 
     class Semicircle(Problem):
-        def step(self, x, index):
+        def image(self, x, index):
             return 1 / (z[index].unsqueeze(-1) - x)
 
         def admissible(self, x, index):
@@ -95,16 +95,16 @@ def test_a_history_that_grows_spans_more_slow_directions():
     assert grown < 0.7 * short
 
 
-@pytest.mark.parametrize("scheme", [Anderson(history=1, long_history=1), Plain(damping=0.9)])
+@pytest.mark.parametrize("scheme", [Anderson(history=1, long_history=1), Plain(step_length=0.9)])
 def test_rows_that_have_converged_are_no_longer_evaluated(scheme):
     rate = torch.tensor([0.0] * 9 + [0.999], dtype=torch.float64)
     seen = []
 
-    def step(x, index):
+    def image(x, index):
         seen.append(len(index))
         return torch.cos(rate[index].unsqueeze(-1) * x)
 
-    found = scheme.solve(Map(step), torch.zeros(10, 1, dtype=torch.float64), 1e-9, 500)
+    found = scheme.solve(Map(image), torch.zeros(10, 1, dtype=torch.float64), 1e-9, 500)
     assert found.converged.all()
     assert seen[0] == 10
     assert seen[-1] == 1
@@ -115,7 +115,7 @@ def test_inadmissible_anderson_candidates_are_replaced_by_plain_steps():
     inadmissible = []
 
     class Positive(Problem):
-        def step(self, x, index):
+        def image(self, x, index):
             inadmissible.append(bool((x < 0).any()))
             return torch.exp(-3 * x)
 
@@ -140,3 +140,16 @@ def test_later_passes_replace_only_what_they_improve():
     assert first.converged.tolist() == [True, False, False, True]
     assert first.x.squeeze(-1).tolist() == [1e-9, 0.4, 0.5, 1e-10]
     assert first.iterations.tolist() == [5, 10, 10, 10]
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_fixed_point_that_is_not_admissible_does_not_count(name):
+    class Upper(Problem):
+        def image(self, x, index):
+            return torch.full_like(x, 0.3j)
+
+        def admissible(self, x, index):
+            return (x.imag < 0).all(-1)
+
+    found = SCHEMES[name].solve(Upper(), torch.full((2, 1), 0.3j, dtype=torch.complex128), 1e-9, 50)
+    assert not found.converged.any()

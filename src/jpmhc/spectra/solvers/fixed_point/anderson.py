@@ -25,7 +25,7 @@ class Anderson:
 
     The accelerated point $\sum_i c_i g(x_i)$ minimises $\|\sum_i c_i r_i\|^2$ over the last iterates with
     $\sum_i c_i = 1$ and $r_i = g(x_i) - x_i$ (appendix "Anderson/DIIS acceleration"). A candidate that is not finite or
-    not admissible is replaced by the damped plain step $(1-\beta) x + \beta g(x)$. Problems that have converged leave
+    not admissible is replaced by the plain step $(1-\beta) x + \beta g(x)$. Problems that have converged leave
     the batch, so that the rest of them costs what they alone cost.
 
     Attributes:
@@ -34,21 +34,26 @@ class Anderson:
             or with much noise in many layers, the equation is neutral in many directions, and a short history does not
             span them.
         grows_after: When the history begins to grow.
-        damping: The $\beta$ of a plain step.
+        step_length: The $\beta$ of a plain step; one takes the whole step.
         patience: A row is given up when its smallest residual has not fallen by a tenth in so many iterations.
     """
 
     history: int = 5
     long_history: int = 30
     grows_after: int = 30
-    damping: float = 0.5
+    step_length: float = 0.5
     patience: int = 60
     first_try: int = 150
     stage_iterations: int = 50
+    uses_corrections: bool = False
 
     def for_hard_rows(self) -> Anderson:
         """Return the scheme with the long history from the beginning."""
         return replace(self, history=self.long_history)
+
+    def with_shorter_steps(self, factor: float) -> Anderson:
+        """Return the scheme with plain steps shorter by a factor."""
+        return replace(self, step_length=self.step_length / factor)
 
     def solve(self, problem: Problem, start: Tensor, tolerance: float, maximum: int) -> FixedPoints:
         """Solve x = g(x) for all rows; the residual is max |g(x) - x| over the problem's scale."""
@@ -62,16 +67,18 @@ class Anderson:
         # As many differences as unknowns would leave the least squares without a unique answer near convergence.
         grown = max(self.history, min(self.long_history, start.shape[-1] // 2))
         for count in range(1, maximum + 1):
-            g = problem.step(x, index)
+            g = problem.image(x, index)
             r = g - x
             weight = 1 / problem.scale(x, index)
             residual = (r.abs() * weight).amax(-1).nan_to_num(nan=torch.inf)
             active = ~finished[index]
             place = index[active]
-            # A row keeps the x whose residual was measured: what is returned has the residual that is reported.
-            result.x[place], result.residual[place] = x[active], residual[active]
+            # A row keeps the best x whose residual was measured: what is returned has the residual that is reported.
             result.iterations[place] = count
-            result.converged[place] = residual[active] <= tolerance
+            better = active & (residual < result.residual[index])
+            kept = index[better]
+            result.x[kept], result.residual[kept] = x[better], residual[better]
+            result.converged[kept] = problem.converged(x[better], kept, residual[better], tolerance)
             improved = residual < _IMPROVED * best
             best, since = torch.where(improved, residual, best), torch.where(improved, 0, since + 1)
             active &= (residual > tolerance) & (since < self.patience)
@@ -86,12 +93,12 @@ class Anderson:
                 past_r, past_g = past_r[active], past_g[active]
                 last = None if last is None else (last[0][active], last[1][active])
             if last is not None:
-                kept = self.history if count < self.grows_after else grown
+                length = self.history if count < self.grows_after else grown
                 dr, dg = r - last[0], g - last[1]
                 norm = torch.linalg.vector_norm(dr * weight, dim=-1, keepdim=True).clamp_min(_TINY)
-                past_r, past_g = _append(past_r, dr / norm, kept), _append(past_g, dg / norm, kept)
+                past_r, past_g = _append(past_r, dr / norm, length), _append(past_g, dg / norm, length)
             last = r, g
-            plain = x + self.damping * r
+            plain = problem.between(x, g, self.step_length)
             candidate = plain if past_r.shape[1] == 0 else _mix(r, g, past_r, past_g, weight)
             good = torch.isfinite(candidate).all(-1) & problem.admissible(candidate, index)
             x = torch.where(good.unsqueeze(-1), candidate, plain)

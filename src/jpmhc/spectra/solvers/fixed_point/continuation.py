@@ -27,17 +27,21 @@ class Equation:
         """Return the solution at a large height, to leading order. [b, d]"""
         raise NotImplementedError
 
-    def step(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
-        """Return g(x); see `Problem.step`."""
-        return Problem().step(x, index)
+    def image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        """Return g(x); see `Problem.image`."""
+        return Problem().image(x, index)
 
-    def newton_step(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the residual's size and the Newton step; see `Problem.newton_step`."""
-        return Problem.newton_step(AtPoints(self, z, index), x, torch.arange(len(x), device=x.device))
+    def newton_correction(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the residual's size and what Newton adds; see `Problem.newton_correction`."""
+        return Problem.newton_correction(AtPoints(self, z, index), x, torch.arange(len(x), device=x.device))
 
-    def safe_step(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor | None:
-        """Return a step that stays admissible, if there is one; see `Problem.safe_step`."""
+    def safe_image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor | None:
+        """Return a point that is admissible, if there is one; see `Problem.safe_image`."""
         return None
+
+    def between(self, x: Tensor, image: Tensor, share: float) -> Tensor:
+        """Return a point between x and g(x); see `Problem.between`."""
+        return x + share * (image - x)
 
     def admissible(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
         """Return whether x lies where the solution must be. [b]"""
@@ -62,14 +66,17 @@ class AtPoints(Problem):
     z: Tensor
     rows: Tensor
 
-    def step(self, x: Tensor, index: Tensor) -> Tensor:
-        return self.equation.step(x, self.z[index], self.rows[index])
+    def image(self, x: Tensor, index: Tensor) -> Tensor:
+        return self.equation.image(x, self.z[index], self.rows[index])
 
-    def newton_step(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        return self.equation.newton_step(x, self.z[index], self.rows[index])
+    def newton_correction(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        return self.equation.newton_correction(x, self.z[index], self.rows[index])
 
-    def safe_step(self, x: Tensor, index: Tensor) -> Tensor | None:
-        return self.equation.safe_step(x, self.z[index], self.rows[index])
+    def safe_image(self, x: Tensor, index: Tensor) -> Tensor | None:
+        return self.equation.safe_image(x, self.z[index], self.rows[index])
+
+    def between(self, x: Tensor, image: Tensor, share: float) -> Tensor:
+        return self.equation.between(x, image, share)
 
     def admissible(self, x: Tensor, index: Tensor) -> Tensor:
         return self.equation.admissible(x, self.z[index], self.rows[index])
@@ -79,7 +86,7 @@ class AtPoints(Problem):
 
 
 def lead_down(
-    equation: Equation, z: Tensor, scheme: Scheme, *, top: float, tolerance: float, maximum: int
+    equation: Equation, z: Tensor, scheme: Scheme, *, top: float | Tensor, tolerance: float, maximum: int
 ) -> FixedPoints:
     """Solve an equation at all points z [B] at once: down from a large height in stages, then to the tolerance.
 
@@ -94,17 +101,18 @@ def lead_down(
         equation: What to solve.
         z: Points of the upper half plane. [B]
         scheme: How to iterate on each stage.
-        top: A height at which `equation.start` is good.
+        top: A height at which `equation.start` is good; one for all points, or one for each [B].
         tolerance: Of the residual.
         maximum: The most iterations of the last stage.
     """
     rows = torch.arange(len(z), device=z.device)
+    top = torch.as_tensor(top, dtype=torch.float64, device=z.device).expand(len(z))
     result = _descend(equation, z, rows, scheme, _RATIOS[0], top, tolerance, maximum)
     for ratio in _RATIOS[1:]:
         rows = result.unconverged()
         if len(rows) == 0:
             break
-        result.merge_pass(rows, _descend(equation, z[rows], rows, scheme, ratio, top, tolerance, maximum))
+        result.merge_pass(rows, _descend(equation, z[rows], rows, scheme, ratio, top[rows], tolerance, maximum))
     return result
 
 
@@ -114,7 +122,7 @@ def _descend(
     rows: Tensor,
     scheme: Scheme,
     ratio: float,
-    top: float,
+    top: Tensor,
     tolerance: float,
     maximum: int,
 ) -> FixedPoints:
@@ -129,9 +137,9 @@ def _descend(
     return FixedPoints(found.x, found.converged, found.residual, found.iterations + spent)
 
 
-def points_above(z: Tensor, top: float, ratio: float) -> list[Tensor]:
+def points_above(z: Tensor, top: float | Tensor, ratio: float) -> list[Tensor]:
     """Return the points above z at heights falling from `top` by `ratio` or less, z itself last."""
-    start = z.imag.clamp_min(top)
+    start = torch.maximum(z.imag, torch.as_tensor(top, dtype=torch.float64, device=z.device))
     stages = math.ceil(math.log(max(1.0, float((start / z.imag).max()))) / math.log(ratio))
     heights = [z.imag * (start / z.imag) ** (1 - k / stages) for k in range(stages)] if stages else []
     return [torch.complex(z.real, height) for height in heights] + [z]

@@ -59,32 +59,36 @@ class FixedPoints:
 
 
 class Problem:
-    """A batch of independent systems of equations of one size, given as fixed points x = g(x) or by Newton steps.
+    """A batch of independent systems of equations of one size, given as fixed points x = g(x) or by Newton corrections.
 
     Every method gets the rows that are still being solved, x [b, d], and their places in the batch, index [b].
-    Anderson mixing and the plain iteration use `step`; Newton uses `newton_step`.
+    Anderson mixing and the plain iteration use `image`; Newton uses `newton_correction`.
     """
 
-    def step(self, x: Tensor, index: Tensor) -> Tensor:
+    def image(self, x: Tensor, index: Tensor) -> Tensor:
         """Return g(x). [b, d]"""
-        raise ValueError("this method's equation is given by its Newton steps alone; use the scheme 'newton'")
+        raise ValueError("this method's equation is given by its Newton corrections alone; use the scheme 'newton'")
 
-    def newton_step(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the size of the residual [b] and the Newton step [b, d]; by differences of g unless overridden."""
-        residual = self.step(x, index) - x
+    def newton_correction(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the residual's size [b] and what Newton adds to x [b, d]; by differences of g unless overridden."""
+        residual = self.image(x, index) - x
         width = 1e-7 * x.abs().clamp_min(1.0)  # [b, d]
         columns = []
         for unknown in range(x.shape[-1]):
             moved = x.clone()
             moved[:, unknown] += width[:, unknown]
-            change = self.step(moved, index) - moved - residual
+            change = self.image(moved, index) - moved - residual
             columns.append(change / width[:, unknown : unknown + 1])
-        step, _ = torch.linalg.solve_ex(torch.stack(columns, -1), -residual)
-        return (residual.abs() / self.scale(x, index)).amax(-1), step
+        correction, _ = torch.linalg.solve_ex(torch.stack(columns, -1), -residual)
+        return (residual.abs() / self.scale(x, index)).amax(-1), correction
 
-    def safe_step(self, x: Tensor, index: Tensor) -> Tensor | None:
-        """Return a step [b, d] that never leaves the admissible region, for rows that no Newton step improves."""
+    def safe_image(self, x: Tensor, index: Tensor) -> Tensor | None:
+        """Return a point [b, d] that is never inadmissible, for rows that no Newton correction improves."""
         return None
+
+    def between(self, x: Tensor, image: Tensor, share: float) -> Tensor:
+        """Return a point [b, d] that lies a share of the way from x to g(x), and is admissible if they are."""
+        return x + share * (image - x)
 
     def admissible(self, x: Tensor, index: Tensor) -> Tensor:
         """Return whether x lies where the solution must be. [b]"""
@@ -94,6 +98,13 @@ class Problem:
         """Return what a residual is measured against. [b, d], or [1, 1] for all"""
         return torch.ones(1, 1, dtype=torch.float64, device=x.device)
 
+    def converged(self, x: Tensor, index: Tensor, residual: Tensor, tolerance: float) -> Tensor:
+        """Return which rows have a residual within the tolerance at an admissible x. [b]"""
+        small = residual <= tolerance
+        if bool(small.any()):
+            small[small.clone()] = self.admissible(x[small], index[small])
+        return small
+
 
 class Scheme(Protocol):
     """A way to iterate a batch of problems, each row stopping when it has converged; its options are its fields.
@@ -101,6 +112,7 @@ class Scheme(Protocol):
     Attributes:
         first_try: After how many iterations a row that has not converged is better led there by continuation.
         stage_iterations: The most iterations on one stage of a continuation.
+        uses_corrections: Whether it uses a problem's Newton corrections (else: its images).
     """
 
     @property
@@ -109,8 +121,14 @@ class Scheme(Protocol):
     @property
     def stage_iterations(self) -> int: ...
 
+    @property
+    def uses_corrections(self) -> bool: ...
+
     def solve(self, problem: Problem, start: Tensor, tolerance: float, maximum: int) -> FixedPoints:
         """Iterate from `start` [B, d] until every row's residual is below the tolerance, or `maximum` times."""
 
     def for_hard_rows(self) -> Scheme:
         """Return the scheme for rows that resisted the first try."""
+
+    def with_shorter_steps(self, factor: float) -> Scheme:
+        """Return the scheme with plain steps shorter by a factor."""

@@ -22,16 +22,21 @@ class Newton:
     lengths: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125)
     first_try: int = 30
     stage_iterations: int = 20
+    uses_corrections: bool = True
 
     def for_hard_rows(self) -> Newton:
         """Return the same scheme: what hard rows need is a better start."""
         return self
 
+    def with_shorter_steps(self, factor: float) -> Newton:
+        """Return the same scheme: it takes no plain steps."""
+        return self
+
     def solve(self, problem: Problem, start: Tensor, tolerance: float, maximum: int) -> FixedPoints:
-        """Solve all rows; one that no step improves takes the problem's safe step, or stops unconverged."""
+        """Solve all rows; one that no step improves takes the problem's safe image, or stops unconverged."""
         result = FixedPoints.unsolved(start)
         index, x = torch.arange(len(start), device=start.device), start
-        size, step = problem.newton_step(x, index)
+        size, correction = problem.newton_correction(x, index)
         size = size.nan_to_num(nan=torch.inf)
         for count in range(1, maximum + 1):
             result.x[index], result.residual[index], result.iterations[index] = x, size, count
@@ -39,38 +44,38 @@ class Newton:
             active = ~result.converged[index]
             if not bool(active.any()) or count == maximum:
                 break
-            index, x, size, step = index[active], x[active], size[active], step[active]
-            moved, x, size, step = self._backtrack(problem, index, x, size, step)
+            index, x, size, correction = index[active], x[active], size[active], correction[active]
+            moved, x, size, correction = self._backtrack(problem, index, x, size, correction)
             if not bool(moved.any()):
                 break
-            index, x, step = index[moved], x[moved], step[moved]
+            index, x, correction = index[moved], x[moved], correction[moved]
             size = size[moved].nan_to_num(nan=torch.inf)
         return result
 
     def _backtrack(
-        self, problem: Problem, index: Tensor, x: Tensor, size: Tensor, step: Tensor
+        self, problem: Problem, index: Tensor, x: Tensor, size: Tensor, correction: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return which rows could move [b], and x, the residual's size and the next Newton step where they are now."""
+        """Return which rows could move [b], and x, the residual's size and the next correction where they are now."""
         moved = torch.zeros(len(index), dtype=torch.bool, device=x.device)
-        new_x, new_size, new_step = x.clone(), size.clone(), step.clone()
+        new_x, new_size, new_correction = x.clone(), size.clone(), correction.clone()
         for length in self.lengths:
             todo = (~moved).nonzero().squeeze(-1)
             if len(todo) == 0:
                 break
-            candidate = x[todo] + length * step[todo]
-            trial_size, trial_step = problem.newton_step(candidate, index[todo])
+            candidate = x[todo] + length * correction[todo]
+            trial_size, trial = problem.newton_correction(candidate, index[todo])
             # The Armijo constant is small, as usual: any real decrease will do.
             good = _inside(problem, candidate, index[todo]) & (trial_size <= (1 - 1e-4 * length) * size[todo])
             place = todo[good]
-            new_x[place], new_size[place], new_step[place] = candidate[good], trial_size[good], trial_step[good]
+            new_x[place], new_size[place], new_correction[place] = candidate[good], trial_size[good], trial[good]
             moved[place] = True
         stuck = (~moved).nonzero().squeeze(-1)
-        safe = problem.safe_step(x[stuck], index[stuck]) if len(stuck) else None
+        safe = problem.safe_image(x[stuck], index[stuck]) if len(stuck) else None
         if safe is not None:
-            new_size[stuck], new_step[stuck] = problem.newton_step(safe, index[stuck])
+            new_size[stuck], new_correction[stuck] = problem.newton_correction(safe, index[stuck])
             new_x[stuck] = safe
             moved[stuck] = True
-        return moved, new_x, new_size, new_step
+        return moved, new_x, new_size, new_correction
 
 
 def _inside(problem: Problem, x: Tensor, index: Tensor) -> Tensor:
