@@ -14,6 +14,7 @@ from tests.kernels.connection_cases import (
     make_case,
     reference_read,
     reference_write,
+    run,
 )
 
 
@@ -212,3 +213,29 @@ def test_gpu_mean_of_the_new_streams(dtype: torch.dtype) -> None:
     for settings in ({}, {"post_norm": True, "d": 512}, {"d": 2048}):
         case = make_case("sinkhorn", **settings)
         assert_close(case, draw(case, 1001, dtype, 1.0, True), mean=True)
+
+
+@pytest.mark.parametrize(("n", "size"), [(4, 1e4), (8, 200.0)])
+def test_large_cayley_logits_cost_no_digits(n: int, size: float) -> None:
+    """Entries of the skew matrix half as large as the logits, which are the bias alone."""
+    case = make_case("cayley, sharp", n)
+    inputs = draw(case, 2, torch.float32, size, False)
+    fused, wanted = run(case, inputs, True), run(case, inputs, False)
+    assert (fused["out"] - wanted["out"]).norm() < 2e-5 * wanted["out"].norm()
+
+
+def test_cayley_logits_beyond_the_range_of_eight_streams_give_nan() -> None:
+    case = make_case("cayley, sharp", 8)
+    assert run(case, draw(case, 2, torch.float32, 1e4, False), True)["out"].isnan().all()
+
+
+def test_the_size_of_a_frame_does_not_matter() -> None:
+    case = make_case("grassmann")
+    inputs = draw(case, 2, torch.float32, 1.0, False)
+    usual = run(case, inputs, True)
+    inputs["bias"] = inputs["bias"].clone()
+    inputs["bias"][case.spec.gate_logits :] *= 2.0**70
+    huge = run(case, inputs, True)
+    assert torch.allclose(huge["out"], usual["out"], atol=1e-6)
+    scaled = huge["grad bias"][case.spec.gate_logits :] * 2.0**70
+    assert torch.allclose(scaled, usual["grad bias"][case.spec.gate_logits :], atol=1e-5)

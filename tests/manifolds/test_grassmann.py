@@ -69,3 +69,11 @@ def test_a_frame_without_full_rank_gives_nan_for_itself_alone():
     frames = torch.randn(3, 4, 2)
     frames[1] = 0.0
     assert grassmann.orthonormalize(frames).isfinite().all((-2, -1)).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("size", [1e30, 1e-30])
+def test_the_size_of_a_frame_does_not_matter(size):
+    frame = torch.randn(20, 5, 2, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(grassmann.project(frame * size), grassmann.project(frame), atol=2e-6)
+    columns = torch.tensor([size, 1.0])
+    assert torch.allclose(grassmann.project(frame * columns), grassmann.project(frame), atol=2e-6)

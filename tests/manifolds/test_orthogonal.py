@@ -66,3 +66,18 @@ def test_nan_spoils_its_own_matrix_alone(n):
     matrices = torch.randn(3, n, n)
     matrices[1, 0, 1] = float("nan")
     assert orthogonal.project(matrices).isfinite().all((-2, -1)).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("n", [5, 6, 8])
+def test_large_entries_cost_no_digits_in_float32(n):
+    matrix = torch.randn(50, n, n, generator=torch.Generator().manual_seed(n))
+    for size in (10.0, 1e3, 1e5):
+        found = orthogonal.project(size * matrix, scale=1.0)
+        assert orthogonal.violation(found).max() < 2e-6
+        assert (found - orthogonal.project((size * matrix).double(), scale=1.0)).abs().max() < 1e-6
+
+
+def test_entries_too_large_for_the_solve_give_nan_for_themselves():
+    matrix = torch.randn(3, 5, 5, generator=torch.Generator().manual_seed(0))
+    matrix[1] *= 1e10
+    assert orthogonal.project(matrix).isnan().all((-2, -1)).tolist() == [False, True, False]

@@ -28,7 +28,7 @@ def applies(x: Tensor, coefficient: Tensor) -> bool:
 
 
 def project(x: Tensor, weight: Tensor, norm: str, eps: float = reference.EPS) -> tuple[Tensor, Tensor]:
-    r"""Compute the logits $W\,\mathrm{norm}(x)$, with the norm after the product, and hand x on (eq. fused-proj).
+    r"""Compute the logits $W\,\mathrm{norm}(x)$, divided after the product, and hand x on (eq. fused-proj).
 
     Args:
         x: Streams. [T, n, d]
@@ -72,23 +72,19 @@ class _Project(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, norm: str, eps: float) -> tuple[Tensor, Tensor]:
         flat = x.flatten(1)
-        mean_square = torch.linalg.vector_norm(flat, dim=-1, keepdim=True).square() / flat.shape[-1]
-        logits = flat @ weight.mT
-        mean = None
-        if norm == "layer":
-            mean = flat.mean(-1, keepdim=True)
-            mean_square = (mean_square - mean.square()).clamp(min=0)
-            logits = logits - mean * weight.sum(-1)
-        scale = 1 / (mean_square.sqrt() + eps) if norm == "rms_outside" else (mean_square + eps).rsqrt()
-        logits = logits * scale
-        ctx.save_for_backward(x, weight, logits, scale, mean)
+        flat = reference.centre(flat) if norm == "layer" else flat
+        square = torch.linalg.vector_norm(flat, dim=-1, keepdim=True).square() / flat.shape[-1]
+        scale = 1 / (square.sqrt() + eps) if norm == "rms_outside" else (square + eps).rsqrt()
+        scale = torch.where(square < torch.inf, scale, torch.nan)
+        logits = (flat @ weight.mT) * scale
+        ctx.save_for_backward(x, weight, logits, scale)
         ctx.norm, ctx.eps = norm, eps
         ctx.set_materialize_grads(False)
         return logits, x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, weight, logits, scale, mean = ctx.saved_tensors
+        x, weight, logits, scale = ctx.saved_tensors
         grad_logits, grad_x = gradients
         if grad_logits is None:
             return grad_x, None, None, None
@@ -96,17 +92,17 @@ class _Project(Function):
             own = _differentiable(reference.project, (x, weight, ctx.norm, ctx.eps), grad_logits)
             return _total(grad_x, own[0]), own[1], None, None
         with checks.without_autocast(x):
-            flat = x.flatten(1)
+            centred = ctx.norm == "layer"
+            flat = reference.centre(x.flatten(1)) if centred else x.flatten(1)
             raw = grad_logits * scale
             along = -(grad_logits * logits).sum(-1, keepdim=True) * scale.square() / flat.shape[-1]
             if ctx.norm == "rms_outside":  # 1 - eps · scale is the share of the root in what x was divided by
                 along = along / (1 - ctx.eps * scale).clamp(min=torch.finfo(scale.dtype).eps)
             grad_weight = raw.mT @ flat
             rows, columns = raw, weight
-            if mean is not None:
+            if centred:
                 # What centring takes away is the same for all entries of a token: one more row for the product.
-                grad_weight -= (raw.mT @ mean).expand_as(grad_weight)
-                shift = -along * mean - (raw @ weight.sum(-1, keepdim=True)) / flat.shape[-1]
+                shift = -(raw @ weight.sum(-1, keepdim=True)) / flat.shape[-1]
                 rows = torch.cat([raw, shift], -1)
                 columns = torch.cat([weight, weight.new_ones(1, flat.shape[-1])])
             grad_flat = rows @ columns if grad_x is None else grad_x.flatten(1).addmm_(rows, columns)

@@ -19,15 +19,23 @@ def project(x: Tensor, weight: Tensor, norm: str, eps: float = EPS) -> Tensor:
     """Compute the logits W norm(x) of each token (eq. fused-proj). [T, n, d], [K, n * d] → [T, K]
 
     The norm, "rms", "layer" or "rms_outside", is over all n · d numbers of a token and has no weights. The last one
-    divides by the root mean square plus eps, where "rms" adds eps to the mean square, under the root.
+    divides by the root mean square plus eps, where "rms" adds eps to the mean square, under the root. A token whose
+    mean square overflows gives NaN: in float32 its numbers must stay below about 1e18.
     """
     with checks.without_autocast(x):
         flat = x.flatten(1).to(torch.promote_types(x.dtype, weight.dtype))
         if norm == "rms_outside":
             root = torch.linalg.vector_norm(flat, dim=-1, keepdim=True) * flat.shape[1] ** -0.5
+            root = torch.where(root.square() < torch.inf, root, torch.nan)
             return F.linear(flat, weight.to(flat.dtype)) / (root + eps)
-        normalise = F.layer_norm if norm == "layer" else F.rms_norm
-        return F.linear(normalise(flat, flat.shape[1:], eps=eps), weight.to(flat.dtype))
+        flat = centre(flat) if norm == "layer" else flat
+        return F.linear(_divide_by_rms(flat, eps), weight.to(flat.dtype))
+
+
+def centre(x: Tensor) -> Tensor:
+    """Subtract the mean over the last dimension, twice: the first one is rounded to the digits of a large offset."""
+    x = x - x.mean(-1, keepdim=True)
+    return x - x.mean(-1, keepdim=True)
 
 
 def gather(x: Tensor, read: Tensor) -> Tensor:
@@ -44,7 +52,13 @@ def scatter(x: Tensor, y: Tensor, write: Tensor, skip: Tensor) -> Tensor:
 
 def normalise_streams(x: Tensor, eps: float = EPS) -> Tensor:
     """Divide each stream by the root of its mean square, where a connection has a post-norm. [..., n, d]"""
-    return F.rms_norm(x, x.shape[-1:], eps=eps)
+    return _divide_by_rms(x.to(torch.promote_types(x.dtype, torch.float32)), eps).to(x.dtype)
+
+
+def _divide_by_rms(x: Tensor, eps: float) -> Tensor:
+    """Divide by the root of the mean square over the last dimension; NaN where that overflows."""
+    square = x.square().mean(-1, keepdim=True)
+    return x * torch.where(square < torch.inf, (square + eps).rsqrt(), torch.nan)
 
 
 def normalise_layer(x: Tensor, weight: Tensor, bias: Tensor, eps: float = EPS) -> Tensor:

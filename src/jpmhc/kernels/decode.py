@@ -64,7 +64,8 @@ def _decode(
     products = tl.zeros([KP, BD], tl.float32)
     weights = tl.zeros([KP, BD], tl.float32)
     square = tl.zeros([1, BD], tl.float32)
-    total = tl.zeros([1, BD], tl.float32)
+    mean = tl.zeros([1, BD], tl.float32)  # of what each lane has seen
+    seen = tl.zeros([1, BD], tl.float32)
     for start in tl.range(0, D, BD):
         c = start + tl.arange(0, BD)
         mask = inside[:, None] & (c < D)[None, :]
@@ -81,16 +82,24 @@ def _decode(
             known = (k < S.logits)[:, None] & (c < D)[None, :]
             wv = tl.load(w + k[:, None] * ND + i * D + c[None, :], mask=known, other=0.0) * S.scale
             products += wv * z
-            square += z * z
             if S.norm == "layer":
                 weights += wv
-                total += z
+                seen += mask.to(tl.float32)
+                step = tl.where(mask, z - mean, 0.0)
+                mean += step / tl.maximum(seen, 1.0)
+                square += step * (z - mean)
+            else:
+                square += z * z
     # The sums of the weight's rows, which a layer norm needs: this token's place for them.
     tl.store(sums + tl.program_id(0) * KP + k, tl.sum(weights, axis=1))
     tl.debug_barrier()
     product = tl.sum(products, axis=1)[None, :]
+    whole = tl.sum(mean * seen, axis=1) / ND
+    if S.norm == "layer":
+        apart = mean - whole[:, None]
+        square += seen * apart * apart
     finish(
-        product, tl.sum(total, axis=1), tl.sum(square, axis=1), sums + tl.program_id(0) * KP, bias, logits, stats,
+        product, whole, tl.sum(square, axis=1), sums + tl.program_id(0) * KP, bias, logits, stats,
         row, inside, ND, KP, S,
     )  # fmt: skip
     tl.debug_barrier()  # what was stored is read back in another layout

@@ -30,6 +30,7 @@ from jpmhc.kernels.launch import (
     split_buffer,
     stages,
 )
+from jpmhc.kernels.rows import norm_factor
 from jpmhc.kernels.spec import Spec
 
 
@@ -70,9 +71,26 @@ def prepare(weight: Tensor, prepared: Part, sums: Part, columns: int, spec: Spec
 
 
 @triton.jit
+def add_moments(values, count, mean, square, COLUMNS: tl.constexpr, start, BLOCK: tl.constexpr):
+    """Add a tile of a token's numbers to the mean and the squared distances from it of the `count` before them.
+
+    The tile begins at column `start` of COLUMNS; what lies behind the last column is zero and does not count. The tile
+    is centred by itself: a difference of mean squares would lose everything to a large offset.
+    """
+    more = tl.minimum(BLOCK, COLUMNS - start)
+    own = tl.sum(values, axis=1) / more
+    centred = values - own[:, None]
+    if COLUMNS % BLOCK != 0:
+        centred = tl.where((start + tl.arange(0, BLOCK) < COLUMNS)[None, :], centred, 0.0)
+    step = own - mean
+    share = more / (count + more).to(tl.float32)
+    return mean + step * share, square + tl.sum(centred * centred, axis=1) + step * step * (count * share)
+
+
+@triton.jit
 def finish(
     product,
-    total,
+    mean,
     square,
     sums,
     bias,
@@ -84,11 +102,10 @@ def finish(
     KP: tl.constexpr,
     S: tl.constexpr,
 ):
-    """Statistics and logits from W x and the sums of x and x² over a token."""
-    mean = total / ND if S.norm == "layer" else total * 0.0  # what the norm subtracts
-    variance = tl.maximum(square / ND - mean * mean, 0.0)
+    """Statistics and logits from W x, what the norm subtracts, and the sum of squares of what is left."""
     # what it multiplies by
-    scale = 1.0 / (tl.sqrt(variance) + S.eps) if S.norm == "rms_outside" else tl.rsqrt(variance + S.eps)
+    scale = norm_factor(square / ND, S.eps) if S.norm != "rms_outside" else 1.0 / (tl.sqrt(square / ND) + S.eps)
+    scale = tl.where(square < float("inf"), scale, float("nan"))
     tl.store(stats + rows * 2, mean, mask=inside)
     tl.store(stats + rows * 2 + 1, scale, mask=inside)
     k = tl.arange(0, KP)
@@ -148,7 +165,7 @@ def _project(
     inside = rows < T
     k = tl.arange(0, KP)
     acc = tl.zeros([BT, KP], tl.float32)
-    total = tl.zeros([BT], tl.float32)
+    mean = tl.zeros([BT], tl.float32)
     square = tl.zeros([BT], tl.float32)
     for start in tl.range(0, ND, BC, num_stages=STAGES):
         c = start + tl.arange(0, BC)
@@ -156,10 +173,11 @@ def _project(
         wv = tl.load(w + k[None, :] * ND + c[:, None], mask=(c < ND)[:, None], other=0.0)
         xf = xv.to(tl.float32)
         acc = tl.dot(xv, wv, acc, input_precision=PRECISION)
-        square += tl.sum(xf * xf, axis=1)
         if S.norm == "layer":
-            total += tl.sum(xf, axis=1)
-    finish(acc, total, square, sums, bias, logits, stats, rows, inside, ND, KP, S)
+            mean, square = add_moments(xf, start, mean, square, ND, start, BC)
+        else:
+            square += tl.sum(xf * xf, axis=1)
+    finish(acc, mean, square, sums, bias, logits, stats, rows, inside, ND, KP, S)
     tl.debug_barrier()  # the constraints read these logits back in another layout
     constrain_rows(logits, coef, rows, inside, S)
 

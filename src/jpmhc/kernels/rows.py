@@ -36,6 +36,12 @@ def row_launch(spec: Spec, whole: bool = True) -> dict[str, int]:
 
 
 @triton.jit
+def norm_factor(square, eps):
+    """1 / sqrt(square + eps); NaN where the square has overflowed and the factor would be zero."""
+    return tl.where(square < float("inf"), tl.rsqrt(square + eps), float("nan"))
+
+
+@triton.jit
 def load_streams(x, rows, c, mask, M: tl.constexpr, D: tl.constexpr):
     """The columns c of the rows that each token holds, in float32."""
     streams = ()
@@ -202,7 +208,7 @@ def _write(
     for i in tl.static_range(N):
         z = mixed(streams, yv, mixing, i, N)
         if POST_NORM:
-            z *= tl.rsqrt(tl.sum(z * z, axis=1) / D + EPS)[:, None]
+            z *= norm_factor(tl.sum(z * z, axis=1) / D, EPS)[:, None]
         if MEAN:
             total += z
         else:
@@ -279,7 +285,7 @@ def _write_backward(
                 # out = z/ρ with ρ = sqrt(mean z² + eps): grad z = (g - out · mean(g · out)) / ρ
                 z = mixed(streams, yv, mixing, i, N)
                 square, along = tl.split(tl.sum(tl.join(z * z, z * g), axis=1) / D)
-                factor = tl.rsqrt(square + EPS)
+                factor = norm_factor(square, EPS)
                 g = factor[:, None] * (g - z * (along * factor * factor)[:, None])
             if (POST_NORM or G < N) and not PULL:
                 place = grad_x + rows[:, None] * (N * D) + i * D + c[None, :]

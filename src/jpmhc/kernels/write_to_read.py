@@ -9,7 +9,7 @@ the projection, being linear, is multiplied by the factors afterwards.
 
 # Triton's compiler knows no starred tuples, and mypy no tuples that grow in a loop.
 # ruff: noqa: RUF005
-# mypy: disable-error-code="assignment,misc"
+# mypy: disable-error-code="assignment,misc,var-annotated"
 
 import functools
 
@@ -29,8 +29,8 @@ from jpmhc.kernels.launch import (
     split_buffer,
     stages,
 )
-from jpmhc.kernels.projection import constrain, finish, kept_layout, precision, prepare
-from jpmhc.kernels.rows import load_streams, mixed, mixing_entries, replaced
+from jpmhc.kernels.projection import add_moments, constrain, finish, kept_layout, precision, prepare
+from jpmhc.kernels.rows import load_streams, mixed, mixing_entries, norm_factor, replaced
 from jpmhc.kernels.spec import Spec
 
 
@@ -87,11 +87,11 @@ def _write_to_read(
     mixing = mixing_entries(old, rows, inside, N, OLD_PER_TOKEN)
     products = ()  # with a post-norm each stream has its own sums, as its factor comes only after them
     squares = ()
-    totals = ()
+    means = ()
     for _ in tl.static_range(N if POST_NORM else 1):
         products = products + (tl.zeros([BT, KP], tl.float32),)
         squares = squares + (tl.zeros([BT], tl.float32),)
-        totals = totals + (tl.zeros([BT], tl.float32),)
+        means = means + (tl.zeros([BT], tl.float32),)
     for start in tl.range(0, D, BD, num_stages=STAGES):
         c = start + tl.arange(0, BD)
         mask = inside[:, None] & (c < D)[None, :]
@@ -105,25 +105,36 @@ def _write_to_read(
             z = rounded.to(tl.float32)
             product = tl.dot(rounded, wv, products[i * POST_NORM], input_precision=PRECISION)
             products = replaced(products, i * POST_NORM, product)
-            squares = replaced(squares, i * POST_NORM, squares[i * POST_NORM] + tl.sum(z * z, axis=1))
+            mean = means[i * POST_NORM]
+            square = squares[i * POST_NORM]
             if S.norm == "layer":
-                totals = replaced(totals, i * POST_NORM, totals[i * POST_NORM] + tl.sum(z, axis=1))
+                # Of all streams, tile by tile, or with a post-norm of each stream by itself.
+                count = start if POST_NORM else N * start + i * tl.minimum(BD, D - start)
+                mean, square = add_moments(z, count, mean, square, D, start, BD)
+            else:
+                square += tl.sum(z * z, axis=1)
+            means = replaced(means, i * POST_NORM, mean)
+            squares = replaced(squares, i * POST_NORM, square)
     factors = ()
     if POST_NORM:
         acc = tl.zeros([BT, KP], tl.float32)
         square = tl.zeros([BT], tl.float32)
-        total = tl.zeros([BT], tl.float32)
+        mean = tl.zeros([BT], tl.float32)
         for i in tl.static_range(N):
-            factor = tl.rsqrt(squares[i] / D + OLD_EPS)
+            factor = norm_factor(squares[i] / D + means[i] * means[i], OLD_EPS)
             factors = factors + (factor[:, None],)
             acc += products[i] * factor[:, None]
             square += squares[i] * factor * factor
-            total += totals[i] * factor
+            mean += means[i] * factor / N
+        if S.norm == "layer":
+            for i in tl.static_range(N):
+                step = means[i] * tl.sum(factors[i], axis=1) - mean
+                square += D * step * step
     else:
         acc = products[0]
         square = squares[0]
-        total = totals[0]
-    finish(acc, total, square, sums, bias, logits, stats, rows, inside, ND, KP, S)
+        mean = means[0]
+    finish(acc, mean, square, sums, bias, logits, stats, rows, inside, ND, KP, S)
     tl.debug_barrier()  # what was stored is read back in another layout
     entries = gates.read_entries(S)[None, :, :]
     r = tl.load((logits + rows * S.logits)[:, None, None] + entries, mask=inside[:, None, None], other=0.0)

@@ -22,6 +22,7 @@ def orthonormalize(frame: Tensor) -> Tensor:
     """
     _, rank = checks.tall(frame)
     frame = checks.single_or_double(frame)
+    frame = frame / frame.detach().abs().amax(-2, keepdim=True)  # squares of huge columns would overflow
     columns: list[Tensor] = []
     for j in range(rank):
         column = frame[..., j]

@@ -1,7 +1,8 @@
 r"""The orthogonal group, reached by the Cayley transform of a skew-symmetric matrix.
 
 With $K = \tfrac{\alpha}{2}(M - M^\top)$ the transform is $H = (I + K)(I - K)^{-1}$. Up to n = 4 it is a polynomial in K
-over a positive scalar (docs/derivations/cayley.md), so no matrix is factored; beyond, it is one small solve.
+over a positive scalar (docs/derivations/cayley.md), so no matrix is factored; beyond, it is one small solve, for
+entries of K up to 1e8.
 """
 
 import itertools
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from jpmhc import checks
 
+# Entries of K from which on, beyond n = 4, the transform is NaN: the solve would leave fewer than eight digits.
+LARGEST = 1e8
 # Which entry of a skew 4 × 4 matrix, row by row, stands at each place of its dual: (0,1) changes places with (2,3),
 # (0,2) with -(1,3) = (3,1), (0,3) with (1,2).
 _DUAL = (0, 11, 13, 6, 14, 0, 3, 8, 7, 12, 0, 1, 9, 2, 4, 0)
@@ -58,7 +61,11 @@ def cayley(k: Tensor, iterations: int | None = None) -> Tensor:
             y = identity + k @ (identity + y)  # eq. cayley-iter-main
         return y
     if n > 4:
-        return torch.linalg.solve_ex(identity - k, identity + k).result  # NaN for NaN, where `solve` would raise
+        # The solve loses as many digits as the entries have: in double precision, they are to spare. NaN for NaN, where
+        # `solve` would raise.
+        wide, eye = k.double(), identity.double()
+        found = torch.linalg.solve_ex(eye - wide, eye + wide).result.to(k.dtype)
+        return torch.where(k.detach().abs().amax((-2, -1), keepdim=True) <= LARGEST, found, torch.nan)
     return _cayley_polynomial(k, identity)
 
 

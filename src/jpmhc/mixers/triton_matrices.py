@@ -68,10 +68,54 @@ def inverse(m, SIZE: tl.constexpr):
     return m
 
 
+# Beyond this the entries of A/2 leave too few digits of the inverse in float32: what comes out is NaN.
+LARGEST_SKEW = tl.constexpr(256.0)
+
+
 @triton.jit
 def cayley(skew, SIZE: tl.constexpr):
-    """(I + A/2)(I - A/2)⁻¹ = 2 (I - A/2)⁻¹ - I for a skew matrix A."""
-    return 2.0 * inverse(identity_matrix(SIZE) - 0.5 * skew, SIZE) - identity_matrix(SIZE)
+    """(I + A/2)(I - A/2)⁻¹ for a skew matrix A; beyond order 4, NaN for entries of A/2 above LARGEST_SKEW."""
+    k = 0.5 * skew
+    if SIZE == 2:
+        return 2.0 * inverse(identity_matrix(SIZE) - k, SIZE) - identity_matrix(SIZE)
+    elif SIZE == 4:
+        return _cayley_polynomial(k)
+    else:
+        matrix = identity_matrix(SIZE) - k
+        m = inverse(matrix, SIZE)
+        # Elimination without pivoting loses digits where entries are large: one step of refinement brings them back.
+        m += product(m, identity_matrix(SIZE) - product(matrix, m))
+        largest = tl.max(tl.max(tl.abs(k), axis=2), axis=1)[:, None, None]
+        return tl.where(largest <= LARGEST_SKEW, 2.0 * m - identity_matrix(SIZE), float("nan"))
+
+
+@triton.jit
+def _above(k, I: tl.constexpr, J: tl.constexpr):
+    """Entry (I, J) of matrices of order 4. [tokens, 1, 1]"""
+    i = tl.arange(0, 4)[None, :, None]
+    j = tl.arange(0, 4)[None, None, :]
+    return tl.sum(tl.sum(tl.where((i == I) & (j == J), k, 0.0), axis=2), axis=1)[:, None, None]
+
+
+@triton.jit
+def _cayley_polynomial(k):
+    """[(1 + s - f²) I + 2K² + 2K + 2f K*] / (1 + s + f²) for skew K of order 4 (docs/derivations/cayley.md)."""
+    i = tl.arange(0, 4)[None, :, None]
+    j = tl.arange(0, 4)[None, None, :]
+    a, b, c = _above(k, 0, 1), _above(k, 0, 2), _above(k, 0, 3)
+    d, e, f = _above(k, 2, 3), _above(k, 3, 1), _above(k, 1, 2)  # what the dual has in their places
+    s = a * a + b * b + c * c + d * d + e * e + f * f
+    pfaffian = a * d + b * e + c * f
+    # A dual's entry stands where the two other indices stand in K.
+    low = tl.minimum(i, j)
+    high = tl.maximum(i, j)
+    dual = tl.where((low == 0) & (high == 1), d, 0.0) + tl.where((low == 0) & (high == 2), e, 0.0)
+    dual += tl.where((low == 0) & (high == 3), f, 0.0) + tl.where((low == 2) & (high == 3), a, 0.0)
+    dual += tl.where((low == 1) & (high == 2), c, 0.0) - tl.where((low == 1) & (high == 3), b, 0.0)
+    dual = tl.where(i < j, dual, -dual)
+    square = pfaffian * pfaffian
+    numerator = (1.0 + s - square) * identity_matrix(4) + 2.0 * (product(k, k) + k + pfaffian * dual)
+    return numerator / (1.0 + s + square)
 
 
 @triton.jit

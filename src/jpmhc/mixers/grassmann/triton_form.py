@@ -25,11 +25,19 @@ def _spread(frame, F: tl.constexpr):
 
 
 @triton.jit
+def _lengths(m):
+    """The largest entry of each column, by which it is divided: huge squares overflow. [tokens, 1, columns]"""
+    largest = tl.max(tl.abs(m), axis=1)[:, None, :]
+    return tl.where(largest > 0.0, largest, 1.0)
+
+
+@triton.jit
 def mix(m, F: tl.constexpr):
     """Compute the projector onto the span of the frame."""
     if F.constants.rank == F.streams:  # the whole space
         return m * 0.0 + identity_matrix(F.streams)
     else:
+        m = m / _lengths(m)
         return tl.sum(_spread(m, F)[:, :, None, :] * m[:, None, :, :], axis=3)
 
 
@@ -40,7 +48,8 @@ def derivative(m, h, grad, F: tl.constexpr):
         return m * 0.0
     else:
         side = product(identity_matrix(F.streams) - h, grad + transpose(grad))
-        return product(side, _spread(m, F))
+        lengths = _lengths(m)
+        return product(side, _spread(m / lengths, F)) / lengths
 
 
 @functools.cache
