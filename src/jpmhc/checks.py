@@ -217,6 +217,20 @@ def to_read_and_write(
     return vectors[0], vectors[1]
 
 
+def to_correlations(value: Tensor | Sequence, skips: Tensor) -> Tensor:
+    """Return the correlations of the layers' noises [L, L], given as such or as labels [L]."""
+    tied = to_real_tensor(value, "tied").to(skips.device)
+    if tied.ndim == 1:
+        tied = (tied.unsqueeze(0) == tied.unsqueeze(1)).double()
+    good = tied.shape == (len(skips), len(skips)) and bool((tied == tied.mT).all() and (tied.diagonal() == 1).all())
+    if not good or float(torch.linalg.eigvalsh(tied)[0]) < -1e-9:
+        raise ValueError(
+            f"tied must be one label per layer [{len(skips)}] or the correlations of the layers' noises, a positive "
+            f"matrix [{len(skips)}, {len(skips)}] with ones on its diagonal"
+        )
+    return tied
+
+
 def _to_float(value: float) -> float:
     """Return a real number, or NaN for anything else: NaN fails every comparison."""
     try:

@@ -57,14 +57,13 @@ def test_a_post_norm_gives_nan_where_squares_overflow():
 @pytest.mark.parametrize("settings", [{}, {"post_norm": True}])
 def test_kernels_lose_no_more_to_an_offset_than_its_digits(settings):
     """The streams' own digits: numbers near the offset are known to 1e-7 of it."""
-    case = make_case("cayley", d=40, **settings)
-    for offset in (1e2, 1e3):
-        inputs = draw(case, 9, torch.float32, 1.0, True)
-        inputs["x"] = inputs["x"] + offset
-        fused, wanted = run(case, inputs, True), run(case, inputs, False)
-        for name, value in fused.items():
-            allowed = TOLERANCE[torch.float32][name.startswith("grad")] + 1e-6 * offset
-            assert (value - wanted[name]).norm() < allowed * wanted[name].norm(), name
+    case, offset = make_case("cayley", **settings), 1e3
+    inputs = draw(case, 3, torch.float32, 1.0, True)
+    inputs["x"] = inputs["x"] + offset
+    fused, wanted = run(case, inputs, True), run(case, inputs, False)
+    for name, value in fused.items():
+        allowed = TOLERANCE[torch.float32][name.startswith("grad")] + 1e-6 * offset
+        assert (value - wanted[name]).norm() < allowed * wanted[name].norm(), name
 
 
 def test_kernels_give_nan_where_squares_overflow():

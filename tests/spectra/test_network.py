@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from jpmhc import HyperConnection
-from jpmhc.manifolds import birkhoff, permutation
 from jpmhc.spectra import Network
 from tests.spectra.problems import identity_moments
 
@@ -49,10 +48,6 @@ def test_depth_zero_and_unknown_names_are_refused():
         Network.from_mixer("bistocastic", 2, 0.1)
     with pytest.raises(ValueError, match="rank"):
         Network.from_mixer("orthogonal", 2, 0.1, rank=2)
-    with pytest.raises(ValueError, match="no mixer"):
-        Network.from_logits("bistochastic", random(1, 2, 2), 0.1)
-    with pytest.raises(ValueError, match="needs the basis"):
-        Network.from_logits("permutation", random(1, 6), 0.1)
     with pytest.raises(ValueError, match="one token"):
         Network.from_coefficients([(random(5, 2), random(5, 2), random(5, 2, 2))], 0.1)
 
@@ -85,22 +80,6 @@ def test_random_skips_are_what_they_are_called(mixer):
 def test_mixer_names_are_those_of_the_connections():
     for name, skip in (("sinkhorn", "bistochastic"), ("cayley", "orthogonal"), ("unconstrained", "gaussian")):
         assert torch.equal(Network.from_mixer(name, 2, 0.1).skips, Network.from_mixer(skip, 2, 0.1).skips)
-
-
-def test_logits_become_skips_as_the_manifolds_make_them():
-    logits = random(3, 4, 4)
-    assert torch.equal(Network.from_logits("unconstrained", logits, 0.1).skips, logits)
-    assert torch.equal(Network.from_logits("sinkhorn", logits, 0.1).skips, birkhoff.project(logits))
-    skew = 0.1 * (logits - logits.mT) / 2
-    eye = torch.eye(4, dtype=torch.float64)
-    cayley = torch.linalg.solve(eye - skew, eye + skew)
-    assert (Network.from_logits("cayley", logits, 0.1).skips - cayley).abs().max() < 1e-12
-    frame = torch.linalg.qr(logits[..., :2])[0]
-    assert (Network.from_logits("grassmann", logits[..., :2], 0.1).skips - frame @ frame.mT).abs().max() < 1e-12
-    basis = permutation.basis(4, 6)
-    weights = random(3, 6)
-    mixed = torch.einsum("lk,kij->lij", weights.softmax(-1), permutation.matrices(basis, torch.float64))
-    assert (Network.from_logits("permutation", weights, 0.1, basis=basis).skips - mixed).abs().max() < 1e-12
 
 
 def test_coefficients_of_a_stack_become_a_block_network():

@@ -103,9 +103,7 @@ def finish(
     S: tl.constexpr,
 ):
     """Statistics and logits from W x, what the norm subtracts, and the sum of squares of what is left."""
-    # what it multiplies by
-    scale = norm_factor(square / ND, S.eps) if S.norm != "rms_outside" else 1.0 / (tl.sqrt(square / ND) + S.eps)
-    scale = tl.where(square < float("inf"), scale, float("nan"))
+    scale = norm_factor(square / ND, S.eps, S.norm == "rms_outside")  # what it multiplies by
     tl.store(stats + rows * 2, mean, mask=inside)
     tl.store(stats + rows * 2 + 1, scale, mask=inside)
     k = tl.arange(0, KP)

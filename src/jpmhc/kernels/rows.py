@@ -36,9 +36,10 @@ def row_launch(spec: Spec, whole: bool = True) -> dict[str, int]:
 
 
 @triton.jit
-def norm_factor(square, eps):
-    """1 / sqrt(square + eps); NaN where the square has overflowed and the factor would be zero."""
-    return tl.where(square < float("inf"), tl.rsqrt(square + eps), float("nan"))
+def norm_factor(square, eps, OUTSIDE: tl.constexpr = False):
+    """1 / sqrt(square + eps), or 1 / (sqrt(square) + eps); NaN where the square has overflowed and they are zero."""
+    factor = 1.0 / (tl.sqrt(square) + eps) if OUTSIDE else tl.rsqrt(square + eps)
+    return tl.where(square < float("inf"), factor, float("nan"))
 
 
 @triton.jit

@@ -39,7 +39,8 @@ def project(matrix: Tensor, scale: float = 0.1, iterations: int | None = None) -
     checks.number(scale, "scale")
     matrix = checks.single_or_double(matrix)
     with checks.without_autocast(matrix):
-        return cayley((matrix - matrix.mT) * (scale / 2), iterations)
+        wide = matrix.double()  # large entries cost the transform their digits
+        return cayley((wide - wide.mT) * (scale / 2), iterations).to(matrix.dtype)
 
 
 def skew(entries: Tensor, n: int) -> Tensor:
@@ -61,10 +62,7 @@ def cayley(k: Tensor, iterations: int | None = None) -> Tensor:
             y = identity + k @ (identity + y)  # eq. cayley-iter-main
         return y
     if n > 4:
-        # The solve loses as many digits as the entries have: in double precision, they are to spare. NaN for NaN, where
-        # `solve` would raise.
-        wide, eye = k.double(), identity.double()
-        found = torch.linalg.solve_ex(eye - wide, eye + wide).result.to(k.dtype)
+        found = torch.linalg.solve_ex(identity - k, identity + k).result  # NaN for NaN, where `solve` would raise
         return torch.where(k.detach().abs().amax((-2, -1), keepdim=True) <= LARGEST, found, torch.nan)
     return _cayley_polynomial(k, identity)
 

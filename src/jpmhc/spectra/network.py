@@ -9,12 +9,20 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from jpmhc.checks import require_choice, to_layer_numbers, to_read_and_write, to_real_tensor, to_skips, to_whole_number
+from jpmhc.checks import (
+    require_choice,
+    to_correlations,
+    to_layer_numbers,
+    to_read_and_write,
+    to_real_tensor,
+    to_skips,
+    to_whole_number,
+)
 from jpmhc.spectra.activations import Activation
 from jpmhc.spectra.normalised import MLP, Layers, follow_postnorm, follow_prenorm
 from jpmhc.spectra.propagation import draw_slopes, propagate
-from jpmhc.spectra.random_skips import sample_skips, skips_from_logits
-from jpmhc.spectra.sublayers import Sublayer
+from jpmhc.spectra.random_skips import sample_skips
+from jpmhc.spectra.sublayers import Sublayer, to_sublayers
 
 ENDS = ("streams", "model")
 # A layer whose gain is this fraction of what its skip could do maps all that reaches it to zero.
@@ -74,7 +82,7 @@ class Network:
         ends: str = "streams",
     ) -> None:
         skips = to_skips(skips)
-        sublayers = _to_sublayers(sublayers, len(skips))
+        sublayers = to_sublayers(sublayers, len(skips))
         if variance is None and sublayers is not None:
             variance = [law.variance for law in sublayers]
         variance = to_layer_numbers(variance, "variance", skips)  # type: ignore[arg-type]
@@ -99,7 +107,7 @@ class Network:
                 raise ValueError(
                     f"slopes must be [K, L, {width}] = [K, {len(skips)}, {width}], without covariance and tied weights"
                 )
-        tied = None if tied is None else _to_correlations(tied, skips)
+        tied = None if tied is None else to_correlations(tied, skips)
         require_choice(ends, "pair of ends", ENDS)
         tensors = dict(zip(_FIELDS, (skips, variance, read, write, covariance, slopes, tied)))
         for name, value in {**tensors, "sublayers": sublayers, "ends": ends}.items():
@@ -139,35 +147,13 @@ class Network:
         """Random skips of a kind, different in each layer or `shared` by all.
 
         Args:
-            mixer: One of `SKIPS`: "identity", "bistochastic" (converged Sinkhorn of normal logits), "orthogonal"
-                (Haar), "gaussian" (entries of variance 1/n), "grassmann" (projector onto a random subspace),
-                "permutation" (random mixture of the paper's permutations); or a mixer's name: "sinkhorn" is
-                bistochastic, "cayley" orthogonal, "unconstrained" gaussian.
+            mixer: A mixer's name, or that of its random matrices: one of `SKIPS`. Each mixer's `sample` says what is
+                drawn.
             rank: The subspace's dimension for "grassmann", half the streams by default.
         """
         depth, streams = to_whole_number(depth, "depth"), to_whole_number(streams, "streams")
         skips = sample_skips(mixer, 1 if shared else depth, streams, to_whole_number(seed, "seed", 0), rank)
         return cls(skips.expand(depth, -1, -1), variance, read, write)
-
-    @classmethod
-    def from_logits(
-        cls,
-        mixer: str,
-        logits: Tensor,
-        variance: Tensor | Sequence[float] | float,
-        read: Tensor | Sequence | None = None,
-        write: Tensor | Sequence | None = None,
-        *,
-        basis: Tensor | None = None,
-    ) -> Network:
-        """Skips that a mixer makes of its logits, one set per layer: [L, n, n], frames [L, n, p] or weights [L, K].
-
-        Args:
-            mixer: "unconstrained" (the logits are the skips), "sinkhorn", "cayley", "grassmann" (the projector onto the
-                frame's span) or "permutation".
-            basis: The permutations [K, n] that "permutation" mixes.
-        """
-        return cls(skips_from_logits(mixer, logits, basis), variance, read, write)
 
     @classmethod
     def from_coefficients(
@@ -393,30 +379,6 @@ class Network:
             units = torch.eye(n * n, dtype=torch.float64, device=self.skips.device).view(n * n, n, n)
             factors = (units / n**0.5).expand(self.depth, -1, -1, -1)
         return self.variance.sqrt().view(-1, 1, 1, 1) * factors  # [L, K, n, n]
-
-
-def _to_sublayers(value: Sublayer | Sequence[Sublayer] | None, depth: int) -> tuple[Sublayer, ...] | None:
-    """Return one law per layer; a single one stands for all layers."""
-    if value is None:
-        return None
-    laws = (value,) * depth if isinstance(value, Sublayer) else tuple(value)
-    if len(laws) != depth or not all(isinstance(law, Sublayer) for law in laws):
-        raise ValueError(f"sublayers must be one law of a sublayer's Jacobian, or one for each of the {depth} layers")
-    return laws
-
-
-def _to_correlations(value: Tensor | Sequence, skips: Tensor) -> Tensor:
-    """Return the correlations of the layers' noises [L, L], given as such or as labels [L]."""
-    tied = to_real_tensor(value, "tied").to(skips.device)
-    if tied.ndim == 1:
-        tied = (tied.unsqueeze(0) == tied.unsqueeze(1)).double()
-    good = tied.shape == (len(skips), len(skips)) and bool((tied == tied.mT).all() and (tied.diagonal() == 1).all())
-    if not good or float(torch.linalg.eigvalsh(tied)[0]) < -1e-9:
-        raise ValueError(
-            f"tied must be one label per layer [{len(skips)}] or the correlations of the layers' noises, a positive "
-            f"matrix [{len(skips)}, {len(skips)}] with ones on its diagonal"
-        )
-    return tied
 
 
 def require_network(network: Network) -> None:

@@ -41,8 +41,8 @@ class Query:
     r"""A network and how to solve it; an option that another one makes meaningless is refused.
 
     Attributes:
-        mixer: Random skips, by the name of the mixer they are of; sinkhorn by default. Other words for sinkhorn,
-            cayley and unconstrained are bistochastic, orthogonal and gaussian.
+        mixer: Random skips, by the name of the mixer that they are of, or of the random matrices that it draws;
+            sinkhorn by default.
         matrix: A file with the skips instead, [n, n] for all layers or [L, n, n]: .npy, .pt, or rows of text such as
             .csv.
         depth: Layers L; 10 by default, or as many as --matrix holds.

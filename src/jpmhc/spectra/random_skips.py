@@ -1,29 +1,21 @@
-"""Skips that mixers make: random ones of a kind, and those of given logits."""
-
-from collections.abc import Callable
+"""Random skips of a kind."""
 
 import torch
 from torch import Tensor
 
 from jpmhc import mixers
-from jpmhc.checks import fits_memory, require_choice, to_real_tensor, to_whole_number
-from jpmhc.manifolds import birkhoff, grassmann, orthogonal, permutation
+from jpmhc.checks import fits_memory, require_choice, to_whole_number
+from jpmhc.manifolds import grassmann
 
 SKIPS = (*mixers.MIXERS, *mixers.ENSEMBLES)
 _ALIVE = 12  # arrays of all skips that are alive at the same time when a network is solved
-_FROM_LOGITS: dict[str, Callable[[Tensor], Tensor]] = {
-    "unconstrained": lambda logits: logits,
-    "sinkhorn": birkhoff.project,
-    "cayley": orthogonal.project,
-    "grassmann": grassmann.project,
-}
 
 
 def sample_skips(mixer: str, count: int, streams: int, seed: int, rank: int | None = None) -> Tensor:
     """Draw random skips of one kind. [count, n, n]
 
     Args:
-        mixer: A mixer's name, or that of its random matrices: "bistochastic", "orthogonal", "gaussian".
+        mixer: A mixer's name, or that of its random matrices: one of `SKIPS`.
         count: How many skips to draw.
         streams: How many streams n each of them mixes.
         seed: The same seed gives the same skips.
@@ -37,20 +29,3 @@ def sample_skips(mixer: str, count: int, streams: int, seed: int, rank: int | No
     if rank is not None:
         return grassmann.sample(streams, to_whole_number(rank, "rank"), (count,), generator=generator)
     return mixers.sample_skips(mixer, streams, (count,), generator=generator)
-
-
-def skips_from_logits(mixer: str, logits: Tensor, basis: Tensor | None = None) -> Tensor:
-    """Compute the skips that a mixer makes of its logits. [L, n, n]
-
-    Args:
-        mixer: A name in `_FROM_LOGITS`, or "permutation".
-        logits: One set per layer: matrices [L, n, n], frames [L, n, p] or weights [L, K].
-        basis: The permutations [K, n] that "permutation" mixes.
-    """
-    logits = to_real_tensor(logits, "logits")
-    if (basis is None) == (mixer == "permutation"):
-        raise ValueError("the mixer 'permutation' needs the basis [K, n] it mixes, and no other mixer takes one")
-    if basis is not None:
-        return permutation.mix(logits, basis)
-    require_choice(mixer, "mixer from logits", _FROM_LOGITS)
-    return _FROM_LOGITS[mixer](logits)

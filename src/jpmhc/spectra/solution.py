@@ -25,6 +25,12 @@ class KnownPoints:
     unknowns: Tensor
     separated: bool = False
 
+    @classmethod
+    def concatenate(cls, parts: list[KnownPoints]) -> KnownPoints:
+        """Join points whose unknowns belong to the bases of the first part."""
+        same = [part for part in parts if part.separated == parts[0].separated]
+        return cls(torch.cat([part.z for part in same]), torch.cat([part.unknowns for part in same]), same[0].separated)
+
     def start_near(self, z: Tensor, start: Tensor) -> Tensor:
         """Return the unknowns at the known points nearest to z [b], and `start` [b, d] where none is near. [b, d]"""
         distance, nearest = (z.log().unsqueeze(-1) - self.z.log()).abs().min(-1)
@@ -74,6 +80,7 @@ class Solution:
     def concatenate(cls, parts: list[Solution]) -> Solution:
         """Join solutions of one method for one network at rows of points."""
         matrices = [part.matrix for part in parts if part.matrix is not None]
+        layers = [part.hardest_layer for part in parts if part.hardest_layer is not None]
         known = [part.known for part in parts if part.known is not None]
         return replace(
             parts[0],
@@ -82,9 +89,8 @@ class Solution:
             residual=torch.cat([part.residual for part in parts]),
             iterations=torch.cat([part.iterations for part in parts]),
             matrix=torch.cat(matrices) if matrices else None,
-            known=KnownPoints(*(torch.cat([getattr(k, name) for k in known]) for name in ("z", "unknowns")))
-            if known
-            else None,
+            hardest_layer=torch.cat(layers) if layers else None,
+            known=KnownPoints.concatenate(known) if known else None,
         )
 
 

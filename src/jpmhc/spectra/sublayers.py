@@ -220,3 +220,13 @@ def _at_quantiles(law: Sublayer, place: Tensor) -> Tensor:
     edges = law.weights.cumsum(0).to(place)
     found = torch.searchsorted(edges, place.contiguous()).clamp_max(len(law.squares) - 1)
     return law.squares.to(place)[found]
+
+
+def to_sublayers(value: Sublayer | Sequence[Sublayer] | None, depth: int) -> tuple[Sublayer, ...] | None:
+    """Return one law per layer; a single one stands for all layers."""
+    if value is None:
+        return None
+    laws = (value,) * depth if isinstance(value, Sublayer) else tuple(value)
+    if len(laws) != depth or not all(isinstance(law, Sublayer) for law in laws):
+        raise ValueError(f"sublayers must be one law of a sublayer's Jacobian, or one for each of the {depth} layers")
+    return laws

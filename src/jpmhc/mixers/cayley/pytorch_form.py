@@ -34,7 +34,10 @@ class Cayley(Mixer):
         if self.streams == 1:
             return torch.ones_like(logits.sum(-1))[..., None, None]
         with checks.without_autocast(logits):
-            return orthogonal.cayley(orthogonal.skew(logits * (self.scale / 2), self.streams), self.iterations)
+            # Beyond four streams large logits cost the transform their digits.
+            wide = logits.double() if self.streams > 4 else logits
+            skew = orthogonal.skew(wide * (self.scale / 2), self.streams)
+            return orthogonal.cayley(skew, self.iterations).to(logits.dtype)
 
     def violation(self, matrix: Tensor) -> Tensor:
         return orthogonal.violation(matrix)

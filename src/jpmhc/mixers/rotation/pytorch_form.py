@@ -40,9 +40,10 @@ class Rotation(Mixer):
         if not self.logits:  # one or two streams: nothing to turn
             return torch.eye(n, dtype=logits.dtype, device=logits.device).expand(*logits.shape[:-1], n, n)
         with checks.without_autocast(logits):
-            basis = complement_of_ones(n, logits.dtype, logits.device)
-            skew = orthogonal.skew(logits * (self.scale / 2), n - 1)
-            return orthogonal.cayley(basis @ skew @ basis.mT)
+            # The mean stream passes a large K only as exactly as K is known: in double precision.
+            basis = complement_of_ones(n, torch.float64, logits.device)
+            skew = orthogonal.skew(logits.double() * (self.scale / 2), n - 1)
+            return orthogonal.cayley(basis @ skew @ basis.mT).to(logits.dtype)
 
     def violation(self, matrix: Tensor) -> Tensor:
         rows = (matrix.sum(-1) - 1).abs().amax(-1)
