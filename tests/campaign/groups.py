@@ -12,4 +12,6 @@ GROUPS = {
     "damage": "tests.campaign.damage",
     "hostile-tasks": "tests.campaign.hostile_tasks",
     "hostile-matrices": "tests.campaign.hostile_matrices",
+    "library-calls": "tests.campaign.library_calls",
+    "hostile-networks": "tests.campaign.hostile_networks",
 }
