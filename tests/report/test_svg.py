@@ -33,6 +33,13 @@ def test_points_lie_where_the_data_say():
     assert {"x", "y", "0.01", "100", "10"} <= set(words)
 
 
+def test_an_axis_that_counts_names_whole_numbers_alone():
+    svg = draw_lines([Line("a", [1, 2, 3], [1, 1, 1], "#123456")], Axis("layer", whole=True), Axis("y", limits=(8, 9)))
+    words = [text.text for text in parse(svg).iter("text")]
+    assert {"1", "2", "3"} <= set(words)
+    assert not {"1.5", "2.5"} & set(words)
+
+
 def test_a_value_that_is_not_finite_leaves_a_gap():
     svg = draw_lines([Line("a", [1, 2, 3, 4], [1, float("nan"), 2, 3], "#123456")], Axis("x"), Axis("y"))
     assert paths(svg)[0].get("d").count("M") == 2

@@ -15,6 +15,8 @@ from jpmhc.report.style import colour_of
 from jpmhc.report.svg import Axis, Line
 from jpmhc.trm.comparison.statistics import student_quantile
 
+_STEP = Axis("step", whole=True)
+
 
 def render_comparison(result: dict[str, Any]) -> str:
     """Return the HTML page of a comparison."""
@@ -63,9 +65,9 @@ def _draw_losses(result: dict[str, Any]) -> list[Picture]:
             gaps.append(_mean_line(mixer, pairs[0][0]["step"], differences))
     found = []
     if losses:
-        found.append(draw_chart("validation loss", losses, Axis("step"), Axis("loss", True)))
+        found.append(draw_chart("validation loss", losses, _STEP, Axis("loss", True)))
     if gaps:
-        found.append(draw_chart(f"loss minus that of {baseline}", gaps, Axis("step"), Axis("difference of losses")))
+        found.append(draw_chart(f"loss minus that of {baseline}", gaps, _STEP, Axis("difference of losses")))
     return found
 
 
@@ -81,7 +83,7 @@ def _draw_curves(result: dict[str, Any]) -> list[Picture]:
             if logged:
                 lines.append(_mean_line(mixer, logged[0]["step"], [one[name] for one in logged]))
         if lines:
-            found.append(draw_chart(title, lines, Axis("step"), axis))
+            found.append(draw_chart(title, lines, _STEP, axis))
     return found
 
 

@@ -16,6 +16,7 @@ from jpmhc.spectra.density import COLLAPSED
 
 # Decades below the largest singular value that a chart shows.
 _DECADES = 6
+_LAYER = Axis("layer", whole=True)
 _BELOW = Axis("share of directions below", limits=(0.0, 1.0))
 
 
@@ -54,7 +55,7 @@ def _share_line(name: str, spectrum: Spectrum, colour: str, dash: str = "") -> L
     """Return which share of the singular values lies below each, as steps."""
     order = np.argsort(spectrum.values, axis=None)
     values, weights = spectrum.values.ravel()[order], spectrum.weights.ravel()[order]
-    shares = np.cumsum(weights) / weights.sum()
+    shares = np.minimum(np.cumsum(weights) / weights.sum(), 1.0)
     return Line(name, np.maximum(values, spectrum.floor).tolist(), shares.tolist(), colour, dash, steps=True)
 
 
@@ -93,7 +94,7 @@ def _draw_layers(found: Diagnosis) -> list[Picture]:
         Line("gain of the sublayer", numbers, [layer.gain for layer in found.layers], COMPARED[1]),
         Line("squared gradient at its output", numbers, [layer.gradient for layer in found.layers], COMPARED[0]),
     ]
-    pictures = [draw_chart("gains and gradients", gains, Axis("layer"), Axis("mean squared singular value", True))]
+    pictures = [draw_chart("gains and gradients", gains, _LAYER, Axis("mean squared singular value", True))]
     if found.streams is not None:
         similarity, dominance = found.streams.similarity.tolist(), found.streams.dominance.tolist()
         places = list(range(1, len(similarity) + 1))
@@ -101,5 +102,5 @@ def _draw_layers(found: Diagnosis) -> list[Picture]:
             Line("similarity: mean cosine of two streams", places, similarity, COMPARED[0]),
             Line("dominance: the longest stream's share", places, dominance, COMPARED[1]),
         ]
-        pictures.append(draw_chart("streams", lines, Axis("layer"), Axis("after the layer")))
+        pictures.append(draw_chart("streams", lines, _LAYER, Axis("after the layer")))
     return pictures

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jpmhc.diagnose.recommend import Candidate, Recommendation
+from jpmhc.report.style import colour_of
 from jpmhc.spectra import Density
 
 
@@ -81,8 +82,8 @@ def draw_recommendation(found: Sequence[tuple[int, Recommendation]], path: Path)
     depth, last = found[-1]
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     gains, differences, collapse = figure.subplots(1, 3)
-    for number, one in enumerate(last.candidates):
-        colour = f"C{number % 10}"
+    for one in last.candidates:
+        colour = colour_of(one.mixer)
         layers = np.arange(1, depth + 1)
         gains.plot(layers, one.gradient_gains.numpy(), color=colour, lw=1, label=one.mixer)
         skips = one.network.skips
@@ -102,9 +103,9 @@ def draw_recommendation(found: Sequence[tuple[int, Recommendation]], path: Path)
         collapse.invert_yaxis()
         collapse.legend(frameon=False, fontsize=7)
     else:
-        for number, name in enumerate(names):
+        for name in names:
             curve = [next(c.collapsed for c in one.candidates if c.mixer == name) for _, one in found]
-            collapse.plot([depth for depth, _ in found], curve, ".-", color=f"C{number % 10}", lw=1)
+            collapse.plot([depth for depth, _ in found], curve, ".-", color=colour_of(name), lw=1)
         collapse.set(xlabel="depth", ylim=(0, 1), title="share of J below 0.1, drifted")
     gains.legend(frameon=False, fontsize=6, ncols=2)
     figure.savefig(path, dpi=110)

@@ -11,6 +11,7 @@ from jpmhc.report.run_groups import RunGroup
 from jpmhc.report.run_record import RunRecord, to_number
 from jpmhc.report.svg import Axis, Line, draw_lines, draw_matrix
 
+_STEP = Axis("step", whole=True)
 # Heat maps shown; a deep model has more connections than a page has room for.
 _MAPS = 24
 _LARGEST = 16  # streams
@@ -84,7 +85,7 @@ def _draw_product(group: RunGroup, last: dict[str, Any]) -> list[Picture]:
         ("random skips of this mixer, as the theory draws them", "#8a8a8a", "4 3"),
     ]
     y = Axis("singular value", True, _limits(lines))
-    svg = draw_lines(lines[::-1], Axis("connections passed"), y, description="product of skips")
+    svg = draw_lines(lines[::-1], Axis("connections passed", whole=True), y, description="product of skips")
     note = "Mean over tokens of each singular value of H_k … H_1 within one supervision step."
     return [Picture("product of all skips over depth", svg, legend, note)]
 
@@ -110,7 +111,7 @@ def _draw_history(group: RunGroup) -> list[Picture]:
         line = group.line(series)
         if line is not None:
             limits = (0.0, 1.0) if series is _collapsed else None
-            svg = draw_lines([line], Axis("step"), Axis(label, logarithmic, limits), description=title)
+            svg = draw_lines([line], _STEP, Axis(label, logarithmic, limits), description=title)
             found.append(Picture(title, svg, legend_of([line])))
     return found
 

@@ -15,6 +15,8 @@ from jpmhc.report.run_mixing import mixing_section
 from jpmhc.report.run_record import RunRecord, flatten_options, to_number
 from jpmhc.report.svg import Axis, Line, draw_lines
 
+_STEP = Axis("step", whole=True)
+_LAYER = Axis("layer", whole=True)
 # The most runs of a page.
 MOST = 48
 # Points of all lines of a chart together, and the most and the fewest of one.
@@ -132,7 +134,7 @@ def _charts(groups: Sequence[RunGroup], kind: str, charts: Sequence[tuple[str, s
         lines = [line for group in groups if (line := group.line(_logged(kind, key))) is not None]
         axis = Axis(label, logarithmic)
         if lines:
-            found.append(draw_chart(title, lines, Axis("step"), axis))
+            found.append(draw_chart(title, lines, _STEP, axis))
     return found
 
 
@@ -167,7 +169,7 @@ def _rates_and_layers(groups: Sequence[RunGroup]) -> list[Picture]:
     found = []
     lines = [line for group in groups if (line := group.line(rate)) is not None]
     if lines:
-        found.append(draw_chart("learning rate", lines, Axis("step"), Axis("rate of AdamAtan2")))
+        found.append(draw_chart("learning rate", lines, _STEP, Axis("rate of AdamAtan2")))
     layers: list[str] = []
     lines = []
     for group in groups:
@@ -183,9 +185,7 @@ def _rates_and_layers(groups: Sequence[RunGroup]) -> list[Picture]:
     if lines:
         shown = ", ".join(f"{number} {name}" for number, name in enumerate(layers[:24], 1))
         note = f"Mean over the last tenth of the log, first seed. {shown}{' …' if len(layers) > 24 else ''}"
-        found.append(
-            draw_chart("gradient norm by layer", lines, Axis("layer"), Axis("norm of its gradient", True), note)
-        )
+        found.append(draw_chart("gradient norm by layer", lines, _LAYER, Axis("norm of its gradient", True), note))
     return found
 
 

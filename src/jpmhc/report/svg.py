@@ -57,11 +57,13 @@ class Axis:
         label: What it measures.
         logarithmic: Whether equal distances are equal factors.
         limits: Its two ends; found from the data where None.
+        whole: Whether it counts something, so that only whole numbers are named.
     """
 
     label: str
     logarithmic: bool = False
     limits: tuple[float, float] | None = None
+    whole: bool = False
 
 
 class _Scale:
@@ -85,9 +87,11 @@ class _Scale:
             pad = 0.04 * (high - low) or 0.05 * abs(high) or 1.0
             low, high = (low if low == 0 else low - pad), high + pad
         self.low, self.high, self.start, self.stop = low, high, start, stop
+        self.whole = axis.whole
 
     def ticks(self, most: int) -> list[float]:
-        return (logarithmic_ticks if self.logarithmic else linear_ticks)(self.low, self.high, most)
+        found = (logarithmic_ticks if self.logarithmic else linear_ticks)(self.low, self.high, most)
+        return [tick for tick in found if not self.whole or tick == round(tick)]
 
     def place(self, values: np.ndarray) -> np.ndarray:
         """Return places in the picture; values beyond an end lie at that end."""
