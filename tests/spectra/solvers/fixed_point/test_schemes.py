@@ -153,3 +153,10 @@ def test_a_fixed_point_that_is_not_admissible_does_not_count(name):
 
     found = SCHEMES[name].solve(Upper(), torch.full((2, 1), 0.3j, dtype=torch.complex128), 1e-9, 50)
     assert not found.converged.any()
+
+
+def test_a_start_without_an_image_is_left():
+    problem = Map(lambda x, index: torch.where(x == 0.5, torch.nan, torch.cos(x)))
+    found = Anderson().solve(problem, torch.full((2, 1), 0.5, dtype=torch.float64), 1e-9, 100)
+    assert found.converged.all()
+    assert (found.x - 0.7390851332).abs().max() < 1e-8

@@ -16,6 +16,7 @@ _COMPACT = 0.75
 _RIDGE = 1e-14
 # What counts as progress of a row.
 _IMPROVED = 0.9
+_NUDGE = 1.01
 _TINY = torch.finfo(torch.float64).tiny
 
 
@@ -95,12 +96,16 @@ class Anderson:
             if last is not None:
                 length = self.history if count < self.grows_after else grown
                 dr, dg = r - last[0], g - last[1]
+                known = (torch.isfinite(dr) & torch.isfinite(dg)).all(-1, keepdim=True)
+                dr, dg = torch.where(known, dr, 0.0), torch.where(known, dg, 0.0)
                 norm = torch.linalg.vector_norm(dr * weight, dim=-1, keepdim=True).clamp_min(_TINY)
                 past_r, past_g = _append(past_r, dr / norm, length), _append(past_g, dg / norm, length)
             last = r, g
             plain = problem.between(x, g, self.step_length)
             candidate = plain if past_r.shape[1] == 0 else _mix(r, g, past_r, past_g, weight)
             good = torch.isfinite(candidate).all(-1) & problem.admissible(candidate, index)
+            # Where rounding makes a matrix of the equation singular there is no image: a little further there is.
+            plain = torch.where(torch.isfinite(g).all(-1, keepdim=True), plain, _NUDGE * x)
             x = torch.where(good.unsqueeze(-1), candidate, plain)
         return result
 
