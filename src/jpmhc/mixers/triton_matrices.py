@@ -68,8 +68,8 @@ def inverse(m, SIZE: tl.constexpr):
     return m
 
 
-# Beyond this the entries of A/2 leave too few digits of the inverse in float32: what comes out is NaN.
-LARGEST_SKEW = tl.constexpr(256.0)
+# Beyond this the entries of A/2 leave fewer than four digits of the inverse in float32: what comes out is NaN.
+LARGEST_SKEW = tl.constexpr(16.0)
 
 
 @triton.jit
@@ -81,12 +81,10 @@ def cayley(skew, SIZE: tl.constexpr):
     elif SIZE == 4:
         return _cayley_polynomial(k)
     else:
-        matrix = identity_matrix(SIZE) - k
-        m = inverse(matrix, SIZE)
-        # Elimination without pivoting loses digits where entries are large: one step of refinement brings them back.
-        m += product(m, identity_matrix(SIZE) - product(matrix, m))
+        # Elimination without pivoting loses digits where entries are large.
+        h = 2.0 * inverse(identity_matrix(SIZE) - k, SIZE) - identity_matrix(SIZE)
         largest = tl.max(tl.max(tl.abs(k), axis=2), axis=1)[:, None, None]
-        return tl.where(largest <= LARGEST_SKEW, 2.0 * m - identity_matrix(SIZE), float("nan"))
+        return tl.where(largest <= LARGEST_SKEW, h, float("nan"))
 
 
 @triton.jit
