@@ -257,7 +257,7 @@ def test_every_mixer_receives_gradient_and_learns_a_batch(mixer, form):
     optimiser = AdamAtan2(groups, lr=1e-2)
     losses = []
     carry = refill_rows(model.empty_carry(4, 5), inputs, labels, identifiers)
-    for _ in range(30):
+    for _ in range(50):
         out = train_step(model, carry._replace(halted=torch.ones(4, dtype=torch.bool)))
         optimiser.zero_grad()
         out.loss.backward()
