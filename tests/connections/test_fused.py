@@ -229,3 +229,13 @@ def test_compiles_with_variable_sizes_and_settings():
         for tokens in (5, 1):
             x = torch.randn(tokens, N, DIM, device=DEVICE)
             assert torch.allclose(compiled(x), made(x), atol=1e-6)
+
+
+def test_what_ran_in_the_interpreter_is_refused_without_it(monkeypatch):
+    if torch.cuda.is_available():
+        pytest.skip("on the CPU, through Triton's interpreter")
+    block, x = jpmhc.HyperConnection(None, 16, 4, kernels="fused"), torch.zeros(2, 4, 16)
+    block.read(x)
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(ValueError, match="need a CUDA device"):
+        block.read(x)

@@ -57,7 +57,8 @@ def choose_spec(connection: "HyperConnection", device: str, dtype: torch.dtype) 
         return None
     coefficients = connection.map
     texts = (connection.settings_text, coefficients.settings_text, coefficients.mixer.settings_text)
-    case = (*texts, device, dtype, coefficients.bias.dtype, coefficients.weight is None)
+    runs = device == "cuda" or _interprets()
+    case = (*texts, device, runs, dtype, coefficients.bias.dtype, coefficients.weight is None)
     if torch._guards.CompileContext.try_get() is not None:
         from jpmhc.kernels.autograd import declare_to_inductor
 
@@ -78,7 +79,7 @@ def choose_spec(connection: "HyperConnection", device: str, dtype: torch.dtype) 
 
 
 def _reason_against(connection: "HyperConnection", spec: Spec, device: str, dtype: torch.dtype) -> str | None:
-    if device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+    if device != "cuda" and not _interprets():
         return f"the kernels need a CUDA device, the streams are on {device}"
     if _is_transformed():
         return "the kernels have no rules for torch.func transforms and forward-mode derivatives"
@@ -87,6 +88,10 @@ def _reason_against(connection: "HyperConnection", spec: Spec, device: str, dtyp
     from jpmhc.kernels.connection import why_not  # Triton is not there on every platform
 
     return why_not(spec, dtype, connection.map.weight is not None)
+
+
+def _interprets() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def _is_transformed() -> bool:
