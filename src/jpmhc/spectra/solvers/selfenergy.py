@@ -5,6 +5,7 @@ $\Sigma_{x_{l-1}}$. Each structure of noise needs only some numbers of a block, 
 equation's unknowns.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
 
 import torch
@@ -19,7 +20,7 @@ _TINY = 1e-250
 _DROWNED = 1e-5
 
 
-class SelfEnergy:
+class SelfEnergy(ABC):
     """A structure of noise.
 
     Attributes:
@@ -35,13 +36,13 @@ class SelfEnergy:
     coordinates: int = 1
     paths: int = 1
 
+    @abstractmethod
     def energy(self, unknowns: Tensor, side: int) -> Tensor:
         """Compute self-energies: [L, B, count] -> [L, B, n, n], or [L, B, 1, 1] for multiples of I."""
-        raise NotImplementedError
 
+    @abstractmethod
     def order(self, left: Tensor, right: Tensor, side: int) -> Tensor:
         """Compute order parameters [L, B, count] of blocks that are given as products left @ right of [L, B, n, n]."""
-        raise NotImplementedError
 
     def respond(self, orders: tuple[Tensor, Tensor], unknowns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Compute new unknowns from order parameters of x and y and the unknowns that led to them."""

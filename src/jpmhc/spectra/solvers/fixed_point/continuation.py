@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -16,16 +17,16 @@ _RATIOS = (4.0, 2.0, 1.4)
 _STAGE_TOLERANCE = 1e-3
 
 
-class Equation:
+class Equation(ABC):
     """An equation with a spectral point z as its parameter, one row for each point.
 
     Its methods are those of `Problem` with the points z [b] that the rows belong to; index [b] are the rows' places
     among all points of the equation.
     """
 
+    @abstractmethod
     def start(self, z: Tensor, index: Tensor) -> Tensor:
         """Return the solution at a large height, to leading order. [b, d]"""
-        raise NotImplementedError
 
     def image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
         """Return g(x); see `Problem.image`."""
@@ -43,9 +44,9 @@ class Equation:
         """Return a point between x and g(x); see `Problem.between`."""
         return x + share * (image - x)
 
+    @abstractmethod
     def admissible(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
         """Return whether x lies where the solution must be. [b]"""
-        raise NotImplementedError
 
     def scale(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
         """Return what a residual is measured against; see `Problem.scale`."""
