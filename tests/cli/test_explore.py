@@ -5,6 +5,7 @@ import json
 import re
 
 import numpy as np
+import pytest
 
 from jpmhc import cli
 from jpmhc.mixers import MIXERS
@@ -33,3 +34,11 @@ def test_the_page_holds_the_atlas(tmp_path, capsys):
     apart = np.abs(theory[known][:, -1].astype(float) - sampled[known][:, -1]) / (MISSING - 1)
     assert np.median(apart) < 0.005
     assert np.quantile(apart, 0.99) < 0.06
+
+
+def test_a_name_that_no_browser_opens_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["explore", "--out", str(tmp_path / "explore")])
+    assert ended.value.code != 0
+    assert "must end in .html" in f"{ended.value.code}{capsys.readouterr().err}"
+    assert not list(tmp_path.iterdir())

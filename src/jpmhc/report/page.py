@@ -110,6 +110,8 @@ def render_template(name: str, **values: Any) -> str:
 
 def write_page(html: str, path: Path) -> Path:
     """Write a page, whose folder is made if need be, and return its path."""
+    if path.suffix not in (".html", ".htm"):  # a browser opens a file from disk by its ending
+        raise ValueError(f"a page's name must end in .html, got {path}")
     size = len(html.encode())
     if size > LARGEST:
         raise ValueError(f"the page would have {size / 1e6:.1f} MB, more than {LARGEST / 1e6:g}: name fewer results")
