@@ -4,8 +4,10 @@ Examples:
     python benchmarks/bench_spectra.py
     python benchmarks/bench_spectra.py --device cuda
     python benchmarks/bench_spectra.py --only scaling --figure docs/results/spectra_scaling.png
+    python benchmarks/bench_spectra.py --redraw --figure docs/results/spectra_scaling.png
 """
 
+import csv
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Literal
 import torch
 import tyro
 
-from harness import milliseconds, write_csv
+from harness import RESULTS, milliseconds, write_csv
 from jpmhc import spectra
 
 ETA = 0.02
@@ -90,6 +92,7 @@ def main(
     deepest: int = 1000,
     largest: int = 4000,
     figure: Path = Path("out/spectra_scaling.png"),
+    redraw: bool = False,
 ) -> None:
     """Time the chain and write benchmarks/results/spectra_<what>_<device>.csv.
 
@@ -99,7 +102,13 @@ def main(
         deepest: Leave out deeper problems.
         largest: Leave out problems with more points.
         figure: Where the plot of the scaling goes.
+        redraw: Draw that plot from the file of a former run, and time nothing.
     """
+    if redraw:
+        with (RESULTS / f"spectra_scaling_{device}.csv").open() as file:
+            held = list(csv.DictReader(file))
+        draw({axis: [row for row in held if row["axis"] == axis] for axis in SCALING}, figure)
+        return
     if only != "scaling":
         rows = [measure(case, device, repeats) for case in SPEED if case.depth <= deepest and case.points <= largest]
         write_csv(f"spectra_speed_{device}", rows, device)
@@ -113,26 +122,28 @@ def main(
 
 def draw(grown: dict[str, list[dict]], path: Path) -> None:
     """Time per iteration against depth, points and streams, with the slopes that the derivation predicts."""
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
+
+    from jpmhc.report.spectrum_figures import EXACT, save_figure
+    from jpmhc.report.style import finish_axes
 
     predicted = {"depth": 1, "points": 1, "streams": 3}
     titles = {"depth": "layers L", "points": "points", "streams": "streams n"}
     fixed = {"depth": "n = 4, 400 points", "points": "n = 4, L = 50", "streams": "L = 10, 40 points"}
-    plot, axes = plt.subplots(1, 3, figsize=(10, 3.2), layout="constrained")
+    plot = Figure(figsize=(10, 3.2), layout="constrained")
+    axes = plot.subplots(1, 3)
     for ax, (axis, rows) in zip(axes, grown.items()):
-        x = [row[axis] for row in rows]
-        y = [1e3 * row["seconds"] / row["iterations_median"] for row in rows]
-        ax.loglog(x, y, "o-", color="#1f4e79", label="measured")
+        x = [float(row[axis]) for row in rows]
+        y = [1e3 * float(row["seconds"]) / float(row["iterations_median"]) for row in rows]
+        ax.loglog(x, y, "o-", color=EXACT, label="measured")
         slope = predicted[axis]
-        ax.loglog(x, [y[-1] * (v / x[-1]) ** slope for v in x], "--", color="#999999", label=f"slope {slope}")
-        ax.set(xlabel=titles[axis], title=fixed[axis])
-        ax.set_xticks(x, [str(v) for v in x], minor=False)
-        ax.minorticks_off()
+        ax.loglog(x, [y[-1] * (v / x[-1]) ** slope for v in x], "--", color="#7d8590", label=f"slope {slope}")
+        ax.set(xlabel=titles[axis], ylabel="ms per iteration")
+        ax.set_title(fixed[axis], fontsize=11)
+        ax.set_xticks(x, [f"{v:g}" for v in x], minor=False)
         ax.legend(frameon=False)
-    axes[0].set_ylabel("ms per iteration")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    plot.savefig(path, dpi=160)
-    print(f"wrote {path}")
+        finish_axes(ax)
+    print(f"wrote {save_figure(plot, path)}")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ features, random weights, reads that favour stream l mod 4 and random writes; no
 writes docs/results/prediction.png and benchmarks/results/prediction.csv.
 """
 
+import argparse
 import math
 import time
 from pathlib import Path
@@ -12,11 +13,15 @@ from pathlib import Path
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from matplotlib.legend_handler import HandlerTuple
+from matplotlib.lines import Line2D
 from torch import Tensor
 
 from harness import write_csv
 from jpmhc import spectra
 from jpmhc.manifolds import birkhoff, orthogonal
+from jpmhc.report.spectrum_figures import INK, SAMPLED, save_figure
+from jpmhc.report.style import colour_of, finish_axes
 from jpmhc.spectra.activations import get_activation
 
 STREAMS, WIDTH, NETWORKS = 4, 256, 3
@@ -26,7 +31,12 @@ SUBLAYERS = {
     "GELU e=4, PyTorch scale": spectra.MLP("gelu", scales=(1 / 3, 1 / 3)),
 }
 DEPTHS = (12, 48)
-DRAWN = ("identity", "0.8 I + 0.2 bistochastic", "Haar")
+# The skips that are drawn, in the colours of the mixers whose they are.
+DRAWN = {
+    "identity": colour_of("identity"),
+    "0.8 I + 0.2 bistochastic": colour_of("sinkhorn"),
+    "Haar": colour_of("cayley"),
+}
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 
 
@@ -99,20 +109,17 @@ def check_case(skips: Tensor, mlp: spectra.MLP) -> tuple[dict[str, float], spect
     return numbers, predicted, squares
 
 
-def draw_panel(axes, predicted: spectra.Density, squares: Tensor, title: str) -> None:
-    """Draw measured singular values as a histogram and the predicted density over it."""
-    s = predicted.x.sqrt().numpy()
-    low, high = max(predicted.quantile(0.002), 1e-4) / 1.5, predicted.quantile(0.998) * 1.5
-    edges = np.geomspace(low, high, 60)
-    measured = squares.sqrt().flatten().numpy()
-    share = np.histogram(measured, edges)[0] / len(measured) / np.diff(np.log10(edges))
-    # The prediction averaged over the same bins, so that narrow bands can be compared.
-    cumulative = np.interp(edges, s, predicted.cumulative().numpy())
-    axes.stairs(share, edges, fill=True, color="#b9c0ca", label="measured")
-    axes.stairs(np.diff(cumulative) / np.diff(np.log10(edges)), edges, color="#0b4f9c", lw=1.2, label="predicted")
-    axes.set(xscale="log", xlim=(low, high), ylim=(0, None), yticks=[])
-    axes.set_title(title, fontsize=8)
-    axes.spines[["top", "right", "left"]].set_visible(False)
+def draw_panel(axes, predicted: spectra.Density, squares: Tensor, title: str, colour: str) -> None:
+    """Draw which share of singular values lies below each, measured and predicted."""
+    measured = np.sort(squares.sqrt().flatten().numpy())
+    low, high = max(predicted.quantile(0.002), 3e-6) / 1.5, predicted.quantile(0.998) * 1.5
+    shares = np.arange(1, len(measured) + 1) / len(measured)
+    axes.plot(measured, shares, color=SAMPLED, lw=5)
+    axes.plot(predicted.x.sqrt().numpy(), predicted.cumulative().numpy(), color=colour, lw=1.5)
+    axes.axvline(0.1, color=INK, lw=0.8, ls="--")
+    axes.set(xscale="log", xlim=(low, high), ylim=(0, 1.04))
+    axes.set_title(title, fontsize=10, color=INK)
+    finish_axes(axes)
 
 
 def write_page(rows: list[dict]) -> None:
@@ -149,8 +156,8 @@ def write_page(rows: list[dict]) -> None:
         "",
         "![Twelve spectra, measured and predicted](prediction.png)",
         "",
-        "In the panels of 0.8 I + 0.2 bistochastic at L = 48 three quarters of the singular values, near 2e-5, lie "
-        "left of the axis.",
+        "Which share of singular values lies below each. In the panels of 0.8 I + 0.2 bistochastic at L = 48 three "
+        "quarters lie near 2e-5. `python benchmarks/check_prediction.py --figure` draws the figure alone.",
         "",
     ]
     (RESULTS / "prediction.md").write_text("\n".join(lines))
@@ -159,28 +166,47 @@ def write_page(rows: list[dict]) -> None:
 
 def main() -> None:
     """Run all cases, print each, and write table, figure and page."""
-    figure = Figure(figsize=(10, 8), layout="constrained")
-    panels = iter(figure.subplots(4, 3).flatten())
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--figure", action="store_true", help="run the cases of the figure, and write it alone")
+    figure_alone = parser.parse_args().figure
+    figure = Figure(figsize=(11, 11), layout="constrained")
+    panels = iter(figure.subplots(4, 3, sharey=True).flatten())
     rows = []
     for name, mlp in SUBLAYERS.items():
         for depth in DEPTHS:
             for kind, skips in make_skips(depth).items():
+                drawn = kind in DRAWN and "PyTorch" not in name
+                if figure_alone and not drawn:
+                    continue
                 start = time.perf_counter()
                 numbers, predicted, squares = check_case(skips, mlp)
                 rows.append({"sublayer": name, "depth": depth, "skip": kind, **numbers})
-                if kind in DRAWN and "PyTorch" not in name:
-                    draw_panel(next(panels), predicted, squares, f"{name}, L = {depth}, {kind}")
+                if drawn:
+                    draw_panel(next(panels), predicted, squares, f"{name}, L = {depth}, {kind}", DRAWN[kind])
                 print(
                     f"{name}, L = {depth}, {kind}: KS {numbers['ks_sublayers']:.4f} (Gaussian "
                     f"{numbers['ks_gaussian']:.4f}), W1 {numbers['w1_sublayers']:.3f}, "
                     f"{time.perf_counter() - start:.0f} s",
                     flush=True,
                 )
-    figure.axes[0].legend(frameon=False, fontsize=7)
-    figure.savefig(RESULTS / "prediction.png", dpi=80)
-    print(f"wrote {RESULTS / 'prediction.png'}")
-    write_csv("prediction", rows)
-    write_page(rows)
+    for axes in figure.axes[::3]:
+        axes.set_ylabel("share of singular values below")
+    for axes in figure.axes[-3:]:
+        axes.set_xlabel("singular value")
+    predictions = tuple(Line2D([], [], color=colour, lw=1.5) for colour in DRAWN.values())
+    limit = Line2D([], [], color=INK, lw=0.8, ls="--")
+    figure.legend(
+        [Line2D([], [], color=SAMPLED, lw=5), predictions, limit],
+        ["measured", "predicted", "collapsed: below 0.1"],
+        loc="outside upper center",
+        ncols=3,
+        frameon=False,
+        handler_map={tuple: HandlerTuple(ndivide=None, pad=0.0)},
+    )
+    print(f"wrote {save_figure(figure, RESULTS / 'prediction.png')}")
+    if not figure_alone:
+        write_csv("prediction", rows)
+        write_page(rows)
 
 
 if __name__ == "__main__":

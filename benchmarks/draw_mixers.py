@@ -20,6 +20,9 @@ from compare_mixers import COMPARISONS
 from harness import RESULTS
 from jpmhc import MIXERS
 from jpmhc.report.comparison import draw_comparison, format_table
+from jpmhc.report.comparison import draw_differences as draw_comparison_differences
+from jpmhc.report.spectrum_figures import save_figure
+from jpmhc.report.style import finish_axes
 from jpmhc.trm.comparison.statistics import summarize
 
 
@@ -71,24 +74,18 @@ def draw_differences(found: dict[str, dict[str, Any]], path: Path) -> Path:
     """Draw every mixer's paired difference of the loss to the baseline, a panel for each comparison."""
     columns = min(4, len(found))
     rows = -(-len(found) // columns)
-    figure = Figure(figsize=(3.4 * columns, 3.2 * rows), layout="constrained")
+    figure = Figure(figsize=(4.4 * columns, 3.6 * rows), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for axis, (name, result) in zip(panels, found.items()):
-        compared = [row for row in result["summary"] if row["metrics"].get("loss", {}).get("difference") is not None]
-        for height, row in enumerate(reversed(compared)):
-            loss = row["metrics"]["loss"]
-            clear = loss["interval"] and loss["interval"][0] * loss["interval"][1] > 0
-            colour = "tab:blue" if clear and loss["difference"] < 0 else "tab:red" if clear else "0.5"
-            axis.plot(loss["interval"] or [loss["difference"]] * 2, [height] * 2, color=colour, linewidth=2)
-            axis.plot(loss["difference"], height, "o", color=colour, markersize=4)
-        axis.set_yticks(range(len(compared)), [row["mixer"] for row in reversed(compared)])
-        axis.axvline(0, color="0.3", linewidth=0.8)
-        axis.set_title(name, fontsize="medium")
+        draw_comparison_differences(axis, result)
+        axis.set_title(name, fontsize=11)
+        axis.set_xlabel("")
+        finish_axes(axis, most=5)
     for axis in panels[len(found) :]:
         axis.set_axis_off()
-    figure.supxlabel("held-out loss minus that of the plain model, 95 % interval over seeds", fontsize="medium")
-    figure.savefig(path, dpi=110)
-    return path
+    label = "held-out loss minus that of the plain model, 95 % interval over seeds; full dots: zero is outside"
+    figure.supxlabel(label, fontsize=10)
+    return save_figure(figure, path)
 
 
 if __name__ == "__main__":

@@ -43,9 +43,14 @@ def test_the_theory_describes_the_fresh_network(outcomes):
     assert [outcome.spectra is not None for outcome in outcomes] == [True, False] * 3
 
 
-def test_processes_give_the_numbers_of_one(outcomes):
-    again = train_once(SMALL, "sinkhorn", 1)
-    assert again.losses == outcomes[-1].losses
+def test_several_processes_give_the_numbers_of_one():
+    tiny = DemoConfig(mixers=("rotation",), depth=2, dim=8, steps=4, batch=8, seeds=1, workers=2)
+    said = []
+    shared = run_demo(tiny, lambda what, done, of: said.append((what, done, of)))
+    alone = [train_once(tiny, name, 0) for name in (PLAIN, "rotation")]
+    assert [(one.name, one.seed, one.losses) for one in shared] == [(one.name, 0, one.losses) for one in alone]
+    assert {what for what, _, _ in said} == {f"{PLAIN}, seed 0", "rotation, seed 0"}
+    assert [(done, of) for _, done, of in said] == [(1, 2), (2, 2)]
 
 
 def test_table_page_and_lines_have_the_same_loss(outcomes, tmp_path):

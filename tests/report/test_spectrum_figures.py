@@ -9,6 +9,7 @@ from matplotlib.colors import to_rgb
 
 from jpmhc.report import spectrum_figures as figures
 from jpmhc.report.spectrum_figures import EXACT, FIXED, SAMPLED, SCALAR, draw_panel, draw_spectrum
+from jpmhc.report.style import colour_of
 from jpmhc.spectra.panel import PanelConfig, panel
 from jpmhc.spectra.query import Query, answer_query
 
@@ -140,6 +141,26 @@ def test_bins_fit_narrow_bands_and_leave_gaps_empty():
     assert np.median(heights[middle > 0.5]) == pytest.approx(2.5, rel=0.3)
 
 
+def test_bins_leave_a_gap_between_two_wide_bands_empty():
+    rng = np.random.default_rng(0)
+    s = np.concatenate([10 ** rng.uniform(-2, -1, 800), 10 ** rng.uniform(-0.5, 0, 800)])
+    edges = figures.fitting_edges(s)
+    heights = np.histogram(s, edges)[0]
+    gap = (edges[:-1] < 0.15) & (edges[1:] > 0.25)
+    assert gap.sum() == 1
+    assert heights[gap].sum() <= 1  # what lies on its edge
+    assert heights.sum() == len(s)
+
+
+def test_a_curve_that_goes_on_above_its_cell_is_marked(drawn, tmp_path):
+    deep = PanelConfig(mixers=("bistochastic",), depths=(10,), samples=(4,), streams=4, width=10)
+    draw_panel(panel(deep), 0.02, tmp_path / "panel.png")
+    axis = drawn[0].axes[0]
+    marks = {line.get_color(): line.get_ydata()[0] for line in axis.lines if line.get_marker() == "^"}
+    assert colour_of("sinkhorn") in marks  # three quarters are at zero
+    assert all(0.9 < height / axis.get_ylim()[1] < 1 for height in marks.values())
+
+
 def test_the_curve_is_zero_across_gaps(drawn, tmp_path):
     # skips of singular values 1 and 0.1 have two bands with nothing between them
     torch.save(torch.diag(torch.tensor([1.0, 0.1], dtype=torch.float64)), tmp_path / "skip.pt")
@@ -170,7 +191,7 @@ def test_panel(cells, drawn, logarithmic, tmp_path):
     ]
     for axis, cell in zip(axes.ravel(), cells):
         assert axis.get_xscale() == ("log" if logarithmic else "linear")
-        for name, colour in (("exact", EXACT), ("fixed", FIXED), ("scalar", SCALAR)):
+        for name, colour in (("exact", colour_of(cell.mixer)), ("fixed", FIXED), ("scalar", SCALAR)):
             grid, values = line_of(axis, colour)
             s = cell.curves[name].x.sqrt().numpy()
             truth = 2 * s * cell.curves[name].values.numpy() * (s * np.log(10) if logarithmic else 1)

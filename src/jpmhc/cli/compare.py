@@ -9,9 +9,6 @@ import tyro
 
 from jpmhc.cli.forms import make_form, read_form
 from jpmhc.cli.train import defaults_in, value_of
-from jpmhc.report.comparison import draw_comparison, format_table
-from jpmhc.report.comparison_page import render_comparison
-from jpmhc.report.page import write_page
 from jpmhc.trm.comparison.comparison import Comparison
 from jpmhc.trm.comparison.comparison import compare as train_and_compare
 from jpmhc.trm.comparison.experiment import Experiment
@@ -71,6 +68,10 @@ def compare_with_form(form: Any, read: Callable[[Any], Experiment]) -> Callable[
             device: Where to train.
             out: Folder for comparison.json, .md, .png and .html. Finished runs in it are not done again.
         """
+        from jpmhc.report.comparison import draw_comparison, format_table
+        from jpmhc.report.comparison_page import render_comparison
+        from jpmhc.report.page import write_page
+
         comparison = Comparison(read(run), mixers, seeds, baseline, processes, device, out)
         with Display() as display:
             result = train_and_compare(comparison, display.show)

@@ -14,10 +14,6 @@ from torch import nn
 
 from jpmhc.cli.output import make_folder
 from jpmhc.diagnose import diagnose as diagnose_model
-from jpmhc.report.diagnosis import draw_diagnosis, write_singular_values
-from jpmhc.report.diagnosis_page import render_diagnosis
-from jpmhc.report.page import write_page
-from jpmhc.report.spectrum_tables import StageProgress
 from jpmhc.trm.training.checkpoint import load_model, locate_checkpoint
 
 
@@ -61,6 +57,11 @@ def diagnose(
         seed: Of the random vectors.
         out: Folder for diagnosis.png, diagnosis.html, diagnosis.txt and singular_values.csv.
     """
+    from jpmhc.report.diagnosis import draw_diagnosis, write_singular_values
+    from jpmhc.report.diagnosis_page import render_diagnosis
+    from jpmhc.report.page import write_page
+    from jpmhc.report.spectrum_tables import StageProgress
+
     make_folder(out)
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError("no CUDA device is available; use the cpu")

@@ -7,8 +7,6 @@ from typing import Annotated
 import tyro
 
 from jpmhc.cli.output import make_folder
-from jpmhc.report.spectrum_figures import draw_panel
-from jpmhc.report.spectrum_tables import StageProgress, print_panel, write_panel
 from jpmhc.spectra.panel import PanelConfig
 from jpmhc.spectra.panel import panel as compute_cells
 
@@ -30,6 +28,9 @@ def panel(
         out: Folder for panel.png, panel_log.png (logarithmic axes) and panel.csv.
         kernel: Draw a Gaussian kernel estimate of the sampled singular values beside their histogram.
     """
+    from jpmhc.report.spectrum_figures import draw_panel
+    from jpmhc.report.spectrum_tables import StageProgress, print_panel, write_panel
+
     make_folder(out)
     with StageProgress(len(config.mixers) * len(config.depths)) as progress:
         cells = compute_cells(config, progress.show)

@@ -9,7 +9,6 @@ import tyro
 from jpmhc.cli.evaluate import chosen_options, task_options
 from jpmhc.cli.forms import make_form, read_form
 from jpmhc.cli.output import is_first_process
-from jpmhc.report.arc_grids import draw_answers
 from jpmhc.trm.training.prediction import VOTES, PredictConfig, predict_answers
 
 _FORM = make_form(
@@ -37,5 +36,7 @@ def predict(config: Annotated[type(_FORM), tyro.conf.arg(name="")]) -> None:  # 
     if chosen.out is None:
         print(f"wrote {out.with_suffix(VOTES)} for jpmhc report")
     if chosen.tasks:
+        from jpmhc.report.arc_grids import draw_answers
+
         for picture in draw_answers(answered, out.with_suffix(".png")):
             print(f"wrote {picture}")

@@ -9,13 +9,6 @@ import tyro
 from jpmhc.cli.output import make_folder
 from jpmhc.diagnose.recommend import Candidate
 from jpmhc.diagnose.recommend import recommend as rank_mixers
-from jpmhc.report.recommendation import (
-    draw_recommendation,
-    draw_spectra,
-    print_recommendation,
-    write_recommendation,
-)
-from jpmhc.report.spectrum_tables import StageProgress
 from jpmhc.spectra import Density, density
 
 # Of the drawn spectra, relative to the squared singular value.
@@ -61,6 +54,14 @@ def recommend(
         spectra: Draw the predicted spectra of so many of the first choices at the last depth; up to a minute each.
         out: Folder for recommendation.png and recommendation.csv.
     """
+    from jpmhc.report.recommendation import (
+        draw_recommendation,
+        draw_spectra,
+        print_recommendation,
+        write_recommendation,
+    )
+    from jpmhc.report.spectrum_tables import StageProgress
+
     make_folder(out)
     depths = sorted(set(depth_range)) or [depth]
     found = []

@@ -7,9 +7,6 @@ from typing import Annotated
 import tyro
 
 from jpmhc.cli.output import make_folder
-from jpmhc.report.spectrum_figures import EXACT, draw_spectrum
-from jpmhc.report.spectrum_tables import StageProgress, print_answer, warnings_in_one_line
-from jpmhc.report.style import colour_of
 from jpmhc.spectra.query import MIXER, Query, answer_query, write_curve
 
 
@@ -26,6 +23,10 @@ def spectrum(query: Annotated[Query, tyro.conf.arg(name="")], out: Path = Path("
     Args:
         out: Folder for spectrum.png and spectrum.csv.
     """
+    from jpmhc.report.spectrum_figures import EXACT, draw_spectrum
+    from jpmhc.report.spectrum_tables import StageProgress, print_answer, warnings_in_one_line
+    from jpmhc.report.style import colour_of
+
     make_folder(out)
     with warnings_in_one_line(), StageProgress() as progress:
         answer = answer_query(query, progress.show)

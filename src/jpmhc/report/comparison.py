@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-from jpmhc.report.style import colour_of
+from jpmhc.report.spectrum_figures import save_figure
+from jpmhc.report.style import colour_of, finish_axes
 from jpmhc.trm.comparison.statistics import student_quantile
 
 
@@ -59,7 +61,7 @@ def draw_comparison(result: dict[str, Any], path: Path) -> Path:
     The panels are the validation loss along training minus the baseline's with the same seed, the gradient's norm, how
     much of the product of all skips has collapsed, and the final differences.
     """
-    figure = Figure(figsize=(13, 8), layout="constrained")
+    figure = Figure(figsize=(11, 7.6), layout="constrained")
     axes = figure.subplots(2, 2).flatten()
     baseline = result["settings"]["baseline"]
     mixers = [row["mixer"] for row in result["summary"]]
@@ -78,13 +80,17 @@ def draw_comparison(result: dict[str, Any], path: Path) -> Path:
             if curves:
                 _draw_band(axis, curves[0]["step"], [curve[name] for curve in curves], mixer, colours[mixer])
     axes[0].axhline(0, color="0.5", linewidth=1)
-    axes[0].set(title=f"validation loss minus that of {baseline}, paired by seed", xlabel="step")
-    axes[1].set(title="norm of the gradient", xlabel="step", yscale="log")
-    axes[2].set(title="share of singular values of ∏H below 0.1", xlabel="step", ylim=(-0.02, 1.02))
-    axes[1].legend(fontsize="small", ncols=2)
-    _draw_differences(axes[3], result, colours)
-    figure.savefig(path, dpi=100)
-    return path
+    axes[0].set(title=f"held-out loss minus that of {baseline}, paired by seed", xlabel="step", ylabel="difference")
+    axes[1].set(title="norm of the gradient", xlabel="step", ylabel="norm", yscale="log")
+    axes[2].set(title="singular values of ∏H below 0.1", xlabel="step", ylabel="share", ylim=(-0.02, 1.02))
+    draw_differences(axes[3], result)
+    axes[3].set_title(f"final loss minus that of {baseline}, paired by seed")
+    handles = [Line2D([], [], color=colours[mixer], linewidth=2) for mixer in mixers]
+    figure.legend(handles, mixers, loc="outside upper center", ncols=6, frameon=False, fontsize=9)
+    for axis in axes:
+        axis.title.set_fontsize(10)
+        finish_axes(axis)
+    return save_figure(figure, path)
 
 
 def _draw_band(axis: Axes, steps: list[int], curves: Any, label: str, colour: Any) -> None:
@@ -96,14 +102,18 @@ def _draw_band(axis: Axes, steps: list[int], curves: Any, label: str, colour: An
         axis.fill_between(steps, mean - reach, mean + reach, color=colour, alpha=0.12, linewidth=0)
 
 
-def _draw_differences(axis: Axes, result: dict[str, Any], colours: dict[str, Any]) -> None:
-    """Draw the paired difference of the final loss of every mixer, with its interval."""
+def draw_differences(axis: Axes, result: dict[str, Any]) -> None:
+    """Draw the paired difference of the final loss of every mixer, with its 95 % interval.
+
+    The dot is full where the interval leaves zero out.
+    """
     rows = [row for row in result["summary"] if row["metrics"].get("loss", {}).get("difference") is not None]
     for height, row in enumerate(reversed(rows)):
-        loss = row["metrics"]["loss"]
+        loss, colour = row["metrics"]["loss"], colour_of(row["mixer"])
+        clear = bool(loss["interval"]) and loss["interval"][0] * loss["interval"][1] > 0
         if loss["interval"]:
-            axis.plot(loss["interval"], [height, height], color=colours[row["mixer"]], linewidth=3)
-        axis.plot(loss["difference"], height, "o", color=colours[row["mixer"]])
+            axis.plot(loss["interval"], [height, height], color=colour, linewidth=2)
+        axis.plot(loss["difference"], height, "o", color=colour, markerfacecolor=colour if clear else "white")
     axis.set_yticks(range(len(rows)), [row["mixer"] for row in reversed(rows)])
     axis.axvline(0, color="0.5", linewidth=1)
-    axis.set(title=f"final loss minus that of {result['settings']['baseline']}, paired by seed", xlabel="difference")
+    axis.set(xlabel="difference of the loss, 95 % interval", ylim=(-0.6, len(rows) - 0.4))

@@ -11,7 +11,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from jpmhc.diagnose import Diagnosis, Spectrum
-from jpmhc.report.spectrum_figures import EXACT, INK, SAMPLED, SCALAR, save_figure
+from jpmhc.report.spectrum_figures import EXACT, INK, SAMPLED, save_figure
+from jpmhc.report.style import COMPARED
 from jpmhc.spectra.density import COLLAPSED
 
 # Decades below the largest singular value that a picture shows.
@@ -90,7 +91,7 @@ def _draw_theory(ax: Any, found: Diagnosis) -> None:
     _draw_shares(ax, item.measured, color=SAMPLED, linewidth=5, label=f"measured, token {item.position}")
     if item.rotated is not None:
         label = f"sublayers rotated (aligned {item.aligned:.2f})"
-        _draw_shares(ax, item.rotated, color=SCALAR, linewidth=1.2, label=label)
+        _draw_shares(ax, item.rotated, color=COMPARED[1], linewidth=1.2, label=label)
     if item.predicted is not None:
         s, share = item.predicted.x.sqrt().numpy(), item.predicted.cumulative().numpy()
         label = f"theory (KS {item.kolmogorov:.2g}, W₁ {item.wasserstein:.2g})"
@@ -106,7 +107,11 @@ def _draw_layers(ax: Any, found: Diagnosis) -> None:
     numbers = np.arange(1, len(found.layers) + 1)
     floor = 1e-30
     ax.plot(
-        numbers, [max(layer.gain, floor) for layer in found.layers], "o-", color=SCALAR, label="gain of the sublayer"
+        numbers,
+        [max(layer.gain, floor) for layer in found.layers],
+        "o-",
+        color=COMPARED[1],
+        label="gain of the sublayer",
     )
     gradients = [max(layer.gradient, floor) for layer in found.layers]
     ax.plot(numbers, gradients, "s-", color=EXACT, label="squared gradient at its output")

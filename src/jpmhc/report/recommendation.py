@@ -8,12 +8,18 @@ from pathlib import Path
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from rich.console import Console
 from rich.table import Table
 
 from jpmhc.diagnose.recommend import Candidate, Recommendation
-from jpmhc.report.style import colour_of
+from jpmhc.report.spectrum_figures import INK, save_figure
+from jpmhc.report.style import colour_of, finish_axes
 from jpmhc.spectra import Density
+from jpmhc.spectra.density import COLLAPSED
+
+# What a picture shows of the differences between streams.
+_DIFFERENCES = (1e-4, 10.0)
 
 
 def print_recommendation(found: Recommendation) -> None:
@@ -80,36 +86,39 @@ def write_recommendation(found: Sequence[tuple[int, Recommendation]], path: Path
 def draw_recommendation(found: Sequence[tuple[int, Recommendation]], path: Path) -> Path:
     """Draw gradients by layer, what is left of stream differences by layer, and collapse by mixer or by depth."""
     depth, last = found[-1]
-    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    figure = Figure(figsize=(11, 3.9), layout="constrained")
     gains, differences, collapse = figure.subplots(1, 3)
     for one in last.candidates:
         colour = colour_of(one.mixer)
         layers = np.arange(1, depth + 1)
-        gains.plot(layers, one.gradient_gains.numpy(), color=colour, lw=1, label=one.mixer)
+        gains.plot(layers, one.gradient_gains.numpy(), color=colour, lw=1.4)
         skips = one.network.skips
         logs = torch.linalg.slogdet(skips).logabsdet.cumsum(0) / max(1, skips.shape[-1] - 1)
-        differences.plot(layers, logs.clamp_min(-30).exp().numpy(), color=colour, lw=1)
-    gains.set(yscale="log", xlabel="sublayer", title="mean square gradient")
-    differences.set(yscale="log", xlabel="sublayer", title="differences between streams", ylim=(1e-6, 10))
-    differences.axhline(0.1, color="#999999", lw=0.8, ls="--")
+        differences.plot(layers, logs.clamp(-30, 30).exp().clamp(*_DIFFERENCES).numpy(), color=colour, lw=1.4)
+    gains.set(yscale="log", xlabel="sublayer", ylabel="mean square gradient")
+    differences.set(yscale="log", xlabel="sublayer", ylabel="what is left of stream differences")
+    differences.set_ylim(_DIFFERENCES[0], _DIFFERENCES[1])
+    differences.axhline(COLLAPSED, color=INK, lw=0.8, ls="--")
     names = [one.mixer for one in last.candidates]
     if len(found) == 1:
         place = np.arange(len(names))
-        collapse.barh(place, [one.collapsed for one in last.candidates], color="#0b4f9c", label="drifted")
-        collapse.barh(
-            place, [one.collapsed_at_start for one in last.candidates], 0.35, color="#f0a202", label="at the start"
-        )
-        collapse.set(yticks=place, yticklabels=names, xlim=(0, 1), title="share of J below 0.1")
+        colours = [colour_of(name) for name in names]
+        collapse.barh(place, [one.collapsed for one in last.candidates], color=colours)
+        start = [one.collapsed_at_start for one in last.candidates]
+        collapse.plot(start, place, "|", color=INK, markersize=11, markeredgewidth=1.6, label="at the start")
+        collapse.set(yticks=place, yticklabels=names, xlim=(0, 1), xlabel=f"share of J below {COLLAPSED:g}, drifted")
         collapse.invert_yaxis()
-        collapse.legend(frameon=False, fontsize=7)
+        collapse.legend(frameon=False, fontsize=9)
     else:
         for name in names:
             curve = [next(c.collapsed for c in one.candidates if c.mixer == name) for _, one in found]
-            collapse.plot([depth for depth, _ in found], curve, ".-", color=colour_of(name), lw=1)
-        collapse.set(xlabel="depth", ylim=(0, 1), title="share of J below 0.1, drifted")
-    gains.legend(frameon=False, fontsize=6, ncols=2)
-    figure.savefig(path, dpi=110)
-    return path
+            collapse.plot([depth for depth, _ in found], curve, ".-", color=colour_of(name), lw=1.4)
+        collapse.set(xlabel="depth", ylim=(0, 1), ylabel=f"share of J below {COLLAPSED:g}, drifted")
+    handles = [Line2D([], [], color=colour_of(name), lw=2) for name in names]
+    figure.legend(handles, names, loc="outside upper center", ncols=6, frameon=False, fontsize=9)
+    for axes in (gains, differences, collapse):
+        finish_axes(axes)
+    return save_figure(figure, path)
 
 
 def draw_spectra(curves: Mapping[str, Mapping[str, Density]], path: Path) -> Path:
@@ -117,14 +126,16 @@ def draw_spectra(curves: Mapping[str, Mapping[str, Density]], path: Path) -> Pat
 
     Shares, because skips alone put many singular values in one place, beside which a density shows nothing else.
     """
-    figure = Figure(figsize=(3.2 * len(curves), 3.0), layout="constrained")
+    figure = Figure(figsize=(3.4 * len(curves), 3.4), layout="constrained")
     for axes, (mixer, found) in zip(figure.subplots(1, len(curves), squeeze=False)[0], curves.items()):
-        axes.axvspan(1e-4, 0.1, color="#fbeeea", lw=0)
-        for name, one in found.items():
-            label = f"{name}: {one.collapsed():.0%} below 0.1"
-            axes.plot(one.x.sqrt().numpy(), one.cumulative().numpy(), lw=1.2, label=label)
-        axes.set(xscale="log", xlim=(1e-4, 1e2), ylim=(0, 1), xlabel="singular value", title=mixer)
-        axes.legend(frameon=False, fontsize=6, loc="upper left")
-    figure.axes[0].set_ylabel("share below")
-    figure.savefig(path, dpi=110)
-    return path
+        axes.axvspan(1e-4, COLLAPSED, color="#f3f4f6", lw=0)
+        for (name, one), dashes in zip(found.items(), (":", "-", "--")):
+            label = f"{name}: {one.collapsed():.0%} below {COLLAPSED:g}"
+            style = {"color": colour_of(mixer), "lw": 1.4, "ls": dashes, "label": label}
+            axes.plot(one.x.sqrt().numpy(), one.cumulative().numpy(), **style)
+        axes.set(xscale="log", xlim=(1e-4, 1e2), ylim=(0, 1.02), xlabel="singular value")
+        axes.set_title(mixer, fontsize=11)
+        axes.legend(frameon=False, fontsize=8, loc="upper left")
+        finish_axes(axes)
+    figure.axes[0].set_ylabel("share of singular values below")
+    return save_figure(figure, path)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.legend_handler import HandlerTuple
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from jpmhc.report.style import name_ticks
+from jpmhc.report.style import colour_of, name_ticks
 from jpmhc.spectra.density import COLLAPSED, Density
 from jpmhc.spectra.distances import singular_values
 from jpmhc.spectra.panel import Cell
@@ -21,8 +22,8 @@ from jpmhc.spectra.query import Answer
 INK = "#1d1d1f"
 SAMPLED = "#c9ced6"
 EXACT = "#0b4f9c"
-FIXED = "#57a5e0"
-SCALAR = "#e2711d"
+FIXED = "#6b7280"
+SCALAR = "#1d1d1f"
 PRINTED = "#b0349a"
 _BINS = 50
 _LABELS = {
@@ -31,12 +32,12 @@ _LABELS = {
     "scalar": "scalar theory, η = {eta:g}",
     "printed": "printed operator-valued theory, η = {eta:g}",
 }
-_NUMBERS = {"sampled": "#7d8590", "exact": EXACT, "fixed": FIXED, "scalar": SCALAR, "printed": PRINTED}
 # Neighbouring grid points further apart than this factor, with less than this density of log s on both, have a gap
 # between bands between them.
 _GAP = 1.5
 _DARK = 0.01
-_KERNEL: dict[str, Any] = {"color": "#7d8590", "linewidth": 1.0}
+_SAMPLES = "#7d8590"  # of what is said of the samples: darker than they are drawn
+_KERNEL: dict[str, Any] = {"color": _SAMPLES, "linewidth": 1.0}
 _PLACES = 300
 # A collapsed fraction below this is not worth a line.
 _WORTH_SAYING = 0.005
@@ -59,6 +60,8 @@ def draw_panel(
     cells: Sequence[Cell], eta: float, path: Path, *, logarithmic: bool = False, kernel: bool = False
 ) -> Path:
     """Draw all cells of a panel, depths downwards and mixers to the right, and return the file's path.
+
+    The exact theory has the mixer's colour.
 
     Args:
         cells: What `spectra.panel` computed.
@@ -88,29 +91,38 @@ def draw_panel(
         ax.set_xlabel("singular value", fontsize=10)
     handles: list[Any] = [Rectangle((0, 0), 1, 1, color=SAMPLED)]
     names = [name for name in _LABELS if name in cells[0].curves]
-    handles += [Line2D([], [], **_STYLES[name]) for name in names]
+    for name in names:
+        lines = tuple(Line2D([], [], **_style(name, mixer)) for mixer in mixers)
+        handles.append(lines if name == "exact" else lines[0])
     labels = ["sampled networks", *(_LABELS[name].format(eta=eta) for name in names)]
     if kernel:
         handles.append(Line2D([], [], **_KERNEL))
         labels.append("kernel estimate of the samples")
-    figure.legend(handles, labels, loc="outside upper center", ncols=min(4, len(mixers)), frameon=False, fontsize=10)
+    look: dict[str, Any] = {"frameon": False, "fontsize": 10, "handlelength": 2.6}
+    look |= {"ncols": min(4, len(mixers)), "handler_map": {tuple: HandlerTuple(ndivide=None, pad=0.0)}}
+    figure.legend(handles, labels, loc="outside upper center", **look)
     return save_figure(figure, path)
+
+
+def _style(name: str, mixer: str) -> dict[str, Any]:
+    """Return how the curve of a theory is drawn: the exact one in the mixer's colour."""
+    return _STYLES[name] | {"color": colour_of(mixer)} if name == "exact" else _STYLES[name]
 
 
 def _linear_cell(ax: Any, cell: Cell) -> None:
     s = singular_values(cell.sampled)
     top = s[-1] * 1.12
     heights, _, _ = ax.hist(s, bins=_BINS, range=(0, top), density=True, color=SAMPLED)
-    for name in _drawn(cell):
-        grid, values = _full_curve(cell.curves[name], top)
-        ax.plot(grid, values, **_STYLES[name])
-    ceiling = _ceiling(heights, values)
+    curves = {name: _full_curve(cell.curves[name], top) for name in _drawn(cell)}
+    ceiling = _ceiling(heights, curves["exact"][1])
     ax.set(xlim=(0, top), ylim=(0, ceiling))
+    _draw_curves(ax, curves, cell.mixer)
     name_ticks(ax.xaxis, (0, top), False)
     name_ticks(ax.yaxis, (0, ceiling), False)
     if heights.max() > ceiling:
         share = float(heights[:2].sum() * top / _BINS)
-        ax.text(0.03, 0.97, f"▴ {share:.0%} in the first bars", transform=ax.transAxes, va="top", fontsize=8, color=INK)
+        look = {"va": "top", "fontsize": 8, "color": INK, "bbox": {"color": "white", "pad": 1}}
+        ax.text(0.05, 0.94, f"▴ {share:.0%} in the first bars", transform=ax.transAxes, **look)
 
 
 def _drawn(cell: Cell) -> list[str]:
@@ -149,14 +161,29 @@ def _logarithmic_cell(ax: Any, cell: Cell) -> None:
     edges = fitting_edges(np.maximum(s, bottom))
     heights = np.histogram(np.maximum(s, bottom), edges)[0] / len(s) / np.diff(np.log10(edges))
     ax.stairs(heights, edges, fill=True, color=SAMPLED)
+    curves = {}
     for name in _drawn(cell):
         grid, values = _full_curve(cell.curves[name], 0.0)
-        ax.plot(grid, values * grid * np.log(10), **_STYLES[name])
-    inside = (grid > limits[0]) & (grid < limits[1])
-    peak = min(float(heights.max()), 1.3 * float((values * grid * np.log(10))[inside].max()))
-    ax.set(xscale="log", xlim=limits, ylim=(0, 1.25 * peak))
+        curves[name] = (grid, values * grid * np.log(10))
+    grid, values = curves["exact"]
+    peak = float(values[(grid > limits[0]) & (grid < limits[1])].max())
+    ceiling = 1.08 * max(peak, min(float(heights.max()), 1.3 * peak))
+    ax.set(xscale="log", xlim=limits, ylim=(0, ceiling))
+    _draw_curves(ax, curves, cell.mixer)
     name_ticks(ax.xaxis, limits, True)
-    name_ticks(ax.yaxis, (0, 1.25 * peak), False)
+    name_ticks(ax.yaxis, (0, ceiling), False)
+
+
+def _draw_curves(ax: Any, curves: Mapping[str, tuple[np.ndarray, np.ndarray]], mixer: str) -> None:
+    """Draw the theories of a cell whose limits are set; a triangle marks where one goes on above the cell."""
+    (low, high), ceiling = ax.get_xlim(), ax.get_ylim()[1]
+    for name, (grid, values) in curves.items():
+        style = _style(name, mixer)
+        ax.plot(grid, values, **style)
+        above = np.flatnonzero((values > ceiling) & (grid >= low) & (grid <= high))
+        for peak in np.split(above, np.flatnonzero(np.diff(above) > 1) + 1) if len(above) else ():
+            place = [grid[peak[values[peak].argmax()]]], [0.975 * ceiling]
+            ax.plot(*place, marker="^", color=style["color"], markersize=4, linestyle="none")
 
 
 def _annotate(ax: Any, cell: Cell) -> None:
@@ -172,7 +199,8 @@ def _annotate(ax: Any, cell: Cell) -> None:
         ax.text(0.0, height, label, ha="left", color=INK, **place)
         for name, left in (("sampled", 0.38), ("exact", 0.6), ("fixed", 0.8), ("scalar", 1.0)):
             if name in numbers:
-                ax.text(left, height, numbers[name], ha="right", color=_NUMBERS[name], **place)
+                colour = _SAMPLES if name == "sampled" else _style(name, cell.mixer)["color"]
+                ax.text(left, height, numbers[name], ha="right", color=colour, **place)
 
 
 def draw_spectrum(answer: Answer, title: str, path: Path, colour: str = EXACT) -> Path:
@@ -262,7 +290,8 @@ def _draw_upper_bands(ax: Any, answer: Answer, style: dict[str, Any]) -> None:
             ax.stairs(heights, edges, fill=True, color=SAMPLED)
             peak = max(peak, min(float(heights.max()), 1.6 * peak))
     ax.plot(grid, values, **style)
-    ax.set(xscale="log" if logarithmic else "linear", xlim=limits, ylim=(0, 1.12 * max(peak, 1e-12)))
+    room = 1.12 if left_out < _WORTH_SAYING else 1.35  # for the words above the curve
+    ax.set(xscale="log" if logarithmic else "linear", xlim=limits, ylim=(0, room * max(peak, 1e-12)))
     name_ticks(ax.xaxis, limits, logarithmic)
     name_ticks(ax.yaxis, ax.get_ylim(), False)
     ax.set(xlabel="singular value", ylabel="density per decade" if logarithmic else "density")
@@ -302,19 +331,23 @@ def _draw_shares(ax: Any, answer: Answer, style: dict[str, Any]) -> None:
 
 
 def fitting_edges(s: np.ndarray, count: int = 60) -> np.ndarray:
-    """Return the edges of bins that hold about equally many values, so that they fit narrow bands and wide ones.
+    """Return the edges of bins that fit narrow bands and wide ones: equal on a logarithmic axis within each band.
 
-    A bin that spans a gap between two bands is cut at the gap's two ends.
+    A band has as many of the `count` bins as it has of the values, and at least ten; gaps between bands are bins too.
     """
-    s = np.sort(s)
-    edges = np.unique(np.quantile(s, np.linspace(0, 1, min(count, max(2, len(s) // 8)) + 1)))
-    width = np.diff(np.log10(edges))
-    cuts = []
-    for low, high in zip(edges[:-1][width > 8 * np.median(width)], edges[1:][width > 8 * np.median(width)]):
-        inside = s[(s >= low) & (s <= high)]
-        at = int(np.argmax(np.diff(np.log10(inside))))
-        cuts += [inside[at] * 1.0001, inside[at + 1] * 0.9999]
-    return np.unique(np.concatenate([edges, cuts]))
+    logs = np.sort(np.log10(s))
+    gaps = np.diff(logs)
+    wide = np.flatnonzero(gaps > max(20 * float(np.median(gaps)), 1e-9)) + 1
+    least = max(10, len(logs) // 50)  # values of a band: fewer are a tail of the next one
+    starts = [0]
+    for cut in wide:
+        if cut - starts[-1] >= least and len(logs) - cut >= least:
+            starts.append(int(cut))
+    edges = []
+    for band in np.split(logs, starts[1:]):
+        bins = max(10, round(count * len(band) / len(logs)))
+        edges.append(np.linspace(band[0], band[-1] + 1e-6, bins + 1))
+    return 10 ** np.unique(np.concatenate(edges))
 
 
 def _ceiling(heights: np.ndarray, curve: np.ndarray) -> float:

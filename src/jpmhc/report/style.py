@@ -79,7 +79,7 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
     largest = max(map(abs, ticks), default=0.0)
     smallest = min((abs(tick) for tick in ticks if tick), default=1.0)
     if largest >= 1e-4 and smallest >= 1e-4 * min(1.0, largest) and largest < 1e6:
-        return [f"{tick:.6g}" for tick in ticks]
+        return [f"{tick:.6g}".replace("-", "−") for tick in ticks]
     return ["0" if abs(tick) < 1e-12 * largest else _write_power(tick) for tick in ticks]
 
 
@@ -104,3 +104,20 @@ def name_ticks(axis: Any, limits: tuple[float, float], logarithmic: bool, most: 
     ticks = (logarithmic_ticks if logarithmic else linear_ticks)(*limits, most)
     axis.set_ticks(ticks, tick_labels(ticks))
     axis.set_ticks([], minor=True)
+
+
+def finish_axes(ax: Any, most: int = 6) -> None:
+    """Give a finished plot of matplotlib two spines, and both its axes the ticks of this style where they are numbers.
+
+    Args:
+        ax: The plot, with its limits and scales set.
+        most: The most ticks on an axis.
+    """
+    from matplotlib.ticker import FixedLocator
+
+    ax.spines[["top", "right"]].set_visible(False)
+    for axis, limits in ((ax.xaxis, ax.get_xlim()), (ax.yaxis, ax.get_ylim())):
+        if not isinstance(axis.get_major_locator(), FixedLocator):  # names, or numbers chosen by hand, stay
+            name_ticks(axis, tuple(sorted(limits)), axis.get_scale() == "log", most)
+        axis.set_ticks([], minor=True)
+    ax.set(xlim=ax.get_xlim(), ylim=ax.get_ylim())
