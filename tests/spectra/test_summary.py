@@ -1,12 +1,15 @@
 """Theorems about gaps, geometric means and the model's own map, as properties of random networks."""
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jpmhc.manifolds import birkhoff
 from jpmhc.spectra import (
     Network,
     cauchy,
@@ -18,6 +21,7 @@ from jpmhc.spectra import (
     simulate,
     summary,
 )
+from jpmhc.spectra.summary import shares_below
 
 STRUCTURES = st.sampled_from(["isotropic", "block", "general"])
 SEEDS = st.integers(0, 10_000)
@@ -141,3 +145,20 @@ def test_a_summary_of_bistochastic_skips_tells_differences_from_the_mean():
     plain = summary(Network.prenorm(torch.eye(4), reads, writes, depth=depth))
     assert torch.allclose(found.gradient_gains, plain.gradient_gains)
     assert found.model_mean_square == pytest.approx(plain.model_mean_square)
+
+
+@pytest.mark.parametrize("make", [Network.prenorm, Network.postnorm])
+def test_shares_of_several_networks_are_those_of_each(make):
+    """Also for a network whose points are so small beside its gain that it needs bases of its own, and for T."""
+    depth = 5
+    read = (2 * torch.nn.functional.one_hot(torch.arange(depth) % 4, 4).double()).softmax(-1)
+    write = torch.ones(depth, 4, dtype=torch.float64)
+    eye = torch.eye(4, dtype=torch.float64).expand(depth, -1, -1)
+    skips = [eye, 0.7 * eye + 0.3 / 4, birkhoff.sample(4, (depth,), generator=torch.Generator().manual_seed(0))]
+    networks = [make(skip, read, write) for skip in skips]
+    networks += [networks[1].end_to_end(), replace(networks[0], skips=8 * eye)]
+    one_by_one = [share_below(network, 0.1, points=6, tolerance=1e-6) for network in networks]
+    together = shares_below(networks, 0.1, points=6, tolerance=1e-6)
+    assert max(one_by_one) > 0.7
+    assert min(one_by_one) < 0.01
+    assert np.allclose(together, one_by_one, atol=1e-5)

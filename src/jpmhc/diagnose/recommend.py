@@ -8,7 +8,7 @@ layers its skips last, and what it costs.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,7 @@ from jpmhc import spectra
 from jpmhc.checks import fits_memory, require_choice, to_positive_number, to_whole_number
 from jpmhc.mixers import MIXERS, Mixer
 from jpmhc.spectra.density import COLLAPSED
+from jpmhc.spectra.summary import shares_below
 
 NORMS = ("pre", "post")
 # The read of layer l favours stream l mod n by this logit at the start of a connection.
@@ -132,7 +133,9 @@ def recommend(
             raise ValueError(reason)
     model = _Model(depth, streams, norm, spectra.MLP(activation, scales, ratio, gated), start_variance)
     plain = float(spectra.gradient_gains(model.network(model.plain)).log()[0])
-    found = [_judge_mixer(name, model, drift, dim) for name in names]
+    skips = {name: drift_skips(MIXERS[name].by_default(streams, True).double(), depth, drift) for name in names}
+    model.find_shares(skips.values())
+    found = [_describe_mixer(name, model, *skips[name], dim) for name in names]
 
     def rank(candidate: Candidate) -> tuple:
         gains = abs(float(candidate.gradient_gains[0].log()) - plain)
@@ -171,22 +174,31 @@ class _Model:
             self.networks[key] = self.make(skips, self.read, self.write, self.mlp, self.start_variance)
         return self.networks[key]
 
+    def find_shares(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Find the shares of collapsed singular values of all mixers at once, for their fresh and drifted skips."""
+        asked = {}
+        for start, drifted in pairs:
+            for skips, ends in ((start, "streams"), (drifted, "streams"), (drifted, "model")):
+                network = self.network(self._with_same_map(skips) if ends == "model" else skips)
+                asked[self._question(skips, ends)] = network.end_to_end() if ends == "model" else network
+        found = shares_below(list(asked.values()), COLLAPSED, points=_ARC, tolerance=_TOLERANCE)
+        self.shares = dict(zip(asked, found))
+
     def share_collapsed(self, skips: Tensor, ends: str) -> float:
-        """Return the share of collapsed singular values; once for skips that many mixers have in common."""
-        if ends == "model" and float((skips.sum(-1) - 1).abs().max()) < 1e-6:
-            skips = self.plain  # whose T it is
-        key = ends.encode() + _key(skips)
-        if key not in self.shares:
-            network = self.network(skips)
-            network = network.end_to_end() if ends == "model" else network
-            self.shares[key] = spectra.share_below(network, COLLAPSED, points=_ARC, tolerance=_TOLERANCE)
-        return self.shares[key]
+        """Return the share of collapsed singular values that `find_shares` found."""
+        return self.shares[self._question(skips, ends)]
+
+    def _question(self, skips: Tensor, ends: str) -> bytes:
+        """Return what questions with the same answer have in common."""
+        return ends.encode() + _key(self._with_same_map(skips) if ends == "model" else skips)
+
+    def _with_same_map(self, skips: Tensor) -> Tensor:
+        """Return the plain skips where these have row sums one, for which the model's own map T is the same."""
+        return self.plain if float((skips.sum(-1) - 1).abs().max()) < 1e-6 else skips
 
 
-def _judge_mixer(name: str, model: _Model, drift: float, dim: int) -> Candidate:
-    mixer = MIXERS[name].by_default(model.streams, True).double()
-    n, logits = model.streams, 2 * model.streams + mixer.logits
-    start, drifted = drift_skips(mixer, model.depth, drift)
+def _describe_mixer(name: str, model: _Model, start: Tensor, drifted: Tensor, dim: int) -> Candidate:
+    n, logits = model.streams, 2 * model.streams + MIXERS[name].by_default(model.streams, True).logits
     network = model.network(drifted)
     through = torch.ones(n, dtype=torch.float64)
     for skip in network.skips:

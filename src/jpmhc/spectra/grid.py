@@ -18,9 +18,10 @@ _LOST_ABOVE = 1e-8
 # The paper's methods lead every point down from a large height, a long way to there, and lose some points below this.
 _PAPER_DECADES = 14
 _PER_DECADE = 6
-# Methods whose search follows the mass below y, so many decades at a time; a share this small counts as none.
+# Methods whose search follows the mass below y, first in so many decades below the mean; a share this small counts as
+# none.
 _EXACT = ("auto", "chain", "pencil", "dyson")
-_DECADES_AT_ONCE = 5
+_FIRST_DECADES = 5
 _NOTHING = 1e-4
 _WIDE = 0.3
 _ROUNDS = 5
@@ -97,7 +98,7 @@ def _decades_with_mass(network: Network, method: str, mean: float, bottom: float
     search goes down from the mean until nothing is left below.
     """
     heights, masses = [], []
-    ends = [math.log10(top), math.log10(mean) - _DECADES_AT_ONCE]
+    ends = [math.log10(top), math.log10(mean) - _FIRST_DECADES]
     while True:
         count = max(2, math.ceil(ends[0] - ends[1]) + 1)
         tens = torch.linspace(ends[0], ends[1], count, dtype=torch.float64)
@@ -107,7 +108,8 @@ def _decades_with_mass(network: Network, method: str, mean: float, bottom: float
         masses.append(torch.where(found.converged.cpu(), (z * found.G.cpu()).real, torch.nan))
         if masses[-1][-1] < _NOTHING or ends[1] <= math.log10(bottom):
             break
-        ends = [ends[1], max(math.log10(bottom), ends[1] - _DECADES_AT_ONCE)]
+        # What reaches below the first decades mostly reaches far, and many points take little longer than a few.
+        ends = [ends[1], math.log10(bottom)]
     tens, mass = torch.cat(heights).flip(0), torch.cat(masses).flip(0)
     width = tens.diff()
     # Where a point did not converge its decade is searched.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -327,24 +329,30 @@ class Network:
         the ends of the model from $M = 1 1^\top$, the last layer's being what leaves them. For tied weights they are
         those of independent ones. [L]
         """
-        factors = self.noise_factors() if not self.isotropic else None
-        eye = torch.eye(self.streams, dtype=torch.float64, device=self.skips.device)
-        first, last = self.end_moments()
-        moment, gains = first / self.streams, []
-        for layer, skip in enumerate(self.skips):
+        return self._gains.clone()
+
+    @cached_property
+    def _gains(self) -> Tensor:
+        # In NumPy, which takes a tenth of the time for so small matrices.
+        skips, variance = self.skips.cpu().numpy(), self.variance.cpu().numpy()
+        factors = self.noise_factors().cpu().numpy() if not self.isotropic else None
+        first, last = (moment.cpu().numpy() for moment in self.end_moments())
+        eye, floor = np.eye(self.streams), _NOTHING * np.square(skips).sum((-2, -1))
+        moment, gains = first / self.streams, np.zeros(self.depth)
+        for layer, skip in enumerate(skips):
             grown = skip @ moment @ skip.T
             if factors is None:
-                grown = grown + self.variance[layer] / self.streams * eye
+                grown += variance[layer] / self.streams * eye
             else:
-                grown = grown + (factors[layer] @ moment @ factors[layer].mT).sum(0)
+                grown += (factors[layer] @ moment @ factors[layer].transpose(0, 2, 1)).sum(0)
             gain = grown.trace()
-            if gain <= _NOTHING * skip.square().sum():  # what rounding leaves of a product that is zero
-                gain = torch.zeros_like(gain)
+            if gain <= floor[layer]:  # what rounding leaves of a product that is zero
+                gain = 0.0
             if layer == self.depth - 1 and self.ends == "model":
                 gain = (grown * last).sum() * self.streams
-            gains.append(gain)
+            gains[layer] = gain
             moment = grown / gain if gain > 0 else moment
-        return torch.stack(gains)
+        return torch.from_numpy(gains).to(self.skips.device)
 
     @property
     def is_zero(self) -> bool:

@@ -3,6 +3,7 @@ r"""A network in a few numbers, most of them exact and all without a density (do
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,6 +14,8 @@ from jpmhc.checks import to_positive_number, to_whole_number
 from jpmhc.spectra.density import COLLAPSED
 from jpmhc.spectra.network import Network, require_network
 from jpmhc.spectra.solve import cauchy
+from jpmhc.spectra.solvers.chain import solve_together
+from jpmhc.threads import one_thread
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,11 +156,27 @@ def share_below(network: Network, threshold: float, *, points: int = 12, toleran
         tolerance: Of their residuals.
     """
     require_network(network)
+    z, weight = _arc(threshold, points, network.skips.device)
+    return _integrate_share(z, cauchy(network, z, tolerance=tolerance).G, weight)
+
+
+def shares_below(networks: Sequence[Network], threshold: float, *, points: int, tolerance: float) -> list[float]:
+    """Return `share_below` of several networks of one shape with the block's noise, in less time than one by one."""
+    z, weight = _arc(threshold, points, networks[0].skips.device)
+    with torch.no_grad(), one_thread():
+        found = solve_together(networks, z, tolerance=tolerance)
+    return [_integrate_share(z, green, weight) for green in found]
+
+
+def _arc(threshold: float, points: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return points of the half circle that ends at a threshold's square, and their weights, which sum to two."""
     threshold, points = to_positive_number(threshold, "the threshold"), to_whole_number(points, "points")
     angle, weight = (torch.from_numpy(part) for part in np.polynomial.legendre.leggauss(points))
-    z = threshold**2 * torch.exp(0.5j * math.pi * (angle + 1)).to(network.skips.device)
-    found = cauchy(network, z, tolerance=tolerance)
-    share = float(((z * found.G).real.cpu() * weight / 2).sum())
+    return threshold**2 * torch.exp(0.5j * math.pi * (angle + 1)).to(device), weight
+
+
+def _integrate_share(z: Tensor, green: Tensor, weight: Tensor) -> float:
+    share = float(((z * green).real.cpu() * weight / 2).sum())
     return min(1.0, max(0.0, share))
 
 

@@ -130,7 +130,7 @@ def test_blocks_of_layers_side_by_side_give_the_same_states(blocks, scalar):
     size = (depth, 2, points, 1, 1) if scalar else (depth, 2, points, n, n)
     add, sat = 0.2 * draw(*size), 0.2 * draw(*size)
     add, sat = add + add.mT, sat + sat.mT
-    first, skips = draw(2, points, n, n), draw(2, depth, n, n) / 2
+    first, skips = draw(2, points, n, n), draw(2, depth, points if scalar else 1, n, n) / 2
     plain = sweep(first.clone(), skips, add, sat)
     side_by_side = sweep(first.clone(), skips, add, sat, blocks)
     assert (plain - side_by_side).abs().max() < 1e-9 * plain.abs().max()

@@ -12,6 +12,8 @@ Note:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -22,7 +24,7 @@ from jpmhc.spectra.solvers.bases import separating_bases
 from jpmhc.spectra.solvers.fixed_point import Anderson, Scheme
 from jpmhc.spectra.solvers.fixed_point.continuation import AtPoints, Equation, lead_down
 from jpmhc.spectra.solvers.fixed_point.contract import FixedPoints
-from jpmhc.spectra.solvers.selfenergy import self_energy, to_logarithm
+from jpmhc.spectra.solvers.selfenergy import Block, self_energy, to_logarithm
 from jpmhc.spectra.solvers.sweep import one_minus, solve_linear, sweep
 
 # Working memory of one chunk of points, and how many arrays of all layers' states and of all unknowns are alive in it.
@@ -111,6 +113,39 @@ def solve(
     )
 
 
+def solve_together(networks: Sequence[Network], z: Tensor, *, tolerance: float = 1e-9) -> Tensor:
+    r"""Solve several networks at the same points z [B] and return G [K, B]: operations on all of them are fewer.
+
+    A network whose points resist the first try, or need bases of their own, is solved by itself.
+
+    Args:
+        networks: Networks of the block's noise, with as many layers and streams and the same kinds of sublayers.
+        z: Points of the upper half plane.
+        tolerance: As in `solve`.
+    """
+    scaled = [network.rescaled() for network in networks]
+    gains = torch.tensor([gain for _, gain in scaled], dtype=torch.float64, device=z.device)
+    points = z / gains.unsqueeze(-1)  # [K, B]
+    green = torch.full_like(points, torch.nan)
+    own_bases = points.abs().amin(-1) < _SMALL
+    joint = [k for k in range(len(networks)) if not own_bases[k] and not networks[k].is_zero]
+    per_network = 16 * len(z) * ((networks[0].depth + 1) * (networks[0].streams ** 2 * 2 * _ALIVE + 2 * _HISTORY))
+    chunk = max(1, _MEMORY[z.device.type] // per_network)
+    for begin in range(0, len(joint), chunk):
+        part = joint[begin : begin + chunk]
+        equation = _Several([_Equation(scaled[k][0], points[k]) for k in part], len(z))
+        here = points[part].flatten()
+        rows = torch.arange(len(here), device=z.device)
+        start = equation.start(here, rows)
+        found = _SCHEME.solve(AtPoints(equation, here, rows), start, tolerance, _SCHEME.first_try)
+        values = equation.parts[0].values(found.x)[:, 0]
+        values = torch.where(found.converged, values, torch.nan).unflatten(0, (len(part), -1))
+        green[part] = values / gains[part].unsqueeze(-1)
+    for k in (~torch.isfinite(green).all(-1)).nonzero().flatten().tolist():
+        green[k] = solve(networks[k], z, tolerance=tolerance).G
+    return green
+
+
 def _solve_points(
     equation: _Equation, z: Tensor, start: Tensor, scheme: Scheme, tolerance: float, maximum: int
 ) -> FixedPoints:
@@ -195,7 +230,7 @@ class _Equation(Equation):
             self.trace = self.to_streams.mT @ self.to_streams
         self.input, self.output = first.to(torch.complex128), last.to(torch.complex128)
         skips = skips.to(torch.complex128)
-        self.skips = torch.stack([skips, skips.mT.flip(0)])  # forward and backward sweep, [2, L, n, n]
+        self.skips = torch.stack([skips, skips.mT.flip(0)]).unsqueeze(2)  # forward and backward sweep, [2, L, 1, n, n]
         # Where launching small operations is what takes the time, blocks of layers side by side are faster.
         few = len(z) <= _FEW and self.depth >= _DEEP
         self.blocks = math.isqrt(self.depth) if few or z.device.type == "cuda" else 1
@@ -293,3 +328,35 @@ class _Equation(Equation):
             return x
         blocks = x[:, 1:].unflatten(1, (-1, self.noise.coordinates))[..., : self.streams]
         return torch.cat([x[:, :1], blocks.flatten(1)], 1)
+
+
+class _Several(Equation):
+    """The equations of several networks at equally many points each, as one: the rows of one follow another's."""
+
+    def __init__(self, parts: Sequence[_Equation], points: int) -> None:
+        self.parts = parts
+        self.owner = torch.arange(len(parts), device=parts[0].eye.device).repeat_interleave(points)
+        self.known: tuple[Tensor, _Equation] | None = None
+
+    def start(self, z: Tensor, index: Tensor) -> Tensor:
+        return self._joined(index).start(z, index)
+
+    def image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        return self._joined(index).image(x, z, index)
+
+    def admissible(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        return self.parts[0].admissible(x, z, index)
+
+    def _joined(self, index: Tensor) -> _Equation:
+        """Return the equation of these rows: every row has the tensors of its network."""
+        if self.known is None or not torch.equal(self.known[0], index):
+            rows = self.owner[index]
+            joined = copy(self.parts[0])
+            noises = [part.noise for part in self.parts if isinstance(part.noise, Block)]
+            joined.noise = type(noises[0]).for_rows(noises, rows)
+            joined.skips = torch.cat([part.skips for part in self.parts], 2)[:, :, rows]
+            joined.input = torch.stack([part.input for part in self.parts])[rows]
+            joined.output = torch.stack([part.output for part in self.parts])[rows]
+            joined.blocks = 1
+            self.known = index, joined
+        return self.known[1]

@@ -6,7 +6,10 @@ equation's unknowns.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -110,6 +113,15 @@ class Block(SelfEnergy):
         variance = network.variance.view(-1, 1, 1, 1)
         self.outer = [variance * (vector @ vector.mT) for vector in reversed(self.vectors)]
 
+    @classmethod
+    def for_rows(cls, noises: Sequence[Self], rows: Tensor) -> Self:
+        """Return the noise of points that belong to different networks; rows [B] are the numbers of their networks."""
+        joined = copy(noises[0])
+        for name in ("vectors", "outer"):
+            sides = zip(*(getattr(noise, name) for noise in noises))
+            setattr(joined, name, [torch.cat(side, 1)[:, rows] for side in sides])
+        return joined
+
     def energy(self, order: Tensor, side: int) -> Tensor:
         return self.outer[side] * order.unsqueeze(-1)
 
@@ -193,7 +205,7 @@ class Sublayers(Block):
         device, most = network.skips.device, max(len(law.squares) for law in sublayers)
 
         def pad(part: Tensor) -> Tensor:
-            return torch.nn.functional.pad(part, (0, most - len(part)))
+            return part if len(part) == most else torch.nn.functional.pad(part, (0, most - len(part)))
 
         self.squares = torch.stack([pad(law.squares) for law in sublayers]).to(device).unsqueeze(1)  # [L, 1, K]
         self.squares = self.squares * network.variance.view(-1, 1, 1)
@@ -202,6 +214,17 @@ class Sublayers(Block):
         self.hidden, self.rotated = hidden.nonzero().squeeze(-1), (~hidden).nonzero().squeeze(-1)
         ratios = [law.ratio for law in sublayers if isinstance(law, HiddenLayer)]
         self.ratio = torch.tensor(ratios, dtype=torch.float64, device=device).view(-1, 1, 1)
+
+    @classmethod
+    def for_rows(cls, noises: Sequence[Self], rows: Tensor) -> Self:
+        joined = super().for_rows(noises, rows)
+        most = max(noise.squares.shape[-1] for noise in noises)
+        for name in ("squares", "weights"):
+            parts = [getattr(noise, name) for noise in noises]
+            parts = [torch.nn.functional.pad(part, (0, most - part.shape[-1])) for part in parts]
+            setattr(joined, name, torch.cat(parts, 1)[:, rows])
+        joined.ratio = torch.cat([noise.ratio for noise in noises], 1)[:, rows]
+        return joined
 
     def respond(self, orders: tuple[Tensor, Tensor], unknowns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         read, written = orders  # a and b, [L, B, 1]

@@ -46,7 +46,7 @@ def sweep(first: Tensor, skips: Tensor, add: Tensor, sat: Tensor, blocks: int = 
 
     Args:
         first: $S_0$. [W, B, n, n]
-        skips: $C_l$ of each of the W directions. [W, L, n, n]
+        skips: $C_l$ of each of the W directions, for all points or for each. [W, L, 1 or B, n, n]
         add: What is added after layer l; [..., 1, 1] for a multiple of the identity. [L, W, B, n, n]
         sat: What the inverse state is reduced by before layer l. [L, W, B, n, n]
         blocks: Into how many blocks the layers are cut: 1 is the plain recursion; on a GPU, where the time goes into
@@ -54,7 +54,7 @@ def sweep(first: Tensor, skips: Tensor, add: Tensor, sat: Tensor, blocks: int = 
     """
     length = -(-skips.shape[1] // blocks)
     if blocks == 1 or length == 1:
-        return _recur(first, skips.transpose(0, 1).unsqueeze(2), add, sat)
+        return _recur(first, skips.transpose(0, 1), add, sat)
     return _blocked(first, skips, add, sat, length)
 
 
@@ -71,12 +71,12 @@ def _recur(first: Tensor, skips: Tensor, add: Tensor, sat: Tensor) -> Tensor:
 
 def _blocked(first: Tensor, skips: Tensor, add: Tensor, sat: Tensor, length: int) -> Tensor:
     """Run the recursion with blocks of `length` layers that are reduced, and later unrolled, side by side."""
-    width, depth, n, _ = skips.shape
+    width, depth, each, n, _ = skips.shape
     count = -(-depth // length)
     padding = count * length - depth
     # Layers that fill the last block: what they compute is cut off at the end.
-    skips = torch.cat([skips, skips.new_zeros(width, padding, n, n)], 1).view(width, count, length, n, n)
-    skips = skips.permute(2, 1, 0, 3, 4).unsqueeze(3)  # [length, count, W, 1, n, n]
+    skips = torch.cat([skips, skips.new_zeros(width, padding, each, n, n)], 1).unflatten(1, (count, length))
+    skips = skips.permute(2, 1, 0, 3, 4, 5)  # [length, count, W, 1 or B, n, n]
     add, sat = (
         torch.cat([part, part.new_zeros(padding, *part.shape[1:])]).unflatten(0, (count, length)).transpose(0, 1)
         for part in (add, sat)
