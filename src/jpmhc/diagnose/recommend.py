@@ -19,6 +19,7 @@ from jpmhc.checks import fits_memory, require_choice, to_positive_number, to_who
 from jpmhc.mixers import MIXERS, Mixer
 from jpmhc.spectra.density import COLLAPSED
 from jpmhc.spectra.summary import shares_below
+from jpmhc.threads import one_thread
 
 NORMS = ("pre", "post")
 # The read of layer l favours stream l mod n by this logit at the start of a connection.
@@ -88,6 +89,7 @@ class Recommendation:
         return self.candidates[0]
 
 
+@one_thread()
 def recommend(
     depth: int,
     streams: int = 4,

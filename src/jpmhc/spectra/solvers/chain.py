@@ -41,7 +41,7 @@ _ROUNDING = 1e-15
 _ABOVE_ROUNDING = 10.0
 _MOST_ROUNDING = 1e-3
 # On a CPU so few points through so many layers are solved in blocks of layers.
-_FEW, _DEEP = 8, 64
+_FEW, _DEEP = 8, 40
 # Below this fraction of the mean squared singular value the rounding of large singular values would be felt.
 _SMALL = 1e-5
 
