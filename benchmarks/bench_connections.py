@@ -1,6 +1,10 @@
 """One hyper-connection around nn.Linear, forward and backward on the CPU, beside other packages in the same process.
 
     python benchmarks/bench_connections.py [--compiled] [--tokens 4096] [--dim 512] [--streams 4]
+    python benchmarks/bench_connections.py --forward --tokens 1 --repeats 2000
+
+With `--forward` the forward pass alone is timed, without gradients, and the fastest call counts: for few tokens that is
+the time of the host.
 
 Peers: `hyper-connections` (HC, mHC and mHC v2, from PyPI) and, if installed, the DeepSeek-V4 hyper-connection of
 `transformers`. A ratio above one says how many times slower than ours with the same kind of mixer the peer is.
@@ -21,9 +25,14 @@ from harness import interleaved, saved_bytes, write_csv
 Case = tuple[Tensor, Callable[[Tensor], Tensor]]
 
 
+def batch(tokens: int) -> tuple[int, int]:
+    """Sequences of 64 tokens, or one that is shorter."""
+    return max(tokens // 64, 1), min(tokens, 64)
+
+
 def ours(mixer: str, tokens: int, dim: int, streams: int) -> Case:
     block = jpmhc.HyperConnection(nn.Linear(dim, dim), dim, streams, mixer, index=0, kernels="reference")
-    return torch.randn(tokens // 64, 64, streams, dim), block
+    return torch.randn(*batch(tokens), streams, dim), block
 
 
 def hyper_connections(kind: str, tokens: int, dim: int, streams: int) -> Case:
@@ -32,9 +41,9 @@ def hyper_connections(kind: str, tokens: int, dim: int, streams: int) -> Case:
     else:
         from hyper_connections import mHC as Peer
     # This package keeps the streams in the batch: [batch * n, sequence, dim].
-    return torch.randn(tokens // 64 * streams, 64, dim), Peer(
-        streams, dim=dim, branch=nn.Linear(dim, dim), layer_index=0
-    )
+    sequences, length = batch(tokens)
+    block = Peer(streams, dim=dim, branch=nn.Linear(dim, dim), layer_index=0)
+    return torch.randn(sequences * streams, length, dim), block
 
 
 def deepseek(tokens: int, dim: int, streams: int) -> Case:
@@ -55,7 +64,7 @@ def deepseek(tokens: int, dim: int, streams: int) -> Case:
             post, comb, collapsed = self.connection(x)
             return post.unsqueeze(-1) * self.branch(collapsed).unsqueeze(-2) + comb.mT @ x
 
-    return torch.randn(tokens // 64, 64, streams, dim), Block()
+    return torch.randn(*batch(tokens), streams, dim), Block()
 
 
 def cases(chosen: list[str], tokens: int, dim: int, streams: int) -> dict[str, Case]:
@@ -77,6 +86,7 @@ PEER_OF = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--compiled", action="store_true", help="compile ours and theirs with torch.compile")
+    parser.add_argument("--forward", action="store_true", help="the forward pass alone, without gradients")
     parser.add_argument("--tokens", type=int, default=64 * 64)
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--streams", type=int, default=4)
@@ -93,19 +103,23 @@ def main() -> None:
             raise RuntimeError(f"{name} gives NaN or infinity; refusing to time it")
         gradient = torch.randn_like(out)
         memory[name] = saved_bytes(lambda function=function, x=x: function(x))
+        if options.forward:
+            runs[name] = torch.no_grad()(lambda function=function, x=x.detach(): function(x))
+            continue
         parameters = list(block.parameters())
         runs[name] = lambda function=function, x=x, parameters=parameters, gradient=gradient: torch.autograd.grad(
             function(x), [x, *parameters], gradient, allow_unused=True
         )
-    times = interleaved(runs, options.repeats)
+    times = interleaved(runs, options.repeats, **({"summarise": min} if options.forward else {}))
     mode = "compiled" if options.compiled else "eager"
+    what = "forward" if options.forward else "forward + backward"
     table = Table(title=f"{mode}: {options.tokens} tokens, d = {options.dim}, n = {options.streams}, fp32, nn.Linear")
-    for column in ("", "forward + backward ms", "saved MiB", "peer / ours"):
+    for column in ("", f"{what} ms", "saved MiB", "peer / ours"):
         table.add_column(column, justify="left" if not column else "right")
     rows = []
     for name in runs:
         ratio = times[name] / times[PEER_OF[name]] if PEER_OF.get(name) in times else None
-        table.add_row(name, f"{times[name]:.1f}", f"{memory[name] / 2**20:.1f}", f"{ratio:.2f}" if ratio else "")
+        table.add_row(name, f"{times[name]:.3g}", f"{memory[name] / 2**20:.1f}", f"{ratio:.2f}" if ratio else "")
         rows.append(
             {
                 "implementation": name,
@@ -113,13 +127,13 @@ def main() -> None:
                 "tokens": options.tokens,
                 "dim": options.dim,
                 "streams": options.streams,
-                "milliseconds": round(times[name], 3),
+                "milliseconds": round(times[name], 4),
                 "saved_mib": round(memory[name] / 2**20, 2),
                 "ratio_to_ours": round(ratio, 3) if ratio else "",
             }
         )
     Console().print(table)
-    write_csv(f"connections_{mode}", rows)
+    write_csv(f"connections_{mode}" + "_forward" * options.forward, rows)
 
 
 if __name__ == "__main__":

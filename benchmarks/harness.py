@@ -24,7 +24,11 @@ def milliseconds(run: Callable[[], Any], repeats: int = 20, warm_up: int = 3, de
 
 
 def interleaved(
-    runs: dict[str, Callable[[], Any]], repeats: int = 20, warm_up: int = 3, device: str = "cpu"
+    runs: dict[str, Callable[[], Any]],
+    repeats: int = 20,
+    warm_up: int = 3,
+    device: str = "cpu",
+    summarise: Callable[[list[float]], float] = statistics.median,
 ) -> dict[str, float]:
     """Median time of each, taken in turns so that a drifting machine is unfair to none."""
     for run in runs.values():
@@ -34,7 +38,7 @@ def interleaved(
     for _ in range(repeats):
         for name, run in runs.items():
             times[name].append(_once(run, device))
-    return {name: statistics.median(found) for name, found in times.items()}
+    return {name: summarise(found) for name, found in times.items()}
 
 
 def _once(run: Callable[[], Any], device: str) -> float:

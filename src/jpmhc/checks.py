@@ -14,7 +14,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
+_UNCHANGED = contextlib.nullcontext()
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
 
@@ -96,10 +98,17 @@ def single_or_double(tensor: Tensor) -> Tensor:
 
 def without_autocast(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
     """Return a context in which autocast leaves the small matrices on this tensor's device in full precision."""
+    if not torch._C._is_any_autocast_enabled():
+        return _UNCHANGED
     device = tensor.device.type
     if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
-        return contextlib.nullcontext()
+        return _UNCHANGED
     return torch.autocast(device, enabled=False)
+
+
+def is_transformed() -> bool:
+    """Say whether `torch.func` or forward-mode differentiation transforms what is computed now."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 # What users hand to the spectra: every check returns the value in the form that is computed with.

@@ -122,9 +122,10 @@ class CoefficientMap(SettingsModule):
     def constrain(self, logits: Tensor) -> Coefficients:
         """Turn logits into coefficients. [T, K]"""
         n = self.mixer.streams
-        read, write, skip = logits.split(self.sizes, -1)
-        read = gates.READS[self.read](read / self.temperature, n)
-        write = gates.WRITES[self.write](write / self.temperature, n)
+        read, write, skip = torch.split_with_sizes(logits, self.sizes, -1)
+        if self.temperature != 1:
+            read, write = read / self.temperature, write / self.temperature
+        read, write = gates.READS[self.read](read, n), gates.WRITES[self.write](write, n)
         if self.read_eps:
             read = read + self.read_eps
         if self.write_peak != 2 or self.write_eps:
@@ -147,12 +148,11 @@ class CoefficientMap(SettingsModule):
         weight, bias = self.parameters_in_use()
         if weight is None:
             return self.constrain(bias.expand(x.shape[0], -1)), None if self._forward_hooks else x
-        weight = weight * self.scale
         if eager.applies(x, weight) and not self._forward_hooks:  # FSDP's hooks warn of outputs that are views
             logits, x = eager.project(x, weight, self.norm, self.eps)
         else:
             logits = reference.project(x, weight, self.norm, self.eps)
-        return self.constrain(logits + bias), None if self._forward_hooks else x
+        return self.constrain(torch.add(bias, logits, alpha=self.scale)), None if self._forward_hooks else x
 
     def check_filled(self) -> None:
         """Refuse to run on memory that nothing was ever written to."""

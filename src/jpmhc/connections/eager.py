@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function, forward_ad
+from torch.autograd import Function
 
 from jpmhc import checks
 from jpmhc.connections import reference
@@ -22,8 +22,7 @@ def applies(x: Tensor, coefficient: Tensor) -> bool:
         torch.is_grad_enabled()
         and x.dtype == coefficient.dtype
         and not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
-        and forward_ad._current_level < 0
+        and not checks.is_transformed()
     )
 
 

@@ -6,8 +6,8 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd import forward_ad
 
+from jpmhc import checks
 from jpmhc.kernels.spec import Spec, make_spec
 from jpmhc.mixers import Mixer, TritonForm
 
@@ -48,12 +48,17 @@ def _triton_form(mixer: Mixer) -> TritonForm | str:
     return mixer.triton_form()
 
 
+def are_wanted(kernels: str, device: str) -> bool:
+    """Say whether the setting asks for the fused kernels on such a device, if they can run there."""
+    return kernels == "fused" or (kernels == "auto" and device == "cuda")
+
+
 _CHOSEN: dict[tuple[object, ...], Spec] = {}  # by the texts of a connection's settings, which name all that matters
 
 
 def choose_spec(connection: "HyperConnection", device: str, dtype: torch.dtype) -> Spec | None:
     """Return the description the kernels run by, or None where the reference runs; a reason on CUDA is said once."""
-    if connection.kernels == "reference" or (connection.kernels == "auto" and device != "cuda"):
+    if not are_wanted(connection.kernels, device):
         return None
     coefficients = connection.map
     texts = (connection.settings_text, coefficients.settings_text, coefficients.mixer.settings_text)
@@ -64,7 +69,7 @@ def choose_spec(connection: "HyperConnection", device: str, dtype: torch.dtype) 
 
         declare_to_inductor()
     known = _CHOSEN.get(case)
-    if known is not None and not _is_transformed():
+    if known is not None and not checks.is_transformed():
         return known
     spec = describe(connection)
     reason = spec if isinstance(spec, str) else _reason_against(connection, spec, device, dtype)
@@ -81,7 +86,7 @@ def choose_spec(connection: "HyperConnection", device: str, dtype: torch.dtype) 
 def _reason_against(connection: "HyperConnection", spec: Spec, device: str, dtype: torch.dtype) -> str | None:
     if device != "cuda" and not _interprets():
         return f"the kernels need a CUDA device, the streams are on {device}"
-    if _is_transformed():
+    if checks.is_transformed():
         return "the kernels have no rules for torch.func transforms and forward-mode derivatives"
     if connection.map.bias.dtype != torch.float32:
         return f"the coefficients must be float32, they are {connection.map.bias.dtype}"
@@ -92,10 +97,6 @@ def _reason_against(connection: "HyperConnection", spec: Spec, device: str, dtyp
 
 def _interprets() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
-
-
-def _is_transformed() -> bool:
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def is_fused(state: Any) -> bool:

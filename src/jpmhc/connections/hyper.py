@@ -245,6 +245,8 @@ class HyperConnection(SettingsModule):
 
     def _spec_key(self, x: Tensor) -> str:
         """Return the key of the kernels' description of this connection, or "" where the reference runs."""
+        if not fused.are_wanted(self.kernels, x.device.type):
+            return ""
         return self._choose(
             x.device.type, x.dtype, self.settings_text, self.map.settings_text, self.mixer.settings_text
         )

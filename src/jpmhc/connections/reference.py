@@ -47,7 +47,7 @@ def gather(x: Tensor, read: Tensor) -> Tensor:
 def scatter(x: Tensor, y: Tensor, write: Tensor, skip: Tensor) -> Tensor:
     """Compute the new streams H x + w ⊗ y. [T, n, d], [T, d], [T, n], [T, n, n] → [T, n, d]"""
     with checks.without_autocast(x):
-        return (_mix(skip, x) + write.unsqueeze(2) * y.unsqueeze(1)).to(x.dtype)
+        return torch.addcmul(_mix(skip, x), write.unsqueeze(2), y.unsqueeze(1)).to(x.dtype)
 
 
 def normalise_streams(x: Tensor, eps: float = EPS) -> Tensor:
@@ -58,7 +58,7 @@ def normalise_streams(x: Tensor, eps: float = EPS) -> Tensor:
 def _divide_by_rms(x: Tensor, eps: float) -> Tensor:
     """Divide by the root of the mean square over the last dimension; NaN where that overflows."""
     square = x.square().mean(-1, keepdim=True)
-    return x * torch.where(square < torch.inf, (square + eps).rsqrt(), torch.nan)
+    return x * torch.add((square + eps).rsqrt(), square, alpha=0)  # 0 · ∞ is NaN
 
 
 def normalise_layer(x: Tensor, weight: Tensor, bias: Tensor, eps: float = EPS) -> Tensor:

@@ -7,6 +7,7 @@ See docs/derivations/sinkhorn.md.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -59,18 +60,22 @@ def project(
     checks.choice(first, SIDES, "first")
     check_eps(eps, clamp, tolerance, gradient)
     logits = checks.single_or_double(logits)
-    if first == "columns":
-        logits = logits.mT
-    if eps:
-        matrix = _iterate(logits if clamp is None else logits.clamp(-clamp, clamp), iterations, eps)
-    elif gradient == "unrolled":
-        assert clamp is not None  # check_eps
-        matrix = _sinkhorn(logits, iterations, tolerance, clamp)
-    else:
-        # A jvp on the Function breaks compiled backward in torch 2.13.
-        function = _Projection if torch.compiler.is_compiling() else _ForwardModeProjection
-        matrix = function.apply(logits, iterations, tolerance, gradient == "direct", clamp)[0]
+    with checks.without_autocast(logits):
+        matrix = _project(logits.mT if first == "columns" else logits, iterations, tolerance, gradient, eps, clamp)
     return matrix.mT if first == "columns" else matrix
+
+
+def _project(
+    logits: Tensor, iterations: int, tolerance: float | None, gradient: str, eps: float, clamp: float | None
+) -> Tensor:
+    if eps:
+        return _iterate(logits if clamp is None else logits.clamp(-clamp, clamp), iterations, eps)
+    assert clamp is not None  # check_eps
+    if gradient == "unrolled" or not _is_differentiated():
+        return _sinkhorn(logits, iterations, tolerance, clamp)
+    # A jvp on the Function breaks compiled backward in torch 2.13.
+    function = _Projection if torch.compiler.is_compiling() else _ForwardModeProjection
+    return function.apply(logits, iterations, tolerance, gradient == "direct", clamp)[0]
 
 
 def check_eps(eps: float, clamp: float | None, tolerance: float | None, gradient: str) -> None:
@@ -124,18 +129,31 @@ def _sinkhorn(logits: Tensor, iterations: int, tolerance: float | None, clamp: f
     """
     clamped = logits.clamp(-clamp, clamp)
     k = (clamped - clamped.detach().amax(-1, keepdim=True)).exp()
-    u, v = torch.ones_like(k[..., :1]), torch.ones_like(k[..., :1, :])
+    transposed, multiply = k.mT, _choose_product(k)
+    u = v = torch.ones_like(k[..., :1])
     for _ in range(iterations):
-        rows = (k * v).sum(-1, keepdim=True)
-        new_u = 1 / rows
-        new_v = 1 / (k * new_u).sum(-2, keepdim=True)
+        rows = multiply(k, v)
+        new_u = rows.reciprocal()
+        new_v = multiply(transposed, new_u).reciprocal()
         if tolerance is None:
             u, v = new_u, new_v
         else:
             # The column sums are already one, so the row sums alone say whether a matrix has converged.
             converged = (u * rows - 1).abs().amax(-2, keepdim=True) <= tolerance
             u, v = torch.where(converged, u, new_u), torch.where(converged, v, new_v)
-    return u * k * v
+    return u * k * v.mT
+
+
+def _choose_product(matrix: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """Choose how such small matrices are multiplied with columns. [..., n, n], [..., n, 1] → [..., n, 1]"""
+    # A product is one operator instead of two; a compiler would call a library for it, and a GPU might round it.
+    if matrix.is_cpu and not torch.compiler.is_compiling():
+        return torch.bmm if matrix.ndim == 3 else torch.matmul
+    return lambda matrix, column: (matrix * column.mT).sum(-1, keepdim=True)
+
+
+def _is_differentiated() -> bool:
+    return torch.is_grad_enabled() or torch.compiler.is_compiling() or checks.is_transformed()
 
 
 def _gauss_seidel_steps(n: int) -> int:

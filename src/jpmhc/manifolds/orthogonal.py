@@ -5,7 +5,7 @@ over a positive scalar (docs/derivations/cayley.md), so no matrix is factored; b
 entries of K up to 1e8.
 """
 
-import itertools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,9 +14,9 @@ from jpmhc import checks
 
 # Entries of K from which on, beyond n = 4, the transform is NaN: the solve would leave fewer than eight digits.
 LARGEST = 1e8
-# Which entry of a skew 4 × 4 matrix, row by row, stands at each place of its dual: (0,1) changes places with (2,3),
-# (0,2) with -(1,3) = (3,1), (0,3) with (1,2).
-_DUAL = (0, 11, 13, 6, 14, 0, 3, 8, 7, 12, 0, 1, 9, 2, 4, 0)
+# Where the entries above the diagonal of a skew 4 × 4 matrix stand in its dual: (0,1) changes places with (2,3), (0,2)
+# with -(1,3) = (3,1), (0,3) with (1,2).
+_DUAL = ((2, 3), (3, 1), (1, 2), (0, 3), (2, 0), (0, 1))
 
 
 def project(matrix: Tensor, scale: float = 0.1, iterations: int | None = None) -> Tensor:
@@ -45,11 +45,29 @@ def project(matrix: Tensor, scale: float = 0.1, iterations: int | None = None) -
 
 def skew(entries: Tensor, n: int) -> Tensor:
     """Build the skew-symmetric matrix whose strict upper triangle, row by row, is `entries`. [..., n(n-1)/2]"""
-    above, below = iter(entries.unbind(-1)), (-entries).unbind(-1)
-    zero = torch.zeros_like(below[0])
-    place = {pair: k for k, pair in enumerate(itertools.combinations(range(n), 2))}
-    cells = [zero if i == j else next(above) if i < j else below[place[j, i]] for i in range(n) for j in range(n)]
-    return torch.stack(cells, -1).unflatten(-1, (n, n))
+    return _place(entries.unbind(-1), n, _above_diagonal(n)).squeeze(-3)
+
+
+def _above_diagonal(n: int) -> list[tuple[int, int]]:
+    return [(i, j) for i in range(n) for j in range(i + 1, n)]
+
+
+def _place(entries: Sequence[Tensor], n: int, *places: Sequence[tuple[int, int]]) -> Tensor:
+    """Build a skew matrix for each list of places: the entries stand there, their negatives opposite. [..., m, n, n]"""
+    cells = [torch.zeros_like(entries[0])] * (len(places) * n * n)
+    for m, some in enumerate(places):
+        for entry, (i, j) in zip(entries, some):
+            cells[(m * n + i) * n + j] = entry
+    half = torch.stack(cells, -1).unflatten(-1, (len(places), n, n))
+    return half - half.mT
+
+
+def cayley_of_entries(entries: Tensor, n: int, iterations: int | None = None) -> Tensor:
+    """Compute the Cayley transform of the skew matrix whose strict upper triangle is `entries`. [..., n(n-1)/2]"""
+    if n != 4 or iterations is not None:
+        return cayley(skew(entries, n), iterations)
+    k, dual = _place(entries.unbind(-1), 4, _above_diagonal(4), _DUAL).unbind(-3)
+    return _cayley_polynomial(k, dual)
 
 
 def cayley(k: Tensor, iterations: int | None = None) -> Tensor:
@@ -64,7 +82,10 @@ def cayley(k: Tensor, iterations: int | None = None) -> Tensor:
     if n > 4:
         found = torch.linalg.solve_ex(identity - k, identity + k).result  # NaN for NaN, where `solve` would raise
         return torch.where(k.detach().abs().amax((-2, -1), keepdim=True) <= LARGEST, found, torch.nan)
-    return _cayley_polynomial(k, identity)
+    if n < 4:
+        return _cayley_polynomial(k, None)
+    entries = [k[..., i, j] for i, j in _above_diagonal(4)]
+    return _cayley_polynomial(k, _place(entries, 4, _DUAL).squeeze(-3))
 
 
 def violation(matrix: Tensor) -> Tensor:
@@ -95,16 +116,16 @@ def haar(gaussian: Tensor) -> Tensor:
     return q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
 
 
-def _cayley_polynomial(k: Tensor, identity: Tensor) -> Tensor:
-    r"""$[(1 + s - f^2) I + 2K^2 + 2K + 2 f K^*] / (1 + s + f^2)$ for n <= 4.
+def _cayley_polynomial(k: Tensor, dual: Tensor | None) -> Tensor:
+    r"""$I + 2 (I + K)(K + f K^*) / (1 + s + f^2)$ for n <= 4.
 
     s is the sum of the squares above the diagonal, f the Pfaffian and $K^*$ the dual of K (both zero below n = 4).
     """
-    s = k.square().sum((-2, -1), keepdim=True) / 2
-    if k.shape[-1] < 4:
-        return identity + 2 * (k @ k + k) / (1 + s)
-    cells = k.flatten(-2).unbind(-1)
-    dual = torch.stack([cells[i] for i in _DUAL], -1).unflatten(-1, (4, 4))
-    pfaffian = (k * dual).sum((-2, -1), keepdim=True) / 4
-    numerator = (1 + s - pfaffian.square()) * identity + 2 * (k @ k + k + pfaffian * dual)
-    return numerator / (1 + s + pfaffian.square())
+    identity = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
+    twice, right = (k * k).sum((-2, -1), keepdim=True) + 2, k  # 2 (1 + s)
+    if dual is not None:
+        f = (k * dual).sum((-2, -1), keepdim=True)  # four times the Pfaffian
+        twice, right = torch.addcmul(twice, f, f, value=1 / 8), torch.addcmul(k, f, dual, value=1 / 4)
+    # (I + K) right; one operator where the batch has one dimension
+    product = torch.baddbmm(right, k, right) if k.ndim == 3 else right + k @ right
+    return torch.addcdiv(identity, product, twice, value=4)

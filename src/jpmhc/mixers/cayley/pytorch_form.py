@@ -36,8 +36,8 @@ class Cayley(Mixer):
         with checks.without_autocast(logits):
             # Beyond four streams large logits cost the transform their digits.
             wide = logits.double() if self.streams > 4 else logits
-            skew = orthogonal.skew(wide * (self.scale / 2), self.streams)
-            return orthogonal.cayley(skew, self.iterations).to(logits.dtype)
+            matrix = orthogonal.cayley_of_entries(wide * (self.scale / 2), self.streams, self.iterations)
+            return matrix.to(logits.dtype)
 
     def violation(self, matrix: Tensor) -> Tensor:
         return orthogonal.violation(matrix)
