@@ -104,7 +104,7 @@ def main() -> None:
         gradient = torch.randn_like(out)
         memory[name] = saved_bytes(lambda function=function, x=x: function(x))
         if options.forward:
-            runs[name] = torch.no_grad()(lambda function=function, x=x.detach(): function(x))
+            runs[name] = torch.no_grad()(lambda function=function, x=x: function(x))
             continue
         parameters = list(block.parameters())
         runs[name] = lambda function=function, x=x, parameters=parameters, gradient=gradient: torch.autograd.grad(
