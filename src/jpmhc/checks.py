@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _disable_current_modes
 
 _UNCHANGED = contextlib.nullcontext()
 _SHORT = reprlib.Repr()
@@ -106,9 +107,14 @@ def without_autocast(tensor: Tensor) -> contextlib.AbstractContextManager[object
     return torch.autocast(device, enabled=False)
 
 
+def with_real_numbers() -> contextlib.AbstractContextManager[object]:
+    """Return a context whose tensors hold numbers, also where `FakeTensorMode` gives all others a shape alone."""
+    return _disable_current_modes()
+
+
 def is_transformed() -> bool:
-    """Say whether `torch.func` or forward-mode differentiation transforms what is computed now."""
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    """Say whether `torch.func`, forward-mode differentiation or `torch.jit.trace` looks at what is computed now."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0 or torch._C._is_tracing()
 
 
 # What users hand to the spectra: every check returns the value in the form that is computed with.

@@ -87,7 +87,7 @@ def _reason_against(connection: "HyperConnection", spec: Spec, device: str, dtyp
     if device != "cuda" and not _interprets():
         return f"the kernels need a CUDA device, the streams are on {device}"
     if checks.is_transformed():
-        return "the kernels have no rules for torch.func transforms and forward-mode derivatives"
+        return "the kernels have no rules for torch.func transforms, forward-mode derivatives and torch.jit.trace"
     if connection.map.bias.dtype != torch.float32:
         return f"the coefficients must be float32, they are {connection.map.bias.dtype}"
     from jpmhc.kernels.connection import why_not  # Triton is not there on every platform

@@ -102,7 +102,8 @@ class HyperConnection(SettingsModule):
         self.dim, self.streams, self.post_norm, self.kernels = dim, streams, post_norm, kernels
         self.write_scale = write_scale
         self.layer_norm = nn.LayerNorm(dim, eps, device=device, dtype=dtype) if post_norm == "layer" else None
-        favoured = int(torch.randint(streams, (), device="cpu")) if index is None else index
+        with checks.with_real_numbers():
+            favoured = int(torch.randint(streams, (), device="cpu")) if index is None else index
         made = make_mixer(mixer, streams, dynamic)
         self.map = CoefficientMap(
             dim, made, norm, read, write, temperature, dynamic, favoured, device, dtype, eps=eps, read_eps=read_eps

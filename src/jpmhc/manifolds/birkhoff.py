@@ -39,7 +39,8 @@ def project(
         iterations: Row-then-column normalisations, T = 20 in the paper.
         tolerance: Freeze each matrix once its row sums are within this of one. The loop length never depends on data.
         gradient: `"direct"` solves the implicit system exactly; `"gauss_seidel"` is the paper's iteration, which
-            stalls at sharp matrices; `"unrolled"` records the loop and differentiates it.
+            stalls at sharp matrices; `"unrolled"` records the loop and differentiates it, which is all that
+            `torch.jit.trace` can do.
         eps: Added to the entries after the first normalisation, which is a softmax, and to every sum that divides
             after it, as DeepSeek-V4 does. Its gradient is `"unrolled"`.
         clamp: Bound of the logits' absolute values. None leaves them as they are; then eps keeps the sums above zero.
@@ -153,6 +154,8 @@ def _choose_product(matrix: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _is_differentiated() -> bool:
+    if not torch.compiler.is_compiling() and torch._C._is_tracing():
+        return False  # torch.jit.trace cannot record a derivative: it differentiates the iterations
     return torch.is_grad_enabled() or torch.compiler.is_compiling() or checks.is_transformed()
 
 

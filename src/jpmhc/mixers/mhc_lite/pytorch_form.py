@@ -4,6 +4,7 @@ import itertools
 
 import torch
 
+from jpmhc import checks
 from jpmhc.mixers.permutation import Permutation
 
 MOST_STREAMS = 5  # 120 permutations; six streams would need 720 logits
@@ -15,7 +16,9 @@ class MHCLite(Permutation):
     name = "mhc_lite"
 
     def __init__(self, streams: int) -> None:
-        super().__init__(streams, basis=torch.tensor(list(itertools.permutations(range(streams))), device="cpu"))
+        with checks.with_real_numbers():
+            basis = torch.tensor(list(itertools.permutations(range(streams))), device="cpu")
+        super().__init__(streams, basis=basis)
 
     @classmethod
     def why_not(cls, streams: int) -> str | None:

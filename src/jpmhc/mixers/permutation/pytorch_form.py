@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jpmhc import checks
 from jpmhc.manifolds import permutation
 from jpmhc.mixers.base import START_MASS, Mixer, TritonForm
 
@@ -23,13 +24,15 @@ class Permutation(Mixer):
     basis: Tensor
 
     def __init__(self, streams: int, size: int | None = None, *, basis: Tensor | None = None) -> None:
-        if basis is None:
-            basis = permutation.basis(streams, min(streams + 2, math.factorial(streams)) if size is None else size)
-        elif basis.ndim != 2 or basis.shape[-1] != streams:
-            raise ValueError(f"the basis must have shape [K, {streams}], got {list(basis.shape)}")
-        permutation.check_rows(basis)
-        super().__init__(streams, len(basis))
-        self.perms = tuple(map(tuple, basis.tolist()))
+        with checks.with_real_numbers():
+            if basis is None:
+                basis = permutation.basis(streams, min(streams + 2, math.factorial(streams)) if size is None else size)
+            elif basis.ndim != 2 or basis.shape[-1] != streams:
+                raise ValueError(f"the basis must have shape [K, {streams}], got {list(basis.shape)}")
+            permutation.check_rows(basis)
+            perms = tuple(map(tuple, basis.tolist()))
+        super().__init__(streams, len(perms))
+        self.perms = perms
         if len(set(self.perms)) < len(self.perms):
             raise ValueError("the basis must hold each permutation once")
         self.register_buffer("basis", torch.empty(basis.shape, dtype=torch.long))
