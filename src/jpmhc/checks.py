@@ -102,9 +102,18 @@ def without_autocast(tensor: Tensor) -> contextlib.AbstractContextManager[object
     if not torch._C._is_any_autocast_enabled():
         return _UNCHANGED
     device = tensor.device.type
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+    if not _has_autocast(device) or not torch.is_autocast_enabled(device):
         return _UNCHANGED
     return torch.autocast(device, enabled=False)
+
+
+def _has_autocast(device: str) -> bool:
+    return torch.amp.is_autocast_available(device)
+
+
+# torch 2.11 cannot trace the question. This is what torch.compiler.assume_constant_result sets; calling it here would
+# import all of the compiler.
+_has_autocast._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def with_real_numbers() -> contextlib.AbstractContextManager[object]:

@@ -80,8 +80,9 @@ def test_bad_input_is_named(call, message):
 def test_wrapped_connections_are_called_as_a_whole(kernels):
     """PyTorch's activation checkpointing, around single connections and applied to a whole model."""
     torch.manual_seed(0)
-    blocks = [jpmhc.HyperConnection(nn.Linear(16, 16), 16, 4, index=k, kernels=kernels) for k in range(3)]
-    x = torch.randn(5, 4, 16, requires_grad=True)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    blocks = [jpmhc.HyperConnection(nn.Linear(16, 16), 16, 4, index=k, kernels=kernels).to(device) for k in range(3)]
+    x = torch.randn(5, 4, 16, device=device, requires_grad=True)
     expected = torch.autograd.grad(jpmhc.HyperConnectionStack(blocks)(x).square().sum(), x)
     some = jpmhc.HyperConnectionStack([blocks[0], checkpoint_wrapper(blocks[1]), blocks[2]])
     found = torch.autograd.grad(some(x).square().sum(), x)

@@ -177,11 +177,19 @@ class HyperConnection(SettingsModule):
         x = self.write(x, y, state)
         return x, *following.read(x)
 
-    def make_rewrite(self, y: Tensor, state: Any) -> Callable[[Tensor], Tensor]:
-        """Return this write as a function of the streams alone, to write them again when nothing is differentiated."""
+    def make_rewrite(
+        self, y: Tensor, state: Any, following: "HyperConnection | None" = None
+    ) -> Callable[[Tensor], Tensor]:
+        """Return this write as a function of the streams alone, to write them again when nothing is differentiated.
+
+        Where the write was fused with the read of the connection `following`, a post-norm is computed by that kernel
+        again: another one would add up the squares in another order.
+        """
         y = y.detach()
         if fused.is_fused(state):
             state = state._replace(x=None, link=None, coefficients=state.coefficients.detach())
+            if following is not None and self.post_norm == "rms":
+                return lambda x: self.write_read(x, y, state._replace(x=x), following)[0].detach()
             return lambda x: self.write(x, y, state._replace(x=x))
         coefficients = Coefficients(*(c.detach() for c in state.coefficients))
         return lambda x: self.write(x, y, ReadState(x, flatten_streams(x, self.streams, self.dim), coefficients))

@@ -103,8 +103,9 @@ class StreamKeeper:
             return step(*given)
 
     def _write(self, block: Any, x: Tensor, y: Tensor, state: Any, following: Any) -> tuple[Tensor, Any]:
-        write_again, begun = block.make_rewrite(y, state), None
-        if following is not None and is_fused(state) and following.runs_fused(x):
+        joined = following is not None and is_fused(state) and following.runs_fused(x)
+        write_again, begun = block.make_rewrite(y, state, following if joined else None), None
+        if joined:
             new = (*x.shape[:-2], block.streams, block.dim)
             x, *begun = self._watch(block.write_read, (x, y, state, following), new)
         else:
