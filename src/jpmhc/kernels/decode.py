@@ -136,7 +136,7 @@ def suits(tokens: int) -> bool:
 
 def _make_room(tokens: int, bias: Tensor, spec: Spec) -> list[Part]:
     """Make room for logits, statistics and the sums of the weight's rows."""
-    layout = [(tokens * size, torch.float32) for size in (spec.logits, 2, padded(spec.logits))]
+    layout = tuple((tokens * size, torch.float32) for size in (spec.logits, 2, padded(spec.logits)))
     return split_buffer(make_buffer(layout, bias), layout)
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+from threading import get_ident
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
+
+from jpmhc.kernels.driver import DirectLaunch, suits
 
 # For kernels that take any number T of tokens: a last, smaller batch compiles nothing anew.
 kernel = functools.partial(triton.jit, do_not_specialize=["T"])
@@ -18,8 +21,8 @@ SHARED_BYTES = 160 * 1024  # that a kernel may plan with, of the 227 KB a block 
 class Launcher:
     """One kernel with its compile-time constants, launched again and again.
 
-    The first launch on a device compiles through Triton. Later ones hand the arguments straight to the compiled kernel:
-    Triton's own launcher would work out anew, for each of them, which compilation the arguments belong to.
+    The first launch on a device compiles through Triton. Later ones go straight to CUDA's driver: Triton would work out
+    anew, for each of them, which compilation the arguments belong to.
 
     Args:
         jit: The kernel.
@@ -31,47 +34,62 @@ class Launcher:
     def __init__(self, jit: Any, **constants: Any) -> None:
         self.jit = jit
         self.constants = constants
-        self.values = tuple(constants[name] for name in jit.arg_names if name in constants)
-        self.compiled: dict[int, tuple[Any, Any, Any]] = {}
+        self.compiled: dict[int, Any] = {}  # by device
+        self.direct: dict[tuple[int, int], DirectLaunch] = {}  # by device and thread: each has a buffer of its own
 
     def launch(self, grid: tuple[int, ...], *arguments: Any) -> None:
         """Run the kernel on the current stream of the device that the first argument is on."""
         device = arguments[0].get_device()
-        ready = self.compiled.get(device)
-        if ready is None:
-            tensors = [argument.tensor() if isinstance(argument, Part) else argument for argument in arguments]
-            compiled = self.jit[grid](*tensors, **self.constants)
-            if hasattr(compiled, "packed_metadata"):  # not in the interpreter
-                self.compiled[device] = (compiled.run, compiled.function, compiled.packed_metadata)
-            return
-        run, function, metadata = ready
-        # Addresses instead of tensors: for a tensor Triton asks the driver about each pointer.
-        plain = [a if a is None or a.__class__ is int else a.data_ptr() for a in arguments]
-        rows, columns = grid if len(grid) == 2 else (grid[0], 1)
-        stream = torch._C._cuda_getCurrentRawStream(device)
-        run(rows, columns, 1, stream, function, metadata, None, None, None, *plain, *self.values)
+        direct = self.direct.get((device, get_ident())) or self._make_direct(device)
+        if direct is not None:
+            plain = [
+                a if a is None or a.__class__ is int else a.address if a.__class__ is Part else a.data_ptr()
+                for a in arguments
+            ]
+            rows, columns = grid if len(grid) == 2 else (grid[0], 1)
+            if direct.launch(rows, columns, torch._C._cuda_getCurrentRawStream(device), plain):
+                return
+        # The first launch; or a thread without CUDA's context, which Triton makes; or Triton says what is wrong.
+        self._launch_through_triton(device, grid, arguments)
+
+    def _make_direct(self, device: int) -> DirectLaunch | None:
+        """Make what this thread launches with, once the kernel is compiled."""
+        compiled = self.compiled.get(device)
+        if compiled is None or not suits(compiled):
+            return None
+        found = self.direct[device, get_ident()] = DirectLaunch(compiled)
+        return found
+
+    def _launch_through_triton(self, device: int, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
+        tensors = [argument.tensor() if isinstance(argument, Part) else argument for argument in arguments]
+        compiled = self.jit[grid](*tensors, **self.constants)
+        if hasattr(compiled, "packed_metadata"):  # not in the interpreter
+            self.compiled[device] = compiled
 
 
 class Part:
     """A part of one buffer that kernels see as a tensor of its own: one allocation on the host instead of many."""
 
-    __slots__ = ("address", "buffer", "bytes", "dtype", "start")
+    __slots__ = ("address", "buffer", "place")
 
-    def __init__(self, buffer: Tensor, start: int, size: int, dtype: torch.dtype, address: int) -> None:
-        self.buffer, self.start, self.bytes, self.dtype, self.address = buffer, start, size, dtype, address
+    def __init__(self, buffer: Tensor, place: Place, address: int) -> None:
+        self.buffer, self.place, self.address = buffer, place, address
 
-    def data_ptr(self) -> int:
-        return self.address
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.place[2]
 
     def get_device(self) -> int:
         return self.buffer.get_device()
 
     def tensor(self) -> Tensor:
         """Return the part as a tensor of one dimension."""
-        return self.buffer[self.start : self.start + self.bytes].view(self.dtype)
+        start, size, dtype = self.place
+        return self.buffer[start : start + size].view(dtype)
 
 
-Layout = list[tuple[int, torch.dtype]]  # how many numbers, and of which type, the parts of a buffer hold
+Layout = tuple[tuple[int, torch.dtype], ...]  # how many numbers, and of which type, the parts of a buffer hold
+Place = tuple[int, int, torch.dtype]  # where a part starts, how many bytes it has, and the type of its numbers
 
 
 def buffer_bytes(layout: Layout) -> int:
@@ -79,19 +97,22 @@ def buffer_bytes(layout: Layout) -> int:
     return sum(-(-count * dtype.itemsize // 16) * 16 for count, dtype in layout)
 
 
+@functools.lru_cache(maxsize=1024)
+def _find_places(layout: Layout) -> tuple[tuple[Place, ...], int]:
+    """Return where the parts lie, and the size of the whole."""
+    places = tuple((buffer_bytes(layout[:k]), count * dtype.itemsize, dtype) for k, (count, dtype) in enumerate(layout))
+    return places, buffer_bytes(layout)
+
+
 def make_buffer(layout: Layout, like: Tensor) -> Tensor:
     """Allocate a buffer for these parts where the tensor is."""
-    return like.new_empty(buffer_bytes(layout), dtype=torch.uint8)
+    return like.new_empty(_find_places(layout)[1], dtype=torch.uint8)
 
 
 def split_buffer(buffer: Tensor, layout: Layout) -> list[Part]:
     """Return the parts of a buffer that was made for this layout."""
-    parts, start, address = [], 0, buffer.data_ptr()
-    for count, dtype in layout:
-        size = count * dtype.itemsize
-        parts.append(Part(buffer, start, size, dtype, address + start))
-        start += -(-size // 16) * 16
-    return parts
+    address = buffer.data_ptr()
+    return [Part(buffer, place, address + place[0]) for place in _find_places(layout)[0]]
 
 
 def count_tokens(x: Tensor, dim: int) -> int:

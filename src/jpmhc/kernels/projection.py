@@ -213,7 +213,7 @@ def kept_layout(tokens: int, width: int, dtype: torch.dtype, spec: Spec) -> Layo
     """
     height = padded(spec.logits) if width else 0
     float32 = torch.float32
-    return [(max(tokens, 1) * spec.logits, float32), (2 * tokens, float32), (height * width, dtype), (height, float32)]
+    return (max(tokens, 1) * spec.logits, float32), (2 * tokens, float32), (height * width, dtype), (height, float32)
 
 
 def project(x: Tensor, weight: Tensor, bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:

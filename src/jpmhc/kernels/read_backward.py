@@ -234,7 +234,7 @@ def dynamic_backward(
     logits, stats, prepared, sums = split_buffer(kept, kept_layout(tokens, width, x.dtype, spec))
     height, parts, again = padded(spec.logits), ceil_div(tokens, 32), operand != x.dtype
     splits, chunk = cut_tokens(x, tokens, operand, width, spec)
-    layout = [
+    layout = (
         (tokens * spec.n, torch.float32),  # the read weights' gradient
         (tokens * spec.logits, torch.float32),  # the logits' gradient gl
         (tokens * height, operand),  # scale · gl
@@ -243,7 +243,7 @@ def dynamic_backward(
         (splits * spec.logits * width, torch.float32),  # sums over `chunk` tokens each of the weight's gradient
         (height * width * again, operand),  # the weight in the operands' type
         (height * again, torch.float32),
-    ]
+    )
     room = split_buffer(make_buffer(layout, x), layout)
     grad_read, grad_logits, left, affine, partial, partial_w, other, other_sums = room
     if again:

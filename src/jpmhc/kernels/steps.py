@@ -17,7 +17,7 @@ from jpmhc.kernels.spec import Spec
 
 def link(x: Tensor, streams: int) -> Tensor:
     """Make the tensor that carries the streams' gradient from the write to the read. [..., n, d]"""
-    return x.new_empty(()).expand((*x.shape[:-2], streams, x.shape[-1]))
+    return x.new_empty_strided((*x.shape[:-2], streams, x.shape[-1]), (0,) * x.ndim)
 
 
 def read(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor, Tensor, Tensor]:
