@@ -19,10 +19,12 @@ class StreamModule:
 
     Attributes:
         met: Whether the module has been handed streams.
+        fits: Whether the module acts on the last dimension of the streams, once that is known.
     """
 
     def __init__(self, name: str) -> None:
         self.name, self.met = name, False
+        self.fits: bool | None = None
         self.pending: tuple[Streams, StreamStep] | None = None
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -32,7 +34,9 @@ class StreamModule:
         if len(given) != 1 or not isinstance(given[0], Streams) or not args or given[0] is not args[0]:
             return None
         self.met, streams = True, given[0]
-        step = streams.take_step(f"module {self.name}") if acts_on_last_dimension(module, streams.shape[-1]) else None
+        if self.fits is None:
+            self.fits = acts_on_last_dimension(module, streams.x.shape[-1])
+        step = streams.take_step(f"module {self.name}") if self.fits else None
         if step is None:
             return (streams.read(), *args[1:]), kwargs
         self.pending = (streams, step)

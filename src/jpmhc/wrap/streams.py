@@ -82,11 +82,12 @@ class Streams:
 
     def _write(self, y: Tensor, step: StreamStep) -> "Streams":
         x, connection, (h, state) = self.x, self.route.connection(self.trail), self._begin()
-        shape, dtype = torch.broadcast_shapes(y.shape, h.shape), torch.promote_types(x.dtype, y.dtype)
-        if (shape, dtype) != (h.shape, x.dtype):  # the sum is larger or more precise than the hidden state
-            x = x.to(dtype).expand(*shape[:-1], *x.shape[-2:])
-            _, state = connection.read(x)
-        y = y.expand(shape)
+        if (y.shape, y.dtype) != (h.shape, x.dtype):
+            shape, dtype = torch.broadcast_shapes(y.shape, h.shape), torch.promote_types(x.dtype, y.dtype)
+            if (shape, dtype) != (h.shape, x.dtype):  # the sum is larger or more precise than the hidden state
+                x = x.to(dtype).expand(*shape[:-1], *x.shape[-2:])
+                _, state = connection.read(x)
+            y = y.expand(shape)
         trail = (*self.trail, step)
         if self.route.reduces and trail == self.route.steps:
             return self.after(step, connection.write_mean(x, y, state).unsqueeze(-2))  # a mean is its own mean
