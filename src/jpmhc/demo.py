@@ -90,7 +90,7 @@ class Spectra:
 
 
 @dataclass
-class Outcome:
+class DemoRun:
     """What one run gave.
 
     Attributes:
@@ -116,7 +116,7 @@ class Outcome:
     spectra: Spectra | None = None
 
 
-def run_demo(config: DemoConfig, report: Callable[[str, int, int], None] | None = None) -> list[Outcome]:
+def run_demo(config: DemoConfig, report: Callable[[str, int, int], None] | None = None) -> list[DemoRun]:
     """Train every mixer with every seed, and return the outcomes by mixer and seed.
 
     Args:
@@ -125,7 +125,7 @@ def run_demo(config: DemoConfig, report: Callable[[str, int, int], None] | None 
     """
     jobs = [(name, seed) for seed in range(config.seeds) for name in (PLAIN, *config.mixers)]
     workers = min(config.workers or min(4, os.cpu_count() or 1), len(jobs))
-    found: dict[tuple[str, int], Outcome] = {}
+    found: dict[tuple[str, int], DemoRun] = {}
     for outcome in _work_through(config, jobs, workers):
         found[outcome.name, outcome.seed] = outcome
         if report is not None:
@@ -133,7 +133,7 @@ def run_demo(config: DemoConfig, report: Callable[[str, int, int], None] | None 
     return [found[name, seed] for name in (PLAIN, *config.mixers) for seed in range(config.seeds)]
 
 
-def _work_through(config: DemoConfig, jobs: list[tuple[str, int]], workers: int) -> Iterator[Outcome]:
+def _work_through(config: DemoConfig, jobs: list[tuple[str, int]], workers: int) -> Iterator[DemoRun]:
     if workers == 1:
         yield from (train_once(config, name, seed) for name, seed in jobs)
         return
@@ -145,13 +145,13 @@ def _work_through(config: DemoConfig, jobs: list[tuple[str, int]], workers: int)
         pool.shutdown(cancel_futures=True)
 
 
-def train_once(config: DemoConfig, name: str, seed: int) -> Outcome:
+def train_once(config: DemoConfig, name: str, seed: int) -> DemoRun:
     """Train one stack with one mixer ("plain": none) and one seed, and measure it."""
     with one_thread():
         torch.manual_seed(config.seed + seed)
         layers = [_make_layer(config.dim) for _ in range(config.depth)]  # the same weights for all mixers of a seed
         model, connections = _make_model(config, name, layers)
-        outcome = Outcome(name, seed)
+        outcome = DemoRun(name, seed)
         examples = torch.randn(16, config.dim, generator=torch.Generator().manual_seed(config.seed))
         outcome.start = _skip_products(connections, examples).mean(0).tolist()
         if seed == 0 and name == PLAIN:
@@ -199,7 +199,7 @@ def _make_task(config: DemoConfig) -> Callable[[Tensor], Tensor]:
     return lambda x: 2 * torch.tanh(2 * x @ first) @ second
 
 
-def _train(config: DemoConfig, model: nn.Module, layers: list[nn.Module], outcome: Outcome) -> None:
+def _train(config: DemoConfig, model: nn.Module, layers: list[nn.Module], outcome: DemoRun) -> None:
     optimizer = torch.optim.AdamW(jpmhc.parameter_groups(model, 0.01), lr=config.learning_rate)
     task = _make_task(config)
     held_out = torch.randn(_HELD_OUT, config.dim, generator=torch.Generator().manual_seed(config.seed + 1))

@@ -4,6 +4,9 @@ import pytest
 from matplotlib import image
 
 from jpmhc import cli
+from jpmhc.report.explorer import render_explorer
+from jpmhc.report.page import write_page
+from jpmhc.spectra.atlas import MISSING, compute_choice, gather
 from tests.browser.chromium import FOUND, Chromium
 from tests.report.run_folders import write_run, write_votes
 
@@ -56,6 +59,22 @@ def test_the_explorer_follows_its_sliders_and_its_link(browser, tmp_path):
     browser.open(link)
     assert browser.evaluate(curve) == after[0]
     check(browser, tmp_path, "explore")
+
+
+def test_the_explorer_says_what_its_atlas_lacks(browser, tmp_path):
+    held = gather(
+        {("sinkhorn", 4, 48, 0.25, "gelu", "before"): compute_choice(("sinkhorn", 4, 4, 0.25, "gelu", "none"))}
+    )
+    said = "document.getElementById('said').textContent"
+    held.theory[:] = MISSING  # samples alone
+    write_page(render_explorer(held), tmp_path / "samples.html")
+    browser.open(f"file://{tmp_path}/samples.html")
+    assert "The theory was not computed for this choice" in browser.evaluate(said)
+    assert browser.evaluate("document.getElementById('curve')") is None
+    browser.open(f"file://{tmp_path}/samples.html#depth=4")
+    assert "not in the atlas" in browser.evaluate(said)
+    assert browser.evaluate("document.querySelectorAll('circle.sampled').length") == 1  # the legend's
+    assert browser.errors == []
 
 
 def test_the_report_runs_nothing_and_fits(browser, tmp_path):

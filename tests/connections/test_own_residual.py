@@ -35,6 +35,11 @@ class InPlaceBlock(Block):
         return x
 
 
+class ShortBlock(Block):
+    def forward(s, x):
+        x = x + s.norm(x); return x + s.mlp(x)  # noqa: E702  # fmt: skip
+
+
 class Offset(Block):
     """Adds to its input what is not computed from it, and sums of its own."""
 
@@ -49,7 +54,7 @@ def make(sublayer):
     return jpmhc.HyperConnection(sublayer, DIM)
 
 
-@pytest.mark.parametrize("block", [Block, LaterBlock, InPlaceBlock, lambda: nn.Sequential(Block())])
+@pytest.mark.parametrize("block", [Block, LaterBlock, InPlaceBlock, ShortBlock, lambda: nn.Sequential(Block())])
 def test_a_residual_of_its_own_is_named(block):
     with pytest.warns(UserWarning, match=r"\(with norm, mlp\) adds its own input, `.*`, and the connection"):
         make(block())

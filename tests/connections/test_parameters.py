@@ -47,6 +47,11 @@ def test_negative_decay_is_refused():
         jpmhc.parameter_groups(nn.Linear(2, 2), -0.1)
 
 
+def test_parameters_in_place_of_the_model_are_refused():
+    with pytest.raises(ValueError, match="takes the model itself, got generator"):
+        jpmhc.parameter_groups(nn.Linear(2, 2).parameters(), 0.1)
+
+
 def test_projections_apart_leave_hidden_matrices():
     model = nn.Sequential(nn.Embedding(3, 8), jpmhc.HyperConnection(nn.Linear(8, 8), 8, 4))
     matrices, projections, kept = jpmhc.parameter_groups(model, 0.1, projections_apart=True)

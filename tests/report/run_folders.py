@@ -24,7 +24,13 @@ def write_run(
     }
     (folder / "config.json").write_text(json.dumps(config))
     lines: list[dict[str, Any]] = [
-        {"kind": "start", "step": 0, "jpmhc": "0.1.0", "commit": "abc123", "command": "jpmhc train --seed 7"}
+        {
+            "kind": "start",
+            "step": 0,
+            "jpmhc": "0.1.0",
+            "commit": "abc123",
+            "command": "/home/me/bin/jpmhc train --seed 7",
+        }
     ]
     for step in range(1, steps + 1):
         lines.append(

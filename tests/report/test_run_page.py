@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from jpmhc.report.page import LARGEST
+from jpmhc.report.page import LARGEST, write_page
 from jpmhc.report.run_groups import group_runs
 from jpmhc.report.run_page import render_runs
 from jpmhc.report.run_record import read_run
@@ -36,7 +36,7 @@ def test_everything_that_a_run_logged_is_on_its_page(tmp_path):
         "lost by the product of all skips",
         "network.connections.0",
     ]
-    for text in ("20 of 20", "25.0%", "abc123", "jpmhc train --seed 7", "model.dim = 64", "0.75", "1.0e-07"):
+    for text in ("20 of 20", "25.0%", "abc123", ">jpmhc train --seed 7<", "model.dim = 64", "0.75", "1.0e-07"):
         assert text in page, text
     assert "<script" not in page
     assert "default-src 'none'" in page
@@ -104,7 +104,7 @@ def test_hostile_text_is_escaped(tmp_path):
     evil = "</pre><script>alert(1)</script>"
     run = write_run(tmp_path / "<img src=x onerror=alert(2)>", mixer=evil, note=evil)
     log = (run / "log.jsonl").read_text().replace("network.connections.0", "<svg onload=alert(3)>")
-    (run / "log.jsonl").write_text(log.replace("jpmhc train --seed 7", evil.replace("/", "\\/")))
+    (run / "log.jsonl").write_text(log.replace("/home/me/bin/jpmhc train --seed 7", evil.replace("/", "\\/")))
     page = render_runs([read_run(run)])
     assert "&lt;script&gt;alert(1)" in page
     for tag in ("<script", "<img", "<svg onload"):
@@ -112,8 +112,21 @@ def test_hostile_text_is_escaped(tmp_path):
 
 
 def test_long_runs_are_thinned(tmp_path):
-    runs = [read_run(write_run(tmp_path / str(seed), steps=4000, seed=seed)) for seed in range(2)]
+    runs = [read_run(write_run(tmp_path / str(seed), steps=10_000 if seed else 2000, seed=seed)) for seed in range(2)]
     assert len(render_runs(runs).encode()) < 400_000
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), None, True, "x" * 5000, [[]], {"a": 1}, "\ud800"])
+def test_values_that_are_no_numbers_leave_gaps(tmp_path, value):
+    """Numbers without end, wrong kinds and halves of characters, at every place of a log in turn."""
+    run = write_run(tmp_path / "run")
+    whole = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    for name in {name for line in whole for name in line} - {"kind", "step"}:
+        damaged = [{**line, name: value} if name in line else line for line in whole]
+        (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in damaged))
+        write_page(render_runs([read_run(run)]), tmp_path / "page.html")
+    (run / "log.jsonl").write_text(json.dumps({**whole[1], "step": value}))
+    refused(run, "line 1 has no kind or no step")
 
 
 def test_losses_that_are_not_finite_are_said(tmp_path):
@@ -131,6 +144,9 @@ def test_folders_that_are_no_runs_are_refused_in_one_sentence(tmp_path):
     refused(tmp_path / "none", "there is no folder")
     (tmp_path / "empty").mkdir()
     refused(tmp_path / "empty", "is empty: it has no config.json")
+    (tmp_path / "compared").mkdir()
+    (tmp_path / "compared" / "comparison.json").touch()
+    refused(tmp_path / "compared", r"comparison of jpmhc compare, whose page is .*comparison\.html")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "x").touch()
     refused(tmp_path / "other", "is not the folder of a run")

@@ -9,7 +9,7 @@ import pytest
 from jpmhc.report.svg import Axis, Line, draw_grid, draw_lines, draw_matrix
 
 # The area inside the axes: left, right, top, bottom.
-LEFT, RIGHT, TOP, BOTTOM = 68, 446, 12, 226
+LEFT, RIGHT, TOP, BOTTOM = 68, 376, 12, 196
 
 
 def parse(svg):

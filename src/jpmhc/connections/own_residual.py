@@ -41,8 +41,8 @@ def _find_addition(forward: Any) -> str | None:
     function = tree.body[0]
     if not isinstance(function, ast.FunctionDef):
         return None
-    names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args) if argument.arg != "self"]
-    return _Additions(names[0]).search(function.body) if names else None
+    names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
+    return _Additions(names[1]).search(function.body) if len(names) > 1 else None  # the first is the module
 
 
 class _Additions:

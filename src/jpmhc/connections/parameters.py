@@ -20,6 +20,8 @@ def parameter_groups(model: nn.Module, weight_decay: float, *, projections_apart
         projections_apart: Return three groups, the second of them the coefficients' projections, with weight decay. An
             optimiser for hidden matrices such as Muon wants the first group; the other two are for AdamW.
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"parameter_groups takes the model itself, got {type(model).__name__}")
     checks.switch(projections_apart, "projections_apart")
     if not 0 <= weight_decay < float("inf"):
         raise ValueError(f"weight_decay must not be negative, infinite or NaN, got {weight_decay}")

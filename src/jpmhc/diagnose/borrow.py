@@ -33,9 +33,9 @@ def borrow_model(model: nn.Module) -> Iterator[Callable[..., Any]]:
         buffers: dict[int, Tensor] = {}
         for store, name, tensor in originals:
             if isinstance(tensor, nn.Parameter):
-                store[name] = parameters.setdefault(id(tensor), widen(tensor.detach()))
+                store[name] = parameters.setdefault(id(tensor), widen_halves(tensor.detach()))
             else:
-                store[name] = buffers.setdefault(id(tensor), widen(tensor.detach().clone()))
+                store[name] = buffers.setdefault(id(tensor), widen_halves(tensor.detach().clone()))
         torch.manual_seed(SEED)
         random.seed(SEED)
         np.random.seed(SEED)  # noqa: NPY002 (a model may draw from it)
@@ -59,7 +59,7 @@ def borrow_model(model: nn.Module) -> Iterator[Callable[..., Any]]:
                 store[name] = tensor
 
 
-def widen(tensor: Tensor) -> Tensor:
+def widen_halves(tensor: Tensor) -> Tensor:
     """Return half-precision numbers as float32, and everything else as it is."""
     return tensor.float() if tensor.is_floating_point() and tensor.dtype.itemsize < 4 else tensor
 

@@ -9,7 +9,7 @@ from jpmhc.diagnose.coefficients import StreamStatistics
 from jpmhc.diagnose.plan import Part, describe_time
 from jpmhc.diagnose.spectrum import Spectrum
 from jpmhc.diagnose.sublayers import Layer
-from jpmhc.diagnose.theory import Comparison
+from jpmhc.diagnose.theory import TheoryComparison
 from jpmhc.diagnose.verdict import find_verdict
 from jpmhc.spectra.density import COLLAPSED, Density
 
@@ -46,7 +46,7 @@ class Diagnosis:
     tokens: dict[int, Spectrum]
     layers: Sequence[Layer]
     streams: StreamStatistics | None
-    comparisons: Sequence[Comparison]
+    comparisons: Sequence[TheoryComparison]
     parts: Sequence[Part]
     positions: int
     notes: Sequence[str]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jpmhc.diagnose.borrow import widen
+from jpmhc.diagnose.borrow import widen_halves
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 # The entries of a Hugging Face output that are taken as the model's output, the first one that is there.
@@ -57,7 +57,7 @@ def read_arguments(inputs: Any) -> Arguments:
         )
 
     def copy(value: Any) -> Any:
-        return widen(value.detach().clone()) if isinstance(value, Tensor) else value
+        return widen_halves(value.detach().clone()) if isinstance(value, Tensor) else value
 
     return tuple(copy(value) for value in args), {key: copy(value) for key, value in kwargs.items()}
 

@@ -26,7 +26,7 @@ from jpmhc.diagnose.record import LayerCall, Recording, find_layers, longest_cha
 from jpmhc.diagnose.spectrum import Spectrum
 from jpmhc.diagnose.sublayers import Layer, measure_gain, measure_gradients, measure_sublayer
 from jpmhc.diagnose.theory import (
-    Comparison,
+    TheoryComparison,
     find_distances,
     make_network,
     predict_spectrum,
@@ -292,7 +292,7 @@ class _Work:
             layers.append(Layer(name, skip, gain, gradient, similarity, dominance))
         return layers
 
-    def compare(self, position: int) -> Comparison:
+    def compare(self, position: int) -> TheoryComparison:
         """Measure the map through all layers at one token, and put the theory beside it."""
         assert self.layers_at is not None
         part, jacobian = self.layer_positions[position], Jacobian(self.layers_at, position)
@@ -328,7 +328,7 @@ class _Work:
             mean_predicted, _ = predict_spectrum(network.end_to_end())
             mean_ks = math.nan if mean_predicted is None else find_distances(mean_stream, mean_predicted)[1]
         w1, ks = (math.nan, math.nan) if predicted is None else find_distances(measured, predicted)
-        return Comparison(
+        return TheoryComparison(
             position=position,
             measured=measured,
             blocks=blocks,

@@ -22,7 +22,7 @@ _LEEWAY = 0.01
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class TheoryComparison:
     """One token's Jacobian through all layers, measured and predicted.
 
     Attributes:

@@ -9,7 +9,7 @@ import numpy as np
 from rich import box
 from rich.table import Table as TerminalTable
 
-from jpmhc.demo import PLAIN, SHARES, DemoConfig, Outcome, Spectra
+from jpmhc.demo import PLAIN, SHARES, DemoConfig, DemoRun, Spectra
 from jpmhc.report.page import Picture, Section, Table, legend_of, render_page, write_page
 from jpmhc.report.style import colour_of
 from jpmhc.report.svg import Axis, Line, draw_lines
@@ -27,7 +27,7 @@ _NOTE = (
 class _Group:
     """The runs of one mixer."""
 
-    def __init__(self, name: str, runs: Sequence[Outcome]) -> None:
+    def __init__(self, name: str, runs: Sequence[DemoRun]) -> None:
         self.name, self.runs = name, runs
         self.losses = np.array([run.losses[-1] for run in runs])
         self.gradients = np.array([run.gradients for run in runs])
@@ -46,7 +46,7 @@ class _Group:
         return not np.isfinite(self.losses).all()
 
 
-def _group(outcomes: Sequence[Outcome]) -> list[_Group]:
+def _group(outcomes: Sequence[DemoRun]) -> list[_Group]:
     names = dict.fromkeys(outcome.name for outcome in outcomes)
     return [_Group(name, [o for o in outcomes if o.name == name]) for name in names]
 
@@ -66,7 +66,7 @@ def _cells(group: _Group, plain: _Group) -> list[str]:
     return [group.name, _spread(group.losses), over, f"{group.weakest:.2f}", f"{group.kept:.2g}", *ends]
 
 
-def tabulate_outcomes(outcomes: Sequence[Outcome], config: DemoConfig) -> TerminalTable:
+def tabulate_outcomes(outcomes: Sequence[DemoRun], config: DemoConfig) -> TerminalTable:
     """Return a table for the terminal, with the plain residual network in the first row."""
     groups = _group(outcomes)
     found = TerminalTable(title=config.title, caption=_NOTE, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -77,7 +77,7 @@ def tabulate_outcomes(outcomes: Sequence[Outcome], config: DemoConfig) -> Termin
     return found
 
 
-def sum_up(outcomes: Sequence[Outcome], config: DemoConfig) -> list[str]:
+def sum_up(outcomes: Sequence[DemoRun], config: DemoConfig) -> list[str]:
     """Say in five lines what the runs show; every number is one of the table's."""
     from scipy import stats
 
@@ -115,7 +115,7 @@ def _list(values: dict[str, float]) -> str:
     return ", ".join(f"{name} {value:.2g}" for name, value in values.items())
 
 
-def write_demo_page(outcomes: Sequence[Outcome], config: DemoConfig, path: Path) -> Path:
+def write_demo_page(outcomes: Sequence[DemoRun], config: DemoConfig, path: Path) -> Path:
     """Write the page about the demonstration, and return its path."""
     groups = _group(outcomes)
     rows = [_cells(group, groups[0]) for group in groups]
@@ -125,7 +125,7 @@ def write_demo_page(outcomes: Sequence[Outcome], config: DemoConfig, path: Path)
         Section(
             "The curves",
             ["A line is the mean over seeds, and its band reaches from the lowest seed to the highest."],
-            pictures=[("", [_draw_losses(groups), _draw_gradients(groups)]), ("", [_draw_products(groups)])],
+            pictures=[("", [_draw_losses(groups), _draw_gradients(groups), _draw_products(groups)])],
         ),
         Section(
             "The model's own Jacobian, measured and predicted",
@@ -162,7 +162,7 @@ def _draw_gradients(groups: Sequence[_Group]) -> Picture:
     layers = list(range(1, groups[0].gradients.shape[1] + 1))
     lines = [_line(g, layers, g.gradients) for g in groups if not g.diverged]
     svg = draw_lines(lines, Axis("layer"), Axis("gradient norm", logarithmic=True))
-    return Picture("Gradient that reaches each layer's weights", svg, legend_of(lines))
+    return Picture("Gradient at each layer's weights", svg, legend_of(lines))
 
 
 def _draw_products(groups: Sequence[_Group]) -> Picture:
@@ -177,7 +177,8 @@ def _draw_products(groups: Sequence[_Group]) -> Picture:
     svg = draw_lines(
         lines, Axis("singular value, by size", limits=(0.5, len(places) + 0.5)), Axis("size", logarithmic=True)
     )
-    return Picture("Product of all skips", svg, legend_of(lines), "Below 10⁻⁶ drawn there.")
+    legend = [*legend_of(lines)[::2], ("before training", colour_of(PLAIN), "3 3")]
+    return Picture("Product of all skips", svg, legend, "What lies below 10⁻⁶ is drawn there.")
 
 
 def _list_spectra(groups: Sequence[_Group]) -> list[tuple[str, str, Spectra]]:

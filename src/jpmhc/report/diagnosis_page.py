@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jpmhc.diagnose import Diagnosis, Spectrum
-from jpmhc.diagnose.theory import Comparison
+from jpmhc.diagnose.theory import TheoryComparison
 from jpmhc.report.page import Folded, Picture, Section, Table, render_page
 from jpmhc.report.run_page import draw_chart
 from jpmhc.report.style import COMPARED
@@ -73,7 +73,7 @@ def _draw_map(found: Diagnosis) -> Picture:
     return draw_chart("the map", lines, _singular_axis(spectra), _BELOW, marks=marks)
 
 
-def _draw_theory(item: Comparison) -> Picture:
+def _draw_theory(item: TheoryComparison) -> Picture:
     lines = [_share_line("measured", item.measured, COMPARED[0])]
     if item.rotated is not None:
         lines.append(_share_line(f"sublayers rotated (aligned {item.aligned:.2f})", item.rotated, COMPARED[1]))

@@ -112,9 +112,10 @@ def write_page(html: str, path: Path) -> Path:
     """Write a page, whose folder is made if need be, and return its path."""
     if path.suffix not in (".html", ".htm"):  # a browser opens a file from disk by its ending
         raise ValueError(f"a page's name must end in .html, got {path}")
-    size = len(html.encode())
-    if size > LARGEST:
-        raise ValueError(f"the page would have {size / 1e6:.1f} MB, more than {LARGEST / 1e6:g}: name fewer results")
+    content = html.encode(errors="replace")  # halves of characters, which a damaged name may hold
+    if len(content) > LARGEST:
+        size = f"{len(content) / 1e6:.1f} MB, more than {LARGEST / 1e6:g}"
+        raise ValueError(f"the page would have {size}: name fewer results")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(html, encoding="utf-8")
+    path.write_bytes(content)
     return path

@@ -32,7 +32,7 @@ def mixing_section(group: RunGroup) -> Section:
 def _draw_maps(last: dict[str, Any]) -> list[tuple[str, list[Picture]]]:
     skips = last.get("skips")
     found = [
-        Picture(str(name), draw_matrix(matrix, f"skip of {name}"), small=True)
+        Picture(str(name), draw_matrix([[to_number(v) for v in row] for row in matrix], f"skip of {name}"), small=True)
         for name, matrix in (skips.items() if isinstance(skips, dict) else ())
         if _is_matrix(matrix)
     ]
@@ -45,9 +45,7 @@ def _draw_maps(last: dict[str, Any]) -> list[tuple[str, list[Picture]]]:
 def _is_matrix(matrix: Any) -> bool:
     if not isinstance(matrix, list) or not 1 <= len(matrix) <= _LARGEST:
         return False
-    return all(isinstance(row, list) and len(row) == len(matrix[0]) and row for row in matrix) and all(
-        isinstance(value, int | float) for row in matrix for value in row
-    )
+    return all(isinstance(row, list) and len(row) == len(matrix[0]) and 1 <= len(row) <= _LARGEST for row in matrix)
 
 
 def _table(last: dict[str, Any]) -> list[Table]:

@@ -250,8 +250,9 @@ def _configuration(names: Sequence[str], runs: Sequence[RunRecord]) -> Section:
             str(line["step"]),
             *(
                 str(line.get(key) or "–")[:_LONGEST]
-                for key in ("jpmhc", "torch", "python", "commit", "device", "processes", "command")
+                for key in ("jpmhc", "torch", "python", "commit", "device", "processes")
             ),
+            _name_program(str(line.get("command") or "–"))[:_LONGEST],
         ]
         for name, run in zip(names, runs)
         for line in run.of_kind("start")
@@ -264,6 +265,13 @@ def _configuration(names: Sequence[str], runs: Sequence[RunRecord]) -> Section:
         for name, one in zip(names, options)
     ]
     return Section("Configuration", (), tables, (), folded)
+
+
+def _name_program(command: str) -> str:
+    """Return a command without the folder of this package or of its script."""
+    program, space, rest = command.partition(" ")
+    known = {"__main__.py": "python -m jpmhc", "jpmhc": "jpmhc"}
+    return known.get(program.rpartition("/")[2], program) + space + rest
 
 
 def _spread_text(value: float, is_share: bool) -> str:

@@ -57,7 +57,7 @@ class RunRecord:
 def to_number(value: Any) -> float:
     """Return a logged number, which is a name where it is not finite; NaN for anything else."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        return (math.inf if value > 0 else -math.inf) if abs(value) > 1e308 else float(value)
     return float(value) if value in ("inf", "-inf") else math.nan
 
 
@@ -65,6 +65,11 @@ def read_run(folder: Path) -> RunRecord:
     """Read the folder of a run; one that is empty, half written or of another kind is refused."""
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}; name the --out of a jpmhc train")
+    if (folder / "comparison.json").is_file():
+        raise ValueError(
+            f"{folder} is a comparison of jpmhc compare, whose page is {folder / 'comparison.html'}; "
+            "jpmhc report takes runs of jpmhc train"
+        )
     if not (folder / "config.json").is_file():
         state = "is not the folder of a run" if any(folder.iterdir()) else "is empty"
         raise ValueError(f"{folder} {state}: it has no config.json, which jpmhc train writes first")
@@ -117,7 +122,7 @@ def _read_log(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _is_step(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
 
 
 def _read_votes(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:

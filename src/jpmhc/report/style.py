@@ -78,9 +78,14 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
     """Write the ticks of an axis alike: as 0.05 and 20, or with powers of ten where they are very small or large."""
     largest = max(map(abs, ticks), default=0.0)
     smallest = min((abs(tick) for tick in ticks if tick), default=1.0)
-    if largest >= 1e-4 and smallest >= 1e-4 * min(1.0, largest) and largest < 1e6:
-        return [f"{tick:.6g}".replace("-", "−") for tick in ticks]
+    if largest >= 1e-4 and smallest >= max(1e-5, 1e-4 * min(1.0, largest)) and largest < 1e6:
+        return [_write_plain(tick) for tick in ticks]
     return ["0" if abs(tick) < 1e-12 * largest else _write_power(tick) for tick in ticks]
+
+
+def _write_plain(value: float) -> str:
+    text = f"{value:.6g}"
+    return (f"{value:.10f}".rstrip("0") if "e" in text else text).replace("-", "−")
 
 
 def _write_power(value: float) -> str:

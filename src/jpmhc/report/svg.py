@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from jpmhc.report.style import ARC_COLOURS, linear_ticks, logarithmic_ticks, tick_labels
 
-_WIDTH, _HEIGHT = 460, 270
+_WIDTH, _HEIGHT = 390, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 68, 14, 12, 44
 # Points of a line up to which each is marked.
 _MARKED = 25
@@ -183,7 +183,7 @@ def draw_grid(grid: Sequence[Sequence[int]], wrong: Sequence[tuple[int, int]] = 
 def _draw_axes(picture: ElementTree.Element, x: _Scale, y: _Scale, x_label: str, y_label: str) -> None:
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
     axes = ElementTree.SubElement(picture, "g", {"class": "axes"})
-    ticks = x.ticks(7)
+    ticks = x.ticks(6)
     for place, label in zip(x.place(np.array(ticks)), tick_labels(ticks)):
         ElementTree.SubElement(axes, "path", {"d": f"M{place:.1f} {bottom}v4"})
         at = {"x": f"{place:.1f}", "y": str(bottom + 17), "text-anchor": "middle"}

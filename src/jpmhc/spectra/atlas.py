@@ -92,7 +92,9 @@ def compute_choice(choice: Choice) -> tuple[np.ndarray, np.ndarray]:
     """Compute what an atlas holds of one choice, of theory and samples; MISSING where the theory refuses."""
     network = build_network(choice)
     values = simulate(network, FEATURES // network.streams, SAMPLES, 0).double().sqrt().flatten().numpy()
-    sampled = _describe(np.quantile(values, LEVELS), float(np.mean(values < COLLAPSED)))
+    # a quantile between two bands is the end of the lower one
+    quantiles = np.quantile(values, LEVELS, method="inverted_cdf")
+    sampled = _describe(quantiles, float(np.mean(values < COLLAPSED)))
     grid = torch.from_numpy(np.unique(np.concatenate([np.geomspace(*stretch) for stretch in _GRID]))).square()
     try:
         with warnings.catch_warnings():

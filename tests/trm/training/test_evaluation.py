@@ -19,7 +19,7 @@ from jpmhc.trm.tasks.arc.submission import submission
 from jpmhc.trm.tasks.batch import PAD
 from jpmhc.trm.tasks.evaluate import greedy_answers
 from jpmhc.trm.tasks.sudoku import SudokuConfig
-from jpmhc.trm.tasks.task import Answered, Candidate
+from jpmhc.trm.tasks.task import Answered, VotedAnswer
 from jpmhc.trm.training.checkpoint import load_model, locate_checkpoint, write_manifest
 from jpmhc.trm.training.config import TrainConfig
 from jpmhc.trm.training.evaluation import EvaluateConfig, evaluate_checkpoints
@@ -151,8 +151,8 @@ def test_files_are_named_after_step_and_choices_and_lie_in_the_run(
 def test_a_submission_always_has_two_attempts() -> None:
     grid, other = np.array([[1]], np.uint8), np.array([[2, 3]], np.uint8)
     answered = [
-        Answered("a", 0, grid, None, [Candidate(grid, 3, 5), Candidate(other, 2, 5)]),
-        Answered("a", 1, grid, None, [Candidate(other, 5, 5)]),
+        Answered("a", 0, grid, None, [VotedAnswer(grid, 3, 5), VotedAnswer(other, 2, 5)]),
+        Answered("a", 1, grid, None, [VotedAnswer(other, 5, 5)]),
         Answered("b", 0, grid, None, []),
     ]
     assert submission(answered) == {

@@ -114,8 +114,11 @@ def train_missing(comparison: Comparison, show: Show) -> None:
     total = len(comparison.mixers) * len(comparison.seeds)
     parts = divide_work(comparison)
     if comparison.processes == 1 or len(parts) < 2:
+        done = total - sum(len(seeds) for _, seeds in parts)
         for mixer, seeds in parts:
+            show("runs", done, total)
             train_part(comparison, mixer, seeds, show)
+            done += len(seeds)
         return
     count = min(comparison.processes, len(parts))
     threads = max(1, (os.cpu_count() or 1) // count)

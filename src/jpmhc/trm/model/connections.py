@@ -55,7 +55,9 @@ class ConnectionConfig:
             checks.at_least_one(getattr(self, name), name)
         checks.require_choice(self.mixer, "mixer", mixers.MIXERS)
         if self.mixer != "identity" and self.streams == 1:
-            raise ValueError(f"the mixer {self.mixer!r} needs at least 2 streams; streams=1 is the plain model")
+            raise ValueError(
+                f"the mixer {self.mixer!r} needs at least 2 streams, such as 4; streams=1 is the plain model"
+            )
         checks.positive(self.mixer_temperature, "mixer_temperature")
         checks.positive(self.mixer_write_scale, "mixer_write_scale")
         checks.positive(self.mixer_eps, "mixer_eps")

@@ -51,7 +51,7 @@ class Scorer(Protocol):
 
 
 @dataclass(frozen=True)
-class Candidate:
+class VotedAnswer:
     """A grid that variants of a puzzle voted for."""
 
     grid: np.ndarray  # [h, w] uint8
@@ -67,7 +67,7 @@ class Answered:
     test: int
     input: np.ndarray
     output: np.ndarray | None  # None: not known
-    candidates: list[Candidate]  # best first
+    candidates: list[VotedAnswer]  # best first
 
 
 class VoteScorer(Scorer, Protocol):

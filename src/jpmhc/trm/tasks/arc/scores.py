@@ -15,7 +15,7 @@ from jpmhc.trm.tasks.arc import vote
 from jpmhc.trm.tasks.arc.puzzles import Puzzle
 from jpmhc.trm.tasks.batch import Answers, Batch
 from jpmhc.trm.tasks.row_scores import RowScorer
-from jpmhc.trm.tasks.task import Answered, Candidate
+from jpmhc.trm.tasks.task import Answered, VotedAnswer
 
 if TYPE_CHECKING:
     from jpmhc.trm.tasks.arc.dataset import Arc
@@ -162,7 +162,7 @@ class ArcScorer(RowScorer):
         for tested in self.tested:
             for k, (pair, at) in enumerate(zip(tested.puzzle.tests, tested.at.T)):
                 order, counts = vote.rank_candidates(self.columns["votes"][at], self.columns["confidence"][at])
-                ranked = [Candidate(self.grids[int(d)], int(count), len(at)) for d, count in zip(order, counts)]
+                ranked = [VotedAnswer(self.grids[int(d)], int(count), len(at)) for d, count in zip(order, counts)]
                 candidates = [candidate for candidate in ranked if candidate.grid.size][:best]
                 found.append(Answered(tested.puzzle.name, k, pair.input, pair.output, candidates))
         return found
