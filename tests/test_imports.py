@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "spectra": {"checks", "manifolds", "mixers", "threads"},
     "generators": {"checks", "manifolds", "mixers"},
     "diagnose": {"checks", "connections", "mixers", "spectra", "threads"},
-    "trm": {"checks", "connections", "kernels", "manifolds", "mixers", "optim"},
+    "trm": {"checks", "connections", "kernels", "manifolds", "mixers", "optim", "threads"},
     "dialects": {"checks", "connections", "mixers"},
     "wrap": {"checks", "connections", "mixers"},
     "demo": {"checks", "connections", "diagnose", "mixers", "threads"},

@@ -1,10 +1,14 @@
 """The user's number of threads is his own again after the package's small matrices."""
 
+import dataclasses
+
 import pytest
 import torch
 
 from jpmhc.spectra import Network, cauchy
-from jpmhc.threads import one_thread
+from jpmhc.threads import one_thread, use_threads
+from jpmhc.trm.training import loop
+from jpmhc.trm.training.presets import PRESETS
 
 
 @pytest.fixture
@@ -27,4 +31,23 @@ def test_one_thread_inside_and_the_users_number_after(two_threads):
 def test_an_error_inside_gives_the_threads_back(two_threads):
     with pytest.raises(ValueError, match="one layer"):
         cauchy(Network.repeated(torch.eye(2), 0.1, 2), torch.tensor([1 + 1j]), "dyson")
+    assert torch.get_num_threads() == 2
+
+
+def test_none_leaves_the_threads_as_they_are(two_threads):
+    with use_threads(None):
+        assert torch.get_num_threads() == 2
+
+
+def test_the_laptop_preset_trains_with_one_thread(two_threads, monkeypatch, tmp_path):
+    class Recorder:
+        def __init__(self, *arguments):
+            pass
+
+        def run(self):
+            return torch.get_num_threads()
+
+    monkeypatch.setattr(loop, "Trainer", Recorder)
+    assert loop.train(dataclasses.replace(PRESETS["laptop"], out=tmp_path / "run")) == 1
+    assert loop.train(dataclasses.replace(PRESETS["laptop"], threads=None, out=tmp_path / "run")) == 2
     assert torch.get_num_threads() == 2

@@ -81,3 +81,9 @@ def test_entries_too_large_for_the_solve_give_nan_for_themselves():
     matrix = torch.randn(3, 5, 5, generator=torch.Generator().manual_seed(0))
     matrix[1] *= 1e10
     assert orthogonal.project(matrix).isnan().all((-2, -1)).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("size", [1.0, 1e2, 1e4, 1e6])
+def test_four_streams_stay_orthogonal_in_float32_at_every_size(size):
+    entries = size * torch.randn(2000, 6, generator=torch.Generator().manual_seed(0))
+    assert orthogonal.violation(orthogonal.cayley_of_entries(entries, 4)).max() < 2e-6

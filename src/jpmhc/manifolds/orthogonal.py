@@ -117,15 +117,16 @@ def haar(gaussian: Tensor) -> Tensor:
 
 
 def _cayley_polynomial(k: Tensor, dual: Tensor | None) -> Tensor:
-    r"""$I + 2 (I + K)(K + f K^*) / (1 + s + f^2)$ for n <= 4.
+    r"""$I + 2 (K^2 + K + f K^* - f^2 I) / (1 + s + f^2)$ for n <= 4.
 
     s is the sum of the squares above the diagonal, f the Pfaffian and $K^*$ the dual of K (both zero below n = 4).
     """
     identity = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
-    twice, right = (k * k).sum((-2, -1), keepdim=True) + 2, k  # 2 (1 + s)
+    twice, total = (k * k).sum((-2, -1), keepdim=True) + 2, k  # 2 (1 + s)
     if dual is not None:
         f = (k * dual).sum((-2, -1), keepdim=True)  # four times the Pfaffian
-        twice, right = torch.addcmul(twice, f, f, value=1 / 8), torch.addcmul(k, f, dual, value=1 / 4)
-    # (I + K) right; one operator where the batch has one dimension
-    product = torch.baddbmm(right, k, right) if k.ndim == 3 else right + k @ right
-    return torch.addcdiv(identity, product, twice, value=4)
+        square = f * f
+        total = torch.addcmul(k, f, dual, value=1 / 4).addcmul(square, identity, value=-1 / 16)
+        twice = torch.add(twice, square, alpha=1 / 8)
+    total = torch.baddbmm(total, k, k) if k.ndim == 3 else total + k @ k  # the former is one operator
+    return torch.addcdiv(identity, total, twice, value=4)

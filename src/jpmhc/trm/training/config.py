@@ -86,6 +86,9 @@ class TrainConfig:
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train."""
+    threads: int | None = None
+    """Threads that each process computes with on a CPU; None: PyTorch's number, one a core. Small models take no longer
+    with one, and much less time where the cores do other work too."""
     compile: bool = False
     """Compile the step."""
     strategy: Strategy = "ddp"
@@ -112,7 +115,7 @@ class TrainConfig:
     """Rows of an evaluation batch, on each process."""
 
     def __post_init__(self) -> None:
-        for name in (*_COUNTS, "evaluate_variants"):
+        for name in (*_COUNTS, "evaluate_variants", "threads"):
             checks.at_least_one(getattr(self, name), name)
         for interval, names in _INTERVALS.items():
             for name in names:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from jpmhc import checks
+from jpmhc.threads import use_threads
 from jpmhc.trm.model.device import refuse_device
 from jpmhc.trm.tasks import counter
 from jpmhc.trm.tasks.evaluate import fill_scorer, greedy_answers
@@ -169,14 +170,15 @@ def answer_rows(
         model.compile_prediction()
         display.say("compiling the model: half a minute or more before the first rows")
     start = time.monotonic()
-    fill_scorer(
-        scorer,
-        task,
-        greedy_answers(model),
-        batch_size=choices.batch,
-        rank=world.rank,
-        processes=world.size,
-        gather=world.collect,
-        progress=lambda done, total: display.show(f"{checkpoint.path}: rows", done, total),
-    )
+    with use_threads(checkpoint.config.threads):
+        fill_scorer(
+            scorer,
+            task,
+            greedy_answers(model),
+            batch_size=choices.batch,
+            rank=world.rank,
+            processes=world.size,
+            gather=world.collect,
+            progress=lambda done, total: display.show(f"{checkpoint.path}: rows", done, total),
+        )
     return time.monotonic() - start

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from jpmhc.threads import use_threads
 from jpmhc.trm.model.device import refuse_device
 from jpmhc.trm.tasks.batch import Batch
 from jpmhc.trm.tasks.evaluate import fill_scorer, greedy_answers
@@ -55,7 +56,11 @@ def train(config: TrainConfig) -> Outcome:
     """Run a configuration to its end, or until SIGTERM or Ctrl-C, which save a checkpoint first."""
     if config.resume == "no":
         run_folder.refuse_used_folder(config.out)
-    with join_processes(config.device, config.patience) as world, Display(world.rank == 0) as display:
+    with (
+        use_threads(config.threads),
+        join_processes(config.device, config.patience) as world,
+        Display(world.rank == 0) as display,
+    ):
         found = None if config.resume == "no" else checkpoint.find_checkpoint(config.out, config.resume)
         return Trainer(config, world, found, display).run()
 

@@ -64,6 +64,7 @@ _LAPTOP = TrainConfig(
     warmup=50,
     clip=1.0,
     ema=0.98,
+    threads=1,
     checkpoint_every=500,
     evaluate_every=750,
     out=Path("out/laptop"),
