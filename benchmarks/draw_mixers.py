@@ -25,6 +25,18 @@ from jpmhc.report.spectrum_figures import save_figure
 from jpmhc.report.style import finish_axes
 from jpmhc.trm.comparison.statistics import summarize
 
+TITLES = {
+    "language": "language model, 16 layers",
+    "deep": "language model, 48 layers",
+    "sigmoid_gates": "sigmoid gates for all",
+    "softmax_gates": "softmax matrices as gates for all",
+    "matched": "equal parameters",
+    "wide": "language model, d = 384",
+    "sudoku4": "Sudoku 4 × 4",
+    "sudoku6": "Sudoku 6 × 6",
+    "arc": "small tasks of ARC-AGI-1",
+}
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -78,7 +90,10 @@ def draw_differences(found: dict[str, dict[str, Any]], path: Path) -> Path:
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for axis, (name, result) in zip(panels, found.items()):
         draw_comparison_differences(axis, result)
-        axis.set_title(name, fontsize=11)
+        settings, ended = result["settings"], len(result["runs"])
+        asked = len(settings["mixers"]) * len(settings["seeds"])
+        part = "" if ended == asked else f" ({ended} of {asked} runs)"
+        axis.set_title(TITLES[name] + part, fontsize=11)
         axis.set_xlabel("")
         finish_axes(axis, most=5)
     for axis in panels[len(found) :]:
