@@ -12,6 +12,7 @@ from scipy.stats import kstest, wasserstein_distance
 from jpmhc.spectra import Network, cauchy, density, distances, edges, moments, simulate
 from jpmhc.spectra.refine import richardson
 from jpmhc.spectra.solvers import dyson
+from tests.campaign.hostile_networks import draw_network, find_fault
 from tests.spectra.problems import (
     deep_identity_edges,
     fuss_catalan_density,
@@ -269,3 +270,9 @@ def test_without_scipy_only_the_rational_fit_is_missing(monkeypatch):
     assert density(network).mass > 0.99
     with pytest.raises(ValueError, match=r"install jpmhc\[spectra\]"):
         density(network, refine="aaa")
+
+
+def test_thirty_defective_layers_over_thirty_decades():
+    # Rounding hides what lies below 1e-26 of the mean square, and a thousandth of the mass holds most of it.
+    network, label = draw_network(np.random.default_rng(801008667))
+    assert find_fault(network, label, 0) is None

@@ -3,16 +3,21 @@
 import math
 import warnings
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.solution import Solution
 from jpmhc.spectra.solve import cauchy
+from jpmhc.spectra.solvers.bases import separating_bases
 
 # The search starts so many orders of magnitude below the mean square, on a grid so dense that its own smoothing
 # (eta / x = _WIDE) lets no band slip through.
 _DECADES = 30
+# Where large and small singular values share a basis, rounding of the large ones hides what lies further below than
+# this.
+_COMMON_DECADES = 24
 # Above the mean square over this share there is less than this share of the mass, whatever the law.
 _LOST_ABOVE = 1e-8
 # The paper's methods lead every point down from a large height, a long way to there, and lose some points below this.
@@ -27,7 +32,9 @@ _WIDE = 0.3
 _ROUNDS = 5
 _LAST_ROUNDS = 10
 # Where the mass is need not be known to many digits.
-_TOLERANCE = 1e-3
+_TOLERANCE = 1e-4
+# Points that take more iterations than this are left to the density itself; here their neighbours stand for them.
+_ITERATIONS = 150
 # An interval is halved while it holds more than this mass, or while its ends differ by this mass.
 _MASS = 1 / 120
 _STEP = 1 / 600
@@ -36,6 +43,10 @@ _STEP = 1 / 600
 _ERROR = 2e-5
 # Where the density of log x is below this it is not resolved further.
 _FLOOR = 2e-4
+# The same for its share of the mean square, whose smoothed tail above the spectrum is a third of relative_eta.
+_MOMENT_FLOOR = 2e-3
+# An error of the mean square counts as much as one of the mass that is smaller by this.
+_MOMENT_WEIGHT = 0.25
 _LARGEST = 1200
 
 
@@ -66,44 +77,54 @@ def find_grid(network: Network, method: str, eta: float | None, relative_eta: fl
         method = "chain"  # it finds the same where a scalar method is exact, and sooner
     mean = math.exp(min(float(network.gains().clamp_min(1e-300).log().sum()), 690.0))
     top = min(max(upper_bound(network), mean) * 1.5, mean / _LOST_ABOVE)
-    bottom = mean * 10.0 ** -(_DECADES if method in _EXACT else _PAPER_DECADES)
+    decades = _DECADES if method in _EXACT else _PAPER_DECADES
+    if method == "chain" and network.streams > 1 and separating_bases(network.rescaled()[0].skips) is None:
+        decades = _COMMON_DECADES
+    bottom = mean * 10.0**-decades
+    found: Solution | None = None
     if method in _EXACT:
-        t = _decades_with_mass(network, method, mean, bottom, top)
+        t, found = _decades_with_mass(network, method, mean, bottom, top)
     else:
         count = max(20, int(_PER_DECADE * math.log10(top / bottom)))
         t = torch.linspace(math.log(bottom), math.log(top), count, dtype=torch.float64)
-    found: Solution | None = None
     for round_number in range(_ROUNDS):
         share = round_number / (_ROUNDS - 1)
         found, weight = _solve_roughly(network, t, method, eta, _WIDE ** (1 - share) * relative_eta**share, found)
-        kept = _near_mass(weight)
+        kept = _near_mass(weight, t - math.log(mean))
         t, weight = t[kept], weight[kept]
         if round_number < _ROUNDS - 1:
-            t = torch.cat([t, _middles(t, weight)]).sort().values
+            t = torch.cat([t, _middles(t, weight, math.log(mean))]).sort().values
     assert found is not None
     for _ in range(_LAST_ROUNDS):
-        middles = _middles(t, weight, _ERROR)
+        middles = _middles(t, weight, math.log(mean), _ERROR)
         if not len(middles) or len(t) > _LARGEST:
             break
-        _, added = _solve_roughly(network, middles, method, eta, relative_eta, found)
+        more, added = _solve_roughly(network, middles, method, eta, relative_eta, found)
+        found = Solution.concatenate([found, more])
         t, order = torch.cat([t, middles]).sort()
         weight = torch.cat([weight, added])[order]
     return t.exp(), found
 
 
-def _decades_with_mass(network: Network, method: str, mean: float, bottom: float, top: float) -> Tensor:
-    r"""Return t = log x, evenly in each decade that holds mass, and in its neighbours.
+def _decades_with_mass(
+    network: Network, method: str, mean: float, bottom: float, top: float
+) -> tuple[Tensor, Solution]:
+    r"""Return t = log x, evenly in each decade that holds mass and in its neighbours, and what was solved for that.
 
     $\mathrm{Re}\,zG$ at $z = iy$ is the mass below y, and easy to solve for; points below the spectrum are not. The
     search goes down from the mean until nothing is left below.
     """
     heights, masses = [], []
+    parts: list[Solution] = []
+    limit = _ITERATIONS if method == "chain" else None
     ends = [math.log10(top), math.log10(mean) - _FIRST_DECADES]
     while True:
         count = max(2, math.ceil(ends[0] - ends[1]) + 1)
         tens = torch.linspace(ends[0], ends[1], count, dtype=torch.float64)
         z = 1j * 10.0**tens
-        found = cauchy(network, z.to(network.skips.device), method, tolerance=_TOLERANCE)
+        above = Solution.concatenate(parts) if parts else None
+        found = cauchy(network, z.to(network.skips.device), method, tolerance=_TOLERANCE, maximum=limit, near=above)
+        parts.append(found)
         heights.append(tens)
         masses.append(torch.where(found.converged.cpu(), (z * found.G.cpu()).real, torch.nan))
         if masses[-1][-1] < _NOTHING or ends[1] <= math.log10(bottom):
@@ -119,43 +140,62 @@ def _decades_with_mass(network: Network, method: str, mean: float, bottom: float
     near[:-1] |= seen[1:]
     step = torch.arange(_PER_DECADE, dtype=torch.float64) / _PER_DECADE
     inside = (tens[:-1][near].unsqueeze(-1) + width[near].unsqueeze(-1) * step).flatten()
-    return (torch.cat([inside, tens[1:][near][-1:]]) * math.log(10.0)).unique()
+    grid = (torch.cat([inside, tens[1:][near][-1:]]) * math.log(10.0)).unique()
+    return grid, Solution.concatenate(parts)
 
 
 def _solve_roughly(
     network: Network, t: Tensor, method: str, eta: float | None, relative: float, near: Solution | None
 ) -> tuple[Solution, Tensor]:
-    """Return the solution at t = log x, and the smoothed density of t; zero where a point did not converge."""
-    x = t.exp()
+    """Return the solution at t = log x, and the smoothed density of t, interpolated where a point did not converge."""
+    x, limit = t.exp(), _ITERATIONS if method == "chain" else None
     z = torch.complex(x, torch.maximum(x * relative, torch.full_like(x, eta or 0.0)))
     with warnings.catch_warnings():
         # What a method has to say of its exactness it says when the density is computed.
         warnings.simplefilter("ignore", UserWarning)
-        found = cauchy(network, z.to(network.skips.device), method, tolerance=_TOLERANCE, near=near)
+        found = cauchy(network, z.to(network.skips.device), method, tolerance=_TOLERANCE, maximum=limit, near=near)
     # As the density is read off: z G for a smoothing proportional to x, G itself for a fixed one.
     weighted = (x if eta is not None else z) * found.G.cpu()
-    return found, torch.where(found.converged.cpu(), -weighted.imag.clamp_max(0) / torch.pi, 0.0)
+    weight, good = -weighted.imag.clamp_max(0) / torch.pi, found.converged.cpu()
+    if not bool(good.any()):
+        return found, torch.zeros_like(t)
+    return found, torch.from_numpy(np.interp(t.numpy(), t[good].numpy(), weight[good].numpy()))
 
 
-def _near_mass(weight: Tensor) -> Tensor:
-    """Return which points see mass, with one more on each side of every band; all points if hardly any do."""
-    seen = weight > _FLOOR
+def _near_mass(weight: Tensor, size: Tensor) -> Tensor:
+    """Return which points see mass, with one more on each side of every band; all points if hardly any do.
+
+    Args:
+        weight: The density of t = log x. [P]
+        size: The logarithm of x over the mean square. [P]
+    """
+    seen = (weight > _FLOOR) | (_square_shares(weight, size) > _MOMENT_FLOOR)
     near = seen.clone()
     near[1:] |= seen[:-1]
     near[:-1] |= seen[1:]
     return near if int(near.sum()) >= 4 else torch.ones_like(near)
 
 
-def _middles(t: Tensor, weight: Tensor, tolerance: float = math.inf) -> Tensor:
-    """Return the middles of the intervals that hold too much mass, differ much at their ends, or are integrated badly.
+def _square_shares(weight: Tensor, size: Tensor) -> Tensor:
+    """Return the density of the mean square's share in t; none where the density is not known to that many digits."""
+    return torch.where(weight > _TOLERANCE, weight * size.exp(), 0.0)
+
+
+def _middles(t: Tensor, weight: Tensor, mean: float, tolerance: float = math.inf) -> Tensor:
+    """Return the middles of intervals that hold too much of all mass or of the mean square, or hold it unevenly.
 
     Args:
+        t: The grid, log x. [P]
+        weight: The density of t. [P]
+        mean: The logarithm of the mean square.
         tolerance: Of the trapezium rule's error on one interval, as the bend of the curve at its ends tells it.
     """
-    width = t.diff()
-    mass = width * torch.maximum(weight[1:], weight[:-1])
-    step = width * weight.diff().abs()
-    bend = 2 * (weight.diff() / width).diff().abs() / (width[1:] + width[:-1])  # second derivative at inner points
-    bend = torch.nn.functional.pad(bend, (1, 1))
-    error = width**3 / 12 * torch.maximum(bend[1:], bend[:-1])
-    return ((t[1:] + t[:-1]) / 2)[(mass > _MASS) | (step > _STEP) | (error > tolerance)]
+    width, halved = t.diff(), torch.zeros(len(t) - 1, dtype=torch.bool)
+    for share in (weight, _MOMENT_WEIGHT * _square_shares(weight, t - mean)):
+        mass = width * torch.maximum(share[1:], share[:-1])
+        step = width * share.diff().abs()
+        bend = 2 * (share.diff() / width).diff().abs() / (width[1:] + width[:-1])  # second derivative at inner points
+        bend = torch.nn.functional.pad(bend, (1, 1))
+        error = width**3 / 12 * torch.maximum(bend[1:], bend[:-1])
+        halved |= (mass > _MASS) | (step > _STEP) | (error > tolerance)
+    return ((t[1:] + t[:-1]) / 2)[halved]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 # Known points farther away than this, in the logarithm of z, are no better than a start from nothing.
-_NEAR = 0.5
+_NEAR = 2.5
+# A slope is not followed farther than this many times the distance it was taken over.
+_FARTHEST = 2.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,7 +20,7 @@ class KnownPoints:
 
     Attributes:
         z: The points. [B]
-        unknowns: What the method's iteration ended with at each of them. [B, d]
+        unknowns: What the method found at each of them: G first, then its equation's unknowns. [B, d]
         separated: Whether the unknowns belong to bases that separate directions by their growth.
     """
 
@@ -31,10 +34,22 @@ class KnownPoints:
         same = [part for part in parts if part.separated == parts[0].separated]
         return cls(torch.cat([part.z for part in same]), torch.cat([part.unknowns for part in same]), same[0].separated)
 
-    def start_near(self, z: Tensor, start: Tensor) -> Tensor:
-        """Return the unknowns at the known points nearest to z [b], and `start` [b, d] where none is near. [b, d]"""
-        distance, nearest = (z.log().unsqueeze(-1) - self.z.log()).abs().min(-1)
-        return torch.where(distance.unsqueeze(-1) < _NEAR, self.unknowns[nearest], start)
+    def start_near(self, z: Tensor, start: Tensor, admissible: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the unknowns to start from at z [b], and `start` [b, d] where no known point is near. [b, d]
+
+        The unknowns are analytic in log z: their slope between the nearest point's neighbours leads from it to z in any
+        direction. Where that is not admissible the nearest point's own unknowns are taken.
+        """
+        log, order = self.z.log(), self.z.abs().argsort()
+        log, unknowns = log[order], self.unknowns[order]
+        distance, nearest = (z.log().unsqueeze(-1) - log).abs().min(-1)
+        before, after = (nearest - 1).clamp_min(0), (nearest + 1).clamp_max(len(log) - 1)
+        step = ((z.log() - log[nearest]) / (log[after] - log[before])).unsqueeze(-1)
+        led = unknowns[nearest] + step * (unknowns[after] - unknowns[before])
+        good = torch.isfinite(led).all(-1) & (step.abs().squeeze(-1) < _FARTHEST)
+        good[good.clone()] = admissible(led[good])
+        near = torch.where(good.unsqueeze(-1), led, unknowns[nearest])
+        return torch.where(distance.unsqueeze(-1) < _NEAR, near, start)
 
 
 @dataclass(frozen=True, eq=False)

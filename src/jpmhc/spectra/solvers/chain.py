@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -21,17 +22,25 @@ from torch import Tensor
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.solution import KnownPoints, Solution
 from jpmhc.spectra.solvers.bases import separating_bases
-from jpmhc.spectra.solvers.fixed_point import Anderson, Scheme
+from jpmhc.spectra.solvers.couplings import find_couplings
+from jpmhc.spectra.solvers.fixed_point import Anderson, AndersonNewton, Scheme
 from jpmhc.spectra.solvers.fixed_point.continuation import AtPoints, Equation, lead_down
 from jpmhc.spectra.solvers.fixed_point.contract import FixedPoints
-from jpmhc.spectra.solvers.selfenergy import Block, self_energy, to_logarithm
+from jpmhc.spectra.solvers.selfenergy import Block, General, self_energy, to_logarithm
 from jpmhc.spectra.solvers.sweep import one_minus, solve_linear, sweep
 
 # Working memory of one chunk of points, and how many arrays of all layers' states and of all unknowns are alive in it.
 _MEMORY = {"cpu": 2**29, "cuda": 2**33}
 _ALIVE = 12
 _HISTORY = 60
+_DERIVATIVES = 5
 _SCHEME = Anderson()
+# Newton's method ends the iteration where its matrix, a row and a column for each unknown, has no more rows than this;
+# beyond the smaller number only for points that take many iterations.
+_NEWTON_SMALL, _NEWTON_LARGEST = 128, 256
+_LATE = (60,)
+# After so many plain steps the blocks' sizes are known well enough to sort their streams.
+_ROUGH = 20
 _LONGEST = 600
 # By how much rounding may turn a number that lies on the edge of the half-plane out of it.
 _ROUNDED_ANGLE = 1e-7
@@ -52,7 +61,7 @@ def solve(
     *,
     tolerance: float = 1e-9,
     maximum: int = 500,
-    scheme: Scheme = _SCHEME,
+    scheme: Scheme | None = None,
     known: KnownPoints | None = None,
     matrix: bool = False,
 ) -> Solution:
@@ -63,7 +72,7 @@ def solve(
         z: Points of the upper half plane. [B]
         tolerance: A point has converged when no unknown changes by more than this fraction of itself.
         maximum: The most iterations per point and height.
-        scheme: How to iterate.
+        scheme: How to iterate; by default Anderson mixing, ended by Newton's method where that is cheap.
         known: Points at which the network has been solved before; each point starts from the nearest of them.
         matrix: Whether to compute the matrix-valued transform too.
     """
@@ -73,24 +82,33 @@ def solve(
         blocks = torch.eye(network.streams, device=z.device) / z[:, None, None] if matrix else None
         nothing = torch.zeros_like(z.real)
         return Solution(1 / z, nothing == 0, nothing, nothing.long(), method="chain", matrix=blocks)
+    if network.streams == 1 and network.covariance is not None:  # noise of one stream has one variance
+        variance = network.variance * network.covariance.square().sum((1, 2, 3))
+        network = replace(network, variance=variance, covariance=None)
     network, gain = network.rescaled()
     points = z / gain
     equation = _Equation(network, points)
     columns = 1 + 2 * network.depth * equation.noise.coordinates
+    if scheme is None:
+        scheme = AndersonNewton() if columns <= _NEWTON_SMALL else AndersonNewton(turns=_LATE)
+        if equation.noise.vectors is None or columns > _NEWTON_LARGEST:
+            scheme = _SCHEME
     blocks_size = (network.depth + 1) * network.streams**2 * 2 * _ALIVE * equation.noise.paths
     per_point = 16 * (blocks_size + columns * _HISTORY)
     chunk = max(1, _MEMORY[z.device.type] // per_point)
     # The unknowns of a general covariance depend on the bases of the call.
     if known is not None and known.separated != equation.separated:
         known = None
+    if known is not None:
+        known = replace(known, unknowns=equation._coordinates(known.unknowns))
     parts = []
     for part in points.split(chunk):
         start = equation.start(part, torch.arange(len(part), device=z.device))
-        start = start if known is None else known.start_near(part * gain, start)
+        start = start if known is None else known.start_near(part * gain, start, equation.inside)
         parts.append(_solve_points(equation, part, start, scheme, tolerance, maximum))
     found = FixedPoints.concatenate(parts)
     good = found.converged
-    known = KnownPoints(z[good], found.x[good], equation.separated) if bool(good.any()) else None
+    known = KnownPoints(z[good], equation.values(found.x[good]), equation.separated) if bool(good.any()) else None
     green = equation.values(found.x)[:, 0] / gain
     blocks = None
     if matrix:
@@ -154,15 +172,14 @@ def _solve_points(
     first_try = min(maximum, scheme.first_try)
     found = scheme.solve(AtPoints(equation, z, rows), start, tolerance, first_try)
     left = _left_above_rounding(equation, z, found, tolerance)
-    if maximum > first_try:
-        hard = scheme.for_hard_rows()
-        left = _start_from_neighbours(equation, z, found, left, hard, tolerance, first_try)
-        if len(left):
-            # At eta = |z| the equation contracts strongly.
-            led = lead_down(equation, z[left], hard, top=z[left].abs(), tolerance=tolerance, maximum=maximum)
-            found.merge_pass(left, led)
-            left = _left_above_rounding(equation, z, found, tolerance)
-            _start_from_neighbours(equation, z, found, left, hard, tolerance, maximum)
+    hard = scheme.for_hard_rows()
+    left = _start_from_neighbours(equation, z, found, left, hard, tolerance, first_try)
+    if maximum > first_try and len(left):
+        # At eta = |z| the equation contracts strongly.
+        led = lead_down(equation, z[left], hard, top=z[left].abs(), tolerance=tolerance, maximum=maximum)
+        found.merge_pass(left, led)
+        left = _left_above_rounding(equation, z, found, tolerance)
+        _start_from_neighbours(equation, z, found, left, hard, tolerance, maximum)
     return found
 
 
@@ -174,7 +191,7 @@ def _start_from_neighbours(
     while 0 < len(left) < min(before, len(z)):
         before = len(left)
         solved = KnownPoints(z[found.converged], found.x[found.converged])
-        start = solved.start_near(z[left], found.x[left])
+        start = solved.start_near(z[left], found.x[left], equation.inside)
         found.merge_pass(left, scheme.solve(AtPoints(equation, z[left], left), start, tolerance, maximum))
         left = _left_above_rounding(equation, z, found, tolerance)
     return left
@@ -234,6 +251,17 @@ class _Equation(Equation):
         # Where launching small operations is what takes the time, blocks of layers side by side are faster.
         few = len(z) <= _FEW and self.depth >= _DEEP
         self.blocks = math.isqrt(self.depth) if few or z.device.type == "cuda" else 1
+        if isinstance(self.noise, General):
+            self._sort_streams(self.noise, z)
+
+    def _sort_streams(self, noise: General, z: Tensor) -> None:
+        """Let matrices be decomposed in the order that fits them in the middle of the points."""
+        middle = 1j * z.abs().median().view(1)
+        index = torch.zeros(1, dtype=torch.int64, device=z.device)
+        x = self.start(middle, index)
+        for _ in range(_ROUGH):
+            x = self.between(x, self.image(x, middle, index), 0.5)
+        noise.sort_streams(self.values(x)[0, 1:].unflatten(0, (-1, noise.count)))
 
     def start(self, z: Tensor, index: Tensor) -> Tensor:
         """Return -i times what interpolates geometrically between 1/|z| at the input and 1 at the output."""
@@ -252,6 +280,31 @@ class _Equation(Equation):
         """Return the unknowns that the self-energies of the given unknowns lead to. [b, columns]"""
         return self._coordinates(self._evaluate(z, self.values(x)))
 
+    def newton_correction(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the residual's size [b] and what Newton adds to the coordinates [b, columns]."""
+        if self.noise.vectors is None:
+            return super().newton_correction(x, z, index)
+        rows = max(1, _MEMORY["cpu"] // (16 * _DERIVATIVES * x.shape[-1] ** 2))
+        parts = [self._newton_part(*part) for part in zip(x.split(rows), z.split(rows))]
+        return torch.cat([size for size, _ in parts]), torch.cat([correction for _, correction in parts])
+
+    def _newton_part(self, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.noise.vectors is not None
+        values = self.values(x)
+        swept = self._sweep(z, values)
+        image = self._coordinates(self._from_sweep(values, *swept))
+        sigma_x = self.noise.energy(self._split(values)[1], 1)
+        couplings, first = find_couplings(*swept, sigma_x, self.skips[0], self.noise.vectors, self.to_streams)
+        blocks = [part[:, 1:].unflatten(1, (-1, self.noise.coordinates)) for part in (x, image)]
+        derivative, green = self.noise.differentiate(couplings, first, *blocks)
+        residual = image - x
+        correction, _ = torch.linalg.solve_ex(one_minus(derivative), residual[:, 1:])
+        # d log(i G) = dG / G, and the logarithm is that of the column.
+        green = green * torch.exp(-image[:, :1]) * 1j / self.streams
+        change = residual[:, :1] + (green * correction).sum(-1, keepdim=True)
+        size = (residual.abs() / self.scale(x, z, z)).amax(-1)
+        return size, torch.cat([change, correction], -1)
+
     def between(self, x: Tensor, image: Tensor, share: float) -> Tensor:
         """Return a point between x and its image: among logarithms of scalars, or among the matrices themselves."""
         if self.noise.scalar:
@@ -259,6 +312,9 @@ class _Equation(Equation):
         return self._coordinates((1 - share) * self.values(x) + share * self.values(image))
 
     def admissible(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        return self.inside(x)
+
+    def inside(self, x: Tensor) -> Tensor:
         """Return whether G and all unknowns, or the pivots of matrices, lie in the lower half-plane. [b]"""
         logs = self._logarithms(x)
         return (logs.imag.abs() <= torch.pi / 2 + _ROUNDED_ANGLE).all(-1) & (logs.real.abs() < _LONGEST).all(-1)
@@ -290,7 +346,10 @@ class _Equation(Equation):
 
     def _evaluate(self, z: Tensor, values: Tensor) -> Tensor:
         """Sweep over the layers once: from the self-energies of the unknowns to G and new unknowns. [b, columns]"""
-        forward, backward, resolvent = self._sweep(z, values)
+        return self._from_sweep(values, *self._sweep(z, values))
+
+    def _from_sweep(self, values: Tensor, forward: Tensor, backward: Tensor, resolvent: Tensor) -> Tensor:
+        """Return G and new unknowns from the ends of a sweep. [b, columns]"""
         # M_x = P (1 - N P)^-1 and M_y = (1 - N P)^-1 N
         new_x = self.noise.order(forward[:-1], resolvent[:-1], 0)
         new_y = self.noise.order(resolvent[1:], backward[1:], 1)

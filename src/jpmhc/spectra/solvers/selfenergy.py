@@ -32,12 +32,14 @@ class SelfEnergy(ABC):
         coordinates: In how many numbers they are iterated; logarithms come first.
         paths: Over how many draws of the slopes a block is averaged. Blocks of all paths follow each other: the
             batch of blocks is B times this.
+        vectors: The directions that the noise reads and writes, where `differentiate` is defined. [L, 1, n, k] each
     """
 
     count: int = 1
     scalar: bool = True
     coordinates: int = 1
     paths: int = 1
+    vectors: list[Tensor] | None = None
 
     @abstractmethod
     def energy(self, unknowns: Tensor, side: int) -> Tensor:
@@ -50,6 +52,22 @@ class SelfEnergy(ABC):
     def respond(self, orders: tuple[Tensor, Tensor], unknowns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Compute new unknowns from order parameters of x and y and the unknowns that led to them."""
         return orders
+
+    def differentiate(
+        self, couplings: Tensor, first: Tensor, coordinates: Tensor, image: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the derivative of the image's coordinates by the coordinates, where `vectors` is not None.
+
+        Args:
+            couplings: What `find_couplings` makes of the vectors. [b, 2 L, 2 L, k, k]
+            first: The same for the input. [b, 2 L, n, k]
+            coordinates: Of the unknowns, x blocks first. [b, 2 L, coordinates]
+            image: Of what they lead to. [b, 2 L, coordinates]
+
+        Returns:
+            The derivative [b, 2 L coordinates, 2 L coordinates], and that of n G by the coordinates.
+        """
+        raise NotImplementedError
 
     def to_coordinates(self, unknowns: Tensor) -> Tensor:
         """Return the numbers that are iterated: [..., count] -> [..., coordinates]."""
@@ -70,11 +88,38 @@ def to_logarithm(values: Tensor) -> Tensor:
     return torch.log(torch.where(values == 0, -1j * _TINY, values) * 1j)
 
 
-class Isotropic(SelfEnergy):
+class Quadratic(SelfEnergy):
+    r"""Noise with one unknown a block, $\theta = s\,\mathrm{tr}(V^\top M V)$.
+
+    It causes the self-energy $\sigma_l^2 \theta V V^\top$ with the V of the layer's other block, so that the derivative
+    of $\theta_i$ by $\theta_j$ is a sum of squares of $V_i^\top M V_{j'}$, where $j'$ is that other block.
+
+    Attributes:
+        variance: $\sigma_l^2$. [L, 1, 1, 1]
+        share: s.
+    """
+
+    variance: Tensor
+    share: float = 1.0
+
+    def differentiate(
+        self, couplings: Tensor, first: Tensor, coordinates: Tensor, image: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        depth = len(self.variance)
+        caused = self.variance.flatten().repeat(2) * torch.exp(coordinates).squeeze(-1)  # [b, 2 L]
+        squares = couplings.square().sum((-2, -1)).roll(depth, -1) * self.share
+        derivative = squares * caused.unsqueeze(1) / torch.exp(image)
+        return derivative, -1j * first.square().sum((-2, -1)).roll(depth, -1) * caused
+
+
+class Isotropic(Quadratic):
     r"""$\Sigma_{y_l} = \sigma_l^2\,\mathrm{tr}(M_{x_{l-1}})\,I$ and, mirrored, $\sigma_l^2\,\mathrm{tr}(M_{y_l}) I$."""
 
     def __init__(self, network: Network) -> None:
         self.variance = network.variance.view(-1, 1, 1, 1)
+        eye = torch.eye(network.streams, dtype=torch.complex128, device=network.skips.device)
+        self.vectors = [eye.expand(network.depth, 1, -1, -1)] * 2
+        self.share = 1 / network.streams
 
     def energy(self, order: Tensor, side: int) -> Tensor:
         return self.variance * order.unsqueeze(-1)
@@ -83,18 +128,21 @@ class Isotropic(SelfEnergy):
         return (left * right.mT).sum((-2, -1)).unsqueeze(-1) / left.shape[-1]
 
 
-class IsotropicInBases(SelfEnergy):
+class IsotropicInBases(Quadratic):
     r"""The same in bases $T_l$: with $K_l = T_l T_l^\top$, I becomes $K_l$ for the y blocks, $K_{l-1}^{-1}$ for x.
 
     The traces become $\mathrm{tr}(K_{l-1}^{-1} M_{x_{l-1}})$ and $\mathrm{tr}(K_l M_{y_l})$.
     """
 
     def __init__(self, network: Network, bases: Tensor) -> None:
-        variance = network.variance.view(-1, 1, 1, 1)
+        self.variance = variance = network.variance.view(-1, 1, 1, 1)
         metric = (bases @ bases.mT).to(torch.complex128).unsqueeze(1)  # [L + 1, 1, n, n]
         inverse = torch.linalg.inv(metric)
         self.caused = [variance * metric[1:], variance * inverse[:-1]]
         self.traced = [inverse[:-1], metric[1:]]
+        roots = torch.linalg.inv(bases).mT[:-1], bases[1:]
+        self.vectors = [root.to(torch.complex128).unsqueeze(1) for root in roots]
+        self.share = 1 / network.streams
 
     def energy(self, order: Tensor, side: int) -> Tensor:
         return self.caused[side] * order.unsqueeze(-1)
@@ -103,21 +151,23 @@ class IsotropicInBases(SelfEnergy):
         return ((self.traced[side] @ left) * right.mT).sum((-2, -1)).unsqueeze(-1) / left.shape[-1]
 
 
-class Block(SelfEnergy):
+class Block(Quadratic):
     r"""The hyper-connection block: $\Sigma_{y_l} = \sigma_l^2 (r^\top M_{x_{l-1}} r)\, w w^\top$, and mirrored."""
 
     def __init__(self, network: Network) -> None:
         assert network.read is not None
         assert network.write is not None
-        self.vectors = [vector.to(torch.complex128)[:, None, :, None] for vector in (network.read, network.write)]
-        variance = network.variance.view(-1, 1, 1, 1)
-        self.outer = [variance * (vector @ vector.mT) for vector in reversed(self.vectors)]
+        self.ends = [vector.to(torch.complex128)[:, None, :, None] for vector in (network.read, network.write)]
+        self.vectors = self.ends
+        self.variance = network.variance.view(-1, 1, 1, 1)
+        self.outer = [self.variance * (vector @ vector.mT) for vector in reversed(self.ends)]
 
     @classmethod
     def for_rows(cls, noises: Sequence[Self], rows: Tensor) -> Self:
         """Return the noise of points that belong to different networks; rows [B] are the numbers of their networks."""
         joined = copy(noises[0])
-        for name in ("vectors", "outer"):
+        joined.vectors = None
+        for name in ("ends", "outer"):
             sides = zip(*(getattr(noise, name) for noise in noises))
             setattr(joined, name, [torch.cat(side, 1)[:, rows] for side in sides])
         return joined
@@ -126,7 +176,7 @@ class Block(SelfEnergy):
         return self.outer[side] * order.unsqueeze(-1)
 
     def order(self, left: Tensor, right: Tensor, side: int) -> Tensor:
-        vector = self.vectors[side]
+        vector = self.ends[side]
         return ((vector.mT @ left) @ (right @ vector)).squeeze(-1)
 
 
@@ -136,7 +186,8 @@ class General(SelfEnergy):
     The unknowns are the matrices $M$. Their coordinates are those of $i M = R D R^\top$ with $D$ diagonal and $R$ unit
     lower triangular: $\log D$ and the entries of $R$ below its diagonal. The real part of $i M$ is positive, so that
     every pivot exists and has a positive real part; sizes that differ by orders of magnitude between directions, as
-    they do in a deep chain, are then all known to their own relative precision.
+    they do in a deep chain, are then all known to their own relative precision. Between bands $M$ is nearly real and
+    indefinite, and a pivot may come close to zero: streams are eliminated in the order of their size, in each block.
     """
 
     scalar = False
@@ -148,9 +199,12 @@ class General(SelfEnergy):
         self.count = self.streams**2
         self.below = torch.tril_indices(self.streams, self.streams, -1, device=factors.device)
         self.coordinates = self.streams + self.below.shape[1]
+        eye = torch.eye(self.streams, dtype=torch.complex128, device=factors.device)
+        self.vectors = [eye.expand(network.depth, 1, -1, -1)] * 2
+        self.sorted = torch.arange(self.streams, device=factors.device).expand(2 * network.depth, -1)
 
     def to_coordinates(self, unknowns: Tensor) -> Tensor:
-        rest = unknowns.unflatten(-1, (self.streams, self.streams)) * 1j
+        rest = self._sort(unknowns.unflatten(-1, (self.streams, self.streams))) * 1j
         pivots, columns = [], []
         for step in range(self.streams):
             pivot = rest[..., step, step]
@@ -165,7 +219,24 @@ class General(SelfEnergy):
     def to_unknowns(self, coordinates: Tensor) -> Tensor:
         triangle = self._triangle(coordinates)
         scaled = triangle * coordinates[..., : self.streams].exp().unsqueeze(-2)
-        return (scaled @ triangle.mT * -1j).flatten(-2)
+        return self._unsort(scaled @ triangle.mT * -1j).flatten(-2)
+
+    def sort_streams(self, unknowns: Tensor) -> None:
+        """Choose the order in which each block's streams are eliminated: the largest of its diagonal first.
+
+        Args:
+            unknowns: Matrices that are typical of the blocks, x blocks first. [2 L, count]
+        """
+        sizes = unknowns.unflatten(-1, (self.streams, self.streams)).diagonal(dim1=-2, dim2=-1).abs()
+        self.sorted = sizes.argsort(-1, descending=True)
+
+    def _sort(self, blocks: Tensor, *, columns: bool = True) -> Tensor:
+        """Return blocks [b, 2 L, ..., n, n] with rows, and columns if wanted, in the order of elimination."""
+        return _permute(blocks, self.sorted, columns)
+
+    def _unsort(self, blocks: Tensor) -> Tensor:
+        """Return sorted blocks [b, 2 L, ..., n, n] with their streams in place."""
+        return _permute(blocks, self.sorted.argsort(-1), True)
 
     def scale(self, coordinates: Tensor) -> Tensor:
         # Entry (j, k) of R is at most of the order of the square root of entry (j, j) of the matrix over pivot k.
@@ -181,6 +252,36 @@ class General(SelfEnergy):
         triangle[..., self.below[0], self.below[1]] = coordinates[..., self.streams :]
         return triangle
 
+    def differentiate(
+        self, couplings: Tensor, first: Tensor, coordinates: Tensor, image: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        depth, size = couplings.shape[1] // 2, self.coordinates
+        tangents = self._unsort(self._tangents(coordinates)).transpose(0, 1).flatten(1, 2).flatten(-2)  # [2 L, b c, n²]
+        caused = torch.cat([self.energy(part, side) for side, part in enumerate(tangents.split(depth))])
+        caused = caused.unflatten(1, (-1, size)).transpose(0, 1)  # [b, 2 L, c, n, n]
+        # With i M = R D R^T and S = R^-1 d(iM) R^-T D^-1: d log D is the diagonal of S, dR is R times what is below it.
+        triangle = self._triangle(image).unsqueeze(2)
+        coupled = self._sort(couplings.roll(depth, 2), columns=False)
+        inner = torch.linalg.solve_triangular(triangle, coupled, upper=False, unitriangular=True)
+        inner = inner.unsqueeze(3)  # [b, 2 L, 2 L, 1, n, n]
+        weight = 1j * torch.exp(-image[:, :, None, None, None, : self.streams])
+        change = inner @ caused.unsqueeze(1) @ inner.mT * weight
+        rest = (triangle.unsqueeze(3) @ change.tril(-1))[..., self.below[0], self.below[1]]
+        rows = torch.cat([change.diagonal(dim1=-2, dim2=-1), rest], -1)  # [b, 2 L, 2 L, c, c]: image, unknown, by, of
+        derivative = rows.permute(0, 1, 4, 2, 3).flatten(3, 4).flatten(1, 2)
+        ends = first.roll(depth, 1).unsqueeze(2)  # [b, 2 L, 1, n, n]
+        return derivative, (ends @ caused * ends).sum((-2, -1)).flatten(1)
+
+    def _tangents(self, coordinates: Tensor) -> Tensor:
+        """Return the change of M with each of its coordinates. [b, 2 L, coordinates, n, n]"""
+        triangle = self._triangle(coordinates)
+        scaled = triangle * coordinates[..., : self.streams].exp().unsqueeze(-2)
+        pivots = scaled.mT.unsqueeze(-1) * triangle.mT.unsqueeze(-2)
+        rows, columns = self.below
+        below = pivots.new_zeros(*coordinates.shape[:-1], len(rows), self.streams, self.streams)
+        below[..., torch.arange(len(rows), device=rows.device), rows, :] = scaled.mT[..., columns, :]
+        return -1j * torch.cat([pivots, below + below.mT], -3)
+
     def energy(self, order: Tensor, side: int) -> Tensor:
         factors = self.factors[side]
         block = order.unflatten(-1, (1, self.streams, self.streams))
@@ -188,6 +289,13 @@ class General(SelfEnergy):
 
     def order(self, left: Tensor, right: Tensor, side: int) -> Tensor:
         return (left @ right).flatten(-2)
+
+
+def _permute(blocks: Tensor, order: Tensor, columns: bool) -> Tensor:
+    """Return blocks [b, N, ..., n, n] with rows, and columns if wanted, in an order [N, n] for each of the N."""
+    index = order.view(1, len(order), *[1] * (blocks.ndim - 4), -1)
+    blocks = blocks.gather(-2, index.unsqueeze(-1).expand_as(blocks))
+    return blocks.gather(-1, index.unsqueeze(-2).expand_as(blocks)) if columns else blocks
 
 
 class Sublayers(Block):
@@ -202,6 +310,7 @@ class Sublayers(Block):
 
     def __init__(self, network: Network, sublayers: tuple[Sublayer, ...]) -> None:
         super().__init__(replace(network, variance=torch.ones_like(network.variance), sublayers=None))
+        self.vectors = None  # the unknowns are more than order parameters
         device, most = network.skips.device, max(len(law.squares) for law in sublayers)
 
         def pad(part: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
 """Ways to iterate a batch of equations: one scheme a file behind one contract, and continuation for good starts."""
 
 from jpmhc.spectra.solvers.fixed_point.anderson import Anderson
+from jpmhc.spectra.solvers.fixed_point.anderson_newton import AndersonNewton
 from jpmhc.spectra.solvers.fixed_point.contract import Scheme
 from jpmhc.spectra.solvers.fixed_point.newton import Newton
 from jpmhc.spectra.solvers.fixed_point.plain import Plain
 
 SCHEMES: dict[str, Scheme] = {"anderson": Anderson(), "newton": Newton(), "plain": Plain()}
 
-__all__ = ["SCHEMES", "Anderson", "Newton", "Plain", "Scheme"]
+__all__ = ["SCHEMES", "Anderson", "AndersonNewton", "Newton", "Plain", "Scheme"]

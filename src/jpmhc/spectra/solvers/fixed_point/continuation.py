@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -66,6 +66,9 @@ class AtPoints(Problem):
     equation: Equation
     z: Tensor
     rows: Tensor
+
+    def select(self, rows: Tensor) -> AtPoints:
+        return replace(self, z=self.z[rows], rows=self.rows[rows])
 
     def image(self, x: Tensor, index: Tensor) -> Tensor:
         return self.equation.image(x, self.z[index], self.rows[index])

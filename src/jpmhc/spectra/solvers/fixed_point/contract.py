@@ -65,6 +65,10 @@ class Problem:
     Anderson mixing and the plain iteration use `image`; Newton uses `newton_correction`.
     """
 
+    def select(self, rows: Tensor) -> Problem:
+        """Return the problem of some of the rows alone."""
+        raise NotImplementedError
+
     def image(self, x: Tensor, index: Tensor) -> Tensor:
         """Return g(x). [b, d]"""
         raise ValueError("this method's equation is given by its Newton corrections alone; use the scheme 'newton'")

@@ -1,0 +1,61 @@
+r"""How the blocks of the chain's resolvent are coupled: what Newton's method needs (docs/derivations/chain.md).
+
+A change of a self-energy changes every block of the resolvent, $dM = M\,d\Sigma\,M$: the derivative of the equation is
+made of the blocks $M_{ij}$ off the diagonal. A sweep from the output to the input carries all $M V_j$ along, where
+$V_j$ are the few directions that the noise of a layer reads or writes, or all of them.
+"""
+
+import torch
+from torch import Tensor
+
+from jpmhc.spectra.solvers.sweep import one_minus, solve_linear
+
+
+def find_couplings(
+    forward: Tensor,
+    backward: Tensor,
+    resolvent: Tensor,
+    sigma_x: Tensor,
+    skips: Tensor,
+    vectors: list[Tensor],
+    to_streams: Tensor,
+) -> tuple[Tensor, Tensor]:
+    r"""Compute $V_i^\top M_{ij} V_j$ of all pairs of blocks, and $M_{x_0 j} V_j$ in the streams' own basis.
+
+    Args:
+        forward: P of docs/derivations/chain.md. [L + 1, b, n, n]
+        backward: N. [L + 1, b, n, n]
+        resolvent: $(1 - N P)^{-1}$. [L + 1, b, n, n]
+        sigma_x: The self-energies of the x blocks. [L, b, n, n] or [L, b, 1, 1]
+        skips: The layers' skips. [L, 1, n, n]
+        vectors: V of all x and of all y blocks. [L, 1, n, k] each
+        to_streams: From the first block's basis to the streams. [n, n]
+
+    Returns:
+        The couplings [b, 2 L, 2 L, k, k], x blocks first, and those of the input [b, 2 L, n, k].
+    """
+    depth, batch, n, k = len(skips), forward.shape[1], *vectors[0].shape[-2:]
+    eye = torch.eye(n, dtype=forward.dtype, device=forward.device)
+    blocked = one_minus(sigma_x * forward[:-1] if sigma_x.shape[-1] == 1 else sigma_x @ forward[:-1])
+    # M_{y_l j} = (1 - Sigma_x P)^-1 A^T M_{y_(l+1) j} and M_{x_l j} = P M_{y_l j} for every block j further on.
+    back = solve_linear(blocked, eye) @ skips.mT
+    x_start = resolvent[:-1] @ vectors[0]
+    y_start = resolvent[1:] @ (backward[1:] @ vectors[1])
+    x_read = (vectors[0].mT @ forward[:-1]).expand(-1, batch, -1, -1)
+    blocks = forward.new_zeros(batch, 2 * depth, 2 * depth, k, k)
+    carried = forward.new_empty(batch, n, 0)
+    # Blocks from the output to the input, y_L, x_(L-1), ..., y_1, x_0: each is coupled to those that are carried.
+    for place in range(2 * depth):
+        layer = depth - 1 - place // 2
+        if place % 2 == 0:
+            carried = torch.cat([carried, y_start[layer]], -1)
+            coupled = vectors[1][layer].mT @ carried
+        else:
+            carried = torch.cat([back[layer] @ carried, x_start[layer]], -1)
+            coupled = x_read[layer] @ carried
+        blocks[:, place, : place + 1] = coupled.unflatten(-1, (-1, k)).transpose(1, 2)
+    later = torch.ones(2 * depth, 2 * depth, dtype=torch.bool, device=forward.device).triu(1)[..., None, None]
+    blocks = torch.where(later, blocks.transpose(1, 2).mT, blocks)
+    first = (to_streams @ forward[0] @ carried).unflatten(-1, (-1, k)).transpose(1, 2)
+    order = [*range(2 * depth - 1, 0, -2), *range(2 * depth - 2, -1, -2)]
+    return blocks[:, order][:, :, order], first[:, order]
