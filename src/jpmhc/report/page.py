@@ -116,6 +116,9 @@ def write_page(html: str, path: Path) -> Path:
     if len(content) > LARGEST:
         size = f"{len(content) / 1e6:.1f} MB, more than {LARGEST / 1e6:g}"
         raise ValueError(f"the page would have {size}: name fewer results")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    except OSError as refusal:
+        raise ValueError(f"cannot write {path} ({refusal.strerror})") from refusal
     return path

@@ -31,7 +31,7 @@ LOWEST, HIGHEST = -8.0, 8.0
 MISSING = 65535
 AXES: Mapping[str, tuple] = {
     "mixer": tuple(mixers.MIXERS),
-    "streams": (2, 4, 8),
+    "streams": (2, 4),
     "depth": (4, 12, 24, 48),
     "noise": (0.05, 0.25, 1.0),
     "activation": ("linear", "gelu"),
