@@ -85,5 +85,5 @@ def test_bad_sizes_are_named():
         DemoConfig(depth=0)
     with pytest.raises(ValueError, match="learning_rate must be"):
         DemoConfig(learning_rate=float("nan"))
-    with pytest.raises(ValueError, match="unknown mixer 'foo'"):
+    with pytest.raises(ValueError, match="no mixer is called 'foo'"):
         DemoConfig(mixers=("foo",))

@@ -33,12 +33,6 @@ def at_least_one(value: int | None, what: str) -> None:
         raise ValueError(f"{what} must be a whole number and at least 1, got {quote(value)}")
 
 
-def positive(value: float | None, what: str) -> None:
-    """Refuse anything but a positive, finite number; None passes."""
-    if value is not None and not (_is_number(value) and 0 < value < math.inf):
-        raise ValueError(f"{what} must be positive and finite, got {quote(value)}")
-
-
 def inside(value: float | None, interval: str, what: str) -> None:
     """Refuse a number outside an interval written as in "[0, 1)", NaN, and what is no number."""
     if value is None:
@@ -62,11 +56,11 @@ def switch(value: bool, what: str) -> None:
         raise ValueError(f"{what} must be True or False, got {quote(value)}")
 
 
-def choice(value: object, choices: Iterable[object], what: str) -> None:
-    """Refuse a value that is not one of the choices."""
+def choice(value: object, choices: Iterable[object], kind: str) -> None:
+    """Refuse a value that is not one of the choices; `kind` says what they are, as "mixer"."""
     choices = list(choices)
-    if value not in choices:
-        raise ValueError(f"{what} must be one of {', '.join(map(str, choices))}, got {quote(value)}")
+    if not (value is None or isinstance(value, str)) or value not in choices:
+        raise ValueError(f"no {kind} is called {quote(value)}; choose one of {', '.join(map(str, choices))}")
 
 
 def fits_memory(size: float, what: str) -> None:
@@ -144,7 +138,7 @@ def to_positive_number(value: float, name: str) -> float:
     """Return the value as a float, if it is a positive finite number."""
     number = _to_float(value)
     if not 0 < number < math.inf:
-        raise ValueError(f"{name} must be positive and finite, not {quote(value)}")
+        raise ValueError(f"{name} must be positive and finite, got {quote(value)}")
     return number
 
 
@@ -154,13 +148,6 @@ def to_non_negative_number(value: float, name: str) -> float:
     if not 0 <= number < math.inf:
         raise ValueError(f"{name} must be finite and not negative, not {quote(value)}")
     return number
-
-
-def require_choice(value: object, kind: str, choices: Iterable[str]) -> None:
-    """Raise an error that lists the choices, unless the value is one of them."""
-    choices = list(choices)
-    if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"no {kind} is called {quote(value)}; choose one of {', '.join(choices)}")
 
 
 def to_real_tensor(value: Tensor | np.ndarray | Sequence | float, name: str) -> Tensor:
@@ -258,7 +245,7 @@ def to_correlations(value: Tensor | Sequence, skips: Tensor) -> Tensor:
 def _to_float(value: float) -> float:
     """Return a real number, or NaN for anything else: NaN fails every comparison."""
     try:
-        return math.nan if isinstance(value, str) else float(value)
+        return math.nan if isinstance(value, str | bool) else float(value)
     except (TypeError, ValueError, RuntimeError):
         return math.nan
 

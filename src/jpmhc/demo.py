@@ -58,7 +58,7 @@ class DemoConfig:
     def __post_init__(self) -> None:
         for name in ("depth", "dim", "streams", "steps", "batch", "seeds", "workers"):
             checks.at_least_one(getattr(self, name), name)
-        checks.positive(self.learning_rate, "learning_rate")
+        checks.to_positive_number(self.learning_rate, "learning_rate")
         checks.fits_memory(64 * self.depth * self.dim**2, f"training {self.depth} layers of width {self.dim}")
         for mixer in self.mixers:
             jpmhc.mixers.make_mixer(mixer, self.streams)

@@ -26,7 +26,7 @@ def test_the_learned_head_follows_its_formula():
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match="kind must be one of learned, mean, sum"):
+    with pytest.raises(ValueError, match="no kind of head is called 'max'; choose one of learned, mean, sum"):
         jpmhc.StreamHead(8, 4, "max")
     with pytest.raises(ValueError, match=r"expected streams of shape \[\.\.\., 4, 8\]"):
         jpmhc.StreamHead(8, 4)(torch.randn(2, 3, 8))

@@ -216,7 +216,10 @@ def test_an_eps_that_vanishes_changes_nothing():
         (lambda: birkhoff.project(torch.zeros(4, 4), gradient="exact"), "direct, gauss_seidel, unrolled"),
         (lambda: birkhoff.project(torch.zeros(4, 4), tolerance=0.0), "tolerance must be positive and finite"),
         (lambda: birkhoff.project(torch.zeros(4, 4, dtype=torch.long)), "floating-point"),
-        (lambda: birkhoff.project(torch.zeros(4, 4), first="both"), "first must be one of rows, columns"),
+        (
+            lambda: birkhoff.project(torch.zeros(4, 4), first="both"),
+            "no side to normalise first is called 'both'",
+        ),
         (lambda: birkhoff.project(torch.zeros(4, 4), clamp=None), "clamp=None needs an eps above 0"),
         (lambda: birkhoff.project(torch.zeros(4, 4), eps=1e-6), 'an eps needs gradient="unrolled" and no tolerance'),
         (lambda: birkhoff.sample(0), "n must be a whole number and at least 1"),

@@ -40,7 +40,7 @@ def test_numbers():
     assert to_positive_number(np.float32(0.5), "eta") == 0.5
     assert to_non_negative_number(0, "noise") == 0.0
     for value in (0, -1.0, math.inf, math.nan, "1", None, 1j):
-        with pytest.raises(ValueError, match=r"^eta must be positive and finite, not "):
+        with pytest.raises(ValueError, match=r"^eta must be positive and finite, got "):
             to_positive_number(value, "eta")
     for value in (-1e-300, math.inf, math.nan, "1", None, [1.0, 2.0]):
         with pytest.raises(ValueError, match=r"^noise must be finite and not negative, not "):
@@ -82,7 +82,7 @@ def test_arrays_keep_double_precision():
         (lambda: cauchy(EYE, Z), "a Network is needed, not a Tensor"),
         (lambda: cauchy(NETWORK, "a"), "spectral points must be complex numbers"),
         (lambda: cauchy(NETWORK, Z, ["chain"]), "no method is called"),
-        (lambda: cauchy(NETWORK, Z, tolerance="a"), "the tolerance must be positive and finite, not 'a'"),
+        (lambda: cauchy(NETWORK, Z, tolerance="a"), "the tolerance must be positive and finite, got 'a'"),
         (lambda: cauchy(NETWORK, Z, maximum=2.5), "the number of iterations must be a whole number"),
         (lambda: density(EYE), "a Network is needed"),
         (lambda: density(NETWORK, "a"), "grid of squared singular values must be real numbers"),

@@ -140,7 +140,7 @@ def test_a_model_that_is_not_wrapped():
         ({"inputs": 3}, "inputs must be a tensor, a tuple of arguments or a dict of them, got int"),
         ({"layers": [nn.Linear(2, 2)]}, "layers must be modules of the model, got a Linear"),
         ({"layers": []}, "layers must have at least one module"),
-        ({"mixer": "blender"}, "unknown mixer 'blender'"),
+        ({"mixer": "blender"}, "no mixer is called 'blender'"),
         ({"streams": 0}, "streams must be"),
         ({"post_norm": "rms"}, "Stack cannot be wrapped: its outputs would differ"),
     ],

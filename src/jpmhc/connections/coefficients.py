@@ -74,12 +74,11 @@ class CoefficientMap(SettingsModule):
     ) -> None:
         """Check and keep the settings, all but the parameters."""
         for name, value, known in (("norm", norm, NORMS), ("read", read, gates.READS), ("write", write, gates.WRITES)):
-            if not isinstance(value, str) or value not in known:
-                raise ValueError(f"unknown {name} {value!r}; the known ones are {', '.join(known)}")
-        checks.positive(temperature, "temperature")
-        checks.positive(eps, "eps")
+            checks.choice(value, known, name)
+        temperature = checks.to_positive_number(temperature, "temperature")
+        eps = checks.to_positive_number(eps, "eps")
         checks.inside(read_eps, "[0, 0.1]", "read_eps")
-        checks.positive(write_peak, "write_peak")
+        write_peak = checks.to_positive_number(write_peak, "write_peak")
         if (read_eps and read != "sigmoid") or (write_peak != 2 and write != "sigmoid"):
             raise ValueError('read_eps goes with read="sigmoid", write_peak with write="sigmoid"')
         self.dim, self.mixer, self.norm, self.read, self.write = dim, mixer, norm, read, write

@@ -96,7 +96,7 @@ class HyperConnection(SettingsModule):
             raise ValueError(f"index must be a whole number or None, got {index!r}")
         checks.choice(post_norm, (None, "rms", "layer"), "post_norm")
         checks.number(write_scale, "write_scale")
-        checks.choice(kernels, KERNELS, "kernels")
+        checks.choice(kernels, KERNELS, "kind of kernels")
         warn_of_own_residual(sublayer)
         self.sublayer = sublayer
         self.dim, self.streams, self.post_norm, self.kernels = dim, streams, post_norm, kernels

@@ -85,7 +85,7 @@ def diagnose(
     Returns:
         The diagnosis: print it, or read its attributes; `verdict` is five sentences.
     """
-    checks.require_choice(method, "method", METHODS)
+    checks.choice(method, METHODS, "method")
     for name, value in (("tokens", tokens), ("probes", probes), ("steps", steps)):
         checks.to_whole_number(value, name)
     checks.to_positive_number(seconds, "seconds")

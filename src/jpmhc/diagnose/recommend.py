@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from jpmhc import spectra
-from jpmhc.checks import fits_memory, require_choice, to_positive_number, to_whole_number
+from jpmhc.checks import choice, fits_memory, to_positive_number, to_whole_number
 from jpmhc.mixers import MIXERS, Mixer
 from jpmhc.spectra.density import COLLAPSED
 from jpmhc.spectra.summary import shares_below
@@ -126,11 +126,11 @@ def recommend(
         to_whole_number(dim, "dim"),
     )
     fits_memory(100 * 8 * depth * streams**2, f"the theory of {depth} layers with {streams} streams")
-    require_choice(norm, "norm", NORMS)
+    choice(norm, NORMS, "norm")
     drift = to_positive_number(drift, "drift")
     names = [name for name in MIXERS if MIXERS[name].why_not(streams) is None] if mixers is None else list(mixers)
     for name in names:
-        require_choice(name, "mixer", MIXERS)
+        choice(name, MIXERS, "mixer")
         if (reason := MIXERS[name].why_not(streams)) is not None:
             raise ValueError(reason)
     model = _Model(depth, streams, norm, spectra.MLP(activation, scales, ratio, gated), start_variance)

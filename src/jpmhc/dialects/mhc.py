@@ -66,7 +66,7 @@ class Dialect:
             prefix: What stands before every key instead of the names' own prefix.
         """
         names = next(iter(self.namings)) if names is None else names
-        checks.choice(names, self.namings, "names")
+        checks.choice(names, self.namings, "set of names")
         naming = self.namings[names]
         state: dict[str, Tensor] = {}
         for place, module in connections.items():

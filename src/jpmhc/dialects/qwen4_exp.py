@@ -66,7 +66,7 @@ class GatedResidual(nn.Module):
     ) -> None:
         super().__init__()
         checks.at_least_one(streams, "streams")
-        checks.positive(eps, "eps")
+        eps = checks.to_positive_number(eps, "eps")
         self.streams, self.dim, self.eps = streams, norm.numel() // streams, eps
         self.norm, self.down, self.up = (nn.Parameter(tensor.detach().clone()) for tensor in (norm, down, up))
         self.inject = None if inject is None else nn.Parameter(inject.detach().clone())
@@ -152,7 +152,7 @@ def dump(
         names: Which names.
         prefix: What stands before every key instead of the names' own prefix.
     """
-    checks.choice(names, NAMINGS, "names")
+    checks.choice(names, NAMINGS, "set of names")
     naming = NAMINGS[names]
     return {
         naming.make_key(place, part, prefix): tensor
@@ -165,7 +165,7 @@ class Head:
     """Runs a gated residual of `transformers` on our arithmetic: the model's head, or a connection called alone."""
 
     def __init__(self, module: Any, name: str, kernels: str) -> None:
-        checks.choice(kernels, KERNELS, "kernels")
+        checks.choice(kernels, KERNELS, "kind of kernels")
         self.module, self.kernels = module, kernels
 
     def flatten(self, hidden_states: Tensor) -> Tensor:

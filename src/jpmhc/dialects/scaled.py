@@ -87,7 +87,7 @@ class ScaledConnection(HyperConnection):
 
     def __init__(self, coefficients: ScaledMap, sublayer: Any = None, kernels: str = "auto") -> None:
         SettingsModule.__init__(self)
-        checks.choice(kernels, KERNELS, "kernels")
+        checks.choice(kernels, KERNELS, "kind of kernels")
         self.sublayer, self.kernels, self.post_norm = sublayer, kernels, None
         self.write_scale, self.layer_norm = 1.0, None
         self.dim, self.streams = coefficients.dim, coefficients.mixer.streams

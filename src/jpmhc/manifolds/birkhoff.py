@@ -55,38 +55,56 @@ def project(
         A NaN makes its own matrix NaN and no other; an infinite logit is clipped like any large one.
     """
     checks.square(logits, "logits")
+    check_settings(iterations, tolerance, gradient, eps, clamp, first)
+    return normalise(logits, iterations, tolerance, gradient, eps, clamp, first)
+
+
+def check_settings(
+    iterations: int, tolerance: float | None, gradient: str, eps: float, clamp: float | None, first: str
+) -> None:
+    """Refuse settings that `project` does not know or cannot combine."""
     checks.at_least_one(iterations, "iterations")
     checks.choice(gradient, GRADIENTS, "gradient")
-    checks.positive(tolerance, "tolerance")
-    checks.choice(first, SIDES, "first")
-    check_eps(eps, clamp, tolerance, gradient)
+    checks.choice(first, SIDES, "side to normalise first")
+    checks.inside(eps, "[0, 1)", "eps")
+    for value, name in ((tolerance, "tolerance"), (clamp, "clamp")):
+        if value is not None:
+            checks.to_positive_number(value, name)
+    if clamp is None and not eps:
+        raise ValueError("clamp=None needs an eps above 0, which keeps the sums that divide above zero")
+    if eps and (gradient != "unrolled" or tolerance is not None):
+        raise ValueError('an eps needs gradient="unrolled" and no tolerance: it has no limit to differentiate')
+
+
+def normalise(
+    logits: Tensor,
+    iterations: int,
+    tolerance: float | None,
+    gradient: str,
+    eps: float,
+    clamp: float | None,
+    first: str,
+) -> Tensor:
+    """Do what `project` does, with settings that have been checked."""
     logits = checks.single_or_double(logits)
     with checks.without_autocast(logits):
-        matrix = _project(logits.mT if first == "columns" else logits, iterations, tolerance, gradient, eps, clamp)
+        matrix = _normalise_rows_first(
+            logits.mT if first == "columns" else logits, iterations, tolerance, gradient, eps, clamp
+        )
     return matrix.mT if first == "columns" else matrix
 
 
-def _project(
+def _normalise_rows_first(
     logits: Tensor, iterations: int, tolerance: float | None, gradient: str, eps: float, clamp: float | None
 ) -> Tensor:
     if eps:
         return _iterate(logits if clamp is None else logits.clamp(-clamp, clamp), iterations, eps)
-    assert clamp is not None  # check_eps
+    assert clamp is not None  # check_settings
     if gradient == "unrolled" or not _is_differentiated():
         return _sinkhorn(logits, iterations, tolerance, clamp)
     # A jvp on the Function breaks compiled backward in torch 2.13.
     function = _Projection if torch.compiler.is_compiling() else _ForwardModeProjection
     return function.apply(logits, iterations, tolerance, gradient == "direct", clamp)[0]
-
-
-def check_eps(eps: float, clamp: float | None, tolerance: float | None, gradient: str) -> None:
-    """Refuse an eps or a clamp that `project` cannot combine with the other settings."""
-    checks.inside(eps, "[0, 1)", "eps")
-    checks.positive(clamp, "clamp")
-    if clamp is None and not eps:
-        raise ValueError("clamp=None needs an eps above 0, which keeps the sums that divide above zero")
-    if eps and (gradient != "unrolled" or tolerance is not None):
-        raise ValueError('an eps needs gradient="unrolled" and no tolerance: it has no limit to differentiate')
 
 
 def violation(matrix: Tensor) -> Tensor:

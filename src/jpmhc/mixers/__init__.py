@@ -1,4 +1,36 @@
 """Residual mixers, one folder each: the PyTorch form, the Triton form, the start, the set, how the theory draws it."""
 
-from jpmhc.mixers.base import Mixer, SettingsModule, TritonForm  # noqa: F401
-from jpmhc.mixers.registry import *  # noqa: F403
+from jpmhc.mixers.base import Mixer, SettingsModule, TritonForm
+from jpmhc.mixers.cayley import Cayley
+from jpmhc.mixers.circulant import Circulant
+from jpmhc.mixers.grassmann import Grassmann
+from jpmhc.mixers.identity import Identity
+from jpmhc.mixers.kronecker import Kronecker
+from jpmhc.mixers.mhc_lite import MHCLite
+from jpmhc.mixers.orthostochastic import Orthostochastic
+from jpmhc.mixers.permutation import Permutation
+from jpmhc.mixers.registry import ENSEMBLES, MIXERS, make_mixer, sample_skips
+from jpmhc.mixers.rotation import Rotation
+from jpmhc.mixers.sinkhorn import Sinkhorn
+from jpmhc.mixers.unconstrained import Unconstrained
+
+__all__ = [
+    "ENSEMBLES",
+    "MIXERS",
+    "Cayley",
+    "Circulant",
+    "Grassmann",
+    "Identity",
+    "Kronecker",
+    "MHCLite",
+    "Mixer",
+    "Orthostochastic",
+    "Permutation",
+    "Rotation",
+    "SettingsModule",
+    "Sinkhorn",
+    "TritonForm",
+    "Unconstrained",
+    "make_mixer",
+    "sample_skips",
+]

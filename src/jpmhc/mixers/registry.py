@@ -36,8 +36,7 @@ ENSEMBLES: dict[str, type[Mixer]] = {mixer.ensemble: mixer for mixer in _ALL if 
 def make_mixer(mixer: str | Mixer, streams: int, dynamic: bool = True) -> Mixer:
     """Make the mixer that a name stands for, or return the object itself after a check that it fits."""
     if isinstance(mixer, str):
-        if mixer not in MIXERS:
-            raise ValueError(f"unknown mixer {mixer!r}; the known ones are {', '.join(MIXERS)}")
+        checks.choice(mixer, MIXERS, "mixer")
         check_streams(MIXERS[mixer], streams)
         return MIXERS[mixer].by_default(streams, dynamic)
     if not isinstance(mixer, Mixer):
@@ -49,7 +48,7 @@ def make_mixer(mixer: str | Mixer, streams: int, dynamic: bool = True) -> Mixer:
 
 def sample_skips(name: str, streams: int, shape: tuple[int, ...] = (), *, generator: Generator | None = None) -> Tensor:
     """Draw random skip matrices by the name of a mixer or of its ensemble, as "bistochastic". [*shape, n, n]"""
-    checks.choice(name, [*MIXERS, *ENSEMBLES], "the skips' name")
+    checks.choice(name, [*MIXERS, *ENSEMBLES], "random skip")
     mixer = MIXERS.get(name) or ENSEMBLES[name]
     check_streams(mixer, streams)
     return mixer.sample(streams, shape, generator=generator)

@@ -62,7 +62,7 @@ class AdamAtan2(Optimizer):
         for beta in betas:
             checks.inside(beta, "[0, 1)", "betas")
         checks.inside(weight_decay, "[0, inf)", "weight_decay")
-        checks.require_choice(form, "form of AdamAtan2", ("trm", "corrected"))
+        checks.choice(form, ("trm", "corrected"), "form of AdamAtan2")
         if form == "trm" and (a != 1 or b != 1):
             raise ValueError("the scales a and b belong to form='corrected'; form='trm' has neither")
         defaults = dict(

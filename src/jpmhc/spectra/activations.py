@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from jpmhc.checks import require_choice, to_real_tensor
+from jpmhc.checks import choice, to_real_tensor
 
 Function = Callable[[Tensor], Tensor]
 
@@ -188,5 +188,5 @@ def get_activation(activation: str | Activation) -> Activation:
     """Return the activation of a name; an `Activation` is returned as it is."""
     if isinstance(activation, Activation):
         return activation
-    require_choice(activation, "activation", ACTIVATIONS)
+    choice(activation, ACTIVATIONS, "activation")
     return ACTIVATIONS[activation]

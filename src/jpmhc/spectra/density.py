@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from jpmhc.checks import (
-    require_choice,
+    choice,
     to_non_negative_number,
     to_positive_number,
     to_real_tensor,
@@ -157,7 +157,7 @@ def density(
     """
     require_network(network)
     if refine is not None:
-        require_choice(refine, "refinement", REFINEMENTS)
+        choice(refine, REFINEMENTS, "refinement")
     eta = None if eta is None else to_positive_number(eta, "eta")
     relative_eta = to_positive_number(relative_eta, "relative_eta")
     levels = to_whole_number(levels, "levels")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from jpmhc.checks import (
-    require_choice,
+    choice,
     to_correlations,
     to_layer_numbers,
     to_read_and_write,
@@ -110,7 +110,7 @@ class Network:
                     f"slopes must be [K, L, {width}] = [K, {len(skips)}, {width}], without covariance and tied weights"
                 )
         tied = None if tied is None else to_correlations(tied, skips)
-        require_choice(ends, "pair of ends", ENDS)
+        choice(ends, ENDS, "pair of ends")
         tensors = dict(zip(_FIELDS, (skips, variance, read, write, covariance, slopes, tied)))
         for name, value in {**tensors, "sublayers": sublayers, "ends": ends}.items():
             object.__setattr__(self, name, value)
@@ -318,7 +318,7 @@ class Network:
     def to(self, device: torch.device | str) -> Network:
         """Return the same network with its tensors on a device, "cpu" or "cuda"."""
         names = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
-        require_choice(str(device).split(":")[0], "available device", names)
+        choice(str(device).split(":")[0], names, "available device")
         moved = {name: value.to(device) for name in _FIELDS if (value := getattr(self, name)) is not None}
         return replace(self, **moved)
 

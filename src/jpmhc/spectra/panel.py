@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from jpmhc.checks import require_choice, to_non_negative_number, to_positive_number, to_whole_number
+from jpmhc.checks import choice, to_non_negative_number, to_positive_number, to_whole_number
 from jpmhc.spectra.density import COLLAPSED, Density, density
 from jpmhc.spectra.distances import Distances, distances
 from jpmhc.spectra.network import Network
@@ -68,7 +68,7 @@ class PanelConfig:
             to_whole_number(depth, "depth"), to_whole_number(samples, "samples")
         to_whole_number(self.width, "width, the features per stream,")
         to_positive_number(self.eta, "eta")
-        require_choice(self.grid, "grid", ("s", "x"))
+        choice(self.grid, ("s", "x"), "grid")
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from jpmhc.checks import (
-    require_choice,
+    choice,
     to_layer_numbers,
     to_non_negative_number,
     to_read_and_write,
@@ -92,7 +92,7 @@ def propagate(
     read, write = to_read_and_write(read, write, skips)
     bias = to_non_negative_number(bias_scale, "bias_scale")
     second = _input_moments(input_variance, skips)  # [n, n]
-    require_choice(form, "form of signal propagation", FORMS)
+    choice(form, FORMS, "form of signal propagation")
     if form != "mean_field" and read is not None:
         raise ValueError(f"the {form!r} recursion knows isotropic noise only; with read and write use 'mean_field'")
     if form == "paper" and bias:

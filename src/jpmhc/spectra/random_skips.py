@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from jpmhc import mixers
-from jpmhc.checks import fits_memory, require_choice, to_whole_number
+from jpmhc.checks import choice, fits_memory, to_whole_number
 from jpmhc.manifolds import grassmann
 
 SKIPS = (*mixers.MIXERS, *mixers.ENSEMBLES)
@@ -21,7 +21,7 @@ def sample_skips(mixer: str, count: int, streams: int, seed: int, rank: int | No
         seed: The same seed gives the same skips.
         rank: The dimension of the subspace of "grassmann" skips; half the streams if None.
     """
-    require_choice(mixer, "random skip", SKIPS)
+    choice(mixer, SKIPS, "random skip")
     if rank is not None and mixer != "grassmann":
         raise ValueError(f"rank is the dimension of a grassmann skip's subspace; a {mixer} skip has none")
     fits_memory(_ALIVE * 8 * count * streams**2, f"a network of {count} layers and {streams} streams")

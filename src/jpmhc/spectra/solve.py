@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jpmhc.checks import require_choice, to_positive_number, to_whole_number
+from jpmhc.checks import choice, to_positive_number, to_whole_number
 from jpmhc.spectra.memory import ran_out_of_memory
 from jpmhc.spectra.network import Network, require_network
 from jpmhc.spectra.solution import Solution, check_points
@@ -44,9 +44,9 @@ def cauchy(
     """
     require_network(network)
     points = check_points(z, network.skips.device)
-    require_choice(method, "method", ["auto", *METHODS])
+    choice(method, ["auto", *METHODS], "method")
     if matrix:
-        require_choice(method, "method with a matrix-valued transform", ["auto", "chain"])
+        choice(method, ["auto", "chain"], "method with a matrix-valued transform")
         method = "chain"
     options: dict[str, Any] = {}
     if tolerance is not None:
@@ -54,7 +54,7 @@ def cauchy(
     if maximum is not None:
         options["maximum"] = to_whole_number(maximum, "the number of iterations")
     if isinstance(scheme, str):
-        require_choice(scheme, "scheme", SCHEMES)
+        choice(scheme, SCHEMES, "scheme")
     if scheme is not None:
         options["scheme"] = SCHEMES[scheme] if isinstance(scheme, str) else scheme
     if matrix:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from jpmhc.checks import require_choice, to_whole_number
+from jpmhc.checks import choice, to_whole_number
 
 Operator = Callable[[Tensor], Tensor]
 
@@ -43,7 +43,7 @@ def probes(
         The paper's complex Gaussian vectors need $g^*$: the expectation of $g^\top A g$ is zero.
     """
     count, size = to_whole_number(count, "the number of probes"), to_whole_number(size, "the size of a probe")
-    require_choice(kind, "kind of probe", PROBES)
+    choice(kind, PROBES, "kind of probe")
     vectors = torch.randn(count, size, dtype=dtype, device=device, generator=generator)
     if kind == "rademacher":
         vectors = torch.sgn(vectors)  # phases, where the entries are complex

@@ -40,11 +40,7 @@ class Sinkhorn(Mixer):
         transposed: bool = False,
     ) -> None:
         super().__init__(streams, streams**2)
-        checks.at_least_one(iterations, "iterations")
-        checks.positive(tolerance, "tolerance")
-        checks.choice(gradient, birkhoff.GRADIENTS, "gradient")
-        birkhoff.check_eps(eps, clamp, tolerance, gradient)
-        checks.choice(first, birkhoff.SIDES, "first")
+        birkhoff.check_settings(iterations, tolerance, gradient, eps, clamp, first)
         checks.switch(transposed, "transposed")
         self.iterations, self.tolerance, self.gradient = iterations, tolerance, gradient
         self.eps, self.clamp, self.first, self.transposed = eps, clamp, first, transposed
@@ -59,8 +55,8 @@ class Sinkhorn(Mixer):
         matrix = logits.unflatten(-1, (self.streams, self.streams))
         if self.transposed:
             matrix = matrix.mT
-        return birkhoff.project(
-            matrix, self.iterations, self.tolerance, self.gradient, eps=self.eps, clamp=self.clamp, first=self.first
+        return birkhoff.normalise(
+            matrix, self.iterations, self.tolerance, self.gradient, self.eps, self.clamp, self.first
         )
 
     def violation(self, matrix: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ class Comparison:
         checks.at_least_one(self.processes, "processes")
         known = (PLAIN, *MIXERS)
         for mixer in (*self.mixers, self.baseline):
-            checks.require_choice(mixer, "mixer", known)
+            checks.choice(mixer, known, "mixer")
         for name, values in (("mixers", self.mixers), ("seeds", self.seeds)):
             if not values or len(set(values)) < len(values):
                 raise ValueError(

@@ -59,7 +59,7 @@ class LanguageExperiment(Experiment):
         for name in ("warmup", "weight_decay"):
             checks.inside(getattr(self, name), "[0, inf)", name)
         for name in ("lr", "clip"):
-            checks.positive(getattr(self, name), name)
+            checks.to_positive_number(getattr(self, name), name)
         for beta in self.betas:
             checks.inside(beta, "[0, 1)", "betas")
         if self.model.streams < 2:

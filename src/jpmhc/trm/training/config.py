@@ -166,7 +166,7 @@ class TrainConfig:
         own = {name: value for name, value in fields.items() if name not in ("task", "model")}
         task = dict(fields["task"])
         kind = task.pop("kind", None)
-        checks.require_choice(kind, "task", TASKS)
+        checks.choice(kind, TASKS, "task")
         return cls(
             task=TASKS[kind](**_restore_types(TASKS[kind], task, "task.")),
             model=RecursiveConfig(**_restore_types(RecursiveConfig, fields["model"], "model.")),
