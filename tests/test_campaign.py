@@ -48,9 +48,19 @@ def test_a_recorded_campaign_is_gone_on_with(drawn, tmp_path):
     assert both.messages[: first.failed] == first.messages
 
 
+def test_processes_make_the_rounds_of_one(drawn):
+    campaign.run_group("drawing", 0, 0.0, 30, None, None)
+    alone, lanes = list(drawn), []
+    for lane in range(2):
+        drawn.clear()
+        campaign.run_group("drawing", 0, 0.0, 15, None, None, lane, 2)
+        lanes.append(np.reshape(drawn, (3, 5)))
+    assert np.stack(lanes, 1).flatten().tolist() == alone
+
+
 @pytest.mark.parametrize(("tries", "status"), [("5", 0), ("50", 1)])
 def test_the_table_and_the_status_say_what_failed(drawn, monkeypatch, capsys, tries, status):
-    monkeypatch.setattr(campaign, "run_apart", campaign.run_group)
+    monkeypatch.setattr(campaign, "run_apart", lambda name, processes, *others: campaign.run_group(name, *others))
     monkeypatch.setattr(sys, "argv", ["campaign", "--groups", "drawing", "--tries", tries])
     with pytest.raises(SystemExit) as ended:
         campaign.main()

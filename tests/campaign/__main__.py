@@ -2,6 +2,7 @@
 
     python -m tests.campaign --minutes 10 --groups kills damage --seed 0
     python -m tests.campaign --tries 2000 --groups damage --record out/campaign.jsonl
+    python -m tests.campaign --tries 1000 --groups hostile-networks --processes 16
 
 A group makes its attacks in rounds, each of which depends on the seed, the group's name and the round's number alone:
 `--round` repeats one. With `--record` every round is written to a file when it ends, and rounds that are there already
@@ -28,8 +29,17 @@ from tests.campaign.groups import GROUPS
 from tests.campaign.tally import Tally
 
 
-def run_group(name: str, seed: int, seconds: float, tries: int | None, record: Path | None, only: int | None) -> Tally:
-    """Make rounds of a group until its time is over or as many attacks were made as wanted.
+def run_group(
+    name: str,
+    seed: int,
+    seconds: float,
+    tries: int | None,
+    record: Path | None,
+    only: int | None,
+    lane: int = 0,
+    lanes: int = 1,
+) -> Tally:
+    """Make every `lanes`-th round of a group until its time is over or as many attacks were made as wanted.
 
     Args:
         name: The group.
@@ -38,10 +48,12 @@ def run_group(name: str, seed: int, seconds: float, tries: int | None, record: P
         tries: How many attacks to make.
         record: File of the rounds made so far.
         only: The number of the only round to make.
+        lane: The number of the first round; those between are made by other processes.
+        lanes: How many processes make rounds.
     """
     group = importlib.import_module(GROUPS[name])
     known = _read_rounds(record, name, seed)
-    total, started, number = Tally(), time.monotonic(), only or 0
+    total, started, number = Tally(), time.monotonic(), lane if only is None else only
     while total.tried < tries if tries is not None else time.monotonic() - started < seconds:
         if number in known:
             made = known[number]
@@ -53,19 +65,23 @@ def run_group(name: str, seed: int, seconds: float, tries: int | None, record: P
             if record is not None:
                 _append_round(record, name, seed, number, made)
         total.add(made)
-        number += 1
+        number += lanes
         if only is not None:
             break
     return total
 
 
-def run_apart(name: str, *arguments: Any) -> Tally:
-    """Run a group in a process of its own: a crash is a failure, and those that fork need one that has not computed."""
-    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
-        try:
-            return pool.submit(run_group, name, *arguments).result()
-        except BrokenProcessPool:
-            return Tally(1, 0, 1, [f"{name}: the process of the group died"])
+def run_apart(name: str, processes: int, seed: int, seconds: float, tries: int | None, *others: Any) -> Tally:
+    """Run a group in processes of its own: a crash is a failure, and those that fork need one that has not computed."""
+    total, share = Tally(), None if tries is None else -(-tries // processes)
+    with ProcessPoolExecutor(processes, mp_context=get_context("fork")) as pool:
+        lanes = [pool.submit(run_group, name, seed, seconds, share, *others, k, processes) for k in range(processes)]
+        for lane in lanes:
+            try:
+                total.add(lane.result())
+            except BrokenProcessPool:
+                total.fail(f"{name}: a process of the group died")
+    return total
 
 
 def _read_rounds(record: Path | None, name: str, seed: int) -> dict[int, Tally]:
@@ -91,16 +107,18 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0, help="for all groups together; each gets an equal part")
     parser.add_argument("--tries", type=int, help="attacks of each group, however long they take")
     parser.add_argument("--groups", nargs="+", choices=list(GROUPS), default=list(GROUPS), metavar="GROUP")
+    parser.add_argument("--processes", type=int, default=1, help="how many make the rounds of a group")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", type=Path, help="file of rounds made, which are not made again")
     parser.add_argument("--round", type=int, help="number of the only round to make")
     chosen = parser.parse_args()
+    processes = 1 if chosen.round is not None else max(1, chosen.processes)
     rows, started = [], time.monotonic()
     for place, name in enumerate(chosen.groups):
         begun = time.monotonic()
         left = chosen.minutes * 60 - (begun - started)  # what a group leaves over goes to those after it
         seconds = left / (len(chosen.groups) - place)
-        made = run_apart(name, chosen.seed, seconds, chosen.tries, chosen.record, chosen.round)
+        made = run_apart(name, processes, chosen.seed, seconds, chosen.tries, chosen.record, chosen.round)
         rows.append((name, made, time.monotonic() - begun))
         print(f"{name}: {made.held} of {made.tried} held", file=sys.stderr, flush=True)
     print(f"\n{'group':<20}{'tried':>8}{'held':>8}{'failed':>8}{'seconds':>9}")
