@@ -1,6 +1,8 @@
 """Processes that die, stop or hang are named by the others."""
 
 import contextlib
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -11,6 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from jpmhc.trm.training import lost_processes
+from jpmhc.trm.training.checkpoint import verify_checkpoint
 from jpmhc.trm.training.lost_processes import LostProcess, Pulse, name_ranks, naming_lost_processes
 
 
@@ -84,6 +87,33 @@ def test_a_process_that_waits_elsewhere_ends_itself(pulses, monkeypatch, capfd):
     assert capfd.readouterr().err == "jpmhc: rank 2 was lost after step 7\n"
 
 
+def test_a_process_ends_itself_when_the_store_does_not_answer(monkeypatch, capfd):
+    """The first process has the store and is stopped; the main thread of the second one waits in a library."""
+    for name, seconds in (("_BEAT", 0.02), ("_SILENCE", 0.1), ("_GRACE", 0.1)):
+        monkeypatch.setattr(lost_processes, name, seconds)
+    port, made = os.pipe()
+    first = os.fork()
+    if first == 0:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        os.write(made, str(store.port).encode())
+        signal.pause()
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", os.read(port, 20).decode())
+    ended = threading.Event()
+    monkeypatch.setattr(lost_processes.os, "_exit", lambda status: (ended.set(), second.ended.set()))
+    try:
+        second = Pulse(1, 2, patience=0.2)
+        second.describe = lambda: "after step 7"
+        second.asking.set("pulse 0", "left")  # or else its pulse would be missed
+        assert not ended.wait(0.8)
+        os.kill(first, signal.SIGSTOP)
+        assert ended.wait(5)
+    finally:
+        os.kill(first, signal.SIGKILL)
+        os.waitpid(first, 0)
+    assert capfd.readouterr().err.startswith("jpmhc: rank 0 was lost after step 7\n")
+
+
 def test_ranks_are_the_subject_of_a_sentence():
     assert [name_ranks(ranks) for ranks in ([], [1], [0, 2], [0, 2, 3])] == [
         "the connection between the processes was",
@@ -94,7 +124,7 @@ def test_ranks_are_the_subject_of_a_sentence():
 
 
 def test_a_run_names_the_rank_that_dies_or_hangs(tmp_path):
-    """Two runs of two real processes: the second process of one dies in its fourth step, that of the other hangs."""
+    """Three runs of two real processes: one of them dies in its fourth step, hangs, or is stopped with the store."""
     script = f"""
 import os, signal, time
 from pathlib import Path
@@ -108,26 +138,30 @@ def fail(how):
     step = loop.take_step
     def failing(learner, *arguments, **options):
         if learner.step == 3:
-            os.kill(os.getpid(), signal.SIGKILL) if how == "dies" else time.sleep(600)
+            if how == "hangs":
+                time.sleep(600)
+            os.kill(os.getpid(), signal.SIGKILL if how == "dies" else signal.SIGSTOP)
         return step(learner, *arguments, **options)
     loop.take_step = failing
 
 folder, running = Path({str(tmp_path)!r}), []
-for how in ("dies", "hangs"):
+for how in ("dies", "hangs", "stops"):
     port, config = find_port(), small(folder / f"run-{{how}}", steps=9, checkpoint_every=2, patience=1.0)
-    second = start_run(config, folder / "second", lambda: fail(how), rank=1, size=2, port=port)
-    running.append((start_run(config, folder / how, rank=0, size=2, port=port), second))
-for first, second in running:
-    first.wait(60)
-    for process in (first, second):
+    lost = 0 if how == "stops" else 1
+    failing = start_run(config, folder / "lost", lambda: fail(how), rank=lost, size=2, port=port)
+    running.append((start_run(config, folder / how, rank=1 - lost, size=2, port=port), failing))
+for left, failing in running:
+    left.wait(60)
+    for process in (left, failing):
         process.kill(signal.SIGKILL)
-    with first.output.open("a") as file:
-        print(first.wait(5), file=file)
+    with left.output.open("a") as file:
+        print(left.wait(5), file=file)
 """
     subprocess.run([sys.executable, "-c", script], timeout=150, check=True)
-    for how in ("dies", "hangs"):
+    for how, lost in (("dies", 1), ("hangs", 1), ("stops", 0)):
         assert (tmp_path / how).read_text().splitlines() == [
-            "preparing the puzzles",
-            "jpmhc: rank 1 was lost after step 3; --resume latest goes on from step-00000002",
+            *(["preparing the puzzles"] if lost else []),
+            f"jpmhc: rank {lost} was lost after step 3; --resume latest goes on from step-00000002",
             "2",
         ]
+        assert verify_checkpoint(tmp_path / f"run-{how}" / "checkpoints" / "step-00000002").step == 2

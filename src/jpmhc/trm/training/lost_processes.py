@@ -5,7 +5,8 @@ group's store twice a second, its pulse: a process that died or was stopped has 
 is busy with something that does not end: it is the one that has not given up waiting as the others have.
 
 Libraries open connections of their own, for which they wait as long as they like. So each process also watches the
-others' pulses, and ends itself where one has been missing for longer than it is to be waited for.
+others' pulses, and ends itself where one has been missing for longer than it is to be waited for. The store does not
+answer at all if the process that has it was stopped: a second thread watches for that.
 """
 
 import contextlib
@@ -47,16 +48,18 @@ class Pulse:
         self.beating, self.asking = (
             dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=_GRACE)) for _ in range(2)
         )
-        self.ended = threading.Event()
+        self.ended, self.number = threading.Event(), 0
         self.thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
         self.thread.start()
+        threading.Thread(target=self._watch_store, name="answers of the store", daemon=True).start()
 
     def _beat(self) -> None:
-        number, looked = 0, time.monotonic()
+        looked = time.monotonic()
         heard = {rank: (b"", looked) for rank in range(self.size) if rank != self.rank}  # last number, and when
         with contextlib.suppress(dist.DistError):  # without the store's process there is nobody to tell
             while not self.ended.is_set():
-                self.beating.set(f"pulse {self.rank}", str(number := number + 1))
+                self.number += 1
+                self.beating.set(f"pulse {self.rank}", str(self.number))
                 if (now := time.monotonic()) - looked > self.patience / 10:
                     looked = now
                     self._watch(heard, now)
@@ -70,8 +73,19 @@ class Pulse:
             if pulse != before:
                 heard[rank] = (pulse, now)
             elif pulse != _LEFT and now - when > self.patience + _SILENCE + _GRACE:
-                os.write(2, f"jpmhc: rank {rank} was lost {self.describe()}\n".encode())
-                os._exit(2)
+                self._give_up(rank)
+
+    def _watch_store(self) -> None:
+        """End this process where the store has not answered the other thread for too long."""
+        before, silent = self.number, 0.0  # seconds that this process was running, which may have been stopped itself
+        while not self.ended.wait(_BEAT) and self.thread.is_alive():
+            before, silent = self.number, silent + _BEAT if self.number == before else 0.0
+            if silent > self.patience + _SILENCE + _GRACE:
+                self._give_up(0)
+
+    def _give_up(self, rank: int) -> None:
+        os.write(2, f"jpmhc: rank {rank} was lost {self.describe()}\n".encode())
+        os._exit(2)
 
     def end(self) -> None:
         """Stop writing numbers, and tell the others that this process left of its own will."""
