@@ -33,6 +33,13 @@ def test_points_lie_where_the_data_say():
     assert {"x", "y", "0.01", "100", "10"} <= set(words)
 
 
+def test_words_of_two_marks_do_not_meet():
+    axes = Axis("x", limits=(0, 10)), Axis("y", limits=(0, 1))
+    svg = draw_lines([Line("a", [0, 10], [0, 1], "#123456")], *axes, marks=[(7.5, "here"), (8, "there")])
+    heights = {text.text: float(text.get("y")) for text in parse(svg).iter("text") if text.text in ("here", "there")}
+    assert heights["there"] - heights["here"] >= 12  # the size of the letters
+
+
 def test_an_axis_that_counts_names_whole_numbers_alone():
     svg = draw_lines([Line("a", [1, 2, 3], [1, 1, 1], "#123456")], Axis("layer", whole=True), Axis("y", limits=(8, 9)))
     words = [text.text for text in parse(svg).iter("text")]

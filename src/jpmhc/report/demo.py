@@ -107,7 +107,7 @@ def sum_up(outcomes: Sequence[DemoRun], config: DemoConfig) -> list[str]:
         f"before training, and {low:.2f} to {high:.2f} after it: it takes the layers' directions for random, and "
         "training aligns them.",
         f"5. This is one small task and {config.seeds} seeds: it shows what skips do, and does not rank mixers for "
-        "your model; `jpmhc recommend` and docs/guides/which_mixer.md say what is known.",
+        "your model; jpmhc recommend and docs/guides/which_mixer.md say what is known.",
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure
 
 from jpmhc.diagnose import Diagnosis, Spectrum
 from jpmhc.report.spectrum_figures import EXACT, INK, SAMPLED, save_figure
-from jpmhc.report.style import COMPARED
+from jpmhc.report.style import COMPARED, finish_axes
 from jpmhc.spectra.density import COLLAPSED
 
 # Decades below the largest singular value that a picture shows.
@@ -34,7 +35,7 @@ def draw_diagnosis(found: Diagnosis, path: Path) -> Path:
     _draw_layers(axes[1][0], found)
     _draw_streams(axes[1][1], found)
     for ax in axes.flat:
-        ax.spines[["top", "right"]].set_visible(False)
+        finish_axes(ax)
         ax.tick_params(labelsize=8)
     return save_figure(figure, path)
 
@@ -75,8 +76,8 @@ def _finish_shares(ax: Any, *spectra: Spectrum) -> None:
 
 def _draw_map(ax: Any, found: Diagnosis) -> None:
     _draw_shares(ax, found.whole, color=INK, linewidth=2, label=f"whole map ({found.whole.method})")
-    for position, spectrum in found.tokens.items():
-        _draw_shares(ax, spectrum, linewidth=1, label=f"token {position}")
+    for colour, (position, spectrum) in zip(itertools.cycle(COMPARED), found.tokens.items()):
+        _draw_shares(ax, spectrum, color=colour, linewidth=1, label=f"token {position}")
     ax.axvline(found.gain, color=INK, linewidth=0.8, linestyle=":", label="the signal's gain")
     ax.set_title("the map", fontsize=10)
     _finish_shares(ax, found.whole, *found.tokens.values())
@@ -133,8 +134,8 @@ def _draw_streams(ax: Any, found: Diagnosis) -> None:
             )
     values = " ".join(f"{value:.2g}" for value in streams.product.tolist())
     ax.set_title(
-        f"from stream (column) to stream (row), mean squared singular value\nproduct of skips: {values}; similarity "
+        f"mean squared singular value from stream to stream\nproduct of skips: {values}; similarity "
         f"{float(streams.similarity[-1]):.2f}, dominance {float(streams.dominance[-1]):.2f}",
         fontsize=10,
     )
-    ax.set(xticks=range(n), yticks=range(n))
+    ax.set(xticks=range(n), yticks=range(n), xlabel="from stream", ylabel="to stream")

@@ -43,12 +43,17 @@ def _quantiles(found: Diagnosis) -> list[Table]:
     spectra = {"whole map": found.whole} | {f"token {key}": value for key, value in found.tokens.items()}
     spectra |= {f"through all layers, token {item.position}": item.measured for item in found.comparisons}
     levels = (0.01, 0.25, 0.5, 0.75, 0.99)
-    rows = [
-        [name, *(f"{one.quantile(level):.3g}" for level in levels), f"{one.largest:.3g}", f"{one.below():.1%}"]
-        for name, one in spectra.items()
-    ]
+    rows = []
+    for name, one in spectra.items():
+        cells = [_write(one.quantile(level), one.floor) for level in levels]
+        rows.append([name, *cells, f"{one.largest:.3g}", f"{one.below():.1%}"])
     heading = ["singular values at", *(f"{level:.0%}" for level in levels), "largest", f"below {COLLAPSED:g}"]
     return [Table(heading, rows)]
+
+
+def _write(value: float, floor: float) -> str:
+    """Write a singular value; of one below the floor, which is rounding, that it is."""
+    return f"{value:.3g}" if value > floor else f"< {floor:.0e}"
 
 
 def _share_line(name: str, spectrum: Spectrum, colour: str, dash: str = "") -> Line:
