@@ -13,8 +13,6 @@ import time
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 import jpmhc
@@ -149,15 +147,10 @@ def main() -> None:
     accuracy = check_accuracy(256 if options.tiny else 1024, options.device)
     print("  ".join(f"{name} {value:.2g}" for name, value in accuracy.items()))
     rows = [time_model(mixer, options) for mixer in (None, *options.mixers)]
-    table = Table(
-        title=f"diagnose on {options.device}: {options.layers} layers, d = {options.dim}, {options.tokens} tokens"
-    )
+    print(f"{options.layers} layers, d = {options.dim}, {options.tokens} tokens on {options.device}")
     columns = ("model", "method", "planned_seconds", "seconds", "peak_gib", "median", "median_error", "largest", "ks")
-    for column in columns:
-        table.add_column(column, justify="right")
-    for row in rows:
-        table.add_row(*(str(row[column]) for column in columns))
-    Console().print(table)
+    for row in ({column: column for column in columns}, *rows):
+        print("  ".join(f"{row[column]!s:>15}" for column in columns))
     if not options.tiny:
         write_csv(f"diagnose_{options.device}", [row | accuracy for row in rows], options.device)
 

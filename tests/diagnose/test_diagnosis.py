@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import jpmhc
-from jpmhc.diagnose import measure
+from jpmhc.diagnose import graph, measure
 from jpmhc.trm.model.config import RecursiveConfig
 from jpmhc.trm.model.recursive import RecursiveCore
 from tests.diagnose.models import StreamNet, TinyLanguageModel, linear_network
@@ -63,6 +63,28 @@ def test_collapse_explosion_and_fading_gradients_are_found():
         for layer in fading:
             layer.weight.mul_(0.1)
     assert "gradients are uneven" in jpmhc.diagnose(fading, torch.randn(1, 40), say=None).verdict[3]
+
+
+def test_the_theorys_gradients_stand_beside_the_measured_ones():
+    """With random linear sublayers and coefficients that are far from the start, so that gradients differ by layer."""
+    torch.manual_seed(0)
+    dim, depth = 64, 5
+    blocks = [
+        jpmhc.HyperConnection(nn.Linear(dim, dim, bias=False), dim, 4, "sinkhorn", index=index, dynamic=False)
+        for index in range(depth)
+    ]
+    with torch.no_grad():
+        for block in blocks:
+            block.sublayer.weight.normal_(std=0.5 / dim**0.5)
+            for parameter in block.map.parameters():
+                parameter.add_(torch.randn_like(parameter))
+    stack = jpmhc.HyperConnectionStack(blocks, reduce=True)
+    found = jpmhc.diagnose(stack, torch.randn(1, 4, dim), tokens=1, say=None)
+    measured, predicted = ([getattr(layer, name) for layer in found.layers] for name in ("gradient", "predicted"))
+    assert max(measured) > 2 * min(measured)
+    assert predicted[-1] == pytest.approx(measured[-1])
+    assert predicted == pytest.approx(measured, rel=0.2)
+    assert "theory" in next(line for line in str(found).splitlines() if line.startswith("layer "))
 
 
 def test_a_compiled_or_wrapped_container_is_looked_into():
@@ -151,7 +173,7 @@ def test_the_recursive_model_is_measured_from_its_first_call_with_gradients(mixe
 def test_a_batch_that_does_not_fit_is_cut(monkeypatch):
     model = nn.Sequential(nn.Linear(100, 100), nn.Tanh(), nn.Linear(100, 100))
     x = torch.randn(400, 100)
-    monkeypatch.setattr(measure, "free_memory", lambda device: 30_000)
+    monkeypatch.setattr(graph, "free_memory", lambda device: 30_000)
     found = jpmhc.diagnose(model, x, method="lanczos", probes=2, steps=4, say=None)
     cut = found.whole.shape[0] // 100
     assert 1 <= cut < 400

@@ -106,19 +106,22 @@ def test_the_theory_knows_it_too():
         assert (cauchy(Network(kind, 0.4, reads, writes, ends="model"), z).G - plain).abs().max() < 1e-6
 
 
-def test_gradient_gains_are_those_of_a_sampled_network():
+@pytest.mark.parametrize("all_streams", [False, True])
+def test_gradient_gains_are_those_of_a_sampled_network(all_streams):
     depth, n, width = 4, 3, 300
     skips, read, write = random(depth, n, n, seed=1) / n**0.5, random(depth, n, seed=2), random(depth, n, seed=3)
     network = Network(skips, 0.3, read, write)
     eye = torch.eye(width, dtype=torch.float64)
     weights = random(depth, width, width, seed=4) * (0.3 / width) ** 0.5
-    back = torch.kron(torch.full((1, n), 1 / n, dtype=torch.float64), eye)  # d out / d x_L
+    ends = torch.eye(n, dtype=torch.float64) if all_streams else torch.full((1, n), 1 / n, dtype=torch.float64)
+    back = torch.kron(ends, eye)  # d out / d x_L
     found = []
     for layer in range(depth - 1, -1, -1):
         found.append(float((back @ torch.kron(write[layer].unsqueeze(-1), eye)).square().sum()) / width)
         noise = torch.kron(torch.outer(write[layer], read[layer]), weights[layer])
         back = back @ (torch.kron(skips[layer], eye) + noise)
-    assert torch.allclose(gradient_gains(network), torch.tensor(found[::-1], dtype=torch.float64), rtol=0.03)
+    gains = gradient_gains(network, ends if all_streams else None)
+    assert torch.allclose(gains, torch.tensor(found[::-1], dtype=torch.float64), rtol=0.03)
 
 
 @pytest.mark.parametrize("ends", ["streams", "model"])

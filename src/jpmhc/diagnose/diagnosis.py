@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -95,7 +96,9 @@ class Diagnosis:
 
     def _layer_table(self) -> list[str]:
         many = self.streams is not None
-        lines = [f"{'layer':40}{'gain':>9}{'gradient':>10}" + (f"{'similarity':>12}{'dominance':>11}" if many else "")]
+        theory = any(math.isfinite(layer.predicted) for layer in self.layers)
+        heads = f"{'layer':40}{'gain':>9}{'gradient':>10}" + (f"{'theory':>9}" if theory else "")
+        lines = [heads + (f"{'similarity':>12}{'dominance':>11}" if many else "")]
         shown = list(self.layers)
         if len(shown) > _MOST_LAYERS:
             shown = shown[: _MOST_LAYERS // 2] + shown[-_MOST_LAYERS // 2 :]
@@ -103,6 +106,7 @@ class Diagnosis:
             if len(shown) < len(self.layers) and number == _MOST_LAYERS // 2:
                 lines.append(f"… {len(self.layers) - len(shown)} more")
             row = f"{layer.name[-39:]:40}{layer.gain:9.3g}{layer.gradient:10.3g}"
+            row += (f"{layer.predicted:9.3g}" if math.isfinite(layer.predicted) else f"{'–':>9}") if theory else ""
             lines.append(row + (f"{layer.similarity:12.3f}{layer.dominance:11.3f}" if many else ""))
         return lines
 

@@ -7,21 +7,23 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from jpmhc import checks
+from jpmhc import checks, spectra
 from jpmhc.diagnose.borrow import borrow_model
 from jpmhc.diagnose.coefficients import measure_streams
 from jpmhc.diagnose.dense import measure_matrix, spectrum_of
 from jpmhc.diagnose.diagnosis import Diagnosis
-from jpmhc.diagnose.ends import Ends, check_model, cut_batch, find_ends, read_arguments, run_between
+from jpmhc.diagnose.ends import Ends, check_model, find_ends, read_arguments, run_between
+from jpmhc.diagnose.graph import fit_batch, measure_graph
 from jpmhc.diagnose.jacobian import Jacobian, Linearised, linearise, plain_connections, shared_positions
 from jpmhc.diagnose.lanczos import measure_quadrature
-from jpmhc.diagnose.plan import METHODS, Part, describe_bytes, describe_time, free_memory, plan_part
+from jpmhc.diagnose.plan import METHODS, Part, describe_bytes, describe_time, plan_part
 from jpmhc.diagnose.record import LayerCall, Recording, find_layers, longest_chain, record_layers
 from jpmhc.diagnose.spectrum import Spectrum
 from jpmhc.diagnose.sublayers import Layer, measure_gain, measure_gradients, measure_sublayer
@@ -39,9 +41,6 @@ _SHARES = {"whole": 0.4, "tokens": 0.15, "layers": 0.25, "sublayers": 0.2}
 # Random vectors for gains and gradients, and the widest matrix that is rotated.
 _VECTORS = 4
 _WIDEST = 3072
-# Inputs of fewer numbers are not asked whether their graph fits; the share of the free memory that a graph may take.
-_LARGE = 30_000
-_GRAPH_SHARE = 0.4
 # Seconds that one token may take whatever the limit.
 _BEARABLE = 10.0
 
@@ -96,7 +95,7 @@ def diagnose(
     speak = say or (lambda sentence: None)
     with borrow_model(model) as call:
         ends = find_ends(model, arguments, between, call)
-        shortened = _fit_batch(model, ends, call)
+        shortened = fit_batch(model, ends, call)
         work = _Work(model, call, ends, method, probes, steps, seconds, seed, progress)
         work.notes += shortened
         work.plan(tokens)
@@ -106,9 +105,9 @@ def diagnose(
         token_spectra = {
             position: work.measure(part, Jacobian(work.at, position)) for position, part in work.tokens.items()
         }
-        layers = work.measure_layers()
         streams = measure_streams(work.chain) if work.chain and work.chain[0].coefficients is not None else None
         comparisons = [work.compare(position) for position in work.layer_positions]
+        layers = work.measure_layers(comparisons)
     mode = "train" if model.training else "eval"
     return Diagnosis(
         model=f"{type(model).__name__} in {mode} mode",
@@ -171,7 +170,7 @@ class _Work:
             stack.enter_context(plain_connections())
             if not any(getattr(layer, "kernels", "") == "fused" for layer in self.found_layers):
                 stack.enter_context(forward_ad.dual_level())
-            saved, (x, y) = _measure_graph(self.model, lambda: run_between(self.ends, self.call))
+            saved, (x, y) = measure_graph(self.model, lambda: run_between(self.ends, self.call))
         return x, y, recording.calls, saved
 
     def _positions(self, x: Tensor, y: Tensor) -> tuple[int, ...]:
@@ -274,8 +273,12 @@ class _Work:
         generator = torch.Generator().manual_seed(seed)
         return torch.randn(_VECTORS, size, generator=generator).to(self.at.y.device, self.at.y.dtype)
 
-    def measure_layers(self) -> list[Layer]:
-        """Measure every layer's gain and gradient, and how alike the streams are after it."""
+    def measure_layers(self, comparisons: Sequence[TheoryComparison]) -> list[Layer]:
+        """Measure every layer's gain and gradient, and how alike the streams are after it; put theory beside it.
+
+        Args:
+            comparisons: Single tokens beside the theory, whose mean is what it says of the gradients.
+        """
         calls = [call for call in self.calls if call.output.requires_grad]
         if not calls:
             return []
@@ -290,6 +293,14 @@ class _Work:
             similarity = float(alike.similarity[0]) if alike else 1.0
             dominance = float(alike.dominance[0]) if alike else 1.0
             layers.append(Layer(name, skip, gain, gradient, similarity, dominance))
+        if not comparisons:
+            return layers
+        places = {call.number: place for place, call in enumerate(calls)}
+        predicted = torch.stack([item.gradients for item in comparisons]).mean(0)
+        # What follows the last layer, such as a norm and a head, is no part of the theory.
+        predicted = predicted * (layers[places[self.chain[-1].number]].gradient / predicted[-1])
+        for call, value in zip(self.chain, predicted.tolist()):
+            layers[places[call.number]] = replace(layers[places[call.number]], predicted=value)
         return layers
 
     def compare(self, position: int) -> TheoryComparison:
@@ -323,6 +334,9 @@ class _Work:
         layers = token_coefficients(self.chain, skips, position)
         network = make_network(layers, variance, matrices)
         predicted, note = predict_spectrum(network)
+        # Whether the map ends with all streams or with their mean.
+        all_streams = self.at.y.shape == self.chain[-1].after.shape
+        end = torch.eye(n, dtype=torch.float64) if all_streams else None
         mean_predicted, mean_ks = None, math.nan
         if mean_stream is not None:
             mean_predicted, _ = predict_spectrum(network.end_to_end())
@@ -333,6 +347,7 @@ class _Work:
             measured=measured,
             blocks=blocks,
             gains=variance,
+            gradients=spectra.gradient_gains(network, end),
             predicted=predicted,
             wasserstein=w1,
             kolmogorov=ks,
@@ -353,37 +368,6 @@ class _Work:
             back = jacobian.multiply_transposed(only.flatten(1)).reshape(_VECTORS, n, -1)
             rows.append(back.double().square().mean(0).mean(-1).cpu())
         return torch.stack(rows)
-
-
-def _fit_batch(model: nn.Module, ends: Ends, call: Callable[..., Any]) -> list[str]:
-    """Cut a batch whose graph would not fit into memory to as many examples as do, and return a note that says so."""
-    tensors = [value for value in (*ends.arguments[0], *ends.arguments[1].values()) if isinstance(value, Tensor)]
-    batch = tensors[0].shape[0] if tensors and tensors[0].ndim > 1 else 1
-    if batch <= 2 or sum(tensor.numel() for tensor in tensors) < _LARGE:
-        return []
-    whole = ends.arguments
-    ends.arguments = cut_batch(whole, batch, 2)
-    saved, _ = _measure_graph(model, lambda: run_between(ends, call))
-    fits = int(_GRAPH_SHARE * free_memory(tensors[0].device) / max(saved / 2, 1))
-    ends.arguments = whole
-    if fits >= batch:
-        return []
-    ends.arguments = cut_batch(whole, batch, max(fits, 1))
-    return [f"the batch of {batch} does not fit into memory: its first {max(fits, 1)} are measured"]
-
-
-def _measure_graph(model: nn.Module, run: Callable[[], Any]) -> tuple[int, Any]:
-    """Run the model, and return the bytes that its graph holds beside the weights, and what was returned."""
-    sizes: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        result = run()
-    weights = {tensor.untyped_storage().data_ptr() for tensor in model.parameters()}
-    return sum(size for place, size in sizes.items() if place not in weights), result
 
 
 def _find_inner_model(model: nn.Module) -> nn.Module:

@@ -26,6 +26,8 @@ class Layer:
         gradient: Mean squared singular value of the derivative of the map's output by this layer's output.
         similarity: Mean cosine between two streams after the layer.
         dominance: Largest share of the squared length that one stream holds.
+        predicted: What the theory says of the gradient from coefficients and gains at the compared tokens, scaled so
+            that the last layer's is the measured one; NaN for a layer that is not compared with it.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Layer:
     gradient: float
     similarity: float = 1.0
     dominance: float = 1.0
+    predicted: float = float("nan")
 
 
 def measure_gain(call: LayerCall, vectors: Tensor, position: int | None = None) -> tuple[float, float]:

@@ -30,6 +30,8 @@ class TheoryComparison:
         measured: The spectrum of the streams after the last layer by those before the first.
         blocks: Mean squared singular value from stream j to stream i. [n, n]
         gains: Each sublayer's mean squared singular value at this token. [L]
+        gradients: What the theory says of the mean squared singular value of the derivative of the mean stream (or of
+            all streams, where the map ends with them) by each sublayer's output. [L]
         predicted: The theory's density; None where it has none.
         wasserstein: W1 between prediction and measurement, in singular values.
         kolmogorov: KS between prediction and measurement, see `find_distances`.
@@ -45,6 +47,7 @@ class TheoryComparison:
     measured: Spectrum
     blocks: Tensor
     gains: Tensor
+    gradients: Tensor
     predicted: spectra.Density | None = None
     wasserstein: float = float("nan")
     kolmogorov: float = float("nan")

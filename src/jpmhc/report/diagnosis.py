@@ -116,6 +116,9 @@ def _draw_layers(ax: Any, found: Diagnosis) -> None:
     )
     gradients = [max(layer.gradient, floor) for layer in found.layers]
     ax.plot(numbers, gradients, "s-", color=EXACT, label="squared gradient at its output")
+    predicted = [layer.predicted for layer in found.layers]
+    if np.isfinite(predicted).any():
+        ax.plot(numbers, predicted, color=INK, linewidth=1.2, linestyle="--", label="the same by the theory")
     ax.set(xlabel="layer", ylabel="mean squared singular value", yscale="log")
     ax.legend(frameon=False, fontsize=8)
 

@@ -99,6 +99,10 @@ def _draw_layers(found: Diagnosis) -> list[Picture]:
         Line("gain of the sublayer", numbers, [layer.gain for layer in found.layers], COMPARED[1]),
         Line("squared gradient at its output", numbers, [layer.gradient for layer in found.layers], COMPARED[0]),
     ]
+    predicted = [(number, layer.predicted) for number, layer in zip(numbers, found.layers) if layer.predicted > 0]
+    if predicted:
+        at, values = (list(part) for part in zip(*predicted))
+        gains.append(Line("the same by the theory", at, values, COMPARED[2], "6 3"))
     pictures = [draw_chart("gains and gradients", gains, _LAYER, Axis("mean squared singular value", True))]
     if found.streams is not None:
         similarity, dominance = found.streams.similarity.tolist(), found.streams.dominance.tolist()

@@ -126,14 +126,18 @@ def geometric_mean(network: Network) -> float:
     return math.exp(float(logs.sum()))
 
 
-def gradient_gains(network: Network) -> Tensor:
+def gradient_gains(network: Network, end: Tensor | None = None) -> Tensor:
     r"""Return the mean square of the derivative of the model's output by each sublayer's output. [L]
 
     $\gamma_l = w_l^\top B_l w_l$ with $B_L = 1 1^\top / n^2$ and
     $B_{l-1} = A_l^\top B_l A_l + \sigma_l^2 \gamma_l\, r_l r_l^\top$. For noise without read and write vectors it is
     $\mathrm{Tr}\,B_l$, which counts the outputs of all streams together.
+
+    Args:
+        network: Any network.
+        end: $B_L$ for an output other than the mean stream; the identity for all streams. [n, n]
     """
-    moment = torch.full_like(network.skips[0], 1 / network.streams**2)
+    moment = torch.full_like(network.skips[0], 1 / network.streams**2) if end is None else end.to(network.skips)
     factors = network.noise_factors()
     gains = []
     for layer in range(network.depth - 1, -1, -1):
