@@ -128,9 +128,9 @@ def draw_lines(
     heights = [part for line in kept for part in line[1:]]
     scale_y = _Scale(y, np.concatenate([empty, *heights]), _HEIGHT - _BOTTOM, _TOP)
     _draw_axes(picture, scale_x, scale_y, x.label, y.label)
-    for line, (value, words) in enumerate(marks):
+    for row, (value, words) in enumerate(marks):
         if scale_x.low < value < scale_x.high:
-            _draw_mark(picture, float(scale_x.place(np.array([value]))[0]), words, line)
+            _draw_mark(picture, float(scale_x.place(np.array([value]))[0]), words, row)
     for line, (places, middle, low, high) in zip(lines, kept):
         group = ElementTree.SubElement(picture, "g", {"style": f"--c:{_safe_colour(line.colour)}", "class": "line"})
         ElementTree.SubElement(group, "title").text = line.name
@@ -201,12 +201,12 @@ def _draw_axes(picture: ElementTree.Element, x: _Scale, y: _Scale, x_label: str,
     ElementTree.SubElement(axes, "text", at).text = y_label
 
 
-def _draw_mark(picture: ElementTree.Element, place: float, words: str, line: int) -> None:
+def _draw_mark(picture: ElementTree.Element, place: float, words: str, row: int) -> None:
     """Draw a vertical line with its words, which stand on a line of their own so that those of two do not meet."""
     group = ElementTree.SubElement(picture, "g", {"class": "mark"})
     ElementTree.SubElement(group, "path", {"d": f"M{place:.1f} {_TOP}V{_HEIGHT - _BOTTOM}"})
     right = place > _WIDTH * 0.7
-    at = {"x": f"{place + (-4 if right else 4):.1f}", "y": str(_TOP + 10 + 15 * line)}
+    at = {"x": f"{place + (-4 if right else 4):.1f}", "y": str(_TOP + 10 + 15 * row)}
     at["text-anchor"] = "end" if right else "start"
     ElementTree.SubElement(group, "text", at).text = words
 
