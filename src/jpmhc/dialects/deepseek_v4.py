@@ -6,10 +6,9 @@ In this dialect, with the norm over all n · d numbers of a token and its eps in
     C = softmax over rows + eps, then columns, rows, …, columns, each divided by its sum + eps.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from jpmhc.connections import HyperConnection
 from jpmhc.connections.head import read_streams
@@ -39,32 +38,9 @@ _NAMINGS = {
     ),
 }
 DIALECT = mhc.Dialect("DeepSeek-V4", _NAMINGS, r"(^|\.)(hc_(attn|ffn|head)|(attn|ffn)_hc)")
-dump = DIALECT.dump
+load, dump = DIALECT.load, DIALECT.dump
 LAYERS = ("DeepseekV4DecoderLayer",)
 HEADS = ("DeepseekV4HyperHead",)
-
-
-def load(
-    state_dict: Mapping[str, Tensor],
-    *,
-    streams: int = 4,
-    iterations: int = 20,
-    eps: float = 1e-6,
-    norm_eps: float = 1e-6,
-) -> dict[str, nn.Module]:
-    """Make the connections and heads of a DeepSeek-V4 model from its state dict.
-
-    Args:
-        state_dict: The model's tensors under Hugging Face's or the original names; other tensors are left alone.
-        streams: `hc_mult` of the model's configuration.
-        iterations: `hc_sinkhorn_iters`.
-        eps: `hc_eps`.
-        norm_eps: `rms_norm_eps`.
-
-    Returns:
-        A `HyperConnection` for each of "layers.0.attn", "layers.0.ffn", …, and a `StreamHead` for "head".
-    """
-    return DIALECT.load(state_dict, streams, iterations, eps, norm_eps)
 
 
 class Layer:

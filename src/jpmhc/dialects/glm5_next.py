@@ -1,11 +1,9 @@
 """GLM-5.3-Flash: the connections of DeepSeek-V4 with another eps in the norm; the streams end as their mean."""
 
-from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from jpmhc.connections import HyperConnection, StreamHead
 from jpmhc.dialects import keys, mhc
 from jpmhc.dialects.deepseek_v4 import borrow
 
@@ -22,35 +20,10 @@ _NAMINGS = {
         mhc.SAME_NAMES,
     ),
 }
-DIALECT = mhc.Dialect("GLM-5.3-Flash", _NAMINGS, r"(^|\.)(hc_(attn|ffn|head)|(attn|ffn)_hc)")
-dump = DIALECT.dump
+_MARKER = r"(^|\.)(hc_(attn|ffn|head)|(attn|ffn)_hc)"
+DIALECT = mhc.Dialect("GLM-5.3-Flash", _NAMINGS, _MARKER, norm_eps=1e-5, mean_head=True)
+load, dump = DIALECT.load, DIALECT.dump
 LAYERS = ("Glm5NextTextDecoderLayer",)
-
-
-def load(
-    state_dict: Mapping[str, Tensor],
-    *,
-    streams: int = 4,
-    iterations: int = 20,
-    eps: float = 1e-6,
-    norm_eps: float = 1e-5,
-) -> dict[str, nn.Module]:
-    """Make the connections of a GLM-5.3-Flash model from its state dict.
-
-    Args:
-        state_dict: The model's tensors under Hugging Face's or the original names; other tensors are left alone.
-        streams: `hc_mult` of the model's configuration.
-        iterations: `hc_sinkhorn_iters`.
-        eps: `hc_eps`.
-        norm_eps: `rms_norm_eps`.
-
-    Returns:
-        A `HyperConnection` for each of "layers.0.attn", "layers.0.ffn", …, and for "head" a `StreamHead` that takes
-        the mean.
-    """
-    connections = DIALECT.load(state_dict, streams, iterations, eps, norm_eps)
-    dim = cast(HyperConnection, next(iter(connections.values()))).dim
-    return connections | {"head": StreamHead(dim, streams, "mean")}
 
 
 class Layer:

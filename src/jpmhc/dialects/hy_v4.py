@@ -59,7 +59,7 @@ def load(
     Returns:
         A `HyperConnection` for each of "layers.0.attn", "layers.0.ffn", …, and a `StreamHead` for "head".
     """
-    return DIALECT.load(state_dict, streams, None, eps, norm_eps, write_peak=magnitude, write_eps=eps)
+    return DIALECT.make_connections(state_dict, streams, None, eps, norm_eps, write_peak=magnitude, write_eps=eps)
 
 
 class Layer:

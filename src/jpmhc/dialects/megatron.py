@@ -50,4 +50,4 @@ def load(
         model has one.
     """
     norm = "rms" if single_pass else "rms_outside"
-    return DIALECT.load(state_dict, streams, iterations, eps, norm_eps, norm=norm)
+    return DIALECT.make_connections(state_dict, streams, iterations, eps, norm_eps, norm=norm)

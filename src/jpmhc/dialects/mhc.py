@@ -21,19 +21,51 @@ SAME_NAMES = {"": {part: part for part in PARTS}}  # of a model that calls the p
 
 @dataclass(frozen=True)
 class Dialect:
-    """The names that a family of models gives to the tensors of its connections.
+    """The names that a family of models gives to the tensors of its connections, and what it sets by default.
 
     Attributes:
         title: What the family is called, for messages.
         namings: Its ways to name tensors.
         marker: A pattern that every key of a connection matches, and no other key.
+        norm_eps: `rms_norm_eps` of its configurations.
+        mean_head: Whether its streams end as their mean, so that no key tells of a head.
     """
 
     title: str
     namings: Mapping[str, Naming]
     marker: str
+    norm_eps: float = 1e-6
+    mean_head: bool = False
 
     def load(
+        self,
+        state_dict: Mapping[str, Tensor],
+        *,
+        streams: int = 4,
+        iterations: int = 20,
+        eps: float = 1e-6,
+        norm_eps: float | None = None,
+    ) -> dict[str, nn.Module]:
+        """Make the connections of a model, and its head if it has one, from its state dict.
+
+        Args:
+            state_dict: The model's tensors under Hugging Face's or the original names; other tensors are left alone.
+            streams: `hc_mult` of the model's configuration.
+            iterations: `hc_sinkhorn_iters`.
+            eps: `hc_eps`.
+            norm_eps: `rms_norm_eps`; None: what the family has.
+
+        Returns:
+            A `HyperConnection` for each of "layers.0.attn", "layers.0.ffn", …, and a `StreamHead` for "head".
+        """
+        norm_eps = self.norm_eps if norm_eps is None else norm_eps
+        connections = self.make_connections(state_dict, streams, iterations, eps, norm_eps)
+        if self.mean_head:
+            dim = next(module.dim for module in connections.values())
+            connections["head"] = StreamHead(dim, streams, "mean")  # type: ignore[arg-type]
+        return connections
+
+    def make_connections(
         self,
         state_dict: Mapping[str, Tensor],
         streams: int,
