@@ -16,6 +16,7 @@ def modules():
     sys.path[:0] = FOLDERS
     import cost  # noqa: F401
     import equations  # noqa: F401
+    import methods  # noqa: F401
     import page
     import record
     import training  # noqa: F401

@@ -15,6 +15,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # for harness.py, beside this f
 
 import cost  # noqa: F401
 import equations  # noqa: F401
+import methods  # noqa: F401
 import training  # noqa: F401
 from page import WORDS, count_verdicts, render
 from record import CLAIMS, Claim, run

@@ -1,0 +1,162 @@
+"""The paper's ways to compute the spectra of many layers: which are right, and how long they take."""
+
+import time
+
+import torch
+from record import claim
+
+from jpmhc import spectra
+from jpmhc.manifolds import birkhoff
+from spectra import BUDGET, ETA, KINDS, POINTS, STREAMS, errors, green, network, sampled_distance
+
+
+@claim(
+    1,
+    "The scalar theory matches Monte Carlo perfectly at L = 1 for all mixers",
+    "section 2.3, fig. scalar-vs-mc-panel",
+    "true if",
+    "the scalar theory is eq. dyson_subordination; eq. dyson-fp, which section 2.1 prints, is another law (claim 9).",
+    shows="largest W₁ of singular values to 100 sampled networks, four kinds of skips: {:.4f}",
+    stored=0.001361,
+    allowed=(0, 0.005),
+)
+def scalar_theory_of_one_layer() -> float:
+    return max(sampled_distance(kind, 1, "dyson") for kind in KINDS)
+
+
+@claim(
+    2,
+    "The scalar theory fails for bistochastic and Gaussian mixers at L ≥ 2",
+    "sections 2.1 and 2.3, fig. scalar-vs-mc-panel",
+    "true",
+    shows="relative error of G at L = 2, median of five points: bistochastic {:.0%}, Gaussian {:.0%}; orthogonal "
+    "{:.0e}",
+    stored=(0.3548, 0.5548, 2e-10),
+    allowed=[0.02, 0.02, (0, 1e-7)],
+)
+def scalar_theory_of_two_layers() -> tuple[float, ...]:
+    return tuple(float(errors(network(kind, 2), "z1").median()) for kind in ("bistochastic", "gaussian", "orthogonal"))
+
+
+@claim(
+    3,
+    "The operator-valued theory is able to fully catch the spectrum",
+    "fig. scalar-vs-mc-panel; eq. ov_GL_matrix_power, alg. ov_panel",
+    "false",
+    "As printed it is further off than the scalar theory wherever AᵀA is not a multiple of the identity; the chain "
+    "equation (docs/derivations/chain.md) is the operator-valued theory that is exact.",
+    shows="relative error of G by the printed matrix power, bistochastic skips: {:.1f} to {:.1f} times G itself at L "
+    "= 2, {:.1e} times at L = 10",
+    stored=(1.35, 6.637, 5052000000.0),
+    allowed=0.02,
+)
+def matrix_power() -> tuple[float, float, float]:
+    two = errors(network("bistochastic", 2), "z1-matrix")
+    return float(two.min()), float(two.max()), float(errors(network("bistochastic", 10), "z1-matrix").max())
+
+
+@claim(
+    14,
+    "Less than 1 second a point on a CPU for n ≤ 4 and L ≤ 100",
+    "section 2.3, paragraph Operator-valued multi-layer pipeline",
+    "true",
+    shows="n = 4, L = 100, bistochastic skips that differ: {:.4f} s a point by the chain, {:.1f} s by the twisted "
+    "fold, the paper's own method",
+    stored=(0.0068, 0.6),
+    allowed=[(0, 1), (0, 2)],
+)
+def time_of_a_point() -> tuple[float, ...]:
+    asked, seconds = network("bistochastic", 100, shared=False), []
+    for method, count in (("chain", 100), ("twisted", 5)):
+        x = torch.linspace(0.05, 3, count, dtype=torch.float64)
+        start = time.perf_counter()
+        green(asked, method, torch.complex(x, torch.full_like(x, ETA)))
+        seconds.append((time.perf_counter() - start) / count)
+    return tuple(seconds)
+
+
+@claim(
+    16,
+    "The twisted S-transform product gives the law of JᵀJ",
+    "eqs. twisted-s-transform, twisted_product, twisted_fold",
+    "true if",
+    "L ≤ 2 and the first factor is Y₁Y₁ᵀ; the printed Y₁ᵀY₁ is wrong for a non-normal A₁, and from L = 3 the fold is "
+    "the law of another product (docs/derivations/twisted.md).",
+    shows="largest relative error of G, bistochastic skips that differ: L = 2 {:.0e}, L = 2 as printed {:.0%}, L = 3 "
+    "{:.0%}",
+    stored=(1e-10, 0.1552, 0.03353),
+    allowed=[(0, 1e-7), 0.02, 0.02],
+)
+def twisted_product() -> tuple[float, float, float]:
+    two, three = (network("bistochastic", depth, shared=False) for depth in (2, 3))
+    return (
+        float(errors(two, "twisted").max()),
+        float(errors(two, "twisted-paper").max()),
+        float(errors(three, "twisted").max()),
+    )
+
+
+@claim(
+    17,
+    "The twisted fold reduces to the scalar product when all A commute",
+    "section O.2, below eq. twisted_fold",
+    "false",
+    "It reduces to the untwisted product of matrix-valued S-transforms, which keeps directions apart; the scalar "
+    "product averages over them and is wrong also for commuting skips.",
+    shows="two equal symmetric bistochastic skips: the fold is {:.0e} off the chain, the scalar product {:.0%}",
+    stored=(1e-10, 0.9429),
+    allowed=[(0, 1e-7), 0.02],
+)
+def commuting_skips() -> tuple[float, float]:
+    matrix = birkhoff.sample(STREAMS, generator=torch.Generator().manual_seed(0))
+    asked = spectra.Network.repeated((matrix + matrix.T) / 2, BUDGET / 2, 2)
+    return float(errors(asked, "twisted").max()), float(errors(asked, "z1").max())
+
+
+@claim(
+    18,
+    "For identical layers the subordination variable b₁ stays on the scalar manifold z₁ · I",
+    "section V.1, above eq. ov_z1_scalar",
+    "false",
+    "b₁ is a matrix: it is scalar only where every AᵀA is a multiple of the identity.",
+    shows="two equal bistochastic layers, x = 0.5: distance of b₁ to the nearest multiple of I, as a share of b₁: "
+    "{:.0%}",
+    stored=0.884,
+    allowed=0.02,
+)
+def subordination_matrix() -> float:
+    r"""Find b with $G_1(b)\,b - 1 = z G_L - 1$ from the chain's matrix-valued G_L and eq. matrix_dyson_schur."""
+    asked = network("bistochastic", 2)
+    z, skip, variance = POINTS[2], asked.skips[0].to(torch.complex128), float(asked.variance[0])
+    found = spectra.cauchy(asked, z.unsqueeze(0), "chain", matrix=True, tolerance=1e-12)
+    assert found.matrix is not None
+    eye, moment = torch.eye(STREAMS, dtype=torch.complex128), z * found.matrix[0]
+    ratio = moment @ torch.linalg.inv(moment - eye)
+    g, h = found.G[0], torch.tensor(1 - 1e-3j, dtype=torch.complex128)
+    for _ in range(2000):
+        u = 1 - variance * g
+        rest = variance * h * eye + skip.T @ skip / u
+        b = rest @ ratio
+        inner = torch.linalg.inv(b - rest)
+        new = inner.trace() / STREAMS, 1 / u + (skip @ inner @ skip.T).trace() / STREAMS / u**2
+        change = max(abs(complex(new[0] - g)), abs(complex(new[1] - h)))
+        g, h = (g + new[0]) / 2, (h + new[1]) / 2
+    if change > 1e-10:
+        raise ValueError(f"the equation for b₁ is solved to {change:.0e} only")
+    return float(torch.linalg.matrix_norm(b - b.trace() / STREAMS * eye) / torch.linalg.matrix_norm(b))
+
+
+@claim(
+    19,
+    "Operator-valued subordination computes the spectrum of heterogeneous layers",
+    "section V.3, alg. ov_hetero",
+    "false",
+    "Its unknown w is a scalar, so that it is the scalar theory again; 'chain' is exact.",
+    shows="relative error of G at L = 2, bistochastic skips that differ, median and largest of five points: {:.0%}, "
+    "{:.0%}",
+    stored=(0.4154, 1.099),
+    allowed=0.02,
+)
+def scalar_subordination() -> tuple[float, float]:
+    found = errors(network("bistochastic", 2, shared=False), "subordination")
+    return float(found.median()), float(found.max())
