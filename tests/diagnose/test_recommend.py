@@ -81,6 +81,8 @@ def test_post_norm_is_known_too():
         ({"depth": 0}, "depth must be a whole number"),
         ({"depth": 4, "norm": "both"}, "no norm is called 'both'"),
         ({"depth": 4, "mixers": ["none"]}, "no mixer is called 'none'"),
+        ({"depth": 4, "mixers": "cayley"}, "mixers must be one or more names in a list"),
+        ({"depth": 4, "mixers": []}, "mixers must be one or more names in a list"),
         ({"depth": 4, "drift": -1.0}, "drift must be positive"),
         ({"depth": 4, "activation": "x"}, "no activation is called 'x'"),
     ],
@@ -88,3 +90,11 @@ def test_post_norm_is_known_too():
 def test_bad_input_is_refused(arguments, sentence):
     with pytest.raises(ValueError, match=sentence):
         jpmhc.recommend(**arguments)
+
+
+def test_it_prints_as_a_table_with_its_assumptions():
+    found = jpmhc.recommend(3, mixers=["cayley", "sinkhorn"])
+    lines = str(found).splitlines()
+    assert [line.split()[0] for line in lines[1:3]] == [one.mixer for one in found.candidates]
+    assert lines[-1] == found.assumptions
+    assert max(map(len, lines[:-1])) < 120

@@ -97,6 +97,8 @@ def diagnose(
 def _load(model: str, text: str | None, length: int) -> tuple[nn.Module, Any]:
     """Return the model and its inputs."""
     place, colon, name = model.rpartition(":")
+    if not colon and model.endswith(".py"):
+        raise ValueError(f"{model} needs the function that makes the model: {model}:build, say")
     if not colon:
         return _load_hugging_face(model, text, length)
     made = _find_function(place, name)()

@@ -158,7 +158,7 @@ def _find_embedding(model: nn.Module, arguments: Arguments, call: Callable[..., 
     handles = [module.register_forward_hook(note) for module in names]
     try:
         with torch.no_grad():
-            call(*arguments[0], **arguments[1])
+            call_model(call, arguments)
     except _Found:
         return names[called[0]], called[0]
     finally:
@@ -168,6 +168,14 @@ def _find_embedding(model: nn.Module, arguments: Arguments, call: Callable[..., 
         "the inputs are integers and the model calls no nn.Embedding on them: name the module to begin at with "
         "between=(name, None)"
     )
+
+
+def call_model(call: Callable[..., Any], arguments: Arguments) -> Any:
+    """Call a model for the first time; if it fails, say in one sentence that its inputs do not fit."""
+    try:
+        return call(*arguments[0], **arguments[1])
+    except (RuntimeError, TypeError, IndexError) as error:
+        raise ValueError(f"the model cannot be called with these inputs: {str(error).splitlines()[0]}") from error
 
 
 def run_between(ends: Ends, call: Callable[..., Any], start: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -204,7 +212,7 @@ def run_between(ends: Ends, call: Callable[..., Any], start: Tensor | None = Non
             kwargs[ends.start] = replace(kwargs[ends.start])
         if ends.stop is not None:
             stack.enter_context(_hooked(ends.stop, lambda module, given, output: last.append(output)))
-        output = call(*args, **kwargs)
+        output = call_model(call, (tuple(args), kwargs)) if start is None else call(*args, **kwargs)
     if not used:
         raise ValueError(f"{ends.start_name} takes no part in the model's call: begin at another module")
     if ends.stop is not None:

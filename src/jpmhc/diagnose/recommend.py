@@ -88,6 +88,16 @@ class Recommendation:
         """The first choice."""
         return self.candidates[0]
 
+    def __str__(self) -> str:
+        heads = ("mixer", "J lost at start", "J lost", "T lost", "γ first", "γ last", "layers left")
+        lines = ["".join(f"{head:>16}" for head in heads)]
+        for one in self.candidates:
+            shares = (f"{share:.1%}" for share in (one.collapsed_at_start, one.collapsed, one.collapsed_model))
+            rest = (*one.gradient_gains[[0, -1]].tolist(), one.layers_until_collapse)
+            cells = (one.mixer, *shares, *(f"{value:.3g}" for value in rest))
+            lines.append("".join(f"{cell:>16}" for cell in cells))
+        return "\n".join([*lines, self.assumptions])
+
 
 @one_thread()
 def recommend(
@@ -129,6 +139,8 @@ def recommend(
     choice(norm, NORMS, "norm")
     drift = to_positive_number(drift, "drift")
     names = [name for name in MIXERS if MIXERS[name].why_not(streams) is None] if mixers is None else list(mixers)
+    if isinstance(mixers, str) or not names:
+        raise ValueError(f"mixers must be one or more names in a list, such as ['cayley', 'rotation'], not {mixers!r}")
     for name in names:
         choice(name, MIXERS, "mixer")
         if (reason := MIXERS[name].why_not(streams)) is not None:
