@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import nn
 
+from jpmhc.dialects.layers import link_layers
 from jpmhc.dialects.registry import DIALECTS
 
 
@@ -31,7 +32,8 @@ def accelerate(model: nn.Module, kernels: str = "auto") -> nn.Module:
     for name, module in found:
         if "forward" in vars(module):
             raise ValueError(f"{name or 'the model'} has a forward of its own already, and cannot be given ours")
-    made = [(module, runners[type(module).__name__](module, name, kernels)) for name, module in found]
-    for module, runner in made:
+    made = [runners[type(module).__name__](module, name, kernels) for name, module in found]
+    link_layers([(name, runner) for (name, _), runner in zip(found, made, strict=True)])
+    for (_, module), runner in zip(found, made, strict=True):
         module.forward = runner.forward  # a bound method: a copy of the model is bound to the copy's modules
     return model

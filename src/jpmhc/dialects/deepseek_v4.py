@@ -13,6 +13,7 @@ from torch import Tensor
 from jpmhc.connections import HyperConnection
 from jpmhc.connections.head import read_streams
 from jpmhc.dialects import keys, mhc
+from jpmhc.dialects.layers import ConnectedLayer
 
 _NAMINGS = {
     "huggingface": keys.Naming(
@@ -43,20 +44,19 @@ LAYERS = ("DeepseekV4DecoderLayer",)
 HEADS = ("DeepseekV4HyperHead",)
 
 
-class Layer:
+class Layer(ConnectedLayer):
     """Runs a decoder layer of `transformers` with our connections, which borrow the layer's parameters."""
 
     def __init__(self, layer: Any, name: str, kernels: str) -> None:
-        self.layer = layer
-        self.attention = borrow(layer.attn_hc, f"{name}.attn_hc", kernels)
-        self.feedforward = borrow(layer.ffn_hc, f"{name}.ffn_hc", kernels)
+        parts = ("attn_hc", "ffn_hc")
+        super().__init__(layer, *(borrow(getattr(layer, part), f"{name}.{part}", kernels) for part in parts))
 
     def forward(self, hidden_states: Tensor, input_ids: Tensor | None = None, **kwargs: Any) -> Tensor:
         layer = self.layer
-        h, state = self.attention.read(hidden_states)
+        h, state = self.begin(hidden_states)
         y, _ = layer.self_attn(layer.input_layernorm(h), **kwargs)
         x, h, state = self.attention.write_read(hidden_states, y, state, self.feedforward)
-        return self.feedforward.write(x, layer.mlp(layer.post_attention_layernorm(h), input_ids=input_ids), state)
+        return self.end(x, layer.mlp(layer.post_attention_layernorm(h), input_ids=input_ids), state)
 
 
 class Head:

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from jpmhc.dialects import keys, mhc
 from jpmhc.dialects.deepseek_v4 import borrow
+from jpmhc.dialects.layers import ConnectedLayer
 
 _PREFIX = "model.language_model."
 _NAMINGS = {
@@ -26,13 +27,12 @@ load, dump = DIALECT.load, DIALECT.dump
 LAYERS = ("Glm5NextTextDecoderLayer",)
 
 
-class Layer:
+class Layer(ConnectedLayer):
     """Runs a decoder layer of `transformers` with our connections, which borrow the layer's parameters."""
 
     def __init__(self, layer: Any, name: str, kernels: str) -> None:
-        self.layer = layer
-        self.attention = borrow(layer.attn_hc, f"{name}.attn_hc", kernels)
-        self.feedforward = borrow(layer.ffn_hc, f"{name}.ffn_hc", kernels)
+        parts = ("attn_hc", "ffn_hc")
+        super().__init__(layer, *(borrow(getattr(layer, part), f"{name}.{part}", kernels) for part in parts))
 
     def forward(
         self,
@@ -46,7 +46,7 @@ class Layer:
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         layer = self.layer
-        h, state = self.attention.read(hidden_states)
+        h, state = self.begin(hidden_states)
         h, selected = layer.input_layernorm(h), None
         if layer.block_type == "linear_attention":
             y = layer.self_attn(hidden_states=h, cache_params=past_key_values, attention_mask=attention_mask, **kwargs)
@@ -62,4 +62,4 @@ class Layer:
                 **kwargs,
             )
         x, h, state = self.attention.write_read(hidden_states, y, state, self.feedforward)
-        return self.feedforward.write(x, layer.mlp(layer.post_attention_layernorm(h)), state), selected
+        return self.end(x, layer.mlp(layer.post_attention_layernorm(h)), state), selected

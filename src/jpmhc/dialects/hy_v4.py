@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from jpmhc.connections import HyperConnection
 from jpmhc.dialects import keys, mhc
 from jpmhc.dialects.deepseek_v4 import Head
+from jpmhc.dialects.layers import ConnectedLayer
 
 _NAMINGS = {
     "huggingface": keys.Naming(
@@ -62,20 +63,19 @@ def load(
     return DIALECT.make_connections(state_dict, streams, None, eps, norm_eps, write_peak=magnitude, write_eps=eps)
 
 
-class Layer:
+class Layer(ConnectedLayer):
     """Runs a decoder layer of `transformers` with our connections, which borrow the layer's parameters."""
 
     def __init__(self, layer: Any, name: str, kernels: str) -> None:
-        self.layer = layer
-        self.attention = _borrow(layer.attn_hc, f"{name}.attn_hc", kernels)
-        self.feedforward = _borrow(layer.ffn_hc, f"{name}.ffn_hc", kernels)
+        parts = ("attn_hc", "ffn_hc")
+        super().__init__(layer, *(_borrow(getattr(layer, part), f"{name}.{part}", kernels) for part in parts))
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         layer = self.layer
-        h, state = self.attention.read(hidden_states)
+        h, state = self.begin(hidden_states)
         y, _, selected = layer.self_attn(layer.input_layernorm(h), *args, **kwargs)
         x, h, state = self.attention.write_read(hidden_states, y, state, self.feedforward)
-        return self.feedforward.write(x, layer.mlp(layer.post_attention_layernorm(h)), state), selected
+        return self.end(x, layer.mlp(layer.post_attention_layernorm(h)), state), selected
 
 
 def _borrow(connection: Any, name: str, kernels: str) -> HyperConnection:

@@ -1,8 +1,4 @@
-"""Reading ahead: a layer's last write and the first read of the next layer as one pass over the streams.
-
-A layer knows the next one by a reference outside its modules. What it has read for the next layer is kept there, with
-the streams it was read from: the next layer uses it only if it is given the very same streams.
-"""
+"""How a wrapped layer reads ahead for the next one, which it knows by a reference outside its modules."""
 
 import itertools
 from typing import Any
@@ -10,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from jpmhc.connections.ahead import keep_read, may_read_ahead, use_read
 from jpmhc.wrap.plan import LayerPlan
 from jpmhc.wrap.recipe import CHILD
 from jpmhc.wrap.streams import Streams
@@ -31,28 +28,19 @@ def unlink_layer(layer: nn.Module) -> None:
 
 
 def connection_onward(layer: nn.Module, x: Tensor) -> Any:
-    """Return the next layer's first connection, if it may read before that layer is called; else None.
-
-    It may not where another process, device or recomputation has a say in when the next layer's parameters are there.
-    """
-    following = None if torch.compiler.is_compiling() else vars(layer).get(NEXT)
-    if (
-        following is None
-        or x.is_inference()
-        or (torch.distributed.is_available() and torch.distributed.is_initialized())
-        or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
-    ):
+    """Return the next layer's first connection, if it may read before that layer is called; else None."""
+    following = vars(layer).get(NEXT)
+    if following is None:
         return None
     connection = getattr(following[0], CHILD).additions[0]
-    return connection if next(connection.parameters()).device == x.device else None
+    return connection if may_read_ahead(connection, x) else None
 
 
 def hand_onward(layer: nn.Module, streams: Streams) -> None:
     """Keep for the next layer what was read for it."""
-    vars(vars(layer)[NEXT][0])[READ] = (streams.x, streams.x._version, streams.onward)
+    vars(vars(layer)[NEXT][0])[READ] = keep_read(streams.x, streams.onward)
 
 
 def take_onward(layer: nn.Module, x: Tensor) -> Any:
     """Return what was read ahead from these streams, or None."""
-    read = None if torch.compiler.is_compiling() else vars(layer).pop(READ, None)
-    return read[2] if read is not None and read[0] is x and read[1] == x._version else None
+    return None if torch.compiler.is_compiling() else use_read(vars(layer).pop(READ, None), x)
