@@ -25,7 +25,8 @@ VARIANTS = {
     ),
     "orthostochastic, two blocks": lambda n: mixers.Orthostochastic(n, 2),
 }
-NAMES = [*MIXERS, *VARIANTS]
+FUSED = [name for name, mixer in MIXERS.items() if mixer.triton_form is not Mixer.triton_form]  # others: PyTorch alone
+NAMES = [*FUSED, *VARIANTS]
 
 
 class Case(NamedTuple):
