@@ -1,4 +1,7 @@
-"""The tasks by the name that the command line and a saved configuration give them."""
+"""The tasks of the recursive model by the name that the command line and a saved configuration give them.
+
+The language task beside them is not here: a decoder of its own learns it, in comparisons alone.
+"""
 
 from jpmhc.trm.tasks.arc import ArcConfig
 from jpmhc.trm.tasks.sudoku import SudokuConfig
