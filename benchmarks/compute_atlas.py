@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from jpmhc.spectra.atlas import MISSING, Choice, compute_choice, gather, list_choices, read_atlas, write_atlas
+from jpmhc.spectra.atlas import MISSING, Choice, assemble_atlas, compute_choice, list_choices, read_atlas, write_atlas
 
 
 def compute(choice: Choice) -> tuple[Choice, tuple[np.ndarray, np.ndarray], float]:
@@ -67,7 +67,7 @@ def main() -> None:
     print(f"{len(found)} spectra, {len(missing)} without theory: {missing[:10]}")
     print("slowest:", sorted(slow, key=lambda pair: -pair[0])[:10])
     print(f"mean {np.mean([seconds for seconds, _ in slow]):.2f} s")
-    print("wrote", write_atlas(gather(found), options.out))
+    print("wrote", write_atlas(assemble_atlas(found), options.out))
     for worker in workers:  # those that are still at work when the time is over
         worker.kill()
 

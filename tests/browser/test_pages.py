@@ -6,7 +6,7 @@ from matplotlib import image
 from jpmhc import cli
 from jpmhc.report.explorer import render_explorer
 from jpmhc.report.page import write_page
-from jpmhc.spectra.atlas import MISSING, compute_choice, gather
+from jpmhc.spectra.atlas import MISSING, assemble_atlas, compute_choice
 from tests.browser.chromium import FOUND, Chromium
 from tests.report.run_folders import write_run, write_votes
 
@@ -62,7 +62,7 @@ def test_the_explorer_follows_its_sliders_and_its_link(browser, tmp_path):
 
 
 def test_the_explorer_says_what_its_atlas_lacks(browser, tmp_path):
-    held = gather(
+    held = assemble_atlas(
         {("sinkhorn", 4, 48, 0.25, "gelu", "before"): compute_choice(("sinkhorn", 4, 4, 0.25, "gelu", "none"))}
     )
     said = "document.getElementById('said').textContent"

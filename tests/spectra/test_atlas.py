@@ -5,7 +5,17 @@ import pytest
 
 from jpmhc.mixers import MIXERS
 from jpmhc.spectra import atlas
-from jpmhc.spectra.atlas import AXES, LEVELS, MISSING, compute_choice, gather, pack, read_atlas, unpack, write_atlas
+from jpmhc.spectra.atlas import (
+    AXES,
+    LEVELS,
+    MISSING,
+    assemble_atlas,
+    compute_choice,
+    pack,
+    read_atlas,
+    unpack,
+    write_atlas,
+)
 
 
 def test_packing_keeps_singular_values_to_a_thousandth_and_marks_what_is_missing():
@@ -32,7 +42,7 @@ def test_the_collapsed_share_is_kept():
 def test_an_atlas_is_read_as_it_was_written_and_knows_what_it_lacks(tmp_path):
     choice = ("sinkhorn", 2, 4, 0.05, "linear", "none")
     mine, drawn = np.arange(len(LEVELS) + 1, dtype=np.uint16), np.arange(1, len(LEVELS) + 2, dtype=np.uint16)
-    held = read_atlas(write_atlas(gather({choice: (mine, drawn)}), tmp_path / "atlas.npz"))
+    held = read_atlas(write_atlas(assemble_atlas({choice: (mine, drawn)}), tmp_path / "atlas.npz"))
     assert held.axes == dict(AXES)
     place = tuple(values.index(value) for values, value in zip(AXES.values(), choice))
     assert np.array_equal(held.theory[place], mine)

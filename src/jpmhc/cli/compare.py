@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from jpmhc.cli.forms import make_form, read_form
+from jpmhc.cli.forms import make_option_form, read_option_form
 from jpmhc.cli.train import defaults_in, value_of
 from jpmhc.trm.comparison.comparison import Comparison
 from jpmhc.trm.comparison.comparison import compare as train_and_compare
@@ -95,26 +95,26 @@ class _LanguageTask:
 def _language_form() -> tuple[Any, Callable[[Any], Experiment]]:
     default = LanguageExperiment()
     decided = {name: (Annotated[Any, *_FIXED], getattr(default.model, name)) for name in ("mixer", "extra_inner")}
-    model = make_form(default.model, **decided)
-    form = make_form(
+    model = make_option_form(default.model, **decided)
+    form = make_option_form(
         default,
         task=(_LanguageTask, _LanguageTask()),
         model=(Annotated[type(model), tyro.conf.arg(name="")], model),
     )
-    return form, lambda run: read_form(run, LanguageExperiment, model=read_form(run.model, DecoderConfig))
+    return form, lambda run: read_option_form(run, LanguageExperiment, model=read_option_form(run.model, DecoderConfig))
 
 
 def _recursive_form(default: TrainConfig) -> tuple[Any, Callable[[Any], Experiment]]:
     streams = max(default.model.streams, 4)
     default = dataclasses.replace(default, model=dataclasses.replace(default.model, streams=streams))
-    task = make_form(
+    task = make_option_form(
         default.task,
         kind=(_KINDS, kind_of(default.task)),
         seed=(Annotated[int, *_FIXED], default.task.seed),
     )
-    model = make_form(default.model, mixer=(Annotated[str, *_FIXED], default.model.mixer))
+    model = make_option_form(default.model, mixer=(Annotated[str, *_FIXED], default.model.mixer))
     decided = {name: (Annotated[Any, *_FIXED], getattr(default, name)) for name in DECIDED}
-    form = make_form(
+    form = make_option_form(
         default,
         task=(type(task), task),
         model=(Annotated[type(model), tyro.conf.arg(name="")], model),
@@ -122,7 +122,9 @@ def _recursive_form(default: TrainConfig) -> tuple[Any, Callable[[Any], Experime
     )
 
     def read(run: Any) -> Experiment:
-        task = read_form(run.task, TASKS[run.task.kind])
-        return RecursiveExperiment(read_form(run, TrainConfig, task=task, model=read_form(run.model, RecursiveConfig)))
+        task = read_option_form(run.task, TASKS[run.task.kind])
+        return RecursiveExperiment(
+            read_option_form(run, TrainConfig, task=task, model=read_option_form(run.model, RecursiveConfig))
+        )
 
     return form, read

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from jpmhc.cli.forms import make_form, read_form
+from jpmhc.cli.forms import make_option_form, read_option_form
 from jpmhc.cli.output import is_first_process
 from jpmhc.trm.tasks.registry import TASKS
 from jpmhc.trm.training.evaluation import EvaluateConfig, evaluate_checkpoints
@@ -31,7 +31,7 @@ def chosen_options(options: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(options).items() if value is not None}
 
 
-_FORM = make_form(
+_FORM = make_option_form(
     EvaluateConfig(), runs=(Annotated[tuple[Path, ...], tyro.conf.Positional], ()), task_options=task_options()
 )
 
@@ -44,7 +44,7 @@ def evaluate(config: Annotated[type(_FORM), tyro.conf.arg(name="")]) -> None:  #
 
     Several processes: torchrun --nproc-per-node 8 -m jpmhc evaluate out/paper
     """
-    chosen = read_form(config, EvaluateConfig, task_options=chosen_options(config.task_options))
+    chosen = read_option_form(config, EvaluateConfig, task_options=chosen_options(config.task_options))
     found = evaluate_checkpoints(chosen, partial(print, flush=True))
     if is_first_process():
         print(f"wrote {found['choices']['out']}")

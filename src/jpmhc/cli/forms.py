@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 Library = TypeVar("Library")
 
 
-def make_form(default: Any, **fields: tuple[Any, Any]) -> Any:
+def make_option_form(default: Any, **fields: tuple[Any, Any]) -> Any:
     """Make an instance of a derived dataclass in which some fields have other annotations and values.
 
     Args:
@@ -24,7 +24,7 @@ def make_form(default: Any, **fields: tuple[Any, Any]) -> Any:
     return form(**{**known, **{name: value for name, (_, value) in fields.items()}})
 
 
-def read_form(form: Any, cls: type[Library], **changes: Any) -> Library:
+def read_option_form(form: Any, cls: type[Library], **changes: Any) -> Library:
     """Turn what was typed back into the library's dataclass, with some fields changed."""
     fields = {field.name: getattr(form, field.name) for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     return cls(**{**fields, **changes})

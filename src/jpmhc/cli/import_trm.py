@@ -7,10 +7,10 @@ from typing import Annotated
 import tyro
 
 from jpmhc.cli.evaluate import chosen_options, task_options
-from jpmhc.cli.forms import make_form, read_form
+from jpmhc.cli.forms import make_option_form, read_option_form
 from jpmhc.trm.published.importing import ImportConfig, import_model
 
-_FORM = make_form(
+_FORM = make_option_form(
     ImportConfig(), file=(Annotated[Path | None, tyro.conf.Positional], None), task_options=task_options()
 )
 
@@ -27,7 +27,7 @@ def import_trm(config: Annotated[type(_FORM), tyro.conf.arg(name="")]) -> None: 
 
     --mixer cayley gives the model hyper-connections at equal outputs.
     """
-    imported = import_model(read_form(config, ImportConfig, task_options=chosen_options(config.task_options)))
+    imported = import_model(read_option_form(config, ImportConfig, task_options=chosen_options(config.task_options)))
     print(f"wrote {imported.checkpoint}")
     if imported.remark:
         print(imported.remark)

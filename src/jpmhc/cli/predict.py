@@ -7,11 +7,11 @@ from typing import Annotated
 import tyro
 
 from jpmhc.cli.evaluate import chosen_options, task_options
-from jpmhc.cli.forms import make_form, read_form
+from jpmhc.cli.forms import make_option_form, read_option_form
 from jpmhc.cli.output import is_first_process
 from jpmhc.trm.training.prediction import VOTES, PredictConfig, predict_answers
 
-_FORM = make_form(
+_FORM = make_option_form(
     PredictConfig(), run=(Annotated[Path | None, tyro.conf.Positional], None), task_options=task_options()
 )
 
@@ -28,7 +28,7 @@ def predict(config: Annotated[type(_FORM), tyro.conf.arg(name="")]) -> None:  # 
 
     Pictures are drawn of the tasks that --tasks names.
     """
-    chosen = read_form(config, PredictConfig, task_options=chosen_options(config.task_options))
+    chosen = read_option_form(config, PredictConfig, task_options=chosen_options(config.task_options))
     answered, out = predict_answers(chosen)
     if not is_first_process():
         return

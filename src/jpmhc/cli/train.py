@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import torch
 import tyro
 
-from jpmhc.cli.forms import make_form, read_form
+from jpmhc.cli.forms import make_option_form, read_option_form
 from jpmhc.cli.output import is_first_process
 from jpmhc.trm.model import RecursiveConfig
 from jpmhc.trm.tasks.registry import TASKS, kind_of
@@ -44,9 +44,9 @@ def train_with_defaults(default: TrainConfig) -> Callable[[Any], None]:
     """Return the command's function with the given defaults."""
     known: Any = Literal[tuple(TASKS)]
     kinds = Annotated[known, tyro.conf.arg(help="Which task; it decides the other options of this group.")]
-    task = make_form(default.task, kind=(kinds, kind_of(default.task)))
+    task = make_option_form(default.task, kind=(kinds, kind_of(default.task)))
     model = Annotated[RecursiveConfig, tyro.conf.arg(name="")]
-    form = make_form(default, task=(type(task), task), model=(model, default.model))
+    form = make_option_form(default, task=(type(task), task), model=(model, default.model))
 
     def train(config: Annotated[type(form), tyro.conf.arg(name="")] = form) -> None:  # type: ignore[valid-type]
         """Train the recursive model on Sudoku or ARC.
@@ -59,7 +59,7 @@ def train_with_defaults(default: TrainConfig) -> Callable[[Any], None]:
         compiled unless --compile asks for it. Several processes:
         torchrun --nproc-per-node 8 -m jpmhc train --preset paper
         """
-        run_training(read_form(config, TrainConfig, task=read_form(config.task, TASKS[config.task.kind])))
+        run_training(read_option_form(config, TrainConfig, task=read_option_form(config.task, TASKS[config.task.kind])))
 
     return train
 

@@ -123,7 +123,7 @@ def unpack(values: np.ndarray) -> np.ndarray:
     return np.where(values == MISSING, np.nan, 10.0**logs)
 
 
-def gather(found: Mapping[Choice, tuple[np.ndarray, np.ndarray]]) -> Atlas:
+def assemble_atlas(found: Mapping[Choice, tuple[np.ndarray, np.ndarray]]) -> Atlas:
     """Put computed spectra at their places; all others are missing."""
     shape = tuple(map(len, AXES.values()))
     theory = np.full((*shape, len(LEVELS) + 1), MISSING, np.uint16)
