@@ -2,6 +2,10 @@
 
 import re
 
+import numpy as np
+import pytest
+
+from jpmhc.report.comparison import find_band
 from jpmhc.report.comparison_page import render_comparison
 from jpmhc.report.style import colour_of
 from jpmhc.trm.comparison.statistics import summarize
@@ -24,6 +28,19 @@ def make_result(mixers=("plain", "cayley"), seeds=(0, 1)):
             )
     settings = {"mixers": mixers, "seeds": seeds, "baseline": mixers[0], "task": {"kind": "language"}}
     return {"settings": settings, "summary": summarize(runs, mixers, mixers[0]), "runs": runs}
+
+
+def test_the_interval_of_positive_numbers_is_a_factor():
+    curves = np.array([[1.0, 10.0], [2.0, 20.0], [4.0, 40.0]])
+    mean, low, high = find_band(curves, as_factor=True)
+    assert mean == pytest.approx(curves.mean(0))
+    assert low[0] > 0
+    assert high / mean == pytest.approx(mean / low)
+    assert high[0] / low[0] == pytest.approx(high[1] / low[1])  # whatever the unit
+    reach = 4.302653 * np.log(2) / 3**0.5  # Student's quantile of two degrees, standard error
+    assert np.log(high / mean) == pytest.approx([reach] * 2, rel=1e-3)
+    mean, low, high = find_band(curves)
+    assert high - mean == pytest.approx(4.302653 * curves.std(0, ddof=1) / 3**0.5, rel=1e-3)
 
 
 def test_table_and_curves_are_there():

@@ -78,7 +78,8 @@ def draw_comparison(result: dict[str, Any], path: Path) -> Path:
         for axis, group, name in ((axes[1], "train", "gradient_norm"), (axes[2], "mixing", "collapsed")):
             curves = [curve[group] for curve in own.values() if curve[group]]
             if curves:
-                _draw_band(axis, curves[0]["step"], [curve[name] for curve in curves], mixer, colours[mixer])
+                values = [curve[name] for curve in curves]
+                _draw_band(axis, curves[0]["step"], values, mixer, colours[mixer], name == "gradient_norm")
     axes[0].axhline(0, color="0.5", linewidth=1)
     axes[0].set(title=f"held-out loss minus that of {baseline}, paired by seed", xlabel="step", ylabel="difference")
     axes[1].set(title="norm of the gradient", xlabel="step", ylabel="norm", yscale="log")
@@ -93,13 +94,25 @@ def draw_comparison(result: dict[str, Any], path: Path) -> Path:
     return save_figure(figure, path)
 
 
-def _draw_band(axis: Axes, steps: list[int], curves: Any, label: str, colour: Any) -> None:
-    values = np.array(curves, float)  # [seeds, points]
-    mean = values.mean(0)
+def find_band(curves: Any, as_factor: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the mean over seeds, and the lower and upper end of its 95 % interval.
+
+    Args:
+        curves: The values of each seed. [seeds, points]
+        as_factor: Take the interval of the logarithms, so that the ends of what is positive are positive too.
+    """
+    values = np.array(curves, float)
+    mean, spread = values.mean(0), np.log(np.maximum(values, 1e-300)) if as_factor else values
+    if len(values) < 2:
+        return mean, mean, mean
+    reach = student_quantile(len(values) - 1) * spread.std(0, ddof=1) / len(values) ** 0.5
+    return (mean, mean * np.exp(-reach), mean * np.exp(reach)) if as_factor else (mean, mean - reach, mean + reach)
+
+
+def _draw_band(axis: Axes, steps: list[int], curves: Any, label: str, colour: Any, as_factor: bool = False) -> None:
+    mean, low, high = find_band(curves, as_factor)
     axis.plot(steps, mean, label=label, color=colour, linewidth=1.5)
-    if len(values) > 1:
-        reach = student_quantile(len(values) - 1) * values.std(0, ddof=1) / len(values) ** 0.5
-        axis.fill_between(steps, mean - reach, mean + reach, color=colour, alpha=0.12, linewidth=0)
+    axis.fill_between(steps, low, high, color=colour, alpha=0.12, linewidth=0)
 
 
 def draw_differences(axis: Axes, result: dict[str, Any]) -> None:

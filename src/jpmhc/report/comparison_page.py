@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from jpmhc.report.comparison import table_rows
+from jpmhc.report.comparison import find_band, table_rows
 from jpmhc.report.page import Folded, Picture, Section, Table, render_page
 from jpmhc.report.run_page import draw_chart
 from jpmhc.report.style import colour_of
 from jpmhc.report.svg import Axis, Line
-from jpmhc.trm.comparison.statistics import student_quantile
 
 _STEP = Axis("step", whole=True)
 
@@ -81,18 +80,16 @@ def _draw_curves(result: dict[str, Any]) -> list[Picture]:
         for mixer, own in _curves(result).items():
             logged = [one[group] for one in own.values() if one.get(group, {}).get("step")]
             if logged:
-                lines.append(_mean_line(mixer, logged[0]["step"], [one[name] for one in logged]))
+                values = [one[name] for one in logged]
+                lines.append(_mean_line(mixer, logged[0]["step"], values, name == "gradient_norm"))
         if lines:
             found.append(draw_chart(title, lines, _STEP, axis))
     return found
 
 
-def _mean_line(mixer: str, steps: Sequence[float], curves: Sequence[Any]) -> Line:
-    """Return the mean over seeds, with the 95 % interval of the mean as its band."""
-    values = np.array(curves, dtype=float)
-    mean, reach = values.mean(0), np.zeros(values.shape[1])
+def _mean_line(mixer: str, steps: Sequence[float], curves: Sequence[Any], as_factor: bool = False) -> Line:
+    """Return the mean over seeds, with the 95 % interval of the mean as its band where there are several."""
+    mean, low, high = (part.tolist() for part in find_band(curves, as_factor))
     dash = "" if colour_of(mixer) != colour_of(None) else "6 3"  # the plain model is no mixer
-    if len(values) < 2:
-        return Line(mixer, steps, mean.tolist(), colour_of(mixer), dash)
-    reach = student_quantile(len(values) - 1) * values.std(0, ddof=1) / len(values) ** 0.5
-    return Line(mixer, steps, mean.tolist(), colour_of(mixer), dash, (mean - reach).tolist(), (mean + reach).tolist())
+    ends = (low, high) if len(curves) > 1 else (None, None)
+    return Line(mixer, steps, mean, colour_of(mixer), dash, *ends)
