@@ -23,13 +23,13 @@ def project(x: Tensor, weight: Tensor, norm: str, eps: float = EPS) -> Tensor:
     mean square overflows gives NaN: in float32 its numbers must stay below about 1e18.
     """
     with checks.without_autocast(x):
-        flat = x.flatten(1).to(torch.promote_types(x.dtype, weight.dtype))
+        flat, weight = _widen(x.flatten(1), weight)
         if norm == "rms_outside":
             root = torch.linalg.vector_norm(flat, dim=-1, keepdim=True) * flat.shape[1] ** -0.5
             root = torch.where(root.square() < torch.inf, root, torch.nan)
-            return F.linear(flat, weight.to(flat.dtype)) / (root + eps)
+            return F.linear(flat, weight) / (root + eps)
         flat = centre(flat) if norm == "layer" else flat
-        return F.linear(_divide_by_rms(flat, eps), weight.to(flat.dtype))
+        return F.linear(_divide_by_rms(flat, eps), weight)
 
 
 def centre(x: Tensor) -> Tensor:
@@ -69,7 +69,15 @@ def normalise_layer(x: Tensor, weight: Tensor, bias: Tensor, eps: float = EPS) -
 
 def _mix(weights: Tensor, x: Tensor) -> Tensor:
     """Multiply each token's small matrix with its streams. [T, m, n], [T, n, d] → [T, m, d]"""
-    x = x.to(torch.promote_types(x.dtype, weights.dtype))
+    weights, x = _widen(weights, x)
     if torch.compiler.is_compiling():  # a compiler unrolls the short sum; for a product it would call a library
         return (weights.unsqueeze(3) * x.unsqueeze(1)).sum(2)
-    return torch.bmm(weights.to(x.dtype), x)
+    return torch.bmm(weights, x)
+
+
+def _widen(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both in the wider type of the two."""
+    if one.dtype == other.dtype:
+        return one, other
+    wide = torch.promote_types(one.dtype, other.dtype)
+    return one.to(wide), other.to(wide)
