@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from jpmhc.report.spectrum_figures import save_figure
-from jpmhc.report.style import colour_of, finish_axes
+from jpmhc.report.style import PLAIN, colour_of, finish_axes
 from jpmhc.trm.comparison.statistics import student_quantile
 
 
@@ -86,7 +86,7 @@ def draw_comparison(result: dict[str, Any], path: Path) -> Path:
     axes[2].set(title="singular values of ∏H below 0.1", xlabel="step", ylabel="share", ylim=(-0.02, 1.02))
     draw_differences(axes[3], result)
     axes[3].set_title(f"final loss minus that of {baseline}, paired by seed")
-    handles = [Line2D([], [], color=colours[mixer], linewidth=2) for mixer in mixers]
+    handles = [Line2D([], [], color=one, linewidth=2, linestyle=_dashes(one)) for one in colours.values()]
     figure.legend(handles, mixers, loc="outside upper center", ncols=6, frameon=False, fontsize=9)
     for axis in axes:
         axis.title.set_fontsize(10)
@@ -111,8 +111,13 @@ def find_band(curves: Any, as_factor: bool = False) -> tuple[np.ndarray, np.ndar
 
 def _draw_band(axis: Axes, steps: list[int], curves: Any, label: str, colour: Any, as_factor: bool = False) -> None:
     mean, low, high = find_band(curves, as_factor)
-    axis.plot(steps, mean, label=label, color=colour, linewidth=1.5)
+    axis.plot(steps, mean, label=label, color=colour, linewidth=1.5, linestyle=_dashes(colour))
     axis.fill_between(steps, low, high, color=colour, alpha=0.12, linewidth=0)
+
+
+def _dashes(colour: str) -> str:
+    """Return the style of a line: the plain model's is dashed, as its grey is close to that of the identity."""
+    return "--" if colour == PLAIN else "-"
 
 
 def draw_differences(axis: Axes, result: dict[str, Any]) -> None:
