@@ -1,7 +1,7 @@
 """A comparison of mixers as a table and as a figure, from what `comparison.json` holds."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -115,7 +115,7 @@ def _draw_band(axis: Axes, steps: list[int], curves: Any, label: str, colour: An
     axis.fill_between(steps, low, high, color=colour, alpha=0.12, linewidth=0)
 
 
-def _dashes(colour: str) -> str:
+def _dashes(colour: str) -> Literal["--", "-"]:
     """Return the style of a line: the plain model's is dashed, as its grey is close to that of the identity."""
     return "--" if colour == PLAIN else "-"
 
