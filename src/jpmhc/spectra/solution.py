@@ -30,8 +30,9 @@ class KnownPoints:
 
     @classmethod
     def concatenate(cls, parts: list[KnownPoints]) -> KnownPoints:
-        """Join points whose unknowns belong to the bases of the first part."""
-        same = [part for part in parts if part.separated == parts[0].separated]
+        """Join points whose unknowns belong to the same bases: those of the larger number of points."""
+        kinds = [[part for part in parts if part.separated == separated] for separated in (False, True)]
+        same = max(kinds, key=lambda kind: sum(len(part.z) for part in kind))
         return cls(torch.cat([part.z for part in same]), torch.cat([part.unknowns for part in same]), same[0].separated)
 
     def start_near(self, z: Tensor, start: Tensor, admissible: Callable[[Tensor], Tensor]) -> Tensor:

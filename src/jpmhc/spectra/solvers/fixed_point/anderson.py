@@ -63,10 +63,10 @@ class Anderson:
         x = start
         finished = torch.zeros_like(result.converged)
         best, since = result.residual.clone(), torch.zeros_like(result.iterations)
-        past_r = past_g = start.new_empty(len(start), 0, start.shape[-1])  # differences of r and of g, newest last
         last: tuple[Tensor, Tensor] | None = None  # r and g of the iteration before
         # As many differences as unknowns would leave the least squares without a unique answer near convergence.
         grown = max(self.history, min(self.long_history, start.shape[-1] // 2))
+        past = _History(start, grown)
         for count in range(1, maximum + 1):
             g = problem.image(x, index)
             r = g - x
@@ -91,18 +91,17 @@ class Anderson:
                 index, x, g, r = index[active], x[active], g[active], r[active]
                 best, since = best[active], since[active]
                 weight = weight if len(weight) == 1 else weight[active]
-                past_r, past_g = past_r[active], past_g[active]
+                past.keep(active)
                 last = None if last is None else (last[0][active], last[1][active])
             if last is not None:
                 length = self.history if count < self.grows_after else grown
                 dr, dg = r - last[0], g - last[1]
                 known = (torch.isfinite(dr) & torch.isfinite(dg)).all(-1, keepdim=True)
                 dr, dg = torch.where(known, dr, 0.0), torch.where(known, dg, 0.0)
-                norm = torch.linalg.vector_norm(dr * weight, dim=-1, keepdim=True).clamp_min(_TINY)
-                past_r, past_g = _append(past_r, dr / norm, length), _append(past_g, dg / norm, length)
+                past.add(dr * weight, dg, length)
             last = r, g
             plain = problem.between(x, g, self.step_length)
-            candidate = plain if past_r.shape[1] == 0 else _mix(r, g, past_r, past_g, weight)
+            candidate = plain if past.used == 0 else past.mix(r * weight, g)
             good = torch.isfinite(candidate).all(-1) & problem.admissible(candidate, index)
             # Where rounding makes a matrix of the equation singular there is no image: a little further there is.
             plain = torch.where(torch.isfinite(g).all(-1, keepdim=True), plain, _NUDGE * x)
@@ -110,17 +109,39 @@ class Anderson:
         return result
 
 
-def _append(past: Tensor, new: Tensor, kept: int) -> Tensor:
-    """Return the history [b, m, d] with a new difference [b, d] at its end, and at most `kept` of them."""
-    return torch.cat([past[:, max(0, past.shape[1] + 1 - kept) :], new.unsqueeze(1)], 1)
+class _History:
+    """The last differences of r, weighted, and of g, each over the size of the former, and the products of the former.
 
+    Args:
+        like: What one iterate looks like. [b, d]
+        most: How many differences are kept at most.
+    """
 
-def _mix(r: Tensor, g: Tensor, past_r: Tensor, past_g: Tensor, weight: Tensor) -> Tensor:
-    r"""Return $g - \Delta G\,\gamma$ with $\gamma = \arg\min \|r - \Delta R\,\gamma\|$, by normal equations."""
-    if len(weight) > 1:  # one weight for all unknowns changes nothing
-        past_r, r = past_r * weight.unsqueeze(1), r * weight
-    adjoint = past_r.conj()
-    gram = adjoint @ past_r.transpose(-1, -2)  # [b, m, m]
-    gram = gram + _RIDGE * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-    gamma, _ = torch.linalg.solve_ex(gram, (adjoint @ r.unsqueeze(-1)))
-    return g - (gamma.transpose(-1, -2) @ past_g).squeeze(-2)
+    def __init__(self, like: Tensor, most: int) -> None:
+        self.r, self.g = (like.new_empty(len(like), most, like.shape[-1]) for _ in range(2))
+        self.gram = like.new_empty(len(like), most, most)
+        self.used = self.newest = 0
+
+    def keep(self, rows: Tensor) -> None:
+        """Forget all other rows."""
+        self.r, self.g, self.gram = self.r[rows], self.g[rows], self.gram[rows]
+
+    def add(self, r: Tensor, g: Tensor, length: int) -> None:
+        """Add differences [b, d], in the place of the oldest where there are `length` of them."""
+        if self.used < length:
+            self.newest, self.used = self.used, self.used + 1
+        else:
+            self.newest = (self.newest + 1) % length
+        norm = torch.linalg.vector_norm(r, dim=-1, keepdim=True).clamp_min(_TINY)
+        self.r[:, self.newest], self.g[:, self.newest] = r / norm, g / norm
+        row = (self.r[:, : self.used].conj() @ self.r[:, self.newest].unsqueeze(-1)).squeeze(-1)
+        self.gram[:, : self.used, self.newest] = row
+        self.gram[:, self.newest, : self.used] = row.conj()
+
+    def mix(self, r: Tensor, g: Tensor) -> Tensor:
+        r"""Return $g - \Delta G\,\gamma$ with $\gamma = \arg\min \|r - \Delta R\,\gamma\|$, by normal equations."""
+        past_r, past_g = self.r[:, : self.used], self.g[:, : self.used]
+        eye = torch.eye(self.used, dtype=r.dtype, device=r.device)
+        gram = self.gram[:, : self.used, : self.used] + _RIDGE * eye
+        gamma, _ = torch.linalg.solve_ex(gram, past_r.conj() @ r.unsqueeze(-1))
+        return g - (gamma.transpose(-1, -2) @ past_g).squeeze(-2)
