@@ -2,7 +2,8 @@
 
 One recursion of `jpmhc.trm`'s model, fresh, is run with all positions of a row alike, so that attention is the product
 of two matrices; the map is that from the state before the first call to the state after the last. The theory gets the
-coefficients of every call, the gains of its sublayers, and how alike the Jacobians of two calls of one sublayer are.
+coefficients of every call, the gains of its sublayers, how alike the Jacobians of two calls of one sublayer are, and
+that sublayers are products of two matrices; beside it, Gaussian sublayers, and layers taken for independent.
 
     python benchmarks/check_tied.py
 
@@ -20,7 +21,9 @@ from jpmhc import spectra
 from jpmhc.diagnose.jacobian import plain_connections
 from jpmhc.diagnose.record import LayerCall, Recording, find_layers, record_layers
 from jpmhc.diagnose.theory import token_coefficients
+from jpmhc.spectra import sublayers
 from jpmhc.trm.model.config import RecursiveConfig
+from jpmhc.trm.model.layers import Attention, SwiGLU, inner_width
 from jpmhc.trm.model.recursive import RecursiveCore
 
 # Mixer, streams, features of a stream, calls of the network, and what a sublayer's output is multiplied by.
@@ -32,7 +35,10 @@ CASES = (
 )
 POSITIONS = 2
 QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.99)
+# Where G is compared, over the median square.
+POINTS = (0.05, 0.3, 1.0, 3.0)
 ROWS = 64
+MULTIPLE = 16  # of the feed-forward layers' inner widths
 
 
 def run_recursion(mixer: str, streams: int, dim: int, calls: int, scale: float) -> tuple[Tensor, Tensor, Recording]:
@@ -44,7 +50,7 @@ def run_recursion(mixer: str, streams: int, dim: int, calls: int, scale: float) 
         streams=streams,
         heads=4,
         layers=1,
-        inner_multiple=16,
+        inner_multiple=MULTIPLE,
         puzzle_slots=1,
         stream_span="recursion",
         mixer_write_scale=scale,
@@ -69,30 +75,42 @@ def measure_jacobian(y: Tensor, x: Tensor) -> Tensor:
 
 
 def predict(calls: list[LayerCall]) -> dict[str, spectra.Network]:
-    """Return the theory's network with tied weights, and the one that takes all layers for independent."""
+    """Return the theory's networks: with tied weights, with tied Gaussian sublayers, and with independent layers."""
     matrices = torch.stack([measure_jacobian(call.output, call.inside).flatten() for call in calls])
-    gains = matrices.square().sum(1) / calls[0].inside.shape[-1]
+    width = calls[0].inside.shape[-1]
+    gains = matrices.square().sum(1) / width
     unit = matrices / matrices.norm(dim=1, keepdim=True)
     same = torch.tensor([[float(one.module is other.module) for one in calls] for other in calls])
     alike = ((unit @ unit.mT) * same).fill_diagonal_(1)
+    alike = (alike + alike.mT) / 2
+    # Attention over equal positions is the product of two square matrices.
+    inner = inner_width(width, 4.0, MULTIPLE) / width
+    laws = {Attention: sublayers.two_matrix("linear", ratio=1.0), SwiGLU: sublayers.gated("silu", ratio=inner)}
+    chosen = [laws[type(call.module.sublayer)] for call in calls]
     reads, writes, skips = (torch.stack(parts) for parts in zip(*token_coefficients(calls, [1.0] * len(calls), 0)))
+    layers = (skips, gains, reads, writes)
     return {
-        "tied": spectra.Network(skips, gains, reads, writes, tied=(alike + alike.mT) / 2),
-        "independent": spectra.Network(skips, gains, reads, writes),
+        "tied": spectra.Network(*layers, sublayers=chosen, tied=alike),
+        "tied Gaussian": spectra.Network(*layers, tied=alike),
+        "independent": spectra.Network(*layers, sublayers=chosen),
     }
 
 
 def check_case(mixer: str, streams: int, dim: int, calls: int, scale: float) -> list[dict]:
-    """Measure one case; return a row of quantiles for the model and for each of the two theories."""
+    """Measure one case; return a row of quantiles for the model and for each of the three theories."""
     first, last, recording = run_recursion(mixer, streams, dim, calls, scale)
     values = torch.linalg.svdvals(measure_jacobian(last, first))
     squares = values.square()
     names = {"mixer": mixer, "streams": streams, "dim": dim, "calls": calls, "write_scale": scale}
-    rows = [{**names, "what": "measured", **{f"q{p:g}": float(values.quantile(p)) for p in QUANTILES}}]
+    rows = [{**names, "what": "measured", **{f"q{p:g}": float(values.quantile(p)) for p in QUANTILES}, "error": 0.0}]
+    z = float(squares.median()) * (torch.tensor(POINTS, dtype=torch.float64) + 0.3j)
+    truth = (1 / (z.unsqueeze(-1) - squares)).mean(-1)
     grid = torch.logspace(float(squares.quantile(0.01).log10()) - 1.5, float(squares.max().log10()) + 0.5, 100).double()
     for what, network in predict(recording.calls).items():
-        found = spectra.density(network, grid, relative_eta=0.02)
-        rows.append({**names, "what": what, **{f"q{p:g}": found.quantile(p) for p in QUANTILES}})
+        found = spectra.density(network, grid, relative_eta=0.005)
+        error = float(((spectra.cauchy(network, z).G - truth).abs() / truth.abs()).max())
+        quantiles = {f"q{p:g}": found.quantile(p) for p in QUANTILES}
+        rows.append({**names, "what": what, **quantiles, "error": error})
     return rows
 
 
@@ -103,8 +121,9 @@ def main() -> None:
         start = time.perf_counter()
         rows += check_case(*case)
         print(*case, f"{time.perf_counter() - start:.0f} s")
-        for row in rows[-3:]:
-            print("  ", row["what"], *(f"{row[f'q{p:g}']:.4g}" for p in QUANTILES), flush=True)
+        for row in rows[-4:]:
+            quantiles = " ".join(f"{row[f'q{p:g}']:.4g}" for p in QUANTILES)
+            print(f"   {row['what']}: quantiles {quantiles}, error of G {row['error']:.1%}", flush=True)
     write_csv("tied", rows)
 
 

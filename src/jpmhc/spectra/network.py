@@ -100,8 +100,8 @@ class Network:
                 raise ValueError(
                     f"covariance must be [L, K, n, n] = [{depth}, K, {n}, {n}], not {list(covariance.shape)}"
                 )
-        if sublayers is not None and (read is None or slopes is not None or tied is not None):
-            raise ValueError("sublayers act between read and write vectors, and exclude slopes and tied weights")
+        if sublayers is not None and (read is None or slopes is not None):
+            raise ValueError("sublayers act between read and write vectors, and exclude slopes")
         if slopes is not None:
             slopes = to_real_tensor(slopes, "slopes").to(skips.device)
             width = skips.shape[-1] if read is None else 1

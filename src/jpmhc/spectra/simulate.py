@@ -12,6 +12,7 @@ from jpmhc.checks import fits_memory, to_non_negative_number, to_whole_number
 from jpmhc.spectra.activations import Activation, get_activation
 from jpmhc.spectra.memory import ran_out_of_memory
 from jpmhc.spectra.network import Network, require_network
+from jpmhc.spectra.sublayers import gaussian
 
 # How many N x N matrices one sample keeps alive at the peak, and which share of the free memory a batch may take.
 _ALIVE = 8
@@ -195,7 +196,10 @@ def _weight_source(
         values, vectors = torch.linalg.eigh(network.tied)
         kept = values > 1e-12 * values[-1]
         mixing = (vectors[:, kept] * values[kept].sqrt()).to(skips.dtype)  # [L, rank]
-        shared = [normal(fan, fan) / fan**0.5 for _ in range(mixing.shape[1])]
+        laws = network.sublayers or (gaussian(),) * network.depth
+        owners = mixing.abs().argmax(0).tolist()  # a layer of each set of shared weights
+        size = fan if network.isotropic else width
+        shared = [laws[layer].sample(normal, size) for layer in owners]
         return lambda layer: sum((m * one for m, one in zip(mixing[layer], shared)), start=torch.zeros_like(shared[0]))
     if network.slopes is not None:
         slopes = network.slopes.to(skips.dtype)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from jpmhc.spectra import Network, cauchy, density, simulate
+from jpmhc.spectra.sublayers import haar, two_matrix
 
 X = torch.tensor([0.05, 0.3, 1.0, 3.0], dtype=torch.float64)
 
@@ -41,6 +42,25 @@ def test_groups_of_layers_agree_with_sampled_networks(block, ends):
     assert ((found.G - truth).abs() < 5 * error + 0.01 * truth.abs()).all()
 
 
+def test_six_equal_layers_of_two_matrices_to_a_per_cent():
+    # J = (1 + W2 D W1)^6 with half of the slopes zero, drawn here
+    law, depth, width, hidden = two_matrix("relu", scales=(1.0, 0.1), ratio=1.5), 6, 400, 600
+    ones = torch.ones(depth, 1)
+    network = Network(torch.eye(1).expand(depth, 1, 1), law.variance, ones, ones, sublayers=law, tied=[0] * depth)
+    squares = []
+    for seed in range(8):
+        first, last = random(hidden, width, seed=2 * seed), random(width, hidden, seed=2 * seed + 1)
+        first[::2] = 0
+        layer = torch.eye(width, dtype=torch.float64) + (0.1 / hidden / width) ** 0.5 * last @ first
+        squares.append(torch.linalg.svdvals(torch.linalg.matrix_power(layer, depth)).square())
+    z = X + 0.2j
+    truth = (1 / (z[:, None] - torch.cat(squares))).mean(-1)
+    assert ((cauchy(network, z).G - truth).abs() / truth.abs()).max() < 0.01
+    # Gaussian matrices of the same gain are not the same, however many layers share them.
+    gaussian = cauchy(Network(network.skips, network.variance, ones, ones, tied=[0] * depth), z).G
+    assert ((gaussian - truth).abs() / truth.abs()).max() > 0.03
+
+
 @pytest.mark.parametrize("ends", ["streams", "model"])
 def test_without_ties_it_is_the_chain(ends):
     skips = Network.from_mixer("bistochastic", 3, 0.0).skips
@@ -75,3 +95,22 @@ def test_the_chain_names_the_method_for_ties():
     network = Network(torch.eye(1).expand(2, 1, 1), 0.1, tied=[0, 0])
     with pytest.raises(ValueError, match="use method 'pencil'"):
         cauchy(network, X + 0.1j, "chain")
+
+
+def test_two_matrices_without_ties_are_the_chains_and_tied_ones_those_of_sampled_networks():
+    skips = Network.from_mixer("bistochastic", 3, 0.0).skips
+    read, write = random(3, 4, seed=4), random(3, 4, seed=5)
+    law = two_matrix("gelu", ratio=2.0)
+    z = X + 0.2j
+    free = Network(skips, 0.2, read, write, sublayers=law)
+    assert (cauchy(free, z, "pencil").G - cauchy(free, z, "chain").G).abs().max() < 1e-7
+    tied = Network(skips, 0.2, read, write, sublayers=law, tied=[0, 1, 0])
+    found, (truth, error) = cauchy(tied, z), sampled(tied, z, width=100, samples=12)
+    assert ((found.G - truth).abs() < 5 * error + 0.01 * truth.abs()).all()
+
+
+def test_tied_laws_that_are_not_of_two_matrices_are_refused():
+    ones = torch.ones(2, 1)
+    network = Network(torch.eye(1).expand(2, 1, 1), 0.1, ones, ones, sublayers=haar(), tied=[0, 0])
+    with pytest.raises(ValueError, match="must share one law, of a Gaussian matrix or of two matrices"):
+        cauchy(network, X + 0.2j)

@@ -2,9 +2,13 @@ r"""Layers that share their weights: the Dyson equation of the whole pencil, den
 
 Noises of two layers that are correlated couple their blocks: $\Sigma_{y_l y_m} = \rho_{lm}\sigma_l\sigma_m\,
 \mathrm{tr}(M_{x_{l-1}x_{m-1}})\, I$, and mirrored. The pencil is then inverted whole, O(L³ n³) per point and iteration.
+Sublayers of two matrices that share both have a hidden layer each, which couples in the same way.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +18,7 @@ from jpmhc.spectra.solution import KnownPoints, Solution
 from jpmhc.spectra.solvers.fixed_point import Anderson, Scheme
 from jpmhc.spectra.solvers.fixed_point.continuation import Equation, lead_down
 from jpmhc.spectra.solvers.fixed_point.contract import FixedPoints
+from jpmhc.spectra.sublayers import HiddenLayer, Sublayer
 
 _SCHEME = Anderson()
 # Points that are solved at a time, as numbers in their pencils.
@@ -39,8 +44,8 @@ def solve(
         scheme: How to iterate.
         known: Not used: every point is led down from a large height.
     """
-    if network.covariance is not None or network.sublayers is not None or network.slopes is not None:
-        raise ValueError("tied weights are known for isotropic noise and for read and write vectors of Gaussian layers")
+    if network.covariance is not None or network.slopes is not None:
+        raise ValueError("tied weights are known for isotropic noise and for read and write vectors of equal slopes")
     network, gain = network.rescaled()
     equation, points = _Equation(network), z / gain
     parts = [
@@ -63,6 +68,7 @@ class _Equation(Equation):
         tied = torch.eye(depth, dtype=torch.float64, device=self.device) if network.tied is None else network.tied
         scale = network.variance.sqrt()
         self.coupling = tied * torch.outer(scale, scale)  # [L, L]
+        self.groups = [] if network.sublayers is None else find_groups(tied, network.sublayers)
         eye = torch.eye(n, dtype=torch.float64, device=self.device)
         expand = eye if network.ends == "streams" else torch.ones(n, 1, dtype=torch.float64, device=self.device)
         self.inputs = expand.shape[1]
@@ -98,8 +104,9 @@ class _Equation(Equation):
         half, n = self.depth * self.streams, self.streams
         matrix = self.pencil.repeat(len(z), 1, 1)
         # M_x causes the energies of y, and M_y those of x
-        matrix[:, :half, :half] -= self._energy(couplings[:, 1], 0)
-        matrix[:, half : 2 * half, half : 2 * half] -= self._energy(couplings[:, 0], 1)
+        energy_y, energy_x = self._respond(couplings[:, 0], couplings[:, 1])
+        matrix[:, :half, :half] -= self._energy(energy_x, 0)
+        matrix[:, half : 2 * half, half : 2 * half] -= self._energy(energy_y, 1)
         matrix = self.narrow.mT @ matrix @ self.narrow
         matrix[:, : self.inputs, : self.inputs].diagonal(dim1=-2, dim2=-1).add_(z.unsqueeze(-1))
         inverse = torch.linalg.inv_ex(matrix)[0]
@@ -121,9 +128,25 @@ class _Equation(Equation):
         parts = x[:, :1], *x[:, 1:].unflatten(1, (2, -1)).unbind(1)
         return torch.cat([part.abs().amax(-1, keepdim=True).expand(-1, part.shape[1]) for part in parts], 1)
 
+    def _respond(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Return what the couplings a of x and b of y [b, L, L] make of the noise: the energies of y and of x.
+
+        For sublayers of two matrices, with $X = K \circ a$ and $K = \rho\,\sigma\sigma^\top d d^\top$ at the slopes d
+        of one hidden feature: $E\,X (1 - bX/e)^{-1}$ and $E\,K \circ (1 - bX/e)^{-1} b$.
+        """
+        energy_y, energy_x = self.coupling * a, self.coupling * b
+        for layers, slopes, weights, ratio in self.groups:
+            here = (slice(None), layers.unsqueeze(-1), layers)
+            share = self.coupling[here[1:]] * slopes.unsqueeze(-1) * slopes.unsqueeze(-2)  # [K, l, l]
+            x, right = share * a[here].unsqueeze(1), b[here].unsqueeze(1)  # [b, K, l, l], [b, 1, l, l]
+            eye = torch.eye(len(layers), dtype=x.dtype, device=x.device)
+            inverse = torch.linalg.inv_ex(eye - right @ x / ratio)[0]
+            energy_y[here] = torch.einsum("k,bklm->blm", weights, x @ inverse)
+            energy_x[here] = torch.einsum("k,bklm->blm", weights, share * (inverse @ right))
+        return energy_y, energy_x
+
     def _energy(self, coupling: Tensor, side: int) -> Tensor:
-        """Couplings of the other side [b, L, L] -> self-energies [b, L n, L n] of x (side 0) or y (side 1)."""
-        coupling = coupling * self.coupling
+        """Energies of pairs of layers [b, L, L] -> self-energies [b, L n, L n] of x (side 0) or y (side 1)."""
         if self.vectors is None:
             eye = torch.eye(self.streams, dtype=coupling.dtype, device=coupling.device)
             blocks = torch.einsum("blm,ij->blimj", coupling, eye)
@@ -136,3 +159,24 @@ class _Equation(Equation):
         if self.vectors is None:
             return torch.einsum("blimi->blm", blocks) / self.streams
         return torch.einsum("blimj,li,mj->blm", blocks, self.vectors[side], self.vectors[side])
+
+
+def find_groups(tied: Tensor, laws: Sequence[Sublayer]) -> list[tuple[Tensor, Tensor, Tensor, float]]:
+    """Return, for each set of layers with one sublayer of two matrices: their places, slopes, weights and width ratio.
+
+    Args:
+        tied: Correlations of the layers' noises. [L, L]
+        laws: One for each layer.
+    """
+    groups, left = [], list(range(len(laws)))
+    while left:
+        layers = [layer for layer in left if bool(tied[left[0], layer] != 0)]
+        left = [layer for layer in left if layer not in layers]
+        law = laws[layers[0]]
+        if not isinstance(law, HiddenLayer) or any(laws[layer] is not law for layer in layers):
+            raise ValueError("layers that share weights must share one law, of a Gaussian matrix or of two matrices")
+        if math.isfinite(law.ratio):
+            slopes = law.squares.sqrt().to(tied).unsqueeze(-1).expand(-1, len(layers))  # [K, l]
+            places = torch.tensor(layers, device=tied.device)
+            groups.append((places, slopes, law.weights.to(tied.device, torch.complex128), law.ratio))
+    return groups
