@@ -87,6 +87,12 @@ def test_the_theorys_gradients_stand_beside_the_measured_ones():
     assert "theory" in next(line for line in str(found).splitlines() if line.startswith("layer "))
 
 
+def test_layers_that_share_weights_are_noted():
+    layer = nn.Linear(8, 8)
+    found = jpmhc.diagnose(nn.Sequential(layer, nn.Linear(8, 8), layer), torch.randn(1, 8), say=None)
+    assert any(note.startswith("some layers share their weights") for note in found.notes)
+
+
 def test_a_compiled_or_wrapped_container_is_looked_into():
     model = TinyLanguageModel().eval()
     tokens = torch.randint(0, 20, (1, 4))

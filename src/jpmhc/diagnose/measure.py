@@ -211,6 +211,11 @@ class _Work:
                 f"the sublayers' singular values would take {describe_time(cost)}: their gains alone are measured, and "
                 "sublayers are not rotated; a larger seconds= allows it"
             )
+        if len({call.module for call in self.chain}) < len(self.chain):
+            self.notes.append(
+                "some layers share their weights, and the theory here takes all for independent; "
+                "spectra.Network(..., tied=labels) is the law of those that do"
+            )
         if len(self.chain) < len(self.calls):
             self.notes.append(
                 f"{len(self.calls)} calls of layers were seen; the longest run in which each gets what the one before "
