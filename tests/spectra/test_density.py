@@ -276,3 +276,14 @@ def test_thirty_defective_layers_over_thirty_decades():
     # Rounding hides what lies below 1e-26 of the mean square, and a thousandth of the mass holds most of it.
     network, label = draw_network(np.random.default_rng(801008667))
     assert find_fault(network, label, 0) is None
+
+
+@pytest.mark.parametrize("noisy", [1, 3, 6])
+def test_a_refusal_names_the_layer_that_makes_it_hard(noisy):
+    variance = torch.full((6,), 1e-3)
+    variance[noisy - 1] = 30.0
+    network = Network(torch.eye(2).repeat(6, 1, 1), variance)
+    with pytest.raises(
+        ValueError, match=rf"^9 of 9 points did not converge .*; layer {noisy} makes it hard: raise eta"
+    ):
+        density(network, torch.linspace(0.1, 3, 9), eta=1e-6, method="chain", maximum=3)
