@@ -6,7 +6,6 @@ the last two are kept anyway. So of every k stream tensors one is kept, and the 
 k - 1 at a time, without running a sublayer twice. L/k + k tensors are then alive at most.
 """
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -39,7 +38,7 @@ class Segment:
         """Return the streams after so many writes. Of those after the next ones, nothing is needed any more."""
         for known in [k for k in self.streams if k > index + 1]:
             del self.streams[known]
-        return _run_untraced()(self._write_again, (index,))
+        return run_untraced()(self._write_again, (index,))
 
     def _write_again(self, index: int) -> Tensor:
         start = max(k for k in self.streams if k <= index)
@@ -50,12 +49,17 @@ class Segment:
         return x
 
 
-@functools.cache
-def _run_untraced() -> Callable[[Callable[..., Any], tuple[Any, ...]], Any]:
-    """Return a function that calls another one out of `torch.compile`'s sight; made when it is needed, as it imports
-    all of the compiler.
+_untraced: Callable[[Callable[..., Any], tuple[Any, ...]], Any] | None = None
+
+
+def run_untraced() -> Callable[[Callable[..., Any], tuple[Any, ...]], Any]:
+    """Return a function that calls another one out of `torch.compile`'s sight; made when it is first needed, as it
+    imports all of the compiler.
     """
-    return torch.compiler.disable(lambda function, given: function(*given))
+    global _untraced
+    if _untraced is None:
+        _untraced = torch.compiler.disable(lambda function, given: function(*given))
+    return _untraced
 
 
 class StreamKeeper:
@@ -75,21 +79,21 @@ class StreamKeeper:
 
     def begin(self, x: Tensor) -> None:
         """Keep the streams, and start a segment with them."""
-        _run_untraced()(self._begin, (x,))
+        run_untraced()(self._begin, (x,))
 
     def read(self, block: Any, x: Tensor) -> tuple[Tensor, Any]:
         """Run a connection's read."""
-        return _run_untraced()(self._watch, (block.read, (x,), None))
+        return run_untraced()(self._watch, (block.read, (x,), None))
 
     def write_mean(self, block: Any, x: Tensor, y: Tensor, state: Any) -> Tensor:
         """Run the last connection's write, and return the mean of the new streams."""
-        return _run_untraced()(self._watch, (block.write_mean, (x, y, state), None))
+        return run_untraced()(self._watch, (block.write_mean, (x, y, state), None))
 
     def write(self, block: Any, x: Tensor, y: Tensor, state: Any, following: Any) -> tuple[Tensor, Any]:
         """Run a connection's write. Return the new streams, and what the connection `following` reads, if it is fused
         with it.
         """
-        return _run_untraced()(self._write, (block, x, y, state, following))
+        return run_untraced()(self._write, (block, x, y, state, following))
 
     def _begin(self, x: Tensor) -> None:
         self.segment = Segment(x)

@@ -11,7 +11,7 @@ from jpmhc import checks
 from jpmhc.connections import reference
 from jpmhc.connections.arguments import route_keywords
 from jpmhc.connections.hyper import HyperConnection, first_of
-from jpmhc.connections.recompute import StreamKeeper, choose_interval
+from jpmhc.connections.recompute import StreamKeeper, choose_interval, run_untraced
 from jpmhc.connections.streams import check_streams, check_sublayer_output, flatten_streams, reduce_streams
 
 
@@ -58,6 +58,7 @@ class HyperConnectionStack(nn.Module):
             raise ValueError("a stack with delayed=True keeps all its streams: leave recompute out")
         if recompute is not None:  # here, and not as a decorator, because it imports all of the compiler
             torch.compiler.disable(HyperConnectionStack._forward_recomputing, recursive=False)
+            run_untraced()
         self.reduce, self.expand, self.delayed, self.recompute = reduce, expand, delayed, recompute
         for block in self.connections:
             # A wrapper, such as activation checkpointing's, shows what it wraps and is called as a whole.
