@@ -161,8 +161,9 @@ def recommend(
     assumptions = (
         f"{depth} {norm}-norm sublayers with independent random weights ({activation}, scales {scales[0]:g} and "
         f"{scales[1]:g}, hidden {ratio:g} times as wide) in the limit of many features; reads that favour stream l mod "
-        f"{streams}, writes of one, skips {drift:g} from the identity in random directions. Training aligns the "
-        "largest directions, which no such theory knows: measure a trained model with jpmhc diagnose."
+        f"{streams}, writes of one, skips {drift:g} from the start in random directions; costs at width {dim}. "
+        "Training aligns the largest directions, which no such theory knows: measure a trained model with jpmhc "
+        "diagnose."
     )
     return Recommendation(tuple(sorted(found, key=rank)), assumptions)
 
