@@ -87,7 +87,7 @@ def predict(calls: list[LayerCall]) -> dict[str, spectra.Network]:
     inner = inner_width(width, 4.0, MULTIPLE) / width
     laws = {Attention: sublayers.two_matrix("linear", ratio=1.0), SwiGLU: sublayers.gated("silu", ratio=inner)}
     chosen = [laws[type(call.module.sublayer)] for call in calls]
-    reads, writes, skips = (torch.stack(parts) for parts in zip(*token_coefficients(calls, [1.0] * len(calls), 0)))
+    reads, writes, skips = (torch.stack(parts) for parts in zip(*token_coefficients(calls, [0.0] * len(calls), 0)))
     layers = (skips, gains, reads, writes)
     return {
         "tied": spectra.Network(*layers, sublayers=chosen, tied=alike),

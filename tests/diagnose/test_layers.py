@@ -44,8 +44,8 @@ def test_a_chain_of_static_connections_is_the_product_of_its_layers(post_norm):
     model = StreamNet(dynamic=False, post_norm=post_norm).double()
     x = torch.randn(5, 12, dtype=torch.float64)
     calls, _ = record(model, x.requires_grad_())
-    matrices = [measure_sublayer(call, 3, 8, batched=False)[1] for call in calls]
-    product = compose_layers(token_coefficients(calls, [1.0] * 4, 3), matrices)
+    skips, matrices = zip(*(measure_sublayer(call, 3, 8, batched=False) for call in calls))
+    product = compose_layers(token_coefficients(calls, skips, 3), matrices)
     point = jpmhc.expand_streams(x, 4).detach()[3]
     exact = torch.func.jacrev(lambda t: model.stack(t[None])[0])(point).reshape(48, 48)
     if post_norm is None:
@@ -56,7 +56,7 @@ def test_a_chain_of_static_connections_is_the_product_of_its_layers(post_norm):
         for stream in range(4):
             rows = slice(12 * stream, 12 * stream + 12)
             project[rows, rows] -= torch.outer(after[stream], after[stream]) / 12
-        last = compose_layers(token_coefficients(calls[-1:], [1.0], 3), matrices[-1:])
+        last = compose_layers(token_coefficients(calls[-1:], skips[-1:], 3), matrices[-1:])
         block = model.stack.connections[-1]
         step = torch.func.jacrev(lambda t: block(t[None])[0])(calls[-1].before.detach()[3]).reshape(48, 48)
         torch.testing.assert_close(project @ last, step, rtol=1e-5, atol=1e-6)
@@ -69,10 +69,13 @@ def test_gains_and_gradients_are_mean_squared_singular_values():
     vectors = torch.randn(4000, 40, dtype=torch.float64)
     call = calls[1]
     exact = torch.autograd.functional.jacobian(call.module.sublayer, call.inside.detach()).reshape(40, 40)
-    assert measure_gain(call, vectors)[1] == pytest.approx(float(exact.square().sum() / 40), rel=0.03)
+    rest = exact - exact.diagonal().mean() * torch.eye(40, dtype=torch.float64)
+    assert measure_gain(call, vectors)[1] == pytest.approx(float(rest.square().sum() / 40), rel=0.03)
     at_token = exact.reshape(4, 10, 4, 10)[2, :, 2]
-    assert measure_gain(call, vectors, 2)[1] == pytest.approx(float(at_token.square().sum() / 10), rel=0.05)
-    torch.testing.assert_close(measure_sublayer(call, 2, 4, batched=True)[1], at_token)
+    skip, matrix = measure_sublayer(call, 2, 4, batched=True)
+    assert measure_gain(call, vectors, 2)[1] == pytest.approx(float(matrix.square().sum() / 10), rel=0.05)
+    assert abs(float(matrix.trace())) < 1e-12
+    torch.testing.assert_close(matrix + skip * torch.eye(10, dtype=torch.float64), at_token)
     rows = torch.stack([torch.autograd.grad(y.flatten()[i], call.output, retain_graph=True)[0] for i in range(40)])
     found = measure_gradients(calls, y, vectors[:800])
     assert found[1] == pytest.approx(float(rows.square().sum() / 40), rel=0.05)

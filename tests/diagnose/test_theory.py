@@ -111,3 +111,31 @@ def test_a_fresh_network_of_some_width_is_as_predicted(mixer):
     assert item.aligned == pytest.approx(1, abs=0.25)
     assert item.mean_kolmogorov < 0.05
     assert float(item.blocks.mean() * 4) == pytest.approx(item.measured.mean_square(), rel=1e-5)
+
+
+def test_the_same_network_with_and_without_streams_has_the_same_theory():
+    """Sublayers with a part along the identity, as training gives them: plain, and between identity skips."""
+    torch.manual_seed(0)
+    sublayers = [nn.Linear(24, 24, bias=False) for _ in range(4)]
+    with torch.no_grad():
+        for layer in sublayers:
+            layer.weight.mul_(0.5).sub_(0.3 * torch.eye(24))
+
+    class Residual(nn.Module):
+        def __init__(self, layer):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return x + self.layer(x)
+
+    connections = [jpmhc.HyperConnection(layer, 24, 4, "identity", index=k) for k, layer in enumerate(sublayers)]
+    x = torch.randn(1, 1, 24)
+    plain = jpmhc.diagnose(nn.Sequential(*map(Residual, sublayers)), x, say=None).comparisons[0]
+    stack = jpmhc.HyperConnectionStack(connections, expand=True, reduce=True)
+    streams = jpmhc.diagnose(stack, x, say=None).comparisons[0]
+    for level in (0.1, 0.5, 0.9, 0.99):
+        assert streams.mean_stream.quantile(level) == pytest.approx(plain.measured.quantile(level), rel=1e-4)
+        assert streams.mean_predicted.quantile(level) == pytest.approx(plain.predicted.quantile(level), rel=1e-3)
+    assert streams.mean_kolmogorov == pytest.approx(plain.kolmogorov, abs=1e-3)
+    assert plain.kolmogorov < 0.1

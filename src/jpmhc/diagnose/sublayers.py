@@ -19,10 +19,9 @@ class Layer:
 
     Attributes:
         name: The module's name, with the number of the call where it is called more than once.
-        skip: For a plain layer, the multiple of the identity in its Jacobian (its mean diagonal); 1 for a connection,
-            whose skips are its own.
-        gain: Mean squared singular value of the sublayer's Jacobian over all tokens; for a plain layer of what the
-            Jacobian has beside the skip.
+        skip: The multiple of the identity in the Jacobian of a plain layer, or of a connection's sublayer: its mean
+            diagonal.
+        gain: Mean squared singular value of what this Jacobian has beside it, over all tokens.
         gradient: Mean squared singular value of the derivative of the map's output by this layer's output.
         similarity: Mean cosine between two streams after the layer.
         dominance: Largest share of the squared length that one stream holds.
@@ -52,18 +51,14 @@ def measure_gain(call: LayerCall, vectors: Tensor, position: int | None = None) 
     vectors = vectors[:, : jacobian.shape[0]]
     back = jacobian.multiply_transposed(vectors)
     square = float(back.double().square().sum(-1).mean() / size)
-    if call.coefficients is not None:
-        return 1.0, square
     skip = float((back * vectors).double().sum(-1).mean() / size)
     return skip, max(square - skip**2, 0.0)
 
 
 def measure_sublayer(call: LayerCall, position: int, chunk: int, batched: bool) -> tuple[float, Tensor]:
-    """Return a layer's skip and the rest of its Jacobian at one token as a matrix: F′ of x ↦ skip · x + F(x). [d, d]"""
+    """Return the multiple of the identity in a sublayer's Jacobian at one token, and the rest as a matrix. [d, d]"""
     at = Linearised(call.inside, call.output, _no_run, call.positions, batched=batched)
     matrix = measure_matrix(Jacobian(at, position), chunk).double()
-    if call.coefficients is not None:
-        return 1.0, matrix
     skip = float(matrix.diagonal().mean())
     return skip, matrix - skip * torch.eye(len(matrix), dtype=matrix.dtype)
 

@@ -29,7 +29,7 @@ class TheoryComparison:
         position: The token's number.
         measured: The spectrum of the streams after the last layer by those before the first.
         blocks: Mean squared singular value from stream j to stream i. [n, n]
-        gains: Each sublayer's mean squared singular value at this token. [L]
+        gains: Mean squared singular value of each sublayer at this token, beside its multiple of the identity. [L]
         gradients: What the theory says of the mean squared singular value of the derivative of the mean stream (or of
             all streams, where the map ends with them) by each sublayer's output. [L]
         predicted: The theory's density; None where it has none.
@@ -68,9 +68,13 @@ def token_coefficients(
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Return read [n], write [n] and skip [n, n] of every layer for one token.
 
+    The theory takes sublayers without preferred directions, whose Jacobian has trace zero. That of a trained one has a
+    multiple a of the identity beside the rest R, and a connection's skip takes it over exactly:
+    H ⊗ 1 + w rᵀ ⊗ (a 1 + R) = (H + a w rᵀ) ⊗ 1 + w rᵀ ⊗ R.
+
     Args:
         calls: A chain of layers.
-        skips: The multiple of the identity in each plain layer; connections have skips of their own.
+        skips: The multiple of the identity in each plain layer or connection's sublayer.
         position: The token's number.
     """
     one = torch.ones(1, dtype=torch.float64)
@@ -81,9 +85,8 @@ def token_coefficients(
         else:
             read, write, matrix = effective_coefficients(call)
             n = call.streams
-            found.append(
-                (read.reshape(-1, n)[position], write.reshape(-1, n)[position], matrix.reshape(-1, n, n)[position])
-            )
+            read, write = read.reshape(-1, n)[position], write.reshape(-1, n)[position]
+            found.append((read, write, matrix.reshape(-1, n, n)[position] + skip * torch.outer(write, read)))
     return found
 
 
