@@ -48,11 +48,14 @@ def test_the_numbers_are_those_of_the_model(capsys):
     ]
     values = torch.linalg.svdvals(skips[3] @ skips[2] @ skips[1] @ skips[0])
     (found,) = seen.records
+    apart = sum(float((skip - torch.eye(4)).square().sum().sqrt()) for skip in skips) / 4
+    assert apart > 0.1
+    assert found["skips/distance"] == pytest.approx(apart, rel=1e-4)
     assert found["skips/smallest"] == pytest.approx(float(values[-1]), rel=1e-4)
     assert found["skips/geometric_mean"] == pytest.approx(float(values.log().mean().exp()), rel=1e-3)
     out = model.stack(jpmhc.expand_streams(x, 4))
     assert found["similarity"] == pytest.approx(float(stream_similarity(out)), rel=1e-4)
-    assert "step 1: skips/smallest" in capsys.readouterr().out
+    assert "step 1: skips/distance" in capsys.readouterr().out
 
 
 def test_evaluation_is_not_counted():
@@ -66,7 +69,7 @@ def test_a_plain_model_logs_gains_and_a_bare_one_is_refused():
     model = TinyLanguageModel()
     with jpmhc.diagnose.watch(model, every=1, log=lambda step, numbers: None) as seen:
         model(torch.randint(0, 20, (1, 4)))
-    assert set(seen.records[0]) == {"step", "gain/largest", "gain/mean", "gain/last"}
+    assert set(seen.records[0]) == {"step", "signal_gain/largest", "signal_gain/mean", "signal_gain/last"}
     with (
         pytest.raises(ValueError, match="nothing to watch"),
         jpmhc.diagnose.watch(nn.Linear(2, 2)),

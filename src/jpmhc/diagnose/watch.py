@@ -88,12 +88,13 @@ def watch(
 
 @torch.no_grad()
 def summarise_calls(calls: list[LayerCall]) -> dict[str, float]:
-    """Return the cheap numbers of one run: gains of the signal by layer, and what the skips do to the streams."""
+    """Return the cheap numbers of one run: what the skips do to the streams, and each sublayer's signal gain."""
     numbers: dict[str, float] = {}
     chain = longest_chain(calls) or calls
     if chain[0].coefficients is not None:
         found = measure_streams(chain)
         numbers |= {
+            "skips/distance": sum(map(_distance_to_identity, chain)) / len(chain),
             "skips/smallest": float(found.product[-1]),
             "skips/geometric_mean": found.geometric_mean,
             "skips/direct_path": found.direct,
@@ -101,7 +102,15 @@ def summarise_calls(calls: list[LayerCall]) -> dict[str, float]:
             "dominance": float(found.dominance[-1]),
         }
     gains = [_signal_gain(call) for call in calls]
-    return numbers | {"gain/largest": max(gains), "gain/mean": sum(gains) / len(gains), "gain/last": gains[-1]}
+    named = {"largest": max(gains), "mean": sum(gains) / len(gains), "last": gains[-1]}
+    return numbers | {f"signal_gain/{name}": value for name, value in named.items()}
+
+
+def _distance_to_identity(call: LayerCall) -> float:
+    """Return ‖H − I‖ (Frobenius) of a connection's skips, the mean over tokens: 0 while they have not drifted."""
+    assert call.coefficients is not None
+    skip = call.coefficients.skip.double()
+    return float(torch.linalg.matrix_norm(skip - torch.eye(skip.shape[-1]).to(skip)).mean())
 
 
 def _signal_gain(call: LayerCall) -> float:
