@@ -57,6 +57,22 @@ def test_the_connected_model_computes_what_the_plain_one_did(name, rename):
 def test_a_forgotten_rename_names_both_sides_and_loads_nothing():
     model = Connected("body")
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(ValueError, match=r"6 \(body\.0\.weight, .* without a value, 6 \(layers\.0\.weight, .* rename"):
+    with pytest.raises(
+        ValueError, match=r"6 \(body\.0\.weight, .* without a value, 6 \(layers\.0\.weight, .* {'their beg"
+    ):
         jpmhc.load_plain_weights(model, Plain().state_dict())
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_another_shape_is_named_and_nothing_is_loaded():
+    model, weights = Connected(), Plain().state_dict()
+    weights["head.weight"] = torch.zeros(3, DIM)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match=r"^head\.weight of the model has the shape \[2, 8\], .* have \[3, 8\] for it"):
+        jpmhc.load_plain_weights(model, weights)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_beginning_that_no_weight_has_is_refused():
+    with pytest.raises(ValueError, match=r"no weight's name begins with 'zzz\.'; the first one is 'layers\.0\.weight'"):
+        jpmhc.load_plain_weights(Connected(), Plain().state_dict(), rename={"zzz.": "body."})

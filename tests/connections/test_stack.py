@@ -69,6 +69,13 @@ def test_routed_keywords_compile_without_a_break():
             lambda: jpmhc.HyperConnectionStack([jpmhc.HyperConnection(nn.Identity(), DIM, N)])(None),
             r"expected streams of shape \[..., 4, 8\], got NoneType",
         ),
+        (
+            lambda: jpmhc.HyperConnectionStack([jpmhc.HyperConnection(nn.Identity(), DIM, N)], expand=True)(
+                torch.zeros(2, 5, 32)
+            ),
+            r"expected a hidden state of shape \[..., 8\], got \[2, 5, 32\]",
+        ),
+        (lambda: jpmhc.HyperConnectionStack([]), "a stack needs at least one HyperConnection"),
     ],
 )
 def test_bad_input_is_named(call, message):

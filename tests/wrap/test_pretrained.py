@@ -65,3 +65,9 @@ def test_a_plain_folder_is_refused(tmp_path):
     tiny("gpt2").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="is not a wrapped model"):
         jpmhc.load_wrapped(transformers.AutoModelForCausalLM, tmp_path)
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    for missing in (tmp_path / "nope", str(tmp_path / "nope")):
+        with pytest.raises(ValueError, match=r"^there is no folder .*nope$"):
+            jpmhc.load_wrapped(transformers.AutoModelForCausalLM, missing)

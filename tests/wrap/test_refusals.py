@@ -128,6 +128,11 @@ def test_a_wrapped_model():
         jpmhc.wrap(model, inputs=X)
 
 
+def test_a_model_with_hyper_connections():
+    model = jpmhc.HyperConnectionStack([jpmhc.HyperConnection(nn.Linear(12, 12), 12)], expand=True, reduce=True)
+    refused(model, "this HyperConnectionStack has hyper-connections already")
+
+
 def test_a_model_that_is_not_wrapped():
     with pytest.raises(ValueError, match="this Stack is not wrapped"):
         jpmhc.unwrap(Stack([Block(12)]))

@@ -14,16 +14,23 @@ def load_plain_weights(
 ) -> None:
     """Load a plain model's weights into a model with hyper-connections, which then computes what the plain one did.
 
-    Each name must find its place, and each of the model's weights, except the connections' own, must get a value;
-    otherwise nothing is loaded and the names are in the error. A connection keeps the name of the layer that it wraps:
-    `layers.0.linear.weight` goes to `layers.connections.0.sublayer.linear.weight` by itself.
+    Each name must find its place, and each of the model's weights, except the connections' own, must get a value of
+    its shape; otherwise nothing is loaded and the names are in the error. A connection keeps the name of the layer that
+    it wraps: `layers.0.linear.weight` goes to `layers.connections.0.sublayer.linear.weight` by itself.
 
     Args:
         model: The model with fresh connections, which are left as they are.
         weights: The plain model's `state_dict()`.
         rename: The beginnings of names that differ, {plain model's: this model's}; the longest that fits is replaced.
     """
-    places = {_plain_name(model, name): name for name in model.state_dict()}
+    rename = rename or {}
+    for beginning in rename:
+        if not any(name.startswith(beginning) for name in weights):
+            raise ValueError(
+                f"no weight's name begins with {beginning!r}; the first one is {next(iter(weights), None)!r}"
+            )
+    now = model.state_dict()
+    places = {_plain_name(model, name): name for name in now}
     own = {
         f"{path}.{name}" if path else name
         for path, module in model.named_modules()
@@ -33,7 +40,7 @@ def load_plain_weights(
     found: dict[str, Tensor] = {}
     unknown = []
     for name, value in weights.items():
-        new = _rename(name, rename or {})
+        new = _rename(name, rename)
         place = new if new in places.values() else places.get(new)
         if place is None:
             unknown.append(name)
@@ -43,8 +50,15 @@ def load_plain_weights(
     if missing or unknown:
         raise ValueError(
             f"the names do not fit: {_list_names(missing)} of the model without a value, {_list_names(unknown)} of the "
-            "weights without a place; rename={'their beginning': 'the model's beginning', …} says which belong together"
+            "weights without a place; load_plain_weights(model, weights, {'their beginning': 'the model's beginning'}) "
+            "says which belong together"
         )
+    for place, value in found.items():
+        if now[place].shape != value.shape:
+            raise ValueError(
+                f"{place} of the model has the shape {list(now[place].shape)}, and the weights have "
+                f"{list(value.shape)} for it; nothing was loaded"
+            )
     model.load_state_dict(found, strict=False)
 
 

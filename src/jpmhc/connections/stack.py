@@ -12,7 +12,13 @@ from jpmhc.connections import reference
 from jpmhc.connections.arguments import route_keywords
 from jpmhc.connections.hyper import HyperConnection, first_of
 from jpmhc.connections.recompute import StreamKeeper, choose_interval, run_untraced
-from jpmhc.connections.streams import check_streams, check_sublayer_output, flatten_streams, reduce_streams
+from jpmhc.connections.streams import (
+    check_hidden_state,
+    check_streams,
+    check_sublayer_output,
+    flatten_streams,
+    reduce_streams,
+)
 
 
 class HyperConnectionStack(nn.Module):
@@ -25,7 +31,7 @@ class HyperConnectionStack(nn.Module):
     streams; the result is the same. A connection with hooks, or of a subclass with its own steps, is called as a whole.
 
     Args:
-        connections: The connections, all of the same `dim` and `streams`; also wrapped ones (`checkpoint_wrapper`).
+        connections: One or more, all of the same `dim` and `streams`; also wrapped ones (`checkpoint_wrapper`).
         expand: Take a hidden state [..., dim] and copy it into all streams, in place of streams [..., streams, dim].
             With `reduce`, streams exist inside the stack alone, and there is nothing to forget at its ends.
         reduce: Return the mean over the streams [..., dim] instead of the streams; the fused kernels then take it
@@ -60,6 +66,8 @@ class HyperConnectionStack(nn.Module):
             torch.compiler.disable(HyperConnectionStack._forward_recomputing, recursive=False)
             run_untraced()
         self.reduce, self.expand, self.delayed, self.recompute = reduce, expand, delayed, recompute
+        if not self.connections:
+            raise ValueError("a stack needs at least one HyperConnection, got none")
         for block in self.connections:
             # A wrapper, such as activation checkpointing's, shows what it wraps and is called as a whole.
             if not all(hasattr(block, name) for name in ("streams", "dim", "sublayer", "map")):
@@ -80,14 +88,15 @@ class HyperConnectionStack(nn.Module):
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         blocks: list[Any] = list(self.connections)
-        if self.expand and isinstance(x, Tensor):
+        if self.expand:
+            check_hidden_state(x, blocks[0].dim)
             x = x.unsqueeze(-2)  # n equal streams may be given once
-        if blocks:
+        else:
             check_streams(x, blocks[0].streams, blocks[0].dim)
         named = route_keywords(blocks, args, kwargs)
         if self.delayed:
             return self._forward_delayed(x, args, named)
-        if self.recompute is not None and blocks and torch.is_grad_enabled():
+        if self.recompute is not None and torch.is_grad_enabled():
             return self._forward_recomputing(x, args, named)
         begun: tuple[Tensor, Any] | None = None  # what the block before has already read for this one
         separable = [_may_take_apart(block) for block in blocks] + [False]
@@ -140,8 +149,7 @@ class HyperConnectionStack(nn.Module):
             x = block.normalise(x)
         if not self.reduce:
             return x
-        if read is None:
-            return x[..., 0, :]
+        assert read is not None
         return reference.gather(x.reshape(-1, *x.shape[-2:]), read).reshape(*lead, x.shape[-1])
 
 

@@ -32,6 +32,15 @@ def check_streams(x: Any, streams: int, dim: int) -> None:
         raise ValueError(f"expected floating-point streams, got {x.dtype}")
 
 
+def check_hidden_state(x: Any, dim: int) -> None:
+    """Refuse what is not a hidden state [..., d] of this width."""
+    if not isinstance(x, Tensor) or x.ndim < 1 or x.shape[-1] != dim:
+        found = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"expected a hidden state of shape [..., {dim}], got {found}")
+    if not x.is_floating_point():
+        raise ValueError(f"expected a floating-point hidden state, got {x.dtype}")
+
+
 def flatten_streams(x: Tensor, streams: int, dim: int) -> Tensor:
     """Line up the streams of all tokens, and repeat one that stands for n equal ones. [T, n, d]"""
     flat = x.reshape(-1, x.shape[-2], dim)

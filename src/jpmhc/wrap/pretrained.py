@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from pathlib import Path
 from typing import Any
 
 from jpmhc.wrap.hooks import install
@@ -24,6 +25,9 @@ def load_wrapped(auto_class: Any, name_or_path: Any, **kwargs: Any) -> Any:
     """
     from transformers import AutoConfig
 
+    is_path = isinstance(name_or_path, Path) or name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1
+    if is_path and not Path(name_or_path).is_dir():
+        raise ValueError(f"there is no folder {name_or_path}")
     config = copy.deepcopy(kwargs.pop("config", None) or AutoConfig.from_pretrained(name_or_path))
     fusions = getattr(config, "fusion_config", None) or {}
     if NOTE not in fusions:

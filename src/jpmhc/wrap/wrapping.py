@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from jpmhc.connections import HyperConnection
 from jpmhc.mixers import Mixer
 from jpmhc.wrap.comparison import OutputComparison
 from jpmhc.wrap.hooks import install, uninstall, wrapped_layers
@@ -45,6 +46,11 @@ def wrap(
         raise ValueError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
     for name in wrapped_layers(model):
         raise ValueError(f"{name} is wrapped already: unwrap the model before you wrap it again")
+    if layers is None and any(isinstance(module, HyperConnection) for module in model.modules()):
+        raise ValueError(
+            f"this {type(model).__name__} has hyper-connections already: wrap takes a model with plain residual "
+            "additions, or the plain layers of this one as layers="
+        )
     args, kwargs = call_arguments(model, inputs)
     recipe = Recipe(streams, mixer, options)
     with OutputComparison(model, args, kwargs) as comparison:
