@@ -68,8 +68,12 @@ class DemoConfig:
         """The settings in one line."""
         return (
             f"{self.depth} pre-norm MLP layers of width {self.dim}, {self.streams} streams, {self.steps} steps of "
-            f"AdamW ({self.learning_rate:g}) on {self.batch} examples, {self.seeds} seeds"
+            f"AdamW ({self.learning_rate:g}) on {self.batch} examples, {self.count_seeds()}"
         )
+
+    def count_seeds(self) -> str:
+        """Return the number of seeds in words, such as "3 seeds"."""
+        return f"{self.seeds} seed{'s' if self.seeds > 1 else ''}"
 
 
 DEFAULT = DemoConfig()

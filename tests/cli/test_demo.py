@@ -10,6 +10,8 @@ def test_runs_end_to_end(capsys, tmp_path):
     told = capsys.readouterr()
     assert "training 2 pre-norm MLP layers" in told.err
     assert "2 pre-norm MLP layers" in told.out
+    assert "±" not in told.out.partition("loss: held-out")[0] + told.out.partition("1. Loss")[2]  # one seed: no spread
+    assert "1 seed:" in told.out
     assert f"open {tmp_path / 'demo.html'}" in told.out
     assert (tmp_path / "demo.html").stat().st_size > 10_000
 

@@ -30,9 +30,10 @@ def file(tmp_path):
 
 def test_a_model_of_ones_own(file, tmp_path, capsys):
     out = tmp_path / "out"
-    cli.main(["diagnose", f"{file}:build", "--out", str(out), "--between", "0", "2"])
-    said = capsys.readouterr().out
-    assert "plan: from the output of 0 to the output of 2" in said
+    cli.main(["diagnose", f"{file}:build", "--out", str(out), "--between", "None", "1"])
+    said, progress = capsys.readouterr()
+    assert "plan: from the model's input to the output of 1" in said
+    assert progress.endswith("\neverything measured: 100%\n")
     assert "1. " in said
     assert "5. Theory" in said
     for name in ("diagnosis.png", "diagnosis.html", "diagnosis.txt", "singular_values.csv"):

@@ -27,6 +27,14 @@ def test_the_plan_is_said_before_and_the_verdict_has_five_sentences():
     assert all(line in text for line in found.verdict)
     assert "stack.connections.3" in text
     assert "product of all skips" in text
+    for part in (found, found.comparisons[0], found.comparisons[0].predicted, found.whole):
+        assert repr(part).startswith(f"{type(part).__name__}(")
+        assert len(repr(part)) < 400
+
+
+def test_no_layers_between_the_ends_is_said():
+    found = jpmhc.diagnose(TinyLanguageModel(), torch.zeros(1, 3, dtype=int), between=("layers.1", "norm"), say=None)
+    assert "there are no layers between the output of layers.1 and the output of norm" in found.verdict[3]
 
 
 def test_a_healthy_network_is_called_healthy():

@@ -70,10 +70,7 @@ def test_a_plain_model_logs_gains_and_a_bare_one_is_refused():
     with jpmhc.diagnose.watch(model, every=1, log=lambda step, numbers: None) as seen:
         model(torch.randint(0, 20, (1, 4)))
     assert set(seen.records[0]) == {"step", "signal_gain/largest", "signal_gain/mean", "signal_gain/last"}
-    with (
-        pytest.raises(ValueError, match="nothing to watch"),
-        jpmhc.diagnose.watch(nn.Linear(2, 2)),
-    ):
-        pass
-    with pytest.raises(ValueError, match="every must be a whole number"), jpmhc.diagnose.watch(model, every=0):
-        pass
+    with pytest.raises(ValueError, match="nothing to watch"):
+        jpmhc.diagnose.watch(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="every must be a whole number"):
+        jpmhc.diagnose.watch(model, every=0)

@@ -114,4 +114,5 @@ def test_stages_become_lines_where_there_is_no_terminal(capsys):
     with StageProgress(2) as progress:
         progress.show("first")
         progress.show("second, at once")
-    assert capsys.readouterr().err == "first …\n"
+        progress.finish("all done")
+    assert capsys.readouterr().err == "first …\nall done\n"

@@ -24,7 +24,7 @@ def main(words: Sequence[str]) -> None:
 
 def diagnose(
     model: Annotated[str, tyro.conf.Positional],
-    between: tuple[str, str] | None = None,
+    between: tuple[str | None, str | None] | None = None,
     text: str | None = None,
     length: int = 16,
     method: Literal["auto", "dense", "lanczos"] = "auto",
@@ -44,7 +44,8 @@ def diagnose(
         model: FILE.py:FUNCTION or MODULE:FUNCTION, a function without arguments that returns a model and its inputs (a
             tensor, a tuple or a dict); or the folder or name of a Hugging Face model; or the folder of a run of `jpmhc
             train`, which is measured at its first test from the first call with gradients to the tokens' head.
-        between: Two names of modules: measure from what the first returns to what the second returns.
+        between: Two names of modules: measure from what the first returns to what the second returns. None in the
+            place of a name is the model's input or output.
         text: What a Hugging Face model reads; by default tokens spread over its vocabulary.
         length: How many of those tokens.
         method: Every row by a backward pass (dense), or quadrature from random vectors (lanczos); auto: dense where it
@@ -85,6 +86,7 @@ def diagnose(
             say=lambda sentence: print(f"plan: {sentence}"),
             progress=lambda what, share: progress.show(f"{what}: {share:.0%}"),
         )
+        progress.finish("everything measured: 100%")
     print(f"\n{found}\n")
     written = out / "diagnosis.txt"
     written.write_text(f"{found}\n")

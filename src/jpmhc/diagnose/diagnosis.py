@@ -58,6 +58,9 @@ class Diagnosis:
         """Five plain sentences: the map, what collapses, what explodes, which layers, and the theory."""
         return find_verdict(self)
 
+    def __repr__(self) -> str:
+        return f"Diagnosis({self.model}, from {self.start} to {self.stop}: {self.whole!r})"
+
     def __str__(self) -> str:
         head = f"{self.model}, from {self.start} to {self.stop} ({describe_time(self.seconds)})"
         parts = [head, "", *(f"{number}. {line}" for number, line in enumerate(self.verdict, 1)), "", *self._spectra()]

@@ -34,6 +34,10 @@ class Spectrum:
     method: str
     floor: float = 0.0
 
+    def __repr__(self) -> str:
+        ends = f"singular values from {self.smallest:.3g} to {self.largest:.3g}"
+        return f"Spectrum(shape={self.shape}, {ends}, method={self.method!r})"
+
     @property
     def largest(self) -> float:
         """The largest singular value."""

@@ -57,6 +57,12 @@ class TheoryComparison:
     mean_kolmogorov: float = float("nan")
     note: str = ""
 
+    def __repr__(self) -> str:
+        return (
+            f"TheoryComparison(position={self.position}, wasserstein={self.wasserstein:.3g}, "
+            f"kolmogorov={self.kolmogorov:.3g}, measured={self.measured!r}, predicted={self.predicted!r})"
+        )
+
     @property
     def aligned(self) -> float:
         """The measured 99 % quantile over the rotated one: above 1, layers amplify each other's directions."""

@@ -76,7 +76,10 @@ def _explosion(found: Diagnosis) -> str:
 
 def _layers(found: Diagnosis) -> str:
     if not found.layers:
-        return "Layers: no list of like layers was found, so none is measured apart; name two modules with between=."
+        return (
+            f"Layers: there are no layers between {found.start} and {found.stop} (hyper-connections, or a list of like "
+            "modules), so none is measured apart."
+        )
     gains = np.array([layer.gain for layer in found.layers])
     gradients = np.array([layer.gradient for layer in found.layers])
     strongest, weakest = found.layers[int(gains.argmax())], found.layers[int(gradients.argmin())]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,10 +28,9 @@ class Watch:
     step: int = 0
 
 
-@contextmanager
 def watch(
     model: nn.Module, every: int = 100, log: Callable[[int, dict[str, float]], None] | None = None
-) -> Iterator[Watch]:
+) -> AbstractContextManager[Watch]:
     """Log what skips, streams and sublayers do during training, every so many calls of the model in train mode.
 
     The model's results, gradients and random numbers do not change. Between the watched steps it costs nothing.
@@ -50,6 +49,13 @@ def watch(
     layers = find_layers(model)
     if not layers:
         raise ValueError("this model has no hyper-connections and no list of layers, so there is nothing to watch")
+    return _watching(model, layers, every, log or _print_line)
+
+
+@contextmanager
+def _watching(
+    model: nn.Module, layers: Sequence[nn.Module], every: int, log: Callable[[int, dict[str, float]], None]
+) -> Iterator[Watch]:
     seen = Watch()
     active: list[tuple[ExitStack, Recording]] = []
 
@@ -71,7 +77,7 @@ def watch(
             return
         numbers = summarise_calls(recording.calls)
         seen.records.append({"step": seen.step, **numbers})
-        (log or _print_line)(seen.step, numbers)
+        log(seen.step, numbers)
 
     handles = [
         model.register_forward_pre_hook(begin),

@@ -52,7 +52,8 @@ def _group(outcomes: Sequence[DemoRun]) -> list[_Group]:
 
 
 def _spread(values: np.ndarray, form: str = ".3f") -> str:
-    return f"{np.mean(values):{form}} ± {np.std(values, ddof=1) if len(values) > 1 else 0:.3f}"
+    spread = f" ± {np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
+    return f"{np.mean(values):{form}}{spread}"
 
 
 def _cells(group: _Group, plain: _Group) -> list[str]:
@@ -88,17 +89,21 @@ def sum_up(outcomes: Sequence[DemoRun], config: DemoConfig) -> list[str]:
     for group in kept:
         differences = group.losses - plain.losses
         mean, count = differences.mean(), len(differences)
-        reach = stats.t.ppf(0.975, count - 1) * differences.std(ddof=1) / count**0.5 if count > 1 else np.inf
+        if count == 1:
+            verdicts.append(f"{group.name} {mean:+.3f}")
+            continue
+        reach = stats.t.ppf(0.975, count - 1) * differences.std(ddof=1) / count**0.5
         word = ("lower" if mean < 0 else "higher") if abs(mean) > reach else "undecided"
         verdicts.append(f"{group.name} {word} ({mean:+.3f} ± {reach:.3f})")
     verdicts += [f"{name} diverged" for name in lost]
+    how = "seed by seed with 95 % intervals" if config.seeds > 1 else "with one seed, which decides nothing"
     dips = {group.name: group.weakest for group in (plain, *kept)}
     after = [group.spectra.apart for group in (plain, *kept) if group.spectra is not None]
     before = float("nan") if plain.fresh is None else plain.fresh.apart
     collapsed = [group.name for group in kept if group.kept < 0.1]
     low, high = min(after, default=np.nan), max(after, default=np.nan)
     return [
-        f"1. Loss: plain {_spread(plain.losses)}. Beside it, seed by seed with 95 % intervals: {', '.join(verdicts)}.",
+        f"1. Loss: plain {_spread(plain.losses)}. Beside it, {how}: {', '.join(verdicts)}.",
         f"2. Gradients: the weakest layer gets this share of what the last one gets: {_list(dips)}.",
         f"3. Streams: the product of {config.depth} skips keeps this share of the smallest difference between them: "
         f"{_list({group.name: group.kept for group in kept})}. "
@@ -106,7 +111,7 @@ def sum_up(outcomes: Sequence[DemoRun], config: DemoConfig) -> list[str]:
         f"4. Theory: its singular values of the model's own Jacobian are {before:.2f} (KS) off the measured ones "
         f"before training, and {low:.2f} to {high:.2f} after it: it takes the layers' directions for random, and "
         "training aligns them.",
-        f"5. This is one small task and {config.seeds} seeds: it shows what skips do, and does not rank mixers for "
+        f"5. This is one small task and {config.count_seeds()}: it shows what skips do, and does not rank mixers for "
         "your model; jpmhc recommend and docs/guides/which_mixer.md say what is known.",
     ]
 

@@ -45,6 +45,11 @@ class StageProgress:
             self.spoken = time.monotonic()
             self.console.print(f"{stage} …", markup=False)
 
+    def finish(self, sentence: str) -> None:
+        """Say that all stages have ended, where they were said as lines; on a terminal the bar goes away by itself."""
+        if not self.console.is_terminal and self.begun:
+            self.console.print(sentence, markup=False)
+
 
 @contextmanager
 def warnings_in_one_line() -> Iterator[None]:

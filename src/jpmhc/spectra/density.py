@@ -77,6 +77,13 @@ class Density:
     exact: bool
     note: str = ""
 
+    def __repr__(self) -> str:
+        low, high = (float(end) ** 0.5 for end in (self.x[0], self.x[-1]))
+        return (
+            f"Density({len(self.x)} points, singular values from {low:.3g} to {high:.3g}, mass={self.mass:.3g}, "
+            f"below={self.below:.3g}, method={self.method!r}, exact={self.exact})"
+        )
+
     def singular_values(self) -> tuple[Tensor, Tensor]:
         r"""Return the grid in singular values and their density $2 s \rho(s^2)$."""
         s = self.x.sqrt()
