@@ -46,6 +46,25 @@ def test_a_healthy_network_is_called_healthy():
     assert "gradients reach all layers alike" in found.verdict[3]
 
 
+def test_many_streams_do_not_hide_that_the_models_own_map_is_not_as_predicted():
+    """Three times the same sublayer, which the theory takes for three: of eight streams it moves one, the mean."""
+    torch.manual_seed(0)
+    weight = torch.randn(24, 24)
+    connections = [jpmhc.HyperConnection(nn.Linear(24, 24, False), 24, 8, "identity", index=k) for k in range(3)]
+    for block in connections:
+        block.sublayer.weight.data.copy_(0.3 * (weight + weight.T) / 48**0.5)
+    stack = jpmhc.HyperConnectionStack(connections, expand=True, reduce=True)
+    found = jpmhc.diagnose(stack, torch.randn(1, 1, 24), tokens=1, say=None)
+    (item,) = found.comparisons
+    assert item.kolmogorov < 0.05 < item.mean_kolmogorov
+    assert "the bulk is not as the theory predicts (all streams: KS 0.0" in found.verdict[4]
+    assert f"the model's own map: KS {item.mean_kolmogorov:.2g})" in found.verdict[4]
+    top, theory = item.mean_stream.quantile(0.99), item.mean_predicted.quantile(0.99)
+    assert top > 1.5 * theory
+    assert f"99 % quantile of the model's own map: {top:.2g}, predicted {theory:.2g}" in found.verdict[4]
+    assert "between the streams hardly anything is lost (0.5% below 0.1)" in found.verdict[1]
+
+
 def test_forgotten_stream_differences_are_told_from_the_models_own_map():
     torch.manual_seed(0)
     model = StreamNet(dim=16, depth=6, mixer="sinkhorn")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +12,7 @@ from jpmhc.spectra.density import COLLAPSED
 
 if TYPE_CHECKING:
     from jpmhc.diagnose.diagnosis import Diagnosis
+    from jpmhc.diagnose.theory import TheoryComparison
 
 # A share of directions below this is not worth calling a collapse or an explosion.
 _WORTH_SAYING = 0.02
@@ -18,6 +20,8 @@ _WORTH_SAYING = 0.02
 _UNEVEN = 10.0
 # A KS distance up to this counts as agreement: width and attention leave about as much.
 _AGREES = 0.05
+# A 99 % quantile that is off by more than this factor is worth a word, whatever KS says.
+_FAR_OFF = 1.5
 # Above this, sublayers are called aligned.
 _ALIGNED = 1.25
 
@@ -50,7 +54,8 @@ def _collapse(found: Diagnosis) -> str:
     if found.streams is None:
         return f"{first}."
     if lost < _WORTH_SAYING:
-        return f"{first}; between the streams nothing is lost ({lost:.1%} below {COLLAPSED:g})."
+        what = "nothing" if lost < 5e-4 else "hardly anything"  # 0.0 % in print
+        return f"{first}; between the streams {what} is lost ({lost:.1%} below {COLLAPSED:g})."
     smallest = float(found.streams.product[-1])
     what = (
         "differences between streams, which the skips forget (their product shrinks them to "
@@ -99,12 +104,7 @@ def _theory(found: Diagnosis) -> str:
     if not known:
         why = found.comparisons[0].note if found.comparisons else "no chain of layers was found, or it was too costly"
         return f"Theory: no prediction ({why})."
-    ks = float(np.mean([item.kolmogorov for item in known]))
-    w1 = float(np.mean([item.wasserstein for item in known]))
-    agrees = (
-        "as the theory predicts from coefficients and gains alone" if ks < _AGREES else "not as the theory predicts"
-    )
-    line = f"Theory: the bulk is {agrees} (KS {ks:.2g}, W1 {w1:.2g})"
+    line = f"Theory: {_describe_bulk(found, known)}{_describe_tail(known)}"
     aligned = [item.aligned for item in known if item.rotated is not None]
     if not aligned:
         return f"{line}; whether sublayers are aligned was too costly to find out."
@@ -114,6 +114,41 @@ def _theory(found: Diagnosis) -> str:
             f"{line}; aligned {value:.2f}: sublayers amplify each other's largest directions, as training makes them."
         )
     return f"{line}; aligned {value:.2f}: the sublayers' directions are as good as random to each other."
+
+
+def _describe_bulk(found: Diagnosis, known: Sequence[TheoryComparison]) -> str:
+    """Say whether the bulk is as predicted, of all streams and of the model's own map.
+
+    Most singular values of all streams may be those of the skips alone, which are easy to predict.
+    """
+    ks = float(np.mean([item.kolmogorov for item in known]))
+    numbers = f"KS {ks:.2g}, W1 {np.mean([item.wasserstein for item in known]):.2g}"
+    own = [item.mean_kolmogorov for item in known if item.mean_predicted is not None]
+    which = "the bulk"
+    if found.streams is not None and own:
+        numbers = f"all streams: {numbers}; the model's own map: KS {np.mean(own):.2g}"
+        ks = max(ks, float(np.mean(own)))
+    elif found.streams is not None:
+        numbers, which = f"{numbers}; the model's own map was not compared", "the bulk of all streams"
+    return f"{which} is {'as' if ks < _AGREES else 'not as'} the theory predicts ({numbers})"
+
+
+def _describe_tail(known: Sequence[TheoryComparison]) -> str:
+    """Say of the 99 % quantile that is furthest from its prediction how far it is off, where that is far."""
+    pairs = [
+        (name, measured.quantile(0.99), predicted.quantile(0.99))
+        for item in known
+        for name, measured, predicted in (
+            ("the layers' map", item.measured, item.predicted),
+            ("the model's own map", item.mean_stream, item.mean_predicted),
+        )
+        if measured is not None and predicted is not None and measured.quantile(0.99) > measured.floor
+    ]
+    factors = [abs(np.log(measured / max(predicted, 1e-300))) for _, measured, predicted in pairs]
+    if max(factors, default=0.0) < np.log(_FAR_OFF):
+        return ""
+    name, measured, predicted = pairs[int(np.argmax(factors))]
+    return f"; the tail is far off (99 % quantile of {name}: {measured:.2g}, predicted {predicted:.2g})"
 
 
 def _worth_saying(found: Diagnosis) -> float:

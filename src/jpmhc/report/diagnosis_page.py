@@ -12,7 +12,7 @@ from jpmhc.report.page import Folded, Picture, Section, Table, render_page
 from jpmhc.report.run_page import draw_chart
 from jpmhc.report.style import COMPARED
 from jpmhc.report.svg import Axis, Line, draw_matrix
-from jpmhc.spectra.density import COLLAPSED
+from jpmhc.spectra.density import COLLAPSED, Density
 
 # Decades below the largest singular value that a chart shows.
 _DECADES = 6
@@ -40,13 +40,26 @@ def render_diagnosis(found: Diagnosis) -> str:
 
 
 def _quantiles(found: Diagnosis) -> list[Table]:
-    spectra = {"whole map": found.whole} | {f"token {key}": value for key, value in found.tokens.items()}
-    spectra |= {f"through all layers, token {item.position}": item.measured for item in found.comparisons}
     levels = (0.01, 0.25, 0.5, 0.75, 0.99)
     rows = []
-    for name, one in spectra.items():
-        cells = [_write(one.quantile(level), one.floor) for level in levels]
-        rows.append([name, *cells, f"{one.largest:.3g}", f"{one.below():.1%}"])
+
+    def add(name: str, one: Spectrum | Density | None) -> None:
+        if isinstance(one, Spectrum):
+            cells = [_write(one.quantile(level), one.floor) for level in levels]
+            rows.append([name, *cells, f"{one.largest:.3g}", f"{one.below():.1%}"])
+        elif one is not None:
+            cells = [f"{one.quantile(level):.3g}" for level in levels]
+            rows.append([name, *cells, "–", f"{one.collapsed():.1%}"])
+
+    add("whole map", found.whole)
+    for key, value in found.tokens.items():
+        add(f"token {key}", value)
+    for item in found.comparisons:
+        add(f"through all layers, token {item.position}", item.measured)
+        add("… theory", item.predicted)
+        add("… sublayers rotated", item.rotated)
+        add(f"mean stream, token {item.position}", item.mean_stream)
+        add("… theory", item.mean_predicted)
     heading = ["singular values at", *(f"{level:.0%}" for level in levels), "largest", f"below {COLLAPSED:g}"]
     return [Table(heading, rows)]
 
