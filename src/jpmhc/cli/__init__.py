@@ -71,7 +71,12 @@ def _run_command(name: str, words: list[str]) -> None:
     try:
         with _ending_at_once_on_interrupt():
             command = import_module(f"jpmhc.cli.{name.replace('-', '_')}")
-        command.main(words)
+            from jpmhc.cli.numbers import NotANumber, make_registry
+        try:
+            with make_registry():
+                command.main(words)
+        except NotANumber as error:
+            _stop(f"jpmhc: {error.explain(words)}; jpmhc {name} --help explains the options")
     except ModuleNotFoundError as error:
         package = (error.name or "").split(".")[0]
         if package not in EXTRAS:
