@@ -1,5 +1,6 @@
 """Densities, edges, moments and distances against closed forms and samples."""
 
+import dataclasses
 import importlib
 import math
 import sys
@@ -287,3 +288,23 @@ def test_a_refusal_names_the_layer_that_makes_it_hard(noisy):
         ValueError, match=rf"^9 of 9 points did not converge .*; layer {noisy} makes it hard: raise eta"
     ):
         density(network, torch.linspace(0.1, 3, 9), eta=1e-6, method="chain", maximum=3)
+
+
+def test_where_nothing_converges_below_the_grid_the_rest_of_the_mass_lies_there(monkeypatch):
+    """Two of four streams are lost: half of the singular values are zero."""
+    network = Network.repeated(torch.diag(torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=torch.float64)), 1e-4, depth=3)
+    wanted = density(network)
+    module = importlib.import_module("jpmhc.spectra.density")
+    solve = module.cauchy
+
+    def fails_for_few(network, z, *given, **named):
+        found = solve(network, z, *given, **named)
+        if len(z) > 3:
+            return found
+        return dataclasses.replace(found, converged=torch.zeros_like(found.converged), residual=found.residual + 0.1)
+
+    monkeypatch.setattr(module, "cauchy", fails_for_few)
+    found = density(network)
+    assert found.below == pytest.approx(1 - wanted.mass, abs=1e-9)
+    with pytest.raises(ValueError, match="the mass below the grid is unknown"):
+        density(network, x=wanted.x)

@@ -189,17 +189,18 @@ def density(
     else:
         base = 2 if refine == "richardson" else 4
         values, lost, residual = _extrapolate(solve, invert, grid, smoothing, levels, base)
+    values = values.clamp_min(0)
+    mass = float(_integral(grid, values))
     if eta is None:
-        below, bottom = _mass_below(network, grid[:1], relative_eta, method, maximum)
+        below, bottom = _mass_below(network, grid[:1], relative_eta, method, maximum, mass if x is None else None)
     else:
         last = torch.complex(grid[-1:], smoothing[-1:]).to(network.skips.device)
         below, bottom = 0.0, cauchy(network, last, method, maximum=maximum)
-    values = values.clamp_min(0)
     result = Density(
         x=grid,
         values=values,
         eta=smoothing,
-        mass=float(_integral(grid, values)),
+        mass=mass,
         below=below,
         first_moment=float(_integral(grid, grid * values)),
         exact_moment=network.mean_square(),
@@ -288,9 +289,12 @@ def _warn_of_missed_moment(found: Density) -> None:
 
 
 def _mass_below(
-    network: Network, first: Tensor, relative_eta: float, method: str, maximum: int | None
+    network: Network, first: Tensor, relative_eta: float, method: str, maximum: int | None, captured: float | None
 ) -> tuple[float, Solution]:
     r"""Return the law's mass below a grid's first point [1], and the solution it was read from.
+
+    Where the points there do not converge, it is what of a mass of one the grid has not `captured`, if the grid is
+    known to leave nothing out above.
 
     $\mathrm{Re}\, z G$ at $z = iy$ is the mass below y up to the weight $y^2 / (x^2 + y^2)$: y is the first point where
     that lies inside the spectrum, so that the weight's two sides make up for each other, and far below it otherwise.
@@ -310,7 +314,9 @@ def _mass_below(
             moment, found = moment_at(1j * first * _BELOW)
     below, residual = float(moment[0].real), float(found.residual[0])
     if not bool(found.converged[0]) and not residual * below < _BELOW_SHARE:
-        raise ValueError(f"the mass below the grid is unknown: {found.why_unconverged()}")
+        if captured is None:
+            raise ValueError(f"the mass below the grid is unknown: {found.why_unconverged()}")
+        below = max(0.0, 1.0 - captured)
     return below, found
 
 
