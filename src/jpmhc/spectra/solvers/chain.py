@@ -294,7 +294,9 @@ class _Equation(Equation):
         swept = self._sweep(z, values)
         image = self._coordinates(self._from_sweep(values, *swept))
         sigma_x = self.noise.energy(self._split(values)[1], 1)
-        couplings, first = find_couplings(*swept, sigma_x, self.skips[0], self.noise.vectors, self.to_streams)
+        couplings, first = find_couplings(
+            *swept, sigma_x, self.skips[0], self.noise.vectors, self.to_streams, self.noise.wants_squares
+        )
         blocks = [part[:, 1:].unflatten(1, (-1, self.noise.coordinates)) for part in (x, image)]
         derivative, green = self.noise.differentiate(couplings, first, *blocks)
         residual = image - x

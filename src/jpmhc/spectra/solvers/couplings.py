@@ -19,6 +19,7 @@ def find_couplings(
     skips: Tensor,
     vectors: list[Tensor],
     to_streams: Tensor,
+    squares: bool,
 ) -> tuple[Tensor, Tensor]:
     r"""Compute $V_i^\top M_{ij} V_j$ of all pairs of blocks, and $M_{x_0 j} V_j$ in the streams' own basis.
 
@@ -30,9 +31,11 @@ def find_couplings(
         skips: The layers' skips. [L, 1, n, n]
         vectors: V of all x and of all y blocks. [L, 1, n, k] each
         to_streams: From the first block's basis to the streams. [n, n]
+        squares: Ask for the sum of each coupling's squares alone, in a small part of the memory.
 
     Returns:
-        The couplings [b, 2 L, 2 L, k, k], x blocks first, and those of the input [b, 2 L, n, k].
+        The couplings [b, 2 L, 2 L, k, k], x blocks first, or their squares [b, 2 L, 2 L]; those of the input
+        [b, 2 L, n, k].
     """
     depth, batch, n, k = len(skips), forward.shape[1], *vectors[0].shape[-2:]
     eye = torch.eye(n, dtype=forward.dtype, device=forward.device)
@@ -42,20 +45,24 @@ def find_couplings(
     x_start = resolvent[:-1] @ vectors[0]
     y_start = resolvent[1:] @ (backward[1:] @ vectors[1])
     x_read = (vectors[0].mT @ forward[:-1]).expand(-1, batch, -1, -1)
-    blocks = forward.new_zeros(batch, 2 * depth, 2 * depth, k, k)
+    blocks = forward.new_empty(batch, 2 * depth, 2 * depth, *(() if squares else (k, k)))
     carried = forward.new_empty(batch, n, 0)
     # Blocks from the output to the input, y_L, x_(L-1), ..., y_1, x_0: each is coupled to those that are carried.
-    for place in range(2 * depth):
-        layer = depth - 1 - place // 2
-        if place % 2 == 0:
-            carried = torch.cat([carried, y_start[layer]], -1)
-            coupled = vectors[1][layer].mT @ carried
-        else:
-            carried = torch.cat([back[layer] @ carried, x_start[layer]], -1)
-            coupled = x_read[layer] @ carried
-        blocks[:, place, : place + 1] = coupled.unflatten(-1, (-1, k)).transpose(1, 2)
-    later = torch.ones(2 * depth, 2 * depth, dtype=torch.bool, device=forward.device).triu(1)[..., None, None]
-    blocks = torch.where(later, blocks.transpose(1, 2).mT, blocks)
-    first = (to_streams @ forward[0] @ carried).unflatten(-1, (-1, k)).transpose(1, 2)
-    order = [*range(2 * depth - 1, 0, -2), *range(2 * depth - 2, -1, -2)]
-    return blocks[:, order][:, :, order], first[:, order]
+    for layer in reversed(range(depth)):
+        for part in (1, 0):
+            if part == 1:
+                carried = torch.cat([carried, y_start[layer]], -1)
+                coupled = vectors[1][layer].mT @ carried
+            else:
+                carried = torch.cat([back[layer] @ carried, x_start[layer]], -1)
+                coupled = x_read[layer] @ carried
+            coupled = coupled.unflatten(-1, (-1, k))  # [b, k, carried, k]
+            own, pairs = part * depth + layer, coupled.square().sum((1, 3)) if squares else coupled.transpose(1, 2)
+            # From the input to the output the carried ones are x and y in turns, beginning with this block.
+            pairs = pairs.flip(1)
+            for other, chosen in ((part, pairs[:, ::2]), (1 - part, pairs[:, 1::2])):
+                reached = slice((other + 1) * depth - chosen.shape[1], (other + 1) * depth)
+                blocks[:, own, reached] = chosen
+                blocks[:, reached, own] = chosen if squares else chosen.mT
+    first = (to_streams @ forward[0] @ carried).unflatten(-1, (-1, k)).transpose(1, 2).flip(1)
+    return blocks, torch.cat([first[:, ::2], first[:, 1::2]], 1)

@@ -33,6 +33,7 @@ class SelfEnergy(ABC):
         paths: Over how many draws of the slopes a block is averaged. Blocks of all paths follow each other: the
             batch of blocks is B times this.
         vectors: The directions that the noise reads and writes, where `differentiate` is defined. [L, 1, n, k] each
+        wants_squares: Whether `differentiate` needs the sums of the couplings' squares alone.
     """
 
     count: int = 1
@@ -40,6 +41,7 @@ class SelfEnergy(ABC):
     coordinates: int = 1
     paths: int = 1
     vectors: list[Tensor] | None = None
+    wants_squares: bool = False
 
     @abstractmethod
     def energy(self, unknowns: Tensor, side: int) -> Tensor:
@@ -59,7 +61,7 @@ class SelfEnergy(ABC):
         """Compute the derivative of the image's coordinates by the coordinates, where `vectors` is not None.
 
         Args:
-            couplings: What `find_couplings` makes of the vectors. [b, 2 L, 2 L, k, k]
+            couplings: What `find_couplings` makes of the vectors. [b, 2 L, 2 L, k, k], or [b, 2 L, 2 L] if `wants_squares`
             first: The same for the input. [b, 2 L, n, k]
             coordinates: Of the unknowns, x blocks first. [b, 2 L, coordinates]
             image: Of what they lead to. [b, 2 L, coordinates]
@@ -101,14 +103,14 @@ class Quadratic(SelfEnergy):
 
     variance: Tensor
     share: float = 1.0
+    wants_squares = True
 
     def differentiate(
         self, couplings: Tensor, first: Tensor, coordinates: Tensor, image: Tensor
     ) -> tuple[Tensor, Tensor]:
         depth = len(self.variance)
         caused = self.variance.flatten().repeat(2) * torch.exp(coordinates).squeeze(-1)  # [b, 2 L]
-        squares = couplings.square().sum((-2, -1)).roll(depth, -1) * self.share
-        derivative = squares * caused.unsqueeze(1) / torch.exp(image)
+        derivative = couplings.roll(depth, -1) * self.share * caused.unsqueeze(1) / torch.exp(image)
         return derivative, -1j * first.square().sum((-2, -1)).roll(depth, -1) * caused
 
 
