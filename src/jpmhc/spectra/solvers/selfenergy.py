@@ -61,7 +61,7 @@ class SelfEnergy(ABC):
         """Compute the derivative of the image's coordinates by the coordinates, where `vectors` is not None.
 
         Args:
-            couplings: What `find_couplings` makes of the vectors. [b, 2 L, 2 L, k, k], or [b, 2 L, 2 L] if `wants_squares`
+            couplings: What `find_couplings` makes of the vectors. [b, 2 L, 2 L, k, k]; [b, 2 L, 2 L] if `wants_squares`
             first: The same for the input. [b, 2 L, n, k]
             coordinates: Of the unknowns, x blocks first. [b, 2 L, coordinates]
             image: Of what they lead to. [b, 2 L, coordinates]
