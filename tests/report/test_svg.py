@@ -100,3 +100,11 @@ def test_text_is_escaped_and_colours_are_colours():
     assert parse(svg).get("aria-label") == '"<b>'
     with pytest.raises(ValueError, match="#rrggbb"):
         draw_lines([Line("a", [1], [1], "red;x:url(//evil)")], Axis("x"), Axis("y"))
+
+
+def test_long_numbers_beside_an_axis_become_multiples_of_a_power_of_ten():
+    svg = draw_lines([Line("a", [1, 2], [0.0004, 0.0006], "#123456")], Axis("step"), Axis("rate"))
+    words = [text.text for text in parse(svg).iter("text")]
+    assert "rate, in 10⁻⁴" in words
+    assert "4" in words
+    assert not any(word.startswith("0.000") for word in words)

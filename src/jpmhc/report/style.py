@@ -74,6 +74,10 @@ def logarithmic_ticks(low: float, high: float, most: int = 6) -> list[float]:
     return linear_ticks(low, high, most)
 
 
+# Characters of a tick's label that fit beside the name of its axis.
+_LONGEST_LABEL = 6
+
+
 def tick_labels(ticks: Sequence[float]) -> list[str]:
     """Write the ticks of an axis alike: as 0.05 and 20, or with powers of ten where they are very small or large."""
     largest = max(map(abs, ticks), default=0.0)
@@ -81,6 +85,20 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
     if largest >= 1e-4 and smallest >= max(1e-5, 1e-4 * min(1.0, largest)) and largest < 1e6:
         return [_write_plain(tick) for tick in ticks]
     return ["0" if abs(tick) < 1e-12 * largest else _write_power(tick) for tick in ticks]
+
+
+def common_power(ticks: Sequence[float]) -> tuple[list[str], str]:
+    """Write small ticks as multiples of one power of ten, where they are too long otherwise.
+
+    Returns:
+        The labels, and the power for the axis's name: "" where there is none.
+    """
+    labels = tick_labels(ticks)
+    largest = max(map(abs, ticks), default=0.0)
+    if largest >= 0.01 or largest == 0 or max(map(len, labels)) <= _LONGEST_LABEL:
+        return labels, ""
+    exponent = math.floor(math.log10(largest) + 1e-9)
+    return tick_labels([tick / 10.0**exponent for tick in ticks]), f"10{str(exponent).translate(_SUPERSCRIPTS)}"
 
 
 def _write_plain(value: float) -> str:

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import numpy as np
 from markupsafe import Markup
 
-from jpmhc.report.style import ARC_COLOURS, linear_ticks, logarithmic_ticks, tick_labels
+from jpmhc.report.style import ARC_COLOURS, common_power, linear_ticks, logarithmic_ticks, tick_labels
 
 _WIDTH, _HEIGHT = 390, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 68, 14, 12, 44
@@ -189,7 +189,8 @@ def _draw_axes(picture: ElementTree.Element, x: _Scale, y: _Scale, x_label: str,
         at = {"x": f"{place:.1f}", "y": str(bottom + 17), "text-anchor": "middle"}
         ElementTree.SubElement(axes, "text", at).text = label
     ticks = y.ticks(6)
-    for place, label in zip(y.place(np.array(ticks)), tick_labels(ticks)):
+    labels, power = (tick_labels(ticks), "") if y.logarithmic else common_power(ticks)
+    for place, label in zip(y.place(np.array(ticks)), labels):
         ElementTree.SubElement(axes, "path", {"d": f"M{_LEFT} {place:.1f}H{right}", "class": "rule"})
         at = {"x": str(_LEFT - 6), "y": f"{place + 4:.1f}", "text-anchor": "end"}
         ElementTree.SubElement(axes, "text", at).text = label
@@ -198,7 +199,7 @@ def _draw_axes(picture: ElementTree.Element, x: _Scale, y: _Scale, x_label: str,
     ElementTree.SubElement(axes, "text", at).text = x_label
     middle = (_TOP + bottom) / 2
     at = {"transform": f"translate(13 {middle:.0f}) rotate(-90)", "text-anchor": "middle", "class": "label"}
-    ElementTree.SubElement(axes, "text", at).text = y_label
+    ElementTree.SubElement(axes, "text", at).text = f"{y_label}, in {power}" if power else y_label
 
 
 def _draw_mark(picture: ElementTree.Element, place: float, words: str, row: int) -> None:
