@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import jpmhc
+from tests.connections.counting import count_steps
 from tests.dialects.models import VOCABULARY, deepseek_v4
 
 LAYERS = 3
@@ -15,18 +16,7 @@ TOKENS = torch.randint(VOCABULARY, (1, 9), generator=torch.Generator().manual_se
 @pytest.fixture
 def counted(monkeypatch):
     """How many writes were fused with the next read, and how many reads were made by themselves."""
-    counts = {"write_read": 0, "read": 0}
-
-    def counting(name, original):
-        def count(self, *args):
-            counts[name] += 1
-            return original(self, *args)
-
-        return count
-
-    for name in counts:
-        monkeypatch.setattr(jpmhc.HyperConnection, name, counting(name, getattr(jpmhc.HyperConnection, name)))
-    return counts
+    return count_steps(monkeypatch, "write_read", "read")
 
 
 def accelerated():

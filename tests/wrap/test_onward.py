@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 import jpmhc
 from jpmhc.wrap.onward import NEXT, READ
+from tests.connections.counting import count_steps
 from tests.wrap.models import Block, PostNormBlock, Stack, difference, disturb, wrapped_copy
 
 X = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(3))
@@ -16,18 +17,7 @@ X = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(3))
 @pytest.fixture
 def counted(monkeypatch):
     """How often each way to write was taken."""
-    counts = {"write": 0, "write_read": 0, "write_mean": 0}
-
-    def counting(name, original):
-        def count(self, *args):
-            counts[name] += 1
-            return original(self, *args)
-
-        return count
-
-    for name in counts:
-        monkeypatch.setattr(jpmhc.HyperConnection, name, counting(name, getattr(jpmhc.HyperConnection, name)))
-    return counts
+    return count_steps(monkeypatch, "write", "write_read", "write_mean")
 
 
 def stack(kind=Block, **options):

@@ -13,7 +13,7 @@ from jpmhc.spectra.simulate import simulate, simulate_nonlinear
 from jpmhc.spectra.solution import Solution
 from jpmhc.spectra.solve import cauchy, choose
 from jpmhc.spectra.solvers import METHODS
-from jpmhc.spectra.solvers.fixed_point import SCHEMES, Anderson, Newton, Plain
+from jpmhc.spectra.solvers.fixed_point import SCHEMES, Anderson, AndersonNewton, Newton, Plain
 from jpmhc.spectra.summary import Summary, gap_radii, geometric_mean, gradient_gains, share_below, summary
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "SCHEMES",
     "SKIPS",
     "Anderson",
+    "AndersonNewton",
     "Density",
     "Distances",
     "Network",

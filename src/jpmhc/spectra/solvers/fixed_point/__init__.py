@@ -6,6 +6,11 @@ from jpmhc.spectra.solvers.fixed_point.contract import Scheme
 from jpmhc.spectra.solvers.fixed_point.newton import Newton
 from jpmhc.spectra.solvers.fixed_point.plain import Plain
 
-SCHEMES: dict[str, Scheme] = {"anderson": Anderson(), "newton": Newton(), "plain": Plain()}
+SCHEMES: dict[str, Scheme] = {
+    "anderson": Anderson(),
+    "newton": Newton(),
+    "anderson_newton": AndersonNewton(),
+    "plain": Plain(),
+}
 
 __all__ = ["SCHEMES", "Anderson", "AndersonNewton", "Newton", "Plain", "Scheme"]

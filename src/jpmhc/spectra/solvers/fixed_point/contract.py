@@ -67,7 +67,7 @@ class Problem:
 
     def select(self, rows: Tensor) -> Problem:
         """Return the problem of some of the rows alone."""
-        raise NotImplementedError
+        return _SomeRows(self, rows)
 
     def image(self, x: Tensor, index: Tensor) -> Tensor:
         """Return g(x). [b, d]"""
@@ -108,6 +108,31 @@ class Problem:
         if bool(small.any()):
             small[small.clone()] = self.admissible(x[small], index[small])
         return small
+
+
+class _SomeRows(Problem):
+    """Some rows of a problem, which is asked with their places in its own batch."""
+
+    def __init__(self, problem: Problem, rows: Tensor) -> None:
+        self.problem, self.rows = problem, rows
+
+    def image(self, x: Tensor, index: Tensor) -> Tensor:
+        return self.problem.image(x, self.rows[index])
+
+    def newton_correction(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        return self.problem.newton_correction(x, self.rows[index])
+
+    def safe_image(self, x: Tensor, index: Tensor) -> Tensor | None:
+        return self.problem.safe_image(x, self.rows[index])
+
+    def between(self, x: Tensor, image: Tensor, share: float) -> Tensor:
+        return self.problem.between(x, image, share)
+
+    def admissible(self, x: Tensor, index: Tensor) -> Tensor:
+        return self.problem.admissible(x, self.rows[index])
+
+    def scale(self, x: Tensor, index: Tensor) -> Tensor:
+        return self.problem.scale(x, self.rows[index])
 
 
 class Scheme(Protocol):
