@@ -184,7 +184,7 @@ def test_chunks_do_not_change_the_answer(monkeypatch):
     network = Network.from_mixer("bistochastic", 5, 0.02)
     z = X + 0.02j
     whole = chain.solve(network, z)
-    monkeypatch.setitem(chain._MEMORY, "cpu", 3 * 16 * 6 * 16 * 2 * chain._ALIVE)
+    monkeypatch.setitem(chain.MEMORY, "cpu", 3 * 16 * 6 * 16 * 2 * chain._ALIVE)
     parts = chain.solve(network, z)
     assert (whole.G - parts.G).abs().max() < 1e-8
     assert torch.equal(whole.converged, parts.converged)

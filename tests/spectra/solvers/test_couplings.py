@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from jpmhc.spectra import Network
-from jpmhc.spectra.solvers.chain import _Equation
+from jpmhc.spectra.solvers.chain_equation import ChainEquation
 from jpmhc.spectra.solvers.fixed_point.continuation import AtPoints
 from jpmhc.spectra.solvers.fixed_point.contract import Problem
 
@@ -29,7 +29,7 @@ def test_corrections_are_those_of_finite_differences(noise, apart):
     skips = normal(DEPTH, STREAMS, STREAMS) * sizes
     network = Network(skips, torch.linspace(0.1, 1, DEPTH), **structure).rescaled()[0]
     z = torch.tensor([1e-6 + 1e-6j if apart else 0.1 + 0.1j, 0.3 + 0.02j], dtype=torch.complex128)
-    equation, index = _Equation(network, z), torch.arange(2)
+    equation, index = ChainEquation(network, z), torch.arange(2)
     x = equation.start(z, index)
     for _ in range(3):
         x = equation.between(x, equation.image(x, z, index), 0.5)
