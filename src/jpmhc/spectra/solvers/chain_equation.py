@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,7 +14,17 @@ from jpmhc.spectra.network import Network
 from jpmhc.spectra.solvers.bases import separating_bases
 from jpmhc.spectra.solvers.couplings import find_couplings
 from jpmhc.spectra.solvers.fixed_point.continuation import Equation
-from jpmhc.spectra.solvers.selfenergy import Block, General, self_energy, to_logarithm
+from jpmhc.spectra.solvers.general_noise import General
+from jpmhc.spectra.solvers.selfenergy import (
+    Block,
+    Differentiable,
+    Isotropic,
+    IsotropicInBases,
+    Paths,
+    SelfEnergy,
+    Sublayers,
+    to_logarithm,
+)
 from jpmhc.spectra.solvers.sweep import one_minus, solve_linear, sweep
 
 # Working memory of one chunk of points, and how many arrays of a row and a column for each unknown Newton keeps in it.
@@ -98,6 +109,7 @@ class ChainEquation(Equation):
         return torch.cat([size for size, _ in parts]), torch.cat([correction for _, correction in parts])
 
     def _newton_part(self, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        assert isinstance(self.noise, Differentiable)
         assert self.noise.vectors is not None
         values = self.values(x)
         swept = self._sweep(z, values)
@@ -230,3 +242,25 @@ class SeveralChains(Equation):
             joined.blocks = 1
             self.known = index, joined
         return self.known[1]
+
+
+def self_energy(network: Network, bases: Tensor | None = None) -> SelfEnergy:
+    """The self-energies of a network's structure of noise, in bases [L + 1, n, n] of its layers' ends if given."""
+    if network.slopes is not None:
+        return Paths(network, network.slopes, bases)
+    if network.isotropic:
+        return Isotropic(network) if bases is None else IsotropicInBases(network, bases)
+    if bases is not None:
+        before = torch.linalg.inv(bases[:-1])
+        if network.covariance is not None:
+            moved = bases[1:].unsqueeze(1) @ network.covariance @ before.unsqueeze(1)
+            network = replace(network, covariance=moved)
+        else:
+            assert network.read is not None
+            assert network.write is not None
+            read = (before.mT @ network.read.unsqueeze(-1)).squeeze(-1)
+            write = (bases[1:] @ network.write.unsqueeze(-1)).squeeze(-1)
+            network = replace(network, read=read, write=write)
+    if network.covariance is not None:
+        return General(network)
+    return Block(network) if network.sublayers is None else Sublayers(network, network.sublayers)
