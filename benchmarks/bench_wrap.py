@@ -59,7 +59,8 @@ def make_plain(size: Size) -> Any:
         max_position_embeddings=2 * size.length,
         attn_implementation="sdpa",
     )
-    return transformers.LlamaForCausalLM(config).to(DEVICE, DTYPE)
+    with torch.device(DEVICE):  # to draw the weights on the CPU would take longer than to time the model
+        return transformers.LlamaForCausalLM(config).to(DTYPE)
 
 
 def make_models(size: Size, mixers: list[str]) -> dict[str, Any]:
@@ -102,7 +103,8 @@ def make_accelerated(size: Size) -> dict[str, Any]:
         num_nextn_predict_layers=0,
         pad_token_id=0,
     )
-    original = DeepseekV4ForCausalLM(config).to(DEVICE)
+    with torch.device(DEVICE):
+        original = DeepseekV4ForCausalLM(config)
     ours = jpmhc.accelerate(copy.deepcopy(original))
     tokens = torch.randint(size.vocabulary, (1, 64), device=DEVICE)
     with torch.no_grad():  # in float32: in bfloat16 rounding sends tokens to other experts
