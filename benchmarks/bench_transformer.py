@@ -126,13 +126,14 @@ def make_step(model: nn.Module, run: Callable, tokens: Tensor) -> Callable[[], T
 def build(size: Size, mixer: str) -> GPT:
     """The model with the same sublayers' weights whatever the mixer."""
     torch.manual_seed(0)
-    model = GPT(size, mixer)
-    generator = torch.Generator().manual_seed(1)
+    with torch.device(DEVICE):  # to draw large models on the CPU would take longer than to time them
+        model = GPT(size, mixer)
+    generator = torch.Generator(DEVICE).manual_seed(1)
     for name, parameter in model.named_parameters():
         if parameter.ndim == 2 and ".map." not in name and "LigerMHC" not in name:
             with torch.no_grad():
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
-    return model.to(DEVICE, DTYPE)
+                parameter.normal_(std=0.02, generator=generator)
+    return model.to(DTYPE)
 
 
 def time_models(arguments: argparse.Namespace) -> list[dict[str, Any]]:
