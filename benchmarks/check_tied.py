@@ -3,11 +3,12 @@
 One recursion of `jpmhc.trm`'s model, fresh, is run with all positions of a row alike, so that attention is the product
 of two matrices; the map is that from the state before the first call to the state after the last. The theory gets the
 coefficients of every call, the gains of its sublayers, how alike the Jacobians of two calls of one sublayer are, and
-that sublayers are products of two matrices; beside it, Gaussian sublayers, and layers taken for independent.
+that sublayers are products of two matrices; beside it, Gaussian sublayers, and layers taken for independent. Every case
+is run at three widths: what shrinks with the width is no fault of the theory, which is that of infinite width.
 
     python benchmarks/check_tied.py
 
-takes a minute on two cores and writes benchmarks/results/tied.csv.
+takes some minutes on two cores and writes benchmarks/results/tied.csv.
 """
 
 import time
@@ -18,32 +19,36 @@ from torch.autograd import forward_ad
 
 from harness import write_csv
 from jpmhc import spectra
+from jpmhc.diagnose.dense import spectrum_of
 from jpmhc.diagnose.jacobian import plain_connections
 from jpmhc.diagnose.record import LayerCall, Recording, find_layers, record_layers
-from jpmhc.diagnose.theory import token_coefficients
+from jpmhc.diagnose.theory import find_distances, token_coefficients
 from jpmhc.spectra import sublayers
 from jpmhc.trm.model.config import RecursiveConfig
 from jpmhc.trm.model.layers import Attention, SwiGLU, inner_width
 from jpmhc.trm.model.recursive import RecursiveCore
 
-# Mixer, streams, features of a stream, calls of the network, and what a sublayer's output is multiplied by.
+# Mixer, streams, calls of the network, what a sublayer's output is multiplied by, and features of a stream: of the
+# second width a density is computed too.
 CASES = (
-    ("cayley", 2, 128, 6, 0.1),
-    ("cayley", 2, 128, 6, 0.3),
-    ("rotation", 4, 96, 3, 0.2),
-    ("sinkhorn", 4, 96, 3, 0.2),
+    ("cayley", 2, 6, 0.1, (128, 256, 512)),
+    ("cayley", 2, 6, 0.3, (128, 256, 512)),
+    ("rotation", 4, 3, 0.2, (96, 192, 384)),
+    ("sinkhorn", 4, 3, 0.2, (96, 192, 384)),
 )
-POSITIONS = 2
-QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.99)
+NETWORKS, POSITIONS = 6, 2
+QUANTILES = (0.01, 0.5, 0.99)
 # Where G is compared, over the median square.
 POINTS = (0.05, 0.3, 1.0, 3.0)
 ROWS = 64
 MULTIPLE = 16  # of the feed-forward layers' inner widths
 
 
-def run_recursion(mixer: str, streams: int, dim: int, calls: int, scale: float) -> tuple[Tensor, Tensor, Recording]:
+def run_recursion(
+    mixer: str, streams: int, calls: int, scale: float, dim: int, seed: int
+) -> tuple[Tensor, Tensor, Recording]:
     """Run a fresh model's network so many times; return the first state, the last one, and every connection's call."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = RecursiveConfig(
         dim=dim,
         mixer=mixer,
@@ -96,35 +101,54 @@ def predict(calls: list[LayerCall]) -> dict[str, spectra.Network]:
     }
 
 
-def check_case(mixer: str, streams: int, dim: int, calls: int, scale: float) -> list[dict]:
-    """Measure one case; return a row of quantiles for the model and for each of the three theories."""
-    first, last, recording = run_recursion(mixer, streams, dim, calls, scale)
-    values = torch.linalg.svdvals(measure_jacobian(last, first))
-    squares = values.square()
-    names = {"mixer": mixer, "streams": streams, "dim": dim, "calls": calls, "write_scale": scale}
-    rows = [{**names, "what": "measured", **{f"q{p:g}": float(values.quantile(p)) for p in QUANTILES}, "error": 0.0}]
-    z = float(squares.median()) * (torch.tensor(POINTS, dtype=torch.float64) + 0.3j)
-    truth = (1 / (z.unsqueeze(-1) - squares)).mean(-1)
-    grid = torch.logspace(float(squares.quantile(0.01).log10()) - 1.5, float(squares.max().log10()) + 0.5, 100).double()
-    for what, network in predict(recording.calls).items():
-        found = spectra.density(network, grid, relative_eta=0.005)
-        error = float(((spectra.cauchy(network, z).G - truth).abs() / truth.abs()).max())
-        quantiles = {f"q{p:g}": found.quantile(p) for p in QUANTILES}
-        rows.append({**names, "what": what, **quantiles, "error": error})
-    return rows
+def check_width(mixer: str, streams: int, calls: int, scale: float, dim: int, with_density: bool) -> dict:
+    """Run the networks of one width; return the errors of G, and of the first network KS and quantiles.
+
+    The norm after the last call takes from each stream its own direction, whatever the width: as many singular values
+    as there are streams are zero, and are left out, except in `error_with_zeros`.
+    """
+    differences: dict[str, list[Tensor]] = {}
+    row = {"mixer": mixer, "streams": streams, "calls": calls, "write_scale": scale, "dim": dim, "networks": NETWORKS}
+    densities = {}
+    for seed in range(NETWORKS):
+        first, last, recording = run_recursion(mixer, streams, calls, scale, dim, seed)
+        jacobian = measure_jacobian(last, first)
+        squares = torch.linalg.svdvals(jacobian).square()
+        z = float(squares.median()) * (torch.tensor(POINTS, dtype=torch.float64) + 0.3j)
+        rest, whole = ((1 / (z.unsqueeze(-1) - part)).mean(-1) for part in (squares[:-streams], squares))
+        for what, network in predict(recording.calls).items():
+            found = spectra.cauchy(network, z).G
+            differences.setdefault(what, []).append((found - rest) / rest.abs())
+            if what == "tied":
+                differences.setdefault("with zeros", []).append((found - whole) / whole.abs())
+            if with_density and seed == 0 and what != "tied Gaussian":
+                density = spectra.density(network)
+                _, row[f"ks_{what}"] = find_distances(spectrum_of(jacobian), density)
+                densities[what] = density
+        if densities and seed == 0:
+            for place in QUANTILES:
+                row[f"q{place:g}_measured"] = float(squares[:-streams].sqrt().quantile(place))
+                row |= {f"q{place:g}_{what}": density.quantile(place) for what, density in densities.items()}
+    for what, found in differences.items():
+        name, each = what.replace(" ", "_"), torch.stack(found)
+        row[f"error_{name}"] = float(each.mean(0).abs().max())
+        row[f"one_network_{name}"] = float(each.abs().amax(1).mean())
+    return row
 
 
 def main() -> None:
     """Run all cases and print each."""
-    rows = []
-    for case in CASES:
-        start = time.perf_counter()
-        rows += check_case(*case)
-        print(*case, f"{time.perf_counter() - start:.0f} s")
-        for row in rows[-4:]:
-            quantiles = " ".join(f"{row[f'q{p:g}']:.4g}" for p in QUANTILES)
-            print(f"   {row['what']}: quantiles {quantiles}, error of G {row['error']:.1%}", flush=True)
-    write_csv("tied", rows)
+    torch.set_num_threads(1)  # matrices are small
+    rows: list[dict] = []
+    for *case, widths in CASES:
+        for dim in widths:
+            start = time.perf_counter()
+            rows.append(check_width(*case, dim, with_density=dim == widths[1]))
+            numbers = {name: value for name, value in rows[-1].items() if name.startswith(("error", "one", "ks", "q"))}
+            print(*case, dim, f"{time.perf_counter() - start:.0f} s")
+            print("  ", ", ".join(f"{name} {value:.3g}" for name, value in numbers.items()), flush=True)
+    columns = max(rows, key=len)
+    write_csv("tied", [{name: row.get(name, "") for name in columns} for row in rows])
 
 
 if __name__ == "__main__":
