@@ -25,6 +25,7 @@ from jpmhc.kernels.launch import (
     count_tokens,
     kernel,
     make_buffer,
+    multiprocessors,
     padded,
     split_buffer,
     stages,
@@ -295,9 +296,19 @@ def streams_backward(
     if tokens:
         operand = None if prepared is None else prepared.dtype
         launcher, width = _streams_launcher(spec, x.dtype, operand, held, grad is not None)
-        grid = (ceil_div(spec.d, width), ceil_div(tokens, 256))
-        launcher.launch(grid, x, grad, grad_h, prepared, coef, left, affine, grad_x, tokens, 256)
+        slices = ceil_div(spec.d, width)
+        chunk = _choose_chunk(tokens, slices, multiprocessors(x))
+        grid = (slices, ceil_div(tokens, chunk))
+        launcher.launch(grid, x, grad, grad_h, prepared, coef, left, affine, grad_x, tokens, chunk)
     return grad_x
+
+
+def _choose_chunk(tokens: int, slices: int, processors: int) -> int:
+    """Return how many tokens a program takes: many, as it loads its weights once, if that keeps all processors busy."""
+    chunk = 256
+    while chunk > 64 and slices * ceil_div(tokens, chunk) < 4 * processors:
+        chunk //= 2
+    return chunk
 
 
 def weight_column_bytes(spec: Spec, operand: torch.dtype) -> int:
