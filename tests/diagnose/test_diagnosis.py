@@ -213,6 +213,13 @@ def test_a_batch_that_does_not_fit_is_cut(monkeypatch):
     assert f"the batch of 400 does not fit into memory: its first {cut} are measured" in found.notes
 
 
+def test_few_integers_stand_for_many_numbers_of_a_batch(monkeypatch):
+    monkeypatch.setattr(graph, "free_memory", lambda device: 30_000)
+    model, words = nn.Sequential(nn.Embedding(9, 20), nn.Tanh()), torch.arange(160).view(40, 4) % 9
+    found = jpmhc.diagnose(model, words, method="lanczos", tokens=1, probes=2, steps=4, say=None)
+    assert any("the batch of 40 does not fit into memory" in note for note in found.notes)
+
+
 def test_a_short_time_limit_gives_a_smaller_plan_and_says_so():
     model, _ = linear_network(600, 3)
     said = []

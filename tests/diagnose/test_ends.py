@@ -80,6 +80,7 @@ def test_inputs_may_be_a_tensor_a_tuple_or_a_dict():
         ),
         (Returns(lambda y: y.argmax(-1)), torch.randn(2, 4), None, "is a tensor of torch.int64"),
         (Returns(lambda y: y.detach()), torch.randn(2, 4), None, "does not depend on its input"),
+        (nn.Linear(4, 4), torch.randn(0, 4), None, r"an input is an empty tensor, of shape \[0, 4\]"),
         (nn.Linear(4, 4), torch.randn(2, 5), None, "cannot be called with these inputs: mat1 and mat2 shapes"),
         (nn.Linear(4, 4), (torch.randn(2, 4), 3), None, "cannot be called with these inputs: .*takes 2 positional"),
         (nn.Embedding(4, 4), torch.tensor([[5]]), None, "cannot be called with these inputs: index out of range"),
@@ -87,6 +88,7 @@ def test_inputs_may_be_a_tensor_a_tuple_or_a_dict():
         (Returns(lambda y: y), torch.randn(2, 4), "linear", "between must be two names of modules"),
         (nn.Unflatten(0, (2, 2)), torch.arange(4), None, "the inputs are integers and the model calls no nn.Embedding"),
         (nn.Linear(4, 4, device="meta"), torch.randn(2, 4), None, "the model is on the meta device"),
+        (nn.Linear(4, 4), torch.randn(2, 4, device="meta"), None, "the inputs are on meta and the model is on cpu"),
     ],
 )
 def test_bad_input_is_one_sentence(model, inputs, between, sentence):

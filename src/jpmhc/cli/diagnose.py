@@ -136,6 +136,8 @@ def _load_hugging_face(name: str, text: str | None, length: int) -> tuple[nn.Mod
         raise ValueError(f"there is no folder {name}; a model of your own is named FILE.py:FUNCTION")
     model = AutoModel.from_pretrained(name).eval()
     if text is not None:
+        if Path(name).is_dir() and not any(Path(name).glob("*token*")):
+            raise ValueError(f"the folder {name} holds no tokenizer: leave --text out, or save the tokenizer there too")
         return model, dict(AutoTokenizer.from_pretrained(name)(text, return_tensors="pt"))
     words = int(model.config.vocab_size)
     return model, {"input_ids": (torch.arange(length) * (words // length + 1) % words)[None]}

@@ -72,7 +72,7 @@ def cut_batch(arguments: Arguments, batch: int, examples: int) -> Arguments:
 
 
 def check_model(model: nn.Module, arguments: Arguments) -> None:
-    """Refuse what is no module, weights that are not finite, and inputs on another device."""
+    """Refuse what is no module, weights that hold NaN, inputs on another device, and empty ones."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"the model must be a torch.nn.Module, not a {type(model).__name__}")
     bad = [
@@ -87,6 +87,8 @@ def check_model(model: nn.Module, arguments: Arguments) -> None:
     if "meta" in homes:
         raise ValueError("the model is on the meta device and has no weights: load or initialise it first")
     for value in (*arguments[0], *arguments[1].values()):
+        if isinstance(value, Tensor) and not value.numel():
+            raise ValueError(f"an input is an empty tensor, of shape {list(value.shape)}: one example is enough")
         if isinstance(value, Tensor) and homes and str(value.device) not in homes:
             raise ValueError(
                 f"the inputs are on {value.device} and the model is on {', '.join(sorted(homes))}: move one of them"

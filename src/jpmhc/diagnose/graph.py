@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from jpmhc.diagnose.ends import Ends, cut_batch, run_between
-from jpmhc.diagnose.plan import free_memory
+from jpmhc.spectra.memory import free_memory
 
-# Inputs of fewer numbers are not asked whether their graph fits; the share of the free memory that a graph may take.
-_LARGE = 30_000
+# Inputs of fewer numbers are not asked whether their graph fits, where an integer stands for as many numbers as an
+# embedding has; the share of the free memory that a graph may take.
+_LARGE, _EMBEDDING = 30_000, 256
 _GRAPH_SHARE = 0.4
 
 
@@ -18,7 +19,8 @@ def fit_batch(model: nn.Module, ends: Ends, call: Callable[..., Any]) -> list[st
     """Cut a batch whose graph would not fit into memory to as many examples as do, and return a note that says so."""
     tensors = [value for value in (*ends.arguments[0], *ends.arguments[1].values()) if isinstance(value, Tensor)]
     batch = tensors[0].shape[0] if tensors and tensors[0].ndim > 1 else 1
-    if batch <= 2 or sum(tensor.numel() for tensor in tensors) < _LARGE:
+    numbers = sum(tensor.numel() * (1 if tensor.is_floating_point() else _EMBEDDING) for tensor in tensors)
+    if batch <= 2 or numbers < _LARGE:
         return []
     whole = ends.arguments
     ends.arguments = cut_batch(whole, batch, 2)

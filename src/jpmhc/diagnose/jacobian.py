@@ -110,7 +110,8 @@ def linearise(
     at = Linearised(x, y, run, positions)
     if not y.requires_grad or not bool(_gradient(y, x, torch.ones_like(y), batched=False).any()):
         raise ValueError(
-            f"the map {ends} does not depend on its input: the output may be detached, or made without gradients"
+            f"the map {ends} does not depend on its input: the output may be detached, made without gradients, or "
+            "computed before the input"
         )
     generator = torch.Generator().manual_seed(seed)
     u, v = (torch.randn(2, t.numel(), generator=generator).to(t.device, t.dtype) for t in (y, x))

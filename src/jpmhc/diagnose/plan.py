@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import torch
 
 from jpmhc.diagnose.jacobian import Jacobian
+from jpmhc.spectra.memory import free_memory
 
 METHODS = ("auto", "dense", "lanczos")
 # Seconds of one multiplication and addition in a singular value decomposition, and the largest matrix it is asked for.
@@ -92,13 +92,6 @@ def plan_part(what: str, jacobian: Jacobian, saved: int, seconds: float, method:
     cost = probes * steps * product
     held = 16 * steps * (rows + columns)
     return Part(what, (rows, columns), "lanczos", 1, probes, steps, cost, held, asked != (probes, steps))
-
-
-def free_memory(device: torch.device) -> int:
-    """Return the bytes that are free on a device."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def describe_time(seconds: float) -> str:

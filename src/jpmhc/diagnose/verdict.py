@@ -92,6 +92,8 @@ def _layers(found: Diagnosis) -> str:
     ratio = _unevenness(found)
     if not gradients.max() > 0:
         return f"{first}; no gradient reaches any layer from the map's output."
+    if ratio < 1.05:
+        return f"{first}; gradients reach all layers alike: squared, they are the same to within {ratio - 1:.1%}."
     steady = "gradients reach all layers alike" if ratio < _UNEVEN else "gradients are uneven"
     return (
         f"{first}; {steady}: squared, they differ by a factor of {ratio:.2g}, the weakest at {weakest.name}, and the "

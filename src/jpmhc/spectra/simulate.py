@@ -2,7 +2,6 @@ r"""Monte Carlo: squared singular values of sampled Jacobians $J = Y_L \cdots Y_
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from jpmhc.checks import fits_memory, to_non_negative_number, to_whole_number
 from jpmhc.spectra.activations import Activation, get_activation
-from jpmhc.spectra.memory import ran_out_of_memory
+from jpmhc.spectra.memory import free_memory, ran_out_of_memory
 from jpmhc.spectra.network import Network, require_network
 from jpmhc.spectra.sublayers import gaussian
 
@@ -123,7 +122,7 @@ def _in_batches(
         raise ValueError(f"singular values are computed in torch.float32 or torch.float64, not {dtype}")
     batch = None if batch is None else to_whole_number(batch, "batch")
     if batch is None:
-        batch = max(1, int(_SHARE * _free_memory(device)) // (_ALIVE * size * size * dtype.itemsize))
+        batch = max(1, int(_SHARE * free_memory(device)) // (_ALIVE * size * size * dtype.itemsize))
     skips = network.skips.to(dtype)
     done: list[Tensor] = []
     start = 0
@@ -142,12 +141,6 @@ def _in_batches(
             progress(stop - start)
         start = stop
     return torch.cat(done)
-
-
-def _free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _normal(generators: list[torch.Generator], shape: tuple[int, ...], like: Tensor) -> Tensor:
