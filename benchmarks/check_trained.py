@@ -185,8 +185,10 @@ def main() -> None:
             draw_case((panels[begin][column], panels[begin + 1][column]), found, mixer)
     for panel, name in zip(panels[:, 0], ("decoder, J", "decoder, T", "recursive, J", "recursive, T")):
         panel.set_ylabel(f"{name}: share below", fontsize=9)
-    for panel in panels[-1]:
-        panel.set_xlabel("singular value", fontsize=9)
+    for column in panels.T:
+        lowest = column[-1] if column[-1].axison else column[1]
+        lowest.set_xlabel("singular value", fontsize=9)
+        lowest.tick_params(labelbottom=True)
     figure.savefig(FIGURE, dpi=75)
     print(f"wrote {FIGURE}")
     write_csv("trained", rows)
