@@ -1,6 +1,6 @@
 """Predict the Jacobian's spectrum of pre-norm networks that are really run. Writes docs/results/prediction.md.
 
-Run `python benchmarks/check_prediction.py`; about a quarter of an hour on two cores. Every network has 4 streams of 256
+Run `python benchmarks/check_prediction.py`; some five minutes on two cores. Every network has 4 streams of 256
 features, random weights, reads that favour stream l mod 4 and random writes; no number is fitted. Beside the page it
 writes docs/results/prediction.png and benchmarks/results/prediction.csv.
 """
