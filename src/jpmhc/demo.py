@@ -60,6 +60,8 @@ class DemoConfig:
             checks.at_least_one(getattr(self, name), name)
         checks.to_positive_number(self.learning_rate, "learning_rate")
         checks.fits_memory(64 * self.depth * self.dim**2, f"training {self.depth} layers of width {self.dim}")
+        if not self.mixers:
+            raise ValueError(f"mixers must name at least one mixer, such as {', '.join(DemoConfig.mixers)}")
         for mixer in self.mixers:
             jpmhc.mixers.make_mixer(mixer, self.streams)
 

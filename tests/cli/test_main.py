@@ -37,6 +37,7 @@ def test_help_of_a_command_imports_that_command_alone():
     found = loaded("from jpmhc.cli import main\ntry: main(['generators', '--help'])\nexcept SystemExit: pass")
     assert {name for name in found if re.fullmatch(r"jpmhc\.cli\.\w+", name)} == {
         "jpmhc.cli.generators",
+        "jpmhc.cli.mistakes",
         "jpmhc.cli.numbers",
         "jpmhc.cli.output",
     }
@@ -80,35 +81,6 @@ def test_no_command_is_answered_with_the_help(capsys):
 def test_an_unknown_command_is_answered_with_a_guess(capsys):
     fails_with(capsys, r"no command 'trian' \(did you mean train\?\); jpmhc --help", "trian")
     fails_with(capsys, r"no command '--frobnicate'; jpmhc --help", "--frobnicate")
-
-
-@pytest.mark.parametrize(
-    ("words", "named", "help"),
-    [
-        (["train", "--stesp", "3"], "--steps", "jpmhc train --help"),
-        (["evaluate", "--varants", "3"], "--variants", "jpmhc evaluate --help"),
-    ],
-)
-def test_mistakes_point_to_the_help_of_their_command(words, named, help, capsys):
-    with pytest.raises(SystemExit) as ended:
-        cli.main(words)
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert named in said
-    assert set(re.findall(r"jpmhc[a-z ]* --help", said)) == {help}
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["spectrum", "--noise", "abc"], "--noise takes a number, not 'abc'; jpmhc spectrum --help"),
-        (["spectrum", "--depth=2.5"], "--depth takes a whole number, not '2.5'; jpmhc spectrum --help"),
-        (["panel", "--depths", "1", "two"], "--depths takes a whole number, not 'two'; jpmhc panel --help"),
-        (["train", "--task.puzzles", "many"], "--task.puzzles takes a whole number, not 'many'; jpmhc train --help"),
-    ],
-)
-def test_a_word_in_place_of_a_number_is_one_sentence(words, sentence, capsys):
-    fails_with(capsys, f"^jpmhc: {re.escape(sentence)}", *words)
 
 
 @pytest.mark.parametrize(

@@ -71,18 +71,18 @@ def _run_command(name: str, words: list[str]) -> None:
     try:
         with _ending_at_once_on_interrupt():
             command = import_module(f"jpmhc.cli.{name.replace('-', '_')}")
-            from jpmhc.cli.numbers import NotANumber, make_registry
-        try:
-            with make_registry():
-                command.main(words)
-        except NotANumber as error:
-            _stop(f"jpmhc: {error.explain(words)}; jpmhc {name} --help explains the options")
+            from jpmhc.cli.mistakes import refusing_in_one_sentence
+        with refusing_in_one_sentence(command.main, words):
+            command.main(words)
     except ModuleNotFoundError as error:
         package = (error.name or "").split(".")[0]
         if package not in EXTRAS:
             raise
         _stop(f"jpmhc {name} needs {package}: pip install 'jpmhc[{EXTRAS[package]}]'")
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        fault = str(error) if error.filename is None else f"cannot use {error.filename} ({error.strerror})"
+        _stop(f"jpmhc: {_cut_in_the_middle(fault)}")
+    except ValueError as error:
         _stop(f"jpmhc: {_cut_in_the_middle(str(error))}")
     except KeyboardInterrupt:
         _stop("jpmhc: interrupted", status=130)

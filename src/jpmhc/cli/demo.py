@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from jpmhc.cli.output import make_folder
+from jpmhc.cli.output import result_folder
 from jpmhc.demo import DEFAULT, DemoConfig, run_demo
 from jpmhc.report.demo import sum_up, tabulate_outcomes, write_demo_page
 from jpmhc.report.spectrum_tables import StageProgress
@@ -27,8 +27,7 @@ def demo(config: Annotated[DemoConfig, tyro.conf.arg(name="")] = DEFAULT, out: P
         config: What to train.
         out: Folder for the page.
     """
-    make_folder(out)
-    with StageProgress(len(config.mixers) * config.seeds + config.seeds) as progress:
+    with result_folder(out), StageProgress(len(config.mixers) * config.seeds + config.seeds) as progress:
         progress.show(f"training {config.title}")
         outcomes = run_demo(config, lambda what, done, of: progress.show(f"{done} of {of} runs done: {what}"))
     Console().print(tabulate_outcomes(outcomes, config))

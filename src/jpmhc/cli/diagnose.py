@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,7 +13,7 @@ import torch
 import tyro
 from torch import nn
 
-from jpmhc.cli.output import make_folder
+from jpmhc.cli.output import result_folder
 from jpmhc.diagnose import diagnose as diagnose_model
 from jpmhc.trm.training.checkpoint import load_model, locate_checkpoint
 
@@ -24,7 +25,7 @@ def main(words: Sequence[str]) -> None:
 
 def diagnose(
     model: Annotated[str, tyro.conf.Positional],
-    between: tuple[str | None, str | None] | None = None,
+    between: Annotated[tuple[str | None, str | None] | None, tyro.conf.arg(metavar="FIRST LAST")] = None,
     text: str | None = None,
     length: int = 16,
     method: Literal["auto", "dense", "lanczos"] = "auto",
@@ -63,16 +64,17 @@ def diagnose(
     from jpmhc.report.page import write_page
     from jpmhc.report.spectrum_tables import StageProgress
 
-    make_folder(out)
+    if device.partition(":")[0] not in ("cpu", "cuda"):
+        raise ValueError(f"device must be cpu or cuda, not {device!r}")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError("no CUDA device is available; use the cpu")
     run = Path(model)
-    if (run / "checkpoints").is_dir() or (run / "manifest.json").exists():
-        built, inputs = _load_run(run)
-        between = between or ("network", "token_head")
-    else:
-        built, inputs = _load(model, text, length)
-    with StageProgress() as progress:
+    with result_folder(out), StageProgress() as progress:
+        if (run / "checkpoints").is_dir() or (run / "manifest.json").exists():
+            built, inputs = _load_run(run)
+            between = between or ("network", "token_head")
+        else:
+            built, inputs = _load(model, text, length)
         found = diagnose_model(
             built.to(device),
             _move(inputs, device),
@@ -103,7 +105,16 @@ def _load(model: str, text: str | None, length: int) -> tuple[nn.Module, Any]:
         raise ValueError(f"{model} needs the function that makes the model: {model}:build, say")
     if not colon:
         return _load_hugging_face(model, text, length)
-    made = _find_function(place, name)()
+    if not place or not name:
+        raise ValueError(f"a model is named FILE.py:FUNCTION or MODULE:FUNCTION, and {model!r} lacks one of the two")
+    function = _find_function(place, name)
+    try:
+        signature(function).bind()
+    except TypeError:
+        raise ValueError(
+            f"{model} has arguments; name a function without any that returns a model and its inputs"
+        ) from None
+    made = function()
     if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], nn.Module):
         raise ValueError(f"{model} must return a model and its inputs, such as `return net, torch.randn(1, 8, 64)`")
     return made

@@ -1,12 +1,13 @@
 """The command `jpmhc generators`."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from json import dumps
 from pathlib import Path
 
 import tyro
 
-from jpmhc.cli.output import make_folder
+from jpmhc.cli.output import result_folder
 from jpmhc.generators.question import Question
 from jpmhc.generators.random_walk import plain_spectral_gap
 from jpmhc.generators.search import Method, prepare_search, run_search
@@ -48,15 +49,14 @@ def generators(
         state: File in which an exhaustive search keeps what it has done.
         json: File for the result.
     """
-    if json is not None:
-        make_folder(json.parent)
-        if json.is_dir():
-            raise ValueError(f"--json names a file for the result, and {json} is a folder")
-    question = Question(streams, size, contains_identity, reversible)
-    search = prepare_search(question, method, workers=workers, state=state, moves=moves, seed=seed)
-    print(describe_cost(search))
-    with SearchProgress() as progress:
-        result = run_search(search, progress.show)
+    if json is not None and json.is_dir():
+        raise ValueError(f"--json names a file for the result, and {json} is a folder")
+    with nullcontext() if json is None else result_folder(json.parent):
+        question = Question(streams, size, contains_identity, reversible)
+        search = prepare_search(question, method, workers=workers, state=state, moves=moves, seed=seed)
+        print(describe_cost(search))
+        with SearchProgress() as progress:
+            result = run_search(search, progress.show)
     plain = plain_spectral_gap(result.perms) if streams <= 6 else None
     print_result(result, plain)
     if json is not None:

@@ -1,25 +1,10 @@
-"""Reading numbers from the command line, so that a word that is none is answered with one sentence."""
+"""Reading numbers from the command line, so that a word that is none is answered in plain English."""
 
 from typing import Any
 
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 _NAMES = {int: "a whole number", float: "a number"}
-
-
-class NotANumber(Exception):
-    """A word stands where a number belongs. It is no ValueError, because tyro would put one into a box."""
-
-    def __init__(self, word: str, wanted: str) -> None:
-        super().__init__(word, wanted)
-        self.word, self.wanted = word, wanted
-
-    def explain(self, words: list[str]) -> str:
-        """Say which option of the command line was given the word."""
-        joined = [word.partition("=")[0] for word in words if word.endswith(f"={self.word}")]
-        place = words.index(self.word) if self.word in words else 0
-        options = joined or [word for word in words[:place] if word.startswith("--")][-1:]
-        return f"{options[0] if options else 'this'} takes {self.wanted}, not {self.word!r}"
 
 
 def make_registry() -> ConstructorRegistry:
@@ -37,8 +22,8 @@ def _read_number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | Non
     def read(words: list[str]) -> Any:
         try:
             return kind(words[0])
-        except ValueError:
-            raise NotANumber(words[0], _NAMES[kind]) from None
+        except ValueError:  # after a TypeError tyro tries no other meaning of the word, and keeps the sentence
+            raise TypeError(f"takes {_NAMES[kind]}, not {words[0]!r}") from None
 
     return PrimitiveConstructorSpec(
         nargs=1,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from jpmhc.cli.output import make_folder
+from jpmhc.cli.output import result_folder
 from jpmhc.spectra.panel import PanelConfig
 from jpmhc.spectra.panel import panel as compute_cells
 
@@ -31,8 +31,7 @@ def panel(
     from jpmhc.report.spectrum_figures import draw_panel
     from jpmhc.report.spectrum_tables import StageProgress, print_panel, write_panel
 
-    make_folder(out)
-    with StageProgress(len(config.mixers) * len(config.depths)) as progress:
+    with result_folder(out), StageProgress(len(config.mixers) * len(config.depths)) as progress:
         cells = compute_cells(config, progress.show)
     print_panel(cells)
     print(f"wrote {draw_panel(cells, config.eta, out / 'panel.png', kernel=kernel)}")

@@ -6,7 +6,7 @@ from typing import Literal
 
 import tyro
 
-from jpmhc.cli.output import make_folder
+from jpmhc.cli.output import result_folder
 from jpmhc.diagnose.recommend import Candidate
 from jpmhc.diagnose.recommend import recommend as rank_mixers
 from jpmhc.spectra import Density, density
@@ -62,10 +62,13 @@ def recommend(
     )
     from jpmhc.report.spectrum_tables import StageProgress
 
-    make_folder(out)
     depths = sorted(set(depth_range)) or [depth]
+    if spectra < 0:
+        raise ValueError(f"spectra must be a whole number, at least 0, not {spectra}")
+    if depths[0] < 1:
+        raise ValueError(f"depth must be a whole number, at least 1, not {depths[0]}")
     found = []
-    with StageProgress(len(depths)) as progress:
+    with result_folder(out), StageProgress(len(depths)) as progress:
         for one in depths:
             if len(depths) > 1:
                 progress.show(f"depth {one}")

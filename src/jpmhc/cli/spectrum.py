@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from jpmhc.cli.output import make_folder
+from jpmhc.cli.output import result_folder
 from jpmhc.spectra.query import MIXER, Query, answer_query, write_curve
 
 
@@ -27,8 +27,7 @@ def spectrum(query: Annotated[Query, tyro.conf.arg(name="")], out: Path = Path("
     from jpmhc.report.spectrum_tables import StageProgress, print_answer, warnings_in_one_line
     from jpmhc.report.style import colour_of
 
-    make_folder(out)
-    with warnings_in_one_line(), StageProgress() as progress:
+    with result_folder(out), warnings_in_one_line(), StageProgress() as progress:
         answer = answer_query(query, progress.show)
     print_answer(answer)
     colour = EXACT if query.matrix is not None else colour_of(query.mixer or MIXER)

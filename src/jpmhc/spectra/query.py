@@ -17,12 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jpmhc.checks import to_non_negative_number, to_skips, to_whole_number
+from jpmhc.checks import choice, to_non_negative_number, to_positive_number, to_skips, to_whole_number
 from jpmhc.spectra.density import RELATIVE_ETA, Density, density
 from jpmhc.spectra.distances import Distances, distances
 from jpmhc.spectra.exactly import edges, moments
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.simulate import refuse_size, simulate
+from jpmhc.spectra.solvers import METHODS
 
 T = TypeVar("T")
 
@@ -109,6 +110,10 @@ class Query:
         for name in ("depth", "streams", "samples", "width", "paths"):
             if getattr(self, name) is not None:
                 to_whole_number(getattr(self, name), name)
+        for name in ("eta", "relative_eta"):
+            if getattr(self, name) is not None:
+                to_positive_number(getattr(self, name), name)
+        choice(self.method, ["auto", *METHODS], "method")
 
     def network(self) -> Network:
         """Build the network that the options describe."""

@@ -109,7 +109,7 @@ def test_options_override_the_preset_and_the_resolved_configuration_is_saved(tmp
         (["--lr", "nan"], "lr must lie in [0, inf), got nan"),
         (["--puzzle-lr", "inf"], "puzzle_lr must lie in [0, inf)"),
         (["--decay-at", "0.5", "--decay-to", "-1"], "decay_to must lie in [0, 1]"),
-        (["--task.kind", "chess"], "invalid choice 'chess' for argument '--task.kind'"),
+        (["--task.kind", "chess"], "--task.kind takes one of sudoku, arc, not 'chess'"),
         (["--task.puzzles", "0"], "puzzles must be a whole number"),
         (["--frame-iterations", "0"], "frame_iterations must be"),
         (["--seed", "99999999999999999999999"], "seed must lie between"),
