@@ -84,7 +84,7 @@ def test_equal_means(runs: list[dict[str, Any]], mixers: Iterable[str]) -> float
 
 def draw_differences(found: dict[str, dict[str, Any]], path: Path) -> Path:
     """Draw every mixer's paired difference of the loss to the baseline, a panel for each comparison."""
-    columns = min(4, len(found))
+    columns = min(3, len(found))
     rows = -(-len(found) // columns)
     figure = Figure(figsize=(4.4 * columns, 3.6 * rows), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
