@@ -66,7 +66,7 @@ def connection(x: Tensor, weight: Tensor, bias: Tensor, spec: Spec) -> Tensor:
 
 def read_plainly(x: Tensor, weight: Tensor, bias: Tensor, spec: Spec, mixer: mixers.Mixer) -> tuple:
     """The sublayer's input, the write weights and the skip, by the package's reference."""
-    logits = reference.project(x, spec.scale * weight, spec.norm) + bias
+    logits = reference.compute_logits(x, spec.scale * weight, spec.norm) + bias
     read, write, mix = logits.split([spec.read_logits, spec.write_logits, spec.mixer.logits], -1)
     weights = gates.READS[spec.read](read / spec.temperature, spec.n)
     h = reference.gather(x, weights)

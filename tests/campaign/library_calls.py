@@ -56,8 +56,8 @@ def call_projection(rng: np.random.Generator) -> Call:
     x = draw(rng, 4, streams, width) * size(rng, -2, 19) + (size(rng, 0, 4) if rng.random() < 0.5 else 0.0)
     weight = draw(rng, 6, streams * width) / (streams * width) ** 0.5
     if rng.random() < 0.5:
-        return (lambda x, weight: reference.project(x, weight, norm)), (x, weight), TOLERANCE
-    return (lambda x, weight: eager.project(x, weight, norm)[0]), (x, weight), TOLERANCE
+        return (lambda x, weight: reference.compute_logits(x, weight, norm)), (x, weight), TOLERANCE
+    return (lambda x, weight: eager.compute_logits(x, weight, norm)[0]), (x, weight), TOLERANCE
 
 
 def call_streams(rng: np.random.Generator) -> Call:

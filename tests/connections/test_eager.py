@@ -6,12 +6,12 @@ import torch
 from jpmhc.connections import eager, reference
 
 T, N, D, K = 5, 3, 6, 7
-EAGER = (eager.project, eager.gather, eager.scatter)
+EAGER = (eager.compute_logits, eager.gather, eager.scatter)
 
 
-def run_passes(project, gather, scatter, x, weight, out_weight, norm, skipped):
+def run_passes(compute_logits, gather, scatter, x, weight, out_weight, norm, skipped):
     """All three passes, with coefficients that depend on the logits so that every gradient is exercised."""
-    logits, x = project(x, weight, norm, 0.3)
+    logits, x = compute_logits(x, weight, norm, 0.3)
     read, write = logits[:, :N].softmax(-1), logits[:, N : 2 * N].sigmoid()
     skip = None if skipped else torch.einsum("tk,kij->tij", logits, out_weight[:K, :N, :N])
     h, x = gather(x, read)
@@ -23,7 +23,7 @@ def scatter_by_reference(x, y, write, skip):
 
 
 REFERENCE = (
-    lambda x, weight, norm, eps: (reference.project(x, weight, norm, eps), x),
+    lambda x, weight, norm, eps: (reference.compute_logits(x, weight, norm, eps), x),
     lambda x, read: (reference.gather(x, read), x),
     scatter_by_reference,
 )

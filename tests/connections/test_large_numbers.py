@@ -7,8 +7,8 @@ from jpmhc.connections import eager, reference
 from tests.kernels.connection_cases import TOLERANCE, draw, make_case, reference_read, run
 
 FORMS = {
-    "reference": reference.project,
-    "eager": lambda x, weight, norm: eager.project(x, weight, norm)[0],
+    "reference": reference.compute_logits,
+    "eager": lambda x, weight, norm: eager.compute_logits(x, weight, norm)[0],
 }
 
 
@@ -27,11 +27,11 @@ def gradients(function, x, weight, upstream):
 @pytest.mark.parametrize("offset", [1e2, 1e4])
 def test_a_layer_norm_is_not_disturbed_by_an_offset(form, offset):
     x, weight = offset_streams(offset)
-    truth = reference.project(x.double(), weight.double(), "layer")
+    truth = reference.compute_logits(x.double(), weight.double(), "layer")
     forward, backward = TOLERANCE[torch.float32]
     assert (FORMS[form](x, weight, "layer") - truth).norm() < forward * truth.norm()
     upstream = torch.randn(5, 9, generator=torch.Generator().manual_seed(1))
-    wanted = gradients(reference.project, x.double(), weight.double(), upstream.double())
+    wanted = gradients(reference.compute_logits, x.double(), weight.double(), upstream.double())
     for found, exact in zip(gradients(FORMS[form], x, weight, upstream), wanted):
         assert (found - exact).norm() < backward * exact.norm()
 
@@ -44,7 +44,7 @@ def test_tokens_whose_squares_overflow_give_nan_for_themselves(form, norm):
     x[3] *= 1e17
     found = FORMS[form](x, weight, norm)
     assert found.isnan().all(1).tolist() == [False, False, True, False, False]
-    truth = reference.project(x.double(), weight.double(), norm)
+    truth = reference.compute_logits(x.double(), weight.double(), norm)
     assert torch.allclose(found[[0, 1, 3, 4]].double(), truth[[0, 1, 3, 4]], rtol=1e-5, atol=1e-6)
 
 

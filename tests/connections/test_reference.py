@@ -9,7 +9,9 @@ T, N, D, K = 5, 3, 6, 7
 
 def test_logits_are_a_product_with_the_normalised_streams():
     x, weight = torch.randn(T, N, D, dtype=torch.float64) + 0.5, torch.randn(K, N * D, dtype=torch.float64)
-    for token, rms, layer in zip(x, reference.project(x, weight, "rms"), reference.project(x, weight, "layer")):
+    for token, rms, layer in zip(
+        x, reference.compute_logits(x, weight, "rms"), reference.compute_logits(x, weight, "layer")
+    ):
         flat = token.flatten()
         assert torch.allclose(rms, weight @ flat / (flat.square().mean() + 1e-6).sqrt())
         centred = flat - flat.mean()

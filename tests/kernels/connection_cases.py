@@ -74,7 +74,7 @@ def reference_read(
     logits = (
         bias.expand(len(x), -1)
         if weight is None
-        else reference.project(x, spec.scale * weight, spec.norm, spec.eps) + bias
+        else reference.compute_logits(x, spec.scale * weight, spec.norm, spec.eps) + bias
     )
     read, write, mix = logits.split([spec.read_logits, spec.write_logits, spec.mixer.logits], -1)
     r = gates.READS[spec.read](read / spec.temperature, spec.n) + spec.read_eps

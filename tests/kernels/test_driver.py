@@ -62,5 +62,5 @@ def test_a_refusal_of_the_driver_is_told(monkeypatch):
     ],
 )
 def test_what_asks_for_more_goes_through_triton(kernel):
-    assert driver.suits(compiled())
-    assert not driver.suits(kernel)
+    assert driver.can_launch_directly(compiled())
+    assert not driver.can_launch_directly(kernel)

@@ -195,7 +195,7 @@ def test_bad_input_is_refused(arguments, sentence):
 def test_edges_of_one_layer_are_the_exact_ones_down_to_the_first():
     # the first band begins at s = 0.005, where the curve is too low to be seen
     network = Network.from_mixer("bistochastic", 1, 0.05, streams=4, seed=0)
-    exact = dyson.edges(dyson.gram_spectrum(network.skips[0]), 0.05).view(-1, 2)
+    exact = dyson.find_support(dyson.gram_spectrum(network.skips[0]), 0.05).view(-1, 2)
     found = edges(network, density(network))
     assert found.shape == exact.shape
     assert (found / exact - 1).abs().max() < 1e-2

@@ -148,9 +148,9 @@ class CoefficientMap(SettingsModule):
         if weight is None:
             return self.constrain(bias.expand(x.shape[0], -1)), None if self._forward_hooks else x
         if eager.applies(x, weight) and not self._forward_hooks:  # FSDP's hooks warn of outputs that are views
-            logits, x = eager.project(x, weight, self.norm, self.eps)
+            logits, x = eager.compute_logits(x, weight, self.norm, self.eps)
         else:
-            logits = reference.project(x, weight, self.norm, self.eps)
+            logits = reference.compute_logits(x, weight, self.norm, self.eps)
         return self.constrain(torch.add(bias, logits, alpha=self.scale)), None if self._forward_hooks else x
 
     def check_filled(self) -> None:

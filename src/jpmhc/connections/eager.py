@@ -1,9 +1,9 @@
 r"""The arithmetic of `reference.py` with a backward pass of its own, for eager training on any device.
 
-`project` and `gather` hand x on as an extra output, so that in the backward pass one gradient tensor travels scatter →
-gather → project and each step adds its share in place, where autograd alone would allocate and sum four tensors of the
-size of x: on two cores a training step of one connection takes 40 % less time. Compilers and function transforms get
-the reference instead.
+`compute_logits` and `gather` hand x on as an extra output, so that in the backward pass one gradient tensor travels
+scatter → gather → compute_logits and each step adds its share in place, where autograd alone would allocate and sum
+four tensors of the size of x: on two cores a training step of one connection takes 40 % less time. Compilers and
+function transforms get the reference instead.
 """
 
 from typing import Any
@@ -26,13 +26,13 @@ def applies(x: Tensor, coefficient: Tensor) -> bool:
     )
 
 
-def project(x: Tensor, weight: Tensor, norm: str, eps: float = reference.EPS) -> tuple[Tensor, Tensor]:
+def compute_logits(x: Tensor, weight: Tensor, norm: str, eps: float = reference.EPS) -> tuple[Tensor, Tensor]:
     r"""Compute the logits $W\,\mathrm{norm}(x)$, divided after the product, and hand x on (eq. fused-proj).
 
     Args:
         x: Streams. [T, n, d]
         weight: Projection. [K, n * d]
-        norm: As in `reference.project`; none has weights of its own, W would absorb them.
+        norm: As in `reference.compute_logits`; none has weights of its own, W would absorb them.
         eps: The norm's.
     """
     return _run(_Project, x, weight, norm, eps)
@@ -88,7 +88,7 @@ class _Project(Function):
         if grad_logits is None:
             return grad_x, None, None, None
         if torch.is_grad_enabled():
-            own = _differentiable(reference.project, (x, weight, ctx.norm, ctx.eps), grad_logits)
+            own = _differentiable(reference.compute_logits, (x, weight, ctx.norm, ctx.eps), grad_logits)
             return _total(grad_x, own[0]), own[1], None, None
         with checks.without_autocast(x):
             centred = ctx.norm == "layer"

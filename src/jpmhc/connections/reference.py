@@ -15,7 +15,7 @@ from jpmhc import checks
 EPS = 1e-6
 
 
-def project(x: Tensor, weight: Tensor, norm: str, eps: float = EPS) -> Tensor:
+def compute_logits(x: Tensor, weight: Tensor, norm: str, eps: float = EPS) -> Tensor:
     """Compute the logits W norm(x) of each token (eq. fused-proj). [T, n, d], [K, n * d] → [T, K]
 
     The norm, "rms", "layer" or "rms_outside", is over all n · d numbers of a token and has no weights. The last one

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from jpmhc.diagnose.coefficients import StreamStatistics
 from jpmhc.diagnose.plan import Part, describe_time
 from jpmhc.diagnose.spectrum import Spectrum
-from jpmhc.diagnose.sublayers import Layer
+from jpmhc.diagnose.sublayers import LayerMeasurement
 from jpmhc.diagnose.theory import TheoryComparison
 from jpmhc.diagnose.verdict import find_verdict
 from jpmhc.spectra.density import COLLAPSED, Density
@@ -45,7 +45,7 @@ class Diagnosis:
     gain: float
     whole: Spectrum
     tokens: dict[int, Spectrum]
-    layers: Sequence[Layer]
+    layers: Sequence[LayerMeasurement]
     streams: StreamStatistics | None
     comparisons: Sequence[TheoryComparison]
     parts: Sequence[Part]

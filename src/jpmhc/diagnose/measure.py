@@ -26,7 +26,7 @@ from jpmhc.diagnose.lanczos import measure_quadrature
 from jpmhc.diagnose.plan import METHODS, Part, describe_bytes, describe_time, plan_part
 from jpmhc.diagnose.record import LayerCall, Recording, find_layers, longest_chain, record_layers
 from jpmhc.diagnose.spectrum import Spectrum
-from jpmhc.diagnose.sublayers import Layer, measure_gain, measure_gradients, measure_sublayer
+from jpmhc.diagnose.sublayers import LayerMeasurement, measure_gain, measure_gradients, measure_sublayer
 from jpmhc.diagnose.theory import (
     TheoryComparison,
     find_distances,
@@ -278,7 +278,7 @@ class _Work:
         generator = torch.Generator().manual_seed(seed)
         return torch.randn(_VECTORS, size, generator=generator).to(self.at.y.device, self.at.y.dtype)
 
-    def measure_layers(self, comparisons: Sequence[TheoryComparison]) -> list[Layer]:
+    def measure_layers(self, comparisons: Sequence[TheoryComparison]) -> list[LayerMeasurement]:
         """Measure every layer's gain and gradient, and how alike the streams are after it; put theory beside it.
 
         Args:
@@ -297,7 +297,7 @@ class _Work:
             alike = measure_streams([call]) if call.coefficients is not None else None
             similarity = float(alike.similarity[0]) if alike else 1.0
             dominance = float(alike.dominance[0]) if alike else 1.0
-            layers.append(Layer(name, skip, gain, gradient, similarity, dominance))
+            layers.append(LayerMeasurement(name, skip, gain, gradient, similarity, dominance))
         if not comparisons:
             return layers
         places = {call.number: place for place, call in enumerate(calls)}

@@ -14,7 +14,7 @@ from jpmhc.diagnose.record import LayerCall
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerMeasurement:
     """What was measured of one call of one layer.
 
     Attributes:

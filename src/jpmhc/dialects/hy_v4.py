@@ -14,15 +14,7 @@ from jpmhc.dialects.deepseek_v4 import Head
 from jpmhc.dialects.layers import ConnectedLayer
 
 _NAMINGS = {
-    "huggingface": keys.Naming(
-        "model.",
-        {
-            "layers.{}.attn": "layers.{}.attn_hc.[part]",
-            "layers.{}.ffn": "layers.{}.ffn_hc.[part]",
-            "head": "hc_head.hc_[part]",
-        },
-        mhc.SAME_NAMES,
-    ),
+    "huggingface": mhc.TRANSFORMERS_NAMES,
     "original": keys.Naming(
         "model.",
         {

@@ -17,6 +17,16 @@ PARTS = ("fn", "base", "scale")
 # The three numbers of "scale" where a model keeps each in a tensor of its own.
 SCALES = ("read_scale", "write_scale", "skip_scale")
 SAME_NAMES = {"": {part: part for part in PARTS}}  # of a model that calls the parts as we do
+# The names that `transformers` gives to the connections and the head of several families.
+TRANSFORMERS_NAMES = Naming(
+    "model.",
+    {
+        "layers.{}.attn": "layers.{}.attn_hc.[part]",
+        "layers.{}.ffn": "layers.{}.ffn_hc.[part]",
+        "head": "hc_head.hc_[part]",
+    },
+    SAME_NAMES,
+)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from jpmhc.kernels import gates
 from jpmhc.kernels.launch import (
+    BufferPart,
     Launcher,
-    Part,
     aligned,
     count_tokens,
     kernel,
@@ -129,12 +129,12 @@ def _launcher(spec: Spec, dtype: torch.dtype, held: int, writes: bool, per_token
     return Launcher(_decode, **constants, S=spec, num_warps=max(4, height * width // 1024))
 
 
-def suits(tokens: int) -> bool:
+def are_few(tokens: int) -> bool:
     """Say whether so many tokens are few."""
     return 0 < tokens <= MOST_TOKENS
 
 
-def _make_room(tokens: int, bias: Tensor, spec: Spec) -> list[Part]:
+def _make_room(tokens: int, bias: Tensor, spec: Spec) -> list[BufferPart]:
     """Make room for logits, statistics and the sums of the weight's rows."""
     layout = tuple((tokens * size, torch.float32) for size in (spec.logits, 2, padded(spec.logits)))
     return split_buffer(make_buffer(layout, bias), layout)

@@ -33,7 +33,7 @@ class DirectLaunch:
         self.taken = [k for k, kind in enumerate(types) if kind != "constexpr"]  # None and some ones are constants
         formats = ["P" if types[k].startswith("*") else _FORMATS[types[k]] for k in self.taken]
         # Triton adds pointers to memory for its own use at the end, which these kernels do not ask for.
-        self.own = (0,) * (count_parameters(compiled.asm["ptx"]) - len(formats))
+        self.own = (0,) * (count_kernel_parameters(compiled.asm["ptx"]) - len(formats))
         self.layout = struct.Struct("@" + "".join(formats) + "P" * len(self.own))
         self.buffer = ctypes.create_string_buffer(self.layout.size)
         self.size = ctypes.c_size_t(self.layout.size)
@@ -51,13 +51,13 @@ class DirectLaunch:
         return not self.call(self.function, rows, columns, 1, self.threads, 1, 1, self.shared, stream, None, self.extra)
 
 
-def count_parameters(ptx: str) -> int:
+def count_kernel_parameters(ptx: str) -> int:
     """Return how many parameters the kernel of a PTX text has."""
     head = re.search(r"\.entry\s+\w+\s*\((.*?)\)", ptx, re.DOTALL)
     return 0 if head is None else head.group(1).count(".param")
 
 
-def suits(compiled: Any) -> bool:
+def can_launch_directly(compiled: Any) -> bool:
     """Say whether `DirectLaunch` gives a compiled kernel all that it asks for: no clusters, no memory of its own."""
     metadata = compiled.metadata
     extras = ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl")
@@ -65,4 +65,4 @@ def suits(compiled: Any) -> bool:
         return False
     types = [kind for kind in compiled.src.signature.values() if kind != "constexpr"]
     known = all(kind.startswith("*") or kind in _FORMATS for kind in types)
-    return known and count_parameters(compiled.asm["ptx"]) >= len(types)
+    return known and count_kernel_parameters(compiled.asm["ptx"]) >= len(types)

@@ -10,7 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
-from jpmhc.kernels.driver import DirectLaunch, suits
+from jpmhc.kernels.driver import DirectLaunch, can_launch_directly
 
 # For kernels that take any number T of tokens: a last, smaller batch compiles nothing anew.
 kernel = functools.partial(triton.jit, do_not_specialize=["T"])
@@ -43,7 +43,7 @@ class Launcher:
         direct = self.direct.get((device, get_ident())) or self._make_direct(device)
         if direct is not None:
             plain = [
-                a if a is None or a.__class__ is int else a.address if a.__class__ is Part else a.data_ptr()
+                a if a is None or a.__class__ is int else a.address if a.__class__ is BufferPart else a.data_ptr()
                 for a in arguments
             ]
             rows, columns = grid if len(grid) == 2 else (grid[0], 1)
@@ -55,19 +55,19 @@ class Launcher:
     def _make_direct(self, device: int) -> DirectLaunch | None:
         """Make what this thread launches with, once the kernel is compiled."""
         compiled = self.compiled.get(device)
-        if compiled is None or not suits(compiled):
+        if compiled is None or not can_launch_directly(compiled):
             return None
         found = self.direct[device, get_ident()] = DirectLaunch(compiled)
         return found
 
     def _launch_through_triton(self, device: int, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
-        tensors = [argument.tensor() if isinstance(argument, Part) else argument for argument in arguments]
+        tensors = [argument.tensor() if isinstance(argument, BufferPart) else argument for argument in arguments]
         compiled = self.jit[grid](*tensors, **self.constants)
         if hasattr(compiled, "packed_metadata"):  # not in the interpreter
             self.compiled[device] = compiled
 
 
-class Part:
+class BufferPart:
     """A part of one buffer that kernels see as a tensor of its own: one allocation on the host instead of many."""
 
     __slots__ = ("address", "buffer", "place")
@@ -109,10 +109,10 @@ def make_buffer(layout: Layout, like: Tensor) -> Tensor:
     return like.new_empty(_find_places(layout)[1], dtype=torch.uint8)
 
 
-def split_buffer(buffer: Tensor, layout: Layout) -> list[Part]:
+def split_buffer(buffer: Tensor, layout: Layout) -> list[BufferPart]:
     """Return the parts of a buffer that was made for this layout."""
     address = buffer.data_ptr()
-    return [Part(buffer, place, address + place[0]) for place in _find_places(layout)[0]]
+    return [BufferPart(buffer, place, address + place[0]) for place in _find_places(layout)[0]]
 
 
 def count_tokens(x: Tensor, dim: int) -> int:

@@ -8,8 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from jpmhc.kernels.launch import (
+    BufferPart,
     Launcher,
-    Part,
     ceil_div,
     count_tokens,
     kernel,
@@ -133,9 +133,9 @@ def _finish_launcher(spec: Spec, width: int, folds: int) -> tuple[Launcher, int]
 
 def parameters_backward(
     x: Tensor,
-    left: Part,
-    partial: Part,
-    partial_w: Part,
+    left: BufferPart,
+    partial: BufferPart,
+    partial_w: BufferPart,
     counts: tuple[int, int, int],
     weight: Tensor,
     bias: Tensor,
@@ -157,7 +157,7 @@ def parameters_backward(
     launcher, _ = _weight_launcher(spec, x.dtype, operand, width)
     launcher.launch((ceil_div(width, columns), splits), x, left, partial_w, count_tokens(x, spec.d), chunk)
     grad_weight, grad_bias = torch.empty_like(weight), torch.empty_like(bias)
-    sums: Part | Tensor = partial
+    sums: BufferPart | Tensor = partial
     if parts > MOST_PARTS:
         sums, parts = partial.tensor().view(parts, 2 * padded(spec.logits)).sum(0), 1
     finish, columns = _finish_launcher(spec, width, spec.n * spec.d // width)

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from jpmhc.kernels import gates
 from jpmhc.kernels.launch import (
+    BufferPart,
     Launcher,
     Layout,
-    Part,
     aligned,
     ceil_div,
     count_tokens,
@@ -60,7 +60,7 @@ def _prepare_launcher(rows: int, columns: int, folds: int, scale: float, dtype: 
     return Launcher(_prepare, FOLDS=folds, K=rows, SCALE=scale, BLOCK=min(2048, power_of_two(columns)))
 
 
-def prepare(weight: Tensor, prepared: Part, sums: Part, columns: int, spec: Spec) -> None:
+def prepare(weight: Tensor, prepared: BufferPart, sums: BufferPart, columns: int, spec: Spec) -> None:
     """Bring the projection into the form the kernels read. weight: [K, n·d] → rounded [KP, columns], row sums [KP]
 
     `columns` is n·d, or d for streams that are equal and held once: then the weights of the n streams are added up.
@@ -191,7 +191,7 @@ def _constrain_launcher(spec: Spec) -> Launcher:
     return Launcher(_constrain, BT=128, S=spec, num_warps=4)
 
 
-def constrain(logits: Part, coef: Tensor, spec: Spec) -> None:
+def constrain(logits: BufferPart, coef: Tensor, spec: Spec) -> None:
     """Fill in the coefficients of logits in memory. logits: [T, K]; coef: [T, n(n+2)]"""
     tokens = coef.shape[0]
     _constrain_launcher(spec).launch((ceil_div(tokens, 128),), logits, coef, tokens)
@@ -216,7 +216,7 @@ def kept_layout(tokens: int, width: int, dtype: torch.dtype, spec: Spec) -> Layo
     return (max(tokens, 1) * spec.logits, float32), (2 * tokens, float32), (height * width, dtype), (height, float32)
 
 
-def project(x: Tensor, weight: Tensor, bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
+def project_streams(x: Tensor, weight: Tensor, bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
     """Project the streams to logits and constrain them. x: [..., n or 1, d]; weight: [K, n·d]; bias: [K]
 
     Returns:

@@ -19,8 +19,8 @@ from torch import Tensor
 from jpmhc.kernels import gates
 from jpmhc.kernels.launch import (
     SHARED_BYTES,
+    BufferPart,
     Launcher,
-    Part,
     ceil_div,
     count_tokens,
     kernel,
@@ -281,10 +281,10 @@ def streams_backward(
     x: Tensor,
     grad: Tensor | None,
     grad_h: Tensor,
-    prepared: Part | None,
+    prepared: BufferPart | None,
     coef: Tensor,
-    left: Part | None,
-    affine: Part | None,
+    left: BufferPart | None,
+    affine: BufferPart | None,
     spec: Spec,
 ) -> Tensor:
     """Compute the gradient of the streams; `grad` is that of H x, if they were written back. Shape of x

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jpmhc.kernels.launch import Launcher, Part, count_tokens, kernel, power_of_two
+from jpmhc.kernels.launch import BufferPart, Launcher, count_tokens, kernel, power_of_two
 from jpmhc.kernels.spec import Spec
 
 ROW_ELEMENTS = 16  # of one stream that a thread holds: enough loads in flight, few enough registers
@@ -148,7 +148,7 @@ def _combine_backward_launcher(spec: Spec, dtype: torch.dtype, held: int) -> Lau
     return Launcher(_combine_backward, N=spec.n, M=held, D=spec.d, **row_launch(spec))
 
 
-def combine_backward(x: Tensor, grad_h: Tensor, grad_read: Part | Tensor, tokens: int, spec: Spec) -> None:
+def combine_backward(x: Tensor, grad_h: Tensor, grad_read: BufferPart | Tensor, tokens: int, spec: Spec) -> None:
     """Fill in the gradient of the read weights [T, n]: grad h's inner products with the streams."""
     if tokens:
         _combine_backward_launcher(spec, x.dtype, x.shape[-2]).launch((tokens,), x, grad_h, grad_read, tokens)

@@ -23,7 +23,10 @@ def link(x: Tensor, streams: int) -> Tensor:
 def read(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return h [..., d], the link, the coefficients [T or 1, n(n+2)], and what is kept for the derivative."""
     x = aligned(x)
-    coef, kept = projection.project_static(bias, spec) if weight is None else projection.project(x, weight, bias, spec)
+    if weight is None:
+        coef, kept = projection.project_static(bias, spec)
+    else:
+        coef, kept = projection.project_streams(x, weight, bias, spec)
     return rows.combine(x, coef, spec), link(x, spec.n), coef, kept
 
 
@@ -97,7 +100,7 @@ def write_read_backward_step(
 
 def read_only(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
     """Return h and the coefficients, where nothing will be differentiated."""
-    if weight is not None and decode.suits(count_tokens(x, spec.d)):
+    if weight is not None and decode.are_few(count_tokens(x, spec.d)):
         return decode.read(x, weight, bias, spec)
     h, _, coef, _ = read(x, weight, bias, spec)
     return h, coef
@@ -107,7 +110,7 @@ def write_read_only(
     x: Tensor, y: Tensor, coef: Tensor, spec: Spec, weight: Tensor, bias: Tensor, following: Spec
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the new streams, h and the coefficients of the next connection, where nothing will be differentiated."""
-    if decode.suits(count_tokens(x, spec.d)) and not spec.post_norm:
+    if decode.are_few(count_tokens(x, spec.d)) and not spec.post_norm:
         return decode.write_read(x, y, coef, weight, bias, following)
     out, h, _, new, _ = write_read(x, y, coef, spec, weight, bias, following)
     return out, h, new

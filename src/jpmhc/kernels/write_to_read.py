@@ -189,7 +189,8 @@ def write_to_read(
     """Write to the streams of one connection and read them for the next.
 
     Returns:
-        The new streams [..., n, d], the next sublayer's input [..., d], and what `project` returns for `following`.
+        The new streams [..., n, d], the next sublayer's input [..., d], and for `following` what `project_streams`
+        returns.
     """
     tokens, held, width = count_tokens(x, spec.d), x.shape[-2], spec.n * spec.d
     layout = kept_layout(tokens, width, x.dtype, following)

@@ -106,10 +106,10 @@ def sample(
 ) -> Tensor:
     """Draw Haar-distributed orthogonal matrices, of both determinants. [*shape, n, n]"""
     checks.at_least_one(n, "n")
-    return haar(torch.randn(*shape, n, n, generator=generator, dtype=torch.float64, device=device)).to(dtype)
+    return to_haar(torch.randn(*shape, n, n, generator=generator, dtype=torch.float64, device=device)).to(dtype)
 
 
-def haar(gaussian: Tensor) -> Tensor:
+def to_haar(gaussian: Tensor) -> Tensor:
     """Turn matrices of independent normal numbers into Haar-distributed orthogonal ones. [..., n, n]"""
     q, r = torch.linalg.qr(gaussian)
     # Without the signs of R's diagonal, Q is not uniform.

@@ -88,7 +88,7 @@ class Mixer(SettingsModule, ABC):
 
     def __init__(self, streams: int, logits: int) -> None:
         super().__init__()
-        check_streams(type(self), streams)
+        check_stream_count(type(self), streams)
         self.streams = streams
         self.logits = logits
 
@@ -136,7 +136,7 @@ class Mixer(SettingsModule, ABC):
         return f"streams={self.streams}, logits={self.logits}"
 
 
-def check_streams(mixer: type[Mixer], streams: int) -> None:
+def check_stream_count(mixer: type[Mixer], streams: int) -> None:
     """Refuse a number of streams that the mixer cannot take."""
     checks.at_least_one(streams, "streams")
     if streams > MOST_STREAMS:

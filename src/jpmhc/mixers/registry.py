@@ -3,7 +3,7 @@
 from torch import Generator, Tensor
 
 from jpmhc import checks
-from jpmhc.mixers.base import Mixer, check_streams
+from jpmhc.mixers.base import Mixer, check_stream_count
 from jpmhc.mixers.cayley import Cayley
 from jpmhc.mixers.circulant import Circulant
 from jpmhc.mixers.grassmann import Grassmann
@@ -37,7 +37,7 @@ def make_mixer(mixer: str | Mixer, streams: int, dynamic: bool = True) -> Mixer:
     """Make the mixer that a name stands for, or return the object itself after a check that it fits."""
     if isinstance(mixer, str):
         checks.choice(mixer, MIXERS, "mixer")
-        check_streams(MIXERS[mixer], streams)
+        check_stream_count(MIXERS[mixer], streams)
         return MIXERS[mixer].by_default(streams, dynamic)
     if not isinstance(mixer, Mixer):
         raise ValueError(f"mixer must be a name ({', '.join(MIXERS)}) or a Mixer, got {mixer!r}")
@@ -50,5 +50,5 @@ def sample_skips(name: str, streams: int, shape: tuple[int, ...] = (), *, genera
     """Draw random skip matrices by the name of a mixer or of its ensemble, as "bistochastic". [*shape, n, n]"""
     checks.choice(name, [*MIXERS, *ENSEMBLES], "random skip")
     mixer = MIXERS.get(name) or ENSEMBLES[name]
-    check_streams(mixer, streams)
+    check_stream_count(mixer, streams)
     return mixer.sample(streams, shape, generator=generator)

@@ -97,7 +97,7 @@ class Rotated(Sublayer):
         return math.sqrt(float(self.squares.max()))
 
     def sample(self, normal: NormalSource, width: int) -> Tensor:
-        left, right = orthogonal.haar(normal(width, width)), orthogonal.haar(normal(width, width))
+        left, right = orthogonal.to_haar(normal(width, width)), orthogonal.to_haar(normal(width, width))
         place = (torch.arange(width, dtype=left.dtype, device=left.device) + 0.5) / width
         return (left * _at_quantiles(self, place).sqrt()) @ right
 

@@ -79,13 +79,13 @@ def test_edges_of_the_identity_skip(sigma):
     """The closed form of the edges of I + σX; at σ = 1 the spectrum just touches zero."""
     root = sigma * (8 + sigma**2) ** 1.5
     expected = [(8 + 20 * sigma**2 - sigma**4 + sign * root) / 8 for sign in (-1, 1)]
-    np.testing.assert_allclose(dyson.edges(torch.ones(3), sigma**2), [expected], rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(dyson.find_support(torch.ones(3), sigma**2), [expected], rtol=1e-12, atol=1e-12)
 
 
 def test_edges_carry_the_whole_mass():
     """Gaps included: the density integrates to one over the intervals, and each holds its share of the s_i."""
     spectrum = torch.tensor([0.0, 0.1, 1.5, 4.0], dtype=torch.float64)
-    intervals = dyson.edges(spectrum, 0.03)
+    intervals = dyson.find_support(spectrum, 0.03)
     assert len(intervals) == 4
 
     for low, high in intervals.tolist():
@@ -101,7 +101,7 @@ def test_edges_carry_the_whole_mass():
 
 def test_edges_are_where_the_density_ends():
     spectrum = torch.tensor([0.3, 2.0], dtype=torch.float64)
-    for low, high in dyson.edges(spectrum, 0.05).tolist():
+    for low, high in dyson.find_support(spectrum, 0.05).tolist():
         inside = dyson.layer_cauchy(points([low * (1 + 1e-4), high * (1 - 1e-4)], 1e-12), spectrum, 0.05).x
         outside = dyson.layer_cauchy(points([low * (1 - 1e-4), high * (1 + 1e-4)], 1e-12), spectrum, 0.05).x
         assert (inside.imag < -1e-3).all()

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from jpmhc import checks
 from jpmhc.manifolds import birkhoff
-from jpmhc.mixers.base import START_MASS, Mixer, TritonForm, check_streams
+from jpmhc.mixers.base import START_MASS, Mixer, TritonForm, check_stream_count
 
 
 class Kronecker(Mixer):
@@ -14,7 +14,7 @@ class Kronecker(Mixer):
     name = "kronecker"
 
     def __init__(self, streams: int) -> None:
-        check_streams(type(self), streams)
+        check_stream_count(type(self), streams)
         super().__init__(streams, streams.bit_length() - 1)
 
     @classmethod

@@ -1,4 +1,4 @@
-r"""One layer, $Y = A + \sigma X$: the subordination equation, its explicit form, and its edges.
+r"""One layer, $Y = A + \sigma X$: the subordination equation, its explicit form, and its support.
 
 With $s_i$ the eigenvalues of $A^\top A$ the Cauchy transform of $Y^\top Y$ solves eq. dyson_subordination,
 $G = u \cdot \mathrm{mean}_i\, (\omega - s_i)^{-1}$ with $u = 1 - \sigma^2 G$ and $\omega = z u^2$.
@@ -67,7 +67,7 @@ def explicit(omega: Tensor, spectrum: Tensor, variance: Tensor | float) -> Expli
     )
 
 
-def edges(spectrum: Tensor, variance: float) -> Tensor:
+def find_support(spectrum: Tensor, variance: float) -> Tensor:
     r"""Compute the support of the layer's squared singular values, as intervals [k, 2].
 
     An edge is a critical value of the explicit form on the real line: $dz/d\omega = 0$, which is

@@ -39,11 +39,11 @@ def solve(
         known: Not used: every point is led down from a large height.
     """
     layers = ScalarLayers.of(network, "stransform")
-    found = compose(layers, layers.rescale(z), scheme, tolerance, maximum)
+    found = solve_inverse_w(layers, layers.rescale(z), scheme, tolerance, maximum)
     return scalar_solution(network, "stransform", (1 + 1 / found.x.squeeze(-1)) / z, found)
 
 
-def compose(layers: ScalarLayers, z: Tensor, scheme: Scheme, tolerance: float, maximum: int) -> FixedPoints:
+def solve_inverse_w(layers: ScalarLayers, z: Tensor, scheme: Scheme, tolerance: float, maximum: int) -> FixedPoints:
     r"""Solve $z\, S(w)\, w = 1 + w$ for $1/w$ at each point, S being the product over the layers; $zG = 1 + w$.
 
     The unknown is $1/w$, which is about $z$ far from the spectrum; the equation is taken in logarithms, where a product

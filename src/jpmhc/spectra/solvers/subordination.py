@@ -62,7 +62,7 @@ def solve(
         if share < PROBE_SHARE:
             note = f"the iteration converged at {share:.0%} of the probed points; S-transform used instead"
             warnings.warn(f"method 'subordination': {note}", stacklevel=2)
-            found = stransform.compose(layers, points, _SCHEME, tolerance, maximum)
+            found = stransform.solve_inverse_w(layers, points, _SCHEME, tolerance, maximum)
             return scalar_solution(network, "stransform", (1 + 1 / found.x.squeeze(-1)) / z, found, note)
     parts = [_solve_points(layers, chunk, scheme, tolerance, maximum) for chunk in layers.chunks(points)]
     product = torch.cat([part[0] for part in parts])
