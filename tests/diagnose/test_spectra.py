@@ -73,3 +73,31 @@ def test_shares_quantiles_and_distances():
     assert one.kolmogorov(two) == pytest.approx(0.75)
     np.testing.assert_allclose(np.unique(two.squares(100)), [1, 9])
     assert int((two.squares(100) == 9).sum()) == 75
+
+
+def test_few_nodes_leave_open_what_they_cannot_know():
+    """Half of the singular values in a narrow peak, twelve steps: the true shares lie inside the bounds everywhere."""
+    rng = np.random.default_rng(0)
+    exact = np.sort(np.concatenate([rng.uniform(0.3, 2.5, 300), rng.normal(1.0, 0.003, 300)]))
+    left, right = (np.linalg.qr(rng.normal(size=(600, 600)))[0] for _ in range(2))
+    model = nn.Linear(600, 600, bias=False, dtype=torch.float64)
+    with torch.no_grad():
+        model.weight.copy_(torch.from_numpy(left * exact @ right))
+    inputs = torch.zeros(1, 600, dtype=torch.float64)
+    measured = jpmhc.diagnose(model, inputs, method="lanczos", probes=4, steps=12, seconds=0.1, say=None).whole
+    points = np.linspace(0.2, 2.7, 400)
+    lower, upper = measured.bound_cumulative(points)
+    truth = np.searchsorted(exact, points, side="right") / 600
+    scatter = 3 * 0.5 / 600**0.5 / 2  # of a share seen by four random vectors of 600 numbers
+    assert (truth > lower - scatter).all()
+    assert (truth < upper + scatter).all()
+    assert (upper - lower).mean() < 0.2
+    values = Spectrum(exact[None], np.full((1, 600), 1 / 600), (600, 600), "dense")
+    assert values.kolmogorov(measured) > 0.1  # the staircase of the nodes alone is far off
+
+
+def test_a_dense_spectrum_leaves_nothing_open():
+    found = Spectrum(np.array([[1.0, 1.0, 2.0, 4.0]]), np.full((1, 4), 0.25), (4, 4), "dense")
+    lower, upper = found.bound_cumulative(np.array([0.5, 1.0, 1.5, 4.0, 5.0]))
+    assert lower.tolist() == [0, 0, 0.5, 0.75, 1]
+    assert upper.tolist() == [0, 0.5, 0.5, 1, 1]
