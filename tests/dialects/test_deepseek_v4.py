@@ -150,6 +150,14 @@ def state(**changes):
         ({"layers.1.hc_attn_scale": torch.ones(2)}, {}, r"layers\.1\.attn\.scale must have the shape \[3\], got \[2\]"),
         ({}, {"streams": 8}, r"with 8 streams layers\.0\.attn\.fn must have the shape \[80, 64\], got \[24, 64\]"),
         ({}, {"iterations": 0}, "iterations must be"),
+        ({"layers.0.hc_mix_fn": torch.ones(24, 64)}, {}, r"'layers\.0\.hc_mix_fn' is not one of DeepSeek-V4's"),
+        ({"layers.0.hc_attn_base": [0.0] * 24}, {}, r"hc_attn_base' in the state dict must be a tensor .*, got list"),
+        ({"layers.0.hc_attn_base": torch.zeros(24).int()}, {}, r"of floating-point numbers, got torch\.int32"),
+        (
+            {"layers.1.hc_attn_fn": torch.zeros(24, 32)},
+            {},
+            r"layers\.1\.attn\.fn is for streams of width 8, layers\.0\.attn\.fn for 16",
+        ),
     ],
 )
 def test_refusals_name_the_key(changes, settings, message):
@@ -161,13 +169,17 @@ def test_refusals_name_the_key(changes, settings, message):
 def test_state_dict_of_another_model_is_refused():
     with pytest.raises(ValueError, match=r"no keys of DeepSeek-V4, such as 'model\.layers\.0\.attn_hc\.fn'"):
         deepseek_v4.load(nn.Linear(2, 2).state_dict())
+    with pytest.raises(ValueError, match=r"must hold tensors by name, as model\.state_dict\(\), got Linear"):
+        deepseek_v4.load(nn.Linear(2, 2))
 
 
 def test_accelerate_refuses_other_models_and_a_second_time(model):
+    with pytest.raises(ValueError, match=r"the model must be a torch\.nn\.Module, got NoneType"):
+        jpmhc.accelerate(None)
     with pytest.raises(ValueError, match="Linear has no layers of a known dialect; the known ones are DeepseekV4"):
         jpmhc.accelerate(nn.Linear(2, 2))
     fast = jpmhc.accelerate(copy.deepcopy(model))
-    with pytest.raises(ValueError, match=r"model\.layers\.0 has a forward of its own already"):
+    with pytest.raises(ValueError, match=r"model\.layers\.0 is accelerated already"):
         jpmhc.accelerate(fast)
 
 

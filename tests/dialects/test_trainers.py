@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from jpmhc.dialects import deepseek_v4, liger, megatron
+from jpmhc.dialects import deepseek_v4, hy_v4, liger, megatron
 
 N, D = 4, 5
 WIDTH, LOGITS = N * D, N * (N + 2)
@@ -124,6 +124,16 @@ def test_weights_change_their_names_between_dialects():
     assert published["layers.0.hc_attn_scale"].tolist() == [state[path + name].item() for name in ALPHAS]
     again = megatron.dump(deepseek_v4.load(published))
     assert all(torch.equal(state[key], tensor) for key, tensor in again.items())
+
+
+def test_weights_are_not_given_to_a_dialect_that_means_something_else_by_them():
+    connections = megatron.load(megatron_state())
+    with pytest.raises(
+        ValueError, match=r"the skip of layers\.0\.attn is Sinkhorn's matrix transposed, that of HY-V4 is"
+    ):
+        hy_v4.dump(connections)
+    with pytest.raises(ValueError, match=r"transposed, that of LigerMHC is Sinkhorn's matrix$"):
+        liger.dump(connections)
 
 
 def test_refusals_name_the_key():

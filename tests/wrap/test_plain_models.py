@@ -105,6 +105,15 @@ def test_layers_that_are_no_list_are_found():
     assert difference(model(inputs()), wrapped(inputs())) < EXACT
 
 
+def test_a_model_that_is_one_layer():
+    layer = nn.TransformerEncoderLayer(12, 2, 24, batch_first=True, norm_first=True).eval()
+    x = torch.randn(2, 6, 12)
+    before = layer(x)
+    assert difference(before, jpmhc.wrap(layer, inputs=x)(x)) < EXACT
+    assert [len(found) for found in connections_of(layer)] == [2]
+    assert difference(before, jpmhc.unwrap(layer)(x)) < EXACT
+
+
 def test_only_the_given_layers_are_wrapped():
     model = Stack(Block(12) for _ in range(4))
     before = model(inputs())

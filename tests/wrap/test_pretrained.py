@@ -1,5 +1,7 @@
 """Saving a wrapped model and loading it again."""
 
+import json
+
 import pytest
 import torch
 
@@ -71,3 +73,44 @@ def test_a_missing_folder_is_named(tmp_path):
     for missing in (tmp_path / "nope", str(tmp_path / "nope")):
         with pytest.raises(ValueError, match=r"^there is no folder .*nope$"):
             jpmhc.load_wrapped(transformers.AutoModelForCausalLM, missing)
+
+
+BIAS = "transformer.h.0.hyper_connections.additions.1.map.bias"
+
+
+@pytest.mark.parametrize(
+    ("record", "weights", "said"),
+    [
+        ({}, {BIAS: None}, f"the weights of .* are without {BIAS}"),
+        ({}, {BIAS.replace("1", "7"): torch.ones(2)}, "the weights of .* have transformer.h.0.*additions.7.map.bias"),
+        ({}, {BIAS: torch.ones(3)}, rf"asks for {BIAS} of the shape \[14\], and the weights have \[3\]"),
+        ({"streams": 2}, {}, r"asks for transformer.h.0.*map.bias of the shape \[5\], and the weights have \[14\]"),
+        ({"mixer": "sinkhorn"}, {}, r"map.bias of the shape \[24\], and the weights have \[14\]"),
+        ({"layers": None}, {}, "does not say how the model was wrapped: 'layers' is missing"),
+        ({"options": {"index": 1}}, {}, "no option of wrap is called 'index'"),
+    ],
+)
+def test_weights_and_configuration_that_do_not_fit_are_refused_by_key(tmp_path, record, weights, said):
+    safetensors = pytest.importorskip("safetensors.torch")
+    jpmhc.wrap(tiny("gpt2")).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (note,) = config["fusion_config"].values()
+    note |= record
+    if record.get("layers", note) is None:
+        del note["layers"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    state = safetensors.load_file(tmp_path / "model.safetensors") | weights
+    state = {key: tensor for key, tensor in state.items() if tensor is not None}
+    safetensors.save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=said):
+        jpmhc.load_wrapped(transformers.AutoModelForCausalLM, tmp_path)
+
+
+def test_the_loading_report_and_another_class(tmp_path):
+    jpmhc.wrap(tiny("gpt2")).save_pretrained(tmp_path)
+    _, report = jpmhc.load_wrapped(transformers.AutoModelForCausalLM, tmp_path, output_loading_info=True)
+    assert not report["unexpected_keys"]
+    with pytest.raises(
+        ValueError, match=r"GPT2Model has no module transformer\.h\.0, which was wrapped: load the class"
+    ):
+        jpmhc.load_wrapped(transformers.AutoModel, tmp_path)

@@ -64,7 +64,10 @@ def refused(model: nn.Module, said: str, **options) -> None:
 @pytest.mark.parametrize(
     ("block", "said"),
     [
-        (WithoutAdditions, "Stack has no layer with residual additions"),
+        (
+            WithoutAdditions,
+            r"Stack has no layer .* blocks\.0 \(WithoutAdditions\) has none",
+        ),
         (Convolution, r"blocks\.0 \(Convolution\) calls conv1d on its hidden state, whose last dimension is not its"),
         (Losing, r"blocks\.0 \(Losing\) returns something that the additions to its hidden state do not lead to"),
         (Choosing, r"blocks\.0 \(Choosing\) raises AttributeError when its hidden state is followed"),
@@ -147,7 +150,9 @@ def test_a_model_that_is_not_wrapped():
         ({"layers": []}, "layers must have at least one module"),
         ({"mixer": "blender"}, "no mixer is called 'blender'"),
         ({"streams": 0}, "streams must be"),
-        ({"post_norm": "rms"}, "Stack cannot be wrapped: its outputs would differ"),
+        ({"post_norm": "rms"}, "no option of wrap is called 'post_norm'; choose one of norm, read, write"),
+        ({"index": 3}, "no option of wrap is called 'index'"),
+        ({"temprature": 2.0}, "no option of wrap is called 'temprature'"),
     ],
 )
 def test_bad_arguments(options, said):
@@ -175,6 +180,22 @@ def test_a_model_that_needs_more_than_was_guessed_is_left_as_it_was():
 def test_what_is_no_model():
     with pytest.raises(ValueError, match=re.escape("the model must be a torch.nn.Module, got list")):
         jpmhc.wrap([Block(12)])
+
+
+def test_a_model_without_numbers():
+    with torch.device("meta"):
+        model = Stack(Block(12) for _ in range(2))
+    refused(model, r"embed\.weight is on the meta device, without numbers: load the weights before")
+
+
+def test_a_layer_that_adds_nothing_later_is_an_error():
+    class Resting(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if self.training else x + self.mix(x)
+
+    model = jpmhc.wrap(Stack(Resting(12) for _ in range(2)).eval(), inputs=X)
+    with pytest.raises(RuntimeError, match="its hidden state went through nothing, not add"):
+        model.train()(X)
 
 
 def test_a_layer_that_computes_differently_later_is_an_error():

@@ -21,6 +21,8 @@ def accelerate(model: nn.Module, kernels: str = "auto") -> nn.Module:
     Returns:
         The same model.
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
     runners: dict[str, Any] = {}
     for dialect in DIALECTS.values():
         runners |= dict.fromkeys(getattr(dialect, "LAYERS", ()), getattr(dialect, "Layer", None))
@@ -31,7 +33,7 @@ def accelerate(model: nn.Module, kernels: str = "auto") -> nn.Module:
         raise ValueError(f"{type(model).__name__} has no layers of a known dialect; the known ones are {known}")
     for name, module in found:
         if "forward" in vars(module):
-            raise ValueError(f"{name or 'the model'} has a forward of its own already, and cannot be given ours")
+            raise ValueError(f"{name or 'the model'} is accelerated already, or has another forward than its class's")
     made = [runners[type(module).__name__](module, name, kernels) for name, module in found]
     link_layers([(name, runner) for (name, _), runner in zip(found, made, strict=True)])
     for (_, module), runner in zip(found, made, strict=True):

@@ -30,7 +30,7 @@ _NAMINGS = {
         mhc.SAME_NAMES,
     ),
 }
-DIALECT = mhc.Dialect("DeepSeek-V4", _NAMINGS, r"(^|\.)(hc_(attn|ffn|head)|(attn|ffn)_hc)")
+DIALECT = mhc.Dialect("DeepSeek-V4", _NAMINGS, mhc.MARKER)
 load, dump = DIALECT.load, DIALECT.dump
 LAYERS = ("DeepseekV4DecoderLayer",)
 HEADS = ("DeepseekV4HyperHead",)

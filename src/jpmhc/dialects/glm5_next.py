@@ -21,8 +21,7 @@ _NAMINGS = {
         mhc.SAME_NAMES,
     ),
 }
-_MARKER = r"(^|\.)(hc_(attn|ffn|head)|(attn|ffn)_hc)"
-DIALECT = mhc.Dialect("GLM-5.3-Flash", _NAMINGS, _MARKER, norm_eps=1e-5, mean_head=True)
+DIALECT = mhc.Dialect("GLM-5.3-Flash", _NAMINGS, mhc.MARKER, norm_eps=1e-5, mean_head=True)
 load, dump = DIALECT.load, DIALECT.dump
 LAYERS = ("Glm5NextTextDecoderLayer",)
 

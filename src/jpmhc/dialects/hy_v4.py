@@ -25,7 +25,7 @@ _NAMINGS = {
         mhc.SAME_NAMES,
     ),
 }
-DIALECT = mhc.Dialect("HY-V4", _NAMINGS, r"(^|\.)(hc_(attn_layer|mlp_layer|head)|(attn|ffn)_hc)\.")
+DIALECT = mhc.Dialect("HY-V4", _NAMINGS, r"(^|\.)(hc_(attn_layer|mlp_layer|head)|(attn|ffn)_hc)\.", skip="the identity")
 dump = DIALECT.dump
 LAYERS = ("HYV4DecoderLayer",)
 HEADS = ("HYV4HyperHead",)

@@ -56,9 +56,11 @@ def collect_places(
         marker: A pattern that every key of a connection matches, and no other key.
         dialect: Its name, for messages.
     """
+    check_state_dict(state_dict)
     places: Places = {}
     used: tuple[str, str] | None = None
     for key in (key for key in state_dict if re.search(marker, key)):
+        check_numbers(state_dict[key], key)
         for name, naming in namings.items():
             found = naming.find(key)
             if found and used in (None, (name, found[0])):
@@ -95,6 +97,21 @@ def _example(namings: Mapping[str, Naming]) -> str:
     naming = next(iter(namings.values()))
     place = next(place for place in naming.templates if place.startswith("layers"))
     return naming.make_key(place.format(0), next(iter(naming.parts[place])))
+
+
+def check_state_dict(state_dict: object) -> None:
+    """Refuse what is no state dict, such as the model itself."""
+    if not isinstance(state_dict, Mapping):
+        raise ValueError(
+            f"the state dict must hold tensors by name, as model.state_dict(), got {type(state_dict).__name__}"
+        )
+
+
+def check_numbers(tensor: object, key: str) -> None:
+    """Refuse what is no tensor of floating-point numbers."""
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+        kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise ValueError(f"{key!r} in the state dict must be a tensor of floating-point numbers, got {kind}")
 
 
 def check_shape(tensor: Tensor, shape: tuple[int, ...], what: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from jpmhc import checks
-from jpmhc.dialects import mhc
+from jpmhc.dialects import keys, mhc
 
 _ALPHAS = ("alpha_pre", "alpha_post", "alpha_res")
 
@@ -40,6 +40,7 @@ def load(
     """
     checks.at_least_one(streams, "streams")
     checks.at_least_one(iterations, "iterations")
+    keys.check_state_dict(state_dict)
     places = [key.removesuffix(_ALPHAS[-1]) for key in state_dict if f".{key}".endswith(f".{_ALPHAS[-1]}")]
     if not places:
         raise ValueError("the state dict has no keys of LigerMHC, such as 'blocks.0.attn.alpha_res'")
@@ -48,6 +49,7 @@ def load(
         for name in ("phi", "b", *_ALPHAS):
             if place + name not in state_dict:
                 raise ValueError(f"the key {place + name!r} is missing from the state dict")
+            keys.check_numbers(state_dict[place + name], place + name)
         phi, base, *alphas = (state_dict[place + name] for name in ("phi", "b", *_ALPHAS))
         parts = {"fn": phi.mT.contiguous(), "base": base, **dict(zip(mhc.SCALES, alphas))}
         path = place.removesuffix(".")
@@ -76,7 +78,7 @@ def dump(connections: Mapping[str, nn.Module], prefix: str = "") -> dict[str, Te
     state: dict[str, Tensor] = {}
     for path, module in connections.items():
         place = f"{prefix}{path}." if path else prefix
-        parts = mhc.read_parts(module, path)
+        parts = mhc.read_parts(module, path, "LigerMHC", "Sinkhorn's matrix")
         state |= {f"{place}phi": parts["fn"].mT.contiguous(), f"{place}b": parts["base"]}
         state |= {place + name: scale.reshape(()) for name, scale in zip(_ALPHAS, parts["scale"])}
     return state

@@ -16,6 +16,7 @@ from jpmhc.mixers import Identity, Mixer, Sinkhorn
 PARTS = ("fn", "base", "scale")
 # The three numbers of "scale" where a model keeps each in a tensor of its own.
 SCALES = ("read_scale", "write_scale", "skip_scale")
+MARKER = r"(^|\.)hc_|_hc\."  # in every key of a connection of DeepSeek-V4, or of one that it does not know
 SAME_NAMES = {"": {part: part for part in PARTS}}  # of a model that calls the parts as we do
 # The names that `transformers` gives to the connections and the head of several families.
 TRANSFORMERS_NAMES = Naming(
@@ -39,6 +40,7 @@ class Dialect:
         marker: A pattern that every key of a connection matches, and no other key.
         norm_eps: `rms_norm_eps` of its configurations.
         mean_head: Whether its streams end as their mean, so that no key tells of a head.
+        skip: What its skip matrix is, in the words of `describe_skip`.
     """
 
     title: str
@@ -46,6 +48,7 @@ class Dialect:
     marker: str
     norm_eps: float = 1e-6
     mean_head: bool = False
+    skip: str = "Sinkhorn's matrix transposed"
 
     def load(
         self,
@@ -88,7 +91,7 @@ class Dialect:
         checks.at_least_one(streams, "streams")
         checks.at_least_one(iterations, "iterations")
         places = collect_places(state_dict, self.namings, self.marker, self.title)
-        return {
+        connections: dict[str, Any] = {
             place: make_head(parts, streams, eps, norm_eps, place)
             if place.endswith("head")
             else make_scaled_connection(
@@ -96,6 +99,13 @@ class Dialect:
             )
             for place, parts in places.items()
         }
+        first = next(iter(connections))
+        for place, module in connections.items():
+            if module.dim != connections[first].dim:
+                raise ValueError(
+                    f"{place}.fn is for streams of width {module.dim}, {first}.fn for {connections[first].dim}"
+                )
+        return connections
 
     def dump(
         self, connections: Mapping[str, nn.Module], names: str | None = None, prefix: str | None = None
@@ -112,7 +122,7 @@ class Dialect:
         naming = self.namings[names]
         state: dict[str, Tensor] = {}
         for place, module in connections.items():
-            tensors = read_parts(module, place)
+            tensors = read_parts(module, place, self.title, self.skip)
             if tensors and SCALES[0] in naming.parts_of(place):
                 tensors |= dict(zip(SCALES, tensors.pop("scale").split(1)))
             for part, tensor in tensors.items():
@@ -130,9 +140,18 @@ def join_scales(parts: Mapping[str, Tensor], what: str) -> ScaledParameters:
     return ScaledParameters(parts["fn"], parts["base"], torch.cat([parts[name].reshape(1) for name in SCALES]))
 
 
-def read_parts(module: nn.Module, what: str) -> dict[str, Tensor]:
-    """Return the tensors of a connection or a head by part; a head without parameters has none."""
+def read_parts(module: nn.Module, what: str, dialect: str, skip: str) -> dict[str, Tensor]:
+    """Return the tensors of a connection or a head by part; a head without parameters has none.
+
+    Args:
+        module: The connection or the head.
+        what: Its place, for messages.
+        dialect: The dialect whose tensors they are to be.
+        skip: That dialect's skip. A connection with another one is refused: its tensors would mean something else.
+    """
     if isinstance(module, ScaledConnection):
+        if describe_skip(module.mixer) != skip:
+            raise ValueError(f"the skip of {what} is {describe_skip(module.mixer)}, that of {dialect} is {skip}")
         return {part: getattr(module.map.source, part).detach() for part in PARTS}
     if isinstance(module, StreamHead):
         return dict(zip(PARTS, module.state_dict().values())) if module.kind == "learned" else {}
@@ -187,6 +206,13 @@ def make_skip(streams: int, iterations: int | None, eps: float, transposed: bool
     return Sinkhorn(
         streams, iterations=iterations, gradient="unrolled", eps=eps, clamp=None, first=first, transposed=transposed
     )
+
+
+def describe_skip(mixer: Mixer) -> str:
+    """Say what the skip of a connection with this mixer is."""
+    if not isinstance(mixer, Sinkhorn):
+        return "the identity"
+    return "Sinkhorn's matrix transposed" if mixer.transposed else "Sinkhorn's matrix"
 
 
 def make_head(parts: Mapping[str, Tensor], streams: int, eps: float, norm_eps: float, what: str) -> StreamHead:

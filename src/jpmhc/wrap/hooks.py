@@ -47,7 +47,9 @@ def end(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output:
 
 
 def _steps(streams: Any) -> str:
-    return ", ".join(step.name for step in streams.trail) if isinstance(streams, Streams) else "an unknown computation"
+    if not isinstance(streams, Streams):
+        return "an unknown computation"
+    return ", ".join(step.name for step in streams.trail) or "nothing"
 
 
 def reduce_hidden_states(wide: frozenset[tuple[int, ...]], module: nn.Module, args: Any, output: Any) -> Any:

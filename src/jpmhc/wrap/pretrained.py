@@ -38,7 +38,14 @@ def load_wrapped(auto_class: Any, name_or_path: Any, **kwargs: Any) -> Any:
         )
     config.fusion_config = {key: value for key, value in fusions.items() if key != NOTE} or None
     preparation = _preparation_class()(fusions[NOTE])
-    return auto_class.from_pretrained(name_or_path, config=config, quantization_config=preparation, **kwargs)
+    wants_report = kwargs.pop("output_loading_info", False)
+    model, report = auto_class.from_pretrained(
+        name_or_path, config=config, quantization_config=preparation, output_loading_info=True, **kwargs
+    )
+    for keys, said in ((report["missing_keys"], "are without"), (report["unexpected_keys"], "have")):
+        for key in sorted(key for key in keys if f".{CHILD}." in f".{key}"):
+            raise ValueError(f"the weights of {name_or_path} {said} {key}, against what its configuration says")
+    return (model, report) if wants_report else model
 
 
 @functools.cache
@@ -73,9 +80,16 @@ def _preparation_class() -> Any:
             strict = model._keep_in_fp32_modules_strict or set()
             model._keep_in_fp32_modules_strict = {*strict, CHILD}
             install(model, self.recipe.make_connections(model, self.plans))
+            self.shapes = {key: list(value.shape) for key, value in model.named_parameters()}
             return model
 
         def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+            for key, value in model.named_parameters():  # a quantizer's weights may have any shape: nobody else looks
+                if list(value.shape) != self.shapes[key]:
+                    raise ValueError(
+                        f"the configuration asks for {key} of the shape {self.shapes[key]}, "
+                        f"and the weights have {list(value.shape)}"
+                    )
             self.remove_quantization_config(model)
             for module in model.modules():
                 if hasattr(module, "config"):

@@ -8,11 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from jpmhc import checks
 from jpmhc.connections import HyperConnection
 from jpmhc.mixers import MIXERS, Mixer
 from jpmhc.wrap.plan import LayerPlan
 
 CHILD = "hyper_connections"  # the name under which a wrapped layer holds its connections
+# Options of a connection that leave a fresh one the plain residual addition, as wrapping needs it.
+OPTIONS = ("norm", "read", "write", "temperature", "dynamic", "kernels", "eps", "read_eps")
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,10 @@ class Recipe:
     mixer: str | Mixer
     options: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for name in self.options:
+            checks.choice(name, OPTIONS, "option of wrap")
+
     def make_connection(self, dim: int, index: int) -> HyperConnection:
         """Make the connection with this number in the model."""
         return HyperConnection(None, dim, self.streams, copy.deepcopy(self.mixer), index=index, **self.options)
@@ -37,8 +44,12 @@ class Recipe:
         """Make fresh connections for each planned layer, numbered through the model, where the layer is."""
         made: list[LayerConnections] = []
         index = 0
+        modules = dict(model.named_modules())
         for plan in plans:
-            layer = model.get_submodule(plan.name)
+            if plan.name not in modules:
+                kind = type(model).__name__
+                raise ValueError(f"{kind} has no module {plan.name}, which was wrapped: load the class that was saved")
+            layer = modules[plan.name]
             place = next((p for p in layer.parameters() if p.is_floating_point()), torch.empty(0))
             made.append(LayerConnections(plan, self, index).to(place.device, place.dtype))
             index += plan.additions

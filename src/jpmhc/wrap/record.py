@@ -43,6 +43,9 @@ def find_pretrained(model: nn.Module) -> tuple[str, Any]:
 
 def read_record(record: dict[str, Any]) -> tuple[Recipe, list[LayerPlan]]:
     """Make the recipe and the plans that a record describes."""
+    for key in ("layers", "streams", "mixer", "options"):
+        if key not in record:
+            raise ValueError(f"the configuration does not say how the model was wrapped: {key!r} is missing")
     plans = []
     for layer in record["layers"]:
         steps = tuple(StreamStep(*step) for step in layer["steps"])

@@ -18,7 +18,7 @@ def plan_layers(model: nn.Module, names: list[str] | None, run: Run) -> list[Lay
     """Find the residual layers of a model and how the residual stream runs through them.
 
     Candidates are the elements of the model's lists of modules, the outermost lists first; where they cannot be
-    followed, the lists inside them. A model without any may have its layers as single attributes.
+    followed, the lists inside them. A model without any may have its layers as single attributes, or be one layer.
 
     Args:
         model: The model.
@@ -33,12 +33,16 @@ def plan_layers(model: nn.Module, names: list[str] | None, run: Run) -> list[Lay
         probe = _probe(model, [names], run)
         _refuse_unfollowed(model, names, probe.findings)
         return _chain_layers(probe)
-    for descend in (_lists_in, _children_of):
-        found = _search(model, list(descend(model, "")), descend, run, complaints)
+    lists = list(_lists_in(model, ""))
+    for descend, groups in ((_lists_in, lists), (_children_of, list(_children_of(model, ""))), (_nothing_in, [[""]])):
+        found = _search(model, groups, descend, run, complaints)
         if found is not None:
             return _chain_layers(found)
-    said = next((f": {_describe(model, name)} {complaint}" for name, complaint in complaints.items()), "")
-    raise ValueError(f"{type(model).__name__} has no layer with residual additions that can be followed{said}")
+    name = next(iter(complaints), lists[0][0] if lists else "")
+    said = f"{_describe(model, name)} {complaints.get(name, 'has none')}"
+    raise ValueError(
+        f"{type(model).__name__} has no layer with residual additions x + f(x) that can be followed: {said}"
+    )
 
 
 def _probe(model: nn.Module, groups: list[list[str]], run: Run) -> Probe:
@@ -102,6 +106,10 @@ def _children_of(module: nn.Module, name: str) -> Iterator[list[str]]:
     group = [f"{name}.{child}".lstrip(".") for child, inner in module.named_children() if any(inner.children())]
     if group:
         yield group
+
+
+def _nothing_in(module: nn.Module, name: str) -> Iterator[list[str]]:
+    return iter(())
 
 
 def _chain_layers(probe: Probe) -> list[LayerPlan]:

@@ -1,6 +1,7 @@
 """wrap and unwrap: a model's residual additions become hyper-connections, in place, and back."""
 
 import contextlib
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -37,7 +38,7 @@ def wrap(
         inputs: What the model is called with to find its layers: a tensor, a tuple of arguments, or a dict of them.
             Not needed for models of `transformers` that take tokens or images. Layers that are not reached stay plain.
         layers: The layers to wrap, modules of the model; None finds them.
-        options: Of `HyperConnection`: norm, read, write, temperature, dynamic, kernels.
+        options: Of `HyperConnection`: norm, read, write, temperature, dynamic, kernels, eps, read_eps.
 
     Returns:
         The model itself.
@@ -51,8 +52,13 @@ def wrap(
             f"this {type(model).__name__} has hyper-connections already: wrap takes a model with plain residual "
             "additions, or the plain layers of this one as layers="
         )
-    args, kwargs = call_arguments(model, inputs)
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            raise ValueError(
+                f"{name} is on the meta device, without numbers: load the weights before you wrap the model"
+            )
     recipe = Recipe(streams, mixer, options)
+    args, kwargs = call_arguments(model, inputs)
     with OutputComparison(model, args, kwargs) as comparison:
         with contextlib.nullcontext() if inputs is not None else explaining_guess(model, kwargs):
             comparison.begin()
@@ -68,6 +74,12 @@ def wrap(
     for name, held in wrapped_layers(model).items():
         held.train(model.get_submodule(name).training)
     record_wrapping(model, recipe, plans)
+    if hasattr(model, "peft_config"):
+        warnings.warn(
+            "PEFT saves the adapters of this model without its hyper-connections: save merge_and_unload(), or wrap the "
+            "base model first and name hyper_connections in modules_to_save",
+            stacklevel=2,
+        )
     return model
 
 

@@ -62,7 +62,13 @@ def test_other_settings_are_refused_and_nothing_is_overwritten(tmp_path):
 def test_a_damaged_file_is_named(tmp_path):
     compare(make(tmp_path))
     (tmp_path / "runs" / "plain-seed-0.json").write_text('{"mixer": ')
-    with pytest.raises(ValueError, match=r"plain-seed-0\.json is damaged"):
+    with pytest.raises(ValueError, match=r"plain-seed-0\.json is damaged .*: remove it, and its run is done again"):
+        compare(make(tmp_path))
+    (tmp_path / "runs" / "plain-seed-0.json").write_text((tmp_path / "runs" / "cayley-seed-0.json").read_text())
+    with pytest.raises(ValueError, match=r"plain-seed-0\.json does not hold the run of plain with seed 0"):
+        compare(make(tmp_path))
+    (tmp_path / "settings.json").write_text("{")
+    with pytest.raises(ValueError, match=r"settings\.json is damaged .*: name another folder"):
         compare(make(tmp_path))
 
 

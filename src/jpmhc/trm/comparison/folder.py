@@ -26,7 +26,7 @@ def open_folder(out: Path, settings: dict[str, Any]) -> None:
     path = out / "settings.json"
     settings = json.loads(json.dumps(settings, default=str))
     if path.exists():
-        refuse_other_settings(out, read_json(path), settings)
+        refuse_other_settings(out, read_json(path, "name another folder"), settings)
         return
     if out.exists() and (not out.is_dir() or any(not name.name.startswith(".") for name in out.iterdir())):
         raise ValueError(f"{out} holds something that is no comparison: name another folder")
@@ -56,17 +56,21 @@ def read_runs(out: Path, mixers: tuple[str, ...], seeds: tuple[int, ...]) -> Ite
     for mixer in mixers:
         for seed in seeds:
             if (path := run_path(out, mixer, seed)).exists():
-                yield read_json(path)
+                advice = "remove it, and its run is done again"
+                run = read_json(path, advice)
+                if (run.get("mixer"), run.get("seed")) != (mixer, seed):
+                    raise ValueError(f"{path} does not hold the run of {mixer} with seed {seed}: {advice}")
+                yield run
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a file of a comparison."""
+def read_json(path: Path, advice: str) -> dict[str, Any]:
+    """Read a file of a comparison; where it is damaged, the advice says what to do."""
     try:
         found = json.loads(path.read_text())
     except (ValueError, RecursionError) as fault:
-        raise ValueError(f"{path} is damaged ({fault}): remove it, and its run is done again") from None
+        raise ValueError(f"{path} is damaged ({fault}): {advice}") from None
     if not isinstance(found, dict):
-        raise ValueError(f"{path} is damaged (no JSON object): remove it, and its run is done again")
+        raise ValueError(f"{path} is damaged (no JSON object): {advice}")
     return found
 
 

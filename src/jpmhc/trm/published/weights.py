@@ -112,6 +112,8 @@ def refuse_weights(weights: dict[str, Tensor], config: RecursiveConfig, task: Ta
             )
         if not weights[name].is_floating_point():
             raise ValueError(f"{name} in {path} is of {weights[name].dtype}; weights are floating-point numbers")
+        if weights[name].is_meta or not weights[name].to_dense().isfinite().all():
+            raise ValueError(f"{name} in {path} has entries that are not finite numbers")
 
 
 def rename_weights(weights: dict[str, Tensor], config: RecursiveConfig, task: Task) -> tuple[dict[str, Tensor], Tensor]:

@@ -64,7 +64,9 @@ def explaining_write_errors(place: Path) -> Iterator[None]:
 
 def _refuse_remains(run: Path) -> None:
     if checkpoint.list_folders(run):
-        raise ValueError(f"{run} already holds checkpoints: add --resume latest, or choose another --out")
+        raise ValueError(
+            f"{run} already holds checkpoints: choose another --out, or go on with jpmhc train --resume latest"
+        )
     if left := [name for name in ("config.json", "log.jsonl") if (run / name).exists()]:
         raise ValueError(
             f"{run} holds {' and '.join(left)} of a run that ended before its first checkpoint: "
