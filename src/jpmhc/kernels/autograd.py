@@ -202,7 +202,7 @@ def _fake_read(x: Tensor, weight: Tensor | None, bias: Tensor, key: str) -> tupl
     kept = buffer_bytes(kept_layout(tokens, width, bias.dtype if weight is None else x.dtype, spec))
     return (
         x.new_empty((*x.shape[:-2], spec.d)),
-        steps.link(x, spec.n),
+        steps.make_link(x, spec.n),
         bias.new_empty(1 if weight is None else tokens, spec.coefficients),
         x.new_empty(kept, dtype=torch.uint8),
     )

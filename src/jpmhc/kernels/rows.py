@@ -325,7 +325,11 @@ def _write_backward_launcher(
 def write_backward(
     grad: Tensor, x: Tensor, y: Tensor, coef: Tensor, spec: Spec, mean: bool, pull: bool
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Compute the gradients of the streams with `pull`, else of z (None where that is `grad`); of y; of coef."""
+    """Compute the gradients of the streams, of y and of the coefficients.
+
+    Without `pull` the first is the gradient of z = H x + w ⊗ y, which the read's derivative multiplies by Hᵀ; it is
+    None where that is `grad` itself.
+    """
     tokens = count_tokens(x, spec.d)
     grad_x = gradient_room(x, spec, mean, pull)
     grad_y = torch.empty_like(y)
@@ -341,9 +345,5 @@ def gradient_room(x: Tensor, spec: Spec, mean: bool, pull: bool) -> Tensor | Non
     """Make room for the first thing that `write_backward` returns, if it needs any."""
     if pull:
         return torch.empty_like(x)
-    return x.new_empty((*x.shape[:-2], spec.n, spec.d)) if differs(spec, mean) else None
-
-
-def differs(spec: Spec, mean: bool) -> bool:
-    """Say whether the gradient of z = H x + w ⊗ y is another than that of what `write` returned."""
-    return spec.post_norm or mean
+    # Without a norm and a mean, the gradient of z is that of what `write` returned.
+    return x.new_empty((*x.shape[:-2], spec.n, spec.d)) if spec.post_norm or mean else None

@@ -15,7 +15,7 @@ from jpmhc.kernels.launch import aligned, count_tokens
 from jpmhc.kernels.spec import Spec
 
 
-def link(x: Tensor, streams: int) -> Tensor:
+def make_link(x: Tensor, streams: int) -> Tensor:
     """Make the tensor that carries the streams' gradient from the write to the read. [..., n, d]"""
     return x.new_empty_strided((*x.shape[:-2], streams, x.shape[-1]), (0,) * x.ndim)
 
@@ -27,7 +27,7 @@ def read(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Te
         coef, kept = projection.project_static(bias, spec)
     else:
         coef, kept = projection.project_streams(x, weight, bias, spec)
-    return rows.combine(x, coef, spec), link(x, spec.n), coef, kept
+    return rows.combine(x, coef, spec), make_link(x, spec.n), coef, kept
 
 
 def read_backward_step(
@@ -59,7 +59,7 @@ def write(x: Tensor, y: Tensor, coef: Tensor, spec: Spec, mean: bool) -> Tensor:
 def write_backward_step(
     grad: Tensor, x: Tensor, y: Tensor, coef: Tensor, spec: Spec, mean: bool, pull: bool
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Return the gradients of the streams (or of z, where `pull` is false), of y and of the coefficients."""
+    """Return the gradients of the streams (without `pull`: of H x + w ⊗ y), of y and of the coefficients."""
     return rows.write_backward(aligned(grad), aligned(x), aligned(y), coef, spec, mean, pull)
 
 
@@ -68,7 +68,7 @@ def write_read(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the new streams, then what `read` returns for the connection that follows."""
     out, h, new, kept = write_to_read.write_to_read(aligned(x), aligned(y), coef, spec, weight, bias, following)
-    return out, h, link(out, following.n), new, kept
+    return out, h, make_link(out, following.n), new, kept
 
 
 def write_read_backward_step(

@@ -14,10 +14,10 @@ from matplotlib import image
 from jpmhc import cli
 from jpmhc.report.run_record import read_run
 from jpmhc.trm.model import RecursiveConfig, RecursiveModel
+from jpmhc.trm.tasks.answering import greedy_answers
 from jpmhc.trm.tasks.arc import ArcConfig
 from jpmhc.trm.tasks.arc.submission import submission
 from jpmhc.trm.tasks.batch import PAD
-from jpmhc.trm.tasks.evaluate import greedy_answers
 from jpmhc.trm.tasks.sudoku import SudokuConfig
 from jpmhc.trm.tasks.task import Answered, VotedAnswer
 from jpmhc.trm.training.checkpoint import load_model, locate_checkpoint, write_manifest

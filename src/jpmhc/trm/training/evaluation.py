@@ -14,7 +14,7 @@ from jpmhc import checks
 from jpmhc.threads import use_threads
 from jpmhc.trm.model.device import refuse_device
 from jpmhc.trm.tasks import counter
-from jpmhc.trm.tasks.evaluate import fill_scorer, greedy_answers
+from jpmhc.trm.tasks.answering import fill_scorer, greedy_answers
 from jpmhc.trm.tasks.task import Scorer, Task
 from jpmhc.trm.training.checkpoint import Checkpoint, load_model, locate_checkpoint
 from jpmhc.trm.training.processes import World, join_processes

@@ -13,8 +13,8 @@ import torch
 
 from jpmhc.threads import use_threads
 from jpmhc.trm.model.device import refuse_device
+from jpmhc.trm.tasks.answering import fill_scorer, greedy_answers
 from jpmhc.trm.tasks.batch import Batch
-from jpmhc.trm.tasks.evaluate import fill_scorer, greedy_answers
 from jpmhc.trm.tasks.row_scores import SpoiltAnswers
 from jpmhc.trm.tasks.task import Scorer
 from jpmhc.trm.training import checkpoint, run_folder

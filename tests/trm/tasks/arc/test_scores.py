@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from jpmhc.trm.tasks.answering import fill_scorer
 from jpmhc.trm.tasks.arc import Arc, ArcConfig
 from jpmhc.trm.tasks.arc.scores import ArcScorer
 from jpmhc.trm.tasks.batch import Answers, Batch
-from jpmhc.trm.tasks.evaluate import fill_scorer
 
 
 def oracle(batch: Batch) -> Answers:

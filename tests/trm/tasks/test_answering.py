@@ -8,8 +8,8 @@ import torch
 
 from jpmhc.trm.model import RecursiveConfig, RecursiveModel
 from jpmhc.trm.model.recursive import Prediction
+from jpmhc.trm.tasks.answering import fill_scorer, greedy_answers
 from jpmhc.trm.tasks.batch import Answers, Batch
-from jpmhc.trm.tasks.evaluate import fill_scorer, greedy_answers
 from jpmhc.trm.tasks.sudoku import Sudoku, SudokuConfig
 
 
