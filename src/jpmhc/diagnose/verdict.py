@@ -104,8 +104,8 @@ def _layers(found: Diagnosis) -> str:
 def _theory(found: Diagnosis) -> str:
     known = [item for item in found.comparisons if item.predicted is not None]
     if not known:
-        why = found.comparisons[0].note if found.comparisons else "no chain of layers was found, or it was too costly"
-        return f"Theory: no prediction ({why})."
+        why = "a token through all layers was too costly: raise seconds=" if found.layers else "there are no layers"
+        return f"Theory: no prediction ({found.comparisons[0].note if found.comparisons else why})."
     line = f"Theory: {_describe_bulk(found, known)}{_describe_tail(known)}"
     aligned = [item.aligned for item in known if item.rotated is not None]
     if not aligned:
