@@ -1,5 +1,6 @@
 """Saving a wrapped model and loading it again."""
 
+import copy
 import json
 
 import pytest
@@ -106,11 +107,46 @@ def test_weights_and_configuration_that_do_not_fit_are_refused_by_key(tmp_path, 
         jpmhc.load_wrapped(transformers.AutoModelForCausalLM, tmp_path)
 
 
-def test_the_loading_report_and_another_class(tmp_path):
+def test_the_loading_report_is_given_and_a_layer_that_is_not_there_is_named(tmp_path):
     jpmhc.wrap(tiny("gpt2")).save_pretrained(tmp_path)
     _, report = jpmhc.load_wrapped(transformers.AutoModelForCausalLM, tmp_path, output_loading_info=True)
     assert not report["unexpected_keys"]
+    config = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(config.replace("transformer.h.0", "transformer.h.9"))
     with pytest.raises(
-        ValueError, match=r"GPT2Model has no module transformer\.h\.0, which was wrapped: load the class"
+        ValueError, match=r"GPT2LMHeadModel has no module transformer\.h\.9, which was wrapped: load the"
     ):
-        jpmhc.load_wrapped(transformers.AutoModel, tmp_path)
+        jpmhc.load_wrapped(transformers.AutoModelForCausalLM, tmp_path)
+
+
+def test_a_body_and_its_model_load_each_other(tmp_path):
+    model = tiny("gpt2")
+    disturb(jpmhc.wrap(model.transformer))
+    model.save_pretrained(tmp_path / "inside")
+    inputs = default_inputs(model)
+    again = jpmhc.load_wrapped(transformers.AutoModelForCausalLM, tmp_path, subfolder="inside")
+    assert difference(model(**inputs).logits, again(**inputs).logits) < 1e-6
+    again.save_pretrained(tmp_path / "whole")
+    body = jpmhc.load_wrapped(transformers.AutoModel, tmp_path / "whole")
+    assert difference(model.transformer(**inputs)[0], body(**inputs)[0]) < 1e-6
+
+
+def test_a_part_of_a_larger_model_is_loaded_if_the_whole_was_wrapped(tmp_path):
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.LlavaConfig(
+        vision_config={"model_type": "clip_vision_model", "image_size": 4, "patch_size": 2, **small},
+        text_config={"model_type": "llama", "vocab_size": 32, **small},
+        image_token_index=5,
+    )
+    plain = transformers.LlavaForConditionalGeneration(config).eval()
+    model = copy.deepcopy(plain)
+    disturb(jpmhc.wrap(model, layers=model.model.language_model.layers)).save_pretrained(tmp_path / "whole")
+    again = jpmhc.load_wrapped(transformers.LlavaForConditionalGeneration, tmp_path / "whole")
+    tokens = {"input_ids": torch.arange(6, 12)[None]}
+    assert difference(model(**tokens).logits, again(**tokens).logits) < 1e-6
+    jpmhc.wrap(plain.model.language_model)
+    plain.save_pretrained(tmp_path / "part")
+    with pytest.raises(
+        ValueError, match="part the part of text_config was wrapped as a model of its own, which cannot"
+    ):
+        jpmhc.load_wrapped(transformers.LlavaForConditionalGeneration, tmp_path / "part")

@@ -1,14 +1,18 @@
 """Loading a wrapped model that `save_pretrained` has written."""
 
 import copy
+import dataclasses
 import functools
 from pathlib import Path
 from typing import Any
 
 from jpmhc.wrap.hooks import install
+from jpmhc.wrap.plan import LayerPlan
 from jpmhc.wrap.recipe import CHILD
 from jpmhc.wrap.record import NOTE, read_record, record_wrapping
 
+# The arguments of `from_pretrained` that say where the files are; the configuration lies there too.
+WHERE = ("subfolder", "revision", "cache_dir", "token", "local_files_only", "trust_remote_code", "force_download")
 METHOD = "jpmhc"  # the name under which transformers knows how the model is prepared
 
 
@@ -28,9 +32,16 @@ def load_wrapped(auto_class: Any, name_or_path: Any, **kwargs: Any) -> Any:
     is_path = isinstance(name_or_path, Path) or name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1
     if is_path and not Path(name_or_path).is_dir():
         raise ValueError(f"there is no folder {name_or_path}")
-    config = copy.deepcopy(kwargs.pop("config", None) or AutoConfig.from_pretrained(name_or_path))
+    place = {key: kwargs[key] for key in WHERE if key in kwargs}
+    config = copy.deepcopy(kwargs.pop("config", None) or AutoConfig.from_pretrained(name_or_path, **place))
     fusions = getattr(config, "fusion_config", None) or {}
     if NOTE not in fusions:
+        for part in getattr(config, "sub_configs", ()):
+            if NOTE in (getattr(getattr(config, part, None), "fusion_config", None) or {}):
+                raise ValueError(
+                    f"in {name_or_path} the part of {part} was wrapped as a model of its own, which cannot be loaded "
+                    "inside another: wrap the whole model with layers="
+                )
         raise ValueError(f"{name_or_path} is not a wrapped model: its configuration has no hyper-connections")
     if getattr(config, "quantization_config", None) is not None or "quantization_config" in kwargs:
         raise ValueError(
@@ -76,7 +87,8 @@ def _preparation_class() -> Any:
 
         def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> Any:
             preparation: Any = self.quantization_config
-            self.recipe, self.plans = read_record(preparation.record)
+            self.recipe, plans = read_record(preparation.record)
+            self.plans = _fit_names(model, plans)
             strict = model._keep_in_fp32_modules_strict or set()
             model._keep_in_fp32_modules_strict = {*strict, CHILD}
             install(model, self.recipe.make_connections(model, self.plans))
@@ -98,3 +110,13 @@ def _preparation_class() -> Any:
             return model
 
     return Preparation
+
+
+def _fit_names(model: Any, plans: list[LayerPlan]) -> list[LayerPlan]:
+    """Return plans with the layers' names in this model, which may be the wrapped one's body, or have it as body."""
+    modules, prefix = dict(model.named_modules()), f"{model.base_model_prefix}."
+    for take, give in (("", ""), (prefix, ""), ("", prefix)):
+        fitting = [dataclasses.replace(plan, name=give + plan.name.removeprefix(take)) for plan in plans]
+        if all(plan.name in modules for plan in fitting):
+            return fitting
+    return plans
