@@ -86,7 +86,8 @@ def _draw_map(ax: Any, found: Diagnosis) -> None:
 def _draw_theory(ax: Any, found: Diagnosis) -> None:
     ax.set_title("through all layers at one token, beside the theory", fontsize=10)
     if not found.comparisons:
-        ax.text(0.5, 0.5, "no chain of layers was found", ha="center", transform=ax.transAxes)
+        why = "too costly: raise seconds=" if found.layers else "there are no layers"
+        ax.text(0.5, 0.5, why, ha="center", transform=ax.transAxes)
         return
     item = found.comparisons[-1]
     _draw_shares(ax, item.measured, color=SAMPLED, linewidth=5, label=f"measured, token {item.position}")
