@@ -1,6 +1,7 @@
 """The campaign's runner: rounds depend on seed and number, records are gone on with, and a failure is a failure."""
 
 import sys
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -48,12 +49,27 @@ def test_a_recorded_campaign_is_gone_on_with(drawn, tmp_path):
     assert both.messages[: first.failed] == first.messages
 
 
+def test_a_round_that_does_not_end_is_a_failure_and_the_next_is_made(drawn, monkeypatch):
+    short = sys.modules["drawing"].run
+
+    def run(rng, size):
+        if not drawn:
+            drawn.append(0)
+            time.sleep(60)
+        return short(rng, 1)
+
+    monkeypatch.setattr(sys.modules["drawing"], "run", run)
+    made = campaign.run_group("drawing", 0, 0.0, 3, None, None, limit=1)
+    assert (made.tried, len(drawn)) == (3, 3)
+    assert made.messages[0] == "drawing, seed 0, round 0: not ended after 1 s"
+
+
 def test_processes_make_the_rounds_of_one(drawn):
     campaign.run_group("drawing", 0, 0.0, 30, None, None)
     alone, lanes = list(drawn), []
     for lane in range(2):
         drawn.clear()
-        campaign.run_group("drawing", 0, 0.0, 15, None, None, lane, 2)
+        campaign.run_group("drawing", 0, 0.0, 15, None, None, lane=lane, lanes=2)
         lanes.append(np.reshape(drawn, (3, 5)))
     assert np.stack(lanes, 1).flatten().tolist() == alone
 

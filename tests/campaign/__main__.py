@@ -6,7 +6,8 @@
 
 A group makes its attacks in rounds, each of which depends on the seed, the group's name and the round's number alone:
 `--round` repeats one. With `--record` every round is written to a file when it ends, and rounds that are there already
-are counted and not made again, so that a long campaign can be ended and gone on with at any time.
+are counted and not made again, so that a long campaign can be ended and gone on with at any time. `--limit` keeps one
+round that does not end from holding up those after it.
 """
 
 import argparse
@@ -14,9 +15,11 @@ import dataclasses
 import importlib
 import json
 import os
+import signal
 import sys
 import time
 import zlib
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
@@ -36,6 +39,7 @@ def run_group(
     tries: int | None,
     record: Path | None,
     only: int | None,
+    limit: int = 0,
     lane: int = 0,
     lanes: int = 1,
 ) -> Tally:
@@ -48,6 +52,7 @@ def run_group(
         tries: How many attacks to make.
         record: File of the rounds made so far.
         only: The number of the only round to make.
+        limit: After how many seconds a round is given up, which is a failure; 0 for no limit.
         lane: The number of the first round; those between are made by other processes.
         lanes: How many processes make rounds.
     """
@@ -58,7 +63,8 @@ def run_group(
         if number in known:
             made = known[number]
         else:
-            made = group.run(np.random.default_rng([seed, zlib.crc32(name.encode()), number]), group.ROUND)
+            rng = np.random.default_rng([seed, zlib.crc32(name.encode()), number])
+            made = _run_limited(group.run, rng, group.ROUND, limit) if limit else group.run(rng, group.ROUND)
             made.messages = [f"{name}, seed {seed}, round {number}: {message}" for message in made.messages]
             for message in made.messages:
                 print(message, file=sys.stderr, flush=True)
@@ -69,6 +75,31 @@ def run_group(
         if only is not None:
             break
     return total
+
+
+def _run_limited(
+    run: Callable[[np.random.Generator, int], Tally], rng: np.random.Generator, size: int, limit: int
+) -> Tally:
+    """Make one round, or count it as failed when it takes longer than the limit."""
+
+    def give_up(*_: object) -> None:
+        raise _TooLong
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(limit)
+    try:
+        return run(rng, size)
+    except _TooLong:
+        made = Tally()
+        made.fail(f"not ended after {limit} s")
+        return made
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class _TooLong(BaseException):
+    """A round has taken longer than its limit; no group catches it as an error of what it attacks."""
 
 
 def run_apart(name: str, processes: int, seed: int, seconds: float, tries: int | None, *others: Any) -> Tally:
@@ -110,6 +141,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1, help="how many make the rounds of a group")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", type=Path, help="file of rounds made, which are not made again")
+    parser.add_argument("--limit", type=int, default=0, help="seconds after which a round is given up as failed")
     parser.add_argument("--round", type=int, help="number of the only round to make")
     chosen = parser.parse_args()
     processes = 1 if chosen.round is not None else max(1, chosen.processes)
@@ -118,7 +150,8 @@ def main() -> None:
         begun = time.monotonic()
         left = chosen.minutes * 60 - (begun - started)  # what a group leaves over goes to those after it
         seconds = left / (len(chosen.groups) - place)
-        made = run_apart(name, processes, chosen.seed, seconds, chosen.tries, chosen.record, chosen.round)
+        others = chosen.record, chosen.round, chosen.limit
+        made = run_apart(name, processes, chosen.seed, seconds, chosen.tries, *others)
         rows.append((name, made, time.monotonic() - begun))
         print(f"{name}: {made.held} of {made.tried} held", file=sys.stderr, flush=True)
     print(f"\n{'group':<20}{'tried':>8}{'held':>8}{'failed':>8}{'seconds':>9}")

@@ -89,20 +89,27 @@ def find_grid(network: Network, method: str, eta: float | None, relative_eta: fl
         t = torch.linspace(math.log(bottom), math.log(top), count, dtype=torch.float64)
     for round_number in range(_ROUNDS):
         share = round_number / (_ROUNDS - 1)
-        found, weight = _solve_roughly(network, t, method, eta, _WIDE ** (1 - share) * relative_eta**share, found)
+        more, weight = _solve_roughly(network, t, method, eta, _WIDE ** (1 - share) * relative_eta**share, found)
+        found = more if found is None else Solution.concatenate([found, more])
         kept = _near_mass(weight, t - math.log(mean))
+        if round_number == _ROUNDS - 1:
+            kept = _drop_few(kept, more.converged.cpu())
         t, weight = t[kept], weight[kept]
         if round_number < _ROUNDS - 1:
             t = torch.cat([t, _middles(t, weight, math.log(mean))]).sort().values
     assert found is not None
+    lost = t[:0]
     for _ in range(_LAST_ROUNDS):
         middles = _middles(t, weight, math.log(mean), _ERROR)
+        middles = middles[~torch.isin(middles, lost)]
         if not len(middles) or len(t) > _LARGEST:
             break
         more, added = _solve_roughly(network, middles, method, eta, relative_eta, found)
         found = Solution.concatenate([found, more])
-        t, order = torch.cat([t, middles]).sort()
-        weight = torch.cat([weight, added])[order]
+        kept = _drop_few(torch.ones_like(middles, dtype=torch.bool), more.converged.cpu())
+        lost = torch.cat([lost, middles[~kept]])
+        t, order = torch.cat([t, middles[kept]]).sort()
+        weight = torch.cat([weight, added[kept]])[order]
     return t.exp(), found
 
 
@@ -174,6 +181,11 @@ def _near_mass(weight: Tensor, size: Tensor) -> Tensor:
     near[1:] |= seen[:-1]
     near[:-1] |= seen[1:]
     return near if int(near.sum()) >= 4 else torch.ones_like(near)
+
+
+def _drop_few(kept: Tensor, converged: Tensor) -> Tensor:
+    """Return which points are kept without those that did not converge: what was interpolated hides a gap."""
+    return kept & converged if bool((kept & converged).any()) else kept
 
 
 def _square_shares(weight: Tensor, size: Tensor) -> Tensor:

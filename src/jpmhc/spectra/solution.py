@@ -22,18 +22,29 @@ class KnownPoints:
         z: The points. [B]
         unknowns: What the method found at each of them: G first, then its equation's unknowns. [B, d]
         separated: Whether the unknowns belong to bases that separate directions by their growth.
+        call: The number of the call that solved each point; None for one call. [B]
     """
 
     z: Tensor
     unknowns: Tensor
     separated: bool = False
+    call: Tensor | None = None
 
     @classmethod
     def concatenate(cls, parts: list[KnownPoints]) -> KnownPoints:
         """Join points whose unknowns belong to the same bases: those of the larger number of points."""
         kinds = [[part for part in parts if part.separated == separated] for separated in (False, True)]
         same = max(kinds, key=lambda kind: sum(len(part.z) for part in kind))
-        return cls(torch.cat([part.z for part in same]), torch.cat([part.unknowns for part in same]), same[0].separated)
+        calls, count = [], 0
+        for part in same:
+            calls.append(count + part.calls())
+            count = int(calls[-1].max()) + 1
+        points, unknowns = (torch.cat([getattr(part, name) for part in same]) for name in ("z", "unknowns"))
+        return cls(points, unknowns, same[0].separated, torch.cat(calls))
+
+    def calls(self) -> Tensor:
+        """Return the number of the call that solved each point. [B]"""
+        return torch.zeros_like(self.z.real, dtype=torch.int64) if self.call is None else self.call
 
     def start_near(self, z: Tensor, start: Tensor, admissible: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the unknowns to start from at z [b], and `start` [b, d] where no known point is near. [b, d]
@@ -41,10 +52,12 @@ class KnownPoints:
         The unknowns are analytic in log z: their slope between the nearest point's neighbours leads from it to z in any
         direction. Where that is not admissible the nearest point's own unknowns are taken.
         """
-        log, order = self.z.log(), self.z.abs().argsort()
-        log, unknowns = log[order], self.unknowns[order]
+        order = self.z.abs().argsort()
+        order = order[self.calls()[order].argsort(stable=True)]
+        log, unknowns, call = self.z.log()[order], self.unknowns[order], self.calls()[order]
         distance, nearest = (z.log().unsqueeze(-1) - log).abs().min(-1)
         before, after = (nearest - 1).clamp_min(0), (nearest + 1).clamp_max(len(log) - 1)
+        before, after = (torch.where(call[side] == call[nearest], side, nearest) for side in (before, after))
         step = ((z.log() - log[nearest]) / (log[after] - log[before])).unsqueeze(-1)
         led = unknowns[nearest] + step * (unknowns[after] - unknowns[before])
         good = torch.isfinite(led).all(-1) & (step.abs().squeeze(-1) < _FARTHEST)

@@ -1,4 +1,4 @@
-"""The derivative that Newton's method uses, against differences of the equation itself."""
+"""The derivatives that Newton's method uses, against differences of the equation itself."""
 
 import pytest
 import torch
@@ -7,13 +7,13 @@ from jpmhc.spectra import Network
 from jpmhc.spectra.solvers.chain_equation import ChainEquation
 from jpmhc.spectra.solvers.fixed_point.continuation import AtPoints
 from jpmhc.spectra.solvers.fixed_point.contract import Problem
+from jpmhc.spectra.solvers.linearised import LinearisedChain
 
 DEPTH, STREAMS = 5, 3
 
 
-@pytest.mark.parametrize("apart", [False, True])
-@pytest.mark.parametrize("noise", ["isotropic", "read and write", "general"])
-def test_corrections_are_those_of_finite_differences(noise, apart):
+def make_equation(noise, apart):
+    """Return an equation, its points, and an iterate that is not a solution."""
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape):
@@ -33,7 +33,35 @@ def test_corrections_are_those_of_finite_differences(noise, apart):
     x = equation.start(z, index)
     for _ in range(3):
         x = equation.between(x, equation.image(x, z, index), 0.5)
+    return equation, z, index, x
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("noise", ["isotropic", "read and write"])
+def test_corrections_are_those_of_finite_differences(noise, apart):
+    equation, z, index, x = make_equation(noise, apart)
     size, correction = equation.newton_correction(x, z, index)
     expected_size, expected = Problem.newton_correction(AtPoints(equation, z, index), x, index)
     assert torch.equal(size, expected_size)
     assert (correction - expected).abs().max() < 3e-6 * expected.abs().max()
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_products_with_the_derivative_of_general_noise_are_those_of_finite_differences(apart):
+    equation, z, index, x = make_equation("general", apart)
+    generator = torch.Generator().manual_seed(1)
+    change = torch.randn(x.shape, generator=generator, dtype=torch.complex128)
+    moved = [equation.image(x + side * 1e-6 * change, z, index) for side in (1, -1)]
+    expected = (moved[0] - moved[1]) / 2e-6
+    product = LinearisedChain(equation, equation.noise, x, z).product(change)
+    assert (product - expected).abs().max() < 1e-7 * expected.abs().max()
+
+
+def test_corrections_of_general_noise_square_the_residual():
+    equation, z, index, x = make_equation("general", False)
+    sizes = []
+    for _ in range(6):
+        size, correction = equation.newton_correction(x, z, index)
+        sizes.append(size)
+        x = equation.clamp(x + correction)
+    assert (sizes[-1] < 1e-9).all(), sizes

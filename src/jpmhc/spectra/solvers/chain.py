@@ -20,21 +20,24 @@ from torch import Tensor
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.solution import KnownPoints, Solution
 from jpmhc.spectra.solvers.chain_equation import MEMORY, SMALL, ChainEquation, SeveralChains
-from jpmhc.spectra.solvers.fixed_point import Anderson, AndersonNewton, Scheme
-from jpmhc.spectra.solvers.fixed_point.continuation import AtPoints, lead_down
+from jpmhc.spectra.solvers.fixed_point import Anderson, AndersonNewton, Newton, Scheme
+from jpmhc.spectra.solvers.fixed_point.continuation import AtPoints, lead_along, lead_down
 from jpmhc.spectra.solvers.fixed_point.contract import FixedPoints
 
 # How many arrays of all layers' states and of all unknowns are alive in the memory of one chunk of points.
 _ALIVE = 12
 _HISTORY = 60
 _SCHEME = Anderson()
+# How matrices are iterated where they are led from point to point.
+_STUBBORN = Newton(lengths=(1.0, 0.3), first_try=12, stage_iterations=8, stubborn=True)
 # Newton's method ends the iteration where its matrix, a row and a column for each unknown, has no more rows than this;
 # beyond the smaller number only for points that take many iterations.
 _NEWTON_SMALL, _NEWTON_LARGEST = 128, 256
 _LATE = (60,)
-# A relative change of the unknowns by rounding, and how far above what it causes a residual may be: never above the
-# last number.
-_ROUNDING = 1e-15
+# Points no farther apart than this, in the logarithm of z, are led from one to the other at once; edges of bands lie
+# along the axis, where distances count so many times.
+_NEAR, _ALONG = 2.0, 3.0
+# How far above what rounding causes a residual may be: never above the last number.
 _ABOVE_ROUNDING = 10.0
 _MOST_ROUNDING = 1e-3
 
@@ -71,7 +74,7 @@ def solve(
         network = replace(network, variance=variance, covariance=None)
     network, gain = network.rescaled()
     points = z / gain
-    equation = ChainEquation(network, points)
+    equation = ChainEquation(network, points, tolerance)
     columns = 1 + 2 * network.depth * equation.noise.coordinates
     if scheme is None:
         scheme = AndersonNewton() if columns <= _NEWTON_SMALL else AndersonNewton(turns=_LATE)
@@ -84,12 +87,12 @@ def solve(
     if known is not None and known.separated != equation.separated:
         known = None
     if known is not None:
-        known = replace(known, unknowns=equation._coordinates(known.unknowns))
+        known = replace(known, z=known.z / gain, unknowns=equation.coordinates(known.unknowns))
     parts = []
     for part in points.split(chunk):
         start = equation.start(part, torch.arange(len(part), device=z.device))
-        start = start if known is None else known.start_near(part * gain, start, equation.inside)
-        parts.append(_solve_points(equation, part, start, scheme, tolerance, maximum))
+        start = start if known is None else known.start_near(part, start, equation.inside)
+        parts.append(_solve_points(equation, part, start, known, scheme, tolerance, maximum))
     found = FixedPoints.concatenate(parts)
     good = found.converged
     known = KnownPoints(z[good], equation.values(found.x[good]), equation.separated) if bool(good.any()) else None
@@ -149,34 +152,72 @@ def solve_together(networks: Sequence[Network], z: Tensor, *, tolerance: float =
 
 
 def _solve_points(
-    equation: ChainEquation, z: Tensor, start: Tensor, scheme: Scheme, tolerance: float, maximum: int
+    equation: ChainEquation,
+    z: Tensor,
+    start: Tensor,
+    known: KnownPoints | None,
+    scheme: Scheme,
+    tolerance: float,
+    maximum: int,
 ) -> FixedPoints:
-    """Solve the equation at all points at once; those that resist are started from others or led down from above."""
+    """Solve the equation at all points at once; those that resist are led there from others or from above."""
     rows = torch.arange(len(z), device=z.device)
     first_try = min(maximum, scheme.first_try)
     found = scheme.solve(AtPoints(equation, z, rows), start, tolerance, first_try)
     left = _left_above_rounding(equation, z, found, tolerance)
     hard = scheme.for_hard_rows()
-    left = _start_from_neighbours(equation, z, found, left, hard, tolerance, first_try)
+    left = _solve_from_others(equation, z, found, left, known, hard, tolerance, first_try)
     if maximum > first_try and len(left):
         # At eta = |z| the equation contracts strongly.
         led = lead_down(equation, z[left], hard, top=z[left].abs(), tolerance=tolerance, maximum=maximum)
         found.merge_pass(left, led)
         left = _left_above_rounding(equation, z, found, tolerance)
-        _start_from_neighbours(equation, z, found, left, hard, tolerance, maximum)
+        _solve_from_others(equation, z, found, left, known, hard, tolerance, maximum)
     return found
 
 
-def _start_from_neighbours(
-    equation: ChainEquation, z: Tensor, found: FixedPoints, left: Tensor, scheme: Scheme, tolerance: float, maximum: int
+def _solve_from_others(
+    equation: ChainEquation,
+    z: Tensor,
+    found: FixedPoints,
+    left: Tensor,
+    known: KnownPoints | None,
+    scheme: Scheme,
+    tolerance: float,
+    maximum: int,
 ) -> Tensor:
-    """Solve rows that are left from the nearest points that have been solved, as long as that finds more of them."""
+    """Solve rows that are left from points that have been solved: matrices are led along, scalars start there."""
+    if not equation.noise.scalar:
+        return _lead_from_known(equation, z, found, left, known, tolerance)
     before = len(left) + 1
     while 0 < len(left) < min(before, len(z)):
         before = len(left)
         solved = KnownPoints(z[found.converged], found.x[found.converged])
         start = solved.start_near(z[left], found.x[left], equation.inside)
         found.merge_pass(left, scheme.solve(AtPoints(equation, z[left], left), start, tolerance, maximum))
+        left = _left_above_rounding(equation, z, found, tolerance)
+    return left
+
+
+def _lead_from_known(
+    equation: ChainEquation, z: Tensor, found: FixedPoints, left: Tensor, known: KnownPoints | None, tolerance: float
+) -> Tensor:
+    """Solve rows that are left from the nearest points that have been solved; rows far from all wait for others."""
+    waiting = torch.ones_like(found.converged)
+    while len(left):
+        solved = KnownPoints(z[found.converged], found.x[found.converged])
+        if known is not None:
+            solved = KnownPoints(torch.cat([solved.z, known.z]), torch.cat([solved.unknowns, known.unknowns]))
+        rows = left[waiting[left]]
+        if len(rows) == 0 or len(solved.z) == 0:
+            break
+        apart = z[rows].log().unsqueeze(-1) - solved.z.log()
+        distance, nearest = (apart.imag.abs() + _ALONG * apart.real.abs()).min(-1)
+        near = distance <= max(_NEAR, float(distance.min()))
+        rows, nearest = rows[near], nearest[near]
+        waiting[rows] = False
+        start = solved.z[nearest], solved.unknowns[nearest]
+        found.merge_pass(rows, lead_along(equation, *start, z[rows], rows, _STUBBORN, tolerance))
         left = _left_above_rounding(equation, z, found, tolerance)
     return left
 
@@ -191,11 +232,7 @@ def _left_above_rounding(equation: ChainEquation, z: Tensor, found: FixedPoints,
     if len(left):
         x, points = found.x[left], z[left]
         image, scale = equation.image(x, points, left), equation.scale(x, points, left)
-        places = torch.arange(x.shape[-1], dtype=torch.float64, device=z.device)
-        floor = torch.zeros_like(x.real)
-        for period in (2, 3):
-            moved = x * (1 + _ROUNDING * (places % period - 0.5).sign())
-            floor = torch.maximum(floor, (equation.image(moved, points, left) - image).abs() / scale)
+        floor = equation.lost_by_rounding(x, points, left, image) / scale
         change = (image - x).abs() / scale
         level = floor.amax(-1)
         rounded = (change.amax(-1) <= _ABOVE_ROUNDING * level) & (level <= _MOST_ROUNDING)

@@ -14,7 +14,9 @@ from jpmhc.spectra.network import Network
 from jpmhc.spectra.solvers.bases import separating_bases
 from jpmhc.spectra.solvers.couplings import find_couplings
 from jpmhc.spectra.solvers.fixed_point.continuation import Equation
+from jpmhc.spectra.solvers.fixed_point.gmres import gmres
 from jpmhc.spectra.solvers.general_noise import General
+from jpmhc.spectra.solvers.linearised import LinearisedChain
 from jpmhc.spectra.solvers.selfenergy import (
     Block,
     Differentiable,
@@ -35,6 +37,12 @@ _ROUGH = 20
 _LONGEST = 600
 # By how much rounding may turn a number that lies on the edge of the half-plane out of it.
 _ROUNDED_ANGLE = 1e-7
+# A relative change of the unknowns by rounding, how far above what it causes a residual may be, and how
+# large.
+_ROUNDING = 1e-15
+_ABOVE_ROUNDING, _MOST_ROUNDING = 30.0, 0.1
+# The most products with the derivative for one correction of general noise, and how well it solves its equation.
+_PRODUCTS, _INEXACT = 40, 1e-3
 # On a CPU so few points through so many layers are solved in blocks of layers.
 _FEW, _DEEP = 8, 40
 # Below this fraction of the mean squared singular value the rounding of large singular values would be felt.
@@ -50,7 +58,8 @@ class ChainEquation(Equation):
     of their triangular decomposition, with the pivots' logarithms.
     """
 
-    def __init__(self, network: Network, z: Tensor) -> None:
+    def __init__(self, network: Network, z: Tensor, tolerance: float = 1e-9) -> None:
+        self.tolerance = tolerance
         self.depth, self.streams = network.depth, network.streams
         self.eye = torch.eye(self.streams, dtype=torch.complex128, device=z.device)
         separated = separating_bases(network.skips) if float(z.abs().min()) < SMALL else None
@@ -94,14 +103,16 @@ class ChainEquation(Equation):
         orders = self.noise.order(x, eye, 0), self.noise.order(y, eye, 1)
         unknowns = self.noise.respond(orders, (torch.zeros_like(orders[0]), torch.zeros_like(orders[1])))
         values = torch.cat([-1j / z.abs().unsqueeze(-1), torch.cat(unknowns).transpose(0, 1).flatten(1)], 1)
-        return self._coordinates(values)
+        return self.coordinates(values)
 
     def image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
         """Return the unknowns that the self-energies of the given unknowns lead to. [b, columns]"""
-        return self._coordinates(self._evaluate(z, self.values(x)))
+        return self.coordinates(self._evaluate(z, self.values(x)))
 
     def newton_correction(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return the residual's size [b] and what Newton adds to the coordinates [b, columns]."""
+        if isinstance(self.noise, General):
+            return self._newton_by_products(self.noise, x, z, index)
         if self.noise.vectors is None:
             return super().newton_correction(x, z, index)
         rows = max(1, MEMORY["cpu"] // (16 * _DERIVATIVES * x.shape[-1] ** 2))
@@ -112,12 +123,10 @@ class ChainEquation(Equation):
         assert isinstance(self.noise, Differentiable)
         assert self.noise.vectors is not None
         values = self.values(x)
-        swept = self._sweep(z, values)
-        image = self._coordinates(self._from_sweep(values, *swept))
-        sigma_x = self.noise.energy(self._split(values)[1], 1)
-        couplings, first = find_couplings(
-            *swept, sigma_x, self.skips[0], self.noise.vectors, self.to_streams, self.noise.wants_squares
-        )
+        swept = self.sweep(z, values)
+        image = self.coordinates(self.from_sweep(values, *swept))
+        sigma_x = self.noise.energy(self.split(values)[1], 1)
+        couplings, first = find_couplings(*swept, sigma_x, self.skips[0], self.noise.vectors, self.to_streams)
         blocks = [part[:, 1:].unflatten(1, (-1, self.noise.coordinates)) for part in (x, image)]
         derivative, green = self.noise.differentiate(couplings, first, *blocks)
         residual = image - x
@@ -128,11 +137,18 @@ class ChainEquation(Equation):
         size = (residual.abs() / self.scale(x, z, z)).amax(-1)
         return size, torch.cat([change, correction], -1)
 
+    def _newton_by_products(self, noise: General, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        near = LinearisedChain(self, noise, x, z)
+        residual = near.image - x
+        weight = 1 / (self.scale(x, z, index) + self._rounding(x, z, index, near.image))
+        correction = gmres(near.product, residual, weight, steps=_PRODUCTS, tolerance=_INEXACT)
+        return (residual.abs() * weight).amax(-1), correction
+
     def between(self, x: Tensor, image: Tensor, share: float) -> Tensor:
         """Return a point between x and its image: among logarithms of scalars, or among the matrices themselves."""
         if self.noise.scalar:
             return x + share * (image - x)
-        return self._coordinates((1 - share) * self.values(x) + share * self.values(image))
+        return self.coordinates((1 - share) * self.values(x) + share * self.values(image))
 
     def admissible(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
         return self.inside(x)
@@ -149,6 +165,34 @@ class ChainEquation(Equation):
         blocks = self.noise.scale(x[:, 1:].unflatten(1, (-1, self.noise.coordinates))).flatten(1)
         return torch.cat([torch.ones_like(blocks[:, :1]), blocks], 1)
 
+    def rounding(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor | None:
+        return None if self.noise.scalar else self._rounding(x, z, index, self.image(x, z, index))
+
+    def _rounding(self, x: Tensor, z: Tensor, index: Tensor, image: Tensor) -> Tensor:
+        """Return what the scale grows by, so that what rounding causes is below the tolerance; nothing for G."""
+        lost = self.lost_by_rounding(x, z, index, image) * _ABOVE_ROUNDING
+        lost = torch.minimum(lost, _MOST_ROUNDING * self.scale(x, z, index)) / self.tolerance
+        lost[:, 0] = 0.0
+        return lost
+
+    def lost_by_rounding(self, x: Tensor, z: Tensor, index: Tensor, image: Tensor) -> Tensor:
+        """Return how far g(x) moves where x changes in its last digit. [b, columns]"""
+        places = torch.arange(x.shape[-1], dtype=torch.float64, device=x.device)
+        floor = torch.zeros_like(x.real)
+        for period in (2, 3):
+            moved = x * (1 + _ROUNDING * (places % period - 0.5).sign())
+            floor = torch.maximum(floor, (self.image(moved, z, index) - image).abs().nan_to_num())
+        return floor
+
+    def clamp(self, x: Tensor) -> Tensor:
+        """Return x with pivots of matrices turned back into the half-plane."""
+        if self.noise.scalar:
+            return x
+        first, blocks = x[:, :1], x[:, 1:].unflatten(1, (-1, self.noise.coordinates))
+        logs, rest = blocks.split([self.streams, self.noise.coordinates - self.streams], -1)
+        first, logs = (torch.complex(part.real, part.imag.clamp(-torch.pi / 2, torch.pi / 2)) for part in (first, logs))
+        return torch.cat([first, torch.cat([logs, rest], -1).flatten(1)], 1)
+
     def values(self, x: Tensor) -> Tensor:
         """Return G and the unknowns of coordinates. [b, columns]"""
         blocks = self.noise.to_unknowns(x[:, 1:].unflatten(1, (-1, self.noise.coordinates)))
@@ -163,28 +207,28 @@ class ChainEquation(Equation):
 
     def input_block(self, z: Tensor, x: Tensor) -> Tensor:
         """Return the block of the resolvent that belongs to the input, in the streams' own basis. [b, n, n]"""
-        forward, _, resolvent = self._sweep(z, self.values(x))
+        forward, _, resolvent = self.sweep(z, self.values(x))
         block = self.to_streams @ forward[0] @ resolvent[0] @ self.to_streams.mT
         return block.unflatten(0, (-1, self.noise.paths)).mean(1)
 
     def _evaluate(self, z: Tensor, values: Tensor) -> Tensor:
         """Sweep over the layers once: from the self-energies of the unknowns to G and new unknowns. [b, columns]"""
-        return self._from_sweep(values, *self._sweep(z, values))
+        return self.from_sweep(values, *self.sweep(z, values))
 
-    def _from_sweep(self, values: Tensor, forward: Tensor, backward: Tensor, resolvent: Tensor) -> Tensor:
+    def from_sweep(self, values: Tensor, forward: Tensor, backward: Tensor, resolvent: Tensor) -> Tensor:
         """Return G and new unknowns from the ends of a sweep. [b, columns]"""
         # M_x = P (1 - N P)^-1 and M_y = (1 - N P)^-1 N
         new_x = self.noise.order(forward[:-1], resolvent[:-1], 0)
         new_y = self.noise.order(resolvent[1:], backward[1:], 1)
         green = ((self.trace @ forward[0]) * resolvent[0].mT).sum((-2, -1)) / self.streams
         green = green.unflatten(0, (-1, self.noise.paths)).mean(-1)
-        new = self.noise.respond((new_x, new_y), self._split(values))
+        new = self.noise.respond((new_x, new_y), self.split(values))
         flat = torch.cat(new).transpose(0, 1).flatten(1)
         return torch.cat([green.unsqueeze(-1), flat], 1)
 
-    def _sweep(self, z: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def sweep(self, z: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return P and N of docs/derivations/chain.md and (1 - N P)^-1 after every layer. [L + 1, b, n, n] each"""
-        x, y = self._split(values)  # [L, b, count]
+        x, y = self.split(values)  # [L, b, count]
         sigma_y, sigma_x = self.noise.energy(x, 0), self.noise.energy(y, 1)
         # P_0 = 1/z and N_L = 1, or the ends of the model: forward from the input, backward from the output
         every = z.repeat_interleave(self.noise.paths)
@@ -195,11 +239,11 @@ class ChainEquation(Equation):
         forward, backward = states[:, 0], states[:, 1].flip(0)
         return forward, backward, solve_linear(one_minus(backward @ forward), self.eye)
 
-    def _split(self, values: Tensor) -> tuple[Tensor, Tensor]:
+    def split(self, values: Tensor) -> tuple[Tensor, Tensor]:
         blocks = values[:, 1:].unflatten(1, (2 * self.depth, self.noise.count)).transpose(0, 1)
         return blocks[: self.depth], blocks[self.depth :]
 
-    def _coordinates(self, values: Tensor) -> Tensor:
+    def coordinates(self, values: Tensor) -> Tensor:
         """Return the coordinates of G and the unknowns. [b, columns]"""
         blocks = self.noise.to_coordinates(values[:, 1:].unflatten(1, (-1, self.noise.count)))
         return torch.cat([to_logarithm(values[:, :1]), blocks.flatten(1)], 1)

@@ -19,9 +19,8 @@ def find_couplings(
     skips: Tensor,
     vectors: list[Tensor],
     to_streams: Tensor,
-    squares: bool,
 ) -> tuple[Tensor, Tensor]:
-    r"""Compute $V_i^\top M_{ij} V_j$ of all pairs of blocks, and $M_{x_0 j} V_j$ in the streams' own basis.
+    r"""Compute sums of squares of $V_i^\top M_{ij} V_j$ for all pairs of blocks, and $M_{x_0 j} V_j$ in streams.
 
     Args:
         forward: P of docs/derivations/chain.md. [L + 1, b, n, n]
@@ -31,11 +30,9 @@ def find_couplings(
         skips: The layers' skips. [L, 1, n, n]
         vectors: V of all x and of all y blocks. [L, 1, n, k] each
         to_streams: From the first block's basis to the streams. [n, n]
-        squares: Ask for the sum of each coupling's squares alone, in a small part of the memory.
 
     Returns:
-        The couplings [b, 2 L, 2 L, k, k], x blocks first, or their squares [b, 2 L, 2 L]; those of the input
-        [b, 2 L, n, k].
+        The squares [b, 2 L, 2 L], x blocks first, and the couplings of the input [b, 2 L, n, k].
     """
     depth, batch, n, k = len(skips), forward.shape[1], *vectors[0].shape[-2:]
     eye = torch.eye(n, dtype=forward.dtype, device=forward.device)
@@ -45,7 +42,7 @@ def find_couplings(
     x_start = resolvent[:-1] @ vectors[0]
     y_start = resolvent[1:] @ (backward[1:] @ vectors[1])
     x_read = (vectors[0].mT @ forward[:-1]).expand(-1, batch, -1, -1)
-    blocks = forward.new_empty(batch, 2 * depth, 2 * depth, *(() if squares else (k, k)))
+    blocks = forward.new_empty(batch, 2 * depth, 2 * depth)
     carried = forward.new_empty(batch, n, 0)
     # Blocks from the output to the input, y_L, x_(L-1), ..., y_1, x_0: each is coupled to those that are carried.
     for layer in reversed(range(depth)):
@@ -57,12 +54,12 @@ def find_couplings(
                 carried = torch.cat([back[layer] @ carried, x_start[layer]], -1)
                 coupled = x_read[layer] @ carried
             coupled = coupled.unflatten(-1, (-1, k))  # [b, k, carried, k]
-            own, pairs = part * depth + layer, coupled.square().sum((1, 3)) if squares else coupled.transpose(1, 2)
+            own, pairs = part * depth + layer, coupled.square().sum((1, 3))
             # From the input to the output the carried ones are x and y in turns, beginning with this block.
             pairs = pairs.flip(1)
             for other, chosen in ((part, pairs[:, ::2]), (1 - part, pairs[:, 1::2])):
                 reached = slice((other + 1) * depth - chosen.shape[1], (other + 1) * depth)
                 blocks[:, own, reached] = chosen
-                blocks[:, reached, own] = chosen if squares else chosen.mT
+                blocks[:, reached, own] = chosen
     first = (to_streams @ forward[0] @ carried).unflatten(-1, (-1, k)).transpose(1, 2).flip(1)
     return blocks, torch.cat([first[:, ::2], first[:, 1::2]], 1)

@@ -4,13 +4,13 @@ import torch
 from torch import Tensor
 
 from jpmhc.spectra.network import Network
-from jpmhc.spectra.solvers.selfenergy import TINY, Differentiable
+from jpmhc.spectra.solvers.selfenergy import TINY, SelfEnergy
 
 # A pivot is known to the tolerance, or to the tolerance times this fraction of the entry it is what is left of.
 _DROWNED = 1e-5
 
 
-class General(Differentiable):
+class General(SelfEnergy):
     r"""$\Sigma_{y_l} = \sum_k B_{lk} M_{x_{l-1}} B_{lk}^\top$ and, mirrored, $\sum_k B_{lk}^\top M_{y_l} B_{lk}$.
 
     The unknowns are the matrices $M$. Their coordinates are those of $i M = R D R^\top$ with $D$ diagonal and $R$ unit
@@ -29,8 +29,6 @@ class General(Differentiable):
         self.count = self.streams**2
         self.below = torch.tril_indices(self.streams, self.streams, -1, device=factors.device)
         self.coordinates = self.streams + self.below.shape[1]
-        eye = torch.eye(self.streams, dtype=torch.complex128, device=factors.device)
-        self.vectors = [eye.expand(network.depth, 1, -1, -1)] * 2
         self.sorted = torch.arange(self.streams, device=factors.device).expand(2 * network.depth, -1)
 
     def to_coordinates(self, unknowns: Tensor) -> Tensor:
@@ -60,13 +58,13 @@ class General(Differentiable):
         sizes = unknowns.unflatten(-1, (self.streams, self.streams)).diagonal(dim1=-2, dim2=-1).abs()
         self.sorted = sizes.argsort(-1, descending=True)
 
-    def _sort(self, blocks: Tensor, *, columns: bool = True) -> Tensor:
-        """Return blocks [b, 2 L, ..., n, n] with rows, and columns if wanted, in the order of elimination."""
-        return _permute(blocks, self.sorted, columns)
+    def _sort(self, blocks: Tensor) -> Tensor:
+        """Return blocks [b, 2 L, n, n] with rows and columns in the order of elimination."""
+        return _permute(blocks, self.sorted)
 
     def _unsort(self, blocks: Tensor) -> Tensor:
-        """Return sorted blocks [b, 2 L, ..., n, n] with their streams in place."""
-        return _permute(blocks, self.sorted.argsort(-1), True)
+        """Return sorted blocks [b, 2 L, n, n] with their streams in place."""
+        return _permute(blocks, self.sorted.argsort(-1))
 
     def scale(self, coordinates: Tensor) -> Tensor:
         # Entry (j, k) of R is at most of the order of the square root of entry (j, j) of the matrix over pivot k.
@@ -82,35 +80,25 @@ class General(Differentiable):
         triangle[..., self.below[0], self.below[1]] = coordinates[..., self.streams :]
         return triangle
 
-    def differentiate(
-        self, couplings: Tensor, first: Tensor, coordinates: Tensor, image: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        depth, size = couplings.shape[1] // 2, self.coordinates
-        tangents = self._unsort(self._tangents(coordinates)).transpose(0, 1).flatten(1, 2).flatten(-2)  # [2 L, b c, n²]
-        caused = torch.cat([self.energy(part, side) for side, part in enumerate(tangents.split(depth))])
-        caused = caused.unflatten(1, (-1, size)).transpose(0, 1)  # [b, 2 L, c, n, n]
-        # With i M = R D R^T and S = R^-1 d(iM) R^-T D^-1: d log D is the diagonal of S, dR is R times what is below it.
-        triangle = self._triangle(image).unsqueeze(2)
-        coupled = self._sort(couplings.roll(depth, 2), columns=False)
-        inner = torch.linalg.solve_triangular(triangle, coupled, upper=False, unitriangular=True)
-        inner = inner.unsqueeze(3)  # [b, 2 L, 2 L, 1, n, n]
-        weight = 1j * torch.exp(-image[:, :, None, None, None, : self.streams])
-        change = inner @ caused.unsqueeze(1) @ inner.mT * weight
-        rest = (triangle.unsqueeze(3) @ change.tril(-1))[..., self.below[0], self.below[1]]
-        rows = torch.cat([change.diagonal(dim1=-2, dim2=-1), rest], -1)  # [b, 2 L, 2 L, c, c]: image, unknown, by, of
-        derivative = rows.permute(0, 1, 4, 2, 3).flatten(3, 4).flatten(1, 2)
-        ends = first.roll(depth, 1).unsqueeze(2)  # [b, 2 L, 1, n, n]
-        return derivative, (ends @ caused * ends).sum((-2, -1)).flatten(1)
-
-    def _tangents(self, coordinates: Tensor) -> Tensor:
-        """Return the change of M with each of its coordinates. [b, 2 L, coordinates, n, n]"""
+    def change_of_unknowns(self, coordinates: Tensor, change: Tensor) -> Tensor:
+        """Return the change of the matrices M with a change of their coordinates. [b, 2 L, n, n]"""
         triangle = self._triangle(coordinates)
         scaled = triangle * coordinates[..., : self.streams].exp().unsqueeze(-2)
-        pivots = scaled.mT.unsqueeze(-1) * triangle.mT.unsqueeze(-2)
-        rows, columns = self.below
-        below = pivots.new_zeros(*coordinates.shape[:-1], len(rows), self.streams, self.streams)
-        below[..., torch.arange(len(rows), device=rows.device), rows, :] = scaled.mT[..., columns, :]
-        return -1j * torch.cat([pivots, below + below.mT], -3)
+        below = torch.zeros_like(triangle)
+        below[..., self.below[0], self.below[1]] = change[..., self.streams :]
+        half = below @ scaled.mT
+        pivots = (scaled * change[..., : self.streams].unsqueeze(-2)) @ triangle.mT
+        return self._unsort(pivots + half + half.mT) * -1j
+
+    def change_of_coordinates(self, coordinates: Tensor, change: Tensor) -> Tensor:
+        """Return the change of the coordinates with a change of the matrices M [b, 2 L, n, n]."""
+        # With i M = R D R^T and S = R^-1 d(iM) R^-T D^-1: d log D is the diagonal of S, dR is R times what is below it.
+        triangle = self._triangle(coordinates)
+        inner = torch.linalg.solve_triangular(triangle, self._sort(change) * 1j, upper=False, unitriangular=True)
+        inner = torch.linalg.solve_triangular(triangle, inner.mT, upper=False, unitriangular=True).mT
+        inner = inner * torch.exp(-coordinates[..., : self.streams]).unsqueeze(-2)
+        below = (triangle @ inner.tril(-1))[..., self.below[0], self.below[1]]
+        return torch.cat([inner.diagonal(dim1=-2, dim2=-1), below], -1)
 
     def energy(self, order: Tensor, side: int) -> Tensor:
         factors = self.factors[side]
@@ -121,8 +109,7 @@ class General(Differentiable):
         return (left @ right).flatten(-2)
 
 
-def _permute(blocks: Tensor, order: Tensor, columns: bool) -> Tensor:
-    """Return blocks [b, N, ..., n, n] with rows, and columns if wanted, in an order [N, n] for each of the N."""
-    index = order.view(1, len(order), *[1] * (blocks.ndim - 4), -1)
-    blocks = blocks.gather(-2, index.unsqueeze(-1).expand_as(blocks))
-    return blocks.gather(-1, index.unsqueeze(-2).expand_as(blocks)) if columns else blocks
+def _permute(blocks: Tensor, order: Tensor) -> Tensor:
+    """Return blocks [b, N, n, n] with rows and columns in an order [N, n] for each of the N."""
+    rows = order.unsqueeze(0).unsqueeze(-1).expand_as(blocks)
+    return blocks.gather(-2, rows).gather(-1, rows.mT)

@@ -66,13 +66,7 @@ class SelfEnergy(ABC):
 
 
 class Differentiable(SelfEnergy):
-    """A structure of noise whose equation Newton's method can differentiate, where it has `vectors`.
-
-    Attributes:
-        wants_squares: Whether `differentiate` needs the sums of the couplings' squares alone.
-    """
-
-    wants_squares: bool = False
+    """A structure of noise whose equation Newton's method can differentiate, where it has `vectors`."""
 
     @abstractmethod
     def differentiate(
@@ -81,7 +75,7 @@ class Differentiable(SelfEnergy):
         """Compute the derivative of the image's coordinates by the coordinates.
 
         Args:
-            couplings: What `find_couplings` makes of the vectors. [b, 2 L, 2 L, k, k]; [b, 2 L, 2 L] if `wants_squares`
+            couplings: What `find_couplings` makes of the vectors. [b, 2 L, 2 L]
             first: The same for the input. [b, 2 L, n, k]
             coordinates: Of the unknowns, x blocks first. [b, 2 L, coordinates]
             image: Of what they lead to. [b, 2 L, coordinates]
@@ -110,7 +104,6 @@ class Quadratic(Differentiable):
 
     variance: Tensor
     share: float = 1.0
-    wants_squares = True
 
     def differentiate(
         self, couplings: Tensor, first: Tensor, coordinates: Tensor, image: Tensor

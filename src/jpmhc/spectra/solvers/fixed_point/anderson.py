@@ -17,6 +17,8 @@ _RIDGE = 1e-14
 # What counts as progress of a row.
 _IMPROVED = 0.9
 _NUDGE = 1.01
+# How often rounding is asked for.
+_ROUNDING_EVERY = 10
 _TINY = torch.finfo(torch.float64).tiny
 
 
@@ -67,10 +69,21 @@ class Anderson:
         # As many differences as unknowns would leave the least squares without a unique answer near convergence.
         grown = max(self.history, min(self.long_history, start.shape[-1] // 2))
         past = _History(start, grown)
+        rounding: Tensor | None = None
         for count in range(1, maximum + 1):
             g = problem.image(x, index)
             r = g - x
-            weight = 1 / problem.scale(x, index)
+            scale = problem.scale(x, index)
+            if count % _ROUNDING_EVERY == 0:
+                rounding = problem.rounding(x, index)
+            weight = 1 / scale
+            if rounding is not None:
+                weight = 1 / (scale + rounding)
+                small = ((r.abs() * weight).amax(-1) <= tolerance).nonzero().squeeze(-1)
+                if len(small):  # what rounding was some iterations ago it need not be now
+                    now = problem.rounding(x[small], index[small])
+                    assert now is not None
+                    rounding[small], weight[small] = now, 1 / (scale[small] + now)
             residual = (r.abs() * weight).amax(-1).nan_to_num(nan=torch.inf)
             active = ~finished[index]
             place = index[active]
@@ -91,6 +104,7 @@ class Anderson:
                 index, x, g, r = index[active], x[active], g[active], r[active]
                 best, since = best[active], since[active]
                 weight = weight if len(weight) == 1 else weight[active]
+                rounding = None if rounding is None else rounding[active]
                 past.keep(active)
                 last = None if last is None else (last[0][active], last[1][active])
             if last is not None:
@@ -101,7 +115,7 @@ class Anderson:
                 past.add(dr * weight, dg, length)
             last = r, g
             plain = problem.between(x, g, self.step_length)
-            candidate = plain if past.used == 0 else past.mix(r * weight, g)
+            candidate = plain if past.used == 0 else problem.clamp(past.mix(r * weight, g))
             good = torch.isfinite(candidate).all(-1) & problem.admissible(candidate, index)
             # Where rounding makes a matrix of the equation singular there is no image: a little further there is.
             plain = torch.where(torch.isfinite(g).all(-1, keepdim=True), plain, _NUDGE * x)

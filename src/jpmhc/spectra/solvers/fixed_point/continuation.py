@@ -13,6 +13,8 @@ from jpmhc.spectra.solvers.fixed_point.contract import FixedPoints, Problem, Sch
 
 # By how much the height falls from one stage to the next; points that are lost try the next ratio.
 _RATIOS = (4.0, 2.0, 1.4)
+# The first step from one point to another, as a share of the way between them, and the most steps.
+_FIRST_STEP, _STEPS = 0.25, 6
 # Before the last stage a rough solution is enough.
 _STAGE_TOLERANCE = 1e-3
 
@@ -52,6 +54,14 @@ class Equation(ABC):
         """Return what a residual is measured against; see `Problem.scale`."""
         return torch.ones(1, 1, dtype=torch.float64, device=x.device)
 
+    def rounding(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor | None:
+        """Return what is added to the scale for rounding; see `Problem.rounding`."""
+        return None
+
+    def clamp(self, x: Tensor) -> Tensor:
+        """Return the nearest point where the solution can be; see `Problem.clamp`."""
+        return x
+
 
 @dataclass(frozen=True, eq=False)
 class AtPoints(Problem):
@@ -87,6 +97,12 @@ class AtPoints(Problem):
 
     def scale(self, x: Tensor, index: Tensor) -> Tensor:
         return self.equation.scale(x, self.z[index], self.rows[index])
+
+    def rounding(self, x: Tensor, index: Tensor) -> Tensor | None:
+        return self.equation.rounding(x, self.z[index], self.rows[index])
+
+    def clamp(self, x: Tensor) -> Tensor:
+        return self.equation.clamp(x)
 
 
 def lead_down(
@@ -139,6 +155,56 @@ def _descend(
         x, spent = found.x, spent + found.iterations
     found = scheme.solve(AtPoints(equation, z, rows), x, tolerance, maximum)
     return FixedPoints(found.x, found.converged, found.residual, found.iterations + spent)
+
+
+def lead_along(
+    equation: Equation, known: Tensor, x: Tensor, z: Tensor, rows: Tensor, scheme: Scheme, tolerance: float
+) -> FixedPoints:
+    """Solve an equation at points z [B] from its solutions x [B, d] at points `known` [B], in steps between them.
+
+    The steps lie on straight lines of log z, in which the unknowns are analytic. Each begins where the slope of the
+    step before it leads; after one that fails the next is half as long, after one that succeeds twice.
+
+    Args:
+        equation: What to solve.
+        known: Points of the upper half plane at which the equation has been solved.
+        x: The solutions there.
+        z: Points of the upper half plane.
+        rows: Their places among all points of the equation.
+        scheme: How to iterate in each step.
+        tolerance: Of the residual.
+    """
+    result = FixedPoints.unsolved(x)
+    x, slope = x.clone(), torch.zeros_like(x)
+    done = torch.zeros_like(z.real)  # the share of the way that is behind
+    step = torch.full_like(done, _FIRST_STEP)
+    left = torch.arange(len(z), device=z.device)
+    for _ in range(_STEPS):
+        last = done[left] + step[left] >= 1
+        for part, limit, maximum in (
+            (left[~last], _STAGE_TOLERANCE, scheme.stage_iterations),
+            (left[last], tolerance, scheme.first_try),
+        ):
+            if len(part) == 0:
+                continue
+            share = torch.minimum(step[part], 1 - done[part])
+            led = equation.clamp(x[part] + share.unsqueeze(-1) * slope[part])
+            inside = torch.isfinite(led).all(-1) & equation.admissible(led, z[part], rows[part])
+            led = torch.where(inside.unsqueeze(-1), led, x[part])
+            behind = done[part] + share
+            point = torch.exp((1 - behind) * known[part].log() + behind * z[part].log())
+            found = scheme.solve(AtPoints(equation, point, rows[part]), led, limit, maximum)
+            result.iterations[part] += found.iterations
+            step[part] *= torch.where(found.converged, 2.0, 0.5)
+            good = part[found.converged]
+            slope[good] = (found.x - x[part])[found.converged] / share[found.converged].unsqueeze(-1)
+            x[good], done[good] = found.x[found.converged], behind[found.converged]
+            if maximum == scheme.first_try:
+                result.x[part], result.residual[part], result.converged[part] = found.x, found.residual, found.converged
+        left = left[~result.converged[left]]
+        if len(left) == 0:
+            break
+    return result
 
 
 def points_above(z: Tensor, top: float | Tensor, ratio: float) -> list[Tensor]:

@@ -102,6 +102,14 @@ class Problem:
         """Return what a residual is measured against. [b, d], or [1, 1] for all"""
         return torch.ones(1, 1, dtype=torch.float64, device=x.device)
 
+    def rounding(self, x: Tensor, index: Tensor) -> Tensor | None:
+        """Return what is added to the scale for what rounding does to g(x) [b, d], if that may be much."""
+        return None
+
+    def clamp(self, x: Tensor) -> Tensor:
+        """Return the point nearest to x that lies where the solution must be, for equations that know it."""
+        return x
+
     def converged(self, x: Tensor, index: Tensor, residual: Tensor, tolerance: float) -> Tensor:
         """Return which rows have a residual within the tolerance at an admissible x. [b]"""
         small = residual <= tolerance
@@ -133,6 +141,12 @@ class _SomeRows(Problem):
 
     def scale(self, x: Tensor, index: Tensor) -> Tensor:
         return self.problem.scale(x, self.rows[index])
+
+    def rounding(self, x: Tensor, index: Tensor) -> Tensor | None:
+        return self.problem.rounding(x, self.rows[index])
+
+    def clamp(self, x: Tensor) -> Tensor:
+        return self.problem.clamp(x)
 
 
 class Scheme(Protocol):

@@ -17,9 +17,12 @@ class Newton:
     Attributes:
         lengths: The step lengths tried in turn (appendix "Newton iteration"); the first that decreases the residual and
             stays admissible is taken.
+        stubborn: Whether a row that no length improves takes the shortest all the same. Where one direction is nearly
+            neutral, the way to the solution leads over larger residuals.
     """
 
     lengths: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125)
+    stubborn: bool = False
     first_try: int = 30
     stage_iterations: int = 20
     uses_corrections: bool = True
@@ -62,10 +65,12 @@ class Newton:
             todo = (~moved).nonzero().squeeze(-1)
             if len(todo) == 0:
                 break
-            candidate = x[todo] + length * correction[todo]
+            candidate = problem.clamp(x[todo] + length * correction[todo])
             trial_size, trial = problem.newton_correction(candidate, index[todo])
             # The Armijo constant is small, as usual: any real decrease will do.
-            good = _inside(problem, candidate, index[todo]) & (trial_size <= (1 - 1e-4 * length) * size[todo])
+            good = _inside(problem, candidate, index[todo])
+            if not self.stubborn or length != self.lengths[-1]:
+                good &= trial_size <= (1 - 1e-4 * length) * size[todo]
             place = todo[good]
             new_x[place], new_size[place], new_correction[place] = candidate[good], trial_size[good], trial[good]
             moved[place] = True
