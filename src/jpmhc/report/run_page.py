@@ -49,7 +49,7 @@ def render_runs(runs: Sequence[RunRecord]) -> str:
     title = f"Run {names[0]}" if len(runs) == 1 else f"{len(runs)} runs"
     notes = [f"{name}: {note}." for name, run in zip(names, runs) for note in run.notes]
     sections = [
-        Section("Summary", notes, [_summary(names, runs), *_spread(groups)]),
+        Section("Summary", notes, [_summary(names, runs), *_tabulate_spread(groups)]),
         Section("Training", (), (), [("", _charts(groups, "train", _TRAINING) + _rates_and_layers(groups))]),
         Section(
             "Evaluation",
@@ -104,7 +104,7 @@ def _summary(names: Sequence[str], runs: Sequence[RunRecord]) -> Table:
     return Table([*heading, "sequences/s"], rows, "The last numbers that were logged.")
 
 
-def _spread(groups: Sequence[RunGroup]) -> list[Table]:
+def _tabulate_spread(groups: Sequence[RunGroup]) -> list[Table]:
     """Return the table of means and standard deviations over seeds, where there are several."""
     if all(len(group.runs) == 1 for group in groups):
         return []
