@@ -28,7 +28,7 @@ from jpmhc.spectra.solvers.fixed_point.contract import FixedPoints
 _ALIVE = 12
 _HISTORY = 60
 _SCHEME = Anderson()
-# How matrices are iterated where they are led from point to point.
+# How points between bands are solved, where mixing stands still.
 _STUBBORN = Newton(lengths=(1.0, 0.3), first_try=12, stage_iterations=8, stubborn=True)
 # Newton's method ends the iteration where its matrix, a row and a column for each unknown, has no more rows than this;
 # beyond the smaller number only for points that take many iterations.
@@ -77,7 +77,7 @@ def solve(
     equation = ChainEquation(network, points, tolerance)
     columns = 1 + 2 * network.depth * equation.noise.coordinates
     if scheme is None:
-        scheme = AndersonNewton() if columns <= _NEWTON_SMALL else AndersonNewton(turns=_LATE)
+        scheme = AndersonNewton(newton=_STUBBORN) if columns <= _NEWTON_SMALL else AndersonNewton(turns=_LATE)
         if equation.noise.vectors is None or columns > _NEWTON_LARGEST:
             scheme = _SCHEME
     blocks_size = (network.depth + 1) * network.streams**2 * 2 * _ALIVE * equation.noise.paths

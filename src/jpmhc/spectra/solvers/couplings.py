@@ -41,25 +41,22 @@ def find_couplings(
     back = solve_linear(blocked, eye) @ skips.mT
     x_start = resolvent[:-1] @ vectors[0]
     y_start = resolvent[1:] @ (backward[1:] @ vectors[1])
-    x_read = (vectors[0].mT @ forward[:-1]).expand(-1, batch, -1, -1)
-    blocks = forward.new_empty(batch, 2 * depth, 2 * depth)
-    carried = forward.new_empty(batch, n, 0)
-    # Blocks from the output to the input, y_L, x_(L-1), ..., y_1, x_0: each is coupled to those that are carried.
-    for layer in reversed(range(depth)):
-        for part in (1, 0):
-            if part == 1:
-                carried = torch.cat([carried, y_start[layer]], -1)
-                coupled = vectors[1][layer].mT @ carried
-            else:
-                carried = torch.cat([back[layer] @ carried, x_start[layer]], -1)
-                coupled = x_read[layer] @ carried
-            coupled = coupled.unflatten(-1, (-1, k))  # [b, k, carried, k]
-            own, pairs = part * depth + layer, coupled.square().sum((1, 3))
-            # From the input to the output the carried ones are x and y in turns, beginning with this block.
-            pairs = pairs.flip(1)
-            for other, chosen in ((part, pairs[:, ::2]), (1 - part, pairs[:, 1::2])):
-                reached = slice((other + 1) * depth - chosen.shape[1], (other + 1) * depth)
-                blocks[:, own, reached] = chosen
-                blocks[:, reached, own] = chosen
-    first = (to_streams @ forward[0] @ carried).unflatten(-1, (-1, k)).transpose(1, 2).flip(1)
-    return blocks, torch.cat([first[:, ::2], first[:, 1::2]], 1)
+    x_read, y_read = vectors[0].mT @ forward[:-1], vectors[1].mT
+    # Blocks in the order of the chain, x_0, y_1, x_1, ..., y_L, from the last to the first: each is coupled to itself
+    # and to those after it, which are carried along.
+    squares = forward.new_zeros(batch, 2 * depth, 2 * depth)
+    carried = forward.new_empty(batch, n, 2 * depth * k)
+    for place in reversed(range(2 * depth)):
+        layer, part = divmod(place, 2)
+        here = carried[..., place * k :]
+        if part == 1:
+            here[..., :k] = y_start[layer]
+        else:
+            here[..., k:] = back[layer] @ here[..., k:]
+            here[..., :k] = x_start[layer]
+        coupled = (y_read if part == 1 else x_read)[layer] @ here
+        torch.sum(coupled.square().unflatten(-1, (-1, k)), (1, 3), out=squares[:, place, place:])
+    squares = squares + squares.triu(1).mT
+    order = torch.arange(2 * depth, device=forward.device).view(depth, 2).mT.flatten()  # x blocks first
+    first = (to_streams @ forward[0] @ carried).unflatten(-1, (-1, k)).transpose(1, 2)
+    return squares[:, order][:, :, order], first[:, order]
