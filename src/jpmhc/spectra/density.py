@@ -42,6 +42,8 @@ _ZERO_GRID = (1e-12, 1.0)
 # The residual asked of that mass, relative to it, and the one taken if it amounts to no more than this share of all.
 _BELOW_TOLERANCE = 1e-4
 _BELOW_SHARE = 1e-5
+# By how much the mass below a point inside a band may be misread, because the band need not be even around it.
+_BAND_ERROR = 0.02
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,8 +295,8 @@ def _mass_below(
 ) -> tuple[float, Solution]:
     r"""Return the law's mass below a grid's first point [1], and the solution it was read from.
 
-    Where the points there do not converge, it is what of a mass of one the grid has not `captured`, if the grid is
-    known to leave nothing out above.
+    Where the points there do not converge, or the first point lies inside a band, it is what of a mass of one the grid
+    has not `captured`, if the grid is known to leave nothing out above; in a band only where both nearly agree.
 
     $\mathrm{Re}\, z G$ at $z = iy$ is the mass below y up to the weight $y^2 / (x^2 + y^2)$: y is the first point where
     that lies inside the spectrum, so that the weight's two sides make up for each other, and far below it otherwise.
@@ -307,7 +309,8 @@ def _mass_below(
 
     slanted = [torch.complex(first, first * relative_eta * half) for half in (1.0, 0.5)]
     moment, found = moment_at(torch.cat([1j * first, *slanted]))
-    if not bool(moment[1].imag / moment[2].imag < math.sqrt(2)):
+    inside = bool(moment[1].imag / moment[2].imag < math.sqrt(2))
+    if not inside:
         with warnings.catch_warnings():
             # What the method has to say about exactness has just been said.
             warnings.simplefilter("ignore", UserWarning)
@@ -316,6 +319,8 @@ def _mass_below(
     if not bool(found.converged[0]) and not residual * below < _BELOW_SHARE:
         if captured is None:
             raise ValueError(f"the mass below the grid is unknown: {found.why_unconverged()}")
+        below = max(0.0, 1.0 - captured)
+    elif inside and captured is not None and abs(1.0 - captured - below) < _BAND_ERROR:
         below = max(0.0, 1.0 - captured)
     return below, found
 
