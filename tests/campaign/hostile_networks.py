@@ -51,9 +51,12 @@ def find_fault(network: Network, label: str, seed: int) -> str | None:
 
 
 def find_distance(found: Density, samples: Tensor) -> float:
-    """Return the share by which distributions differ where every singular value may move by a share of itself."""
+    """Return the share by which distributions differ where every singular value may move by a share of itself.
+
+    Of what lies below its grid the density says how much it is, and not where.
+    """
     samples = samples.flatten().sort().values
-    at = samples[samples > ROUNDING * samples[-1]]
+    at = samples[samples > max(ROUNDING * float(samples[-1]), float(found.x[0]))]
     if len(at) == 0:
         return float(1 - found.below)
     grid, cumulative = found.x.log().numpy(), found.cumulative().numpy()
