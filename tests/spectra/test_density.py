@@ -164,7 +164,7 @@ def test_unconverged_points_are_interpolated_only_when_few(monkeypatch):
         found = cauchy(network, z, *arguments, **options)
         if len(z) == len(x):
             found.G[[7, 20]] = 1e6
-            found.converged[[7, 20]] = False
+            found.converged[[7, 20]], found.residual[[7, 20]] = False, 1.0
         return found
 
     monkeypatch.setattr(module, "cauchy", spoilt)
@@ -247,7 +247,7 @@ def test_unconverged_points_far_apart_are_interpolated_over_orders_of_magnitude(
     def spoilt(network, z, *arguments, **options):
         found = cauchy(network, z, *arguments, **options)
         if len(z) == len(x):
-            found.G[5], found.converged[5] = 1e6, False
+            found.G[5], found.converged[5], found.residual[5] = 1e6, False, 1.0
         return found
 
     monkeypatch.setattr(module, "cauchy", spoilt)
@@ -316,3 +316,19 @@ def test_a_band_across_the_grids_first_point_counts_once():
     found = density(Query(mixer="orthostochastic", depth=48).network())
     assert found.mass + found.below == pytest.approx(1, abs=1e-3)
     assert found.collapsed() == pytest.approx(0.75, abs=1e-3)
+
+
+def test_a_residual_that_rounding_keeps_above_the_tolerance_is_taken():
+    """Singular values of 2 and 2e-9 in one skip: squared, they are a float64's digits apart."""
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.linalg.qr(torch.randn(3, 3, generator=generator, dtype=torch.float64))[0] for _ in range(2))
+    values = torch.tensor([2.0, 1e-6, 2e-9], dtype=torch.float64)
+    read, write = torch.randn(2, 1, 3, generator=generator, dtype=torch.float64)
+    network = Network((left * values @ right)[None], torch.tensor([0.13], dtype=torch.float64), read=read, write=write)
+    # Noise of one read and one write leaves one of three directions alone: an atom of mass 1/3 at 7.7e-14.
+    found = density(network, torch.linspace(7.5e-14, 7.95e-14, 240, dtype=torch.float64))
+    assert 1e-7 < found.residual < 1e-5
+    assert not found.interpolated.any()
+    assert found.mass == pytest.approx(1 / 3, abs=0.02)
+    samples = simulate(network, 50, 1, 0).flatten()
+    assert int(((samples > 7.5e-14) & (samples < 7.95e-14)).sum()) == 50

@@ -33,6 +33,9 @@ RELATIVE_ETA = 1e-3
 COLLAPSED = 0.1
 # Beyond this share of unconverged points a density is refused; below it they are interpolated (the paper's rule).
 _INTERPOLABLE = 0.1
+# A residual below this is taken as it is: rounding stops some points above the tolerance, where one singular value is a
+# billion times another.
+_ROUNDED = 1e-5
 # By how much the first moment may miss the exact one before a warning.
 _MOMENT_TOLERANCE = 0.05
 # Where the grid begins outside the spectrum, the mass below it is what lies below this fraction of its first point.
@@ -60,7 +63,7 @@ class Density:
         first_moment: $\int x \rho\,dx$ over the grid.
         exact_moment: What the mean squared singular value is by the exact recursion.
         interpolated: Which points did not converge and were interpolated from their neighbours. [P]
-        residual: The largest residual of the points that converged.
+        residual: The largest residual of the points that were not interpolated.
         method: The method that solved it.
         exact: Whether its equation is exact for the network.
         note: What the method said.
@@ -236,7 +239,7 @@ def _solve_grid(
         warnings.simplefilter("ignore", UserWarning)
         points = z.to(network.skips.device)
         found = cauchy(network, points, method, tolerance=tolerance, maximum=maximum, near=near)
-    green, good = found.G.cpu(), found.converged.cpu()
+    green, good = found.G.cpu(), (found.converged | (found.residual < _ROUNDED)).cpu()
     lost = int((~good).sum())
     if lost > _INTERPOLABLE * len(z):
         raise ValueError(f"{found.why_unconverged()}: raise eta, the tolerance or the number of iterations")
@@ -245,7 +248,7 @@ def _solve_grid(
         place, moment = z.real.log().numpy(), z * green
         parts = [np.interp(place, place[good], part[good].numpy()) for part in (moment.real, moment.imag)]
         green = torch.where(good, green, torch.complex(*(torch.from_numpy(part) for part in parts)) / z)
-    residual = float(found.residual[found.converged].max()) if lost < len(z) else float("inf")
+    residual = float(found.residual.cpu()[good].max()) if lost < len(z) else float("inf")
     return green, ~good, residual
 
 
