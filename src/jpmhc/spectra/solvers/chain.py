@@ -217,8 +217,11 @@ def _lead_from_known(
         rows, nearest = rows[near], nearest[near]
         waiting[rows] = False
         start = solved.z[nearest], solved.unknowns[nearest]
-        found.merge_pass(rows, lead_along(equation, *start, z[rows], rows, _STUBBORN, tolerance))
+        led = lead_along(equation, *start, z[rows], rows, _STUBBORN, tolerance)
+        found.merge_pass(rows, led)
         left = _left_above_rounding(equation, z, found, tolerance)
+        if float(distance.min()) > _NEAR and not bool(led.converged.any()):
+            break  # the rest is farther still
     return left
 
 
