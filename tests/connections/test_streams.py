@@ -1,9 +1,40 @@
 """One stream to n and back."""
 
+import warnings
+
 import pytest
 import torch
+from torch import nn
 
 import jpmhc
+
+
+def make_blocks():
+    return [jpmhc.HyperConnection(nn.Linear(8, 8), 8, streams=4, index=k) for k in range(2)]
+
+
+@pytest.mark.parametrize("make", [make_blocks, lambda: [jpmhc.HyperConnectionStack(make_blocks())]])
+def test_tokens_in_place_of_streams_are_noticed_once(make):
+    """Four tokens of a hidden state have the shape of four streams; expanded streams are equal at first."""
+    first, *_ = make()
+    tokens = torch.randn(2, 4, 8)
+    with pytest.warns(UserWarning, match=r"the first streams \[2, 4, 8\] differ .* expand_streams"):
+        first(tokens)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first(tokens)
+        blocks = make()
+        for block in blocks:  # what the first returns are streams that differ
+            tokens = block(jpmhc.expand_streams(tokens[:, 0], 4) if block is blocks[0] else tokens)
+
+
+def test_different_streams_may_be_meant():
+    tokens = torch.randn(2, 4, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jpmhc.HyperConnectionStack(make_blocks(), expand=False)(tokens)
+        jpmhc.HyperConnection(nn.Linear(8, 8), 8, streams=4, index=3)(tokens)
+        jpmhc.HyperConnectionStack(make_blocks())(torch.randn(2, 3, 4, 8))  # a batch of sequences of streams
 
 
 def test_reduce_undoes_expand():

@@ -15,7 +15,12 @@ from jpmhc.connections import eager, fused, reference
 from jpmhc.connections.arguments import find_accepted
 from jpmhc.connections.coefficients import CoefficientMap, Coefficients
 from jpmhc.connections.own_residual import warn_of_own_residual
-from jpmhc.connections.streams import check_streams, check_sublayer_output, flatten_streams
+from jpmhc.connections.streams import (
+    check_streams,
+    check_sublayer_output,
+    flatten_streams,
+    warn_of_tokens_as_streams,
+)
 from jpmhc.kernels.spec import find_spec
 from jpmhc.mixers import Identity, Mixer, SettingsModule, make_mixer
 
@@ -101,6 +106,7 @@ class HyperConnection(SettingsModule):
         self.sublayer = sublayer
         self.dim, self.streams, self.post_norm, self.kernels = dim, streams, post_norm, kernels
         self.write_scale = write_scale
+        self._begins = index == 0  # whether its next streams are a model's first
         self.layer_norm = nn.LayerNorm(dim, eps, device=device, dtype=dtype) if post_norm == "layer" else None
         with checks.with_real_numbers():
             favoured = int(torch.randint(streams, (), device="cpu")) if index is None else index
@@ -198,6 +204,10 @@ class HyperConnection(SettingsModule):
         """Read, run the sublayer with any extra arguments, write; of a tuple it returns, the first is written."""
         if self.sublayer is None:
             raise ValueError("this connection was made without a sublayer: call its read and write")
+        if self._begins and not torch.compiler.is_compiling():
+            self._begins = False
+            check_streams(x, self.streams, self.dim)
+            warn_of_tokens_as_streams(x, self.streams)
         h, state = self.read(x)
         y = self.sublayer(h, *args, **kwargs)
         out = self.write(x, first_of(y), state)

@@ -18,6 +18,7 @@ from jpmhc.connections.streams import (
     check_sublayer_output,
     flatten_streams,
     reduce_streams,
+    warn_of_tokens_as_streams,
 )
 
 
@@ -33,7 +34,8 @@ class HyperConnectionStack(nn.Module):
     Args:
         connections: One or more, all of the same `dim` and `streams`; also wrapped ones (`checkpoint_wrapper`).
         expand: Take a hidden state [..., dim] and copy it into all streams, in place of streams [..., streams, dim].
-            With `reduce`, streams exist inside the stack alone, and there is nothing to forget at its ends.
+            With `reduce`, streams exist inside the stack alone, and there is nothing to forget at its ends. None takes
+            streams too, and warns at the first call if they may be tokens: [batch, n, dim] with different streams.
         reduce: Return the mean over the streams [..., dim] instead of the streams; the fused kernels then take it
             while they write, and the last streams never reach memory.
         delayed: Let each sublayer read with the weights that the connection before it computed, as DeepSeek-V4.1 does,
@@ -49,14 +51,15 @@ class HyperConnectionStack(nn.Module):
         connections: Iterable[HyperConnection],
         reduce: bool = False,
         *,
-        expand: bool = False,
+        expand: bool | None = None,
         delayed: bool = False,
         recompute: int | str | None = None,
     ) -> None:
         super().__init__()
         self.connections = nn.ModuleList(connections)
         checks.switch(reduce, "reduce")
-        checks.switch(expand, "expand")
+        if expand is not None:
+            checks.switch(expand, "expand")
         checks.switch(delayed, "delayed")
         if recompute is not None and recompute != "auto":
             checks.at_least_one(recompute, 'recompute, unless it is "auto" or None,')  # type: ignore[arg-type]
@@ -66,6 +69,7 @@ class HyperConnectionStack(nn.Module):
             torch.compiler.disable(HyperConnectionStack._forward_recomputing, recursive=False)
             run_untraced()
         self.reduce, self.expand, self.delayed, self.recompute = reduce, expand, delayed, recompute
+        self._called = expand is not None  # or need not be looked at
         if not self.connections:
             raise ValueError("a stack needs at least one HyperConnection, got none")
         for block in self.connections:
@@ -76,6 +80,9 @@ class HyperConnectionStack(nn.Module):
         if len(shapes) > 1:
             found = " and ".join(f"{streams} streams of {dim}" for streams, dim in shapes)
             raise ValueError(f"the connections of a stack must have the same streams and dim, got {found}")
+        for module in self.modules():
+            if isinstance(module, HyperConnection):
+                module._begins = False  # the stack looks at the first streams itself
 
     def __len__(self) -> int:
         return len(self.connections)
@@ -93,6 +100,9 @@ class HyperConnectionStack(nn.Module):
             x = x.unsqueeze(-2)  # n equal streams may be given once
         else:
             check_streams(x, blocks[0].streams, blocks[0].dim)
+            if not self._called and not torch.compiler.is_compiling():
+                self._called = True
+                warn_of_tokens_as_streams(x, blocks[0].streams)
         named = route_keywords(blocks, args, kwargs)
         if self.delayed:
             return self._forward_delayed(x, args, named)

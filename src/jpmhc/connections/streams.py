@@ -1,8 +1,11 @@
 """Streams: copy one to n and average them back, and check what arrives."""
 
+import warnings
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 from jpmhc import checks
 
@@ -30,6 +33,26 @@ def check_streams(x: Any, streams: int, dim: int) -> None:
         raise ValueError(f"expected streams of shape [..., {streams}, {dim}], got {list(x.shape)}")
     if not x.is_floating_point():
         raise ValueError(f"expected floating-point streams, got {x.dtype}")
+
+
+def warn_of_tokens_as_streams(x: Tensor, streams: int) -> None:
+    """Warn where streams [batch, n, d] may be the hidden states of n tokens, which have the same shape.
+
+    What `expand_streams` returns are equal streams, and so the first ones that a model sees: different ones are taken
+    for tokens. This looks at values, so that it is for a first call alone. What is compiled, traced or captured, and
+    what holds no values, passes.
+    """
+    if x.ndim != 3 or x.shape[-2] != streams or streams == 1 or x.is_meta or isinstance(x, FakeTensor):
+        return
+    if checks.is_transformed() or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return
+    if not torch.equal(x[:, 1:], x[:, :-1]):
+        warnings.warn(
+            f"the first streams {list(x.shape)} differ from each other: if these are {streams} tokens of a hidden "
+            "state, call expand_streams first, or make a HyperConnectionStack with expand=True (with expand=False it "
+            "takes different streams without this warning)",
+            stacklevel=5,  # the caller of the module
+        )
 
 
 def check_hidden_state(x: Any, dim: int) -> None:
