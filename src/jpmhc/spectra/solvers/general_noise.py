@@ -29,7 +29,7 @@ class General(SelfEnergy):
         self.count = self.streams**2
         self.below = torch.tril_indices(self.streams, self.streams, -1, device=factors.device)
         self.coordinates = self.streams + self.below.shape[1]
-        self.sorted = torch.arange(self.streams, device=factors.device).expand(2 * network.depth, -1)
+        self.sorted = self.places = torch.arange(self.streams, device=factors.device).expand(2 * network.depth, -1)
 
     def to_coordinates(self, unknowns: Tensor) -> Tensor:
         rest = self._sort(unknowns.unflatten(-1, (self.streams, self.streams))) * 1j
@@ -45,9 +45,13 @@ class General(SelfEnergy):
         return torch.cat([torch.stack(pivots, -1).log(), triangle], -1)
 
     def to_unknowns(self, coordinates: Tensor) -> Tensor:
-        triangle = self._triangle(coordinates)
-        scaled = triangle * coordinates[..., : self.streams].exp().unsqueeze(-2)
+        triangle, scaled = self.factorise(coordinates)
         return self._unsort(scaled @ triangle.mT * -1j).flatten(-2)
+
+    def factorise(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:
+        """Return R and R D. [..., n, n] each"""
+        triangle = self._triangle(coordinates)
+        return triangle, triangle * coordinates[..., : self.streams].exp().unsqueeze(-2)
 
     def sort_streams(self, unknowns: Tensor) -> None:
         """Choose the order in which each block's streams are eliminated: the largest of its diagonal first.
@@ -57,6 +61,7 @@ class General(SelfEnergy):
         """
         sizes = unknowns.unflatten(-1, (self.streams, self.streams)).diagonal(dim1=-2, dim2=-1).abs()
         self.sorted = sizes.argsort(-1, descending=True)
+        self.places = self.sorted.argsort(-1)
 
     def _sort(self, blocks: Tensor) -> Tensor:
         """Return blocks [b, 2 L, n, n] with rows and columns in the order of elimination."""
@@ -64,7 +69,7 @@ class General(SelfEnergy):
 
     def _unsort(self, blocks: Tensor) -> Tensor:
         """Return sorted blocks [b, 2 L, n, n] with their streams in place."""
-        return _permute(blocks, self.sorted.argsort(-1))
+        return _permute(blocks, self.places)
 
     def scale(self, coordinates: Tensor) -> Tensor:
         # Entry (j, k) of R is at most of the order of the square root of entry (j, j) of the matrix over pivot k.
@@ -80,23 +85,22 @@ class General(SelfEnergy):
         triangle[..., self.below[0], self.below[1]] = coordinates[..., self.streams :]
         return triangle
 
-    def change_of_unknowns(self, coordinates: Tensor, change: Tensor) -> Tensor:
-        """Return the change of the matrices M with a change of their coordinates. [b, 2 L, n, n]"""
-        triangle = self._triangle(coordinates)
-        scaled = triangle * coordinates[..., : self.streams].exp().unsqueeze(-2)
+    def change_of_unknowns(self, factors: tuple[Tensor, Tensor], change: Tensor) -> Tensor:
+        """Return the change of matrices M [b, 2 L, n, n], factorised, with a change of their coordinates."""
+        triangle, scaled = factors
         below = torch.zeros_like(triangle)
         below[..., self.below[0], self.below[1]] = change[..., self.streams :]
         half = below @ scaled.mT
         pivots = (scaled * change[..., : self.streams].unsqueeze(-2)) @ triangle.mT
         return self._unsort(pivots + half + half.mT) * -1j
 
-    def change_of_coordinates(self, coordinates: Tensor, change: Tensor) -> Tensor:
-        """Return the change of the coordinates with a change of the matrices M [b, 2 L, n, n]."""
+    def change_of_coordinates(self, factors: tuple[Tensor, Tensor], change: Tensor) -> Tensor:
+        """Return the change of the coordinates of matrices M, factorised, with a change of M [b, 2 L, n, n]."""
         # With i M = R D R^T and S = R^-1 d(iM) R^-T D^-1: d log D is the diagonal of S, dR is R times what is below it.
-        triangle = self._triangle(coordinates)
+        triangle, scaled = factors
         inner = torch.linalg.solve_triangular(triangle, self._sort(change) * 1j, upper=False, unitriangular=True)
         inner = torch.linalg.solve_triangular(triangle, inner.mT, upper=False, unitriangular=True).mT
-        inner = inner * torch.exp(-coordinates[..., : self.streams]).unsqueeze(-2)
+        inner = inner / scaled.diagonal(dim1=-2, dim2=-1).unsqueeze(-2)
         below = (triangle @ inner.tril(-1))[..., self.below[0], self.below[1]]
         return torch.cat([inner.diagonal(dim1=-2, dim2=-1), below], -1)
 

@@ -36,7 +36,9 @@ class LinearisedChain:
         values = equation.values(x)
         forward, backward, self.resolvent = equation.sweep(z, values)
         self.image = equation.coordinates(equation.from_sweep(values, forward, backward, self.resolvent))
-        self.blocks, self.image_blocks = (part[:, 1:].unflatten(1, (-1, noise.coordinates)) for part in (x, self.image))
+        self.factors, self.image_factors = (
+            noise.factorise(part[:, 1:].unflatten(1, (-1, noise.coordinates))) for part in (x, self.image)
+        )
         unknown_x, unknown_y = equation.split(values)
         sigma_y, sigma_x = noise.energy(unknown_x, 0), noise.energy(unknown_y, 1)
         # Both directions one after the other, each in the order of its own sweep. [L, 2, b, n, n]
@@ -51,7 +53,7 @@ class LinearisedChain:
 
     def product(self, change: Tensor) -> Tensor:
         """Return the change of the image's coordinates with a change of x. [b, columns]"""
-        blocks = self.noise.change_of_unknowns(self.blocks, change[:, 1:].unflatten(1, (-1, self.noise.coordinates)))
+        blocks = self.noise.change_of_unknowns(self.factors, change[:, 1:].unflatten(1, (-1, self.noise.coordinates)))
         caused_y, caused_x = (
             self.noise.energy(part.flatten(-2), side)
             for side, part in enumerate(blocks.transpose(0, 1).split(self.depth))
@@ -68,5 +70,5 @@ class LinearisedChain:
         new_x = before.mT @ forward[:-1] @ before + self.block_x @ backward[:-1] @ self.block_x
         new_y = after @ backward[1:] @ after.mT + self.block_y @ forward[1:] @ self.block_y
         green = (self.trace * new_x[0].mT).sum((-2, -1))
-        moved = self.noise.change_of_coordinates(self.image_blocks, torch.cat([new_x, new_y]).transpose(0, 1))
+        moved = self.noise.change_of_coordinates(self.image_factors, torch.cat([new_x, new_y]).transpose(0, 1))
         return torch.cat([green.unsqueeze(-1), moved.flatten(1)], 1)
