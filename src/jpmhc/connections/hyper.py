@@ -70,6 +70,8 @@ class HyperConnection(SettingsModule):
             fused kernels then move one stream instead of n.
     """
 
+    _begins = False  # whether the next streams may be a model's first, which are looked at once
+
     def __init__(
         self,
         sublayer: Any,
@@ -106,7 +108,7 @@ class HyperConnection(SettingsModule):
         self.sublayer = sublayer
         self.dim, self.streams, self.post_norm, self.kernels = dim, streams, post_norm, kernels
         self.write_scale = write_scale
-        self._begins = index == 0  # whether its next streams are a model's first
+        self._begins = index == 0
         self.layer_norm = nn.LayerNorm(dim, eps, device=device, dtype=dtype) if post_norm == "layer" else None
         with checks.with_real_numbers():
             favoured = int(torch.randint(streams, (), device="cpu")) if index is None else index
