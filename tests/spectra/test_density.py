@@ -332,3 +332,19 @@ def test_a_residual_that_rounding_keeps_above_the_tolerance_is_taken():
     assert found.mass == pytest.approx(1 / 3, abs=0.02)
     samples = simulate(network, 50, 1, 0).flatten()
     assert int(((samples > 7.5e-14) & (samples < 7.95e-14)).sum()) == 50
+
+
+@pytest.mark.parametrize("seed", [914565743, 1522966517])
+def test_bands_that_rounding_blurs_are_found_and_count_once(seed):
+    """A sixth of the mass at 1e-20 of the largest squared singular value, and a band across the grid's first point."""
+    network, label = draw_network(np.random.default_rng(seed))
+    assert find_fault(network, label, seed) is None
+
+
+def test_a_mass_that_is_not_one_is_said(monkeypatch):
+    module = sys.modules["jpmhc.spectra.density"]
+    network = Network.repeated(0.5 * torch.eye(2), 0.1, 3)
+    assert density(network).mass == pytest.approx(1, abs=1e-3)
+    monkeypatch.setattr(module, "_mass_below", lambda *arguments: (0.1, cauchy(network, torch.tensor([1j]))))
+    with pytest.warns(UserWarning, match=r"a mass of 1\.1.. instead of one, 0\.100 of it below its grid"):
+        density(network)

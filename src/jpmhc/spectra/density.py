@@ -45,8 +45,8 @@ _ZERO_GRID = (1e-12, 1.0)
 # The residual asked of that mass, relative to it, and the one taken if it amounts to no more than this share of all.
 _BELOW_TOLERANCE = 1e-4
 _BELOW_SHARE = 1e-5
-# By how much the mass below a point inside a band may be misread, because the band need not be even around it.
-_BAND_ERROR = 0.02
+# By how much the mass below a grid may be misread, and the whole mass may differ from one before a warning.
+_MISREAD = 0.02
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,7 +197,8 @@ def density(
     values = values.clamp_min(0)
     mass = float(_integral(grid, values))
     if eta is None:
-        below, bottom = _mass_below(network, grid[:1], relative_eta, method, maximum, mass if x is None else None)
+        complete = x is None and not bool(lost.any())
+        below, bottom = _mass_below(network, grid, values, relative_eta, method, maximum, complete)
     else:
         last = torch.complex(grid[-1:], smoothing[-1:]).to(network.skips.device)
         below, bottom = 0.0, cauchy(network, last, method, maximum=maximum)
@@ -216,7 +217,7 @@ def density(
         note=bottom.note,
     )
     if x is None and eta is None:
-        _warn_of_missed_moment(result)
+        _warn_of_missed_moments(result)
     return result
 
 
@@ -282,8 +283,8 @@ def _extrapolate(
     return richardson(curves, base), lost, max(part[2] for part in parts)
 
 
-def _warn_of_missed_moment(found: Density) -> None:
-    """Warn where the curve's mean squared singular value is far from the one that is known exactly."""
+def _warn_of_missed_moments(found: Density) -> None:
+    """Warn where the curve's mass is not one, or its mean squared singular value is not the one known exactly."""
     miss = abs(found.first_moment / found.exact_moment - 1) if found.exact_moment > 0 else 0.0
     if found.exact and miss > _MOMENT_TOLERANCE:
         warnings.warn(
@@ -291,41 +292,59 @@ def _warn_of_missed_moment(found: Density) -> None:
             f"{miss:.0%}: ask for a smaller relative_eta or a refinement",
             stacklevel=3,
         )
+    mass = found.mass + found.below
+    if found.exact and abs(mass - 1) > _MISREAD:
+        warnings.warn(
+            f"the density has a mass of {mass:.3f} instead of one, {found.below:.3f} of it below its grid: some of it "
+            "was not found, or found twice",
+            stacklevel=3,
+        )
 
 
 def _mass_below(
-    network: Network, first: Tensor, relative_eta: float, method: str, maximum: int | None, captured: float | None
+    network: Network,
+    grid: Tensor,
+    values: Tensor,
+    relative_eta: float,
+    method: str,
+    maximum: int | None,
+    complete: bool,
 ) -> tuple[float, Solution]:
-    r"""Return the law's mass below a grid's first point [1], and the solution it was read from.
-
-    Where the points there do not converge, or the first point lies inside a band, it is what of a mass of one the grid
-    has not `captured`, if the grid is known to leave nothing out above; in a band only where both nearly agree.
+    r"""Return the law's mass below a grid, and the solution it was read from.
 
     $\mathrm{Re}\, z G$ at $z = iy$ is the mass below y up to the weight $y^2 / (x^2 + y^2)$: y is the first point where
     that lies inside the spectrum, so that the weight's two sides make up for each other, and far below it otherwise.
     Halving the smoothing halves the density outside the spectrum and leaves it alone inside.
+
+    A grid that is `complete` leaves nothing out above its first point. Then the mass below is what its curve lacks to
+    one, unless the mass that was read says otherwise: less the curve's own share in it there remains what lies below,
+    with weights between a half and one where a band reaches there.
     """
 
     def moment_at(z: Tensor) -> tuple[Tensor, Solution]:
         found = cauchy(network, z.to(network.skips.device), method, tolerance=_BELOW_TOLERANCE, maximum=maximum)
         return z * found.G.cpu(), found
 
+    first = height = grid[:1]
     slanted = [torch.complex(first, first * relative_eta * half) for half in (1.0, 0.5)]
     moment, found = moment_at(torch.cat([1j * first, *slanted]))
     inside = bool(moment[1].imag / moment[2].imag < math.sqrt(2))
     if not inside:
+        height = first * _BELOW
         with warnings.catch_warnings():
             # What the method has to say about exactness has just been said.
             warnings.simplefilter("ignore", UserWarning)
-            moment, found = moment_at(1j * first * _BELOW)
+            moment, found = moment_at(1j * height)
     below, residual = float(moment[0].real), float(found.residual[0])
-    if not bool(found.converged[0]) and not residual * below < _BELOW_SHARE:
-        if captured is None:
+    known = bool(found.converged[0]) or residual * below < _BELOW_SHARE
+    if not complete:
+        if not known:
             raise ValueError(f"the mass below the grid is unknown: {found.why_unconverged()}")
-        below = max(0.0, 1.0 - captured)
-    elif inside and captured is not None and abs(1.0 - captured - below) < _BAND_ERROR:
-        below = max(0.0, 1.0 - captured)
-    return below, found
+        return below, found
+    lacking = max(0.0, 1.0 - float(_integral(grid, values)))
+    remains = below - float(_integral(grid, values / (1 + (grid / height).square())))
+    contradicted = known and not remains - _MISREAD <= lacking <= (2 if inside else 1) * remains + _MISREAD
+    return below if contradicted else lacking, found
 
 
 def _integral(x: Tensor, values: Tensor) -> Tensor:
