@@ -28,6 +28,28 @@ def test_tokens_in_place_of_streams_are_noticed_once(make):
             tokens = block(jpmhc.expand_streams(tokens[:, 0], 4) if block is blocks[0] else tokens)
 
 
+def test_equal_streams_that_were_mixed_are_no_tokens():
+    """A stack after a fresh one sees streams that differ by rounding; a NaN is not taken for a difference."""
+    blocks = [jpmhc.HyperConnection(nn.Linear(8, 8), 8, streams=4, mixer="sinkhorn", index=0) for _ in range(2)]
+    x = jpmhc.expand_streams(torch.randn(5, 8), 4)
+    x[0] = torch.nan
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        blocks[1](blocks[0](x))
+
+
+def test_a_first_call_that_is_not_looked_at_leaves_the_next_one_to_be():
+    stack, tokens = jpmhc.HyperConnectionStack(make_blocks()), torch.randn(3, 4, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.func.vmap(stack)(torch.randn(2, 3, 4, 8))
+        torch.compile(stack, backend="eager")(tokens)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        with pytest.warns(UserWarning, match="the first streams"):
+            stack(tokens)
+        torch.compile(stack, backend="eager")(tokens)
+
+
 def test_different_streams_may_be_meant():
     tokens = torch.randn(2, 4, 8)
     with warnings.catch_warnings():

@@ -19,7 +19,7 @@ from jpmhc.connections.streams import (
     check_streams,
     check_sublayer_output,
     flatten_streams,
-    warn_of_tokens_as_streams,
+    notice_tokens,
 )
 from jpmhc.kernels.spec import find_spec
 from jpmhc.mixers import Identity, Mixer, SettingsModule, make_mixer
@@ -206,14 +206,17 @@ class HyperConnection(SettingsModule):
         """Read, run the sublayer with any extra arguments, write; of a tuple it returns, the first is written."""
         if self.sublayer is None:
             raise ValueError("this connection was made without a sublayer: call its read and write")
-        if self._begins and not torch.compiler.is_compiling():
-            self._begins = False
-            check_streams(x, self.streams, self.dim)
-            warn_of_tokens_as_streams(x, self.streams)
+        self.look_at_first_streams(x)
         h, state = self.read(x)
         y = self.sublayer(h, *args, **kwargs)
         out = self.write(x, first_of(y), state)
         return (out, *y[1:]) if isinstance(y, tuple) else out
+
+    def look_at_first_streams(self, x: Tensor) -> None:
+        """Warn once, in the first layer, if its streams may be tokens; a compiled first call does not look."""
+        if not torch.compiler.is_compiling() and self._begins:
+            check_streams(x, self.streams, self.dim)
+            self._begins = not notice_tokens(x, self.streams)
 
     def _write(self, x: Tensor, y: Tensor, state: Any, mean: bool) -> Tensor:
         check_streams(x, self.streams, self.dim)

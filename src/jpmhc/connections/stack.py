@@ -18,7 +18,6 @@ from jpmhc.connections.streams import (
     check_sublayer_output,
     flatten_streams,
     reduce_streams,
-    warn_of_tokens_as_streams,
 )
 
 
@@ -69,7 +68,6 @@ class HyperConnectionStack(nn.Module):
             torch.compiler.disable(HyperConnectionStack._forward_recomputing, recursive=False)
             run_untraced()
         self.reduce, self.expand, self.delayed, self.recompute = reduce, expand, delayed, recompute
-        self._called = expand is not None  # or need not be looked at
         if not self.connections:
             raise ValueError("a stack needs at least one HyperConnection, got none")
         for block in self.connections:
@@ -81,8 +79,8 @@ class HyperConnectionStack(nn.Module):
             found = " and ".join(f"{streams} streams of {dim}" for streams, dim in shapes)
             raise ValueError(f"the connections of a stack must have the same streams and dim, got {found}")
         for module in self.modules():
-            if isinstance(module, HyperConnection):
-                module._begins = False  # the stack looks at the first streams itself
+            if isinstance(module, HyperConnection) and expand is not None:
+                module._begins = False  # the streams are said to be streams
 
     def __len__(self) -> int:
         return len(self.connections)
@@ -100,9 +98,8 @@ class HyperConnectionStack(nn.Module):
             x = x.unsqueeze(-2)  # n equal streams may be given once
         else:
             check_streams(x, blocks[0].streams, blocks[0].dim)
-            if not self._called and not torch.compiler.is_compiling():
-                self._called = True
-                warn_of_tokens_as_streams(x, blocks[0].streams)
+            if isinstance(blocks[0], HyperConnection):
+                blocks[0].look_at_first_streams(x)
         named = route_keywords(blocks, args, kwargs)
         if self.delayed:
             return self._forward_delayed(x, args, named)

@@ -9,6 +9,8 @@ from torch._subclasses import FakeTensor
 
 from jpmhc import checks
 
+_ROUNDED = 1e-3  # by how much of the largest number equal streams may differ after others have mixed them
+
 
 def expand_streams(x: Tensor, streams: int) -> Tensor:
     """Copy a hidden state into n equal streams. [..., d] → [..., n, d]"""
@@ -35,24 +37,26 @@ def check_streams(x: Any, streams: int, dim: int) -> None:
         raise ValueError(f"expected floating-point streams, got {x.dtype}")
 
 
-def warn_of_tokens_as_streams(x: Tensor, streams: int) -> None:
-    """Warn where streams [batch, n, d] may be the hidden states of n tokens, which have the same shape.
+def notice_tokens(x: Tensor, streams: int) -> bool:
+    """Warn where streams [batch, n, d] may be the hidden states of n tokens; say whether their values were looked at.
 
     What `expand_streams` returns are equal streams, and so the first ones that a model sees: different ones are taken
-    for tokens. This looks at values, so that it is for a first call alone. What is compiled, traced or captured, and
-    what holds no values, passes.
+    for tokens. What is transformed or captured, and what holds no values, is not looked at.
     """
-    if x.ndim != 3 or x.shape[-2] != streams or streams == 1 or x.is_meta or isinstance(x, FakeTensor):
-        return
-    if checks.is_transformed() or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
-        return
-    if not torch.equal(x[:, 1:], x[:, :-1]):
-        warnings.warn(
-            f"the first streams {list(x.shape)} differ from each other: if these are {streams} tokens of a hidden "
-            "state, call expand_streams first, or make a HyperConnectionStack with expand=True (with expand=False it "
-            "takes different streams without this warning)",
-            stacklevel=5,  # the caller of the module
-        )
+    if x.is_meta or isinstance(x, FakeTensor) or checks.is_transformed():
+        return False
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        return False
+    if x.ndim == 3 and x.shape[-2] == streams > 1:
+        apart = (x[:, 1:] - x[:, :1]).detach().abs()
+        if apart.numel() and bool(apart.amax() > _ROUNDED * x.detach().abs().amax()):
+            warnings.warn(
+                f"the first streams {list(x.shape)} differ from each other: if these are {streams} tokens of a hidden "
+                "state, call expand_streams first, or make a HyperConnectionStack with expand=True (with expand=False "
+                "it takes different streams without this warning)",
+                stacklevel=6,  # the caller of the module
+            )
+    return True
 
 
 def check_hidden_state(x: Any, dim: int) -> None:
