@@ -1,6 +1,7 @@
-"""Spectra with closed forms, written from the literature and not from the code they test."""
+"""Spectra with closed forms, written from the literature and not from the code they test, and points to ask at."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -48,3 +49,8 @@ def identity_moments(depth: int, variance: float) -> tuple[float, float]:
     """The first two moments of the squared singular values of `depth` layers I + sigma X."""
     first = (1 + variance) ** depth
     return first, first**2 * (1 + depth * (2 * variance + variance**2) / (1 + variance) ** 2)
+
+
+def points(x: Sequence[float], eta: float) -> Tensor:
+    """The spectral points x + i eta."""
+    return torch.complex(torch.as_tensor(x, dtype=torch.float64), torch.full((len(x),), eta, dtype=torch.float64))

@@ -13,8 +13,9 @@ from scipy.stats import kstest, wasserstein_distance
 from jpmhc.spectra import Network, cauchy, density, distances, edges, moments, simulate
 from jpmhc.spectra.query import Query
 from jpmhc.spectra.refine import richardson
-from jpmhc.spectra.solvers import dyson
+from jpmhc.spectra.solvers.one_layer import gram_spectrum
 from tests.campaign.hostile_networks import draw_network, find_fault
+from tests.spectra.oracles import find_support
 from tests.spectra.problems import (
     deep_identity_edges,
     fuss_catalan_density,
@@ -196,7 +197,7 @@ def test_bad_input_is_refused(arguments, sentence):
 def test_edges_of_one_layer_are_the_exact_ones_down_to_the_first():
     # the first band begins at s = 0.005, where the curve is too low to be seen
     network = Network.from_mixer("bistochastic", 1, 0.05, streams=4, seed=0)
-    exact = dyson.find_support(dyson.gram_spectrum(network.skips[0]), 0.05).view(-1, 2)
+    exact = find_support(gram_spectrum(network.skips[0]), 0.05).view(-1, 2)
     found = edges(network, density(network))
     assert found.shape == exact.shape
     assert (found / exact - 1).abs().max() < 1e-2

@@ -39,7 +39,8 @@ def cauchy(
         maximum: The most iterations per point; the method's own default if None.
         scheme: How the method iterates: a name in `SCHEMES` or an object such as `Anderson(history=10)`; the method's
             own default if None.
-        near: An earlier solution of the same network: methods that can start each point from the nearest one there.
+        near: An earlier solution of the same network by the same method: the method "chain" starts each point from the
+            nearest one there.
         matrix: Whether to compute the matrix-valued transform too, which the method "chain" can.
     """
     require_network(network)
@@ -59,11 +60,12 @@ def cauchy(
         options["scheme"] = SCHEMES[scheme] if isinstance(scheme, str) else scheme
     if matrix:
         options["matrix"] = True
-    if near is not None:
+    if method == "auto":
+        method = choose(network)
+    if near is not None and near.known is not None and near.method == method:
         options["known"] = near.known
-    solver = METHODS[choose(network) if method == "auto" else method]
     with torch.no_grad(), one_thread():
-        found = _solve_in_parts(solver, network, points.reshape(-1), options)
+        found = _solve_in_parts(METHODS[method], network, points.reshape(-1), options)
     return replace(
         found,
         G=found.G.reshape(points.shape),

@@ -6,7 +6,7 @@ from typing import Protocol
 from torch import Tensor
 
 from jpmhc.spectra.network import Network
-from jpmhc.spectra.solution import KnownPoints, Solution
+from jpmhc.spectra.solution import Solution
 from jpmhc.spectra.solvers import chain, dyson, pencil, stransform, subordination, twisted, z1
 from jpmhc.spectra.solvers.fixed_point import Scheme
 
@@ -22,9 +22,10 @@ class Solver(Protocol):
         tolerance: float = ...,
         maximum: int = ...,
         scheme: Scheme = ...,
-        known: KnownPoints | None = None,
     ) -> Solution:
         """Compute the Cauchy transform at points z [B] of the upper half plane, which are already checked.
+
+        A method that fills `Solution.known` gets it back as `known=` when it is called for the same network again.
 
         Args:
             network: The network.
@@ -32,7 +33,6 @@ class Solver(Protocol):
             tolerance: What a point's residual must fall below.
             maximum: The most iterations per point.
             scheme: How to iterate.
-            known: What an earlier call of the same method found for the network; a method may start from it.
         """
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from jpmhc.spectra.network import Network
-from jpmhc.spectra.solution import KnownPoints, Solution
+from jpmhc.spectra.solution import Solution
 from jpmhc.spectra.solvers.fixed_point import Anderson, Scheme
 from jpmhc.spectra.solvers.fixed_point.continuation import Equation, lead_down
 from jpmhc.spectra.solvers.fixed_point.contract import FixedPoints
@@ -32,7 +32,6 @@ def solve(
     tolerance: float = 1e-9,
     maximum: int = 500,
     scheme: Scheme = _SCHEME,
-    known: KnownPoints | None = None,
 ) -> Solution:
     r"""Solve the Dyson equation of layers whose noises are correlated, at the points z [B].
 
@@ -42,7 +41,6 @@ def solve(
         tolerance: Of the residual, relative to the largest unknown of its kind.
         maximum: The most iterations per point.
         scheme: How to iterate.
-        known: Not used: every point is led down from a large height.
     """
     if network.covariance is not None or network.slopes is not None:
         raise ValueError("tied weights are known for isotropic noise and for read and write vectors of equal slopes")

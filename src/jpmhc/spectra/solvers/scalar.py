@@ -14,8 +14,9 @@ from torch import Tensor
 
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.solution import Solution
-from jpmhc.spectra.solvers.dyson import gram_spectrum, require_isotropic
 from jpmhc.spectra.solvers.fixed_point.contract import FixedPoints
+from jpmhc.spectra.solvers.one_layer import gram_spectrum
+from jpmhc.spectra.solvers.requirements import require_isotropic
 
 # A skip counts as a multiple of an orthogonal matrix when its squared singular values agree to this.
 _FLAT = 1e-9

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from jpmhc.spectra.network import Network
-from jpmhc.spectra.solution import KnownPoints, Solution
-from jpmhc.spectra.solvers.dyson import Explicit, explicit
+from jpmhc.spectra.solution import Solution
 from jpmhc.spectra.solvers.fixed_point import Newton, Scheme
 from jpmhc.spectra.solvers.fixed_point.continuation import Equation, lead_down
 from jpmhc.spectra.solvers.fixed_point.contract import FixedPoints, Problem
+from jpmhc.spectra.solvers.one_layer import Explicit, explicit
 from jpmhc.spectra.solvers.scalar import ScalarLayers, scalar_solution
 
 _SCHEME = Newton()
@@ -26,7 +26,6 @@ def solve(
     tolerance: float = 1e-11,
     maximum: int = 100,
     scheme: Scheme = _SCHEME,
-    known: KnownPoints | None = None,
 ) -> Solution:
     """Solve the scalar theory of any layers by composing their S-transforms, at points z [B].
 
@@ -36,7 +35,6 @@ def solve(
         tolerance: Of the residual of $z S(w) w = 1 + w$ in logarithms.
         maximum: The most iterations at the last height.
         scheme: How to iterate; the equation is given by its Newton steps alone.
-        known: Not used: every point is led down from a large height.
     """
     layers = ScalarLayers.of(network, "stransform")
     found = solve_inverse_w(layers, layers.rescale(z), scheme, tolerance, maximum)

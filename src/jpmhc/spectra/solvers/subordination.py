@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from jpmhc.spectra.network import Network
-from jpmhc.spectra.solution import KnownPoints, Solution
+from jpmhc.spectra.solution import Solution
 from jpmhc.spectra.solvers import stransform
-from jpmhc.spectra.solvers.dyson import explicit, layer_cauchy
 from jpmhc.spectra.solvers.fixed_point import Newton, Scheme
 from jpmhc.spectra.solvers.fixed_point.continuation import Equation, lead_down
 from jpmhc.spectra.solvers.fixed_point.contract import FixedPoints
+from jpmhc.spectra.solvers.one_layer import explicit, layer_cauchy
 from jpmhc.spectra.solvers.scalar import ScalarLayers, scalar_solution
 
 # The convergence probe: how many points, and which share of them must converge for the whole grid to be tried.
@@ -37,7 +37,6 @@ def solve(
     tolerance: float = 1e-11,
     maximum: int = 100,
     scheme: Scheme = _SCHEME,
-    known: KnownPoints | None = None,
 ) -> Solution:
     r"""Solve the scalar theory of any layers by subordination, at points z [B].
 
@@ -51,7 +50,6 @@ def solve(
         maximum: The most iterations at the last height; five times as many for a scheme other than Newton.
         scheme: Newton moves $w$ and the layers' $\omega_l$ together; any other scheme iterates the fixed point
             $z_l = z / \prod_{j \ne l} (z_j - 1/G_j)$.
-        known: Not used: every point is led down from a large height.
     """
     layers = ScalarLayers.of(network, "subordination")
     points = layers.rescale(z)

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from jpmhc.spectra.network import Network
-from jpmhc.spectra.solution import KnownPoints, Solution
-from jpmhc.spectra.solvers.dyson import require_gaussian_streams
+from jpmhc.spectra.solution import Solution
 from jpmhc.spectra.solvers.fixed_point import Newton, Scheme
 from jpmhc.spectra.solvers.fixed_point.continuation import Equation, lead_down
 from jpmhc.spectra.solvers.fixed_point.contract import FixedPoints
+from jpmhc.spectra.solvers.requirements import require_gaussian_streams
 from jpmhc.spectra.solvers.scalar import why_not_exact as why_not_scalar
 
 # Above this condition number of the Newton matrix, this fraction of its norm is added (appendix "Numerical Stability").
@@ -130,7 +130,6 @@ def solve(
     tolerance: float = 1e-11,
     maximum: int = 60,
     scheme: Scheme = _SCHEME,
-    known: KnownPoints | None = None,
     first: str = "outer",
 ) -> Solution:
     r"""Solve the equation of the twisted product at points z [B]; it is exact for one and two layers.
@@ -142,7 +141,6 @@ def solve(
         maximum: The most iterations of the last stage.
         scheme: How to iterate; the equation is given by its Newton steps alone.
         first: `outer` for $Y_1 Y_1^\top$ as the first factor, `gram` for the paper's $Y_1^\top Y_1$.
-        known: Not used: every point is led down from a large height.
     """
     method = "twisted" if first == "outer" else "twisted-paper"
     factors, gain = Factors.of(network, first).rescaled()

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from jpmhc.spectra.network import Network
-from jpmhc.spectra.solution import KnownPoints, Solution
-from jpmhc.spectra.solvers.dyson import Explicit, explicit, layer_cauchy
+from jpmhc.spectra.solution import Solution
 from jpmhc.spectra.solvers.fixed_point import Newton, Scheme
 from jpmhc.spectra.solvers.fixed_point.continuation import AtPoints, Equation, lead_down
 from jpmhc.spectra.solvers.fixed_point.contract import FixedPoints
+from jpmhc.spectra.solvers.one_layer import Explicit, explicit, layer_cauchy
 from jpmhc.spectra.solvers.scalar import ScalarLayers, scalar_solution
 
 # From this depth on the equation is solved in logarithms (algorithm z1_mapping).
@@ -37,7 +37,6 @@ def solve(
     tolerance: float = 1e-11,
     maximum: int = 100,
     scheme: Scheme = _SCHEME,
-    known: KnownPoints | None = None,
 ) -> Solution:
     """Solve the scalar theory of layers that have one law, at points z [B].
 
@@ -47,7 +46,6 @@ def solve(
         tolerance: Of the residual of eq. z1_mapping, relative or in logarithms.
         maximum: The most iterations at the last height.
         scheme: How to iterate; the equation is given by its Newton steps alone.
-        known: Not used: every point is led down from a large height.
     """
     mapping, found = _find_omega(ScalarLayers.of(network, "z1"), z, scheme, tolerance, maximum)
     green = (1 + mapping.layer(found.x).w) / z  # eq. GL_from_G1, which says z_L G_L = z_1 G_1
@@ -61,7 +59,6 @@ def solve_matrix_power(
     tolerance: float = 1e-11,
     maximum: int = 100,
     scheme: Scheme = _SCHEME,
-    known: KnownPoints | None = None,
 ) -> Solution:
     r"""Compute the paper's operator-valued transform of equal layers as printed (eq. ov_GL_matrix_power).
 
