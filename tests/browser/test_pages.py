@@ -1,12 +1,13 @@
 """Report and explorer in Chromium: they draw, react, need no network, and fit a desk, a telephone and the dark."""
 
 import pytest
+from benchmarks.compute_atlas import assemble_atlas, compute_choice
 from matplotlib import image
 
 from jpmhc import cli
 from jpmhc.report.explorer import render_explorer
 from jpmhc.report.page import write_page
-from jpmhc.spectra.atlas import MISSING, assemble_atlas, compute_choice
+from jpmhc.spectra.atlas import MISSING
 from tests.browser.chromium import FOUND, Chromium
 from tests.report.run_folders import write_run, write_votes
 

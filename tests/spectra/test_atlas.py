@@ -2,20 +2,16 @@
 
 import numpy as np
 import pytest
+from benchmarks.compute_atlas import AXES, assemble_atlas, compute_choice, list_choices, pack, write_atlas
 
 from jpmhc.mixers import MIXERS
-from jpmhc.spectra import atlas
-from jpmhc.spectra.atlas import (
-    AXES,
-    LEVELS,
-    MISSING,
-    assemble_atlas,
-    compute_choice,
-    pack,
-    read_atlas,
-    unpack,
-    write_atlas,
-)
+from jpmhc.spectra.atlas import HIGHEST, LEVELS, LOWEST, MISSING, read_atlas
+
+
+def unpack(values: np.ndarray) -> np.ndarray:
+    """Singular values that `pack` wrote, as the page reads them; NaN where they are missing."""
+    logs = LOWEST + values.astype(np.float64) / (MISSING - 1) * (HIGHEST - LOWEST)
+    return np.where(values == MISSING, np.nan, 10.0**logs)
 
 
 def test_packing_keeps_singular_values_to_a_thousandth_and_marks_what_is_missing():
@@ -51,6 +47,6 @@ def test_an_atlas_is_read_as_it_was_written_and_knows_what_it_lacks(tmp_path):
 
 
 def test_only_choices_that_a_mixer_takes_are_listed():
-    found = {choice[:2] for choice in atlas.list_choices()}
+    found = {choice[:2] for choice in list_choices()}
     assert {mixer for mixer, _ in found} == set(MIXERS)
     assert all(MIXERS[mixer].why_not(streams) is None for mixer, streams in found)
