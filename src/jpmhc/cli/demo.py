@@ -1,21 +1,16 @@
 """The command `jpmhc demo`."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 from rich.console import Console
 
+from jpmhc.cli.command import make_main
 from jpmhc.cli.output import result_folder
 from jpmhc.demo import DEFAULT, DemoConfig, run_demo
 from jpmhc.report.demo import sum_up, tabulate_outcomes, write_demo_page
 from jpmhc.report.spectrum_tables import StageProgress
-
-
-def main(words: Sequence[str]) -> None:
-    """Parse the words after `jpmhc demo` and run it."""
-    tyro.cli(demo, prog="jpmhc demo", args=words)
 
 
 def demo(config: Annotated[DemoConfig, tyro.conf.arg(name="")] = DEFAULT, out: Path = Path("out/demo")) -> None:
@@ -33,3 +28,6 @@ def demo(config: Annotated[DemoConfig, tyro.conf.arg(name="")] = DEFAULT, out: P
     Console().print(tabulate_outcomes(outcomes, config))
     print("\n".join(sum_up(outcomes, config)))
     print(f"\nopen {write_demo_page(outcomes, config, out / 'demo.html')} in a browser")
+
+
+main = make_main(demo)

@@ -3,7 +3,7 @@
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,14 +13,10 @@ import torch
 import tyro
 from torch import nn
 
+from jpmhc.cli.command import make_main
 from jpmhc.cli.output import result_folder
 from jpmhc.diagnose import diagnose as diagnose_model
 from jpmhc.trm.training.checkpoint import load_model, locate_checkpoint
-
-
-def main(words: Sequence[str]) -> None:
-    """Parse the words after `jpmhc diagnose` and run it."""
-    tyro.cli(diagnose, prog="jpmhc diagnose", args=words)
 
 
 def diagnose(
@@ -96,6 +92,9 @@ def diagnose(
     print(f"wrote {draw_diagnosis(found, out / 'diagnosis.png')}")
     print(f"wrote {write_page(render_diagnosis(found), out / 'diagnosis.html')}")
     print(f"wrote {write_singular_values(found, out / 'singular_values.csv')}")
+
+
+main = make_main(diagnose)
 
 
 def _load(model: str, text: str | None, length: int) -> tuple[nn.Module, Any]:

@@ -1,22 +1,17 @@
 """The command `jpmhc evaluate`."""
 
 import dataclasses
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
+from jpmhc.cli.command import make_main
 from jpmhc.cli.forms import make_option_form, read_option_form
 from jpmhc.cli.output import is_first_process
 from jpmhc.trm.tasks.registry import TASKS
 from jpmhc.trm.training.evaluation import EvaluateConfig, evaluate_checkpoints
-
-
-def main(words: Sequence[str]) -> None:
-    """Parse the words after `jpmhc evaluate` and run it."""
-    tyro.cli(evaluate, prog="jpmhc evaluate", args=words)
 
 
 def task_options() -> tuple[Any, Any]:
@@ -48,3 +43,6 @@ def evaluate(config: Annotated[type(_FORM), tyro.conf.arg(name="")]) -> None:  #
     found = evaluate_checkpoints(chosen, partial(print, flush=True))
     if is_first_process():
         print(f"wrote {found['choices']['out']}")
+
+
+main = make_main(evaluate)

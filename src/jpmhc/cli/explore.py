@@ -1,19 +1,12 @@
 """The command `jpmhc explore`."""
 
-from collections.abc import Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 
-import tyro
-
+from jpmhc.cli.command import make_main
 from jpmhc.report.explorer import render_explorer
 from jpmhc.report.page import write_page
 from jpmhc.spectra.atlas import read_atlas
-
-
-def main(words: Sequence[str]) -> None:
-    """Parse the words after `jpmhc explore` and run it."""
-    tyro.cli(explore, prog="jpmhc explore", args=words)
 
 
 def explore(out: Path = Path("out/explore.html")) -> None:
@@ -27,3 +20,6 @@ def explore(out: Path = Path("out/explore.html")) -> None:
     with as_file(files("jpmhc.report") / "atlas.npz") as path:
         atlas = read_atlas(path)
     print(f"wrote {write_page(render_explorer(atlas), out)}")
+
+
+main = make_main(explore)

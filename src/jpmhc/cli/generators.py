@@ -1,22 +1,15 @@
 """The command `jpmhc generators`."""
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from json import dumps
 from pathlib import Path
 
-import tyro
-
+from jpmhc.cli.command import make_main
 from jpmhc.cli.output import result_folder
 from jpmhc.generators.question import Question
 from jpmhc.generators.random_walk import plain_spectral_gap
 from jpmhc.generators.search import Method, prepare_search, run_search
 from jpmhc.report.generating_sets import SearchProgress, as_record, describe_cost, print_result
-
-
-def main(words: Sequence[str]) -> None:
-    """Parse the words after `jpmhc generators` and run it."""
-    tyro.cli(generators, prog="jpmhc generators", args=words)
 
 
 def generators(
@@ -62,3 +55,6 @@ def generators(
     if json is not None:
         json.write_text(dumps(as_record(result, plain), indent=1))
         print(f"wrote {json}")
+
+
+main = make_main(generators)

@@ -1,11 +1,11 @@
 """The command `jpmhc import-trm`."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from jpmhc.cli.command import make_main
 from jpmhc.cli.evaluate import chosen_options, task_options
 from jpmhc.cli.forms import make_option_form, read_option_form
 from jpmhc.trm.published.importing import ImportConfig, import_model
@@ -13,11 +13,6 @@ from jpmhc.trm.published.importing import ImportConfig, import_model
 _FORM = make_option_form(
     ImportConfig(), file=(Annotated[Path | None, tyro.conf.Positional], None), task_options=task_options()
 )
-
-
-def main(words: Sequence[str]) -> None:
-    """Parse the words after `jpmhc import-trm` and run it."""
-    tyro.cli(import_trm, prog="jpmhc import-trm", args=words)
 
 
 def import_trm(config: Annotated[type(_FORM), tyro.conf.arg(name="")]) -> None:  # type: ignore[valid-type]
@@ -33,3 +28,6 @@ def import_trm(config: Annotated[type(_FORM), tyro.conf.arg(name="")]) -> None: 
         print(imported.remark)
     print(f"score it: jpmhc evaluate {imported.config.out}")
     print(f"train it further: {imported.resume_command()}")
+
+
+main = make_main(import_trm)

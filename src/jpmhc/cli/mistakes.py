@@ -8,15 +8,14 @@ import contextlib
 import difflib
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from tyro import _errors
 from tyro._arguments import ArgumentDefinition
 
+from jpmhc.cli.command import Main
 from jpmhc.cli.numbers import make_registry
-
-Main = Callable[[Sequence[str]], None]
 
 
 @contextlib.contextmanager

@@ -1,19 +1,14 @@
 """The command `jpmhc panel`."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from jpmhc.cli.command import make_main
 from jpmhc.cli.output import result_folder
 from jpmhc.spectra.panel import PanelConfig
 from jpmhc.spectra.panel import panel as compute_cells
-
-
-def main(words: Sequence[str]) -> None:
-    """Parse the words after `jpmhc panel` and run it."""
-    tyro.cli(panel, prog="jpmhc panel", args=words)
 
 
 def panel(
@@ -37,3 +32,6 @@ def panel(
     print(f"wrote {draw_panel(cells, config.eta, out / 'panel.png', kernel=kernel)}")
     print(f"wrote {draw_panel(cells, config.eta, out / 'panel_log.png', logarithmic=True, kernel=kernel)}")
     print(f"wrote {write_panel(cells, out / 'panel.csv')}")
+
+
+main = make_main(panel)

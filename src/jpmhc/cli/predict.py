@@ -1,11 +1,11 @@
 """The command `jpmhc predict`."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from jpmhc.cli.command import make_main
 from jpmhc.cli.evaluate import chosen_options, task_options
 from jpmhc.cli.forms import make_option_form, read_option_form
 from jpmhc.cli.output import is_first_process
@@ -14,11 +14,6 @@ from jpmhc.trm.training.prediction import VOTES, PredictConfig, predict_answers
 _FORM = make_option_form(
     PredictConfig(), run=(Annotated[Path | None, tyro.conf.Positional], None), task_options=task_options()
 )
-
-
-def main(words: Sequence[str]) -> None:
-    """Parse the words after `jpmhc predict` and run it."""
-    tyro.cli(predict, prog="jpmhc predict", args=words)
 
 
 def predict(config: Annotated[type(_FORM), tyro.conf.arg(name="")]) -> None:  # type: ignore[valid-type]
@@ -40,3 +35,6 @@ def predict(config: Annotated[type(_FORM), tyro.conf.arg(name="")]) -> None:  # 
 
         for picture in draw_answers(answered, out.with_suffix(".png")):
             print(f"wrote {picture}")
+
+
+main = make_main(predict)

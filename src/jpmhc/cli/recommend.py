@@ -1,11 +1,10 @@
 """The command `jpmhc recommend`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-import tyro
-
+from jpmhc.cli.command import make_main
 from jpmhc.cli.output import result_folder
 from jpmhc.diagnose.recommend import Candidate
 from jpmhc.diagnose.recommend import recommend as rank_mixers
@@ -13,11 +12,6 @@ from jpmhc.spectra import Density, density
 
 # Of the drawn spectra, relative to the squared singular value.
 _SMOOTHING = 0.01
-
-
-def main(words: Sequence[str]) -> None:
-    """Parse the words after `jpmhc recommend` and run it."""
-    tyro.cli(recommend, prog="jpmhc recommend", args=words)
 
 
 def recommend(
@@ -95,6 +89,9 @@ def recommend(
         print(f"wrote {draw_spectra(curves, out / 'spectra.png')}")
     print(f"wrote {draw_recommendation(found, out / 'recommendation.png')}")
     print(f"wrote {write_recommendation(found, out / 'recommendation.csv')}")
+
+
+main = make_main(recommend)
 
 
 def _predict_spectra(one: Candidate, show: Callable[[str], None]) -> dict[str, Density]:

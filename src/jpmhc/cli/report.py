@@ -1,19 +1,14 @@
 """The command `jpmhc report`."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from jpmhc.cli.command import make_main
 from jpmhc.report.page import write_page
 from jpmhc.report.run_page import render_runs
 from jpmhc.report.run_record import read_run
-
-
-def main(words: Sequence[str]) -> None:
-    """Parse the words after `jpmhc report` and run it."""
-    tyro.cli(report, prog="jpmhc report", args=words)
 
 
 def report(runs: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path | None = None) -> None:
@@ -30,3 +25,6 @@ def report(runs: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path | 
         raise ValueError("name at least one folder of a run to report on")
     page = render_runs([read_run(run) for run in dict.fromkeys(runs)])
     print(f"wrote {write_page(page, out or (runs[0] / 'report.html' if len(runs) == 1 else Path('out/report.html')))}")
+
+
+main = make_main(report)

@@ -1,18 +1,13 @@
 """The command `jpmhc spectrum`."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from jpmhc.cli.command import make_main
 from jpmhc.cli.output import result_folder
 from jpmhc.spectra.query import MIXER, Query, answer_query, write_curve
-
-
-def main(words: Sequence[str]) -> None:
-    """Parse the words after `jpmhc spectrum` and run it."""
-    tyro.cli(spectrum, prog="jpmhc spectrum", args=words)
 
 
 def spectrum(query: Annotated[Query, tyro.conf.arg(name="")], out: Path = Path("out/spectrum")) -> None:
@@ -33,3 +28,6 @@ def spectrum(query: Annotated[Query, tyro.conf.arg(name="")], out: Path = Path("
     colour = EXACT if query.matrix is not None else colour_of(query.mixer or MIXER)
     print(f"wrote {draw_spectrum(answer, query.title(answer.network), out / 'spectrum.png', colour)}")
     print(f"wrote {write_curve(answer.density, out / 'spectrum.csv')}")
+
+
+main = make_main(spectrum)
