@@ -124,8 +124,7 @@ def draw(grown: dict[str, list[dict]], path: Path) -> None:
     """Time per iteration against depth, points and streams, with the slopes that the derivation predicts."""
     from matplotlib.figure import Figure
 
-    from jpmhc.report.spectrum_figures import EXACT, save_figure
-    from jpmhc.report.style import finish_axes
+    from jpmhc.report.style import EXACT, finish_axes, save_figure
 
     predicted = {"depth": 1, "points": 1, "streams": 3}
     titles = {"depth": "layers L", "points": "points", "streams": "streams n"}

@@ -20,8 +20,7 @@ from torch import Tensor
 from harness import write_csv
 from jpmhc import spectra
 from jpmhc.manifolds import birkhoff, orthogonal
-from jpmhc.report.spectrum_figures import INK, SAMPLED, save_figure
-from jpmhc.report.style import colour_of, finish_axes
+from jpmhc.report.style import INK, SAMPLED, colour_of, finish_axes, save_figure
 from jpmhc.spectra.activations import get_activation
 
 STREAMS, WIDTH, NETWORKS = 4, 256, 3

@@ -24,8 +24,7 @@ from harness import write_csv
 from jpmhc.diagnose import Diagnosis, Spectrum
 from jpmhc.diagnose.theory import TheoryComparison
 from jpmhc.mixers.identity import Identity
-from jpmhc.report.spectrum_figures import INK
-from jpmhc.report.style import colour_of, finish_axes
+from jpmhc.report.style import INK, colour_of, finish_axes
 from jpmhc.spectra import Density
 from jpmhc.trm.comparison.experiment import PLAIN, configure_mixer
 from jpmhc.trm.model import RecursiveConfig, RecursiveModel

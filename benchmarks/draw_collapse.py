@@ -14,8 +14,7 @@ from torch import Tensor
 
 from jpmhc import spectra
 from jpmhc.manifolds import birkhoff, orthogonal
-from jpmhc.report.spectrum_figures import INK, SAMPLED
-from jpmhc.report.style import colour_of, finish_axes
+from jpmhc.report.style import INK, SAMPLED, colour_of, finish_axes
 
 STREAMS, DEPTH, NOISE, WIDTH, SAMPLES = 4, 48, 0.2, 64, 12
 LOW, HIGH = 1e-4, 30.0

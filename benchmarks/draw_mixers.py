@@ -21,8 +21,7 @@ from harness import RESULTS
 from jpmhc import MIXERS
 from jpmhc.report.comparison import draw_comparison, format_table
 from jpmhc.report.comparison import draw_differences as draw_comparison_differences
-from jpmhc.report.spectrum_figures import save_figure
-from jpmhc.report.style import finish_axes
+from jpmhc.report.style import finish_axes, save_figure
 from jpmhc.trm.comparison.statistics import summarize
 
 TITLES = {

@@ -8,8 +8,8 @@ import torch
 from matplotlib.colors import to_rgb
 
 from jpmhc.report import spectrum_figures as figures
-from jpmhc.report.spectrum_figures import EXACT, FIXED, SAMPLED, SCALAR, draw_panel, draw_spectrum
-from jpmhc.report.style import colour_of
+from jpmhc.report.spectrum_figures import FIXED, SCALAR, draw_panel, draw_spectrum
+from jpmhc.report.style import EXACT, SAMPLED, colour_of
 from jpmhc.spectra.panel import PanelConfig, panel
 from jpmhc.spectra.query import Query, answer_query
 

@@ -2,12 +2,11 @@
 
 import csv
 import re
-import warnings
 
 import pytest
 import torch
 
-from jpmhc.report.spectrum_tables import StageProgress, print_answer, print_panel, warnings_in_one_line, write_panel
+from jpmhc.report.spectrum_tables import print_answer, print_panel, write_panel
 from jpmhc.spectra.panel import PanelConfig, panel
 from jpmhc.spectra.query import Query, answer_query
 
@@ -82,25 +81,6 @@ def test_panel_as_a_file(cells, tmp_path):
         assert float(row["collapsed_sampled"]) == float((cell.sampled < 0.01).double().mean())
 
 
-def test_stages_advance_when_the_next_begins():
-    with StageProgress(3) as progress:
-        task = progress.bar.tasks[0]
-        progress.show("first")
-        assert (task.completed, task.description) == (0, "first")
-        progress.show("second")
-        assert (task.completed, task.description) == (1, "second")
-    assert not progress.bar.live.is_started
-
-
-def test_warnings_are_one_line_and_only_inside(capsys):
-    before = warnings.showwarning
-    with warnings_in_one_line():
-        warnings.simplefilter("always")
-        warnings.warn("not exact here", stacklevel=1)
-    assert capsys.readouterr().err == "jpmhc: warning: not exact here\n"
-    assert warnings.showwarning is before
-
-
 def test_threads_do_not_change_what_is_written(cells, tmp_path):
     again = panel(
         PanelConfig(mixers=("identity", "bistochastic"), depths=(1, 2), samples=(4, 3), streams=2, width=8, seed=0)
@@ -108,11 +88,3 @@ def test_threads_do_not_change_what_is_written(cells, tmp_path):
     first, second = (write_panel(part, tmp_path / f"{k}.csv").read_text() for k, part in enumerate((cells, again)))
     assert first == second
     assert torch.get_num_threads() >= 1
-
-
-def test_stages_become_lines_where_there_is_no_terminal(capsys):
-    with StageProgress(2) as progress:
-        progress.show("first")
-        progress.show("second, at once")
-        progress.finish("all done")
-    assert capsys.readouterr().err == "first …\nall done\n"

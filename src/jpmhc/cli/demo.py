@@ -10,7 +10,7 @@ from jpmhc.cli.command import make_main
 from jpmhc.cli.output import result_folder
 from jpmhc.demo import DEFAULT, DemoConfig, run_demo
 from jpmhc.report.demo import sum_up, tabulate_outcomes, write_demo_page
-from jpmhc.report.spectrum_tables import StageProgress
+from jpmhc.report.progress import StageProgress
 
 
 def demo(config: Annotated[DemoConfig, tyro.conf.arg(name="")] = DEFAULT, out: Path = Path("out/demo")) -> None:

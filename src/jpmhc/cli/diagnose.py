@@ -58,7 +58,7 @@ def diagnose(
     from jpmhc.report.diagnosis import draw_diagnosis, write_singular_values
     from jpmhc.report.diagnosis_page import render_diagnosis
     from jpmhc.report.page import write_page
-    from jpmhc.report.spectrum_tables import StageProgress
+    from jpmhc.report.progress import StageProgress
 
     if device.partition(":")[0] not in ("cpu", "cuda"):
         raise ValueError(f"device must be cpu or cuda, not {device!r}")

@@ -23,8 +23,9 @@ def panel(
         out: Folder for panel.png, panel_log.png (logarithmic axes) and panel.csv.
         kernel: Draw a Gaussian kernel estimate of the sampled singular values beside their histogram.
     """
+    from jpmhc.report.progress import StageProgress
     from jpmhc.report.spectrum_figures import draw_panel
-    from jpmhc.report.spectrum_tables import StageProgress, print_panel, write_panel
+    from jpmhc.report.spectrum_tables import print_panel, write_panel
 
     with result_folder(out), StageProgress(len(config.mixers) * len(config.depths)) as progress:
         cells = compute_cells(config, progress.show)

@@ -48,13 +48,13 @@ def recommend(
         spectra: Draw the predicted spectra of so many of the first choices at the last depth; up to a minute each.
         out: Folder for recommendation.png and recommendation.csv.
     """
+    from jpmhc.report.progress import StageProgress
     from jpmhc.report.recommendation import (
         draw_recommendation,
         draw_spectra,
         print_recommendation,
         write_recommendation,
     )
-    from jpmhc.report.spectrum_tables import StageProgress
 
     depths = sorted(set(depth_range)) or [depth]
     if spectra < 0:

@@ -18,9 +18,10 @@ def spectrum(query: Annotated[Query, tyro.conf.arg(name="")], out: Path = Path("
     Args:
         out: Folder for spectrum.png and spectrum.csv.
     """
-    from jpmhc.report.spectrum_figures import EXACT, draw_spectrum
-    from jpmhc.report.spectrum_tables import StageProgress, print_answer, warnings_in_one_line
-    from jpmhc.report.style import colour_of
+    from jpmhc.report.progress import StageProgress, warnings_in_one_line
+    from jpmhc.report.spectrum_figures import draw_spectrum
+    from jpmhc.report.spectrum_tables import print_answer
+    from jpmhc.report.style import EXACT, colour_of
 
     with result_folder(out), warnings_in_one_line(), StageProgress() as progress:
         answer = answer_query(query, progress.show)

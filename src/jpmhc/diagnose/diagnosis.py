@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from jpmhc.diagnose.coefficients import StreamStatistics
@@ -58,6 +58,21 @@ class Diagnosis:
         """Five plain sentences: the map, what collapses, what explodes, which layers, and the theory."""
         return find_verdict(self)
 
+    def list_spectra(self) -> Iterator[tuple[str, Spectrum | Density]]:
+        """Yield the name of each spectrum and the spectrum; a name that begins with … belongs to the one before it."""
+        yield "whole map", self.whole
+        for position, found in self.tokens.items():
+            yield f"token {position}", found
+        for item in self.comparisons:
+            parts = (
+                (f"layers, token {item.position}", item.measured),
+                ("… theory", item.predicted),
+                ("… sublayers rotated", item.rotated),
+                (f"mean stream, token {item.position}", item.mean_stream),
+                ("… theory", item.mean_predicted),
+            )
+            yield from ((name, part) for name, part in parts if part is not None)
+
     def __repr__(self) -> str:
         return f"Diagnosis({self.model}, from {self.start} to {self.stop}: {self.whole!r})"
 
@@ -75,26 +90,8 @@ class Diagnosis:
     def _spectra(self) -> list[str]:
         heads = "".join(f"{f'{p:.0%}':>9}" for p in _QUANTILES)
         lines = [f"{'singular values at':24}{heads}  largest  below {COLLAPSED:g}"]
-
-        def add(name: str, found: Spectrum) -> None:
-            row = "".join(_describe_value(found.quantile(p), found.floor) for p in _QUANTILES)
-            error = found.error(Spectrum.below)
-            share = f"{found.below():.1%}" + (f" ± {error:.1%}" if error > 0 else "")
-            lines.append(f"{name:24}{row}{found.largest:9.3g}  {share}")
-
-        add("whole map", self.whole)
-        for position, found in self.tokens.items():
-            add(f"token {position}", found)
-        for item in self.comparisons:
-            add(f"layers, token {item.position}", item.measured)
-            if item.predicted is not None:
-                lines.append(_describe_density(item.predicted))
-            if item.rotated is not None:
-                add("  sublayers rotated", item.rotated)
-            if item.mean_stream is not None:
-                add(f"mean stream, token {item.position}", item.mean_stream)
-            if item.mean_predicted is not None:
-                lines.append(_describe_density(item.mean_predicted))
+        for name, found in self.list_spectra():
+            lines.append(f"{name:24}{_describe_spectrum(found)}")
         return lines
 
     def _layer_table(self) -> list[str]:
@@ -125,9 +122,15 @@ class Diagnosis:
         return lines
 
 
-def _describe_density(found: Density) -> str:
-    row = "".join(f"{found.quantile(p):9.3g}" for p in _QUANTILES)
-    return f"{'  theory':24}{row}{'–':>9}  {found.collapsed():.1%}"
+def _describe_spectrum(found: Spectrum | Density) -> str:
+    """Return quantiles, largest singular value and collapsed share; a density has no largest one."""
+    if isinstance(found, Density):
+        row = "".join(f"{found.quantile(p):9.3g}" for p in _QUANTILES)
+        return f"{row}{'–':>9}  {found.collapsed():.1%}"
+    row = "".join(_describe_value(found.quantile(p), found.floor) for p in _QUANTILES)
+    error = found.error(Spectrum.below)
+    share = f"{found.below():.1%}" + (f" ± {error:.1%}" if error > 0 else "")
+    return f"{row}{found.largest:9.3g}  {share}"
 
 
 def _describe_value(value: float, floor: float) -> str:

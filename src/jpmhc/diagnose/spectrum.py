@@ -92,8 +92,8 @@ class Spectrum:
         if self.method == "dense":
             return torch.from_numpy(self.values[0] ** 2)
         places = (np.arange(count) + 0.5) / count
-        values, weights = self._pooled()
-        order = np.searchsorted(np.cumsum(weights) / weights.sum(), places)
+        values, shares = self.cumulative()
+        order = np.searchsorted(shares, places)
         return torch.from_numpy(values[np.minimum(order, len(values) - 1)] ** 2)
 
     def wasserstein(self, other: Spectrum) -> float:
@@ -105,6 +105,11 @@ class Spectrum:
         """Return KS, the largest difference of the two distribution functions."""
         _, mine, theirs = self._compared(other)
         return float(np.abs(mine - theirs).max())
+
+    def cumulative(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the singular values of all probes in one ascending row, and the share of all up to each. [s k] each"""
+        values, weights = self._pooled()
+        return values, np.cumsum(weights) / weights.sum()
 
     def bound_cumulative(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return between which two numbers the share of singular values up to each point lies.
@@ -125,12 +130,11 @@ class Spectrum:
 
     def _compared(self, other: Spectrum) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         points = np.unique(np.concatenate([self.values.ravel(), other.values.ravel()]))
-        return points, self._cumulative(points), other._cumulative(points)
+        return points, self._share_up_to(points), other._share_up_to(points)
 
-    def _cumulative(self, points: np.ndarray) -> np.ndarray:
-        values, weights = self._pooled()
-        total = np.concatenate([[0.0], np.cumsum(weights)]) / weights.sum()
-        return total[np.searchsorted(values, points, side="right")]
+    def _share_up_to(self, points: np.ndarray) -> np.ndarray:
+        values, shares = self.cumulative()
+        return np.concatenate([[0.0], shares])[np.searchsorted(values, points, side="right")]
 
     def _pooled(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the values of all probes in one ascending row, and their weights."""

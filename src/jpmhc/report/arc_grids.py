@@ -3,12 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
-from jpmhc.report.style import ARC_COLOURS
+from jpmhc.report.style import ARC_COLOURS, save_figure
 from jpmhc.trm.tasks.task import Answered
 
 COLOURS = ListedColormap(ARC_COLOURS)
@@ -43,10 +42,7 @@ def _draw_page(answered: list[Answered], path: Path) -> Path:
             _show(line[3], None, "truth\nnot known", _PLAIN)
         else:
             _show(line[3], answer.output, f"truth\n{_size(answer.output)}", _PLAIN)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context({"svg.hashsalt": "jpmhc"}):
-        figure.savefig(path, dpi=110)
-    return path
+    return save_figure(figure, path, dpi=110)
 
 
 def _show_attempt(axes: Any, answer: Answered, k: int, name: str) -> None:

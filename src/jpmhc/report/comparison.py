@@ -8,8 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from jpmhc.report.spectrum_figures import save_figure
-from jpmhc.report.style import PLAIN, colour_of, finish_axes
+from jpmhc.report.style import PLAIN, colour_of, finish_axes, save_figure
 from jpmhc.trm.comparison.statistics import student_quantile
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from jpmhc.report.comparison import find_band, table_rows
-from jpmhc.report.page import Folded, Picture, Section, Table, render_page
-from jpmhc.report.run_page import draw_chart
+from jpmhc.report.page import Folded, Picture, Section, Table, draw_chart, render_page
 from jpmhc.report.style import colour_of
 from jpmhc.report.svg import Axis, Line
 

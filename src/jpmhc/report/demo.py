@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table as TerminalTable
 
 from jpmhc.demo import PLAIN, SHARES, DemoConfig, DemoRun, Spectra
-from jpmhc.report.page import Picture, Section, Table, legend_of, render_page, write_page
+from jpmhc.report.page import Picture, Section, Table, draw_chart, legend_of, render_page, write_page
 from jpmhc.report.style import colour_of
 from jpmhc.report.svg import Axis, Line, draw_lines
 
@@ -159,15 +159,14 @@ def _line(group: _Group, x: Sequence[float], values: np.ndarray) -> Line:
 
 def _draw_losses(groups: Sequence[_Group]) -> Picture:
     lines = [_line(g, g.runs[0].steps, np.array([run.losses for run in g.runs])) for g in groups if not g.diverged]
-    svg = draw_lines(lines, Axis("step"), Axis("held-out error / variance", logarithmic=True))
-    return Picture("Loss", svg, legend_of(lines))
+    return draw_chart("Loss", lines, Axis("step"), Axis("held-out error / variance", logarithmic=True))
 
 
 def _draw_gradients(groups: Sequence[_Group]) -> Picture:
     layers = list(range(1, groups[0].gradients.shape[1] + 1))
     lines = [_line(g, layers, g.gradients) for g in groups if not g.diverged]
-    svg = draw_lines(lines, Axis("layer"), Axis("gradient norm", logarithmic=True))
-    return Picture("Gradient at each layer's weights", svg, legend_of(lines))
+    y = Axis("gradient norm", logarithmic=True)
+    return draw_chart("Gradient at each layer's weights", lines, Axis("layer"), y)
 
 
 def _draw_products(groups: Sequence[_Group]) -> Picture:
@@ -199,5 +198,5 @@ def _draw_spectrum(title: str, colour: str, spectra: Spectra) -> Picture:
         Line("measured", shares, spectra.measured.tolist(), colour, steps=True),
         Line("theory", shares, spectra.predicted.tolist(), colour, dash="4 3"),
     ]
-    svg = draw_lines(lines, Axis("share of singular values below"), Axis("singular value", logarithmic=True))
-    return Picture(title, svg, legend_of(lines), f"KS distance {spectra.apart:.3f}")
+    x, y = Axis("share of singular values below"), Axis("singular value", logarithmic=True)
+    return draw_chart(title, lines, x, y, f"KS distance {spectra.apart:.3f}")

@@ -12,8 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from jpmhc.diagnose import Diagnosis, Spectrum
-from jpmhc.report.spectrum_figures import EXACT, INK, SAMPLED, save_figure
-from jpmhc.report.style import COMPARED, finish_axes
+from jpmhc.report.style import COMPARED, EXACT, INK, SAMPLED, finish_axes, save_figure
 from jpmhc.spectra.density import COLLAPSED
 
 # Decades below the largest singular value that a picture shows.
@@ -59,9 +58,8 @@ def write_singular_values(found: Diagnosis, path: Path) -> Path:
 
 def _draw_shares(ax: Any, spectrum: Spectrum, **style: Any) -> None:
     """Draw which share of the singular values lies below each; unlike a density it shows equal ones as a step."""
-    order = np.argsort(spectrum.values, axis=None)
-    values, weights = spectrum.values.ravel()[order], spectrum.weights.ravel()[order]
-    ax.step(np.maximum(values, spectrum.floor), np.cumsum(weights) / weights.sum(), where="post", **style)
+    values, shares = spectrum.cumulative()
+    ax.step(np.maximum(values, spectrum.floor), shares, where="post", **style)
 
 
 def _finish_shares(ax: Any, *spectra: Spectrum) -> None:

@@ -8,11 +8,10 @@ import numpy as np
 
 from jpmhc.diagnose import Diagnosis, Spectrum
 from jpmhc.diagnose.theory import TheoryComparison
-from jpmhc.report.page import Folded, Picture, Section, Table, render_page
-from jpmhc.report.run_page import draw_chart
+from jpmhc.report.page import Folded, Picture, Section, Table, draw_chart, render_page
 from jpmhc.report.style import COMPARED
 from jpmhc.report.svg import Axis, Line, draw_matrix
-from jpmhc.spectra.density import COLLAPSED, Density
+from jpmhc.spectra.density import COLLAPSED
 
 # Decades below the largest singular value that a chart shows.
 _DECADES = 6
@@ -42,24 +41,13 @@ def render_diagnosis(found: Diagnosis) -> str:
 def _quantiles(found: Diagnosis) -> list[Table]:
     levels = (0.01, 0.25, 0.5, 0.75, 0.99)
     rows = []
-
-    def add(name: str, one: Spectrum | Density | None) -> None:
+    for name, one in found.list_spectra():
         if isinstance(one, Spectrum):
             cells = [_write(one.quantile(level), one.floor) for level in levels]
             rows.append([name, *cells, f"{one.largest:.3g}", f"{one.below():.1%}"])
-        elif one is not None:
+        else:
             cells = [f"{one.quantile(level):.3g}" for level in levels]
             rows.append([name, *cells, "–", f"{one.collapsed():.1%}"])
-
-    add("whole map", found.whole)
-    for key, value in found.tokens.items():
-        add(f"token {key}", value)
-    for item in found.comparisons:
-        add(f"through all layers, token {item.position}", item.measured)
-        add("… theory", item.predicted)
-        add("… sublayers rotated", item.rotated)
-        add(f"mean stream, token {item.position}", item.mean_stream)
-        add("… theory", item.mean_predicted)
     heading = ["singular values at", *(f"{level:.0%}" for level in levels), "largest", f"below {COLLAPSED:g}"]
     return [Table(heading, rows)]
 
@@ -71,10 +59,9 @@ def _write(value: float, floor: float) -> str:
 
 def _share_line(name: str, spectrum: Spectrum, colour: str, dash: str = "") -> Line:
     """Return which share of the singular values lies below each, as steps."""
-    order = np.argsort(spectrum.values, axis=None)
-    values, weights = spectrum.values.ravel()[order], spectrum.weights.ravel()[order]
-    shares = np.minimum(np.cumsum(weights) / weights.sum(), 1.0)
-    return Line(name, np.maximum(values, spectrum.floor).tolist(), shares.tolist(), colour, dash, steps=True)
+    values, shares = spectrum.cumulative()
+    x, y = np.maximum(values, spectrum.floor).tolist(), np.minimum(shares, 1.0).tolist()
+    return Line(name, x, y, colour, dash, steps=True)
 
 
 def _singular_axis(spectra: Sequence[Spectrum]) -> Axis:

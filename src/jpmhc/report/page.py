@@ -7,14 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from jpmhc import __version__
-from jpmhc.report.svg import Line
+from jpmhc.report.svg import Axis, Line, draw_lines
 
 # The most bytes of a page.
 LARGEST = 3_000_000
+# Points of all lines of a chart together, and the most and the fewest of one.
+_POINTS, _MOST, _FEWEST = 4000, 600, 60
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,15 @@ class Section:
 def legend_of(lines: Sequence[Line]) -> list[tuple[str, str, str]]:
     """Return the legend of a chart: nothing for a single line, which the title names."""
     return [(line.name, line.colour, line.dash) for line in lines] if len(lines) > 1 else []
+
+
+def draw_chart(title: str, lines: Sequence[Line], x: Axis, y: Axis, note: str = "", **options: Any) -> Picture:
+    """Draw lines as a picture with title and legend; the more lines, the fewer points each keeps."""
+    lost = sum(int(np.sum(~np.isfinite(np.asarray(line.y, dtype=float)))) for line in lines)
+    note = " ".join(filter(None, [note, f"{lost} values are not finite: gaps." if lost else ""]))
+    points = min(_MOST, max(_FEWEST, _POINTS // max(1, len(lines))))
+    svg = draw_lines(lines, x, y, points=points, description=title, **options)
+    return Picture(title, svg, legend_of(lines), note)
 
 
 def render_page(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:

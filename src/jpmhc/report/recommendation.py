@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jpmhc.diagnose.recommend import Candidate, Recommendation
-from jpmhc.report.spectrum_figures import INK, save_figure
-from jpmhc.report.style import colour_of, finish_axes
+from jpmhc.report.style import INK, colour_of, finish_axes, save_figure
 from jpmhc.spectra import Density
 from jpmhc.spectra.density import COLLAPSED
 

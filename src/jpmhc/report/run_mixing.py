@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jpmhc.report.page import Picture, Section, Table, legend_of
+from jpmhc.report.page import Picture, Section, Table, draw_chart
 from jpmhc.report.run_groups import RunGroup
 from jpmhc.report.run_record import RunRecord, to_number
 from jpmhc.report.svg import Axis, Line, draw_lines, draw_matrix
@@ -109,8 +109,7 @@ def _draw_history(group: RunGroup) -> list[Picture]:
         line = group.line(series)
         if line is not None:
             limits = (0.0, 1.0) if series is _collapsed else None
-            svg = draw_lines([line], _STEP, Axis(label, logarithmic, limits), description=title)
-            found.append(Picture(title, svg, legend_of([line])))
+            found.append(draw_chart(title, [line], _STEP, Axis(label, logarithmic, limits)))
     return found
 
 

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from jpmhc.report.arc_pictures import draw_tests
-from jpmhc.report.page import Folded, Picture, Section, Table, legend_of, render_page
+from jpmhc.report.page import Folded, Picture, Section, Table, draw_chart, render_page
 from jpmhc.report.run_groups import RunGroup, Series, group_runs, list_differing
 from jpmhc.report.run_mixing import mixing_section
 from jpmhc.report.run_record import RunRecord, flatten_options, to_number
-from jpmhc.report.svg import Axis, Line, draw_lines
+from jpmhc.report.svg import Axis, Line
 
 _STEP = Axis("step", whole=True)
 _LAYER = Axis("layer", whole=True)
 # The most runs of a page.
 MOST = 48
-# Points of all lines of a chart together, and the most and the fewest of one.
-_POINTS, _MOST, _FEWEST = 4000, 600, 60
 _LONGEST = 400  # characters of an option's value
 
 _TRAINING = (
@@ -150,15 +147,6 @@ def _logged(kind: str, key: str) -> Series:
         return steps, values
 
     return series
-
-
-def draw_chart(title: str, lines: Sequence[Line], x: Axis, y: Axis, note: str = "", **options: Any) -> Picture:
-    """Draw lines as a picture with title and legend; the more lines, the fewer points each keeps."""
-    lost = sum(int(np.sum(~np.isfinite(np.asarray(line.y, dtype=float)))) for line in lines)
-    note = " ".join(filter(None, [note, f"{lost} values are not finite: gaps." if lost else ""]))
-    points = min(_MOST, max(_FEWEST, _POINTS // len(lines)))
-    svg = draw_lines(lines, x, y, points=points, description=title, **options)
-    return Picture(title, svg, legend_of(lines), note)
 
 
 def _rates_and_layers(groups: Sequence[RunGroup]) -> list[Picture]:

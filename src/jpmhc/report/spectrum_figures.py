@@ -13,15 +13,12 @@ from matplotlib.legend_handler import HandlerTuple
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from jpmhc.report.style import colour_of, name_ticks
+from jpmhc.report.style import EXACT, INK, SAMPLED, colour_of, name_ticks, save_figure
 from jpmhc.spectra.density import COLLAPSED, Density
 from jpmhc.spectra.distances import singular_values
 from jpmhc.spectra.panel import Cell
 from jpmhc.spectra.query import Answer
 
-INK = "#1d1d1f"
-SAMPLED = "#c9ced6"
-EXACT = "#0b4f9c"
 FIXED = "#6b7280"
 SCALAR = "#1d1d1f"
 PRINTED = "#b0349a"
@@ -47,13 +44,6 @@ _STYLES: dict[str, dict[str, Any]] = {
     "fixed": {"color": FIXED, "linestyle": "--", "linewidth": 1.1},
     "exact": {"color": EXACT, "linewidth": 1.5},
 }
-
-
-def save_figure(figure: Figure, path: Path) -> Path:
-    """Write a figure to a file whose folder is made if need be, and return the file's path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=170)
-    return path
 
 
 def draw_panel(

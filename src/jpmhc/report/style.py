@@ -1,9 +1,10 @@
-"""One style for all figures and pages: a colour for each mixer, and what an axis calls its ticks."""
+"""One style for all figures and pages: colours, what an axis calls its ticks, and how a figure is saved."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from jpmhc.mixers import ENSEMBLES, MIXERS
@@ -39,6 +40,10 @@ ARC_COLOURS = (
 COMPARED = ("#2f7de1", "#dd7a16", "#2c9a4b", "#9a5fd0", "#7d8797")
 # Of a model without hyper-connections.
 PLAIN = "#8a8a8a"
+# Of a figure's words, of what was sampled or measured in it, and of the exact theory.
+INK = "#1d1d1f"
+SAMPLED = "#c9ced6"
+EXACT = "#0b4f9c"
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -144,3 +149,13 @@ def finish_axes(ax: Any, most: int = 6) -> None:
             name_ticks(axis, tuple(sorted(limits)), axis.get_scale() == "log", most)
         axis.set_ticks([], minor=True)
     ax.set(xlim=ax.get_xlim(), ylim=ax.get_ylim())
+
+
+def save_figure(figure: Any, path: Path, dpi: int = 170) -> Path:
+    """Write a figure of matplotlib to a file whose folder is made if need be, and return the file's path."""
+    import matplotlib
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context({"svg.hashsalt": "jpmhc"}):  # the same figure gives the same file
+        figure.savefig(path, dpi=dpi)
+    return path
