@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "optim": {"checks", "manifolds", "mixers"},
     "spectra": {"checks", "manifolds", "mixers", "threads"},
     "generators": {"checks", "manifolds", "mixers"},
-    "diagnose": {"checks", "connections", "mixers", "spectra", "threads"},
+    "diagnose": {"checks", "connections", "manifolds", "mixers", "spectra", "threads"},
     "trm": {"checks", "connections", "kernels", "manifolds", "mixers", "optim", "threads"},
     "dialects": {"checks", "connections", "mixers"},
     "wrap": {"checks", "connections", "mixers"},

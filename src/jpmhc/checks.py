@@ -10,6 +10,7 @@ import operator
 import os
 import reprlib
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -148,6 +149,17 @@ def to_non_negative_number(value: float, name: str) -> float:
     if not 0 <= number < math.inf:
         raise ValueError(f"{name} must be finite and not negative, not {quote(value)}")
     return number
+
+
+def to_call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return positional and keyword arguments of one call of a model, given as a tensor, a tuple or a dict of them."""
+    if isinstance(inputs, Tensor):
+        return (inputs,), {}
+    if isinstance(inputs, tuple | list):
+        return tuple(inputs), {}
+    if hasattr(inputs, "keys"):
+        return (), {key: inputs[key] for key in inputs.keys()}  # noqa: SIM118 (a tokenizer's result is no dict)
+    raise ValueError(f"inputs must be a tensor, a tuple of arguments or a dict of them, got {type(inputs).__name__}")
 
 
 def to_real_tensor(value: Tensor | np.ndarray | Sequence | float, name: str) -> Tensor:

@@ -70,7 +70,7 @@ def test_inputs_may_be_a_tensor_a_tuple_or_a_dict():
 @pytest.mark.parametrize(
     ("model", "inputs", "between", "sentence"),
     [
-        (nn.Linear(4, 4), "words", None, "inputs must be a tensor, a tuple of arguments or a dict of them, not a str"),
+        (nn.Linear(4, 4), "words", None, "inputs must be a tensor, a tuple of arguments or a dict of them, got str"),
         (lambda x: x, torch.randn(2, 4), None, "the model must be a torch.nn.Module, not a function"),
         (
             Returns(lambda y: "text"),

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from jpmhc.checks import to_call_arguments
 from jpmhc.diagnose.borrow import widen_halves
+from jpmhc.diagnose.record import find_hidden_state
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 # The entries of a Hugging Face output that are taken as the model's output, the first one that is there.
@@ -43,18 +45,7 @@ class _Found(Exception):
 
 def read_arguments(inputs: Any) -> Arguments:
     """Return positional and keyword arguments of one call, half-precision tensors as float32."""
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = {}
-    if isinstance(inputs, Tensor):
-        args = (inputs,)
-    elif isinstance(inputs, tuple | list):
-        args = tuple(inputs)
-    elif isinstance(inputs, Mapping) or hasattr(inputs, "keys"):
-        kwargs = {key: inputs[key] for key in inputs.keys()}  # noqa: SIM118 (a tokenizer's result is no dict)
-    else:
-        raise ValueError(
-            f"inputs must be a tensor, a tuple of arguments or a dict of them, not a {type(inputs).__name__}"
-        )
+    args, kwargs = to_call_arguments(inputs)
 
     def copy(value: Any) -> Any:
         return widen_halves(value.detach().clone()) if isinstance(value, Tensor) else value
@@ -114,8 +105,8 @@ def find_ends(
     stop_name = "the model's output" if last is None else f"the output of {last}"
     if first is not None:
         return Ends(arguments, _find_module(model, first), stop, f"the output of {first}", stop_name)
-    place = _find_floating_argument(arguments)
-    if place is not None:
+    place, x = find_hidden_state(*arguments)
+    if x is not None:
         return Ends(arguments, place, stop, "the model's input", stop_name)
     name, module = _find_embedding(model, arguments, call)
     return Ends(arguments, module, stop, f"the embeddings ({name}; the inputs are integers)", stop_name)
@@ -136,14 +127,6 @@ def _more(names: Sequence[str]) -> str:
 
 def _has_nan(tensor: Tensor) -> bool:
     return tensor.device.type != "meta" and bool(torch.isnan(tensor.detach()).any())
-
-
-def _find_floating_argument(arguments: Arguments) -> int | str | None:
-    places: list[tuple[int | str, Any]] = [*enumerate(arguments[0]), *arguments[1].items()]
-    for place, value in places:
-        if isinstance(value, Tensor) and value.is_floating_point() and place != "attention_mask":
-            return place
-    return None
 
 
 def _find_embedding(model: nn.Module, arguments: Arguments, call: Callable[..., Any]) -> tuple[str, nn.Module]:

@@ -16,14 +16,13 @@ from torch import Tensor
 
 from jpmhc import spectra
 from jpmhc.checks import choice, fits_memory, to_positive_number, to_whole_number
+from jpmhc.connections.gates import favouring
 from jpmhc.mixers import MIXERS, Mixer
 from jpmhc.spectra.density import COLLAPSED
-from jpmhc.spectra.summary import shares_below
+from jpmhc.spectra.summary import direct_path, shares_below
 from jpmhc.threads import one_thread
 
 NORMS = ("pre", "post")
-# The read of layer l favours stream l mod n by this logit at the start of a connection.
-_FAVOURED = 2.0
 _SEED = 0
 # Shares of collapsed singular values are right to about one per cent.
 _ARC = 6
@@ -175,8 +174,7 @@ class _Model:
         self.depth, self.streams, self.mlp, self.start_variance = depth, streams, mlp, start_variance
         self.make = spectra.Network.prenorm if norm == "pre" else spectra.Network.postnorm
         self.norm = norm
-        favoured = torch.nn.functional.one_hot(torch.arange(depth) % streams, streams).double()
-        self.read = (_FAVOURED * favoured).softmax(-1)
+        self.read = torch.stack([favouring(layer, streams) for layer in range(depth)])
         self.write = torch.ones(depth, streams, dtype=torch.float64)
         self.plain = torch.eye(streams, dtype=torch.float64).expand(depth, -1, -1)
         self.networks: dict[bytes, spectra.Network] = {}
@@ -215,9 +213,6 @@ class _Model:
 def _describe_mixer(name: str, model: _Model, start: Tensor, drifted: Tensor, dim: int) -> Candidate:
     n, logits = model.streams, 2 * model.streams + MIXERS[name].by_default(model.streams, True).logits
     network = model.network(drifted)
-    through = torch.ones(n, dtype=torch.float64)
-    for skip in network.skips:
-        through = skip @ through
     return Candidate(
         mixer=name,
         drift=_distance(drifted),
@@ -225,7 +220,7 @@ def _describe_mixer(name: str, model: _Model, start: Tensor, drifted: Tensor, di
         collapsed=model.share_collapsed(drifted, "streams"),
         collapsed_model=model.share_collapsed(drifted, "model"),
         geometric_mean=spectra.geometric_mean(network),
-        direct_path=float(through.mean()),
+        direct_path=direct_path(network),
         gradient_gains=spectra.gradient_gains(network),
         layers_until_collapse=spectra.layers_until_collapse(drifted),
         parameters=logits * (n * dim + 1),

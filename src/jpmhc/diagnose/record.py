@@ -135,9 +135,8 @@ def _watch_connection(block: HyperConnection, name: str, recording: Recording, u
 
     steps = {"read": read, "write": write, "write_read": write_read, "write_mean": write_mean}
     for step, function in steps.items():
-        if hasattr(type(block), step):
-            object.__setattr__(block, step, function)
-            undo.append(lambda step=step: object.__delattr__(block, step))
+        object.__setattr__(block, step, function)
+        undo.append(lambda step=step: object.__delattr__(block, step))
     # A stack calls a connection with a hook as a whole.
     undo.append(block.register_forward_pre_hook(lambda module, given: None).remove)
 
@@ -166,10 +165,10 @@ def _watch_layer(layer: nn.Module, name: str, recording: Recording, undo: list[A
 
 
 def find_hidden_state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | str, Tensor | None]:
-    """Return the place and value of the first floating-point tensor that a layer was called with."""
+    """Return the place and value of the first floating-point tensor in a call that is no attention mask."""
     places: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     for place, value in places:
-        if isinstance(value, Tensor) and value.is_floating_point():
+        if isinstance(value, Tensor) and value.is_floating_point() and place != "attention_mask":
             return place, value
     return "", None
 

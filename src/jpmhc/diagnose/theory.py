@@ -15,6 +15,7 @@ from jpmhc.diagnose.coefficients import effective_coefficients
 from jpmhc.diagnose.dense import spectrum_of
 from jpmhc.diagnose.record import LayerCall
 from jpmhc.diagnose.spectrum import Spectrum
+from jpmhc.manifolds import orthogonal
 from jpmhc.spectra import sublayers
 
 # How far, relatively, a singular value may be from the predicted one without counting in KS.
@@ -175,13 +176,7 @@ def rotate_sublayers(
     generator = torch.Generator().manual_seed(seed)
 
     def rotate(matrix: Tensor) -> Tensor:
-        left, right = (_random_rotation(len(matrix), generator) for _ in range(2))
+        left, right = (orthogonal.sample(len(matrix), generator=generator) for _ in range(2))
         return left @ (torch.linalg.svdvals(matrix.double()).unsqueeze(-1) * right)
 
     return spectrum_of(compose_layers(layers, [rotate(matrix) for matrix in matrices]))
-
-
-def _random_rotation(size: int, generator: torch.Generator) -> Tensor:
-    """Draw an orthogonal matrix uniformly."""
-    q, r = torch.linalg.qr(torch.randn(size, size, dtype=torch.float64, generator=generator))
-    return q * r.diagonal().sign()

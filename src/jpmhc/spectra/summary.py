@@ -63,22 +63,26 @@ def summary(network: Network, threshold: float = COLLAPSED) -> Summary:
     streams, model = replace(network, ends="streams"), network.end_to_end()
     all_streams, own_map = share_below(streams, threshold), share_below(model, threshold)
     mean = min(own_map / network.streams, all_streams)
-    ones = torch.ones_like(network.skips[0, 0])
-    through = ones
-    for skip in network.skips:
-        through = skip @ through
     return Summary(
         geometric_mean=geometric_mean(network),
         gap_margin=float(gap_radii(network).max()),
         total_noise=float(network.variance.sum()),
         mean_square=streams.mean_square(),
         model_mean_square=model.mean_square(),
-        direct_path=float(ones @ through) / network.streams,
+        direct_path=direct_path(network),
         gradient_gains=gradient_gains(network),
         collapsed=all_streams,
         collapsed_differences=all_streams - mean,
         collapsed_mean=mean,
     )
+
+
+def direct_path(network: Network) -> float:
+    r"""Return $1^\top A_L \cdots A_1 1 / n$: what the model's own map T would be without its sublayers."""
+    through = torch.ones_like(network.skips[0, 0])
+    for skip in network.skips:
+        through = skip @ through
+    return float(through.mean())
 
 
 def gap_radii(network: Network) -> Tensor:

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+
+from jpmhc.checks import to_call_arguments
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -15,15 +17,7 @@ _FAILURES = (AttributeError, AssertionError, LookupError, RuntimeError, TypeErro
 
 def call_arguments(model: nn.Module, inputs: Any) -> Call:
     """The arguments of one call of the model: those that were given, or small ones for a Hugging Face model."""
-    if inputs is None:
-        return (), default_inputs(model)
-    if isinstance(inputs, Tensor):
-        return (inputs,), {}
-    if isinstance(inputs, tuple | list):
-        return tuple(inputs), {}
-    if hasattr(inputs, "keys"):
-        return (), {key: inputs[key] for key in inputs.keys()}  # noqa: SIM118 (a tokenizer's result is no dict)
-    raise ValueError(f"inputs must be a tensor, a tuple of arguments or a dict of them, got {type(inputs).__name__}")
+    return ((), default_inputs(model)) if inputs is None else to_call_arguments(inputs)
 
 
 def default_inputs(model: nn.Module) -> dict[str, Any]:
