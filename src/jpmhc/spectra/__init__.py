@@ -3,7 +3,7 @@
 from jpmhc.spectra import trace
 from jpmhc.spectra.density import Density, density
 from jpmhc.spectra.distances import Distances, distances
-from jpmhc.spectra.exactly import edges, moments
+from jpmhc.spectra.edges_and_moments import edges, moments
 from jpmhc.spectra.growth import growth_edges, layers_until_collapse, projector_rate, share_of_growth_below
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.normalised import MLP

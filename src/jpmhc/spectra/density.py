@@ -183,17 +183,7 @@ def density(
     smoothing = grid * relative_eta if eta is None else torch.full_like(grid, eta)
     solve = partial(_solve_grid, network, method=method, tolerance=tolerance, maximum=maximum, near=rough)
     invert = _invert_relative if eta is None else _invert_fixed
-    if refine is None:
-        z = torch.complex(grid, smoothing)
-        green, lost, residual = solve(z)
-        values = invert(z, green)
-    elif refine == "aaa":
-        z = torch.complex(grid, smoothing)
-        green, residual = aaa(solve, z)
-        values, lost = invert(z, green), torch.zeros_like(grid, dtype=torch.bool)
-    else:
-        base = 2 if refine == "richardson" else 4
-        values, lost, residual = _extrapolate(solve, invert, grid, smoothing, levels, base)
+    values, lost, residual = _evaluate_curve(solve, invert, grid, smoothing, refine, levels)
     values = values.clamp_min(0)
     mass = float(_integral(grid, values))
     if eta is None:
@@ -267,20 +257,27 @@ def _invert_relative(z: Tensor, green: Tensor) -> Tensor:
     return -(z * green).imag / (torch.pi * z.real)
 
 
-def _extrapolate(
+def _evaluate_curve(
     solve: Callable[[Tensor], tuple[Tensor, Tensor, float]],
     invert: Callable[[Tensor, Tensor], Tensor],
     grid: Tensor,
     smoothing: Tensor,
+    refine: str | None,
     levels: int,
-    base: int,
 ) -> tuple[Tensor, Tensor, float]:
-    """Return the density extrapolated to eta = 0 from several smoothings, lost points and the largest residual."""
+    """Return the density on a grid, refined as `density` is asked to, its lost points and the largest residual."""
+    z = torch.complex(grid, smoothing)
+    if refine is None:
+        green, lost, residual = solve(z)
+        return invert(z, green), lost, residual
+    if refine == "aaa":
+        green, residual = aaa(solve, z)
+        return invert(z, green), torch.zeros_like(grid, dtype=torch.bool), residual
     rows = [torch.complex(grid, smoothing * 2**level) for level in range(levels)]
     parts = [solve(row) for row in rows]
     curves = torch.stack([invert(row, part[0]) for row, part in zip(rows, parts)])
     lost = torch.stack([part[1] for part in parts]).any(0)
-    return richardson(curves, base), lost, max(part[2] for part in parts)
+    return richardson(curves, 2 if refine == "richardson" else 4), lost, max(part[2] for part in parts)
 
 
 def _warn_of_missed_moments(found: Density) -> None:

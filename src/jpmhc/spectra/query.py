@@ -20,7 +20,7 @@ from torch import Tensor
 from jpmhc.checks import choice, to_non_negative_number, to_positive_number, to_skips, to_whole_number
 from jpmhc.spectra.density import RELATIVE_ETA, Density, density
 from jpmhc.spectra.distances import Distances, distances
-from jpmhc.spectra.exactly import edges, moments
+from jpmhc.spectra.edges_and_moments import edges, moments
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.simulate import refuse_size, simulate
 from jpmhc.spectra.solvers import METHODS

@@ -37,9 +37,10 @@ _LATE = (60,)
 # Points no farther apart than this, in the logarithm of z, are led from one to the other at once; edges of bands lie
 # along the axis, where distances count so many times.
 _NEAR, _ALONG = 2.0, 3.0
-# How far above what rounding causes a residual may be: never above the last number.
-_ABOVE_ROUNDING = 10.0
-_MOST_ROUNDING = 1e-2
+# A point is accepted above the tolerance where its residual is at most so many times what rounding causes, and that is
+# at most the second number.
+_ACCEPTED_ABOVE_ROUNDING = 10.0
+_ACCEPTED_ROUNDING = 1e-2
 
 
 def solve(
@@ -59,16 +60,15 @@ def solve(
         z: Points of the upper half plane. [B]
         tolerance: A point has converged when no unknown changes by more than this fraction of itself.
         maximum: The most iterations per point and height.
-        scheme: How to iterate; by default Anderson mixing, ended by Newton's method where that is cheap.
+        scheme: How to iterate; by default Anderson mixing, ended by Newton's method where that is cheap. Whatever it
+            is, points of general noise that it leaves unsolved are led from solved ones by Newton's method.
         known: Points at which the network has been solved before; each point starts from the nearest of them.
         matrix: Whether to compute the matrix-valued transform too.
     """
     if network.tied is not None:
         raise ValueError("method 'chain' needs layers with weights of their own; for tied weights use method 'pencil'")
     if network.is_zero:
-        blocks = torch.eye(network.streams, device=z.device) / z[:, None, None] if matrix else None
-        nothing = torch.zeros_like(z.real)
-        return Solution(1 / z, nothing == 0, nothing, nothing.long(), method="chain", matrix=blocks)
+        return _solve_zero(network, z, matrix)
     if network.streams == 1 and network.covariance is not None:  # noise of one stream has one variance
         variance = network.variance * network.covariance.square().sum((1, 2, 3))
         network = replace(network, variance=variance, covariance=None)
@@ -76,10 +76,7 @@ def solve(
     points = z / gain
     equation = ChainEquation(network, points, tolerance)
     columns = 1 + 2 * network.depth * equation.noise.coordinates
-    if scheme is None:
-        scheme = AndersonNewton(newton=_STUBBORN) if columns <= _NEWTON_SMALL else AndersonNewton(turns=_LATE)
-        if equation.noise.vectors is None or columns > _NEWTON_LARGEST:
-            scheme = _SCHEME
+    scheme = _choose_scheme(equation, columns) if scheme is None else scheme
     blocks_size = (network.depth + 1) * network.streams**2 * 2 * _ALIVE * equation.noise.paths
     per_point = 16 * (blocks_size + columns * _HISTORY)
     chunk = max(1, MEMORY[z.device.type] // per_point)
@@ -118,10 +115,25 @@ def solve(
     )
 
 
+def _solve_zero(network: Network, z: Tensor, matrix: bool) -> Solution:
+    """Return the solution of a network that maps everything to zero, G = 1/z."""
+    blocks = torch.eye(network.streams, device=z.device) / z[:, None, None] if matrix else None
+    nothing = torch.zeros_like(z.real)
+    return Solution(1 / z, nothing == 0, nothing, nothing.long(), method="chain", matrix=blocks)
+
+
+def _choose_scheme(equation: ChainEquation, columns: int) -> Scheme:
+    """Return Anderson mixing, ended by Newton's method where its matrix is known and has few columns."""
+    if equation.noise.vectors is None or columns > _NEWTON_LARGEST:
+        return _SCHEME
+    return AndersonNewton(newton=_STUBBORN) if columns <= _NEWTON_SMALL else AndersonNewton(turns=_LATE)
+
+
 def solve_together(networks: Sequence[Network], z: Tensor, *, tolerance: float = 1e-9) -> Tensor:
     r"""Solve several networks at the same points z [B] and return G [K, B]: operations on all of them are fewer.
 
-    A network whose points resist the first try, or need bases of their own, is solved by itself.
+    They are solved by Anderson mixing. A network whose points resist the first try, or need bases of their own, is
+    solved by itself.
 
     Args:
         networks: Networks of the block's noise, with as many layers and streams and the same kinds of sublayers.
@@ -164,14 +176,14 @@ def _solve_points(
     rows = torch.arange(len(z), device=z.device)
     first_try = min(maximum, scheme.first_try)
     found = scheme.solve(AtPoints(equation, z, rows), start, tolerance, first_try)
-    left = _left_above_rounding(equation, z, found, tolerance)
+    left = _left_above_rounding(equation, z, found)
     hard = scheme.for_hard_rows()
     left = _solve_from_others(equation, z, found, left, known, hard, tolerance, first_try)
     if maximum > first_try and len(left):
         # At eta = |z| the equation contracts strongly.
         led = lead_down(equation, z[left], hard, top=z[left].abs(), tolerance=tolerance, maximum=maximum)
         found.merge_pass(left, led)
-        left = _left_above_rounding(equation, z, found, tolerance)
+        left = _left_above_rounding(equation, z, found)
         _solve_from_others(equation, z, found, left, known, hard, tolerance, maximum)
     return found
 
@@ -195,7 +207,7 @@ def _solve_from_others(
         solved = KnownPoints(z[found.converged], found.x[found.converged])
         start = solved.start_near(z[left], found.x[left], equation.inside)
         found.merge_pass(left, scheme.solve(AtPoints(equation, z[left], left), start, tolerance, maximum))
-        left = _left_above_rounding(equation, z, found, tolerance)
+        left = _left_above_rounding(equation, z, found)
     return left
 
 
@@ -219,13 +231,13 @@ def _lead_from_known(
         start = solved.z[nearest], solved.unknowns[nearest]
         led = lead_along(equation, *start, z[rows], rows, _STUBBORN, tolerance)
         found.merge_pass(rows, led)
-        left = _left_above_rounding(equation, z, found, tolerance)
+        left = _left_above_rounding(equation, z, found)
         if float(distance.min()) > _NEAR and not bool(led.converged.any()):
             break  # the rest is farther still
     return left
 
 
-def _left_above_rounding(equation: ChainEquation, z: Tensor, found: FixedPoints, tolerance: float) -> Tensor:
+def _left_above_rounding(equation: ChainEquation, z: Tensor, found: FixedPoints) -> Tensor:
     """Mark rows as converged that only rounding keeps above the tolerance; return the places of those still left.
 
     Where unknowns differ by many orders of magnitude the smallest are known to few digits. So is G itself at points
@@ -238,7 +250,7 @@ def _left_above_rounding(equation: ChainEquation, z: Tensor, found: FixedPoints,
         floor = equation.lost_by_rounding(x, points, left, image) / scale
         change = (image - x).abs() / scale
         level = floor.amax(-1)
-        rounded = (change.amax(-1) <= _ABOVE_ROUNDING * level) & (level <= _MOST_ROUNDING)
+        rounded = (change.amax(-1) <= _ACCEPTED_ABOVE_ROUNDING * level) & (level <= _ACCEPTED_ROUNDING)
         rounded &= equation.admissible(x, points, left)
         found.converged[left[rounded]] = True
         left = left[~rounded]

@@ -37,8 +37,7 @@ _ROUGH = 20
 _LONGEST = 600
 # By how much rounding may turn a number that lies on the edge of the half-plane out of it.
 _ROUNDED_ANGLE = 1e-7
-# A relative change of the unknowns by rounding, how far above what it causes a residual may be, and how
-# large.
+# A relative change of the unknowns by rounding, how far above what it causes a residual may be, and how large.
 _ROUNDING = 1e-15
 _ABOVE_ROUNDING, _MOST_ROUNDING = 30.0, 0.1
 # The most products with the derivative for one correction of general noise, and how well it solves its equation.
@@ -66,7 +65,7 @@ class ChainEquation(Equation):
         bases, skips = (None, network.skips) if separated is None else separated
         self.noise = self_energy(network, bases)
         self.separated = separated is not None and not self.noise.scalar
-        # What is asked at both ends as the bases see it, and the inverse metric of the first, with which G is a trace.
+        # The end moments in the new bases; `trace` is the first basis's inverse metric, so that G is a trace.
         first, last = network.end_moments()
         self.trace, self.to_streams = self.eye, self.eye
         if bases is not None:

@@ -73,17 +73,9 @@ class Anderson:
         for count in range(1, maximum + 1):
             g = problem.image(x, index)
             r = g - x
-            scale = problem.scale(x, index)
             if count % _ROUNDING_EVERY == 0:
                 rounding = problem.rounding(x, index)
-            weight = 1 / scale
-            if rounding is not None:
-                weight = 1 / (scale + rounding)
-                small = ((r.abs() * weight).amax(-1) <= tolerance).nonzero().squeeze(-1)
-                if len(small):  # what rounding was some iterations ago it need not be now
-                    now = problem.rounding(x[small], index[small])
-                    assert now is not None
-                    rounding[small], weight[small] = now, 1 / (scale[small] + now)
+            weight = _weigh_residuals(problem, x, index, r, rounding, tolerance)
             residual = (r.abs() * weight).amax(-1).nan_to_num(nan=torch.inf)
             active = ~finished[index]
             place = index[active]
@@ -123,8 +115,30 @@ class Anderson:
         return result
 
 
+def _weigh_residuals(
+    problem: Problem, x: Tensor, index: Tensor, r: Tensor, rounding: Tensor | None, tolerance: float
+) -> Tensor:
+    """Return what residuals r are multiplied by: one over their scale, to which rounding is added. [b, d] or [1, 1]
+
+    What rounding was some iterations ago it need not be now: rows that seem to have converged are asked for it again,
+    and `rounding` is brought up to date.
+    """
+    scale = problem.scale(x, index)
+    if rounding is None:
+        return 1 / scale
+    weight = 1 / (scale + rounding)
+    small = ((r.abs() * weight).amax(-1) <= tolerance).nonzero().squeeze(-1)
+    if len(small):
+        now = problem.rounding(x[small], index[small])
+        assert now is not None
+        rounding[small], weight[small] = now, 1 / (scale[small] + now)
+    return weight
+
+
 class _History:
-    """The last differences of r, weighted, and of g, each over the size of the former, and the products of the former.
+    """Keeps the last differences of r (weighted) and of g, and the Gram matrix of r's.
+
+    Both differences are divided by the length of r's difference.
 
     Args:
         like: What one iterate looks like. [b, d]

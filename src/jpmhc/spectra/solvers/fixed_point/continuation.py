@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from jpmhc.spectra.solvers.fixed_point.contract import FixedPoints, Problem, Scheme
+from jpmhc.spectra.solvers.fixed_point.contract import NO_IMAGE, FixedPoints, Problem, Scheme
 
 # By how much the height falls from one stage to the next; points that are lost try the next ratio.
 _RATIOS = (4.0, 2.0, 1.4)
@@ -32,7 +32,7 @@ class Equation(ABC):
 
     def image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
         """Return g(x); see `Problem.image`."""
-        return Problem().image(x, index)
+        raise ValueError(NO_IMAGE)
 
     def newton_correction(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return the residual's size and what Newton adds; see `Problem.newton_correction`."""

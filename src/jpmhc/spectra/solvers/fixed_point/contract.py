@@ -9,6 +9,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+# What a scheme that iterates images is told of an equation that has none.
+NO_IMAGE = "this method's equation is given by its Newton corrections alone; use the scheme 'newton'"
+
 
 @dataclass(frozen=True, eq=False)
 class FixedPoints:
@@ -71,7 +74,7 @@ class Problem:
 
     def image(self, x: Tensor, index: Tensor) -> Tensor:
         """Return g(x). [b, d]"""
-        raise ValueError("this method's equation is given by its Newton corrections alone; use the scheme 'newton'")
+        raise ValueError(NO_IMAGE)
 
     def newton_correction(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return the residual's size [b] and what Newton adds to x [b, d]; by differences of g unless overridden."""
