@@ -1,10 +1,12 @@
 """`jpmhc diagnose`: a model of one's own, a Hugging Face folder, and what is said of wrong names."""
 
 import csv
+import sys
 
 import pytest
 import torch
 
+import jpmhc
 from jpmhc import cli
 from tests.cli.running import fails_with
 
@@ -56,6 +58,24 @@ def test_a_hugging_face_folder(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "from the embeddings (embed_tokens; the inputs are integers) to the model's output" in said
     assert "64 x 64" in said
+
+
+def test_a_folder_of_a_wrapped_model(tmp_path, capsys):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=30
+    )
+    jpmhc.wrap(transformers.LlamaModel(config)).save_pretrained(tmp_path / "wrapped")
+    cli.main(["diagnose", str(tmp_path / "wrapped"), "--length", "4", "--out", str(tmp_path / "out")])
+    assert "layers.1.hyper_connections.additions.1" in capsys.readouterr().out
+
+
+def test_a_file_may_import_its_neighbours(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "neighbour_of_model.py").write_text(MODEL)
+    (tmp_path / "main_model.py").write_text("from neighbour_of_model import build")
+    cli.main(["diagnose", f"{tmp_path / 'main_model.py'}:build", "--out", str(tmp_path / "out")])
+    assert "16 x 16" in capsys.readouterr().out
 
 
 def test_a_run_of_training(tmp_path, capsys):

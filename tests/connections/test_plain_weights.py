@@ -76,3 +76,11 @@ def test_another_shape_is_named_and_nothing_is_loaded():
 def test_a_beginning_that_no_weight_has_is_refused():
     with pytest.raises(ValueError, match=r"no weight's name begins with 'zzz\.'; the first one is 'layers\.0\.weight'"):
         jpmhc.load_plain_weights(Connected(), Plain().state_dict(), rename={"zzz.": "body."})
+
+
+def test_what_is_no_dict_is_refused():
+    model = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"weights must be a plain model's state_dict\(\), got Linear"):
+        jpmhc.load_plain_weights(model, model)
+    with pytest.raises(ValueError, match="rename must be a dict of beginnings of names, got list"):
+        jpmhc.load_plain_weights(model, model.state_dict(), ["a"])

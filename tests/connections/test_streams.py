@@ -76,5 +76,9 @@ def test_streams_are_copies():
 def test_bad_input_is_named():
     with pytest.raises(ValueError, match="streams must be a whole number and at least 1"):
         jpmhc.expand_streams(torch.zeros(3), 0)
+    with pytest.raises(ValueError, match=r"a hidden state of shape \[..., d\], got str"):
+        jpmhc.expand_streams("a", 4)
+    with pytest.raises(ValueError, match="a list of HyperConnections, got one HyperConnection"):
+        jpmhc.HyperConnectionStack(make_blocks()[0])
     with pytest.raises(ValueError, match="n, d"):
         jpmhc.reduce_streams(torch.zeros(3))

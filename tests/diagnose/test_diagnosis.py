@@ -253,3 +253,19 @@ def test_single_tokens_that_would_take_too_long_are_left_out(monkeypatch):
 def test_options_are_checked(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         jpmhc.diagnose(nn.Linear(2, 2), torch.randn(1, 2), **options)
+
+
+def test_how_many_layers_the_theory_was_compared_on_is_said():
+    class Between(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(5))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x).tanh()
+            return x
+
+    torch.manual_seed(0)
+    found = jpmhc.diagnose(Between(), torch.randn(2, 3, 8), say=None)
+    assert "the bulk through 1 of 5 layers is" in found.verdict[-1]

@@ -32,6 +32,16 @@ def test_integer_inputs_are_measured_at_the_embeddings():
     )
 
 
+def test_a_map_may_begin_inside_a_layer():
+    """That layer has a part before the map, and is left out of the layers' table."""
+    torch.manual_seed(0)
+    model = TinyLanguageModel().eval()
+    inner = next(name for name, module in model.named_modules() if name.startswith("layers.0.") and module is not model)
+    found = diagnose(model, torch.randint(0, 20, (1, 5)), between=(inner, "norm"))
+    assert found.start == f"the output of {inner}"
+    assert [layer.name for layer in found.layers] == [f"layers.{k}" for k in range(1, len(model.layers))]
+
+
 def test_between_two_modules_is_from_output_to_output():
     model, _ = linear_network(10, 4)
     found = diagnose(model, torch.randn(2, 10), between=("0", "2"))

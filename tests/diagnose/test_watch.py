@@ -74,3 +74,10 @@ def test_a_plain_model_logs_gains_and_a_bare_one_is_refused():
         jpmhc.diagnose.watch(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="every must be a whole number"):
         jpmhc.diagnose.watch(model, every=0)
+
+
+def test_what_cannot_be_watched_is_one_sentence():
+    with pytest.raises(ValueError, match=r"the model must be a torch\.nn\.Module, got int"):
+        jpmhc.diagnose.watch(3)
+    with pytest.raises(ValueError, match="log must be a function of the step and the numbers, got 3"):
+        jpmhc.diagnose.watch(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), log=3)

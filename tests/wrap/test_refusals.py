@@ -147,6 +147,7 @@ def test_a_model_that_is_not_wrapped():
         ({"inputs": None}, "cannot guess what Stack is called with: give inputs="),
         ({"inputs": 3}, "inputs must be a tensor, a tuple of arguments or a dict of them, got int"),
         ({"layers": [nn.Linear(2, 2)]}, "layers must be modules of the model, got a Linear"),
+        ({"layers": 3}, "layers must be modules of the model, got 3"),
         ({"layers": []}, "layers must have at least one module"),
         ({"mixer": "blender"}, "no mixer is called 'blender'"),
         ({"streams": 0}, "streams must be"),
@@ -216,3 +217,23 @@ def test_a_skipped_layer_is_an_error():
     model = jpmhc.wrap(Stack(Block(12) for _ in range(2)), inputs=X)
     with pytest.raises(RuntimeError, match=r"blocks\.1: expected the 4 streams of the layer before it"):
         model.blocks[1](torch.randn(2, 4, 12))
+
+
+def test_layers_that_are_left_out_at_the_end_are_an_error():
+    """The streams would leave the model in the place of its hidden state."""
+    torch.manual_seed(0)
+    model = jpmhc.wrap(Stack(Block(12) for _ in range(3)), inputs=X)
+    model.head = nn.Identity()
+    model(X)
+    model.blocks = model.blocks[:2]
+    with pytest.raises(
+        RuntimeError, match=r"returned streams \[2, 6, 4, 12\], because not all of its layers blocks.0 to"
+    ):
+        model(X)
+
+
+def test_what_cannot_be_unwrapped_or_loaded():
+    with pytest.raises(ValueError, match="this int is not wrapped"):
+        jpmhc.unwrap(3)
+    with pytest.raises(ValueError, match=r"takes a class such as AutoModelForCausalLM and then a folder, got 'there'"):
+        jpmhc.load_wrapped("there", Stack)

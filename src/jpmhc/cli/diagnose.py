@@ -1,5 +1,6 @@
 """The command `jpmhc diagnose`."""
 
+import functools
 import importlib
 import importlib.util
 import sys
@@ -128,6 +129,7 @@ def _find_function(place: str, name: str) -> Callable[[], Any]:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
+        sys.path.insert(0, str(Path(place).resolve().parent))  # the file may import its neighbours
         spec.loader.exec_module(module)
     else:
         if importlib.util.find_spec(place.partition(".")[0]) is None:
@@ -140,11 +142,15 @@ def _find_function(place: str, name: str) -> Callable[[], Any]:
 
 
 def _load_hugging_face(name: str, text: str | None, length: int) -> tuple[nn.Module, Any]:
-    from transformers import AutoModel, AutoTokenizer
+    from transformers import AutoConfig, AutoModel, AutoTokenizer
+
+    from jpmhc.wrap.pretrained import is_wrapped, load_wrapped
 
     if not Path(name).is_dir() and name.count("/") > 1:
         raise ValueError(f"there is no folder {name}; a model of your own is named FILE.py:FUNCTION")
-    model = AutoModel.from_pretrained(name).eval()
+    config = AutoConfig.from_pretrained(name)
+    load = functools.partial(load_wrapped, AutoModel) if is_wrapped(config) else AutoModel.from_pretrained
+    model = load(name).eval()
     if text is not None:
         if Path(name).is_dir() and not any(Path(name).glob("*token*")):
             raise ValueError(f"the folder {name} holds no tokenizer: leave --text out, or save the tokenizer there too")

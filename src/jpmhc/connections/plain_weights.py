@@ -23,6 +23,10 @@ def load_plain_weights(
         weights: The plain model's `state_dict()`.
         rename: The beginnings of names that differ, {plain model's: this model's}; the longest that fits is replaced.
     """
+    if not isinstance(weights, Mapping):
+        raise ValueError(f"weights must be a plain model's state_dict(), got {type(weights).__name__}")
+    if not isinstance(rename or {}, Mapping):
+        raise ValueError(f"rename must be a dict of beginnings of names, got {type(rename).__name__}")
     rename = rename or {}
     for beginning in rename:
         if not any(name.startswith(beginning) for name in weights):

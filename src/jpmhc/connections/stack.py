@@ -55,6 +55,8 @@ class HyperConnectionStack(nn.Module):
         recompute: int | str | None = None,
     ) -> None:
         super().__init__()
+        if isinstance(connections, nn.Module) and not isinstance(connections, nn.ModuleList | nn.Sequential):
+            raise ValueError(f"a stack is made of a list of HyperConnections, got one {type(connections).__name__}")
         self.connections = nn.ModuleList(connections)
         checks.switch(reduce, "reduce")
         if expand is not None:

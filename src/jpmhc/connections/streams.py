@@ -15,6 +15,8 @@ _ROUNDED = 1e-3  # by how much of the largest number equal streams may differ af
 def expand_streams(x: Tensor, streams: int) -> Tensor:
     """Copy a hidden state into n equal streams. [..., d] → [..., n, d]"""
     checks.at_least_one(streams, "streams")
+    if not isinstance(x, Tensor):
+        raise ValueError(f"expected a hidden state of shape [..., d], got {type(x).__name__}")
     if x.ndim < 1:
         raise ValueError("expected a hidden state of shape [..., d], got a single number")
     return x.unsqueeze(-2).repeat_interleave(streams, -2)

@@ -98,7 +98,11 @@ def find_ends(
             in the place of a name, or of both, is the model's input or output.
         call: The borrowed model.
     """
-    if between is not None and (isinstance(between, str) or len(between) != 2):
+    if between is not None and not (
+        isinstance(between, tuple | list)
+        and len(between) == 2
+        and all(name is None or isinstance(name, str) for name in between)
+    ):
         raise ValueError(f"between must be two names of modules, such as ('embed', 'norm'), not {between!r}")
     first, last = between or (None, None)
     stop = None if last is None else _find_module(model, last)

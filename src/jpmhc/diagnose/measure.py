@@ -146,7 +146,9 @@ class _Work:
         self.progress = progress
         self.notes: list[str] = []
         self.found_layers = find_layers(model)
-        x, y, self.calls, self.saved = self._run_with_graph()
+        x, y, calls, self.saved = self._run_with_graph()
+        # A layer inside of which the map begins has a part before it.
+        self.calls = [call for call in calls if call.before.requires_grad and call.output.requires_grad]
         name = f"from {ends.start_name} to {ends.stop_name}"
         self.at = linearise(lambda start: run_between(ends, call, start)[1], x, y, self._positions(x, y), name, seed)
         self.chain = longest_chain(self.calls)
@@ -284,7 +286,7 @@ class _Work:
         Args:
             comparisons: Single tokens beside the theory, whose mean is what it says of the gradients.
         """
-        calls = [call for call in self.calls if call.output.requires_grad]
+        calls = self.calls
         if not calls:
             return []
         gradients = measure_gradients(calls, self.at.y, self._vectors(self.at.y.numel(), self.seed + 1))

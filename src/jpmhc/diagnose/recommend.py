@@ -137,6 +137,8 @@ def recommend(
     fits_memory(100 * 8 * depth * streams**2, f"the theory of {depth} layers with {streams} streams")
     choice(norm, NORMS, "norm")
     drift = to_positive_number(drift, "drift")
+    if not isinstance(scales, tuple | list) or len(scales) != 2:
+        raise ValueError(f"scales must be two numbers, one for each matrix of a sublayer, not {scales!r}")
     names = [name for name in MIXERS if MIXERS[name].why_not(streams) is None] if mixers is None else list(mixers)
     if isinstance(mixers, str) or not names:
         raise ValueError(f"mixers must be one or more names in a list, such as ['cayley', 'rotation'], not {mixers!r}")

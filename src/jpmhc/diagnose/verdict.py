@@ -132,7 +132,9 @@ def _describe_bulk(found: Diagnosis, known: Sequence[TheoryComparison]) -> str:
         ks = max(ks, float(np.mean(own)))
     elif found.streams is not None:
         numbers, which = f"{numbers}; the model's own map was not compared", "the bulk of all streams"
-    return f"{which} is {'as' if ks < _AGREES else 'not as'} the theory predicts ({numbers})"
+    compared = max(len(item.gains) for item in known)
+    part = f" through {compared} of {len(found.layers)} layers" if compared < len(found.layers) else ""
+    return f"{which}{part} is {'as' if ks < _AGREES else 'not as'} the theory predicts ({numbers})"
 
 
 def _describe_tail(known: Sequence[TheoryComparison]) -> str:

@@ -45,7 +45,11 @@ def watch(
         ...     train(model)
         >>> seen.records[-1]["similarity"]
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
     checks.to_whole_number(every, "every")
+    if log is not None and not callable(log):
+        raise ValueError(f"log must be a function of the step and the numbers, got {checks.quote(log)}")
     layers = find_layers(model)
     if not layers:
         raise ValueError("this model has no hyper-connections and no list of layers, so there is nothing to watch")

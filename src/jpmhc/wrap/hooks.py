@@ -1,11 +1,13 @@
 """The hooks that make a layer's hidden state streams and turn it back, and what a wrapped layer carries."""
 
 import functools
+import itertools
 from typing import Any
 
 from torch import Tensor, nn
 
 from jpmhc.connections import reduce_streams
+from jpmhc.connections.hyper import first_of
 from jpmhc.wrap.modules import StreamModule
 from jpmhc.wrap.onward import connection_onward, hand_onward, link_layers, take_onward, unlink_layer
 from jpmhc.wrap.recipe import CHILD, LayerConnections
@@ -86,6 +88,44 @@ def _reduce_entries(value: Any, wide: frozenset[tuple[int, ...]], named: bool) -
     return type(value)(reduce_streams(entry) if is_streams(entry) else entry for entry in states)
 
 
+def refuse_streams(shape: tuple[int, ...], names: str, module: nn.Module, args: Any, output: Any) -> None:
+    """After the module that calls a chain of layers: refuse streams in the place of its hidden state.
+
+    Args:
+        shape: The number of dimensions and the last two sizes of the chain's streams.
+        names: The first and the last layer of the chain.
+        module: The module.
+        args: Its arguments.
+        output: Its output: a hidden state, or a tuple or dict whose first entry is one.
+    """
+    first = next(iter(output.values()), None) if isinstance(output, dict) else first_of(output)
+    if isinstance(first, Tensor) and (first.ndim, *first.shape[-2:]) == shape:
+        raise RuntimeError(
+            f"{type(module).__name__} returned streams {list(first.shape)}, because not all of its layers {names} were "
+            "called, as they were when the model was wrapped: unwrap the model before you run fewer of them"
+        )
+
+
+def _list_chains(layers: list[LayerConnections]) -> list[list[LayerConnections]]:
+    """Return the runs of layers that hand streams to each other."""
+    chains: list[list[LayerConnections]] = []
+    for held in layers:
+        if held.plan.first or not chains:
+            chains.append([])
+        chains[-1].append(held)
+    return chains
+
+
+def _find_caller(model: nn.Module, names: list[str]) -> nn.Module:
+    """Return the innermost module that contains all these layers and is no mere list of them."""
+    parts = [name.split(".")[:-1] for name in names]
+    common = list(itertools.takewhile(lambda level: len(set(level)) == 1, zip(*parts)))
+    path = [level[0] for level in common]
+    while path and isinstance(model.get_submodule(".".join(path)), nn.ModuleList | nn.ModuleDict):
+        path.pop()
+    return model.get_submodule(".".join(path))
+
+
 def install(model: nn.Module, layers: list[LayerConnections]) -> None:
     """Give each layer its connections and hooks, and the modules around the layers a hook on their hidden states."""
     around = set()
@@ -104,6 +144,12 @@ def install(model: nn.Module, layers: list[LayerConnections]) -> None:
         module = model.get_submodule(name)
         if not isinstance(module, nn.ModuleList | nn.ModuleDict):
             module.register_forward_hook(functools.partial(reduce_hidden_states, wide))
+    for chain in _list_chains(layers):
+        names = [held.plan.name for held in chain]
+        if len(chain) > 1:
+            shape = (chain[0].plan.ndim + 1, chain[0].recipe.streams, chain[0].plan.dim)
+            check = functools.partial(refuse_streams, shape, f"{names[0]} to {names[-1]}")
+            _find_caller(model, names).register_forward_hook(check)
     link_layers(model, [held.plan for held in layers])
 
 
@@ -112,7 +158,7 @@ def uninstall(model: nn.Module) -> None:
     for module in model.modules():
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             for key, hook in list(hooks.items()):
-                ours = getattr(hook, "func", hook) in (begin, end, reduce_hidden_states)
+                ours = getattr(hook, "func", hook) in (begin, end, reduce_hidden_states, refuse_streams)
                 if ours or isinstance(getattr(hook, "__self__", None), StreamModule):
                     del hooks[key]
                     module._forward_pre_hooks_with_kwargs.pop(key, None)

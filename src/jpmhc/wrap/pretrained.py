@@ -6,6 +6,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
+from jpmhc import checks
 from jpmhc.wrap.hooks import install
 from jpmhc.wrap.plan import LayerPlan
 from jpmhc.wrap.recipe import CHILD
@@ -29,15 +30,19 @@ def load_wrapped(auto_class: Any, name_or_path: Any, **kwargs: Any) -> Any:
     """
     from transformers import AutoConfig
 
+    if not hasattr(auto_class, "from_pretrained") or not isinstance(name_or_path, str | Path):
+        raise ValueError(
+            "load_wrapped takes a class such as AutoModelForCausalLM and then a folder, got "
+            f"{checks.quote(auto_class)} and {checks.quote(name_or_path)}"
+        )
     is_path = isinstance(name_or_path, Path) or name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1
     if is_path and not Path(name_or_path).is_dir():
         raise ValueError(f"there is no folder {name_or_path}")
     place = {key: kwargs[key] for key in WHERE if key in kwargs}
     config = copy.deepcopy(kwargs.pop("config", None) or AutoConfig.from_pretrained(name_or_path, **place))
-    fusions = getattr(config, "fusion_config", None) or {}
-    if NOTE not in fusions:
+    if not is_wrapped(config):
         for part in getattr(config, "sub_configs", ()):
-            if NOTE in (getattr(getattr(config, part, None), "fusion_config", None) or {}):
+            if is_wrapped(getattr(config, part, None)):
                 raise ValueError(
                     f"in {name_or_path} the part of {part} was wrapped as a model of its own, which cannot be loaded "
                     "inside another: wrap the whole model with layers="
@@ -47,6 +52,7 @@ def load_wrapped(auto_class: Any, name_or_path: Any, **kwargs: Any) -> Any:
         raise ValueError(
             f"{name_or_path} is quantised: load the plain model, wrap it, and load the connections' weights into it"
         )
+    fusions = config.fusion_config
     config.fusion_config = {key: value for key, value in fusions.items() if key != NOTE} or None
     preparation = _preparation_class()(fusions[NOTE])
     wants_report = kwargs.pop("output_loading_info", False)
@@ -57,6 +63,11 @@ def load_wrapped(auto_class: Any, name_or_path: Any, **kwargs: Any) -> Any:
         for key in sorted(key for key in keys if f".{CHILD}." in f".{key}"):
             raise ValueError(f"the weights of {name_or_path} {said} {key}, against what its configuration says")
     return (model, report) if wants_report else model
+
+
+def is_wrapped(config: Any) -> bool:
+    """Say whether a configuration of `transformers` is that of a wrapped model."""
+    return NOTE in (getattr(config, "fusion_config", None) or {})
 
 
 @functools.cache

@@ -93,7 +93,7 @@ def unwrap(model: nn.Module, force: bool = False) -> nn.Module:
     Returns:
         The model itself.
     """
-    wrapped = wrapped_layers(model)
+    wrapped = wrapped_layers(model) if isinstance(model, nn.Module) else {}
     if not wrapped:
         raise ValueError(f"this {type(model).__name__} is not wrapped")
     for name, held in wrapped.items():
@@ -110,6 +110,8 @@ def unwrap(model: nn.Module, force: bool = False) -> nn.Module:
 
 def _names_of(model: nn.Module, layers: Iterable[nn.Module]) -> list[str]:
     known = {id(module): name for name, module in model.named_modules()}
+    if not isinstance(layers, Iterable):
+        raise ValueError(f"layers must be modules of the model, got {layers!r}")
     layers = list(layers)
     for layer in layers:
         if id(layer) not in known:
