@@ -86,25 +86,18 @@ def normalise(
     first: str,
 ) -> Tensor:
     """Do what `project` does, with settings that have been checked."""
+    if first == "columns":
+        return normalise(logits.mT, iterations, tolerance, gradient, eps, clamp, "rows").mT
     logits = checks.single_or_double(logits)
     with checks.without_autocast(logits):
-        matrix = _normalise_rows_first(
-            logits.mT if first == "columns" else logits, iterations, tolerance, gradient, eps, clamp
-        )
-    return matrix.mT if first == "columns" else matrix
-
-
-def _normalise_rows_first(
-    logits: Tensor, iterations: int, tolerance: float | None, gradient: str, eps: float, clamp: float | None
-) -> Tensor:
-    if eps:
-        return _iterate(logits if clamp is None else logits.clamp(-clamp, clamp), iterations, eps)
-    assert clamp is not None  # check_settings
-    if gradient == "unrolled" or not _is_differentiated():
-        return _sinkhorn(logits, iterations, tolerance, clamp)
-    # A jvp on the Function breaks compiled backward in torch 2.13.
-    function = _Projection if torch.compiler.is_compiling() else _ForwardModeProjection
-    return function.apply(logits, iterations, tolerance, gradient == "direct", clamp)[0]
+        if eps:
+            return _iterate(logits if clamp is None else logits.clamp(-clamp, clamp), iterations, eps)
+        assert clamp is not None  # check_settings
+        if gradient == "unrolled" or not _is_differentiated():
+            return _sinkhorn(logits, iterations, tolerance, clamp)
+        # A jvp on the Function breaks compiled backward in torch 2.13.
+        function = _Projection if torch.compiler.is_compiling() else _ForwardModeProjection
+        return function.apply(logits, iterations, tolerance, gradient == "direct", clamp)[0]
 
 
 def violation(matrix: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ A mixer says how many logits it needs, which logits it starts from, and how logi
 streams to themselves (H has row sums 1) and stays away from the corners of its set, where gradients die.
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -31,8 +32,8 @@ class TritonForm:
         logits: How many logits make one matrix.
         rows: Rows of M, a power of two.
         columns: Columns of M, a power of two.
-        entries: `entries(F)` returns which logit is entry (i, j) of M, and its sign: 0 where M has none, -1 where it
-            is the negative of a logit that has a place of its own.
+        entries: `entries(F)` returns which logit is entry (i, j) of M, and its sign. +1: the entry is the logit itself;
+            -1: its negative, and the logit has a place of its own; 0: padding.
         mix: `mix(m, F)` returns H. [tokens, rows, columns] → [tokens, n, n]
         derivative: `derivative(m, h, grad, F)` returns the gradient of the logits from that of H, each at its place in
             M with the sign +1; other places are not looked at. A logit that stands twice, as in a skew matrix, needs
@@ -134,6 +135,11 @@ class Mixer(SettingsModule, ABC):
 
     def extra_repr(self) -> str:
         return f"streams={self.streams}, logits={self.logits}"
+
+
+def start_logit(choices: int) -> float:
+    """Return the logit of one choice among so many that leaves `START_MASS` for the others, whose logits are zero."""
+    return math.log((1 - START_MASS) * (choices - 1) / START_MASS) if choices > 1 else 0.0
 
 
 def check_stream_count(mixer: type[Mixer], streams: int) -> None:

@@ -1,13 +1,11 @@
 """Circulant mixing: weighted cyclic shifts of the streams."""
 
-import math
-
 import torch
 from torch import Tensor
 
 from jpmhc import checks
 from jpmhc.manifolds import birkhoff
-from jpmhc.mixers.base import START_MASS, Mixer, TritonForm
+from jpmhc.mixers.base import Mixer, TritonForm, start_logit
 
 
 class Circulant(Mixer):
@@ -19,8 +17,7 @@ class Circulant(Mixer):
         super().__init__(streams, streams)
 
     def start(self) -> Tensor:
-        stay = math.log((1 - START_MASS) * (self.streams - 1) / START_MASS) if self.streams > 1 else 0.0
-        return torch.tensor([stay, *[0.0] * (self.streams - 1)], dtype=torch.float64)
+        return torch.tensor([start_logit(self.streams), *[0.0] * (self.streams - 1)], dtype=torch.float64)
 
     def forward(self, logits: Tensor) -> Tensor:
         n = self.streams

@@ -7,7 +7,7 @@ import torch
 from jpmhc import checks
 from jpmhc.mixers.permutation import Permutation
 
-MOST_STREAMS = 5  # 120 permutations; six streams would need 720 logits
+MOST_PERMUTED = 5  # 120 permutations; six streams would need 720 logits
 
 
 class MHCLite(Permutation):
@@ -22,8 +22,8 @@ class MHCLite(Permutation):
 
     @classmethod
     def why_not(cls, streams: int) -> str | None:
-        if streams > MOST_STREAMS:
+        if streams > MOST_PERMUTED:
             return (
-                f"the mhc_lite mixer keeps all n! permutations and takes at most {MOST_STREAMS} streams, got {streams}"
+                f"the mhc_lite mixer keeps all n! permutations and takes at most {MOST_PERMUTED} streams, got {streams}"
             )
         return super().why_not(streams)

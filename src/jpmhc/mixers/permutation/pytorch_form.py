@@ -8,7 +8,7 @@ from torch import Tensor
 
 from jpmhc import checks
 from jpmhc.manifolds import permutation
-from jpmhc.mixers.base import START_MASS, Mixer, TritonForm
+from jpmhc.mixers.base import Mixer, TritonForm, start_logit
 
 
 class Permutation(Mixer):
@@ -48,10 +48,8 @@ class Permutation(Mixer):
     def start(self) -> Tensor:
         """Put most of the mass on the identity; a basis without it starts from the plain average."""
         identity = tuple(range(self.streams))
-        if self.logits == 1 or identity not in self.perms:
-            return torch.zeros(self.logits)
-        mass = math.log((1 - START_MASS) * (self.logits - 1) / START_MASS)
-        return torch.tensor([mass if perm == identity else 0.0 for perm in self.perms], dtype=torch.float64)
+        stay = start_logit(self.logits)
+        return torch.tensor([stay if perm == identity else 0.0 for perm in self.perms], dtype=torch.float64)
 
     def forward(self, logits: Tensor) -> Tensor:
         return permutation.mix(logits, permutation.indicator(self.basis))

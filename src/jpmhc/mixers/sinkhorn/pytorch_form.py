@@ -1,13 +1,11 @@
 """Manifold-constrained hyper-connections (mHC): doubly stochastic matrices, by Sinkhorn–Knopp."""
 
-import math
-
 import torch
 from torch import Tensor
 
 from jpmhc import checks
 from jpmhc.manifolds import birkhoff
-from jpmhc.mixers.base import START_MASS, Mixer, TritonForm
+from jpmhc.mixers.base import Mixer, TritonForm, start_logit
 
 
 class Sinkhorn(Mixer):
@@ -46,10 +44,7 @@ class Sinkhorn(Mixer):
         self.eps, self.clamp, self.first, self.transposed = eps, clamp, first, transposed
 
     def start(self) -> Tensor:
-        if self.streams == 1:
-            return torch.zeros(1)
-        diagonal = math.log((1 - START_MASS) * (self.streams - 1) / START_MASS)
-        return (diagonal * torch.eye(self.streams, dtype=torch.float64)).flatten()
+        return (start_logit(self.streams) * torch.eye(self.streams, dtype=torch.float64)).flatten()
 
     def forward(self, logits: Tensor) -> Tensor:
         matrix = logits.unflatten(-1, (self.streams, self.streams))

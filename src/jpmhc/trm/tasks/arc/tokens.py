@@ -10,7 +10,6 @@ from jpmhc.trm.tasks.arc.augment import Layout
 from jpmhc.trm.tasks.arc.puzzles import COLOURS
 from jpmhc.trm.tasks.batch import PAD
 
-EOS = 1
 FIRST_COLOUR = 2
 VOCABULARY = 12
 
@@ -37,7 +36,8 @@ def encode_grids(
     tokens = np.full((len(i), side, side), PAD, np.uint8)
     row, cells, inside = _read(memory, layout, i, j, in_rows, in_columns)
     tokens.reshape(-1)[inside] = colours.reshape(-1)[COLOURS * row + cells] + np.uint8(FIRST_COLOUR)
-    tokens |= (i == layout.height[:, None])[:, :, None] & in_columns[:, None, :]  # EOS is 1, and PAD | 1 is EOS
+    # Around the grid the tokens are PAD, which is 0, and 0 | True is 1, the end.
+    tokens |= (i == layout.height[:, None])[:, :, None] & in_columns[:, None, :]
     tokens |= in_rows[:, :, None] & (j == layout.width[:, None])[:, None, :]
     return tokens.reshape(len(tokens), side * side)
 
