@@ -25,8 +25,7 @@ def accelerate(model: nn.Module, kernels: str = "auto") -> nn.Module:
         raise ValueError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
     runners: dict[str, Any] = {}
     for dialect in DIALECTS.values():
-        runners |= dict.fromkeys(getattr(dialect, "LAYERS", ()), getattr(dialect, "Layer", None))
-        runners |= dict.fromkeys(getattr(dialect, "HEADS", ()), getattr(dialect, "Head", None))
+        runners |= getattr(dialect, "RUNNERS", {})
     found = [(name, module) for name, module in model.named_modules() if type(module).__name__ in runners]
     if not found:
         known = ", ".join(sorted(name for name in runners if "Layer" in name))

@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import Tensor
 
-from jpmhc.connections import HyperConnection
 from jpmhc.connections.head import read_streams
 from jpmhc.dialects import keys, mhc
 from jpmhc.dialects.layers import ConnectedLayer
@@ -20,8 +19,7 @@ _NAMINGS = {
     "original": keys.Naming(
         "",
         {
-            "layers.{}.attn": "layers.{}.hc_attn_[part]",
-            "layers.{}.ffn": "layers.{}.hc_ffn_[part]",
+            **mhc.LAYERS_WITH_TENSORS,
             "mtp.{}.attn": "mtp.{}.hc_attn_[part]",
             "mtp.{}.ffn": "mtp.{}.hc_ffn_[part]",
             "mtp.{}.head": "mtp.{}.hc_head_[part]",
@@ -32,16 +30,10 @@ _NAMINGS = {
 }
 DIALECT = mhc.Dialect("DeepSeek-V4", _NAMINGS, mhc.MARKER)
 load, dump = DIALECT.load, DIALECT.dump
-LAYERS = ("DeepseekV4DecoderLayer",)
-HEADS = ("DeepseekV4HyperHead",)
 
 
 class Layer(ConnectedLayer):
     """Runs a decoder layer of `transformers` with our connections, which borrow the layer's parameters."""
-
-    def __init__(self, layer: Any, name: str, kernels: str) -> None:
-        parts = ("attn_hc", "ffn_hc")
-        super().__init__(layer, *(borrow(getattr(layer, part), f"{name}.{part}", kernels) for part in parts))
 
     def forward(self, hidden_states: Tensor, input_ids: Tensor | None = None, **kwargs: Any) -> Tensor:
         layer = self.layer
@@ -62,15 +54,4 @@ class Head:
         return read_streams(x, head.hc_fn * head.hc_scale, head.hc_base, head.input_norm.eps, head.eps)
 
 
-def borrow(connection: Any, name: str, kernels: str) -> HyperConnection:
-    """Make our connection on the parameters and settings of one of `transformers`."""
-    return mhc.make_scaled_connection(
-        connection,
-        connection.hc_mult,
-        connection.hc_sinkhorn_iters,
-        connection.hc_eps,
-        connection.input_norm.eps,
-        borrowed=True,
-        what=name,
-        kernels=kernels,
-    )
+RUNNERS = {"DeepseekV4DecoderLayer": Layer, "DeepseekV4HyperHead": Head}

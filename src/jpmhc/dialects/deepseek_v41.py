@@ -6,13 +6,9 @@ The first sublayer reads stream 0, and the read of the last connection takes the
 
 from jpmhc.dialects import keys, mhc
 
-_TEMPLATES = {
-    "layers.{}.attn": "layers.{}.hc_attn_[part]",
-    "layers.{}.ffn": "layers.{}.hc_ffn_[part]",
-}
 _NAMINGS = {
-    "huggingface": keys.Naming("model.", _TEMPLATES, mhc.SAME_NAMES),
-    "original": keys.Naming("", _TEMPLATES, mhc.SAME_NAMES),
+    "huggingface": keys.Naming("model.", mhc.LAYERS_WITH_TENSORS, mhc.SAME_NAMES),
+    "original": keys.Naming("", mhc.LAYERS_WITH_TENSORS, mhc.SAME_NAMES),
 }
 # The draft layers below "mtp" have connections of another kind.
 DIALECT = mhc.Dialect("DeepSeek-V4.1", _NAMINGS, r"(?<!mtp)\.\d+\.hc_(attn|ffn|head)|^hc_head")

@@ -5,33 +5,19 @@ from typing import Any
 from torch import Tensor
 
 from jpmhc.dialects import keys, mhc
-from jpmhc.dialects.deepseek_v4 import borrow
 from jpmhc.dialects.layers import ConnectedLayer
 
 _PREFIX = "model.language_model."
 _NAMINGS = {
-    "huggingface": keys.Naming(
-        _PREFIX,
-        {"layers.{}.attn": "layers.{}.attn_hc.[part]", "layers.{}.ffn": "layers.{}.ffn_hc.[part]"},
-        mhc.SAME_NAMES,
-    ),
-    "original": keys.Naming(
-        _PREFIX,
-        {"layers.{}.attn": "layers.{}.hc_attn_[part]", "layers.{}.ffn": "layers.{}.hc_ffn_[part]"},
-        mhc.SAME_NAMES,
-    ),
+    "huggingface": keys.Naming(_PREFIX, mhc.LAYERS_WITH_MODULES, mhc.SAME_NAMES),
+    "original": keys.Naming(_PREFIX, mhc.LAYERS_WITH_TENSORS, mhc.SAME_NAMES),
 }
 DIALECT = mhc.Dialect("GLM-5.3-Flash", _NAMINGS, mhc.MARKER, norm_eps=1e-5, mean_head=True)
 load, dump = DIALECT.load, DIALECT.dump
-LAYERS = ("Glm5NextTextDecoderLayer",)
 
 
 class Layer(ConnectedLayer):
     """Runs a decoder layer of `transformers` with our connections, which borrow the layer's parameters."""
-
-    def __init__(self, layer: Any, name: str, kernels: str) -> None:
-        parts = ("attn_hc", "ffn_hc")
-        super().__init__(layer, *(borrow(getattr(layer, part), f"{name}.{part}", kernels) for part in parts))
 
     def forward(
         self,
@@ -62,3 +48,6 @@ class Layer(ConnectedLayer):
             )
         x, h, state = self.attention.write_read(hidden_states, y, state, self.feedforward)
         return self.end(x, layer.mlp(layer.post_attention_layernorm(h)), state), selected
+
+
+RUNNERS = {"Glm5NextTextDecoderLayer": Layer}

@@ -27,9 +27,6 @@ _NAMINGS = {
 }
 DIALECT = mhc.Dialect("HY-V4", _NAMINGS, r"(^|\.)(hc_(attn_layer|mlp_layer|head)|(attn|ffn)_hc)\.", skip="the identity")
 dump = DIALECT.dump
-LAYERS = ("HYV4DecoderLayer",)
-HEADS = ("HYV4HyperHead",)
-__all__ = ["HEADS", "LAYERS", "Head", "Layer", "dump", "load"]
 
 
 def load(
@@ -58,9 +55,20 @@ def load(
 class Layer(ConnectedLayer):
     """Runs a decoder layer of `transformers` with our connections, which borrow the layer's parameters."""
 
-    def __init__(self, layer: Any, name: str, kernels: str) -> None:
-        parts = ("attn_hc", "ffn_hc")
-        super().__init__(layer, *(_borrow(getattr(layer, part), f"{name}.{part}", kernels) for part in parts))
+    @staticmethod
+    def borrow(connection: Any, name: str, kernels: str) -> HyperConnection:
+        return mhc.make_scaled_connection(
+            connection,
+            connection.hc_mult,
+            None,
+            connection.hc_eps,
+            connection.input_norm.eps,
+            borrowed=True,
+            what=name,
+            kernels=kernels,
+            write_peak=connection.hc_post_magnitude,
+            write_eps=connection.hc_eps,
+        )
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         layer = self.layer
@@ -70,16 +78,4 @@ class Layer(ConnectedLayer):
         return self.end(x, layer.mlp(layer.post_attention_layernorm(h)), state), selected
 
 
-def _borrow(connection: Any, name: str, kernels: str) -> HyperConnection:
-    return mhc.make_scaled_connection(
-        connection,
-        connection.hc_mult,
-        None,
-        connection.hc_eps,
-        connection.input_norm.eps,
-        borrowed=True,
-        what=name,
-        kernels=kernels,
-        write_peak=connection.hc_post_magnitude,
-        write_eps=connection.hc_eps,
-    )
+RUNNERS = {"HYV4DecoderLayer": Layer, "HYV4HyperHead": Head}

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from jpmhc.connections import HyperConnection
 from jpmhc.connections.ahead import ReadAhead, keep_read, may_read_ahead, use_read
+from jpmhc.dialects.mhc import make_scaled_connection
 
 
 class ConnectedLayer:
@@ -14,17 +15,35 @@ class ConnectedLayer:
 
     Args:
         layer: The layer of `transformers`.
-        attention: The connection around its attention.
-        feedforward: The connection around its MLP.
+        name: Its name in the model, for messages.
+        kernels: As in `HyperConnection`.
 
     Attributes:
+        attention: The connection around its attention.
+        feedforward: The connection around its MLP.
         following: The layer after this one, if there is one.
     """
 
-    def __init__(self, layer: Any, attention: HyperConnection, feedforward: HyperConnection) -> None:
-        self.layer, self.attention, self.feedforward = layer, attention, feedforward
+    def __init__(self, layer: Any, name: str, kernels: str) -> None:
+        self.layer = layer
+        self.attention = self.borrow(layer.attn_hc, f"{name}.attn_hc", kernels)
+        self.feedforward = self.borrow(layer.ffn_hc, f"{name}.ffn_hc", kernels)
         self.following: ConnectedLayer | None = None
         self.ahead: ReadAhead | None = None
+
+    @staticmethod
+    def borrow(connection: Any, name: str, kernels: str) -> HyperConnection:
+        """Make our connection on the parameters and settings of one of `transformers`, as DeepSeek-V4 has them."""
+        return make_scaled_connection(
+            connection,
+            connection.hc_mult,
+            connection.hc_sinkhorn_iters,
+            connection.hc_eps,
+            connection.input_norm.eps,
+            borrowed=True,
+            what=name,
+            kernels=kernels,
+        )
 
     def begin(self, x: Tensor) -> tuple[Tensor, Any]:
         """Read for the attention, unless the layer before has done so. Return its input and the state."""

@@ -18,16 +18,17 @@ PARTS = ("fn", "base", "scale")
 SCALES = ("read_scale", "write_scale", "skip_scale")
 MARKER = r"(^|\.)hc_|_hc\."  # in every key of a connection of DeepSeek-V4, or of one that it does not know
 SAME_NAMES = {"": {part: part for part in PARTS}}  # of a model that calls the parts as we do
+# How a layer names the tensors of its two connections: in a module for each connection, or as its own.
+LAYERS_WITH_MODULES = {
+    "layers.{}.attn": "layers.{}.attn_hc.[part]",
+    "layers.{}.ffn": "layers.{}.ffn_hc.[part]",
+}
+LAYERS_WITH_TENSORS = {
+    "layers.{}.attn": "layers.{}.hc_attn_[part]",
+    "layers.{}.ffn": "layers.{}.hc_ffn_[part]",
+}
 # The names that `transformers` gives to the connections and the head of several families.
-TRANSFORMERS_NAMES = Naming(
-    "model.",
-    {
-        "layers.{}.attn": "layers.{}.attn_hc.[part]",
-        "layers.{}.ffn": "layers.{}.ffn_hc.[part]",
-        "head": "hc_head.hc_[part]",
-    },
-    SAME_NAMES,
-)
+TRANSFORMERS_NAMES = Naming("model.", {**LAYERS_WITH_MODULES, "head": "hc_head.hc_[part]"}, SAME_NAMES)
 
 
 @dataclass(frozen=True)

@@ -35,10 +35,6 @@ NAMINGS = {
 MARKER = r"(^|\.)((attn|mlp)_hyper_connection|hyper_connection_mixer)\."
 
 
-LAYERS = ("Qwen4ExpTextDecoderLayer",)
-HEADS = ("Qwen4ExpTextGatedResidual",)
-
-
 class GatedResidual(nn.Module):
     """Reads n streams channel by channel and writes to them beside the identity; without `inject` it is a head.
 
@@ -161,7 +157,7 @@ def dump(
     }
 
 
-class Head:
+class GatedResidualRunner:
     """Runs a gated residual of `transformers` on our arithmetic: the model's head, or a connection called alone."""
 
     def __init__(self, module: Any, name: str, kernels: str) -> None:
@@ -198,8 +194,8 @@ class Layer:
 
     def __init__(self, layer: Any, name: str, kernels: str) -> None:
         self.layer = layer
-        self.attention = Head(layer.attn_hyper_connection, f"{name}.attn_hyper_connection", kernels)
-        self.feedforward = Head(layer.mlp_hyper_connection, f"{name}.mlp_hyper_connection", kernels)
+        self.attention = GatedResidualRunner(layer.attn_hyper_connection, f"{name}.attn_hyper_connection", kernels)
+        self.feedforward = GatedResidualRunner(layer.mlp_hyper_connection, f"{name}.mlp_hyper_connection", kernels)
 
     def forward(
         self,
@@ -227,3 +223,6 @@ class Layer:
         x, h, weights = self.feedforward.run(write_read_gated, x, y.flatten(0, -2), weights)
         y = layer.mlp(h.reshape(wanted))
         return self.feedforward.run(write_gated, x, y.flatten(0, -2), weights).reshape(wanted)
+
+
+RUNNERS = {"Qwen4ExpTextDecoderLayer": Layer, "Qwen4ExpTextGatedResidual": GatedResidualRunner}
