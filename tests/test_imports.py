@@ -17,11 +17,13 @@ SOURCE = Path(jpmhc.__file__).parent
 # What each folder (or module) of the package may import from it, beside itself and the version.
 ALLOWED: dict[str, set[str]] = {
     "checks": set(),
+    "modes": set(),
+    "precision": set(),
     "threads": set(),
-    "manifolds": {"checks"},
-    "mixers": {"checks", "manifolds"},
+    "manifolds": {"checks", "modes", "precision"},
+    "mixers": {"checks", "manifolds", "modes", "precision"},
     "kernels": {"checks"},
-    "connections": {"checks", "manifolds", "mixers", "kernels"},
+    "connections": {"checks", "kernels", "manifolds", "mixers", "modes", "precision"},
     "optim": {"checks", "manifolds", "mixers"},
     "spectra": {"checks", "manifolds", "mixers", "threads"},
     "generators": {"checks", "manifolds", "mixers"},

@@ -4,7 +4,6 @@ Arguments are checked once, where they enter the package. The values inside a te
 propagates, as it does in PyTorch.
 """
 
-import contextlib
 import math
 import operator
 import os
@@ -15,10 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.utils._python_dispatch import _disable_current_modes
 
-_UNCHANGED = contextlib.nullcontext()
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
 
@@ -44,7 +40,7 @@ def inside(value: float | None, interval: str, what: str) -> None:
         raise ValueError(f"{what} must lie in {interval}, got {quote(value)}")
 
 
-def number(value: float, what: str) -> None:
+def finite_number(value: float, what: str) -> None:
     """Refuse anything but a finite number."""
     # By comparisons, which torch.compile can trace for a setting that differs from module to module.
     if not (_is_number(value) and -math.inf < value < math.inf):
@@ -83,42 +79,6 @@ def tall(frame: Tensor) -> tuple[int, int]:
     if frame.ndim < 2 or not 1 <= frame.shape[-1] <= frame.shape[-2]:
         raise ValueError(f"expected a frame of shape [..., n, p] with 1 <= p <= n, got {list(frame.shape)}")
     return frame.shape[-2], frame.shape[-1]
-
-
-def single_or_double(tensor: Tensor) -> Tensor:
-    """Return the tensor in the precision that small matrices are computed in: float64 stays, the rest is float32."""
-    if not tensor.is_floating_point():
-        raise ValueError(f"expected a floating-point tensor, got {tensor.dtype}")
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
-
-
-def without_autocast(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
-    """Return a context in which autocast leaves the small matrices on this tensor's device in full precision."""
-    if not torch._C._is_any_autocast_enabled():
-        return _UNCHANGED
-    device = tensor.device.type
-    if not _has_autocast(device) or not torch.is_autocast_enabled(device):
-        return _UNCHANGED
-    return torch.autocast(device, enabled=False)
-
-
-def _has_autocast(device: str) -> bool:
-    return torch.amp.is_autocast_available(device)
-
-
-# torch 2.11 cannot trace the question. This is what torch.compiler.assume_constant_result sets; calling it here would
-# import all of the compiler.
-_has_autocast._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def with_real_numbers() -> contextlib.AbstractContextManager[object]:
-    """Return a context whose tensors hold numbers, also where `FakeTensorMode` gives all others a shape alone."""
-    return _disable_current_modes()
-
-
-def is_transformed() -> bool:
-    """Say whether `torch.func`, forward-mode differentiation or `torch.jit.trace` looks at what is computed now."""
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0 or torch._C._is_tracing()
 
 
 # What users hand to the spectra: every check returns the value in the form that is computed with.

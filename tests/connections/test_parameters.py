@@ -43,7 +43,7 @@ def test_decay_leaves_the_mixer_at_its_start():
 
 
 def test_negative_decay_is_refused():
-    with pytest.raises(ValueError, match="must not be negative"):
+    with pytest.raises(ValueError, match="weight_decay must be finite and not negative"):
         jpmhc.parameter_groups(nn.Linear(2, 2), -0.1)
 
 

@@ -108,7 +108,14 @@ class CoefficientMap(SettingsModule):
         """Return the weight, to be multiplied by `scale`, and the bias. [K, n * dim], [K]"""
         return self.weight, self.bias
 
-    def _affine(self) -> tuple[Tensor | None, Tensor]:
+    def parameters_for_kernels(self) -> tuple[Tensor | None, Tensor]:
+        """Return weight and bias from which the kernels compute the coefficients themselves. [K, n * dim], [K]
+
+        They give all logits, a static frame's entries included; the weight is to be multiplied by `scale`.
+        """
+        return self(None)  # a call of the module, so that hooks run which gather sharded parameters
+
+    def _map_to_all_logits(self) -> tuple[Tensor | None, Tensor]:
         weight, bias = self.parameters_in_use()
         frames = [getattr(self.mixer, name).flatten() for name in self.mixer.grassmann_frames]
         if not frames:
@@ -134,13 +141,11 @@ class CoefficientMap(SettingsModule):
     def forward(self, x: Tensor | None) -> tuple[Any, Any]:
         """Compute the coefficients of each token, and hand x on for the next steps (None under hooks). [T, n, d]
 
-        The kernels compute the coefficients themselves. With None for x they get what they need for it: weight and bias
-        of the map to all logits, a static frame's entries included [K, n * dim], [K]; the weight is to be multiplied by
-        `scale`. They ask by a call of the module, so that hooks run which gather sharded parameters.
+        With None for x, return what `parameters_for_kernels` does.
         """
         self.check_filled()
         if x is None:
-            weight, bias = self._affine()
+            weight, bias = self._map_to_all_logits()
             if self._forward_hooks:  # a hook may register hooks on these, which parameters would keep for ever
                 return None if weight is None else weight.clone(), bias.clone()
             return weight, bias

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from jpmhc import checks
+from jpmhc import modes, precision
 from jpmhc.connections import reference
 
 
@@ -22,7 +22,7 @@ def applies(x: Tensor, coefficient: Tensor) -> bool:
         torch.is_grad_enabled()
         and x.dtype == coefficient.dtype
         and not torch.compiler.is_compiling()
-        and not checks.is_transformed()
+        and not modes.is_transformed()
     )
 
 
@@ -50,7 +50,7 @@ def scatter(x: Tensor, y: Tensor, write: Tensor, skip: Tensor | None) -> Tensor:
 
 
 def _run(function: type[Function], x: Tensor, *others: Any) -> Any:
-    with checks.without_autocast(x):
+    with precision.without_autocast(x):
         return function.apply(x, *others)
 
 
@@ -90,7 +90,7 @@ class _Project(Function):
         if torch.is_grad_enabled():
             own = _differentiable(reference.compute_logits, (x, weight, ctx.norm, ctx.eps), grad_logits)
             return _total(grad_x, own[0]), own[1], None, None
-        with checks.without_autocast(x):
+        with precision.without_autocast(x):
             centred = ctx.norm == "layer"
             flat = reference.centre(x.flatten(1)) if centred else x.flatten(1)
             raw = grad_logits * scale
@@ -127,7 +127,7 @@ class _Gather(Function):
         if torch.is_grad_enabled():
             own = _differentiable(reference.gather, (x, read), grad_h)
             return _total(grad_x, own[0]), own[1]
-        with checks.without_autocast(x):
+        with precision.without_autocast(x):
             grad_read = torch.bmm(x, grad_h.unsqueeze(-1)).squeeze(-1)
             if grad_x is None:
                 return torch.bmm(read.unsqueeze(-1), grad_h.unsqueeze(-2)), grad_read
@@ -153,7 +153,7 @@ class _Scatter(Function):
                 else torch.eye(x.shape[1], dtype=x.dtype, device=x.device).expand(len(x), -1, -1)
             )
             return _differentiable(reference.scatter, (x, y, write, mixed), grad)
-        with checks.without_autocast(x):
+        with precision.without_autocast(x):
             grad = grad.contiguous()
             grad_write = torch.bmm(grad, y.unsqueeze(-1)).squeeze(-1)
             grad_y = torch.bmm(write.unsqueeze(-2), grad).squeeze(-2)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jpmhc import checks
+from jpmhc import modes
 from jpmhc.kernels.spec import Spec, make_spec
 from jpmhc.mixers import Mixer, TritonForm
 
@@ -57,9 +57,7 @@ _CHOSEN: dict[tuple[object, ...], Spec] = {}  # by the texts of a connection's s
 
 
 def choose_spec(connection: "HyperConnection", device: str, dtype: torch.dtype) -> Spec | None:
-    """Return the description the kernels run by, or None where the reference runs; a reason on CUDA is said once."""
-    if not are_wanted(connection.kernels, device):
-        return None
+    """Return the description by which the kernels run; where they cannot, warn why and return None, or refuse."""
     coefficients = connection.map
     texts = (connection.settings_text, coefficients.settings_text, coefficients.mixer.settings_text)
     runs = device == "cuda" or _interprets()
@@ -69,7 +67,7 @@ def choose_spec(connection: "HyperConnection", device: str, dtype: torch.dtype) 
 
         declare_to_inductor()
     known = _CHOSEN.get(case)
-    if known is not None and not checks.is_transformed():
+    if known is not None and not modes.is_transformed():
         return known
     spec = describe(connection)
     reason = spec if isinstance(spec, str) else _reason_against(connection, spec, device, dtype)
@@ -86,7 +84,7 @@ def choose_spec(connection: "HyperConnection", device: str, dtype: torch.dtype) 
 def _reason_against(connection: "HyperConnection", spec: Spec, device: str, dtype: torch.dtype) -> str | None:
     if device != "cuda" and not _interprets():
         return f"the kernels need a CUDA device, the streams are on {device}"
-    if checks.is_transformed():
+    if modes.is_transformed():
         return "the kernels have no rules for torch.func transforms, forward-mode derivatives and torch.jit.trace"
     if connection.map.bias.dtype != torch.float32:
         return f"the coefficients must be float32, they are {connection.map.bias.dtype}"

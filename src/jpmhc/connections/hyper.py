@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from jpmhc import checks
+from jpmhc import checks, modes
 from jpmhc.connections import eager, fused, reference
 from jpmhc.connections.arguments import find_accepted
 from jpmhc.connections.coefficients import CoefficientMap, Coefficients
@@ -102,7 +102,7 @@ class HyperConnection(SettingsModule):
         if index is not None and not isinstance(index, int):
             raise ValueError(f"index must be a whole number or None, got {index!r}")
         checks.choice(post_norm, (None, "rms", "layer"), "post_norm")
-        checks.number(write_scale, "write_scale")
+        checks.finite_number(write_scale, "write_scale")
         checks.choice(kernels, KERNELS, "kind of kernels")
         warn_of_own_residual(sublayer)
         self.sublayer = sublayer
@@ -110,7 +110,7 @@ class HyperConnection(SettingsModule):
         self.write_scale = write_scale
         self._begins = index == 0
         self.layer_norm = nn.LayerNorm(dim, eps, device=device, dtype=dtype) if post_norm == "layer" else None
-        with checks.with_real_numbers():
+        with modes.with_real_numbers():
             favoured = int(torch.randint(streams, (), device="cpu")) if index is None else index
         made = make_mixer(mixer, streams, dynamic)
         self.map = CoefficientMap(
@@ -149,7 +149,7 @@ class HyperConnection(SettingsModule):
         if key:
             from jpmhc.kernels import connection as kernels
 
-            weight, bias = self.map(None)
+            weight, bias = self.map.parameters_for_kernels()
             return kernels.read(x, weight, bias, find_spec(key))
         flat = flatten_streams(x, self.streams, self.dim)
         coefficients, handed_on = self.map(flat)
@@ -180,7 +180,7 @@ class HyperConnection(SettingsModule):
                 from jpmhc.kernels import connection as kernels
 
                 y = self.scale_output(check_sublayer_output(y, x)).to(x.dtype)
-                weight, bias = following.map(None)
+                weight, bias = following.map.parameters_for_kernels()
                 return kernels.write_read(y, state, weight, bias, find_spec(key))
         x = self.write(x, y, state)
         return x, *following.read(x)

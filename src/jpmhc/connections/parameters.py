@@ -23,15 +23,9 @@ def parameter_groups(model: nn.Module, weight_decay: float, *, projections_apart
     if not isinstance(model, nn.Module):
         raise ValueError(f"parameter_groups takes the model itself, got {type(model).__name__}")
     checks.switch(projections_apart, "projections_apart")
-    if not 0 <= weight_decay < float("inf"):
-        raise ValueError(f"weight_decay must not be negative, infinite or NaN, got {weight_decay}")
-    mixing = {
-        id(parameter)
-        for module in model.modules()
-        if isinstance(module, CoefficientMap)
-        for parameter in module.parameters()
-        if parameter is not module.weight
-    }
+    checks.to_non_negative_number(weight_decay, "weight_decay")
+    maps = [module for module in model.modules() if isinstance(module, CoefficientMap)]
+    mixing = {id(parameter) for one in maps for parameter in one.parameters() if parameter is not one.weight}
     decayed: list[nn.Parameter] = []
     kept: list[nn.Parameter] = []
     for parameter in model.parameters():
@@ -39,7 +33,6 @@ def parameter_groups(model: nn.Module, weight_decay: float, *, projections_apart
             (kept if parameter.ndim < 2 or id(parameter) in mixing else decayed).append(parameter)
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": kept, "weight_decay": 0.0}]
     if projections_apart:
-        maps = [module for module in model.modules() if isinstance(module, CoefficientMap)]
         projections = {id(one.weight) for one in maps if one.weight is not None}
         groups[0]["params"] = [parameter for parameter in decayed if id(parameter) not in projections]
         apart = [parameter for parameter in decayed if id(parameter) in projections]

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from jpmhc import checks
+from jpmhc import precision
 
 EPS = 1e-6
 
@@ -22,7 +22,7 @@ def compute_logits(x: Tensor, weight: Tensor, norm: str, eps: float = EPS) -> Te
     divides by the root mean square plus eps, where "rms" adds eps to the mean square, under the root. A token whose
     mean square overflows gives NaN: in float32 its numbers must stay below about 1e18.
     """
-    with checks.without_autocast(x):
+    with precision.without_autocast(x):
         flat, weight = _widen(x.flatten(1), weight)
         if norm == "rms_outside":
             root = torch.linalg.vector_norm(flat, dim=-1, keepdim=True) * flat.shape[1] ** -0.5
@@ -40,13 +40,13 @@ def centre(x: Tensor) -> Tensor:
 
 def gather(x: Tensor, read: Tensor) -> Tensor:
     """Compute the sublayer's input, the mixture Σ_j r_j x_j of the streams. [T, n, d], [T, n] → [T, d]"""
-    with checks.without_autocast(x):
+    with precision.without_autocast(x):
         return _mix(read.unsqueeze(1), x).squeeze(1).to(x.dtype)
 
 
 def scatter(x: Tensor, y: Tensor, write: Tensor, skip: Tensor) -> Tensor:
     """Compute the new streams H x + w ⊗ y. [T, n, d], [T, d], [T, n], [T, n, n] → [T, n, d]"""
-    with checks.without_autocast(x):
+    with precision.without_autocast(x):
         return torch.addcmul(_mix(skip, x), write.unsqueeze(2), y.unsqueeze(1)).to(x.dtype)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 
-from jpmhc import checks
+from jpmhc import checks, modes
 
 _ROUNDED = 1e-3  # by how much of the largest number equal streams may differ after others have mixed them
 
@@ -45,7 +45,7 @@ def notice_tokens(x: Tensor, streams: int) -> bool:
     What `expand_streams` returns are equal streams, and so the first ones that a model sees: different ones are taken
     for tokens. What is transformed or captured, and what holds no values, is not looked at.
     """
-    if x.is_meta or isinstance(x, FakeTensor) or checks.is_transformed():
+    if x.is_meta or isinstance(x, FakeTensor) or modes.is_transformed():
         return False
     if x.is_cuda and torch.cuda.is_current_stream_capturing():
         return False

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jpmhc import checks
+from jpmhc import checks, modes, precision
 
 # Alg. sinkhorn-forward clamps the logits to ±10. Whole: with dynamic=True torch.compile takes a float for variable, and
 # two projections in one graph then fail inside it.
@@ -88,8 +88,8 @@ def normalise(
     """Do what `project` does, with settings that have been checked."""
     if first == "columns":
         return normalise(logits.mT, iterations, tolerance, gradient, eps, clamp, "rows").mT
-    logits = checks.single_or_double(logits)
-    with checks.without_autocast(logits):
+    logits = precision.single_or_double(logits)
+    with precision.without_autocast(logits):
         if eps:
             return _iterate(logits if clamp is None else logits.clamp(-clamp, clamp), iterations, eps)
         assert clamp is not None  # check_settings
@@ -167,7 +167,7 @@ def _choose_product(matrix: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
 def _is_differentiated() -> bool:
     if not torch.compiler.is_compiling() and torch._C._is_tracing():
         return False  # torch.jit.trace cannot record a derivative: it differentiates the iterations
-    return torch.is_grad_enabled() or torch.compiler.is_compiling() or checks.is_transformed()
+    return torch.is_grad_enabled() or torch.compiler.is_compiling() or modes.is_transformed()
 
 
 def _gauss_seidel_steps(n: int) -> int:

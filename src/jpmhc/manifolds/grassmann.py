@@ -3,14 +3,14 @@ r"""The Grassmann manifold: p-dimensional subspaces of R^n, as projectors $UU^\t
 import torch
 from torch import Tensor
 
-from jpmhc import checks
+from jpmhc import checks, precision
 
 
 def projector(frame: Tensor) -> Tensor:
     r"""Compute $UU^\top$ for an orthonormal frame U (eq. grassmann-projector). [..., n, p] → [..., n, n]"""
     checks.tall(frame)
-    frame = checks.single_or_double(frame)
-    with checks.without_autocast(frame):
+    frame = precision.single_or_double(frame)
+    with precision.without_autocast(frame):
         return frame @ frame.mT
 
 
@@ -21,7 +21,7 @@ def orthonormalize(frame: Tensor) -> Tensor:
     columns are zero or exactly dependent gives NaN, for itself alone.
     """
     _, rank = checks.tall(frame)
-    frame = checks.single_or_double(frame)
+    frame = precision.single_or_double(frame)
     frame = frame / frame.detach().abs().amax(-2, keepdim=True)  # squares of huge columns would overflow
     columns: list[Tensor] = []
     for j in range(rank):
@@ -43,7 +43,7 @@ def horizontal(frame: Tensor, grad: Tensor) -> Tensor:
     checks.tall(frame)
     if grad.shape != frame.shape:
         raise ValueError(f"the gradient must have the frame's shape {list(frame.shape)}, got {list(grad.shape)}")
-    with checks.without_autocast(frame):
+    with precision.without_autocast(frame):
         return grad - frame @ (frame.mT @ grad)
 
 
@@ -63,7 +63,7 @@ def retract(frame: Tensor, direction: Tensor, step: float | Tensor, iterations: 
     checks.at_least_one(iterations, "iterations")
     if direction.shape != frame.shape:
         raise ValueError(f"the direction must have the frame's shape {list(frame.shape)}, got {list(direction.shape)}")
-    with checks.without_autocast(frame):
+    with precision.without_autocast(frame):
         half = (direction @ frame.mT - frame @ direction.mT) * (step / 2)  # eq. skew-direction
         if iterations is None:
             identity = torch.eye(n, dtype=frame.dtype, device=frame.device)
@@ -77,7 +77,7 @@ def retract(frame: Tensor, direction: Tensor, step: float | Tensor, iterations: 
 def violation(matrix: Tensor) -> Tensor:
     r"""Measure how far a matrix is from an orthogonal projector: the worst entry of $P - P^\top$ or $P^2 - P$. [...]"""
     checks.square(matrix)
-    with checks.without_autocast(matrix):
+    with precision.without_autocast(matrix):
         idempotence = (matrix @ matrix - matrix).abs().amax((-2, -1))
     return torch.maximum(idempotence, (matrix - matrix.mT).abs().amax((-2, -1)))
 

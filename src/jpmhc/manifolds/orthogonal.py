@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from jpmhc import checks
+from jpmhc import checks, precision
 
 # Entries of K from which on, beyond n = 4, the transform is NaN: the solve would leave fewer than eight digits.
 LARGEST = 1e8
@@ -36,9 +36,9 @@ def project(matrix: Tensor, scale: float = 0.1, iterations: int | None = None) -
     """
     checks.square(matrix)
     checks.at_least_one(iterations, "iterations")
-    checks.number(scale, "scale")
-    matrix = checks.single_or_double(matrix)
-    with checks.without_autocast(matrix):
+    checks.finite_number(scale, "scale")
+    matrix = precision.single_or_double(matrix)
+    with precision.without_autocast(matrix):
         wide = matrix.double()  # large entries cost the transform their digits
         return cayley((wide - wide.mT) * (scale / 2), iterations).to(matrix.dtype)
 
@@ -91,7 +91,7 @@ def cayley(k: Tensor, iterations: int | None = None) -> Tensor:
 def violation(matrix: Tensor) -> Tensor:
     r"""Measure how far the columns are from orthonormal: the largest entry of $|H^\top H - I|$. [...]"""
     checks.tall(matrix)
-    with checks.without_autocast(matrix):
+    with precision.without_autocast(matrix):
         gram = matrix.mT @ matrix
     return (gram - torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)).abs().amax((-2, -1))
 

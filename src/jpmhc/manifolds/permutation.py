@@ -6,7 +6,7 @@ import math
 import torch
 from torch import Tensor
 
-from jpmhc import checks
+from jpmhc import precision
 from jpmhc.manifolds import birkhoff
 
 violation = birkhoff.violation  # every mixture is doubly stochastic, and by Birkhoff's theorem nothing else is
@@ -64,10 +64,10 @@ def mix(logits: Tensor, basis: Tensor) -> Tensor:
     """
     if basis.shape[0] != logits.shape[-1]:
         raise ValueError(f"{basis.shape[0]} permutations need as many logits, got {logits.shape[-1]}")
-    logits = checks.single_or_double(logits)
+    logits = precision.single_or_double(logits)
     stack = matrices(basis) if basis.ndim == 2 else basis
     stack = stack.to(dtype=logits.dtype, device=logits.device)
-    with checks.without_autocast(logits):
+    with precision.without_autocast(logits):
         return (logits.softmax(-1) @ stack.flatten(1)).unflatten(-1, stack.shape[-2:])
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from jpmhc import checks
+from jpmhc import checks, precision
 from jpmhc.manifolds import orthogonal
 from jpmhc.mixers.base import Mixer, TritonForm
 
@@ -23,17 +23,17 @@ class Cayley(Mixer):
     def __init__(self, streams: int, *, scale: float = 0.1, iterations: int | None = None) -> None:
         super().__init__(streams, streams * (streams - 1) // 2)
         checks.at_least_one(iterations, "iterations")
-        checks.number(scale, "scale")
+        checks.finite_number(scale, "scale")
         self.scale, self.iterations = scale, iterations
 
     def start(self) -> Tensor:
         return torch.zeros(self.logits)
 
     def forward(self, logits: Tensor) -> Tensor:
-        logits = checks.single_or_double(logits)
+        logits = precision.single_or_double(logits)
         if self.streams == 1:
             return torch.ones_like(logits.sum(-1))[..., None, None]
-        with checks.without_autocast(logits):
+        with precision.without_autocast(logits):
             # Beyond four streams large logits cost the transform their digits.
             wide = logits.double() if self.streams > 4 else logits
             matrix = orthogonal.cayley_of_entries(wide * (self.scale / 2), self.streams, self.iterations)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from jpmhc import checks
+from jpmhc import precision
 from jpmhc.manifolds import birkhoff
 from jpmhc.mixers.base import START_MASS, Mixer, TritonForm, check_stream_count
 
@@ -28,7 +28,7 @@ class Kronecker(Mixer):
         return stay.logit().repeat(self.logits)
 
     def forward(self, logits: Tensor) -> Tensor:
-        stay = checks.single_or_double(logits).sigmoid()
+        stay = precision.single_or_double(logits).sigmoid()
         pair = torch.stack([stay, 1 - stay], -1)
         factors = torch.stack([pair, pair.flip(-1)], -2)  # [..., k, 2, 2]
         product = factors[..., 0, :, :]

@@ -4,7 +4,7 @@ import itertools
 
 import torch
 
-from jpmhc import checks
+from jpmhc import modes
 from jpmhc.mixers.permutation import Permutation
 
 MOST_PERMUTED = 5  # 120 permutations; six streams would need 720 logits
@@ -16,7 +16,7 @@ class MHCLite(Permutation):
     name = "mhc_lite"
 
     def __init__(self, streams: int) -> None:
-        with checks.with_real_numbers():
+        with modes.with_real_numbers():
             basis = torch.tensor(list(itertools.permutations(range(streams))), device="cpu")
         super().__init__(streams, basis=basis)
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from jpmhc import checks
+from jpmhc import checks, precision
 from jpmhc.manifolds import birkhoff, orthogonal
 from jpmhc.mixers.base import START_MASS, Mixer, TritonForm
 
@@ -26,7 +26,7 @@ class Orthostochastic(Mixer):
 
     def __init__(self, streams: int, blocks: int = 1, *, scale: float = 1.0) -> None:
         checks.at_least_one(blocks, "blocks")
-        checks.number(scale, "scale")
+        checks.finite_number(scale, "scale")
         order = streams * blocks
         super().__init__(streams, order * (order - 1) // 2)
         self.blocks, self.scale = blocks, scale
@@ -37,10 +37,10 @@ class Orthostochastic(Mixer):
         return torch.full((self.logits,), (START_MASS / others) ** 0.5 / (self.scale or 1.0), dtype=torch.float64)
 
     def forward(self, logits: Tensor) -> Tensor:
-        logits = checks.single_or_double(logits)
+        logits = precision.single_or_double(logits)
         if not self.logits:
             return torch.ones_like(logits.sum(-1))[..., None, None]
-        with checks.without_autocast(logits):
+        with precision.without_autocast(logits):
             skew = orthogonal.skew(logits * (self.scale / 2), self.streams * self.blocks)
             return self._squares(orthogonal.cayley(skew))
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jpmhc import checks
+from jpmhc import modes
 from jpmhc.manifolds import permutation
 from jpmhc.mixers.base import Mixer, TritonForm, start_logit
 
@@ -24,7 +24,7 @@ class Permutation(Mixer):
     basis: Tensor
 
     def __init__(self, streams: int, size: int | None = None, *, basis: Tensor | None = None) -> None:
-        with checks.with_real_numbers():
+        with modes.with_real_numbers():
             if basis is None:
                 basis = permutation.basis(streams, min(streams + 2, math.factorial(streams)) if size is None else size)
             elif basis.ndim != 2 or basis.shape[-1] != streams:

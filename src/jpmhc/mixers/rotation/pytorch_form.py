@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from jpmhc import checks
+from jpmhc import checks, precision
 from jpmhc.manifolds import orthogonal
 from jpmhc.mixers.base import Mixer, TritonForm
 
@@ -28,18 +28,18 @@ class Rotation(Mixer):
 
     def __init__(self, streams: int, *, scale: float = 0.1) -> None:
         super().__init__(streams, (streams - 1) * (streams - 2) // 2)
-        checks.number(scale, "scale")
+        checks.finite_number(scale, "scale")
         self.scale = scale
 
     def start(self) -> Tensor:
         return torch.zeros(self.logits)
 
     def forward(self, logits: Tensor) -> Tensor:
-        logits = checks.single_or_double(logits)
+        logits = precision.single_or_double(logits)
         n = self.streams
         if not self.logits:  # one or two streams: nothing to turn
             return torch.eye(n, dtype=logits.dtype, device=logits.device).expand(*logits.shape[:-1], n, n)
-        with checks.without_autocast(logits):
+        with precision.without_autocast(logits):
             # The mean stream passes a large K only as exactly as K is known: in double precision.
             basis = complement_of_ones(n, torch.float64, logits.device)
             skew = orthogonal.skew(logits.double() * (self.scale / 2), n - 1)

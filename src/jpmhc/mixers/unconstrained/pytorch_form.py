@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from jpmhc import checks
+from jpmhc import precision
 from jpmhc.mixers.base import Mixer, TritonForm
 
 
@@ -20,7 +20,7 @@ class Unconstrained(Mixer):
         return torch.eye(self.streams).flatten()
 
     def forward(self, logits: Tensor) -> Tensor:
-        return checks.single_or_double(logits).unflatten(-1, (self.streams, self.streams))
+        return precision.single_or_double(logits).unflatten(-1, (self.streams, self.streams))
 
     def violation(self, matrix: Tensor) -> Tensor:
         return torch.zeros_like(matrix[..., 0, 0])

@@ -1,0 +1,17 @@
+"""Modes of torch that change what a computation is: tensors without numbers, transforms, traces."""
+
+import contextlib
+
+import torch
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _disable_current_modes
+
+
+def with_real_numbers() -> contextlib.AbstractContextManager[object]:
+    """Return a context whose tensors hold numbers, also where `FakeTensorMode` gives all others a shape alone."""
+    return _disable_current_modes()
+
+
+def is_transformed() -> bool:
+    """Say whether `torch.func`, forward-mode differentiation or `torch.jit.trace` looks at what is computed now."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0 or torch._C._is_tracing()
