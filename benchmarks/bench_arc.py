@@ -59,7 +59,7 @@ def measure(extra: Path | None, augmentations: int, check: bool) -> dict[str, fl
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     case: dict[str, float] = {
         "puzzles": len(arc.puzzles),
-        "identifiers": arc.identifiers,
+        "identifiers": arc.identifier_count,
         "epoch_rows": arc.epoch_length,
         "test_rows": arc.test_rows,
         "setup_seconds": round(seconds, 2),

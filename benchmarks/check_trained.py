@@ -78,7 +78,7 @@ def train_recursive(mixer: str) -> Iterator[tuple[int, float, nn.Module, Tensor]
     config = configure_mixer(RecursiveConfig(**sizes, streams=4), mixer)
     task = TASKS["sudoku"]().build()
     torch.manual_seed(SEED)
-    model = RecursiveModel(config, task.vocabulary, task.length, task.identifiers)
+    model = RecursiveModel(config, task.vocabulary, task.length, task.identifier_count)
     core, steps = model.core, STEPS["recursive"]
     optimiser = torch.optim.AdamW(jpmhc.parameter_groups(core, 0.1), 2e-3, (0.9, 0.95))
 

@@ -35,7 +35,7 @@ def _draw_page(answered: list[Answered], path: Path) -> Path:
     figure = Figure(figsize=(2.7 * _COLUMNS, 2.6 * len(answered)), layout="constrained")
     axes = figure.subplots(len(answered), _COLUMNS, squeeze=False)
     for line, answer in zip(axes, answered):
-        _show(line[0], answer.input, f"task {answer.task}\ntest {answer.test + 1}, input", _PLAIN)
+        _show(line[0], answer.input, f"task {answer.puzzle}\ntest {answer.test + 1}, input", _PLAIN)
         for k, name in enumerate(("first", "second")):
             _show_attempt(line[1 + k], answer, k, name)
         if answer.output is None:

@@ -135,7 +135,7 @@ def test_rows_have_the_vectors_that_the_identifiers_give_them(arc, tmp_path):
         np.testing.assert_array_equal(square[: grid.shape[0], : grid.shape[1]] - 2, grid)
     assert task.describe(batch.identifiers[:1].numpy()) == ["task third, variant 0"]
     assert task.describe(np.array([0])) == ["no task"]
-    assert task.identifiers == len(names)
+    assert task.identifier_count == len(names)
 
 
 def test_commands_take_the_run(published, tmp_path, capsys):

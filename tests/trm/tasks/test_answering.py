@@ -75,7 +75,7 @@ def test_answers_are_what_the_model_predicts(task: Sudoku) -> None:
     config = RecursiveConfig(
         dim=16, heads=2, inner_multiple=16, puzzle_slots=1, h_cycles=1, l_cycles=1, halt_max_steps=2
     )
-    model = RecursiveModel(config, task.vocabulary, task.length, task.identifiers).eval()
+    model = RecursiveModel(config, task.vocabulary, task.length, task.identifier_count).eval()
     batch = task.test_examples(np.arange(5))
     answers = greedy_answers(model)(batch)
     prediction: Prediction = model.predict(batch.inputs, batch.identifiers)

@@ -117,7 +117,7 @@ def import_model(choices: ImportConfig) -> Imported:
     except (ValueError, TypeError) as error:
         raise ValueError(f"{config_file}: {error}") from None
     content = {
-        "shape": (vocabulary, task.length, task.identifiers),
+        "shape": (vocabulary, task.length, task.identifier_count),
         "core": core,
         "average": None,
         "puzzles": {"weight": table},

@@ -98,7 +98,7 @@ def refuse_weights(weights: dict[str, Tensor], config: RecursiveConfig, task: Ta
     except (OverflowError, RuntimeError, TypeError):
         raise ValueError(f"the configuration asks for larger tensors than there can be, and not for {path}") from None
     expected = {theirs: list(core[ours].shape) for theirs, ours in name_parameters(config).items()}
-    expected[_TABLE] = [task.identifiers, config.dim]
+    expected[_TABLE] = [task.identifier_count, config.dim]
     for found, sentence in (
         (sorted(expected.keys() - weights.keys()), "lacks {}, which the configuration asks for"),
         (sorted(weights.keys() - expected.keys()), "has {}, for which the configuration has no place"),

@@ -63,7 +63,7 @@ class VotedAnswer:
 class Answered:
     """One test of a puzzle and the grids that got the most votes."""
 
-    task: str  # name of the puzzle
+    puzzle: str  # its name
     test: int
     input: np.ndarray
     output: np.ndarray | None  # None: not known
@@ -89,16 +89,8 @@ class Task(Protocol):
         """Tokens of a row (ARC: 900); the model adds its puzzle slots to them."""
 
     @property
-    def identifiers(self) -> int:
+    def identifier_count(self) -> int:
         """Rows of the puzzle-embedding table; row 0 belongs to no puzzle."""
-
-    @property
-    def epoch_length(self) -> int:
-        """Number of positions in one epoch, which shows one random variant of every puzzle."""
-
-    @property
-    def test_rows(self) -> int:
-        """Number of test rows, all variants included."""
 
     @property
     def test_kind(self) -> str:
@@ -108,7 +100,7 @@ class Task(Protocol):
         """Return the training rows at these positions (integers >= 0, any order) of the endless sequence."""
 
     def test_examples(self, rows: np.ndarray) -> Batch:
-        """Return test rows by number, labels included."""
+        """Return test rows by number, labels included. `test_selection()` lists the numbers of all."""
 
     def test_selection(self, variants: int | None = None, seed: int = 0) -> np.ndarray:
         """Return the numbers of the test rows to evaluate, ascending: all, or at most `variants` of every puzzle."""

@@ -72,9 +72,14 @@ def list_folders(run: Path) -> list[Path]:
     return sorted(p for p in parent.iterdir() if _NAME.fullmatch(p.name)) if parent.is_dir() else []
 
 
+def unfinished_folder(run: Path, step: int) -> Path:
+    """Return the temporary folder that the files of a new checkpoint go to."""
+    return run / "checkpoints" / f"step-{step:08d}.unfinished"
+
+
 def begin_checkpoint(run: Path, step: int) -> Path:
-    """Make the temporary folder that the files of a new checkpoint go to."""
-    path = run / "checkpoints" / f"step-{step:08d}.unfinished"
+    """Make that folder, empty, and return it."""
+    path = unfinished_folder(run, step)
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     return path

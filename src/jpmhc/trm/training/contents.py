@@ -84,7 +84,7 @@ def load_weights(module: nn.Module, content: dict[str, Any], key: str, file: Pat
 
 def require_shape(content: dict[str, Any], task: Task, file: Path) -> None:
     """Refuse a file whose model was made for rows of another shape than a task's."""
-    shape = (task.vocabulary, task.length, task.identifiers)
+    shape = (task.vocabulary, task.length, task.identifier_count)
     if tuple(content["shape"]) != shape:
         raise ValueError(f"{file}: shape is {checks.quote(content['shape'])}, and must be {shape} for this task")
 

@@ -69,7 +69,7 @@ class Learner:
             where = f" ({', '.join(moved)})" if moved else ""
             raise ValueError(f"{resume.path} was trained on other data{where}: the task's fingerprint differs")
         torch.manual_seed(config.seed)
-        self.model = RecursiveModel(config.model, task.vocabulary, task.length, task.identifiers).to(world.device)
+        self.model = RecursiveModel(config.model, task.vocabulary, task.length, task.identifier_count).to(world.device)
         self.core: RecursiveCore = self.model.core
         saved = None if resume is None else resume.shared(world.device)
         if resume is not None and saved is not None:  # before the core is distributed: shards are cut from these
@@ -116,7 +116,7 @@ class Learner:
     def save(self, run: Path) -> Path:
         """Write a checkpoint of the present step under a run's folder; every process must call this."""
         chief = self.world.rank == 0
-        path = run / "checkpoints" / f"step-{self.step:08d}.unfinished"
+        path = checkpoint.unfinished_folder(run, self.step)
         if chief:
             checkpoint.begin_checkpoint(run, self.step)
         weights = self._state_dict_with(self.distributed.tensors())
@@ -125,7 +125,7 @@ class Learner:
         if chief:
             task = self.task
             content = {
-                "shape": (task.vocabulary, task.length, task.identifiers),
+                "shape": (task.vocabulary, task.length, task.identifier_count),
                 "core": weights,
                 "average": average,
                 "puzzles": self.model.puzzles.state_dict(),
@@ -160,8 +160,8 @@ class Learner:
             with explaining_misfit(file, "carry"):
                 count = self.config.batch // resume.ranks
                 require_like(content["carry"], self.model.empty_carry(count, self.task.length)._asdict())
-                if not bool((content["carry"]["identifiers"] < self.task.identifiers).all()):
-                    raise ValueError(f"identifiers has a number beyond the {self.task.identifiers} of the task")
+                if not bool((content["carry"]["identifiers"] < self.task.identifier_count).all()):
+                    raise ValueError(f"identifiers has a number beyond the {self.task.identifier_count} of the task")
         first = 0 if same else self.rows.start
         whole = {name: torch.cat([content["carry"][name] for content in files.values()]) for name in Carry._fields}
         for i in range(len(self.carries)):

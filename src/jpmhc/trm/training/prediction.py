@@ -65,7 +65,7 @@ def list_votes(answered: list[Answered]) -> dict[str, Any]:
             candidates = [{"grid": c.grid.tolist(), "votes": c.votes, "of": c.of} for c in one.candidates]
             truth = None if one.output is None else one.output.tolist()
             yield {
-                "task": one.task,
+                "task": one.puzzle,
                 "test": one.test,
                 "input": one.input.tolist(),
                 "output": truth,

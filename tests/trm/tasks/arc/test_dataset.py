@@ -147,7 +147,7 @@ def test_identifiers_of_test_rows_are_those_of_training(arc: Arc) -> None:
     trained = set(arc.examples(np.arange(40 * arc.epoch_length)[:: arc.epoch_length // 50]).identifiers.tolist())
     tested = set(arc.test_examples(np.arange(arc.test_rows)[::37]).identifiers.tolist())
     assert trained & tested
-    assert max(trained | tested) < arc.identifiers
+    assert max(trained | tested) < arc.identifier_count
     assert min(trained | tested) > 0
 
 

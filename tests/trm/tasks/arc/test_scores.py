@@ -206,7 +206,7 @@ def test_answers_are_the_grids_in_order_of_votes(tmp_path: Path) -> None:
     truth = arc.puzzles[arc.tested[0]].tests[0].output
     assert truth is not None
     [answered] = scorer.answered()
-    assert (answered.task, answered.test) == ("00576224", 0)
+    assert (answered.puzzle, answered.test) == ("00576224", 0)
     assert answered.output is truth
     first, second = answered.candidates
     assert (first.grid == truth).all()

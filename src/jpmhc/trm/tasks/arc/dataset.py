@@ -177,11 +177,11 @@ class Arc:
         if config.variants_from is None:
             self.variants = augment.draw_variants(self.puzzles, config.augmentations, config.seed)
             self._identifier = 1 + np.arange(len(self.variants.symmetry))  # [V]; 0 stands for no puzzle
-            self._identifiers = 1 + len(self._identifier)
+            self._identifier_count = 1 + len(self._identifier)
         else:
             names = read_identifiers(config.variants_from)
             self.variants, self._identifier = parse_variants(config.variants_from, names, self.puzzles)
-            self._identifiers = len(names)
+            self._identifier_count = len(names)
         self._store_grids()
         demonstrations = np.array([len(p.demonstrations) for p in self.puzzles])
         tests = np.array([len(p.tests) for p in self.puzzles])
@@ -208,12 +208,12 @@ class Arc:
         return self.config.side**2
 
     @property
-    def identifiers(self) -> int:
+    def identifier_count(self) -> int:
         """Number of variants of all puzzles, and one for identifier 0, which stands for no puzzle.
 
         Variants that a published model brings count all, whether their puzzles are here or not.
         """
-        return self._identifiers
+        return self._identifier_count
 
     @property
     def epoch_length(self) -> int:
@@ -357,5 +357,5 @@ class Arc:
             digest.update(np.ascontiguousarray(array).tobytes())
         digest.update(repr([puzzle.name for puzzle in self.puzzles]).encode())
         if c.variants_from is not None:
-            digest.update(self._identifier.tobytes() + repr(self._identifiers).encode())
+            digest.update(self._identifier.tobytes() + repr(self._identifier_count).encode())
         return digest.hexdigest()

@@ -12,5 +12,5 @@ def submission(answered: list[Answered]) -> dict[str, list[dict[str, list[list[i
     for answer in answered:
         grids = [candidate.grid.tolist() for candidate in answer.candidates] or [[[0]]]
         attempts = {"attempt_1": grids[0], "attempt_2": grids[min(1, len(grids) - 1)]}
-        found.setdefault(answer.task, []).append(attempts)
+        found.setdefault(answer.puzzle, []).append(attempts)
     return found

@@ -1,4 +1,4 @@
-r"""The votes of a puzzle's variants on what the answer is, and the pass@k scores made of them.
+r"""The votes of a puzzle's variants on what the answer is: the grids voted for, ranked, and the place of the true one.
 
 Every variant of a puzzle casts one vote for each of its tests: the grid that the model wrote, with the variant undone.
 Grids are represented by 64-bit digests. Candidates are ranked by (votes, mean confidence).

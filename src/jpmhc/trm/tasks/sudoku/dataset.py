@@ -114,7 +114,7 @@ class Sudoku:
         return self.geometry.cells
 
     @property
-    def identifiers(self) -> int:
+    def identifier_count(self) -> int:
         """One row of the puzzle table: all puzzles follow the same rule, so none has an embedding of its own."""
         return 1
 
