@@ -5,14 +5,14 @@ import torch
 from torch import Tensor
 
 from jpmhc.kernels import connection as kernels
-from jpmhc.kernels.write_to_read import pays
+from jpmhc.kernels.write_to_read import one_kernel_pays
 from tests.kernels.connection_cases import TOLERANCE, draw, make_case, reference_read, reference_write
 
 
 def assert_chain_close(dtype: torch.dtype, d: int, tokens: int, post_norm: bool, held: int = 4) -> None:
     """Two connections in a row, with the streams between them used besides, so that every gradient path carries."""
     first, second = make_case("sinkhorn", d=d, post_norm=post_norm), make_case("cayley", d=d, post_norm=post_norm)
-    assert pays(first.spec, second.spec)  # else there would be nothing to compare
+    assert one_kernel_pays(first.spec, second.spec)  # else there would be nothing to compare
     inputs = draw(first, tokens, dtype, 1.0, True, held=held)
     other = draw(second, tokens, dtype, 1.0, True, seed=1)
 

@@ -63,7 +63,7 @@ def choose_spec(connection: "HyperConnection", device: str, dtype: torch.dtype) 
     runs = device == "cuda" or _interprets()
     case = (*texts, device, runs, dtype, coefficients.bias.dtype, coefficients.weight is None)
     if torch._guards.CompileContext.try_get() is not None:
-        from jpmhc.kernels.autograd import declare_to_inductor
+        from jpmhc.kernels.operators import declare_to_inductor
 
         declare_to_inductor()
     known = _CHOSEN.get(case)

@@ -1,14 +1,14 @@
 """The fused steps of one connection, for streams of any leading shape. `HyperConnection` checks what it hands over."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from jpmhc.kernels import autograd
+from jpmhc.kernels import autograd, operators
 from jpmhc.kernels.read_backward import weight_column_bytes
 from jpmhc.kernels.spec import Spec
-from jpmhc.kernels.write_to_read import pays
+from jpmhc.kernels.write_to_read import one_kernel_pays
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -41,7 +41,7 @@ def read(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Te
     Returns:
         h, in the streams' type [..., d], and the state for `write`.
     """
-    h, link, coefficients = autograd.read(x, weight, bias, spec)
+    h, link, coefficients = _steps().read(x, weight, bias, spec)
     return h, State(x, link, coefficients, spec)
 
 
@@ -59,7 +59,7 @@ def write(y: Tensor, state: State, x: Tensor | None = None, mean: bool = False) 
     """
     spec = state.spec
     streams, link = (state.x, state.link) if x is None or x is state.x else (x, None)
-    return autograd.write(streams, link, y, state.coefficients, spec, mean)
+    return _steps().write(streams, link, y, state.coefficients, spec, mean)
 
 
 def write_read(
@@ -71,19 +71,24 @@ def write_read(
         y: The sublayer's output. [..., d]
         state: From the read of the connection that ends.
         weight, bias, spec: Of the connection that begins. Where it has no weight, or one kernel would be slower
-            (`write_to_read.pays`), the two steps run one after the other.
+            (`write_to_read.one_kernel_pays`), the two steps run one after the other.
 
     Returns:
         The streams between the two [..., n, d], the next sublayer's input [..., d], and the state for its write.
     """
     old = state.spec
-    if weight is None or not pays(old, spec):
+    if weight is None or not one_kernel_pays(old, spec):
         out = write(y, state)
         return out, *read(out, weight, bias, spec)
-    out, h, link, coefficients = autograd.write_read(
+    out, h, link, coefficients = _steps().write_read(
         state.x, state.link, y, state.coefficients, old, weight, bias, spec
     )
     return out, h, State(out, link, coefficients, spec)
+
+
+def _steps() -> Any:
+    """Return the module that has the steps for this moment: a compiler wants operators."""
+    return operators if torch.compiler.is_compiling() else autograd
 
 
 def why_not(spec: Spec, dtype: torch.dtype, dynamic: bool = True) -> str | None:

@@ -11,7 +11,6 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from jpmhc.kernels import gates
 from jpmhc.kernels.launch import (
     BufferPart,
     Launcher,
@@ -23,9 +22,9 @@ from jpmhc.kernels.launch import (
     power_of_two,
     split_buffer,
 )
-from jpmhc.kernels.projection import constrain_rows, finish
-from jpmhc.kernels.rows import load_streams, mixed, mixing_entries
+from jpmhc.kernels.projection import constrain_tokens, load_read_weights, store_logits
 from jpmhc.kernels.spec import Spec
+from jpmhc.kernels.stream_sums import load_streams, mixed, mixing_entries
 
 MOST_TOKENS = 256
 TILE = 16384  # sums that a program keeps, 32 a thread
@@ -56,11 +55,11 @@ def _decode(
     N: tl.constexpr = S.n
     D: tl.constexpr = S.d
     ND: tl.constexpr = N * D
-    row = (tl.program_id(0) + tl.arange(0, 1)).to(tl.int64)  # one token, as a block of one
-    inside = row < T
+    token = (tl.program_id(0) + tl.arange(0, 1)).to(tl.int64)  # one token, as a block of one
+    inside = token < T
     k = tl.arange(0, KP)
     if WRITES:
-        mixing = mixing_entries(old, row, inside, N, OLD_PER_TOKEN)
+        mixing = mixing_entries(old, token, inside, N, OLD_PER_TOKEN)
     products = tl.zeros([KP, BD], tl.float32)
     weights = tl.zeros([KP, BD], tl.float32)
     square = tl.zeros([1, BD], tl.float32)
@@ -69,13 +68,13 @@ def _decode(
     for start in tl.range(0, D, BD):
         c = start + tl.arange(0, BD)
         mask = inside[:, None] & (c < D)[None, :]
-        streams = load_streams(x, row, c, mask, M, D)
+        streams = load_streams(x, token, c, mask, M, D)
         if WRITES:
-            yv = tl.load(y + row[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
+            yv = tl.load(y + token[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
         for i in tl.static_range(N):
             if WRITES:
                 rounded = mixed(streams, yv, mixing, i, N).to(out.dtype.element_ty)
-                tl.store(out + row[:, None] * ND + i * D + c[None, :], rounded, mask=mask)
+                tl.store(out + token[:, None] * ND + i * D + c[None, :], rounded, mask=mask)
                 z = rounded.to(tl.float32)
             else:
                 z = streams[i % M]
@@ -98,26 +97,25 @@ def _decode(
     if S.norm == "layer":
         apart = mean - whole[:, None]
         square += seen * apart * apart
-    finish(
+    store_logits(
         product, whole, tl.sum(square, axis=1), sums + tl.program_id(0) * KP, bias, logits, stats,
-        row, inside, ND, KP, S,
+        token, inside, ND, KP, S,
     )  # fmt: skip
     tl.debug_barrier()  # what was stored is read back in another layout
-    constrain_rows(logits, coef, row, inside, S)
-    entries = gates.read_entries(S)[None, :, :]
-    r = tl.load((logits + row * S.logits)[:, None, None] + entries, mask=inside[:, None, None], other=0.0)
-    r = gates.read_weights(r, S)
+    constrain_tokens(logits, coef, token, inside, S)
+    r = load_read_weights(logits, token, inside, S)
     for start in tl.range(0, D, BD):
         c = start + tl.arange(0, BD)
         mask = inside[:, None] & (c < D)[None, :]
         value = tl.zeros([1, BD], tl.float32)
         for i in tl.static_range(N):
             if WRITES:
-                z = tl.load(out + row[:, None] * ND + i * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
+                z = tl.load(out + token[:, None] * ND + i * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
             else:
-                z = tl.load(x + row[:, None] * (M * D) + (i % M) * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
+                place = x + token[:, None] * (M * D) + (i % M) * D + c[None, :]
+                z = tl.load(place, mask=mask, other=0.0).to(tl.float32)
             value += tl.sum(tl.where(tl.arange(0, N)[None, :] == i, r, 0.0), axis=1)[:, None] * z
-        tl.store(h + row[:, None] * D + c[None, :], value.to(h.dtype.element_ty), mask=mask)
+        tl.store(h + token[:, None] * D + c[None, :], value.to(h.dtype.element_ty), mask=mask)
 
 
 @functools.cache

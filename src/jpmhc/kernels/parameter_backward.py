@@ -25,7 +25,7 @@ from jpmhc.kernels.spec import Spec
 @kernel
 def _weight_backward(
     x,
-    left,
+    scaled_gradient,
     partial_w,
     T,
     CHUNK,
@@ -44,11 +44,11 @@ def _weight_backward(
     first = split * CHUNK
     acc = tl.zeros([BC, KP], tl.float32)
     for start in tl.range(first, tl.minimum(first + CHUNK, T), BT, num_stages=STAGES):
-        rows = (start + tl.arange(0, BT)).to(tl.int64)
-        inside = (rows < T)[:, None]
-        xv = tl.load(x + rows[:, None] * ND + c[None, :], mask=inside & (c < ND)[None, :], other=0.0)
-        lv = tl.load(left + rows[:, None] * KP + k[None, :], mask=inside, other=0.0)
-        acc = tl.dot(tl.trans(xv.to(lv.dtype)), lv, acc, input_precision=PRECISION)
+        token = (start + tl.arange(0, BT)).to(tl.int64)
+        inside = (token < T)[:, None]
+        xv = tl.load(x + token[:, None] * ND + c[None, :], mask=inside & (c < ND)[None, :], other=0.0)
+        scaled = tl.load(scaled_gradient + token[:, None] * KP + k[None, :], mask=inside, other=0.0)
+        acc = tl.dot(tl.trans(xv.to(scaled.dtype)), scaled, acc, input_precision=PRECISION)
     out = partial_w + split.to(tl.int64) * (K * ND)
     tl.store(out + k[None, :] * ND + c[:, None], acc, mask=(k < K)[None, :] & (c < ND)[:, None])
 
@@ -133,7 +133,7 @@ def _finish_launcher(spec: Spec, width: int, folds: int) -> tuple[Launcher, int]
 
 def parameters_backward(
     x: Tensor,
-    left: BufferPart,
+    scaled_gradient: BufferPart,
     partial: BufferPart,
     partial_w: BufferPart,
     counts: tuple[int, int, int],
@@ -145,17 +145,17 @@ def parameters_backward(
 
     Args:
         x: The streams. [..., n or 1, d]
-        left: scale · gl of each token. [T, KP]
+        scaled_gradient: scale · gl of each token. [T, KP]
         partial: Sums over tokens of gl and of scale · mean · gl. [parts, 2, KP]
         partial_w: Room for the sums of the weight's gradient. [splits, K, width]
         counts: How many sums there are of the first and of the second kind, and over how many tokens the second go.
         weight, bias, spec: Of the connection.
     """
     parts, splits, chunk = counts
-    width, operand = x.shape[-2] * spec.d, left.dtype
+    width, operand = x.shape[-2] * spec.d, scaled_gradient.dtype
     columns = _weight_columns(operand, width)
     launcher, _ = _weight_launcher(spec, x.dtype, operand, width)
-    launcher.launch((ceil_div(width, columns), splits), x, left, partial_w, count_tokens(x, spec.d), chunk)
+    launcher.launch((ceil_div(width, columns), splits), x, scaled_gradient, partial_w, count_tokens(x, spec.d), chunk)
     grad_weight, grad_bias = torch.empty_like(weight), torch.empty_like(bias)
     sums: BufferPart | Tensor = partial
     if parts > MOST_PARTS:

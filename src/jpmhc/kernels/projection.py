@@ -1,8 +1,8 @@
 """The read's first half: norm statistics, projection to logits on the tensor cores, and the gates.
 
 The norm is applied after the projection: W norm(x) = (W x - mean · W 1) · scale. The weighted sum that makes the
-sublayer's input is a pass of its own (rows.py): at the speed of memory the two cost less than one kernel that keeps a
-tile on chip between them (docs/LOG.md).
+sublayer's input is a pass of its own (stream_sums.py): at the speed of memory the two cost less than one kernel that
+keeps a tile on chip between them (docs/LOG.md).
 """
 
 # Triton's compiler knows no starred tuples, and mypy no tuples that grow in a loop.
@@ -30,8 +30,8 @@ from jpmhc.kernels.launch import (
     split_buffer,
     stages,
 )
-from jpmhc.kernels.rows import norm_factor
 from jpmhc.kernels.spec import Spec
+from jpmhc.kernels.stream_sums import norm_factor
 
 
 @triton.jit
@@ -88,7 +88,7 @@ def add_moments(values, count, mean, square, COLUMNS: tl.constexpr, start, BLOCK
 
 
 @triton.jit
-def finish(
+def store_logits(
     product,
     mean,
     square,
@@ -96,7 +96,7 @@ def finish(
     bias,
     logits,
     stats,
-    rows,
+    token,
     inside,
     ND: tl.constexpr,
     KP: tl.constexpr,
@@ -104,20 +104,41 @@ def finish(
 ):
     """Statistics and logits from W x, what the norm subtracts, and the sum of squares of what is left."""
     scale = norm_factor(square / ND, S.eps, S.norm == "rms_outside")  # what it multiplies by
-    tl.store(stats + rows * 2, mean, mask=inside)
-    tl.store(stats + rows * 2 + 1, scale, mask=inside)
+    tl.store(stats + token * 2, mean, mask=inside)
+    tl.store(stats + token * 2 + 1, scale, mask=inside)
     k = tl.arange(0, KP)
     value = (product - mean[:, None] * tl.load(sums + k)[None, :]) * scale[:, None]
     known = k < S.logits
     value += tl.load(bias + k, mask=known, other=0.0)[None, :]
-    tl.store(logits + rows[:, None] * S.logits + k[None, :], value, mask=inside[:, None] & known[None, :])
+    tl.store(logits + token[:, None] * S.logits + k[None, :], value, mask=inside[:, None] & known[None, :])
 
 
 @triton.jit
-def _store_coefficients(coef, rows, inside, r, v, h, N: tl.constexpr):
+def load_read_weights(logits, token, inside, S: tl.constexpr):
+    """Each token's read weights, from logits in memory. [tokens, n]"""
+    entries = gates.read_entries(S)[None, :, :]
+    r = tl.load((logits + token * S.logits)[:, None, None] + entries, mask=inside[:, None, None], other=0.0)
+    return gates.read_weights(r, S)
+
+
+@triton.jit
+def load_mixer_logits(base, here, S: tl.constexpr):
+    """Each token's matrix M of the mixer's logits; where each entry stands among all logits; its sign.
+
+    `base` points at each token's first logit, `here` says which tokens there are. [tokens, 1, 1]
+    """
+    F: tl.constexpr = S.mixer
+    index, sign = F.entries(F)
+    place = S.gate_logits + index[None, :, :]
+    m = tl.load(base + place, mask=here & (sign != 0.0)[None, :, :], other=0.0) * sign[None, :, :]
+    return m, place, sign
+
+
+@triton.jit
+def _store_coefficients(coef, token, inside, r, v, h, N: tl.constexpr):
     """One token's r, w and H side by side in memory."""
     i = tl.arange(0, N)
-    base = coef + rows * (N * (N + 2))
+    base = coef + token * (N * (N + 2))
     tl.store(base[:, None] + i[None, :], r, mask=inside[:, None])
     tl.store(base[:, None] + N + i[None, :], v, mask=inside[:, None])
     entries = 2 * N + i[:, None] * N + i[None, :]
@@ -125,20 +146,18 @@ def _store_coefficients(coef, rows, inside, r, v, h, N: tl.constexpr):
 
 
 @triton.jit
-def constrain_rows(logits, coef, rows, inside, S: tl.constexpr):
+def constrain_tokens(logits, coef, token, inside, S: tl.constexpr):
     """Coefficients from logits in memory, to memory."""
-    base = (logits + rows * S.logits)[:, None, None]
+    base = (logits + token * S.logits)[:, None, None]
     here = inside[:, None, None]
     r = tl.load(base + gates.read_entries(S)[None, :, :], mask=here, other=0.0)
     v = tl.load(base + gates.write_entries(S)[None, :, :], mask=here, other=0.0)
     F: tl.constexpr = S.mixer
-    index, sign = F.entries(F)
-    there = here & (sign != 0.0)[None, :, :]
-    m = tl.load(base + S.gate_logits + index[None, :, :], mask=there, other=0.0) * sign[None, :, :]
+    m, _, _ = load_mixer_logits(base, here, S)
     h = F.mix(m, F)
     r = gates.read_weights(r, S)
     v = gates.write_weights(v, S)
-    _store_coefficients(coef, rows, inside, r, v, h, S.n)
+    _store_coefficients(coef, token, inside, r, v, h, S.n)
 
 
 @kernel
@@ -159,15 +178,15 @@ def _project(
     STAGES: tl.constexpr,
     S: tl.constexpr,
 ):
-    rows = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
-    inside = rows < T
+    token = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
+    inside = token < T
     k = tl.arange(0, KP)
     acc = tl.zeros([BT, KP], tl.float32)
     mean = tl.zeros([BT], tl.float32)
     square = tl.zeros([BT], tl.float32)
     for start in tl.range(0, ND, BC, num_stages=STAGES):
         c = start + tl.arange(0, BC)
-        xv = tl.load(x + rows[:, None] * ND + c[None, :], mask=inside[:, None] & (c < ND)[None, :], other=0.0)
+        xv = tl.load(x + token[:, None] * ND + c[None, :], mask=inside[:, None] & (c < ND)[None, :], other=0.0)
         wv = tl.load(w + k[None, :] * ND + c[:, None], mask=(c < ND)[:, None], other=0.0)
         xf = xv.to(tl.float32)
         acc = tl.dot(xv, wv, acc, input_precision=PRECISION)
@@ -175,15 +194,15 @@ def _project(
             mean, square = add_moments(xf, start, mean, square, ND, start, BC)
         else:
             square += tl.sum(xf * xf, axis=1)
-    finish(acc, mean, square, sums, bias, logits, stats, rows, inside, ND, KP, S)
+    store_logits(acc, mean, square, sums, bias, logits, stats, token, inside, ND, KP, S)
     tl.debug_barrier()  # the constraints read these logits back in another layout
-    constrain_rows(logits, coef, rows, inside, S)
+    constrain_tokens(logits, coef, token, inside, S)
 
 
 @kernel
 def _constrain(logits, coef, T, BT: tl.constexpr, S: tl.constexpr):
-    rows = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
-    constrain_rows(logits, coef, rows, rows < T, S)
+    token = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
+    constrain_tokens(logits, coef, token, token < T, S)
 
 
 @functools.cache

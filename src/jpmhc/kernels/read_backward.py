@@ -31,25 +31,25 @@ from jpmhc.kernels.launch import (
     stages,
 )
 from jpmhc.kernels.parameter_backward import cut_tokens, parameters_backward
-from jpmhc.kernels.projection import kept_layout, precision, prepare
-from jpmhc.kernels.rows import combine_backward, load_streams
+from jpmhc.kernels.projection import kept_layout, load_mixer_logits, precision, prepare
 from jpmhc.kernels.spec import Spec
+from jpmhc.kernels.stream_sums import combine_backward, load_streams
 
 
 @triton.jit
-def _derive(logits, coef, grad_read, grad_coef, grad_logits, rows, inside, S: tl.constexpr):
+def _derive(logits, coef, grad_read, grad_coef, grad_logits, token, inside, S: tl.constexpr):
     """The logits' gradient from the coefficients'; what the sublayer's input adds to r's is in grad_read."""
     N: tl.constexpr = S.n
-    gbase = grad_coef + rows * (N * (N + 2))
+    gbase = grad_coef + token * (N * (N + 2))
     i = tl.arange(0, N)[:, None]
     j = tl.arange(0, N)[None, :]
     row = inside[:, None]
     here = inside[:, None, None]
-    base = (logits + rows * S.logits)[:, None, None]
-    line = (grad_logits + rows * S.logits)[:, None]
+    base = (logits + token * S.logits)[:, None, None]
+    line = (grad_logits + token * S.logits)[:, None]
     out = line[:, :, None]
     dr = tl.load(gbase[:, None] + j, mask=row, other=0.0)
-    dr += tl.load((grad_read + rows * N)[:, None] + j, mask=row, other=0.0)
+    dr += tl.load((grad_read + token * N)[:, None] + j, mask=row, other=0.0)
     dw = tl.load(gbase[:, None] + N + j, mask=row, other=0.0)
     entries = gates.read_entries(S)[None, :, :]
     g = gates.read_derivative(tl.load(base + entries, mask=here, other=0.0), dr, S)
@@ -65,13 +65,10 @@ def _derive(logits, coef, grad_read, grad_coef, grad_logits, rows, inside, S: tl
         tl.store(line + S.read_logits + j, tl.sum(g, axis=2), mask=row)
     if S.mixer.logits > 0:
         matrix = (2 * N + i * N + j)[None, :, :]
-        h = tl.load((coef + rows * (N * (N + 2)))[:, None, None] + matrix, mask=here, other=0.0)
+        h = tl.load((coef + token * (N * (N + 2)))[:, None, None] + matrix, mask=here, other=0.0)
         dh = tl.load(gbase[:, None, None] + matrix, mask=here, other=0.0)
         F: tl.constexpr = S.mixer
-        index, sign = F.entries(F)
-        there = here & (sign != 0.0)[None, :, :]
-        place = S.gate_logits + index[None, :, :]
-        m = tl.load(base + place, mask=there, other=0.0) * sign[None, :, :]
+        m, place, sign = load_mixer_logits(base, here, S)
         g = F.derivative(m, h, dh, F)
         tl.store(out + place, g, mask=here & (sign > 0.0)[None, :, :])
 
@@ -86,8 +83,8 @@ def _logits_backward(
     grad_read,
     grad_coef,
     grad_logits,
-    left,
-    affine,
+    scaled_gradient,
+    level_and_along,
     partial,
     T,
     ND: tl.constexpr,
@@ -102,19 +99,19 @@ def _logits_backward(
     products of K numbers: grad x = Wᵀ (scale gl) + level - along · x. Of n equal streams held once the sum of their
     gradients is asked for, and with the sum of their weights for W and d for n·d this is it.
     """
-    rows = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
-    inside = rows < T
-    _derive(logits, coef, grad_read, grad_coef, grad_logits, rows, inside, S)
+    token = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
+    inside = token < T
+    _derive(logits, coef, grad_read, grad_coef, grad_logits, token, inside, S)
     if DYNAMIC:
         tl.debug_barrier()  # read back in another layout
         k = tl.arange(0, KP)
         known = inside[:, None] & (k < S.logits)[None, :]
-        place = rows[:, None] * S.logits + k[None, :]
+        place = token[:, None] * S.logits + k[None, :]
         gl = tl.load(grad_logits + place, mask=known, other=0.0)
         raw = tl.load(logits + place, mask=known, other=0.0)
         raw -= tl.load(bias + k, mask=k < S.logits, other=0.0)[None, :]
-        mean = tl.load(stats + rows * 2, mask=inside, other=0.0)
-        scale = tl.load(stats + rows * 2 + 1, mask=inside, other=0.0)
+        mean = tl.load(stats + token * 2, mask=inside, other=0.0)
+        scale = tl.load(stats + token * 2 + 1, mask=inside, other=0.0)
         along = tl.sum(gl * raw, axis=1) * scale * scale / ND
         if S.norm == "rms_outside":  # 1 - eps · scale is the share of the root in what x was divided by
             along = along / tl.maximum(1.0 - S.eps * scale, 1e-7)
@@ -122,9 +119,10 @@ def _logits_backward(
         if S.norm == "layer":
             level -= tl.sum(gl * tl.load(sums + k)[None, :], axis=1) * scale / ND
         scaled = gl * scale[:, None]
-        tl.store(left + rows[:, None] * KP + k[None, :], scaled.to(left.dtype.element_ty), mask=inside[:, None])
-        tl.store(affine + rows * 2, level, mask=inside)
-        tl.store(affine + rows * 2 + 1, along, mask=inside)
+        place = scaled_gradient + token[:, None] * KP + k[None, :]
+        tl.store(place, scaled.to(scaled_gradient.dtype.element_ty), mask=inside[:, None])
+        tl.store(level_and_along + token * 2, level, mask=inside)
+        tl.store(level_and_along + token * 2 + 1, along, mask=inside)
         out = partial + tl.program_id(0) * (2 * KP) + k
         tl.store(out, tl.sum(gl, axis=0))
         tl.store(out + KP, tl.sum(scaled * mean[:, None], axis=0))
@@ -137,8 +135,8 @@ def _streams_backward(
     grad_h,
     w,
     coef,
-    left,
-    affine,
+    scaled_gradient,
+    level_and_along,
     grad_x,
     T,
     CHUNK,
@@ -163,19 +161,19 @@ def _streams_backward(
             weight = weight + (tl.load(place, mask=within[None, :], other=0.0),)
     first = tl.program_id(1) * CHUNK
     for start in tl.range(first, tl.minimum(first + CHUNK, T), BT, num_stages=STAGES):
-        rows = (start + tl.arange(0, BT)).to(tl.int64)
-        inside = rows < T
+        token = (start + tl.arange(0, BT)).to(tl.int64)
+        inside = token < T
         mask = inside[:, None] & within[None, :]
-        cbase = coef + rows * (DYNAMIC * N * (N + 2))
-        gh = tl.load(grad_h + rows[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
+        cbase = coef + token * (DYNAMIC * N * (N + 2))
+        gh = tl.load(grad_h + token[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
         if DYNAMIC:
-            lv = tl.load(left + rows[:, None] * KP + k[None, :], mask=inside[:, None], other=0.0)
-            level = tl.load(affine + rows * 2, mask=inside, other=0.0)[:, None]
-            along = tl.load(affine + rows * 2 + 1, mask=inside, other=0.0)[:, None]
+            scaled = tl.load(scaled_gradient + token[:, None] * KP + k[None, :], mask=inside[:, None], other=0.0)
+            level = tl.load(level_and_along + token * 2, mask=inside, other=0.0)[:, None]
+            along = tl.load(level_and_along + token * 2 + 1, mask=inside, other=0.0)[:, None]
         if WRITTEN:
-            grads = load_streams(grad, rows, c, mask, N, D)
+            grads = load_streams(grad, token, c, mask, N, D)
         for m in tl.static_range(M):
-            held = rows[:, None] * (M * D) + m * D + c[None, :]
+            held = token[:, None] * (M * D) + m * D + c[None, :]
             # Not added to zeros: Triton 3.6 then keeps the tiles on chip without swizzling and takes 1.4 times as long.
             total = tl.load(cbase + m, mask=inside, other=0.0)[:, None] * gh
             for j in tl.static_range(m + M, N, M):
@@ -186,7 +184,7 @@ def _streams_backward(
                         total += tl.load(cbase + 2 * N + i * N + j, mask=inside, other=0.0)[:, None] * grads[i]
             if DYNAMIC:
                 total += level - along * tl.load(x + held, mask=mask, other=0.0).to(tl.float32)
-                total += tl.dot(lv, weight[m], input_precision=PRECISION)
+                total += tl.dot(scaled, weight[m], input_precision=PRECISION)
             tl.store(grad_x + held, total.to(grad_x.dtype.element_ty), mask=mask)
 
 
@@ -246,16 +244,18 @@ def dynamic_backward(
         (height * again, torch.float32),
     )
     room = split_buffer(make_buffer(layout, x), layout)
-    grad_read, grad_logits, left, affine, partial, partial_w, other, other_sums = room
+    grad_read, grad_logits, scaled_gradient, level_and_along, partial, partial_w, other, other_sums = room
     if again:
         prepared, sums = other, other_sums
         prepare(weight, prepared, sums, width, spec)
     combine_backward(x, grad_h, grad_read, tokens, spec)
     _logits_launcher(spec, operand, width).launch(
-        (parts,), logits, bias, sums, stats, coef, grad_read, grad_coef, grad_logits, left, affine, partial, tokens
-    )
-    grad_x = streams_backward(x, grad_link, grad_h, prepared, coef, left, affine, spec)
-    return grad_x, *parameters_backward(x, left, partial, partial_w, (parts, splits, chunk), weight, bias, spec)
+        (parts,), logits, bias, sums, stats, coef, grad_read, grad_coef, grad_logits, scaled_gradient, level_and_along,
+        partial, tokens,
+    )  # fmt: skip
+    grad_x = streams_backward(x, grad_link, grad_h, prepared, coef, scaled_gradient, level_and_along, spec)
+    counts = (parts, splits, chunk)
+    return grad_x, *parameters_backward(x, scaled_gradient, partial, partial_w, counts, weight, bias, spec)
 
 
 def gradient_type(dtype: torch.dtype) -> torch.dtype:
@@ -283,8 +283,8 @@ def streams_backward(
     grad_h: Tensor,
     prepared: BufferPart | None,
     coef: Tensor,
-    left: BufferPart | None,
-    affine: BufferPart | None,
+    scaled_gradient: BufferPart | None,
+    level_and_along: BufferPart | None,
     spec: Spec,
 ) -> Tensor:
     """Compute the gradient of the streams; `grad` is that of H x, if they were written back. Shape of x
@@ -299,7 +299,7 @@ def streams_backward(
         slices = ceil_div(spec.d, width)
         chunk = _choose_chunk(tokens, slices, multiprocessors(x))
         grid = (slices, ceil_div(tokens, chunk))
-        launcher.launch(grid, x, grad, grad_h, prepared, coef, left, affine, grad_x, tokens, chunk)
+        launcher.launch(grid, x, grad, grad_h, prepared, coef, scaled_gradient, level_and_along, grad_x, tokens, chunk)
     return grad_x
 
 

@@ -10,7 +10,7 @@ computes everything else.
 
 from torch import Tensor
 
-from jpmhc.kernels import decode, projection, read_backward, rows, write_to_read
+from jpmhc.kernels import decode, projection, read_backward, stream_sums, write_to_read
 from jpmhc.kernels.launch import aligned, count_tokens
 from jpmhc.kernels.spec import Spec
 
@@ -27,7 +27,7 @@ def read(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Te
         coef, kept = projection.project_static(bias, spec)
     else:
         coef, kept = projection.project_streams(x, weight, bias, spec)
-    return rows.combine(x, coef, spec), make_link(x, spec.n), coef, kept
+    return stream_sums.combine(x, coef, spec), make_link(x, spec.n), coef, kept
 
 
 def read_backward_step(
@@ -53,14 +53,14 @@ def read_backward_step(
 
 def write(x: Tensor, y: Tensor, coef: Tensor, spec: Spec, mean: bool) -> Tensor:
     """Return the new streams [..., n, d], or their mean [..., d]."""
-    return rows.write(aligned(x), aligned(y), coef, spec, mean)
+    return stream_sums.write(aligned(x), aligned(y), coef, spec, mean)
 
 
 def write_backward_step(
     grad: Tensor, x: Tensor, y: Tensor, coef: Tensor, spec: Spec, mean: bool, pull: bool
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Return the gradients of the streams (without `pull`: of H x + w ⊗ y), of y and of the coefficients."""
-    return rows.write_backward(aligned(grad), aligned(x), aligned(y), coef, spec, mean, pull)
+    return stream_sums.write_backward(aligned(grad), aligned(x), aligned(y), coef, spec, mean, pull)
 
 
 def write_read(
@@ -94,7 +94,7 @@ def write_read_backward_step(
     )
     if grad_out is not None:
         grad += grad_out
-    grad_x, grad_y, grad_coef = rows.write_backward(grad, aligned(x), aligned(y), coef, spec, False, not linked)
+    grad_x, grad_y, grad_coef = stream_sums.write_backward(grad, aligned(x), aligned(y), coef, spec, False, not linked)
     return grad if grad_x is None else grad_x, grad_y, grad_coef, grad_weight, grad_bias
 
 

@@ -18,7 +18,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jpmhc.kernels import gates
 from jpmhc.kernels.launch import (
     SHARED_BYTES,
     Launcher,
@@ -29,9 +28,17 @@ from jpmhc.kernels.launch import (
     split_buffer,
     stages,
 )
-from jpmhc.kernels.projection import add_moments, constrain, finish, kept_layout, precision, prepare
-from jpmhc.kernels.rows import load_streams, mixed, mixing_entries, norm_factor, replaced
+from jpmhc.kernels.projection import (
+    add_moments,
+    constrain,
+    kept_layout,
+    load_read_weights,
+    precision,
+    prepare,
+    store_logits,
+)
 from jpmhc.kernels.spec import Spec
+from jpmhc.kernels.stream_sums import load_streams, mixed, mixing_entries, norm_factor, replaced
 
 
 @triton.jit
@@ -81,10 +88,10 @@ def _write_to_read(
     N: tl.constexpr = S.n
     D: tl.constexpr = S.d
     ND: tl.constexpr = N * D
-    rows = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
-    inside = rows < T
+    token = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
+    inside = token < T
     k = tl.arange(0, KP)
-    mixing = mixing_entries(old, rows, inside, N, OLD_PER_TOKEN)
+    mixing = mixing_entries(old, token, inside, N, OLD_PER_TOKEN)
     products = ()  # with a post-norm each stream has its own sums, as its factor comes only after them
     squares = ()
     means = ()
@@ -95,12 +102,12 @@ def _write_to_read(
     for start in tl.range(0, D, BD, num_stages=STAGES):
         c = start + tl.arange(0, BD)
         mask = inside[:, None] & (c < D)[None, :]
-        yv = tl.load(y + rows[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
-        streams = load_streams(x, rows, c, mask, M, D)
+        yv = tl.load(y + token[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
+        streams = load_streams(x, token, c, mask, M, D)
         for i in tl.static_range(N):
             rounded = _opaque(mixed(streams, yv, mixing, i, N).to(out.dtype.element_ty), COMPILED)
             if not POST_NORM:
-                tl.store(out + rows[:, None] * ND + i * D + c[None, :], rounded, mask=mask)
+                tl.store(out + token[:, None] * ND + i * D + c[None, :], rounded, mask=mask)
             wv = tl.load(w + k[None, :] * ND + i * D + c[:, None], mask=(c < D)[:, None], other=0.0)
             z = rounded.to(tl.float32)
             product = tl.dot(rounded, wv, products[i * POST_NORM], input_precision=PRECISION)
@@ -134,11 +141,9 @@ def _write_to_read(
         acc = products[0]
         square = squares[0]
         mean = means[0]
-    finish(acc, mean, square, sums, bias, logits, stats, rows, inside, ND, KP, S)
+    store_logits(acc, mean, square, sums, bias, logits, stats, token, inside, ND, KP, S)
     tl.debug_barrier()  # what was stored is read back in another layout
-    entries = gates.read_entries(S)[None, :, :]
-    r = tl.load((logits + rows * S.logits)[:, None, None] + entries, mask=inside[:, None, None], other=0.0)
-    r = gates.read_weights(r, S)
+    r = load_read_weights(logits, token, inside, S)
     weights = ()
     for i in tl.static_range(N):
         weights = weights + (tl.sum(tl.where(tl.arange(0, N)[None, :] == i, r, 0.0), axis=1)[:, None],)
@@ -147,20 +152,20 @@ def _write_to_read(
         mask = inside[:, None] & (c < D)[None, :]
         hv = tl.zeros([BT, BACK], tl.float32)
         if POST_NORM:
-            yv = tl.load(y + rows[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
-            streams = load_streams(x, rows, c, mask, M, D)
+            yv = tl.load(y + token[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
+            streams = load_streams(x, token, c, mask, M, D)
         for i in tl.static_range(N):
-            place = out + rows[:, None] * ND + i * D + c[None, :]
+            place = out + token[:, None] * ND + i * D + c[None, :]
             if POST_NORM:
                 z = (mixed(streams, yv, mixing, i, N) * factors[i]).to(out.dtype.element_ty)
                 tl.store(place, z, mask=mask)
             else:
                 z = tl.load(place, mask=mask, other=0.0)
             hv += weights[i] * z.to(tl.float32)
-        tl.store(h + rows[:, None] * D + c[None, :], hv.to(h.dtype.element_ty), mask=mask)
+        tl.store(h + token[:, None] * D + c[None, :], hv.to(h.dtype.element_ty), mask=mask)
 
 
-def pays(spec: Spec, following: Spec) -> bool:
+def one_kernel_pays(spec: Spec, following: Spec) -> bool:
     """Say whether one kernel is no slower than two. A post-norm keeps n sums of every logit: up to 64 it is not."""
     return not spec.post_norm or spec.n * padded(following.logits) <= 64
 

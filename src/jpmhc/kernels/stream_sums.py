@@ -1,10 +1,13 @@
-"""Everything that works on whole rows: the read's weighted sum, the write, and their derivatives.
+"""Weighted sums of a token's streams: the read's sum, the write, and the derivatives of both.
 
-A program holds the n rows of one token in registers, so every tensor passes through once and sums over a row cost no
-memory. The write is out = z = H x + w ⊗ y, or z with a weightless RMS norm of every stream. Its derivative returns the
-inner products that the coefficients' gradients are made of, and with `pull` Hᵀ grad z for the streams. Otherwise the
-read's derivative multiplies by Hᵀ (see steps.py), and all it needs is grad z. Equal streams may be held once: M is how
-many of the N streams the tensor x holds, all or one. A write may return the mean of the new streams instead of them.
+In each kernel a program takes one token and holds its streams in registers, so that every tensor is moved once and a
+sum over a stream costs no memory. The read is h = Σ r_j x_j. The write is z = H x + w ⊗ y, with a post-norm followed by
+a weightless RMS norm of every stream; it may return the mean of the new streams instead of them.
+
+N is the number of streams, M how many of them the tensor x holds: all, or one where they are equal. The write's
+derivative returns the inner products of which the coefficients' gradients are made, the gradient of y, and with `pull`
+that of the streams, Hᵀ grad z. Without `pull` it returns grad z, which the read's derivative multiplies by Hᵀ (see
+steps.py).
 """
 
 # Triton's compiler knows no starred tuples, and mypy no tuples that grow in a loop.
@@ -43,18 +46,18 @@ def norm_factor(square, eps, OUTSIDE: tl.constexpr = False):
 
 
 @triton.jit
-def load_streams(x, rows, c, mask, M: tl.constexpr, D: tl.constexpr):
+def load_streams(x, token, c, mask, M: tl.constexpr, D: tl.constexpr):
     """The columns c of the rows that each token holds, in float32."""
     streams = ()
     for j in tl.static_range(M):
-        value = tl.load(x + rows[:, None] * (M * D) + j * D + c[None, :], mask=mask, other=0.0)
+        value = tl.load(x + token[:, None] * (M * D) + j * D + c[None, :], mask=mask, other=0.0)
         streams = streams + (value.to(tl.float32),)
     return streams
 
 
 @triton.jit
-def _coefficient(coef, rows, inside, index, N: tl.constexpr, PER_TOKEN: tl.constexpr):
-    return tl.load(coef + rows * (PER_TOKEN * N * (N + 2)) + index, mask=inside, other=0.0)[:, None]
+def _coefficient(coef, token, inside, index, N: tl.constexpr, PER_TOKEN: tl.constexpr):
+    return tl.load(coef + token * (PER_TOKEN * N * (N + 2)) + index, mask=inside, other=0.0)[:, None]
 
 
 @triton.jit
@@ -76,15 +79,15 @@ def _combine(
     BT: tl.constexpr,
     BD: tl.constexpr,
 ):
-    rows = _backwards(BT)
-    inside = rows < T
+    token = _backwards(BT)
+    inside = token < T
     c = tl.arange(0, BD)
     mask = inside[:, None] & (c < D)[None, :]
-    streams = load_streams(x, rows, c, mask, M, D)
+    streams = load_streams(x, token, c, mask, M, D)
     total = tl.zeros([BT, BD], tl.float32)
     for j in tl.static_range(N):
-        total += _coefficient(coef, rows, inside, j, N, PER_TOKEN) * streams[j % M]
-    tl.store(h + rows[:, None] * D + c[None, :], total.to(h.dtype.element_ty), mask=mask)
+        total += _coefficient(coef, token, inside, j, N, PER_TOKEN) * streams[j % M]
+    tl.store(h + token[:, None] * D + c[None, :], total.to(h.dtype.element_ty), mask=mask)
 
 
 @functools.cache
@@ -133,13 +136,13 @@ def _combine_backward(
     BT: tl.constexpr,
     BD: tl.constexpr,
 ):
-    rows = _backwards(BT)
-    inside = rows < T
+    token = _backwards(BT)
+    inside = token < T
     c = tl.arange(0, BD)
     mask = inside[:, None] & (c < D)[None, :]
-    streams = load_streams(x, rows, c, mask, M, D)
-    gh = tl.load(grad_h + rows[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
-    place = grad_read + rows[:, None] * N + tl.arange(0, N)[None, :]
+    streams = load_streams(x, token, c, mask, M, D)
+    gh = tl.load(grad_h + token[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
+    place = grad_read + token[:, None] * N + tl.arange(0, N)[None, :]
     tl.store(place, _inner_products(gh, streams, BT, N), mask=inside[:, None])
 
 
@@ -173,11 +176,11 @@ def mixed(streams, y, mixing, i, N: tl.constexpr):
 
 
 @triton.jit
-def mixing_entries(coef, rows, inside, N: tl.constexpr, PER_TOKEN: tl.constexpr):
+def mixing_entries(coef, token, inside, N: tl.constexpr, PER_TOKEN: tl.constexpr):
     """Each token's w, then its H by rows. [tokens, 1] each"""
     entries = ()
     for entry in tl.static_range(N, N * (N + 2)):
-        entries = entries + (_coefficient(coef, rows, inside, entry, N, PER_TOKEN),)
+        entries = entries + (_coefficient(coef, token, inside, entry, N, PER_TOKEN),)
     return entries
 
 
@@ -198,13 +201,13 @@ def _write(
     BT: tl.constexpr,
     BD: tl.constexpr,
 ):
-    rows = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
-    inside = rows < T
+    token = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
+    inside = token < T
     c = tl.arange(0, BD)
     mask = inside[:, None] & (c < D)[None, :]
-    streams = load_streams(x, rows, c, mask, M, D)
-    yv = tl.load(y + rows[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
-    mixing = mixing_entries(coef, rows, inside, N, PER_TOKEN)
+    streams = load_streams(x, token, c, mask, M, D)
+    yv = tl.load(y + token[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
+    mixing = mixing_entries(coef, token, inside, N, PER_TOKEN)
     total = tl.zeros([BT, BD], tl.float32)
     for i in tl.static_range(N):
         z = mixed(streams, yv, mixing, i, N)
@@ -213,9 +216,9 @@ def _write(
         if MEAN:
             total += z
         else:
-            tl.store(out + rows[:, None] * (N * D) + i * D + c[None, :], z.to(out.dtype.element_ty), mask=mask)
+            tl.store(out + token[:, None] * (N * D) + i * D + c[None, :], z.to(out.dtype.element_ty), mask=mask)
     if MEAN:
-        tl.store(out + rows[:, None] * D + c[None, :], (total / N).to(out.dtype.element_ty), mask=mask)
+        tl.store(out + token[:, None] * D + c[None, :], (total / N).to(out.dtype.element_ty), mask=mask)
 
 
 @functools.cache
@@ -258,9 +261,9 @@ def _write_backward(
     """Slice by slice of a row, if it is longer than BD; a post-norm needs the whole row. `grad` holds G of the N rows:
     all, or one if it is the gradient of the mean.
     """
-    rows = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
-    inside = rows < T
-    mixing = mixing_entries(coef, rows, inside, N, PER_TOKEN)
+    token = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
+    inside = token < T
+    mixing = mixing_entries(coef, token, inside, N, PER_TOKEN)
     along_y = ()
     along_x = ()
     for _ in tl.static_range(N):
@@ -269,15 +272,15 @@ def _write_backward(
     for start in tl.range(0, D, BD):
         c = start + tl.arange(0, BD)
         mask = inside[:, None] & (c < D)[None, :]
-        streams = load_streams(x, rows, c, mask, M, D)
-        yv = tl.load(y + rows[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
+        streams = load_streams(x, token, c, mask, M, D)
+        yv = tl.load(y + token[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
         gy = tl.zeros([BT, BD], tl.float32)
         if not POST_NORM:  # all loads in flight at once; a post-norm needs the registers
-            loaded = load_streams(grad, rows, c, mask, G, D)
+            loaded = load_streams(grad, token, c, mask, G, D)
         grads = ()
         for i in tl.static_range(N):
             if POST_NORM:
-                place = grad + rows[:, None] * (G * D) + (i % G) * D + c[None, :]
+                place = grad + token[:, None] * (G * D) + (i % G) * D + c[None, :]
                 g = tl.load(place, mask=mask, other=0.0).to(tl.float32)
             else:
                 g = loaded[i % G]
@@ -289,23 +292,23 @@ def _write_backward(
                 factor = norm_factor(square, EPS)
                 g = factor[:, None] * (g - z * (along * factor * factor)[:, None])
             if (POST_NORM or G < N) and not PULL:
-                place = grad_x + rows[:, None] * (N * D) + i * D + c[None, :]
+                place = grad_x + token[:, None] * (N * D) + i * D + c[None, :]
                 tl.store(place, g.to(grad_x.dtype.element_ty), mask=mask)
             gy += mixing[i] * g
             along_y = replaced(along_y, i, along_y[i] + tl.sum(g * yv, axis=1))
             along_x = replaced(along_x, i, along_x[i] + _inner_products(g, streams, BT, N))
             if PULL:
                 grads = grads + (g,)
-        tl.store(grad_y + rows[:, None] * D + c[None, :], gy.to(grad_y.dtype.element_ty), mask=mask)
+        tl.store(grad_y + token[:, None] * D + c[None, :], gy.to(grad_y.dtype.element_ty), mask=mask)
         if PULL:
             for m in tl.static_range(M):
                 gx = tl.zeros([BT, BD], tl.float32)
                 for j in tl.static_range(m, N, M):
                     for i in tl.static_range(N):
                         gx += mixing[N + i * N + j] * grads[i]
-                place = grad_x + rows[:, None] * (M * D) + m * D + c[None, :]
+                place = grad_x + token[:, None] * (M * D) + m * D + c[None, :]
                 tl.store(place, gx.to(grad_x.dtype.element_ty), mask=mask)
-    base = grad_coef + rows * (N * (N + 2))
+    base = grad_coef + token * (N * (N + 2))
     for i in tl.static_range(N):
         tl.store(base + i, tl.zeros([BT], tl.float32), mask=inside)
         tl.store(base + N + i, along_y[i], mask=inside)
