@@ -5,7 +5,8 @@ import itertools
 import pytest
 from matplotlib.colors import to_rgb
 
-from jpmhc.mixers import ENSEMBLES, MIXERS
+from jpmhc.mixers import ENSEMBLES, MIXERS, Mixer
+from jpmhc.report import style
 from jpmhc.report.style import PLAIN, colour_of, linear_ticks, logarithmic_ticks, tick_labels
 
 
@@ -19,9 +20,12 @@ def contrast(first: str, second: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def test_every_mixer_has_a_colour_of_its_own_that_can_be_seen_on_both_pages():
-    colours = [colour_of(mixer) for mixer in MIXERS]
-    assert len(set(colours)) == len(MIXERS)
+@pytest.mark.parametrize("further", [0, 20])
+def test_every_mixer_has_a_colour_of_its_own_that_can_be_seen_on_both_pages(further, monkeypatch):
+    known = {**MIXERS, **{f"further {number}": Mixer for number in range(further)}}
+    monkeypatch.setattr(style, "MIXERS", known)
+    colours = [colour_of(mixer) for mixer in known]
+    assert len(set(colours)) == len(known)
     for colour, page in itertools.product(colours, ("#ffffff", "#15171b")):
         assert contrast(colour, page) > 2.9, (colour, page)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import colorsys
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from jpmhc.mixers import ENSEMBLES, MIXERS
 
-# Each has a contrast of at least 3 to a white and to a dark page.
+# The mixers' colours, in the order of the registry. Each has a contrast of at least 3 to a white and to a dark page.
 _PALETTE = (
     "#7d8797",
     "#d5403b",
@@ -51,7 +52,20 @@ def colour_of(mixer: str | None) -> str:
     """Return the colour of a mixer, known by its name or by that of its random skips; grey for none or another."""
     names = list(MIXERS)
     name = ENSEMBLES[mixer].name if mixer in ENSEMBLES else mixer
-    return _PALETTE[names.index(name) % len(_PALETTE)] if name in names else PLAIN
+    if name not in names:
+        return PLAIN
+    number = names.index(name)
+    return _PALETTE[number] if number < len(_PALETTE) else _make_colour(number)
+
+
+def _make_colour(number: int) -> str:
+    """Make a further colour that can be seen on both pages: its hue a golden angle on, its luminance 0.2."""
+    pure = colorsys.hsv_to_rgb(number * (math.sqrt(5) - 1) / 2 % 1, 1, 1)
+    luminance = 0.2126 * pure[0] + 0.7152 * pure[1] + 0.0722 * pure[2]
+    white = max(0.0, (0.2 - luminance) / (1 - luminance))  # a dark hue is mixed with white, a bright one with black
+    light = [0.2 / max(0.2, luminance) * (c + white * (1 - c)) for c in pure]
+    encoded = (12.92 * c if c <= 0.0031308 else 1.055 * c ** (1 / 2.4) - 0.055 for c in light)
+    return "#" + "".join(f"{round(255 * c):02x}" for c in encoded)
 
 
 def linear_ticks(low: float, high: float, most: int = 6) -> list[float]:
