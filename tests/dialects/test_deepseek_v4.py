@@ -188,3 +188,18 @@ def test_accelerate_refuses_weights_of_other_streams(model):
     other.model.layers[1].ffn_hc.hc_mult = 2
     with pytest.raises(ValueError, match=r"with 2 streams model\.layers\.1\.ffn_hc\.fn must have the shape \[8, 128\]"):
         jpmhc.accelerate(other)
+
+
+def test_what_dump_cannot_name_is_refused():
+    dump = jpmhc.dialects.deepseek_v4.dump
+    block = jpmhc.HyperConnection(None, 8)
+    with pytest.raises(ValueError, match="connections must be what load returned, by place, got list"):
+        dump([1])
+    with pytest.raises(ValueError, match=r"must be a connection or a head that load returned, got HyperConnection"):
+        dump({"layers.0.attn": block})
+    with pytest.raises(
+        ValueError, match=r"no connection is at 'zzz' in these names; places are such as layers\.0\.attn"
+    ):
+        jpmhc.dialects.qwen4_exp.dump({"zzz": block})
+    with pytest.raises(ValueError, match=r"has a tensor 'map\.bias', for which there is no name"):
+        jpmhc.dialects.qwen4_exp.dump({"layers.0.attn": block})

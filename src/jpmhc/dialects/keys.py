@@ -23,13 +23,18 @@ class Naming:
 
     def parts_of(self, place: str) -> dict[str, str]:
         """Return the parts of a place such as "layers.0.attn", with their names in the key."""
-        return self.parts[re.sub(r"\d+", "{}", place)]
+        kind = re.sub(r"\d+", "{}", str(place))
+        if kind not in self.parts:
+            known = ", ".join(kind.format(0) for kind in self.parts)
+            raise ValueError(f"no connection is at {place!r} in these names; places are such as {known}")
+        return self.parts[kind]
 
     def make_key(self, place: str, part: str, prefix: str | None = None) -> str:
         """Return the key of one part of a place such as "layers.0.attn"."""
-        number = "".join(re.findall(r"\d+", place))
-        template = self.templates[re.sub(r"\d+", "{}", place)]
-        key = template.format(number).replace("[part]", self.parts_of(place)[part])
+        parts, number = self.parts_of(place), "".join(re.findall(r"\d+", place))
+        if part not in parts:
+            raise ValueError(f"{place} has a tensor {part!r}, for which there is no name: it was not made by this load")
+        key = self.templates[re.sub(r"\d+", "{}", place)].format(number).replace("[part]", parts[part])
         return (self.prefix if prefix is None else prefix) + key
 
     def find(self, key: str) -> tuple[str, str, str] | None:
@@ -105,6 +110,12 @@ def check_state_dict(state_dict: object) -> None:
         raise ValueError(
             f"the state dict must hold tensors by name, as model.state_dict(), got {type(state_dict).__name__}"
         )
+
+
+def check_connections(connections: object) -> None:
+    """Refuse what is no dict of connections by place, as `load` returns it."""
+    if not isinstance(connections, Mapping):
+        raise ValueError(f"connections must be what load returned, by place, got {type(connections).__name__}")
 
 
 def check_numbers(tensor: object, key: str) -> None:

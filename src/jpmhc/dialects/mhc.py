@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from jpmhc import checks
 from jpmhc.connections import StreamHead
-from jpmhc.dialects.keys import Naming, check_shape, collect_places
+from jpmhc.dialects.keys import Naming, check_connections, check_shape, collect_places
 from jpmhc.dialects.scaled import ScaledConnection, ScaledMap, ScaledParameters
 from jpmhc.mixers import Identity, Mixer, Sinkhorn
 
@@ -118,6 +118,7 @@ class Dialect:
             names: Which names, such as "huggingface" or "original"; None: the first of the dialect's.
             prefix: What stands before every key instead of the names' own prefix.
         """
+        check_connections(connections)
         names = next(iter(self.namings)) if names is None else names
         checks.choice(names, self.namings, "set of names")
         naming = self.namings[names]

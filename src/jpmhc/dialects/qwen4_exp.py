@@ -148,6 +148,7 @@ def dump(
         names: Which names.
         prefix: What stands before every key instead of the names' own prefix.
     """
+    keys.check_connections(connections)
     checks.choice(names, NAMINGS, "set of names")
     naming = NAMINGS[names]
     return {
