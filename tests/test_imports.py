@@ -33,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "wrap": {"checks", "connections", "mixers"},
     "demo": {"checks", "connections", "diagnose", "mixers", "threads"},
     "report": {"demo", "diagnose", "generators", "mixers", "spectra", "trm"},
-    "cli": {"demo", "diagnose", "generators", "report", "spectra", "trm"},
+    "cli": {"demo", "diagnose", "generators", "report", "spectra", "trm", "wrap"},
     "__main__": {"cli"},
 }
 

@@ -313,35 +313,34 @@ def _mass_below(
     that lies inside the spectrum, so that the weight's two sides make up for each other, and far below it otherwise.
     Halving the smoothing halves the density outside the spectrum and leaves it alone inside.
 
-    A grid that is `complete` leaves nothing out above its first point. Then the mass below is what its curve lacks to
-    one, unless the mass that was read says otherwise: less the curve's own share in it there remains what lies below,
-    with weights between a half and one where a band reaches there.
+    A grid that is `complete` leaves nothing out above its first point. Where no point below it converges, or a band
+    lies across it, the mass below is what its curve lacks to one. In a band the mass that was read must allow for that:
+    less the curve's own share in it there remains what lies below, with weights between a half and one.
     """
 
     def moment_at(z: Tensor) -> tuple[Tensor, Solution]:
         found = cauchy(network, z.to(network.skips.device), method, tolerance=_BELOW_TOLERANCE, maximum=maximum)
         return z * found.G.cpu(), found
 
-    first = height = grid[:1]
+    first = grid[:1]
     slanted = [torch.complex(first, first * relative_eta * half) for half in (1.0, 0.5)]
     moment, found = moment_at(torch.cat([1j * first, *slanted]))
     inside = bool(moment[1].imag / moment[2].imag < math.sqrt(2))
     if not inside:
-        height = first * _BELOW
         with warnings.catch_warnings():
             # What the method has to say about exactness has just been said.
             warnings.simplefilter("ignore", UserWarning)
-            moment, found = moment_at(1j * height)
+            moment, found = moment_at(1j * first * _BELOW)
     below, residual = float(moment[0].real), float(found.residual[0])
     known = bool(found.converged[0]) or residual * below < _BELOW_SHARE
-    if not complete:
-        if not known:
-            raise ValueError(f"the mass below the grid is unknown: {found.why_unconverged()}")
+    if not known and not complete:
+        raise ValueError(f"the mass below the grid is unknown: {found.why_unconverged()}")
+    if known and not (complete and inside):
         return below, found
     lacking = max(0.0, 1.0 - float(_integral(grid, values)))
-    remains = below - float(_integral(grid, values / (1 + (grid / height).square())))
-    contradicted = known and not remains - _MISREAD <= lacking <= (2 if inside else 1) * remains + _MISREAD
-    return below if contradicted else lacking, found
+    remains = below - float(_integral(grid, values / (1 + (grid / first).square())))
+    allowed = not known or remains - _MISREAD <= lacking <= 2 * remains + _MISREAD
+    return lacking if allowed else below, found
 
 
 def _integral(x: Tensor, values: Tensor) -> Tensor:
