@@ -187,7 +187,7 @@ def density(
     values = values.clamp_min(0)
     mass = float(_integral(grid, values))
     if eta is None:
-        complete = x is None and not bool(lost.any())
+        complete = x is None and _hide_no_band(lost)
         below, bottom = _mass_below(network, grid, values, relative_eta, method, maximum, complete)
     else:
         last = torch.complex(grid[-1:], smoothing[-1:]).to(network.skips.device)
@@ -209,6 +209,11 @@ def density(
     if x is None and eta is None:
         _warn_of_missed_moments(result)
     return result
+
+
+def _hide_no_band(lost: Tensor) -> bool:
+    """Say whether lost points are too few together for a band between them: not the first, and no three in a row."""
+    return not bool(lost[0]) and not bool((lost[2:] & lost[1:-1] & lost[:-2]).any())
 
 
 def _check_grid(x: Tensor) -> Tensor:
