@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+_LARGEST_ENTRY = 1e100  # of a skip: products and squares of a few such numbers overflow
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
 
@@ -158,6 +159,8 @@ def to_skips(value: Tensor | np.ndarray | Sequence, name: str = "skips", depth: 
             f"{name} must be square matrices, one per layer [L, n, n] with at least one layer and one stream, "
             f"not of shape {list(skips.shape)}"
         )
+    if float(skips.abs().max()) > _LARGEST_ENTRY:
+        raise ValueError(f"{name} must have entries of at most {_LARGEST_ENTRY:g}, and {float(skips.abs().max()):g} is")
     if skips.ndim == 2:
         if depth is None:
             raise ValueError(

@@ -23,7 +23,7 @@ def test_it_ranks_the_mixers_and_writes_a_table_and_a_figure(tmp_path, capsys):
     [
         (["--depth", "0"], "depth must be a whole number, at least 1, not 0"),
         (["--activation", "none"], "no activation is called 'none'"),
-        (["--drift", "-1"], "drift must be positive and finite"),
+        (["--drift", "-1"], "drift must lie in (0, 1]"),
     ],
 )
 def test_bad_input_is_one_sentence(words, sentence, tmp_path, capsys):

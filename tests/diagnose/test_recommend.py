@@ -83,7 +83,7 @@ def test_post_norm_is_known_too():
         ({"depth": 4, "mixers": ["none"]}, "no mixer is called 'none'"),
         ({"depth": 4, "mixers": "cayley"}, "mixers must be one or more names in a list"),
         ({"depth": 4, "mixers": []}, "mixers must be one or more names in a list"),
-        ({"depth": 4, "drift": -1.0}, "drift must be positive"),
+        ({"depth": 4, "drift": -1.0}, "drift must lie in"),
         ({"depth": 4, "activation": "x"}, "no activation is called 'x'"),
     ],
 )
@@ -98,3 +98,12 @@ def test_it_prints_as_a_table_with_its_assumptions():
     assert [line.split()[0] for line in lines[1:3]] == [one.mixer for one in found.candidates]
     assert lines[-1] == found.assumptions
     assert max(map(len, lines[:-1])) < 120
+
+
+def test_one_stream_and_large_drifts_are_refused():
+    with pytest.raises(ValueError, match="one stream has nothing to mix: streams must be at least 2"):
+        jpmhc.recommend(12, 1)
+    with pytest.raises(ValueError, match=r"drift must lie in \(0, 1\], got 2"):
+        jpmhc.recommend(12, drift=2)
+    with pytest.raises(ValueError, match="scales must be two numbers"):
+        jpmhc.recommend(12, scales=3)

@@ -275,6 +275,13 @@ def test_without_scipy_only_the_rational_fit_is_missing(monkeypatch):
         density(network, refine="aaa")
 
 
+def test_a_rational_fit_that_misses_is_refused():
+    """Three quarters of the mass lie eight orders of magnitude below the rest: its mass was 4e9."""
+    network = Network.from_mixer("sinkhorn", 10, 0.005)
+    with pytest.raises(ValueError, match=r"the rational function of the refinement 'aaa' misses z G by up to .* leave"):
+        density(network, refine="aaa")
+
+
 def test_thirty_defective_layers_over_thirty_decades():
     # Rounding hides what lies below 1e-26 of the mean square, and a thousandth of the mass holds most of it.
     network, label = draw_network(np.random.default_rng(801008667))

@@ -12,6 +12,8 @@ from jpmhc.spectra import Density, density
 
 # Of the drawn spectra, relative to the squared singular value.
 _SMOOTHING = 0.01
+# A depth beyond which one answer takes long enough to be announced.
+_LONG = 200
 
 
 def recommend(
@@ -64,7 +66,7 @@ def recommend(
     found = []
     with result_folder(out), StageProgress(len(depths)) as progress:
         for one in depths:
-            if len(depths) > 1:
+            if len(depths) > 1 or one > _LONG:
                 progress.show(f"depth {one}")
             answer = rank_mixers(
                 one,

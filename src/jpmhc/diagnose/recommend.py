@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from jpmhc import spectra
-from jpmhc.checks import choice, fits_memory, to_positive_number, to_whole_number
+from jpmhc.checks import choice, fits_memory, inside, to_whole_number
 from jpmhc.connections.gates import favouring
 from jpmhc.mixers import MIXERS, Mixer
 from jpmhc.spectra.density import COLLAPSED
@@ -120,8 +120,8 @@ def recommend(
         streams: n.
         activation: Of the sublayers, a name in `spectra.activations.ACTIVATIONS`.
         norm: "pre" for a norm before each sublayer, "post" for one of every stream after each write.
-        drift: How far from the identity a layer's skip has come, $\|H - 1\|_F / \sqrt n$. A mixer that cannot come so
-            near keeps its start.
+        drift: How far from the identity a layer's skip has come, $\|H - 1\|_F / \sqrt n$, at most 1. A mixer that
+            cannot come so near keeps its start.
         dim: Features per stream, for the costs.
         ratio: Hidden features of a sublayer over its features.
         scales: Variances of the sublayers' weights times their columns; PyTorch's default is (1/3, 1/3).
@@ -136,7 +136,9 @@ def recommend(
     )
     fits_memory(100 * 8 * depth * streams**2, f"the theory of {depth} layers with {streams} streams")
     choice(norm, NORMS, "norm")
-    drift = to_positive_number(drift, "drift")
+    if streams == 1:
+        raise ValueError("one stream has nothing to mix: streams must be at least 2")
+    inside(drift, "(0, 1]", "drift")
     if not isinstance(scales, tuple | list) or len(scales) != 2:
         raise ValueError(f"scales must be two numbers, one for each matrix of a sublayer, not {scales!r}")
     names = [name for name in MIXERS if MIXERS[name].why_not(streams) is None] if mixers is None else list(mixers)

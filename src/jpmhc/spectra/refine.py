@@ -8,6 +8,8 @@ from torch import Tensor
 
 # Evaluations of G that the rational fit is made from ("typically 20-50" in the paper; deep networks need more).
 AAA_POINTS = 120
+# At how many points of the grid the fit is checked, and how far it may miss z G there, whose largest values are near 1.
+_CHECKED, _MISS = 40, 0.05
 
 
 def richardson(values: Tensor, base: int = 2) -> Tensor:
@@ -28,6 +30,9 @@ def richardson(values: Tensor, base: int = 2) -> Tensor:
 def aaa(transform: Callable[[Tensor], tuple[Tensor, Tensor, float]], z: Tensor) -> tuple[Tensor, float]:
     """Compute G at all points of a grid from a rational function through its values at Chebyshev nodes of log x.
 
+    Where the function misses G at points of the grid that it was not made from, it is refused: narrow bands, and
+    singular values over many orders of magnitude, need more nodes than there are.
+
     Args:
         transform: points -> (G, which did not converge, residual).
         z: The grid, ascending in its real part.
@@ -45,4 +50,14 @@ def aaa(transform: Callable[[Tensor], tuple[Tensor, Tensor, float]], z: Tensor) 
     green, lost, residual = transform(points)
     keep = (~lost).numpy()
     fit = AAA(points.numpy()[keep], green.numpy()[keep], rtol=1e-10)
-    return torch.from_numpy(fit(z.numpy())), residual
+    fitted = torch.from_numpy(fit(z.numpy()))
+    checked = torch.linspace(0, len(z) - 1, min(_CHECKED, len(z))).long()
+    known, lost, _ = transform(z[checked])
+    miss = ((fitted[checked] - known) * z[checked])[~lost].abs()
+    worst = float(miss.max()) if len(miss) else float("inf")
+    if not worst < _MISS:
+        raise ValueError(
+            f"the rational function of the refinement 'aaa' misses z G by up to {worst:.2g} between its nodes: leave "
+            "the refinement out, or ask for fewer orders of magnitude"
+        )
+    return fitted, residual

@@ -95,3 +95,12 @@ def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch):
     message = r"cannot be locked \(Function not implemented\)"
     with pytest.warns(UserWarning, match=message), run_folder.lock_folder(tmp_path / "run", new=True):
         assert (tmp_path / "run").is_dir()
+
+
+def test_a_run_that_goes_on_is_not_resumed_whatever_its_checkpoints_are(tmp_path):
+    (tmp_path / "checkpoints" / "step-00000002").mkdir(parents=True)  # half written
+    with (
+        run_folder.lock_folder(tmp_path, new=False),
+        pytest.raises(ValueError, match=f"another process is training in {tmp_path}"),
+    ):
+        train(small(tmp_path, steps=3, resume="latest"))

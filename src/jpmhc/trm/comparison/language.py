@@ -133,8 +133,8 @@ class LanguageExperiment(Experiment):
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
             done = step + 1
+            show(name, done, self.steps)
             if done % self.evaluate_every == 0 or done == self.steps:
-                show(name, done, self.steps)
                 append_values(validation, done, {"loss": self._validate(model, text)})
                 if not math.isfinite(validation["loss"][-1]):
                     diverged = done

@@ -56,6 +56,8 @@ def train(config: TrainConfig) -> Outcome:
     """Run a configuration to its end, or until SIGTERM or Ctrl-C, which save a checkpoint first."""
     if config.resume == "no":
         run_folder.refuse_used_folder(config.out)
+    else:
+        run_folder.refuse_busy_folder(config.out)
     with (
         use_threads(config.threads),
         join_processes(config.device, config.patience) as world,

@@ -15,9 +15,14 @@ _LOCK = ".lock"
 
 def refuse_used_folder(run: Path) -> None:
     """Refuse a folder for a new run where another run is going on or has left something."""
+    refuse_busy_folder(run)
+    _refuse_remains(run)
+
+
+def refuse_busy_folder(run: Path) -> None:
+    """Refuse a folder in which another process is training: its checkpoints come and go."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), open(run / _LOCK) as file:
         _take_lock(file, fcntl.LOCK_SH, run)
-    _refuse_remains(run)
 
 
 class FolderGone(OSError):

