@@ -7,7 +7,7 @@ import pytest
 
 from jpmhc.report.page import LARGEST, write_page
 from jpmhc.report.run_groups import group_runs
-from jpmhc.report.run_page import render_runs
+from jpmhc.report.run_page import find_rates, render_runs
 from jpmhc.report.run_record import read_run
 from jpmhc.report.style import colour_of
 from tests.report.run_folders import write_run, write_votes
@@ -68,6 +68,20 @@ def test_other_options_tell_runs_of_one_mixer_apart(tmp_path):
     assert groups[0].colour == groups[1].colour
     assert groups[0].dash != groups[1].dash
     assert "Options that differ" in render_runs(runs)
+
+
+def test_a_base_rate_that_a_resumption_changed_is_that_of_its_steps(tmp_path):
+    folder = write_run(tmp_path / "one")
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    change = {"name": "lr", "there": 0.5, "here": 0.001}
+    lines.append({"kind": "resume", "step": 10, "checkpoint": "step-10", "changes": [change]})
+    (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = read_run(folder)
+    steps, rates = find_rates(run)
+    factors = run.series("train", "rate")[1]
+    assert len(steps) > 2
+    for step, rate, factor in zip(steps, rates, factors):
+        assert rate == pytest.approx(factor * (0.5 if step <= 10 else run.config["lr"]))
 
 
 def test_rows_that_did_not_halt_are_no_measurement(tmp_path):

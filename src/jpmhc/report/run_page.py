@@ -149,13 +149,21 @@ def _logged(kind: str, key: str) -> Series:
     return series
 
 
-def _rates_and_layers(groups: Sequence[RunGroup]) -> list[Picture]:
-    def rate(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:
-        steps, factor = run.series("train", "rate")
-        return steps, factor * to_number(run.config.get("lr"))
+def find_rates(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:
+    """Return steps and the learning rates there, also before a resumption that changed the base rate."""
+    steps, factor = run.series("train", "rate")
+    base = np.full(len(steps), to_number(run.config.get("lr")))
+    for line in reversed(run.of_kind("resume")):
+        changes = line.get("changes")
+        for change in changes if isinstance(changes, list) else []:
+            if isinstance(change, dict) and change.get("name") == "lr":
+                base[steps <= to_number(line["step"])] = to_number(change.get("there"))
+    return steps, factor * base
 
+
+def _rates_and_layers(groups: Sequence[RunGroup]) -> list[Picture]:
     found = []
-    lines = [line for group in groups if (line := group.line(rate)) is not None]
+    lines = [line for group in groups if (line := group.line(find_rates)) is not None]
     if lines:
         found.append(draw_chart("learning rate", lines, _STEP, Axis("rate of AdamAtan2")))
     layers: list[str] = []

@@ -176,7 +176,10 @@ def test_a_run_is_imported_from_the_command_line(arc, tmp_path, capsys, monkeypa
     assert f"jpmhc evaluate {tmp_path / 'run'}" in said
     assert json.loads((tmp_path / "run" / "identifiers.json").read_text()) == models.identifiers()
     fails_with(capsys, "already holds checkpoints", "import-trm", *words, *folder, "--out", str(tmp_path / "run"))
-    with pytest.raises(ValueError, match=r"names no version of ARC-AGI whole, .* 1 tasks are missing \(a public one, say\): --extra-tasks"):
+    with pytest.raises(
+        ValueError,
+        match=r"names no version of ARC-AGI whole, .* 1 tasks are missing \(a public one, say\): --extra-tasks",
+    ):
         import_model(ImportConfig(**paths, out=tmp_path / "b"))
     capsys.readouterr()
     fails_with(
