@@ -185,6 +185,11 @@ class Arc:
             self._identifier = 1 + np.arange(len(self.variants.symmetry))  # [V]; 0 stands for no puzzle
             self._identifier_count = 1 + len(self._identifier)
         else:
+            if not config.variants_from.exists():
+                raise ValueError(
+                    f"there is no file {config.variants_from}: --variants-from says where the run's identifiers.json "
+                    "lies now (of an imported model in the run's own folder)"
+                )
             names = read_identifiers(config.variants_from)
             self.variants, self._identifier = parse_variants(config.variants_from, names, self.puzzles)
             self._identifier_count = len(names)
