@@ -131,7 +131,8 @@ def to_real_tensor(value: Tensor | np.ndarray | Sequence | float, name: str) -> 
         # Through NumPy, because torch would make Python numbers single precision.
         tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
     except (ValueError, TypeError, RuntimeError):
-        shown = repr(value)
+        # An array of text from a damaged file may hold what is no character, and cannot be shown.
+        shown = "text" if isinstance(value, np.ndarray) and value.dtype.kind in "US" else repr(value)
         if len(shown) > 40 or "\n" in shown:
             shown = f"what this {type(value).__name__} holds"
         raise ValueError(f"{name} must be real numbers in an array of equal rows, not {shown}") from None

@@ -132,3 +132,10 @@ def test_coefficients_may_be_arrays():
     network = Network.from_coefficients([layer, layer], 0.1)
     assert network.depth == 2
     assert network.read.tolist() == [[1.0, 0.0]] * 2
+
+
+def test_text_that_is_no_character_is_refused():
+    """A damaged file of text: NumPy itself cannot show it."""
+    damaged = np.frombuffer(b"\xff\xff\xff\x7f", dtype="<U1").reshape(())
+    with pytest.raises(ValueError, match="must be real numbers in an array of equal rows, not text"):
+        Network.repeated(damaged, 0.1, 2)
