@@ -81,6 +81,6 @@ def write_held(rng: np.random.Generator, held: Any, ending: str) -> bytes:
         else:
             rows = np.atleast_2d(np.asarray(held))
             file.write("\n".join(",; "[rng.integers(3)].join(map(str, row)) for row in rows[:50]).encode())
-    except (TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError, RecursionError, OverflowError):
+    except (TypeError, ValueError, RuntimeError, AttributeError, OverflowError):
         return pickle.dumps(repr(held)[:5000])
     return file.getvalue() or b" "

@@ -80,9 +80,10 @@ class HyperConnectionStack(nn.Module):
         if len(shapes) > 1:
             found = " and ".join(f"{streams} streams of {dim}" for streams, dim in shapes)
             raise ValueError(f"the connections of a stack must have the same streams and dim, got {found}")
-        for module in self.modules():
-            if isinstance(module, HyperConnection) and expand is not None:
-                module._begins = False  # the streams are said to be streams
+        if expand is not None:  # the streams are said to be streams, or made here
+            for module in self.modules():
+                if isinstance(module, HyperConnection):
+                    module._begins = False
 
     def __len__(self) -> int:
         return len(self.connections)

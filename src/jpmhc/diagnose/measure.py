@@ -286,13 +286,12 @@ class _Work:
         Args:
             comparisons: Single tokens beside the theory, whose mean is what it says of the gradients.
         """
-        calls = self.calls
-        if not calls:
+        if not self.calls:
             return []
-        gradients = measure_gradients(calls, self.at.y, self._vectors(self.at.y.numel(), self.seed + 1))
-        total, seen = Counter(call.name for call in calls), Counter[str]()
+        gradients = measure_gradients(self.calls, self.at.y, self._vectors(self.at.y.numel(), self.seed + 1))
+        total, seen = Counter(call.name for call in self.calls), Counter[str]()
         layers = []
-        for call, gradient in zip(calls, gradients):
+        for call, gradient in zip(self.calls, gradients):
             seen[call.name] += 1
             name = call.name if total[call.name] == 1 else f"{call.name} (call {seen[call.name]})"
             skip, gain = measure_gain(call, self._vectors(call.output.numel(), self.seed + 2))
@@ -302,7 +301,7 @@ class _Work:
             layers.append(LayerMeasurement(name, skip, gain, gradient, similarity, dominance))
         if not comparisons:
             return layers
-        places = {call.number: place for place, call in enumerate(calls)}
+        places = {call.number: place for place, call in enumerate(self.calls)}
         predicted = torch.stack([item.gradients for item in comparisons]).mean(0)
         # What follows the last layer, such as a norm and a head, is no part of the theory.
         predicted = predicted * (layers[places[self.chain[-1].number]].gradient / predicted[-1])

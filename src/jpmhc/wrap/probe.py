@@ -27,7 +27,6 @@ FAILURES = (
     AssertionError,
     AttributeError,
     LookupError,
-    NotImplementedError,
     RuntimeError,
     TypeError,
     ValueError,
