@@ -64,3 +64,42 @@ def test_a_refusal_of_the_driver_is_told(monkeypatch):
 def test_what_asks_for_more_goes_through_triton(kernel):
     assert driver.can_launch_directly(compiled())
     assert not driver.can_launch_directly(kernel)
+
+
+def test_packed_launches_hand_over_each_kernels_arguments(monkeypatch):
+    """Two kernels that share a pointer; the second launch is on another stream, at other addresses."""
+    seen = []
+
+    def launch(config, function, parameters, extra):
+        places = (ctypes.c_void_p * 4).from_address(parameters)
+        pointers = [ctypes.c_uint64.from_address(places[k]).value for k in (0, 2, 3)]
+        number = ctypes.c_int32.from_address(places[1]).value
+        fields = struct.unpack("@7IPPI", ctypes.string_at(config, struct.calcsize("@7IPPI")))
+        seen.append((function, fields, pointers, number, extra))
+        return 0
+
+    monkeypatch.setattr(driver, "_driver", lambda: None)
+    monkeypatch.setattr(driver, "_extended_driver", lambda: launch)
+    first = [("slot", 0), ("value", None), ("value", 12), ("slot", 1)]
+    second = [("slot", 1), ("value", None), ("value", -3), ("slot", 2)]
+    packed = driver.PackedLaunches([compiled(), compiled(num_warps=4)], [(5,), (6, 7)], [first, second], 3)
+    assert packed.launch([16, 32, 2**40], 9)
+    assert packed.launch([48, 64, 80], 11)
+    one, other = (5, 1, 1, 64, 1, 1, 1024), (6, 7, 1, 128, 1, 1, 1024)
+    assert seen == [
+        (77, (*one, 9, 0, 0), [16, 32, 0], 12, None),
+        (77, (*other, 9, 0, 0), [32, 2**40, 0], -3, None),
+        (77, (*one, 11, 0, 0), [48, 64, 0], 12, None),
+        (77, (*other, 11, 0, 0), [64, 80, 0], -3, None),
+    ]
+
+
+def test_packed_launches_tell_a_refusal_of_the_first_kernel_and_stop_at_one_of_a_later(monkeypatch):
+    given = [("slot", 0), ("value", None), ("value", 1), ("slot", 0)]
+    answers = iter([201, 0, 700])
+    monkeypatch.setattr(driver, "_driver", lambda: None)
+    monkeypatch.setattr(driver, "_extended_driver", lambda: lambda *call: next(answers))
+    packed = driver.PackedLaunches([compiled()] * 2, [(1,)] * 2, [given] * 2, 1)
+    assert not packed.launch([16], 0)
+    with pytest.raises(RuntimeError, match="refused a kernel"):
+        packed.launch([16], 0)

@@ -51,6 +51,75 @@ class DirectLaunch:
         return not self.call(self.function, rows, columns, 1, self.threads, 1, 1, self.shared, stream, None, self.extra)
 
 
+@functools.cache
+def _extended_driver() -> Callable[..., int]:
+    launch = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
+    launch.argtypes = [ctypes.c_void_p] * 4
+    return launch
+
+
+_CONFIG = struct.Struct("@7IPPI4x")  # CUlaunchConfig: grid, block, shared memory, stream, attributes and their number
+_STREAM = 32  # where the stream stands in it
+
+
+class PackedLaunches:
+    """Several launches of compiled kernels, whose pointers are filled in all at once. One thread at a time may use it.
+
+    Args:
+        kernels: Triton's compiled kernels, in the order in which they run.
+        grids: Their numbers of blocks, one or two each.
+        arguments: Their arguments: `("slot", k)` is the k-th of the pointers, `("value", number or None)` a constant.
+        pointers: How many pointers there are.
+    """
+
+    def __init__(
+        self,
+        kernels: list[Any],
+        grids: list[tuple[int, ...]],
+        arguments: list[list[tuple[str, int | None]]],
+        pointers: int,
+    ) -> None:
+        launches = [DirectLaunch(kernel) for kernel in kernels]
+        taken = [[given[k] for k in one.taken] if len(given) > len(one.taken) else given
+                 for one, given in zip(launches, arguments)]  # fmt: skip
+        constants = [value or 0 for given in taken for kind, value in given if kind == "value"]
+        # Eight bytes each, the lowest first, as the processors are that CUDA runs on: an int32 lies in the first four.
+        self.pointers = struct.Struct(f"@{pointers}Q")
+        self.values = ctypes.create_string_buffer(8 * (pointers + len(constants) + 1))  # the last one is zero
+        struct.pack_into(f"@{len(constants)}q", self.values, 8 * pointers, *constants)
+        self.configs = ctypes.create_string_buffer(_CONFIG.size * len(kernels))
+        first, last = ctypes.addressof(self.values), pointers + len(constants)
+        used = pointers
+        self.parameters, self.calls = [], []
+        for number, (one, grid, given) in enumerate(zip(launches, grids, taken)):
+            places = []
+            for kind, value in given:
+                places.append(value if kind == "slot" else used)
+                used += kind == "value"
+            places += [last] * len(one.own)
+            self.parameters.append((ctypes.c_void_p * len(places))(*(first + 8 * place for place in places)))  # type: ignore[operator]
+            blocks = (*grid, 1, 1)[:3]
+            _CONFIG.pack_into(self.configs, _CONFIG.size * number, *blocks, one.threads, 1, 1, one.shared, 0, 0, 0)
+            config = ctypes.addressof(self.configs) + _CONFIG.size * number
+            self.calls.append((config, one.function, ctypes.addressof(self.parameters[-1]), None))
+        self.call, self.stream = _extended_driver(), 0
+
+    def launch(self, pointers: list[int], stream: int) -> bool:
+        """Run all kernels on a stream. Return whether the driver took them."""
+        if stream != self.stream:
+            for number in range(len(self.calls)):
+                struct.pack_into("@P", self.configs, _CONFIG.size * number + _STREAM, stream)
+            self.stream = stream
+        self.pointers.pack_into(self.values, 0, *pointers)
+        call = self.call
+        for number, given in enumerate(self.calls):
+            if call(*given):
+                if number:
+                    raise RuntimeError("CUDA's driver refused a kernel after it had taken others of the same step")
+                return False
+        return True
+
+
 def count_kernel_parameters(ptx: str) -> int:
     """Return how many parameters the kernel of a PTX text has."""
     head = re.search(r"\.entry\s+\w+\s*\((.*?)\)", ptx, re.DOTALL)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from threading import get_ident
+from collections.abc import Callable
+from threading import get_ident, local
 from typing import Any
 
 import torch
@@ -16,6 +17,16 @@ from jpmhc.kernels.driver import DirectLaunch, can_launch_directly
 kernel = functools.partial(triton.jit, do_not_specialize=["T"])
 
 SHARED_BYTES = 160 * 1024  # that a kernel may plan with, of the 227 KB a block has on Hopper; the rest is scratch
+
+
+_listener = local()
+
+
+def listen(heard: Callable[..., None] | None) -> Callable[..., None] | None:
+    """Hand this thread's launches to a function, which runs them itself. Return the function that heard them before."""
+    former = getattr(_listener, "heard", None)
+    _listener.heard = heard
+    return former
 
 
 class Launcher:
@@ -38,6 +49,14 @@ class Launcher:
         self.direct: dict[tuple[int, int], DirectLaunch] = {}  # by device and thread: each has a buffer of its own
 
     def launch(self, grid: tuple[int, ...], *arguments: Any) -> None:
+        """Run the kernel, or hand it to whoever listens to this thread's launches."""
+        heard = getattr(_listener, "heard", None)
+        if heard is None:
+            self.run(grid, *arguments)
+        else:
+            heard(self, grid, arguments)
+
+    def run(self, grid: tuple[int, ...], *arguments: Any) -> None:
         """Run the kernel on the current stream of the device that the first argument is on."""
         device = arguments[0].get_device()
         direct = self.direct.get((device, get_ident())) or self._make_direct(device)

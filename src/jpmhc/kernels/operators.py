@@ -82,7 +82,7 @@ _define(
     "read_backward",
     "(Tensor x, Tensor? weight, Tensor bias, Tensor coef, Tensor kept, Tensor grad_h, Tensor? grad_link,"
     " Tensor grad_coef, str key) -> (Tensor grad_x, Tensor grad_weight, Tensor grad_bias)",
-    lambda *given: steps.read_backward_step(*given[:-1], find_spec(given[-1])),  # type: ignore[call-arg]
+    lambda *given: steps.read_backward_step(*given[:-1], find_spec(given[-1])),
     _fake_read_backward,
 )
 
@@ -159,9 +159,7 @@ _define(
     "(Tensor x, Tensor y, Tensor coef, Tensor out, Tensor weight, Tensor bias, Tensor new, Tensor kept,"
     " Tensor grad_h, Tensor? grad_link, Tensor grad_new, Tensor? grad_out, bool linked, str key, str following)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    lambda *given: steps.write_read_backward_step(  # type: ignore[call-arg]
-        *given[:-2], find_spec(given[-2]), find_spec(given[-1])
-    ),
+    lambda *given: steps.write_read_backward_step(*given[:-2], find_spec(given[-2]), find_spec(given[-1])),
     _fake_write_read_backward,
 )
 _define(

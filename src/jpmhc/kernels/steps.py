@@ -12,6 +12,7 @@ from torch import Tensor
 
 from jpmhc.kernels import decode, projection, read_backward, stream_sums, write_to_read
 from jpmhc.kernels.launch import aligned, count_tokens
+from jpmhc.kernels.replay import replayed
 from jpmhc.kernels.spec import Spec
 
 
@@ -20,7 +21,7 @@ def make_link(x: Tensor, streams: int) -> Tensor:
     return x.new_empty_strided((*x.shape[:-2], streams, x.shape[-1]), (0,) * x.ndim)
 
 
-def read(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _read(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return h [..., d], the link, the coefficients [T or 1, n(n+2)], and what is kept for the derivative."""
     x = aligned(x)
     if weight is None:
@@ -30,7 +31,7 @@ def read(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Te
     return stream_sums.combine(x, coef, spec), make_link(x, spec.n), coef, kept
 
 
-def read_backward_step(
+def _read_backward(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor,
@@ -51,11 +52,13 @@ def read_backward_step(
     return read_backward.dynamic_backward(x, weight, bias, coef, kept, grad_h, grad_link, grad_coef, spec)
 
 
+@replayed
 def write(x: Tensor, y: Tensor, coef: Tensor, spec: Spec, mean: bool) -> Tensor:
     """Return the new streams [..., n, d], or their mean [..., d]."""
     return stream_sums.write(aligned(x), aligned(y), coef, spec, mean)
 
 
+@replayed
 def write_backward_step(
     grad: Tensor, x: Tensor, y: Tensor, coef: Tensor, spec: Spec, mean: bool, pull: bool
 ) -> tuple[Tensor | None, Tensor, Tensor]:
@@ -63,7 +66,7 @@ def write_backward_step(
     return stream_sums.write_backward(aligned(grad), aligned(x), aligned(y), coef, spec, mean, pull)
 
 
-def write_read(
+def _write_read(
     x: Tensor, y: Tensor, coef: Tensor, spec: Spec, weight: Tensor, bias: Tensor, following: Spec
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the new streams, then what `read` returns for the connection that follows."""
@@ -71,6 +74,7 @@ def write_read(
     return out, h, make_link(out, following.n), new, kept
 
 
+@replayed
 def write_read_backward_step(
     x: Tensor,
     y: Tensor,
@@ -89,28 +93,31 @@ def write_read_backward_step(
     following: Spec,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of the streams (of the link, where it is `linked`), y, coefficients, weight and bias."""
-    grad, grad_weight, grad_bias = read_backward_step(
-        out, weight, bias, new, kept, grad_h, grad_link, grad_new, following
-    )
+    grad, grad_weight, grad_bias = _read_backward(out, weight, bias, new, kept, grad_h, grad_link, grad_new, following)
     if grad_out is not None:
         grad += grad_out
     grad_x, grad_y, grad_coef = stream_sums.write_backward(grad, aligned(x), aligned(y), coef, spec, False, not linked)
     return grad if grad_x is None else grad_x, grad_y, grad_coef, grad_weight, grad_bias
 
 
+@replayed
 def read_only(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
     """Return h and the coefficients, where nothing will be differentiated."""
     if weight is not None and decode.are_few(count_tokens(x, spec.d)):
         return decode.read(x, weight, bias, spec)
-    h, _, coef, _ = read(x, weight, bias, spec)
+    h, _, coef, _ = _read(x, weight, bias, spec)
     return h, coef
 
 
+@replayed
 def write_read_only(
     x: Tensor, y: Tensor, coef: Tensor, spec: Spec, weight: Tensor, bias: Tensor, following: Spec
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the new streams, h and the coefficients of the next connection, where nothing will be differentiated."""
     if decode.are_few(count_tokens(x, spec.d)) and not spec.post_norm:
         return decode.write_read(x, y, coef, weight, bias, following)
-    out, h, _, new, _ = write_read(x, y, coef, spec, weight, bias, following)
+    out, h, _, new, _ = _write_read(x, y, coef, spec, weight, bias, following)
     return out, h, new
+
+
+read, read_backward_step, write_read = replayed(_read), replayed(_read_backward), replayed(_write_read)

@@ -1,0 +1,223 @@
+"""Running a step again with little work on the host.
+
+A step allocates tensors and launches kernels. For arguments of the same shapes it always does the same, only at other
+addresses. So the second run of a step is recorded: which tensors it allocates, and which kernels it launches on what.
+Later runs allocate those tensors, write the addresses into one block of memory and launch the kernels from it; none of
+the step's Python runs. A step that does anything else, such as a sum by PyTorch, is never replayed.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from jpmhc.kernels.driver import PackedLaunches, can_launch_directly
+from jpmhc.kernels.launch import BufferPart, Launcher, listen
+
+Launch = tuple[Launcher, tuple[int, ...], list[Any]]  # a kernel, its grid and its arguments
+
+MOST_RECORDINGS = 1024  # of all steps together; when there are more, all are forgotten
+_ALLOCATIONS = {
+    torch.ops.aten.empty.memory_format,
+    torch.ops.aten.empty_like.default,
+    torch.ops.aten.empty_strided.default,
+    torch.ops.aten.new_empty.default,
+    torch.ops.aten.new_empty_strided.default,
+}
+
+# By step, thread and arguments. None: it ran once; False: it cannot be replayed.
+_recordings: dict[tuple[Any, ...], "Recording | bool | None"] = {}
+
+
+def replayed(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a step run from its recording where it can.
+
+    Its arguments are tensors, the first one and maybe others, specs, switches and None. A recording belongs to one
+    thread, as it has memory of its own for the addresses.
+    """
+
+    @functools.wraps(step)
+    def run(*arguments: Any) -> Any:
+        # With the first tensor's shape and type, the others' sizes in bytes say everything about them.
+        first = arguments[0]
+        key: list[Any] = [step, get_ident(), first.shape, first.dtype, first.device]
+        tensors: list[Tensor] = []
+        addresses: list[int] = []
+        bits = 0
+        for argument in arguments:
+            if isinstance(argument, Tensor):
+                if not argument.is_contiguous():
+                    return step(*arguments)
+                address = argument.data_ptr()
+                bits |= address
+                addresses.append(address)
+                tensors.append(argument)
+                key.append(argument.nbytes)
+            else:
+                key.append(argument)
+        if bits & 15:  # the step copies what does not start at a multiple of 16 bytes
+            return step(*arguments)
+        found = tuple(key)
+        recording = _recordings.get(found)
+        if not isinstance(recording, Recording):
+            return _record(found, step, arguments, tensors)
+        results = recording.run(tensors, addresses)
+        return step(*arguments) if results is None else results
+
+    return run
+
+
+def _record(key: tuple[Any, ...], step: Callable[..., Any], arguments: tuple[Any, ...], tensors: list[Tensor]) -> Any:
+    """Run a step and, from the second time on, record it; shapes that come only once are not worth it."""
+    seen = _recordings.get(key, "never")
+    if seen == "never":
+        if len(_recordings) >= MOST_RECORDINGS:
+            _recordings.clear()
+        _recordings[key] = None
+    if seen is not None or len({t.data_ptr() for t in tensors}) < len(tensors):  # which of equal addresses is meant?
+        return step(*arguments)
+    with _Tape() as tape:
+        results = step(*arguments)
+    _recordings[key] = make_recording(tape, tensors, results) or False
+    return results
+
+
+class _Tape(TorchDispatchMode):
+    """Writes down what a step allocates and launches, and whether it does anything else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.allocated: list[Tensor] = []
+        self.launches: list[tuple[Launcher, tuple[int, ...], tuple[Any, ...]]] = []
+        self.launching, self.complete = False, True
+
+    def __enter__(self) -> "_Tape":
+        self.former = listen(self.write_launch)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        listen(self.former)
+        super().__exit__(*error)
+
+    def write_launch(self, launcher: Launcher, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
+        self.launches.append((launcher, grid, arguments))
+        self.launching = True  # what a launch itself asks of PyTorch is no part of the step
+        launcher.run(grid, *arguments)
+        self.launching = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self.launching:
+            return result
+        if func in _ALLOCATIONS:
+            self.allocated.append(result)
+        elif not func.is_view:
+            self.complete = False
+        return result
+
+
+def make_recording(tape: _Tape, tensors: list[Tensor], results: Any) -> "Recording | None":
+    """Make the recording of a step that was run with these tensors, or None if it cannot be replayed."""
+    sources = [*tensors, *tape.allocated]
+    place = {t.data_ptr(): k for k, t in enumerate(sources) if t.numel()}
+    several = isinstance(results, tuple)
+    returned = [
+        None if r is None else next((k for k, t in enumerate(sources) if _are_same(t, r)), -1)
+        for r in (results if several else (results,))
+    ]
+    if not tape.complete or -1 in returned:
+        return None
+    launches: list[Launch] = []
+    for launcher, grid, arguments in tape.launches:
+        found: list[Any] = []
+        for argument in arguments:
+            if argument is None or isinstance(argument, int):
+                found.append(argument)
+                continue
+            part = isinstance(argument, BufferPart)
+            address = (argument.buffer if part else argument).data_ptr()
+            if address not in place:
+                return None
+            found.append(Source(place[address], argument if part else None))
+        launches.append((launcher, grid, found))
+    return Recording(tape.allocated, launches, returned, several, tensors[0])
+
+
+def _are_same(one: Tensor, other: Tensor) -> bool:
+    """Say whether two tensors lie in the same place in the same way."""
+    same_place = one.data_ptr() == other.data_ptr() and one.dtype == other.dtype
+    return same_place and one.shape == other.shape and one.stride() == other.stride()
+
+
+class Source:
+    """Where an argument of a kernel comes from: one of the step's tensors, given or allocated, or a part of it."""
+
+    def __init__(self, index: int, part: BufferPart | None) -> None:
+        self.index = index
+        self.place = None if part is None else part.place
+
+    @property
+    def offset(self) -> int:
+        """How many bytes after the tensor's first one the argument begins."""
+        return 0 if self.place is None else self.place[0]
+
+    def find(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Return the argument as a tensor."""
+        tensor = tensors[self.index]
+        if self.place is None:
+            return tensor
+        start, size, dtype = self.place
+        return tensor[start : start + size].view(dtype)
+
+
+class Recording:
+    """What a step does, to be done again for tensors of the same shapes.
+
+    Args:
+        allocated: Those that it allocates, in their order.
+        launches: The kernels, their grids and arguments, whose tensors are each a `Source`.
+        returned: Which tensors, given or allocated, the step returns; None stands for None.
+        several: Whether it returns a tuple.
+        like: A tensor on the step's device.
+    """
+
+    def __init__(
+        self, allocated: list[Tensor], launches: list[Launch], returned: list[int | None], several: bool, like: Tensor
+    ) -> None:
+        self.launches, self.returned, self.several = launches, returned, several
+        self.device = like.get_device()
+        self.allocations = [
+            functools.partial(torch.empty_strided, tuple(t.shape), t.stride(), dtype=t.dtype, device=t.device)
+            for t in allocated
+        ]
+        self.pointers = sorted({(a.index, a.offset) for _, _, found in launches for a in found if type(a) is Source})
+        self.packed: PackedLaunches | None = None
+        if like.is_cuda:
+            compiled = [launcher.compiled[self.device] for launcher, _, _ in launches]
+            if all(map(can_launch_directly, compiled)):
+                slots = {pointer: k for k, pointer in enumerate(self.pointers)}
+                arguments = [
+                    [("slot", slots[a.index, a.offset]) if type(a) is Source else ("value", a) for a in found]
+                    for _, _, found in launches
+                ]
+                self.packed = PackedLaunches(compiled, [grid for _, grid, _ in launches], arguments, len(slots))
+
+    def run(self, tensors: list[Tensor], addresses: list[int]) -> Any:
+        """Do the step for these tensors, which are at these addresses. None if the driver did not take it."""
+        for allocate in self.allocations:
+            made = allocate()
+            tensors.append(made)
+            addresses.append(made.data_ptr())
+        if self.packed is None:
+            for launcher, grid, found in self.launches:
+                launcher.run(grid, *(a.find(tensors) if type(a) is Source else a for a in found))
+        else:
+            places = [addresses[index] + offset for index, offset in self.pointers]
+            if not self.packed.launch(places, torch._C._cuda_getCurrentRawStream(self.device)):
+                return None
+        results = tuple([None if k is None else tensors[k] for k in self.returned])
+        return results if self.several else results[0]
