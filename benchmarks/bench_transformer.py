@@ -7,8 +7,8 @@ A byte-level GPT (pre-norm attention and MLP, in bfloat16) trains on random toke
 16,384 tokens a step, `medium` 6 layers of d = 2048 with 8 × 2048 tokens, `large` 3 layers of d = 4096 with 16,384.
 Every model runs in the same process as the plain one, and a model that does not start as the plain one is not timed.
 A model named `cayley+recompute` keeps only some of its streams (`recompute="auto"`). `--peers` adds liger-kernel's
-LigerMHC where it is installed. On a machine without CUDA, `--sizes tiny` runs everything
-small in float32.
+LigerMHC (eager) and hyper-connections' mHC (eager and compiled) where they are installed. On a machine without CUDA,
+`--sizes tiny` runs everything small in float32.
 """
 
 import argparse
@@ -30,6 +30,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 VOCABULARY = 256
 MODES = ("eager", "compiled", "reduce-overhead")
+# Packages beside ours: what has to be installed, and the modes they are timed in.
+PEERS = {"liger": ("liger_kernel", ("eager",)), "hyper-connections": ("hyper_connections", ("eager", "compiled"))}
 
 
 class Size(NamedTuple):
@@ -73,7 +75,7 @@ class MLP(nn.Module):
 
 
 class GPT(nn.Module):
-    """The model; `mixer` is "plain" for residual additions, "liger" for LigerMHC, or a mixer's name (+recompute)."""
+    """The model; `mixer` is "plain" for residual additions, one of the peers, or a mixer's name (+recompute)."""
 
     def __init__(self, size: Size, mixer: str) -> None:
         super().__init__()
@@ -86,6 +88,10 @@ class GPT(nn.Module):
             from liger_kernel.transformers import LigerMHC
 
             self.blocks.extend(LigerMHC(layer, hc=4, c=size.dim, phi_dtype=torch.bfloat16) for layer in layers)
+        elif mixer == "hyper-connections":
+            from hyper_connections import mHC
+
+            self.blocks.extend(mHC(4, dim=size.dim, branch=f, layer_index=k) for k, f in enumerate(layers))
         else:
             name, _, recompute = mixer.partition("+")
             connections = [jpmhc.HyperConnection(f, size.dim, 4, name, index=k) for k, f in enumerate(layers)]
@@ -104,6 +110,11 @@ class GPT(nn.Module):
             for block in self.blocks:
                 x = block(x)
             x = x.mean(-2)
+        elif self.mixer == "hyper-connections":  # its streams are in the batch, a sequence's four side by side
+            x = x.repeat_interleave(4, 0)
+            for block in self.blocks:
+                x = block(x)
+            x = x.unflatten(0, (-1, 4)).mean(1)
         else:
             x = self.blocks[0](x)
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1).float(), tokens.roll(-1, 1).flatten())
@@ -144,14 +155,14 @@ def time_models(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         plain_loss: float | None = None
         plain: dict[str, tuple[float, float]] = {}
         for mixer in arguments.models:
-            for mode in arguments.modes if mixer != "liger" else ["eager"]:
+            for mode in PEERS[mixer][1] if mixer in PEERS else arguments.modes:
                 gc.collect()
                 torch.compiler.reset()
                 model = build(size, mixer)
                 loss = model(tokens).item()
                 if mixer == "plain":
                     plain_loss = loss
-                elif mixer != "liger" and plain_loss is not None and abs(loss - plain_loss) > 2e-2:
+                elif mixer not in PEERS and plain_loss is not None and abs(loss - plain_loss) > 2e-2:
                     raise SystemExit(f"{mixer} starts with loss {loss}, the plain model with {plain_loss}")
                 options = {"mode": mode} if mode == "reduce-overhead" else {}
                 run = model if mode == "eager" else torch.compile(model, **options)
@@ -272,10 +283,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="*", choices=SIZES, default=["small", "medium", "large"])
     parser.add_argument("--models", nargs="+", default=["plain", "cayley", "sinkhorn"])
-    parser.add_argument(
-        "--modes", nargs="+", choices=("eager", "compiled", "reduce-overhead"), default=["eager", "compiled"]
-    )
-    parser.add_argument("--peers", action="store_true", help="LigerMHC beside ours, eager")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=["eager", "compiled"])
+    parser.add_argument("--peers", action="store_true", help="other packages beside ours, where they are installed")
     parser.add_argument("--decode", nargs="*", metavar="MIXER", help="time few tokens for these mixers (none: all)")
     parser.add_argument("--dims", nargs="+", type=int, default=[2048, 4096], help="widths of the decoding table")
     parser.add_argument("--stack", action="store_true", help="time a stack of connections around a Linear")
@@ -285,8 +294,9 @@ def main() -> None:
     unknown = [m for m in arguments.models if m != "plain" and m.removesuffix("+recompute") not in jpmhc.MIXERS]
     if unknown:
         parser.error(f"unknown model {unknown[0]!r}: choose plain or a mixer of {', '.join(jpmhc.MIXERS)}")
-    if arguments.peers and importlib.util.find_spec("liger_kernel") is not None:
-        arguments.models.append("liger")
+    if arguments.peers:
+        there = [name for name, (package, _) in PEERS.items() if importlib.util.find_spec(package)]
+        arguments.models += [name for name in there if DEVICE == "cuda" or name != "liger"]  # which needs CUDA
     if arguments.stack:
         write_csv("transformer_stack", time_stack(arguments.modes), DEVICE, arguments.folder)
     if arguments.decode is not None:
