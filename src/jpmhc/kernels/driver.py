@@ -8,7 +8,7 @@ import ctypes
 import functools
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 _FORMATS = {"i32": "i", "i64": "q", "fp32": "f"}  # of `struct`, by Triton's names of types; pointers are "P"
@@ -104,7 +104,7 @@ class PackedLaunches:
             self.calls.append((config, one.function, ctypes.addressof(self.parameters[-1]), None))
         self.call, self.stream = _extended_driver(), 0
 
-    def launch(self, pointers: list[int], stream: int) -> bool:
+    def launch(self, pointers: Iterable[int], stream: int) -> bool:
         """Run all kernels on a stream. Return whether the driver took them."""
         if stream != self.stream:
             for number in range(len(self.calls)):

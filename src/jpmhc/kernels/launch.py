@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from threading import get_ident, local
@@ -81,7 +82,9 @@ class Launcher:
 
     def _launch_through_triton(self, device: int, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
         tensors = [argument.tensor() if isinstance(argument, BufferPart) else argument for argument in arguments]
-        compiled = self.jit[grid](*tensors, **self.constants)
+        # Triton launches on the current device, PyTorch on that of the tensors.
+        with torch.cuda.device(device) if device >= 0 else contextlib.nullcontext():
+            compiled = self.jit[grid](*tensors, **self.constants)
         if hasattr(compiled, "packed_metadata"):  # not in the interpreter
             self.compiled[device] = compiled
 

@@ -7,6 +7,7 @@ the step's Python runs. A step that does anything else, such as a sum by PyTorch
 """
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import Any
@@ -29,6 +30,8 @@ _ALLOCATIONS = {
     torch.ops.aten.new_empty_strided.default,
 }
 
+_BYTES = operator.attrgetter("nbytes")
+
 # By step, thread and arguments. None: it ran once; False: it cannot be replayed.
 _recordings: dict[tuple[Any, ...], "Recording | bool | None"] = {}
 
@@ -42,29 +45,19 @@ def replayed(step: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(step)
     def run(*arguments: Any) -> Any:
+        tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+        addresses = list(map(Tensor.data_ptr, tensors))
+        # The step copies tensors that are not in one piece or do not start at a multiple of 16 bytes.
+        if functools.reduce(operator.or_, addresses) & 15 or not all(map(Tensor.is_contiguous, tensors)):
+            return step(*arguments)
         # With the first tensor's shape and type, the others' sizes in bytes say everything about them.
         first = arguments[0]
-        key: list[Any] = [step, get_ident(), first.shape, first.dtype, first.device]
-        tensors: list[Tensor] = []
-        addresses: list[int] = []
-        bits = 0
-        for argument in arguments:
-            if isinstance(argument, Tensor):
-                if not argument.is_contiguous():
-                    return step(*arguments)
-                address = argument.data_ptr()
-                bits |= address
-                addresses.append(address)
-                tensors.append(argument)
-                key.append(argument.nbytes)
-            else:
-                key.append(argument)
-        if bits & 15:  # the step copies what does not start at a multiple of 16 bytes
-            return step(*arguments)
-        found = tuple(key)
-        recording = _recordings.get(found)
+        others = tuple([argument for argument in arguments if not isinstance(argument, Tensor)])
+        sizes = (first.shape, first.dtype, first.device, *map(_BYTES, tensors))
+        key = (step, get_ident(), sizes, others, tuple(map(type, arguments)))
+        recording = _recordings.get(key)
         if not isinstance(recording, Recording):
-            return _record(found, step, arguments, tensors)
+            return _record(key, step, arguments, tensors)
         results = recording.run(tensors, addresses)
         return step(*arguments) if results is None else results
 
@@ -188,36 +181,48 @@ class Recording:
     def __init__(
         self, allocated: list[Tensor], launches: list[Launch], returned: list[int | None], several: bool, like: Tensor
     ) -> None:
-        self.launches, self.returned, self.several = launches, returned, several
+        self.launches, self.several = launches, several
         self.device = like.get_device()
-        self.allocations = [
-            functools.partial(torch.empty_strided, tuple(t.shape), t.stride(), dtype=t.dtype, device=t.device)
-            for t in allocated
-        ]
-        self.pointers = sorted({(a.index, a.offset) for _, _, found in launches for a in found if type(a) is Source})
+        self.allocations = [_prepare_allocation(tensor) for tensor in allocated]
+        pointers = sorted({(a.index, a.offset) for _, _, found in launches for a in found if type(a) is Source})
+        self.indices, self.offsets = [index for index, _ in pointers], [offset for _, offset in pointers]
+        self.returned = [-1 if k is None else k for k in returned]  # the last of all tensors will be None
         self.packed: PackedLaunches | None = None
         if like.is_cuda:
             compiled = [launcher.compiled[self.device] for launcher, _, _ in launches]
             if all(map(can_launch_directly, compiled)):
-                slots = {pointer: k for k, pointer in enumerate(self.pointers)}
+                slots = {pointer: k for k, pointer in enumerate(pointers)}
                 arguments = [
                     [("slot", slots[a.index, a.offset]) if type(a) is Source else ("value", a) for a in found]
                     for _, _, found in launches
                 ]
                 self.packed = PackedLaunches(compiled, [grid for _, grid, _ in launches], arguments, len(slots))
 
-    def run(self, tensors: list[Tensor], addresses: list[int]) -> Any:
+    def run(self, tensors: list[Any], addresses: list[int]) -> Any:
         """Do the step for these tensors, which are at these addresses. None if the driver did not take it."""
-        for allocate in self.allocations:
-            made = allocate()
-            tensors.append(made)
-            addresses.append(made.data_ptr())
+        if self.packed is not None and torch._C._cuda_getDevice() != self.device:
+            return None
+        made = [allocate() for allocate in self.allocations]
+        tensors += made
         if self.packed is None:
             for launcher, grid, found in self.launches:
                 launcher.run(grid, *(a.find(tensors) if type(a) is Source else a for a in found))
         else:
-            places = [addresses[index] + offset for index, offset in self.pointers]
-            if not self.packed.launch(places, torch._C._cuda_getCurrentRawStream(self.device)):
+            addresses += map(Tensor.data_ptr, made)
+            starts = map(addresses.__getitem__, self.indices)
+            stream = torch._C._cuda_getCurrentRawStream(self.device)
+            if not self.packed.launch(map(operator.add, starts, self.offsets), stream):
                 return None
-        results = tuple([None if k is None else tensors[k] for k in self.returned])
+        tensors.append(None)
+        results = tuple([tensors[k] for k in self.returned])
         return results if self.several else results[0]
+
+
+def _prepare_allocation(like: Tensor) -> Callable[[], Tensor]:
+    """Return a function that allocates a tensor like this one; on CUDA, where the current device is the tensor's."""
+    fast = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)  # what Inductor's graphs allocate by
+    if like.is_cuda and fast is not None:
+        return functools.partial(fast, tuple(like.shape), like.stride(), like.dtype)
+    return functools.partial(
+        torch.empty_strided, tuple(like.shape), like.stride(), dtype=like.dtype, device=like.device
+    )
