@@ -125,6 +125,16 @@ def test_keeps_every_third():
     assert count_streams_alive(3) == 3  # after 3 and 6 connections, and the result
 
 
+def test_the_last_streams_are_at_hand_when_the_backward_pass_begins():
+    stack, writes = make_stack(recompute=3), []
+    for block in stack:
+        block.write = lambda *given, write=block.write: writes.append(1) or write(*given)
+    y = stack(torch.randn(2, 4, 16, requires_grad=True))
+    assert len(writes) == DEPTH
+    y.sum().backward()
+    assert len(writes) == DEPTH + 2 * (DEPTH // 3)  # two in each segment that was complete
+
+
 @pytest.mark.parametrize("kernels", ["reference", "fused"])
 def test_a_graph_that_is_dropped_frees_its_streams(kernels):
     pytest.importorskip("triton")

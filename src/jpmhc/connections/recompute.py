@@ -3,7 +3,8 @@ r"""Streams that a stack does not keep for the backward pass, but writes again w
 A stack of L connections keeps L stream tensors, n times as large as a sublayer's input each. The write
 $x_{l+1} = H_l x_l + w_l \otimes y_l$ needs only the streams before it, the sublayer's output and the coefficients, and
 the last two are kept anyway. So of every k stream tensors one is kept, and the backward pass writes the others again,
-k - 1 at a time, without running a sublayer twice. L/k + k tensors are then alive at most.
+k - 1 at a time, without running a sublayer twice. L/k + k tensors are then alive at most. The backward pass begins
+with the last k, so that these are not given up in the first place.
 """
 
 import math
@@ -33,6 +34,10 @@ class Segment:
         # Detached throughout: autograd holds the segment, so a segment that held autograd's graph would never die.
         self.streams: dict[int, Tensor] = {0: first.detach()}
         self.writes: list[Callable[[Tensor], Tensor]] = []
+
+    def forget_streams(self) -> None:
+        """Give up all streams but the first ones, now that the forward pass is behind them."""
+        self.streams = {0: self.streams[0]}
 
     def find_streams(self, index: int) -> Tensor:
         """Return the streams after so many writes. Of those after the next ones, nothing is needed any more."""
@@ -73,7 +78,7 @@ class StreamKeeper:
 
     def __init__(self, interval: int) -> None:
         self.interval = interval
-        self.segment: Segment
+        self.segment: Segment | None = None
         self.places: dict[int, tuple[Segment, int]] = {}  # of the streams in use, by the address of their memory
         self.new: tuple[int, ...] | None = None
 
@@ -96,17 +101,21 @@ class StreamKeeper:
         return run_untraced()(self._write, (block, x, y, state, following))
 
     def _begin(self, x: Tensor) -> None:
+        if self.segment is not None:
+            self.segment.forget_streams()
         self.segment = Segment(x)
         self.places = {}
 
     def _watch(self, step: Callable[..., Any], given: tuple[Any, ...], new: tuple[int, ...] | None) -> Any:
         """Run a step. `new` is the shape of streams that the step makes and saves by itself."""
+        assert self.segment is not None
         last = len(self.segment.writes) + 1 == self.interval  # these are kept
         self.new = None if last else new
         with saved_tensors_hooks(self._pack, _unpack):
             return step(*given)
 
     def _write(self, block: Any, x: Tensor, y: Tensor, state: Any, following: Any) -> tuple[Tensor, Any]:
+        assert self.segment is not None
         joined = following is not None and is_fused(state) and following.runs_fused(x)
         write_again, begun = block.make_rewrite(y, state, following if joined else None), None
         if joined:
@@ -118,19 +127,20 @@ class StreamKeeper:
         if len(self.segment.writes) == self.interval:
             self._begin(x)
         else:
-            self.places = {x.untyped_storage().data_ptr(): (self.segment, len(self.segment.writes))}
+            place = self.segment, len(self.segment.writes)
+            self.segment.streams[place[1]] = x.detach()
+            self.places = {x.untyped_storage().data_ptr(): place}
         return x, begun
 
     def _pack(self, tensor: Tensor) -> Any:
+        assert self.segment is not None
         address = tensor.untyped_storage().data_ptr()
         place = self.places.get(address)
-        if place is None and self.new == tensor.shape and address != self._first_address():
+        first = self.segment.streams[0].untyped_storage().data_ptr()
+        if place is None and self.new == tensor.shape and address != first:
             place = (self.segment, len(self.segment.writes) + 1)
         # Detached: what autograd saves must not hold autograd's graph.
         return tensor.detach() if place is None else (*place, tensor.size(), tensor.stride(), tensor.storage_offset())
-
-    def _first_address(self) -> int:
-        return self.segment.streams[0].untyped_storage().data_ptr()
 
 
 def _unpack(saved: Any) -> Tensor:
