@@ -82,3 +82,35 @@ def test_leading_shape_strides_and_no_tokens() -> None:
     grad_x, grad_weight = torch.autograd.grad(out.sum(), (empty, weight))
     assert grad_x.shape == empty.shape
     assert not grad_weight.any()
+
+
+@pytest.mark.parametrize("post_norm", [False, True])
+def test_only_gradients_that_nobody_else_holds_are_overwritten(post_norm: bool) -> None:
+    """After a post-norm the streams' gradient takes the place of the link's; the given gradient never changes."""
+    case = make_case("cayley", d=40, post_norm=post_norm)
+    inputs = draw(case, 9, torch.float32, 1.0, True)
+    x, weight, bias = (inputs[k].clone().requires_grad_() for k in ("x", "weight", "bias"))
+    (h, state), given = kernels.read(x, weight, bias, case.spec), inputs["grad"].clone()
+    sent: list[Tensor] = []
+    state.link.register_hook(lambda grad: sent.append(grad))
+    (grad_x,) = torch.autograd.grad(kernels.write(h, state), x, given)
+    assert torch.equal(given, inputs["grad"])
+    assert (sent[0].data_ptr() == grad_x.data_ptr()) == post_norm
+    others = kernels.operators
+    h, link, coef, _ = torch.ops.jpmhc.read(x, weight, bias, case.spec.key)  # an operator changes nothing
+    out = others.write(x, link, h, coef, case.spec, False)
+    assert torch.equal(torch.autograd.grad(out, x, given)[0], grad_x)
+
+
+def test_a_chain_with_post_norms_has_the_operators_gradients() -> None:
+    case = make_case("cayley", d=40, post_norm=True)
+    inputs = draw(case, 9, torch.float32, 1.0, True)
+    x, weight, bias = (inputs[k].clone().requires_grad_() for k in ("x", "weight", "bias"))
+    spec, found = case.spec, []
+    for form in (kernels.autograd, kernels.operators):
+        h, link, coef = form.read(x, weight, bias, spec)
+        streams, h, link, coef = form.write_read(x, link, h, coef, spec, weight, bias, spec)
+        streams, h, link, coef = form.write_read(streams, link, h, coef, spec, weight, bias, spec)
+        out = form.write(streams, link, h, coef, spec, False)
+        found.append(torch.autograd.grad(out, (x, weight, bias), inputs["grad"]))
+    assert all(torch.equal(a, b) for a, b in zip(*found))

@@ -5,6 +5,7 @@ operators' dispatch would cost more time on the host than the steps themselves. 
 line up the tokens outside would make autograd keep a node for every reshape.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ class _Read(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         saved = ctx.saved_tensors  # once: activation checkpointing unpacks them a single time
-        found = read_gradients(steps.read_backward_step, saved, ctx.spec, *gradients)
+        found = read_gradients(_in_place_of_link(steps.read_backward_step, ctx.spec), saved, ctx.spec, *gradients)
         return *_first_derivatives_only(found, (*saved, *gradients)), None
 
 
@@ -92,10 +93,19 @@ class _WriteRead(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         saved = ctx.saved_tensors
-        run = steps.write_read_backward_step
+        run = _in_place_of_link(steps.write_read_backward_step, ctx.following)
         found = write_read_gradients(run, saved, gradients, ctx.linked, ctx.spec, ctx.following)
         grads = _first_derivatives_only(found, (*saved, *gradients))
         return *grads[:4], None, *grads[4:], None
+
+
+def _in_place_of_link(step: Callable[..., Any], spec: Spec) -> Callable[..., Any]:
+    """Let a step of a read's derivative put its result where the link's gradient is, if that is this module's own.
+
+    After a post-norm the write has made it for the read alone; without one it is the gradient of what the write
+    returned, which others may hold. An operator must not change its arguments, so that only eager mode does this.
+    """
+    return lambda *given: step(*given, spec.post_norm)
 
 
 def write_read_gradients(

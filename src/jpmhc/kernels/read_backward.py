@@ -226,6 +226,7 @@ def dynamic_backward(
     grad_link: Tensor | None,
     grad_coef: Tensor,
     spec: Spec,
+    in_place: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of streams, weight and bias where the logits are a projection of the streams."""
     tokens, width, operand = count_tokens(x, spec.d), x.shape[-2] * spec.d, gradient_type(x.dtype)
@@ -254,7 +255,7 @@ def dynamic_backward(
         (parts,), logits, bias, sums, stats, coef, grad_read, grad_coef, grad_logits, scaled_gradient, level_and_along,
         partial, tokens,
     )  # fmt: skip
-    grad_x = streams_backward(x, grad_link, grad_h, prepared, coef, scaled_gradient, level_and_along, spec)
+    grad_x = streams_backward(x, grad_link, grad_h, prepared, coef, scaled_gradient, level_and_along, spec, in_place)
     counts = (parts, splits, chunk)
     return grad_x, *parameters_backward(x, scaled_gradient, partial, partial_w, counts, weight, bias, spec)
 
@@ -287,13 +288,15 @@ def streams_backward(
     scaled_gradient: BufferPart | None,
     level_and_along: BufferPart | None,
     spec: Spec,
+    in_place: bool,
 ) -> Tensor:
     """Compute the gradient of the streams; `grad` is that of H x, if they were written back. Shape of x
 
-    Where the coefficients are the same for all tokens there is no weight and no part that comes from the logits.
+    Where the coefficients are the same for all tokens there is no weight and no part that comes from the logits. With
+    `in_place` the result overwrites `grad`: each tile is read before it is written.
     """
     tokens, held = count_tokens(x, spec.d), x.shape[-2]
-    grad_x = torch.empty_like(x)
+    grad_x = grad if in_place and grad is not None and grad.shape == x.shape else torch.empty_like(x)
     if tokens:
         operand = None if prepared is None else prepared.dtype
         launcher, width = _streams_launcher(spec, x.dtype, operand, held, grad is not None)

@@ -41,15 +41,19 @@ def _read_backward(
     grad_link: Tensor | None,
     grad_coef: Tensor,
     spec: Spec,
+    in_place: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of the streams, the weight (empty without one) and the bias."""
+    """Return the gradients of the streams, the weight (empty without one) and the bias.
+
+    With `in_place` the streams' gradient takes the memory of `grad_link`, which nobody must need any more.
+    """
     x, grad_h, grad_coef = aligned(x), aligned(grad_h), aligned(grad_coef)
     grad_link = None if grad_link is None else aligned(grad_link)
     if weight is None:
-        grad_x = read_backward.streams_backward(x, grad_link, grad_h, None, coef, None, None, spec)
+        grad_x = read_backward.streams_backward(x, grad_link, grad_h, None, coef, None, None, spec, in_place)
         grad_bias = read_backward.static_backward(x, bias, coef, kept, grad_h, grad_coef, spec)
         return grad_x, bias.new_empty(0), grad_bias
-    return read_backward.dynamic_backward(x, weight, bias, coef, kept, grad_h, grad_link, grad_coef, spec)
+    return read_backward.dynamic_backward(x, weight, bias, coef, kept, grad_h, grad_link, grad_coef, spec, in_place)
 
 
 @replayed
@@ -91,12 +95,18 @@ def write_read_backward_step(
     linked: bool,
     spec: Spec,
     following: Spec,
+    in_place: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of the streams (of the link, where it is `linked`), y, coefficients, weight and bias."""
-    grad, grad_weight, grad_bias = _read_backward(out, weight, bias, new, kept, grad_h, grad_link, grad_new, following)
+    grad, grad_weight, grad_bias = _read_backward(
+        out, weight, bias, new, kept, grad_h, grad_link, grad_new, following, in_place
+    )
     if grad_out is not None:
         grad += grad_out
-    grad_x, grad_y, grad_coef = stream_sums.write_backward(grad, aligned(x), aligned(y), coef, spec, False, not linked)
+    room = grad if linked and spec.post_norm else None
+    grad_x, grad_y, grad_coef = stream_sums.write_backward(
+        grad, aligned(x), aligned(y), coef, spec, False, not linked, room
+    )
     return grad if grad_x is None else grad_x, grad_y, grad_coef, grad_weight, grad_bias
 
 

@@ -326,15 +326,22 @@ def _write_backward_launcher(
 
 
 def write_backward(
-    grad: Tensor, x: Tensor, y: Tensor, coef: Tensor, spec: Spec, mean: bool, pull: bool
+    grad: Tensor,
+    x: Tensor,
+    y: Tensor,
+    coef: Tensor,
+    spec: Spec,
+    mean: bool,
+    pull: bool,
+    room: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Compute the gradients of the streams, of y and of the coefficients.
 
     Without `pull` the first is the gradient of z = H x + w ⊗ y, which the read's derivative multiplies by Hᵀ; it is
-    None where that is `grad` itself.
+    None where that is `grad` itself. It is written to `room` if there is such a tensor, which may be `grad`.
     """
     tokens = count_tokens(x, spec.d)
-    grad_x = gradient_room(x, spec, mean, pull)
+    grad_x = gradient_room(x, spec, mean, pull) if room is None else room
     grad_y = torch.empty_like(y)
     grad_coef = coef.new_empty(tokens, spec.coefficients)
     per_token = coef.shape[0] == tokens
