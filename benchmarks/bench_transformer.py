@@ -5,7 +5,7 @@
 
 A byte-level GPT (pre-norm attention and MLP, in bfloat16) trains on random tokens: `small` is 16 layers of d = 384 with
 16,384 tokens a step, `medium` 6 layers of d = 2048 with 8 × 2048 tokens, `large` 3 layers of d = 4096 with 16,384.
-Every model runs in the same process as the plain one, and a model that does not start as the plain one is not timed.
+Every model takes turns with the plain one in the same process, and one that does not start as it does is not timed.
 A model named `cayley+recompute` keeps only some of its streams (`recompute="auto"`). `--peers` adds liger-kernel's
 LigerMHC (eager) and hyper-connections' mHC (eager and compiled) where they are installed. On a machine without CUDA,
 `--sizes tiny` runs everything small in float32.
@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import jpmhc
-from harness import RESULTS, milliseconds, write_csv
+from harness import RESULTS, interleaved, milliseconds, write_csv
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
@@ -147,49 +147,67 @@ def build(size: Size, mixer: str) -> GPT:
     return model.to(DTYPE)
 
 
+class Trial(NamedTuple):
+    """A model that is ready to train, and what its first step took."""
+
+    step: Callable[[], Tensor]
+    loss: float
+    first_call_s: float
+    peak_gib: float  # beyond what was allocated before the model was made
+
+
+def try_model(size: Size, mixer: str, mode: str, tokens: Tensor) -> Trial:
+    """Make the model and train it for some steps."""
+    gc.collect()
+    before = torch.cuda.memory_allocated() if DEVICE == "cuda" else 0
+    model = build(size, mixer)
+    loss = model(tokens).item()
+    options = {"mode": mode} if mode == "reduce-overhead" else {}
+    run = model if mode == "eager" else torch.compile(model, **options)
+    step = make_step(model, run, tokens)
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    start = time.perf_counter()
+    step()
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    first = time.perf_counter() - start
+    for _ in range(4):
+        step()
+    peak = torch.cuda.max_memory_allocated() - before if DEVICE == "cuda" else 0
+    return Trial(step, loss, first, peak / 2**30)
+
+
 def time_models(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Time every model in turns with the plain one, so that a host that is slow for a while is slow for both."""
+    torch._dynamo.config.cache_size_limit = 64  # all models share one forward
     rows: list[dict[str, Any]] = []
     for name in arguments.sizes:
         size = SIZES[name]
         tokens = torch.randint(VOCABULARY, (size.batch, size.length), device=DEVICE)
-        plain_loss: float | None = None
-        plain: dict[str, tuple[float, float]] = {}
-        for mixer in arguments.models:
-            for mode in PEERS[mixer][1] if mixer in PEERS else arguments.modes:
-                gc.collect()
-                torch.compiler.reset()
-                model = build(size, mixer)
-                loss = model(tokens).item()
-                if mixer == "plain":
-                    plain_loss = loss
-                elif mixer not in PEERS and plain_loss is not None and abs(loss - plain_loss) > 2e-2:
-                    raise SystemExit(f"{mixer} starts with loss {loss}, the plain model with {plain_loss}")
-                options = {"mode": mode} if mode == "reduce-overhead" else {}
-                run = model if mode == "eager" else torch.compile(model, **options)
-                step = make_step(model, run, tokens)
-                if DEVICE == "cuda":
-                    torch.cuda.synchronize()
-                    torch.cuda.reset_peak_memory_stats()
-                start = time.perf_counter()
-                step()
-                if DEVICE == "cuda":
-                    torch.cuda.synchronize()
-                first = time.perf_counter() - start
-                ms = milliseconds(step, repeats=arguments.repeats, warm_up=5, device=DEVICE)
-                memory = torch.cuda.max_memory_allocated() / 2**30 if DEVICE == "cuda" else 0.0
-                if mixer == "plain":
-                    plain[mode] = (ms, memory)
-                base = plain.get(mode)
+        for mode in arguments.modes:
+            torch.compiler.reset()
+            plain = try_model(size, "plain", mode, tokens)
+            for mixer in arguments.models:
+                if mixer in PEERS and mode not in PEERS[mixer][1]:
+                    continue
+                trial = plain if mixer == "plain" else try_model(size, mixer, mode, tokens)
+                if mixer not in PEERS and abs(trial.loss - plain.loss) > 2e-2:
+                    raise SystemExit(f"{mixer} starts with loss {trial.loss}, the plain model with {plain.loss}")
+                steps = {"plain": plain.step, mixer: trial.step}
+                ms = interleaved(steps, arguments.repeats, 5, DEVICE)
                 row = {
                     "size": name, "layers": size.layers, "dim": size.dim, "tokens": size.batch * size.length,
-                    "model": mixer, "mode": mode, "step_ms": round(ms, 3),
-                    "step_ratio": round(ms / base[0], 3) if base else "", "peak_gib": round(memory, 3),
-                    "memory_ratio": round(memory / base[1], 3) if base and base[1] else "",
-                    "first_call_s": round(first, 1), "loss": round(loss, 4),
+                    "model": mixer, "mode": mode, "step_ms": round(ms[mixer], 3), "plain_ms": round(ms["plain"], 3),
+                    "step_ratio": round(ms[mixer] / ms["plain"], 3), "peak_gib": round(trial.peak_gib, 3),
+                    "memory_ratio": round(trial.peak_gib / plain.peak_gib, 3) if plain.peak_gib else "",
+                    "first_call_s": round(trial.first_call_s, 1), "loss": round(trial.loss, 4),
                 }  # fmt: skip
                 rows.append(row)
                 print(*(f"{key} {value}" for key, value in row.items()), flush=True)
-                del model, run, step
+                del trial, steps
+            del plain
     return rows
 
 
