@@ -70,7 +70,7 @@ def test_same_bits_under_autocast():
     assert_same(results(make_stack(recompute=3), autocast=True), results(make_stack(), autocast=True))
 
 
-@pytest.mark.parametrize("post_norm", [None, "rms"])
+@pytest.mark.parametrize("post_norm", [None, "rms", "layer"])
 def test_same_bits_on_the_kernels(post_norm):
     pytest.importorskip("triton")
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -146,6 +146,15 @@ def test_a_graph_that_is_dropped_frees_its_streams(kernels):
     del x, y
     gc.collect()
     assert input_alive() is None
+
+
+@pytest.mark.parametrize("recompute", [None, 3])
+def test_streams_that_are_changed_in_place_are_refused(recompute):
+    x = torch.randn(2, 4, 16)
+    y = make_stack(recompute=recompute)(x)
+    x.zero_()
+    with pytest.raises(RuntimeError, match="place"):
+        y.sum().backward()
 
 
 def test_backward_twice():

@@ -4,12 +4,12 @@ A stack of L connections keeps L stream tensors, n times as large as a sublayer'
 $x_{l+1} = H_l x_l + w_l \otimes y_l$ needs only the streams before it, the sublayer's output and the coefficients, and
 the last two are kept anyway. So of every k stream tensors one is kept, and the backward pass writes the others again,
 k - 1 at a time, without running a sublayer twice. L/k + k tensors are then alive at most. The backward pass begins
-with the last k, so that these are not given up in the first place.
+after the last kept tensor, so that the streams after that one are not given up in the first place.
 """
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,27 @@ def choose_interval(connections: int, streams: int) -> int:
     return max(1, round(math.sqrt(streams * connections / (streams + 2))))
 
 
+class Kept(NamedTuple):
+    """A tensor for the backward pass, detached: autograd holds it, and must not be held by it in turn."""
+
+    tensor: Tensor
+    version: int  # counts the changes in place
+
+    def find(self) -> Tensor:
+        """Return the tensor, or refuse if it was changed in place, as autograd does."""
+        if self.tensor._version != self.version:
+            raise RuntimeError(
+                f"a tensor of shape {list(self.tensor.shape)} that the backward pass of a stack needs was changed in "
+                "place after the forward pass: change a copy instead"
+            )
+        return self.tensor
+
+
+def keep(tensor: Tensor) -> Kept:
+    """Keep a tensor as it is now."""
+    return Kept(tensor.detach(), tensor._version)
+
+
 class Segment:
     """One kept stream tensor and the writes after it, from which the streams up to the next kept one come back.
 
@@ -31,8 +52,7 @@ class Segment:
     """
 
     def __init__(self, first: Tensor) -> None:
-        # Detached throughout: autograd holds the segment, so a segment that held autograd's graph would never die.
-        self.streams: dict[int, Tensor] = {0: first.detach()}
+        self.streams: dict[int, Kept] = {0: keep(first)}  # by the number of writes before them
         self.writes: list[Callable[[Tensor], Tensor]] = []
 
     def forget_streams(self) -> None:
@@ -40,17 +60,20 @@ class Segment:
         self.streams = {0: self.streams[0]}
 
     def find_streams(self, index: int) -> Tensor:
-        """Return the streams after so many writes. Of those after the next ones, nothing is needed any more."""
+        """Return the streams after `index` writes. Those beyond the next ones, which the backward pass has left behind,
+        are given up.
+        """
         for known in [k for k in self.streams if k > index + 1]:
             del self.streams[known]
         return run_untraced()(self._write_again, (index,))
 
     def _write_again(self, index: int) -> Tensor:
         start = max(k for k in self.streams if k <= index)
-        x = self.streams[start]
-        with torch.enable_grad():  # as they were first written, so that the same code runs; nothing asks for gradients
+        x = self.streams[start].find()
+        with torch.enable_grad():  # as they were first written, so that the same code runs; the result is detached
             for k in range(start, index):
-                x = self.streams[k + 1] = self.writes[k](x)
+                self.streams[k + 1] = keep(self.writes[k](x))
+                x = self.streams[k + 1].tensor
         return x
 
 
@@ -80,7 +103,7 @@ class StreamKeeper:
         self.interval = interval
         self.segment: Segment | None = None
         self.places: dict[int, tuple[Segment, int]] = {}  # of the streams in use, by the address of their memory
-        self.new: tuple[int, ...] | None = None
+        self.saved_shape: tuple[int, ...] | None = None
 
     def begin(self, x: Tensor) -> None:
         """Keep the streams, and start a segment with them."""
@@ -106,21 +129,21 @@ class StreamKeeper:
         self.segment = Segment(x)
         self.places = {}
 
-    def _watch(self, step: Callable[..., Any], given: tuple[Any, ...], new: tuple[int, ...] | None) -> Any:
-        """Run a step. `new` is the shape of streams that the step makes and saves by itself."""
+    def _watch(self, step: Callable[..., Any], given: tuple[Any, ...], saved_shape: tuple[int, ...] | None) -> Any:
+        """Run a step. `saved_shape` is the shape of new streams that the step saves by itself."""
         assert self.segment is not None
-        last = len(self.segment.writes) + 1 == self.interval  # these are kept
-        self.new = None if last else new
+        starts_segment = len(self.segment.writes) + 1 == self.interval  # the new streams will be kept
+        self.saved_shape = None if starts_segment else saved_shape
         with saved_tensors_hooks(self._pack, _unpack):
             return step(*given)
 
     def _write(self, block: Any, x: Tensor, y: Tensor, state: Any, following: Any) -> tuple[Tensor, Any]:
         assert self.segment is not None
-        joined = following is not None and is_fused(state) and following.runs_fused(x)
+        joined = following is not None and is_fused(state) and following.runs_fused(x) and block.layer_norm is None
         write_again, begun = block.make_rewrite(y, state, following if joined else None), None
         if joined:
-            new = (*x.shape[:-2], block.streams, block.dim)
-            x, *begun = self._watch(block.write_read, (x, y, state, following), new)
+            shape = (*x.shape[:-2], block.streams, block.dim)
+            x, *begun = self._watch(block.write_read, (x, y, state, following), shape)
         else:
             x = self._watch(block.write, (x, y, state), None)
         self.segment.writes.append(write_again)
@@ -128,7 +151,7 @@ class StreamKeeper:
             self._begin(x)
         else:
             place = self.segment, len(self.segment.writes)
-            self.segment.streams[place[1]] = x.detach()
+            self.segment.streams[place[1]] = keep(x)
             self.places = {x.untyped_storage().data_ptr(): place}
         return x, begun
 
@@ -136,15 +159,14 @@ class StreamKeeper:
         assert self.segment is not None
         address = tensor.untyped_storage().data_ptr()
         place = self.places.get(address)
-        first = self.segment.streams[0].untyped_storage().data_ptr()
-        if place is None and self.new == tensor.shape and address != first:
+        first = self.segment.streams[0].tensor.untyped_storage().data_ptr()
+        if place is None and self.saved_shape == tensor.shape and address != first:
             place = (self.segment, len(self.segment.writes) + 1)
-        # Detached: what autograd saves must not hold autograd's graph.
-        return tensor.detach() if place is None else (*place, tensor.size(), tensor.stride(), tensor.storage_offset())
+        return keep(tensor) if place is None else (*place, tensor.size(), tensor.stride(), tensor.storage_offset())
 
 
 def _unpack(saved: Any) -> Tensor:
-    if isinstance(saved, Tensor):
-        return saved
+    if isinstance(saved, Kept):
+        return saved.find()
     segment, index, size, stride, offset = saved
     return segment.find_streams(index).as_strided(size, stride, offset)
