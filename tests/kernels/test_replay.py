@@ -156,3 +156,31 @@ def test_what_a_step_returns_may_be_what_it_was_given_or_none() -> None:
         assert nothing is None
         assert empty.shape == (0,)
     assert len(runs) == 2
+
+
+def test_a_step_inside_another_is_a_part_of_its_recording() -> None:
+    case = make_case("cayley", d=16)
+    whole, runs = count(lambda *given: steps.write(*given))
+    for seed in range(5):
+        step, given = results(case, seed)["write"]
+        assert same(whole(*given), step(*given))
+    assert len(runs) == 2
+
+
+def test_an_empty_result_is_not_the_argument() -> None:
+    replayed, _ = count(torch.empty_like)
+    x = torch.empty(0, 4)
+    assert all(replayed(x) is not x for _ in range(4))
+
+
+@pytest.mark.parametrize("name", ["read", "read_backward", "write_read", "write_read_backward", "decode"])
+@pytest.mark.parametrize("kind", ["strided", "shifted"])
+def test_a_bias_in_any_memory_gives_the_same(name: str, kind: str) -> None:
+    """Flattened parameters start anywhere, and those of `load_state_dict(assign=True)` keep their strides."""
+    case = make_case("cayley", d=16)
+    step, given = results(case, 0)[name]
+    place = next(k for k, a in enumerate(given) if isinstance(a, Tensor) and a.shape == (case.spec.logits,))
+    bias = given[place]
+    moved = torch.stack([bias, bias.flip(0)], -1)[:, 0] if kind == "strided" else torch.cat([bias[:1], bias])[1:]
+    assert (moved.data_ptr() % 16 != 0) == (kind == "shifted")
+    assert same(step(*given[:place], moved, *given[place + 1 :]), step(*given))

@@ -61,7 +61,8 @@ def choose_spec(connection: "HyperConnection", device: str, dtype: torch.dtype) 
     coefficients = connection.map
     texts = (connection.settings_text, coefficients.settings_text, coefficients.mixer.settings_text)
     runs = device == "cuda" or _interprets()
-    case = (*texts, device, runs, dtype, coefficients.bias.dtype, coefficients.weight is None)
+    bias = coefficients.bias
+    case = (*texts, device, runs, dtype, bias.dtype, bias.device.type, coefficients.weight is None)
     if torch._guards.CompileContext.try_get() is not None:
         from jpmhc.kernels.operators import declare_to_inductor
 
@@ -84,6 +85,8 @@ def choose_spec(connection: "HyperConnection", device: str, dtype: torch.dtype) 
 def _reason_against(connection: "HyperConnection", spec: Spec, device: str, dtype: torch.dtype) -> str | None:
     if device != "cuda" and not _interprets():
         return f"the kernels need a CUDA device, the streams are on {device}"
+    if connection.map.bias.device.type != device:
+        return f"the connection is on {connection.map.bias.device.type} and its streams are on {device}"
     if modes.is_transformed():
         return "the kernels have no rules for torch.func transforms, forward-mode derivatives and torch.jit.trace"
     if connection.map.bias.dtype != torch.float32:

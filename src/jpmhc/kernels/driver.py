@@ -30,11 +30,13 @@ class DirectLaunch:
 
     def __init__(self, compiled: Any) -> None:
         types = list(compiled.src.signature.values())
-        self.taken = [k for k, kind in enumerate(types) if kind != "constexpr"]  # None and some ones are constants
-        formats = ["P" if types[k].startswith("*") else _FORMATS[types[k]] for k in self.taken]
+        self.runtime_arguments = [
+            k for k, kind in enumerate(types) if kind != "constexpr"
+        ]  # None and some ones are constants
+        formats = ["P" if types[k].startswith("*") else _FORMATS[types[k]] for k in self.runtime_arguments]
         # Triton adds pointers to memory for its own use at the end, which these kernels do not ask for.
-        self.own = (0,) * (count_kernel_parameters(compiled.asm["ptx"]) - len(formats))
-        self.layout = struct.Struct("@" + "".join(formats) + "P" * len(self.own))
+        self.scratch_pointers = (0,) * (count_kernel_parameters(compiled.asm["ptx"]) - len(formats))
+        self.layout = struct.Struct("@" + "".join(formats) + "P" * len(self.scratch_pointers))
         self.buffer = ctypes.create_string_buffer(self.layout.size)
         self.size = ctypes.c_size_t(self.layout.size)
         address, size = ctypes.addressof(self.buffer), ctypes.addressof(self.size)
@@ -45,9 +47,9 @@ class DirectLaunch:
 
     def launch(self, rows: int, columns: int, stream: int, arguments: list[int | None]) -> bool:
         """Run the kernel on `rows` × `columns` blocks. Return whether the driver took it."""
-        if len(arguments) > len(self.taken):
-            arguments = [arguments[k] for k in self.taken]
-        self.layout.pack_into(self.buffer, 0, *arguments, *self.own)
+        if len(arguments) > len(self.runtime_arguments):
+            arguments = [arguments[k] for k in self.runtime_arguments]
+        self.layout.pack_into(self.buffer, 0, *arguments, *self.scratch_pointers)
         return not self.call(self.function, rows, columns, 1, self.threads, 1, 1, self.shared, stream, None, self.extra)
 
 
@@ -80,10 +82,10 @@ class PackedLaunches:
         pointers: int,
     ) -> None:
         launches = [DirectLaunch(kernel) for kernel in kernels]
-        taken = [[given[k] for k in one.taken] if len(given) > len(one.taken) else given
+        taken = [[given[k] for k in one.runtime_arguments] if len(given) > len(one.runtime_arguments) else given
                  for one, given in zip(launches, arguments)]  # fmt: skip
         constants = [value or 0 for given in taken for kind, value in given if kind == "value"]
-        # Eight bytes each, the lowest first, as the processors are that CUDA runs on: an int32 lies in the first four.
+        # Eight bytes for every value, little-endian: an int32 is the first half of its eight bytes.
         self.pointers = struct.Struct(f"@{pointers}Q")
         self.values = ctypes.create_string_buffer(8 * (pointers + len(constants) + 1))  # the last one is zero
         struct.pack_into(f"@{len(constants)}q", self.values, 8 * pointers, *constants)
@@ -96,7 +98,7 @@ class PackedLaunches:
             for kind, value in given:
                 places.append(value if kind == "slot" else used)
                 used += kind == "value"
-            places += [last] * len(one.own)
+            places += [last] * len(one.scratch_pointers)
             self.parameters.append((ctypes.c_void_p * len(places))(*(first + 8 * place for place in places)))  # type: ignore[operator]
             blocks = (*grid, 1, 1)[:3]
             _CONFIG.pack_into(self.configs, _CONFIG.size * number, *blocks, one.threads, 1, 1, one.shared, 0, 0, 0)
@@ -113,9 +115,12 @@ class PackedLaunches:
         self.pointers.pack_into(self.values, 0, *pointers)
         call = self.call
         for number, given in enumerate(self.calls):
-            if call(*given):
-                if number:
-                    raise RuntimeError("CUDA's driver refused a kernel after it had taken others of the same step")
+            error = call(*given)
+            if error and number:
+                raise RuntimeError(
+                    f"CUDA's driver refused a kernel (error {error}) after it had taken others of the same step"
+                )
+            if error:
                 return False
         return True
 

@@ -20,14 +20,20 @@ kernel = functools.partial(triton.jit, do_not_specialize=["T"])
 SHARED_BYTES = 160 * 1024  # that a kernel may plan with, of the 227 KB a block has on Hopper; the rest is scratch
 
 
-_listener = local()
+_interception = local()
 
 
-def listen(heard: Callable[..., None] | None) -> Callable[..., None] | None:
-    """Hand this thread's launches to a function, which runs them itself. Return the function that heard them before."""
-    former = getattr(_listener, "heard", None)
-    _listener.heard = heard
-    return former
+def intercept_launches(on_launch: Callable[..., None] | None) -> None:
+    """Let a function decide about every launch of this thread: it is called with launcher, grid and arguments instead.
+
+    None ends this.
+    """
+    _interception.on_launch = on_launch
+
+
+def are_intercepted() -> bool:
+    """Say whether a function decides about this thread's launches."""
+    return getattr(_interception, "on_launch", None) is not None
 
 
 class Launcher:
@@ -40,7 +46,7 @@ class Launcher:
         jit: The kernel.
         constants: Its compile-time constants by name, and Triton's options (`num_warps`, …). Everything that decides
             about the compilation has to be in here or be the same in all launches: the caller keeps one launcher for
-            each type of the streams, and all tensors start at multiples of 16 bytes.
+            each type of the streams, and hands over tensors that start at multiples of 16 bytes (`aligned`).
     """
 
     def __init__(self, jit: Any, **constants: Any) -> None:
@@ -50,12 +56,12 @@ class Launcher:
         self.direct: dict[tuple[int, int], DirectLaunch] = {}  # by device and thread: each has a buffer of its own
 
     def launch(self, grid: tuple[int, ...], *arguments: Any) -> None:
-        """Run the kernel, or hand it to whoever listens to this thread's launches."""
-        heard = getattr(_listener, "heard", None)
-        if heard is None:
+        """Run the kernel, or hand it to the function that intercepts this thread's launches."""
+        on_launch = getattr(_interception, "on_launch", None)
+        if on_launch is None:
             self.run(grid, *arguments)
         else:
-            heard(self, grid, arguments)
+            on_launch(self, grid, arguments)
 
     def run(self, grid: tuple[int, ...], *arguments: Any) -> None:
         """Run the kernel on the current stream of the device that the first argument is on."""

@@ -3,7 +3,8 @@
 A step allocates tensors and launches kernels. For arguments of the same shapes it always does the same, only at other
 addresses. So the second run of a step is recorded: which tensors it allocates, and which kernels it launches on what.
 Later runs allocate those tensors, write the addresses into one block of memory and launch the kernels from it; none of
-the step's Python runs. A step that does anything else, such as a sum by PyTorch, is never replayed.
+the step's Python runs. A step that asks PyTorch for anything else, such as a sum, is never replayed. Kernels have to be
+launched by a `Launcher`, as all of this package are: nothing else is recorded.
 """
 
 import functools
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from jpmhc.kernels.driver import PackedLaunches, can_launch_directly
-from jpmhc.kernels.launch import BufferPart, Launcher, listen
+from jpmhc.kernels.launch import BufferPart, Launcher, are_intercepted, intercept_launches
 
 Launch = tuple[Launcher, tuple[int, ...], list[Any]]  # a kernel, its grid and its arguments
 
@@ -32,50 +33,60 @@ _ALLOCATIONS = {
 
 _BYTES = operator.attrgetter("nbytes")
 
-# By step, thread and arguments. None: it ran once; False: it cannot be replayed.
-_recordings: dict[tuple[Any, ...], "Recording | bool | None"] = {}
+_RAN_ONCE, _NOT_REPLAYABLE = "ran once", "cannot be replayed"
+_recordings: dict[tuple[Any, ...], "Recording | str"] = {}  # or one of these two, by step, thread and arguments
 
 
 def replayed(step: Callable[..., Any]) -> Callable[..., Any]:
     """Make a step run from its recording where it can.
 
-    Its arguments are tensors, the first one and maybe others, specs, switches and None. A recording belongs to one
-    thread, as it has memory of its own for the addresses.
+    Its arguments are tensors, the first one and maybe others, specs, switches and None. The caller has checked them:
+    the first tensor's shape and type, together with the sizes of the others in bytes, say everything about them. A
+    recording belongs to one thread, as it has memory of its own for the addresses.
     """
 
     @functools.wraps(step)
     def run(*arguments: Any) -> Any:
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
         addresses = list(map(Tensor.data_ptr, tensors))
-        # The step copies tensors that are not in one piece or do not start at a multiple of 16 bytes.
-        if functools.reduce(operator.or_, addresses) & 15 or not all(map(Tensor.is_contiguous, tensors)):
+        # A step copies tensors that are not in one piece or do not start at a multiple of 16 bytes. And one that runs
+        # inside another, which is being recorded, becomes a part of that recording.
+        if (
+            are_intercepted()
+            or functools.reduce(operator.or_, addresses) & 15
+            or not all(map(Tensor.is_contiguous, tensors))
+        ):
             return step(*arguments)
-        # With the first tensor's shape and type, the others' sizes in bytes say everything about them.
         first = arguments[0]
         others = tuple([argument for argument in arguments if not isinstance(argument, Tensor)])
         sizes = (first.shape, first.dtype, first.device, *map(_BYTES, tensors))
         key = (step, get_ident(), sizes, others, tuple(map(type, arguments)))
         recording = _recordings.get(key)
         if not isinstance(recording, Recording):
-            return _record(key, step, arguments, tensors)
+            return _run_or_record(key, step, arguments, tensors)
         results = recording.run(tensors, addresses)
         return step(*arguments) if results is None else results
 
     return run
 
 
-def _record(key: tuple[Any, ...], step: Callable[..., Any], arguments: tuple[Any, ...], tensors: list[Tensor]) -> Any:
-    """Run a step and, from the second time on, record it; shapes that come only once are not worth it."""
-    seen = _recordings.get(key, "never")
-    if seen == "never":
+def _run_or_record(
+    key: tuple[Any, ...], step: Callable[..., Any], arguments: tuple[Any, ...], tensors: list[Tensor]
+) -> Any:
+    """Run a step; record it the second time, or later if two of its tensors then have one address.
+
+    Shapes that come only once are not worth a recording.
+    """
+    seen = _recordings.get(key)
+    if seen is None:
         if len(_recordings) >= MOST_RECORDINGS:
             _recordings.clear()
-        _recordings[key] = None
-    if seen is not None or len({t.data_ptr() for t in tensors}) < len(tensors):  # which of equal addresses is meant?
+        _recordings[key] = _RAN_ONCE
+    if seen != _RAN_ONCE or len({t.data_ptr() for t in tensors}) < len(tensors):
         return step(*arguments)
     with _Tape() as tape:
         results = step(*arguments)
-    _recordings[key] = make_recording(tape, tensors, results) or False
+    _recordings[key] = make_recording(tape, tensors, results) or _NOT_REPLAYABLE
     return results
 
 
@@ -89,11 +100,11 @@ class _Tape(TorchDispatchMode):
         self.launching, self.complete = False, True
 
     def __enter__(self) -> "_Tape":
-        self.former = listen(self.write_launch)
+        intercept_launches(self.write_launch)
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        listen(self.former)
+        intercept_launches(None)
         super().__exit__(*error)
 
     def write_launch(self, launcher: Launcher, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
@@ -119,7 +130,7 @@ def make_recording(tape: _Tape, tensors: list[Tensor], results: Any) -> "Recordi
     place = {t.data_ptr(): k for k, t in enumerate(sources) if t.numel()}
     several = isinstance(results, tuple)
     returned = [
-        None if r is None else next((k for k, t in enumerate(sources) if _are_same(t, r)), -1)
+        None if r is None else next((k for k, t in enumerate(sources) if t is r or _are_same(t, r)), -1)
         for r in (results if several else (results,))
     ]
     if not tape.complete or -1 in returned:
@@ -141,8 +152,8 @@ def make_recording(tape: _Tape, tensors: list[Tensor], results: Any) -> "Recordi
 
 
 def _are_same(one: Tensor, other: Tensor) -> bool:
-    """Say whether two tensors lie in the same place in the same way."""
-    same_place = one.data_ptr() == other.data_ptr() and one.dtype == other.dtype
+    """Say whether two tensors lie in the same place in the same way; empty ones lie nowhere."""
+    same_place = one.data_ptr() == other.data_ptr() and one.dtype == other.dtype and one.numel() > 0
     return same_place and one.shape == other.shape and one.stride() == other.stride()
 
 
@@ -186,11 +197,11 @@ class Recording:
         self.allocations = [_prepare_allocation(tensor) for tensor in allocated]
         pointers = sorted({(a.index, a.offset) for _, _, found in launches for a in found if type(a) is Source})
         self.indices, self.offsets = [index for index, _ in pointers], [offset for _, offset in pointers]
-        self.returned = [-1 if k is None else k for k in returned]  # the last of all tensors will be None
+        self.returned = [-1 if k is None else k for k in returned]  # `run` puts None behind the last tensor
         self.packed: PackedLaunches | None = None
         if like.is_cuda:
-            compiled = [launcher.compiled[self.device] for launcher, _, _ in launches]
-            if all(map(can_launch_directly, compiled)):
+            compiled = [launcher.compiled.get(self.device) for launcher, _, _ in launches]
+            if all(kernel is not None and can_launch_directly(kernel) for kernel in compiled):
                 slots = {pointer: k for k, pointer in enumerate(pointers)}
                 arguments = [
                     [("slot", slots[a.index, a.offset]) if type(a) is Source else ("value", a) for a in found]
@@ -200,7 +211,7 @@ class Recording:
 
     def run(self, tensors: list[Any], addresses: list[int]) -> Any:
         """Do the step for these tensors, which are at these addresses. None if the driver did not take it."""
-        if self.packed is not None and torch._C._cuda_getDevice() != self.device:
+        if self.device >= 0 and torch._C._cuda_getDevice() != self.device:
             return None
         made = [allocate() for allocate in self.allocations]
         tensors += made

@@ -2,9 +2,9 @@
 
 One connection is a read and a write of the same streams, and the streams' gradient has a part from each. Left to
 autograd, the write would store Hᵀ grad, the read its own part, and a third kernel would add them. Here the read
-returns, beside its results, a *link*: a tensor with the shape of n streams and one number of memory. The write takes it
-in place of the streams, and what it sends back through it is the gradient of H x: the bare gradient of its output or,
-with a post-norm, that of the streams before the norm. The read's derivative multiplies it by Hᵀ in the pass that
+returns, beside its results, a *link*: a tensor with the shape of n streams and memory for one number. The write takes
+it in place of the streams, and what it sends back through it is the gradient of H x: the bare gradient of its output
+or, with a post-norm, that of the streams before the norm. The read's derivative multiplies it by Hᵀ in the pass that
 computes everything else.
 """
 
@@ -23,7 +23,7 @@ def make_link(x: Tensor, streams: int) -> Tensor:
 
 def _read(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return h [..., d], the link, the coefficients [T or 1, n(n+2)], and what is kept for the derivative."""
-    x = aligned(x)
+    x, bias = aligned(x), aligned(bias)
     if weight is None:
         coef, kept = projection.project_static(bias, spec)
     else:
@@ -47,7 +47,7 @@ def _read_backward(
 
     With `in_place` the streams' gradient takes the memory of `grad_link`, which nobody must need any more.
     """
-    x, grad_h, grad_coef = aligned(x), aligned(grad_h), aligned(grad_coef)
+    x, bias, grad_h, grad_coef = aligned(x), aligned(bias), aligned(grad_h), aligned(grad_coef)
     grad_link = None if grad_link is None else aligned(grad_link)
     if weight is None:
         grad_x = read_backward.streams_backward(x, grad_link, grad_h, None, coef, None, None, spec, in_place)
@@ -66,7 +66,10 @@ def write(x: Tensor, y: Tensor, coef: Tensor, spec: Spec, mean: bool) -> Tensor:
 def write_backward_step(
     grad: Tensor, x: Tensor, y: Tensor, coef: Tensor, spec: Spec, mean: bool, pull: bool
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Return the gradients of the streams (without `pull`: of H x + w ⊗ y), of y and of the coefficients."""
+    """Return the gradients of the streams, of y and of the coefficients.
+
+    Without `pull`, the first is the gradient of H x + w ⊗ y instead: the read's derivative will multiply it by Hᵀ.
+    """
     return stream_sums.write_backward(aligned(grad), aligned(x), aligned(y), coef, spec, mean, pull)
 
 
@@ -74,7 +77,8 @@ def _write_read(
     x: Tensor, y: Tensor, coef: Tensor, spec: Spec, weight: Tensor, bias: Tensor, following: Spec
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the new streams, then what `read` returns for the connection that follows."""
-    out, h, new, kept = write_to_read.write_to_read(aligned(x), aligned(y), coef, spec, weight, bias, following)
+    x, y, bias = aligned(x), aligned(y), aligned(bias)
+    out, h, new, kept = write_to_read.write_to_read(x, y, coef, spec, weight, bias, following)
     return out, h, make_link(out, following.n), new, kept
 
 
@@ -114,7 +118,7 @@ def write_read_backward_step(
 def read_only(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
     """Return h and the coefficients, where nothing will be differentiated."""
     if weight is not None and decode.are_few(count_tokens(x, spec.d)):
-        return decode.read(x, weight, bias, spec)
+        return decode.read(x, weight, aligned(bias), spec)
     h, _, coef, _ = _read(x, weight, bias, spec)
     return h, coef
 
@@ -125,9 +129,10 @@ def write_read_only(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the new streams, h and the coefficients of the next connection, where nothing will be differentiated."""
     if decode.are_few(count_tokens(x, spec.d)) and not spec.post_norm:
-        return decode.write_read(x, y, coef, weight, bias, following)
+        return decode.write_read(x, y, coef, weight, aligned(bias), following)
     out, h, _, new, _ = _write_read(x, y, coef, spec, weight, bias, following)
     return out, h, new
 
 
+# These three are parts of other steps too, which are replayed as a whole.
 read, read_backward_step, write_read = replayed(_read), replayed(_read_backward), replayed(_write_read)

@@ -1,4 +1,4 @@
-"""The plain fixed-point iteration: slow, with nothing to tune, and the yardstick for the other schemes."""
+"""The plain fixed-point iteration, damped: slow, and the yardstick for the other schemes."""
 
 from __future__ import annotations
 
