@@ -25,9 +25,6 @@ PARTICULAR = [
     ("sinkhorn", 4, 1000, {"read": "softmax_matrix"}, 4),
     ("kronecker", 4, 64, {"read": "sigmoid", "write": "softmax_matrix"}, 4),
     ("identity", 2, 64, {}, 2),
-    ("cayley", 8, 512, {}, 8),
-    ("sinkhorn", 8, 512, {}, 8),
-    ("kronecker", 8, 512, {}, 8),
     (
         "sinkhorn of DeepSeek-V4",
         4,
@@ -50,5 +47,5 @@ def test_compiles_for_hopper_without_spilling(
     lines = [line.split() for line in done.stdout.splitlines()]
     assert {line[0] for line in lines} == KERNELS
     for kernel, _, spilled, shared in lines:
-        assert int(spilled) <= (0 if n <= 4 else 32), f"{kernel} spills {spilled} bytes"  # of eight streams a few may
+        assert int(spilled) == 0, f"{kernel} spills {spilled} bytes"
         assert int(shared) <= 227 * 1024, f"{kernel} wants {shared} bytes of shared memory, Hopper has 232448"

@@ -176,7 +176,6 @@ def _project(
     BT: tl.constexpr,
     BC: tl.constexpr,
     STAGES: tl.constexpr,
-    CONSTRAIN: tl.constexpr,
     S: tl.constexpr,
 ):
     token = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
@@ -196,9 +195,8 @@ def _project(
         else:
             square += tl.sum(xf * xf, axis=1)
     store_logits(acc, mean, square, sums, bias, logits, stats, token, inside, ND, KP, S)
-    if CONSTRAIN:
-        tl.debug_barrier()  # the constraints read these logits back in another layout
-        constrain_tokens(logits, coef, token, inside, S)
+    tl.debug_barrier()  # the constraints read these logits back in another layout
+    constrain_tokens(logits, coef, token, inside, S)
 
 
 @kernel
@@ -208,20 +206,14 @@ def _constrain(logits, coef, T, BT: tl.constexpr, S: tl.constexpr):
 
 
 @functools.cache
-def _constrain_launcher(spec: Spec) -> tuple[Launcher, int]:
-    block = 128 if has_small_matrices(spec) else 32
-    return Launcher(_constrain, BT=block, S=spec, num_warps=4), block
-
-
-def has_small_matrices(spec: Spec) -> bool:
-    """Say whether the registers of a program hold the matrices of all the tokens that it projects."""
-    return spec.n <= 4
+def _constrain_launcher(spec: Spec) -> Launcher:
+    return Launcher(_constrain, BT=128, S=spec, num_warps=4)
 
 
 def constrain(logits: BufferPart, coef: Tensor, spec: Spec) -> None:
     """Fill in the coefficients of logits in memory. logits: [T, K]; coef: [T, n(n+2)]"""
-    tokens, (launcher, block) = coef.shape[0], _constrain_launcher(spec)
-    launcher.launch((ceil_div(tokens, block),), logits, coef, tokens)
+    tokens = coef.shape[0]
+    _constrain_launcher(spec).launch((ceil_div(tokens, 128),), logits, coef, tokens)
 
 
 @functools.cache
@@ -231,7 +223,7 @@ def _project_launcher(spec: Spec, dtype: torch.dtype, width: int) -> tuple[Launc
     columns = min(columns, max(16, power_of_two(width)))
     depth = stages((block + kp) * columns * size, depth)
     constants = {"ND": width, "KP": kp, "PRECISION": precision(dtype), "BT": block, "BC": columns, "STAGES": depth}
-    return Launcher(_project, **constants, CONSTRAIN=has_small_matrices(spec), S=spec, num_warps=4), block
+    return Launcher(_project, **constants, S=spec, num_warps=4), block
 
 
 def kept_layout(tokens: int, width: int, dtype: torch.dtype, spec: Spec) -> Layout:
@@ -257,8 +249,6 @@ def project_streams(x: Tensor, weight: Tensor, bias: Tensor, spec: Spec) -> tupl
     if tokens:
         launcher, block = _project_launcher(spec, x.dtype, width)
         launcher.launch((ceil_div(tokens, block),), x, prepared, sums, bias, logits, stats, coef, tokens)
-        if not has_small_matrices(spec):
-            constrain(logits, coef, spec)
     return coef, kept
 
 

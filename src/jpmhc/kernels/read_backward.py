@@ -31,7 +31,7 @@ from jpmhc.kernels.launch import (
     stages,
 )
 from jpmhc.kernels.parameter_backward import cut_tokens, parameters_backward
-from jpmhc.kernels.projection import has_small_matrices, kept_layout, load_mixer_logits, precision, prepare
+from jpmhc.kernels.projection import kept_layout, load_mixer_logits, precision, prepare
 from jpmhc.kernels.spec import Spec
 from jpmhc.kernels.stream_sums import combine_backward, load_streams
 
@@ -212,8 +212,7 @@ def static_backward(
 @functools.cache
 def _logits_launcher(spec: Spec, operand: torch.dtype, width: int) -> Launcher:
     constants = {"ND": width, "KP": padded(spec.logits), "S": spec}
-    warps = 2 if has_small_matrices(spec) else 8  # two warps' registers do not hold 32 matrices of 8 x 8
-    return Launcher(_logits_backward, DYNAMIC=True, BT=32, **constants, num_warps=warps)
+    return Launcher(_logits_backward, DYNAMIC=True, BT=32, **constants, num_warps=2)
 
 
 def dynamic_backward(

@@ -176,7 +176,7 @@ def _launcher(
 ) -> Launcher:
     """`whole`, `one`: whether the number of tokens is a multiple of 16, or one; the kernel is compiled for that too."""
     kp, size = padded(following.logits), dtype.itemsize
-    width = 64 if spec.n <= 4 else 32  # the mixed slices of all streams stay in registers
+    width = 64
     while width > 16 and (width >= 2 * spec.d or spec.n * kp * width * size > SHARED_BYTES // 4):
         width //= 2
     depth = stages((16 * (held + 1) + spec.n * kp) * width * size, 3)
