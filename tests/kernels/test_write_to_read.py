@@ -63,3 +63,28 @@ def test_gpu_write_read(dtype: torch.dtype) -> None:
         assert_chain_close(dtype, 512, 1001, post_norm)
         assert_chain_close(dtype, 512, 1001, post_norm, held=1)
         assert_chain_close(dtype, 200, 33, post_norm)
+
+
+@pytest.mark.parametrize(
+    ("settings", "decoded"), [({"n": 8}, True), ({"post_norm": True, "read": "softmax_matrix"}, False)]
+)
+def test_two_kernels_where_one_does_not_pay(settings: dict, decoded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers; few tokens without gradients have a kernel of their own, unless a post-norm is in between."""
+    case = make_case("cayley", d=16, **settings)
+    assert not one_kernel_pays(case.spec, case.spec)
+    inputs = draw(case, 5, torch.float32, 1.0, True)
+    x, weight, bias, spec = inputs["x"], inputs["weight"], inputs["bias"], case.spec
+    calls: list[str] = []
+    for name in ("write_read", "write_read_only"):
+        step = getattr(kernels.autograd.steps, name)
+        monkeypatch.setattr(
+            kernels.autograd.steps, name, lambda *given, name=name, step=step: calls.append(name) or step(*given)
+        )
+    for gradients in (True, False):
+        with torch.set_grad_enabled(gradients):
+            h, state = kernels.read(x, weight, bias, spec)
+            out, next_h, _ = kernels.write_read(h, state, weight, bias, spec)
+            wanted = kernels.write(h, state)
+            torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(next_h, kernels.read(wanted, weight, bias, spec)[0], rtol=1e-4, atol=1e-5)
+    assert calls == (["write_read_only"] if decoded else [])

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from jpmhc.kernels import autograd, operators
+from jpmhc.kernels.decode import are_few
+from jpmhc.kernels.launch import count_tokens
 from jpmhc.kernels.read_backward import weight_column_bytes
 from jpmhc.kernels.spec import Spec
 from jpmhc.kernels.write_to_read import one_kernel_pays
@@ -77,13 +79,18 @@ def write_read(
         The streams between the two [..., n, d], the next sublayer's input [..., d], and the state for its write.
     """
     old = state.spec
-    if weight is None or not one_kernel_pays(old, spec):
+    if weight is None or not (one_kernel_pays(old, spec) or _is_decoded(state)):
         out = write(y, state)
         return out, *read(out, weight, bias, spec)
     out, h, link, coefficients = _steps().write_read(
         state.x, state.link, y, state.coefficients, old, weight, bias, spec
     )
     return out, h, State(out, link, coefficients, spec)
+
+
+def _is_decoded(state: State) -> bool:
+    """Say whether a write and a read of these streams have a kernel of their own: few tokens without gradients."""
+    return not torch.is_grad_enabled() and not state.spec.post_norm and are_few(count_tokens(state.x, state.spec.d))
 
 
 def _steps() -> Any:

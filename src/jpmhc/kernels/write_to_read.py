@@ -166,8 +166,10 @@ def _write_to_read(
 
 
 def one_kernel_pays(spec: Spec, following: Spec) -> bool:
-    """Say whether one kernel is no slower than two. A post-norm keeps n sums of every logit: up to 64 it is not."""
-    return not spec.post_norm or spec.n * padded(following.logits) <= 64
+    """Say whether one kernel is no slower than two: it keeps the weights of a slice of n streams for every logit, and
+    with a post-norm n sums of each.
+    """
+    return spec.n * padded(following.logits) <= (64 if spec.post_norm else 256)
 
 
 @functools.cache
