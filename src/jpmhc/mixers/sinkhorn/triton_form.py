@@ -54,7 +54,7 @@ def drop_clamped(m, grad, F: tl.constexpr):
 
 @triton.jit
 def mix(m, F: tl.constexpr):
-    """Normalisations of exp(clamp(logits)), the first side and then the second, kept as two scalings.
+    """Alg. sinkhorn-forward: normalisations of exp(clamp(logits)), the first side, then the second, as two scalings.
 
     With |logits| ≤ 10 every factor stays inside e^±40, so this is the log-space iteration without its logarithms.
     """
