@@ -105,3 +105,19 @@ def test_the_norm_and_the_read_have_their_eps():
     torch.testing.assert_close(block.coefficients(x).read, logits[:, :4].sigmoid() + 0.01)
     with pytest.raises(ValueError, match='read_eps goes with read="sigmoid"'):
         jpmhc.HyperConnection(None, 8, 4, read_eps=0.01)
+
+
+def test_a_part_of_the_values_is_not_enough():
+    block = jpmhc.HyperConnection(None, 8, 4, device="meta").to_empty(device="cpu")
+    block.load_state_dict({"map.bias": torch.zeros(len(block.map.bias))}, strict=False)
+    with pytest.raises(RuntimeError, match="holds no values yet"):
+        block.read(torch.randn(2, 4, 8))
+
+
+def test_assigned_coefficients_stay_float32():
+    block = jpmhc.HyperConnection(None, 8, 4)
+    half = {name: value.bfloat16() for name, value in block.state_dict().items()}
+    block.load_state_dict(half, assign=True)
+    assert {value.dtype for value in block.state_dict().values()} == {torch.float32}
+    x = torch.randn(2, 4, 8).bfloat16()
+    assert block.write(x, *block.read(x)).dtype == torch.bfloat16

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import jpmhc
 from jpmhc.connections import eager, reference
 
 T, N, D, K = 5, 3, 6, 7
@@ -65,3 +66,20 @@ def test_gradient_of_the_caller_is_not_written_to():
         out = run_passes(*EAGER, x, weight, torch.randn(K, N, N), "rms", skipped)
         torch.autograd.grad(out, (x, weight), upstream)
         assert torch.equal(upstream, kept)
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_first_gradients_do_not_depend_on_whether_their_graph_is_kept(dynamic):
+    """A connection that is applied twice: its second streams were computed from its own weight."""
+    torch.manual_seed(0)
+    block = jpmhc.HyperConnection(torch.nn.Tanh(), 6, 3, "cayley", index=1, dynamic=dynamic).double()
+    for parameter in block.parameters():
+        torch.nn.init.normal_(parameter)
+    x = torch.randn(T, N, D, dtype=torch.float64, requires_grad=True)
+    leaves = [x, *block.parameters()]
+    found = [
+        torch.autograd.grad(block(block(x)).square().sum(), leaves, create_graph=keep_graph)
+        for keep_graph in (False, True)
+    ]
+    for a, b in zip(*found):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)

@@ -30,3 +30,12 @@ def test_bad_input():
         jpmhc.StreamHead(8, 4, "max")
     with pytest.raises(ValueError, match=r"expected streams of shape \[\.\.\., 4, 8\]"):
         jpmhc.StreamHead(8, 4)(torch.randn(2, 3, 8))
+
+
+@pytest.mark.parametrize("kind", ["learned", "mean", "sum"])
+def test_equal_streams_may_be_given_once(kind):
+    head = jpmhc.StreamHead(8, 4, kind)
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter)
+    x = torch.randn(3, 1, 8)
+    torch.testing.assert_close(head(x), head(x.repeat(1, 4, 1)))

@@ -128,7 +128,7 @@ def test_keeps_every_third():
 def test_the_last_streams_are_at_hand_when_the_backward_pass_begins():
     stack, writes = make_stack(recompute=3), []
     for block in stack:
-        block.write = lambda *given, write=block.write: writes.append(1) or write(*given)
+        block._scatter = lambda *given, scatter=block._scatter: writes.append(1) or scatter(*given)
     y = stack(torch.randn(2, 4, 16, requires_grad=True))
     assert len(writes) == DEPTH
     y.sum().backward()
@@ -182,3 +182,63 @@ def test_bad_input(wrong):
 def test_not_with_delayed():
     with pytest.raises(ValueError, match="delayed"):
         make_stack(recompute=2, delayed=True)
+
+
+def test_the_write_that_is_repeated_is_the_one_that_was_done():
+    """Weights that are swapped for one call, and settings that are changed before the backward pass."""
+    stack = make_stack(recompute=3, post_norm="layer").double()
+    swapped = {name: value.detach() + 0.1 for name, value in stack.named_parameters()}
+    x = torch.randn(2, 4, 16, dtype=torch.float64)
+
+    def gradient(stack):
+        leaf = x.clone().requires_grad_()
+        y = torch.func.functional_call(stack, swapped, (leaf,))
+        for block in stack:
+            block.write_scale = 0.5
+        y.square().sum().backward()
+        return leaf.grad
+
+    assert torch.equal(gradient(stack), gradient(make_stack(post_norm="layer").double()))
+
+
+def test_a_sublayers_output_that_is_changed_in_place_is_refused():
+    room = torch.empty(2, 16)
+    blocks = [jpmhc.HyperConnection(lambda h: room.copy_(h), 16, index=k).requires_grad_(False) for k in range(3)]
+    blocks.append(jpmhc.HyperConnection(nn.Linear(16, 16), 16, index=3))
+    y = jpmhc.HyperConnectionStack(blocks, recompute=3, expand=True)(torch.randn(2, 16))
+    y = jpmhc.HyperConnectionStack([*blocks[:2], blocks[3], *blocks[:2]], recompute=4, expand=True)(torch.randn(2, 16))
+    with pytest.raises(RuntimeError, match="changed in place"):
+        y.square().sum().backward()
+
+
+def test_checkpointing_of_the_whole_stack_keeps_what_it_keeps_without():
+    def count_saved(recompute) -> int:
+        saved: list[torch.Size] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.shape) or t, lambda t: t):
+            make_stack(recompute=recompute)(torch.randn(2, 4, 16))
+        return len(saved)
+
+    assert count_saved(3) == count_saved(None)
+
+
+@pytest.mark.parametrize("mixer", ["cayley", "sinkhorn"])
+def test_no_tokens(mixer):
+    blocks = [jpmhc.HyperConnection(nn.Linear(16, 16), 16, 4, mixer, index=k) for k in range(5)]
+    stack = jpmhc.HyperConnectionStack(blocks, recompute=2).bfloat16()
+    x = torch.randn(0, 4, 16, dtype=torch.bfloat16, requires_grad=True)
+    stack(x).sum().backward()
+    assert x.grad.shape == x.shape
+
+
+def test_transforms_take_the_stack():
+    x = torch.randn(3, 2, 4, 16)
+    found, wanted = (make_stack(recompute=interval) for interval in (3, None))
+    torch.testing.assert_close(torch.func.vmap(found)(x), wanted(x))
+    assert torch.equal(*(torch.func.grad(lambda x, s=s: s(x).sum())(x[0]) for s in (found, wanted)))
+
+
+def test_inference_tensors_into_frozen_connections():
+    with torch.inference_mode():
+        x = torch.randn(2, 4, 16)
+    y = make_stack(recompute=3).requires_grad_(False)(x)
+    assert torch.equal(y, make_stack()(x.clone()))

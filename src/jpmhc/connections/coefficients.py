@@ -182,5 +182,10 @@ class CoefficientMap(SettingsModule):
         old = state_dict.pop(prefix + "logits", None)  # the bias was called so up to version 0.1
         if old is not None:
             state_dict[prefix + "bias"] = old
-        self._filled = self._filled or prefix + "bias" in state_dict
+        names = [prefix + name for name in self.state_dict()]
+        self._filled = self._filled or all(name in state_dict for name in names)
+        for name in names:  # as in `_apply`: coefficients need float32
+            value = state_dict.get(name)
+            if isinstance(value, Tensor) and value.is_floating_point() and value.dtype.itemsize < 4:
+                state_dict[name] = value.float()
         super()._load_from_state_dict(state_dict, prefix, *args)

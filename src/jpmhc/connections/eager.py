@@ -56,10 +56,12 @@ def _run(function: type[Function], x: Tensor, *others: Any) -> Any:
 
 def _differentiable(plain: Any, inputs: tuple[Any, ...], gradient: Tensor | None) -> tuple[Tensor | None, ...]:
     """Differentiate the reference as a graph of its own, for derivatives of derivatives."""
-    wanted = [t for t in inputs if isinstance(t, Tensor) and t.requires_grad]
+    # Aliases: one input may have been computed from another, and that way is not to be counted here.
+    given = [t.view_as(t) if isinstance(t, Tensor) else t for t in inputs]
+    wanted = [t for t in given if isinstance(t, Tensor) and t.requires_grad]
     if gradient is None or not wanted:
         return (None,) * len(inputs)
-    found = iter(torch.autograd.grad(plain(*inputs), wanted, gradient, create_graph=True))
+    found = iter(torch.autograd.grad(plain(*given), wanted, gradient, create_graph=True))
     return tuple(next(found) if isinstance(t, Tensor) and t.requires_grad else None for t in inputs)
 
 

@@ -27,7 +27,7 @@ class StreamHead(nn.Module):
         device: Where the parameters are made.
 
     Shapes:
-        x: [..., n, d] → [..., d]
+        x: [..., n, d], or [..., 1, d] for equal streams → [..., d]
     """
 
     def __init__(
@@ -54,6 +54,8 @@ class StreamHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         check_streams(x, self.streams, self.dim)
+        if x.shape[-2] != self.streams:  # one that stands for n equal ones
+            x = x.expand(*x.shape[:-2], self.streams, self.dim)
         if self.kind == "learned":
             return read_streams(x, self.weight * self.scale, self.bias, self.eps, self.read_eps)
         return x.mean(-2) if self.kind == "mean" else x.sum(-2)

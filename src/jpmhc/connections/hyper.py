@@ -14,6 +14,7 @@ from jpmhc import checks, modes
 from jpmhc.connections import eager, fused, reference
 from jpmhc.connections.arguments import find_accepted
 from jpmhc.connections.coefficients import CoefficientMap, Coefficients
+from jpmhc.connections.kept import keep
 from jpmhc.connections.own_residual import warn_of_own_residual
 from jpmhc.connections.streams import (
     check_streams,
@@ -25,6 +26,7 @@ from jpmhc.kernels.spec import find_spec
 from jpmhc.mixers import Identity, Mixer, SettingsModule, make_mixer
 
 KERNELS = ("auto", "fused", "reference")
+TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class ReadState(NamedTuple):
@@ -99,11 +101,12 @@ class HyperConnection(SettingsModule):
         checks.switch(dynamic, "dynamic")
         if sublayer is not None and not callable(sublayer):
             raise ValueError(f"the sublayer must be a module, a function or None, got {sublayer!r}")
-        if index is not None and not isinstance(index, int):
+        if index is not None and (isinstance(index, bool) or not isinstance(index, int)):
             raise ValueError(f"index must be a whole number or None, got {index!r}")
         checks.choice(post_norm, (None, "rms", "layer"), "post_norm")
         checks.finite_number(write_scale, "write_scale")
-        checks.choice(kernels, KERNELS, "kind of kernels")
+        if dtype not in (None, *TYPES):
+            raise ValueError(f"the coefficients' dtype must be one of {', '.join(map(str, TYPES))}, got {dtype!r}")
         warn_of_own_residual(sublayer)
         self.sublayer = sublayer
         self.dim, self.streams, self.post_norm, self.kernels = dim, streams, post_norm, kernels
@@ -120,6 +123,13 @@ class HyperConnection(SettingsModule):
             raise ValueError(f'kernels="fused" is not possible: {reason}')
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "kernels":
+            checks.choice(value, KERNELS, "kind of kernels")
+        if name == "post_norm" and name in vars(self) and {value, self.post_norm} not in ({None, "rms"}, {value}):
+            raise ValueError(
+                f'post_norm can be changed between None and "rms", not from {self.post_norm!r} to {value!r}: make '
+                "another connection"
+            )
         super().__setattr__(name, value)
         if name == "sublayer":  # now, because no compiler follows the question what a sublayer takes
             super().__setattr__("_accepted", find_accepted(value))
@@ -191,16 +201,37 @@ class HyperConnection(SettingsModule):
         """Return this write as a function of the streams alone, to write them again when nothing is differentiated.
 
         Where the write was fused with the read of the connection `following`, a post-norm is computed by that kernel
-        again: another one would add up the squares in another order.
+        again: another one would add up the squares in another order. The function uses the settings and weights of now,
+        whatever they are changed to.
         """
-        y = y.detach()
-        if fused.is_fused(state):
-            state = state._replace(x=None, link=None, coefficients=state.coefficients.detach())
-            if following is not None and self.post_norm == "rms":
-                return lambda x: self.write_read(x, y, state._replace(x=x), following)[0].detach()
-            return lambda x: self.write(x, y, state._replace(x=x))
-        coefficients = Coefficients(*(c.detach() for c in state.coefficients))
-        return lambda x: self.write(x, y, ReadState(x, flatten_streams(x, self.streams, self.dim), coefficients))
+        output, scale, normalise = keep(y), self.write_scale, self._make_norm()
+
+        def find_output() -> Tensor:
+            return output.find() if scale == 1 else output.find() * scale
+
+        if not fused.is_fused(state):
+            parts = [keep(part) for part in state.coefficients]
+
+            def write_again(x: Tensor) -> Tensor:
+                coefficients = Coefficients(*(part.find() for part in parts))
+                streams = flatten_streams(x, self.streams, self.dim)
+                return normalise(self._scatter(x, find_output(), ReadState(x, streams, coefficients)))
+
+            return write_again
+        from jpmhc.kernels import connection as kernels
+
+        coefficients, state = keep(state.coefficients), state._replace(x=None, link=None, coefficients=None)
+
+        def write_again_fused(x: Tensor) -> Tensor:
+            now = state._replace(x=x, coefficients=coefficients.find())
+            if following is not None and state.spec.post_norm:
+                weight, bias = following.map.parameters_for_kernels()
+                spec = find_spec(following._spec_key(x))
+                return kernels.write_read(find_output().to(x.dtype), now, weight, bias, spec)[0].detach()
+            out = kernels.write(find_output().to(x.dtype), now)
+            return out if state.spec.post_norm else normalise(out)
+
+        return write_again_fused
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Read, run the sublayer with any extra arguments, write; of a tuple it returns, the first is written."""
@@ -229,6 +260,11 @@ class HyperConnection(SettingsModule):
                 return kernels.write(y.to(x.dtype), state, x, mean)
             out = self.normalise(kernels.write(y.to(x.dtype), state, x, False))
             return out.mean(-2) if mean else out
+        out = self.normalise(self._scatter(x, y, state))
+        return out.mean(-2) if mean else out
+
+    def _scatter(self, x: Tensor, y: Tensor, state: ReadState) -> Tensor:
+        """Compute the new streams before their norm, in PyTorch. [..., n, dim]"""
         _, write, skip = state.coefficients
         y = y.reshape(-1, self.dim)
         # The streams that read() handed on carry the shortest backward pass; other streams are as valid.
@@ -236,8 +272,7 @@ class HyperConnection(SettingsModule):
             out = eager.scatter(state.streams, y, write, None if isinstance(self.mixer, Identity) else skip)
         else:
             out = reference.scatter(flatten_streams(x, self.streams, self.dim), y, write, skip)
-        out = self.normalise(out.view(*x.shape[:-2], self.streams, self.dim))
-        return out.mean(-2) if mean else out
+        return out.view(*x.shape[:-2], self.streams, self.dim)
 
     def scale_output(self, y: Tensor) -> Tensor:
         """Multiply a sublayer's output by the output scale (eq. cayley-fwd4)."""
@@ -248,6 +283,14 @@ class HyperConnection(SettingsModule):
         if self.layer_norm is not None:
             return reference.normalise_layer(x, self.layer_norm.weight, self.layer_norm.bias, self.map.eps)
         return x if self.post_norm is None else reference.normalise_streams(x, self.map.eps)
+
+    def _make_norm(self) -> Callable[[Tensor], Tensor]:
+        """Return `normalise` as it is now, without gradients for its weights."""
+        eps = self.map.eps
+        if self.layer_norm is not None:
+            weight, bias = keep(self.layer_norm.weight), keep(self.layer_norm.bias)
+            return lambda x: reference.normalise_layer(x, weight.find(), bias.find(), eps)
+        return (lambda x: x) if self.post_norm is None else lambda x: reference.normalise_streams(x, eps)
 
     def _check_state(self, x: Tensor, state: Any) -> None:
         """Refuse a state that this connection's read did not return for streams like these."""

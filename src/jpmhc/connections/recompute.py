@@ -9,13 +9,15 @@ after the last kept tensor, so that the streams after that one are not given up 
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from jpmhc import modes
 from jpmhc.connections.fused import is_fused
+from jpmhc.connections.kept import Kept, keep
 
 
 def choose_interval(connections: int, streams: int) -> int:
@@ -23,25 +25,14 @@ def choose_interval(connections: int, streams: int) -> int:
     return max(1, round(math.sqrt(streams * connections / (streams + 2))))
 
 
-class Kept(NamedTuple):
-    """A tensor for the backward pass, detached: autograd holds it, and must not be held by it in turn."""
+def may_recompute(x: Tensor) -> bool:
+    """Say whether this module decides what is kept of the streams, and can tell them apart.
 
-    tensor: Tensor
-    version: int  # counts the changes in place
-
-    def find(self) -> Tensor:
-        """Return the tensor, or refuse if it was changed in place, as autograd does."""
-        if self.tensor._version != self.version:
-            raise RuntimeError(
-                f"a tensor of shape {list(self.tensor.shape)} that the backward pass of a stack needs was changed in "
-                "place after the forward pass: change a copy instead"
-            )
-        return self.tensor
-
-
-def keep(tensor: Tensor) -> Kept:
-    """Keep a tensor as it is now."""
-    return Kept(tensor.detach(), tensor._version)
+    It does not decide where somebody else takes all saved tensors: activation checkpointing, `save_on_cpu`. Streams are
+    told apart by their memory, which empty and transformed ones do not have.
+    """
+    saved_elsewhere = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    return not saved_elsewhere and x.numel() > 0 and not modes.is_transformed()
 
 
 class Segment:

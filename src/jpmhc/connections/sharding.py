@@ -22,6 +22,8 @@ def shard_connections(model: nn.Module, **options: Any) -> None:
     """
     from torch.distributed.fsdp import fully_shard
 
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"expected a module with hyper-connections, got {type(model).__name__}")
     maps: list[nn.Module] = [module for module in model.modules() if isinstance(module, CoefficientMap)]
     if not maps:
         raise ValueError(f"{type(model).__name__} has no hyper-connections to shard")

@@ -11,7 +11,7 @@ from jpmhc import checks
 from jpmhc.connections import reference
 from jpmhc.connections.arguments import route_keywords
 from jpmhc.connections.hyper import HyperConnection, first_of
-from jpmhc.connections.recompute import StreamKeeper, choose_interval, run_untraced
+from jpmhc.connections.recompute import StreamKeeper, choose_interval, may_recompute, run_untraced
 from jpmhc.connections.streams import (
     check_hidden_state,
     check_streams,
@@ -42,7 +42,9 @@ class HyperConnectionStack(nn.Module):
             `reduce` is the read of the last connection. This form runs in PyTorch, without the fused kernels.
         recompute: Keep for the backward pass only the streams of every so many connections, and write those between
             again from the sublayers' outputs; no sublayer runs twice, and the results are the same bits. "auto" chooses
-            what keeps least. Under `torch.compile` the sublayers are then compiled each by itself.
+            what keeps least. Under `torch.compile` the sublayers are then compiled each by itself. Where all saved
+            tensors are in other hands (`torch.utils.checkpoint` of the whole stack, `save_on_cpu`), and under
+            `torch.func` transforms and export, nothing is recomputed.
     """
 
     def __init__(
@@ -55,9 +57,15 @@ class HyperConnectionStack(nn.Module):
         recompute: int | str | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(connections, nn.Module) and not isinstance(connections, nn.ModuleList | nn.Sequential):
+        lone = isinstance(connections, nn.Module) and not isinstance(connections, nn.ModuleList | nn.Sequential)
+        if lone or isinstance(connections, dict) or not isinstance(connections, Iterable):
             raise ValueError(f"a stack is made of a list of HyperConnections, got one {type(connections).__name__}")
-        self.connections = nn.ModuleList(connections)
+        blocks = list(connections)
+        for block in blocks:
+            # A wrapper, such as activation checkpointing's, shows what it wraps and is called as a whole.
+            if not all(hasattr(block, name) for name in ("streams", "dim", "sublayer", "map")):
+                raise ValueError(f"a stack is made of HyperConnections, got {type(block).__name__}")
+        self.connections = nn.ModuleList(blocks)
         checks.switch(reduce, "reduce")
         if expand is not None:
             checks.switch(expand, "expand")
@@ -72,10 +80,6 @@ class HyperConnectionStack(nn.Module):
         self.reduce, self.expand, self.delayed, self.recompute = reduce, expand, delayed, recompute
         if not self.connections:
             raise ValueError("a stack needs at least one HyperConnection, got none")
-        for block in self.connections:
-            # A wrapper, such as activation checkpointing's, shows what it wraps and is called as a whole.
-            if not all(hasattr(block, name) for name in ("streams", "dim", "sublayer", "map")):
-                raise ValueError(f"a stack is made of HyperConnections, got {type(block).__name__}")
         shapes = sorted({(block.streams, block.dim) for block in self.connections})
         if len(shapes) > 1:
             found = " and ".join(f"{streams} streams of {dim}" for streams, dim in shapes)
@@ -106,8 +110,13 @@ class HyperConnectionStack(nn.Module):
         named = route_keywords(blocks, args, kwargs)
         if self.delayed:
             return self._forward_delayed(x, args, named)
-        if self.recompute is not None and torch.is_grad_enabled():
+        if self.recompute is not None and torch.is_grad_enabled() and not torch.compiler.is_exporting():
             return self._forward_recomputing(x, args, named)
+        return self._forward_keeping(x, args, named)
+
+    def _forward_keeping(self, x: Tensor, args: tuple[Any, ...], named: list[dict[str, Any]]) -> Tensor:
+        """Run the connections one after the other; autograd keeps what it needs."""
+        blocks: list[Any] = list(self.connections)
         begun: tuple[Tensor, Any] | None = None  # what the block before has already read for this one
         separable = [_may_take_apart(block) for block in blocks] + [False]
         for k, block in enumerate(blocks):
@@ -127,6 +136,8 @@ class HyperConnectionStack(nn.Module):
 
     def _forward_recomputing(self, x: Tensor, args: tuple[Any, ...], named: list[dict[str, Any]]) -> Tensor:
         """Run the connections so that autograd keeps the streams of every k-th alone."""
+        if not run_untraced()(may_recompute, (x,)):
+            return self._forward_keeping(x, args, named)
         blocks: list[Any] = list(self.connections)
         interval = choose_interval(len(blocks), blocks[0].streams) if self.recompute == "auto" else self.recompute
         keeper = StreamKeeper(int(interval or 1))

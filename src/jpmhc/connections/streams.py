@@ -24,8 +24,9 @@ def expand_streams(x: Tensor, streams: int) -> Tensor:
 
 def reduce_streams(x: Tensor) -> Tensor:
     """Take the mean over the streams, which undoes `expand_streams`. [..., n, d] → [..., d]"""
-    if x.ndim < 2 or x.shape[-2] < 1:
-        raise ValueError(f"expected streams of shape [..., n, d] with n >= 1, got {list(x.shape)}")
+    if not isinstance(x, Tensor) or x.ndim < 2 or x.shape[-2] < 1:
+        found = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"expected streams of shape [..., n, d] with n >= 1, got {found}")
     return x.mean(-2)
 
 
