@@ -83,3 +83,14 @@ def test_first_gradients_do_not_depend_on_whether_their_graph_is_kept(dynamic):
     ]
     for a, b in zip(*found):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_several_gradients_at_once(dynamic):
+    torch.manual_seed(0)
+    block = jpmhc.HyperConnection(torch.nn.Tanh(), 6, 3, "cayley", index=1, dynamic=dynamic).double()
+    for parameter in block.parameters():
+        torch.nn.init.normal_(parameter)
+    x = torch.randn(2, N, D, dtype=torch.float64)
+    at_once, one_by_one = (torch.autograd.functional.jacobian(block, x, vectorize=kind) for kind in (True, False))
+    torch.testing.assert_close(at_once, one_by_one, rtol=1e-12, atol=1e-12)

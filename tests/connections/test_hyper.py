@@ -188,6 +188,7 @@ def test_post_norm_gives_each_stream_unit_mean_square():
         (lambda: jpmhc.HyperConnectionStack(5), "a list of HyperConnections, got one int"),
         (lambda: jpmhc.HyperConnectionStack([5]), "made of HyperConnections, got int"),
         (lambda: jpmhc.reduce_streams([1]), "got list"),
+        (lambda: jpmhc.reduce_streams(torch.zeros(2, 3).long()), "floating-point streams"),
         (lambda: jpmhc.shard_connections(5), "a module with hyper-connections, got int"),
         (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, True), "streams must be a whole number"),
         (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, dynamic="no"), "dynamic must be True or False"),

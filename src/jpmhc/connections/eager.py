@@ -54,14 +54,26 @@ def _run(function: type[Function], x: Tensor, *others: Any) -> Any:
         return function.apply(x, *others)
 
 
+def _asks_for_more(*gradients: Tensor | None) -> bool:
+    """Say whether autograd wants more than numbers: a graph of the gradients, or several gradients as one tensor.
+
+    Neither takes operations in place. The second is `is_grads_batched`, as of `jacobian(vectorize=True)`.
+    """
+    batched = torch._C._functorch.is_legacy_batchedtensor
+    return torch.is_grad_enabled() or any(g is not None and batched(g) for g in gradients)
+
+
 def _differentiable(plain: Any, inputs: tuple[Any, ...], gradient: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Differentiate the reference as a graph of its own, for derivatives of derivatives."""
+    """Differentiate the reference as a graph of its own, for what `_asks_for_more`."""
     # Aliases: one input may have been computed from another, and that way is not to be counted here.
-    given = [t.view_as(t) if isinstance(t, Tensor) else t for t in inputs]
+    with torch.enable_grad():
+        given = [t.view_as(t) if isinstance(t, Tensor) else t for t in inputs]
     wanted = [t for t in given if isinstance(t, Tensor) and t.requires_grad]
     if gradient is None or not wanted:
         return (None,) * len(inputs)
-    found = iter(torch.autograd.grad(plain(*given), wanted, gradient, create_graph=True))
+    with torch.enable_grad():
+        result = plain(*given)
+    found = iter(torch.autograd.grad(result, wanted, gradient, create_graph=torch.is_grad_enabled()))
     return tuple(next(found) if isinstance(t, Tensor) and t.requires_grad else None for t in inputs)
 
 
@@ -89,7 +101,7 @@ class _Project(Function):
         grad_logits, grad_x = gradients
         if grad_logits is None:
             return grad_x, None, None, None
-        if torch.is_grad_enabled():
+        if _asks_for_more(*gradients):
             own = _differentiable(reference.compute_logits, (x, weight, ctx.norm, ctx.eps), grad_logits)
             return _total(grad_x, own[0]), own[1], None, None
         with precision.without_autocast(x):
@@ -126,7 +138,7 @@ class _Gather(Function):
         grad_h, grad_x = gradients
         if grad_h is None:
             return grad_x, None
-        if torch.is_grad_enabled():
+        if _asks_for_more(*gradients):
             own = _differentiable(reference.gather, (x, read), grad_h)
             return _total(grad_x, own[0]), own[1]
         with precision.without_autocast(x):
@@ -148,7 +160,7 @@ class _Scatter(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, y, write, skip = ctx.saved_tensors
         (grad,) = gradients
-        if torch.is_grad_enabled():
+        if _asks_for_more(*gradients):
             mixed = (
                 skip
                 if skip is not None

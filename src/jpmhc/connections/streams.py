@@ -27,6 +27,8 @@ def reduce_streams(x: Tensor) -> Tensor:
     if not isinstance(x, Tensor) or x.ndim < 2 or x.shape[-2] < 1:
         found = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(f"expected streams of shape [..., n, d] with n >= 1, got {found}")
+    if not x.is_floating_point():
+        raise ValueError(f"expected floating-point streams, got {x.dtype}")
     return x.mean(-2)
 
 
