@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jpmhc.mixers import MIXERS
 from jpmhc.report.page import render_template
 from jpmhc.report.style import colour_of
 from jpmhc.spectra.atlas import FEATURES, HIGHEST, LEVELS, LOWEST, SAMPLES, Atlas
@@ -30,7 +31,8 @@ def render_explorer(atlas: Atlas) -> str:
         "sampled": _encode(atlas.sampled),
     }
     lowest = f"{10.0 ** _VIEW[0]:g}"
-    return render_template("explorer.html", data=data, samples=SAMPLES, features=FEATURES, lowest=lowest)
+    absent = [name for name in MIXERS if name not in atlas.axes["mixer"]]
+    return render_template("explorer.html", data=data, samples=SAMPLES, features=FEATURES, lowest=lowest, absent=absent)
 
 
 def _encode(values: np.ndarray) -> str:
