@@ -68,13 +68,18 @@ def test_gradient_of_the_caller_is_not_written_to():
         assert torch.equal(upstream, kept)
 
 
+def random_block(dynamic: bool) -> jpmhc.HyperConnection:
+    torch.manual_seed(0)
+    block = jpmhc.HyperConnection(torch.nn.Tanh(), D, N, "cayley", index=1, dynamic=dynamic).double()
+    for parameter in block.parameters():
+        torch.nn.init.normal_(parameter)
+    return block
+
+
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_first_gradients_do_not_depend_on_whether_their_graph_is_kept(dynamic):
     """A connection that is applied twice: its second streams were computed from its own weight."""
-    torch.manual_seed(0)
-    block = jpmhc.HyperConnection(torch.nn.Tanh(), 6, 3, "cayley", index=1, dynamic=dynamic).double()
-    for parameter in block.parameters():
-        torch.nn.init.normal_(parameter)
+    block = random_block(dynamic)
     x = torch.randn(T, N, D, dtype=torch.float64, requires_grad=True)
     leaves = [x, *block.parameters()]
     found = [
@@ -87,10 +92,7 @@ def test_first_gradients_do_not_depend_on_whether_their_graph_is_kept(dynamic):
 
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_several_gradients_at_once(dynamic):
-    torch.manual_seed(0)
-    block = jpmhc.HyperConnection(torch.nn.Tanh(), 6, 3, "cayley", index=1, dynamic=dynamic).double()
-    for parameter in block.parameters():
-        torch.nn.init.normal_(parameter)
+    block = random_block(dynamic)
     x = torch.randn(2, N, D, dtype=torch.float64)
     at_once, one_by_one = (torch.autograd.functional.jacobian(block, x, vectorize=kind) for kind in (True, False))
     torch.testing.assert_close(at_once, one_by_one, rtol=1e-12, atol=1e-12)

@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import jpmhc
 from jpmhc import mixers
+from jpmhc.connections.fused import choose_spec
 from tests.kernels.connection_cases import FUSED
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -230,6 +231,12 @@ def test_compiles_with_variable_sizes_and_settings():
         for tokens in (5, 1):
             x = torch.randn(tokens, N, DIM, device=DEVICE)
             assert torch.allclose(compiled(x), made(x), atol=1e-6)
+
+
+def test_parameters_on_another_device_than_the_streams_are_named():
+    block = jpmhc.HyperConnection(None, 16, 4, kernels="fused")  # on the CPU
+    with pytest.raises(ValueError, match="the connection is on cpu and its streams are on cuda"):
+        choose_spec(block, "cuda", torch.bfloat16)
 
 
 def test_what_ran_in_the_interpreter_is_refused_without_it(monkeypatch):

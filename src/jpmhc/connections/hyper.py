@@ -125,10 +125,11 @@ class HyperConnection(SettingsModule):
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "kernels":
             checks.choice(value, KERNELS, "kind of kernels")
-        if name == "post_norm" and name in vars(self) and {value, self.post_norm} not in ({None, "rms"}, {value}):
+        now = vars(self).get("post_norm", value)  # a layer norm has weights, which are made at the start or never
+        if name == "post_norm" and value != now and not (value in (None, "rms") and now != "layer"):
             raise ValueError(
-                f'post_norm can be changed between None and "rms", not from {self.post_norm!r} to {value!r}: make '
-                "another connection"
+                f'post_norm can be changed between None and "rms", not from {now!r} to {value!r}: make another '
+                "connection"
             )
         super().__setattr__(name, value)
         if name == "sublayer":  # now, because no compiler follows the question what a sublayer takes

@@ -88,11 +88,12 @@ class StreamKeeper:
 
     Args:
         interval: Of so many stream tensors, the first is kept.
+        first: The streams that come first.
     """
 
-    def __init__(self, interval: int) -> None:
+    def __init__(self, interval: int, first: Tensor) -> None:
         self.interval = interval
-        self.segment: Segment | None = None
+        self.segment: Segment = run_untraced()(Segment, (first,))
         self.places: dict[int, tuple[Segment, int]] = {}  # of the streams in use, by the address of their memory
         self.saved_shape: tuple[int, ...] | None = None
 
@@ -115,21 +116,18 @@ class StreamKeeper:
         return run_untraced()(self._write, (block, x, y, state, following))
 
     def _begin(self, x: Tensor) -> None:
-        if self.segment is not None:
-            self.segment.forget_streams()
+        self.segment.forget_streams()
         self.segment = Segment(x)
         self.places = {}
 
     def _watch(self, step: Callable[..., Any], given: tuple[Any, ...], saved_shape: tuple[int, ...] | None) -> Any:
         """Run a step. `saved_shape` is the shape of new streams that the step saves by itself."""
-        assert self.segment is not None
         starts_segment = len(self.segment.writes) + 1 == self.interval  # the new streams will be kept
         self.saved_shape = None if starts_segment else saved_shape
         with saved_tensors_hooks(self._pack, _unpack):
             return step(*given)
 
     def _write(self, block: Any, x: Tensor, y: Tensor, state: Any, following: Any) -> tuple[Tensor, Any]:
-        assert self.segment is not None
         joined = following is not None and is_fused(state) and following.runs_fused(x) and block.layer_norm is None
         write_again, begun = block.make_rewrite(y, state, following if joined else None), None
         if joined:
@@ -147,7 +145,6 @@ class StreamKeeper:
         return x, begun
 
     def _pack(self, tensor: Tensor) -> Any:
-        assert self.segment is not None
         address = tensor.untyped_storage().data_ptr()
         place = self.places.get(address)
         first = self.segment.streams[0].tensor.untyped_storage().data_ptr()

@@ -140,8 +140,7 @@ class HyperConnectionStack(nn.Module):
             return self._forward_keeping(x, args, named)
         blocks: list[Any] = list(self.connections)
         interval = choose_interval(len(blocks), blocks[0].streams) if self.recompute == "auto" else self.recompute
-        keeper = StreamKeeper(int(interval or 1))
-        keeper.begin(x)
+        keeper = StreamKeeper(int(interval or 1), x)
         begun: tuple[Tensor, Any] | None = None
         separable = [_may_take_apart(block) for block in blocks] + [False]
         for k, block in enumerate(blocks):

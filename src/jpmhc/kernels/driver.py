@@ -30,9 +30,8 @@ class DirectLaunch:
 
     def __init__(self, compiled: Any) -> None:
         types = list(compiled.src.signature.values())
-        self.runtime_arguments = [
-            k for k, kind in enumerate(types) if kind != "constexpr"
-        ]  # None and some ones are constants
+        # None and some ones are constants.
+        self.runtime_arguments = [k for k, kind in enumerate(types) if kind != "constexpr"]
         formats = ["P" if types[k].startswith("*") else _FORMATS[types[k]] for k in self.runtime_arguments]
         # Triton adds pointers to memory for its own use at the end, which these kernels do not ask for.
         self.scratch_pointers = (0,) * (count_kernel_parameters(compiled.asm["ptx"]) - len(formats))
@@ -45,11 +44,14 @@ class DirectLaunch:
         self.threads, self.shared = 32 * compiled.metadata.num_warps, compiled.metadata.shared
         self.function, self.call = compiled.function, _driver()
 
+    def select_arguments(self, arguments: list[Any]) -> list[Any]:
+        """Return the arguments that the compiled kernel takes: all but its constants."""
+        all_taken = len(arguments) == len(self.runtime_arguments)
+        return arguments if all_taken else [arguments[k] for k in self.runtime_arguments]
+
     def launch(self, rows: int, columns: int, stream: int, arguments: list[int | None]) -> bool:
         """Run the kernel on `rows` × `columns` blocks. Return whether the driver took it."""
-        if len(arguments) > len(self.runtime_arguments):
-            arguments = [arguments[k] for k in self.runtime_arguments]
-        self.layout.pack_into(self.buffer, 0, *arguments, *self.scratch_pointers)
+        self.layout.pack_into(self.buffer, 0, *self.select_arguments(arguments), *self.scratch_pointers)
         return not self.call(self.function, rows, columns, 1, self.threads, 1, 1, self.shared, stream, None, self.extra)
 
 
@@ -82,9 +84,8 @@ class PackedLaunches:
         pointers: int,
     ) -> None:
         launches = [DirectLaunch(kernel) for kernel in kernels]
-        taken = [[given[k] for k in one.runtime_arguments] if len(given) > len(one.runtime_arguments) else given
-                 for one, given in zip(launches, arguments)]  # fmt: skip
-        constants = [value or 0 for given in taken for kind, value in given if kind == "value"]
+        selected = [one.select_arguments(given) for one, given in zip(launches, arguments)]
+        constants = [value or 0 for given in selected for kind, value in given if kind == "value"]
         # Eight bytes for every value, little-endian: an int32 is the first half of its eight bytes.
         self.pointers = struct.Struct(f"@{pointers}Q")
         self.values = ctypes.create_string_buffer(8 * (pointers + len(constants) + 1))  # the last one is zero
@@ -93,13 +94,13 @@ class PackedLaunches:
         first, last = ctypes.addressof(self.values), pointers + len(constants)
         used = pointers
         self.parameters, self.calls = [], []
-        for number, (one, grid, given) in enumerate(zip(launches, grids, taken)):
-            places = []
+        for number, (one, grid, given) in enumerate(zip(launches, grids, selected)):
+            places: list[int] = []
             for kind, value in given:
                 places.append(value if kind == "slot" else used)
                 used += kind == "value"
             places += [last] * len(one.scratch_pointers)
-            self.parameters.append((ctypes.c_void_p * len(places))(*(first + 8 * place for place in places)))  # type: ignore[operator]
+            self.parameters.append((ctypes.c_void_p * len(places))(*(first + 8 * place for place in places)))
             blocks = (*grid, 1, 1)[:3]
             _CONFIG.pack_into(self.configs, _CONFIG.size * number, *blocks, one.threads, 1, 1, one.shared, 0, 0, 0)
             config = ctypes.addressof(self.configs) + _CONFIG.size * number
