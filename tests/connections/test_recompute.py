@@ -1,15 +1,21 @@
 """Streams that are written again in the backward pass: the same bits, fewer tensors kept."""
 
 import gc
+import itertools
+import math
 import weakref
+from fractions import Fraction
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
+from torch.utils.weak import WeakIdKeyDictionary
 
 import jpmhc
-from jpmhc.connections.recompute import choose_interval
+from jpmhc.connections.recompute import choose_starts
 
 DEPTH = 7
 
@@ -70,8 +76,10 @@ def test_same_bits_under_autocast():
     assert_same(results(make_stack(recompute=3), autocast=True), results(make_stack(), autocast=True))
 
 
-@pytest.mark.parametrize("post_norm", [None, "rms", "layer"])
-def test_same_bits_on_the_kernels(post_norm):
+@pytest.mark.parametrize(
+    ("interval", "post_norm"), [(3, None), (3, "rms"), (3, "layer"), ("auto", None), ("auto", "rms")]
+)
+def test_same_bits_on_the_kernels(interval, post_norm):
     pytest.importorskip("triton")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     options = {"kernels": "fused", "post_norm": post_norm}
@@ -82,10 +90,19 @@ def test_same_bits_on_the_kernels(post_norm):
         y.square().sum().backward()
         return [y.detach(), x.grad, *(parameter.grad for parameter in stack.parameters())]
 
-    assert_same(run(make_stack(recompute=3, **options)), run(make_stack(**options)))
+    assert_same(run(make_stack(recompute=interval, **options)), run(make_stack(**options)))
 
 
-def test_compiled_stack_gives_the_same_and_compiles_a_sublayer_once():
+@pytest.mark.parametrize("interval", [3, "auto"])
+@pytest.mark.parametrize("whole", [0, 2, DEPTH - 1])
+def test_same_bits_around_a_connection_that_is_called_as_a_whole(interval, whole):
+    stack, wanted = make_stack(recompute=interval), make_stack()
+    stack[whole].register_forward_hook(lambda module, given, result: None)
+    assert_same(results(stack), results(wanted))
+
+
+@pytest.mark.parametrize("interval", [3, "auto"])
+def test_compiled_stack_gives_the_same_and_compiles_a_sublayer_once(interval):
     graphs = []
 
     def count(graph, _):
@@ -93,7 +110,7 @@ def test_compiled_stack_gives_the_same_and_compiles_a_sublayer_once():
         return graph
 
     torch.compiler.reset()
-    stack = make_stack(recompute=3)
+    stack = make_stack(recompute=interval)
     for block in stack:
         block.sublayer.calls = None  # what is counted is compiled anew for every number
     found = results(stack, call=torch.compile(stack, backend=count))
@@ -123,6 +140,7 @@ def count_streams_alive(recompute) -> int:
 def test_keeps_every_third():
     assert count_streams_alive(None) == DEPTH
     assert count_streams_alive(3) == 3  # after 3 and 6 connections, and the result
+    assert count_streams_alive("auto") == 3  # after 5 and 6, and the result
 
 
 def test_the_last_streams_are_at_hand_when_the_backward_pass_begins():
@@ -167,10 +185,67 @@ def test_backward_twice():
     torch.testing.assert_close(x.grad, 2 * first, rtol=0, atol=0)
 
 
-def test_auto_takes_the_root():
-    assert choose_interval(12, 4) == 3  # √8
-    assert choose_interval(96, 4) == 8
-    assert choose_interval(1, 4) == 1
+def peak_of_model(starts, connections: int, streams: int) -> Fraction:
+    """The most stream tensors alive while a segment is differentiated, if a sublayer keeps four hidden states."""
+    ends = [*sorted(starts)[1:], connections]
+    segments = enumerate(zip(sorted(starts), ends, strict=True), start=1)
+    return max(kept + (end - start - 1) + Fraction(4, streams) * end for kept, (start, end) in segments)
+
+
+@pytest.mark.parametrize("streams", [2, 4, 8])
+@pytest.mark.parametrize("connections", range(1, 11))
+def test_no_other_segments_have_a_lower_peak(connections, streams):
+    later = range(1, connections)
+    choices = ((0, *some) for count in range(connections) for some in itertools.combinations(later, count))
+    lowest = min(peak_of_model(starts, connections, streams) for starts in choices)
+    assert peak_of_model(choose_starts(connections, streams), connections, streams) == lowest
+
+
+def test_segments_grow_towards_the_beginning():
+    assert choose_starts(1, 4) == {0}
+    assert choose_starts(12, 4) == {0, 8, 11}
+    assert choose_starts(26, 4) == {0, 15, 22, 25}
+
+
+class LiveBytes(TorchDispatchMode):
+    """Notes the most bytes that were alive at once of the tensors that are made under it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive, self.peak = WeakIdKeyDictionary(), 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                self.alive[storage] = storage.nbytes()
+        self.peak = max(self.peak, sum(self.alive.values()))
+        return result
+
+
+def measure_peak(connections: int, streams: int, recompute) -> float:
+    """The peak of a forward and a backward pass in stream tensors, around sublayers that keep four hidden states."""
+    dim, tokens = 512, 16
+    blocks = [
+        jpmhc.HyperConnection(lambda h: h.sin().sin().sin(), dim, streams, "identity", dynamic=False, index=k)
+        for k in range(connections)
+    ]
+    stack = jpmhc.HyperConnectionStack(blocks, reduce=True, recompute=recompute)
+    x = torch.randn(tokens, streams, dim, requires_grad=True)
+    with LiveBytes() as live:
+        stack(x).sum().backward()
+    return live.peak / (4 * x.numel())
+
+
+@pytest.mark.parametrize(("connections", "streams"), [(12, 4), (24, 4), (24, 2), (24, 8), (48, 4)])
+def test_the_peak_is_lower_than_with_equal_segments_by_what_the_model_says(connections, streams):
+    interval = round(math.sqrt(streams * connections / (streams + 2)))
+    starts = choose_starts(connections, streams), range(0, connections, interval)
+    expected = [float(peak_of_model(some, connections, streams)) for some in starts]
+    found = [measure_peak(connections, streams, recompute) for recompute in ("auto", interval)]
+    assert found[1] - found[0] == pytest.approx(expected[1] - expected[0], abs=0.25)
+    assert found[0] < measure_peak(connections, streams, None)
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, "all", True])

@@ -2,13 +2,22 @@ r"""Streams that a stack does not keep for the backward pass, but writes again w
 
 A stack of L connections keeps L stream tensors, n times as large as a sublayer's input each. The write
 $x_{l+1} = H_l x_l + w_l \otimes y_l$ needs only the streams before it, the sublayer's output and the coefficients, and
-the last two are kept anyway. So of every k stream tensors one is kept, and the backward pass writes the others again,
-k - 1 at a time, without running a sublayer twice. L/k + k tensors are then alive at most. The backward pass begins
-after the last kept tensor, so that the streams after that one are not given up in the first place.
+the last two are kept anyway. So only some stream tensors are kept. Each starts a segment of connections, and when the
+backward pass reaches a segment, it writes the other streams there again, without running a sublayer twice. It begins in
+the last segment, so that the streams there are not given up in the first place.
+
+Memory is fullest when the backward pass begins: the activations of all sublayers are then alive, and every connection
+that it has passed frees some. So the segments at the end of the stack are short, and those before them longer and
+longer, as there is more and more room to write streams again. Counted in stream tensors, while the j-th segment is
+differentiated, whose connections are a to b - 1, there are alive j kept tensors, b - a - 1 that were written again, and
+4/n for each of the b sublayers that are still to come, which keep four hidden states at least: the input, its norm, an
+inner state and the output. The segments are chosen so that the largest of the sums $j + (b - a - 1) + 4b/n$ is as small
+as it can be.
 """
 
-import math
-from collections.abc import Callable
+import functools
+import weakref
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
@@ -19,10 +28,28 @@ from jpmhc import modes
 from jpmhc.connections.fused import is_fused
 from jpmhc.connections.kept import Kept, keep
 
+SUBLAYER_KEEPS = 4  # hidden states, at least: the input, its norm, an inner state and the output
 
-def choose_interval(connections: int, streams: int) -> int:
-    r"""Return the k that keeps least: $\sqrt{nL/(n+2)}$, as sublayers keep about two of n parts themselves."""
-    return max(1, round(math.sqrt(streams * connections / (streams + 2))))
+
+@functools.cache
+def choose_starts(connections: int, streams: int) -> frozenset[int]:
+    """Return the numbers of the connections before which streams are kept, so that the peak of memory is lowest.
+
+    Under a given limit, the segments are made as long as it allows, from the first one on: the further one reaches, the
+    further the next can. The lowest limit under which they reach the end of the stack is found by trying. Other choices
+    may have the same peak; this one keeps few streams, which is best if sublayers keep more than is assumed.
+    """
+    limit = streams + SUBLAYER_KEEPS * connections  # in hidden states; one kept tensor is needed in any case
+    while True:
+        starts, end = [0], 0
+        while end < connections:
+            end = (limit + streams * (starts[-1] + 1 - len(starts))) // (streams + SUBLAYER_KEEPS)
+            if end <= starts[-1]:  # no room for another connection
+                break
+            starts.append(end)
+        else:
+            return frozenset(starts[:-1])
+        limit += 1
 
 
 def may_recompute(x: Tensor) -> bool:
@@ -87,18 +114,20 @@ class StreamKeeper:
     No compiler traces the steps: it would trace those of every connection anew, and nothing of what is replaced here.
 
     Args:
-        interval: Of so many stream tensors, the first is kept.
+        starts: Numbers of the connections before which streams are kept, the first being 0; with the number of all
+            connections, the streams after the last one are kept too.
         first: The streams that come first.
     """
 
-    def __init__(self, interval: int, first: Tensor) -> None:
-        self.interval = interval
+    def __init__(self, starts: Container[int], first: Tensor) -> None:
+        self.starts = starts
+        self.passed = 0  # connections that have written
         self.segment: Segment = run_untraced()(Segment, (first,))
         self.places: dict[int, tuple[Segment, int]] = {}  # of the streams in use, by the address of their memory
         self.saved_shape: tuple[int, ...] | None = None
 
     def begin(self, x: Tensor) -> None:
-        """Keep the streams, and start a segment with them."""
+        """Keep the streams that a connection returned as a whole, and start a segment with them."""
         run_untraced()(self._begin, (x,))
 
     def read(self, block: Any, x: Tensor) -> tuple[Tensor, Any]:
@@ -116,15 +145,18 @@ class StreamKeeper:
         return run_untraced()(self._write, (block, x, y, state, following))
 
     def _begin(self, x: Tensor) -> None:
+        self.passed += 1
         self.segment.forget_streams()
         self.segment = Segment(x)
         self.places = {}
 
     def _watch(self, step: Callable[..., Any], given: tuple[Any, ...], saved_shape: tuple[int, ...] | None) -> Any:
         """Run a step. `saved_shape` is the shape of new streams that the step saves by itself."""
-        starts_segment = len(self.segment.writes) + 1 == self.interval  # the new streams will be kept
+        starts_segment = self.passed + 1 in self.starts  # the new streams will be kept
         self.saved_shape = None if starts_segment else saved_shape
-        with saved_tensors_hooks(self._pack, _unpack):
+        # Autograd holds the hook as long as the graph; the hook must not hold this keeper and so the last streams.
+        pack: Any = weakref.WeakMethod(self._pack)
+        with saved_tensors_hooks(lambda tensor: pack()(tensor), _unpack):
             return step(*given)
 
     def _write(self, block: Any, x: Tensor, y: Tensor, state: Any, following: Any) -> tuple[Tensor, Any]:
@@ -136,9 +168,10 @@ class StreamKeeper:
         else:
             x = self._watch(block.write, (x, y, state), None)
         self.segment.writes.append(write_again)
-        if len(self.segment.writes) == self.interval:
+        if self.passed + 1 in self.starts:
             self._begin(x)
         else:
+            self.passed += 1
             place = self.segment, len(self.segment.writes)
             self.segment.streams[place[1]] = keep(x)
             self.places = {x.untyped_storage().data_ptr(): place}

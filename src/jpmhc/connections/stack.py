@@ -1,6 +1,6 @@
 """HyperConnectionStack: adjacent connections, the write of one fused with the read of the next."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from jpmhc import checks
 from jpmhc.connections import reference
 from jpmhc.connections.arguments import route_keywords
 from jpmhc.connections.hyper import HyperConnection, first_of
-from jpmhc.connections.recompute import StreamKeeper, choose_interval, may_recompute, run_untraced
+from jpmhc.connections.recompute import StreamKeeper, choose_starts, may_recompute, run_untraced
 from jpmhc.connections.streams import (
     check_hidden_state,
     check_streams,
@@ -42,9 +42,10 @@ class HyperConnectionStack(nn.Module):
             `reduce` is the read of the last connection. This form runs in PyTorch, without the fused kernels.
         recompute: Keep for the backward pass only the streams of every so many connections, and write those between
             again from the sublayers' outputs; no sublayer runs twice, and the results are the same bits. "auto" chooses
-            what keeps least. Under `torch.compile` the sublayers are then compiled each by itself. Where all saved
-            tensors are in other hands (`torch.utils.checkpoint` of the whole stack, `save_on_cpu`), and under
-            `torch.func` transforms and export, nothing is recomputed.
+            the connections so that the peak of memory is lowest: close together at the end of the stack, further and
+            further apart towards its beginning. Under `torch.compile` the sublayers are then compiled each by itself.
+            Where all saved tensors are in other hands (`torch.utils.checkpoint` of the whole stack, `save_on_cpu`), and
+            under `torch.func` transforms and export, nothing is recomputed.
     """
 
     def __init__(
@@ -135,12 +136,16 @@ class HyperConnectionStack(nn.Module):
         return reduce_streams(x) if self.reduce else x
 
     def _forward_recomputing(self, x: Tensor, args: tuple[Any, ...], named: list[dict[str, Any]]) -> Tensor:
-        """Run the connections so that autograd keeps the streams of every k-th alone."""
+        """Run the connections so that autograd keeps the streams before some of them alone."""
         if not run_untraced()(may_recompute, (x,)):
             return self._forward_keeping(x, args, named)
         blocks: list[Any] = list(self.connections)
-        interval = choose_interval(len(blocks), blocks[0].streams) if self.recompute == "auto" else self.recompute
-        keeper = StreamKeeper(int(interval or 1), x)
+        starts: Container[int]
+        if self.recompute == "auto":
+            starts = run_untraced()(choose_starts, (len(blocks), blocks[0].streams))
+        else:
+            starts = range(0, len(blocks) + 1, int(self.recompute or 1))
+        keeper = StreamKeeper(starts, x)
         begun: tuple[Tensor, Any] | None = None
         separable = [_may_take_apart(block) for block in blocks] + [False]
         for k, block in enumerate(blocks):
