@@ -66,6 +66,17 @@ def test_kernels_lose_no_more_to_an_offset_than_its_digits(settings):
         assert (value - wanted[name]).norm() < allowed * wanted[name].norm(), name
 
 
+@pytest.mark.parametrize("place", [0, 40])
+def test_one_large_number_costs_the_kernels_few_digits_wherever_it_stands(place):
+    """They centre by the mean of some numbers of a token, which one of these can move far from the mean of all."""
+    case = make_case("cayley", d=72)
+    inputs = draw(case, 3, torch.float32, 1.0, True)
+    inputs["x"][:, 0, place] = 1e4
+    fused, wanted = run(case, inputs, True), run(case, inputs, False)
+    for name, value in fused.items():
+        assert (value - wanted[name]).norm() < 1e-4 * wanted[name].norm(), name
+
+
 def test_kernels_give_nan_where_squares_overflow():
     case = make_case("cayley", norm="rms")
     inputs = draw(case, 3, torch.float32, 1.0, True)

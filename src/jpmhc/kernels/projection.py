@@ -71,20 +71,13 @@ def prepare(weight: Tensor, prepared: BufferPart, sums: BufferPart, columns: int
 
 
 @triton.jit
-def add_moments(values, count, mean, square, COLUMNS: tl.constexpr, start, BLOCK: tl.constexpr):
-    """Add a tile of a token's numbers to the mean and the squared distances from it of the `count` before them.
+def centre_moments(near, total, square, COUNT: tl.constexpr):
+    """The mean of COUNT numbers and the sum of their squared distances from it, from sums over their distances from
+    `near` and over the squares of these.
 
-    The tile begins at column `start` of COLUMNS; what lies behind the last column is zero and does not count. The tile
-    is centred by itself: a difference of mean squares would lose everything to a large offset.
+    `near` is the mean of some of the numbers. With zero in its place a large offset would leave nothing of the squares.
     """
-    more = tl.minimum(BLOCK, COLUMNS - start)
-    own = tl.sum(values, axis=1) / more
-    centred = values - own[:, None]
-    if COLUMNS % BLOCK != 0:
-        centred = tl.where((start + tl.arange(0, BLOCK) < COLUMNS)[None, :], centred, 0.0)
-    step = own - mean
-    share = more / (count + more).to(tl.float32)
-    return mean + step * share, square + tl.sum(centred * centred, axis=1) + step * step * (count * share)
+    return near + total / COUNT, tl.maximum(square - total * (total / COUNT), 0.0, tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -182,7 +175,12 @@ def _project(
     inside = token < T
     k = tl.arange(0, KP)
     acc = tl.zeros([BT, KP], tl.float32)
+    near = tl.zeros([BT], tl.float32)
+    if S.norm == "layer":
+        first = tl.load(x + token[:, None] * ND + tl.arange(0, 8)[None, :], mask=inside[:, None], other=0.0)
+        near = tl.sum(first.to(tl.float32), axis=1) / 8
     mean = tl.zeros([BT], tl.float32)
+    total = tl.zeros([BT], tl.float32)
     square = tl.zeros([BT], tl.float32)
     for start in tl.range(0, ND, BC, num_stages=STAGES):
         c = start + tl.arange(0, BC)
@@ -191,9 +189,13 @@ def _project(
         xf = xv.to(tl.float32)
         acc = tl.dot(xv, wv, acc, input_precision=PRECISION)
         if S.norm == "layer":
-            mean, square = add_moments(xf, start, mean, square, ND, start, BC)
-        else:
-            square += tl.sum(xf * xf, axis=1)
+            xf -= near[:, None]
+            if ND % BC != 0:
+                xf = tl.where((c < ND)[None, :], xf, 0.0)
+            total += tl.sum(xf, axis=1)
+        square += tl.sum(xf * xf, axis=1)
+    if S.norm == "layer":
+        mean, square = centre_moments(near, total, square, ND)
     store_logits(acc, mean, square, sums, bias, logits, stats, token, inside, ND, KP, S)
     tl.debug_barrier()  # the constraints read these logits back in another layout
     constrain_tokens(logits, coef, token, inside, S)

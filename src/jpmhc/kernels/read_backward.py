@@ -307,9 +307,11 @@ def streams_backward(
 
 
 def _choose_chunk(tokens: int, slices: int, processors: int) -> int:
-    """Return how many tokens a program takes: many, as it loads its weights once, if that keeps all processors busy."""
+    """Return how many tokens a program takes: many, as it loads its weights once, if there are programs enough that the
+    last ones to run leave few processors idle.
+    """
     chunk = 256
-    while chunk > 64 and slices * ceil_div(tokens, chunk) < 4 * processors:
+    while chunk > 64 and slices * ceil_div(tokens, chunk) < 16 * processors:
         chunk //= 2
     return chunk
 

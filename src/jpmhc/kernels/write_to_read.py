@@ -29,7 +29,7 @@ from jpmhc.kernels.launch import (
     stages,
 )
 from jpmhc.kernels.projection import (
-    add_moments,
+    centre_moments,
     constrain,
     kept_layout,
     load_read_weights,
@@ -94,11 +94,13 @@ def _write_to_read(
     mixing = mixing_entries(old, token, inside, N, OLD_PER_TOKEN)
     products = ()  # with a post-norm each stream has its own sums, as its factor comes only after them
     squares = ()
-    means = ()
+    totals = ()
+    near = ()
     for _ in tl.static_range(N if POST_NORM else 1):
         products = products + (tl.zeros([BT, KP], tl.float32),)
         squares = squares + (tl.zeros([BT], tl.float32),)
-        means = means + (tl.zeros([BT], tl.float32),)
+        totals = totals + (tl.zeros([BT], tl.float32),)
+        near = near + (tl.zeros([BT], tl.float32),)
     for start in tl.range(0, D, BD, num_stages=STAGES):
         c = start + tl.arange(0, BD)
         mask = inside[:, None] & (c < D)[None, :]
@@ -112,16 +114,29 @@ def _write_to_read(
             z = rounded.to(tl.float32)
             product = tl.dot(rounded, wv, products[i * POST_NORM], input_precision=PRECISION)
             products = replaced(products, i * POST_NORM, product)
-            mean = means[i * POST_NORM]
-            square = squares[i * POST_NORM]
             if S.norm == "layer":
-                # Of all streams, tile by tile, or with a post-norm of each stream by itself.
-                count = start if POST_NORM else N * start + i * tl.minimum(BD, D - start)
-                mean, square = add_moments(z, count, mean, square, D, start, BD)
-            else:
-                square += tl.sum(z * z, axis=1)
-            means = replaced(means, i * POST_NORM, mean)
-            squares = replaced(squares, i * POST_NORM, square)
+                if POST_NORM or i == 0:  # the mean of the first tile is near enough to that of all
+                    first = tl.sum(z, axis=1) / min(BD, D)
+                    near = replaced(near, i * POST_NORM, tl.where(start == 0, first, near[i * POST_NORM]))
+                z -= near[i * POST_NORM][:, None]
+                if D % BD != 0:
+                    z = tl.where((c < D)[None, :], z, 0.0)
+            if POST_NORM or i == 0:
+                line = z
+                squared = z * z
+            else:  # one reduction for all streams
+                line += z
+                squared += z * z
+            if POST_NORM or i == N - 1:
+                if S.norm == "layer":
+                    totals = replaced(totals, i * POST_NORM, totals[i * POST_NORM] + tl.sum(line, axis=1))
+                squares = replaced(squares, i * POST_NORM, squares[i * POST_NORM] + tl.sum(squared, axis=1))
+    means = near
+    if S.norm == "layer":
+        for i in tl.static_range(N if POST_NORM else 1):
+            mean, square = centre_moments(near[i], totals[i], squares[i], D if POST_NORM else ND)
+            means = replaced(means, i, mean)
+            squares = replaced(squares, i, square)
     factors = ()
     if POST_NORM:
         acc = tl.zeros([BT, KP], tl.float32)
