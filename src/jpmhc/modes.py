@@ -15,3 +15,11 @@ def with_real_numbers() -> contextlib.AbstractContextManager[object]:
 def is_transformed() -> bool:
     """Say whether `torch.func`, forward-mode differentiation or `torch.jit.trace` looks at what is computed now."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0 or torch._C._is_tracing()
+
+
+def is_exported() -> bool:
+    """Say whether `torch.export` traces what is computed now.
+
+    Inside every compilation torch 2.11 answers True to `torch.compiler.is_exporting()`; the flag behind it is right.
+    """
+    return torch.compiler._is_exporting_flag

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.weak import WeakIdKeyDictionary
 
 import jpmhc
-from jpmhc.connections.recompute import choose_starts
+from jpmhc.connections.recompute import StreamKeeper, choose_starts
 
 DEPTH = 7
 
@@ -102,13 +102,18 @@ def test_same_bits_around_a_connection_that_is_called_as_a_whole(interval, whole
 
 
 @pytest.mark.parametrize("interval", [3, "auto"])
-def test_compiled_stack_gives_the_same_and_compiles_a_sublayer_once(interval):
-    graphs = []
+def test_compiled_stack_gives_the_same_and_compiles_a_sublayer_once(interval, monkeypatch):
+    graphs, writes = [], []
 
     def count(graph, _):
         graphs.append(graph)
         return graph
 
+    def write(keeper, *given, run=StreamKeeper._write):
+        writes.append(given)
+        return run(keeper, *given)
+
+    monkeypatch.setattr(StreamKeeper, "_write", write)
     torch.compiler.reset()
     stack = make_stack(recompute=interval)
     for block in stack:
@@ -117,6 +122,15 @@ def test_compiled_stack_gives_the_same_and_compiles_a_sublayer_once(interval):
     for a, b in zip(found, results(make_stack()), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
     assert len(graphs) == 1
+    assert len(writes) == DEPTH  # all of them watched, so that their streams can be written again
+
+
+def test_an_exported_stack_keeps_all_its_streams():
+    stack, x = make_stack(recompute=3), torch.randn(2, 4, 16)
+    for block in stack:
+        block.sublayer.calls = None
+    exported = torch.export.export(stack, (x,))
+    torch.testing.assert_close(exported.module()(x), stack(x))
 
 
 def count_streams_alive(recompute) -> int:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from jpmhc import checks
+from jpmhc import checks, modes
 from jpmhc.connections import reference
 from jpmhc.connections.arguments import route_keywords
 from jpmhc.connections.hyper import HyperConnection, first_of
@@ -111,7 +111,7 @@ class HyperConnectionStack(nn.Module):
         named = route_keywords(blocks, args, kwargs)
         if self.delayed:
             return self._forward_delayed(x, args, named)
-        if self.recompute is not None and torch.is_grad_enabled() and not torch.compiler.is_exporting():
+        if self.recompute is not None and torch.is_grad_enabled() and not modes.is_exported():
             return self._forward_recomputing(x, args, named)
         return self._forward_keeping(x, args, named)
 
