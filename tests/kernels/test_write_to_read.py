@@ -11,7 +11,8 @@ from tests.kernels.connection_cases import TOLERANCE, draw, make_case, reference
 
 def assert_chain_close(dtype: torch.dtype, d: int, tokens: int, post_norm: bool, held: int = 4) -> None:
     """Two connections in a row, with the streams between them used besides, so that every gradient path carries."""
-    first, second = make_case("sinkhorn", d=d, post_norm=post_norm), make_case("cayley", d=d, post_norm=post_norm)
+    settings = {"d": d, "post_norm": post_norm, "norm": "rms" if post_norm else "layer"}
+    first, second = make_case("sinkhorn", **settings), make_case("cayley", **settings)
     assert one_kernel_pays(first.spec, second.spec)  # else there would be nothing to compare
     inputs = draw(first, tokens, dtype, 1.0, True, held=held)
     other = draw(second, tokens, dtype, 1.0, True, seed=1)
@@ -66,7 +67,12 @@ def test_gpu_write_read(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "decoded"), [({"n": 8}, True), ({"post_norm": True, "read": "softmax_matrix"}, False)]
+    ("settings", "decoded"),
+    [
+        ({"n": 8}, True),
+        ({"post_norm": True}, False),
+        ({"post_norm": True, "norm": "rms", "read": "softmax_matrix"}, False),
+    ],
 )
 def test_two_kernels_where_one_does_not_pay(settings: dict, decoded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same numbers; few tokens without gradients have a kernel of their own, unless a post-norm is in between."""

@@ -94,13 +94,11 @@ def _write_to_read(
     mixing = mixing_entries(old, token, inside, N, OLD_PER_TOKEN)
     products = ()  # with a post-norm each stream has its own sums, as its factor comes only after them
     squares = ()
-    totals = ()
-    near = ()
     for _ in tl.static_range(N if POST_NORM else 1):
         products = products + (tl.zeros([BT, KP], tl.float32),)
         squares = squares + (tl.zeros([BT], tl.float32),)
-        totals = totals + (tl.zeros([BT], tl.float32),)
-        near = near + (tl.zeros([BT], tl.float32),)
+    near = tl.zeros([BT], tl.float32)
+    total = tl.zeros([BT], tl.float32)
     for start in tl.range(0, D, BD, num_stages=STAGES):
         c = start + tl.arange(0, BD)
         mask = inside[:, None] & (c < D)[None, :]
@@ -115,47 +113,38 @@ def _write_to_read(
             product = tl.dot(rounded, wv, products[i * POST_NORM], input_precision=PRECISION)
             products = replaced(products, i * POST_NORM, product)
             if S.norm == "layer":
-                if POST_NORM or i == 0:  # the mean of the first tile is near enough to that of all
-                    first = tl.sum(z, axis=1) / min(BD, D)
-                    near = replaced(near, i * POST_NORM, tl.where(start == 0, first, near[i * POST_NORM]))
-                z -= near[i * POST_NORM][:, None]
+                if i == 0:  # the mean of the first tile is near enough to that of all
+                    near = tl.where(start == 0, tl.sum(z, axis=1) / min(BD, D), near)
+                z -= near[:, None]
                 if D % BD != 0:
                     z = tl.where((c < D)[None, :], z, 0.0)
-            if POST_NORM or i == 0:
+            if POST_NORM:
+                squares = replaced(squares, i, squares[i] + tl.sum(z * z, axis=1))
+            elif i == 0:
                 line = z
                 squared = z * z
-            else:  # one reduction for all streams
+            else:
                 line += z
                 squared += z * z
-            if POST_NORM or i == N - 1:
-                if S.norm == "layer":
-                    totals = replaced(totals, i * POST_NORM, totals[i * POST_NORM] + tl.sum(line, axis=1))
-                squares = replaced(squares, i * POST_NORM, squares[i * POST_NORM] + tl.sum(squared, axis=1))
-    means = near
-    if S.norm == "layer":
-        for i in tl.static_range(N if POST_NORM else 1):
-            mean, square = centre_moments(near[i], totals[i], squares[i], D if POST_NORM else ND)
-            means = replaced(means, i, mean)
-            squares = replaced(squares, i, square)
+        if not POST_NORM:  # one reduction for all streams
+            if S.norm == "layer":
+                total += tl.sum(line, axis=1)
+            squares = replaced(squares, 0, squares[0] + tl.sum(squared, axis=1))
+    mean = tl.zeros([BT], tl.float32)
     factors = ()
     if POST_NORM:
         acc = tl.zeros([BT, KP], tl.float32)
         square = tl.zeros([BT], tl.float32)
-        mean = tl.zeros([BT], tl.float32)
         for i in tl.static_range(N):
-            factor = norm_factor(squares[i] / D + means[i] * means[i], OLD_EPS)
+            factor = norm_factor(squares[i] / D, OLD_EPS)
             factors = factors + (factor[:, None],)
             acc += products[i] * factor[:, None]
             square += squares[i] * factor * factor
-            mean += means[i] * factor / N
-        if S.norm == "layer":
-            for i in tl.static_range(N):
-                step = means[i] * tl.sum(factors[i], axis=1) - mean
-                square += D * step * step
     else:
         acc = products[0]
         square = squares[0]
-        mean = means[0]
+        if S.norm == "layer":
+            mean, square = centre_moments(near, total, square, ND)
     store_logits(acc, mean, square, sums, bias, logits, stats, token, inside, ND, KP, S)
     tl.debug_barrier()  # what was stored is read back in another layout
     r = load_read_weights(logits, token, inside, S)
@@ -182,9 +171,10 @@ def _write_to_read(
 
 def one_kernel_pays(spec: Spec, following: Spec) -> bool:
     """Say whether one kernel is no slower than two: it keeps the weights of a slice of n streams for every logit, and
-    with a post-norm n sums of each.
+    with a post-norm n sums of each. With a post-norm it has no layer norm, which would need still more of them.
     """
-    return spec.n * padded(following.logits) <= (64 if spec.post_norm else 256)
+    size = spec.n * padded(following.logits)
+    return size <= 64 and following.norm != "layer" if spec.post_norm else size <= 256
 
 
 @functools.cache
