@@ -22,6 +22,15 @@ def logits_and_gradients(model: nn.Module, tokens: Tensor) -> tuple[Tensor, dict
     return logits.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
+def assert_gradients_are_equal(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    """Equal up to rounding; a gradient that cancels to nothing is compared with the typical size of one."""
+    assert found.keys() == wanted.keys()
+    typical = sum(float(g.norm()) for g in wanted.values()) / len(wanted)
+    for name, gradient in wanted.items():
+        error = float((found[name] - gradient).norm())
+        assert error <= RELATIVE * max(float(gradient.norm()), 0.1 * typical), name
+
+
 def assert_accelerated_is_equal(model: nn.Module, tokens: Tensor) -> nn.Module:
     """The accelerated copy has the same logits, gradients, tokens and names; the model itself stays as it was."""
     fast = jpmhc.accelerate(copy.deepcopy(model))
@@ -29,12 +38,7 @@ def assert_accelerated_is_equal(model: nn.Module, tokens: Tensor) -> nn.Module:
     fast_logits, fast_gradients = logits_and_gradients(fast, tokens)
     assert relative(fast_logits, logits) <= RELATIVE
     assert not torch.equal(fast_logits, logits), "the copy does not run on other code"
-    assert fast_gradients.keys() == gradients.keys()
-    # A gradient that cancels to nothing is compared with the typical size of one.
-    typical = sum(float(g.norm()) for g in gradients.values()) / len(gradients)
-    for name, gradient in gradients.items():
-        error = float((fast_gradients[name] - gradient).norm())
-        assert error <= RELATIVE * max(float(gradient.norm()), 0.1 * typical), name
+    assert_gradients_are_equal(fast_gradients, gradients)
     state, fast_state = model.state_dict(), fast.state_dict()
     assert list(state) == list(fast_state)
     assert all(torch.equal(fast_state[key], tensor) for key, tensor in state.items())

@@ -1,5 +1,7 @@
 """Models of `transformers`: outputs, gradients, hidden states, generation, checkpointing, compilation."""
 
+import copy
+
 import pytest
 import torch
 
@@ -101,6 +103,43 @@ def test_gradient_checkpointing_changes_nothing(kind, reentrant):
         gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
     for name, gradient in gradients[0].items():
         assert difference(gradient, gradients[1][name]) < 1e-4, name
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("recomputed", [(0, 2), (1,), (1, 2)])
+def test_some_layers_are_checkpointed_and_others_not(recomputed, reentrant):
+    model = disturb(wrapped_copy(tiny("llama"))).train()
+    model.enable_input_require_grads()
+    calls, gradients = [], []
+    for place, layer in enumerate(model.model.layers):
+        layer.mlp.register_forward_hook(lambda *_, place=place: calls.append(place))
+    for checkpointing in (False, True):
+        if checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+            for place, layer in enumerate(model.model.layers):
+                layer.gradient_checkpointing = place in recomputed
+        for _ in range(2):
+            calls.clear()
+            model.zero_grad()
+            model(tokens(), use_cache=False).logits.square().mean().backward()
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
+    assert sorted(calls) == sorted([0, 1, 2, *recomputed])
+    for name, gradient in gradients[0].items():
+        assert difference(gradient, gradients[1][name]) < 1e-4, name
+
+
+def test_a_checkpointed_model_is_copied_and_unwrapped():
+    plain = tiny("llama")
+    plain.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model = wrapped_copy(plain).train()
+    model(tokens(), use_cache=False).logits.square().mean().backward()
+    other = jpmhc.unwrap(copy.deepcopy(model))
+    other(tokens(), use_cache=False).logits.square().mean().backward()
+    for layer, unwrapped in zip(plain.model.layers, other.model.layers):
+        assert unwrapped._gradient_checkpointing_func.func is layer._gradient_checkpointing_func.func
+    model.zero_grad()
+    model(tokens(), use_cache=False).logits.square().mean().backward()
+    assert all(p.grad is not None for p in model.model.layers[0].mlp.parameters())
 
 
 def test_compiled_as_one_graph():

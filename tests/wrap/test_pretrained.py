@@ -107,6 +107,16 @@ def test_weights_and_configuration_that_do_not_fit_are_refused_by_key(tmp_path, 
         jpmhc.load_wrapped(transformers.AutoModelForCausalLM, tmp_path)
 
 
+def test_connections_of_another_shape_are_refused_even_where_shapes_may_differ(tmp_path):
+    jpmhc.wrap(tiny("gpt2")).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (note,) = config["fusion_config"].values()
+    note["streams"] = 2
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"map.bias of the shape \[5\], and the weights have \[14\]"):
+        jpmhc.load_wrapped(transformers.AutoModelForCausalLM, tmp_path, ignore_mismatched_sizes=True)
+
+
 def test_the_loading_report_is_given_and_a_layer_that_is_not_there_is_named(tmp_path):
     jpmhc.wrap(tiny("gpt2")).save_pretrained(tmp_path)
     _, report = jpmhc.load_wrapped(transformers.AutoModelForCausalLM, tmp_path, output_loading_info=True)

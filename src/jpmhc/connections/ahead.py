@@ -25,9 +25,13 @@ def may_read_ahead(owner: nn.Module, x: Tensor) -> bool:
         torch.compiler.is_compiling()
         or x.is_inference()
         or (torch.distributed.is_available() and torch.distributed.is_initialized())
-        or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+        or _may_be_recomputed()
         or next(owner.parameters()).device != x.device
     )
+
+
+def _may_be_recomputed() -> bool:
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
 def keep_read(x: Tensor, read: Any) -> ReadAhead:
@@ -36,8 +40,11 @@ def keep_read(x: Tensor, read: Any) -> ReadAhead:
 
 
 def use_read(kept: ReadAhead | None, x: Tensor) -> Any:
-    """Return what was read ahead, if it was read from these streams as they are now; else None."""
-    if kept is None or torch.compiler.is_compiling():
+    """Return what was read ahead, if it was read from these streams as they are now; else None.
+
+    A layer that is recomputed reads for itself: what was read before it began is not there when it runs again.
+    """
+    if kept is None or torch.compiler.is_compiling() or _may_be_recomputed():
         return None
     streams, version, differentiable, read = kept
     fits = streams is x and version == x._version and (differentiable or not torch.is_grad_enabled())

@@ -11,6 +11,7 @@ from jpmhc.connections.hyper import first_of
 from jpmhc.wrap.modules import StreamModule
 from jpmhc.wrap.onward import connection_onward, hand_onward, link_layers, take_onward, unlink_layer
 from jpmhc.wrap.recipe import CHILD, LayerConnections
+from jpmhc.wrap.recomputing import follow_recomputing, forget_recomputing, leaving_streams
 from jpmhc.wrap.route import Route
 from jpmhc.wrap.streams import Streams
 
@@ -29,29 +30,18 @@ def begin(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
             f"{plan.name}: expected the {connections[0].streams} streams of the layer before it, got {list(x.shape)}: "
             "the layers were not called as when the model was wrapped"
         )
+    follow_recomputing(layer)
     route = Route(plan.steps, connections, None if plan.last else connection_onward(layer, x), reduces=plan.last)
     return plan.with_entering(args, kwargs, Streams(x, route, begun=take_onward(layer, x)))
 
 
 def end(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
     """After a wrapped layer: its streams become a tensor [..., n, d], or after the last layer a hidden state."""
-    plan = getattr(layer, CHILD).plan
-    streams = plan.leaving(output)
-    if not isinstance(streams, Streams) or streams.trail != plan.steps:
-        raise RuntimeError(
-            f"{plan.name} ({type(layer).__name__}) did not compute as when it was wrapped: its hidden state went "
-            f"through {_steps(streams)}, not {', '.join(step.name for step in plan.steps)}"
-        )
+    plan, streams = getattr(layer, CHILD).plan, leaving_streams(layer, output)
     if streams.onward is not None:
         hand_onward(layer, streams)
     x = reduce_streams(streams.x) if plan.last else streams.x
     return plan.with_leaving(output, x)
-
-
-def _steps(streams: Any) -> str:
-    if not isinstance(streams, Streams):
-        return "an unknown computation"
-    return ", ".join(step.name for step in streams.trail) or "nothing"
 
 
 def reduce_hidden_states(wide: frozenset[tuple[int, ...]], module: nn.Module, args: Any, output: Any) -> Any:
@@ -166,6 +156,7 @@ def uninstall(model: nn.Module) -> None:
         if CHILD in module._modules:
             delattr(module, CHILD)
         unlink_layer(module)
+        forget_recomputing(module)
 
 
 def wrapped_layers(model: nn.Module) -> dict[str, Any]:

@@ -56,11 +56,20 @@ def load_wrapped(auto_class: Any, name_or_path: Any, **kwargs: Any) -> Any:
     config.fusion_config = {key: value for key, value in fusions.items() if key != NOTE} or None
     preparation = _preparation_class()(fusions[NOTE])
     wants_report = kwargs.pop("output_loading_info", False)
+    may_differ = kwargs.pop("ignore_mismatched_sizes", False)
     model, report = auto_class.from_pretrained(
-        name_or_path, config=config, quantization_config=preparation, output_loading_info=True, **kwargs
+        name_or_path,
+        config=config,
+        quantization_config=preparation,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # so that the refusal below names the key
+        **kwargs,
     )
+    for key, found, asked in sorted(report["mismatched_keys"]):
+        if not may_differ or _is_connection(key):
+            _refuse_shape(key, list(asked), list(found))
     for keys, said in ((report["missing_keys"], "are without"), (report["unexpected_keys"], "have")):
-        for key in sorted(key for key in keys if f".{CHILD}." in f".{key}"):
+        for key in sorted(filter(_is_connection, keys)):
             raise ValueError(f"the weights of {name_or_path} {said} {key}, against what its configuration says")
     return (model, report) if wants_report else model
 
@@ -68,6 +77,14 @@ def load_wrapped(auto_class: Any, name_or_path: Any, **kwargs: Any) -> Any:
 def is_wrapped(config: Any) -> bool:
     """Say whether a configuration of `transformers` is that of a wrapped model."""
     return NOTE in (getattr(config, "fusion_config", None) or {})
+
+
+def _is_connection(key: str) -> bool:
+    return f".{CHILD}." in f".{key}"
+
+
+def _refuse_shape(key: str, asked: list[int], found: list[int]) -> None:
+    raise ValueError(f"the configuration asks for {key} of the shape {asked}, and the weights have {found}")
 
 
 @functools.cache
@@ -107,12 +124,9 @@ def _preparation_class() -> Any:
             return model
 
         def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-            for key, value in model.named_parameters():  # a quantizer's weights may have any shape: nobody else looks
+            for key, value in model.named_parameters():  # before 5.23 a quantizer's weights could have any shape
                 if list(value.shape) != self.shapes[key]:
-                    raise ValueError(
-                        f"the configuration asks for {key} of the shape {self.shapes[key]}, "
-                        f"and the weights have {list(value.shape)}"
-                    )
+                    _refuse_shape(key, self.shapes[key], list(value.shape))
             self.remove_quantization_config(model)
             for module in model.modules():
                 if hasattr(module, "config"):
