@@ -1,11 +1,9 @@
 """Two processes train a wrapped model under DDP; started by test_distributed.py."""
 
-import copy
 import sys
 from pathlib import Path
 
 import torch
-import torch._dynamo  # DDP imports it in any case: once, before the processes fork
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
@@ -36,7 +34,9 @@ def train(model: nn.Module, part: slice) -> None:
         optimizer.step()
 
 
-def run(rank: int, model: nn.Module, folder: str) -> None:
+def run(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    model = wrapped()
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     shared = DistributedDataParallel(model)
     train(shared, slice(2 * rank, 2 * rank + 2))
@@ -46,8 +46,8 @@ def run(rank: int, model: nn.Module, folder: str) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    model = wrapped()
-    alone = copy.deepcopy(model)
-    mp.start_processes(run, (model, sys.argv[1]), nprocs=2, start_method="fork")
+    # Not forked: a child of a process that has computed may inherit a lock that nobody will open.
+    mp.start_processes(run, (sys.argv[1],), nprocs=2, start_method="spawn")
+    alone = wrapped()
     train(alone, slice(None))
     torch.save(alone.state_dict(), Path(sys.argv[1]) / "alone.pt")
