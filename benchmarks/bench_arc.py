@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.progress import track
 
 from harness import milliseconds, write_csv
-from jpmhc.trm.tasks.arc import Arc, ArcConfig
-from jpmhc.trm.tasks.batch import Answers
+from jpmhc.experiments.tasks.arc import Arc, ArcConfig
+from jpmhc.experiments.tasks.batch import Answers
 
 _MIB = 2**20
 

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from bench_spectra import Case, setup
 from harness import RESULTS, write_csv
-from jpmhc.trm.training import loop
-from jpmhc.trm.training.presets import PRESETS
+from jpmhc.experiments.training import loop
+from jpmhc.experiments.training.presets import PRESETS
 
 
 def run_cauchy(steps: int) -> None:

@@ -10,9 +10,9 @@ import time
 import numpy as np
 
 from harness import write_csv
-from jpmhc.generators import symmetric_group
-from jpmhc.generators.random_walk import plain_spectral_gap
-from jpmhc.generators.search import available_cores, best_generating_set
+from jpmhc.paper.generators import symmetric_group
+from jpmhc.paper.generators.random_walk import plain_spectral_gap
+from jpmhc.paper.generators.search import available_cores, best_generating_set
 
 CASES = [(3, 4), (4, 4), (4, 6), (5, 4), (5, 5), (5, 6), (6, 2), (6, 3), (6, 4)]
 PLAIN = [(3, 4), (4, 4)]

@@ -17,9 +17,9 @@ import torch
 
 from harness import write_csv
 from jpmhc.connections import parameter_groups
+from jpmhc.experiments.models import RecursiveConfig, RecursiveModel, refill_rows
+from jpmhc.experiments.training.ema import WeightAverage
 from jpmhc.optim import AdamAtan2, SignSGD
-from jpmhc.trm.model import RecursiveConfig, RecursiveModel, refill_rows
-from jpmhc.trm.training.ema import WeightAverage
 
 VOCABULARY, POOL = 12, 8
 

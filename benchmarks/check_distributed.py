@@ -13,11 +13,11 @@ from pathlib import Path
 
 import torch
 
-from jpmhc.trm.model import RecursiveConfig
-from jpmhc.trm.tasks.arc import ArcConfig
-from jpmhc.trm.training.config import TrainConfig
-from jpmhc.trm.training.loop import Trainer
-from jpmhc.trm.training.processes import join_processes
+from jpmhc.experiments.models import RecursiveConfig
+from jpmhc.experiments.tasks.arc import ArcConfig
+from jpmhc.experiments.training.config import TrainConfig
+from jpmhc.experiments.training.loop import Trainer
+from jpmhc.experiments.training.processes import join_processes
 
 PAGE = Path(__file__).parent.parent / "docs" / "results" / "distributed.md"
 STEPS = 50

@@ -1,7 +1,7 @@
 """Tied weights on the recursive model: the theory of layers that share weights beside the model's own Jacobian.
 
-One recursion of `jpmhc.trm`'s model, fresh, is run with all positions of a row alike, so that attention is the product
-of two matrices; the map is that from the state before the first call to the state after the last. The theory gets the
+One recursion of a fresh recursive model is run with all positions of a row alike, so that attention is the product of
+two matrices; the map is that from the state before the first call to the state after the last. The theory gets the
 coefficients of every call, the gains of its sublayers, how alike the Jacobians of two calls of one sublayer are, and
 that sublayers are products of two matrices; beside it, Gaussian sublayers, and layers taken for independent. Every case
 is run at three widths: what shrinks with the width is no fault of the theory, which is that of infinite width.
@@ -23,10 +23,10 @@ from jpmhc.diagnose.dense import spectrum_of
 from jpmhc.diagnose.jacobian import plain_connections
 from jpmhc.diagnose.record import LayerCall, Recording, find_layers, record_layers
 from jpmhc.diagnose.theory import find_distances, token_coefficients
+from jpmhc.experiments.models.config import RecursiveConfig
+from jpmhc.experiments.models.layers import Attention, SwiGLU, inner_width
+from jpmhc.experiments.models.recursive import RecursiveCore
 from jpmhc.spectra import sublayers
-from jpmhc.trm.model.config import RecursiveConfig
-from jpmhc.trm.model.layers import Attention, SwiGLU, inner_width
-from jpmhc.trm.model.recursive import RecursiveCore
 
 # Mixer, streams, calls of the network, what a sublayer's output is multiplied by, and features of a stream: of the
 # second width a density is computed too.

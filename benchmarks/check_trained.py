@@ -23,15 +23,15 @@ import jpmhc
 from harness import write_csv
 from jpmhc.diagnose import Diagnosis, Spectrum
 from jpmhc.diagnose.theory import TheoryComparison
+from jpmhc.experiments.comparison.experiment import PLAIN, configure_mixer
+from jpmhc.experiments.models import RecursiveConfig, RecursiveModel
+from jpmhc.experiments.models.losses import row_losses
+from jpmhc.experiments.tasks.language.decoder import Decoder, DecoderConfig
+from jpmhc.experiments.tasks.language.text import cut_windows, read_library
+from jpmhc.experiments.tasks.registry import TASKS
 from jpmhc.mixers.identity import Identity
 from jpmhc.report.style import INK, colour_of, finish_axes
 from jpmhc.spectra import Density
-from jpmhc.trm.comparison.experiment import PLAIN, configure_mixer
-from jpmhc.trm.model import RecursiveConfig, RecursiveModel
-from jpmhc.trm.model.losses import row_losses
-from jpmhc.trm.tasks.language.decoder import Decoder, DecoderConfig
-from jpmhc.trm.tasks.language.text import cut_windows, read_library
-from jpmhc.trm.tasks.registry import TASKS
 
 AVERAGING = "averaging"
 MIXERS = (PLAIN, "identity", "unconstrained", "sinkhorn", "cayley", "rotation", "grassmann", AVERAGING)

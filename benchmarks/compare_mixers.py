@@ -18,11 +18,11 @@ from typing import Any
 
 from harness import environment
 from jpmhc import MIXERS
-from jpmhc.trm.comparison import Comparison, LanguageExperiment, RecursiveExperiment, collect, compare
-from jpmhc.trm.comparison.folder import write_json
-from jpmhc.trm.tasks.language import DecoderConfig
-from jpmhc.trm.tasks.registry import TASKS
-from jpmhc.trm.training.presets import PRESETS
+from jpmhc.experiments.comparison import Comparison, LanguageExperiment, RecursiveExperiment, collect, compare
+from jpmhc.experiments.comparison.folder import write_json
+from jpmhc.experiments.tasks.language import DecoderConfig
+from jpmhc.experiments.tasks.registry import TASKS
+from jpmhc.experiments.training.presets import PRESETS
 
 ALL = ("plain", *MIXERS)
 DEEP = ("plain", "identity", "sinkhorn", "cayley", "rotation")

@@ -19,10 +19,10 @@ from scipy.stats import f as f_distribution
 from compare_mixers import COMPARISONS
 from harness import RESULTS
 from jpmhc import MIXERS
+from jpmhc.experiments.comparison.statistics import summarize
 from jpmhc.report.comparison import draw_comparison, format_table
 from jpmhc.report.comparison import draw_differences as draw_comparison_differences
 from jpmhc.report.style import finish_axes, save_figure
-from jpmhc.trm.comparison.statistics import summarize
 
 TITLES = {
     "language": "language model, 16 layers",

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import jpmhc
+from jpmhc.experiments.tasks.registry import TASKS
 from jpmhc.spectra.solvers import METHODS
-from jpmhc.trm.tasks.registry import TASKS
 
 SOURCE = Path(jpmhc.__file__).parent
 
@@ -26,14 +26,13 @@ ALLOWED: dict[str, set[str]] = {
     "connections": {"checks", "kernels", "manifolds", "mixers", "modes", "precision"},
     "optim": {"checks", "manifolds", "mixers"},
     "spectra": {"checks", "manifolds", "mixers", "threads"},
-    "generators": {"checks", "manifolds", "mixers"},
+    "paper": {"checks", "manifolds", "mixers"},
     "diagnose": {"checks", "connections", "manifolds", "mixers", "spectra", "threads"},
-    "trm": {"checks", "connections", "kernels", "manifolds", "mixers", "optim", "threads"},
+    "experiments": {"checks", "connections", "diagnose", "kernels", "manifolds", "mixers", "optim", "threads"},
     "dialects": {"checks", "connections", "mixers"},
     "wrap": {"checks", "connections", "mixers"},
-    "demo": {"checks", "connections", "diagnose", "mixers", "threads"},
-    "report": {"demo", "diagnose", "generators", "mixers", "spectra", "trm"},
-    "cli": {"demo", "diagnose", "generators", "report", "spectra", "trm", "wrap"},
+    "report": {"diagnose", "experiments", "mixers", "paper", "spectra"},
+    "cli": {"diagnose", "experiments", "paper", "report", "spectra", "wrap"},
     "__main__": {"cli"},
 }
 
@@ -110,17 +109,17 @@ MAY_NAME = {
         "spectra/panel.py",  # the columns of the paper's figure
         "spectra/random_skips.py",  # the options of a few mixers' random skips
         "spectra/query.py",  # the default
-        "demo.py",  # those that are compared
-        "trm/model/connections.py",  # the paper's settings of its variants
-        "trm/training/presets.py",
+        "experiments/demo.py",  # those that are compared
+        "experiments/models/connections.py",  # the paper's settings of its variants
+        "experiments/training/presets.py",
     },
-    "trm/tasks": {"trm/training/config.py", "trm/training/presets.py"},
+    "experiments/tasks": {"experiments/training/config.py", "experiments/training/presets.py"},
     "spectra/solvers": {"spectra/grid.py", "spectra/panel.py", "spectra/solve.py"},
 }
 # The same words with another meaning: manifolds, a column's heading, an extra of the package.
 OTHER_MEANING = {
     "mixers": {"manifolds/__init__.py", "report/generating_sets.py"},
-    "trm/tasks": {"cli/__init__.py"},
+    "experiments/tasks": {"cli/__init__.py"},
     "spectra/solvers": set(),
 }
 
@@ -147,7 +146,11 @@ def _documented(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> bool:
 
 @pytest.mark.parametrize("home", MAY_NAME)
 def test_nothing_outside_its_folder_names_a_mixer_a_task_or_a_solver(home):
-    registries: dict[str, dict[str, object]] = {"mixers": jpmhc.MIXERS, "trm/tasks": TASKS, "spectra/solvers": METHODS}
+    registries: dict[str, dict[str, object]] = {
+        "mixers": jpmhc.MIXERS,
+        "experiments/tasks": TASKS,
+        "spectra/solvers": METHODS,
+    }
     registry = registries[home]
     names = {*registry, *(entry.__name__ for entry in registry.values() if isinstance(entry, type))}
     assert len(names) >= 4

@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 import torch
 
+from jpmhc.experiments.training import loop
+from jpmhc.experiments.training.presets import PRESETS
 from jpmhc.spectra import Network, cauchy
 from jpmhc.threads import one_thread, use_threads
-from jpmhc.trm.training import loop
-from jpmhc.trm.training.presets import PRESETS
 
 
 @pytest.fixture

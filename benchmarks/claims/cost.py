@@ -9,9 +9,9 @@ from torch import Tensor
 
 from harness import RESULTS, interleaved, saved_bytes
 from jpmhc import mixers, spectra
-from jpmhc.generators import best_generating_set, spectral_gap
+from jpmhc.experiments.models.connections import ConnectionConfig, make_connection
 from jpmhc.manifolds import birkhoff, permutation
-from jpmhc.trm.model.connections import ConnectionConfig, make_connection
+from jpmhc.paper.generators import best_generating_set, spectral_gap
 
 N, DIM = 4, 512
 

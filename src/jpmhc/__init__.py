@@ -22,24 +22,26 @@ __all__ = [
     "diagnose",
     "dialects",
     "expand_streams",
+    "experiments",
     "generators",
     "load_plain_weights",
     "load_wrapped",
     "manifolds",
     "mixers",
     "optim",
+    "paper",
     "parameter_groups",
     "recommend",
     "reduce_streams",
     "shard_connections",
     "spectra",
-    "trm",
     "unwrap",
     "wrap",
 ]
 
 # The sub-package that each public function, class and constant comes from; all other names are sub-packages.
 _HOMES = {
+    "generators": "paper",
     "MIXERS": "mixers",
     "HyperConnection": "connections",
     "HyperConnectionStack": "connections",
@@ -71,7 +73,7 @@ class _Package(ModuleType):
 sys.modules[__name__].__class__ = _Package
 
 if TYPE_CHECKING:
-    from jpmhc import connections, dialects, generators, manifolds, mixers, optim, spectra, trm
+    from jpmhc import connections, dialects, experiments, manifolds, mixers, optim, paper, spectra
     from jpmhc.connections import (
         HyperConnection,
         HyperConnectionStack,
@@ -87,6 +89,7 @@ if TYPE_CHECKING:
     from jpmhc.diagnose.recommend import recommend
     from jpmhc.dialects.accelerate import accelerate
     from jpmhc.mixers import MIXERS
+    from jpmhc.paper import generators
     from jpmhc.wrap import load_wrapped, unwrap, wrap
 else:
 

@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from jpmhc.trm.training import checkpoint
-from jpmhc.trm.training.config import TrainConfig
-from jpmhc.trm.training.log import Log
-from jpmhc.trm.training.loop import Trainer
-from jpmhc.trm.training.processes import World
+from jpmhc.experiments.training import checkpoint
+from jpmhc.experiments.training.config import TrainConfig
+from jpmhc.experiments.training.log import Log
+from jpmhc.experiments.training.loop import Trainer
+from jpmhc.experiments.training.processes import World
 from tests.campaign.forked import make_folder, start_run
 from tests.campaign.hostile_tasks import make_value
 from tests.campaign.kills import MODELS, SECONDS, make_run
 from tests.campaign.refusals import find_fault
 from tests.campaign.tally import Tally
-from tests.trm.training.wrong_contents import correct_manifest
+from tests.experiments.training.wrong_contents import correct_manifest
 
 ROUND = 200
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from jpmhc.trm.training import checkpoint
-from jpmhc.trm.training.config import TrainConfig
+from jpmhc.experiments.training import checkpoint
+from jpmhc.experiments.training.config import TrainConfig
 from tests.campaign.forked import Running, find_port, make_folder, start_run
 from tests.campaign.kills import MODELS, SECONDS, draw_moment, find_difference, finish, make_run, read_losses
 from tests.campaign.tally import Tally

@@ -18,7 +18,7 @@ import torch._dynamo  # optimisers and TensorBoard import these when they are fi
 import torch.utils.tensorboard
 
 from jpmhc.cli.train import run_training
-from jpmhc.trm.training.config import TrainConfig
+from jpmhc.experiments.training.config import TrainConfig
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jpmhc.trm.tasks.arc.puzzles import Puzzle, from_folder
+from jpmhc.experiments.tasks.arc.puzzles import Puzzle, from_folder
 from tests.campaign.refusals import find_fault
 from tests.campaign.tally import Tally
 

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from jpmhc.trm.model import RecursiveConfig
-from jpmhc.trm.tasks.sudoku import SudokuConfig
-from jpmhc.trm.training import checkpoint, loop
-from jpmhc.trm.training.config import TrainConfig
+from jpmhc.experiments.models import RecursiveConfig
+from jpmhc.experiments.tasks.sudoku import SudokuConfig
+from jpmhc.experiments.training import checkpoint, loop
+from jpmhc.experiments.training.config import TrainConfig
 from tests.campaign.forked import Running, make_folder, start_run
 from tests.campaign.tally import Tally
 

@@ -42,7 +42,7 @@ def test_help_of_a_command_imports_that_command_alone():
         "jpmhc.cli.numbers",
         "jpmhc.cli.output",
     }
-    assert not found & {"jpmhc.connections", "jpmhc.spectra", "jpmhc.trm", "matplotlib"}
+    assert not found & {"jpmhc.connections", "jpmhc.spectra", "jpmhc.experiments", "matplotlib"}
 
 
 def test_help_of_the_commands_does_not_wait_for_what_draws():

@@ -9,8 +9,8 @@ from torch import nn
 
 import jpmhc
 from jpmhc.diagnose import graph, measure
-from jpmhc.trm.model.config import RecursiveConfig
-from jpmhc.trm.model.recursive import RecursiveCore
+from jpmhc.experiments.models.config import RecursiveConfig
+from jpmhc.experiments.models.recursive import RecursiveCore
 from tests.diagnose.models import StreamNet, TinyLanguageModel, linear_network
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 from matplotlib import image
 
+from jpmhc.experiments.tasks.task import Answered, VotedAnswer
 from jpmhc.report.arc_grids import draw_answers
-from jpmhc.trm.tasks.task import Answered, VotedAnswer
 
 
 def answered(right: bool, count: int = 1) -> list[Answered]:

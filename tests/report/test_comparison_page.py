@@ -5,10 +5,10 @@ import re
 import numpy as np
 import pytest
 
+from jpmhc.experiments.comparison.statistics import summarize
 from jpmhc.report.comparison import find_band
 from jpmhc.report.comparison_page import render_comparison
 from jpmhc.report.style import colour_of
-from jpmhc.trm.comparison.statistics import summarize
 
 
 def make_result(mixers=("plain", "cayley"), seeds=(0, 1)):

@@ -1,7 +1,7 @@
 """What is said of a search for generating sets before it begins."""
 
-from jpmhc.generators.question import Question
-from jpmhc.generators.search import prepare_search
+from jpmhc.paper.generators.question import Question
+from jpmhc.paper.generators.search import prepare_search
 from jpmhc.report.generating_sets import describe_cost
 
 

@@ -9,17 +9,17 @@ import tyro
 
 from jpmhc.cli.forms import make_option_form, read_option_form
 from jpmhc.cli.train import defaults_in, value_of
-from jpmhc.trm.comparison.comparison import Comparison
-from jpmhc.trm.comparison.comparison import compare as train_and_compare
-from jpmhc.trm.comparison.experiment import Experiment
-from jpmhc.trm.comparison.language import LanguageExperiment
-from jpmhc.trm.comparison.recursive import DECIDED, RecursiveExperiment
-from jpmhc.trm.model import RecursiveConfig
-from jpmhc.trm.tasks.language import DecoderConfig
-from jpmhc.trm.tasks.registry import TASKS, kind_of
-from jpmhc.trm.training.config import TrainConfig
-from jpmhc.trm.training.presets import PRESETS
-from jpmhc.trm.training.progress import Display
+from jpmhc.experiments.comparison.comparison import Comparison
+from jpmhc.experiments.comparison.comparison import compare as train_and_compare
+from jpmhc.experiments.comparison.experiment import Experiment
+from jpmhc.experiments.comparison.language import LanguageExperiment
+from jpmhc.experiments.comparison.recursive import DECIDED, RecursiveExperiment
+from jpmhc.experiments.models import RecursiveConfig
+from jpmhc.experiments.tasks.language import DecoderConfig
+from jpmhc.experiments.tasks.registry import TASKS, kind_of
+from jpmhc.experiments.training.config import TrainConfig
+from jpmhc.experiments.training.presets import PRESETS
+from jpmhc.experiments.training.progress import Display
 
 _LANGUAGE = "language"
 _FIXED = (tyro.conf.Fixed, tyro.conf.Suppress)  # of options that a comparison decides itself

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from jpmhc.cli.command import make_main
 from jpmhc.cli.output import result_folder
-from jpmhc.demo import DEFAULT, DemoConfig, run_demo
+from jpmhc.experiments.demo import DEFAULT, DemoConfig, run_demo
 from jpmhc.report.demo import sum_up, tabulate_outcomes, write_demo_page
 from jpmhc.report.progress import StageProgress
 

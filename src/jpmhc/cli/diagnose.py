@@ -17,7 +17,7 @@ from torch import nn
 from jpmhc.cli.command import make_main
 from jpmhc.cli.output import result_folder
 from jpmhc.diagnose import diagnose as diagnose_model
-from jpmhc.trm.training.checkpoint import load_model, locate_checkpoint
+from jpmhc.experiments.training.checkpoint import load_model, locate_checkpoint
 
 
 def diagnose(

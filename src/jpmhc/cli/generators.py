@@ -6,9 +6,9 @@ from pathlib import Path
 
 from jpmhc.cli.command import make_main
 from jpmhc.cli.output import result_folder
-from jpmhc.generators.question import Question
-from jpmhc.generators.random_walk import plain_spectral_gap
-from jpmhc.generators.search import Method, prepare_search, run_search
+from jpmhc.paper.generators.question import Question
+from jpmhc.paper.generators.random_walk import plain_spectral_gap
+from jpmhc.paper.generators.search import Method, prepare_search, run_search
 from jpmhc.report.generating_sets import SearchProgress, as_record, describe_cost, print_result
 
 

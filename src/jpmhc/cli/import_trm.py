@@ -8,7 +8,7 @@ import tyro
 from jpmhc.cli.command import make_main
 from jpmhc.cli.evaluate import chosen_options, task_options
 from jpmhc.cli.forms import make_option_form, read_option_form
-from jpmhc.trm.published.importing import ImportConfig, import_model
+from jpmhc.experiments.published.importing import ImportConfig, import_model
 
 _FORM = make_option_form(
     ImportConfig(), file=(Annotated[Path | None, tyro.conf.Positional], None), task_options=task_options()

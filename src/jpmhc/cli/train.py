@@ -10,11 +10,11 @@ import tyro
 
 from jpmhc.cli.forms import make_option_form, read_option_form
 from jpmhc.cli.output import is_first_process
-from jpmhc.trm.model import RecursiveConfig
-from jpmhc.trm.tasks.registry import TASKS, kind_of
-from jpmhc.trm.training import loop
-from jpmhc.trm.training.config import TrainConfig
-from jpmhc.trm.training.presets import PRESETS
+from jpmhc.experiments.models import RecursiveConfig
+from jpmhc.experiments.tasks.registry import TASKS, kind_of
+from jpmhc.experiments.training import loop
+from jpmhc.experiments.training.config import TrainConfig
+from jpmhc.experiments.training.presets import PRESETS
 
 
 def main(words: Sequence[str]) -> None:

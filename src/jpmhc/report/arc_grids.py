@@ -7,8 +7,8 @@ import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
+from jpmhc.experiments.tasks.task import Answered
 from jpmhc.report.style import ARC_COLOURS, save_figure
-from jpmhc.trm.tasks.task import Answered
 
 COLOURS = ListedColormap(ARC_COLOURS)
 _RIGHT, _WRONG, _PLAIN = "#1a7f37", "#b42318", "#444444"

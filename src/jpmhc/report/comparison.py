@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from jpmhc.experiments.comparison.statistics import student_quantile
 from jpmhc.report.style import PLAIN, colour_of, finish_axes, save_figure
-from jpmhc.trm.comparison.statistics import student_quantile
 
 
 def format_table(result: dict[str, Any]) -> str:

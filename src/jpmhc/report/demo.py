@@ -9,7 +9,7 @@ import numpy as np
 from rich import box
 from rich.table import Table as TerminalTable
 
-from jpmhc.demo import PLAIN, SHARES, DemoConfig, DemoRun, Spectra
+from jpmhc.experiments.demo import PLAIN, SHARES, DemoConfig, DemoRun, Spectra
 from jpmhc.report.page import Picture, Section, Table, draw_chart, legend_of, render_page, write_page
 from jpmhc.report.style import colour_of
 from jpmhc.report.svg import Axis, Line, draw_lines

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from jpmhc.generators.question import Question
-from jpmhc.generators.search import GeneratingSet, Search
-from jpmhc.generators.symmetric_group import cycle_notation
+from jpmhc.paper.generators.question import Question
+from jpmhc.paper.generators.search import GeneratingSet, Search
+from jpmhc.paper.generators.symmetric_group import cycle_notation
 
 # Classes a table lists; the file holds all of them.
 SHOWN = 10

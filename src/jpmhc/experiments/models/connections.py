@@ -1,0 +1,192 @@
+"""The hyper-connections of a model, as its configuration describes them."""
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor, nn
+
+from jpmhc import checks, mixers
+from jpmhc.connections import HyperConnection
+from jpmhc.experiments.models.counted_map import Counted, CountedMap
+from jpmhc.experiments.models.layers import PositionSwiGLU, rms_norm
+from jpmhc.mixers import Mixer, make_mixer
+
+Gate = Literal["softmax_matrix", "softmax", "sigmoid"]
+PostNorm = Literal["rms", "layer"]
+# The norm after every write, by the model's `stream_norm`.
+POST_NORMS: dict[str, PostNorm | None] = {"stream": "rms", "layer": "layer", "call": None}
+
+
+@dataclass(frozen=True)
+class ConnectionConfig:
+    """Width, streams and mixers of a model's residual connections."""
+
+    dim: int = 512
+    """Width of a stream."""
+    mixer: str = "identity"
+    """Residual mixer of the hyper-connections: a key of jpmhc.MIXERS; identity with one stream is the plain model."""
+    streams: int = 1
+    """Parallel residual streams."""
+    mixer_dynamic: bool = True
+    """Mixing coefficients depend on the token; otherwise they are parameters."""
+    mixer_form: Literal["exact", "paper", "counted"] = "exact"
+    """Exact projections with one norm and constraint for all mixers; paper: each as in the paper's table of variants;
+    counted: with exactly the parameters that the paper's table of counts has as well."""
+    mixer_frames: Literal["dynamic", "static"] | None = None
+    """Of mixers with Grassmann frames: from the token, or parameters that a Riemannian optimiser moves, whatever the
+    gates do; None: as mixer-dynamic says."""
+    mixer_norm: Literal["layer", "rms"] | None = None
+    """Norm before the projection to mixing coefficients; None: the form's (exact: rms)."""
+    mixer_read: Gate | None = None
+    """Constraint of the read coefficients; None: the form's (exact: softmax)."""
+    mixer_write: Gate | None = None
+    """Constraint of the write coefficients; None: the form's (exact: sigmoid)."""
+    mixer_temperature: float = 1.0
+    """Temperature of the read and write softmax."""
+    mixer_write_scale: float = 1.0
+    """What a sublayer's output is multiplied by before it is written to the streams, the paper's output scale s."""
+    mixer_eps: float = 1e-6
+    """Added under the root of the connections' norms; 1e-5 is that of the plain recursive model."""
+    kernels: Literal["auto", "fused", "reference"] = "auto"
+    """Which implementation of the hyper-connection's steps."""
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "streams"):
+            checks.at_least_one(getattr(self, name), name)
+        checks.choice(self.mixer, mixers.MIXERS, "mixer")
+        if self.mixer != "identity" and self.streams == 1:
+            raise ValueError(
+                f"the mixer {self.mixer!r} needs at least 2 streams, such as 4; streams=1 is the plain model"
+            )
+        checks.to_positive_number(self.mixer_temperature, "mixer_temperature")
+        checks.to_positive_number(self.mixer_write_scale, "mixer_write_scale")
+        checks.to_positive_number(self.mixer_eps, "mixer_eps")
+        if self.plain:
+            self._refuse_options_of_connections()
+        else:
+            make_connection(self, nn.Identity(), 0, device="meta")  # refuses what does not go together
+
+    def _refuse_options_of_connections(self) -> None:
+        """Refuse options that the plain model would ignore, but for `mixer_form`, which some mixers ignore as well."""
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if is_for_connections(option.name) and option.name != "mixer_form" and value != option.default:
+                raise ValueError(
+                    f"{option.name}={value} has no effect on the plain model (mixer identity, one stream): "
+                    f"leave it at {option.default}, or ask for streams"
+                )
+
+    @property
+    def unmixed(self) -> bool:
+        """Whether there are several streams that no skip mixes."""
+        return self.mixer == "identity" and self.streams > 1
+
+    @property
+    def plain(self) -> bool:
+        """Whether the connections are plain residual ones, without streams and mixers."""
+        return self.mixer == "identity" and self.streams == 1
+
+
+def is_for_connections(option: str) -> bool:
+    """Whether an option concerns hyper-connections alone, so that a plain model has no use for it."""
+    return option.startswith(("mixer_", "stream_")) or option == "kernels"
+
+
+class Form(NamedTuple):
+    """The settings of a mixer that the configuration leaves open."""
+
+    options: dict[str, Any]  # of the mixer
+    norm: Literal["layer", "rms"]
+    read: Gate
+    write: Gate
+    counted: Counted | None = None  # the parameters, if they are not the usual ones
+
+
+EXACT_FORM = Form({}, "rms", "softmax", "sigmoid")
+
+_SINKHORN: dict[str, Any] = {"iterations": 20, "gradient": "gauss_seidel"}
+_CAYLEY: dict[str, Any] = {"scale": 0.1, "iterations": 2}
+_FULL = Counted(static=False, scales=(), norm_weights=True, full_skew=True)
+
+# Table variant-hparams, and with the parameters of Table param-counts; mixers they do not have are set up as elsewhere.
+# The table of counts gives Grassmann n + n logits for its softmax gates, so that they are vectors there.
+FORMS: dict[str, dict[str, Form]] = {
+    "exact": {},
+    "paper": {
+        "sinkhorn": Form(_SINKHORN, "rms", "sigmoid", "sigmoid"),
+        "cayley": Form(_CAYLEY, "layer", "softmax_matrix", "softmax_matrix"),
+        "grassmann": Form({}, "layer", "softmax_matrix", "softmax_matrix"),
+    },
+    "counted": {
+        "sinkhorn": Form(_SINKHORN, "rms", "sigmoid", "sigmoid", Counted()),
+        "cayley": Form(_CAYLEY, "layer", "softmax_matrix", "softmax_matrix", _FULL),
+        "grassmann": Form({}, "layer", "softmax", "softmax", Counted()),
+        "permutation": Form({}, "rms", "softmax", "sigmoid", Counted(scales=("read", "write"))),
+    },
+}
+
+
+class PositionNormConnection(HyperConnection):
+    """A connection around a layer over positions, after whose write each stream is normalised over positions."""
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return rms_norm(super().forward(x, *args, **kwargs), dim=-3)
+
+
+def make_connection(
+    config: ConnectionConfig,
+    sublayer: nn.Module,
+    index: int,
+    post_norm: PostNorm | None = None,
+    device: str | None = None,
+) -> HyperConnection:
+    """Put a hyper-connection around one sublayer; the norm after it is over what the sublayer mixes."""
+    over_positions = isinstance(sublayer, PositionSwiGLU) and post_norm == "rms"
+    form = FORMS[config.mixer_form].get(config.mixer, EXACT_FORM)
+    connection = (PositionNormConnection if over_positions else HyperConnection)(
+        sublayer,
+        config.dim,
+        streams=config.streams,
+        mixer=_make_mixer(config, form),
+        index=index,
+        norm=config.mixer_norm or form.norm,
+        read=config.mixer_read or form.read,
+        write=config.mixer_write or form.write,
+        temperature=config.mixer_temperature,
+        dynamic=config.mixer_dynamic,
+        post_norm=None if over_positions else post_norm,
+        write_scale=config.mixer_write_scale,
+        kernels=config.kernels,
+        eps=config.mixer_eps,
+        device=device,
+    )
+    if form.counted is not None:
+        _count_parameters_as_the_paper(connection, form.counted)
+    return connection
+
+
+def _make_mixer(config: ConnectionConfig, form: Form) -> Mixer:
+    """Make the mixer with the form's options, and with the frames that the configuration asks for."""
+    kind: Any = mixers.MIXERS[config.mixer]
+    if config.mixer_frames is not None:
+        if not make_mixer(config.mixer, config.streams, dynamic=False).grassmann_frames:
+            raise ValueError(
+                f"mixer_frames={config.mixer_frames} is for mixers with Grassmann frames, not for {config.mixer}"
+            )
+        if config.mixer_frames == "dynamic" and not config.mixer_dynamic:
+            raise ValueError("mixer_frames=dynamic needs mixer_dynamic: frames come from the token as gates do")
+        return kind(config.streams, static=config.mixer_frames == "static", **form.options)
+    if form.options:
+        return kind(config.streams, **form.options)
+    return make_mixer(config.mixer, config.streams, config.mixer_dynamic)
+
+
+def _count_parameters_as_the_paper(connection: HyperConnection, counted: Counted) -> None:
+    usual = connection.map
+    if usual.weight is None or usual.mixer.grassmann_frames:
+        raise ValueError(
+            "mixer_form=counted is for coefficients that all depend on the token: leave mixer_dynamic on, and "
+            "mixer_frames dynamic"
+        )
+    settings = (usual.dim, usual.mixer, usual.norm, usual.read, usual.write, usual.temperature, True, usual.favoured)
+    connection.map = CountedMap(counted, *settings, usual.bias.device, eps=usual.eps)

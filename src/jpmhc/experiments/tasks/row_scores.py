@@ -1,0 +1,112 @@
+"""Metrics of single rows: how often a row is right, how many of its tokens are, and at what loss."""
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from jpmhc.experiments.tasks.batch import PAD, Answers, Batch
+
+
+class SpoiltAnswers(ValueError):
+    """The model's answers are NaN or infinite."""
+
+
+class RowScorer:
+    """Averages exact accuracy, token accuracy and loss over test rows; the scorer of tasks that do not vote.
+
+    It keeps one small record for each row and averages in the order of the row numbers, so that the result is the same
+    to the bit whatever the order of the updates and their split over processes.
+
+    Args:
+        rows: numbers of the test rows that the evaluation covers, at least one.
+    """
+
+    def __init__(self, rows: np.ndarray) -> None:
+        self.rows = np.unique(rows)
+        self.weights = np.ones(len(self.rows))
+        self.columns = {
+            "seen": np.zeros(len(self.rows), bool),
+            "known": np.zeros(len(self.rows), bool),
+            "exact": np.zeros(len(self.rows), bool),
+            "tokens": np.zeros(len(self.rows)),
+            "loss": np.zeros(len(self.rows)),
+            "confidence": np.zeros(len(self.rows)),
+        }
+
+    @property
+    def scorable(self) -> bool:
+        """True: every row of a task that does not vote has a known answer."""
+        return True
+
+    def update(self, rows: np.ndarray, batch: Batch, answers: Answers) -> None:
+        """Record the answers to the test rows numbered `rows`."""
+        scored = batch.labels != PAD  # [B, S]
+        count = scored.sum(-1)
+        right = ((answers.tokens == batch.labels) & scored).sum(-1)
+        loss = answers.loss.double()
+        if not bool(loss.isfinite().all() & answers.confidence.isfinite().all()):
+            raise SpoiltAnswers("the model answers with numbers that are not finite: its weights are spoilt")
+        self._write(
+            rows,
+            seen=np.ones(len(rows), bool),
+            known=(count > 0).cpu().numpy(),
+            exact=((right == count) & (count > 0)).cpu().numpy(),
+            tokens=(right.double() / count.clamp(min=1)).cpu().numpy(),
+            loss=loss.cpu().numpy(),
+            confidence=answers.confidence.double().cpu().numpy(),
+        )
+
+    def collected(self) -> dict[str, Any]:
+        """Return everything recorded so far, to be sent to another process."""
+        seen = self.columns["seen"]
+        return {"rows": self.rows[seen], "columns": {name: column[seen] for name, column in self.columns.items()}}
+
+    def merge(self, collected: dict[str, Any]) -> None:
+        """Add what the scorer of another process has recorded in the same evaluation."""
+        self._write(collected["rows"], **collected["columns"])
+
+    def _write(self, rows: np.ndarray, **columns: np.ndarray) -> None:
+        at = np.searchsorted(self.rows, rows).clip(max=len(self.rows) - 1)
+        if not np.array_equal(self.rows[at], rows):
+            raise ValueError("an answer came for a test row that is not part of this evaluation")
+        for name, values in columns.items():
+            self.columns[name][at] = values
+
+    def require_complete(self) -> None:
+        """Refuse to go on while a row has no answer."""
+        if missing := int(np.sum(~self.columns["seen"])):
+            raise ValueError(f"{missing} of {len(self.rows)} test rows have no answer yet")
+
+    def result(self, pool: Sequence[Self] = ()) -> dict[str, Any]:
+        """Average over the rows whose answer is known; an evaluation that has not reached every row is refused."""
+        self.require_complete()
+        known = self.columns["known"]
+        if not known.any():
+            raise ValueError("no test row has a known answer to compare with; write predictions instead of a score")
+
+        def mean(name: str) -> float:
+            return float(np.average(self.columns[name][known], weights=self.weights[known]))
+
+        return {
+            "rows": int(known.sum()),
+            "exact_accuracy": mean("exact"),
+            "token_accuracy": mean("tokens"),
+            "lm_loss": mean("loss"),
+            "confidence": mean("confidence"),
+        }
+
+    def headline(self, result: dict[str, Any]) -> list[str]:
+        """Return the names of the metrics that `summarize` shows."""
+        return ["exact_accuracy", "token_accuracy", "lm_loss"]
+
+    def summarize(self, result: dict[str, Any]) -> str:
+        """Write the main numbers of a result in one line, with their standard errors where there are any."""
+        errors = result.get("standard_error") or {}
+        parts = []
+        for name in self.headline(result):
+            if name in result:
+                scale, digits, unit = (1, 4, "") if name == "lm_loss" else (100, 2, " %")
+                error = f" ± {scale * errors[name]:.{digits}f}" if errors.get(name) else ""
+                parts.append(f"{name.replace('_', ' ')} {scale * result[name]:.{digits}f}{unit}{error}")
+        return f"{result['rows']} rows: " + ", ".join(parts)

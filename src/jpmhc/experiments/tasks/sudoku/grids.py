@@ -1,0 +1,234 @@
+"""Sudoku grids by the thousand: solutions, clue sets with one solution and symmetries, vectorised over puzzles.
+
+Partly solved grids ("partials") are arrays of bit sets `[M, cells]`: bit `d` of a cell says that digit `d` is still
+possible. Deduction strikes digits that a unit already has and fixes digits with one place left in a unit; where it
+stalls, `solvable` branches.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from jpmhc.experiments.tasks import counter
+
+_SHAPES = {4: (2, 2), 6: (2, 3), 9: (3, 3)}  # rows and columns of a box
+_COUNT = np.array([bits.bit_count() for bits in range(2**9)])  # digits in a set
+_CHUNK = 8192  # partials deduced upon at a time: bounds the memory of a search
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The cells, units and symmetries of a grid with `size` digits."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        if self.size not in _SHAPES:
+            raise ValueError(f"a Sudoku grid has 4, 6 or 9 digits, not {self.size}")
+
+    @property
+    def box(self) -> tuple[int, int]:
+        """Rows and columns of a box."""
+        return _SHAPES[self.size]
+
+    @property
+    def cells(self) -> int:
+        """Number of cells."""
+        return self.size**2
+
+    @property
+    def full(self) -> np.uint16:
+        """The set of all digits."""
+        return np.uint16(2**self.size - 1)
+
+    @cached_property
+    def units(self) -> np.ndarray:
+        """The cells of every row, column and box: [3 · size, size]."""
+        grid = np.arange(self.cells).reshape(self.size, self.size)
+        height, width = self.box
+        boxes = grid.reshape(self.size // height, height, self.size // width, width).swapaxes(1, 2)
+        return np.concatenate([grid, grid.T, boxes.reshape(self.size, self.size)])
+
+    @cached_property
+    def units_of(self) -> np.ndarray:
+        """The three units of every cell: [cells, 3]."""
+        return np.stack([np.flatnonzero((self.units == cell).any(1)) for cell in range(self.cells)])
+
+    def lines(self, band: int, *key: np.ndarray | int) -> np.ndarray:
+        """Draw random orders of rows (or columns) that keep bands of `band` lines together: [..., size]."""
+        bands, keys = self.size // band, [np.asarray(word)[..., None] for word in key]
+        outer = np.argsort(counter.bits(*keys, 0, np.arange(bands)), -1)  # [..., bands]
+        inner = np.argsort(counter.bits(*(k[..., None] for k in keys), 1, *np.ogrid[:bands, :band]), -1)
+        return (outer[..., None] * band + inner).reshape(*outer.shape[:-1], self.size)
+
+
+def deduce_digits(partials: np.ndarray, geometry: Geometry) -> tuple[np.ndarray, np.ndarray]:
+    """Apply both deductions until nothing changes.
+
+    Args:
+        partials: partly solved grids as bit sets, [M, cells].
+        geometry: the grid's shape.
+
+    Returns:
+        The partials with everything deduced, and whether each is free of contradiction, [M].
+    """
+    partials, alive = partials.copy(), np.ones(len(partials), bool)
+    active = np.arange(len(partials))
+    while len(active):
+        now = partials[active]
+        fixed = np.where(now & (now - np.uint16(1)), np.uint16(0), now)  # the digit of a decided cell, else no digit
+        taken, clash = _once(fixed[:, geometry.units])
+        others = np.bitwise_or.reduce((taken | clash)[:, geometry.units_of], -1)
+        new = np.where(fixed, now, now & ~others)
+        once, twice = _once(new[:, geometry.units])
+        hidden = np.bitwise_or.reduce(once[:, geometry.units_of], -1) & new
+        # A digit with one place left in a unit decides that place; two such digits in one cell are a contradiction,
+        # which the missing digit of the next round reports.
+        lowest = hidden & (~hidden + np.uint16(1))
+        new = np.where(hidden, lowest, new)
+        fine = ~clash.any(-1) & ((once | twice) == geometry.full).all(-1) & new.all(-1)
+        changed = (new != now).any(-1)
+        partials[active] = new
+        alive[active] = fine
+        active = active[changed & fine]
+    return partials, alive
+
+
+def _once(sets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Find the digits that occur in exactly one, and in more than one, of the sets along the last axis."""
+    any_, more = np.zeros(sets.shape[:-1], np.uint16), np.zeros(sets.shape[:-1], np.uint16)
+    for k in range(sets.shape[-1]):
+        more |= any_ & sets[..., k]
+        any_ |= sets[..., k]
+    return any_ & ~more, more
+
+
+def solvable(partials: np.ndarray, geometry: Geometry) -> np.ndarray:
+    """Say whether each partial has a solution, [M], by deduction and, where that stalls, by exhaustive search."""
+    answer = np.zeros(len(partials), bool)
+    stack = [(np.arange(len(partials)), partials)]
+    while stack:
+        owners, batch = stack.pop()
+        open_ = ~answer[owners]
+        owners, batch = owners[open_], batch[open_]
+        if len(owners) > _CHUNK:
+            stack.append((owners[_CHUNK:], batch[_CHUNK:]))
+            owners, batch = owners[:_CHUNK], batch[:_CHUNK]
+        batch, alive = deduce_digits(batch, geometry)
+        owners, batch = owners[alive], batch[alive]
+        choices = _COUNT[batch]
+        done = (choices == 1).all(-1)
+        answer[owners[done]] = True
+        owners, batch, choices = owners[~done], batch[~done], choices[~done]
+        if not len(owners):
+            continue
+        cell = np.argmin(np.where(choices > 1, choices, 99), -1)
+        child, digit = np.nonzero(batch[np.arange(len(batch)), cell, None] >> np.arange(geometry.size) & 1)
+        children = batch[child]
+        children[np.arange(len(child)), cell[child]] = np.left_shift(1, digit).astype(np.uint16)
+        stack.append((owners[child], children))
+    return answer
+
+
+def draw_solutions(count: int, geometry: Geometry, seed: int) -> np.ndarray:
+    """Draw random solutions with digits 0 to size − 1: [count, cells].
+
+    A digit of a most constrained cell is guessed and everything deduced from it; a contradiction starts the grid over.
+    Every grid can come up; their probabilities are not equal.
+    """
+    partials = np.full((count, geometry.cells), geometry.full)
+    active, guess = np.arange(count), 0
+    while len(active):
+        now = partials[active]
+        choices = _COUNT[now]
+        tie = counter.uniform(seed, 11, guess, active[:, None], np.arange(geometry.cells))
+        cell = np.argmin(np.where(choices > 1, choices + tie, 99.0), -1)
+        options = now[np.arange(len(now)), cell, None] >> np.arange(geometry.size) & 1
+        digit = np.argmax(
+            options * (1 + counter.uniform(seed, 12, guess, active[:, None], np.arange(geometry.size))), -1
+        )
+        now[np.arange(len(now)), cell] = np.left_shift(1, digit).astype(np.uint16)
+        now, alive = deduce_digits(now, geometry)
+        now[~alive] = geometry.full
+        partials[active] = now
+        active = active[(_COUNT[now] > 1).any(-1)]
+        guess += 1
+    return np.log2(partials).astype(np.int64)
+
+
+def list_solutions(geometry: Geometry) -> np.ndarray:
+    """List every solution of the 4 × 4 grid, in a fixed order: [288, 16]."""
+    partials = np.full((1, geometry.cells), geometry.full)
+    for cell in range(geometry.cells):
+        parent, digit = np.nonzero(partials[:, cell, None] >> np.arange(geometry.size) & 1)
+        partials = partials[parent]
+        partials[:, cell] = np.left_shift(1, digit).astype(np.uint16)
+        partials, alive = deduce_digits(partials, geometry)
+        partials = partials[alive]
+    return np.log2(np.unique(partials, axis=0)).astype(np.int64)
+
+
+def draw_minimal_clues(solutions: np.ndarray, geometry: Geometry, seed: int) -> np.ndarray:
+    """Draw for each solution a random clue set that has no other solution and no clue to spare: [M, cells].
+
+    Clues are taken away one by one in random order; a clue stays where the grid without it has a solution with
+    another digit in that cell.
+    """
+    puzzles = np.arange(len(solutions))
+    order = np.argsort(counter.bits(seed, 13, puzzles[:, None], np.arange(geometry.cells)), -1)
+    digits = np.left_shift(1, solutions).astype(np.uint16)
+    clues = np.ones(solutions.shape, bool)
+    for cell in order.T:  # [M]: one cell of every puzzle
+        partials = np.where(clues, digits, geometry.full)
+        partials[puzzles, cell] = geometry.full & ~digits[puzzles, cell]
+        clues[puzzles, cell] = solvable(partials, geometry)
+    return clues
+
+
+def relabel_digits(solution: np.ndarray, size: int) -> bytes:
+    """Rename a grid's digits in order of appearance: the result is equal for grids that differ by a renaming."""
+    names = np.full(size, -1)
+    names[solution[:size]] = np.arange(size)  # the first row has every digit once
+    return names[solution].astype(np.uint8).tobytes()
+
+
+def signature(solution: np.ndarray, geometry: Geometry) -> bytes:
+    """Compute a value that no symmetry of the grid changes; different values prove two grids inequivalent.
+
+    Two rows define a permutation of the digits (what stands under each digit). Its cycle lengths survive a renaming of
+    digits and any exchange of columns; collected over the pairs of rows within bands and across them, they survive
+    exchanges of rows and bands too. Columns alike; where boxes are square, transposing swaps the two collections.
+    """
+    grid = solution.reshape(geometry.size, geometry.size)
+    height, width = geometry.box
+    rows, columns = _line_signature(grid, height), _line_signature(grid.T, width)
+    return repr(sorted([rows, columns]) if height == width else [rows, columns]).encode()
+
+
+def _line_signature(grid: np.ndarray, band: int) -> tuple[object, object]:
+    size = len(grid)
+    within: dict[int, list[tuple[int, ...]]] = {}
+    across: dict[tuple[int, int], list[tuple[int, ...]]] = {}
+    for i in range(size):
+        for j in range(i + 1, size):
+            below = np.empty(size, int)
+            below[grid[i]] = grid[j]
+            cycles = _cycle_lengths(below)
+            if i // band == j // band:
+                within.setdefault(i // band, []).append(cycles)
+            else:
+                across.setdefault((i // band, j // band), []).append(cycles)
+    return sorted(map(sorted, within.values())), sorted(map(sorted, across.values()))
+
+
+def _cycle_lengths(permutation: np.ndarray) -> tuple[int, ...]:
+    todo, lengths = set(range(len(permutation))), []
+    while todo:
+        start = at = todo.pop()
+        length = 1
+        while (at := int(permutation[at])) != start:
+            todo.remove(at)
+            length += 1
+        lengths.append(length)
+    return tuple(sorted(lengths))

@@ -1,0 +1,298 @@
+"""Checkpoints: folders that appear whole or not at all, and are verified before they are used.
+
+A checkpoint is `step-00001234/` with `manifest.json` (step, configuration, the task's fingerprint, size and checksum of
+every file and of itself), `shared.pt` (weights, averages, optimisers) and one `rank-N.pt` per process (its rows in
+flight, the random generators, its part of a sharded optimiser). It is written under a temporary name, flushed to disk,
+and renamed when all processes are done. An imported checkpoint counts no processes and has weights alone: a run that
+resumes it begins with fresh rows and optimisers. Checkpoints newer than the one that a run resumes are renamed: they
+are neither found nor counted any more.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import zlib
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from jpmhc import checks
+from jpmhc.experiments.json_text import NotJson, parse_json
+from jpmhc.experiments.models import RecursiveModel
+from jpmhc.experiments.tasks.task import Task
+from jpmhc.experiments.training.config import TrainConfig
+from jpmhc.experiments.training.contents import (
+    RANK_ENTRIES,
+    SHARED_ENTRIES,
+    explaining_misfit,
+    load_content,
+    load_weights,
+    require_like,
+    require_shape,
+)
+
+FORMAT = "jpmhc checkpoint 2"
+_FORMER = "jpmhc checkpoint 1"  # the same, but its manifest has no checksum of itself
+_CHECKSUM = re.compile(rb'"checksum": "([0-9a-f]{8})"')
+_ENTRIES = {"step": int, "ranks": int, "fingerprint": str, "config": dict, "files": dict}  # of a manifest
+_NAME = re.compile(r"step-(\d{8})")
+
+
+class Damaged(ValueError):
+    """The files of a checkpoint are not those that were written."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint."""
+
+    path: Path
+    step: int
+    ranks: int
+    config: TrainConfig
+    fingerprint: str
+
+    def shared(self, device: torch.device | str = "cpu") -> dict[str, Any]:
+        """Load what all processes have in common."""
+        return load_content(self.path / "shared.pt", SHARED_ENTRIES, device)
+
+    def rank(self, rank: int, device: torch.device | str = "cpu") -> dict[str, Any]:
+        """Load what belongs to one process."""
+        return load_content(self.path / f"rank-{rank}.pt", RANK_ENTRIES, device)
+
+
+def list_folders(run: Path) -> list[Path]:
+    """List the checkpoint folders of a run, oldest first, without unfinished ones."""
+    parent = run / "checkpoints"
+    return sorted(p for p in parent.iterdir() if _NAME.fullmatch(p.name)) if parent.is_dir() else []
+
+
+def unfinished_folder(run: Path, step: int) -> Path:
+    """Return the temporary folder that the files of a new checkpoint go to."""
+    return run / "checkpoints" / f"step-{step:08d}.unfinished"
+
+
+def begin_checkpoint(run: Path, step: int) -> Path:
+    """Make that folder, empty, and return it."""
+    path = unfinished_folder(run, step)
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    return path
+
+
+def write_part(path: Path, name: str, content: dict[str, Any]) -> None:
+    """Write one file of a checkpoint through to the disk."""
+    with open(path / name, "wb") as file:
+        torch.save(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def finish_checkpoint(path: Path, config: TrainConfig, fingerprint: str, ranks: int) -> Path:
+    """Write the manifest, give the folder its final name, and remove the oldest checkpoints; returns the new name."""
+    step = _step(path)
+    manifest = {
+        "format": FORMAT,
+        "step": step,
+        "ranks": ranks,
+        "fingerprint": fingerprint,
+        "config": json.loads(config.to_json()),
+        "files": {p.name: {"bytes": p.stat().st_size, "crc32": _checksum(p)} for p in sorted(path.iterdir())},
+    }
+    write_manifest(path, manifest)
+    final = path.with_name(f"step-{step:08d}")
+    shutil.rmtree(final, ignore_errors=True)
+    path.rename(final)
+    _sync_folder(final.parent)
+    for old in list_folders(final.parent.parent)[: -config.keep]:
+        shutil.rmtree(old)
+    return final
+
+
+def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
+    """Write a checkpoint's manifest, with a checksum of its own bytes, through to the disk."""
+    blank = json.dumps({**manifest, "checksum": "0" * 8}, indent=2).encode()
+    with open(path / "manifest.json", "wb") as file:
+        file.write(_CHECKSUM.sub(f'"checksum": "{zlib.crc32(blank):08x}"'.encode(), blank))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def set_newer_aside(run: Path, step: int) -> list[str]:
+    """Rename checkpoints newer than the one that a run resumes; returns a sentence about each."""
+    said = []
+    for path in list_folders(run):
+        if _step(path) <= step:
+            continue
+        why, ending = f"the run goes on from step {step}", "superseded"
+        try:
+            verify_checkpoint(path)
+        except ValueError as fault:
+            why, ending = str(fault), "damaged"
+        aside = path.with_name(f"{path.name}.{ending}")
+        shutil.rmtree(aside, ignore_errors=True)
+        path.rename(aside)
+        said.append(f"{why}; {path.name} is now {aside.name}")
+    return said
+
+
+def verify_checkpoint(path: Path) -> Checkpoint:
+    """Open a checkpoint; one that is foreign, incomplete or damaged is refused by name."""
+    if not path.is_dir():
+        raise ValueError(f"there is no checkpoint at {path}")
+    try:
+        written = (path / "manifest.json").read_bytes()
+        manifest = parse_json(written)
+    except FileNotFoundError:
+        raise Damaged(f"{path} is not a checkpoint of jpmhc: it has no manifest.json") from None
+    except NotJson as error:
+        raise Damaged(f"the checkpoint {path} is damaged: manifest.json is {error}") from None
+    found = manifest.get("format") if isinstance(manifest, dict) else None
+    fault = _fault_of_checksum(written, found)
+    if found and not fault and found not in (FORMAT, _FORMER):
+        raise ValueError(
+            f"{path} is not a checkpoint this version reads: its format is {checks.quote(found)}, not {FORMAT!r}"
+        )
+    if fault := fault or _fault_of_manifest(manifest) or _fault_of_files(path, manifest["files"]):
+        raise Damaged(f"the checkpoint {path} is damaged: {fault}")
+    try:
+        config = TrainConfig.from_fields(manifest["config"])
+    except ValueError as error:
+        raise ValueError(f"{path} is not a checkpoint this version reads: {error}") from None
+    return Checkpoint(path, manifest["step"], manifest["ranks"], config, manifest["fingerprint"])
+
+
+def _fault_of_checksum(written: bytes, found: Any) -> str | None:
+    """Say why a manifest of some format is not the one that was written, or return None."""
+    if checksum := _CHECKSUM.search(written):
+        blank = _CHECKSUM.sub(b'"checksum": "00000000"', written)
+        same = f"{zlib.crc32(blank):08x}".encode() == checksum[1]
+        return None if same else "the contents of manifest.json do not match its checksum"
+    return "manifest.json lacks its checksum" if found == FORMAT else None
+
+
+def _fault_of_manifest(manifest: Any) -> str | None:
+    """Say what is wrong with a manifest, or return None."""
+    if not isinstance(manifest, dict) or not manifest.get("format"):
+        return "manifest.json does not say its format"
+    missing = sorted(name for name, kind in _ENTRIES.items() if type(manifest.get(name)) is not kind)
+    if missing:
+        return f"manifest.json lacks {', '.join(missing)}"
+    if manifest["step"] < 0 or manifest["ranks"] < min(manifest["step"], 1):  # imported: no step, no process
+        return f"manifest.json counts {manifest['step']} steps and {manifest['ranks']} processes"
+    needed = chain(["shared.pt"], (f"rank-{rank}.pt" for rank in range(manifest["ranks"])))
+    absent = next((name for name in needed if name not in manifest["files"]), None)
+    return f"manifest.json does not list {absent}" if absent else None
+
+
+def _fault_of_files(path: Path, files: dict[str, Any]) -> str | None:
+    """Say which file is not the one that the manifest describes, or return None."""
+    for name, expected in files.items():
+        file = path / name
+        if not isinstance(expected, dict) or any(type(expected.get(entry)) is not int for entry in ("bytes", "crc32")):
+            return f"manifest.json lacks the size or checksum of {name}"
+        if not file.is_file():
+            return f"{name} is missing"
+        if (size := file.stat().st_size) != expected["bytes"]:
+            return f"{name} has {size} of {expected['bytes']} bytes"
+        if _checksum(file) != expected["crc32"]:
+            return f"the contents of {name} do not match its checksum"
+    return None
+
+
+def list_intact(run: Path) -> list[Path]:
+    """List the checkpoint folders of a run that can be used, newest first."""
+    found = []
+    for path in reversed(list_folders(run)):
+        with contextlib.suppress(ValueError):
+            found.append(verify_checkpoint(path).path)
+    return found
+
+
+def find_checkpoint(run: Path, which: str) -> Checkpoint:
+    """Find the checkpoint that a run resumes.
+
+    Args:
+        run: Folder of the run.
+        which: "latest" (refused if it is damaged), "intact" (the newest that is not), or the folder of a checkpoint or
+            of another run.
+    """
+    if which not in ("latest", "intact"):
+        return locate_checkpoint(which)
+    found = list_folders(run)
+    if not found:
+        raise ValueError(f"there is no checkpoint in {run / 'checkpoints'} to resume from")
+    faults = []
+    for path in reversed(found):
+        try:
+            return verify_checkpoint(path)
+        except Damaged as fault:
+            if which == "latest":
+                good = list_intact(run)
+                advice = f"--resume intact goes on from {good[0].name}" if good else "no other checkpoint is intact"
+                raise Damaged(f"{fault}; {advice}") from None
+            faults.append(str(fault))
+    raise ValueError("no checkpoint is intact: " + "; ".join(faults))
+
+
+def locate_checkpoint(path: Path | str) -> Checkpoint:
+    """Open the checkpoint in a folder, or the newest one of a run; it is refused if it is damaged."""
+    path = Path(path)
+    found = list_folders(path)
+    named = _NAME.fullmatch(path.absolute().name) or (path / "manifest.json").exists()
+    if path.is_dir() and not found and not named:
+        raise ValueError(f"{path} is neither a checkpoint nor a run that has one")
+    try:
+        return verify_checkpoint(found[-1] if found else path)
+    except Damaged as fault:
+        good = list_intact(path if found else path.parent.parent)
+        advice = f"; name an intact checkpoint instead: {', '.join(map(str, good))}" if good else ""
+        raise Damaged(f"{fault}{advice}") from None
+
+
+def load_model(
+    checkpoint: Checkpoint, task: Task | None = None, *, ema: bool = True, device: torch.device | str = "cpu"
+) -> RecursiveModel:
+    """Load the model of a checkpoint, ready to answer.
+
+    Args:
+        checkpoint: The checkpoint.
+        task: The task whose rows the model must fit; None: not checked.
+        ema: Take the averaged weights; a run with `ema=0` has only the weights themselves.
+        device: Where to put the model.
+    """
+    shared, file = checkpoint.shared(), checkpoint.path / "shared.pt"
+    if task is not None:
+        require_shape(shared, task, file)
+    with explaining_misfit(file, "shape"):
+        vocabulary, length, identifiers = shared["shape"]
+        require_like(len(shared["puzzles"]["weight"]), identifiers, "the number of puzzles")
+        model = RecursiveModel(checkpoint.config.model, vocabulary, length, identifiers)
+    load_weights(model.core, shared, "average" if ema and shared["average"] is not None else "core", file)
+    load_weights(model.puzzles, shared, "puzzles", file)
+    return model.to(device).eval()
+
+
+def _step(path: Path) -> int:
+    return int(path.name[5:13])
+
+
+def _checksum(path: Path) -> int:
+    value = 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 22):
+            value = zlib.crc32(block, value)
+    return value
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

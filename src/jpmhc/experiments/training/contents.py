@@ -1,0 +1,160 @@
+"""What the files of a checkpoint hold: loaded and compared with what a run needs, so that a misfit is named.
+
+A checksum says that a file is the one that was written. It does not say that the file holds what this version expects:
+it may come from another program, or from an edit. Every refusal here names the file and the key.
+"""
+
+import contextlib
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile, is_zipfile
+
+import torch
+from torch import Tensor, nn
+
+from jpmhc import checks
+from jpmhc.experiments.tasks.task import Task
+
+# The entries of each file, with the types that each may have.
+SHARED_ENTRIES: dict[str, tuple[type, ...]] = {
+    "shape": (tuple, list),
+    "core": (dict,),
+    "average": (dict, type(None)),
+    "puzzles": (dict,),
+    "frames": (dict, type(None)),
+    "dense": (dict, type(None)),
+}
+RANK_ENTRIES: dict[str, tuple[type, ...]] = {
+    "carry": (dict,),
+    "random": (Tensor,),
+    "random_cuda": (Tensor, type(None)),
+    "dense": (dict, type(None)),
+}
+
+_MISFITS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError, OverflowError)  # what loading raises
+
+
+def load_content(file: Path, entries: Mapping[str, tuple[type, ...]], device: torch.device | str) -> dict[str, Any]:
+    """Load a file of a checkpoint and check that it has these entries; no code in it is run.
+
+    Args:
+        file: The file.
+        entries: The types that each entry may have.
+        device: Where to put tensors.
+    """
+    try:
+        if not is_zipfile(file):
+            raise ValueError("it is not a file that torch.save writes")
+        content = torch.load(file, map_location=device, weights_only=True)
+    except (pickle.UnpicklingError, BadZipFile, EOFError, OSError, *_MISFITS) as error:
+        raise ValueError(f"{file} cannot be read: {_say_in_one_line(error)}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} holds {_describe(content)}, and must hold a dictionary")
+    for key, kinds in entries.items():
+        if key not in content:
+            raise ValueError(f"{file} has no entry {key}")
+        if not isinstance(content[key], kinds):
+            names = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
+            raise ValueError(f"{file}: {key} is {_describe(content[key])}, and must be of type {names}")
+    return content
+
+
+@contextlib.contextmanager
+def explaining_misfit(file: Path, key: str) -> Iterator[None]:
+    """Turn the errors of content that does not fit into one sentence that names the file and the key."""
+    try:
+        yield
+    except _MISFITS as error:
+        raise ValueError(f"{file}: {key} does not fit this run: {_say_in_one_line(error)}") from error
+
+
+def load_weights(module: nn.Module, content: dict[str, Any], key: str, file: Path) -> None:
+    """Load the entry of a file into a module that knows it, by the present names or by those of earlier versions."""
+    with explaining_misfit(file, key):
+        expected = module.state_dict()
+        for name, tensor in content[key].items():
+            if not isinstance(name, str) or not isinstance(tensor, Tensor):
+                raise ValueError(f"{checks.quote(name)} is {_describe(tensor)}, and must be a tensor")
+            if name in expected:
+                require_like(tensor, expected[name], name)
+        module.load_state_dict(content[key])
+
+
+def require_shape(content: dict[str, Any], task: Task, file: Path) -> None:
+    """Refuse a file whose model was made for rows of another shape than a task's."""
+    shape = (task.vocabulary, task.length, task.identifier_count)
+    if tuple(content["shape"]) != shape:
+        raise ValueError(f"{file}: shape is {checks.quote(content['shape'])}, and must be {shape} for this task")
+
+
+def require_optimiser_state(optimiser: torch.optim.Optimizer, saved: Any, names: Sequence[str]) -> None:
+    """Refuse a saved state that is not one of an optimiser with these parameters; loading would not look that closely.
+
+    Args:
+        optimiser: The optimiser that is to load it.
+        saved: The state.
+        names: The tensors that the optimiser keeps for each parameter, the first of them a number.
+    """
+    groups = torch.optim.Optimizer.state_dict(optimiser)["param_groups"]
+    require_like(saved["param_groups"], groups, "param_groups")
+    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+    numbers = [number for group in groups for number in group["params"]]
+    if saved["state"].keys() != set(numbers):
+        raise ValueError(f"it has the state of {len(saved['state'])} parameters, not of {len(numbers)}")
+    for number, parameter in zip(numbers, parameters, strict=True):
+        require_parameter_state(saved["state"][number], parameter, names, f"parameter {number}")
+
+
+def require_parameter_state(saved: Any, parameter: Tensor, names: Sequence[str], what: str) -> None:
+    """Refuse the saved state of one parameter that does not have these tensors in the parameter's shape and type."""
+    step = torch.zeros((), dtype=torch.float32)
+    require_like(saved, {name: parameter if place else step for place, name in enumerate(names)}, what)
+
+
+def require_like(found: Any, expected: Any, what: str = "it") -> None:
+    """Refuse what does not have the keys, lengths, shapes, types and words that are expected; numbers may differ."""
+    if isinstance(expected, Tensor):
+        if not isinstance(found, Tensor) or _form(found) != _form(expected):
+            raise ValueError(f"{what} is {_describe(found)}, and must be {_describe(expected)}")
+    elif isinstance(expected, dict):
+        if not isinstance(found, dict):
+            raise ValueError(f"{what} is {_describe(found)}, and must be a dictionary")
+        if found.keys() != expected.keys():
+            apart = ", ".join(sorted(map(checks.quote, found.keys() ^ expected.keys()))[:5])
+            raise ValueError(f"{what} has too many or too few entries: {apart}")
+        for key, value in expected.items():
+            require_like(found[key], value, f"{key} of {what}")
+    elif isinstance(expected, list | tuple):
+        if not isinstance(found, list | tuple) or len(found) != len(expected):
+            raise ValueError(f"{what} is {_describe(found)}, and must be {len(expected)} values")
+        for one, other in zip(found, expected):
+            require_like(one, other, what)
+    elif isinstance(expected, str):
+        if found != expected:  # a word chooses a formula
+            raise ValueError(f"{what} is {_describe(found)}, and must be {_describe(expected)}")
+    elif type(found) is not type(expected) and not {type(found), type(expected)} <= {int, float}:
+        raise ValueError(f"{what} is {_describe(found)}, and must be {_describe(expected)}")
+
+
+def _form(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype, tensor.layout
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Tensor):
+        kind = "" if value.layout is torch.strided else f" {str(value.layout).removeprefix('torch.')}"
+        return f"a{kind} {str(value.dtype).removeprefix('torch.')} tensor of shape {list(value.shape)}"
+    if value is None or isinstance(value, bool | int | float | str):
+        return checks.quote(value)
+    return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, dict | list | tuple) else "")
+
+
+def _say_in_one_line(error: Exception) -> str:
+    """Return what an error says, without the lines that follow and cut where it is long."""
+    if isinstance(error, KeyError):
+        return f"{checks.quote(error.args[0])} is missing"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    said = lines[1] if lines[0].startswith("Error(s) in loading") and len(lines) > 1 else lines[0]
+    return said if len(said) <= 200 else f"{said[:200]} …"

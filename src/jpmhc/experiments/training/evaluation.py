@@ -1,0 +1,184 @@
+"""Scoring the checkpoints of a run apart from training: load, rebuild the task, ask about its tests, write."""
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from jpmhc import checks
+from jpmhc.experiments.models.device import refuse_device
+from jpmhc.experiments.tasks import counter
+from jpmhc.experiments.tasks.answering import fill_scorer, greedy_answers
+from jpmhc.experiments.tasks.task import Scorer, Task
+from jpmhc.experiments.training.checkpoint import Checkpoint, load_model, locate_checkpoint
+from jpmhc.experiments.training.processes import World, join_processes
+from jpmhc.experiments.training.progress import Display
+from jpmhc.experiments.training.result_files import name_result_file, require_writable, write_result
+from jpmhc.threads import use_threads
+
+FORMAT = "jpmhc evaluation 1"
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What checkpoints are asked about, and how."""
+
+    variants: int | None = None
+    """Variants of each puzzle that are asked about, drawn at random; None: all. Fewer are faster and bring an error,
+    which is reported."""
+    sample_seed: int = 0
+    """Decides which variants are drawn."""
+    batch: int = 256
+    """Rows asked about at a time, on each process."""
+    weights: Literal["average", "last"] = "average"
+    """The running average of the weights, or the weights of the last step."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute."""
+    compile: bool = False
+    """Compile the model first: half a minute at the start, for evaluations that take longer than a few."""
+    task_options: dict[str, Any] = field(default_factory=dict)
+    """Options of the run's task to change, by name; the task's configuration says which it allows."""
+
+    def __post_init__(self) -> None:
+        checks.at_least_one(self.variants, "variants")
+        checks.at_least_one(self.batch, "batch")
+        counter.refuse_seed(self.sample_seed, "sample_seed")
+        if self.sample_seed and self.variants is None:
+            raise ValueError("sample_seed decides which variants are drawn: say how many with --variants")
+
+    def words(self) -> list[str]:
+        """Return the choices that results depend on, as words of a file's name."""
+        words = [] if self.variants is None else [f"variants-{self.variants}-{self.sample_seed}"]
+        words += [] if self.weights == "average" else [f"{self.weights}-weights"]
+        return words + [f"{value}-tasks" for value in self.task_options.values() if not isinstance(value, Path)]
+
+
+@dataclass(frozen=True)
+class EvaluateConfig(Choices):
+    """An evaluation."""
+
+    runs: tuple[Path, ...] = ()
+    """Folders of runs, whose newest checkpoints are taken, or of checkpoints."""
+    pool: bool = False
+    """Also count the votes of all checkpoints together (ARC)."""
+    out: Path | None = None
+    """File for the results; None: in the run's folder, named after the step and the choices above."""
+
+
+def evaluate_checkpoints(config: EvaluateConfig, report: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+    """Score every checkpoint and, if wanted, all of them together; the first process writes the file.
+
+    Several processes (torchrun) divide the rows of each checkpoint among them.
+
+    Args:
+        config: The evaluation.
+        report: Called on the first process with a line about every checkpoint, before the file is written: a full disk
+            costs no score.
+    """
+    if not config.runs:
+        raise ValueError("name at least one folder of a run or of a checkpoint to evaluate")
+    if len(config.runs) > 1 and config.out is None:
+        raise ValueError("name a file for the results of several checkpoints with --out")
+    checkpoints = [locate_checkpoint(run) for run in config.runs]
+    out = config.out or name_result_file(checkpoints[0], "evaluations", config.words())
+    require_writable(out)
+    results, scorers, lines = [], [], []
+    with join_processes(config.device) as world, Display(world.rank == 0) as display:
+        for checkpoint in checkpoints:
+            refuse_device(checkpoint.config.model, world.device)
+            if config.pool:
+                require_votes(checkpoint, "no votes to pool")
+                if checkpoint.fingerprint != checkpoints[0].fingerprint:
+                    raise ValueError(f"{checkpoint.path} was trained on other data than those before it: no pooling")
+        for checkpoint in checkpoints:
+            result, scorer = score_checkpoint(checkpoint, config, world, display)
+            lines.append(f"{checkpoint.path}: {result['tests']}: {scorer.summarize(result['metrics'])}")
+            results.append(result)
+            scorers.append(scorer)
+        pooled = None
+        if config.pool:
+            pooled = scorers[-1].result(pool=scorers[:-1])
+            lines.append(f"all checkpoints pooled: {scorers[-1].summarize(pooled)}")
+        found = {
+            "format": FORMAT,
+            "choices": json.loads(json.dumps({**dataclasses.asdict(config), "out": out}, default=str)),
+            "processes": world.size,
+            "torch": torch.__version__,
+            "results": results,
+            "pooled": pooled,
+        }
+        if world.rank == 0:
+            for line in lines:
+                report(line)
+            write_result(out, json.dumps(found, indent=1, allow_nan=False) + "\n")
+    return found
+
+
+def score_checkpoint(
+    checkpoint: Checkpoint, choices: Choices, world: World, display: Display
+) -> tuple[dict[str, Any], Scorer]:
+    """Score one checkpoint; returns what is written about it, and the scorer with its votes."""
+    task = rebuild_task(checkpoint, choices, display)
+    scorer = task.scorer(task.test_selection(choices.variants, choices.sample_seed))
+    if not scorer.scorable:
+        raise ValueError(f"no test of {checkpoint.path} has a known answer to score: jpmhc predict writes its answers")
+    seconds = answer_rows(scorer, task, checkpoint, choices, world, display)
+    result = {
+        "tests": task.test_kind,
+        "checkpoint": str(checkpoint.path),
+        "step": checkpoint.step,
+        "fingerprint": checkpoint.fingerprint,
+        "seconds": seconds,
+        "rows_per_second": len(scorer.rows) / seconds,
+        "metrics": scorer.result(),
+    }
+    return result, scorer
+
+
+def require_votes(checkpoint: Checkpoint, what: str) -> None:
+    """Refuse a checkpoint whose task does not vote; `what` says what is missing."""
+    if not checkpoint.config.task.votes:
+        raise ValueError(f"{checkpoint.path} has {what}: its task is not one whose variants vote on the answer")
+
+
+def rebuild_task(checkpoint: Checkpoint, choices: Choices, display: Display) -> Task:
+    """Build the task that a checkpoint was trained on; refuse it where its data are not the same."""
+    if choices.variants is not None:
+        require_votes(checkpoint, "no variants to choose")
+    config = checkpoint.config.task.override(choices.task_options)
+    with display.preparing("preparing the puzzles"):
+        task = config.build()
+    if task.fingerprint() != checkpoint.fingerprint:
+        raise ValueError(
+            f"{checkpoint.path} was trained on other data than its configuration gives now: the task's fingerprint is "
+            f"{task.fingerprint()}, not {checkpoint.fingerprint}"
+        )
+    return task
+
+
+def answer_rows(
+    scorer: Scorer, task: Task, checkpoint: Checkpoint, choices: Choices, world: World, display: Display
+) -> float:
+    """Fill a scorer with a checkpoint's answers; returns the seconds that it took."""
+    model = load_model(checkpoint, task, ema=choices.weights == "average", device=world.device)
+    if choices.compile:
+        model.compile_prediction()
+        display.say("compiling the model: half a minute or more before the first rows")
+    start = time.monotonic()
+    with use_threads(checkpoint.config.threads):
+        fill_scorer(
+            scorer,
+            task,
+            greedy_answers(model),
+            batch_size=choices.batch,
+            rank=world.rank,
+            processes=world.size,
+            gather=world.collect,
+            progress=lambda done, total: display.show(f"{checkpoint.path}: rows", done, total),
+        )
+    return time.monotonic() - start

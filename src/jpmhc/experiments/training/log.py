@@ -1,0 +1,107 @@
+"""The log of a run: a file with one JSON object per line, and TensorBoard where it is installed."""
+
+import json
+import math
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from jpmhc.experiments.json_text import NotJson, parse_json
+from jpmhc.experiments.training.run_folder import FolderGone
+
+
+class Log:
+    """Appends lines to `log.jsonl`, whose `step` is the number of steps done.
+
+    Lines of steps that a resumed run will do again are dropped first.
+
+    Args:
+        run: Folder of the run.
+        done: Steps already done.
+        writes: Whether this process writes: the first of several does.
+        require_folder: Called before every line; raises `FolderGone` where the folder is no longer there.
+    """
+
+    def __init__(
+        self, run: Path, done: int = 0, writes: bool = True, require_folder: Callable[[], None] = lambda: None
+    ) -> None:
+        self.require_folder = require_folder
+        self.file: Any = None
+        self.board: Any = None
+        self.known: set[tuple[str, int]] = set()  # (kind, step) of the lines kept
+        self.damaged = 0  # lines that were left out because they could not be read, as one that a kill cut
+        if not writes:
+            return
+        path = run / "log.jsonl"
+        kept = []
+        if path.exists():
+            for line in path.read_bytes().split(b"\n"):
+                record = _parse_line(line)
+                if record is None:
+                    self.damaged += bool(line)
+                elif record["step"] <= done:
+                    kept.append(line.decode())
+                    self.known.add((record["kind"], record["step"]))
+        fresh = path.with_suffix(".new")  # a full disk must not cost what was logged
+        fresh.write_text("".join(line + "\n" for line in kept))
+        fresh.replace(path)
+        self.file = path.open("a")
+        if find_spec("tensorboard") is not None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.board = SummaryWriter(str(run / "tensorboard"), purge_step=done + 1)
+
+    def write(self, kind: str, step: int, values: dict[str, Any]) -> None:
+        """Write values under a kind ("train", "evaluate", …); numbers also go to TensorBoard as kind/name."""
+        self.require_folder()
+        if self.file is not None:
+            self.file.write(json.dumps({"kind": kind, "step": step, **_name_non_finite(values)}) + "\n")
+            self.file.flush()
+        if self.board is not None:
+            for name, value in _list_numbers(values):
+                self.board.add_scalar(f"{kind}/{name}", value, step)
+            self.board.flush()  # its thread would fail with a traceback where the folder goes before it has written
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.file is not None:
+            self.file.close()
+        if self.board is not None and not isinstance(error, FolderGone):  # whose thread would write once more, and fail
+            self.board.close()
+
+
+def _parse_line(line: bytes) -> dict[str, Any] | None:
+    """Return what a line of the log records, or None for a line that is not whole."""
+    try:
+        record = parse_json(line)
+    except NotJson:
+        return None
+    whole = isinstance(record, dict) and isinstance(record.get("kind"), str) and type(record.get("step")) is int
+    return record if whole else None
+
+
+def _name_non_finite(value: Any) -> Any:
+    """Replace NaN and infinities, which JSON does not have, by their names."""
+    if isinstance(value, dict):
+        return {name: _name_non_finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_name_non_finite(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _list_numbers(values: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
+    found = []
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found += _list_numbers(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            found.append((f"{prefix}{name}", float(value)))
+    return found

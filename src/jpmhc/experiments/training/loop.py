@@ -1,0 +1,315 @@
+"""The training loop: steps, log, checkpoints, evaluations, and what ends it."""
+
+import contextlib
+import dataclasses
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from jpmhc.experiments.models.device import refuse_device
+from jpmhc.experiments.tasks.answering import fill_scorer, greedy_answers
+from jpmhc.experiments.tasks.batch import Batch
+from jpmhc.experiments.tasks.row_scores import SpoiltAnswers
+from jpmhc.experiments.tasks.task import Scorer
+from jpmhc.experiments.training import checkpoint, run_folder
+from jpmhc.experiments.training.changes import list_changes
+from jpmhc.experiments.training.checkpoint import Checkpoint
+from jpmhc.experiments.training.config import TrainConfig
+from jpmhc.experiments.training.environment import describe_environment
+from jpmhc.experiments.training.learner import Learner, refuse_other_run
+from jpmhc.experiments.training.log import Log
+from jpmhc.experiments.training.lost_processes import LostProcess, name_ranks, naming_lost_processes
+from jpmhc.experiments.training.mixing import mixing_statistics
+from jpmhc.experiments.training.prefetch import Prefetcher
+from jpmhc.experiments.training.processes import World, join_processes
+from jpmhc.experiments.training.progress import Display
+from jpmhc.experiments.training.run_folder import FolderGone
+from jpmhc.experiments.training.step import NonFiniteLoss, describe_step, take_step
+from jpmhc.experiments.training.strategies import refuse_strategy
+from jpmhc.threads import use_threads
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    step: int
+    """Steps done."""
+    stopped: signal.Signals | None
+    """The signal that ended it early."""
+    checkpoint: Path | None
+    """The last checkpoint; None if the run was ended before its first step."""
+    metrics: dict[str, Any]
+    """The last evaluation; empty when stopped, or where no test has a known answer."""
+
+
+class Stopped(BaseException):
+    """The run was asked to stop, and everything trained is saved. Not an Exception, as it is no error."""
+
+
+def train(config: TrainConfig) -> Outcome:
+    """Run a configuration to its end, or until SIGTERM or Ctrl-C, which save a checkpoint first."""
+    if config.resume == "no":
+        run_folder.refuse_used_folder(config.out)
+    else:
+        run_folder.refuse_busy_folder(config.out)
+    with (
+        use_threads(config.threads),
+        join_processes(config.device, config.patience) as world,
+        Display(world.rank == 0) as display,
+    ):
+        found = None if config.resume == "no" else checkpoint.find_checkpoint(config.out, config.resume)
+        return Trainer(config, world, found, display).run()
+
+
+class Trainer:
+    """Carries out a training run.
+
+    Args:
+        config: The run.
+        world: The processes that train it.
+        resume: Verified checkpoint to resume.
+        display: Shows how far the run is; None: nothing does.
+    """
+
+    def __init__(
+        self, config: TrainConfig, world: World, resume: Checkpoint | None = None, display: Display | None = None
+    ) -> None:
+        self.config, self.world, self.display = config, world, display or Display(False)
+        refuse_strategy(config, world)
+        refuse_device(config.model, world.device)
+        if resume is not None:
+            refuse_other_run(config, world, resume)
+        if config.model.unmixed and resume is None:
+            self.display.say(
+                f"{config.model.streams} streams and the mixer {config.model.mixer}: sublayers read and write all "
+                f"streams, but nothing mixes them on the skip; --mixer names one that does"
+            )
+        with self.display.preparing("preparing the puzzles"):
+            self.task = config.task.build()
+        self.learner = Learner(config, world, self.task, resume)
+        self.prefetcher = Prefetcher(
+            self.task,
+            config.batch,
+            self.learner.rows,
+            config.seed,
+            config.model.halt_exploration,
+            config.model.halt_max_steps,
+            world.device,
+        )
+        self.resumed = resume
+        self.saved = None if resume is None else resume.path
+        self.scores = self._make_scorer().scorable
+        self.stop: signal.Signals | None = None
+        self.require_folder: Callable[[], None] = lambda: None
+        self.evaluating, self.compiling = False, False
+        self.metrics: dict[str, Any] = {}
+
+    def run(self) -> Outcome:
+        """Train to the last step."""
+        chief = self.world.rank == 0
+        out, new = self.config.out, self.saved is None
+        with run_folder.lock_folder(out, new) if chief else contextlib.nullcontext(lambda: None) as require_folder:
+            self.require_folder = require_folder
+            return self._run()
+
+    def _run(self) -> Outcome:
+        config, chief = self.config, self.world.rank == 0
+        if chief:
+            with run_folder.explaining_write_errors(config.out):
+                if self.resumed is not None:
+                    self._report_changes(self.resumed)
+                (config.out / "config.json").write_text(config.to_json() + "\n")
+                for sentence in checkpoint.set_newer_aside(config.out, self.learner.step):
+                    self.display.say(sentence)
+        self.world.wait()
+        if self.world.pulse is not None:
+            self.world.pulse.describe = self._describe_state
+        previous = {number: signal.signal(number, self._request_stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            with (
+                naming_lost_processes(self.world.pulse),
+                Log(config.out, self.learner.step, chief, self.require_folder) as log,
+            ):
+                if chief:
+                    log.write("start", self.learner.step, describe_environment(self.world))
+                if log.damaged:
+                    lines = "a line" if log.damaged == 1 else f"{log.damaged} lines"
+                    self.display.say(f"{config.out / 'log.jsonl'}: {lines} could not be read and left out")
+                if self.resumed is not None:
+                    changed = [
+                        {"name": c.name, "there": c.there, "here": c.here}
+                        for c in list_changes(self.resumed.config, config)
+                    ]
+                    log.write("resume", self.learner.step, {"checkpoint": str(self.resumed.path), "changes": changed})
+                self._train_steps(log)
+        except Stopped:
+            self.stop = self.stop or signal.SIGTERM  # where another process was asked
+            if self.world.pulse is not None and (lost := self.world.pulse.find_silent()):
+                raise LostProcess(f"{name_ranks(lost)} lost {self._describe_state()}") from None
+            if self.saved is None and chief:  # during compilation: a run that never began leaves its folder free
+                for name in ("config.json", "log.jsonl"):
+                    (config.out / name).unlink()
+        except LostProcess:
+            raise
+        except FolderGone as gone:
+            step = self.learner.step
+            raise FolderGone(
+                f"{gone}, after step {step}: a renamed one is gone on with by --out and --resume latest"
+            ) from None
+        except OSError as refusal:
+            reason = refusal.strerror or refusal
+            raise OSError(f"cannot write to {config.out} ({reason}) {self._describe_state()}") from refusal
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+        return Outcome(self.learner.step, self.stop, self.saved, {} if self.stop else self.metrics)
+
+    def _describe_state(self) -> str:
+        """Say how far the run is and what it can be gone on from."""
+        saved = checkpoint.list_folders(self.config.out)  # this process may not know yet that one was finished
+        rest = f"--resume latest goes on from {saved[-1].name}" if saved else "nothing was saved"
+        return f"after step {self.learner.step}; {rest}"
+
+    def _report_changes(self, resumed: Checkpoint) -> None:
+        """Say which checkpoint is resumed and with what changes; keep the configuration of the run so far."""
+        changed = list_changes(resumed.config, self.config)
+        if changed:
+            former = self.config.out / f"config-until-step-{resumed.step:08d}.json"
+            former.write_text(resumed.config.to_json() + "\n")
+        settings = ", ".join(map(str, changed)) or "no setting changed"
+        self.display.say(f"going on from {resumed.path}, step {resumed.step}: {settings}")
+
+    def _train_steps(self, log: Log) -> None:
+        """Do the remaining steps, with their log, checkpoints and evaluations."""
+        config, learner = self.config, self.learner
+        if learner.step == config.steps:
+            self.display.say(f"{self.saved} has done all {config.steps} steps: nothing is left to train")
+        if not self.scores:
+            self.display.say("no test has a known answer: nothing is scored; jpmhc predict writes the answers")
+        kind = "evaluate" if self.scores else "mixing"
+        evaluated = any(self.world.collect((kind, learner.step) in log.known))  # the first process knows
+        if learner.step and self._evaluates(learner.step) and not evaluated:
+            # The run was ended during an evaluation, which is done now.
+            self._report(log, self.prefetcher.make_batch(learner.step - 1)[0].to(self.world.device))
+        first, started = learner.step, time.monotonic()
+        for step, rows, minimum in self.prefetcher.prefetch_batches(first, config.steps):
+            logs = (step + 1) % config.log_every == 0 or step + 1 == config.steps
+            with self._compiling(config.compile and step == first):
+                sums, norms = take_step(learner, rows, minimum, logs=logs, stop=self.stop is not None)
+            detail = None
+            if logs:
+                speed = (learner.step - first) / (time.monotonic() - started)
+                values = describe_step(learner, sums, norms)
+                values["sequences_per_second"] = speed * config.batch
+                values["eta_seconds"] = (config.steps - learner.step) / speed
+                log.write("train", learner.step, values)
+                detail = _summarize_step(values)
+            self.display.show("step", learner.step, config.steps, detail)
+            evaluates = self._evaluates(learner.step)
+            # Saved before it is evaluated, which may take long: what was trained cannot be lost any more.
+            if evaluates or sums.stop or learner.step % config.checkpoint_every == 0:
+                self.require_folder()  # or it would be made again
+                self.saved = learner.save(config.out)
+            if sums.stop:
+                raise Stopped
+            if evaluates:
+                paused = time.monotonic()
+                self._report(log, rows)
+                started += time.monotonic() - paused  # speed is that of training
+
+    @contextlib.contextmanager
+    def _compiling(self, compiles: bool) -> Iterator[None]:
+        """Say that a step is being compiled, and let SIGTERM and Ctrl-C end that at once: nothing is trained in it."""
+        if not compiles:
+            yield
+            return
+        with self.display.preparing("compiling the step: a minute or so on a GPU, longer on a CPU"):
+            self.compiling = True
+            yield
+            self.compiling = False
+
+    def _evaluates(self, step: int) -> bool:
+        every = self.config.evaluate_every
+        return step == self.config.steps or bool(every and step % every == 0)
+
+    def _report(self, log: Log, rows: Batch) -> None:
+        """Evaluate and log what can be scored, and log statistics of the mixers on a few of the step's rows."""
+        step = self.learner.step
+        if self.scores:
+            self.metrics, line = self.evaluate()
+            log.write("evaluate", step, self.metrics)
+            self.display.say(f"step {step}: {self.task.test_kind}: {line}")
+        mixing = self.measure_mixing(rows)
+        if mixing:
+            log.write("mixing", step, mixing)
+
+    def evaluate(self) -> tuple[dict[str, Any], str]:
+        """Score the averaged weights on test rows; SIGTERM and Ctrl-C end this at once.
+
+        Returns:
+            The metrics, the same on every process, and a line that sums them up.
+        """
+        name = f"evaluating step {self.learner.step}: rows"
+        self.evaluating = True
+        try:
+            if self.stop:  # asked while the checkpoint was being written
+                raise Stopped
+            model = self.learner.snapshot()
+            if self.config.compile:
+                model.compile_prediction()
+            scorer = self._make_scorer()
+            fill_scorer(
+                scorer,
+                self.task,
+                greedy_answers(model),
+                batch_size=self.config.evaluate_batch,
+                rank=self.world.rank,
+                processes=self.world.size,
+                gather=self.world.collect,
+                progress=lambda done, total: self.display.show(name, done, total),
+            )
+            metrics = scorer.result()
+            return metrics, scorer.summarize(metrics)
+        except SpoiltAnswers as refusal:
+            raise NonFiniteLoss(
+                f"after step {self.learner.step} the model answers with numbers that are not finite; "
+                f"its weights are in {self.saved}"
+            ) from refusal
+        finally:
+            self.evaluating = False
+            self.display.finish(name)
+
+    def _make_scorer(self) -> Scorer:
+        return self.task.scorer(self.task.test_selection(self.config.evaluate_variants, self.config.seed))
+
+    def measure_mixing(self, rows: Batch, count: int = 4) -> dict[str, Any]:
+        """Compute statistics of the residual mixers on a few rows."""
+        model = self.learner.snapshot()
+        inputs, core = rows.inputs[:count], model.core
+        with torch.no_grad():
+            puzzle = model.puzzles(rows.identifiers[:count])
+            states = core.initial_states(len(inputs))
+        return mixing_statistics(core, lambda: core.run_supervision_step(puzzle, inputs, *states))
+
+    def _request_stop(self, number: int, frame: FrameType | None) -> None:
+        waits = not (self.evaluating or self.compiling)
+        if number == signal.SIGINT and self.stop and waits:
+            raise KeyboardInterrupt  # asked twice: at once, without a checkpoint
+        self.stop = signal.Signals(number)  # seen by every process in the sums of the next step
+        if not waits:
+            raise Stopped
+
+
+def _summarize_step(values: dict[str, Any]) -> str:
+    """Write the main numbers of a step in one line."""
+    return (
+        f"loss {values['loss']:.4f} · exact {values['exact_accuracy']:.1%} · gradient {values['gradient_norm']:.3g} "
+        f"(largest {values['largest_layer_gradient_norm']:.3g} in {values['largest_layer']}) · "
+        f"{values['sequences_per_second']:.0f} sequences/s"
+    )

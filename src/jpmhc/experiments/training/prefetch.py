@@ -1,0 +1,82 @@
+"""Preparing the rows of training steps ahead of the steps that need them."""
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from jpmhc.experiments.tasks import counter
+from jpmhc.experiments.tasks.batch import Batch
+from jpmhc.experiments.tasks.task import Task
+
+_EXPLORE, _MINIMUM = counter.key_of("halting exploration"), counter.key_of("halting minimum")
+
+
+def minimum_steps(seed: int, step: int, rows: np.ndarray, probability: float, maximum: int) -> np.ndarray:
+    """Draw the number of steps before which each row may not halt.
+
+    It is uniform on 2..maximum with the given probability and 0 otherwise; a pure function of (seed, step, row), so
+    that the numbers do not depend on how the rows are split over processes.
+    """
+    if maximum < 2:
+        return np.zeros(len(rows), np.int32)
+    explores = counter.uniform(seed, _EXPLORE, step, rows) < probability
+    drawn = 2 + counter.below(maximum - 1, seed, _MINIMUM, step, rows)
+    return np.where(explores, drawn, 0).astype(np.int32)
+
+
+class Prefetcher:
+    """Prepares batches and halting minima in a thread while earlier steps run.
+
+    Args:
+        task: Where rows come from.
+        batch: Rows of a step over all processes.
+        rows: Which of them this process works on.
+        seed: Seed of the exploration.
+        probability: Probability that a row explores.
+        maximum: Largest number of supervision steps.
+        device: Where the batches go.
+        ahead: How many steps to prepare in advance.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        batch: int,
+        rows: range,
+        seed: int,
+        probability: float,
+        maximum: int,
+        device: torch.device,
+        ahead: int = 2,
+    ) -> None:
+        self.task, self.batch, self.seed = task, batch, seed
+        self.rows = np.arange(rows.start, rows.stop)
+        self.probability, self.maximum = probability, maximum
+        self.device, self.ahead = device, ahead
+
+    def make_batch(self, step: int) -> tuple[Batch, Tensor]:
+        """Make the rows and the minima of one step, in the host's memory."""
+        rows = self.task.examples(step * self.batch + self.rows)
+        minimum = torch.from_numpy(minimum_steps(self.seed, step, self.rows, self.probability, self.maximum))
+        if self.device.type == "cuda":  # pinned, so that the copy to the device does not wait
+            return rows.pin_memory(), minimum.pin_memory()
+        return rows, minimum
+
+    def prefetch_batches(self, start: int, stop: int) -> Iterator[tuple[int, Batch, Tensor]]:
+        """Yield the steps from `start` to `stop` with their rows and minima on the device."""
+        with ThreadPoolExecutor(1, thread_name_prefix="prefetch") as pool:
+            waiting: list[Future[tuple[Batch, Tensor]]] = [
+                pool.submit(self.make_batch, step) for step in range(start, min(start + self.ahead, stop))
+            ]
+            try:
+                for step in range(start, stop):
+                    rows, minimum = waiting.pop(0).result()
+                    if step + self.ahead < stop:
+                        waiting.append(pool.submit(self.make_batch, step + self.ahead))
+                    yield step, rows.to(self.device, non_blocking=True), minimum.to(self.device, non_blocking=True)
+            finally:
+                for future in waiting:
+                    future.cancel()

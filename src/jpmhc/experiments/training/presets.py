@@ -1,0 +1,73 @@
+"""Configurations that a training run can start from, by name."""
+
+from pathlib import Path
+
+from jpmhc.experiments.models import RecursiveConfig
+from jpmhc.experiments.tasks.registry import TASKS
+from jpmhc.experiments.training.config import TrainConfig
+
+# Tables trm-config and training-config of the paper; its "6 cycles" are read as inner ones, and it evaluates every
+# 12,951 steps, which are 2500 epochs with ConceptARC and more without (docs/results/paper_preset.md).
+_PAPER = TrainConfig(
+    preset="paper",
+    task=TASKS["arc"](),
+    model=RecursiveConfig(l_cycles=6, mixer="cayley", streams=4, mixer_form="paper", compute="bfloat16"),
+    steps=500_000,
+    clip=1.0,
+    decay_at=(0.8, 0.9),
+    decay_to=(0.316, 0.1),
+    compile=True,
+    checkpoint_every=12_951,
+    evaluate_every=12_951,
+    log_every=100,
+    out=Path("out/paper"),
+)
+
+# The public code: no clipping, no decay of the rate, plain residual connections.
+_TRM = TrainConfig(
+    preset="trm",
+    task=TASKS["arc"](),
+    model=RecursiveConfig(compute="bfloat16"),
+    steps=518_000,
+    compile=True,
+    checkpoint_every=12_951,
+    evaluate_every=12_951,
+    log_every=100,
+    out=Path("out/trm"),
+)
+
+# One GPU, hours: a narrower model, smaller batches, fewer variants.
+_ARC_SMALL = TrainConfig(
+    preset="arc-small",
+    task=TASKS["arc"](),
+    model=RecursiveConfig(dim=256, heads=4, compute="bfloat16"),
+    steps=50_000,
+    batch=128,
+    warmup=1000,
+    clip=1.0,
+    compile=True,
+    checkpoint_every=2000,
+    evaluate_every=10_000,
+    evaluate_variants=20,
+    log_every=50,
+    out=Path("out/arc-small"),
+)
+
+# Two cores, minutes: 4 × 4 Sudoku. Held-out puzzles are solved within 250 steps or so from step 1500 on.
+_LAPTOP = TrainConfig(
+    preset="laptop",
+    task=TASKS["sudoku"](),
+    model=RecursiveConfig(dim=64, heads=4, inner_multiple=64, puzzle_slots=1, h_cycles=2, l_cycles=2, halt_max_steps=4),
+    steps=2250,
+    batch=64,
+    lr=2e-3,
+    warmup=50,
+    clip=1.0,
+    ema=0.98,
+    threads=1,
+    checkpoint_every=500,
+    evaluate_every=750,
+    out=Path("out/laptop"),
+)
+
+PRESETS: dict[str, TrainConfig] = {c.preset: c for c in (_PAPER, _TRM, _ARC_SMALL, _LAPTOP)}

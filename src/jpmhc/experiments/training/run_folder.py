@@ -1,0 +1,91 @@
+"""The folder of a run: a new run begins in a folder of its own, and one process at a time writes to it."""
+
+import contextlib
+import fcntl
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+from jpmhc.experiments.training import checkpoint
+
+_LOCK = ".lock"
+
+
+def refuse_used_folder(run: Path) -> None:
+    """Refuse a folder for a new run where another run is going on or has left something."""
+    refuse_busy_folder(run)
+    _refuse_remains(run)
+
+
+def refuse_busy_folder(run: Path) -> None:
+    """Refuse a folder in which another process is training: its checkpoints come and go."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), open(run / _LOCK) as file:
+        _take_lock(file, fcntl.LOCK_SH, run)
+
+
+class FolderGone(OSError):
+    """The folder of a run was removed or renamed while the run went on."""
+
+
+@contextlib.contextmanager
+def lock_folder(run: Path, new: bool) -> Iterator[Callable[[], None]]:
+    """Lock the folder, made if need be, for this process; the lock ends with the process, however that ends.
+
+    Yields a function that raises `FolderGone` when the folder is no longer where it was.
+
+    Args:
+        run: The folder.
+        new: Whether the run is a new one, which must not find another one's remains.
+    """
+    with explaining_write_errors(run):
+        run.mkdir(parents=True, exist_ok=True)
+        (run / _LOCK).touch()  # never removed: a lock on a removed file keeps nobody out
+    with open(run / _LOCK, "a") as file:
+        _take_lock(file, fcntl.LOCK_EX, run)
+        if new:
+            _refuse_remains(run)
+
+        def require_folder() -> None:
+            try:
+                same = os.path.samestat(os.stat(run / _LOCK), os.fstat(file.fileno()))
+            except OSError:
+                same = False
+            if not same:
+                raise FolderGone(f"{run} was removed or renamed while the run wrote to it")
+
+        yield require_folder
+
+
+@contextlib.contextmanager
+def explaining_write_errors(place: Path) -> Iterator[None]:
+    """Turn the error of a place that cannot be written to into a sentence that says what to do."""
+    try:
+        yield
+    except OSError as refusal:
+        raise ValueError(f"cannot write to {place} ({refusal.strerror}): name another --out") from refusal
+
+
+def _refuse_remains(run: Path) -> None:
+    if checkpoint.list_folders(run):
+        raise ValueError(
+            f"{run} already holds checkpoints: choose another --out, or go on with jpmhc train --resume latest"
+        )
+    if left := [name for name in ("config.json", "log.jsonl") if (run / name).exists()]:
+        raise ValueError(
+            f"{run} holds {' and '.join(left)} of a run that ended before its first checkpoint: "
+            f"choose another --out, or remove {'them' if len(left) > 1 else 'it'}"
+        )
+
+
+def _take_lock(file: IO[str], kind: int, run: Path) -> None:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(f"another process is training in {run}: wait for its end, or choose another --out") from None
+    except OSError as refusal:
+        # Some cluster file systems have no locks; that is no reason not to train there.
+        warnings.warn(
+            f"{run} cannot be locked ({refusal.strerror}): see to it that no second run writes to it", stacklevel=2
+        )

@@ -1,0 +1,53 @@
+"""Orthogonal mixing (JPmHC): the Cayley transform of a skew-symmetric matrix."""
+
+import torch
+from torch import Tensor
+
+from jpmhc import checks, precision
+from jpmhc.manifolds import orthogonal
+from jpmhc.mixers.base import Mixer, TritonForm
+
+
+class Cayley(Mixer):
+    """Orthogonal: the singular values of every product of skips are one.
+
+    Args:
+        streams: n. The logits are the upper triangle of a skew matrix.
+        scale: The paper's step size α.
+        iterations: None is the exact transform; an integer is the paper's fixed-point iteration (2 there).
+    """
+
+    name = "cayley"
+    ensemble = "orthogonal"
+
+    def __init__(self, streams: int, *, scale: float = 0.1, iterations: int | None = None) -> None:
+        super().__init__(streams, streams * (streams - 1) // 2)
+        checks.at_least_one(iterations, "iterations")
+        checks.finite_number(scale, "scale")
+        self.scale, self.iterations = scale, iterations
+
+    def start(self) -> Tensor:
+        return torch.zeros(self.logits)
+
+    def forward(self, logits: Tensor) -> Tensor:
+        logits = precision.single_or_double(logits)
+        if self.streams == 1:
+            return torch.ones_like(logits.sum(-1))[..., None, None]
+        with precision.without_autocast(logits):
+            # Beyond four streams large logits cost the transform their digits.
+            wide = logits.double() if self.streams > 4 else logits
+            matrix = orthogonal.cayley_of_entries(wide * (self.scale / 2), self.streams, self.iterations)
+            return matrix.to(logits.dtype)
+
+    def violation(self, matrix: Tensor) -> Tensor:
+        return orthogonal.violation(matrix)
+
+    @classmethod
+    def sample(cls, streams: int, shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None) -> Tensor:
+        """Draw Haar-distributed orthogonal matrices. [*shape, n, n]"""
+        return orthogonal.sample(streams, shape, generator=generator)
+
+    def triton_form(self) -> TritonForm | str:
+        from jpmhc.mixers.cayley_triton import make_form
+
+        return make_form(self.streams, self.scale, self.iterations)

@@ -1,3 +1,0 @@
-from jpmhc.mixers.cayley.pytorch_form import Cayley
-
-__all__ = ["Cayley"]

@@ -1,3 +1,0 @@
-from jpmhc.mixers.grassmann.pytorch_form import Grassmann
-
-__all__ = ["Grassmann"]

@@ -1,0 +1,32 @@
+"""The identity: streams that never mix on the skip path."""
+
+import torch
+from torch import Tensor
+
+from jpmhc import precision
+from jpmhc.mixers.base import Mixer, TritonForm
+
+
+class Identity(Mixer):
+    """H = I. With one stream this is the plain residual connection."""
+
+    name = "identity"
+
+    def __init__(self, streams: int) -> None:
+        super().__init__(streams, 0)
+
+    def start(self) -> Tensor:
+        return torch.empty(0)
+
+    def forward(self, logits: Tensor) -> Tensor:
+        dtype = precision.single_or_double(logits).dtype
+        return torch.eye(self.streams, dtype=dtype, device=logits.device).expand(*logits.shape[:-1], -1, -1)
+
+    def violation(self, matrix: Tensor) -> Tensor:
+        eye = torch.eye(self.streams, dtype=matrix.dtype, device=matrix.device)
+        return (matrix - eye).abs().amax((-2, -1))
+
+    def triton_form(self) -> TritonForm | str:
+        from jpmhc.mixers.identity_triton import make_form
+
+        return make_form(self.streams)

@@ -1,3 +1,0 @@
-from jpmhc.mixers.identity.pytorch_form import Identity
-
-__all__ = ["Identity"]

@@ -1,0 +1,63 @@
+"""go-mHC (arXiv 2604.02309): doubly stochastic matrices from the squared entries of an orthogonal one."""
+
+import torch
+from torch import Tensor
+
+from jpmhc import checks, precision
+from jpmhc.manifolds import birkhoff, orthogonal
+from jpmhc.mixers.base import START_MASS, Mixer, TritonForm
+
+
+class Orthostochastic(Mixer):
+    r"""$H_{ij} = \frac1s \sum Q^2$ over the s × s block (i, j) of an orthogonal ns × ns matrix Q.
+
+    Rows and columns of squares sum to one, so H is exactly doubly stochastic.
+
+    Args:
+        streams: n.
+        blocks: s. At s = 1 these are the orthostochastic matrices; a larger s reaches more doubly stochastic ones.
+        scale: Multiplies the logits, which are the upper triangle of a skew matrix; Q is its Cayley transform.
+
+    Note:
+        At Q = I every derivative vanishes, so the start is a small rotation with 1 % off-diagonal mass.
+    """
+
+    name = "orthostochastic"
+
+    def __init__(self, streams: int, blocks: int = 1, *, scale: float = 1.0) -> None:
+        checks.at_least_one(blocks, "blocks")
+        checks.finite_number(scale, "scale")
+        order = streams * blocks
+        super().__init__(streams, order * (order - 1) // 2)
+        self.blocks, self.scale = blocks, scale
+
+    def start(self) -> Tensor:
+        # Q ≈ I + scale · skew, so a row of H has off-diagonal mass (n - 1) s (scale · logit)².
+        others = max(1, (self.streams - 1) * self.blocks)
+        return torch.full((self.logits,), (START_MASS / others) ** 0.5 / (self.scale or 1.0), dtype=torch.float64)
+
+    def forward(self, logits: Tensor) -> Tensor:
+        logits = precision.single_or_double(logits)
+        if not self.logits:
+            return torch.ones_like(logits.sum(-1))[..., None, None]
+        with precision.without_autocast(logits):
+            skew = orthogonal.skew(logits * (self.scale / 2), self.streams * self.blocks)
+            return self._squares(orthogonal.cayley(skew))
+
+    def _squares(self, matrix: Tensor) -> Tensor:
+        """Average the squared entries of each block. [..., ns, ns] → [..., n, n]"""
+        squares = matrix.square().unflatten(-1, (-1, self.blocks)).unflatten(-3, (-1, self.blocks))
+        return squares.sum((-1, -3)) / self.blocks
+
+    def violation(self, matrix: Tensor) -> Tensor:
+        return birkhoff.violation(matrix)
+
+    @classmethod
+    def sample(cls, streams: int, shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None) -> Tensor:
+        """Draw the squared entries of Haar-distributed orthogonal matrices. [*shape, n, n]"""
+        return orthogonal.sample(streams, shape, generator=generator).square()
+
+    def triton_form(self) -> TritonForm | str:
+        from jpmhc.mixers.orthostochastic_triton import make_form
+
+        return make_form(self.streams, self.blocks, self.scale)

@@ -1,0 +1,71 @@
+r"""Rotations of the stream differences: orthogonal matrices whose rows sum to one.
+
+$H = 11^\top/n + U O U^\top$ with $O$ orthogonal of order n - 1 and U an orthonormal basis of the complement of 1.
+Nothing is ever contracted, and the mean over the streams passes every layer unchanged, as in a plain residual network.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from jpmhc import checks, precision
+from jpmhc.manifolds import orthogonal
+from jpmhc.mixers.base import Mixer, TritonForm
+
+
+class Rotation(Mixer):
+    r"""Orthogonal, with row and column sums of one.
+
+    $U\,\mathrm{cayley}(K)\,U^\top + 11^\top/n$ is the Cayley transform of $U K U^\top$, so that is what is computed.
+
+    Args:
+        streams: n. The logits are the upper triangle of a skew matrix of order n - 1.
+        scale: Step size, as for the Cayley mixer.
+    """
+
+    name = "rotation"
+
+    def __init__(self, streams: int, *, scale: float = 0.1) -> None:
+        super().__init__(streams, (streams - 1) * (streams - 2) // 2)
+        checks.finite_number(scale, "scale")
+        self.scale = scale
+
+    def start(self) -> Tensor:
+        return torch.zeros(self.logits)
+
+    def forward(self, logits: Tensor) -> Tensor:
+        logits = precision.single_or_double(logits)
+        n = self.streams
+        if not self.logits:  # one or two streams: nothing to turn
+            return torch.eye(n, dtype=logits.dtype, device=logits.device).expand(*logits.shape[:-1], n, n)
+        with precision.without_autocast(logits):
+            # The mean stream passes a large K only as exactly as K is known: in double precision.
+            basis = complement_of_ones(n, torch.float64, logits.device)
+            skew = orthogonal.skew(logits.double() * (self.scale / 2), n - 1)
+            return orthogonal.cayley(basis @ skew @ basis.mT).to(logits.dtype)
+
+    def violation(self, matrix: Tensor) -> Tensor:
+        rows = (matrix.sum(-1) - 1).abs().amax(-1)
+        return torch.maximum(orthogonal.violation(matrix), rows)
+
+    @classmethod
+    def sample(cls, streams: int, shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None) -> Tensor:
+        """Draw them with O uniform on the orthogonal group. [*shape, n, n]"""
+        mean = torch.full((streams, streams), 1 / streams, dtype=torch.float64)
+        if streams == 1:
+            return mean.expand(*shape, 1, 1)
+        basis = complement_of_ones(streams, torch.float64, torch.device("cpu"))
+        return mean + basis @ orthogonal.sample(streams - 1, shape, generator=generator) @ basis.mT
+
+    def triton_form(self) -> TritonForm | str:
+        from jpmhc.mixers.rotation_triton import make_form
+
+        return make_form(self.streams, self.scale)
+
+
+def complement_of_ones(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return an orthonormal basis of the vectors that sum to zero: cosines. [n, n - 1]"""
+    place = torch.arange(n, dtype=dtype, device=device) + 0.5
+    wave = torch.arange(1, n, dtype=dtype, device=device) * (math.pi / n)
+    return (place[:, None] * wave).cos() * (2 / n) ** 0.5

@@ -1,0 +1,75 @@
+"""Manifold-constrained hyper-connections (mHC): doubly stochastic matrices, by Sinkhorn–Knopp."""
+
+import torch
+from torch import Tensor
+
+from jpmhc import checks
+from jpmhc.manifolds import birkhoff
+from jpmhc.mixers.base import Mixer, TritonForm, start_logit
+
+
+class Sinkhorn(Mixer):
+    """Doubly stochastic as far as the iterations converge.
+
+    Args:
+        streams: n.
+        iterations: Row-then-column normalisations, T = 20 in the paper.
+        tolerance: Freeze each matrix once its row sums are within this of one; None never does.
+        gradient: "direct" (exact, of the limit), "gauss_seidel" (the paper's) or "unrolled" (of the T iterations).
+        eps: Added where DeepSeek-V4 adds it (see `birkhoff.project`); its gradient is "unrolled".
+        clamp: Bound of the logits' absolute values; None, with an eps, leaves them as they are.
+        first: The side of H that every iteration normalises first, "rows" or "columns"; the other one is exact.
+        transposed: Take the logits for Hᵀ by rows, as models do that multiply the streams by the transposed matrix.
+    """
+
+    name = "sinkhorn"
+    ensemble = "bistochastic"
+
+    def __init__(
+        self,
+        streams: int,
+        *,
+        iterations: int = 20,
+        tolerance: float | None = None,
+        gradient: str = "direct",
+        eps: float = 0.0,
+        clamp: float | None = birkhoff.LOGIT_BOUND,
+        first: str = "rows",
+        transposed: bool = False,
+    ) -> None:
+        super().__init__(streams, streams**2)
+        birkhoff.check_settings(iterations, tolerance, gradient, eps, clamp, first)
+        checks.switch(transposed, "transposed")
+        self.iterations, self.tolerance, self.gradient = iterations, tolerance, gradient
+        self.eps, self.clamp, self.first, self.transposed = eps, clamp, first, transposed
+
+    def start(self) -> Tensor:
+        return (start_logit(self.streams) * torch.eye(self.streams, dtype=torch.float64)).flatten()
+
+    def forward(self, logits: Tensor) -> Tensor:
+        matrix = logits.unflatten(-1, (self.streams, self.streams))
+        if self.transposed:
+            matrix = matrix.mT
+        return birkhoff.normalise(
+            matrix, self.iterations, self.tolerance, self.gradient, self.eps, self.clamp, self.first
+        )
+
+    def violation(self, matrix: Tensor) -> Tensor:
+        return birkhoff.violation(matrix)
+
+    @classmethod
+    def sample(cls, streams: int, shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None) -> Tensor:
+        """Draw converged Sinkhorn projections of normal logits. [*shape, n, n]"""
+        return birkhoff.sample(streams, shape, generator=generator)
+
+    def triton_form(self) -> TritonForm | str:
+        if self.tolerance is not None or self.gradient == "gauss_seidel":
+            return "the kernels run Sinkhorn without a tolerance and with the direct or the unrolled gradient"
+        from jpmhc.mixers.sinkhorn_triton import Constants, make_form
+
+        clamp = None if self.clamp is None else float(self.clamp)
+        axes = (2, 1) if self.first == "rows" else (1, 2)
+        direct = self.gradient == "direct"
+        return make_form(
+            self.streams, Constants(self.iterations, direct, float(self.eps), clamp, self.transposed, *axes)
+        )

@@ -1,0 +1,36 @@
+"""Hyper-connections without a constraint (HC): the logits are the matrix."""
+
+import torch
+from torch import Tensor
+
+from jpmhc import precision
+from jpmhc.mixers.base import Mixer, TritonForm
+
+
+class Unconstrained(Mixer):
+    """Any matrix. Products over many layers may explode or vanish."""
+
+    name = "unconstrained"
+    ensemble = "gaussian"
+
+    def __init__(self, streams: int) -> None:
+        super().__init__(streams, streams**2)
+
+    def start(self) -> Tensor:
+        return torch.eye(self.streams).flatten()
+
+    def forward(self, logits: Tensor) -> Tensor:
+        return precision.single_or_double(logits).unflatten(-1, (self.streams, self.streams))
+
+    def violation(self, matrix: Tensor) -> Tensor:
+        return torch.zeros_like(matrix[..., 0, 0])
+
+    @classmethod
+    def sample(cls, streams: int, shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None) -> Tensor:
+        """Draw independent normal entries of variance 1/n. [*shape, n, n]"""
+        return torch.randn(*shape, streams, streams, dtype=torch.float64, generator=generator) / streams**0.5
+
+    def triton_form(self) -> TritonForm | str:
+        from jpmhc.mixers.unconstrained_triton import make_form
+
+        return make_form(self.streams)

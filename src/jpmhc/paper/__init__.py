@@ -1,0 +1,5 @@
+"""What the paper computes, as it prints it."""
+
+from jpmhc.paper import generators
+
+__all__ = ["generators"]

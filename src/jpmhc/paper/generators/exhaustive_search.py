@@ -1,0 +1,168 @@
+"""The exhaustive search: look at one set of each class, drop it on a proof or compare it exactly."""
+
+import multiprocessing
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.pool import Pool
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jpmhc.paper.generators import representations, symmetric_group
+from jpmhc.paper.generators.exact_radius import ExactSpectrum
+from jpmhc.paper.generators.pruning import BlockPruner
+from jpmhc.paper.generators.question import Question
+from jpmhc.paper.generators.random_walk import float_radius
+from jpmhc.paper.generators.search_record import TIE, SearchRecord, Unit, UnitResult
+from jpmhc.paper.generators.set_classes import find_classes
+
+# Sets looked at together: few at first, when nothing can be pruned yet, then as many as the cache holds.
+FIRST_BATCH, BATCH = 64, 16384
+# Below this many classes starting processes takes longer than the search.
+PARALLEL_CLASSES = 1_500_000
+
+
+class UnitSearcher:
+    """Searches unit after unit in one process, and shares the smallest radius with the other processes.
+
+    Args:
+        question: What is searched for.
+        radius: The smallest |λ₂| found by any process, a shared double.
+        examined: Classes looked at by all processes, a shared integer.
+        after_batch: Called after every batch of sets.
+    """
+
+    def __init__(self, question: Question, radius: Any, examined: Any, after_batch: Callable[[], None] = lambda: None):
+        self.question, self.radius, self.examined, self.after_batch = question, radius, examined, after_batch
+        self.classes = find_classes(question)
+        self.pruner = BlockPruner(question.n, question.size)
+        self.shapes = representations.nontrivial_partitions(question.n)
+        self.group = symmetric_group.elements(question.n)
+        self.batch = FIRST_BATCH
+
+    def search_unit(self, unit: Unit) -> UnitResult:
+        """Look at every class of a unit and return the best sets."""
+        result = UnitResult(unit)
+        for sets, class_sizes in self.classes.representatives(unit):
+            result.covered += int(class_sizes.sum())
+            for batch in self._split_batches(sets):
+                result.examined += len(batch)
+                self._keep_best(self.pruner.select_survivors(batch, self.radius.value + TIE, result.pruned), result)
+                with self.examined.get_lock():
+                    self.examined.value += len(batch)
+                self.after_batch()
+        return result
+
+    def _split_batches(self, sets: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        start = 0
+        while start < len(sets):
+            yield sets[start : start + self.batch]
+            start += self.batch
+            self.batch = min(2 * self.batch, BATCH)
+
+    def _keep_best(self, sets: NDArray[np.int64], result: UnitResult) -> None:
+        """Find the exact |λ₂| of sets that could not be pruned, the most promising first, and keep the best."""
+        if not len(sets):
+            return
+        # One column for each representation; floating point decides only the order in which exact values are found.
+        rough = np.stack(
+            [[float_radius(block) for block in self.pruner.blocks(shape, sets)] for shape in self.shapes], axis=1
+        )
+        for row in np.argsort(rough.max(axis=1), kind="stable"):
+            exact = self._find_radius(self.group[sets[row]], np.argsort(-rough[row], kind="stable"))
+            if exact is not None:
+                with self.radius.get_lock():
+                    self.radius.value = min(self.radius.value, exact)
+                result.sets.append((exact, sets[row].tolist()))
+        best = self.radius.value
+        result.sets = [entry for entry in result.sets if entry[0] <= best + TIE]
+
+    def _find_radius(self, perms: NDArray[np.int64], order: NDArray[np.int64]) -> float | None:
+        """Return the exact |λ₂| of a set, or None once some representation shows it to be larger than the best."""
+        spectrum, worst = ExactSpectrum(perms), 0.0
+        for k in order:
+            worst = max(worst, spectrum.radius(self.shapes[k]))
+            if worst > self.radius.value + TIE:
+                return None
+        return worst
+
+
+def search_exhaustively(
+    classes: int, workers: int, record: SearchRecord, progress: Callable[[int, int, float], None]
+) -> SearchRecord:
+    """Finish a search, and check that it looked at every class and covered every set.
+
+    Args:
+        classes: The number of classes that there are.
+        workers: Processes that share the work.
+        record: What has been done before; it is brought up to date and saved after every unit.
+        progress: Called now and then with the classes looked at, all classes, and the best gap so far.
+
+    Returns:
+        The record.
+    """
+    question, start, before = record.question, time.perf_counter(), record.seconds
+    units = [unit for unit in find_classes(question).units() if unit not in record.done]
+    context = multiprocessing.get_context("spawn")
+    radius, examined = context.Value("d", record.radius), context.Value("q", record.examined)
+
+    def add_result(found: UnitResult) -> None:
+        record.add_unit(found)
+        record.seconds = before + time.perf_counter() - start
+        record.save()
+
+    def report() -> None:
+        progress(examined.value, classes, 1 - radius.value)
+
+    if workers == 1 or classes - record.examined < PARALLEL_CLASSES:
+        searcher = UnitSearcher(question, radius, examined, report)
+        for unit in units:
+            add_result(searcher.search_unit(unit))
+    else:
+        with context.Pool(workers, _start_worker, (question, radius, examined)) as pool:
+            for found in _collect_results(pool, units, report):
+                add_result(found)
+    record.seconds = before + time.perf_counter() - start
+    if (record.examined, record.covered) != (classes, subsets := find_classes(question).count_sets()):
+        raise ArithmeticError(
+            f"looked at {record.examined} classes with {record.covered} sets, where Burnside's lemma counts {classes} "
+            f"and there are {subsets} sets"
+        )
+    return record
+
+
+def _collect_results(pool: Pool, units: list[Unit], waiting: Callable[[], None]) -> Iterator[UnitResult]:
+    """Yield the results of units as they come, and call `waiting` twice a second in between."""
+    results = pool.imap_unordered(_search_unit, units)
+    for _ in units:
+        while True:
+            try:
+                found = results.next(timeout=0.5)
+                break
+            except multiprocessing.TimeoutError:
+                waiting()
+        yield found
+
+
+_searcher: UnitSearcher | None = None  # of a worker process
+
+
+def _start_worker(question: Question, radius: Any, examined: Any) -> None:
+    global _searcher
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the pool
+    _searcher = UnitSearcher(question, radius, examined, _exit_if_orphaned)
+
+
+def _exit_if_orphaned() -> None:
+    """End a worker whose parent was killed, so that it does not go on to the end of its unit."""
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():
+        sys.exit()
+
+
+def _search_unit(unit: Unit) -> UnitResult:
+    assert _searcher is not None
+    return _searcher.search_unit(unit)

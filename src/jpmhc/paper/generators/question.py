@@ -1,0 +1,64 @@
+"""What a search looks for: sets of permutations of a given size, and the conditions that they must satisfy."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import factorial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jpmhc import checks
+from jpmhc.paper.generators import symmetric_group
+
+
+@dataclass(frozen=True)
+class Question:
+    """Sets of `size` permutations of n streams, and the conditions that they must satisfy.
+
+    Args:
+        n: Number of streams, 2 to 8.
+        size: Number of permutations in a set, K.
+        contains_identity: Only sets that hold the identity, as a mixer that starts as the plain residual needs.
+        reversible: Only sets that hold the inverse of each of their elements; their walk has real eigenvalues.
+    """
+
+    n: int
+    size: int
+    contains_identity: bool = False
+    reversible: bool = False
+
+    def __post_init__(self) -> None:
+        checks.at_least_one(self.n, "the number of streams")
+        checks.at_least_one(self.size, "the size of a set")
+        symmetric_group.check_degree(self.n)
+        if self.size > factorial(self.n):
+            raise ValueError(
+                f"the size of a set of permutations of {self.n} must be 1 to {factorial(self.n)}, not {self.size}."
+            )
+
+    @cached_property
+    def free_size(self) -> int:
+        """The number of permutations to choose; the identity is not counted where it is prescribed."""
+        return self.size - self.contains_identity
+
+    @cached_property
+    def atoms(self) -> NDArray[np.int64]:
+        """The parts that sets are made of, as ranks [A, 2]: an element and −1, or an element and its inverse."""
+        group = symmetric_group.elements(self.n)
+        ranks = np.arange(len(group))
+        partner = symmetric_group.rank(symmetric_group.inverse(group)) if self.reversible else ranks
+        atoms = np.stack([ranks, np.where(partner == ranks, -1, partner)], axis=1)
+        return atoms[(partner >= ranks) & ~((ranks == 0) & self.contains_identity)]
+
+    @cached_property
+    def weights(self) -> NDArray[np.int64]:
+        """The number of permutations in each atom."""
+        return 1 + (self.atoms[:, 1] >= 0)
+
+    def elements_of(self, atoms: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the ranks [B, K] of the permutations in sets of atoms [B, m], the identity first if prescribed."""
+        pairs = self.atoms[atoms].reshape(len(atoms), 2 * atoms.shape[1])
+        ranks = pairs[pairs >= 0].reshape(len(atoms), self.free_size)
+        if self.contains_identity:
+            ranks = np.concatenate([np.zeros((len(ranks), 1), dtype=np.int64), ranks], axis=1)
+        return ranks

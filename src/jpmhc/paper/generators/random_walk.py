@@ -1,0 +1,102 @@
+r"""The spectral gap of the random walk $g \to g\sigma$ that a set of permutations drives on S_n, and on n streams.
+
+The walk's n! × n! matrix is the right-regular representation of the set's average, which splits into the blocks
+$M_\lambda = \frac1K\sum_\sigma \rho_\lambda(\sigma)$, one for each partition of n (each d_λ times). The partition (n)
+carries λ₁ = 1, so |λ₂| is the largest spectral radius among the others; (n − 1, 1) alone is the walk on the streams.
+"""
+
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from jpmhc.paper.generators import representations, symmetric_group
+from jpmhc.paper.generators.exact_radius import EXACT_DEGREE, ExactSpectrum
+
+
+def transition_matrix(perms: ArrayLike) -> NDArray[np.float64]:
+    """Return the walk's n! × n! matrix T with T[g, gσ] = 1/K (alg. spectral-gap-search), for n ≤ 6."""
+    perms = symmetric_group.as_permutations(perms)
+    size, n = perms.shape
+    if n > 6:
+        raise ValueError(
+            f"the plain matrix of S_{n} has {len(symmetric_group.elements(n))} rows; it is formed for n ≤ 6."
+        )
+    group = symmetric_group.elements(n)
+    matrix = np.zeros((len(group), len(group)))
+    for sigma in perms:
+        matrix[np.arange(len(group)), symmetric_group.rank(group[:, sigma])] += 1 / size
+    return matrix
+
+
+def spectral_gap(perms: ArrayLike) -> float:
+    r"""Return the spectral gap $\Delta = |\lambda_1| - |\lambda_2|$ of the walk on S_n (alg. spectral-gap-search).
+
+    It is exactly 0 where the set does not generate S_n or holds odd permutations only, which are the periodic ones.
+    For n ≤ 7 the eigenvalues are roots of exact characteristic polynomials; for n = 8 they come from the blocks in
+    floating point, where a defective block may move them by 1e-8 and more.
+
+    Args:
+        perms: Distinct permutations, [K, n], row σ listing σ(0), …, σ(n − 1); n from 2 to 8.
+    """
+    perms = symmetric_group.as_permutations(perms)
+    if symmetric_group.is_odd(perms).all() or not symmetric_group.generates(perms):
+        return 0.0
+    return 1.0 - max(_find_radii(perms, representations.nontrivial_partitions(perms.shape[1])))
+
+
+def plain_spectral_gap(perms: ArrayLike) -> float:
+    """Return the same gap from the eigenvalues of the n! × n! matrix, as the paper computes it (n ≤ 6)."""
+    moduli = np.sort(np.abs(np.linalg.eigvals(transition_matrix(perms))))
+    return float(moduli[-1] - moduli[-2])
+
+
+def stream_gap(perms: ArrayLike) -> float:
+    r"""Return the gap $1 - |\lambda_2|$ of the walk on the n streams, driven by the mean permutation matrix."""
+    perms = symmetric_group.as_permutations(perms)
+    n = perms.shape[1]
+    # For n = 2 the streams' one other representation is the sign (1, 1) = (n − 1, 1).
+    return 1.0 - min(1.0, max(_find_radii(perms, [(n - 1, 1)])))
+
+
+def _find_radii(perms: NDArray[np.int64], shapes: list[representations.Partition]) -> list[float]:
+    if perms.shape[1] <= EXACT_DEGREE:
+        spectrum = ExactSpectrum(perms)
+        return [spectrum.radius(shape) for shape in shapes]
+    return [float_radius(representations.represent(shape, perms).mean(axis=0)) for shape in shapes]
+
+
+def float_radius(block: NDArray[np.float64]) -> float:
+    """Return the spectral radius of one block in floating point."""
+    return float(np.abs(np.linalg.eigvals(block)).max())
+
+
+def gap_bound(n: int, size: int, reversible: bool = False) -> float:
+    r"""Return a number that `spectral_gap` exceeds for no set of `size` permutations of n streams.
+
+    The characteristic polynomial of $K M_\lambda$ has integer coefficients, so unless every block is nilpotent
+    some product of eigenvalues is an integer other than zero and $|\lambda_2| \ge 1/K$. All blocks nilpotent means that
+    some power of T is uniform, hence that n! divides a power of K. For a set closed under inverses every word that
+    is trivial in the K-regular tree is trivial in S_n, which bounds the traces of even powers from below.
+    """
+    order = len(symmetric_group.elements(n))
+    radius = 0.0
+    if any(size % prime for prime in (2, 3, 5, 7) if prime <= n):
+        radius = 1 / size
+    if reversible:
+        for half_length, closed in enumerate(_count_closed_walks(size, 64), start=1):
+            excess = Fraction(order * closed, size ** (2 * half_length)) - 1
+            if order > 1 and excess > 0:
+                radius = max(radius, float(excess / (order - 1)) ** (1 / (2 * half_length)))
+    return 1.0 - radius
+
+
+def _count_closed_walks(degree: int, count: int) -> list[int]:
+    """Count the closed walks of length 2, 4, …, 2·count from a vertex of the regular tree."""
+    walks, closed = [1], []
+    for step in range(1, 2 * count + 1):
+        out = [walks[0] * degree, *(w * (degree - 1) for w in walks[1:])]
+        walks = [back + ahead for back, ahead in zip([*walks[1:], 0, 0], [0, *out])]
+        if step % 2 == 0:
+            closed.append(walks[0])
+    return closed

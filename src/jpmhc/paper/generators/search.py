@@ -1,0 +1,255 @@
+"""Find the sets of permutations with the largest spectral gap: all of them up to symmetry, or a local search.
+
+The exhaustive search replaces alg. spectral-gap-search: it looks at one set of each class of equivalent ones and
+drops it on the first representation that proves it worse than the best set so far. What is left, ties included, is
+compared through exact characteristic polynomials. See docs/derivations/generating_sets.md.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from jpmhc import checks
+from jpmhc.paper.generators import symmetric_group
+from jpmhc.paper.generators.exhaustive_search import search_exhaustively
+from jpmhc.paper.generators.local_search import search_locally
+from jpmhc.paper.generators.question import Question
+from jpmhc.paper.generators.random_walk import gap_bound, spectral_gap, stream_gap
+from jpmhc.paper.generators.search_record import TIE, SearchRecord
+from jpmhc.paper.generators.set_classes import find_classes
+
+# Classes one core looks at in a second (n = 6, K = 4); says what a search will cost, and decides nothing but `auto`.
+CLASSES_PER_SECOND = 400_000
+# `auto` searches exhaustively up to this many classes, about half an hour on two cores.
+AUTO_CLASSES = 1_000_000_000
+# Largest n whose symmetries fit in memory as a table.
+EXHAUSTIVE_DEGREE = 7
+# Sets a local search looks at: at n = 6, K = 4 it needs 350,000 on average to find the best.
+MOVES = 500_000
+
+Method = Literal["auto", "exhaustive", "local"]
+Progress = Callable[[int, int, float], None]
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search that is ready to run; what it will cost is known before it starts.
+
+    Args:
+        question: What is searched for.
+        exhaustive: Whether all classes are looked at; otherwise the search is local.
+        classes: Classes of equivalent sets, by Burnside's lemma; None where they were not counted (n = 8).
+        subsets: Sets in all classes together.
+        work: Steps of progress: classes, or the sets a local search looks at.
+        workers: Processes of an exhaustive search.
+        state: File in which an exhaustive search keeps its record.
+        seed: Seed of a local search.
+    """
+
+    question: Question
+    exhaustive: bool
+    classes: int | None
+    subsets: int | None
+    work: int
+    workers: int
+    state: Path | None
+    seed: int
+
+    def seconds(self) -> int | None:
+        """Estimate how long an exhaustive search takes, as an integer, which may exceed any float; None if local."""
+        return self.work // (CLASSES_PER_SECOND * self.workers) if self.exhaustive else None
+
+
+@dataclass(frozen=True)
+class GeneratingSet:
+    """The best set that a search found, and how the search went.
+
+    Args:
+        question: What was searched for.
+        perms: The best set, [K, n], usable as the permutation mixer's basis; among ties the one with the largest gap
+            on the streams.
+        gap: Its spectral gap on S_n; 0 where every set that generates S_n holds odd permutations only.
+        stream_gap: Its gap on the n streams.
+        ties: Every set with that gap, one of each class, [T, K, n]; a local search lists only its own.
+        bound: No set of this size has a larger gap, whatever the search found.
+        exhaustive: Whether every class was looked at, so that no set is better.
+        examined: Classes looked at, or sets in a local search.
+        classes: Classes there are by Burnside's lemma, None if not counted.
+        covered: Sets in the classes looked at, which must be all sets there are.
+        subsets: Sets there are, None if not counted.
+        pruned: Classes dropped by each representation, by its partition; the rest were compared exactly.
+        seconds: Wall-clock time, of all runs together where a search was resumed.
+    """
+
+    question: Question
+    perms: Tensor
+    gap: float
+    stream_gap: float
+    ties: Tensor
+    bound: float
+    exhaustive: bool
+    examined: int
+    classes: int | None
+    covered: int
+    subsets: int | None
+    seconds: float
+    pruned: dict[tuple[int, ...], int] = field(default_factory=dict)
+
+
+def prepare_search(
+    question: Question,
+    method: Method = "auto",
+    *,
+    workers: int | None = None,
+    state: Path | None = None,
+    moves: int | None = None,
+    seed: int | None = None,
+) -> Search:
+    """Decide how a question will be answered, and count what there is to look at.
+
+    The arguments are those of `best_generating_set`.
+    """
+    if method not in ("auto", "exhaustive", "local"):
+        raise ValueError(f"the method must be auto, exhaustive or local, not {method!r}.")
+    checks.at_least_one(moves, "the number of moves")
+    checks.at_least_one(workers, "the number of workers")
+    if seed is not None and (not isinstance(seed, int) or seed < 0):
+        raise ValueError(f"the seed must be a whole number and not negative, got {seed!r}.")
+    possible = question.n <= EXHAUSTIVE_DEGREE
+    if method == "exhaustive" and not possible:
+        raise ValueError(f"an exhaustive search is possible for n ≤ {EXHAUSTIVE_DEGREE}, not {question.n}; use local.")
+    classes = find_classes(question).count_classes() if possible else None
+    subsets = find_classes(question).count_sets() if possible else None
+    exhaustive = classes is not None and (method == "exhaustive" or (method == "auto" and classes <= AUTO_CLASSES))
+    if exhaustive and (moves is not None or seed is not None):
+        raise ValueError(
+            "this search looks at every class, and neither makes moves nor needs a seed; leave them away, or use local."
+        )
+    if not exhaustive and (state is not None or workers is not None):
+        raise ValueError("a local search is one process and keeps no state; leave workers and state away.")
+    work = classes if exhaustive and classes is not None else moves or MOVES
+    return Search(question, exhaustive, classes, subsets, work, workers or available_cores(), state, seed or 0)
+
+
+def best_generating_set(
+    n: int,
+    size: int,
+    *,
+    contains_identity: bool = False,
+    reversible: bool = False,
+    method: Method = "auto",
+    workers: int | None = None,
+    state: Path | None = None,
+    moves: int | None = None,
+    seed: int | None = None,
+    progress: Progress | None = None,
+) -> GeneratingSet:
+    """Find the set of `size` permutations of n streams with the largest spectral gap.
+
+    Args:
+        n: Number of streams, 2 to 8.
+        size: Number of permutations, K.
+        contains_identity: Only sets that hold the identity.
+        reversible: Only sets closed under inverses.
+        method: "exhaustive" (n ≤ 7) proves its answer, "local" does not; "auto" is exhaustive up to 10⁹ classes.
+        workers: Processes of an exhaustive search; every core if None. Short searches use one.
+        state: File in which an exhaustive search keeps what it has done, and from which it goes on.
+        moves: Sets that a local search looks at, 500,000 by default.
+        seed: Of a local search, 0 by default.
+        progress: Called now and then with the work done, all the work, and the best gap so far.
+
+    Raises:
+        ValueError: If no such set generates all permutations (one permutation alone, or one and the identity), or
+            a local search found none.
+    """
+    question = Question(n, size, contains_identity, reversible)
+    return run_search(prepare_search(question, method, workers=workers, state=state, moves=moves, seed=seed), progress)
+
+
+def run_search(search: Search, progress: Progress | None = None) -> GeneratingSet:
+    """Run a search that was prepared.
+
+    Args:
+        search: The search.
+        progress: Called now and then with the work done, all the work, and the best gap so far.
+    """
+    notify = progress or (lambda done, total, gap: None)
+    record = _search_exhaustively(search, notify) if search.exhaustive else _search_locally(search, notify)
+    question, group = search.question, symmetric_group.elements(search.question.n)
+    ties = np.array([ranks for _, ranks in sorted(record.sets)] or _find_generating_sets(search), dtype=np.int64)
+    perms, on_streams = _select_fastest_on_streams(question, ties)
+    return GeneratingSet(
+        question=question,
+        perms=torch.from_numpy(perms),
+        gap=spectral_gap(perms),
+        stream_gap=on_streams,
+        ties=torch.from_numpy(group[ties]),
+        bound=gap_bound(question.n, question.size, question.reversible),
+        exhaustive=search.exhaustive,
+        examined=record.examined,
+        classes=search.classes,
+        covered=record.covered,
+        subsets=search.subsets,
+        seconds=record.seconds,
+        pruned=record.pruned,
+    )
+
+
+def _search_exhaustively(search: Search, notify: Progress) -> SearchRecord:
+    return search_exhaustively(search.work, search.workers, SearchRecord.open(search.question, search.state), notify)
+
+
+def _search_locally(search: Search, notify: Progress) -> SearchRecord:
+    start = time.perf_counter()
+    ranks, radius = search_locally(
+        search.question, search.work, search.seed, lambda done, radius: notify(done, search.work, 1 - radius)
+    )
+    sets = [(radius, ranks)] if radius < 1 - TIE else []
+    return SearchRecord(search.question, examined=search.work, sets=sets, seconds=time.perf_counter() - start)
+
+
+def _find_generating_sets(search: Search) -> list[list[int]]:
+    """Return the sets that generate S_n although none has a gap, one of each class, as ranks.
+
+    Only few and small sets come to that, such as the one transposition of two streams.
+    """
+    question, group = search.question, symmetric_group.elements(search.question.n)
+    if search.exhaustive:
+        classes = find_classes(question)
+        sets = (batch for unit in classes.units() for batch, _ in classes.representatives(unit))
+        found = [ranks.tolist() for batch in sets for ranks in batch if symmetric_group.generates(group[ranks])]
+        if found:
+            return found
+    what = f"set of {question.size} permutation{'s' if question.size > 1 else ''} of {question.n} streams"
+    if search.exhaustive:
+        raise ValueError(f"no such {what} generates all {len(group)} permutations; ask for a larger size.")
+    raise ValueError(
+        f"none of the {search.work:,} moves led to a {what} that mixes; ask for more of them or a larger size."
+    )
+
+
+def _select_fastest_on_streams(question: Question, ties: NDArray[np.int64]) -> tuple[NDArray[np.int64], float]:
+    """Return, of sets with the same gap on S_n, the one with the largest gap on the streams, and that gap."""
+    if question.n == 6:
+        # The outer automorphism keeps the group's gap and changes the streams'.
+        ties = np.concatenate([ties, symmetric_group.outer_automorphism()[ties]])
+    group = symmetric_group.elements(question.n)
+    sets = np.sort(ties, axis=1)
+    average = np.eye(question.n)[group[sets]].mean(axis=1)  # [T, n, n]
+    second = np.sort(np.abs(np.linalg.eigvals(average)), axis=1)[:, -2]
+    # Rounded, so that the choice among equals falls to the order of the sets and not to rounding errors.
+    best = np.lexsort((*sets.T[::-1], np.round(second, 6)))[0]
+    return group[sets[best]], stream_gap(group[sets[best]])
+
+
+def available_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,5 +1,0 @@
-"""ARC-AGI: reading puzzles, varying them, and counting the votes on their answers."""
-
-from jpmhc.trm.tasks.arc.dataset import Arc, ArcConfig
-
-__all__ = ["Arc", "ArcConfig"]

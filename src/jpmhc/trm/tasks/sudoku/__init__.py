@@ -1,5 +1,0 @@
-"""Sudoku: puzzles generated on the spot, for runs of minutes on a laptop."""
-
-from jpmhc.trm.tasks.sudoku.dataset import Sudoku, SudokuConfig
-
-__all__ = ["Sudoku", "SudokuConfig"]
