@@ -41,9 +41,14 @@ def watch(
         log: Called with the step and the numbers, for example to write them to TensorBoard; prints a line by default.
 
     Example:
-        >>> with jpmhc.diagnose.watch(model, every=100) as seen:
-        ...     train(model)
-        >>> seen.records[-1]["similarity"]
+        >>> import jpmhc
+        >>> layers = [jpmhc.HyperConnection(nn.Linear(8, 8), 8, index=k) for k in range(3)]
+        >>> model = jpmhc.HyperConnectionStack(layers, expand=True, reduce=True)
+        >>> with jpmhc.diagnose.watch(model, every=2, log=lambda step, numbers: None) as seen:
+        ...     for _ in range(4):
+        ...         y = model(torch.randn(10, 8))
+        >>> [record["step"] for record in seen.records]
+        [1, 3]
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
