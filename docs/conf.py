@@ -2,12 +2,17 @@
 
 import re
 
+from docutils import nodes
+from latex2mathml.converter import convert
+from sphinx.util import logging
+
 from jpmhc import __version__
 
 project = "jpmhc"
 version = release = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
+html_math_renderer = "mathml"  # browsers draw MathML themselves, so that the pages need no script and no network
 html_title = f"jpmhc {__version__}"
 myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 4
@@ -30,7 +35,27 @@ def name_targets(app, name, source):
     source[0] = re.sub(r'^<a id="([^"]+)"></a>', r"(\1)=\n", source[0], flags=re.M)
 
 
+def write_mathml(writer, formula, display):
+    """Write a formula as MathML, and warn of a command that the converter does not know."""
+    mathml = convert(formula.astext(), display=display)
+    if "\\" in mathml:
+        logging.getLogger(__name__).warning("not drawn in full: %s", formula.astext(), location=formula)
+    writer.body.append(mathml)
+    raise nodes.SkipNode
+
+
+def write_inline(writer, formula):
+    """Write a formula inside a line."""
+    write_mathml(writer, formula, "inline")
+
+
+def write_block(writer, formula):
+    """Write a formula on a line of its own."""
+    write_mathml(writer, formula, "block")
+
+
 def setup(app):
     """Connect the functions above."""
     app.connect("autodoc-process-docstring", write_as_restructured_text)
     app.connect("source-read", name_targets)
+    app.add_html_math_renderer("mathml", (write_inline, None), (write_block, None))

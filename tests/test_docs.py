@@ -44,6 +44,23 @@ def test_links_lead_somewhere(page):
             assert anchor in slugs or f'<a id="{anchor}">' in found.read_text(), f"{name(page)} links to {target}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_formulas_are_drawn(page):
+    """Every dollar outside code begins or ends a formula, and every formula becomes MathML in full."""
+    markdown_it = pytest.importorskip("markdown_it", reason="the documentation's packages are not installed")
+    from latex2mathml.converter import convert
+    from mdit_py_plugins.dollarmath import dollarmath_plugin
+
+    reader = markdown_it.MarkdownIt("commonmark").enable("table").use(dollarmath_plugin)
+    tokens = list(reader.parse(page.read_text()))
+    for token in tokens:
+        tokens.extend(token.children or [])
+        if token.type == "text":
+            assert "$" not in token.content, f"{name(page)}: a formula begins or ends too late: {token.content}"
+        elif token.type.startswith("math"):
+            assert "\\" not in convert(token.content), f"{name(page)}: not drawn in full: {token.content}"
+
+
 @pytest.mark.parametrize("page", [page for page in RUNNING if (ROOT / page).exists()])
 def test_python_blocks_run(page):
     names: dict[str, object] = {"__name__": "documentation"}  # a block may use what those before it have made
