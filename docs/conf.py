@@ -12,6 +12,8 @@ project = "jpmhc"
 version = release = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["formulas.css"]
 html_math_renderer = "mathml"  # browsers draw MathML themselves, so that the pages need no script and no network
 html_title = f"jpmhc {__version__}"
 myst_enable_extensions = ["dollarmath", "amsmath"]
