@@ -31,7 +31,6 @@ class Case:
     streams: int
     depth: int
     points: int
-    method: str = "chain"
 
 
 SPEED = [
@@ -55,7 +54,7 @@ def setup(case: Case, device: str) -> tuple[Callable[[], spectra.Solution], spec
     z = torch.linspace(0.01, 4, case.points, dtype=torch.float64, device=device) + 1j * ETA
 
     def call() -> spectra.Solution:
-        return spectra.cauchy(network, z, case.method, tolerance=RESIDUAL)
+        return spectra.cauchy(network, z, tolerance=RESIDUAL)
 
     found = call()
     if not bool(found.converged.all()):

@@ -22,7 +22,7 @@ import torch
 import tyro
 
 from harness import RESULTS, environment, write_csv
-from jpmhc import spectra
+from jpmhc import paper, spectra
 
 X = np.array([0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0])
 ETA = 0.05
@@ -120,7 +120,7 @@ def measure(case: Case, width: int, target: float, least: int, most: int, device
         error = ((values - truth).abs().square().sum(0) / (count - 1) / count).sqrt() / truth.abs()
         if count >= most or (count >= least and float(error.max()) < target):
             break
-    found = spectra.cauchy(case.network(), z.cpu(), "chain")
+    found = spectra.cauchy(case.network(), z.cpu())
     if not bool(found.converged.all()):
         raise RuntimeError(f"{case}: the chain did not converge at {int((~found.converged).sum())} points")
     miss = ((found.G.to(device) - truth) / truth).abs()
@@ -248,7 +248,7 @@ def width(samples: tuple[int, ...] = (6000, 3000, 1200, 400, 300), seed: int = 1
     z = torch.tensor(X + 1j * ETA)
     rows: list[dict[str, object]] = []
     case = Case("bistochastic", 2, 0.05, "isotropic")
-    truth = spectra.cauchy(case.network(), z, "chain", tolerance=1e-12).G
+    truth = spectra.cauchy(case.network(), z, tolerance=1e-12).G
     for features, count in zip((15, 30, 60, 125, 250), samples):
         generator = torch.Generator().manual_seed(seed)
         batch = max(1, 1500 // features)
@@ -289,11 +289,11 @@ def methods(points: int = 100, eta: float = 0.02) -> None:
         for depth in (2, 3, 5, 10):
             for total in (0.05, 1.0):
                 network = spectra.Network(skips(mixer, depth), total / depth)
-                truth = spectra.cauchy(network, z, "chain", tolerance=1e-11)
+                truth = spectra.cauchy(network, z, tolerance=1e-11)
                 for method in ("twisted", "twisted-paper", "subordination"):
                     with warnings.catch_warnings():
                         warnings.simplefilter("ignore", UserWarning)
-                        found = spectra.cauchy(network, z, method)
+                        found = paper.cauchy(network, z, method)
                     both = found.converged & truth.converged
                     miss = ((found.G - truth.G).abs() / truth.G.abs())[both]
                     rows.append(

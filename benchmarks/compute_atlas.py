@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from jpmhc import mixers
-from jpmhc.spectra.atlas import FEATURES, HIGHEST, LEVELS, LOWEST, MISSING, SAMPLES, Atlas, read_atlas
+from jpmhc.report.explorer import FEATURES, HIGHEST, LEVELS, LOWEST, MISSING, SAMPLES, Atlas, read_atlas
 from jpmhc.spectra.density import COLLAPSED, density
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.normalised import MLP

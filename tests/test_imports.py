@@ -10,7 +10,7 @@ import pytest
 
 import jpmhc
 from jpmhc.experiments.tasks.registry import TASKS
-from jpmhc.spectra.solvers import METHODS
+from jpmhc.paper import METHODS
 
 SOURCE = Path(jpmhc.__file__).parent
 
@@ -19,20 +19,20 @@ ALLOWED: dict[str, set[str]] = {
     "checks": set(),
     "modes": set(),
     "precision": set(),
-    "threads": set(),
+    "machine": set(),
     "manifolds": {"checks", "modes", "precision"},
     "mixers": {"checks", "manifolds", "modes", "precision"},
     "kernels": {"checks"},
     "connections": {"checks", "kernels", "manifolds", "mixers", "modes", "precision"},
     "optim": {"checks", "manifolds", "mixers"},
-    "spectra": {"checks", "manifolds", "mixers", "threads"},
-    "paper": {"checks", "manifolds", "mixers"},
-    "diagnose": {"checks", "connections", "manifolds", "mixers", "spectra", "threads"},
-    "experiments": {"checks", "connections", "diagnose", "kernels", "manifolds", "mixers", "optim", "threads"},
+    "spectra": {"checks", "machine", "manifolds", "mixers"},
+    "paper": {"checks", "machine", "manifolds", "mixers", "spectra"},
+    "diagnose": {"checks", "connections", "manifolds", "mixers", "spectra", "machine"},
+    "experiments": {"checks", "connections", "diagnose", "kernels", "manifolds", "mixers", "optim", "machine"},
     "dialects": {"checks", "connections", "mixers"},
     "wrap": {"checks", "connections", "mixers"},
     "report": {"diagnose", "experiments", "mixers", "paper", "spectra"},
-    "cli": {"diagnose", "experiments", "paper", "report", "spectra", "wrap"},
+    "cli": {"checks", "diagnose", "experiments", "paper", "report", "spectra", "wrap"},
     "__main__": {"cli"},
 }
 
@@ -106,21 +106,21 @@ MAY_NAME = {
         "connections/hyper.py",  # the default, and the one skip that need not be multiplied
         "dialects/mhc.py",  # the skips of published models
         "wrap/wrapping.py",  # the default
-        "spectra/panel.py",  # the columns of the paper's figure
-        "spectra/random_skips.py",  # the options of a few mixers' random skips
-        "spectra/query.py",  # the default
+        "paper/panel.py",  # the columns of the paper's figure
+        "spectra/network.py",  # the options of a few mixers' random skips
+        "cli/spectrum.py",  # the default
         "experiments/demo.py",  # those that are compared
         "experiments/models/connections.py",  # the paper's settings of its variants
         "experiments/training/presets.py",
     },
     "experiments/tasks": {"experiments/training/config.py", "experiments/training/presets.py"},
-    "spectra/solvers": {"spectra/grid.py", "spectra/panel.py", "spectra/solve.py"},
+    "paper": set(),
 }
 # The same words with another meaning: manifolds, a column's heading, an extra of the package.
 OTHER_MEANING = {
     "mixers": {"manifolds/__init__.py", "report/generating_sets.py"},
     "experiments/tasks": {"cli/__init__.py"},
-    "spectra/solvers": set(),
+    "paper": set(),
 }
 
 
@@ -149,7 +149,7 @@ def test_nothing_outside_its_folder_names_a_mixer_a_task_or_a_solver(home):
     registries: dict[str, dict[str, object]] = {
         "mixers": jpmhc.MIXERS,
         "experiments/tasks": TASKS,
-        "spectra/solvers": METHODS,
+        "paper": METHODS,
     }
     registry = registries[home]
     names = {*registry, *(entry.__name__ for entry in registry.values() if isinstance(entry, type))}

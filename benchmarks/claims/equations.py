@@ -309,6 +309,6 @@ def universality() -> tuple[float, ...]:
         skip = torch.eye(1, dtype=torch.float64)
         exact = spectra.Network.from_activation(skip, "relu", scale, depth=depth, paths=256)
         mean = spectra.Network.repeated(skip, float(exact.variance[0]), depth)
-        one, other = green(exact, "chain", z), green(mean, "chain", z)
+        one, other = green(exact, z=z), green(mean, z=z)
         found.append(float(((other - one) / one).abs().max()))
     return tuple(found)

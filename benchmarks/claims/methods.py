@@ -67,7 +67,7 @@ def matrix_power() -> tuple[float, float, float]:
 )
 def time_of_a_point() -> tuple[float, ...]:
     asked, seconds = network("bistochastic", 100, shared=False), []
-    for method, count in (("chain", 100), ("twisted", 5)):
+    for method, count in ((None, 100), ("twisted", 5)):
         x = torch.linspace(0.05, 3, count, dtype=torch.float64)
         start = time.perf_counter()
         green(asked, method, torch.complex(x, torch.full_like(x, ETA)))
@@ -128,7 +128,7 @@ def subordination_matrix() -> float:
     r"""Find b with $G_1(b)\,b - 1 = z G_L - 1$ from the chain's matrix-valued G_L and eq. matrix_dyson_schur."""
     asked = network("bistochastic", 2)
     z, skip, variance = POINTS[2], asked.skips[0].to(torch.complex128), float(asked.variance[0])
-    found = spectra.cauchy(asked, z.unsqueeze(0), "chain", matrix=True, tolerance=1e-12)
+    found = spectra.cauchy(asked, z.unsqueeze(0), matrix=True, tolerance=1e-12)
     assert found.matrix is not None
     eye, moment = torch.eye(STREAMS, dtype=torch.complex128), z * found.matrix[0]
     ratio = moment @ torch.linalg.inv(moment - eye)

@@ -9,7 +9,7 @@ import torch
 from record import claim
 from torch import Tensor
 
-from jpmhc import spectra
+from jpmhc import paper, spectra
 from jpmhc.manifolds import birkhoff
 
 # The paper's panel: four streams, Lσ² = 0.05, one skip for all layers; points x + 0.05i across the spectrum.
@@ -25,19 +25,22 @@ def network(kind: str, depth: int, *, shared: bool = True, seed: int = 0, budget
     return spectra.Network.from_mixer(kind, depth, budget / depth, STREAMS, seed, shared=shared)
 
 
-def green(asked: spectra.Network, method: str = "auto", z: Tensor = POINTS, **options: float) -> Tensor:
-    """Return the Cauchy transform, without the warning of methods that are not exact: that is what is measured."""
+def green(asked: spectra.Network, method: str | None = None, z: Tensor = POINTS, **options: float) -> Tensor:
+    """Return the exact Cauchy transform or a paper's one, without the warning of methods that are not exact."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        found = spectra.cauchy(asked, z, method, **options)
+        transform = spectra.cauchy if method is None else paper.transform(method)
+        found = transform(asked, z, **options)
     if not bool(found.converged.all()):
-        raise ValueError(f"{int((~found.converged).sum())} of {len(z)} points of the method {method} did not converge")
+        raise ValueError(
+            f"{int((~found.converged).sum())} of {len(z)} points of {method or 'the exact equation'} did not converge"
+        )
     return found.G
 
 
 def errors(asked: spectra.Network, method: str, z: Tensor = POINTS) -> Tensor:
     """Return the relative errors of a method against the chain, which is exact."""
-    truth = green(asked, "chain", z)
+    truth = green(asked, z=z)
     return ((green(asked, method, z) - truth) / truth).abs()
 
 
@@ -46,12 +49,12 @@ def collapsed(asked: spectra.Network) -> float:
     return spectra.share_below(asked, 0.1, points=24)
 
 
-def sampled_distance(kind: str, depth: int, method: str) -> float:
+def sampled_distance(kind: str, depth: int, method: str | None = None) -> float:
     """Return W₁ in singular values between a theory and 100 sampled networks of width 100."""
     asked = network(kind, depth)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        curve = spectra.density(asked, method=method)
+        curve = spectra.density(asked, transform=paper.transform(method) if method else spectra.cauchy)
     return curve.wasserstein(spectra.simulate(asked, 25, 100, seed=0))
 
 
@@ -103,7 +106,7 @@ def orthogonal_against_identity() -> tuple[float, float]:
         pair = [
             spectra.Network(network(kind, 10, shared=False).skips, 0.1, *vectors) for kind in ("identity", "orthogonal")
         ]
-        one, other = (green(asked, "chain", tolerance=1e-12) for asked in pair)
+        one, other = (green(asked, tolerance=1e-12) for asked in pair)
         found.append(float(((other - one) / one).abs().max()))
     return found[0], found[1]
 
@@ -143,7 +146,7 @@ def mass_on_the_support() -> tuple[float, ...]:
         curve = spectra.density(asked)
         low, high = float(curve.x[0]), curve.quantile(1.0) ** 2
         x = torch.linspace(max(low, 1e-6), high, 4000, dtype=torch.float64)
-        rho = -green(asked, "auto", torch.complex(x, torch.full_like(x, 0.01))).imag / math.pi
+        rho = -green(asked, z=torch.complex(x, torch.full_like(x, 0.01))).imag / math.pi
         found.append(float(torch.trapezoid(rho, x)))
     return tuple(found)
 
@@ -161,7 +164,7 @@ def mass_on_the_support() -> tuple[float, ...]:
 def finite_width() -> tuple[float, ...]:
     asked = network("bistochastic", 2)
     z = torch.tensor([0.75 + 0.05j], dtype=torch.complex128)
-    truth = green(asked, "chain", z)
+    truth = green(asked, z=z)
     found = []
     for width, samples in ((15, 1000), (60, 100)):
         values = spectra.simulate(asked, width, samples, seed=1)
@@ -183,7 +186,7 @@ def finite_width() -> tuple[float, ...]:
 def many_streams() -> tuple[float, float]:
     asked = spectra.Network.from_mixer("bistochastic", 10, BUDGET / 10, 16, seed=0)
     start = time.perf_counter()
-    truth = green(asked, "chain")
+    truth = green(asked)
     seconds = (time.perf_counter() - start) / len(POINTS)
     values = spectra.simulate(asked, 12, 40, seed=0).flatten().double()
     mean = (1 / (POINTS.unsqueeze(-1) - values)).mean(-1)

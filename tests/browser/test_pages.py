@@ -5,9 +5,8 @@ from benchmarks.compute_atlas import assemble_atlas, compute_choice
 from matplotlib import image
 
 from jpmhc import cli
-from jpmhc.report.explorer import render_explorer
+from jpmhc.report.explorer import MISSING, render_explorer
 from jpmhc.report.page import write_page
-from jpmhc.spectra.atlas import MISSING
 from tests.browser.chromium import FOUND, Chromium
 from tests.report.run_folders import write_run, write_votes
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from jpmhc.spectra.query import read_skips
+from jpmhc.cli.spectrum import read_skips
 from tests.campaign.hostile_tasks import make_value, spoil_bytes
 from tests.campaign.refusals import find_fault
 from tests.campaign.tally import Tally

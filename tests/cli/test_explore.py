@@ -9,8 +9,8 @@ import pytest
 
 from jpmhc import cli
 from jpmhc.mixers import MIXERS
+from jpmhc.report.explorer import LEVELS, MISSING
 from jpmhc.report.page import LARGEST
-from jpmhc.spectra.atlas import LEVELS, MISSING
 
 
 def test_the_page_holds_the_atlas(tmp_path, capsys):

@@ -1,7 +1,7 @@
 """The command `jpmhc panel`."""
 
 from jpmhc import cli
-from jpmhc.spectra.panel import PanelConfig
+from jpmhc.paper.panel import PanelConfig
 from tests.cli.running import fails_with
 
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from matplotlib.colors import to_rgb
 
+from jpmhc.cli.spectrum import Query, answer_query
+from jpmhc.paper.panel import PanelConfig, panel
 from jpmhc.report import spectrum_figures as figures
 from jpmhc.report.spectrum_figures import FIXED, SCALAR, draw_panel, draw_spectrum
 from jpmhc.report.style import EXACT, SAMPLED, colour_of
-from jpmhc.spectra.panel import PanelConfig, panel
-from jpmhc.spectra.query import Query, answer_query
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

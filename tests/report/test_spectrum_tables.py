@@ -6,9 +6,9 @@ import re
 import pytest
 import torch
 
+from jpmhc.cli.spectrum import Query, answer_query
+from jpmhc.paper.panel import PanelConfig, panel
 from jpmhc.report.spectrum_tables import print_answer, print_panel, write_panel
-from jpmhc.spectra.panel import PanelConfig, panel
-from jpmhc.spectra.query import Query, answer_query
 
 
 @pytest.fixture(scope="module")

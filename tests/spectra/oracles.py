@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jpmhc.spectra.solvers.fixed_point import Newton
-from jpmhc.spectra.solvers.fixed_point.contract import Problem
-from jpmhc.spectra.solvers.twisted import Factors
+from jpmhc.paper.twisted import Factors
+from jpmhc.spectra.chain.fixed_point import Newton
+from jpmhc.spectra.chain.fixed_point.contract import Problem
 
 
 def find_support(spectrum: Tensor, variance: float) -> Tensor:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from jpmhc.checks import to_non_negative_number, to_positive_number, to_read_and_write, to_real_tensor, to_whole_number
+from jpmhc import paper
+from jpmhc.checks import to_non_negative_number, to_positive_number, to_real_tensor, to_whole_number
 from jpmhc.spectra import (
     Network,
     cauchy,
@@ -17,6 +18,7 @@ from jpmhc.spectra import (
     simulate,
     simulate_nonlinear,
 )
+from jpmhc.spectra.arguments import to_read_and_write
 
 NETWORK = Network.from_mixer("orthogonal", 2, 0.01, streams=2)
 DENSITY = density(NETWORK, torch.linspace(0.3, 2, 30, dtype=torch.float64))
@@ -81,7 +83,7 @@ def test_arrays_keep_double_precision():
         (lambda: NETWORK.to("abacus"), "no available device is called 'abacus'"),
         (lambda: cauchy(EYE, Z), "a Network is needed, not a Tensor"),
         (lambda: cauchy(NETWORK, "a"), "spectral points must be complex numbers"),
-        (lambda: cauchy(NETWORK, Z, ["chain"]), "no method is called"),
+        (lambda: paper.cauchy(NETWORK, Z, ["z1"]), "no method is called"),
         (lambda: cauchy(NETWORK, Z, tolerance="a"), "the tolerance must be positive and finite, got 'a'"),
         (lambda: cauchy(NETWORK, Z, maximum=2.5), "the number of iterations must be a whole number"),
         (lambda: density(EYE), "a Network is needed"),

@@ -10,10 +10,11 @@ import pytest
 import torch
 from scipy.stats import kstest, wasserstein_distance
 
+from jpmhc import paper
+from jpmhc.cli.spectrum import Query
+from jpmhc.paper.one_layer import gram_spectrum
 from jpmhc.spectra import Network, cauchy, density, distances, edges, moments, simulate
-from jpmhc.spectra.query import Query
 from jpmhc.spectra.refine import richardson
-from jpmhc.spectra.solvers.one_layer import gram_spectrum
 from tests.campaign.hostile_networks import draw_network, find_fault
 from tests.spectra.oracles import find_support
 from tests.spectra.problems import (
@@ -33,30 +34,30 @@ def gaussian_product(depth):
 def test_fuss_catalan_density_edge_and_moments(depth):
     network = gaussian_product(depth)
     x, truth = fuss_catalan_density(depth, 12)
-    found = density(network, x, refine="richardson", relative_eta=0.01, method="chain")
+    found = density(network, x, refine="richardson", relative_eta=0.01)
     assert (found.values - truth).abs().max() < 1e-4
     assert not found.interpolated.any()
-    whole = density(network, method="chain")
-    ends = edges(network, whole, "chain")
+    whole = density(network)
+    ends = edges(network, whole)
     assert ends.shape == (1, 2)
     assert ends[0, 0] == 0
     assert abs(float(ends[0, 1]) / fuss_catalan_edge(depth) - 1) < 1e-3
-    found_moments = moments(network, 4, float(whole.x[-1]), "chain")
+    found_moments = moments(network, 4, float(whole.x[-1]))
     assert (found_moments / fuss_catalan_moments(depth, 4) - 1).abs().max() < 1e-6
     assert abs(whole.mass + whole.below - 1) < 5e-3
     assert (whole.moments(2) / fuss_catalan_moments(depth, 2) - 1).abs().max() < 0.02
 
 
-@pytest.mark.parametrize(("scale", "method"), [(0.1, "dyson"), (0.5, "chain")])
-def test_edges_of_the_identity_plus_noise(scale, method):
+@pytest.mark.parametrize(("scale", "transform"), [(0.1, paper.transform("dyson")), (0.5, cauchy)])
+def test_edges_of_the_identity_plus_noise(scale, transform):
     network = Network.repeated(torch.eye(2), scale**2, 1)
-    found = edges(network, density(network, method=method), method)
+    found = edges(network, density(network, transform=transform), transform)
     assert (found[0] - torch.tensor(shifted_gaussian_edges(scale), dtype=torch.float64)).abs().max() < 1e-3
 
 
 def test_edges_of_sixty_layers_are_near_the_continuum():
     network = Network.repeated(torch.eye(1), 0.5 / 60, 60)
-    found = edges(network, density(network, method="chain"), "chain")
+    found = edges(network, density(network))
     assert (found[0] / torch.tensor(deep_identity_edges(0.5), dtype=torch.float64) - 1).abs().max() < 0.02
 
 
@@ -153,13 +154,12 @@ def test_distances_against_scipy():
     assert good.wasserstein < 0.02 < apart.wasserstein
 
 
-def test_unconverged_points_are_interpolated_only_when_few(monkeypatch):
+def test_unconverged_points_are_interpolated_only_when_few():
     network = Network.from_mixer("bistochastic", 4, 0.05)
     x = torch.linspace(0.1, 2, 40, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"40 of 40 points did not converge .*; layer [1-4] makes it hard"):
         density(network, x, eta=0.02, maximum=2)
     truth = density(network, x, eta=0.02)
-    module = importlib.import_module("jpmhc.spectra.density")
 
     def spoilt(network, z, *arguments, **options):
         found = cauchy(network, z, *arguments, **options)
@@ -168,8 +168,7 @@ def test_unconverged_points_are_interpolated_only_when_few(monkeypatch):
             found.converged[[7, 20]], found.residual[[7, 20]] = False, 1.0
         return found
 
-    monkeypatch.setattr(module, "cauchy", spoilt)
-    few = density(network, x, eta=0.02)
+    few = density(network, x, eta=0.02, transform=spoilt)
     assert few.interpolated.nonzero().squeeze(-1).tolist() == [7, 20]
     assert (few.values - truth.values).abs().max() < 0.05
     assert (few.values != truth.values)[[7, 20]].all()
@@ -227,9 +226,7 @@ def test_narrow_bands_and_the_gaps_between_them_add_up_to_one(mixer, depth, nois
 @pytest.mark.parametrize("start", [1e-6, 1e-12, 1e-18])
 def test_mass_below_a_grid_that_begins_inside_the_spectrum(start):
     # five Gaussian layers: density sin(pi/6)/pi x^(-5/6) towards zero, so that 6 sin(pi/6)/pi x^(1/6) lies below x
-    found = density(
-        gaussian_product(5), torch.logspace(math.log10(start), 1.2, 60, dtype=torch.float64), method="chain"
-    )
+    found = density(gaussian_product(5), torch.logspace(math.log10(start), 1.2, 60, dtype=torch.float64))
     truth = 3 / math.pi * start ** (1 / 6)
     assert abs(found.below - truth) < 0.02 * truth + 2e-4
 
@@ -239,11 +236,10 @@ def test_mass_below_a_grid_that_begins_outside_the_spectrum_is_none():
     assert found.below < 1e-4
 
 
-def test_unconverged_points_far_apart_are_interpolated_over_orders_of_magnitude(monkeypatch):
+def test_unconverged_points_far_apart_are_interpolated_over_orders_of_magnitude():
     network = gaussian_product(3)
     x = torch.logspace(-8, 1, 30, dtype=torch.float64)
-    truth = density(network, x, method="chain")
-    module = importlib.import_module("jpmhc.spectra.density")
+    truth = density(network, x)
 
     def spoilt(network, z, *arguments, **options):
         found = cauchy(network, z, *arguments, **options)
@@ -251,8 +247,7 @@ def test_unconverged_points_far_apart_are_interpolated_over_orders_of_magnitude(
             found.G[5], found.converged[5], found.residual[5] = 1e6, False, 1.0
         return found
 
-    monkeypatch.setattr(module, "cauchy", spoilt)
-    found = density(network, x, method="chain")
+    found = density(network, x, transform=spoilt)
     assert found.interpolated.nonzero().squeeze(-1).tolist() == [5]
     assert abs(found.values[5] / truth.values[5] - 1) < 0.02
 
@@ -260,10 +255,10 @@ def test_unconverged_points_far_apart_are_interpolated_over_orders_of_magnitude(
 def test_the_last_edge_of_a_long_tail_is_beyond_what_the_curve_shows():
     # 40 identity layers of much noise: x rho falls below what counts as a band long before the spectrum ends
     network = Network.repeated(torch.eye(1), 0.15, 40)
-    found = edges(network, density(network, method="chain"), "chain")
+    found = edges(network, density(network))
     assert abs(float(found[-1, 1]) / deep_identity_edges(6.0)[1] - 1) < 0.5
     x = torch.tensor([0.98, 0.99, 1.01, 1.02], dtype=torch.float64) * found[-1, 1]
-    around = density(network, x, method="chain", relative_eta=1e-6).values
+    around = density(network, x, relative_eta=1e-6).values
     assert float(around[2:].max()) < 0.02 * float(around[:2].min())
 
 
@@ -296,7 +291,7 @@ def test_a_refusal_names_the_layer_that_makes_it_hard(noisy):
     with pytest.raises(
         ValueError, match=rf"^9 of 9 points did not converge .*; layer {noisy} makes it hard: raise eta"
     ):
-        density(network, torch.linspace(0.1, 3, 9), eta=1e-6, method="chain", maximum=3)
+        density(network, torch.linspace(0.1, 3, 9), eta=1e-6, maximum=3)
 
 
 def test_where_nothing_converges_below_the_grid_the_rest_of_the_mass_lies_there(monkeypatch):
@@ -304,19 +299,19 @@ def test_where_nothing_converges_below_the_grid_the_rest_of_the_mass_lies_there(
     network = Network.repeated(torch.diag(torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=torch.float64)), 1e-4, depth=3)
     wanted = density(network)
     module = importlib.import_module("jpmhc.spectra.density")
-    solve = module.cauchy
+    find_grid = module.find_grid
 
     def fails_for_few(network, z, *given, **named):
-        found = solve(network, z, *given, **named)
+        found = cauchy(network, z, *given, **named)
         if len(z) > 3:
             return found
         return dataclasses.replace(found, converged=torch.zeros_like(found.converged), residual=found.residual + 0.1)
 
-    monkeypatch.setattr(module, "cauchy", fails_for_few)
-    found = density(network)
+    monkeypatch.setattr(module, "find_grid", lambda network, transform, *given: find_grid(network, cauchy, *given))
+    found = density(network, transform=fails_for_few)
     assert found.below == pytest.approx(1 - wanted.mass, abs=1e-9)
     with pytest.raises(ValueError, match="the mass below the grid is unknown"):
-        density(network, x=wanted.x)
+        density(network, x=wanted.x, transform=fails_for_few)
 
 
 def test_a_band_across_the_grids_first_point_counts_once():

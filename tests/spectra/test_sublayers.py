@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from jpmhc import paper
 from jpmhc.spectra import Network, cauchy, simulate, sublayers
 
 Z = torch.tensor([0.05, 0.3, 0.8, 1.5, 4.0], dtype=torch.float64) + 0.2j
@@ -100,4 +101,4 @@ def test_bad_laws_are_refused(make, sentence):
 def test_the_papers_methods_refuse_other_sublayers():
     network = Network(torch.eye(2).expand(2, 2, 2), None, torch.ones(2), torch.ones(2), sublayers=LAWS["gelu"])
     with pytest.raises(ValueError, match="not other sublayers"):
-        cauchy(network, Z, "twisted")
+        paper.cauchy(network, Z, "twisted")

@@ -51,7 +51,7 @@ def mass_ratio(network: Network) -> float:
     scaled, _ = network.rescaled()
     floor = float(torch.linalg.svdvals(scaled.skips).amin(-1).prod()) ** 2
     y = floor * torch.tensor([1e-5, 1e-6], dtype=torch.float64)
-    mass = (1j * y * cauchy(scaled, 1j * y, "chain", tolerance=1e-10).G).real
+    mass = (1j * y * cauchy(scaled, 1j * y, tolerance=1e-10).G).real
     return float(mass[0] / mass[1])
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from jpmhc.spectra import trace
+from jpmhc.spectra.chain import solve as chain
 from jpmhc.spectra.network import Network
-from jpmhc.spectra.solvers import chain
 
 
 def generator(seed):

@@ -4,9 +4,8 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from jpmhc.cli.command import make_main
-from jpmhc.report.explorer import render_explorer
+from jpmhc.report.explorer import read_atlas, render_explorer
 from jpmhc.report.page import write_page
-from jpmhc.spectra.atlas import read_atlas
 
 
 def explore(out: Path = Path("out/explore.html")) -> None:

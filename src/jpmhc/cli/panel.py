@@ -7,8 +7,8 @@ import tyro
 
 from jpmhc.cli.command import make_main
 from jpmhc.cli.output import result_folder
-from jpmhc.spectra.panel import PanelConfig
-from jpmhc.spectra.panel import panel as compute_cells
+from jpmhc.paper.panel import PanelConfig
+from jpmhc.paper.panel import panel as compute_cells
 
 
 def panel(

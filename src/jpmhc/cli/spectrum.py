@@ -1,13 +1,236 @@
-"""The command `jpmhc spectrum`."""
+"""The command `jpmhc spectrum`: the words of a command line become a network, and the network becomes numbers."""
 
+from __future__ import annotations
+
+import csv
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from pickle import UnpicklingError
+from tokenize import TokenError
+from typing import Annotated, Literal, TypeVar
+from zipfile import BadZipFile, is_zipfile
 
+import numpy as np
+import torch
 import tyro
+from torch import Tensor
 
+from jpmhc.checks import choice, to_non_negative_number, to_positive_number, to_whole_number
 from jpmhc.cli.command import make_main
 from jpmhc.cli.output import result_folder
-from jpmhc.spectra.query import MIXER, Query, answer_query, write_curve
+from jpmhc.paper.methods import METHODS, transform
+from jpmhc.report.spectrum_tables import Answer, print_answer
+from jpmhc.spectra.arguments import to_skips
+from jpmhc.spectra.density import RELATIVE_ETA, Density, density
+from jpmhc.spectra.distances import distances
+from jpmhc.spectra.edges_and_moments import edges, moments
+from jpmhc.spectra.network import Network
+from jpmhc.spectra.simulate import refuse_size, simulate
+from jpmhc.spectra.solve import cauchy
+
+T = TypeVar("T")
+
+# What reading a damaged file raises: NumPy tokenizes the header of .npy, and the unpickler of torch pops from lists.
+_UNREADABLE = (
+    *(ValueError, EOFError, RuntimeError, UnpicklingError, TokenError),
+    *(LookupError, TypeError, AttributeError, OverflowError, OSError, BadZipFile),
+)
+
+# What is asked where nothing is said.
+EXACT_METHOD = "chain"
+MIXER, DEPTH, STREAMS, NOISE, SAMPLES, WIDTH = "sinkhorn", 10, 4, 0.05, 100, 25
+
+
+@dataclass(frozen=True)
+class Query:
+    r"""A network and how to solve it; an option that another one makes meaningless is refused.
+
+    Attributes:
+        mixer: Random skips, by the name of the mixer that they are of, or of the random matrices that it draws;
+            sinkhorn by default.
+        matrix: A file with the skips instead, [n, n] for all layers or [L, n, n]: .npy, .pt, or rows of text such as
+            .csv.
+        depth: Layers L; 10 by default, or as many as --matrix holds.
+        streams: Streams n of random skips; 4 by default.
+        noise: $L \sigma^2$, the noise variance of all layers together; 0.05 by default.
+        activation: Take the noise of each layer from this activation and --weight-scale instead.
+        weight_scale: $\sigma_w$ of the sublayers' weights, with --activation; 1 by default.
+        input_variance: Mean square of the network's input, with --activation; 1 by default.
+        paths: Over how many draws of the slopes the law is averaged, with --activation; 1 by default, which puts their
+            mean square in their place: seconds instead of minutes, and right where each layer's noise is small.
+        block: Noise of the true hyper-connection block, which reads the mean of the streams and writes to all of them,
+            instead of noise that is the same in every direction.
+        shared: One skip for all layers instead of a new one in each.
+        seed: Of random skips and samples.
+        method: chain, which is exact, or one of the paper's: dyson, z1, z1-matrix, subordination, stransform, twisted,
+            twisted-paper.
+        eta: A fixed smoothing; by default it is --relative-eta times x.
+        relative_eta: The smoothing as a fraction of x; 0.001 by default.
+        refine: richardson (extrapolates to eta = 0), richardson-paper, or aaa.
+        simulate: Sample networks too, and say how far they are.
+        samples: How many networks, with --simulate; 100 by default.
+        width: Features per stream of sampled networks, with --simulate; 25 by default.
+        device: Where to compute: cpu or cuda.
+    """
+
+    mixer: str | None = None
+    matrix: Path | None = None
+    depth: int | None = None
+    streams: int | None = None
+    noise: float | None = None
+    activation: str | None = None
+    weight_scale: float | None = None
+    input_variance: float | None = None
+    paths: int | None = None
+    block: bool = False
+    shared: bool = False
+    seed: int = 0
+    method: str = EXACT_METHOD
+    eta: float | None = None
+    relative_eta: float | None = None
+    refine: Literal["richardson", "richardson-paper", "aaa"] | None = None
+    simulate: bool = False
+    samples: int | None = None
+    width: int | None = None
+    device: Literal["cpu", "cuda"] = "cpu"
+
+    def __post_init__(self) -> None:
+        def refuse(reason: str, **options: object) -> None:
+            for name, value in options.items():
+                if value is not None and value is not False:
+                    raise ValueError(f"--{name.replace('_', '-')} {reason}")
+
+        if self.matrix is not None:
+            reason = "describes random skips, and --matrix gives them; leave one of the two away"
+            refuse(reason, mixer=self.mixer, streams=self.streams, shared=self.shared)
+        if self.activation is None:
+            reason = "describes a nonlinear network and needs --activation"
+            refuse(reason, weight_scale=self.weight_scale, input_variance=self.input_variance, paths=self.paths)
+        else:
+            refuse("is what --activation decides; leave one of the two away", noise=self.noise)
+        if self.eta is not None:
+            refuse("and the fixed --eta exclude each other", relative_eta=self.relative_eta)
+        if not self.simulate:
+            refuse("describes sampled networks and needs --simulate", samples=self.samples, width=self.width)
+        for name in ("depth", "streams", "samples", "width", "paths"):
+            if getattr(self, name) is not None:
+                to_whole_number(getattr(self, name), name)
+        for name in ("eta", "relative_eta"):
+            if getattr(self, name) is not None:
+                to_positive_number(getattr(self, name), name)
+        choice(self.method, (EXACT_METHOD, *METHODS), "method")
+
+    def network(self) -> Network:
+        """Build the network that the options describe."""
+        if self.matrix is None:
+            mixer, streams = _or(self.mixer, MIXER), _or(self.streams, STREAMS)
+            skips = Network.from_mixer(mixer, _or(self.depth, DEPTH), 0.0, streams, self.seed, shared=self.shared).skips
+        else:
+            skips = read_skips(self.matrix, self.depth)
+        n = skips.shape[-1]
+        read, write = (torch.full((n,), 1 / n, dtype=torch.float64), torch.ones(n, dtype=torch.float64))
+        vectors = (read, write) if self.block else (None, None)
+        if self.activation is None:
+            noise = to_non_negative_number(_or(self.noise, NOISE), "noise")
+            return Network(skips, noise / len(skips), *vectors).to(self.device)
+        scale, variance = _or(self.weight_scale, 1.0), _or(self.input_variance, 1.0)
+        network = Network.from_activation(
+            skips, self.activation, scale, variance, read=vectors[0], write=vectors[1], paths=_or(self.paths, 1)
+        )
+        return network.to(self.device)
+
+    def title(self, network: Network) -> str:
+        """Return one line that describes the network."""
+        skips = str(self.matrix) if self.matrix is not None else f"{_or(self.mixer, MIXER)} skips"
+        noise = f"Lσ² = {_or(self.noise, NOISE):g}"
+        if self.activation is not None:
+            noise = f"{self.activation}, σ_w = {_or(self.weight_scale, 1.0):g}"
+        block = ", hyper-connection block" if self.block else ""
+        skips = f"one of the {skips} for all layers" if self.shared else skips
+        return f"{skips}, n = {network.streams}, L = {network.depth}, {noise}{block}"
+
+
+def _or(value: T | None, default: T) -> T:
+    return default if value is None else value
+
+
+def answer_query(query: Query, progress: Callable[[str], None] | None = None) -> Answer:
+    """Compute the spectrum that a query asks for, and sample networks beside it if it says so.
+
+    Args:
+        query: What to compute.
+        progress: Called with the name of each stage when it begins.
+    """
+
+    def stage(name: str) -> None:
+        if progress is not None:
+            progress(name)
+
+    network = query.network()
+    if query.simulate:
+        refuse_size(network.streams, _or(query.width, WIDTH))
+    start = time.perf_counter()
+    stage("density")
+    relative = _or(query.relative_eta, RELATIVE_ETA)
+    compute = cauchy if query.method == EXACT_METHOD else transform(query.method)
+    found = density(network, None, query.eta, query.refine, transform=compute, relative_eta=relative)
+    stage("edges and moments")
+    with warnings.catch_warnings():
+        # That a method is not exact for the network has been said by the density.
+        warnings.filterwarnings("ignore", "method '", UserWarning)
+        bands = edges(network, found, compute).sqrt()
+        exact = moments(network, 4, float(found.x[-1]), compute)
+    seconds = time.perf_counter() - start
+    sampled, apart = None, None
+    if query.simulate:
+        samples = _or(query.samples, SAMPLES)
+        stage(f"{samples} sampled networks")
+        sampled = simulate(network, _or(query.width, WIDTH), samples, query.seed)
+        apart = distances(found, sampled)
+    return Answer(network, found, bands, exact.cpu(), sampled, apart, seconds)
+
+
+def read_skips(path: Path, depth: int | None = None) -> Tensor:
+    """Read skips [L, n, n] from a file; one matrix [n, n] there stands for `depth` layers (10 if None)."""
+    if not path.is_file():
+        raise ValueError(f"there is no file {path} to read a matrix from")
+    try:
+        if path.suffix == ".pt" and not is_zipfile(path):
+            raise ValueError("it is no file that torch.save wrote")
+        if path.suffix == ".pt":
+            held = torch.load(path, map_location="cpu", weights_only=True)
+        elif path.suffix == ".npy":
+            held = np.load(path, allow_pickle=False)
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # that an empty file is empty is said below
+                held = np.loadtxt(path.read_text().replace(",", " ").splitlines(), ndmin=2)
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not text; a matrix is read from .npy, .pt, or rows of numbers as text") from None
+    except _UNREADABLE as error:
+        # The first sentence says it; torch goes on with advice on its own options.
+        said = (str(error) or type(error).__name__).splitlines()[0].split(". ")[0]
+        raise ValueError(f"{path} holds no matrix: {said[:200]}") from None
+    if not isinstance(held, Tensor | np.ndarray):
+        raise ValueError(f"{path} must hold one array of skips, not a {type(held).__name__}")
+    if held.ndim == 2:
+        depth = DEPTH if depth is None else depth
+    return to_skips(held, f"the skips in {path}", depth)
+
+
+def write_curve(found: Density, path: Path) -> Path:
+    """Write a density as CSV: squared and plain singular values, their densities, and the distribution function."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    s, values = found.singular_values()
+    columns = (found.x, found.values, found.eta, s, values, found.cumulative(), found.interpolated.long())
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["x", "density_x", "eta", "singular_value", "density_s", "cumulative", "interpolated"])
+        writer.writerows(zip(*(column.tolist() for column in columns)))
+    return path
 
 
 def spectrum(query: Annotated[Query, tyro.conf.arg(name="")], out: Path = Path("out/spectrum")) -> None:
@@ -20,7 +243,6 @@ def spectrum(query: Annotated[Query, tyro.conf.arg(name="")], out: Path = Path("
     """
     from jpmhc.report.progress import StageProgress, warnings_in_one_line
     from jpmhc.report.spectrum_figures import draw_spectrum
-    from jpmhc.report.spectrum_tables import print_answer
     from jpmhc.report.style import EXACT, colour_of
 
     with result_folder(out), warnings_in_one_line(), StageProgress() as progress:

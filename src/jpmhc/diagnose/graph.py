@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from jpmhc.diagnose.ends import Ends, cut_batch, run_between
-from jpmhc.spectra.memory import free_memory
+from jpmhc.machine import free_memory
 
 # Inputs of fewer numbers are not asked whether their graph fits, where an integer stands for as many numbers as an
 # embedding has; the share of the free memory that a graph may take.

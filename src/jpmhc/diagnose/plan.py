@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from jpmhc.diagnose.jacobian import Jacobian
-from jpmhc.spectra.memory import free_memory
+from jpmhc.machine import free_memory
 
 METHODS = ("auto", "dense", "lanczos")
 # Seconds of one multiplication and addition in a singular value decomposition, and the largest matrix it is asked for.

@@ -17,10 +17,10 @@ from torch import Tensor
 from jpmhc import spectra
 from jpmhc.checks import choice, fits_memory, inside, to_whole_number
 from jpmhc.connections.gates import favouring
+from jpmhc.machine import one_thread
 from jpmhc.mixers import MIXERS, Mixer
 from jpmhc.spectra.density import COLLAPSED
 from jpmhc.spectra.summary import direct_path, shares_below
-from jpmhc.threads import one_thread
 
 NORMS = ("pre", "post")
 _SEED = 0

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import jpmhc
 from jpmhc import checks
-from jpmhc.threads import one_thread
+from jpmhc.machine import one_thread
 
 PLAIN = "plain"
 # Shares of the singular values at which spectra are recorded.

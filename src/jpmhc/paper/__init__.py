@@ -1,5 +1,7 @@
 """What the paper computes, as it prints it."""
 
 from jpmhc.paper import generators
+from jpmhc.paper.methods import METHODS, cauchy, transform
+from jpmhc.paper.panel import PanelConfig, panel
 
-__all__ = ["generators"]
+__all__ = ["METHODS", "PanelConfig", "cauchy", "generators", "panel", "transform"]

@@ -13,11 +13,11 @@ from matplotlib.legend_handler import HandlerTuple
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
+from jpmhc.paper.panel import Cell
+from jpmhc.report.spectrum_tables import Answer
 from jpmhc.report.style import EXACT, INK, SAMPLED, colour_of, name_ticks, save_figure
 from jpmhc.spectra.density import COLLAPSED, Density
 from jpmhc.spectra.distances import singular_values
-from jpmhc.spectra.panel import Cell
-from jpmhc.spectra.query import Answer
 
 FIXED = "#6b7280"
 SCALAR = "#1d1d1f"

@@ -2,14 +2,38 @@
 
 import csv
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
-from jpmhc.spectra.density import COLLAPSED
-from jpmhc.spectra.panel import Cell, rows
-from jpmhc.spectra.query import Answer
+from jpmhc.paper.panel import Cell, rows
+from jpmhc.spectra.density import COLLAPSED, Density
+from jpmhc.spectra.distances import Distances
+from jpmhc.spectra.network import Network
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """One network's spectrum: what its table and its figure show.
+
+    Attributes:
+        edges: The bands' ends as singular values. [k, 2]
+        moments: The first four moments of squared singular values, without smoothing. [4]
+        sampled: Squared singular values of sampled networks, if asked.
+        distances: Of the density to them.
+        seconds: How long the theory took.
+    """
+
+    network: Network
+    density: Density
+    edges: Tensor
+    moments: Tensor
+    sampled: Tensor | None
+    distances: Distances | None
+    seconds: float
 
 
 def print_answer(answer: Answer) -> None:

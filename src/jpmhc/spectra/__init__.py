@@ -1,23 +1,20 @@
 """Jacobian spectra: describe a network (`Network`), solve it (`cauchy`, `density`), and compare (`simulate`)."""
 
 from jpmhc.spectra import trace
+from jpmhc.spectra.chain.fixed_point import SCHEMES, Anderson, AndersonNewton, Newton, Plain
 from jpmhc.spectra.density import Density, density
 from jpmhc.spectra.distances import Distances, distances
 from jpmhc.spectra.edges_and_moments import edges, moments
 from jpmhc.spectra.growth import growth_edges, layers_until_collapse, projector_rate, share_of_growth_below
-from jpmhc.spectra.network import Network
+from jpmhc.spectra.network import SKIPS, Network
 from jpmhc.spectra.normalised import MLP
 from jpmhc.spectra.propagation import Propagation, propagate
-from jpmhc.spectra.random_skips import SKIPS
 from jpmhc.spectra.simulate import simulate, simulate_nonlinear
 from jpmhc.spectra.solution import Solution
-from jpmhc.spectra.solve import cauchy, choose
-from jpmhc.spectra.solvers import METHODS
-from jpmhc.spectra.solvers.fixed_point import SCHEMES, Anderson, AndersonNewton, Newton, Plain
+from jpmhc.spectra.solve import Transform, cauchy
 from jpmhc.spectra.summary import Summary, gap_radii, geometric_mean, gradient_gains, share_below, summary
 
 __all__ = [
-    "METHODS",
     "MLP",
     "SCHEMES",
     "SKIPS",
@@ -31,8 +28,8 @@ __all__ = [
     "Propagation",
     "Solution",
     "Summary",
+    "Transform",
     "cauchy",
-    "choose",
     "density",
     "distances",
     "edges",

@@ -24,7 +24,7 @@ from jpmhc.spectra.grid import find_grid
 from jpmhc.spectra.network import Network, require_network
 from jpmhc.spectra.refine import aaa, richardson
 from jpmhc.spectra.solution import Solution
-from jpmhc.spectra.solve import cauchy
+from jpmhc.spectra.solve import Transform, cauchy
 
 REFINEMENTS = ("richardson", "richardson-paper", "aaa")
 # The exact curve's smoothing: eta is this fraction of x.
@@ -140,9 +140,9 @@ def density(
     network: Network,
     x: Tensor | None = None,
     eta: float | None = None,
-    method: str = "auto",
     refine: str | None = None,
     *,
+    transform: Transform = cauchy,
     relative_eta: float = RELATIVE_ETA,
     levels: int = 4,
     tolerance: float = 1e-7,
@@ -158,10 +158,10 @@ def density(
     Args:
         x: Squared singular values, positive and ascending; found by default.
         eta: A fixed smoothing, the paper's $\eta$; proportional to x by default.
-        method: A method of `cauchy`.
         refine: None; "richardson" extrapolates to $\eta = 0$ from `levels` smoothings; "richardson-paper" does with the
             paper's tableau, which assumes an error of order $\eta^2$ where it is of order $\eta$; "aaa" fits one
             rational function to G at few points and evaluates that on the grid.
+        transform: What computes the Cauchy transform, such as `paper.transform("z1")`.
         relative_eta: $\eta / x$ where `eta` is not given.
         levels: How many smoothings Richardson extrapolation uses, each twice the one before.
         tolerance: Of the points' residuals.
@@ -177,21 +177,21 @@ def density(
     if x is None and network.is_zero:
         grid = torch.tensor(_ZERO_GRID, dtype=torch.float64)
     elif x is None:
-        grid, rough = find_grid(network, method, eta, relative_eta)
+        grid, rough = find_grid(network, transform, eta, relative_eta)
     else:
         grid = _check_grid(x)
     smoothing = grid * relative_eta if eta is None else torch.full_like(grid, eta)
-    solve = partial(_solve_grid, network, method=method, tolerance=tolerance, maximum=maximum, near=rough)
+    solve = partial(_solve_grid, network, transform=transform, tolerance=tolerance, maximum=maximum, near=rough)
     invert = _invert_relative if eta is None else _invert_fixed
     values, lost, residual = _evaluate_curve(solve, invert, grid, smoothing, refine, levels)
     values = values.clamp_min(0)
     mass = float(_integral(grid, values))
     if eta is None:
         complete = x is None and _hide_no_band(lost)
-        below, bottom = _mass_below(network, grid, values, relative_eta, method, maximum, complete)
+        below, bottom = _mass_below(network, grid, values, relative_eta, transform, maximum, complete)
     else:
         last = torch.complex(grid[-1:], smoothing[-1:]).to(network.skips.device)
-        below, bottom = 0.0, cauchy(network, last, method, maximum=maximum)
+        below, bottom = 0.0, transform(network, last, maximum=maximum)
     result = Density(
         x=grid,
         values=values,
@@ -227,14 +227,14 @@ def _check_grid(x: Tensor) -> Tensor:
 
 
 def _solve_grid(
-    network: Network, z: Tensor, *, method: str, tolerance: float, maximum: int | None, near: Solution | None
+    network: Network, z: Tensor, *, transform: Transform, tolerance: float, maximum: int | None, near: Solution | None
 ) -> tuple[Tensor, Tensor, float]:
     """Return G on a grid, which points did not converge and were interpolated, and the residual of the others."""
     with warnings.catch_warnings():
         # What the method has to say about exactness is said once, by the evaluation below the grid.
         warnings.simplefilter("ignore", UserWarning)
         points = z.to(network.skips.device)
-        found = cauchy(network, points, method, tolerance=tolerance, maximum=maximum, near=near)
+        found = transform(network, points, tolerance=tolerance, maximum=maximum, near=near)
     green, good = found.G.cpu(), (found.converged | (found.residual < _ROUNDED)).cpu()
     lost = int((~good).sum())
     if lost > _INTERPOLABLE * len(z):
@@ -308,7 +308,7 @@ def _mass_below(
     grid: Tensor,
     values: Tensor,
     relative_eta: float,
-    method: str,
+    transform: Transform,
     maximum: int | None,
     complete: bool,
 ) -> tuple[float, Solution]:
@@ -324,7 +324,7 @@ def _mass_below(
     """
 
     def moment_at(z: Tensor) -> tuple[Tensor, Solution]:
-        found = cauchy(network, z.to(network.skips.device), method, tolerance=_BELOW_TOLERANCE, maximum=maximum)
+        found = transform(network, z.to(network.skips.device), tolerance=_BELOW_TOLERANCE, maximum=maximum)
         return z * found.G.cpu(), found
 
     first = grid[:1]

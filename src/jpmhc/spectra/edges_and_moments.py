@@ -10,7 +10,7 @@ from jpmhc.checks import to_positive_number, to_whole_number
 from jpmhc.spectra.density import Density
 from jpmhc.spectra.network import Network, require_network
 from jpmhc.spectra.solution import Solution
-from jpmhc.spectra.solve import cauchy
+from jpmhc.spectra.solve import Transform, cauchy
 
 # Points on the contour's upper half; the rule converges geometrically in them.
 _CONTOUR = 48
@@ -31,7 +31,7 @@ _QUARTERINGS = 6
 _BAND = 5e-3
 
 
-def moments(network: Network, count: int, top: float, method: str = "auto") -> Tensor:
+def moments(network: Network, count: int, top: float, transform: Transform = cauchy) -> Tensor:
     r"""Compute the moments $\int x^k \rho\,dx = \frac{1}{2\pi i}\oint z^k G(z)\,dz$ for k = 1, …, count to nine digits.
 
     Args:
@@ -47,7 +47,7 @@ def moments(network: Network, count: int, top: float, method: str = "auto") -> T
     centre, radius = top / 2, 1.5 * top
     angle = (torch.arange(_CONTOUR, dtype=torch.float64, device=network.skips.device) + 0.5) * (math.pi / _CONTOUR)
     arm = radius * torch.exp(1j * angle)
-    found = cauchy(network, centre + arm, method, tolerance=1e-11)
+    found = transform(network, centre + arm, tolerance=1e-11)
     if not bool(found.converged.all()):
         raise ValueError(f"no moments: around the spectrum, {found.why_unconverged()}")
     mass = float((found.G * arm).real.mean())
@@ -57,7 +57,7 @@ def moments(network: Network, count: int, top: float, method: str = "auto") -> T
     return (powers * found.G * arm).real.mean(-1)
 
 
-def edges(network: Network, density: Density, method: str = "auto") -> Tensor:
+def edges(network: Network, density: Density, transform: Transform = cauchy) -> Tensor:
     r"""Find where the bands of squared singular values begin and end, [k, 2], to about five digits.
 
     Halving $\eta$ halves $\mathrm{Im}\,G$ outside the spectrum and leaves it alone inside; at an edge, where the
@@ -78,11 +78,11 @@ def edges(network: Network, density: Density, method: str = "auto") -> Tensor:
     def within(x: Tensor) -> Tensor:
         nonlocal last
         z = torch.stack([torch.complex(x, x * eta) for eta in (_EDGE_ETA, _EDGE_ETA / 2)])
-        last = cauchy(network, z, method, tolerance=_EDGE_TOLERANCE, near=last)
+        last = transform(network, z, tolerance=_EDGE_TOLERANCE, near=last)
         return last.G[0].imag / last.G[1].imag < math.sqrt(2)
 
     def fine(x: Tensor) -> Solution:
-        return cauchy(network, torch.complex(x, x * _FINE_ETA), method, tolerance=_EDGE_TOLERANCE, near=last)
+        return transform(network, torch.complex(x, x * _FINE_ETA), tolerance=_EDGE_TOLERANCE, near=last)
 
     weight = density.x * density.values
     seen = torch.cat([weight.new_zeros(1), weight, weight.new_zeros(1)]) > _BAND

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from jpmhc.spectra.chain.bases import separating_bases
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.solution import Solution
-from jpmhc.spectra.solve import cauchy
-from jpmhc.spectra.solvers.bases import separating_bases
+from jpmhc.spectra.solve import Transform, cauchy
 
 # The search starts so many orders of magnitude below the mean square, on a grid so dense that its own smoothing
 # (eta / x = _WIDE) lets no band slip through.
@@ -25,7 +25,6 @@ _PAPER_DECADES = 14
 _PER_DECADE = 6
 # Methods whose search follows the mass below y, first in so many decades below the mean; a share this small counts as
 # none.
-_EXACT = ("auto", "chain", "pencil", "dyson")
 _FIRST_DECADES = 5
 _NOTHING = 1e-4
 _WIDE = 0.3
@@ -64,7 +63,9 @@ def upper_bound(network: Network) -> float:
     return math.exp(min(2 * float(norm.clamp_min(1e-300).log().sum()), 690.0))
 
 
-def find_grid(network: Network, method: str, eta: float | None, relative_eta: float) -> tuple[Tensor, Solution]:
+def find_grid(
+    network: Network, transform: Transform, eta: float | None, relative_eta: float
+) -> tuple[Tensor, Solution]:
     r"""Find squared singular values at which to evaluate a density, ascending, and solve the network roughly there.
 
     The density of log x is followed from a wide smoothing to the one asked; in each round intervals that hold much
@@ -73,23 +74,22 @@ def find_grid(network: Network, method: str, eta: float | None, relative_eta: fl
     Args:
         eta: A fixed smoothing; None for $\eta$ proportional to x.
     """
-    if method == "auto" and network.depth > 1 and network.tied is None:
-        method = "chain"  # it finds the same where a scalar method is exact, and sooner
+    exact = transform is cauchy
     mean = math.exp(min(float(network.gains().clamp_min(1e-300).log().sum()), 690.0))
     top = min(max(upper_bound(network), mean) * 1.5, mean / _LOST_ABOVE)
-    decades = _DECADES if method in _EXACT else _PAPER_DECADES
-    if method == "chain" and network.streams > 1 and separating_bases(network.rescaled()[0].skips) is None:
+    decades = _DECADES if exact else _PAPER_DECADES
+    if exact and network.tied is None and network.streams > 1 and separating_bases(network.rescaled()[0].skips) is None:
         decades = _COMMON_DECADES
     bottom = mean * 10.0**-decades
     found: Solution | None = None
-    if method in _EXACT:
-        t, found = _decades_with_mass(network, method, mean, bottom, top)
+    if exact:
+        t, found = _decades_with_mass(network, transform, mean, bottom, top)
     else:
         count = max(20, int(_PER_DECADE * math.log10(top / bottom)))
         t = torch.linspace(math.log(bottom), math.log(top), count, dtype=torch.float64)
     for round_number in range(_ROUNDS):
         share = round_number / (_ROUNDS - 1)
-        more, weight = _solve_roughly(network, t, method, eta, _WIDE ** (1 - share) * relative_eta**share, found)
+        more, weight = _solve_roughly(network, t, transform, eta, _WIDE ** (1 - share) * relative_eta**share, found)
         found = more if found is None else Solution.concatenate([found, more])
         kept = _near_mass(weight, t - math.log(mean))
         if round_number == _ROUNDS - 1:
@@ -104,7 +104,7 @@ def find_grid(network: Network, method: str, eta: float | None, relative_eta: fl
         middles = middles[~torch.isin(middles, lost)]
         if not len(middles) or len(t) > _LARGEST:
             break
-        more, added = _solve_roughly(network, middles, method, eta, relative_eta, found)
+        more, added = _solve_roughly(network, middles, transform, eta, relative_eta, found)
         found = Solution.concatenate([found, more])
         kept = _drop_few(torch.ones_like(middles, dtype=torch.bool), more.converged.cpu())
         lost = torch.cat([lost, middles[~kept]])
@@ -114,7 +114,7 @@ def find_grid(network: Network, method: str, eta: float | None, relative_eta: fl
 
 
 def _decades_with_mass(
-    network: Network, method: str, mean: float, bottom: float, top: float
+    network: Network, transform: Transform, mean: float, bottom: float, top: float
 ) -> tuple[Tensor, Solution]:
     r"""Return t = log x, evenly in each decade that holds mass and in its neighbours, and what was solved for that.
 
@@ -123,14 +123,14 @@ def _decades_with_mass(
     """
     heights, masses = [], []
     parts: list[Solution] = []
-    limit = _ITERATIONS if method == "chain" else None
+    limit = _limit(network, transform)
     ends = [math.log10(top), math.log10(mean) - _FIRST_DECADES]
     while True:
         count = max(2, math.ceil(ends[0] - ends[1]) + 1)
         tens = torch.linspace(ends[0], ends[1], count, dtype=torch.float64)
         z = 1j * 10.0**tens
         above = Solution.concatenate(parts) if parts else None
-        found = cauchy(network, z.to(network.skips.device), method, tolerance=_TOLERANCE, maximum=limit, near=above)
+        found = transform(network, z.to(network.skips.device), tolerance=_TOLERANCE, maximum=limit, near=above)
         parts.append(found)
         heights.append(tens)
         masses.append(torch.where(found.converged.cpu(), (z * found.G.cpu()).real, torch.nan))
@@ -152,21 +152,25 @@ def _decades_with_mass(
 
 
 def _solve_roughly(
-    network: Network, t: Tensor, method: str, eta: float | None, relative: float, near: Solution | None
+    network: Network, t: Tensor, transform: Transform, eta: float | None, relative: float, near: Solution | None
 ) -> tuple[Solution, Tensor]:
     """Return the solution at t = log x, and the smoothed density of t, interpolated where a point did not converge."""
-    x, limit = t.exp(), _ITERATIONS if method == "chain" else None
+    x, limit = t.exp(), _limit(network, transform)
     z = torch.complex(x, torch.maximum(x * relative, torch.full_like(x, eta or 0.0)))
     with warnings.catch_warnings():
         # What a method has to say of its exactness it says when the density is computed.
         warnings.simplefilter("ignore", UserWarning)
-        found = cauchy(network, z.to(network.skips.device), method, tolerance=_TOLERANCE, maximum=limit, near=near)
+        found = transform(network, z.to(network.skips.device), tolerance=_TOLERANCE, maximum=limit, near=near)
     # As the density is read off: z G for a smoothing proportional to x, G itself for a fixed one.
     weighted = (x if eta is not None else z) * found.G.cpu()
     weight, good = -weighted.imag.clamp_max(0) / torch.pi, found.converged.cpu()
     if not bool(good.any()):
         return found, torch.zeros_like(t)
     return found, torch.from_numpy(np.interp(t.numpy(), t[good].numpy(), weight[good].numpy()))
+
+
+def _limit(network: Network, transform: Transform) -> int | None:
+    return _ITERATIONS if transform is cauchy and network.tied is None else None
 
 
 def _near_mass(weight: Tensor, size: Tensor) -> Tensor:

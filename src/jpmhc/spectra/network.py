@@ -11,19 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jpmhc.checks import (
-    choice,
-    to_correlations,
-    to_layer_numbers,
-    to_read_and_write,
-    to_real_tensor,
-    to_skips,
-    to_whole_number,
-)
+from jpmhc import mixers
+from jpmhc.checks import choice, fits_memory, to_real_tensor, to_whole_number
+from jpmhc.manifolds import grassmann
 from jpmhc.spectra.activations import Activation
+from jpmhc.spectra.arguments import to_correlations, to_layer_numbers, to_read_and_write, to_skips
 from jpmhc.spectra.normalised import MLP, Layers, follow_postnorm, follow_prenorm
 from jpmhc.spectra.propagation import draw_slopes, propagate
-from jpmhc.spectra.random_skips import sample_skips
 from jpmhc.spectra.sublayers import Sublayer, to_sublayers
 
 ENDS = ("streams", "model")
@@ -395,3 +389,27 @@ def require_network(network: Network) -> None:
         raise ValueError(
             f"a Network is needed, not a {type(network).__name__}; Network(skips, variance) is one, of skips [L, n, n]"
         )
+
+
+SKIPS = (*mixers.MIXERS, *mixers.ENSEMBLES)
+_ALIVE = 12  # arrays of all skips that are alive at the same time when a network is solved
+
+
+def sample_skips(mixer: str, count: int, streams: int, seed: int, rank: int | None = None) -> Tensor:
+    """Draw random skips of one kind. [count, n, n]
+
+    Args:
+        mixer: A mixer's name, or that of its random matrices: one of `SKIPS`.
+        count: How many skips to draw.
+        streams: How many streams n each of them mixes.
+        seed: The same seed gives the same skips.
+        rank: The dimension of the subspace of "grassmann" skips; half the streams if None.
+    """
+    choice(mixer, SKIPS, "random skip")
+    if rank is not None and mixer != "grassmann":
+        raise ValueError(f"rank is the dimension of a grassmann skip's subspace; a {mixer} skip has none")
+    fits_memory(_ALIVE * 8 * count * streams**2, f"a network of {count} layers and {streams} streams")
+    generator = torch.Generator().manual_seed(seed)
+    if rank is not None:
+        return grassmann.sample(streams, to_whole_number(rank, "rank"), (count,), generator=generator)
+    return mixers.sample_skips(mixer, streams, (count,), generator=generator)

@@ -13,15 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from jpmhc.checks import (
-    choice,
-    to_layer_numbers,
-    to_non_negative_number,
-    to_read_and_write,
-    to_real_tensor,
-    to_skips,
-)
+from jpmhc.checks import choice, to_non_negative_number, to_real_tensor
 from jpmhc.spectra.activations import Activation, get_activation
+from jpmhc.spectra.arguments import to_layer_numbers, to_read_and_write, to_skips
 
 FORMS = ("mean_field", "isotropic", "paper")
 

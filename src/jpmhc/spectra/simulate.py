@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from jpmhc.checks import fits_memory, to_non_negative_number, to_whole_number
+from jpmhc.machine import free_memory, ran_out_of_memory
 from jpmhc.spectra.activations import Activation, get_activation
-from jpmhc.spectra.memory import free_memory, ran_out_of_memory
 from jpmhc.spectra.network import Network, require_network
 from jpmhc.spectra.sublayers import gaussian
 

@@ -121,16 +121,3 @@ class Solution:
             hardest_layer=torch.cat(layers) if layers else None,
             known=KnownPoints.concatenate(known) if known else None,
         )
-
-
-def check_points(z: Tensor, device: torch.device) -> Tensor:
-    """Return the points as complex128 on the device, if they lie where the transform is defined."""
-    try:
-        points = torch.as_tensor(z, dtype=torch.complex128, device=device)
-    except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"spectral points must be complex numbers or a tensor of them, not {z!r}") from None
-    if points.numel() == 0 or not bool((torch.isfinite(points) & (points.imag > 0)).all()):
-        raise ValueError(
-            "spectral points must be at least one, finite and above the real axis: z = x + i eta with eta > 0"
-        )
-    return points

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from jpmhc.checks import to_positive_number, to_whole_number
+from jpmhc.machine import one_thread
+from jpmhc.spectra.chain.solve import solve_together
 from jpmhc.spectra.density import COLLAPSED
 from jpmhc.spectra.network import Network, require_network
 from jpmhc.spectra.solve import cauchy
-from jpmhc.spectra.solvers.chain import solve_together
-from jpmhc.threads import one_thread
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from jpmhc.experiments.training.checkpoint import Checkpoint, load_model, locate
 from jpmhc.experiments.training.processes import World, join_processes
 from jpmhc.experiments.training.progress import Display
 from jpmhc.experiments.training.result_files import name_result_file, require_writable, write_result
-from jpmhc.threads import use_threads
+from jpmhc.machine import use_threads
 
 FORMAT = "jpmhc evaluation 1"
 

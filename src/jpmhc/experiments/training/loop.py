@@ -31,7 +31,7 @@ from jpmhc.experiments.training.progress import Display
 from jpmhc.experiments.training.run_folder import FolderGone
 from jpmhc.experiments.training.step import NonFiniteLoss, describe_step, take_step
 from jpmhc.experiments.training.strategies import refuse_strategy
-from jpmhc.threads import use_threads
+from jpmhc.machine import use_threads
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,67 @@
+"""The paper's ways to the Cauchy transform, as printed: each file says where its method is not exact."""
+
+from functools import partial
+
+from torch import Tensor
+
+from jpmhc.checks import choice
+from jpmhc.paper import one_layer, stransform, subordination, twisted, z1
+from jpmhc.spectra.chain.fixed_point import Scheme
+from jpmhc.spectra.network import Network, require_network
+from jpmhc.spectra.solution import Solution
+from jpmhc.spectra.solve import Solver, Transform, solve_points, to_options
+
+METHODS: dict[str, Solver] = {
+    "dyson": one_layer.solve,
+    "z1": z1.solve,
+    "z1-matrix": z1.solve_matrix_power,
+    "subordination": subordination.solve,
+    "stransform": stransform.solve,
+    "twisted": twisted.solve,
+    "twisted-paper": partial(twisted.solve, first="gram"),
+}
+
+
+def cauchy(
+    network: Network,
+    z: Tensor,
+    method: str,
+    *,
+    tolerance: float | None = None,
+    maximum: int | None = None,
+    scheme: str | Scheme | None = None,
+) -> Solution:
+    r"""Compute the Cauchy transform $G(z)$ of $J^\top J$ by one of the paper's methods.
+
+    A method that is defined for the network but not exact warns, and its result has `exact=False` and names the case in
+    `note`. A method that is not defined for the network raises a ValueError. `spectra.cauchy` is exact for every
+    network.
+
+    Args:
+        network: The network.
+        z: Points of the upper half-plane, of any shape.
+        method: A name in `METHODS`.
+        tolerance: A point has converged when its residual is below this number; None takes the method's default.
+        maximum: The largest number of iterations per point; None takes the method's default.
+        scheme: How to iterate: a name in `SCHEMES` or an object such as `Newton()`; None takes the method's default.
+    """
+    require_network(network)
+    choice(method, METHODS, "method")
+    return solve_points(METHODS[method], network, z, to_options(tolerance, maximum, scheme))
+
+
+def transform(method: str) -> Transform:
+    """Return the Cauchy transform by one of the paper's methods, as `spectra.density` and `spectra.edges` take it."""
+    choice(method, METHODS, "method")
+
+    def compute(
+        network: Network,
+        z: Tensor,
+        *,
+        tolerance: float | None = None,
+        maximum: int | None = None,
+        near: Solution | None = None,
+    ) -> Solution:
+        return cauchy(network, z, method, tolerance=tolerance, maximum=maximum)
+
+    return compute

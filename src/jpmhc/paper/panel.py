@@ -1,0 +1,158 @@
+"""The paper's Figure 1: depths by mixers, each cell with sampled singular values and three theories."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from jpmhc.checks import choice, to_non_negative_number, to_positive_number, to_whole_number
+from jpmhc.machine import one_thread
+from jpmhc.paper.methods import transform
+from jpmhc.spectra.density import COLLAPSED, Density, density
+from jpmhc.spectra.distances import Distances, distances
+from jpmhc.spectra.network import Network
+from jpmhc.spectra.simulate import simulate
+
+# Points of the curves at a fixed eta, uniform in the singular value.
+_POINTS = 500
+
+
+@dataclass(frozen=True)
+class PanelConfig:
+    r"""What the panel shows; the defaults are the paper's (appendix "Operator-Valued Spectral Density Panel").
+
+    Attributes:
+        mixers: The columns, names of random skips.
+        depths: The rows; all layers of a cell share one skip, as in the paper.
+        samples: How many networks are sampled in each row; by default as in the paper, 300 of one layer, 200 of two and
+            100 of more.
+        streams: Streams n.
+        width: Features per stream p.
+        budget: $L \sigma^2$, the noise of all layers together.
+        eta: The fixed smoothing of the scalar theory and of the second exact curve.
+        grid: The points of the curves at a fixed eta: "s" for 500 uniform in the singular value; "x" for the paper's,
+            uniform in its square from 0.01 (alg. ov_panel), and with them the paper's operator-valued curve as printed.
+            Skips that expand make that grid long: ten Gaussian layers have 400,000 points, which take minutes.
+        seed: Of the skips and of the samples.
+    """
+
+    mixers: tuple[str, ...] = ("identity", "bistochastic", "orthogonal", "gaussian")
+    depths: tuple[int, ...] = (1, 2, 10)
+    samples: tuple[int, ...] = ()
+    streams: int = 4
+    width: int = 25
+    budget: float = 0.05
+    eta: float = 0.02
+    grid: Literal["s", "x"] = "s"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.samples:
+            object.__setattr__(self, "samples", tuple({1: 300, 2: 200}.get(depth, 100) for depth in self.depths))
+        if not self.mixers or not 1 <= len(self.depths) == len(self.samples):
+            raise ValueError(
+                f"a panel needs at least one mixer, at least one depth and as many sample counts as depths, not "
+                f"{len(self.mixers)}, {len(self.depths)} and {len(self.samples)}"
+            )
+        for name, values in (("mixer", self.mixers), ("depth", self.depths)):
+            if len(set(values)) < len(values):
+                raise ValueError(f"each {name} has one place in the panel, and one is named twice")
+        # All of it now: a cell that fails after others would lose their work.
+        for mixer in self.mixers:
+            Network.from_mixer(mixer, 1, to_non_negative_number(self.budget, "budget"), self.streams, self.seed)
+        for depth, samples in zip(self.depths, self.samples):
+            to_whole_number(depth, "depth"), to_whole_number(samples, "samples")
+        to_whole_number(self.width, "width, the features per stream,")
+        to_positive_number(self.eta, "eta")
+        choice(self.grid, ("s", "x"), "grid")
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """One cell: the samples, the three curves and how far each is from the samples.
+
+    Attributes:
+        sampled: Squared singular values. [samples, N]
+        curves: "scalar" (the scalar theory at the paper's eta), "fixed" (the exact theory at the paper's eta) and
+            "exact" (the exact theory with eta proportional to x); on the paper's grid also "printed" (its
+            operator-valued theory at its eta).
+        distances: Of each curve to the samples, in singular values.
+    """
+
+    mixer: str
+    depth: int
+    sampled: Tensor
+    curves: dict[str, Density]
+    distances: dict[str, Distances]
+
+    def collapsed(self) -> dict[str, float]:
+        """Return the fraction of singular values below 0.1, sampled and by each theory."""
+        fractions = {name: curve.collapsed() for name, curve in self.curves.items()}
+        return {"sampled": float((self.sampled < COLLAPSED**2).double().mean()), **fractions}
+
+
+def cell(mixer: str, depth: int, samples: int, config: PanelConfig) -> Cell:
+    """Sample one network, solve it in three ways, and compare."""
+    network = Network.from_mixer(mixer, depth, config.budget / depth, config.streams, seed=config.seed, shared=True)
+    sampled = simulate(network, config.width, samples, config.seed)
+    grid = paper_grid(sampled) if config.grid == "x" else singular_value_grid(sampled)
+    with warnings.catch_warnings():
+        # That the scalar theory is not exact here is what the panel is there to show.
+        warnings.simplefilter("ignore", UserWarning)
+        methods = {"scalar": "dyson" if depth == 1 else "z1", "printed": "z1-matrix"}
+        if config.grid == "s":
+            del methods["printed"]
+        curves = {
+            name: density(network, grid, config.eta, transform=transform(method)).normalised()
+            for name, method in methods.items()
+        }
+    curves |= {"fixed": density(network, grid, eta=config.eta).normalised(), "exact": density(network)}
+    return Cell(mixer, depth, sampled, curves, {name: distances(curve, sampled) for name, curve in curves.items()})
+
+
+def singular_value_grid(sampled: Tensor) -> Tensor:
+    """Return squared singular values that are uniform in the singular value, to beyond the largest sample."""
+    top = max(float(sampled.max()) ** 0.5 * 1.25, 1.5)
+    return torch.linspace(0, top, _POINTS + 1, dtype=torch.float64)[1:].square()
+
+
+def paper_grid(sampled: Tensor) -> Tensor:
+    """Return the paper's grid, uniform in the squared singular value to 1.5 times the largest sample (alg. ov_panel).
+
+    Note:
+        It begins at 0.01, a singular value of 0.1: what has collapsed below that is not on it.
+    """
+    top = max(1.5 * float(sampled.max()), 10.0)
+    return torch.linspace(0.01, top, max(400, int(40 * top)), dtype=torch.float64)
+
+
+def panel(config: PanelConfig, progress: Callable[[str], None] | None = None) -> list[Cell]:
+    """Compute all cells, row by row; `progress` is called with each cell's name when it begins."""
+    cells: list[Cell] = []
+    with one_thread():
+        for depth, samples in zip(config.depths, config.samples):
+            for mixer in config.mixers:
+                if progress is not None:
+                    progress(f"{mixer}, L = {depth}")
+                cells.append(cell(mixer, depth, samples, config))
+    return cells
+
+
+def rows(cells: Sequence[Cell]) -> list[dict[str, str | int | float]]:
+    """Return the panel's numbers, a row for each cell."""
+    table: list[dict[str, str | int | float]] = []
+    for item in cells:
+        row: dict[str, str | int | float] = {"mixer": item.mixer, "depth": item.depth}
+        row |= {f"w1_{name}": found.wasserstein for name, found in item.distances.items()}
+        row |= {f"ks_{name}": found.kolmogorov for name, found in item.distances.items()}
+        row |= {f"collapsed_{name}": fraction for name, fraction in item.collapsed().items()}
+        exact = item.curves["exact"]
+        row |= {"mass": exact.mass, "below": exact.below, "first_moment": exact.first_moment}
+        row |= {"exact_moment": exact.exact_moment, "residual": exact.residual, "method": exact.method}
+        table.append(row)
+    return table

@@ -1,0 +1,133 @@
+r"""The S-transform round trip: $G_l \to S_l \to \prod_l S_l \to G$ (appendix "S-Transform").
+
+$S(zG(z) - 1) = G(z) / (zG(z) - 1)$ (eq. s_transform_def) turns the free product into a product (eq. s_product).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from jpmhc.paper.one_layer import Explicit, explicit
+from jpmhc.paper.scalar import ScalarLayers, scalar_solution
+from jpmhc.spectra.chain.fixed_point import Newton, Scheme
+from jpmhc.spectra.chain.fixed_point.continuation import Equation, lead_down
+from jpmhc.spectra.chain.fixed_point.contract import FixedPoints, Problem
+from jpmhc.spectra.network import Network
+from jpmhc.spectra.solution import Solution
+
+_SCHEME = Newton()
+
+
+def solve(
+    network: Network,
+    z: Tensor,
+    *,
+    tolerance: float = 1e-11,
+    maximum: int = 100,
+    scheme: Scheme = _SCHEME,
+) -> Solution:
+    """Solve the scalar theory of any layers by composing their S-transforms, at points z [B].
+
+    Args:
+        network: Layers with isotropic noise.
+        z: Points of the upper half plane. [B]
+        tolerance: Of the residual of $z S(w) w = 1 + w$ in logarithms.
+        maximum: The most iterations at the last height.
+        scheme: How to iterate; the equation is given by its Newton steps alone.
+    """
+    layers = ScalarLayers.of(network, "stransform")
+    found = solve_inverse_w(layers, layers.rescale(z), scheme, tolerance, maximum)
+    return scalar_solution(network, "stransform", (1 + 1 / found.x.squeeze(-1)) / z, found)
+
+
+def solve_inverse_w(layers: ScalarLayers, z: Tensor, scheme: Scheme, tolerance: float, maximum: int) -> FixedPoints:
+    r"""Solve $z\, S(w)\, w = 1 + w$ for $1/w$ at each point, S being the product over the layers; $zG = 1 + w$.
+
+    The unknown is $1/w$, which is about $z$ far from the spectrum; the equation is taken in logarithms, where a product
+    of a thousand layers stays in range.
+    """
+    return FixedPoints.concatenate(
+        [
+            lead_down(
+                _RoundTrip(layers, len(chunk), 1e-2 * tolerance),
+                chunk,
+                scheme,
+                top=layers.top,
+                tolerance=tolerance,
+                maximum=maximum,
+            )
+            for chunk in layers.chunks(z)
+        ]
+    )
+
+
+class _RoundTrip(Equation):
+    r"""$z S(w) w = 1 + w$ in the unknown $1/w$."""
+
+    def __init__(self, layers: ScalarLayers, points: int, tolerance: float) -> None:
+        self.layers, self.tolerance = layers, tolerance
+        # What each layer's inner iteration found last, so that the next outer step starts there.
+        self.omega = torch.empty(points, layers.depth, dtype=torch.complex128, device=layers.spectrum.device)
+
+    def start(self, z: Tensor, index: Tensor) -> Tensor:
+        self.omega[index] = z.unsqueeze(-1).repeat(1, self.layers.depth)
+        return z.unsqueeze(-1)  # w is the mean, one, over z
+
+    def newton_correction(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        inverse = x.squeeze(-1)
+        log_s, slope, good, found = s_transform(1 / inverse, self.layers, self.omega[index], self.tolerance)
+        self.omega[index] = torch.where(good.unsqueeze(-1), found, self.omega[index])
+        residual = z.log() + log_s - (1 + inverse).log()
+        step = residual / (slope / inverse.square() + 1 / (1 + inverse))
+        return torch.where(good, residual.abs(), torch.inf), step.unsqueeze(-1)
+
+    def admissible(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        inverse = x.squeeze(-1)
+        return (inverse.imag > 0) & (((1 + 1 / inverse) / z).imag < 0)
+
+
+def s_transform(
+    w: Tensor, layers: ScalarLayers, start: Tensor, tolerance: float = 1e-13, maximum: int = 50
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    r"""Compute $\sum_l \log S_l(w)$, by solving $z_l G_l(z_l) - 1 = w$ in every layer.
+
+    Args:
+        w: Where to evaluate; of negative imaginary part. [B]
+        layers: The layers' laws.
+        start: Where to start $\omega_l$. [B, L]
+        tolerance: Of $z_l G_l - 1$ against $w$, relative.
+        maximum: The most Newton iterations.
+
+    Returns:
+        The sum of logarithms [B], its derivative in $w$ [B], whether every layer converged [B], and $\omega_l$ [B, L].
+    """
+    depth = layers.depth
+    inner = _LayerPoints(w.unsqueeze(-1).expand(-1, depth).reshape(-1), layers)
+    found = Newton().solve(inner, start.reshape(-1, 1), tolerance, maximum)
+    omega = found.x.view(len(w), depth)
+    each = explicit(omega, layers.spectrum, layers.variance)
+    # S = (1 + w)/(w z_l), and dz_l/dw = (dz/dω)/(dw/dω)
+    log_s = depth * (1 + 1 / w).log() - each.z.log().sum(-1)
+    slope = -depth / (w * (1 + w)) - (each.z_slope / (each.z * each.w_slope)).sum(-1)
+    return log_s, slope, found.converged.view(len(w), depth).all(-1), omega
+
+
+class _LayerPoints(Problem):
+    r"""Find the $\omega$ at which every layer's $zG - 1$ is a given $w$, one row for each point and layer."""
+
+    def __init__(self, target: Tensor, layers: ScalarLayers) -> None:
+        self.target, self.layers = target, layers
+
+    def newton_correction(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        here, target = self._layer(x, index), self.target[index]
+        residual = target / here.w - 1
+        return residual.abs(), (residual * here.w.square() / (target * here.w_slope)).unsqueeze(-1)
+
+    def admissible(self, x: Tensor, index: Tensor) -> Tensor:
+        here = self._layer(x, index)
+        return (here.z.imag > 0) & (here.g.imag < 0)
+
+    def _layer(self, x: Tensor, index: Tensor) -> Explicit:
+        layer = index % self.layers.depth
+        return explicit(x.squeeze(-1), self.layers.spectrum[layer], self.layers.variance[layer])

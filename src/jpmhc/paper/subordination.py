@@ -1,0 +1,142 @@
+r"""Subordination for layers of different laws (appendix "Multi-Layer Composition: Heterogeneous Layers").
+
+Every layer is asked at a point $z_l$ of its own such that all $z_l G_l(z_l) - 1$ equal one $w$, and
+$z = \frac{w + 1}{w} \prod_l \frac{1}{S_l(w)}$ (eq. z_L_w) with $S_l = G_l(z_l)/w$.
+
+Note:
+    The paper nests a Newton for each $z_l$ inside a Newton for $w$ with a finite-difference derivative. Here $w$ and
+    the layers' $\omega_l$ move together: the Jacobian is an arrow, solved in $O(L)$, and analytic.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from jpmhc.paper import stransform
+from jpmhc.paper.one_layer import explicit, layer_cauchy
+from jpmhc.paper.scalar import ScalarLayers, scalar_solution
+from jpmhc.spectra.chain.fixed_point import Newton, Scheme
+from jpmhc.spectra.chain.fixed_point.continuation import Equation, lead_down
+from jpmhc.spectra.chain.fixed_point.contract import FixedPoints
+from jpmhc.spectra.network import Network
+from jpmhc.spectra.solution import Solution
+
+# The convergence probe: how many points, and which share of them must converge for the whole grid to be tried.
+PROBE_POINTS = 10
+PROBE_SHARE = 0.8
+_SCHEME = Newton()
+
+
+def solve(
+    network: Network,
+    z: Tensor,
+    *,
+    tolerance: float = 1e-11,
+    maximum: int = 100,
+    scheme: Scheme = _SCHEME,
+) -> Solution:
+    r"""Solve the scalar theory of any layers by subordination, at points z [B].
+
+    Ten points are tried first. If fewer than eight converge, the S-transform's own nested iteration takes over, with a
+    warning, and the result carries its name.
+
+    Args:
+        network: Layers with isotropic noise.
+        z: Points of the upper half plane. [B]
+        tolerance: Of the residual of eq. z_L_w in logarithms.
+        maximum: The most iterations at the last height; five times as many for a scheme other than Newton.
+        scheme: Newton moves $w$ and the layers' $\omega_l$ together; any other scheme iterates the fixed point
+            $z_l = z / \prod_{j \ne l} (z_j - 1/G_j)$.
+    """
+    layers = ScalarLayers.of(network, "subordination")
+    points = layers.rescale(z)
+    if len(points) > PROBE_POINTS:
+        places = torch.linspace(0, len(points) - 1, PROBE_POINTS, device=z.device).round().long()
+        _, probe = _solve_points(layers, points[places], scheme, tolerance, maximum)
+        share = float(probe.converged.double().mean())
+        if share < PROBE_SHARE:
+            note = f"the iteration converged at {share:.0%} of the probed points; S-transform used instead"
+            warnings.warn(f"method 'subordination': {note}", stacklevel=2)
+            found = stransform.solve_inverse_w(layers, points, _SCHEME, tolerance, maximum)
+            return scalar_solution(network, "stransform", (1 + 1 / found.x.squeeze(-1)) / z, found, note)
+    parts = [_solve_points(layers, chunk, scheme, tolerance, maximum) for chunk in layers.chunks(points)]
+    product = torch.cat([part[0] for part in parts])
+    found = FixedPoints.concatenate([part[1] for part in parts])
+    return scalar_solution(network, "subordination", product / z, found)
+
+
+def _solve_points(
+    layers: ScalarLayers, z: Tensor, scheme: Scheme, tolerance: float, maximum: int
+) -> tuple[Tensor, FixedPoints]:
+    """Return zG = 1 + w at each point, and how the iteration went."""
+    if scheme.uses_corrections:
+        found = lead_down(_Arrow(layers), z, scheme, top=layers.top, tolerance=tolerance, maximum=maximum)
+        return 1 + 1 / found.x[:, 0], found
+    scheme = scheme.with_shorter_steps(layers.depth)  # a step is a sum over the layers
+    equation = _LayerPoints(layers)
+    found = lead_down(equation, z, scheme, top=layers.top, tolerance=tolerance, maximum=5 * maximum)
+    product = equation.products(found.x).mean(-1)
+    inside = (product.imag < 0) & ((product / z).imag < 0)
+    return product, FixedPoints(found.x, found.converged & inside, found.residual, found.iterations)
+
+
+class _Arrow(Equation):
+    r"""Eq. z_L_w and the layers' own equations, in the unknowns $(1/w, \omega_1, \dots, \omega_L)$.
+
+    $1/w$ is nearly linear in every $\omega_l$, both far from the spectrum ($1/w \approx \omega$) and near that of a
+    layer with little noise ($1/w \approx (\omega - s)/s$); $w$ itself is in neither.
+    """
+
+    def __init__(self, layers: ScalarLayers) -> None:
+        self.layers = layers
+
+    def start(self, z: Tensor, index: Tensor) -> Tensor:
+        return z.unsqueeze(-1).repeat(1, 1 + self.layers.depth)  # every z_l is z, and w the mean, one, over z
+
+    def newton_correction(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        inverse, others = x[:, :1], self.layers.depth - 1
+        each = explicit(x[:, 1:], self.layers.spectrum, self.layers.variance)  # [b, L]
+        common = 1 / each.w - inverse
+        common_slope = -each.w_slope / each.w.square()
+        # eq. z_L_w in logarithms: with S_l = (1 + w)/(w z_l) = (1 + 1/w)/z_l it is a sum over the z_l.
+        total = each.z.log().sum(-1, keepdim=True) - others * (1 + inverse).log() - z.log().unsqueeze(-1)
+        total_slope = each.z_slope / each.z
+        # Arrow elimination: δω_l = (δ(1/w) − common_l)/common_slope_l, put into the equation for the total.
+        pull = (total_slope / common_slope).sum(-1, keepdim=True) - others / (1 + inverse)
+        push = total - (total_slope * common / common_slope).sum(-1, keepdim=True)
+        step = -push / pull
+        size = torch.maximum(total.abs().squeeze(-1), (common / inverse).abs().amax(-1))
+        return size, torch.cat([step, (step - common) / common_slope], -1)
+
+    def admissible(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        inverse = x[:, 0]
+        each = explicit(x[:, 1:], self.layers.spectrum, self.layers.variance)
+        inside = ((each.z.imag > 0) & (each.g.imag < 0)).all(-1)
+        return inside & (inverse.imag > 0) & (((1 + 1 / inverse) / z).imag < 0)
+
+
+class _LayerPoints(Equation):
+    r"""$\log z_l = \log z - \sum_{j \ne l} \log (z_j - 1/G_j(z_j))$ in the unknowns $\log z_l$."""
+
+    def __init__(self, layers: ScalarLayers) -> None:
+        self.layers = layers
+
+    def start(self, z: Tensor, index: Tensor) -> Tensor:
+        return z.log().unsqueeze(-1).expand(-1, self.layers.depth)
+
+    def image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        rest = x + torch.log1p(-1 / self.products(x))  # log (z_l − 1/G_l)
+        return z.log().unsqueeze(-1) - (rest.sum(-1, keepdim=True) - rest)
+
+    def admissible(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        return ((x.imag > 0) & (x.imag < torch.pi)).all(-1)
+
+    def products(self, x: Tensor) -> Tensor:
+        """Return z_l G_l(z_l) of every layer. [b, L]"""
+        z = x.exp()
+        spectrum = self.layers.spectrum.expand(*z.shape, -1).flatten(0, 1)
+        variance = self.layers.variance.expand(z.shape).flatten()
+        return z * layer_cauchy(z.flatten(), spectrum, variance).x.view(z.shape)

@@ -1,0 +1,289 @@
+r"""Dykema's twisted S-transform: the free product of matrix-valued layers (appendices "Dykema", "OV pipeline").
+
+Over $B = M_n$ the layers' $x_l = Y_l^\top Y_l$ are free with amalgamation, and their S-transforms compose by
+$S_{xy}(W) = S_y(W)\, S_x(S_y(W)^{-1} W S_y(W))$ (eq. twisted_product). What that computes is the law of the product
+$x_L \cdots x_1$. For two layers it is that of $J^\top J$, provided $x_1 = Y_1 Y_1^\top$; for more it is not in general,
+because $B$-valued laws are not cyclic. Derivations and measured deviations: docs/derivations/twisted.md.
+
+Note:
+    The paper takes $x_1 = Y_1^\top Y_1$, which is wrong for a non-normal skip already at two layers; it is kept as
+    "twisted-paper". The paper's n² unknowns per point, with an inner Newton per layer, reduce to two per layer, because
+    a layer's S-transform is explicit in its self-energies and the twisted arguments are rotations of one product.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from jpmhc.paper.one_layer import require_gaussian_streams
+from jpmhc.paper.scalar import why_not_exact as why_not_scalar
+from jpmhc.spectra.chain.fixed_point import Newton, Scheme
+from jpmhc.spectra.chain.fixed_point.continuation import Equation, lead_down
+from jpmhc.spectra.chain.fixed_point.contract import FixedPoints
+from jpmhc.spectra.network import Network
+from jpmhc.spectra.solution import Solution
+
+# Above this condition number of the Newton matrix, this fraction of its norm is added (appendix "Numerical Stability").
+CONDITION = 1e10
+TIKHONOV = 1e-8
+# Step lengths of the appendix "Operator-Valued Multi-Layer Pipeline".
+_SCHEME = Newton(lengths=(1.0, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01))
+# Points × layers² × n² complex numbers held at a time.
+_CHUNK = 2**22
+
+
+@dataclass(frozen=True, eq=False)
+class Factors:
+    r"""Positive factors $x = Y^\top Y$ with $Y = A + \sigma W$, by what their self-energies need.
+
+    $\Sigma_y = \sigma^2 \alpha P_y$ with $\alpha = \langle Q_x, M \rangle$ and $\Sigma_x = \sigma^2 \beta P_x$ with
+    $\beta = \langle Q_y, M_y \rangle$, where $\langle Q, M \rangle = \mathrm{Tr}\, Q M$. All fields are complex.
+
+    Attributes:
+        skip: $A$. [L, n, n]
+        variance: $\sigma^2$. [L, 1, 1]
+        source_x: $Q_x$. [L, n, n]
+        source_y: $Q_y$. [L, n, n]
+        target_x: $P_x$. [L, n, n]
+        target_y: $P_y$. [L, n, n]
+    """
+
+    skip: Tensor
+    variance: Tensor
+    source_x: Tensor
+    source_y: Tensor
+    target_x: Tensor
+    target_y: Tensor
+
+    @classmethod
+    def of(cls, network: Network, first: str) -> Factors:
+        """The factors of a network, first layer first, or one sentence about why there are none."""
+        require_gaussian_streams(network, "twisted")
+        if network.covariance is not None:
+            raise ValueError(
+                "method 'twisted' knows isotropic noise and read and write vectors, not a general covariance"
+            )
+        skips = network.skips.to(torch.complex128)
+        eye = torch.eye(network.streams, dtype=torch.complex128, device=skips.device).expand_as(skips)
+        if network.read is not None and network.write is not None:
+            read, write = (v.to(torch.complex128).unsqueeze(-1) for v in (network.read, network.write))
+            read, write = read @ read.mT, write @ write.mT
+            factors = cls(skips, network.variance.view(-1, 1, 1) + 0j, read, write, read, write)
+        else:
+            mean = eye / network.streams
+            factors = cls(skips, network.variance.view(-1, 1, 1) + 0j, mean, mean, eye, eye)
+        if first == "outer":
+            flipped = cls(
+                factors.skip.mT,
+                factors.variance,
+                factors.source_y,
+                factors.source_x,
+                factors.target_y,
+                factors.target_x,
+            )
+            factors = cls(*(torch.cat([a[:1], b[1:]]) for a, b in zip(flipped.parts(), factors.parts())))
+        spread = torch.linalg.cond(factors.mean())
+        if bool((spread > CONDITION).any()):
+            layer = int((spread > CONDITION).nonzero()[0]) + 1
+            raise ValueError(f"layer {layer} has a singular mean E[YᵀY] and so no S-transform; use 'chain'")
+        return factors
+
+    def parts(self) -> tuple[Tensor, ...]:
+        """Return the fields in order."""
+        return tuple(getattr(self, field.name) for field in fields(self))
+
+    def rescaled(self) -> tuple[Factors, float]:
+        """Return factors whose means have trace one, and the number that their product was divided by."""
+        gain = _trace(self.mean()).real.view(-1, 1, 1)
+        parts = dict(zip((field.name for field in fields(self)), self.parts()))
+        parts |= {"skip": self.skip / gain.sqrt(), "variance": self.variance / gain}
+        return Factors(**parts), float(gain.log().sum().exp())
+
+    def mean(self) -> Tensor:
+        """Return E[x], the inverse of the S-transform at zero. [L, n, n]"""
+        zero = torch.zeros(len(self.skip), dtype=self.skip.dtype, device=self.skip.device)
+        return self.inverse_s(zero, self.source_y.diagonal(dim1=-1, dim2=-2).sum(-1))[0]
+
+    def inverse_s(self, alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Return $S^{-1} = \sigma^2 \beta P_x + A^\top U^{-1} A$ with $U = 1 - \sigma^2 \alpha P_y$; and $U^{-1}$.
+
+        Both orders [..., L] -> [..., L, n, n].
+        """
+        eye = torch.eye(self.skip.shape[-1], dtype=self.skip.dtype, device=self.skip.device)
+        u, _ = torch.linalg.inv_ex(eye - self.variance * alpha[..., None, None] * self.target_y)
+        return self.variance * beta[..., None, None] * self.target_x + self.skip.mT @ u @ self.skip, u
+
+    def orders(self, m: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Return $\alpha$ and $\beta$ of a resolvent $M$, with $M_y = U^{-1} + U^{-1} A M A^\top U^{-1}$. [..., L]"""
+        reach = u @ self.skip
+        return _pair(self.source_x, m), _pair(self.source_y, u + reach @ m @ self.skip.mT @ u)
+
+
+def solve(
+    network: Network,
+    z: Tensor,
+    *,
+    tolerance: float = 1e-11,
+    maximum: int = 60,
+    scheme: Scheme = _SCHEME,
+    first: str = "outer",
+) -> Solution:
+    r"""Solve the equation of the twisted product at points z [B]; it is exact for one and two layers.
+
+    Args:
+        network: Layers with isotropic noise or read and write vectors.
+        z: Points of the upper half plane. [B]
+        tolerance: Of the layers' self-energies, relative.
+        maximum: The most iterations of the last stage.
+        scheme: How to iterate; the equation is given by its Newton steps alone.
+        first: `outer` for $Y_1 Y_1^\top$ as the first factor, `gram` for the paper's $Y_1^\top Y_1$.
+    """
+    method = "twisted" if first == "outer" else "twisted-paper"
+    factors, gain = Factors.of(network, first).rescaled()
+    reason = why_not_exact(network, first)
+    if reason:
+        warnings.warn(f"method '{method}': {reason}", stacklevel=2)
+    equation = _Product(factors, positive=network.depth <= 2)
+    points = z / gain
+    found = FixedPoints.concatenate(
+        [
+            lead_down(equation, chunk, scheme, top=equation.top, tolerance=tolerance, maximum=maximum)
+            for chunk in points.split(equation.chunk)
+        ]
+    )
+    parts = zip(found.x.split(equation.chunk), points.split(equation.chunk))
+    green = torch.cat([equation.product(x, chunk) for x, chunk in parts]) / z
+    return Solution(green, found.converged, found.residual, found.iterations, method, exact=not reason, note=reason)
+
+
+def why_not_exact(network: Network, first: str = "outer") -> str:
+    r"""Name the case in which the twisted product is not the law of $J^\top J$; an empty string where it is."""
+    if network.depth == 1 or (network.isotropic and not why_not_scalar(network)):
+        return ""
+    if network.depth == 2:
+        skip = network.skips[0]
+        normal = network.isotropic and torch.allclose(skip @ skip.mT, skip.mT @ skip, rtol=1e-9, atol=1e-12)
+        if first == "outer" or normal:
+            return ""
+        return "the first factor is Y₁ᵀY₁, and A₁ is not normal: this is not the Jacobian's spectrum; use 'twisted'"
+    return (
+        f"the twisted product of {network.depth} layers is the law of x_L…x_1 and not of JᵀJ, as matrix-valued laws "
+        "are not cyclic; 'chain' is exact"
+    )
+
+
+class _Product(Equation):
+    r"""$z\, W S(W) = 1 + W$ (eq. outer_newton) in the unknowns $(\alpha_1, \dots, \alpha_L, \beta_1, \dots, \beta_L)$.
+
+    With $T_l$ the layers' S-transforms, $W = (z T_1 \cdots T_L - 1)^{-1}$, and layer $l$ is asked at the rotation
+    $b_l = z T_{l+1} \cdots T_L T_1 \cdots T_{l-1}$: its resolvent is $M_l = (b_l - T_l^{-1})^{-1}$. The products may
+    span more orders of magnitude than a double holds; the $-M_l$ are also the diagonal blocks of $K^{-1}$, where $K$
+    has the $T_l^{-1}$ on its diagonal and $-z^{1/L}$ on the cyclic superdiagonal, and that inverse is stable.
+    """
+
+    def __init__(self, factors: Factors, positive: bool) -> None:
+        self.factors, self.positive = factors, positive
+        self.depth, self.streams, _ = factors.skip.shape
+        noise = factors.variance.flatten() * factors.source_y.diagonal(dim1=-1, dim2=-2).sum(-1)
+        scale = torch.linalg.matrix_norm(torch.linalg.inv(factors.mean()), 2)
+        norm = torch.linalg.matrix_norm(factors.skip, 2).square() + noise.real
+        self.chunk = max(1, _CHUNK // (self.depth * factors.skip.numel()))
+        self.top = 10 * float((norm * scale).sum() + norm.max())
+        ring = torch.eye(self.depth, dtype=torch.complex128, device=noise.device).roll(1, 1)
+        eye = torch.eye(self.streams, dtype=torch.complex128, device=noise.device)
+        self.ring = torch.einsum("lk,ij->likj", ring, eye)  # [L, n, L, n]
+
+    def start(self, z: Tensor, index: Tensor) -> Tensor:
+        x = torch.zeros(len(z), 2 * self.depth, dtype=z.dtype, device=z.device)
+        x[:, self.depth :] = self.factors.source_y.diagonal(dim1=-1, dim2=-2).sum(-1)
+        blocks, u = self._inverse(x, z)
+        return torch.cat(self.factors.orders(_diagonal(blocks), u), -1)
+
+    def newton_correction(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        blocks, u = self._inverse(x, z)
+        m = _diagonal(blocks)
+        new = torch.cat(self.factors.orders(m, u), -1)
+        by_alpha, by_beta, direct = _slopes(self.factors, m, u)
+        # dM_l = K⁻¹_lj d(T_j⁻¹) K⁻¹_jl
+        rows = []
+        for source in (self.factors.source_x.expand_as(m), _seen(self.factors, u)):
+            around = torch.einsum("bjlxy,blyu,bljuv->bljxv", blocks, source, blocks)
+            rows.append(torch.cat([_pair(around, by.unsqueeze(1)) for by in (by_alpha, by_beta)], -1))  # [b, L, 2L]
+        jacobian = torch.cat(rows, 1)
+        layers = torch.arange(self.depth, device=x.device)
+        jacobian[:, self.depth + layers, layers] += direct
+        return _newton_correction(jacobian, new - x, x)
+
+    def admissible(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        finite = torch.isfinite(x).all(-1)
+        if not self.positive:
+            return finite  # the law of three or more factors need not be that of a positive variable
+        product = self.product(x, z)
+        return finite & (product.imag < 0) & ((product / z).imag < 0)
+
+    def product(self, x: Tensor, z: Tensor) -> Tensor:
+        """Return zG = 1 + tr W = z tr M_1 T_2…T_L, which is a block beside the diagonal of K⁻¹. [b]"""
+        blocks, _ = self._inverse(x, z)
+        return self._link(z) * _trace(blocks[:, 1 % self.depth, 0])
+
+    def _link(self, z: Tensor) -> Tensor:
+        return torch.exp(z.log() / self.depth)
+
+    def _inverse(self, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the blocks of -K⁻¹ [b, L, L, n, n], and U⁻¹ of every layer [b, L, n, n]."""
+        inverse, u = self.factors.inverse_s(x[:, : self.depth], x[:, self.depth :])
+        matrix = -self._link(z).view(-1, 1, 1, 1, 1) * self.ring
+        layers = torch.arange(self.depth, device=x.device)
+        matrix[:, layers, :, layers] += inverse.transpose(0, 1)
+        size = self.depth * self.streams
+        blocks = -torch.linalg.inv_ex(matrix.reshape(-1, size, size))[0]
+        return blocks.view(-1, self.depth, self.streams, self.depth, self.streams).transpose(2, 3), u
+
+
+def _diagonal(blocks: Tensor) -> Tensor:
+    return blocks.diagonal(dim1=1, dim2=2).permute(0, 3, 1, 2)
+
+
+def _slopes(factors: Factors, m: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Return the derivatives of $S^{-1}$ by $\alpha$ and by $\beta$, and that of $\beta$ by $\alpha$ at fixed $M$."""
+    u_slope = factors.variance * u @ factors.target_y @ u
+    by_alpha = factors.skip.mT @ u_slope @ factors.skip
+    by_beta = (factors.variance * factors.target_x).expand_as(by_alpha)
+    inner = factors.skip @ m @ factors.skip.mT
+    direct = _pair(factors.source_y, u_slope + u_slope @ inner @ u + u @ inner @ u_slope)
+    return by_alpha, by_beta, direct
+
+
+def _seen(factors: Factors, u: Tensor) -> Tensor:
+    r"""Return $A^\top U^{-1} Q_y U^{-1} A$, which is what $\beta$ sees of $M$."""
+    reach = u @ factors.skip
+    return factors.skip.mT @ u @ factors.source_y @ reach
+
+
+def _newton_correction(jacobian: Tensor, residual: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the residual's relative size and the Newton step, with Tikhonov where the matrix is singular."""
+    eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+    matrix = jacobian - eye
+    bad = ~torch.isfinite(matrix).all(-1).all(-1)
+    matrix = torch.where(bad[:, None, None], eye, matrix)
+    values = torch.linalg.svdvals(matrix)
+    singular = values[:, 0] > CONDITION * values[:, -1]
+    size = torch.linalg.matrix_norm(matrix)
+    matrix = matrix + torch.where(singular, TIKHONOV * size, 0.0)[:, None, None] * eye
+    step = torch.linalg.solve_ex(matrix, -residual)[0]
+    # A layer without noise or with a read vector of zeros has self-energies of zero: those are compared with one.
+    relative = (residual.abs() / torch.where(x.abs() > 1e-30, x.abs(), 1.0)).amax(-1)
+    return torch.where(bad, torch.inf, relative), step
+
+
+def _pair(source: Tensor, m: Tensor) -> Tensor:
+    """Return Tr(source @ m)."""
+    return (source.mT * m).sum((-1, -2))
+
+
+def _trace(matrix: Tensor) -> Tensor:
+    return matrix.diagonal(dim1=-1, dim2=-2).mean(-1)

@@ -1,0 +1,172 @@
+r"""The derivative of the chain's equation for general noise, by its products with vectors (docs/derivations/chain.md).
+
+A matrix would have a row and a column for each of the $2 L n (n + 1) / 2$ unknowns. A product is a sweep in both
+directions, with the recursions of the chain differentiated; it takes less time than an evaluation of the equation.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from jpmhc.spectra.chain.sweep import one_minus, solve_linear
+
+if TYPE_CHECKING:
+    from jpmhc.spectra.chain.equation import ChainEquation
+    from jpmhc.spectra.chain.general_noise import General
+
+
+from collections.abc import Callable
+
+
+class LinearisedChain:
+    r"""The chain's equation near one iterate a point.
+
+    With $B = A\,(1 - P \Sigma_x)^{-1}$ and $C = B P$ the forward recursion becomes
+    $dP_l = B\,dP_{l-1} B^\top + C\,d\Sigma_x C^\top + d\Sigma_y$, and the backward one mirrors it.
+
+    Args:
+        equation: The equation of general noise.
+        noise: Its noise.
+        x: The iterates' coordinates. [b, columns]
+        z: The points. [b]
+    """
+
+    def __init__(self, equation: ChainEquation, noise: General, x: Tensor, z: Tensor) -> None:
+        self.noise, self.depth = noise, equation.depth
+        values = equation.values(x)
+        forward, backward, self.resolvent = equation.sweep(z, values)
+        self.image = equation.coordinates(equation.from_sweep(values, forward, backward, self.resolvent))
+        self.factors, self.image_factors = (
+            noise.factorise(part[:, 1:].unflatten(1, (-1, noise.coordinates))) for part in (x, self.image)
+        )
+        unknown_x, unknown_y = equation.split(values)
+        sigma_y, sigma_x = noise.energy(unknown_x, 0), noise.energy(unknown_y, 1)
+        # Both directions one after the other, each in the order of its own sweep. [L, 2, b, n, n]
+        state = torch.stack([forward[:-1], backward[1:].flip(0)], 1)
+        saturated = torch.stack([sigma_x, sigma_y.flip(0)], 1)
+        self.carry = equation.skips.transpose(0, 1) @ solve_linear(one_minus(state @ saturated), equation.eye)
+        self.cause = self.carry @ state
+        self.block_x, self.block_y = forward[:-1] @ self.resolvent[:-1], self.resolvent[1:] @ backward[1:]
+        # d log(i G) = dG / G
+        green = torch.exp(self.image[:, 0]) * -1j * equation.streams
+        self.trace = equation.trace / green[:, None, None]
+
+    def product(self, change: Tensor) -> Tensor:
+        """Return the change of the image's coordinates with a change of x. [b, columns]"""
+        blocks = self.noise.change_of_unknowns(self.factors, change[:, 1:].unflatten(1, (-1, self.noise.coordinates)))
+        caused_y, caused_x = (
+            self.noise.energy(part.flatten(-2), side)
+            for side, part in enumerate(blocks.transpose(0, 1).split(self.depth))
+        )
+        added, inner = (
+            torch.stack([first, second.flip(0)], 1) for first, second in ((caused_y, caused_x), (caused_x, caused_y))
+        )
+        added = added + self.cause @ inner @ self.cause.mT
+        states = torch.zeros_like(torch.cat([added[:1], added]))
+        for layer, carry in enumerate(self.carry):
+            states[layer + 1] = carry @ states[layer] @ carry.mT + added[layer]
+        forward, backward = states[:, 0], states[:, 1].flip(0)
+        before, after = self.resolvent[:-1], self.resolvent[1:]
+        new_x = before.mT @ forward[:-1] @ before + self.block_x @ backward[:-1] @ self.block_x
+        new_y = after @ backward[1:] @ after.mT + self.block_y @ forward[1:] @ self.block_y
+        green = (self.trace * new_x[0].mT).sum((-2, -1))
+        moved = self.noise.change_of_coordinates(self.image_factors, torch.cat([new_x, new_y]).transpose(0, 1))
+        return torch.cat([green.unsqueeze(-1), moved.flatten(1)], 1)
+
+
+def find_couplings(
+    forward: Tensor,
+    backward: Tensor,
+    resolvent: Tensor,
+    sigma_x: Tensor,
+    skips: Tensor,
+    vectors: list[Tensor],
+    to_streams: Tensor,
+) -> tuple[Tensor, Tensor]:
+    r"""Compute sums of squares of $V_i^\top M_{ij} V_j$ for all pairs of blocks, and $M_{x_0 j} V_j$ in streams.
+
+    Args:
+        forward: P of docs/derivations/chain.md. [L + 1, b, n, n]
+        backward: N. [L + 1, b, n, n]
+        resolvent: $(1 - N P)^{-1}$. [L + 1, b, n, n]
+        sigma_x: The self-energies of the x blocks. [L, b, n, n] or [L, b, 1, 1]
+        skips: The layers' skips. [L, 1, n, n]
+        vectors: V of all x and of all y blocks. [L, 1, n, k] each
+        to_streams: From the first block's basis to the streams. [n, n]
+
+    Returns:
+        The squares [b, 2 L, 2 L], x blocks first, and the couplings of the input [b, 2 L, n, k].
+    """
+    depth, batch, n, k = len(skips), forward.shape[1], *vectors[0].shape[-2:]
+    eye = torch.eye(n, dtype=forward.dtype, device=forward.device)
+    blocked = one_minus(sigma_x * forward[:-1] if sigma_x.shape[-1] == 1 else sigma_x @ forward[:-1])
+    # M_{y_l j} = (1 - Sigma_x P)^-1 A^T M_{y_(l+1) j} and M_{x_l j} = P M_{y_l j} for every block j further on.
+    back = solve_linear(blocked, eye) @ skips.mT
+    x_start = resolvent[:-1] @ vectors[0]
+    y_start = resolvent[1:] @ (backward[1:] @ vectors[1])
+    x_read, y_read = vectors[0].mT @ forward[:-1], vectors[1].mT
+    # Blocks in the order of the chain, x_0, y_1, x_1, ..., y_L, from the last to the first: each is coupled to itself
+    # and to those after it, which are carried along.
+    squares = forward.new_zeros(batch, 2 * depth, 2 * depth)
+    carried = forward.new_empty(batch, n, 2 * depth * k)
+    for place in reversed(range(2 * depth)):
+        layer, part = divmod(place, 2)
+        here = carried[..., place * k :]
+        if part == 1:
+            here[..., :k] = y_start[layer]
+        else:
+            here[..., k:] = back[layer] @ here[..., k:]
+            here[..., :k] = x_start[layer]
+        coupled = (y_read if part == 1 else x_read)[layer] @ here
+        torch.sum(coupled.square().unflatten(-1, (-1, k)), (1, 3), out=squares[:, place, place:])
+    squares = squares + squares.triu(1).mT
+    order = torch.arange(2 * depth, device=forward.device).view(depth, 2).mT.flatten()  # x blocks first
+    first = (to_streams @ forward[0] @ carried).unflatten(-1, (-1, k)).transpose(1, 2)
+    return squares[:, order][:, :, order], first[:, order]
+
+
+# How often the residual is asked for.
+_CHECKED_EVERY = 4
+
+
+def gmres(
+    product: Callable[[Tensor], Tensor], right: Tensor, weight: Tensor, *, steps: int, tolerance: float
+) -> Tensor:
+    """Solve c - product(c) = right for all rows, where the products of most directions are small.
+
+    Args:
+        product: A linear map, [b, d] -> [b, d].
+        right: What the equations have on their right. [b, d]
+        weight: What a change of each unknown is multiplied with to be compared with others. [b, d]
+        steps: The most products.
+        tolerance: Of the residual, relative to the right-hand side.
+    """
+    first = right * weight
+    size = torch.linalg.vector_norm(first, dim=-1, keepdim=True)
+    basis = right.new_zeros(len(right), steps + 1, right.shape[-1])
+    basis[:, 0] = first / size
+    reduced = right.new_zeros(len(right), steps + 1, steps)
+    wanted = right.new_zeros(len(right), steps + 1, 1)
+    wanted[:, 0] = size
+    for count in range(1, steps + 1):
+        known = basis[:, :count]
+        change = known[:, -1] / weight
+        new = (change - product(change)) * weight
+        for _ in range(2):  # once more, because the first time leaves some of the known directions
+            shares = known.conj() @ new.unsqueeze(-1)
+            new = new - (shares.mT @ known).squeeze(-2)
+            reduced[:, :count, count - 1] += shares.squeeze(-1)
+        norm = torch.linalg.vector_norm(new, dim=-1, keepdim=True)
+        reduced[:, count, count - 1] = norm.squeeze(-1)
+        basis[:, count] = new / norm.clamp_min(1e-300)
+        if count % _CHECKED_EVERY == 0 or count == steps:
+            matrix, goal = reduced[:, : count + 1, :count], wanted[:, : count + 1]
+            orthogonal, triangle = torch.linalg.qr(matrix)
+            shares = torch.linalg.solve_triangular(triangle, orthogonal.mH @ goal, upper=True)
+            left = torch.linalg.vector_norm(matrix @ shares - goal, dim=(-2, -1))
+            if bool((left <= tolerance * size.squeeze(-1)).all()) or count == steps:
+                break
+    return (shares.mT @ known).squeeze(-2) / weight

@@ -1,0 +1,307 @@
+"""The chain's equation for one network, and for several of one shape at once (docs/derivations/chain.md)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from jpmhc.spectra.chain.bases import separating_bases
+from jpmhc.spectra.chain.derivative import LinearisedChain, find_couplings, gmres
+from jpmhc.spectra.chain.fixed_point.continuation import Equation
+from jpmhc.spectra.chain.general_noise import General
+from jpmhc.spectra.chain.noise import (
+    Block,
+    Differentiable,
+    Isotropic,
+    IsotropicInBases,
+    Paths,
+    SelfEnergy,
+    Sublayers,
+    to_logarithm,
+)
+from jpmhc.spectra.chain.sweep import one_minus, solve_linear, sweep
+from jpmhc.spectra.network import Network
+
+# Working memory of one chunk of points, and how many arrays of a row and a column for each unknown Newton keeps in it.
+MEMORY = {"cpu": 2**29, "cuda": 2**33}
+_DERIVATIVES = 5
+# After so many plain steps the blocks' sizes are known well enough to sort their streams.
+_ROUGH = 20
+_LONGEST = 600
+# By how much rounding may turn a number that lies on the edge of the half-plane out of it.
+_ROUNDED_ANGLE = 1e-7
+# A relative change of the unknowns by rounding, how far above what it causes a residual may be, and how large.
+_ROUNDING = 1e-15
+_ABOVE_ROUNDING, _MOST_ROUNDING = 30.0, 0.1
+# The most products with the derivative for one correction of general noise, and how well it solves its equation.
+_PRODUCTS, _INEXACT = 40, 1e-3
+# On a CPU so few points through so many layers are solved in blocks of layers.
+_FEW, _DEEP = 8, 40
+# Below this fraction of the mean squared singular value the rounding of large singular values would be felt.
+SMALL = 1e-5
+
+
+class ChainEquation(Equation):
+    """The chain's equation as a fixed point: rows are points, columns G and the unknowns of all x and all y blocks.
+
+    G itself takes no part in the equation; as a column its convergence is watched, and it needs no sweep of its own.
+    Scalars of the lower half-plane are iterated as logarithms: their sizes differ by many orders of magnitude along a
+    deep chain, and the guard that keeps Im G < 0 becomes a bound on the argument. Matrices are iterated as the factors
+    of their triangular decomposition, with the pivots' logarithms.
+    """
+
+    def __init__(self, network: Network, z: Tensor, tolerance: float = 1e-9) -> None:
+        self.tolerance = tolerance
+        self.depth, self.streams = network.depth, network.streams
+        self.eye = torch.eye(self.streams, dtype=torch.complex128, device=z.device)
+        separated = separating_bases(network.skips) if float(z.abs().min()) < SMALL else None
+        bases, skips = (None, network.skips) if separated is None else separated
+        self.noise = self_energy(network, bases)
+        self.separated = separated is not None and not self.noise.scalar
+        # The end moments in the new bases; `trace` is the first basis's inverse metric, so that G is a trace.
+        first, last = network.end_moments()
+        self.trace, self.to_streams = self.eye, self.eye
+        if bases is not None:
+            back = torch.linalg.inv(bases[[0, -1]])
+            first, last = bases[0] @ first @ bases[0].mT, back[1].mT @ last @ back[1]
+            self.to_streams = back[0].to(torch.complex128)
+            self.trace = self.to_streams.mT @ self.to_streams
+        self.input, self.output = first.to(torch.complex128), last.to(torch.complex128)
+        skips = skips.to(torch.complex128)
+        self.skips = torch.stack([skips, skips.mT.flip(0)]).unsqueeze(2)  # forward and backward sweep, [2, L, 1, n, n]
+        # Where launching small operations is what takes the time, blocks of layers side by side are faster.
+        few = len(z) <= _FEW and self.depth >= _DEEP
+        self.blocks = math.isqrt(self.depth) if few or z.device.type == "cuda" else 1
+        if isinstance(self.noise, General):
+            self._sort_streams(self.noise, z)
+
+    def _sort_streams(self, noise: General, z: Tensor) -> None:
+        """Let matrices be decomposed in the order that fits them in the middle of the points."""
+        middle = 1j * z.abs().median().view(1)
+        index = torch.zeros(1, dtype=torch.int64, device=z.device)
+        x = self.start(middle, index)
+        for _ in range(_ROUGH):
+            x = self.between(x, self.image(x, middle, index), 0.5)
+        noise.sort_streams(self.values(x)[0, 1:].unflatten(0, (-1, noise.count)))
+
+    def start(self, z: Tensor, index: Tensor) -> Tensor:
+        """Return -i times what interpolates geometrically between 1/|z| at the input and 1 at the output."""
+        layer = torch.arange(self.depth, dtype=torch.float64, device=z.device).view(-1, 1, 1, 1) / self.depth
+        size = z.abs().log().view(1, -1, 1, 1)
+        x = -1j * torch.exp((layer - 1) * size) * self.eye
+        y = -1j * torch.exp((1 - layer - 1 / self.depth) * size) * self.eye
+        x, y = (part.repeat_interleave(self.noise.paths, 1) for part in (x, y))
+        eye = self.eye.expand_as(x)
+        orders = self.noise.order(x, eye, 0), self.noise.order(y, eye, 1)
+        unknowns = self.noise.respond(orders, (torch.zeros_like(orders[0]), torch.zeros_like(orders[1])))
+        values = torch.cat([-1j / z.abs().unsqueeze(-1), torch.cat(unknowns).transpose(0, 1).flatten(1)], 1)
+        return self.coordinates(values)
+
+    def image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        """Return the unknowns that the self-energies of the given unknowns lead to. [b, columns]"""
+        return self.coordinates(self._evaluate(z, self.values(x)))
+
+    def newton_correction(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the residual's size [b] and what Newton adds to the coordinates [b, columns]."""
+        if isinstance(self.noise, General):
+            return self._newton_by_products(self.noise, x, z, index)
+        if self.noise.vectors is None:
+            return super().newton_correction(x, z, index)
+        rows = max(1, MEMORY["cpu"] // (16 * _DERIVATIVES * x.shape[-1] ** 2))
+        parts = [self._newton_part(*part) for part in zip(x.split(rows), z.split(rows))]
+        return torch.cat([size for size, _ in parts]), torch.cat([correction for _, correction in parts])
+
+    def _newton_part(self, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        assert isinstance(self.noise, Differentiable)
+        assert self.noise.vectors is not None
+        values = self.values(x)
+        swept = self.sweep(z, values)
+        image = self.coordinates(self.from_sweep(values, *swept))
+        sigma_x = self.noise.energy(self.split(values)[1], 1)
+        couplings, first = find_couplings(*swept, sigma_x, self.skips[0], self.noise.vectors, self.to_streams)
+        blocks = [part[:, 1:].unflatten(1, (-1, self.noise.coordinates)) for part in (x, image)]
+        derivative, green = self.noise.differentiate(couplings, first, *blocks)
+        residual = image - x
+        correction, _ = torch.linalg.solve_ex(one_minus(derivative), residual[:, 1:])
+        # d log(i G) = dG / G, and the logarithm is that of the column.
+        green = green * torch.exp(-image[:, :1]) * 1j / self.streams
+        change = residual[:, :1] + (green * correction).sum(-1, keepdim=True)
+        size = (residual.abs() / self.scale(x, z, z)).amax(-1)
+        return size, torch.cat([change, correction], -1)
+
+    def _newton_by_products(self, noise: General, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        near = LinearisedChain(self, noise, x, z)
+        residual = near.image - x
+        weight = 1 / (self.scale(x, z, index) + self._rounding(x, z, index, near.image))
+        correction = gmres(near.product, residual, weight, steps=_PRODUCTS, tolerance=_INEXACT)
+        return (residual.abs() * weight).amax(-1), correction
+
+    def between(self, x: Tensor, image: Tensor, share: float) -> Tensor:
+        """Return a point between x and its image: among logarithms of scalars, or among the matrices themselves."""
+        if self.noise.scalar:
+            return x + share * (image - x)
+        return self.coordinates((1 - share) * self.values(x) + share * self.values(image))
+
+    def admissible(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        return self.inside(x)
+
+    def inside(self, x: Tensor) -> Tensor:
+        """Return whether G and all unknowns, or the pivots of matrices, lie in the lower half-plane. [b]"""
+        logs = self._logarithms(x)
+        return (logs.imag.abs() <= torch.pi / 2 + _ROUNDED_ANGLE).all(-1) & (logs.real.abs() < _LONGEST).all(-1)
+
+    def scale(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        """Return one for logarithms, which are relative already, and the size that is usual for other coordinates."""
+        if self.noise.scalar:
+            return torch.ones(1, 1, dtype=torch.float64, device=x.device)
+        blocks = self.noise.scale(x[:, 1:].unflatten(1, (-1, self.noise.coordinates))).flatten(1)
+        return torch.cat([torch.ones_like(blocks[:, :1]), blocks], 1)
+
+    def rounding(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor | None:
+        return None if self.noise.scalar else self._rounding(x, z, index, self.image(x, z, index))
+
+    def _rounding(self, x: Tensor, z: Tensor, index: Tensor, image: Tensor) -> Tensor:
+        """Return what the scale grows by, so that what rounding causes is below the tolerance; nothing for G."""
+        lost = self.lost_by_rounding(x, z, index, image) * _ABOVE_ROUNDING
+        lost = torch.minimum(lost, _MOST_ROUNDING * self.scale(x, z, index)) / self.tolerance
+        lost[:, 0] = 0.0
+        return lost
+
+    def lost_by_rounding(self, x: Tensor, z: Tensor, index: Tensor, image: Tensor) -> Tensor:
+        """Return how far g(x) moves where x changes in its last digit. [b, columns]"""
+        places = torch.arange(x.shape[-1], dtype=torch.float64, device=x.device)
+        floor = torch.zeros_like(x.real)
+        for period in (2, 3):
+            moved = x * (1 + _ROUNDING * (places % period - 0.5).sign())
+            floor = torch.maximum(floor, (self.image(moved, z, index) - image).abs().nan_to_num())
+        return floor
+
+    def clamp(self, x: Tensor) -> Tensor:
+        """Return x with pivots of matrices turned back into the half-plane."""
+        if self.noise.scalar:
+            return x
+        first, blocks = x[:, :1], x[:, 1:].unflatten(1, (-1, self.noise.coordinates))
+        logs, rest = blocks.split([self.streams, self.noise.coordinates - self.streams], -1)
+        first, logs = (torch.complex(part.real, part.imag.clamp(-torch.pi / 2, torch.pi / 2)) for part in (first, logs))
+        return torch.cat([first, torch.cat([logs, rest], -1).flatten(1)], 1)
+
+    def values(self, x: Tensor) -> Tensor:
+        """Return G and the unknowns of coordinates. [b, columns]"""
+        blocks = self.noise.to_unknowns(x[:, 1:].unflatten(1, (-1, self.noise.coordinates)))
+        return torch.cat([torch.exp(x[:, :1]) * -1j, blocks.flatten(1)], 1)
+
+    def hardest_layer(self, x: Tensor, z: Tensor) -> Tensor:
+        """Return the number of the layer, from one, whose unknowns are farthest from solving their equations. [b]"""
+        index = torch.arange(len(x), device=x.device)
+        change = ((self.image(x, z, index) - x).abs() / self.scale(x, z, index)).nan_to_num(nan=torch.inf)[:, 1:]
+        layers = change.unflatten(1, (2, self.depth, self.noise.coordinates)).amax((1, 3))
+        return layers.argmax(-1) + 1
+
+    def input_block(self, z: Tensor, x: Tensor) -> Tensor:
+        """Return the block of the resolvent that belongs to the input, in the streams' own basis. [b, n, n]"""
+        forward, _, resolvent = self.sweep(z, self.values(x))
+        block = self.to_streams @ forward[0] @ resolvent[0] @ self.to_streams.mT
+        return block.unflatten(0, (-1, self.noise.paths)).mean(1)
+
+    def _evaluate(self, z: Tensor, values: Tensor) -> Tensor:
+        """Sweep over the layers once: from the self-energies of the unknowns to G and new unknowns. [b, columns]"""
+        return self.from_sweep(values, *self.sweep(z, values))
+
+    def from_sweep(self, values: Tensor, forward: Tensor, backward: Tensor, resolvent: Tensor) -> Tensor:
+        """Return G and new unknowns from the ends of a sweep. [b, columns]"""
+        # M_x = P (1 - N P)^-1 and M_y = (1 - N P)^-1 N
+        new_x = self.noise.order(forward[:-1], resolvent[:-1], 0)
+        new_y = self.noise.order(resolvent[1:], backward[1:], 1)
+        green = ((self.trace @ forward[0]) * resolvent[0].mT).sum((-2, -1)) / self.streams
+        green = green.unflatten(0, (-1, self.noise.paths)).mean(-1)
+        new = self.noise.respond((new_x, new_y), self.split(values))
+        flat = torch.cat(new).transpose(0, 1).flatten(1)
+        return torch.cat([green.unsqueeze(-1), flat], 1)
+
+    def sweep(self, z: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return P and N of docs/derivations/chain.md and (1 - N P)^-1 after every layer. [L + 1, b, n, n] each"""
+        x, y = self.split(values)  # [L, b, count]
+        sigma_y, sigma_x = self.noise.energy(x, 0), self.noise.energy(y, 1)
+        # P_0 = 1/z and N_L = 1, or the ends of the model: forward from the input, backward from the output
+        every = z.repeat_interleave(self.noise.paths)
+        first = torch.stack([self.input / every[:, None, None], self.output.expand(len(every), -1, -1)])
+        add = torch.stack([sigma_y, sigma_x.flip(0)], 1)
+        sat = torch.stack([sigma_x, sigma_y.flip(0)], 1)
+        states = sweep(first, self.skips, add, sat, self.blocks)  # [L + 1, 2, b, n, n]
+        forward, backward = states[:, 0], states[:, 1].flip(0)
+        return forward, backward, solve_linear(one_minus(backward @ forward), self.eye)
+
+    def split(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        blocks = values[:, 1:].unflatten(1, (2 * self.depth, self.noise.count)).transpose(0, 1)
+        return blocks[: self.depth], blocks[self.depth :]
+
+    def coordinates(self, values: Tensor) -> Tensor:
+        """Return the coordinates of G and the unknowns. [b, columns]"""
+        blocks = self.noise.to_coordinates(values[:, 1:].unflatten(1, (-1, self.noise.count)))
+        return torch.cat([to_logarithm(values[:, :1]), blocks.flatten(1)], 1)
+
+    def _logarithms(self, x: Tensor) -> Tensor:
+        """Return those of the coordinates that are logarithms. [b, ...]"""
+        if self.noise.scalar:
+            return x
+        blocks = x[:, 1:].unflatten(1, (-1, self.noise.coordinates))[..., : self.streams]
+        return torch.cat([x[:, :1], blocks.flatten(1)], 1)
+
+
+class SeveralChains(Equation):
+    """The equations of several networks at equally many points each, as one: the rows of one follow another's."""
+
+    def __init__(self, parts: Sequence[ChainEquation], points: int) -> None:
+        self.parts = parts
+        self.owner = torch.arange(len(parts), device=parts[0].eye.device).repeat_interleave(points)
+        self.known: tuple[Tensor, ChainEquation] | None = None
+
+    def start(self, z: Tensor, index: Tensor) -> Tensor:
+        return self._joined(index).start(z, index)
+
+    def image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        return self._joined(index).image(x, z, index)
+
+    def admissible(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        return self.parts[0].admissible(x, z, index)
+
+    def _joined(self, index: Tensor) -> ChainEquation:
+        """Return the equation of these rows: every row has the tensors of its network."""
+        if self.known is None or not torch.equal(self.known[0], index):
+            rows = self.owner[index]
+            joined = copy(self.parts[0])
+            noises = [part.noise for part in self.parts if isinstance(part.noise, Block)]
+            joined.noise = type(noises[0]).for_rows(noises, rows)
+            joined.skips = torch.cat([part.skips for part in self.parts], 2)[:, :, rows]
+            joined.input = torch.stack([part.input for part in self.parts])[rows]
+            joined.output = torch.stack([part.output for part in self.parts])[rows]
+            joined.blocks = 1
+            self.known = index, joined
+        return self.known[1]
+
+
+def self_energy(network: Network, bases: Tensor | None = None) -> SelfEnergy:
+    """The self-energies of a network's structure of noise, in bases [L + 1, n, n] of its layers' ends if given."""
+    if network.slopes is not None:
+        return Paths(network, network.slopes, bases)
+    if network.isotropic:
+        return Isotropic(network) if bases is None else IsotropicInBases(network, bases)
+    if bases is not None:
+        before = torch.linalg.inv(bases[:-1])
+        if network.covariance is not None:
+            moved = bases[1:].unsqueeze(1) @ network.covariance @ before.unsqueeze(1)
+            network = replace(network, covariance=moved)
+        else:
+            assert network.read is not None
+            assert network.write is not None
+            read = (before.mT @ network.read.unsqueeze(-1)).squeeze(-1)
+            write = (bases[1:] @ network.write.unsqueeze(-1)).squeeze(-1)
+            network = replace(network, read=read, write=write)
+    if network.covariance is not None:
+        return General(network)
+    return Block(network) if network.sublayers is None else Sublayers(network, network.sublayers)

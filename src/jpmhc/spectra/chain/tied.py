@@ -1,0 +1,180 @@
+r"""Layers that share their weights: the Dyson equation of the whole pencil, dense (docs/derivations/real_networks.md).
+
+Noises of two layers that are correlated couple their blocks: $\Sigma_{y_l y_m} = \rho_{lm}\sigma_l\sigma_m\,
+\mathrm{tr}(M_{x_{l-1}x_{m-1}})\, I$, and mirrored. The pencil is then inverted whole, O(L³ n³) per point and iteration.
+Sublayers of two matrices that share both have a hidden layer each, which couples in the same way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from jpmhc.spectra.chain.fixed_point import Anderson, Scheme
+from jpmhc.spectra.chain.fixed_point.continuation import Equation, lead_down
+from jpmhc.spectra.chain.fixed_point.contract import FixedPoints
+from jpmhc.spectra.network import Network
+from jpmhc.spectra.solution import Solution
+from jpmhc.spectra.sublayers import HiddenLayer, Sublayer
+
+_SCHEME = Anderson()
+# Points that are solved at a time, as numbers in their pencils.
+_CHUNK = 2**23
+
+
+def solve(
+    network: Network,
+    z: Tensor,
+    *,
+    tolerance: float = 1e-9,
+    maximum: int = 500,
+    scheme: Scheme = _SCHEME,
+) -> Solution:
+    r"""Solve the Dyson equation of layers whose noises are correlated, at the points z [B].
+
+    Args:
+        network: A network with isotropic noise or read and write vectors; without tied weights they are independent.
+        z: Points of the upper half plane. [B]
+        tolerance: Of the residual, relative to the largest unknown of its kind.
+        maximum: The most iterations per point.
+        scheme: How to iterate.
+    """
+    if network.covariance is not None or network.slopes is not None:
+        raise ValueError("tied weights are known for isotropic noise and for read and write vectors of equal slopes")
+    network, gain = network.rescaled()
+    equation, points = _Equation(network), z / gain
+    parts = [
+        lead_down(equation, part, scheme, top=4 * float(part.abs().max()) + 4, tolerance=tolerance, maximum=maximum)
+        for part in points.split(max(1, _CHUNK // equation.pencil.numel()))
+    ]
+    found = FixedPoints.concatenate(parts)
+    return Solution(found.x[:, 0] / gain, found.converged, found.residual, found.iterations, method="pencil")
+
+
+class _Equation(Equation):
+    """The pencil's equation: rows are points, columns G, the couplings of all pairs of x blocks and those of y blocks.
+
+    The first block is the input of the ends: n numbers for all streams, one for the model.
+    """
+
+    def __init__(self, network: Network) -> None:
+        depth, n = network.depth, network.streams
+        self.depth, self.streams, self.device = depth, n, network.skips.device
+        tied = torch.eye(depth, dtype=torch.float64, device=self.device) if network.tied is None else network.tied
+        scale = network.variance.sqrt()
+        self.coupling = tied * torch.outer(scale, scale)  # [L, L]
+        self.groups = [] if network.sublayers is None else find_groups(tied, network.sublayers)
+        eye = torch.eye(n, dtype=torch.float64, device=self.device)
+        expand = eye if network.ends == "streams" else torch.ones(n, 1, dtype=torch.float64, device=self.device)
+        self.inputs = expand.shape[1]
+        # The pencil in the order x_0, ..., x_{L-1}, y_1, ..., y_L, x_L. Its x_0 is kept in streams here; `narrow` takes
+        # it to the input.
+        size = (2 * depth + 1) * n
+        pencil = torch.zeros(size, size, dtype=torch.float64, device=self.device)
+        for layer in range(depth):
+            x, y = layer * n, (depth + layer) * n
+            after = (layer + 1) * n if layer < depth - 1 else 2 * depth * n
+            pencil[y : y + n, x : x + n] = -network.skips[layer]
+            pencil[y : y + n, after : after + n] += eye
+        pencil = pencil + pencil.mT
+        pencil[-n:, -n:] = -network.end_moments()[1]
+        narrow = torch.zeros(size, size - n + self.inputs, dtype=torch.float64, device=self.device)
+        narrow[:n, : self.inputs] = expand
+        narrow[n:, self.inputs :] = torch.eye(size - n, dtype=torch.float64, device=self.device)
+        self.narrow, self.pencil = narrow.to(torch.complex128), pencil.to(torch.complex128)
+        # What is taken of a pair of blocks, and what it causes: traces and unit matrices, or the read and the write.
+        if network.read is None or network.write is None:
+            self.vectors = None
+        else:
+            self.vectors = network.read.to(torch.complex128), network.write.to(torch.complex128)
+
+    def start(self, z: Tensor, index: Tensor) -> Tensor:
+        """Return the couplings at a large height: the noise of each layer sees 1/z before it and -i after it."""
+        eye = torch.eye(self.depth, dtype=torch.complex128, device=z.device).flatten()
+        return torch.cat([1 / z.unsqueeze(-1), torch.outer(1 / z, eye), (-1e-3j * eye).expand(len(z), -1)], 1)
+
+    def image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        """Return G and the couplings that the self-energies of the given couplings lead to. [b, columns]"""
+        couplings = x[:, 1:].unflatten(1, (2, self.depth, self.depth))
+        half, n = self.depth * self.streams, self.streams
+        matrix = self.pencil.repeat(len(z), 1, 1)
+        # M_x causes the energies of y, and M_y those of x
+        energy_y, energy_x = self._respond(couplings[:, 0], couplings[:, 1])
+        matrix[:, :half, :half] -= self._energy(energy_x, 0)
+        matrix[:, half : 2 * half, half : 2 * half] -= self._energy(energy_y, 1)
+        matrix = self.narrow.mT @ matrix @ self.narrow
+        matrix[:, : self.inputs, : self.inputs].diagonal(dim1=-2, dim2=-1).add_(z.unsqueeze(-1))
+        inverse = torch.linalg.inv_ex(matrix)[0]
+        green = inverse[:, : self.inputs, : self.inputs].diagonal(dim1=-2, dim2=-1).mean(-1)
+        inverse = self.narrow @ inverse @ self.narrow.mT
+        orders = [
+            self._order(inverse[:, part, part].unflatten(2, (self.depth, n)).unflatten(1, (self.depth, n)), side)
+            for side, part in enumerate((slice(0, half), slice(half, 2 * half)))
+        ]
+        return torch.cat([green.unsqueeze(-1), *(order.flatten(1) for order in orders)], 1)
+
+    def admissible(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        """Return whether G and the couplings of each layer with itself lie in the lower half-plane. [b]"""
+        own = x[:, 1:].unflatten(1, (2, self.depth, self.depth)).diagonal(dim1=-2, dim2=-1)
+        return (x[:, 0].imag < 0) & (own.imag <= 0).all(-1).all(-1)
+
+    def scale(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        """Return the largest unknown of each kind. [b, columns]"""
+        parts = x[:, :1], *x[:, 1:].unflatten(1, (2, -1)).unbind(1)
+        return torch.cat([part.abs().amax(-1, keepdim=True).expand(-1, part.shape[1]) for part in parts], 1)
+
+    def _respond(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Return what the couplings a of x and b of y [b, L, L] make of the noise: the energies of y and of x.
+
+        For sublayers of two matrices, with $X = K \circ a$ and $K = \rho\,\sigma\sigma^\top d d^\top$ at the slopes d
+        of one hidden feature: $E\,X (1 - bX/e)^{-1}$ and $E\,K \circ (1 - bX/e)^{-1} b$.
+        """
+        energy_y, energy_x = self.coupling * a, self.coupling * b
+        for layers, slopes, weights, ratio in self.groups:
+            here = (slice(None), layers.unsqueeze(-1), layers)
+            share = self.coupling[here[1:]] * slopes.unsqueeze(-1) * slopes.unsqueeze(-2)  # [K, l, l]
+            x, right = share * a[here].unsqueeze(1), b[here].unsqueeze(1)  # [b, K, l, l], [b, 1, l, l]
+            eye = torch.eye(len(layers), dtype=x.dtype, device=x.device)
+            inverse = torch.linalg.inv_ex(eye - right @ x / ratio)[0]
+            energy_y[here] = torch.einsum("k,bklm->blm", weights, x @ inverse)
+            energy_x[here] = torch.einsum("k,bklm->blm", weights, share * (inverse @ right))
+        return energy_y, energy_x
+
+    def _energy(self, coupling: Tensor, side: int) -> Tensor:
+        """Energies of pairs of layers [b, L, L] -> self-energies [b, L n, L n] of x (side 0) or y (side 1)."""
+        if self.vectors is None:
+            eye = torch.eye(self.streams, dtype=coupling.dtype, device=coupling.device)
+            blocks = torch.einsum("blm,ij->blimj", coupling, eye)
+        else:
+            blocks = torch.einsum("blm,li,mj->blimj", coupling, self.vectors[side], self.vectors[side])
+        return blocks.flatten(3, 4).flatten(1, 2)
+
+    def _order(self, blocks: Tensor, side: int) -> Tensor:
+        """Blocks [b, L, n, L, n] of pairs of layers -> their couplings [b, L, L]."""
+        if self.vectors is None:
+            return torch.einsum("blimi->blm", blocks) / self.streams
+        return torch.einsum("blimj,li,mj->blm", blocks, self.vectors[side], self.vectors[side])
+
+
+def find_groups(tied: Tensor, laws: Sequence[Sublayer]) -> list[tuple[Tensor, Tensor, Tensor, float]]:
+    """Return, for each set of layers with one sublayer of two matrices: their places, slopes, weights and width ratio.
+
+    Args:
+        tied: Correlations of the layers' noises. [L, L]
+        laws: One for each layer.
+    """
+    groups, left = [], list(range(len(laws)))
+    while left:
+        layers = [layer for layer in left if bool(tied[left[0], layer] != 0)]
+        left = [layer for layer in left if layer not in layers]
+        law = laws[layers[0]]
+        if not isinstance(law, HiddenLayer) or any(laws[layer] is not law for layer in layers):
+            raise ValueError("layers that share weights must share one law, of a Gaussian matrix or of two matrices")
+        if math.isfinite(law.ratio):
+            slopes = law.squares.sqrt().to(tied).unsqueeze(-1).expand(-1, len(layers))  # [K, l]
+            places = torch.tensor(layers, device=tied.device)
+            groups.append((places, slopes, law.weights.to(tied.device, torch.complex128), law.ratio))
+    return groups
