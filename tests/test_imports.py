@@ -17,6 +17,7 @@ SOURCE = Path(jpmhc.__file__).parent
 # What each folder (or module) of the package may import from it, beside itself and the version.
 ALLOWED: dict[str, set[str]] = {
     "checks": set(),
+    "files": set(),
     "modes": set(),
     "precision": set(),
     "machine": set(),
@@ -26,13 +27,13 @@ ALLOWED: dict[str, set[str]] = {
     "connections": {"checks", "kernels", "manifolds", "mixers", "modes", "precision"},
     "optim": {"checks", "manifolds", "mixers"},
     "spectra": {"checks", "machine", "manifolds", "mixers"},
-    "paper": {"checks", "machine", "manifolds", "mixers", "spectra"},
+    "paper": {"checks", "files", "machine", "manifolds", "mixers", "spectra"},
     "diagnose": {"checks", "connections", "manifolds", "mixers", "spectra", "machine"},
-    "experiments": {"checks", "connections", "diagnose", "kernels", "manifolds", "mixers", "optim", "machine"},
+    "experiments": {"checks", "connections", "diagnose", "files", "kernels", "manifolds", "mixers", "optim", "machine"},
     "dialects": {"checks", "connections", "mixers"},
     "wrap": {"checks", "connections", "mixers"},
-    "report": {"diagnose", "experiments", "mixers", "paper", "spectra"},
-    "cli": {"checks", "diagnose", "experiments", "paper", "report", "spectra", "wrap"},
+    "report": {"diagnose", "experiments", "files", "mixers", "paper", "spectra"},
+    "cli": {"checks", "diagnose", "experiments", "files", "paper", "report", "spectra", "wrap"},
     "__main__": {"cli"},
 }
 

@@ -3,7 +3,7 @@
 import json
 
 from jpmhc.cli import main
-from tests.cli.running import fails_with
+from tests.cli.running import closed_pipe, fails_with
 
 SIZES = {"dim": 16, "heads": 2, "layers": 1, "length": 16, "batch": 2, "steps": 3, "validation-windows": 4}
 TINY = [word for name, value in SIZES.items() for word in (f"--{name}", str(value))]
@@ -33,6 +33,13 @@ def test_it_prints_a_table_and_draws_a_figure(tmp_path, capsys):
     assert "Comparison of mixers" in (tmp_path / "comparison.html").read_text()
     row = json.loads((tmp_path / "comparison.json").read_text())["summary"][1]
     assert f"| cayley | 2 | {row['parameters']:,} | {row['metrics']['loss']['mean']:.4f} ±" in shown
+
+
+def test_it_goes_on_when_nobody_reads_its_output(tmp_path):
+    options = ["--mixers", "plain", "cayley", "--seeds", "0", "--processes", "2", "--device", "cpu"]
+    with closed_pipe():
+        main(["compare", *TINY, *options, "--out", str(tmp_path)])
+    assert (tmp_path / "comparison.html").exists()
 
 
 def test_the_options_are_those_of_the_task(tmp_path, capsys):

@@ -4,8 +4,11 @@ A command is one file here that has a function `main(words)`: it parses its opti
 `jpmhc --help` and `jpmhc --version` import nothing.
 """
 
+from __future__ import annotations
+
 import contextlib
 import difflib
+import io
 import os
 import signal
 import sys
@@ -13,9 +16,12 @@ import threading
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from jpmhc import __version__
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 # The first line of each command's docstring, so that `jpmhc --help` need not import the commands.
 COMMANDS = {
@@ -51,7 +57,11 @@ EXTRAS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command that the arguments name; bad input ends with one sentence on stderr and exit status 2."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    with _outliving_readers():
+        _dispatch(list(sys.argv[1:] if arguments is None else arguments))
+
+
+def _dispatch(words: list[str]) -> None:
     if words == ["--version"]:
         print(f"jpmhc {__version__}")
     elif words in (["--help"], ["-h"]):
@@ -74,6 +84,7 @@ def _run_command(name: str, words: list[str]) -> None:
             from jpmhc.cli.mistakes import refusing_in_one_sentence
         with refusing_in_one_sentence(command.main, words):
             command.main(words)
+            print(end="", flush=True)  # or a full disk would be noticed too late
     except ModuleNotFoundError as error:
         package = (error.name or "").split(".")[0]
         if package not in EXTRAS:
@@ -86,6 +97,41 @@ def _run_command(name: str, words: list[str]) -> None:
         _stop(f"jpmhc: {_cut_in_the_middle(str(error))}")
     except KeyboardInterrupt:
         _stop("jpmhc: interrupted", status=130)
+
+
+class _Unbroken(io.FileIO):
+    """A stream that drops what is written to a pipe whose reader has left, as in `jpmhc train 2>&1 | head`."""
+
+    def write(self, data: Buffer, /) -> int | None:  # type: ignore[override]
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return memoryview(data).nbytes
+
+
+@contextlib.contextmanager
+def _outliving_readers() -> Iterator[None]:
+    """Let the command go on to its end when nobody reads its output any more."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = map(_make_unbroken, before)
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):  # of a full disk; it has been told, or cannot be
+                print(end="", file=stream, flush=True)
+        sys.stdout, sys.stderr = before
+
+
+def _make_unbroken(stream: TextIO) -> TextIO:
+    try:
+        raw = _Unbroken(stream.fileno(), "w", closefd=False)
+    except (AttributeError, OSError, ValueError):  # no stream, or one in memory
+        return stream
+    line_buffering = stream is sys.stderr or raw.isatty()
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw), encoding=stream.encoding, errors=stream.errors, line_buffering=line_buffering
+    )
 
 
 @contextlib.contextmanager

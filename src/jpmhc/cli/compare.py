@@ -20,6 +20,7 @@ from jpmhc.experiments.tasks.registry import TASKS, kind_of
 from jpmhc.experiments.training.config import TrainConfig
 from jpmhc.experiments.training.presets import PRESETS
 from jpmhc.experiments.training.progress import Display
+from jpmhc.files import write_file
 
 _LANGUAGE = "language"
 _FIXED = (tyro.conf.Fixed, tyro.conf.Suppress)  # of options that a comparison decides itself
@@ -77,7 +78,7 @@ def compare_with_form(form: Any, read: Callable[[Any], Experiment]) -> Callable[
             result = train_and_compare(comparison, display.show)
         table = format_table(result)
         print(table)
-        (out / "comparison.md").write_text(table + "\n")
+        write_file(out / "comparison.md", table + "\n")
         draw_comparison(result, out / "comparison.png")
         print(f"wrote {out / 'comparison.json'}, {out / 'comparison.md'} and {out / 'comparison.png'}")
         print(f"wrote {write_page(render_comparison(result), out / 'comparison.html')}")

@@ -18,6 +18,7 @@ from jpmhc.cli.command import make_main
 from jpmhc.cli.output import result_folder
 from jpmhc.diagnose import diagnose as diagnose_model
 from jpmhc.experiments.training.checkpoint import load_model, locate_checkpoint
+from jpmhc.files import write_file
 
 
 def diagnose(
@@ -87,8 +88,7 @@ def diagnose(
         )
         progress.finish("everything measured: 100%")
     print(f"\n{found}\n")
-    written = out / "diagnosis.txt"
-    written.write_text(f"{found}\n")
+    written = write_file(out / "diagnosis.txt", f"{found}\n")
     print(f"wrote {written}")
     print(f"wrote {draw_diagnosis(found, out / 'diagnosis.png')}")
     print(f"wrote {write_page(render_diagnosis(found), out / 'diagnosis.html')}")

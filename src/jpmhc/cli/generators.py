@@ -6,6 +6,7 @@ from pathlib import Path
 
 from jpmhc.cli.command import make_main
 from jpmhc.cli.output import result_folder
+from jpmhc.files import write_file
 from jpmhc.paper.generators.question import Question
 from jpmhc.paper.generators.random_walk import plain_spectral_gap
 from jpmhc.paper.generators.search import Method, prepare_search, run_search
@@ -53,8 +54,7 @@ def generators(
     plain = plain_spectral_gap(result.perms) if streams <= 6 else None
     print_result(result, plain)
     if json is not None:
-        json.write_text(dumps(as_record(result, plain), indent=1))
-        print(f"wrote {json}")
+        print(f"wrote {write_file(json, dumps(as_record(result, plain), indent=1))}")
 
 
 main = make_main(generators)

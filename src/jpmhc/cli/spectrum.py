@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import time
 import warnings
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from torch import Tensor
 from jpmhc.checks import choice, to_non_negative_number, to_positive_number, to_whole_number
 from jpmhc.cli.command import make_main
 from jpmhc.cli.output import result_folder
+from jpmhc.files import write_csv
 from jpmhc.paper.methods import METHODS, transform
 from jpmhc.report.spectrum_tables import Answer, print_answer
 from jpmhc.spectra.arguments import to_skips
@@ -223,14 +223,10 @@ def read_skips(path: Path, depth: int | None = None) -> Tensor:
 
 def write_curve(found: Density, path: Path) -> Path:
     """Write a density as CSV: squared and plain singular values, their densities, and the distribution function."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     s, values = found.singular_values()
     columns = (found.x, found.values, found.eta, s, values, found.cumulative(), found.interpolated.long())
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["x", "density_x", "eta", "singular_value", "density_s", "cumulative", "interpolated"])
-        writer.writerows(zip(*(column.tolist() for column in columns)))
-    return path
+    names = ["x", "density_x", "eta", "singular_value", "density_s", "cumulative", "interpolated"]
+    return write_csv(path, names, zip(*(column.tolist() for column in columns)))
 
 
 def spectrum(query: Annotated[Query, tyro.conf.arg(name="")], out: Path = Path("out/spectrum")) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import textwrap
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from jpmhc.diagnose import Diagnosis, Spectrum
+from jpmhc.files import write_csv
 from jpmhc.report.style import COMPARED, EXACT, INK, SAMPLED, finish_axes, save_figure
 from jpmhc.spectra.density import COLLAPSED
 
@@ -41,19 +41,18 @@ def draw_diagnosis(found: Diagnosis, path: Path) -> Path:
 
 def write_singular_values(found: Diagnosis, path: Path) -> Path:
     """Write every measured singular value with its weight as CSV, and return the file's path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     spectra = {"whole map": found.whole} | {f"token {key}": value for key, value in found.tokens.items()}
     for item in found.comparisons:
         spectra[f"layers, token {item.position}"] = item.measured
         if item.rotated is not None:
             spectra[f"sublayers rotated, token {item.position}"] = item.rotated
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(("map", "probe", "singular_value", "weight"))
-        for name, spectrum in spectra.items():
-            for probe, (values, weights) in enumerate(zip(spectrum.values, spectrum.weights)):
-                writer.writerows((name, probe, f"{s:.7g}", f"{w:.7g}") for s, w in zip(values, weights))
-    return path
+    rows = (
+        (name, probe, f"{s:.7g}", f"{w:.7g}")
+        for name, spectrum in spectra.items()
+        for probe, (values, weights) in enumerate(zip(spectrum.values, spectrum.weights))
+        for s, w in zip(values, weights)
+    )
+    return write_csv(path, ("map", "probe", "singular_value", "weight"), rows)
 
 
 def _draw_shares(ax: Any, spectrum: Spectrum, **style: Any) -> None:

@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from jpmhc import __version__
+from jpmhc.files import write_file
 from jpmhc.report.svg import Axis, Line, draw_lines
 
 # The most bytes of a page.
@@ -129,8 +130,6 @@ def write_page(html: str, path: Path) -> Path:
         size = f"{len(content) / 1e6:.1f} MB, more than {LARGEST / 1e6:g}"
         raise ValueError(f"the page would have {size}: name fewer results")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        return write_file(path, content)
     except OSError as refusal:
         raise ValueError(f"cannot write {path} ({refusal.strerror})") from refusal
-    return path

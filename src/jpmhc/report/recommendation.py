@@ -1,6 +1,5 @@
 """What `recommend` found, as a table for a terminal, a file and a figure."""
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jpmhc.diagnose.recommend import Candidate, Recommendation
+from jpmhc.files import write_csv
 from jpmhc.report.style import INK, colour_of, finish_axes, save_figure
 from jpmhc.spectra import Density
 from jpmhc.spectra.density import COLLAPSED
@@ -72,15 +72,20 @@ def write_recommendation(found: Sequence[tuple[int, Recommendation]], path: Path
         "flops",
         "bytes",
     )
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["depth", "rank", "mixer", *names, "first_gradient_gain", "last_gradient_gain"])
-        for depth, one in found:
-            for rank, candidate in enumerate(one.candidates, 1):
-                gains = candidate.gradient_gains
-                values = [getattr(candidate, name) for name in names]
-                writer.writerow([depth, rank, candidate.mixer, *values, float(gains[0]), float(gains[-1])])
-    return path
+    rows = (
+        [
+            depth,
+            rank,
+            candidate.mixer,
+            *(getattr(candidate, name) for name in names),
+            float(candidate.gradient_gains[0]),
+            float(candidate.gradient_gains[-1]),
+        ]
+        for depth, recommendation in found
+        for rank, candidate in enumerate(recommendation.candidates, 1)
+    )
+    columns = ["depth", "rank", "mixer", *names, "first_gradient_gain", "last_gradient_gain"]
+    return write_csv(path, columns, rows)
 
 
 def draw_recommendation(found: Sequence[tuple[int, Recommendation]], path: Path) -> Path:

@@ -1,6 +1,5 @@
 """Tables of spectra for a terminal, and the panel's numbers as a file."""
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from jpmhc.files import write_csv
 from jpmhc.paper.panel import Cell, rows
 from jpmhc.spectra.density import COLLAPSED, Density
 from jpmhc.spectra.distances import Distances
@@ -76,10 +76,5 @@ def print_panel(cells: Sequence[Cell]) -> None:
 
 def write_panel(cells: Sequence[Cell], path: Path) -> Path:
     """Write the panel's numbers as CSV and return the file's path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     table = rows(cells)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(table[0]))
-        writer.writeheader()
-        writer.writerows(table)
-    return path
+    return write_csv(path, table[0], (row.values() for row in table))

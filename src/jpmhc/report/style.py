@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jpmhc.files import replacing
 from jpmhc.mixers import ENSEMBLES, MIXERS
 
 # The mixers' colours, in the order of the registry. Each has a contrast of at least 3 to a white and to a dark page.
@@ -169,7 +170,6 @@ def save_figure(figure: Any, path: Path, dpi: int = 170) -> Path:
     """Write a figure of matplotlib to a file whose folder is made if need be, and return the file's path."""
     import matplotlib
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context({"svg.hashsalt": "jpmhc"}):  # the same figure gives the same file
-        figure.savefig(path, dpi=dpi)
+    with matplotlib.rc_context({"svg.hashsalt": "jpmhc"}), replacing(path) as file:  # the same figure, the same file
+        figure.savefig(file, dpi=dpi, format=path.suffix.removeprefix(".") or None)
     return path

@@ -14,6 +14,7 @@ from jpmhc.cli.train import defaults_in
 from jpmhc.experiments.tasks.registry import TASKS
 from jpmhc.experiments.training import checkpoint, loop
 from jpmhc.experiments.training.presets import PRESETS
+from tests.cli.running import closed_pipe
 
 SIZE = ["--dim", "16", "--heads", "2", "--inner-multiple", "16", "--batch", "4", "--device", "cpu"]
 
@@ -130,6 +131,19 @@ def test_bad_input_is_one_sentence(tmp_path, capsys, monkeypatch, options, sente
     assert sentence in error.replace("\n", " ")
     assert "preparing" not in error  # nor any other work
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_goes_on_when_nobody_reads_its_output(tmp_path):
+    """As in `jpmhc train 2>&1 | head`."""
+    with closed_pipe():
+        main(["train", *SIZE, "--steps", "2", "--task.puzzles", "8", "--out", str(tmp_path)])
+    assert [path.name for path in checkpoint.list_folders(tmp_path)] == ["step-00000002"]
+
+
+def test_a_refusal_that_nobody_reads_has_its_status(tmp_path):
+    with closed_pipe(), pytest.raises(SystemExit) as stopped:
+        main(["train", *SIZE, "--resume", "latest", "--out", str(tmp_path)])
+    assert stopped.value.code == 2
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

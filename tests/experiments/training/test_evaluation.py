@@ -24,6 +24,8 @@ from jpmhc.experiments.training.config import TrainConfig
 from jpmhc.experiments.training.evaluation import EvaluateConfig, evaluate_checkpoints
 from jpmhc.experiments.training.loop import train
 from jpmhc.report.run_record import read_run
+from tests.cli.running import closed_pipe
+from tests.full_disk import full_disk
 
 TASKS = ("d037b0a7", "25d8a9c8")  # grids of 3 × 3
 
@@ -233,15 +235,27 @@ def test_a_full_disk_costs_no_score(run: Path, capsys: pytest.CaptureFixture[str
     assert "cannot write to /dev/full (No space left on device): name another --out" in said.err
 
 
-def test_half_a_result_is_not_left(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, text: str) -> None:
-        path.write_bytes(text[:10].encode())
-        raise OSError(28, "No space left on device")
+@pytest.mark.parametrize("command", ["evaluate", "predict"])
+def test_a_full_disk_leaves_the_former_result(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    words = [command, str(run), "--device", "cpu", "--out", str(tmp_path / "x.json")]
+    for former in ({}, {tmp_path / "x.json": b"former"}):
+        for path, content in former.items():
+            path.write_bytes(content)
+        with full_disk(20), pytest.raises(SystemExit):
+            cli.main(words)
+        assert capsys.readouterr().err.endswith("x.json (File too large): name another --out\n")
+        assert {path: path.read_bytes() for path in tmp_path.iterdir()} == former
+    cli.main(words)
+    assert json.loads((tmp_path / "x.json").read_text())
 
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(ValueError, match="cannot write to"):
-        evaluate_checkpoints(EvaluateConfig(runs=(run,), device="cpu", out=tmp_path / "x.json"))
-    assert not list(tmp_path.iterdir())
+
+@pytest.mark.parametrize("command", ["evaluate", "predict"])
+def test_a_result_is_written_when_nobody_reads_the_output(run: Path, tmp_path: Path, command: str) -> None:
+    with closed_pipe():
+        cli.main([command, str(run), "--device", "cpu", "--out", str(tmp_path / "x.json")])
+    assert json.loads((tmp_path / "x.json").read_text())
 
 
 def test_changed_data_are_refused(run: Path, tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
 """The log: lines survive, those after a resume's start are dropped, numbers that are not finite have names."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from jpmhc.experiments.training.log import Log
+from tests.full_disk import full_disk
 
 
 def test_a_resumed_log_drops_what_will_be_logged_again(tmp_path):
@@ -41,17 +41,12 @@ def test_a_damaged_line_costs_that_line_alone(tmp_path):
     assert path.read_bytes().splitlines() == [line for k, line in enumerate(lines) if k not in (3, 7, 9, 11, 12, 20)]
 
 
-def test_a_log_that_cannot_be_written_again_is_not_lost(tmp_path, monkeypatch):
+def test_a_log_that_cannot_be_written_again_is_not_lost(tmp_path):
     with Log(tmp_path) as log:
         log.write("train", 1, {"loss": 1.0})
     before = (tmp_path / "log.jsonl").read_text()
 
-    def full(path, text):
-        path.open("w").close()
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(OSError, match="No space"):
+    with full_disk(10), pytest.raises(OSError, match="File too large"):
         Log(tmp_path, done=1)
     assert (tmp_path / "log.jsonl").read_text() == before
 

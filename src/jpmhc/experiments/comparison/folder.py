@@ -14,6 +14,7 @@ from typing import Any
 
 from jpmhc.experiments.comparison.experiment import Run
 from jpmhc.experiments.training.changes import flatten_fields
+from jpmhc.files import write_file
 
 
 def open_folder(out: Path, settings: dict[str, Any]) -> None:
@@ -76,9 +77,7 @@ def read_json(path: Path, advice: str) -> dict[str, Any]:
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Write a file whole or not at all; numbers that are not finite become null."""
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(_replace_non_finite(value)))
-    fresh.replace(path)
+    write_file(path, json.dumps(_replace_non_finite(value)))
 
 
 def _replace_non_finite(value: Any) -> Any:

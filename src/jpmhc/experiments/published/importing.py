@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import shlex
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from jpmhc.experiments.training.changes import list_changes
 from jpmhc.experiments.training.config import TrainConfig
 from jpmhc.experiments.training.presets import PRESETS
 from jpmhc.experiments.training.progress import Display
+from jpmhc.files import write_file
 
 PRESET = "trm"  # the settings of the public code
 _IDENTIFIERS = "identifiers.json"  # the copy in the run's folder
@@ -132,11 +132,11 @@ def import_model(choices: ImportConfig) -> Imported:
     ):
         for copy, original in copies.items():
             if not copy.exists():
-                shutil.copyfile(original, copy)
+                write_file(copy, original.read_bytes())
         path = checkpoint.begin_checkpoint(out, 0)
         checkpoint.write_part(path, "shared.pt", content)
         path = checkpoint.finish_checkpoint(path, config, task.fingerprint(), ranks=0)
-        (out / "config.json").write_text(config.to_json() + "\n")
+        write_file(out / "config.json", config.to_json() + "\n")
     return Imported(config, path, published.remark)
 
 

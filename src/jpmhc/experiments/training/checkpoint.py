@@ -10,7 +10,6 @@ are neither found nor counted any more.
 
 import contextlib
 import json
-import os
 import re
 import shutil
 import zlib
@@ -35,6 +34,7 @@ from jpmhc.experiments.training.contents import (
     require_like,
     require_shape,
 )
+from jpmhc.files import replacing, sync_folder, write_file
 
 FORMAT = "jpmhc checkpoint 2"
 _FORMER = "jpmhc checkpoint 1"  # the same, but its manifest has no checksum of itself
@@ -87,10 +87,8 @@ def begin_checkpoint(run: Path, step: int) -> Path:
 
 def write_part(path: Path, name: str, content: dict[str, Any]) -> None:
     """Write one file of a checkpoint through to the disk."""
-    with open(path / name, "wb") as file:
+    with replacing(path / name) as file:
         torch.save(content, file)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def finish_checkpoint(path: Path, config: TrainConfig, fingerprint: str, ranks: int) -> Path:
@@ -108,7 +106,7 @@ def finish_checkpoint(path: Path, config: TrainConfig, fingerprint: str, ranks: 
     final = path.with_name(f"step-{step:08d}")
     shutil.rmtree(final, ignore_errors=True)
     path.rename(final)
-    _sync_folder(final.parent)
+    sync_folder(final.parent)
     for old in list_folders(final.parent.parent)[: -config.keep]:
         shutil.rmtree(old)
     return final
@@ -117,10 +115,7 @@ def finish_checkpoint(path: Path, config: TrainConfig, fingerprint: str, ranks: 
 def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
     """Write a checkpoint's manifest, with a checksum of its own bytes, through to the disk."""
     blank = json.dumps({**manifest, "checksum": "0" * 8}, indent=2).encode()
-    with open(path / "manifest.json", "wb") as file:
-        file.write(_CHECKSUM.sub(f'"checksum": "{zlib.crc32(blank):08x}"'.encode(), blank))
-        file.flush()
-        os.fsync(file.fileno())
+    write_file(path / "manifest.json", _CHECKSUM.sub(f'"checksum": "{zlib.crc32(blank):08x}"'.encode(), blank))
 
 
 def set_newer_aside(run: Path, step: int) -> list[str]:
@@ -288,11 +283,3 @@ def _checksum(path: Path) -> int:
         while block := file.read(1 << 22):
             value = zlib.crc32(block, value)
     return value
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

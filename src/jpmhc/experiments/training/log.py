@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from jpmhc.experiments.json_text import NotJson, parse_json
 from jpmhc.experiments.training.run_folder import FolderGone
+from jpmhc.files import write_file
 
 
 class Log:
@@ -44,9 +45,7 @@ class Log:
                 elif record["step"] <= done:
                     kept.append(line.decode())
                     self.known.add((record["kind"], record["step"]))
-        fresh = path.with_suffix(".new")  # a full disk must not cost what was logged
-        fresh.write_text("".join(line + "\n" for line in kept))
-        fresh.replace(path)
+        write_file(path, "".join(line + "\n" for line in kept))
         self.file = path.open("a")
         if find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter

@@ -31,6 +31,7 @@ from jpmhc.experiments.training.progress import Display
 from jpmhc.experiments.training.run_folder import FolderGone
 from jpmhc.experiments.training.step import NonFiniteLoss, describe_step, take_step
 from jpmhc.experiments.training.strategies import refuse_strategy
+from jpmhc.files import write_file
 from jpmhc.machine import use_threads
 
 
@@ -124,7 +125,7 @@ class Trainer:
             with run_folder.explaining_write_errors(config.out):
                 if self.resumed is not None:
                     self._report_changes(self.resumed)
-                (config.out / "config.json").write_text(config.to_json() + "\n")
+                write_file(config.out / "config.json", config.to_json() + "\n")
                 for sentence in checkpoint.set_newer_aside(config.out, self.learner.step):
                     self.display.say(sentence)
         self.world.wait()
@@ -181,7 +182,7 @@ class Trainer:
         changed = list_changes(resumed.config, self.config)
         if changed:
             former = self.config.out / f"config-until-step-{resumed.step:08d}.json"
-            former.write_text(resumed.config.to_json() + "\n")
+            write_file(former, resumed.config.to_json() + "\n")
         settings = ", ".join(map(str, changed)) or "no setting changed"
         self.display.say(f"going on from {resumed.path}, step {resumed.step}: {settings}")
 

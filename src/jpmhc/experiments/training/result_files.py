@@ -2,8 +2,8 @@
 
 import zlib
 from pathlib import Path
-from tempfile import TemporaryFile
 
+from jpmhc import files
 from jpmhc.experiments.training.checkpoint import Checkpoint
 from jpmhc.experiments.training.run_folder import explaining_write_errors
 
@@ -28,21 +28,10 @@ def name_result_file(checkpoint: Checkpoint, folder: str, words: list[str], puzz
 def require_writable(path: Path) -> None:
     """Refuse a place that cannot be written to before the work is done rather than after."""
     with explaining_write_errors(path):
-        if path.exists():
-            path.open("a").close()
-        else:  # the folders on the way are made when there is something to write
-            with TemporaryFile(dir=next(folder for folder in path.absolute().parents if folder.exists())):
-                pass
+        files.require_writable(path)
 
 
 def write_result(path: Path, text: str) -> None:
-    """Write a result, or remove the file if not all of it can be written."""
-    whole = False
-    try:
-        with explaining_write_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        whole = True
-    finally:
-        if not whole and path.is_file():
-            path.unlink()
+    """Replace a file of results; what it held stays until all of the new text is on the disk."""
+    with explaining_write_errors(path):
+        files.write_file(path, text)

@@ -1,10 +1,10 @@
 """What an exhaustive search has done so far, and the file that keeps it so that an interrupted search can go on."""
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from jpmhc.files import write_file
 from jpmhc.paper.generators import representations
 from jpmhc.paper.generators.question import Question
 
@@ -90,10 +90,7 @@ class SearchRecord:
             "sets": self.sets,
             "seconds": self.seconds,
         }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_name(self.path.name + ".partial")
-        partial.write_text(json.dumps(kept))
-        os.replace(partial, self.path)
+        write_file(self.path, json.dumps(kept))
 
 
 @dataclass
