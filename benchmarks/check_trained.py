@@ -1,6 +1,6 @@
 """Theory beside networks that are trained: J of all streams and T, the model's own map, along training.
 
-A small decoder over bytes and the recursive model on 4 × 4 Sudoku are trained with plain residuals, with several
+A small decoder of text and the recursive model on 4 × 4 Sudoku are trained with plain residuals, with several
 mixers, and with skips that average all streams in every layer; `jpmhc.diagnose` measures them at the start, in the
 middle and at the end. The theory gets the coefficients of the token and the singular values of its sublayers alone.
 
@@ -25,9 +25,9 @@ from jpmhc.diagnose import Diagnosis, Spectrum
 from jpmhc.diagnose.theory import TheoryComparison
 from jpmhc.experiments.comparison.experiment import PLAIN, configure_mixer
 from jpmhc.experiments.models import RecursiveConfig, RecursiveModel
+from jpmhc.experiments.models.decoder import Decoder, DecoderConfig
 from jpmhc.experiments.models.losses import row_losses
-from jpmhc.experiments.tasks.language.decoder import Decoder, DecoderConfig
-from jpmhc.experiments.tasks.language.text import cut_windows, read_library
+from jpmhc.experiments.tasks.language import cut_rows, draw_rows, prepare_tokens, read_tokens
 from jpmhc.experiments.tasks.registry import TASKS
 from jpmhc.mixers.identity import Identity
 from jpmhc.report.style import INK, colour_of, finish_axes
@@ -55,15 +55,17 @@ class Averaging(Identity):
 
 def train_decoder(mixer: str) -> Iterator[tuple[int, float, nn.Module, Tensor]]:
     """Train the decoder; yield step, validation loss, the network and its input at the start, middle and end."""
-    config = configure_mixer(DecoderConfig(dim=64, layers=4, heads=4, length=16, streams=4), mixer)
+    text, length, steps = read_tokens(prepare_tokens(vocabulary=512, limit=2_000_000)), 16, STEPS["decoder"]
+    size = DecoderConfig(dim=64, layers=4, heads=4, length=length, vocabulary=text.manifest.vocabulary, streams=4)
+    config = configure_mixer(size, mixer)
     torch.manual_seed(SEED)
-    model, text, steps = Decoder(config), read_library(), STEPS["decoder"]
+    model = Decoder(config)
     optimiser = torch.optim.AdamW(jpmhc.parameter_groups(model, 0.1), 3e-3, (0.9, 0.95))
-    starts = text.draw_starts(SEED, steps, BATCH, config.length)
-    held_out = cut_windows(text.validation, text.list_validation_starts(128, config.length), config.length)
+    starts = draw_rows(text.count_rows(length), steps * BATCH, length, SEED).view(steps, BATCH)
+    held_out = cut_rows(text.validation, text.validation_rows(128, length), length)
 
     def loss_of(step: int) -> Tensor:
-        return model(*cut_windows(text.training, starts[step], config.length))
+        return model(*cut_rows(text.training, starts[step], length))
 
     for done in _train(loss_of, optimiser, steps):
         with torch.no_grad():

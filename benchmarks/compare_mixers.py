@@ -1,6 +1,6 @@
 """The comparisons behind docs/results/which_mixer.md: which mixer, and does it matter.
 
-    python benchmarks/compare_mixers.py train language --out out/mixers --processes 4
+    python benchmarks/compare_mixers.py train language --out out/mixers --processes 4 --minutes 9
     python benchmarks/compare_mixers.py collect --out out/mixers --to benchmarks/results/mixers
 
 `train` runs one comparison of the list below, or goes on with it; `collect` writes one JSON for each comparison in the
@@ -18,9 +18,11 @@ from typing import Any
 
 from harness import environment
 from jpmhc import MIXERS
-from jpmhc.experiments.comparison import Comparison, LanguageExperiment, RecursiveExperiment, collect, compare
+from jpmhc.experiments.comparison import Comparison, RecursiveExperiment, collect, compare
+from jpmhc.experiments.comparison.experiment import Job, Progress
 from jpmhc.experiments.comparison.folder import write_json
-from jpmhc.experiments.tasks.language import DecoderConfig
+from jpmhc.experiments.comparison.language import PRESETS as LANGUAGE
+from jpmhc.experiments.tasks.language import prepare_tokens
 from jpmhc.experiments.tasks.registry import TASKS
 from jpmhc.experiments.training.presets import PRESETS
 
@@ -28,24 +30,15 @@ ALL = ("plain", *MIXERS)
 DEEP = ("plain", "identity", "sinkhorn", "cayley", "rotation")
 PAPER = ("plain", "sinkhorn", "cayley", "grassmann")
 SOME = (*PAPER, "identity", "unconstrained", "rotation", "permutation")
+OTHERS = ("unconstrained", "orthostochastic", "permutation")
 SEEDS = (0, 1, 2, 3, 4)
 
 
-def language(
-    tiny: bool, gpu: bool, *, mixers: tuple[str, ...] = ALL, layers: int = 16, dim: int = 128, **changes: Any
-) -> Comparison:
-    """A decoder of 16 layers, 600 steps of 8192 bytes."""
-    connections = {name: changes.pop(name) for name in list(changes) if name.startswith("mixer_")}
-    sizes: dict[str, Any] = {"batch": 32, "steps": 600, "warmup": 60, "evaluate_every": 150, "validation_windows": 512}
-    sizes |= changes
-    model = DecoderConfig(dim=dim, layers=layers, heads=4, length=256, streams=4, **connections)
-    if tiny:
-        model = dataclasses.replace(model, dim=16, heads=2, layers=max(1, layers // 16), length=32)
-        sizes |= {"batch": 4, "steps": 8, "warmup": 2, "evaluate_every": 4, "validation_windows": 8}
-    if gpu:
-        model = dataclasses.replace(model, compute="bfloat16")
-        sizes["compile"] = "reduce-overhead"
-    return Comparison(LanguageExperiment(model, **sizes), mixers, SEEDS)
+def language(tiny: bool, gpu: bool) -> Comparison:
+    """A decoder of 27 million parameters on the environment's Python source, with three learning rates."""
+    experiment = dataclasses.replace(LANGUAGE["tiny" if tiny else "27m"], tokens=prepare_tokens(limit=74_000_000))
+    rates = (2e-3, 3.2e-3, 1.2e-3)
+    return Comparison(experiment, (*DEEP, "plain-wide", *OTHERS), rates, SEEDS)
 
 
 def puzzles(tiny: bool, gpu: bool, task: dict[str, Any], run: dict[str, Any], mixers: tuple[str, ...]) -> Comparison:
@@ -58,7 +51,7 @@ def puzzles(tiny: bool, gpu: bool, task: dict[str, Any], run: dict[str, Any], mi
         run |= {"steps": 4, "batch": 8, "evaluate_every": 2, "log_every": 2}
         task |= {"puzzles": 20, "test_puzzles": 10} if kind == "sudoku" else {"augmentations": 4, "side": 4}
     config = dataclasses.replace(laptop.with_task(kind), task=TASKS[kind](**task), model=model, **run)
-    return Comparison(RecursiveExperiment(config), mixers, SEEDS)
+    return Comparison(RecursiveExperiment(config), mixers, seeds=SEEDS)
 
 
 def sudoku(size: int, steps: int, mixers: tuple[str, ...]) -> Callable[[bool, bool], Comparison]:
@@ -83,16 +76,8 @@ def arc(tiny: bool, gpu: bool) -> Comparison:
     return dataclasses.replace(found, seeds=(0, 1))
 
 
-SIGMOID = {"mixer_norm": "rms", "mixer_read": "sigmoid", "mixer_write": "sigmoid"}
-SOFTMAX = {"mixer_norm": "layer", "mixer_read": "softmax_matrix", "mixer_write": "softmax_matrix"}
-
 COMPARISONS: dict[str, Callable[[bool, bool], Comparison]] = {
     "language": language,
-    "deep": lambda tiny, gpu: language(tiny, gpu, layers=48, mixers=DEEP),
-    "sigmoid_gates": lambda tiny, gpu: language(tiny, gpu, mixers=PAPER, **SIGMOID),
-    "softmax_gates": lambda tiny, gpu: language(tiny, gpu, mixers=PAPER, **SOFTMAX),
-    "matched": lambda tiny, gpu: language(tiny, gpu, mixers=PAPER, match_parameters=True),
-    "wide": lambda tiny, gpu: language(tiny, gpu, mixers=PAPER, dim=384, batch=64, steps=1000, warmup=100),
     "sudoku4": sudoku(4, 1000, ALL),
     "sudoku6": sudoku(6, 1000, SOME),
     "arc": arc,
@@ -109,17 +94,20 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seeds", type=int, help="how many seeds, if not those of the list")
-    parser.add_argument("--mixers", nargs="*", help="which mixers, if not those of the list; plain first")
+    parser.add_argument("--arms", nargs="*", help="which arms, if not those of the list; plain first")
+    parser.add_argument("--minutes", type=float, help="stop after this time; the same command goes on")
     parser.add_argument("--steps", type=int, help="how many steps, if not those of the list")
     arguments = parser.parse_args()
     for name in arguments.names or COMPARISONS:
         comparison = COMPARISONS[name](arguments.size == "tiny", arguments.device == "cuda")
-        comparison = change(comparison, arguments.seeds, arguments.mixers, arguments.steps)
+        comparison = change(comparison, arguments.seeds, arguments.arms, arguments.steps)
         comparison = dataclasses.replace(comparison, out=arguments.out / name)
         if arguments.action == "train":
             began = time.monotonic()
-            comparison = dataclasses.replace(comparison, processes=arguments.processes, device=arguments.device)
-            compare(comparison, _Printer(name))
+            comparison = dataclasses.replace(
+                comparison, processes=arguments.processes, minutes=arguments.minutes, device=arguments.device
+            )
+            compare(comparison, _Printer(name), print)
             print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
         elif (arguments.out / name / "runs").is_dir():
             result = collect(comparison)
@@ -128,12 +116,15 @@ def main() -> None:
                 run["environment"]["commit"] = run["environment"]["commit"] or commit
             arguments.to.mkdir(parents=True, exist_ok=True)
             write_json(arguments.to / f"{name}.json", result)
-            ended, asked = len(result["runs"]), len(comparison.mixers) * len(comparison.seeds)
+            ended, asked = (
+                len(result["runs"]),
+                len(comparison.arms) * (len(comparison.rates) + len(comparison.seeds) - 1),
+            )
             print(f"wrote {arguments.to / f'{name}.json'} with {ended} of {asked} runs")
 
 
-def change(comparison: Comparison, seeds: int | None, mixers: list[str] | None, steps: int | None) -> Comparison:
-    """The comparison with other seeds, mixers or steps."""
+def change(comparison: Comparison, seeds: int | None, arms: list[str] | None, steps: int | None) -> Comparison:
+    """The comparison with other seeds, arms or steps."""
     experiment = comparison.experiment
     if steps is not None and isinstance(experiment, RecursiveExperiment):
         experiment = RecursiveExperiment(dataclasses.replace(experiment.run, steps=steps))
@@ -143,7 +134,7 @@ def change(comparison: Comparison, seeds: int | None, mixers: list[str] | None, 
         comparison,
         experiment=experiment,
         seeds=comparison.seeds if seeds is None else tuple(range(seeds)),
-        mixers=comparison.mixers if mixers is None else tuple(mixers),
+        arms=comparison.arms if arms is None else tuple(arms),
     )
 
 
@@ -153,10 +144,10 @@ class _Printer:
     def __init__(self, name: str) -> None:
         self.name, self.said = name, time.monotonic()
 
-    def __call__(self, run: str, done: int, total: int) -> None:
+    def __call__(self, job: Job, progress: Progress) -> None:
         if time.monotonic() - self.said > 10:
             self.said = time.monotonic()
-            print(f"{self.name}: {run} {done}/{total}", file=sys.stderr, flush=True)
+            print(f"{self.name}: {job} {progress.step}/{progress.steps}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

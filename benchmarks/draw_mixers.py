@@ -8,18 +8,14 @@ differences to the plain model in every comparison (which_mixer.png). With anoth
 
 import argparse
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
-from scipy.stats import f as f_distribution
 
-from compare_mixers import COMPARISONS
 from harness import RESULTS
 from jpmhc import MIXERS
-from jpmhc.experiments.comparison.statistics import summarize
+from jpmhc.experiments.comparison.statistics import compare_means, summarize
 from jpmhc.report.comparison import draw_comparison, format_table
 from jpmhc.report.comparison import draw_differences as draw_comparison_differences
 from jpmhc.report.style import finish_axes, save_figure
@@ -44,12 +40,10 @@ def main() -> None:
     parser.add_argument("--baseline", choices=("plain", *MIXERS), default="plain")
     arguments = parser.parse_args()
     found = {}
-    for name in COMPARISONS:
+    for name in TITLES:
         if (path := arguments.results / f"{name}.json").exists():
-            found[name] = set_baseline(json.loads(path.read_text()), arguments.baseline)
+            found[name] = read_result(path, arguments.baseline)
             print(f"### {name}\n\n{format_table(found[name])}\n")
-            for which, mixers in (("all models", found[name]["settings"]["mixers"]), ("mixers", MIXERS)):
-                print(f"equal mean losses of {which}: p = {test_equal_means(found[name]['runs'], mixers):.3g}\n")
     if arguments.baseline != "plain":
         return
     if "language" in found:
@@ -57,28 +51,20 @@ def main() -> None:
     print(f"wrote {draw_differences(found, arguments.to / 'which_mixer.png')}")
 
 
-def set_baseline(result: dict[str, Any], baseline: str) -> dict[str, Any]:
-    """The result with the differences to another mixer."""
-    settings = {**result["settings"], "baseline": baseline}
-    return {**result, "settings": settings, "summary": summarize(result["runs"], settings["mixers"], baseline)}
-
-
-def test_equal_means(runs: list[dict[str, Any]], mixers: Iterable[str]) -> float:
-    """The p of an F test that all mixers have the same mean loss, with seeds as blocks; of seeds that all have."""
-    losses: dict[str, dict[int, float]] = {mixer: {} for mixer in mixers}
-    for run in runs:
-        if run["mixer"] in losses and run["final"]:
-            losses[run["mixer"]][run["seed"]] = run["final"]["loss"]
-    trained = [each for each in losses.values() if len(each) > 1]
-    seeds = set.intersection(*map(set, trained)) if trained else set()
-    table = np.array([[each[seed] for seed in sorted(seeds)] for each in trained])  # [mixers, seeds]
-    if table.ndim < 2 or min(table.shape) < 2:
-        return float("nan")
-    rows, columns = table.shape
-    between = columns * ((table.mean(1) - table.mean()) ** 2).sum() / (rows - 1)
-    rest = table - table.mean(1, keepdims=True) - table.mean(0) + table.mean()
-    within = (rest**2).sum() / ((rows - 1) * (columns - 1))
-    return float(f_distribution.sf(between / within, rows - 1, (rows - 1) * (columns - 1)))
+def read_result(path: Path, baseline: str) -> dict[str, Any]:
+    """Read a stored comparison, whose runs have one learning rate, and subtract a mixer."""
+    stored = json.loads(path.read_text())
+    common = {"learning_rate": stored["settings"].get("lr"), "steps": stored["settings"].get("steps")}
+    unknown = {"step_seconds": None, "tokens_per_second": None, "peak_bytes": None}
+    runs = [{**unknown, **common, "arm": run.get("mixer"), **run} for run in stored["runs"]]
+    mixers = stored["settings"].get("mixers") or list(dict.fromkeys(run["arm"] for run in runs))
+    tests = compare_means(runs, tuple(mixers))
+    return {
+        "settings": stored["settings"],
+        "summary": summarize(runs, mixers, (baseline,)),
+        "equal_means": tests,
+        "runs": runs,
+    }
 
 
 def draw_differences(found: dict[str, dict[str, Any]], path: Path) -> Path:
@@ -89,10 +75,7 @@ def draw_differences(found: dict[str, dict[str, Any]], path: Path) -> Path:
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for axis, (name, result) in zip(panels, found.items()):
         draw_comparison_differences(axis, result)
-        settings, ended = result["settings"], len(result["runs"])
-        asked = len(settings["mixers"]) * len(settings["seeds"])
-        part = "" if ended == asked else f" ({ended} of {asked} runs)"
-        axis.set_title(TITLES[name] + part, fontsize=11)
+        axis.set_title(TITLES[name], fontsize=11)
         axis.set_xlabel("")
         finish_axes(axis, most=5)
     for axis in panels[len(found) :]:

@@ -46,6 +46,7 @@ EXTRAS = (
     "rich",
     "scipy",
     "tensorboard",
+    "tokenizers",
     "transformers",
     "triton",
     "tyro",
@@ -110,6 +111,8 @@ MAY_NAME = {
         "paper/panel.py",  # the columns of the paper's figure
         "spectra/network.py",  # the options of a few mixers' random skips
         "cli/spectrum.py",  # the default
+        "cli/compare.py",  # those that are compared
+        "experiments/comparison/comparison.py",  # the second baseline
         "experiments/demo.py",  # those that are compared
         "experiments/models/connections.py",  # the paper's settings of its variants
         "experiments/training/presets.py",

@@ -49,7 +49,7 @@ def test_every_command_refuses_an_option_without_its_value(capsys, command):
         ("train --task.knd=arc", "there is no option --task.knd (did you mean --task.kind?); jpmhc train --help"),
         ("train --task.kind arc --task.sde 4", "there is no option --task.sde (did you mean --task.side?);"),
         ("evaluate --varants 3", "there is no option --varants (did you mean --variants?); jpmhc evaluate --help"),
-        ("compare --mixer cayley", "there is no option --mixer (did you mean --mixers?); jpmhc compare --help"),
+        ("compare sudoku --arm cayley", "there is no option --arm (did you mean --arms?); jpmhc compare --help"),
         ("spectrum -dept 3", "there is no option -dept (did you mean --depth?); jpmhc spectrum --help"),
     ],
 )
@@ -81,7 +81,7 @@ def test_a_misspelt_option_is_answered_with_the_nearest_name(capsys, words, sent
         ("spectrum --eta 0", "eta must be positive and finite, got 0.0"),
         ("panel --samples 1", "a panel needs at least one mixer, at least one depth and as many sample counts"),
         ("demo --mixers", "mixers must name at least one mixer, such as rotation,"),
-        ("compare --mixers", "mixers must be one or more, each named once, not none"),
+        ("compare sudoku --arms", "arms must be one or more, each named once, not none"),
         ("recommend --spectra -1", "spectra must be a whole number, at least 0, not -1"),
         ("recommend --depth-range 3 0", "depth must be a whole number, at least 1, not 0"),
         ("explore --out page", "a page's name must end in .html, got page"),

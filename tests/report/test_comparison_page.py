@@ -5,29 +5,42 @@ import re
 import numpy as np
 import pytest
 
-from jpmhc.experiments.comparison.statistics import summarize
-from jpmhc.report.comparison import find_band
+from jpmhc.experiments.comparison.statistics import compare_means, summarize
+from jpmhc.report.comparison import draw_comparison, find_band, format_table
 from jpmhc.report.comparison_page import render_comparison
 from jpmhc.report.style import colour_of
 
 
-def make_result(mixers=("plain", "cayley"), seeds=(0, 1)):
+def make_result(arms=("plain", "cayley"), seeds=(0, 1), rates=(1e-3,)):
     runs = []
-    for mixer in mixers:
+    for arm in arms:
         for seed in seeds:
-            loss = 1.0 + 0.1 * seed - 0.5 * (mixer != "plain")
-            mixing = {"step": [], "collapsed": []} if mixer == "plain" else {"step": [2, 4], "collapsed": [0.0, 0.25]}
-            curves = {
-                "train": {"step": [1, 2, 4], "loss": [2, 1.5, loss], "gradient_norm": [3.0, 2.0, 1.0]},
-                "validation": {"step": [2, 4], "loss": [1.5, loss]},
-                "mixing": mixing,
-            }
-            final = {"loss": loss, "gradient_norm": 1.0}
-            runs.append(
-                {"mixer": mixer, "seed": seed, "parameters": 10, "seconds": 1.0, "final": final, "curves": curves}
-            )
-    settings = {"mixers": mixers, "seeds": seeds, "baseline": mixers[0], "task": {"kind": "language"}}
-    return {"settings": settings, "summary": summarize(runs, mixers, mixers[0]), "runs": runs}
+            for rate in rates:
+                loss = 1.0 + 0.1 * seed - 0.5 * (arm != "plain") + 10 * rate + 0.01 * seed * (arm == "plain")
+                mixing = {"step": [], "collapsed": []} if arm == "plain" else {"step": [2, 4], "collapsed": [0.0, 0.25]}
+                curves = {
+                    "train": {"step": [1, 2, 4], "loss": [2, 1.5, loss], "gradient_norm": [3.0, 2.0, 1.0]},
+                    "validation": {"step": [2, 4], "loss": [1.5, loss]},
+                    "mixing": mixing,
+                }
+                runs.append(
+                    {
+                        "arm": arm,
+                        "seed": seed,
+                        "learning_rate": rate,
+                        "parameters": 10,
+                        "steps": 4,
+                        "seconds": 1.0,
+                        "step_seconds": 0.01,
+                        "tokens_per_second": None,
+                        "peak_bytes": None,
+                        "final": {"loss": loss, "gradient_norm": 1.0},
+                        "curves": curves,
+                    }
+                )
+    settings = {"task": {"kind": "language"}}
+    summary = summarize(runs, arms, arms[:1])
+    return {"settings": settings, "summary": summary, "equal_means": compare_means(runs, arms), "runs": runs}
 
 
 def test_the_interval_of_positive_numbers_is_a_factor():
@@ -52,8 +65,8 @@ def test_table_and_curves_are_there():
         "gradient norm",
         "lost by the product of all skips",
     ]
-    assert "-0.5000" in page  # the paired difference
-    assert "2 mixers with 2 seeds each on the task language" in page
+    assert "-0.5050" in page  # the paired difference
+    assert "2 arms on the task language, 4 runs" in page
     assert colour_of("cayley") in page
     assert 'class="band"' in page
     assert "<script" not in page
@@ -64,3 +77,16 @@ def test_one_seed_and_hostile_names():
     assert "<b>plain" not in page
     assert "&lt;b&gt;plain" in page
     assert 'class="band"' not in page
+
+
+def test_the_table_names_the_best_rate_and_the_test():
+    table = format_table(make_result(rates=(2e-3, 1e-3)))
+    assert "| cayley | 2 | 10 | 0.001 of 2 | 0.5600 ± 0.0500 | -0.5050 |" in table
+    assert "Equal mean losses of plain, cayley over seeds 0, 1: F = " in table
+
+
+@pytest.mark.parametrize("rates", [(1e-3,), (1e-3, 2e-3)])
+def test_the_figure_is_drawn(tmp_path, rates):
+    result = make_result(("plain", "cayley", "cayley:streams=2"), rates=rates)
+    assert draw_comparison(result, tmp_path / "a.png").stat().st_size > 10_000
+    assert draw_comparison(make_result(("plain",), (0,), rates), tmp_path / "b.png").stat().st_size > 10_000

@@ -11,71 +11,97 @@ from jpmhc.cli.forms import make_option_form, read_option_form
 from jpmhc.cli.train import defaults_in, value_of
 from jpmhc.experiments.comparison.comparison import Comparison
 from jpmhc.experiments.comparison.comparison import compare as train_and_compare
-from jpmhc.experiments.comparison.experiment import Experiment
-from jpmhc.experiments.comparison.language import LanguageExperiment
+from jpmhc.experiments.comparison.experiment import Experiment, Job, Progress
+from jpmhc.experiments.comparison.language import PRESETS, LanguageExperiment
 from jpmhc.experiments.comparison.recursive import DECIDED, RecursiveExperiment
 from jpmhc.experiments.models import RecursiveConfig
-from jpmhc.experiments.tasks.language import DecoderConfig
-from jpmhc.experiments.tasks.registry import TASKS, kind_of
+from jpmhc.experiments.models.decoder import DecoderConfig
+from jpmhc.experiments.tasks.language import prepare_tokens
+from jpmhc.experiments.tasks.registry import TASKS
 from jpmhc.experiments.training.config import TrainConfig
-from jpmhc.experiments.training.presets import PRESETS
 from jpmhc.experiments.training.progress import Display
 from jpmhc.files import write_file
 
 _LANGUAGE = "language"
 _FIXED = (tyro.conf.Fixed, tyro.conf.Suppress)  # of options that a comparison decides itself
-_KINDS: Any = Annotated[
-    Literal[(_LANGUAGE, *TASKS)], tyro.conf.arg(help="Which task; it decides the options of the model and of training.")
-]
+_LANGUAGE_ARMS = ("plain", "identity", "sinkhorn", "cayley", "rotation")
+
+Reader = Callable[[Any], Experiment]  # of a form that was filled in
 
 
 def main(words: Sequence[str]) -> None:
-    """Parse the words after `jpmhc compare` and run it with the options of the task they name."""
-    kind = value_of("--task.kind", words, (_LANGUAGE, *TASKS)) or (
-        _LANGUAGE if value_of("--preset", words, PRESETS) is None else kind_of(defaults_in(words).task)
-    )
-    form, read = _language_form() if kind == _LANGUAGE else _recursive_form(defaults_in([*words, "--task.kind", kind]))
-    tyro.cli(compare_with_form(form, read), prog="jpmhc compare", args=words)
+    """Run the task that the first word names, with its options; language if none is named."""
+    named = [word for word in words[:2] if word in (_LANGUAGE, *TASKS)]  # words may begin with --help
+    kind = named[0] if named else _LANGUAGE
+    words = [word for position, word in enumerate(words) if position > 1 or word != kind]
+    if kind == _LANGUAGE:
+        form, read = _language_form(PRESETS[value_of("--preset", words, PRESETS) or "27m"])
+        arms = _LANGUAGE_ARMS
+    else:
+        form, read = _recursive_form(defaults_in([*words, "--task.kind", kind]))
+        arms = Comparison.arms
+    tyro.cli(compare_with_form(form, read, arms), prog="jpmhc compare", args=words)
 
 
-def compare_with_form(form: Any, read: Callable[[Any], Experiment]) -> Callable[..., None]:
+def compare_with_form(form: Any, read: Reader, arms: tuple[str, ...]) -> Callable[..., None]:
     """Return the command's function for one task's options."""
-    default = Comparison()
+    own: Any = type(form)
 
     def compare(
-        run: Annotated[type(form), tyro.conf.arg(name="")] = form,  # type: ignore[valid-type]
-        mixers: tuple[str, ...] = default.mixers,
-        seeds: tuple[int, ...] = default.seeds,
-        baseline: str = default.baseline,
-        processes: int = default.processes,
-        device: Literal["auto", "cpu", "cuda"] = default.device,
-        out: Path = default.out,
+        run: Annotated[own, tyro.conf.arg(name="")] = form,
+        arms: tuple[str, ...] = arms,
+        learning_rates: tuple[float, ...] = Comparison.learning_rates,
+        seeds: tuple[int, ...] = Comparison.seeds,
+        baselines: tuple[str, ...] = Comparison.baselines,
+        processes: int = Comparison.processes,
+        minutes: float | None = Comparison.minutes,
+        device: Literal["auto", "cpu", "cuda"] = "auto",
+        out: Path = Comparison.out,
+        runs: tuple[Path, ...] = Comparison.runs,
     ) -> None:
-        """Train every mixer with several seeds on one task, and compare them where nothing else differs.
+        """Train plain and hyper-connected models on one task, and compare them where nothing else differs.
 
-        Example: jpmhc compare --mixers plain cayley sinkhorn --seeds 0 1 2 --processes 2 --out out/compare
-        Example: jpmhc compare --task.kind sudoku --task.size 6 --steps 1000 --out out/sudoku6
+        Example: jpmhc compare language --text docs src --preset tiny --out out/tiny
+        Example: jpmhc compare language --preset 27m --learning-rates 2e-3 3.2e-3 1.2e-3 --seeds 0 1 2 --processes 4
+        Example: jpmhc compare language --arms plain cayley cayley:streams=2 cayley:read=sigmoid
+        Example: jpmhc compare sudoku --task.size 6 --steps 1000 --out out/sudoku6
 
-        With one seed all mixers see the same data in the same order, take the same steps at the same learning rates,
-        and start from the same weights outside their connections. A command that was interrupted goes on where it was,
-        and mixers and seeds can be added later.
+        The first word is the task: language (a decoder that learns text, if none is named), sudoku or arc (the
+        recursive model). With one seed all arms see the same data in the same order and start from the same weights
+        outside their connections. The first seed is trained with all learning rates, the others with each arm's best
+        one. A command that was interrupted goes on where it was; arms, rates and seeds can be added later.
+
+        The preset tiny takes a minute on two idle cores. 27m needs a GPU: one run reads 59 million tokens and takes
+        about a minute on an H200. A run of 112m reads 150 million tokens and takes about ten minutes.
 
         Args:
             run: What is trained.
-            mixers: Names of mixers; plain is the model with plain residual connections.
+            arms: plain, plain-wide, plain-long or a mixer, and options such as cayley:streams=2,read=sigmoid.
+            learning_rates: The first seed is trained with all of them, the others with the arm's best one.
             seeds: Seeds of initial weights and of the order of the data.
-            baseline: The mixer that is subtracted from the others, seed by seed.
+            baselines: Arms that are subtracted from the others, seed by seed.
             processes: Runs trained at the same time; on one GPU they share it.
+            minutes: Stop all runs after this time; the same command goes on later.
             device: Where to train.
             out: Folder for comparison.json, .md, .png and .html. Finished runs in it are not done again.
+            runs: Files comparison.json of other folders with the same settings, whose runs are taken over.
         """
         from jpmhc.report.comparison import draw_comparison, format_table
         from jpmhc.report.comparison_page import render_comparison
         from jpmhc.report.page import write_page
 
-        comparison = Comparison(read(run), mixers, seeds, baseline, processes, device, out)
         with Display() as display:
-            result = train_and_compare(comparison, display.show)
+            comparison = Comparison(
+                read(run), arms, learning_rates, seeds, baselines, processes, minutes, device, out, runs
+            )
+
+            def show(job: Job, progress: Progress) -> None:
+                detail = None if progress.loss is None else f"loss {progress.loss:.3f}"
+                display.show(str(job), progress.step, progress.steps, detail)
+                if progress.step == progress.steps:
+                    display.finish(str(job))
+
+            result = train_and_compare(comparison, show, display.say)
         table = format_table(result)
         print(table)
         write_file(out / "comparison.md", table + "\n")
@@ -87,34 +113,49 @@ def compare_with_form(form: Any, read: Callable[[Any], Experiment]) -> Callable[
 
 
 @dataclasses.dataclass(frozen=True)
-class _LanguageTask:
-    """What is learned: the bytes of Python's standard library."""
+class _Text:
+    """The text that is learned."""
 
-    kind: _KINDS = _LANGUAGE
+    text: tuple[Path, ...] = ()
+    """Folders with text, or one token folder. None named: the Python source that this environment has."""
+    cache: Path = Path("out/tokens")
+    """Folder in which token folders are made."""
+    vocabulary: int | None = None
+    """Number of different tokens; 16,384, and fewer for a small text, if none is named."""
+    limit: int | None = None
+    """Stop reading text after about so many tokens."""
 
 
-def _language_form() -> tuple[Any, Callable[[Any], Experiment]]:
-    default = LanguageExperiment()
-    decided = {name: (Annotated[Any, *_FIXED], getattr(default.model, name)) for name in ("mixer", "extra_inner")}
+def _language_form(default: LanguageExperiment) -> tuple[Any, Reader]:
+    model_names = ("mixer", "extra_inner", "vocabulary")
+    decided = {name: (Annotated[Any, *_FIXED], getattr(default.model, name)) for name in model_names}
     model = make_option_form(default.model, **decided)
+    preset: Any = Annotated[Literal[tuple(PRESETS)], tyro.conf.arg(help="Size of the model and of its training.")]
     form = make_option_form(
         default,
-        task=(_LanguageTask, _LanguageTask()),
+        preset=(preset, next(name for name, known in PRESETS.items() if known is default)),
+        text=(Annotated[_Text, tyro.conf.arg(name="")], _Text()),
+        tokens=(Annotated[Path, *_FIXED], default.tokens),
+        lr=(Annotated[float, *_FIXED], default.lr),
         model=(Annotated[type(model), tyro.conf.arg(name="")], model),
     )
-    return form, lambda run: read_option_form(run, LanguageExperiment, model=read_option_form(run.model, DecoderConfig))
+
+    def read(run: Any) -> Experiment:
+        text: _Text = run.text
+        tokens = prepare_tokens(text.text, text.cache, vocabulary=text.vocabulary, limit=text.limit)
+        return read_option_form(
+            run, LanguageExperiment, tokens=tokens, model=read_option_form(run.model, DecoderConfig)
+        )
+
+    return form, read
 
 
-def _recursive_form(default: TrainConfig) -> tuple[Any, Callable[[Any], Experiment]]:
+def _recursive_form(default: TrainConfig) -> tuple[Any, Reader]:
     streams = max(default.model.streams, 4)
     default = dataclasses.replace(default, model=dataclasses.replace(default.model, streams=streams))
-    task = make_option_form(
-        default.task,
-        kind=(_KINDS, kind_of(default.task)),
-        seed=(Annotated[int, *_FIXED], default.task.seed),
-    )
+    task = make_option_form(default.task, seed=(Annotated[int, *_FIXED], default.task.seed))
     model = make_option_form(default.model, mixer=(Annotated[str, *_FIXED], default.model.mixer))
-    decided = {name: (Annotated[Any, *_FIXED], getattr(default, name)) for name in DECIDED}
+    decided = {name: (Annotated[Any, *_FIXED], getattr(default, name)) for name in (*DECIDED, "lr")}
     form = make_option_form(
         default,
         task=(type(task), task),
@@ -123,9 +164,13 @@ def _recursive_form(default: TrainConfig) -> tuple[Any, Callable[[Any], Experime
     )
 
     def read(run: Any) -> Experiment:
-        task = read_option_form(run.task, TASKS[run.task.kind])
         return RecursiveExperiment(
-            read_option_form(run, TrainConfig, task=task, model=read_option_form(run.model, RecursiveConfig))
+            read_option_form(
+                run,
+                TrainConfig,
+                task=read_option_form(run.task, type(default.task)),
+                model=read_option_form(run.model, RecursiveConfig),
+            )
         )
 
     return form, read

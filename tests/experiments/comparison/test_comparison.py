@@ -2,21 +2,35 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
+import torch
 
 from jpmhc.experiments.comparison import Comparison, LanguageExperiment, RecursiveExperiment, compare
-from jpmhc.experiments.comparison.comparison import divide_work
-from jpmhc.experiments.comparison.language import count_parameters
-from jpmhc.experiments.tasks.language import DecoderConfig
+from jpmhc.experiments.comparison.experiment import Job
+from jpmhc.experiments.comparison.language import PRESETS
+from jpmhc.experiments.models.decoder import DecoderConfig, count_parameters
+from tests.experiments.text_files import make_token_folder
 from tests.experiments.training.small_run import small
 
+pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 MODEL = DecoderConfig(dim=16, heads=2, layers=1, length=16, streams=4)
-TINY = LanguageExperiment(MODEL, batch=2, steps=3, warmup=1, evaluate_every=2, validation_windows=4)
+TINY = LanguageExperiment(
+    make_token_folder(),
+    MODEL,
+    batch=2,
+    steps=3,
+    warmup=1,
+    lr=3e-3,
+    evaluate_every=2,
+    validation_rows=4,
+    final_validation_rows=8,
+)
 
 
 def make(out, experiment=TINY, **changes):
-    return Comparison(experiment, **{"mixers": ("plain", "cayley"), "seeds": (0,), "device": "cpu", **changes}, out=out)
+    return Comparison(experiment, **{"arms": ("plain", "cayley"), "device": "cpu", **changes}, out=out)
 
 
 def test_runs_have_curves_and_the_file_holds_everything(tmp_path):
@@ -31,20 +45,65 @@ def test_runs_have_curves_and_the_file_holds_everything(tmp_path):
     assert first["gradient_norm"][0] <= other["gradient_norm"][0] * (1 + 1e-5)
     assert result["settings"]["task"] == {"kind": "language"}
     assert cayley["final"]["collapsed"] == 0.0
+    assert plain["environment"]["data"] == result["settings"]["text"]["fingerprint"]
+    assert not list((tmp_path / "runs").glob("*.new"))
 
 
-def test_finished_runs_are_kept_and_seeds_are_added(tmp_path):
+def test_the_loss_falls(tmp_path):
+    (run,) = compare(make(tmp_path, dataclasses.replace(TINY, steps=60, warmup=10, lr=1e-2), arms=("cayley",)))["runs"]
+    losses = run["curves"]["train"]["loss"]
+    assert losses[0] == pytest.approx(math.log(300), rel=0.05)
+    assert run["final"]["loss"] < losses[0] - 1
+
+
+def test_muon_moves_the_matrices_and_adamw_the_rest(tmp_path):
+    experiment = dataclasses.replace(TINY, steps=30, optimizer="muon")
+    (run,) = compare(make(tmp_path, experiment, arms=("cayley",)))["runs"]
+    assert run["curves"]["train"]["loss"][-1] < run["curves"]["train"]["loss"][0] - 0.3
+
+
+def test_finished_runs_are_kept_and_rates_and_seeds_are_added(tmp_path):
     compare(make(tmp_path))
-    kept = tmp_path / "runs" / "plain-seed-0.json"
-    kept.write_text(kept.read_text().replace('"seed": 0', '"seed": 0, "mark": 1'))
-    result = compare(make(tmp_path, seeds=(0, 1)))
-    assert [(run["mixer"], run["seed"]) for run in result["runs"]] == [
-        ("plain", 0),
-        ("plain", 1),
-        ("cayley", 0),
-        ("cayley", 1),
-    ]
-    assert result["runs"][0]["mark"] == 1
+    file = tmp_path / "runs" / "plain-lr-0.003-seed-0.json"
+    file.write_text(file.read_text().replace('"seed": 0', '"seed": 0, "mark": 1'))
+    result = compare(make(tmp_path, arms=("plain",), learning_rates=(3e-3, 1e-2), seeds=(0, 1)))
+    jobs = [(run["arm"], run["learning_rate"], run["seed"]) for run in result["runs"]]
+    best = result["summary"][0]["learning_rate"]
+    expected = {("plain", 3e-3, 0), ("plain", 1e-2, 0), ("plain", best, 1), ("cayley", 3e-3, 0)}
+    assert set(jobs) == expected
+    assert len(jobs) == 4
+    assert next(run for run in result["runs"] if run["learning_rate"] == 3e-3 and run["seed"] == 0)["mark"] == 1
+
+
+def test_a_run_that_was_stopped_goes_on_with_equal_bits(tmp_path):
+    experiment = dataclasses.replace(TINY, steps=50, evaluate_every=20)
+    job = Job("cayley", 3e-3, 0)
+    session = experiment.open(torch.device("cpu"))
+    whole = session.train(job, tmp_path / "whole", lambda: False, lambda job, progress: None)
+    weights = {name: value.clone() for name, value in session.model.state_dict().items()}
+    assert session.train(job, tmp_path / "cut", lambda: True, lambda job, progress: None) is None
+    steps = []
+    again = experiment.open(torch.device("cpu"))
+    cut = again.train(job, tmp_path / "cut", lambda: False, lambda job, progress: steps.append(progress.step))
+    assert steps[0] > 20
+    assert cut["curves"] == whole["curves"]
+    assert all(torch.equal(value, weights[name]) for name, value in again.model.state_dict().items())
+
+
+def test_a_session_trains_the_same_run_whatever_it_did_before(tmp_path):
+    session = TINY.open(torch.device("cpu"))
+    jobs = [Job("cayley", 3e-3, 0), Job("cayley", 1e-2, 1), Job("cayley", 3e-3, 0)]
+    runs = [session.train(job, tmp_path, lambda: False, lambda job, progress: None) for job in jobs]
+    assert runs[0]["curves"] == runs[2]["curves"] != runs[1]["curves"]
+
+
+def test_the_time_limit_leaves_runs_for_the_next_command(tmp_path):
+    said = []
+    experiment = dataclasses.replace(TINY, steps=25)
+    result = compare(make(tmp_path, experiment, arms=("plain",), minutes=1e-9), say=said.append)
+    assert result["runs"] == []
+    assert said == ["1 runs are missing or not finished: the same command goes on with them"]
+    assert len(compare(make(tmp_path, experiment, arms=("plain",)))["runs"]) == 1
 
 
 def test_other_settings_are_refused_and_nothing_is_overwritten(tmp_path):
@@ -59,13 +118,26 @@ def test_other_settings_are_refused_and_nothing_is_overwritten(tmp_path):
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.json")} == before
 
 
+def test_runs_of_another_folder_are_taken_over(tmp_path):
+    first = compare(make(tmp_path / "a", arms=("plain",)))
+    result = compare(make(tmp_path / "b", runs=(tmp_path / "a" / "comparison.json",)))
+    assert result["runs"][0] == first["runs"][0]
+    assert [run["arm"] for run in result["runs"]] == ["plain", "cayley"]
+    other = make(tmp_path / "c", dataclasses.replace(TINY, steps=4), runs=(tmp_path / "a" / "comparison.json",))
+    with pytest.raises(ValueError, match="other settings: steps"):
+        compare(other)
+    with pytest.raises(ValueError, match=r"settings\.json is no comparison\.json"):
+        compare(make(tmp_path / "d", runs=(tmp_path / "a" / "settings.json",)))
+
+
 def test_a_damaged_file_is_named(tmp_path):
     compare(make(tmp_path))
-    (tmp_path / "runs" / "plain-seed-0.json").write_text('{"mixer": ')
-    with pytest.raises(ValueError, match=r"plain-seed-0\.json is damaged .*: remove it, and its run is done again"):
+    file = tmp_path / "runs" / "plain-lr-0.003-seed-0.json"
+    file.write_text('{"arm": ')
+    with pytest.raises(ValueError, match=r"plain-lr-0\.003-seed-0\.json is damaged .*: remove it, and its run is done"):
         compare(make(tmp_path))
-    (tmp_path / "runs" / "plain-seed-0.json").write_text((tmp_path / "runs" / "cayley-seed-0.json").read_text())
-    with pytest.raises(ValueError, match=r"plain-seed-0\.json does not hold the run of plain with seed 0"):
+    file.write_text((tmp_path / "runs" / "cayley-lr-0.003-seed-0.json").read_text())
+    with pytest.raises(ValueError, match=r"plain-lr-0\.003-seed-0\.json does not hold the run of its name"):
         compare(make(tmp_path))
     (tmp_path / "settings.json").write_text("{")
     with pytest.raises(ValueError, match=r"settings\.json is damaged .*: name another folder"):
@@ -79,27 +151,33 @@ def test_several_processes_give_the_same_runs(tmp_path):
         assert one["final"] == pytest.approx(other["final"], rel=1e-5)
 
 
-def test_work_is_divided_by_mixer_and_finer_where_processes_would_be_idle(tmp_path):
-    assert divide_work(make(tmp_path, seeds=(0, 1, 2), processes=2)) == [("plain", (0, 1, 2)), ("cayley", (0, 1, 2))]
-    assert divide_work(make(tmp_path, seeds=(0, 1, 2), processes=4)) == [
-        ("plain", (0, 1)),
-        ("plain", (2,)),
-        ("cayley", (0, 1)),
-        ("cayley", (2,)),
-    ]
+def test_arms_have_options_of_the_model_and_of_training():
+    two = TINY.configure("cayley:streams=2,read=sigmoid,dynamic=false,temperature=2,weight_decay=0")
+    assert (two.model.mixer, two.model.streams, two.model.mixer_read) == ("cayley", 2, "sigmoid")
+    assert (two.model.mixer_dynamic, two.model.mixer_temperature, two.weight_decay) == (False, 2.0, 0.0)
+    assert TINY.configure("plain").model.plain
+    assert TINY.configure("plain:layers=4").model.layers == 4
+    assert TINY.configure("plain-long:time_factor=2").steps == 6
+    assert TINY.configure("cayley").model.vocabulary == 300
 
 
-def test_matched_models_are_as_large_as_the_largest(tmp_path):
-    mixers = ("plain", "sinkhorn")
-    free = TINY.configure("plain"), TINY.configure("sinkhorn")
-    assert count_parameters(free[1]) - count_parameters(free[0]) > 1000
-    experiment = dataclasses.replace(TINY, match_parameters=True)
-    runs = compare(make(tmp_path, experiment, mixers=mixers))["runs"]
-    assert abs(runs[0]["parameters"] - runs[1]["parameters"]) <= 3 * 16 * 16 / 2  # half of the smallest widening
+def test_the_wide_plain_model_is_as_large_as_the_largest():
+    experiment = dataclasses.replace(TINY, model=dataclasses.replace(MODEL, dim=64, layers=2))
+    wide = count_parameters(experiment.configure("plain-wide").model)
+    sinkhorn = count_parameters(experiment.configure("sinkhorn").model)
+    plain = count_parameters(experiment.configure("plain").model)
+    assert wide - plain >= (sinkhorn - plain) - 3 * 64 * 16 / 2  # half of the smallest widening
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_configure_every_kind_of_arm(preset):
+    experiment = dataclasses.replace(PRESETS[preset], tokens=make_token_folder())
+    for arm in ("plain", "plain-wide", "plain-long", "identity", "cayley:streams=2"):
+        assert experiment.configure(arm).model.dim == experiment.model.dim
 
 
 def test_a_run_that_diverges_is_recorded(tmp_path):
-    result = compare(make(tmp_path, dataclasses.replace(TINY, lr=1e30, steps=4)))
+    result = compare(make(tmp_path, dataclasses.replace(TINY, steps=4), learning_rates=(1e30,)))
     assert [run["diverged"] for run in result["runs"]] == [2, 2]
     assert result["summary"][0]["diverged"] == 1
     assert result["summary"][0]["metrics"] == {}
@@ -107,8 +185,8 @@ def test_a_run_that_diverges_is_recorded(tmp_path):
 
 def test_the_recursive_model_is_compared_through_its_training_loop(tmp_path):
     run = small(tmp_path, model={"streams": 2}, steps=3, evaluate_every=2)
-    remains = tmp_path / "c" / "training" / "cayley-seed-0"
-    compare(make(tmp_path / "c", RecursiveExperiment(run), mixers=("plain",)))
+    compare(make(tmp_path / "c", RecursiveExperiment(run), arms=("plain",)))
+    remains = tmp_path / "c" / "training" / Job("cayley", run.lr, 0).file_name
     remains.mkdir(parents=True)
     (remains / "config.json").write_text("of a run that was killed")
     result = compare(make(tmp_path / "c", RecursiveExperiment(run)))
@@ -124,11 +202,16 @@ def test_the_recursive_model_is_compared_through_its_training_loop(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"mixers": ("plain", "none")}, "no mixer is called 'none'"),
-        ({"mixers": ()}, "mixers must be one or more"),
+        ({"arms": ("plain", "none")}, "no mixer is called 'none'"),
+        ({"arms": ()}, "arms must be one or more"),
+        ({"arms": ("cayley:streams",)}, "must be a mixer and options, such as cayley:streams=2"),
+        ({"arms": ("cayley:height=2",)}, "has no option height: its options are dim, "),
+        ({"arms": ("cayley:streams=two",)}, "streams in the arm .* must be like 4, not 'two'"),
+        ({"arms": ("plain:steps=100000",)}, "100000 steps of 2 rows need 200,000 rows of 16 tokens"),
         ({"seeds": (1, 1)}, "seeds must be one or more, each named once, not 1 1"),
-        ({"baseline": "sinkhorn"}, "the baseline sinkhorn must be among the mixers"),
+        ({"learning_rates": (0.0,)}, "each learning rate must be positive"),
         ({"processes": 0}, "processes must be"),
+        ({"minutes": 0.0}, "minutes must be positive"),
     ],
 )
 def test_bad_comparisons_are_refused(tmp_path, changes, sentence):

@@ -1,52 +1,87 @@
-"""Means, errors and paired differences against SciPy."""
+"""Means, errors, paired differences and F tests against SciPy."""
 
 import numpy as np
 import pytest
 
-from jpmhc.experiments.comparison.curves import average_stretches
-from jpmhc.experiments.comparison.statistics import student_quantile, summarize
+from jpmhc.experiments.comparison.statistics import best_runs, compare_means, student_quantile, summarize
 
 stats = pytest.importorskip("scipy.stats", reason="SciPy is not installed")
 
 
-@pytest.mark.parametrize("freedom", [1, 2, 4, 9, 20, 21, 30, 100, 10_000])
+@pytest.mark.parametrize("freedom", [1, 2, 4, 9, 100])
 def test_quantile(freedom):
-    assert student_quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-3)
+    assert student_quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom))
+
+
+def make_run(arm, loss, seed=0, rate=1e-3):
+    return {
+        "arm": arm,
+        "learning_rate": rate,
+        "seed": seed,
+        "steps": 5,
+        "parameters": 7,
+        "seconds": 1.0,
+        "step_seconds": 0.1,
+        "tokens_per_second": None,
+        "peak_bytes": None,
+        "final": {} if loss is None else {"loss": loss},
+    }
 
 
 def make_runs(**losses):
-    return [
-        {"mixer": mixer, "seed": seed, "parameters": 7, "seconds": 1.0, "final": {} if x is None else {"loss": x}}
-        for mixer, values in losses.items()
-        for seed, x in enumerate(values)
-    ]
+    return [make_run(arm, loss, seed) for arm, values in losses.items() for seed, loss in enumerate(values)]
 
 
 def test_differences_are_paired_by_seed():
-    rng = np.random.default_rng(0)
-    plain, other = rng.normal(size=(2, 6))
-    found = summarize(make_runs(plain=plain.tolist(), other=other.tolist()), ("plain", "other"), "plain")
-    loss = found[1]["metrics"]["loss"]
+    plain, other = np.random.default_rng(0).normal(size=(2, 6))
+    rows = summarize(make_runs(plain=plain.tolist(), other=other.tolist()), ("plain", "other"), ("plain", "none"))
+    loss, difference = rows[1]["metrics"]["loss"], rows[1]["differences"]["plain"]
     oracle = stats.ttest_rel(other, plain).confidence_interval(0.95)
     assert loss["mean"] == pytest.approx(other.mean())
     assert loss["standard_error"] == pytest.approx(stats.sem(other))
-    assert loss["difference"] == pytest.approx((other - plain).mean())
-    assert loss["interval"] == pytest.approx([oracle.low, oracle.high], rel=1e-3)
-    assert found[0]["metrics"]["loss"]["interval"] is None
+    assert difference["mean"] == pytest.approx((other - plain).mean())
+    assert difference["standard_error"] == pytest.approx(stats.sem(other - plain))
+    assert difference["interval"] == pytest.approx((oracle.low, oracle.high))
+    assert rows[0]["differences"] == {}
 
 
 def test_seeds_that_diverged_leave_their_pairs_out():
-    found = summarize(make_runs(plain=[1.0, 2.0, 3.0], other=[None, 2.5, 3.5]), ("plain", "other"), "plain")
-    assert (found[1]["runs"], found[1]["diverged"], found[1]["metrics"]["loss"]["pairs"]) == (3, 1, 2)
-    assert found[1]["metrics"]["loss"]["difference"] == 0.5
+    row = summarize(make_runs(plain=[1.0, 2.0, 3.0], other=[None, 2.5, 3.5]), ("plain", "other"), ("plain",))[1]
+    assert (row["seeds"], row["diverged"], row["differences"]["plain"]["pairs"]) == ([0, 1, 2], 1, 2)
+    assert row["differences"]["plain"]["mean"] == 0.5
 
 
 def test_a_single_seed_has_no_interval():
-    found = summarize(make_runs(plain=[1.0], other=[2.0]), ("plain", "other"), "plain")
-    loss = found[1]["metrics"]["loss"]
-    assert (loss["difference"], loss["standard_error"], loss["interval"]) == (1.0, None, None)
+    row = summarize(make_runs(plain=[1.0], other=[2.0]), ("plain", "other"), ("plain",))[1]
+    assert row["metrics"]["loss"] == {"mean": 2.0, "standard_error": None}
+    assert row["differences"]["plain"] == {"pairs": 1, "mean": 1.0, "standard_error": None, "interval": None}
 
 
-def test_stretches():
-    assert average_stretches([1.0, 3.0, 5.0, 7.0, 10.0], 3) == ([2, 4, 5], [2.0, 6.0, 10.0])
-    assert average_stretches([1.0, 2.0], 10) == ([1, 2], [1.0, 2.0])
+def test_every_arm_is_summarized_at_its_best_rate():
+    runs = [
+        *(make_run("plain", 2.0, seed, 1e-3) for seed in (0, 1)),
+        make_run("plain", 3.0, 0, 2e-3),
+        make_run("plain", None, 0, 4e-3),
+        make_run("cayley", 1.5, 0, 2e-3),
+    ]
+    plain, cayley = summarize(runs, ("plain", "cayley"), ("plain",))
+    assert (plain["learning_rate"], plain["seeds"]) == (1e-3, [0, 1])
+    assert plain["rates"] == {"0.001": 2.0, "0.002": 3.0, "0.004": None}
+    assert cayley["differences"]["plain"] == {"pairs": 1, "mean": -0.5, "standard_error": None, "interval": None}
+    assert [run["seed"] for run in best_runs(runs, "plain")] == [0, 1]
+
+
+def test_equal_means_as_an_analysis_of_variance_with_blocks():
+    table = np.random.default_rng(1).normal(size=(3, 4)) + np.arange(4)
+    runs = make_runs(**{arm: row.tolist() for arm, row in zip(("plain", "a", "b"), table)})
+    all_arms, mixers = compare_means(runs, ("plain", "a", "b"))
+    assert mixers["arms"] == ["a", "b"]
+    paired = stats.ttest_rel(table[1], table[2])  # of two arms, F is t squared
+    assert mixers["f"] == pytest.approx(paired.statistic**2)
+    assert mixers["p"] == pytest.approx(paired.pvalue)
+    centred = table - table.mean(0)
+    between = 4 * (centred.mean(1) ** 2).sum() / 2
+    within = ((centred - centred.mean(1, keepdims=True)) ** 2).sum() / 6
+    assert all_arms["f"] == pytest.approx(between / within)
+    assert all_arms["p"] == pytest.approx(stats.f.sf(between / within, 2, 6))
+    assert compare_means(make_runs(plain=[1.0], a=[2.0]), ("plain", "a")) == []

@@ -1,70 +1,198 @@
-"""The contract between a comparison and what it trains.
+"""The contract between a comparison and the models that it trains: arms, jobs, runs, and what an experiment does.
 
-An experiment trains one model with one mixer and one seed and returns what came of it, as a dictionary that goes to
-JSON as it is:
-
-- `mixer`, `seed`, `parameters`, `seconds`, `environment` (device, versions, commit);
-- `diverged`: the step after which the loss was no finite number, or null;
-- `final`: numbers at the end of the run, by name: the validation `loss`, and what the curves below end with. Empty if
-  the run diverged;
-- `curves`: lists along training, each group with its own `step`: `train` (`loss`, `gradient_norm`, averaged over the
-  steps since the entry before), `validation` (`loss`, for puzzles also `exact_accuracy` and `token_accuracy`) and
-  `mixing` (the product of all H_res that a token passes: `smallest`, `median`, `largest` singular value, the share
-  `collapsed` of them below 0.1, and the mean `distance_to_identity` of a single H_res; without entries for a plain
-  model).
-
-With the same seed every mixer gets the same data in the same order, the same number of steps, the same learning rates
-and the same initial weights outside its connections.
+With the same seed every arm gets the same data in the same order, the same number of steps, and the same initial
+weights outside its connections; an arm's options are the only exception.
 """
 
 import dataclasses
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import NamedTuple, Protocol, TypedDict, TypeVar
 
 import torch
 
+from jpmhc import checks
 from jpmhc.experiments.models.connections import ConnectionConfig, is_for_connections
 
 PLAIN = "plain"  # the word for plain residual connections, beside the mixers' names
 
 Config = TypeVar("Config", bound=ConnectionConfig)
-Run = dict[str, Any]
-Show = Callable[[str, int, int], None]  # name of the run, steps done, steps in all
+Settings = TypeVar("Settings")
+Curves = dict[str, list[float]]
+
+POINTS = 100  # of a training curve
+_TAIL = 0.1  # share of a training curve, at its end, that makes its final number
+
+
+class Job(NamedTuple):
+    """One training run of a comparison."""
+
+    arm: str
+    learning_rate: float
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.arm} lr {self.learning_rate:g} seed {self.seed}"
+
+    @property
+    def file_name(self) -> str:
+        """The job as the name of a file without its ending."""
+        return f"{self.arm.replace(':', '+')}-lr-{self.learning_rate:g}-seed-{self.seed}"
+
+
+class Run(TypedDict):
+    """The outcome of a job, as it is written to JSON."""
+
+    arm: str
+    learning_rate: float
+    seed: int
+    steps: int
+    parameters: int
+    seconds: float  # of training, with measurements and compilation
+    step_seconds: float | None  # median over the run, with whatever else used the machine
+    tokens_per_second: float | None
+    peak_bytes: int | None  # of GPU memory
+    diverged: int | None  # the step after which the loss was no finite number
+    final: dict[str, float]  # the curves' ends, `loss` among them; empty if the run diverged
+    curves: dict[str, Curves]  # `train`, `validation` and `mixing`, each with its own `step`
+    environment: dict[str, object]  # device, versions, commit, command, data
+
+
+class Progress(NamedTuple):
+    """The state of a run that goes on."""
+
+    step: int
+    steps: int
+    loss: float | None = None
+    step_seconds: float | None = None
+
+
+Show = Callable[[Job, Progress], None]
+
+
+class Session(Protocol):
+    """One process that trains jobs one after the other, and may keep its compiled model between them."""
+
+    def train(self, job: Job, folder: Path, stop: Callable[[], bool], show: Show) -> Run | None:
+        """Train a job, or go on with it.
+
+        Args:
+            job: The run.
+            folder: Its own folder, for checkpoints. It is removed when the run has ended.
+            stop: Asked after a few steps whether the time is over. The run then saves itself and None is returned.
+            show: Called now and then with the run's progress.
+        """
+        ...
 
 
 class Experiment(ABC):
-    """What a comparison trains: a frozen dataclass of settings that all its runs share."""
+    """A frozen dataclass of settings that all runs of a comparison share."""
 
     @abstractmethod
-    def settings(self) -> dict[str, Any]:
-        """Return everything that decides the outcome, but mixer and seed, ready for JSON."""
+    def settings(self) -> dict[str, object]:
+        """Return everything that decides the outcome, except arm, learning rate and seed, ready for JSON."""
 
     @abstractmethod
-    def check(self, mixers: Sequence[str]) -> None:
-        """Refuse mixers that these settings cannot train, and settings that do not go together."""
+    def check(self, arms: Sequence[str]) -> None:
+        """Raise an error for an arm that these settings cannot train."""
 
     @abstractmethod
-    def train(
-        self, mixer: str, mixers: Sequence[str], seeds: Sequence[int], folder: Path, device: torch.device, show: Show
-    ) -> Iterator[Run]:
-        """Train one mixer with several seeds, one after the other, and yield each run when it has ended.
+    def default_rate(self) -> float:
+        """Return the learning rate of a comparison that names none."""
 
-        Args:
-            mixer: The mixer, or `PLAIN`.
-            mixers: All mixers of the comparison.
-            seeds: The seeds.
-            folder: Place for files of the runs. A run was written when the next one is asked for, so that its files
-                may be removed then.
-            device: Where to train.
-            show: Called now and then with how far a run is.
-        """
+    @abstractmethod
+    def count_steps(self, arm: str) -> int:
+        """Return the number of steps of an arm's runs."""
+
+    @abstractmethod
+    def open(self, device: torch.device) -> Session:
+        """Load the data and prepare to train jobs."""
+
+
+def split_arm(arm: str) -> tuple[str, dict[str, str]]:
+    """Split an arm into its mixer and its options.
+
+    >>> split_arm("cayley:streams=2,read=sigmoid")
+    ('cayley', {'streams': '2', 'read': 'sigmoid'})
+    """
+    mixer, colon, text = arm.partition(":")
+    options = dict(part.split("=", 1) for part in text.split(",") if part.count("=") == 1)
+    if colon and len(options) != text.count(",") + 1:
+        raise ValueError(f"the arm {arm!r} must be a mixer and options, such as cayley:streams=2,read=sigmoid")
+    return mixer, options
+
+
+def change_settings(settings: Settings, options: Mapping[str, str], arm: str) -> Settings:
+    """Return a dataclass with some fields changed, whose values are written as text."""
+    fields = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}  # type: ignore[arg-type]
+    changes = {}
+    for name, text in options.items():
+        field = name if name in fields else f"mixer_{name}"
+        if field not in fields:
+            raise ValueError(f"the arm {arm!r} has no option {name}: its options are {', '.join(fields)}")
+        try:
+            value = json.loads(text.lower())
+        except ValueError:
+            value = text
+        now = fields[field]
+        if isinstance(now, float) and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if now is not None and type(value) is not type(now):
+            raise ValueError(f"{name} in the arm {arm!r} must be like {now}, not {checks.quote(text)}")
+        changes[field] = value
+    return dataclasses.replace(settings, **changes)  # type: ignore[type-var]
 
 
 def configure_mixer(config: Config, mixer: str) -> Config:
     """Return a model's configuration with a mixer; `PLAIN` takes away streams and all options of connections."""
     if mixer != PLAIN:
         return dataclasses.replace(config, mixer=mixer)
-    plain: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(config) if is_for_connections(f.name)}
+    plain = {f.name: f.default for f in dataclasses.fields(config) if is_for_connections(f.name)}
     return dataclasses.replace(config, mixer=ConnectionConfig.mixer, streams=ConnectionConfig.streams, **plain)
+
+
+def average_stretches(values: Sequence[float], count: int = POINTS) -> tuple[list[int], list[float]]:
+    """Average a list over at most `count` stretches, and return each one's end and mean.
+
+    >>> average_stretches([1.0, 3.0, 5.0, 7.0, 10.0], 3)
+    ([2, 4, 5], [2.0, 6.0, 10.0])
+    """
+    size = max(1, -(-len(values) // count))
+    starts = range(0, len(values), size)
+    parts = [values[start : start + size] for start in starts]
+    return [start + len(part) for start, part in zip(starts, parts)], [sum(part) / len(part) for part in parts]
+
+
+def append_values(curves: Curves, step: int, values: Mapping[str, float]) -> None:
+    """Add the values at a step to the curves of the same names."""
+    for name, value in {"step": step, **values}.items():
+        curves.setdefault(name, []).append(value)
+
+
+class MixingStatistics(TypedDict):
+    """The part of `mixing_statistics` that a comparison uses."""
+
+    distance_to_identity: dict[str, float]
+    product_singular_values: dict[str, float]
+    product_collapsed: float
+
+
+def summarize_mixing(statistics: MixingStatistics) -> dict[str, float]:
+    """Select the statistics of a model's mixers that a comparison keeps."""
+    distances = statistics["distance_to_identity"].values()
+    return {
+        **statistics["product_singular_values"],
+        "collapsed": statistics["product_collapsed"],
+        "distance_to_identity": sum(distances) / len(distances),
+    }
+
+
+def final_values(train: Curves, validation: Curves, mixing: Curves) -> dict[str, float]:
+    """Return the ends of the curves; those of training, which are noisy, are averaged over the last tenth."""
+    last = {name: values[-1] for curves in (validation, mixing) for name, values in curves.items()}
+    tail = {name: values[-max(1, round(_TAIL * len(values))) :] for name, values in train.items()}
+    means = {name: sum(values) / len(values) for name, values in tail.items()}
+    final = {**last, "train_loss": means["loss"], "gradient_norm": means["gradient_norm"]}
+    return {name: value for name, value in final.items() if name != "step"}

@@ -1,42 +1,47 @@
 """The folder of a comparison: its settings, a file for every finished run, and the result.
 
-- `settings.json`: what was asked for;
-- `runs/MIXER-seed-N.json`: a finished run (`jpmhc.experiments.comparison.experiment` says what is in it);
-- `training/`: files of runs that go on;
-- `comparison.json`: everything in one file, see `comparison.compare`.
+- `settings.json`: what all runs share;
+- `runs/ARM-lr-RATE-seed-N.json`: a finished run (`experiment.Run`);
+- `training/`: checkpoints of runs that go on;
+- `comparison.json`: everything in one file (`comparison.Result`), from which the runs can be taken over.
 """
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import cast
 
-from jpmhc.experiments.comparison.experiment import Run
+from jpmhc.experiments.comparison.experiment import Job, Run
 from jpmhc.experiments.training.changes import flatten_fields
 from jpmhc.files import write_file
 
 
-def open_folder(out: Path, settings: dict[str, Any]) -> None:
-    """Write the settings of a new comparison; refuse a folder that holds something else.
+def open_folder(out: Path, settings: dict[str, object]) -> None:
+    """Write the settings of a new comparison; raise an error if the folder holds something else.
 
     Args:
         out: The folder, made if need be.
-        settings: The task and everything else that all runs of the folder must share.
+        settings: The settings that all runs of the folder must share.
     """
     path = out / "settings.json"
-    settings = json.loads(json.dumps(settings, default=str))
+    settings = _as_read(settings)
     if path.exists():
-        refuse_other_settings(out, read_json(path, "name another folder"), settings)
-        return
-    if out.exists() and (not out.is_dir() or any(not name.name.startswith(".") for name in out.iterdir())):
+        refuse_other_settings(out, read_settings(out), settings)
+    elif out.exists() and any(not path.name.startswith(".") for path in out.iterdir()):
         raise ValueError(f"{out} holds something that is no comparison: name another folder")
     (out / "runs").mkdir(parents=True, exist_ok=True)
-    write_json(path, settings)
+    if not path.exists():
+        write_json(path, settings)
 
 
-def refuse_other_settings(out: Path, there: dict[str, Any], here: dict[str, Any]) -> None:
-    """Refuse a folder whose runs were made with other settings."""
+def read_settings(out: Path) -> dict[str, object]:
+    """Read the settings that all runs of a folder share."""
+    return _read_json(out / "settings.json", "name another folder")
+
+
+def refuse_other_settings(path: Path, there: dict[str, object], here: dict[str, object]) -> None:
+    """Raise an error if runs were made with other settings."""
     old, new = flatten_fields(there), flatten_fields(here)
     differing = [name for name in old | new if old.get(name) != new.get(name)]
     if differing:
@@ -44,47 +49,83 @@ def refuse_other_settings(out: Path, there: dict[str, Any], here: dict[str, Any]
             f"{name.split('.')[-1]} ({old.get(name)} there, {new.get(name)} here)" for name in differing[:4]
         )
         more = f" and {len(differing) - 4} more" if len(differing) > 4 else ""
-        raise ValueError(f"{out} holds a comparison with other settings: {shown}{more}; name another folder")
+        raise ValueError(f"{path} holds a comparison with other settings: {shown}{more}; name another folder")
 
 
-def run_path(out: Path, mixer: str, seed: int) -> Path:
+def take_over_runs(out: Path, path: Path) -> None:
+    """Write those runs of a comparison.json that the folder does not have."""
+    if not path.is_file():
+        raise ValueError(f"{path} is no file: --runs takes the comparison.json of another folder")
+    result = _read_json(path, "leave it out")
+    settings, runs = result.get("settings"), result.get("runs")
+    if not isinstance(settings, dict) or not isinstance(runs, list):
+        raise ValueError(f"{path} is no comparison.json: it has no settings and runs")
+    refuse_other_settings(path, settings, read_settings(out))
+    for run in runs:
+        own = run_path(out, job_of(run))
+        if not own.exists():
+            write_json(own, run)
+
+
+def job_of(run: Run) -> Job:
+    """Return the job that a run did."""
+    return Job(run["arm"], run["learning_rate"], run["seed"])
+
+
+def loss_of(run: Run) -> float:
+    """Return the final loss of a run; infinite if it diverged."""
+    return run["final"].get("loss", math.inf)
+
+
+def run_path(out: Path, job: Job) -> Path:
     """Return the file of one run."""
-    return out / "runs" / f"{mixer}-seed-{seed}.json"
+    return out / "runs" / f"{job.file_name}.json"
 
 
-def read_runs(out: Path, mixers: tuple[str, ...], seeds: tuple[int, ...]) -> Iterator[Run]:
-    """Read those runs that have ended, mixer by mixer."""
-    for mixer in mixers:
-        for seed in seeds:
-            if (path := run_path(out, mixer, seed)).exists():
-                advice = "remove it, and its run is done again"
-                run = read_json(path, advice)
-                if (run.get("mixer"), run.get("seed")) != (mixer, seed):
-                    raise ValueError(f"{path} does not hold the run of {mixer} with seed {seed}: {advice}")
-                yield run
+def read_runs(out: Path) -> list[Run]:
+    """Read all runs that have ended."""
+    return [read_run(path) for path in sorted((out / "runs").glob("*.json"))]
 
 
-def read_json(path: Path, advice: str) -> dict[str, Any]:
+def read_run(path: Path) -> Run:
+    """Read the file of one run."""
+    advice = "remove it, and its run is done again"
+    run = cast(Run, _read_json(path, advice))
+    try:
+        named = job_of(run).file_name
+    except KeyError:
+        named = None
+    if named != path.stem:
+        raise ValueError(f"{path} does not hold the run of its name: {advice}")
+    return run
+
+
+def _read_json(path: Path, advice: str) -> dict[str, object]:
     """Read a file of a comparison; where it is damaged, the advice says what to do."""
     try:
-        found = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except (ValueError, RecursionError) as fault:
         raise ValueError(f"{path} is damaged ({fault}): {advice}") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise ValueError(f"{path} is damaged (no JSON object): {advice}")
-    return found
+    return content
 
 
-def write_json(path: Path, value: dict[str, Any]) -> None:
+def write_json(path: Path, value: Mapping[str, object]) -> None:
     """Write a file whole or not at all; numbers that are not finite become null."""
-    write_file(path, json.dumps(_replace_non_finite(value)))
+    write_file(path, json.dumps(_round_numbers(value)))
 
 
-def _replace_non_finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _replace_non_finite(inner) for name, inner in value.items()}
+def _as_read(value: dict[str, object]) -> dict[str, object]:
+    """Return a value as it is after it was written and read."""
+    return json.loads(json.dumps(_round_numbers(value), default=str))
+
+
+def _round_numbers(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {name: _round_numbers(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_replace_non_finite(inner) for inner in value]
+        return [_round_numbers(inner) for inner in value]
     if isinstance(value, float):
         return float(f"{value:.7g}") if math.isfinite(value) else None
     return value

@@ -1,178 +1,360 @@
-"""Training the byte-level decoder for a comparison."""
+"""Training a decoder on text for a comparison."""
 
 import dataclasses
 import math
+import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from jpmhc import checks
 from jpmhc.connections import parameter_groups
-from jpmhc.experiments.comparison.curves import Curves, append_values, average_stretches, final_values, summarize_mixing
-from jpmhc.experiments.comparison.experiment import Experiment, Run, Show, configure_mixer
-from jpmhc.experiments.tasks.language.decoder import MULTIPLE, Decoder, DecoderConfig
-from jpmhc.experiments.tasks.language.text import Text, cut_windows, read_library
+from jpmhc.experiments.comparison.experiment import (
+    PLAIN,
+    Curves,
+    Experiment,
+    Job,
+    Progress,
+    Run,
+    Session,
+    Show,
+    append_values,
+    average_stretches,
+    change_settings,
+    configure_mixer,
+    final_values,
+    split_arm,
+    summarize_mixing,
+)
+from jpmhc.experiments.models.decoder import MULTIPLE, Decoder, DecoderConfig, count_parameters
+from jpmhc.experiments.tasks.language import (
+    cut_rows,
+    draw_rows,
+    read_manifest,
+    read_tokens,
+    refuse_second_reading,
+)
 from jpmhc.experiments.training.environment import describe_environment
 from jpmhc.experiments.training.mixing import mixing_statistics
 from jpmhc.experiments.training.processes import World
+from jpmhc.mixers import MIXERS
 
-_COUNTS = ("batch", "steps", "evaluate_every", "validation_windows")
+WIDE, LONG = f"{PLAIN}-wide", f"{PLAIN}-long"
+_COUNTS = ("batch", "steps", "evaluate_every", "validation_rows", "final_validation_rows", "epochs")
+_LOOK = 20  # steps between looks at the clock and at the loss, which wait for the device
+_SAVE_SECONDS = 300.0  # between checkpoints
+_MIXING_ROWS = 2
 
 
 @dataclass(frozen=True)
 class LanguageExperiment(Experiment):
-    """A decoder that learns the bytes of Python's standard library."""
+    """A decoder that learns text."""
 
+    tokens: Path = Path("out/tokens")
+    """Token folder."""
     model: DecoderConfig = field(default_factory=lambda: DecoderConfig(streams=4))
     """The decoder; its fields are options without a prefix."""
     batch: int = 32
     """Rows of a step."""
-    steps: int = 500
+    steps: int = 1800
     """Optimiser steps."""
-    lr: float = 3e-3
-    """Highest learning rate of AdamW; it rises linearly over the warm-up and falls to a tenth as a cosine."""
-    warmup: int = 50
+    epochs: int = 1
+    """How often training may read a token."""
+    lr: float = 2e-3
+    """Highest learning rate, where the comparison names none; it rises linearly over the warm-up and falls to a tenth
+    as a cosine."""
+    warmup: int = 200
     """Steps over which the learning rate rises."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """Muon is for the matrices of attention and feed-forward layers; all else has AdamW in either case."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay of AdamW's moments."""
     weight_decay: float = 0.1
     """Decoupled weight decay; mixing logits and other vectors have none."""
     clip: float = 1.0
     """Largest norm of the gradient."""
-    match_parameters: bool = False
-    """Widen the feed-forward layers until every model has as many parameters as the largest of the comparison."""
-    evaluate_every: int = 100
-    """Steps between measurements on validation bytes."""
-    validation_windows: int = 512
-    """Rows of validation bytes that are measured."""
-    compile: Literal["no", "default", "reduce-overhead"] = "no"
-    """Compile the training step, by torch.compile's mode; reduce-overhead replays CUDA graphs."""
+    time_factor: float = 1.5
+    """Steps of the arm plain-long per step of the others: the time of a step with streams over that of a plain one."""
+    evaluate_every: int = 300
+    """Steps between measurements on validation text."""
+    validation_rows: int = 256
+    """Rows of validation text that are measured along the way."""
+    final_validation_rows: int = 2048
+    """Rows of validation text that are measured at the end."""
+    compile: Literal["auto", "no", "default", "reduce-overhead"] = "auto"
+    """Mode of torch.compile; auto is default on CUDA, and no elsewhere."""
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
             checks.at_least_one(getattr(self, name), name)
         for name in ("warmup", "weight_decay"):
             checks.inside(getattr(self, name), "[0, inf)", name)
-        for name in ("lr", "clip"):
+        for name in ("lr", "clip", "time_factor"):
             checks.to_positive_number(getattr(self, name), name)
         for beta in self.betas:
             checks.inside(beta, "[0, 1)", "betas")
+        checks.choice(self.optimizer, ("adamw", "muon"), "optimizer")
+
+    def settings(self) -> dict[str, object]:
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("tokens", "lr")}
+        model = dataclasses.asdict(self.model)
+        del model["mixer"], model["vocabulary"]
+        manifest = dataclasses.asdict(read_manifest(self.tokens))
+        return {"task": {"kind": "language"}, **fields, "model": model, "text": manifest}
+
+    def check(self, arms: Sequence[str]) -> None:
         if self.model.streams < 2:
             raise ValueError("a comparison of mixers needs at least 2 streams")
+        available = (read_manifest(self.tokens).training - 1) // self.model.length
+        for arm in arms:
+            own = self.configure(arm)
+            refuse_second_reading(available, own.steps, own.batch, own.model.length, own.epochs)
 
-    def settings(self) -> dict[str, Any]:
-        fields = dataclasses.asdict(self)
-        del fields["model"]["mixer"]
-        return {"task": {"kind": "language"}, **fields}
+    def default_rate(self) -> float:
+        return self.lr
 
-    def check(self, mixers: Sequence[str]) -> None:
-        for mixer in mixers:
-            self.configure(mixer)
+    def count_steps(self, arm: str) -> int:
+        return self.configure(arm).steps
 
-    def configure(self, mixer: str, mixers: Sequence[str] = ()) -> DecoderConfig:
-        """Return the decoder with a mixer, as large as the largest of several mixers where that is asked for."""
-        config = configure_mixer(self.model, mixer)
-        if not self.match_parameters or not mixers:
-            return config
-        missing = max(count_parameters(self.configure(other)) for other in mixers) - count_parameters(config)
-        unit = 3 * config.dim * MULTIPLE  # parameters of the smallest widening: gate, up and down
-        return dataclasses.replace(config, extra_inner=MULTIPLE * round(missing / unit))
+    def configure(self, arm: str) -> "LanguageExperiment":
+        """Return the settings of one arm."""
+        mixer, options = split_arm(arm)
+        own = {name: text for name, text in options.items() if name in _OPTIONS}
+        changed: LanguageExperiment = change_settings(self, own, arm)
+        vocabulary = read_manifest(self.tokens).vocabulary
+        model = dataclasses.replace(changed.model, vocabulary=vocabulary)
+        if mixer == WIDE:
+            model = _widen(model)
+        else:
+            checks.choice(mixer, (PLAIN, WIDE, LONG, *MIXERS), "mixer")
+            model = configure_mixer(model, PLAIN if mixer == LONG else mixer)
+        model = change_settings(model, {name: text for name, text in options.items() if name not in own}, arm)
+        steps = round(changed.steps * changed.time_factor) if mixer == LONG else changed.steps
+        return dataclasses.replace(changed, model=model, steps=steps)
 
-    def learning_rate_factor(self, step: int) -> float:
+    def open(self, device: torch.device) -> Session:
+        return LanguageSession(self, device)
+
+    def rate_factor(self, step: int) -> float:
         """Return the factor of the learning rate at a step: linear warm-up, then a cosine down to a tenth."""
         if step < self.warmup:
             return (step + 1) / self.warmup
         done = (step - self.warmup) / max(1, self.steps - self.warmup)
         return 0.55 + 0.45 * math.cos(math.pi * done)
 
-    def train(
-        self, mixer: str, mixers: Sequence[str], seeds: Sequence[int], folder: Path, device: torch.device, show: Show
-    ) -> Iterator[Run]:
-        text, config = read_library(), self.configure(mixer, mixers)
-        model = Decoder(config).to(device)
-        run: Callable[[Tensor, Tensor], Tensor] = model
-        if self.compile != "no":
-            torch.compiler.reset()  # graphs of the mixer before
-            run = torch.compile(model, mode=self.compile)
-        for seed in seeds:
-            # One model serves all seeds, so that it is compiled once.
-            torch.manual_seed(seed)
-            model.load_state_dict(Decoder(config).state_dict())
-            yield {
-                "mixer": mixer,
-                "seed": seed,
-                **self._train_seed(model, run, text, seed, f"{mixer} seed {seed}", show),
-            }
-
-    def _train_seed(
-        self, model: Decoder, run: Callable[[Tensor, Tensor], Tensor], text: Text, seed: int, name: str, show: Show
-    ) -> Run:
-        device, length = model.tokens.device, model.config.length
+    def make_optimizers(self, model: Decoder, rate: float) -> list[torch.optim.Optimizer]:
+        """Make AdamW, and Muon if it is asked for."""
+        fused = model.tokens.is_cuda
         groups = parameter_groups(model, self.weight_decay)
-        optimiser = torch.optim.AdamW(groups, self.lr, self.betas, fused=device.type == "cuda")
-        training = text.training.to(device)
-        starts = text.draw_starts(seed, self.steps, self.batch, length).to(device)
-        history = torch.zeros(2, self.steps, device=device)  # loss, gradient norm
-        validation: Curves = {}
-        mixing: Curves = {}
-        began, diverged = time.monotonic(), None
-        for step in range(self.steps):
-            for group in optimiser.param_groups:
-                group["lr"] = self.lr * self.learning_rate_factor(step)
-            if device.type == "cuda":
-                torch.compiler.cudagraph_mark_step_begin()
-            loss = run(*cut_windows(training, starts[step], length))
-            loss.backward()
-            history[0, step] = loss.detach()
-            history[1, step] = torch.nn.utils.clip_grad_norm_(model.parameters(), self.clip)
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
-            done = step + 1
-            show(name, done, self.steps)
-            if done % self.evaluate_every == 0 or done == self.steps:
-                append_values(validation, done, {"loss": self._validate(model, text)})
-                if not math.isfinite(validation["loss"][-1]):
-                    diverged = done
+        if self.optimizer == "adamw":
+            return [torch.optim.AdamW(groups, rate, self.betas, fused=fused)]
+        matrices = model.hidden_matrices()
+        hidden = {id(p) for p in matrices}
+        rest = [{**group, "params": [p for p in group["params"] if id(p) not in hidden]} for group in groups]
+        muon = torch.optim.Muon(matrices, rate, self.weight_decay, adjust_lr_fn="match_rms_adamw")
+        return [muon, torch.optim.AdamW(rest, rate, self.betas, fused=fused)]
+
+
+_OPTIONS = {f.name for f in dataclasses.fields(LanguageExperiment)} - {"tokens", "model", "lr", "betas", "compile"}
+
+
+def _widen(config: DecoderConfig) -> DecoderConfig:
+    """Return the plain decoder with as many parameters as the largest of all mixers."""
+    plain = configure_mixer(config, PLAIN)
+    largest = max(count_parameters(configure_mixer(config, mixer)) for mixer in MIXERS)
+    unit = (3 if plain.feed_forward == "swiglu" else 2) * plain.dim  # parameters of an inner feature
+    extra = MULTIPLE * round((largest - count_parameters(plain)) / unit / MULTIPLE)
+    return dataclasses.replace(plain, extra_inner=extra)
+
+
+PRESETS = {
+    "tiny": LanguageExperiment(
+        model=DecoderConfig(dim=64, layers=4, heads=4, length=128, streams=4),
+        batch=16,
+        steps=150,
+        warmup=20,
+        lr=3e-3,
+        evaluate_every=50,
+        validation_rows=32,
+        final_validation_rows=128,
+    ),
+    "27m": LanguageExperiment(model=DecoderConfig(dim=384, layers=8, heads=6, streams=4, compute="bfloat16")),
+    "112m": LanguageExperiment(
+        model=DecoderConfig(dim=768, layers=12, heads=12, streams=4, compute="bfloat16"),
+        steps=4600,
+        lr=1e-3,
+        evaluate_every=500,
+    ),
+}
+
+
+class LanguageSession:
+    """One process that trains decoders; runs of one arm, one after the other, share a compiled model."""
+
+    def __init__(self, experiment: LanguageExperiment, device: torch.device) -> None:
+        self.experiment, self.device = experiment, device
+        self.tokens = read_tokens(experiment.tokens)
+        self.training = self.tokens.training.to(device)
+        self.validation = self.tokens.validation.to(device)
+        self.arm: str | None = None
+        if device.type == "cuda":
+            torch.set_float32_matmul_precision("high")
+
+    def train(self, job: Job, folder: Path, stop: Callable[[], bool], show: Show) -> Run | None:
+        """Train one run, or go on with it; see `Session`."""
+        if job.arm != self.arm:
+            self._build(job.arm)
+        return _Training(self, job, folder).run(stop, show)
+
+    def _build(self, arm: str) -> None:
+        """Make the arm's model, and compile it."""
+        self.arm = None
+        self.settings = self.experiment.configure(arm)
+        self.model = Decoder(self.settings.model).to(self.device)
+        self.loss: Callable[[Tensor, Tensor], Tensor] = self.model
+        mode = self.settings.compile
+        if mode == "auto":
+            mode = "default" if self.device.type == "cuda" else "no"
+        if mode != "no":
+            torch.compiler.reset()  # graphs of the arm before
+            self.loss = torch.compile(self.model, mode=mode, dynamic=False)
+        self.arm = arm
+
+
+class _Training:
+    """One run of a session."""
+
+    def __init__(self, session: LanguageSession, job: Job, folder: Path) -> None:
+        self.session, self.job, self.checkpoint = session, job, folder / "checkpoint.pt"
+        self.settings, self.model, self.device = session.settings, session.model, session.device
+        torch.manual_seed(job.seed)
+        self.model.load_state_dict(Decoder(self.settings.model).state_dict())
+        self.model.zero_grad(set_to_none=True)
+        self.optimizers = self.settings.make_optimizers(self.model, job.learning_rate)
+        self.step, self.seconds, self.saved = 0, 0.0, time.monotonic()
+        self.history = torch.zeros(2, self.settings.steps, device=self.device)  # loss, gradient norm
+        self.validation: Curves = {}
+        self.mixing: Curves = {}
+        self.paces: list[float] = []
+        if self.checkpoint.exists():
+            self._load()
+
+    def run(self, stop: Callable[[], bool], show: Show) -> Run | None:
+        settings, length = self.settings, self.settings.model.length
+        available = self.session.tokens.count_rows(length)
+        starts = draw_rows(available, settings.steps * settings.batch, length, self.job.seed)
+        starts = starts.view(settings.steps, settings.batch).to(self.device)
+        began, diverged = time.monotonic() - self.seconds, None
+        looked, looked_step = time.monotonic(), self.step
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        while self.step < settings.steps:
+            self._take_step(*cut_rows(self.session.training, starts[self.step], length))
+            last = self.step == settings.steps
+            evaluates = last or self.step % settings.evaluate_every == 0
+            if self.step % _LOOK == 0 or evaluates or self.step == 1:
+                loss = self.history[0, self.step - 1].item()  # waits for the device
+                now = time.monotonic()
+                pace = (now - looked) / (self.step - looked_step)
+                looked, looked_step = now, self.step
+                if self.step > 1:
+                    self.paces.append(pace)
+                show(self.job, Progress(self.step, settings.steps, loss, pace))
+                if not math.isfinite(loss):
+                    diverged = self.step
                     break
-                if found := self._measure_mixing(model, text):
-                    append_values(mixing, done, summarize_mixing(found))
-        losses, norms = history[:, :done].tolist()
-        ends, losses = average_stretches(losses)
-        train: Curves = {"step": ends, "loss": losses, "gradient_norm": average_stretches(norms)[1]}
-        return {
-            "parameters": sum(p.numel() for p in model.parameters()),
-            "seconds": time.monotonic() - began,
-            "diverged": diverged,
-            "final": {} if diverged else final_values(train, validation, mixing),
-            "curves": {"train": train, "validation": validation, "mixing": mixing},
-            "environment": {**describe_environment(World(0, 1, device)), "text": text.fingerprint},
-        }
+            if evaluates:
+                self._evaluate(settings.final_validation_rows if last else settings.validation_rows)
+                looked = time.monotonic()
+            self.seconds = time.monotonic() - began
+            if not last and self.step % _LOOK == 0:
+                if stop():
+                    self._save()
+                    return None
+                if time.monotonic() - self.saved > _SAVE_SECONDS:
+                    self._save()
+        return self._describe(diverged)
+
+    def _take_step(self, inputs: Tensor, labels: Tensor) -> None:
+        factor = self.settings.rate_factor(self.step)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self.job.learning_rate * factor
+        if self.device.type == "cuda":
+            torch.compiler.cudagraph_mark_step_begin()
+        loss = self.session.loss(inputs, labels)
+        loss.backward()
+        self.history[0, self.step] = loss.detach()
+        self.history[1, self.step] = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.step += 1
 
     @torch.no_grad()
-    def _validate(self, model: Decoder, text: Text) -> float:
-        """Return the mean loss over the validation rows."""
-        device, length = model.tokens.device, model.config.length
-        starts = text.list_validation_starts(self.validation_windows, length).to(device)
-        validation = text.validation.to(device)
-        total = torch.zeros((), dtype=torch.float64, device=device)
-        for part in starts.split(4 * self.batch):
-            total += model(*cut_windows(validation, part, length)) * len(part)
-        return float(total) / len(starts)
+    def _evaluate(self, rows: int) -> None:
+        """Measure the loss and the mixers on validation rows; the model runs uncompiled."""
+        length = self.settings.model.length
+        starts = self.session.tokens.validation_rows(rows, length).to(self.device)
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for part in starts.split(self.settings.batch):
+            total += self.model(*cut_rows(self.session.validation, part, length)) * len(part)
+        append_values(self.validation, self.step, {"loss": float(total) / len(starts)})
+        few = cut_rows(self.session.validation, starts[:_MIXING_ROWS], length)
+        if statistics := mixing_statistics(self.model, lambda: self.model(*few)):
+            append_values(self.mixing, self.step, summarize_mixing(statistics))  # type: ignore[arg-type]
 
-    def _measure_mixing(self, model: Decoder, text: Text, rows: int = 2) -> dict[str, Any]:
-        """Measure the mixers on a few validation rows."""
-        device, length = model.tokens.device, model.config.length
-        starts = text.list_validation_starts(rows, length).to(device)
-        batch = cut_windows(text.validation.to(device), starts, length)
-        return mixing_statistics(model, lambda: model(*batch))
+    def _describe(self, diverged: int | None) -> Run:
+        losses, norms = self.history[:, : self.step].tolist()
+        ends, losses = average_stretches(losses)
+        train: Curves = {"step": list(map(float, ends)), "loss": losses, "gradient_norm": average_stretches(norms)[1]}
+        if self.validation and not math.isfinite(self.validation["loss"][-1]):
+            diverged = self.step
+        pace = sorted(self.paces)[len(self.paces) // 2] if self.paces else None
+        cuda = self.device.type == "cuda"
+        return {
+            **self.job._asdict(),  # type: ignore[typeddict-item]
+            "steps": self.step,
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "seconds": self.seconds,
+            "step_seconds": pace,
+            "tokens_per_second": self.settings.batch * self.settings.model.length / pace if pace else None,
+            "peak_bytes": torch.cuda.max_memory_allocated(self.device) if cuda else None,
+            "diverged": diverged,
+            "final": {} if diverged else final_values(train, self.validation, self.mixing),
+            "curves": {"train": train, "validation": self.validation, "mixing": self.mixing},
+            "environment": {
+                **describe_environment(World(0, 1, self.device)),
+                "data": self.session.tokens.manifest.fingerprint,
+            },
+        }
 
+    def _save(self) -> None:
+        """Write the run whole: a broken write leaves the checkpoint before."""
+        state = {
+            "model": self.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "history": self.history,
+            "progress": (self.step, self.seconds, self.validation, self.mixing, self.paces),
+        }
+        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self.checkpoint.with_suffix(".new")
+        with open(fresh, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(self.checkpoint)
+        self.saved = time.monotonic()
 
-def count_parameters(config: DecoderConfig) -> int:
-    """Count the parameters of a decoder without making them."""
-    with torch.device("meta"):
-        return sum(p.numel() for p in Decoder(config).parameters())
+    def _load(self) -> None:
+        state = torch.load(self.checkpoint, map_location=self.device, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        for optimizer, own in zip(self.optimizers, state["optimizers"]):
+            optimizer.load_state_dict(own)
+        self.history = state["history"]
+        self.step, self.seconds, self.validation, self.mixing, self.paces = state["progress"]

@@ -4,15 +4,30 @@ import dataclasses
 import json
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from jpmhc.experiments.comparison.curves import Curves, append_values, average_stretches, final_values, summarize_mixing
-from jpmhc.experiments.comparison.experiment import Experiment, Run, Show, configure_mixer
+from jpmhc import checks
+from jpmhc.experiments.comparison.experiment import (
+    PLAIN,
+    Curves,
+    Experiment,
+    Job,
+    Progress,
+    Run,
+    Session,
+    Show,
+    append_values,
+    average_stretches,
+    change_settings,
+    configure_mixer,
+    final_values,
+    split_arm,
+    summarize_mixing,
+)
 from jpmhc.experiments.training import checkpoint
 from jpmhc.experiments.training.config import TrainConfig
 from jpmhc.experiments.training.environment import describe_environment
@@ -20,6 +35,7 @@ from jpmhc.experiments.training.loop import Trainer
 from jpmhc.experiments.training.processes import World
 from jpmhc.experiments.training.progress import Display
 from jpmhc.experiments.training.step import NonFiniteLoss
+from jpmhc.mixers import MIXERS
 
 # Settings that a comparison decides itself, or that say where a run lies and not what it does.
 DECIDED = ("out", "resume", "seed", "device", "strategy", "keep", "checkpoint_every")
@@ -31,77 +47,103 @@ class RecursiveExperiment(Experiment):
     """The recursive model on a task of the registry."""
 
     run: TrainConfig = field(default_factory=TrainConfig)
-    """The run that is repeated with every mixer and seed; a seed also decides the puzzles and their order."""
+    """The run that is repeated with every arm, rate and seed; a seed also decides the puzzles and their order."""
 
     def __post_init__(self) -> None:
         if self.run.model.streams < 2:
             raise ValueError("a comparison of mixers needs at least 2 streams")
 
-    def settings(self) -> dict[str, Any]:
-        fields: dict[str, Any] = json.loads(self.run.to_json())
-        del fields["task"]["seed"], fields["model"]["mixer"]
+    def settings(self) -> dict[str, object]:
+        fields = json.loads(self.run.to_json())
+        del fields["task"]["seed"], fields["model"]["mixer"], fields["lr"]
         return {name: value for name, value in fields.items() if name not in DECIDED}
 
-    def check(self, mixers: Sequence[str]) -> None:
-        for mixer in mixers:
-            configure_mixer(self.run.model, mixer)
+    def check(self, arms: Sequence[str]) -> None:
+        for arm in arms:
+            self.configure(arm)
 
-    def train(
-        self, mixer: str, mixers: Sequence[str], seeds: Sequence[int], folder: Path, device: torch.device, show: Show
-    ) -> Iterator[Run]:
-        for seed in seeds:
-            out = folder / f"{mixer}-seed-{seed}"
-            config = dataclasses.replace(
-                self.run,
-                model=configure_mixer(self.run.model, mixer),
-                task=dataclasses.replace(self.run.task, seed=seed),  # type: ignore[type-var]
-                seed=seed,
-                keep=1,
-                out=out,
-            )
-            began, diverged = time.monotonic(), None
-            if checkpoint.list_folders(out):
-                begun = checkpoint.find_checkpoint(out, "intact")
-            else:
-                begun = None
-                shutil.rmtree(out, ignore_errors=True)  # of a run that was ended before its first checkpoint
-            trainer = Trainer(config, World(0, 1, device), begun, _Progress(f"{mixer} seed {seed}", show))
-            try:
-                outcome = trainer.run()
-            except NonFiniteLoss:
-                diverged = trainer.learner.step
-            else:
-                if outcome.stopped:
-                    raise KeyboardInterrupt
-            train, validation, mixing = read_log(out / "log.jsonl")
-            yield {
-                "mixer": mixer,
-                "seed": seed,
-                "parameters": sum(p.numel() for p in trainer.learner.core.parameters()),
-                "seconds": time.monotonic() - began,
-                "diverged": diverged,
-                "final": {} if diverged is not None else final_values(train, validation, mixing),
-                "curves": {"train": train, "validation": validation, "mixing": mixing},
-                "environment": {**describe_environment(World(0, 1, device)), "data": trainer.task.fingerprint()},
-            }
-            shutil.rmtree(out)
+    def default_rate(self) -> float:
+        return self.run.lr
+
+    def count_steps(self, arm: str) -> int:
+        return self.run.steps
+
+    def configure(self, arm: str) -> TrainConfig:
+        """Return the run of one arm, whose options are the model's."""
+        mixer, options = split_arm(arm)
+        checks.choice(mixer, (PLAIN, *MIXERS), "mixer")
+        return dataclasses.replace(
+            self.run, model=change_settings(configure_mixer(self.run.model, mixer), options, arm)
+        )
+
+    def open(self, device: torch.device) -> Session:
+        return RecursiveSession(self, device)
+
+
+@dataclass(frozen=True)
+class RecursiveSession:
+    """One process that trains recursive models."""
+
+    experiment: RecursiveExperiment
+    device: torch.device
+
+    def train(self, job: Job, folder: Path, stop: Callable[[], bool], show: Show) -> Run | None:
+        """Train one run, or go on with its newest checkpoint; see `Session`. The time limit is not looked at."""
+        run = self.experiment.configure(job.arm)
+        task = dataclasses.replace(run.task, seed=job.seed)  # type: ignore[type-var]
+        config = dataclasses.replace(run, task=task, seed=job.seed, lr=job.learning_rate, keep=1, out=folder)
+        began, diverged = time.monotonic(), None
+        if checkpoint.list_folders(folder):
+            begun = checkpoint.find_checkpoint(folder, "intact")
+        else:
+            begun = None
+            shutil.rmtree(folder, ignore_errors=True)  # of a run that was ended before its first checkpoint
+        trainer = Trainer(config, World(0, 1, self.device), begun, _Progress(job, show))
+        try:
+            outcome = trainer.run()
+        except NonFiniteLoss:
+            diverged = trainer.learner.step
+        else:
+            if outcome.stopped:
+                raise KeyboardInterrupt
+        seconds = time.monotonic() - began
+        train, validation, mixing = read_log(folder / "log.jsonl")
+        cuda = self.device.type == "cuda"
+        return {
+            **job._asdict(),  # type: ignore[typeddict-item]
+            "steps": trainer.learner.step,
+            "parameters": sum(p.numel() for p in trainer.learner.core.parameters()),
+            "seconds": seconds,
+            "step_seconds": None,
+            "tokens_per_second": None,
+            "peak_bytes": torch.cuda.max_memory_allocated(self.device) if cuda else None,
+            "diverged": diverged,
+            "final": {} if diverged is not None else final_values(train, validation, mixing),
+            "curves": {"train": train, "validation": validation, "mixing": mixing},
+            "environment": {**describe_environment(World(0, 1, self.device)), "data": trainer.task.fingerprint()},
+        }
 
 
 class _Progress(Display):
-    """Hands the steps of a run on and shows nothing itself."""
+    """Passes the steps of a run on and shows nothing itself."""
 
-    def __init__(self, run: str, report: Show) -> None:
+    def __init__(self, job: Job, report: Show) -> None:
         super().__init__(speaks=False)
-        self.run, self.report = run, report
+        self.job, self.report = job, report
+        self.looked: tuple[int, float] | None = None
 
     def show(self, name: str, done: int, total: int, detail: str | None = None) -> None:
         if name == "step":
-            self.report(self.run, done, total)
+            now, pace = time.monotonic(), None
+            if self.looked is not None and done > self.looked[0]:
+                pace = (now - self.looked[1]) / (done - self.looked[0])
+            self.looked = done, now
+            self.report(self.job, Progress(done, total, None, pace))
 
 
 def read_log(path: Path) -> tuple[Curves, Curves, Curves]:
     """Read the curves of training, of validation and of the mixers from the log of a run."""
-    lines: dict[str, list[dict[str, Any]]] = {"train": [], "evaluate": [], "mixing": []}
+    lines: dict[str, list[dict]] = {"train": [], "evaluate": [], "mixing": []}
     for line in path.read_text().splitlines():
         record = json.loads(line)
         lines.setdefault(record["kind"], []).append(record)

@@ -1,85 +1,170 @@
-"""Means, errors and paired differences over the seeds of a comparison."""
+"""Means, errors, paired differences and F tests over the runs of a comparison."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
 
 import numpy as np
 
-from jpmhc.experiments.comparison.experiment import Run
-
-# 97.5 % quantiles of Student's t for 1, 2, … degrees of freedom.
-_T975 = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-)
+from jpmhc.experiments.comparison.experiment import PLAIN, Run
 
 
-def summarize(runs: Sequence[Run], mixers: Sequence[str], baseline: str) -> list[dict[str, Any]]:
-    """Summarize the runs of every mixer.
+class Difference(TypedDict):
+    """The mean difference of two arms' losses over the seeds that both have."""
 
-    Args:
-        runs: The runs of a comparison.
-        mixers: Its mixers, in the order of the result.
-        baseline: The mixer from which the others are subtracted, seed by seed.
-
-    Returns:
-        A dictionary for each mixer: `mixer`, `runs`, how many of them `diverged`, `parameters`, mean `seconds`, and
-        `metrics`: for every name in the runs' `final`, the `mean` and `standard_error` over the runs that did not
-        diverge, and the `difference` to the baseline, its `difference_error` and the 95 % `interval` of a paired t
-        test over `pairs` seeds. What one seed cannot give is null.
-    """
-    summary = []
-    finished = {(run["mixer"], run["seed"]): run["final"] for run in runs if run["final"]}
-    for mixer in mixers:
-        own = [run for run in runs if run["mixer"] == mixer]
-        if not own:
-            continue
-        names = list(dict.fromkeys(name for run in own for name in run["final"]))
-        summary.append(
-            {
-                "mixer": mixer,
-                "runs": len(own),
-                "diverged": sum(not run["final"] for run in own),
-                "parameters": own[0]["parameters"],
-                "seconds": float(np.mean([run["seconds"] for run in own])),
-                "metrics": {name: _describe_metric(name, mixer, baseline, finished) for name in names},
-            }
-        )
-    return summary
+    pairs: int
+    mean: float | None
+    standard_error: float | None
+    interval: tuple[float, float] | None  # 95 %, of a paired t test
 
 
-def _describe_metric(
-    name: str, mixer: str, baseline: str, finished: dict[tuple[str, int], dict[str, float]]
-) -> dict[str, Any]:
-    seeds = [seed for which, seed in finished if which == mixer]
-    values = [finished[mixer, seed][name] for seed in seeds]
-    pairs = [
-        finished[mixer, seed][name] - finished[baseline, seed][name]
-        for seed in seeds
-        if name in finished.get((baseline, seed), {}) and mixer != baseline
+class Mean(TypedDict):
+    """A mean over seeds."""
+
+    mean: float | None
+    standard_error: float | None
+
+
+class ArmSummary(TypedDict):
+    """The runs of one arm at its best learning rate."""
+
+    arm: str
+    learning_rate: float  # the best one at the first seed
+    rates: dict[str, float | None]  # the loss at the first seed by learning rate; None where it diverged
+    seeds: list[int]
+    diverged: int
+    parameters: int
+    steps: int
+    seconds: float
+    step_seconds: float | None
+    tokens_per_second: float | None
+    peak_bytes: int | None
+    metrics: dict[str, Mean]  # by the names in `Run.final`
+    differences: dict[str, Difference]  # of the loss, by baseline
+
+
+class EqualMeans(TypedDict):
+    """An F test that arms have the same mean loss, with seeds as blocks."""
+
+    arms: list[str]
+    seeds: list[int]
+    f: float
+    p: float
+
+
+def best_runs(runs: Sequence[Run], arm: str) -> list[Run]:
+    """Return an arm's runs at its best learning rate: the lowest mean loss at the seeds that all its rates have."""
+    rates: dict[float, dict[int, Run]] = {}
+    for run in runs:
+        if run["arm"] == arm:
+            rates.setdefault(run["learning_rate"], {})[run["seed"]] = run
+    if not rates:
+        return []
+    shared = set.intersection(*(set(own) for own in rates.values())) or set(min(rates.values(), key=len))
+
+    def mean_loss(rate: float) -> float:
+        own = [rates[rate][seed]["final"].get("loss", math.inf) for seed in shared if seed in rates[rate]]
+        return sum(own) / len(own) if own else math.inf
+
+    best = rates[min(rates, key=mean_loss)]
+    return [best[seed] for seed in sorted(best)]
+
+
+def summarize(runs: Sequence[Run], arms: Sequence[str], baselines: Sequence[str]) -> list[ArmSummary]:
+    """Summarize the runs of every arm that has some, in the order of `arms`."""
+    chosen = {arm: best for arm in arms if (best := best_runs(runs, arm))}
+    losses = {arm: {run["seed"]: run["final"]["loss"] for run in best if run["final"]} for arm, best in chosen.items()}
+    return [
+        {
+            "arm": arm,
+            "learning_rate": best[0]["learning_rate"],
+            "rates": _first_losses(runs, arm),
+            "seeds": [run["seed"] for run in best],
+            "diverged": sum(not run["final"] for run in best),
+            "parameters": best[0]["parameters"],
+            "steps": best[0]["steps"],
+            "seconds": float(np.mean([run["seconds"] for run in best])),
+            "step_seconds": _median([run["step_seconds"] for run in best]),
+            "tokens_per_second": _median([run["tokens_per_second"] for run in best]),
+            "peak_bytes": best[0]["peak_bytes"],
+            "metrics": {
+                name: mean_and_error([run["final"][name] for run in best if run["final"]])
+                for name in dict.fromkeys(name for run in best for name in run["final"])
+            },
+            "differences": {
+                baseline: subtract(losses[arm], losses[baseline])
+                for baseline in baselines
+                if baseline in losses and baseline != arm
+            },
+        }
+        for arm, best in chosen.items()
     ]
-    mean, error = mean_and_error(values)
-    difference, difference_error = mean_and_error(pairs)
-    reach = None if difference_error is None else student_quantile(len(pairs) - 1) * difference_error
-    return {
-        "mean": mean,
-        "standard_error": error,
-        "pairs": len(pairs),
-        "difference": difference,
-        "difference_error": difference_error,
-        "interval": None if reach is None or difference is None else [difference - reach, difference + reach],
-    }
 
 
-def mean_and_error(values: Sequence[float]) -> tuple[float | None, float | None]:
+def _first_losses(runs: Sequence[Run], arm: str) -> dict[str, float | None]:
+    own = [run for run in runs if run["arm"] == arm]
+    first = min(run["seed"] for run in own)
+    ordered = sorted((run for run in own if run["seed"] == first), key=lambda run: run["learning_rate"])
+    return {f"{run['learning_rate']:g}": run["final"].get("loss") for run in ordered}
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.median(known)) if known else None
+
+
+def mean_and_error(values: Sequence[float]) -> Mean:
     """Return the mean and its standard error; None where there are too few values."""
-    if not values:
-        return None, None
-    mean = float(np.mean(values))
-    return mean, float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else None
+    mean = float(np.mean(values)) if len(values) else None
+    error = float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else None
+    return {"mean": mean, "standard_error": error}
+
+
+def subtract(losses: Mapping[int, float], others: Mapping[int, float]) -> Difference:
+    """Return the mean difference over the seeds of both, with the interval of a paired t test.
+
+    >>> subtract({0: 2.0, 1: 3.0}, {0: 1.5, 2: 1.0})
+    {'pairs': 1, 'mean': 0.5, 'standard_error': None, 'interval': None}
+    """
+    pairs = [losses[seed] - others[seed] for seed in losses if seed in others]
+    difference = mean_and_error(pairs)
+    mean, error = difference["mean"], difference["standard_error"]
+    if mean is None or error is None:
+        return {"pairs": len(pairs), **difference, "interval": None}
+    reach = student_quantile(len(pairs) - 1) * error
+    return {"pairs": len(pairs), **difference, "interval": (mean - reach, mean + reach)}
 
 
 def student_quantile(freedom: int) -> float:
-    """Return the 97.5 % quantile of Student's t distribution, to 0.1 %."""
-    return _T975[freedom - 1] if freedom <= len(_T975) else 1.960 + 2.5 / freedom
+    """Return the 97.5 % quantile of Student's t distribution."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(freedom, 0.975))
+
+
+def compare_means(runs: Sequence[Run], arms: Sequence[str]) -> list[EqualMeans]:
+    """Test whether all arms, and all arms with streams, have the same mean loss at the seeds that all of them have.
+
+    Arms with a single seed are left out, and so is a test that lacks arms or seeds.
+    """
+    from scipy.special import fdtrc
+
+    tests: list[EqualMeans] = []
+    losses = {
+        arm: {run["seed"]: run["final"]["loss"] for run in best_runs(runs, arm) if run["final"]}
+        for arm in dict.fromkeys(arms)
+    }
+    with_streams = [arm for arm in arms if not arm.startswith(PLAIN)]
+    for group in dict.fromkeys((tuple(arms), tuple(with_streams))):
+        own = {arm: losses[arm] for arm in group if len(losses[arm]) > 1}
+        seeds = sorted(set.intersection(*(set(one) for one in own.values()))) if own else []
+        if len(own) < 2 or len(seeds) < 2:
+            continue
+        table = np.array([[one[seed] for seed in seeds] for one in own.values()])  # [arms, seeds]
+        rows, columns = table.shape
+        between = columns * ((table.mean(1) - table.mean()) ** 2).sum() / (rows - 1)
+        rest = table - table.mean(1, keepdims=True) - table.mean(0) + table.mean()
+        freedom = (rows - 1) * (columns - 1)
+        f = between / ((rest**2).sum() / freedom)
+        tests.append({"arms": list(own), "seeds": seeds, "f": float(f), "p": float(fdtrc(rows - 1, freedom, f))})
+    return tests

@@ -1,0 +1,174 @@
+"""A decoder for language models: causal attention and feed-forward layers behind RMS norms.
+
+Its residual connections are plain ones or hyper-connections, as the configuration says.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from jpmhc import checks
+from jpmhc.connections import HyperConnectionStack
+from jpmhc.experiments.models.connections import ConnectionConfig, make_connection
+from jpmhc.experiments.models.layers import Linear, Rotary, inner_width, rms_norm, truncated_normal_, widen
+
+MULTIPLE = 16  # of inner widths, for the tensor cores
+
+
+@dataclass(frozen=True)
+class DecoderConfig(ConnectionConfig):
+    """Size and connections of the decoder."""
+
+    dim: int = 384
+    """Width of a stream."""
+    layers: int = 8
+    """Blocks, each with attention and feed-forward: two connections."""
+    heads: int = 6
+    """Attention heads."""
+    length: int = 1024
+    """Tokens of a row."""
+    vocabulary: int = 2**14
+    """Number of different tokens."""
+    positions: Literal["rotary", "learned"] = "rotary"
+    """Position embeddings: rotations of queries and keys, or learned vectors that are added to the tokens'."""
+    qk_norm: bool = True
+    """Normalise queries and keys."""
+    feed_forward: Literal["swiglu", "gelu"] = "swiglu"
+    """Activation of the feed-forward layers; the gated one has two thirds of the inner width."""
+    expansion: float = 4.0
+    """Feed-forward expansion."""
+    extra_inner: int = 0
+    """Inner features added to the feed-forward layers, all together; they give a model the parameters of another."""
+    mixer_delayed: bool = False
+    """Each sublayer reads with the weights that the connection before it computed."""
+    compute: Literal["float32", "bfloat16"] = "float32"
+    """Type of activations; weights are float32 in either case."""
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "layers", "heads", "length", "vocabulary"):
+            checks.at_least_one(getattr(self, name), name)
+        checks.to_positive_number(self.expansion, "expansion")
+        checks.inside(self.extra_inner, "[0, inf)", "extra_inner")
+        if self.dim % (2 * self.heads):
+            raise ValueError(f"dim must be a multiple of 2 · heads = {2 * self.heads}, not {self.dim}")
+        super().__post_init__()
+
+    def inner_widths(self) -> list[int]:
+        """Return the inner width of every feed-forward layer."""
+        matrices = 3 if self.feed_forward == "swiglu" else 2
+        base = inner_width(self.dim, self.expansion * 3 / matrices, MULTIPLE)
+        share, rest = divmod(self.extra_inner // MULTIPLE, self.layers)
+        return [base + MULTIPLE * (share + (layer < rest)) for layer in range(self.layers)]
+
+
+class CausalAttention(nn.Module):
+    """Attention to the tokens so far."""
+
+    def __init__(self, config: DecoderConfig, rotary: Rotary | None) -> None:
+        super().__init__()
+        self.heads, self.qk_norm, self.rotary = config.heads, config.qk_norm, rotary
+        self.qkv = Linear(config.dim, 3 * config.dim)
+        self.out = Linear(config.dim, config.dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(-3)  # each [B, S, heads, head_dim]
+        if self.rotary is not None:
+            q, k = self.rotary(q), self.rotary(k)
+        if self.qk_norm:
+            q, k = rms_norm(q), rms_norm(k)
+        y = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True)
+        return self.out(y.transpose(1, 2).flatten(-2))
+
+
+class FeedForward(nn.Module):
+    """SwiGLU or GELU between two linear maps."""
+
+    def __init__(self, dim: int, inner: int, gated: bool) -> None:
+        super().__init__()
+        self.gated = gated
+        self.up = Linear(dim, inner * (1 + gated))
+        self.down = Linear(inner, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.up(x)
+        if self.gated:
+            gate, x = x.chunk(2, dim=-1)
+            return self.down(F.silu(gate) * x)
+        return self.down(F.gelu(x))
+
+
+class PreNorm(nn.Module):
+    """A sublayer behind a weightless RMS norm."""
+
+    def __init__(self, sublayer: nn.Module) -> None:
+        super().__init__()
+        self.sublayer = sublayer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.sublayer(rms_norm(x))
+
+
+class PreNormResidual(PreNorm):
+    """The plain residual connection: `x + sublayer(rms_norm(x))`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(x)
+
+
+class Decoder(nn.Module):
+    """The decoder; its forward is the mean cross-entropy in nats per token.
+
+    Two decoders built after the same `torch.manual_seed` have the same weights outside their connections, whatever
+    these are, and give the same loss: every connection starts as the plain residual.
+
+    >>> tokens = torch.arange(16).view(1, 16)
+    >>> model = Decoder(DecoderConfig(dim=16, layers=1, heads=2, length=16, vocabulary=32, mixer="cayley", streams=4))
+    >>> model(tokens, tokens.roll(-1, 1)).shape
+    torch.Size([])
+    """
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.dtype = getattr(torch, config.compute)
+        self.tokens = nn.Parameter(torch.randn(config.vocabulary, config.dim))
+        rotary = Rotary(config.dim // config.heads, config.length) if config.positions == "rotary" else None
+        self.positions = None if rotary else nn.Parameter(0.02 * torch.randn(config.length, config.dim))
+        sublayers: list[nn.Module] = []
+        for inner in config.inner_widths():
+            attend = CausalAttention(config, rotary)
+            feed = FeedForward(config.dim, inner, config.feed_forward == "swiglu")
+            for last in (attend.out, feed.down):  # so that the residual does not grow with the depth
+                last.weight.data /= math.sqrt(2 * config.layers)
+            sublayers += [attend, feed]
+        self.head = Linear(config.dim, config.vocabulary)
+        truncated_normal_(self.head.weight.data, 0.02)
+        self.network: nn.Module
+        if config.plain:
+            self.network = nn.Sequential(*map(PreNormResidual, sublayers))
+        else:
+            connections = (make_connection(config, PreNorm(layer), i) for i, layer in enumerate(sublayers))
+            self.network = HyperConnectionStack(connections, reduce=True, expand=True, delayed=config.mixer_delayed)
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Compute the loss of predicting `labels` from `inputs`, each [B, S]."""
+        x = F.embedding(inputs, self.tokens)
+        if self.positions is not None:
+            x = x + self.positions[: inputs.shape[1]]
+        logits = self.head(rms_norm(self.network(x.to(self.dtype))))
+        return F.cross_entropy(widen(logits).flatten(0, 1), labels.flatten())
+
+    def hidden_matrices(self) -> list[nn.Parameter]:
+        """Return the matrices of attention and feed-forward layers, for optimisers such as Muon."""
+        layers = (m for m in self.network.modules() if isinstance(m, CausalAttention | FeedForward))
+        return [linear.weight for layer in layers for linear in layer.children() if isinstance(linear, Linear)]
+
+
+def count_parameters(config: DecoderConfig) -> int:
+    """Count the parameters of a decoder without making them."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in Decoder(config).parameters())

@@ -1,0 +1,252 @@
+"""Text for language models: files become tokens once, and a folder keeps the tokens.
+
+Every file is taken once, by its content, and goes whole to training or to validation, by a hash of its content. The
+files' order is the order of these hashes, so that neighbouring files have nothing to do with each other. Byte-pair
+encoding comes from the package `tokenizers` (the extra `text`); a machine that has a token folder does not need it.
+
+A token folder holds `tokens.json` (the manifest), `tokenizer.json`, `training.xz` and `validation.xz` (16-bit numbers).
+"""
+
+import hashlib
+import json
+import lzma
+import math
+import os
+import sysconfig
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from jpmhc import checks
+from jpmhc.experiments.tasks import counter
+
+PYTHON_SUFFIXES = (".py",)  # of the environment's own text
+SUFFIXES = (".md", ".py", ".rst", ".tex", ".txt")  # of folders that are named
+LARGEST_VOCABULARY = 2**15  # a token fits into a signed 16-bit number
+VALIDATION_SHARE = 0.05
+_FILE_BYTES = (100, 250_000)  # shorter files say nothing, longer ones are mostly tables
+_TOKENIZER_BYTES = 40_000_000  # text from which the vocabulary is learned
+_BYTES_PER_WORD = 1000  # training bytes per word of the vocabulary, where the text is small
+_PART = 4_000_000  # tokens that one thread compresses
+_SEPARATOR = "<|file|>"  # token 0, before every file
+_ROWS = 301  # purpose of a draw, part of its key
+# 16-bit numbers: a position's parity is part of the context.
+_FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "lc": 3, "lp": 1, "pb": 1}]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Description of a token folder."""
+
+    fingerprint: str  # equal fingerprints mean equal tokens
+    vocabulary: int
+    training: int  # tokens
+    validation: int  # tokens
+    bytes: int  # of the text that was encoded
+    files: int
+    sources: tuple[str, ...]  # names of the folders
+    tokenizers: str  # version of the package
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The training and validation tokens of a token folder."""
+
+    manifest: Manifest
+    training: Tensor  # [tokens] int16
+    validation: Tensor  # [tokens] int16
+
+    def count_rows(self, length: int) -> int:
+        """Return the number of training rows of `length` tokens that do not overlap."""
+        return (len(self.training) - 1) // length
+
+    def validation_rows(self, count: int, length: int) -> Tensor:
+        """Return where validation rows begin: at most `count`, spread evenly, without overlap. [rows]"""
+        available = (len(self.validation) - 1) // length
+        chosen = np.linspace(0, available - 1, min(count, available)).astype(np.int64)
+        return torch.from_numpy(chosen * length)
+
+
+def draw_rows(available: int, needed: int, length: int, seed: int) -> Tensor:
+    """Return where training rows begin: all rows in a random order, then all again in another order. [needed]
+
+    >>> sorted(draw_rows(available=4, needed=4, length=10, seed=0).tolist())
+    [0, 10, 20, 30]
+    """
+    epochs = [counter.shuffled(available, seed, _ROWS, epoch) for epoch in range(math.ceil(needed / available))]
+    return torch.from_numpy(np.concatenate(epochs)[:needed] * length)
+
+
+def refuse_second_reading(available: int, steps: int, batch: int, length: int, epochs: int) -> None:
+    """Raise an error if training would read a token more often than `epochs` times."""
+    needed = steps * batch
+    if available < 1 or needed > epochs * available:
+        times = "" if available < 1 else f", so it would read them {needed / available:.2f} times"
+        advice = f"; --epochs {math.ceil(needed / available)} allows this" if available else ""
+        raise ValueError(
+            f"{steps} steps of {batch} rows need {needed:,} rows of {length} tokens, and the text has "
+            f"{available:,}{times}: take more --text or fewer --steps{advice}"
+        )
+
+
+def cut_rows(tokens: Tensor, starts: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Return the tokens of each row, and the token after each of them. [B] → twice [B, length] int64"""
+    row = tokens[starts[:, None] + torch.arange(length + 1, device=tokens.device)].long()
+    return row[:, :-1], row[:, 1:]
+
+
+def prepare_tokens(
+    folders: Sequence[Path] = (),
+    cache: Path = Path("out/tokens"),
+    *,
+    vocabulary: int | None = None,
+    limit: int | None = None,
+) -> Path:
+    """Encode text, unless it was encoded before, and return its token folder.
+
+    Args:
+        folders: Folders with text, or one token folder. Empty: the Python source that this environment has.
+        cache: Where token folders are made.
+        vocabulary: Number of different tokens. None: 16,384, and fewer for a small text.
+        limit: Stop after about so many tokens.
+    """
+    for folder in folders:
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is no folder: --text takes folders with text, or one token folder")
+    if len(folders) == 1 and (folders[0] / "tokens.json").exists():
+        return folders[0]
+    sources = tuple(folders) or (Path(sysconfig.get_paths()["stdlib"]), Path(sysconfig.get_paths()["purelib"]))
+    suffixes = SUFFIXES if folders else PYTHON_SUFFIXES
+    if vocabulary is not None:
+        checks.to_whole_number(vocabulary, "vocabulary", 300)
+        checks.inside(vocabulary, f"[300, {LARGEST_VOCABULARY}]", "vocabulary")
+    texts = dict(sorted(read_files(sources, suffixes)))
+    training = sum(len(text) for key, text in texts.items() if not _is_validation(key))
+    if training == 0 or training == sum(map(len, texts.values())):
+        raise ValueError(
+            f"{', '.join(map(str, sources))}: {len(texts)} files of text are too few to train on some of them and to "
+            f"validate on others (files end in {' '.join(suffixes)})"
+        )
+    size = vocabulary or min(2**14, max(512, 2 ** round(math.log2(training / _BYTES_PER_WORD))))
+    key = hashlib.blake2b(repr((list(texts), size, limit)).encode(), digest_size=8).hexdigest()
+    folder = cache / key
+    if not (folder / "tokens.json").exists():
+        _encode(texts, size, limit, tuple(source.name for source in sources), folder)
+    return folder
+
+
+def read_files(folders: Sequence[Path], suffixes: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the hash and the text of every file of readable size, each content once."""
+    seen = set()
+    for folder in folders:
+        for parent, children, names in os.walk(folder):
+            children[:] = sorted(child for child in children if not child.startswith(".") and child != "__pycache__")
+            for name in sorted(names):
+                if not name.endswith(tuple(suffixes)):
+                    continue
+                content = Path(parent, name).read_bytes()
+                key = hashlib.blake2b(content, digest_size=16).hexdigest()
+                if not _FILE_BYTES[0] <= len(content) <= _FILE_BYTES[1] or key in seen:
+                    continue
+                seen.add(key)
+                try:
+                    yield key, content.decode()
+                except UnicodeDecodeError:
+                    continue
+
+
+def _is_validation(key: str) -> bool:
+    return int(key[-8:], 16) < VALIDATION_SHARE * 2**32
+
+
+def _encode(texts: dict[str, str], vocabulary: int, limit: int | None, sources: tuple[str, ...], folder: Path) -> None:
+    """Learn a vocabulary from the training text, encode all files, and write the token folder."""
+    import tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[_SEPARATOR],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_first_bytes(texts), trainer)
+    sides: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+    count, files, length = 0, 0, 0
+    keys = list(texts)
+    for first in range(0, len(keys), 512):
+        if limit is not None and count >= limit:
+            break
+        part = keys[first : first + 512]
+        for key, encoding in zip(part, tokenizer.encode_batch_fast([texts[key] for key in part])):
+            row = np.array([0, *encoding.ids], dtype="<u2")
+            sides[_is_validation(key)].append(row)
+            count, files, length = count + len(row), files + 1, length + len(texts[key].encode())
+    training, validation = (np.concatenate(side) for side in sides)
+    digest = hashlib.blake2b(training.tobytes(), digest_size=12)
+    digest.update(validation.tobytes())
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, values in (("training", training), ("validation", validation)):
+        _write_compressed(folder / f"{name}.xz", values)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    manifest = Manifest(
+        digest.hexdigest(),
+        tokenizer.get_vocab_size(),
+        len(training),
+        len(validation),
+        length,
+        files,
+        sources,
+        tokenizers.__version__,
+    )
+    (folder / "tokens.new").write_text(json.dumps(asdict(manifest), indent=2) + "\n")
+    (folder / "tokens.new").replace(folder / "tokens.json")  # last: a folder with a manifest is whole
+
+
+def _first_bytes(texts: dict[str, str]) -> Iterator[str]:
+    """Yield training files until the vocabulary can be learned from them."""
+    length = 0
+    for key, text in texts.items():
+        if not _is_validation(key):
+            yield text
+            length += len(text)
+            if length > _TOKENIZER_BYTES:
+                return
+
+
+def _write_compressed(path: Path, values: np.ndarray) -> None:
+    """Write parts that are compressed side by side; one after the other they are one file."""
+    parts = [values[first : first + _PART].tobytes() for first in range(0, len(values), _PART)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool, open(path, "wb") as file:
+        file.writelines(pool.map(lambda part: lzma.compress(part, lzma.FORMAT_XZ, filters=_FILTERS), parts))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the description of a token folder."""
+    try:
+        fields = json.loads((folder / "tokens.json").read_text())
+        return Manifest(**{**fields, "sources": tuple(fields["sources"])})
+    except (ValueError, TypeError, KeyError) as fault:
+        raise ValueError(f"{folder / 'tokens.json'} is damaged ({fault}): remove the folder") from None
+
+
+def read_tokens(folder: Path) -> Tokens:
+    """Read a token folder, and check that its tokens are those of its manifest."""
+    manifest = read_manifest(folder)
+    digest = hashlib.blake2b(digest_size=12)
+    sides = []
+    for name in ("training", "validation"):
+        content = lzma.decompress((folder / f"{name}.xz").read_bytes())
+        digest.update(content)
+        sides.append(torch.from_numpy(np.frombuffer(bytearray(content), dtype="<i2")))
+    if digest.hexdigest() != manifest.fingerprint:
+        raise ValueError(f"{folder} does not hold the tokens of its manifest: remove the folder")
+    return Tokens(manifest, *sides)
