@@ -24,7 +24,7 @@ from jpmhc.files import write_file
 
 _LANGUAGE = "language"
 _FIXED = (tyro.conf.Fixed, tyro.conf.Suppress)  # of options that a comparison decides itself
-_LANGUAGE_ARMS = ("plain", "identity", "sinkhorn", "cayley", "rotation")
+_LANGUAGE_ARMS: tuple[str, ...] = ("plain", "identity", "sinkhorn", "cayley", "rotation")
 
 Reader = Callable[[Any], Experiment]  # of a form that was filled in
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -78,11 +78,14 @@ def _format_mean(metric: Mean | None, form: str) -> str:
     return f"{metric['mean']:{form}}" + ("" if error is None else f" ± {error:{form}}")
 
 
+_DASHES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
+
+
 class ArmStyle(NamedTuple):
     """The line of an arm in a figure."""
 
     colour: str
-    dashes: str  # of matplotlib
+    dashes: Literal["-", "--", ":", "-."]  # of matplotlib
 
 
 def arm_styles(arms: Sequence[str]) -> dict[str, ArmStyle]:
@@ -92,7 +95,7 @@ def arm_styles(arms: Sequence[str]) -> dict[str, ArmStyle]:
     for arm in arms:
         colour = colour_of(split_arm(arm)[0])
         number = counts.setdefault(colour, int(colour == PLAIN))  # plain's grey is close to that of the identity
-        styles[arm] = ArmStyle(colour, ("-", "--", ":", "-.")[number % 4])
+        styles[arm] = ArmStyle(colour, _DASHES[number % len(_DASHES)])
         counts[colour] += 1
     return styles
 
@@ -191,17 +194,17 @@ def draw_differences(axis: Axes, result: Result) -> None:
     """
     baseline = next(iter(find_baselines(result)), None)
     rows = [
-        (row["arm"], difference)
+        (row["arm"], mean, difference["interval"])
         for row in reversed(result["summary"])
-        if (difference := row["differences"].get(baseline or "")) is not None and difference["mean"] is not None
+        if (difference := row["differences"].get(baseline or "")) and (mean := difference["mean"]) is not None
     ]
-    for height, (arm, difference) in enumerate(rows):
-        colour, interval = colour_of(split_arm(arm)[0]), difference["interval"]
+    for height, (arm, mean, interval) in enumerate(rows):
+        colour = colour_of(split_arm(arm)[0])
         clear = interval is not None and interval[0] * interval[1] > 0
         if interval is not None:
             axis.plot(interval, [height, height], color=colour, linewidth=2)
-        axis.plot(difference["mean"], height, "o", color=colour, markerfacecolor=colour if clear else "white")
-    axis.set_yticks(range(len(rows)), [arm for arm, _ in rows])
+        axis.plot(mean, height, "o", color=colour, markerfacecolor=colour if clear else "white")
+    axis.set_yticks(range(len(rows)), [row[0] for row in rows])
     axis.axvline(0, color="0.5", linewidth=1)
     axis.set(
         title=f"final loss minus that of {baseline}, paired by seed",

@@ -271,6 +271,9 @@ class _Training:
             if evaluates:
                 self._evaluate(settings.final_validation_rows if last else settings.validation_rows)
                 looked = time.monotonic()
+                if not math.isfinite(self.validation["loss"][-1]):
+                    diverged = self.step
+                    break
             self.seconds = time.monotonic() - began
             if not last and self.step % _LOOK == 0:
                 if stop():
@@ -307,18 +310,18 @@ class _Training:
         append_values(self.validation, self.step, {"loss": float(total) / len(starts)})
         few = cut_rows(self.session.validation, starts[:_MIXING_ROWS], length)
         if statistics := mixing_statistics(self.model, lambda: self.model(*few)):
-            append_values(self.mixing, self.step, summarize_mixing(statistics))  # type: ignore[arg-type]
+            append_values(self.mixing, self.step, summarize_mixing(statistics))
 
     def _describe(self, diverged: int | None) -> Run:
         losses, norms = self.history[:, : self.step].tolist()
         ends, losses = average_stretches(losses)
         train: Curves = {"step": list(map(float, ends)), "loss": losses, "gradient_norm": average_stretches(norms)[1]}
-        if self.validation and not math.isfinite(self.validation["loss"][-1]):
-            diverged = self.step
         pace = sorted(self.paces)[len(self.paces) // 2] if self.paces else None
         cuda = self.device.type == "cuda"
         return {
-            **self.job._asdict(),  # type: ignore[typeddict-item]
+            "arm": self.job.arm,
+            "learning_rate": self.job.learning_rate,
+            "seed": self.job.seed,
             "steps": self.step,
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "seconds": self.seconds,

@@ -189,12 +189,12 @@ def work_together(
                 if following is not None:
                     current[pipe] = following
     except BaseException:
-        for process in workers.values():
-            process.terminate()
+        for worker in workers.values():
+            worker.terminate()
         raise
     finally:
-        for process in workers.values():
-            process.join()
+        for worker in workers.values():
+            worker.join()
 
 
 def _work(

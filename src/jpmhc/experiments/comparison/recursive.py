@@ -110,7 +110,9 @@ class RecursiveSession:
         train, validation, mixing = read_log(folder / "log.jsonl")
         cuda = self.device.type == "cuda"
         return {
-            **job._asdict(),  # type: ignore[typeddict-item]
+            "arm": job.arm,
+            "learning_rate": job.learning_rate,
+            "seed": job.seed,
             "steps": trainer.learner.step,
             "parameters": sum(p.numel() for p in trainer.learner.core.parameters()),
             "seconds": seconds,

@@ -60,11 +60,11 @@ def best_runs(runs: Sequence[Run], arm: str) -> list[Run]:
             rates.setdefault(run["learning_rate"], {})[run["seed"]] = run
     if not rates:
         return []
-    shared = set.intersection(*(set(own) for own in rates.values())) or set(min(rates.values(), key=len))
+    shared = set.intersection(*(set(own) for own in rates.values()))
 
     def mean_loss(rate: float) -> float:
-        own = [rates[rate][seed]["final"].get("loss", math.inf) for seed in shared if seed in rates[rate]]
-        return sum(own) / len(own) if own else math.inf
+        own = [run["final"].get("loss", math.inf) for seed, run in rates[rate].items() if seed in shared or not shared]
+        return sum(own) / len(own)
 
     best = rates[min(rates, key=mean_loss)]
     return [best[seed] for seed in sorted(best)]

@@ -80,7 +80,8 @@ class CausalAttention(nn.Module):
             q, k = self.rotary(q), self.rotary(k)
         if self.qk_norm:
             q, k = rms_norm(q), rms_norm(k)
-        y = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(y.transpose(1, 2).flatten(-2))
 
 
