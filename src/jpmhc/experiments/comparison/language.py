@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +41,7 @@ from jpmhc.experiments.tasks.language import (
 from jpmhc.experiments.training.environment import describe_environment
 from jpmhc.experiments.training.mixing import mixing_statistics
 from jpmhc.experiments.training.processes import World
+from jpmhc.files import replacing
 from jpmhc.mixers import MIXERS
 
 WIDE, LONG = f"{PLAIN}-wide", f"{PLAIN}-long"
@@ -338,20 +338,14 @@ class _Training:
         }
 
     def _save(self) -> None:
-        """Write the run whole: a broken write leaves the checkpoint before."""
         state = {
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "history": self.history,
             "progress": (self.step, self.seconds, self.validation, self.mixing, self.paces),
         }
-        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        fresh = self.checkpoint.with_suffix(".new")
-        with open(fresh, "wb") as file:
+        with replacing(self.checkpoint) as file:
             torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(self.checkpoint)
         self.saved = time.monotonic()
 
     def _load(self) -> None:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from jpmhc import checks
 from jpmhc.experiments.tasks import counter
+from jpmhc.files import write_file
 
 PYTHON_SUFFIXES = (".py",)  # of the environment's own text
 SUFFIXES = (".md", ".py", ".rst", ".tex", ".txt")  # of folders that are named
@@ -207,8 +208,7 @@ def _encode(texts: dict[str, str], vocabulary: int, limit: int | None, sources: 
         sources,
         tokenizers.__version__,
     )
-    (folder / "tokens.new").write_text(json.dumps(asdict(manifest), indent=2) + "\n")
-    (folder / "tokens.new").replace(folder / "tokens.json")  # last: a folder with a manifest is whole
+    write_file(folder / "tokens.json", json.dumps(asdict(manifest), indent=2) + "\n")  # the folder is whole now
 
 
 def _first_bytes(texts: dict[str, str]) -> Iterator[str]:
