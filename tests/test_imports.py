@@ -105,7 +105,7 @@ def test_imports_run_one_way(folder):
 # Files that may say the name of one mixer, task or solver: as a default, in a preset or in a setting of the paper.
 MAY_NAME = {
     "mixers": {
-        "connections/hyper.py",  # the default, and the one skip that need not be multiplied
+        "connections/hyper.py",  # the default
         "dialects/mhc.py",  # the skips of published models
         "wrap/wrapping.py",  # the default
         "paper/panel.py",  # the columns of the paper's figure

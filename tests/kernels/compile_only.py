@@ -58,7 +58,7 @@ def compile_launch(kernel: JITFunction, *args, grid, warmup, **kwargs) -> None:
 
 
 def main() -> None:
-    from jpmhc.kernels import connection as kernels
+    from jpmhc.connections import fused as kernels
     from tests.kernels.connection_cases import make_case
 
     name, n, d, *more = sys.argv[1:]

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from jpmhc import mixers
+from jpmhc.connections import fused as kernels
 from jpmhc.connections import gates, reference
-from jpmhc.kernels import Spec, connection, make_spec
+from jpmhc.kernels import Spec, make_spec
 from jpmhc.mixers import MIXERS, Mixer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -94,9 +95,9 @@ def run(case: Case, inputs: dict[str, Tensor | None], fused: bool, mean: bool = 
     x, weight, bias = leaves["x"], leaves.get("weight"), leaves["bias"]
     sublayer = inputs["sublayer"].double()
     if fused:
-        h, state = connection.read(x, weight, bias, case.spec)
+        h, state = kernels.read(x, weight, bias, case.spec)
         y = torch.tanh(h.double() @ sublayer).to(x.dtype)
-        out = connection.write(y, state, mean=mean)
+        out = kernels.write(y, state, mean=mean)
     else:
         streams = x.expand(-1, case.spec.n, -1)
         h, state = reference_read(streams, weight, bias, case)

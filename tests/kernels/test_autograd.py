@@ -5,7 +5,8 @@ import torch
 import triton
 from torch import Tensor
 
-from jpmhc.kernels import connection as kernels
+from jpmhc.connections import fused as kernels
+from jpmhc.kernels import autograd, operators
 from tests.kernels.connection_cases import draw, make_case, run
 
 
@@ -96,9 +97,8 @@ def test_only_gradients_that_nobody_else_holds_are_overwritten(post_norm: bool) 
     (grad_x,) = torch.autograd.grad(kernels.write(h, state), x, given)
     assert torch.equal(given, inputs["grad"])
     assert (sent[0].data_ptr() == grad_x.data_ptr()) == post_norm
-    others = kernels.operators
     h, link, coef, _ = torch.ops.jpmhc.read(x, weight, bias, case.spec.key)  # an operator changes nothing
-    out = others.write(x, link, h, coef, case.spec, False)
+    out = operators.write(x, link, h, coef, case.spec, False)
     assert torch.equal(torch.autograd.grad(out, x, given)[0], grad_x)
 
 
@@ -107,7 +107,7 @@ def test_a_chain_with_post_norms_has_the_operators_gradients() -> None:
     inputs = draw(case, 9, torch.float32, 1.0, True)
     x, weight, bias = (inputs[k].clone().requires_grad_() for k in ("x", "weight", "bias"))
     spec, found = case.spec, []
-    for form in (kernels.autograd, kernels.operators):
+    for form in (autograd, operators):
         h, link, coef = form.read(x, weight, bias, spec)
         streams, h, link, coef = form.write_read(x, link, h, coef, spec, weight, bias, spec)
         streams, h, link, coef = form.write_read(streams, link, h, coef, spec, weight, bias, spec)

@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from jpmhc.kernels import connection, make_spec
+from jpmhc.connections import fused as kernels
+from jpmhc.kernels import make_spec
+from jpmhc.kernels.read_backward import why_not
 from jpmhc.mixers import Cayley, Circulant, Sinkhorn
 from tests.kernels.connection_cases import (
     NAMES,
@@ -143,9 +145,9 @@ def test_gpu_most_logits(dtype: torch.dtype) -> None:
     case = make_case("sinkhorn", 8, 256, read=kind, write=kind)
     inputs = draw(case, 33, dtype, 1.0, True)
     assert_close(case, inputs)
-    h, state = connection.read(inputs["x"], inputs["weight"], inputs["bias"], case.spec)
-    streams, mine, _ = connection.write_read(h, state, inputs["weight"], inputs["bias"], case.spec)
-    wanted, _ = connection.read(streams, inputs["weight"], inputs["bias"], case.spec)
+    h, state = kernels.read(inputs["x"], inputs["weight"], inputs["bias"], case.spec)
+    streams, mine, _ = kernels.write_read(h, state, inputs["weight"], inputs["bias"], case.spec)
+    wanted, _ = kernels.read(streams, inputs["weight"], inputs["bias"], case.spec)
     assert (mine - wanted).double().norm() <= TOLERANCE[dtype][0] * wanted.double().norm()
 
 
@@ -159,8 +161,8 @@ def test_other_streams_than_those_read_get_their_own_gradient(mean: bool) -> Non
         cast = (lambda t: t.clone()) if fused else (lambda t: t.double())
         x, z, weight, bias = (cast(t).requires_grad_() for t in (inputs["x"], other, inputs["weight"], inputs["bias"]))
         if fused:
-            h, state = connection.read(x, weight, bias, case.spec)
-            out = connection.write(h, state, z, mean)
+            h, state = kernels.read(x, weight, bias, case.spec)
+            out = kernels.write(h, state, z, mean)
         else:
             h, state = reference_read(x, weight, bias, case)
             out = reference_write(z, h, state, case)
@@ -176,11 +178,11 @@ def test_what_the_kernels_do_not_cover_is_said() -> None:
     assert "take 2, 4, 8 streams, not 3" in make_spec(Cayley(3).triton_form(), 8)
     assert "multiple of 8" in make_spec(Cayley(4).triton_form(), 12)
     case = make_case("cayley")
-    assert connection.why_not(case.spec, torch.float32) is None
-    assert "float32, bfloat16 or float16" in connection.why_not(case.spec, torch.float64)
+    assert why_not(case.spec, torch.float32) is None
+    assert "float32, bfloat16 or float16" in why_not(case.spec, torch.float64)
     wide = make_case("sinkhorn", 8, 256, read="softmax_matrix", write="softmax_matrix").spec
-    assert connection.why_not(wide, torch.bfloat16) is None
-    assert "fits on chip in bfloat16 only" in connection.why_not(wide, torch.float32)
+    assert why_not(wide, torch.bfloat16) is None
+    assert "fits on chip in bfloat16 only" in why_not(wide, torch.float32)
 
 
 def test_equal_settings_are_one_record_and_others_are_not() -> None:
@@ -202,8 +204,8 @@ def test_nan_reaches_every_coefficient_of_its_own_token_alone(name: str) -> None
     case = make_case(name)
     inputs = draw(case, 3, torch.float32, 1.0, True)
     inputs["x"][1, 0, 0] = float("nan")
-    h, state = connection.read(inputs["x"], inputs["weight"], inputs["bias"], case.spec)
-    out = connection.write(torch.zeros_like(h), state)
+    h, state = kernels.read(inputs["x"], inputs["weight"], inputs["bias"], case.spec)
+    out = kernels.write(torch.zeros_like(h), state)
     assert out.isfinite().flatten(1).all(1).tolist() == [True, False, True]
     assert state.coefficients[1].isnan().all()
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from jpmhc.kernels import connection as kernels
+from jpmhc.connections import fused as kernels
 from tests.kernels.connection_cases import draw, make_case
 
 

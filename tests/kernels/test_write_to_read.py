@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from jpmhc.kernels import connection as kernels
+from jpmhc.connections import fused as kernels
+from jpmhc.kernels import autograd
 from jpmhc.kernels.write_to_read import one_kernel_pays
 from tests.kernels.connection_cases import TOLERANCE, draw, make_case, reference_read, reference_write
 
@@ -82,9 +83,9 @@ def test_two_kernels_where_one_does_not_pay(settings: dict, decoded: bool, monke
     x, weight, bias, spec = inputs["x"], inputs["weight"], inputs["bias"], case.spec
     calls: list[str] = []
     for name in ("write_read", "write_read_only"):
-        step = getattr(kernels.autograd.steps, name)
+        step = getattr(autograd.steps, name)
         monkeypatch.setattr(
-            kernels.autograd.steps, name, lambda *given, name=name, step=step: calls.append(name) or step(*given)
+            autograd.steps, name, lambda *given, name=name, step=step: calls.append(name) or step(*given)
         )
     for gradients in (True, False):
         with torch.set_grad_enabled(gradients):

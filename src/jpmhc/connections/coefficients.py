@@ -1,12 +1,13 @@
 """The map from streams to a connection's coefficients, with the parameters behind it."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from jpmhc import checks
-from jpmhc.connections import eager, gates, reference
+from jpmhc.connections import gates, reference
 from jpmhc.mixers import Mixer, SettingsModule
 
 NORMS = ("rms", "layer", "rms_outside")
@@ -18,6 +19,13 @@ class Coefficients(NamedTuple):
     read: Tensor
     write: Tensor
     skip: Tensor
+
+
+Project = Callable[[Tensor, Tensor, str, float], tuple[Tensor, Tensor]]  # streams, weight, norm, eps → logits, streams
+
+
+def _project(x: Tensor, weight: Tensor, norm: str, eps: float) -> tuple[Tensor, Tensor]:
+    return reference.compute_logits(x, weight, norm, eps), x
 
 
 class CoefficientMap(SettingsModule):
@@ -138,25 +146,30 @@ class CoefficientMap(SettingsModule):
             write = write * (self.write_peak / 2) + self.write_eps
         return Coefficients(read, write, self.mixer(skip))
 
-    def forward(self, x: Tensor | None) -> tuple[Any, Any]:
+    def forward(
+        self, x: Tensor | None, project: Project = _project
+    ) -> tuple[Coefficients, Tensor | None] | tuple[Tensor | None, Tensor]:
         """Compute the coefficients of each token, and hand x on for the next steps (None under hooks). [T, n, d]
 
         With None for x, return what `parameters_for_kernels` does.
+
+        Args:
+            x: The streams.
+            project: Computes the logits, and hands the streams on.
         """
         self.check_filled()
+        hooked = bool(self._forward_hooks)
         if x is None:
             weight, bias = self._map_to_all_logits()
-            if self._forward_hooks:  # a hook may register hooks on these, which parameters would keep for ever
+            if hooked:  # a hook may register hooks on these, which parameters would keep for ever
                 return None if weight is None else weight.clone(), bias.clone()
             return weight, bias
         weight, bias = self.parameters_in_use()
         if weight is None:
-            return self.constrain(bias.expand(x.shape[0], -1)), None if self._forward_hooks else x
-        if eager.applies(x, weight) and not self._forward_hooks:  # FSDP's hooks warn of outputs that are views
-            logits, x = eager.compute_logits(x, weight, self.norm, self.eps)
-        else:
-            logits = reference.compute_logits(x, weight, self.norm, self.eps)
-        return self.constrain(torch.add(bias, logits, alpha=self.scale)), None if self._forward_hooks else x
+            return self.constrain(bias.expand(x.shape[0], -1)), None if hooked else x
+        # FSDP's hooks warn of outputs that are views.
+        logits, x = (_project if hooked else project)(x, weight, self.norm, self.eps)
+        return self.constrain(torch.add(bias, logits, alpha=self.scale)), None if hooked else x
 
     def check_filled(self) -> None:
         """Refuse to run on memory that nothing was ever written to."""

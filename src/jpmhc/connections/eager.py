@@ -6,7 +6,8 @@ four tensors of the size of x: on two cores a training step of one connection ta
 function transforms get the reference instead.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,16 +15,64 @@ from torch.autograd import Function
 
 from jpmhc import modes, precision
 from jpmhc.connections import reference
+from jpmhc.connections.streams import flatten_streams
+
+if TYPE_CHECKING:
+    from jpmhc.connections.coefficients import Coefficients
+    from jpmhc.connections.hyper import HyperConnection
+
+
+class EagerState(NamedTuple):
+    """The state of a read with a backward pass of its own."""
+
+    x: Tensor
+    streams: Tensor  # as the gradient passes them from the write to the read. [T, n, d]
+    coefficients: "Coefficients"
+
+    def fits(self, block: "HyperConnection") -> bool:
+        return self.streams.shape[1:] == (block.streams, block.dim)
+
+    def write(self, block: "HyperConnection", x: Tensor, y: Tensor, mean: bool) -> Tensor:
+        if x is not self.x or not is_eager():
+            return reference.ReferenceState(x, self.coefficients).write(block, x, y, mean)
+        _, write, skip = self.coefficients
+        y = block.scale_output(y).reshape(-1, block.dim)
+        out = scatter(self.streams, y, write, skip if block.mixer.mixes else None)
+        return reference.finish_write(block, x, out, mean)
+
+    def joins(self, block: "HyperConnection", x: Tensor, following: "HyperConnection") -> bool:
+        return False
+
+    def write_read(self, block: "HyperConnection", x: Tensor, y: Tensor, following: "HyperConnection") -> None:
+        return None
+
+    def make_rewrite(
+        self, block: "HyperConnection", y: Tensor, following: "HyperConnection | None"
+    ) -> Callable[[Tensor], Tensor]:
+        mixes = block.mixer.mixes
+
+        def step(x: Tensor, y: Tensor, write: Tensor, skip: Tensor) -> Tensor:
+            return scatter(x, y, write, skip if mixes else None)
+
+        return reference.repeat_scatter(block, y, self.coefficients, step)
+
+
+def read(block: "HyperConnection", x: Tensor) -> tuple[Tensor, EagerState]:
+    """Read the streams, and hand them on to the write."""
+    flat = flatten_streams(x, block.streams, block.dim)
+    coefficients, streams = block.map(flat, compute_logits)
+    h, streams = gather(flat if streams is None else streams, coefficients.read)
+    return h.reshape(*x.shape[:-2], block.dim), EagerState(x, streams, coefficients)
 
 
 def applies(x: Tensor, coefficient: Tensor) -> bool:
-    """Say whether this form can take the place of the reference here."""
-    return (
-        torch.is_grad_enabled()
-        and x.dtype == coefficient.dtype
-        and not torch.compiler.is_compiling()
-        and not modes.is_transformed()
-    )
+    """Say whether this form can take the place of the reference for streams and coefficients of these types."""
+    return x.dtype == coefficient.dtype and is_eager()
+
+
+def is_eager() -> bool:
+    """Say whether autograd records plain operations now, without a compiler or a function transform."""
+    return torch.is_grad_enabled() and not torch.compiler.is_compiling() and not modes.is_transformed()
 
 
 def compute_logits(x: Tensor, weight: Tensor, norm: str, eps: float = reference.EPS) -> tuple[Tensor, Tensor]:

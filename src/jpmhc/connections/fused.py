@@ -1,13 +1,22 @@
-"""When a connection runs on the fused Triton kernels, and how it is handed to them."""
+"""The form of a connection that runs on the Triton kernels: when it does, and its steps.
+
+This is the one layer between `HyperConnection` and `jpmhc.kernels`. A compiler gets the kernels as operators
+(`kernels/operators.py`), everyone else as autograd functions (`kernels/autograd.py`). Both need Triton, which is not
+there on every platform, so they are imported where they are used.
+"""
 
 import importlib.util
 import os
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch import Tensor
 
 from jpmhc import modes
+from jpmhc.connections.kept import keep
 from jpmhc.kernels.spec import Spec, make_spec
 from jpmhc.mixers import Mixer, TritonForm
 
@@ -15,12 +24,125 @@ if TYPE_CHECKING:
     from jpmhc.connections.hyper import HyperConnection
 
 
-def describe(connection: "HyperConnection") -> Spec | str:
+class FusedState(NamedTuple):
+    """The state of a read by the kernels."""
+
+    x: Tensor
+    link: Tensor | None  # carries the streams' gradient from the write to the read, without memory. [..., n, d]
+    coefficients: Tensor  # n read weights, n write weights and H by rows, per token or once. [T or 1, n(n+2)]
+    spec: Spec
+
+    def fits(self, block: "HyperConnection") -> bool:
+        return (self.spec.n, self.spec.d) == (block.streams, block.dim)
+
+    def write(self, block: "HyperConnection", x: Tensor, y: Tensor, mean: bool) -> Tensor:
+        y = block.scale_output(y).to(x.dtype)
+        if block.layer_norm is None:
+            return write(y, self, x, mean)
+        out = block.normalise(write(y, self, x))
+        return out.mean(-2) if mean else out
+
+    def joins(self, block: "HyperConnection", x: Tensor, following: "HyperConnection") -> bool:
+        return self._find_next_spec(block, x, following) is not None
+
+    def write_read(
+        self, block: "HyperConnection", x: Tensor, y: Tensor, following: "HyperConnection"
+    ) -> "tuple[Tensor, Tensor, FusedState] | None":
+        spec = self._find_next_spec(block, x, following)
+        if spec is None:
+            return None
+        return write_read(block.scale_output(y).to(x.dtype), self, *following.map.parameters_for_kernels(), spec)
+
+    def make_rewrite(
+        self, block: "HyperConnection", y: Tensor, following: "HyperConnection | None"
+    ) -> Callable[[Tensor], Tensor]:
+        output, coefficients, spec = keep(y), keep(self.coefficients), self.spec
+        scale, normalise = block.write_scale, block.freeze_norm()
+
+        def rewrite(x: Tensor) -> Tensor:
+            y = (output.find() if scale == 1 else output.find() * scale).to(x.dtype)
+            state = FusedState(x, None, coefficients.find(), spec)
+            if not spec.post_norm:
+                return normalise(write(y, state))
+            if following is None:
+                return write(y, state)
+            # Another kernel than the one that wrote would add up the squares in another order.
+            next_spec = following.find_spec(x)
+            assert next_spec is not None  # the write was joined to this read
+            return write_read(y, state, *following.map.parameters_for_kernels(), next_spec)[0].detach()
+
+        return rewrite
+
+    def _find_next_spec(self, block: "HyperConnection", x: Tensor, following: "HyperConnection") -> Spec | None:
+        """Return the kernels' record of the connection `following` if its read can be joined to this write."""
+        if x is not self.x or block.layer_norm is not None or following.form is not None:
+            return None
+        same_shape = (following.streams, following.dim) == (block.streams, block.dim)
+        return following.find_spec(x) if same_shape else None
+
+
+def read(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Tensor, FusedState]:
+    r"""Compute $h = \sum_j r_j x_j$, with r, w and H from the logits $W\,\mathrm{norm}(x) + b$.
+
+    Args:
+        x: The streams, in float32, bfloat16 or float16. [..., n or 1, d]
+        weight: W in float32, to be multiplied by `spec.scale`; if None, the logits are the bias. [K, n·d]
+        bias: b in float32. [K]
+        spec: The connection; `spec.logits` is K.
+    """
+    h, link, coefficients = _kernels().read(x, weight, bias, spec)
+    return h, FusedState(x, link, coefficients, spec)
+
+
+def write(y: Tensor, state: FusedState, x: Tensor | None = None, mean: bool = False) -> Tensor:
+    r"""Compute the new streams $H x + w \otimes y$, normed if `spec.post_norm` says so, or their mean.
+
+    Args:
+        y: The sublayer's output. [..., d]
+        state: From the read.
+        x: Other streams than the ones that were read. [..., n or 1, d]
+        mean: Return the mean of the new streams, which then never reach memory. [..., d]
+    """
+    streams, link = (state.x, state.link) if x is None or x is state.x else (x, None)
+    return _kernels().write(streams, link, y, state.coefficients, state.spec, mean)
+
+
+def write_read(
+    y: Tensor, state: FusedState, weight: Tensor | None, bias: Tensor, spec: Spec
+) -> tuple[Tensor, Tensor, FusedState]:
+    """Write, then read the new streams for the next connection, in one kernel unless two are faster.
+
+    Args:
+        y: The sublayer's output. [..., d]
+        state: From the read of the connection that writes.
+        weight, bias, spec: Of the connection that reads.
+    """
+    from jpmhc.kernels.decode import are_few
+    from jpmhc.kernels.write_to_read import one_kernel_pays
+
+    x, link, coefficients, old = state
+    # Few tokens without gradients have a kernel of their own, unless a post-norm is in between.
+    decoded = not torch.is_grad_enabled() and not old.post_norm and are_few(y.numel() // old.d)
+    if weight is None or not (decoded or one_kernel_pays(old, spec)):
+        out = write(y, state)
+        return out, *read(out, weight, bias, spec)
+    out, h, link, coefficients = _kernels().write_read(x, link, y, coefficients, old, weight, bias, spec)
+    return out, h, FusedState(out, link, coefficients, spec)
+
+
+def _kernels() -> ModuleType:
+    """Return the module whose functions run the kernels now."""
+    from jpmhc.kernels import autograd, operators
+
+    return operators if torch.compiler.is_compiling() else autograd
+
+
+def describe(block: "HyperConnection") -> Spec | str:
     """Describe the connection to the kernels, or say in one sentence why they cannot run it."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
-    coefficients = connection.map
-    form = _triton_form(coefficients.mixer)
+    coefficients = block.map
+    form = _find_triton_form(coefficients.mixer)
     if isinstance(form, str):
         return form
     return make_spec(
@@ -31,7 +153,7 @@ def describe(connection: "HyperConnection") -> Spec | str:
         coefficients.read,
         coefficients.write,
         coefficients.temperature,
-        connection.post_norm == "rms",
+        block.post_norm == "rms",
         coefficients.scale,
         coefficients.read_eps,
         coefficients.write_peak,
@@ -39,7 +161,7 @@ def describe(connection: "HyperConnection") -> Spec | str:
     )
 
 
-def _triton_form(mixer: Mixer) -> TritonForm | str:
+def _find_triton_form(mixer: Mixer) -> TritonForm | str:
     """Return the mixer's Triton form, unless a subclass changed what the mixer computes and left the form as it was."""
     kind = type(mixer)
     described = next(base for base in kind.__mro__ if "triton_form" in vars(base))
@@ -49,18 +171,20 @@ def _triton_form(mixer: Mixer) -> TritonForm | str:
 
 
 def are_wanted(kernels: str, device: str) -> bool:
-    """Say whether the setting asks for the fused kernels on such a device, if they can run there."""
+    """Say whether the setting `kernels` asks for the kernels on such a device."""
     return kernels == "fused" or (kernels == "auto" and device == "cuda")
 
 
 _CHOSEN: dict[tuple[object, ...], Spec] = {}  # by the texts of a connection's settings, which name all that matters
 
 
-def choose_spec(connection: "HyperConnection", device: str, dtype: torch.dtype) -> Spec | None:
-    """Return the description by which the kernels run; where they cannot, warn why and return None, or refuse."""
-    coefficients = connection.map
-    texts = (connection.settings_text, coefficients.settings_text, coefficients.mixer.settings_text)
-    runs = device == "cuda" or _interprets()
+def choose_spec(block: "HyperConnection", device: str, dtype: torch.dtype) -> Spec | None:
+    """Return the kernels' record of the connection. Where they cannot run it, warn and return None, or raise an error
+    if the connection asks for them.
+    """
+    coefficients = block.map
+    texts = (block.settings_text, coefficients.settings_text, coefficients.mixer.settings_text)
+    runs = device == "cuda" or _is_interpreted()
     bias = coefficients.bias
     case = (*texts, device, runs, dtype, bias.dtype, bias.device.type, coefficients.weight is None)
     if torch._guards.CompileContext.try_get() is not None:
@@ -70,36 +194,33 @@ def choose_spec(connection: "HyperConnection", device: str, dtype: torch.dtype) 
     known = _CHOSEN.get(case)
     if known is not None and not modes.is_transformed():
         return known
-    spec = describe(connection)
-    reason = spec if isinstance(spec, str) else _reason_against(connection, spec, device, dtype)
+    spec = describe(block)
+    reason = spec if isinstance(spec, str) else _find_obstacle(block, spec, device, dtype)
     if reason is None:
         assert isinstance(spec, Spec)
         _CHOSEN[case] = spec
         return spec
-    if connection.kernels == "fused":
+    if block.kernels == "fused":
         raise ValueError(f'kernels="fused" is not possible: {reason}')
     warnings.warn(f"hyper-connection runs on the PyTorch reference: {reason}", stacklevel=3)
     return None
 
 
-def _reason_against(connection: "HyperConnection", spec: Spec, device: str, dtype: torch.dtype) -> str | None:
-    if device != "cuda" and not _interprets():
+def _find_obstacle(block: "HyperConnection", spec: Spec, device: str, dtype: torch.dtype) -> str | None:
+    """Say in one sentence what keeps the kernels from running a connection that they cover; None if nothing does."""
+    bias = block.map.bias
+    if device != "cuda" and not _is_interpreted():
         return f"the kernels need a CUDA device, the streams are on {device}"
-    if connection.map.bias.device.type != device:
-        return f"the connection is on {connection.map.bias.device.type} and its streams are on {device}"
+    if bias.device.type != device:
+        return f"the connection is on {bias.device.type} and its streams are on {device}"
     if modes.is_transformed():
         return "the kernels have no rules for torch.func transforms, forward-mode derivatives and torch.jit.trace"
-    if connection.map.bias.dtype != torch.float32:
-        return f"the coefficients must be float32, they are {connection.map.bias.dtype}"
-    from jpmhc.kernels.connection import why_not  # Triton is not there on every platform
+    if bias.dtype != torch.float32:
+        return f"the coefficients must be float32, they are {bias.dtype}"
+    from jpmhc.kernels.read_backward import why_not
 
-    return why_not(spec, dtype, connection.map.weight is not None)
+    return why_not(spec, dtype, block.map.weight is not None)
 
 
-def _interprets() -> bool:
+def _is_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
-
-
-def is_fused(state: Any) -> bool:
-    """Say whether a read's state comes from the fused kernels."""
-    return type(state).__module__ == "jpmhc.kernels.connection"

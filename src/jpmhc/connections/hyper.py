@@ -4,8 +4,9 @@ A block reads one mixture of the streams, runs the sublayer on it, and writes th
 $x \leftarrow H_{res} x + h_{post} \otimes F(h_{pre}^\top x)$ (eq. hc-general; pre and post as the vectors they are).
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from jpmhc import checks, modes
 from jpmhc.connections import eager, fused, reference
 from jpmhc.connections.arguments import find_accepted
 from jpmhc.connections.coefficients import CoefficientMap, Coefficients
+from jpmhc.connections.contract import Form, State
 from jpmhc.connections.kept import keep
 from jpmhc.connections.own_residual import warn_of_own_residual
 from jpmhc.connections.streams import (
@@ -22,19 +24,11 @@ from jpmhc.connections.streams import (
     flatten_streams,
     notice_tokens,
 )
-from jpmhc.kernels.spec import find_spec
-from jpmhc.mixers import Identity, Mixer, SettingsModule, make_mixer
+from jpmhc.kernels.spec import Spec, find_spec
+from jpmhc.mixers import Mixer, SettingsModule, make_mixer
 
 KERNELS = ("auto", "fused", "reference")
 TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-class ReadState(NamedTuple):
-    """What `read` leaves for `write` where no kernel runs: the streams that were read, and the token's coefficients."""
-
-    source: Tensor  # as they were given
-    streams: Tensor  # as the gradient passes them. [T, n, d]
-    coefficients: Coefficients
 
 
 class HyperConnection(SettingsModule):
@@ -72,6 +66,7 @@ class HyperConnection(SettingsModule):
             fused kernels then move one stream instead of n.
     """
 
+    form: Form | None = None  # reads in place of the form that the connection would choose: see `computed_by`
     _begins = False  # whether the next streams may be a model's first, which are looked at once
 
     def __init__(
@@ -153,86 +148,51 @@ class HyperConnection(SettingsModule):
         parts = (read, write * self.write_scale, skip)
         return Coefficients(*(c.reshape(*x.shape[:-2], *c.shape[1:]) for c in parts))
 
-    def read(self, x: Tensor) -> tuple[Tensor, Any]:
-        """Compute the sublayer's input [..., dim], and what `write` needs to know."""
+    def read(self, x: Tensor) -> tuple[Tensor, State]:
+        """Compute the sublayer's input [..., dim], and the state that `write` needs."""
         check_streams(x, self.streams, self.dim)
-        key = self._spec_key(x)
-        if key:
-            from jpmhc.kernels import connection as kernels
+        return self.read_in_best_form(x) if self.form is None else self.form(self, x)
 
-            weight, bias = self.map.parameters_for_kernels()
-            return kernels.read(x, weight, bias, find_spec(key))
-        flat = flatten_streams(x, self.streams, self.dim)
-        coefficients, handed_on = self.map(flat)
-        streams = flat if handed_on is None else handed_on
-        if eager.applies(streams, coefficients.read):
-            h, streams = eager.gather(streams, coefficients.read)
-        else:
-            h = reference.gather(streams, coefficients.read)
-        return h.reshape(*x.shape[:-2], self.dim), ReadState(x, streams, coefficients)
+    def read_in_best_form(self, x: Tensor) -> tuple[Tensor, State]:
+        """Read on the kernels where they apply, in PyTorch elsewhere."""
+        spec = self.find_spec(x)
+        if spec is not None:
+            return fused.read(x, *self.map.parameters_for_kernels(), spec)
+        return eager.read(self, x) if eager.applies(x, self.map.bias) else reference.read(self, x)
 
-    def write(self, x: Tensor, y: Tensor, state: Any) -> Tensor:
+    def write(self, x: Tensor, y: Tensor, state: State) -> Tensor:
         """Write the sublayer's output y [..., dim] back to the streams, and return the new streams."""
-        return self._write(x, y, state, mean=False)
+        self._check_write(x, y, state)
+        return state.write(self, x, y, False)
 
-    def write_mean(self, x: Tensor, y: Tensor, state: Any) -> Tensor:
+    def write_mean(self, x: Tensor, y: Tensor, state: State) -> Tensor:
         """Write as `write` does and return the mean of the new streams [..., dim], in one pass where kernels run."""
-        return self._write(x, y, state, mean=True)
+        self._check_write(x, y, state)
+        return state.write(self, x, y, True)
 
-    def write_read(self, x: Tensor, y: Tensor, state: Any, following: "HyperConnection") -> tuple[Tensor, Tensor, Any]:
+    def write_read(
+        self, x: Tensor, y: Tensor, state: State, following: "HyperConnection"
+    ) -> tuple[Tensor, Tensor, State]:
         """Write to the streams and read them for the next connection, in one pass where both run on kernels.
 
         Returns:
             The streams between the two [..., n, dim], the next sublayer's input [..., dim], and its state.
         """
-        if fused.is_fused(state) and (x is state.x) and self.layer_norm is None:
-            key = following._spec_key(x)
-            if key and (following.streams, following.dim) == (self.streams, self.dim):
-                from jpmhc.kernels import connection as kernels
-
-                y = self.scale_output(check_sublayer_output(y, x)).to(x.dtype)
-                weight, bias = following.map.parameters_for_kernels()
-                return kernels.write_read(y, state, weight, bias, find_spec(key))
+        check_sublayer_output(y, x)
+        joined = state.write_read(self, x, y, following)
+        if joined is not None:
+            return joined
         x = self.write(x, y, state)
         return x, *following.read(x)
 
-    def make_rewrite(
-        self, y: Tensor, state: Any, following: "HyperConnection | None" = None
-    ) -> Callable[[Tensor], Tensor]:
-        """Return this write as a function of the streams alone, to write them again when nothing is differentiated.
-
-        Where the write was fused with the read of the connection `following`, a post-norm is computed by that kernel
-        again: another one would add up the squares in another order. The function uses the settings and weights of now,
-        whatever they are changed to.
-        """
-        output, scale, normalise = keep(y), self.write_scale, self._make_norm()
-
-        def find_output() -> Tensor:
-            return output.find() if scale == 1 else output.find() * scale
-
-        if not fused.is_fused(state):
-            parts = [keep(part) for part in state.coefficients]
-
-            def write_again(x: Tensor) -> Tensor:
-                coefficients = Coefficients(*(part.find() for part in parts))
-                streams = flatten_streams(x, self.streams, self.dim)
-                return normalise(self._scatter(x, find_output(), ReadState(x, streams, coefficients)))
-
-            return write_again
-        from jpmhc.kernels import connection as kernels
-
-        coefficients, state = keep(state.coefficients), state._replace(x=None, link=None, coefficients=None)
-
-        def write_again_fused(x: Tensor) -> Tensor:
-            now = state._replace(x=x, coefficients=coefficients.find())
-            if following is not None and state.spec.post_norm:
-                weight, bias = following.map.parameters_for_kernels()
-                spec = find_spec(following._spec_key(x))
-                return kernels.write_read(find_output().to(x.dtype), now, weight, bias, spec)[0].detach()
-            out = kernels.write(find_output().to(x.dtype), now)
-            return out if state.spec.post_norm else normalise(out)
-
-        return write_again_fused
+    @contextlib.contextmanager
+    def computed_by(self, form: Form) -> Iterator[None]:
+        """Return a context in which `form` reads, in place of the form that this connection would choose."""
+        self.__dict__["form"] = form
+        try:
+            yield
+        finally:
+            del self.__dict__["form"]
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Read, run the sublayer with any extra arguments, write; of a tuple it returns, the first is written."""
@@ -250,31 +210,6 @@ class HyperConnection(SettingsModule):
             check_streams(x, self.streams, self.dim)
             self._begins = not notice_tokens(x, self.streams)
 
-    def _write(self, x: Tensor, y: Tensor, state: Any, mean: bool) -> Tensor:
-        check_streams(x, self.streams, self.dim)
-        y = self.scale_output(check_sublayer_output(y, x))
-        self._check_state(x, state)
-        if fused.is_fused(state):
-            from jpmhc.kernels import connection as kernels
-
-            if self.layer_norm is None:
-                return kernels.write(y.to(x.dtype), state, x, mean)
-            out = self.normalise(kernels.write(y.to(x.dtype), state, x, False))
-            return out.mean(-2) if mean else out
-        out = self.normalise(self._scatter(x, y, state))
-        return out.mean(-2) if mean else out
-
-    def _scatter(self, x: Tensor, y: Tensor, state: ReadState) -> Tensor:
-        """Compute the new streams before their norm, in PyTorch. [..., n, dim]"""
-        _, write, skip = state.coefficients
-        y = y.reshape(-1, self.dim)
-        # The streams that read() handed on carry the shortest backward pass; other streams are as valid.
-        if x is state.source and eager.applies(state.streams, write):
-            out = eager.scatter(state.streams, y, write, None if isinstance(self.mixer, Identity) else skip)
-        else:
-            out = reference.scatter(flatten_streams(x, self.streams, self.dim), y, write, skip)
-        return out.view(*x.shape[:-2], self.streams, self.dim)
-
     def scale_output(self, y: Tensor) -> Tensor:
         """Multiply a sublayer's output by the output scale (eq. cayley-fwd4)."""
         return y if self.write_scale == 1 else y * self.write_scale
@@ -285,47 +220,45 @@ class HyperConnection(SettingsModule):
             return reference.normalise_layer(x, self.layer_norm.weight, self.layer_norm.bias, self.map.eps)
         return x if self.post_norm is None else reference.normalise_streams(x, self.map.eps)
 
-    def _make_norm(self) -> Callable[[Tensor], Tensor]:
-        """Return `normalise` as it is now, without gradients for its weights."""
+    def freeze_norm(self) -> Callable[[Tensor], Tensor]:
+        """Return `normalise` with the settings and weights of now, and without gradients for the weights."""
         eps = self.map.eps
         if self.layer_norm is not None:
             weight, bias = keep(self.layer_norm.weight), keep(self.layer_norm.bias)
             return lambda x: reference.normalise_layer(x, weight.find(), bias.find(), eps)
         return (lambda x: x) if self.post_norm is None else lambda x: reference.normalise_streams(x, eps)
 
-    def _check_state(self, x: Tensor, state: Any) -> None:
-        """Refuse a state that this connection's read did not return for streams like these."""
-        if fused.is_fused(state):
-            read, fits = state.x, (state.spec.n, state.spec.d) == (self.streams, self.dim)
-        elif isinstance(state, ReadState):
-            read, fits = state.source, state.streams.shape[1:] == (self.streams, self.dim)
-        else:
+    def _check_write(self, x: Tensor, y: Tensor, state: State) -> None:
+        """Refuse streams, a sublayer's output or a state that do not belong to this connection's read."""
+        check_streams(x, self.streams, self.dim)
+        check_sublayer_output(y, x)
+        if not hasattr(state, "fits"):
             raise ValueError(f"the state must be what this connection's read returned, got {type(state).__name__}")
-        if not fits or x.shape[:-2] != read.shape[:-2] or x.dtype != read.dtype:
+        if not state.fits(self) or x.shape[:-2] != state.x.shape[:-2] or x.dtype != state.x.dtype:
             raise ValueError(
-                f"the state must be what this connection's read returned for these streams: it is of {read.dtype} "
-                f"{list(read.shape)}, the streams are {x.dtype} {list(x.shape)}"
+                f"the state must be what this connection's read returned for these streams: it is of {state.x.dtype} "
+                f"{list(state.x.shape)}, the streams are {x.dtype} {list(x.shape)}"
             )
 
-    def runs_fused(self, x: Tensor) -> bool:
-        """Say whether the fused kernels read streams like these."""
-        return bool(self._spec_key(x))
-
-    def _spec_key(self, x: Tensor) -> str:
-        """Return the key of the kernels' description of this connection, or "" where the reference runs."""
+    def find_spec(self, x: Tensor) -> Spec | None:
+        """Return the kernels' record of this connection if they read streams like these, else None."""
         if not fused.are_wanted(self.kernels, x.device.type):
-            return ""
-        return self._choose(
+            return None
+        key = self._choose_key(
             x.device.type, x.dtype, self.settings_text, self.map.settings_text, self.mixer.settings_text
         )
+        return find_spec(key) if key else None
 
-    def _choose(self, device: str, dtype: torch.dtype, *texts: str) -> str:
-        """Ask once while tracing; the texts are what torch.compile watches, so that a changed setting traces anew."""
+    def _choose_key(self, device: str, dtype: torch.dtype, *texts: str) -> str:
+        """Return the key of the kernels' record, or "". Tracing asks once.
+
+        The texts are what torch.compile watches, so that a changed setting is traced anew.
+        """
         spec = fused.choose_spec(self, device, dtype)
         return "" if spec is None else spec.key
 
     # What torch.compiler.assume_constant_result sets; calling it here would import all of the compiler.
-    _choose._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    _choose_key._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def extra_repr(self) -> str:
         m = self.map

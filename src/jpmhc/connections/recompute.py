@@ -25,7 +25,6 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from jpmhc import modes
-from jpmhc.connections.fused import is_fused
 from jpmhc.connections.kept import Kept, keep
 
 SUBLAYER_KEEPS = 4  # hidden states, at least: the input, its norm, an inner state and the output
@@ -160,8 +159,8 @@ class StreamKeeper:
             return step(*given)
 
     def _write(self, block: Any, x: Tensor, y: Tensor, state: Any, following: Any) -> tuple[Tensor, Any]:
-        joined = following is not None and is_fused(state) and following.runs_fused(x) and block.layer_norm is None
-        write_again, begun = block.make_rewrite(y, state, following if joined else None), None
+        joined = following is not None and state.joins(block, x, following)
+        write_again, begun = state.make_rewrite(block, y, following if joined else None), None
         if joined:
             shape = (*x.shape[:-2], block.streams, block.dim)
             x, *begun = self._watch(block.write_read, (x, y, state, following), shape)

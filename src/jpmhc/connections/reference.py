@@ -6,11 +6,20 @@ weights w, skip matrix H), and then computes (eq. hc-general, cayley-fwd)
     h = Σ_j r_j x_j,    y = sublayer(h),    x_i ← Σ_j H_ij x_j + w_i y.
 """
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from jpmhc import precision
+from jpmhc.connections.kept import keep
+from jpmhc.connections.streams import flatten_streams
+
+if TYPE_CHECKING:
+    from jpmhc.connections.coefficients import Coefficients
+    from jpmhc.connections.hyper import HyperConnection
 
 EPS = 1e-6
 
@@ -81,3 +90,58 @@ def _widen(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
         return one, other
     wide = torch.promote_types(one.dtype, other.dtype)
     return one.to(wide), other.to(wide)
+
+
+class ReferenceState(NamedTuple):
+    """The state of a read in plain PyTorch."""
+
+    x: Tensor
+    coefficients: "Coefficients"
+
+    def fits(self, block: "HyperConnection") -> bool:
+        return (self.coefficients.read.shape[-1], self.x.shape[-1]) == (block.streams, block.dim)
+
+    def write(self, block: "HyperConnection", x: Tensor, y: Tensor, mean: bool) -> Tensor:
+        _, write, skip = self.coefficients
+        y = block.scale_output(y).reshape(-1, block.dim)
+        out = scatter(flatten_streams(x, block.streams, block.dim), y, write, skip)
+        return finish_write(block, x, out, mean)
+
+    def joins(self, block: "HyperConnection", x: Tensor, following: "HyperConnection") -> bool:
+        return False
+
+    def write_read(self, block: "HyperConnection", x: Tensor, y: Tensor, following: "HyperConnection") -> None:
+        return None
+
+    def make_rewrite(
+        self, block: "HyperConnection", y: Tensor, following: "HyperConnection | None"
+    ) -> Callable[[Tensor], Tensor]:
+        return repeat_scatter(block, y, self.coefficients, scatter)
+
+
+def read(block: "HyperConnection", x: Tensor) -> tuple[Tensor, ReferenceState]:
+    """Read the streams in plain PyTorch."""
+    flat = flatten_streams(x, block.streams, block.dim)
+    coefficients, _ = block.map(flat)
+    return gather(flat, coefficients.read).reshape(*x.shape[:-2], block.dim), ReferenceState(x, coefficients)
+
+
+def finish_write(block: "HyperConnection", x: Tensor, out: Tensor, mean: bool) -> Tensor:
+    """Give the new streams [T, n, d] the leading shape of x and the block's norm. Return them, or their mean."""
+    out = block.normalise(out.view(*x.shape[:-2], block.streams, block.dim))
+    return out.mean(-2) if mean else out
+
+
+def repeat_scatter(
+    block: "HyperConnection", y: Tensor, coefficients: "Coefficients", step: Callable[..., Tensor]
+) -> Callable[[Tensor], Tensor]:
+    """Return a function that repeats a write with `scatter` or a form of it."""
+    output, write, skip = keep(y), keep(coefficients.write), keep(coefficients.skip)
+    scale, normalise, streams, dim = block.write_scale, block.freeze_norm(), block.streams, block.dim
+
+    def rewrite(x: Tensor) -> Tensor:
+        y = output.find() if scale == 1 else output.find() * scale
+        out = step(flatten_streams(x, streams, dim), y.reshape(-1, dim), write.find(), skip.find())
+        return normalise(out.view(*x.shape[:-2], streams, dim))
+
+    return rewrite

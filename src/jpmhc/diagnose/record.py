@@ -6,15 +6,16 @@ of the same shape, each of them one stream with a read and a write of one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from jpmhc.connections import Coefficients, HyperConnection, expand_streams
+from jpmhc.connections.contract import State
 from jpmhc.connections.hyper import first_of
 from jpmhc.diagnose.jacobian import shared_positions
 
@@ -92,56 +93,67 @@ def record_layers(model: nn.Module, layers: Sequence[nn.Module], recording: Reco
         recording: Where to put the calls.
     """
     names = {module: name for name, module in model.named_modules()}
-    undo: list[Any] = []
-    try:
+    with ExitStack() as stack:
         for layer in layers:
             if isinstance(layer, HyperConnection):
-                _watch_connection(layer, names[layer], recording, undo)
+                stack.enter_context(_watch_connection(layer, names[layer], recording))
             else:
-                _watch_layer(layer, names[layer], recording, undo)
+                stack.enter_context(_watch_layer(layer, names[layer], recording))
         yield recording
-    finally:
-        for step in undo:
-            step()
 
 
-def _watch_connection(block: HyperConnection, name: str, recording: Recording, undo: list[Any]) -> None:
-    """Put recording versions of a connection's steps before its own, for the instance alone."""
-    pending: list[tuple[Tensor, Tensor, Tensor, int]] = []  # given streams, all streams, sublayer's input, number
+class RecordedState(NamedTuple):
+    """The state of a read that is recorded: it writes as `chosen` does, the state of the form that read."""
 
-    def read(x: Tensor) -> tuple[Tensor, Any]:
+    x: Tensor
+    streams: Tensor
+    h: Tensor
+    chosen: State
+    recording: Recording
+    name: str
+    number: int
+
+    def fits(self, block: HyperConnection) -> bool:
+        return self.chosen.fits(block)
+
+    def write(self, block: HyperConnection, x: Tensor, y: Tensor, mean: bool) -> Tensor:
+        streams = self.streams if x is self.x else x
+        after = self.chosen.write(block, streams, y, False)
+        coefficients = None
+        if self.recording.replacement is None:
+            with torch.no_grad():
+                parts = block.coefficients(self.streams.detach())
+                coefficients = Coefficients(*(part.detach() for part in parts))
+        call = LayerCall(self.name, block, self.streams, self.h, y, after, self.number, coefficients)
+        self.recording.calls.append(call)
+        return after.mean(-2) if mean else after
+
+    def joins(self, block: HyperConnection, x: Tensor, following: HyperConnection) -> bool:
+        return False
+
+    def write_read(self, block: HyperConnection, x: Tensor, y: Tensor, following: HyperConnection) -> None:
+        return None
+
+    def make_rewrite(
+        self, block: HyperConnection, y: Tensor, following: HyperConnection | None
+    ) -> Callable[[Tensor], Tensor]:
+        return self.chosen.make_rewrite(block, y, None)
+
+
+def _watch_connection(block: HyperConnection, name: str, recording: Recording) -> AbstractContextManager[None]:
+    """Return a context in which every read and write of the connection is recorded."""
+
+    def read(block: HyperConnection, x: Tensor) -> tuple[Tensor, RecordedState]:
         streams = x if x.shape[-2] == block.streams else expand_streams(x.squeeze(-2), block.streams)
         number, streams = recording.enter_call(streams)
-        h, state = type(block).read(block, streams)
-        pending[:] = [(x, streams, h, number)]
-        return h, state
+        h, chosen = block.read_in_best_form(streams)
+        return h, RecordedState(x, streams, h, chosen, recording, name, number)
 
-    def write(x: Tensor, y: Tensor, state: Any) -> Tensor:
-        given, streams, h, number = pending[-1]
-        after = type(block).write(block, streams if x is given else x, y, state)
-        coefficients = None
-        if recording.replacement is None:
-            with torch.no_grad():
-                coefficients = Coefficients(*(part.detach() for part in block.coefficients(streams.detach())))
-        recording.calls.append(LayerCall(name, block, streams, h, y, after, number, coefficients))
-        return after
-
-    def write_read(x: Tensor, y: Tensor, state: Any, following: Any) -> tuple[Tensor, Tensor, Any]:
-        x = block.write(x, y, state)
-        return x, *following.read(x)
-
-    def write_mean(x: Tensor, y: Tensor, state: Any) -> Tensor:
-        return block.write(x, y, state).mean(-2)
-
-    steps = {"read": read, "write": write, "write_read": write_read, "write_mean": write_mean}
-    for step, function in steps.items():
-        object.__setattr__(block, step, function)
-        undo.append(lambda step=step: object.__delattr__(block, step))
-    # A stack calls a connection with a hook as a whole.
-    undo.append(block.register_forward_pre_hook(lambda module, given: None).remove)
+    return block.computed_by(read)
 
 
-def _watch_layer(layer: nn.Module, name: str, recording: Recording, undo: list[Any]) -> None:
+@contextmanager
+def _watch_layer(layer: nn.Module, name: str, recording: Recording) -> Iterator[None]:
     before: list[tuple[int, Tensor]] = []
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -160,8 +172,8 @@ def _watch_layer(layer: nn.Module, name: str, recording: Recording, undo: list[A
         if x is not None and isinstance(y, Tensor) and y.shape == x.shape:
             recording.calls.append(LayerCall(name, layer, x, x, y, y, number))
 
-    undo.append(layer.register_forward_pre_hook(enter, with_kwargs=True).remove)
-    undo.append(layer.register_forward_hook(leave).remove)
+    with layer.register_forward_pre_hook(enter, with_kwargs=True), layer.register_forward_hook(leave):
+        yield
 
 
 def find_hidden_state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | str, Tensor | None]:

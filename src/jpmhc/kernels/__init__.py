@@ -1,7 +1,8 @@
 """Hyper-connections fused into few passes over the streams, in Triton: see docs/derivations/kernels.md.
 
 The kernels know gates, norms and passes, and no mixer by name: a mixer's Triton functions come with its `TritonForm`.
-`jpmhc.kernels.connection` holds the steps (`read`, `write`, `write_read`) and needs Triton; `Spec` does not.
+`jpmhc.connections.fused` runs the steps (`read`, `write`, `write_read`) of autograd.py and operators.py, which need
+Triton; `Spec` does not.
 """
 
 from jpmhc.kernels.spec import Spec, make_spec

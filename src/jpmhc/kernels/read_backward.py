@@ -319,3 +319,12 @@ def _choose_chunk(tokens: int, slices: int, processors: int) -> int:
 def weight_column_bytes(spec: Spec, operand: torch.dtype) -> int:
     """Return what one column of the n streams' weights takes on chip in `_streams_backward`: float32 in two parts."""
     return spec.n * padded(spec.logits) * (2 if operand == torch.bfloat16 else 8)
+
+
+def why_not(spec: Spec, dtype: torch.dtype, dynamic: bool = True) -> str | None:
+    """Say why the kernels do not take this connection in that type; None if they do. `dynamic`: it has a weight."""
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"x must be float32, bfloat16 or float16, got {dtype}"
+    if dynamic and dtype != torch.bfloat16 and 16 * weight_column_bytes(spec, dtype) > 200 * 1024:
+        return f"the weight of {spec.logits} logits for {spec.n} streams fits on chip in bfloat16 only, not in {dtype}"
+    return None

@@ -79,12 +79,14 @@ class Mixer(SettingsModule, ABC):
     Attributes:
         name: The word that selects it.
         ensemble: Another word for its random matrices in the theory, if it has one.
+        mixes: False for the identity, whose product with the streams need not be computed.
         streams: n.
         logits: How many logits make one matrix.
     """
 
     name: ClassVar[str]
     ensemble: ClassVar[str | None] = None
+    mixes: ClassVar[bool] = True
     grassmann_frames: tuple[str, ...] = ()  # names of parameters that are orthonormal frames and move on a manifold
 
     def __init__(self, streams: int, logits: int) -> None:

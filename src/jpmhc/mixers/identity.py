@@ -11,6 +11,7 @@ class Identity(Mixer):
     """H = I. With one stream this is the plain residual connection."""
 
     name = "identity"
+    mixes = False
 
     def __init__(self, streams: int) -> None:
         super().__init__(streams, 0)
