@@ -21,9 +21,9 @@ from torch import Tensor
 
 from harness import RESULTS, milliseconds, write_csv
 from jpmhc import mixers
+from jpmhc.connections import fused as kernels
 from jpmhc.connections import gates, reference
 from jpmhc.kernels import Spec, make_spec
-from jpmhc.connections import fused as kernels
 
 # Every mixer of the registry as its name stands for it, and cases of their own: the mixer, settings of the connection.
 Case = tuple[Callable[[int], mixers.Mixer], dict]
