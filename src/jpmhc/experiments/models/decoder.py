@@ -41,6 +41,8 @@ class DecoderConfig(ConnectionConfig):
     """Activation of the feed-forward layers; the gated one has two thirds of the inner width."""
     expansion: float = 4.0
     """Feed-forward expansion."""
+    embedding_std: float = 1.0
+    """Standard deviation of the token embeddings at the start."""
     extra_inner: int = 0
     """Inner features added to the feed-forward layers, all together; they give a model the parameters of another."""
     mixer_delayed: bool = False
@@ -52,6 +54,7 @@ class DecoderConfig(ConnectionConfig):
         for name in ("dim", "layers", "heads", "length", "vocabulary"):
             checks.at_least_one(getattr(self, name), name)
         checks.to_positive_number(self.expansion, "expansion")
+        checks.to_positive_number(self.embedding_std, "embedding_std")
         checks.inside(self.extra_inner, "[0, inf)", "extra_inner")
         if self.dim % (2 * self.heads):
             raise ValueError(f"dim must be a multiple of 2 · heads = {2 * self.heads}, not {self.dim}")
@@ -136,7 +139,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.dtype = getattr(torch, config.compute)
-        self.tokens = nn.Parameter(torch.randn(config.vocabulary, config.dim))
+        self.tokens = nn.Parameter(config.embedding_std * torch.randn(config.vocabulary, config.dim))
         rotary = Rotary(config.dim // config.heads, config.length) if config.positions == "rotary" else None
         self.positions = None if rotary else nn.Parameter(0.02 * torch.randn(config.length, config.dim))
         sublayers: list[nn.Module] = []
