@@ -26,9 +26,8 @@ import transformers
 from torch import Tensor, nn
 
 import jpmhc
-from jpmhc.wrap.comparison import floating_tensors, relative_difference
-from jpmhc.wrap.hooks import wrapped_layers
-from jpmhc.wrap.inputs import default_inputs
+from jpmhc.wrap.comparison import default_inputs, floating_tensors, relative_difference
+from jpmhc.wrap.layers import wrapped_layers
 from tiny_models import FAILURES, KINDS, architectures, build
 
 PAGE = Path(__file__).parents[1] / "docs/results/wrap.md"

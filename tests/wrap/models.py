@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import jpmhc
-from jpmhc.wrap.recipe import CHILD
+from jpmhc.wrap.layers import CHILD
 
 WITHOUT = "needs transformers, which the hf extra installs"
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import jpmhc
-from jpmhc.wrap.hooks import wrapped_layers
+from jpmhc.wrap.layers import wrapped_layers
 from tests.wrap.models import Block, PostNormBlock, RootMeanSquare, Stack, difference, disturb, wrapped_copy
 
 EXACT = 1e-12

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import jpmhc
-from jpmhc.wrap.hooks import wrapped_layers
-from jpmhc.wrap.inputs import default_inputs
+from jpmhc.wrap.comparison import default_inputs
+from jpmhc.wrap.layers import wrapped_layers
 from tests.wrap.models import WITHOUT, difference, disturb, tiny
 
 transformers = pytest.importorskip("transformers", reason=WITHOUT)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import jpmhc
-from jpmhc.wrap.hooks import wrapped_layers
+from jpmhc.wrap.layers import wrapped_layers
 from tests.wrap.models import WITHOUT, difference, disturb, tiny, tokens
 
 transformers = pytest.importorskip("transformers", reason=WITHOUT)

@@ -1,47 +1,95 @@
-"""The comparison of a model before and after it is wrapped: its outputs, and the gradient at its first layer."""
+"""The calls of a model while it is wrapped: with which inputs, and whether outputs and gradients stay the same."""
 
+import contextlib
 import copy
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from jpmhc.wrap.plan import LayerPlan
+from jpmhc.checks import to_call_arguments
+from jpmhc.wrap.layers import Args, Kwargs, LayerPlan
+
+# Errors of models that are called without an argument that they need.
+_FAILURES = (AttributeError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
+
+
+def call_arguments(model: nn.Module, inputs: object) -> tuple[Args, Kwargs]:
+    """Return the arguments of one call: the given ones, or small ones for a model of `transformers`."""
+    return ((), default_inputs(model)) if inputs is None else to_call_arguments(inputs)
+
+
+def default_inputs(model: nn.Module) -> dict[str, Tensor]:
+    """Return two sequences of eight tokens, or two images of noise, as the model's configuration asks."""
+    config: Any = getattr(model, "config", None)
+    main = getattr(model, "main_input_name", None)
+    device = next((parameter.device for parameter in model.parameters()), None)
+    if config is not None and main == "input_ids":
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        count = max(2, min(int(getattr(text, "vocab_size", 2)), 1000))
+        tokens = ((torch.arange(16).reshape(2, 8) * 7 + 3) % count).to(device)
+        decoder = {"decoder_input_ids": tokens[:, :5]} if getattr(config, "is_encoder_decoder", False) else {}
+        return {"input_ids": tokens, **decoder}
+    if config is not None and main == "pixel_values":
+        vision = getattr(config, "vision_config", config)
+        size: Any = getattr(vision, "image_size", 224)
+        height, width = size if isinstance(size, tuple | list) else (size, size)
+        images = torch.randn(
+            2, getattr(vision, "num_channels", 3), height, width, generator=torch.Generator().manual_seed(0)
+        )
+        return {"pixel_values": images.to(device, next(p.dtype for p in model.parameters() if p.is_floating_point()))}
+    raise ValueError(
+        f"cannot guess what {type(model).__name__} is called with: give inputs=, a tensor, tuple or dict of arguments"
+    )
+
+
+@contextlib.contextmanager
+def explaining_guess(model: nn.Module, guess: Kwargs) -> Iterator[None]:
+    """Turn the error of a model that was called with guessed arguments into a sentence that asks for others."""
+    try:
+        yield
+    except _FAILURES as error:
+        message = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"{type(model).__name__} cannot be called with {' and '.join(guess)} alone, which was guessed "
+            f"({type(error).__name__}: {message}): give inputs=, a tensor, tuple or dict of arguments"
+        ) from error
 
 
 class OutputComparison:
-    """Runs a model on the same inputs, without dropout and with the same random numbers, and compares the results.
+    """Runs a model on the same inputs before and after a change, without dropout and with the same random numbers.
 
-    As a context it leaves the model and torch's generator as they were.
+    Used as a context, it leaves the model's mode and torch's generator as they were.
 
     Args:
         model: The model, not yet wrapped.
-        args: Positional arguments of the model's call.
-        kwargs: Its keyword arguments.
+        args: The positional arguments of its call.
+        kwargs: The keyword arguments.
     """
 
-    def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, model: nn.Module, args: Args, kwargs: Kwargs) -> None:
         self.model, self.args, self.kwargs = model, args, kwargs
         self.plan: LayerPlan | None = None
         self.gradient: Tensor | None = None
 
-    def __enter__(self) -> "OutputComparison":
+    def __enter__(self) -> Self:
         self._training = {module: module.training for module in self.model.modules()}
         self._forked = torch.random.fork_rng()
         self._forked.__enter__()
         self.model.eval()
         return self
 
+    def __exit__(self, *error: Any) -> None:
+        for module, mode in self._training.items():
+            module.training = mode
+        self._forked.__exit__(*error)
+
     def begin(self) -> None:
         """Run the model and keep its outputs."""
         self.outputs = floating_tensors(self.run())
         if not self.outputs:
             raise ValueError(f"{type(self.model).__name__} returns no floating-point tensor to compare: give inputs=")
-
-    def __exit__(self, *error: Any) -> None:
-        for module, mode in self._training.items():
-            module.training = mode
-        self._forked.__exit__(*error)
 
     def run(self) -> Any:
         """Call the model without gradients."""
@@ -63,8 +111,8 @@ class OutputComparison:
     def _gradient(self, plan: LayerPlan) -> Tensor | None:
         entered: list[Tensor] = []
 
-        def begin(layer: nn.Module, args: Any, kwargs: Any) -> Any:
-            # Of several calls the last one counts: earlier ones may be meant to have no gradient.
+        def begin(layer: nn.Module, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+            # Of several calls the last one counts: earlier ones may have no gradient on purpose.
             entered[:] = [plan.entering(args, kwargs).detach().requires_grad_()]
             return plan.with_entering(args, kwargs, entered[0])
 
@@ -83,7 +131,7 @@ class OutputComparison:
         return gradient
 
     def check(self) -> None:
-        """Refuse the wrapped model if its outputs or the gradient are not what they were, up to rounding."""
+        """Raise an error if the outputs or the gradient have changed by more than rounding."""
         kind = type(self.model).__name__
         outputs = floating_tensors(self.run())
         if [x.shape for x in outputs] != [x.shape for x in self.outputs]:
@@ -106,16 +154,16 @@ def _refuse_difference(kind: str, what: str, difference: float, allowed: float) 
         )
 
 
-def floating_tensors(output: Any) -> list[Tensor]:
-    """All floating-point tensors in a model's output."""
+def floating_tensors(output: object) -> list[Tensor]:
+    """Return all floating-point tensors in a model's output."""
     if isinstance(output, Tensor):
         return [output] if output.is_floating_point() else []
     entries = output.values() if isinstance(output, dict) else output if isinstance(output, tuple | list) else ()
-    return [found for entry in entries for found in floating_tensors(entry)]
+    return [tensor for entry in entries for tensor in floating_tensors(entry)]
 
 
 def relative_difference(old: Tensor, new: Tensor) -> float:
-    """The largest difference of two tensors relative to the largest number; NaN where other entries are not finite."""
+    """Return the largest difference of two tensors relative to the largest number; NaN if other entries are finite."""
     finite = old.isfinite()
     if not torch.equal(finite, new.isfinite()):
         return float("nan")

@@ -1,8 +1,7 @@
 """Operations on a hidden state that can act on each of its streams alike.
 
-Every function here takes the streams x [..., n, d] and the arguments that the hidden state [..., d] was given. It
-returns the new streams, or None where the operation mixes the last dimension with others, so that it cannot be done
-stream by stream.
+Every function here takes the streams x [..., n, d] and the arguments of the operation on the hidden state [..., d]. It
+returns the new streams, or None if the operation mixes the last dimension with others and so cannot act on each stream.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,12 +15,12 @@ Operation = Callable[..., Tensor | None]
 
 
 def _numbers(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The sizes of a call such as `view(2, 3)`, `view((2, 3))` or `view(torch.Size([2, 3]))`."""
+    """Return the sizes of a call such as `view(2, 3)`, `view((2, 3))` or `view(torch.Size([2, 3]))`."""
     return tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], Sequence) else sizes
 
 
 def _leading(dim: int, x: Tensor) -> bool:
-    """Whether a dimension of the hidden state is another than its last, counted from the front."""
+    """Say whether this is a dimension of the hidden state other than its last one."""
     return -(x.ndim - 1) <= dim < x.ndim - 2 and dim != -1
 
 
@@ -32,16 +31,16 @@ def _from_front(dim: int, x: Tensor) -> int:
 
 def reshape(x: Tensor, *sizes: Any, shape: Any = None) -> Tensor | None:
     """Give the dimensions before the last other sizes, as `view` and `reshape` do."""
-    wanted = _numbers(sizes) if shape is None else tuple(shape)
-    if not wanted or isinstance(wanted[0], torch.dtype):
+    new_shape = _numbers(sizes) if shape is None else tuple(shape)
+    if not new_shape or isinstance(new_shape[0], torch.dtype):
         return None
     n, d = x.shape[-2:]
     tokens = x.shape[:-2].numel()
-    leading = wanted[:-1]
-    if wanted[-1] == -1:
+    leading = new_shape[:-1]
+    if new_shape[-1] == -1:
         if -1 in leading or torch.Size(leading).numel() != tokens:
             return None
-    elif wanted[-1] != d:
+    elif new_shape[-1] != d:
         return None
     return x.reshape(*leading, n, d)
 
@@ -68,28 +67,28 @@ def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor | None:
 
 def unsqueeze(x: Tensor, dim: int) -> Tensor | None:
     """Insert a dimension of size one before the last."""
-    place = dim if dim >= 0 else dim + x.ndim
-    return x.unsqueeze(place) if place <= x.ndim - 2 else None
+    position = dim if dim >= 0 else dim + x.ndim
+    return x.unsqueeze(position) if position <= x.ndim - 2 else None
 
 
 def squeeze(x: Tensor, *dims: Any, dim: int | None = None) -> Tensor | None:
     """Remove named dimensions of size one before the last."""
-    wanted = _numbers(dims) if dim is None else (dim,)
-    if not wanted or not all(_leading(place, x) for place in wanted):
+    squeezed = _numbers(dims) if dim is None else (dim,)
+    if not squeezed or not all(_leading(dim, x) for dim in squeezed):
         return None
-    return x.squeeze(tuple(_from_front(place, x) for place in wanted))
+    return x.squeeze(tuple(_from_front(dim, x) for dim in squeezed))
 
 
 def roll(x: Tensor, shifts: Any, dims: Any = None) -> Tensor | None:
-    """Shift the entries along dimensions before the last, those that fall out coming back in front."""
-    places = dims if isinstance(dims, Sequence) else [] if dims is None else [dims]
-    if not places or not all(_leading(place, x) for place in places):
+    """Shift the entries cyclically along dimensions before the last."""
+    rolled = dims if isinstance(dims, Sequence) else [] if dims is None else [dims]
+    if not rolled or not all(_leading(dim, x) for dim in rolled):
         return None
-    return x.roll(shifts, [_from_front(place, x) for place in places])
+    return x.roll(shifts, [_from_front(dim, x) for dim in rolled])
 
 
 def getitem(x: Tensor, index: Any) -> Tensor | None:
-    """Take a part of the dimensions before the last."""
+    """Index the dimensions before the last."""
     parts = index if isinstance(index, tuple) else (index,)
     if any(part is Ellipsis or isinstance(part, list) for part in parts):
         return None
@@ -105,7 +104,7 @@ def to(x: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
 
 
 def _beside(x: Tensor, other: Any) -> Any:
-    """A factor of the hidden state as a factor of the streams, or None if it would give the result another shape."""
+    """Shape a factor of the hidden state for its streams; None if the result would have another shape."""
     if not isinstance(other, Tensor) or other.ndim <= 1:
         return other if not isinstance(other, Tensor) or other.ndim == 0 or other.shape[0] in (1, x.shape[-1]) else None
     shape = (*x.shape[:-2], x.shape[-1])
@@ -126,7 +125,7 @@ def div(x: Tensor, other: Any, **kwargs: Any) -> Tensor | None:
 
 
 def shift(x: Tensor, other: Any) -> Tensor | None:
-    """Add what is no activation: a number, or a bias [d]."""
+    """Add a number or a bias [d], which is no residual addition."""
     term = _beside(x, other)
     return None if term is None else x + term
 
@@ -137,12 +136,12 @@ def clamp(x: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
 
 
 def clone(x: Tensor, **_: Any) -> Tensor:
-    """Return the streams themselves, as they are never changed in place."""
+    """Return the streams themselves, which are never changed in place."""
     return x
 
 
 def _normalise(function: Callable[..., Tensor]) -> Operation:
-    """Make the operation of a norm, which must be over the last dimension alone."""
+    """Make the operation of a norm, which must act on the last dimension alone."""
 
     def normalise(x: Tensor, normalized_shape: Any, *args: Any, **kwargs: Any) -> Tensor | None:
         return function(x, normalized_shape, *args, **kwargs) if tuple(normalized_shape) == x.shape[-1:] else None
@@ -151,11 +150,11 @@ def _normalise(function: Callable[..., Tensor]) -> Operation:
 
 
 def _dropout(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Drop entries at random, in new memory whatever the call says."""
+    """Drop entries at random, never in place."""
     return F.dropout(x, *args, **{key: value for key, value in kwargs.items() if key != "inplace"})
 
 
-# By the name that a step of the residual stream is remembered with.
+# By name; `StreamStep.name` is one of these, "add", or "module" with the module's name.
 OPERATIONS: dict[str, Operation] = {
     "clamp": clamp,
     "clone": clone,
@@ -176,7 +175,7 @@ OPERATIONS: dict[str, Operation] = {
     "unsqueeze": unsqueeze,
 }
 
-# The functions that PyTorch calls these operations by; their first argument is the hidden state.
+# PyTorch's functions for these operations; their first argument is the hidden state.
 FUNCTIONS: dict[Any, str] = {
     F.dropout: "dropout",
     F.layer_norm: "layer_norm",
@@ -196,7 +195,7 @@ FUNCTIONS: dict[Any, str] = {
     torch.transpose: "transpose",
     torch.unsqueeze: "unsqueeze",
 }
-# The methods of a tensor that they are called by, beside those that `Streams` defines.
+# The tensor's methods for these operations; `Streams` defines a few more.
 METHODS = {
     "clamp": "clamp",
     "clone": "clone",
@@ -214,7 +213,7 @@ ADDITIONS = {torch.add, torch.Tensor.add, torch.Tensor.add_, torch.Tensor.__add_
 ADDITIONS |= {torch.Tensor.__iadd__}
 PRODUCTS = {torch.mul, torch.multiply, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__}
 
-# Functions of which the hidden state's second dimension holds the channels.
+# Functions that take the hidden state's second dimension for its channels.
 CHANNELS_FIRST = {
     torch.conv1d,
     torch.conv2d,

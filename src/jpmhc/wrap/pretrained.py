@@ -1,20 +1,82 @@
-"""Loading a wrapped model that `save_pretrained` has written."""
+"""Saving and loading wrapped models of `transformers`: the record in the configuration, and `load_wrapped`."""
 
 import copy
 import dataclasses
 import functools
+import inspect
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jpmhc import checks
-from jpmhc.wrap.hooks import install
-from jpmhc.wrap.plan import LayerPlan
-from jpmhc.wrap.recipe import CHILD
-from jpmhc.wrap.record import NOTE, read_record, record_wrapping
+from torch import nn
 
-# The arguments of `from_pretrained` that say where the files are; the configuration lies there too.
+from jpmhc import checks
+from jpmhc.mixers import MIXERS, Mixer
+from jpmhc.wrap.chain import install
+from jpmhc.wrap.layers import CHILD, LayerPlan, Recipe
+from jpmhc.wrap.streams import StreamStep
+
+# transformers refuses a configuration with a fusion that it does not know, and prints the fusion's name. A wrapped
+# model that is loaded as a plain one would otherwise lose its connections with no more than a warning.
+NOTE = "hyper-connections (load this model with jpmhc.load_wrapped)"
+# The arguments of `from_pretrained` that say where the files are; the configuration is there too.
 WHERE = ("subfolder", "revision", "cache_dir", "token", "local_files_only", "trust_remote_code", "force_download")
-METHOD = "jpmhc"  # the name under which transformers knows how the model is prepared
+METHOD = "jpmhc"  # the name under which transformers knows the preparation of a wrapped model
+
+
+def record_wrapping(model: nn.Module, recipe: Recipe, plans: Sequence[LayerPlan]) -> None:
+    """Note in the configuration of a model of `transformers`, or of the one inside a module, how it was wrapped."""
+    prefix, inner = find_pretrained(model)
+    if inner is None:
+        return
+    names = [plan.name.removeprefix(f"{prefix}.") if prefix else plan.name for plan in plans]
+    layers = [{**dataclasses.asdict(plan), "name": name} for plan, name in zip(plans, names)]
+    shared = {"streams": recipe.streams, "mixer": _describe_mixer(recipe.mixer), "options": dict(recipe.options)}
+    fusions = getattr(inner.config, "fusion_config", None) or {}
+    inner.config.fusion_config = {**fusions, NOTE: {**shared, "layers": layers}}
+
+
+def forget_wrapping(model: nn.Module) -> None:
+    """Remove the note from a model's configuration."""
+    _, inner = find_pretrained(model)
+    fusions = getattr(inner.config, "fusion_config", None) or {} if inner is not None else {}
+    if inner is not None and NOTE in fusions:
+        inner.config.fusion_config = {key: value for key, value in fusions.items() if key != NOTE} or None
+
+
+def find_pretrained(model: nn.Module) -> tuple[str, Any]:
+    """Return the outermost model of `transformers` in a module, after its name there; None if there is none."""
+    for name, module in model.named_modules():
+        if hasattr(type(module), "base_model_prefix") and hasattr(module.config, "save_pretrained"):
+            return name, module
+    return "", None
+
+
+def read_record(record: dict[str, Any]) -> tuple[Recipe, list[LayerPlan]]:
+    """Make the recipe and the plans that a record describes."""
+    for key in ("layers", "streams", "mixer", "options"):
+        if key not in record:
+            raise ValueError(f"the configuration does not say how the model was wrapped: {key!r} is missing")
+    plans = []
+    for layer in record["layers"]:
+        steps = tuple(StreamStep(*step) for step in layer["steps"])
+        plans.append(LayerPlan(**{**layer, "steps": steps, "modules": tuple(layer["modules"])}))
+    mixer = record["mixer"]
+    if mixer is None:
+        raise ValueError("the model was wrapped with a mixer that its configuration cannot describe")
+    if isinstance(mixer, dict):
+        mixer = MIXERS[mixer["name"]](**mixer["settings"])
+    return Recipe(record["streams"], mixer, record["options"]), plans
+
+
+def _describe_mixer(mixer: str | Mixer) -> str | dict[str, Any] | None:
+    """Describe a mixer in numbers and strings; None if that is not possible."""
+    if isinstance(mixer, str):
+        return mixer
+    settings = {key: getattr(mixer, key, ...) for key in inspect.signature(type(mixer)).parameters}
+    known = MIXERS.get(mixer.name) is type(mixer)
+    plain = all(value is None or isinstance(value, int | float | str) for value in settings.values())
+    return {"name": mixer.name, "settings": settings} if known and plain else None
 
 
 def load_wrapped(auto_class: Any, name_or_path: Any, **kwargs: Any) -> Any:
@@ -27,6 +89,15 @@ def load_wrapped(auto_class: Any, name_or_path: Any, **kwargs: Any) -> Any:
 
     Returns:
         The wrapped model, as it was saved.
+
+    Example:
+        >>> import jpmhc, tempfile, transformers
+        >>> config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=32)
+        >>> model = jpmhc.wrap(transformers.GPT2LMHeadModel(config))
+        >>> folder = tempfile.mkdtemp()
+        >>> model.save_pretrained(folder)
+        >>> type(jpmhc.load_wrapped(transformers.AutoModelForCausalLM, folder)).__name__
+        'GPT2LMHeadModel'
     """
     from transformers import AutoConfig
 
@@ -38,8 +109,8 @@ def load_wrapped(auto_class: Any, name_or_path: Any, **kwargs: Any) -> Any:
     is_path = isinstance(name_or_path, Path) or name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1
     if is_path and not Path(name_or_path).is_dir():
         raise ValueError(f"there is no folder {name_or_path}")
-    place = {key: kwargs[key] for key in WHERE if key in kwargs}
-    config = copy.deepcopy(kwargs.pop("config", None) or AutoConfig.from_pretrained(name_or_path, **place))
+    location = {key: kwargs[key] for key in WHERE if key in kwargs}
+    config = copy.deepcopy(kwargs.pop("config", None) or AutoConfig.from_pretrained(name_or_path, **location))
     if not is_wrapped(config):
         for part in getattr(config, "sub_configs", ()):
             if is_wrapped(getattr(config, part, None)):
@@ -65,17 +136,17 @@ def load_wrapped(auto_class: Any, name_or_path: Any, **kwargs: Any) -> Any:
         ignore_mismatched_sizes=True,  # so that the refusal below names the key
         **kwargs,
     )
-    for key, found, asked in sorted(report["mismatched_keys"]):
+    for key, saved_shape, shape in sorted(report["mismatched_keys"]):
         if not may_differ or _is_connection(key):
-            _refuse_shape(key, list(asked), list(found))
-    for keys, said in ((report["missing_keys"], "are without"), (report["unexpected_keys"], "have")):
+            _refuse_shape(key, list(shape), list(saved_shape))
+    for keys, verb in ((report["missing_keys"], "are without"), (report["unexpected_keys"], "have")):
         for key in sorted(filter(_is_connection, keys)):
-            raise ValueError(f"the weights of {name_or_path} {said} {key}, against what its configuration says")
+            raise ValueError(f"the weights of {name_or_path} {verb} {key}, unlike its configuration")
     return (model, report) if wants_report else model
 
 
-def is_wrapped(config: Any) -> bool:
-    """Say whether a configuration of `transformers` is that of a wrapped model."""
+def is_wrapped(config: object) -> bool:
+    """Say whether a configuration of `transformers` belongs to a wrapped model."""
     return NOTE in (getattr(config, "fusion_config", None) or {})
 
 
@@ -83,22 +154,22 @@ def _is_connection(key: str) -> bool:
     return f".{CHILD}." in f".{key}"
 
 
-def _refuse_shape(key: str, asked: list[int], found: list[int]) -> None:
-    raise ValueError(f"the configuration asks for {key} of the shape {asked}, and the weights have {found}")
+def _refuse_shape(key: str, shape: list[int], saved_shape: list[int]) -> None:
+    raise ValueError(f"the configuration asks for {key} of the shape {shape}, and the weights have {saved_shape}")
 
 
 @functools.cache
 def _preparation_class() -> Any:
-    """Register, once, how transformers prepares a wrapped model before it loads weights.
+    """Register, once, the preparation of a wrapped model before transformers loads its weights.
 
-    Its quantizers are the one place where a model may gain modules between its making and the loading of its weights.
+    Its quantizers are the only means to give a model modules after it is made and before its weights are loaded.
     """
     from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
     from transformers.utils.quantization_config import QuantizationConfigMixin
 
     @register_quantization_config(METHOD)
     class Preparation(QuantizationConfigMixin):
-        """The record of how a model was wrapped."""
+        """Holds the record of how a model was wrapped."""
 
         def __init__(self, record: dict[str, Any]) -> None:
             self.quant_method: Any = METHOD
@@ -138,10 +209,10 @@ def _preparation_class() -> Any:
 
 
 def _fit_names(model: Any, plans: list[LayerPlan]) -> list[LayerPlan]:
-    """Return plans with the layers' names in this model, which may be the wrapped one's body, or have it as body."""
+    """Return the plans with the layers' names in this model, which may be the wrapped model's body, or contain it."""
     modules, prefix = dict(model.named_modules()), f"{model.base_model_prefix}."
-    for take, give in (("", ""), (prefix, ""), ("", prefix)):
-        fitting = [dataclasses.replace(plan, name=give + plan.name.removeprefix(take)) for plan in plans]
+    for removed, added in (("", ""), (prefix, ""), ("", prefix)):
+        fitting = [dataclasses.replace(plan, name=added + plan.name.removeprefix(removed)) for plan in plans]
         if all(plan.name in modules for plan in fitting):
             return fitting
     return plans

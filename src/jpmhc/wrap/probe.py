@@ -1,13 +1,13 @@
-"""One probing run: how the residual stream runs through each of a model's candidates for a layer.
+"""The search for a model's residual layers by probing runs.
 
-The model computes once with every candidate's hidden state replaced by an object that follows what is done to it: one
-stream with plain additions, so that the numbers stay what they are. A candidate whose output is that object is a
-residual layer.
+In a probing run the model computes once with the hidden state of every candidate for a layer replaced by an object that
+follows what is done to it: one stream with plain additions, so that the numbers stay the same. A candidate whose output
+is that object is a residual layer.
 """
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,22 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from jpmhc.wrap.modules import StreamModule, foreign_modules
-from jpmhc.wrap.plan import LayerPlan, replace_entries
-from jpmhc.wrap.route import Route, StreamStep
-from jpmhc.wrap.streams import Streams
+from jpmhc.wrap.layers import Args, Kwargs, LayerPlan, replace_entries
+from jpmhc.wrap.streams import Route, StreamModule, Streams, StreamStep, Trail, foreign_modules
 
-# What a computation may raise that meets an object where it expects a tensor. The plain run comes first: errors that
-# are the caller's own have been raised there.
-FAILURES = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
+# Errors that a computation may raise when it meets an object instead of a tensor. The plain run comes first, so that
+# the caller's own errors have been raised there.
+FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+Descent = Callable[[nn.Module, str], Iterator[list[str]]]
 
 
 class PlainResidual:
@@ -44,20 +36,25 @@ class PlainResidual:
 
 
 class EveryRoute(Route):
-    """A route that goes on with every operation, whatever becomes of the result."""
+    """A route that every operation carries on, whatever becomes of its result.
+
+    Attributes:
+        additions: The number of additions.
+        complaint: An operation that cannot be followed; "" if there is none.
+    """
 
     def __init__(self) -> None:
         super().__init__((), ())
         self.additions, self.complaint = 0, ""
 
-    def carries(self, trail: tuple[StreamStep, ...], step: StreamStep) -> bool:
+    def carries(self, trail: Trail, step: StreamStep) -> bool:
         self.additions += step.name == "add"
         return True
 
-    def connection(self, trail: tuple[StreamStep, ...]) -> PlainResidual:
+    def connection(self, trail: Trail) -> Any:
         return PlainResidual()
 
-    def following(self, trail: tuple[StreamStep, ...]) -> None:
+    def following(self, trail: Trail) -> None:
         return None
 
     def note(self, complaint: str) -> None:
@@ -66,12 +63,12 @@ class EveryRoute(Route):
 
 @dataclass
 class Finding:
-    """What a probing run saw of one candidate.
+    """The result of a probing run for one candidate.
 
     Args:
-        calls: How often it was called.
+        calls: The number of its calls.
         plans: One for each call through which the residual stream could be followed.
-        complaint: What it does with residual additions that cannot be followed; "" where it has none.
+        complaint: Why its residual additions cannot be followed; "" if they can, or if it has none.
     """
 
     calls: int = 0
@@ -85,7 +82,7 @@ class Finding:
 
 @dataclass
 class Boundary:
-    """A hidden state between two layers: which call made it, which took it, and whether anything else used it."""
+    """A hidden state between two layers: the call that made it, the call that took it, whether it has other uses."""
 
     tensor: Tensor
     maker: tuple[str, int]
@@ -97,9 +94,9 @@ class Probe(TorchFunctionMode):
     """The hooks of one probing run, and a watch on every torch function that is called in it.
 
     Attributes:
-        findings: What was seen of each candidate.
+        findings: The result for each candidate.
         boundaries: The hidden states that candidates returned.
-        failed: The candidate in which the run broke off, or None.
+        failed: The candidate in which the run was interrupted by an error, or None.
     """
 
     def __init__(self, candidates: dict[str, nn.Module]) -> None:
@@ -111,11 +108,11 @@ class Probe(TorchFunctionMode):
         self._foreign: dict[str, list[StreamModule]] = {name: [] for name in candidates}
         self._entered: list[tuple[LayerPlan, EveryRoute]] = []
 
-    def watch(self, run: Callable[[], Any]) -> None:
-        """Run the model under the hooks; a failure inside a candidate is that candidate's complaint."""
+    def watch(self, run: Callable[[], object]) -> None:
+        """Run the model under the hooks; an error inside a candidate becomes that candidate's complaint."""
         handles = []
         for name, module in self._candidates.items():
-            handles.append(module.register_forward_pre_hook(self._begin(name), with_kwargs=True))
+            handles.append(module.register_forward_pre_hook(self._make_begin(name), with_kwargs=True))
             handles.append(module.register_forward_hook(self._end, with_kwargs=True))
             for inner, foreign in foreign_modules(module).items():
                 self._foreign[name].append(StreamModule(inner))
@@ -127,14 +124,16 @@ class Probe(TorchFunctionMode):
             if not self._entered:
                 raise
             self.failed = self._entered[0][0].name
-            said = f"raises {type(error).__name__} when its hidden state is followed"
-            self.findings[self.failed].complaint = f"{said} ({(str(error).strip().splitlines() or [''])[0]})"
+            message = (str(error).strip().splitlines() or [""])[0]
+            self.findings[
+                self.failed
+            ].complaint = f"raises {type(error).__name__} when its hidden state is followed ({message})"
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _begin(self, name: str) -> Callable[..., Any]:
-        def begin(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def _make_begin(self, name: str) -> Callable[..., Any]:
+        def begin(module: nn.Module, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
             finding = self.findings[name]
             finding.calls += 1
             with torch._C.DisableTorchFunction():
@@ -151,22 +150,22 @@ class Probe(TorchFunctionMode):
 
         return begin
 
-    def _end(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+    def _end(self, module: nn.Module, args: Args, kwargs: Kwargs, output: Any) -> Any:
         if not self._entered or self._candidates[self._entered[-1][0].name] is not module:
             return None
         plan, route = self._entered.pop()
         finding = self.findings[plan.name]
-        found, leaves = find_streams(output, route)
+        streams, leaves = find_streams(output, route)
         complaint = route.complaint if route.additions else ""
-        if found is None or complaint:
-            if found is None and route.additions and not complaint:
+        if streams is None or complaint:
+            if streams is None and route.additions and not complaint:
                 complaint = "returns something that the additions to its hidden state do not lead to"
             finding.complaint = finding.complaint or complaint
             return replace_entries(output, {})
         with torch._C.DisableTorchFunction():
-            x = found.x.squeeze(-2)
+            x = streams.x.squeeze(-2)
         met = tuple(foreign.name for foreign in self._foreign[plan.name] if foreign.met)
-        plan = dataclasses.replace(plan, steps=found.trail, leaves=leaves, modules=met)
+        plan = dataclasses.replace(plan, steps=streams.trail, leaves=leaves, modules=met)
         if plan.additions:
             finding.plans.append(plan)
             self.boundaries.append(Boundary(x, (plan.name, finding.calls)))
@@ -175,18 +174,18 @@ class Probe(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if self.boundaries and getattr(func, "__name__", "") != "__get__":
-            given = [*args, *(kwargs or {}).values()]
-            given += [entry for value in given if isinstance(value, tuple | list) for entry in value]
+            values = [*args, *(kwargs or {}).values()]
+            values += [entry for value in values if isinstance(value, tuple | list) for entry in value]
             for boundary in self.boundaries:
-                boundary.used |= result is not boundary.tensor and any(value is boundary.tensor for value in given)
+                boundary.used |= result is not boundary.tensor and any(value is boundary.tensor for value in values)
         return result
 
 
-def plan_entry(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LayerPlan | None:
-    """Find where a candidate's hidden state enters: the first argument that can be one; None if there is none."""
-    given: list[tuple[int | None, str | None, Any]] = [(place, None, value) for place, value in enumerate(args)]
-    given += [(None, key, value) for key, value in kwargs.items()]
-    for position, keyword, value in given:
+def plan_entry(name: str, module: nn.Module, args: Args, kwargs: Kwargs) -> LayerPlan | None:
+    """Find the first argument of a candidate that can be a hidden state; None if there is none."""
+    arguments: list[tuple[int | None, str | None, object]] = [(index, None, value) for index, value in enumerate(args)]
+    arguments += [(None, key, value) for key, value in kwargs.items()]
+    for position, keyword, value in arguments:
         if isinstance(value, Tensor) and value.is_floating_point() and value.ndim >= 2:
             names = list(inspect.signature(module.forward).parameters)
             if position is not None:
@@ -208,3 +207,160 @@ def find_streams(output: Any, route: Route) -> tuple[Streams | None, int | str |
         if isinstance(value, Streams) and value.route is route:
             return value, key
     return None, None
+
+
+def plan_layers(model: nn.Module, names: list[str] | None, run: Callable[[], object]) -> list[LayerPlan]:
+    """Find the residual layers of a model and how the residual stream runs through them.
+
+    Candidates are the elements of the model's lists of modules: the outermost lists first, and the lists inside them if
+    these cannot be followed. A model without such lists may have its layers as attributes, or be one layer.
+
+    Args:
+        model: The model.
+        names: The names of the layers to follow; None looks for them.
+        run: Runs the model.
+
+    Returns:
+        A plan for each layer.
+    """
+    complaints: dict[str, str] = {}
+    if names is not None:
+        probe = _run_probe(model, [names], run)
+        _refuse_unfollowed(model, names, probe.findings)
+        return _chain_layers(probe)
+    lists = list(_lists_in(model, ""))
+    for descend, groups in ((_lists_in, lists), (_children_of, list(_children_of(model, ""))), (_nothing_in, [[""]])):
+        result = _search(model, groups, descend, run, complaints)
+        if result is not None:
+            return _chain_layers(result)
+    name = next(iter(complaints), lists[0][0] if lists else "")
+    raise ValueError(
+        f"{type(model).__name__} has no layer with residual additions x + f(x) that can be followed: "
+        f"{_describe(model, name)} {complaints.get(name, 'has none')}"
+    )
+
+
+def _run_probe(model: nn.Module, groups: Sequence[Sequence[str]], run: Callable[[], object]) -> Probe:
+    probe = Probe({name: model.get_submodule(name) for group in groups for name in group})
+    probe.watch(run)
+    return probe
+
+
+def _search(
+    model: nn.Module,
+    groups: list[list[str]],
+    descend: Descent,
+    run: Callable[[], object],
+    complaints: dict[str, str],
+) -> Probe | None:
+    """Probe groups of modules, and the groups inside those that cannot be followed, until nothing changes."""
+    while groups:
+        probe = _run_probe(model, groups, run)
+        remaining: list[list[str]] = []
+        for group in groups:
+            if probe.failed is not None and probe.failed not in group:
+                remaining.append(group)  # the run was interrupted elsewhere
+                continue
+            layers = _followed_layers(model, group, probe.findings)
+            remaining += [layers] if layers else []
+            remaining += [
+                inner for name in group if name not in layers for inner in descend(model.get_submodule(name), name)
+            ]
+        complaints |= {name: finding.complaint for name, finding in probe.findings.items() if finding.complaint}
+        if remaining == groups and probe.failed is None:
+            _refuse_complaints(model, probe.findings, complaints)
+            return probe
+        groups = remaining
+    return None
+
+
+def _followed_layers(model: nn.Module, group: list[str], findings: dict[str, Finding]) -> list[str]:
+    """Return the layers in a list of modules: none if only some of a kind can be followed, or their widths differ."""
+    followed = [name for name in group if findings[name].followed]
+    others = [name for name in group if name not in followed]
+    if any(findings[name].complaint for name in others):
+        return []
+    for name in others:
+        if any(type(model.get_submodule(name)) is type(model.get_submodule(like)) for like in followed):
+            if not findings[name].calls:
+                raise ValueError(f"{_describe(model, name)} cannot be wrapped: these inputs do not reach it")
+            return []
+    for name in followed[1:]:
+        if findings[name].plans[0].dim != findings[followed[0]].plans[0].dim:
+            findings[name].complaint = _describe_width(name, followed[0], findings)
+            return []
+    return followed
+
+
+def _lists_in(module: nn.Module, name: str) -> Iterator[list[str]]:
+    """Yield the outermost lists of modules in a module, each as the names of its elements."""
+    children = [(f"{name}.{child}".lstrip("."), inner) for child, inner in module.named_children()]
+    if isinstance(module, CONTAINERS) and children:
+        yield [child for child, _ in children]
+        return
+    for child, inner in children:
+        yield from _lists_in(inner, child)
+
+
+def _children_of(module: nn.Module, name: str) -> Iterator[list[str]]:
+    """Yield the children of a module that have children themselves, as one group."""
+    group = [f"{name}.{child}".lstrip(".") for child, inner in module.named_children() if any(inner.children())]
+    if group:
+        yield group
+
+
+def _nothing_in(module: nn.Module, name: str) -> Iterator[list[str]]:
+    return iter(())
+
+
+def _chain_layers(probe: Probe) -> list[LayerPlan]:
+    """Return one plan for each layer, with its place in a chain of layers that hand their hidden state to the next."""
+    joined = [(b.maker, b.taker) for b in probe.boundaries if b.taker is not None and not b.used]
+    plans = []
+    for name, finding in probe.findings.items():
+        if not finding.plans:
+            continue
+        if any(plan != finding.plans[0] for plan in finding.plans):
+            raise ValueError(f"{name} cannot be wrapped: it computes differently from call to call")
+        plans.append(finding.plans[0])
+    # A layer that is called at several places of a chain cannot know its place: it stands alone.
+    single = set()
+    for plan in plans:
+        calls = [(plan.name, number + 1) for number in range(probe.findings[plan.name].calls)]
+        if len({(any(c == taker for _, taker in joined), any(c == maker for maker, _ in joined)) for c in calls}) > 1:
+            single.add(plan.name)
+    joined = [(maker, taker) for maker, taker in joined if maker[0] not in single and taker[0] not in single]
+    makers, takers = {maker[0] for maker, _ in joined}, {taker[0] for _, taker in joined}
+    return [dataclasses.replace(plan, first=plan.name not in takers, last=plan.name not in makers) for plan in plans]
+
+
+def _describe(model: nn.Module, name: str) -> str:
+    return f"{name or 'the model'} ({type(model.get_submodule(name)).__name__})"
+
+
+def _refuse_complaints(model: nn.Module, findings: dict[str, Finding], complaints: dict[str, str]) -> None:
+    """Raise an error if neither a layer's residual additions can be followed nor those of the layers inside it."""
+    for name, complaint in complaints.items():
+        if not any(inner.startswith(f"{name}.") and finding.followed for inner, finding in findings.items()):
+            raise ValueError(
+                f"{_describe(model, name)} cannot be wrapped: it {complaint}; layers= names the layers to wrap instead"
+            )
+
+
+def _refuse_unfollowed(model: nn.Module, names: list[str], findings: dict[str, Finding]) -> None:
+    """Raise an error if a layer in `layers=` cannot be followed, or has another width than the first."""
+    for name in names:
+        finding = findings[name]
+        if not finding.followed:
+            complaint = finding.complaint or (
+                "makes no addition to its hidden state" if finding.calls else "is not reached by these inputs"
+            )
+            raise ValueError(f"{_describe(model, name)} cannot be wrapped: it {complaint}")
+        if finding.plans[0].dim != findings[names[0]].plans[0].dim:
+            complaint = _describe_width(name, names[0], findings)
+            raise ValueError(f"{_describe(model, name)} cannot be wrapped: it {complaint}")
+
+
+def _describe_width(name: str, first: str, findings: dict[str, Finding]) -> str:
+    widths = findings[name].plans[0].dim, findings[first].plans[0].dim
+    return f"has a hidden state of width {widths[0]} and {first} one of width {widths[1]}"

@@ -1,44 +1,100 @@
-"""Streams: an object that stands for a layer's hidden state while it is n residual streams."""
+"""The object that stands for a layer's hidden state while it is n residual streams."""
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from jpmhc.connections import reduce_streams
+from jpmhc.connections import HyperConnection, reduce_streams
 from jpmhc.wrap.operations import ADDITIONS, CHANNELS_FIRST, FUNCTIONS, METHODS, OPERATIONS, PRODUCTS
-from jpmhc.wrap.route import Route, StreamStep
+
+
+class StreamStep(NamedTuple):
+    """One operation that carries the residual stream on: the `number`-th one of this name on the state before it."""
+
+    name: str
+    number: int
+
+
+Trail = tuple[StreamStep, ...]
+Read = tuple[Tensor, Any]  # what a connection's `read` returned: the mixture [..., d] and the state
+
+
+class Route:
+    """The way of the residual stream through one call of a layer.
+
+    Args:
+        steps: The operations that carry the stream from the layer's input to its output.
+        connections: One for each step named "add".
+        onward: The first connection of the next layer, if it may read before that layer is called.
+        reduces: Whether only the mean of the streams is needed at the end.
+    """
+
+    def __init__(
+        self,
+        steps: Trail,
+        connections: Sequence[HyperConnection],
+        onward: HyperConnection | None = None,
+        reduces: bool = False,
+    ) -> None:
+        self.steps, self.connections, self.onward, self.reduces = steps, connections, onward, reduces
+
+    def carries(self, trail: Trail, step: StreamStep) -> bool:
+        """Say whether this step follows these on the residual stream's way."""
+        return len(trail) < len(self.steps) and self.steps[len(trail)] == step
+
+    def connection(self, trail: Trail) -> HyperConnection | None:
+        """Return the connection of the next addition after these steps; None after the last addition."""
+        done = sum(step.name == "add" for step in trail)
+        return self.connections[done] if done < len(self.connections) else None
+
+    def following(self, trail: Trail) -> HyperConnection | None:
+        """Return the connection that reads the result of the addition which ends these steps, if it is known."""
+        if len(trail) == len(self.steps):
+            return self.onward
+        return self.connection(trail) if self.steps[len(trail)].name == "add" else None
+
+    def note(self, complaint: str) -> None:
+        """Note an operation that cannot be followed; only the probing run uses this."""
+
+    def note_read(self) -> None:
+        """Note that the layer computes something from its hidden state; only the probing run uses this."""
 
 
 class Streams:
     """n residual streams on their way through a layer, in the place of its hidden state.
 
-    Whatever computes with the object sees the mixture that the next connection reads [..., d]. Adding to it writes to
-    the streams. The few other operations that carry the residual stream on, such as the norm of a post-norm layer, act
-    on each stream alike. The route says which ones do.
+    Any computation with the object gets the mixture of streams that the next connection reads [..., d]. An addition
+    writes to the streams. The few other operations that carry the residual stream, such as the norm of a post-norm
+    layer, act on each stream alike. The route says which operations do.
 
     Args:
         x: The streams. [..., n, d]
-        route: Which operations carry the residual stream.
-        trail: The steps that have been taken.
-        begun: What the next connection has read from these streams already, and its state.
+        route: The operations that carry the residual stream.
+        trail: The steps so far.
+        begun: The mixture that the next connection has read from these streams already, and its state.
 
     Attributes:
         onward: The same for the first connection of the next layer.
+        counts: How often each operation was applied to these streams.
+        differentiable: Whether gradients were recorded when the streams were read.
     """
 
-    def __init__(self, x: Tensor, route: Route, trail: tuple[StreamStep, ...] = (), begun: Any = None) -> None:
+    def __init__(self, x: Tensor, route: Route, trail: Trail = (), begun: Read | None = None) -> None:
         self.x, self.route, self.trail, self.begun = x, route, trail, begun
-        self.onward: Any = None
+        self.onward: Read | None = None
         self.counts: dict[str, int] = {}
         self.differentiable = torch.is_grad_enabled()
 
     def read(self) -> Tensor:
-        """Return the mixture of streams that the next connection reads; after the last one, their mean. [..., d]"""
+        """Return the mixture that the next connection reads; after the last connection, the mean. [..., d]"""
+        self.route.note_read()
         return self._begin()[0]
 
-    def _begin(self) -> tuple[Tensor, Any]:
-        # What was read where gradients are switched off is of no use where they are needed.
+    def _begin(self) -> Read:
+        # A mixture that was read without gradients cannot be used where gradients are recorded.
         if self.begun is None or (torch.is_grad_enabled() and not self.differentiable):
             connection = self.route.connection(self.trail)
             self.begun = (reduce_streams(self.x), None) if connection is None else connection.read(self.x)
@@ -46,17 +102,17 @@ class Streams:
         return self.begun
 
     def take_step(self, name: str) -> StreamStep | None:
-        """Count one more operation of this name, and return it if it carries the residual stream."""
+        """Count one more operation of this name, and return the step if it carries the residual stream."""
         step = StreamStep(name, self.counts.get(name, 0))
         self.counts[name] = step.number + 1
         return step if self.route.carries(self.trail, step) else None
 
     def after(self, step: StreamStep, x: Tensor) -> "Streams":
-        """Return the streams that a step has led to."""
+        """Return the streams after a step."""
         return Streams(x, self.route, (*self.trail, step))
 
     def apply(self, name: str, *args: Any, **kwargs: Any) -> "Streams | None":
-        """Return the streams after an operation, or None where it does not carry the residual stream."""
+        """Apply an operation to each stream; return None if it does not carry the residual stream."""
         step = self.take_step(name)
         x = None if step is None else OPERATIONS[name](self.x, *args, **kwargs)
         return None if x is None or step is None else self.after(step, x)
@@ -73,15 +129,16 @@ class Streams:
             result: Any = self.apply("shift", other)
         else:
             step = self.take_step("add")
-            result = None if step is None else self._write(other, step)
+            connection = self.route.connection(self.trail)
+            result = None if step is None or connection is None else self._write(other, step, connection)
         return self.read() + other if result is None else result
 
     def _bends(self) -> int:
-        """Count what has happened beside additions: of two streams that are added, the straighter is the residual."""
+        """Count the steps that are no additions: of two streams that are added, the one with fewer is the residual."""
         return sum(step.name != "add" for step in self.trail)
 
-    def _write(self, y: Tensor, step: StreamStep) -> "Streams":
-        x, connection, (h, state) = self.x, self.route.connection(self.trail), self._begin()
+    def _write(self, y: Tensor, step: StreamStep, connection: HyperConnection) -> "Streams":
+        x, (h, state) = self.x, self._begin()
         if (y.shape, y.dtype) != (h.shape, x.dtype):
             shape, dtype = torch.broadcast_shapes(y.shape, h.shape), torch.promote_types(x.dtype, y.dtype)
             if (shape, dtype) != (h.shape, x.dtype):  # the sum is larger or more precise than the hidden state
@@ -103,7 +160,7 @@ class Streams:
         return written
 
     def add_(self, other: Any, *, alpha: float = 1) -> Any:
-        """Add in place: everyone who holds this object sees the sum."""
+        """Add in place: every reference to this object sees the sum."""
         result = self.add(other, alpha=alpha)
         if not isinstance(result, Streams):
             return result
@@ -117,7 +174,7 @@ class Streams:
         return self.read() * other if scaled is None else scaled
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """Move or cast each stream, or the mixture; most calls change nothing, and are no step."""
+        """Move or cast each stream, or the mixture; a call that changes nothing is no step."""
         empty = self.x.new_empty(0).to(*bare(args), **kwargs)
         if (empty.dtype, empty.device) == (self.x.dtype, self.x.device):
             return self
@@ -153,7 +210,7 @@ class Streams:
     def __len__(self) -> int:
         return len(self.x)
 
-    # What can be said of the hidden state without reading it.
+    # Properties of the hidden state that need no read.
     shape = property(lambda self: torch.Size((*self.x.shape[:-2], self.x.shape[-1])))
     ndim = property(lambda self: self.x.ndim - 1)
     dtype = property(lambda self: self.x.dtype)
@@ -183,7 +240,7 @@ class Streams:
         return self.to(other.dtype)
 
     def __getattr__(self, name: str) -> Any:
-        """Do whatever else a tensor can do with the mixture."""
+        """Return any other attribute of the mixture, which is a tensor."""
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.read(), name)
@@ -211,7 +268,7 @@ class Streams:
 
 
 def bare(value: Any) -> Any:
-    """Return the same value with the mixture that is read in the place of streams."""
+    """Replace streams in a value, and in the lists, tuples and dicts that it consists of, by the mixture to be read."""
     if isinstance(value, Streams):
         return value.read()
     if type(value) in (list, tuple):
@@ -221,8 +278,8 @@ def bare(value: Any) -> Any:
     return value
 
 
-def _method(method: str, name: str) -> Any:
-    """Make the method of this name: an operation on each stream where it carries the residual, else on the mixture."""
+def _make_method(method: str, name: str) -> Callable[..., Any]:
+    """Make a tensor's method: it acts on each stream where it carries the residual stream, else on the mixture."""
 
     def run(self: Streams, *args: Any, **kwargs: Any) -> Any:
         carried = self.apply(name, *args, **kwargs)
@@ -232,4 +289,75 @@ def _method(method: str, name: str) -> Any:
 
 
 for _called, _name in METHODS.items():
-    setattr(Streams, _called, _method(_called, _name))
+    setattr(Streams, _called, _make_method(_called, _name))
+
+
+class StreamModule:
+    """Two hooks that give a module tensors: all streams if it carries the residual stream, else the mixture.
+
+    So a norm on the residual stream normalises each stream, and any other module, such as a quantised projection or a
+    kernel, gets an ordinary tensor. Modules of several tensors get the streams object, since they may make the residual
+    addition themselves.
+
+    Args:
+        name: The module's name in its layer.
+
+    Attributes:
+        met: Whether the module was called with streams.
+        fits: Whether the module can act on the last dimension of the streams; None before its first call.
+        pending: The streams that the module is computing with, and the step that this is.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name, self.met = name, False
+        self.fits: bool | None = None
+        self.pending: tuple[Streams, StreamStep] | None = None
+
+    def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Replace the module's streams by a tensor."""
+        self.pending = None  # an interrupted call may have left one
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor | Streams)]
+        if len(tensors) != 1 or not isinstance(tensors[0], Streams) or not args or tensors[0] is not args[0]:
+            return None
+        self.met, streams = True, tensors[0]
+        if self.fits is None:
+            self.fits = acts_on_last_dimension(module, streams.x.shape[-1])
+        step = streams.take_step(f"module {self.name}") if self.fits else None
+        if step is None:
+            return (streams.read(), *args[1:]), kwargs
+        self.pending = (streams, step)
+        return (streams.x, *args[1:]), kwargs
+
+    def end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """Make streams of the module's output, if it was computed from streams."""
+        if self.pending is None:
+            return None
+        (streams, step), self.pending = self.pending, None
+        if isinstance(output, Tensor) and output.shape == streams.x.shape:
+            return streams.after(step, output)
+        return module.forward(streams.read(), *args[1:], **kwargs)
+
+    def register(self, module: nn.Module) -> list[RemovableHandle]:
+        """Register both hooks on a module, and return their handles."""
+        return [
+            module.register_forward_pre_hook(self.begin, with_kwargs=True),
+            module.register_forward_hook(self.end, with_kwargs=True),
+        ]
+
+
+def acts_on_last_dimension(module: nn.Module, dim: int) -> bool:
+    """Say whether a module can be a norm or a scale of the last dimension, by the shapes of its parameters."""
+    shapes = [parameter.shape for parameter in module.parameters(recurse=False)]
+    return all(shape.numel() == 1 or tuple(shape) == (dim,) for shape in shapes)
+
+
+def foreign_modules(layer: nn.Module) -> dict[str, nn.Module]:
+    """Return a layer's innermost modules that have parameters and are not PyTorch's own, by name."""
+    return {
+        name: module
+        for name, module in layer.named_modules()
+        if name
+        and any(True for _ in module.parameters(recurse=False))
+        and not any(module.children())
+        and not type(module).__module__.startswith("torch.nn.")
+    }

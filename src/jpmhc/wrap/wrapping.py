@@ -9,12 +9,11 @@ from torch import nn
 
 from jpmhc.connections import HyperConnection
 from jpmhc.mixers import Mixer
-from jpmhc.wrap.comparison import OutputComparison
-from jpmhc.wrap.hooks import install, uninstall, wrapped_layers
-from jpmhc.wrap.inputs import call_arguments, explaining_guess
-from jpmhc.wrap.recipe import CHILD, Recipe
-from jpmhc.wrap.record import forget_wrapping, record_wrapping
-from jpmhc.wrap.search import plan_layers
+from jpmhc.wrap.chain import install, uninstall
+from jpmhc.wrap.comparison import OutputComparison, call_arguments, explaining_guess
+from jpmhc.wrap.layers import CHILD, Recipe, wrapped_layers
+from jpmhc.wrap.pretrained import forget_wrapping, record_wrapping
+from jpmhc.wrap.probe import plan_layers
 
 
 def wrap(
@@ -27,21 +26,33 @@ def wrap(
 ) -> nn.Module:
     """Turn every residual addition in a model's layers into a hyper-connection, in place.
 
-    The wrapped model computes what it computed before, until it is trained on. No module is moved or renamed: each
-    layer gains a child `hyper_connections`. The model runs a few times, to find its layers and to compare its outputs
-    and gradients with those it had; where they differ, all is undone and the model refused.
+    The wrapped model computes the same function until it is trained further. No module is moved or renamed: each layer
+    gains a child `hyper_connections`. The model runs a few times, to find its layers and to compare outputs and
+    gradients before and after; if they differ, all changes are undone and an error is raised.
 
     Args:
         model: Any transformer: of `transformers`, of PyTorch, or your own.
-        streams: How many residual streams the hidden state becomes.
+        streams: The number of residual streams that the hidden state becomes.
         mixer: The constraint on the matrices that mix the streams: a name from `MIXERS`, or a `Mixer`.
-        inputs: What the model is called with to find its layers: a tensor, a tuple of arguments, or a dict of them.
-            Not needed for models of `transformers` that take tokens or images. Layers that are not reached stay plain.
+        inputs: The arguments of the calls: a tensor, a tuple of arguments, or a dict of them. Not needed for models of
+            `transformers` that take tokens or images. Layers that these inputs do not reach stay plain.
         layers: The layers to wrap, modules of the model; None finds them.
         options: Of `HyperConnection`: norm, read, write, temperature, dynamic, kernels, eps, read_eps.
 
     Returns:
         The model itself.
+
+    Example:
+        >>> import jpmhc, torch
+        >>> layer = torch.nn.TransformerEncoderLayer(16, nhead=2, dim_feedforward=32, dropout=0.0, batch_first=True)
+        >>> model = torch.nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
+        >>> x = torch.randn(1, 5, 16)
+        >>> before = model(x)
+        >>> model = jpmhc.wrap(model, streams=4, mixer="cayley", inputs=x)
+        >>> torch.allclose(model(x), before, atol=1e-5)
+        True
+        >>> len(model.layers[0].hyper_connections.additions)
+        2
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
@@ -71,8 +82,8 @@ def wrap(
         except BaseException:
             uninstall(model)
             raise
-    for name, held in wrapped_layers(model).items():
-        held.train(model.get_submodule(name).training)
+    for name, connections in wrapped_layers(model).items():
+        connections.train(model.get_submodule(name).training)
     record_wrapping(model, recipe, plans)
     if hasattr(model, "peft_config"):
         warnings.warn(
@@ -84,20 +95,27 @@ def wrap(
 
 
 def unwrap(model: nn.Module, force: bool = False) -> nn.Module:
-    """Take the hyper-connections of a wrapped model away again, in place.
+    """Remove the hyper-connections of a wrapped model, in place.
 
     Args:
         model: A wrapped model.
-        force: Take them away even where one has been trained, which changes what the model computes.
+        force: Remove them even if they have been trained, which changes what the model computes.
 
     Returns:
         The model itself.
+
+    Example:
+        >>> import jpmhc, torch
+        >>> layer = torch.nn.TransformerEncoderLayer(16, nhead=2, dim_feedforward=32, batch_first=True)
+        >>> layer = jpmhc.wrap(layer, inputs=torch.randn(1, 5, 16))
+        >>> hasattr(layer, "hyper_connections"), hasattr(jpmhc.unwrap(layer), "hyper_connections")
+        (True, False)
     """
     wrapped = wrapped_layers(model) if isinstance(model, nn.Module) else {}
     if not wrapped:
         raise ValueError(f"this {type(model).__name__} is not wrapped")
-    for name, held in wrapped.items():
-        changed = None if force else held.first_changed()
+    for name, connections in wrapped.items():
+        changed = None if force else connections.first_changed()
         if changed is not None:
             raise ValueError(
                 f"{name}.{CHILD}.additions.{changed} has been trained, and without it the model computes something "
@@ -124,11 +142,11 @@ def _names_of(model: nn.Module, layers: Iterable[nn.Module]) -> list[str]:
 def _refuse_skipping(model: nn.Module, names: list[str]) -> None:
     """Refuse a model that skips whole layers in training: the streams would not reach the layer that reduces them."""
     for name in sorted({name.rpartition(".")[0].rpartition(".")[0] for name in names}):
-        around = model.get_submodule(name)
-        for place, said in ((around, "its layerdrop"), (getattr(around, "config", None), "layerdrop in its config")):
-            chance = getattr(place, "layerdrop", 0)
+        outer = model.get_submodule(name)
+        for owner, setting in ((outer, "its layerdrop"), (getattr(outer, "config", None), "layerdrop in its config")):
+            chance = getattr(owner, "layerdrop", 0)
             if isinstance(chance, int | float) and chance > 0:
                 raise ValueError(
-                    f"{name or 'the model'} ({type(around).__name__}) skips whole layers in training, which cannot be "
-                    f"wrapped: set {said} from {chance} to 0"
+                    f"{name or 'the model'} ({type(outer).__name__}) skips whole layers in training, which cannot be "
+                    f"wrapped: set {setting} from {chance} to 0"
                 )

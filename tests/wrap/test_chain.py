@@ -7,7 +7,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import jpmhc
-from jpmhc.wrap.onward import NEXT, READ
+from jpmhc.wrap.chain import Chain
 from tests.connections.counting import count_steps
 from tests.wrap.models import Block, PostNormBlock, Stack, difference, disturb, wrapped_copy
 
@@ -23,6 +23,12 @@ def counted(monkeypatch):
 def stack(kind=Block, **options):
     torch.manual_seed(0)
     return disturb(jpmhc.wrap(Stack((kind(12) for _ in range(3)), 12), inputs=X, **options))
+
+
+def chain_of(model) -> Chain:
+    hooks = [hook for block in model.blocks for hook in block._forward_hooks.values()]
+    (chain,) = {hook.__self__ for hook in hooks if isinstance(getattr(hook, "__self__", None), Chain)}
+    return chain
 
 
 def run(model, counted):
@@ -77,17 +83,17 @@ def test_streams_that_were_changed_between_layers_are_read_again(in_place):
     model.blocks[0].register_forward_hook(lambda block, args, x: x.mul_(1.5) if in_place else x * 1.5)
     with torch.no_grad():
         found = model(X)
-        for block in model.blocks:
-            vars(block).pop(NEXT, None)
+        chain = chain_of(model)
+        assert chain.ahead is None
+        chain.following.clear()
         assert torch.equal(found, model(X))
-    assert not any(READ in vars(block) for block in model.blocks)
 
 
 def test_copies_read_for_their_own_layers():
     model = stack()
     other = copy.deepcopy(model)
-    assert vars(other.blocks[0])[NEXT][0] is other.blocks[1]
-    assert vars(model.blocks[0])[NEXT][0] is model.blocks[1]
+    for one in (model, other):
+        assert [*chain_of(one).following.values()] == [*one.blocks[1:]]
 
 
 def test_fused_kernels_compute_the_same():
