@@ -1,15 +1,26 @@
-"""accelerate: a model that has hyper-connections runs them on our kernels."""
+"""Every dialect by its name, and accelerate: a model with hyper-connections of its own runs them on our kernels."""
 
-from typing import Any
+from types import ModuleType
 
 from torch import nn
 
-from jpmhc.dialects.layers import link_layers
-from jpmhc.dialects.registry import DIALECTS
+from jpmhc.dialects import deepseek_v4, deepseek_v41, glm5_next, hy_v4, liger, megatron, qwen4_exp
+from jpmhc.dialects.layers import Runners, link_layers
+
+# A new dialect is a file beside this one and an entry here.
+DIALECTS: dict[str, ModuleType] = {
+    "deepseek_v4": deepseek_v4,
+    "deepseek_v41": deepseek_v41,
+    "glm5_next": glm5_next,
+    "hy_v4": hy_v4,
+    "liger": liger,
+    "megatron": megatron,
+    "qwen4_exp": qwen4_exp,
+}
 
 
 def accelerate(model: nn.Module, kernels: str = "auto") -> nn.Module:
-    """Let a `transformers` model of a known dialect run its hyper-connections on the fused kernels, in place.
+    """Run the hyper-connections of a `transformers` model of a known dialect on the fused kernels, in place.
 
     The model keeps its parameters and their names; its logits stay equal up to rounding. On a GPU the fused kernels run
     where they cover the case (for Qwen3.8-Flash-Next compiled functions do), elsewhere the PyTorch reference does.
@@ -20,21 +31,31 @@ def accelerate(model: nn.Module, kernels: str = "auto") -> nn.Module:
 
     Returns:
         The same model.
+
+    Example:
+        >>> import jpmhc
+        >>> from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
+        >>> sizes = {"vocab_size": 32, "hidden_size": 16, "moe_intermediate_size": 16, "num_hidden_layers": 1}
+        >>> heads = {"num_attention_heads": 2, "head_dim": 16, "q_lora_rank": 8, "o_groups": 2, "o_lora_rank": 8}
+        >>> experts = {"n_routed_experts": 2, "num_experts_per_tok": 1, "pad_token_id": 0}
+        >>> model = DeepseekV4ForCausalLM(DeepseekV4Config(**sizes, **heads, **experts))
+        >>> jpmhc.accelerate(model) is model
+        True
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
-    runners: dict[str, Any] = {}
+    runners: Runners = {}
     for dialect in DIALECTS.values():
         runners |= getattr(dialect, "RUNNERS", {})
-    found = [(name, module) for name, module in model.named_modules() if type(module).__name__ in runners]
-    if not found:
+    modules = [(name, module) for name, module in model.named_modules() if type(module).__name__ in runners]
+    if not modules:
         known = ", ".join(sorted(name for name in runners if "Layer" in name))
         raise ValueError(f"{type(model).__name__} has no layers of a known dialect; the known ones are {known}")
-    for name, module in found:
+    for name, module in modules:
         if "forward" in vars(module):
             raise ValueError(f"{name or 'the model'} is accelerated already, or has another forward than its class's")
-    made = [runners[type(module).__name__](module, name, kernels) for name, module in found]
-    link_layers([(name, runner) for (name, _), runner in zip(found, made, strict=True)])
-    for (_, module), runner in zip(found, made, strict=True):
+    made = [(name, runners[type(module).__name__](module, name, kernels)) for name, module in modules]
+    link_layers(made)
+    for (_, module), (_, runner) in zip(modules, made, strict=True):
         module.forward = runner.forward  # a bound method: a copy of the model is bound to the copy's modules
     return model

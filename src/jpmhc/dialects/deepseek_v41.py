@@ -1,6 +1,6 @@
-"""DeepSeek-V4.1: the connections of DeepSeek-V4, whose read weights serve the sublayer after their own.
+"""DeepSeek-V4.1: the connections of DeepSeek-V4, whose read weights are used by the next sublayer.
 
-The first sublayer reads stream 0, and the read of the last connection takes the place of a head. This is
+The first sublayer reads stream 0, and the read of the last connection replaces the head. This is
 `HyperConnectionStack(connections, reduce=True, delayed=True)`.
 """
 

@@ -17,7 +17,7 @@ load, dump = DIALECT.load, DIALECT.dump
 
 
 class Layer(ConnectedLayer):
-    """Runs a decoder layer of `transformers` with our connections, which borrow the layer's parameters."""
+    """Runs a decoder layer of `transformers` with our connections, which use the layer's parameters."""
 
     def forward(
         self,

@@ -42,18 +42,27 @@ def load(
     Args:
         state_dict: The model's tensors under Hugging Face's or the original names; other tensors are left alone.
         streams: `hc_mult` of the model's configuration.
-        magnitude: `hc_magnitude`.
+        magnitude: `hc_magnitude`, the largest write weight.
         eps: `hc_eps`.
         norm_eps: `rms_norm_eps`.
 
     Returns:
         A `HyperConnection` for each of "layers.0.attn", "layers.0.ffn", …, and a `StreamHead` for "head".
+
+    Example:
+        >>> import jpmhc, torch
+        >>> parts = {"fn": torch.zeros(8, 32), "base": torch.zeros(8), "scale": torch.ones(2)}
+        >>> places = ("layers.0.attn_hc", "layers.0.ffn_hc")
+        >>> weights = {f"model.{place}.{part}": parts[part] for place in places for part in parts}
+        >>> connections = jpmhc.dialects.hy_v4.load(weights, streams=4)
+        >>> connections["layers.0.ffn"].dim
+        8
     """
-    return DIALECT.make_connections(state_dict, streams, None, eps, norm_eps, write_peak=magnitude, write_eps=eps)
+    return {**DIALECT.make_connections(state_dict, streams, None, eps, norm_eps, write_peak=magnitude, write_eps=eps)}
 
 
 class Layer(ConnectedLayer):
-    """Runs a decoder layer of `transformers` with our connections, which borrow the layer's parameters."""
+    """Runs a decoder layer of `transformers` with our connections, which use the layer's parameters."""
 
     @staticmethod
     def borrow(connection: Any, name: str, kernels: str) -> HyperConnection:

@@ -1,20 +1,20 @@
-"""Find the hyper-connections of a model in its state dict, by the names that a dialect gives them."""
+"""Find the hyper-connections of a model in its state dict, by the dialect's names for their tensors."""
 
 import re
 from collections.abc import Mapping
 
 from torch import Tensor
 
-Places = dict[str, dict[str, Tensor]]  # what lies at "layers.0.attn", by the name of the part
+Places = dict[str, dict[str, Tensor]]  # the tensors at "layers.0.attn", by the name of the part
 
 
 class Naming:
-    """One way to name the tensors of a model's connections.
+    """One set of names for the tensors of a model's connections.
 
     Args:
-        prefix: What stands before every key in the model that the names are from.
+        prefix: Stands before every key in the model that the names are from.
         templates: For each place, such as `"layers.{}.attn"`, the key of its parts: `"layers.{}.attn_hc.[part]"`.
-        parts: For each place, the parts it has and their names in the key. A place that is not in here has those of "".
+        parts: For each place, its parts and their names in the key. Other places have the parts of "".
     """
 
     def __init__(self, prefix: str, templates: dict[str, str], parts: dict[str, dict[str, str]]) -> None:
@@ -23,7 +23,7 @@ class Naming:
 
     def parts_of(self, place: str) -> dict[str, str]:
         """Return the parts of a place such as "layers.0.attn", with their names in the key."""
-        kind = re.sub(r"\d+", "{}", str(place))
+        kind = _kind_of(str(place))
         if kind not in self.parts:
             known = ", ".join(kind.format(0) for kind in self.parts)
             raise ValueError(f"no connection is at {place!r} in these names; places are such as {known}")
@@ -34,43 +34,48 @@ class Naming:
         parts, number = self.parts_of(place), "".join(re.findall(r"\d+", place))
         if part not in parts:
             raise ValueError(f"{place} has a tensor {part!r}, for which there is no name: it was not made by this load")
-        key = self.templates[re.sub(r"\d+", "{}", place)].format(number).replace("[part]", parts[part])
+        key = self.templates[_kind_of(place)].format(number).replace("[part]", parts[part])
         return (self.prefix if prefix is None else prefix) + key
 
     def find(self, key: str) -> tuple[str, str, str] | None:
-        """Return prefix, place and part of a key, or None if it is not of this naming."""
+        """Return prefix, place and part of a key; None if the key has no such name."""
         for place, template in self.templates.items():
             names = {name: part for part, name in self.parts[place].items()}
-            wanted = re.escape(template).replace(r"\{\}", r"(?P<number>\d+)")
-            wanted = wanted.replace(r"\[part\]", f"(?P<part>{'|'.join(map(re.escape, names))})")
-            match = re.fullmatch(rf"(?P<prefix>(?:\w+\.)*?){wanted}", key)
+            pattern = re.escape(template).replace(r"\{\}", r"(?P<number>\d+)")
+            pattern = pattern.replace(r"\[part\]", f"(?P<part>{'|'.join(map(re.escape, names))})")
+            match = re.fullmatch(rf"(?P<prefix>(?:\w+\.)*?){pattern}", key)
             if match:
-                found = match.groupdict()
-                return found["prefix"], place.format(found.get("number")), names[found["part"]]
+                groups = match.groupdict()
+                return groups["prefix"], place.format(groups.get("number")), names[groups["part"]]
         return None
+
+
+def _kind_of(place: str) -> str:
+    """Replace the number in a place: "layers.{}.attn" for "layers.0.attn"."""
+    return re.sub(r"\d+", "{}", place)
 
 
 def collect_places(
     state_dict: Mapping[str, Tensor], namings: Mapping[str, Naming], marker: str, dialect: str
 ) -> Places:
-    """Sort the connections' tensors by place, and refuse a state dict that lacks some or has others.
+    """Sort the connections' tensors by place; raise an error if keys are missing or not the dialect's.
 
     Args:
-        state_dict: All of a model's tensors, or those of its connections.
-        namings: The dialect's namings; the keys must be of one of them.
+        state_dict: The tensors of a model, or of its connections alone.
+        namings: The dialect's sets of names; all keys must be of the same one.
         marker: A pattern that every key of a connection matches, and no other key.
-        dialect: Its name, for messages.
+        dialect: The dialect's name, for messages.
     """
     check_state_dict(state_dict)
     places: Places = {}
-    used: tuple[str, str] | None = None
+    used: tuple[str, str] | None = None  # the set of names and the prefix of the keys so far
     for key in (key for key in state_dict if re.search(marker, key)):
         check_numbers(state_dict[key], key)
         for name, naming in namings.items():
-            found = naming.find(key)
-            if found and used in (None, (name, found[0])):
-                used = (name, found[0])
-                places.setdefault(found[1], {})[found[2]] = state_dict[key]
+            match = naming.find(key)
+            if match and used in (None, (name, match[0])):
+                used = (name, match[0])
+                places.setdefault(match[1], {})[match[2]] = state_dict[key]
                 break
         else:
             raise ValueError(f"the key {key!r} is not one of {dialect}'s, or not named like the keys before it")
@@ -86,9 +91,9 @@ def collect_places(
 
 
 def _check_layers(places: Places, naming: Naming, prefix: str) -> None:
-    """Refuse a layer that lacks one of its connections, and numbers of layers with a gap."""
+    """Raise an error if a layer lacks one of its connections, or a layer is missing."""
     for group in {pattern.split(".")[0] for pattern in naming.templates if "{}" in pattern}:
-        kinds = {re.sub(r"\d+", "{}", place) for place in places if place.startswith(f"{group}.")}
+        kinds = {_kind_of(place) for place in places if place.startswith(f"{group}.")}
         numbers = {int(place.split(".")[1]) for place in places if place.startswith(f"{group}.")}
         for number in range(max(numbers, default=-1) + 1):
             for kind in sorted(kinds):
@@ -105,7 +110,7 @@ def _example(namings: Mapping[str, Naming]) -> str:
 
 
 def check_state_dict(state_dict: object) -> None:
-    """Refuse what is no state dict, such as the model itself."""
+    """Raise an error for anything but a state dict, such as the model itself."""
     if not isinstance(state_dict, Mapping):
         raise ValueError(
             f"the state dict must hold tensors by name, as model.state_dict(), got {type(state_dict).__name__}"
@@ -113,19 +118,19 @@ def check_state_dict(state_dict: object) -> None:
 
 
 def check_connections(connections: object) -> None:
-    """Refuse what is no dict of connections by place, as `load` returns it."""
+    """Raise an error for anything but a dict of connections by place, as `load` returns it."""
     if not isinstance(connections, Mapping):
         raise ValueError(f"connections must be what load returned, by place, got {type(connections).__name__}")
 
 
 def check_numbers(tensor: object, key: str) -> None:
-    """Refuse what is no tensor of floating-point numbers."""
+    """Raise an error for anything but a tensor of floating-point numbers."""
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
         kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
         raise ValueError(f"{key!r} in the state dict must be a tensor of floating-point numbers, got {kind}")
 
 
 def check_shape(tensor: Tensor, shape: tuple[int, ...], what: str) -> None:
-    """Refuse a tensor of another shape than the dialect's."""
+    """Raise an error if a tensor has another shape than the dialect's."""
     if tuple(tensor.shape) != shape:
         raise ValueError(f"{what} must have the shape {list(shape)}, got {list(tensor.shape)}")

@@ -1,6 +1,7 @@
-"""A decoder layer of `transformers` with two connections of ours, each layer reading ahead for the next."""
+"""A decoder layer of `transformers` with two of our connections, which reads ahead for the next layer."""
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -10,8 +11,18 @@ from jpmhc.connections.ahead import ReadAhead, keep_read, may_read_ahead, use_re
 from jpmhc.dialects.mhc import make_scaled_connection
 
 
+class Runner(Protocol):
+    """An object with a new forward for a module of `transformers`."""
+
+    forward: Callable[..., Any]
+
+
+# For the names of classes in `transformers`: makes the runner of a module, from its name in the model and `kernels`.
+Runners = dict[str, Callable[[Any, str, str], Runner]]
+
+
 class ConnectedLayer:
-    """Holds a layer and its two connections, which borrow the layer's parameters. Subclasses run it.
+    """A layer and its two connections, which use the layer's parameters. Subclasses have its forward.
 
     Args:
         layer: The layer of `transformers`.
@@ -22,7 +33,10 @@ class ConnectedLayer:
         attention: The connection around its attention.
         feedforward: The connection around its MLP.
         following: The layer after this one, if there is one.
+        ahead: The read that the layer before has made for this one.
     """
+
+    forward: Callable[..., Any]
 
     def __init__(self, layer: Any, name: str, kernels: str) -> None:
         self.layer = layer
@@ -33,7 +47,7 @@ class ConnectedLayer:
 
     @staticmethod
     def borrow(connection: Any, name: str, kernels: str) -> HyperConnection:
-        """Make our connection on the parameters and settings of one of `transformers`, as DeepSeek-V4 has them."""
+        """Make our connection from a connection of `transformers` with DeepSeek-V4's parameters and settings."""
         return make_scaled_connection(
             connection,
             connection.hc_mult,
@@ -46,14 +60,14 @@ class ConnectedLayer:
         )
 
     def begin(self, x: Tensor) -> tuple[Tensor, Any]:
-        """Read for the attention, unless the layer before has done so. Return its input and the state."""
-        kept = None
+        """Return the attention's input and the state, which the layer before may have read."""
+        ahead = None
         if not torch.compiler.is_compiling():
-            kept, self.ahead = self.ahead, None
-        return use_read(kept, x) or self.attention.read(x)
+            ahead, self.ahead = self.ahead, None
+        return use_read(ahead, x) or self.attention.read(x)
 
     def end(self, x: Tensor, y: Tensor, state: Any) -> Tensor:
-        """Write the MLP's output, and read ahead for the next layer where that is one pass over the streams."""
+        """Write the MLP's output, and read ahead for the next layer if that is one pass over the streams."""
         following = self.following
         if following is None or not may_read_ahead(following.layer.attn_hc, x):
             return self.feedforward.write(x, y, state)
@@ -62,9 +76,9 @@ class ConnectedLayer:
         return x
 
 
-def link_layers(made: list[tuple[str, Any]]) -> None:
-    """Tell each layer which one comes after it in the same list of modules. made: names and what runs the layers."""
-    by_name = {name: runner for name, runner in made if isinstance(runner, ConnectedLayer)}
+def link_layers(runners: Sequence[tuple[str, Runner]]) -> None:
+    """Give each layer the next one in the same list of modules, by the layers' names."""
+    by_name = {name: runner for name, runner in runners if isinstance(runner, ConnectedLayer)}
     for name, runner in by_name.items():
         path, _, number = name.rpartition(".")
         if number.isdigit():

@@ -1,7 +1,7 @@
-"""Liger-Kernel's `LigerMHC`: the connections of DeepSeek-V4 with the Sinkhorn matrix used as it is, not transposed.
+"""Liger-Kernel's `LigerMHC`: the connections of DeepSeek-V4 with the Sinkhorn matrix itself, not its transpose.
 
-The module wraps any layer, so that a model's connections lie where its author put them: every path in the state dict
-below which there is an `alpha_res` is one. Its projection `phi` is stored transposed, its scales as three numbers.
+The module wraps any layer, so its author chooses the places: each path in the state dict with an `alpha_res` below it
+is a connection. The projection `phi` is stored transposed, and the scales as three numbers.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ def load(
     """Make the connections of a model with `LigerMHC` modules from its state dict.
 
     Args:
-        state_dict: The model's tensors; other tensors, those of the wrapped layers too, are left alone.
+        state_dict: The model's tensors; those of the wrapped layers and others are left alone.
         streams: `hc` of the modules.
         iterations: `tmax`.
         eps: `sinkhorn_eps`.
@@ -37,6 +37,13 @@ def load(
 
     Returns:
         A `HyperConnection` for the path of each module.
+
+    Example:
+        >>> import jpmhc, torch
+        >>> weights = {"blocks.0.attn.phi": torch.zeros(32, 24), "blocks.0.attn.b": torch.zeros(24)}
+        >>> weights |= {f"blocks.0.attn.alpha_{part}": torch.ones(()) for part in ("pre", "post", "res")}
+        >>> list(jpmhc.dialects.liger.load(weights, streams=4))
+        ['blocks.0.attn']
     """
     checks.at_least_one(streams, "streams")
     checks.at_least_one(iterations, "iterations")
@@ -73,7 +80,15 @@ def dump(connections: Mapping[str, nn.Module], prefix: str = "") -> dict[str, Te
 
     Args:
         connections: What `load` returned.
-        prefix: What stands before every key.
+        prefix: Stands before every key.
+
+    Example:
+        >>> import jpmhc, torch
+        >>> weights = {"attn.phi": torch.zeros(32, 24), "attn.b": torch.zeros(24)}
+        >>> weights |= {f"attn.alpha_{part}": torch.ones(()) for part in ("pre", "post", "res")}
+        >>> connections = jpmhc.dialects.liger.load(weights)
+        >>> jpmhc.dialects.liger.dump(connections).keys() == weights.keys()
+        True
     """
     state: dict[str, Tensor] = {}
     for path, module in connections.items():

@@ -1,24 +1,29 @@
-"""What the dialects share that follow DeepSeek's mHC: sigmoid reads and writes, Sinkhorn used transposed."""
+"""The connections of DeepSeek's mHC and of the dialects that follow it: one learned scale for each kind of logits.
+
+With m = fn · norm(x) for the flattened streams x of a token, the logits are m · scale + base. Reads and writes are
+sigmoids of their logits, and the skip is the identity or a Sinkhorn matrix, in most dialects transposed.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from jpmhc import checks
-from jpmhc.connections import StreamHead
+from jpmhc.connections import HyperConnection, StreamHead
+from jpmhc.connections.coefficients import CoefficientMap
+from jpmhc.connections.hyper import KERNELS
 from jpmhc.dialects.keys import Naming, check_connections, check_shape, collect_places
-from jpmhc.dialects.scaled import ScaledConnection, ScaledMap, ScaledParameters
-from jpmhc.mixers import Identity, Mixer, Sinkhorn
+from jpmhc.mixers import Identity, Mixer, SettingsModule, Sinkhorn
 
 PARTS = ("fn", "base", "scale")
-# The three numbers of "scale" where a model keeps each in a tensor of its own.
+# The three numbers of "scale", if a model keeps each in a tensor of its own.
 SCALES = ("read_scale", "write_scale", "skip_scale")
-MARKER = r"(^|\.)hc_|_hc\."  # in every key of a connection of DeepSeek-V4, or of one that it does not know
-SAME_NAMES = {"": {part: part for part in PARTS}}  # of a model that calls the parts as we do
-# How a layer names the tensors of its two connections: in a module for each connection, or as its own.
+MARKER = r"(^|\.)hc_|_hc\."  # matches every key of a connection in the family of DeepSeek-V4
+SAME_NAMES = {"": {part: part for part in PARTS}}  # the model uses the same names for the parts
+# The names of the tensors of a layer's two connections: in a module for each connection, or as the layer's own.
 LAYERS_WITH_MODULES = {
     "layers.{}.attn": "layers.{}.attn_hc.[part]",
     "layers.{}.ffn": "layers.{}.ffn_hc.[part]",
@@ -27,21 +32,126 @@ LAYERS_WITH_TENSORS = {
     "layers.{}.attn": "layers.{}.hc_attn_[part]",
     "layers.{}.ffn": "layers.{}.hc_ffn_[part]",
 }
-# The names that `transformers` gives to the connections and the head of several families.
+# The names in `transformers` of the connections and the head of several families.
 TRANSFORMERS_NAMES = Naming("model.", {**LAYERS_WITH_MODULES, "head": "hc_head.hc_[part]"}, SAME_NAMES)
+
+
+class ConnectionTensors(Protocol):
+    """The tensors of one connection, as published models keep them."""
+
+    @property
+    def fn(self) -> Tensor:
+        """The projection. [K, n * dim]"""
+
+    @property
+    def base(self) -> Tensor:
+        """The bias. [K]"""
+
+    @property
+    def scale(self) -> Tensor:
+        """The factors of the projection's logits of the read, of the write and of the skip. [2 or 3]"""
+
+
+class ScaledParameters(nn.Module):
+    """`ConnectionTensors` as parameters of a module of their own."""
+
+    def __init__(self, fn: Tensor, base: Tensor, scale: Tensor) -> None:
+        super().__init__()
+        self.fn, self.base, self.scale = (nn.Parameter(tensor.detach().clone()) for tensor in (fn, base, scale))
+
+
+class ScaledMap(CoefficientMap):
+    """Computes logits as m · scale + base with m = fn · norm(x), from the parameters of another module.
+
+    Args:
+        parameters: The module with the parameters. They are looked up at every call, so that moved, sharded or replaced
+            ones are used.
+        borrowed: Whether the module stays part of another model; otherwise it becomes a part of the map.
+        dim: Width of one stream.
+        mixer: The mixer.
+        norm: As in `HyperConnection`.
+        settings: As in `CoefficientMap.configure`.
+    """
+
+    source: ConnectionTensors
+
+    def __init__(
+        self,
+        parameters: ConnectionTensors,
+        borrowed: bool,
+        dim: int,
+        mixer: Mixer,
+        norm: str = "rms",
+        **settings: Any,
+    ) -> None:
+        SettingsModule.__init__(self)
+        self.configure(dim, mixer, norm, "sigmoid", "sigmoid", 1.0, **settings)
+        self.favoured, self._filled = 0, True
+        if borrowed:
+            self.__dict__["source"] = parameters
+        else:
+            self.source = parameters
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """The projection, without its scales. [K, n * dim]"""
+        return self.source.fn
+
+    @property
+    def bias(self) -> Tensor:  # type: ignore[override]
+        """The bias, in float32 at least. [K]"""
+        return _widen(self.source.base)
+
+    @property
+    def scale(self) -> float:
+        return 1.0
+
+    def parameters_in_use(self) -> tuple[Tensor, Tensor]:
+        sizes = [size for size in self.sizes if size]
+        scales = torch.cat([part.expand(size) for part, size in zip(_widen(self.source.scale).split(1), sizes)])
+        return _widen(self.weight) * scales.unsqueeze(-1), self.bias
+
+    def reset_parameters(self) -> None:
+        raise RuntimeError(
+            "the parameters of this connection come from a published model and have no start to return to"
+        )
+
+
+def _widen(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+class ScaledConnection(HyperConnection):
+    """A hyper-connection with a `ScaledMap`; it reads, writes and uses kernels like any other.
+
+    Args:
+        coefficients: The map.
+        sublayer: As in `HyperConnection`.
+        kernels: Likewise.
+    """
+
+    map: ScaledMap
+
+    def __init__(self, coefficients: ScaledMap, sublayer: Any = None, kernels: str = "auto") -> None:
+        SettingsModule.__init__(self)
+        checks.choice(kernels, KERNELS, "kind of kernels")
+        self.sublayer, self.kernels, self.post_norm = sublayer, kernels, None
+        self.write_scale, self.layer_norm = 1.0, None
+        self.dim, self.streams = coefficients.dim, coefficients.mixer.streams
+        self.map = coefficients
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """The names that a family of models gives to the tensors of its connections, and what it sets by default.
+    """A family of models: the names of its connections' tensors, and its settings.
 
     Attributes:
-        title: What the family is called, for messages.
-        namings: Its ways to name tensors.
+        title: The family's name, for messages.
+        namings: Its sets of names, by name.
         marker: A pattern that every key of a connection matches, and no other key.
         norm_eps: `rms_norm_eps` of its configurations.
-        mean_head: Whether its streams end as their mean, so that no key tells of a head.
-        skip: What its skip matrix is, in the words of `describe_skip`.
+        mean_head: Whether its streams end as their mean, which has no key in the state dict.
+        skip: Its skip matrix, in the words of `describe_skip`.
     """
 
     title: str
@@ -67,17 +177,25 @@ class Dialect:
             streams: `hc_mult` of the model's configuration.
             iterations: `hc_sinkhorn_iters`.
             eps: `hc_eps`.
-            norm_eps: `rms_norm_eps`; None: what the family has.
+            norm_eps: `rms_norm_eps`; None takes the family's.
 
         Returns:
             A `HyperConnection` for each of "layers.0.attn", "layers.0.ffn", …, and a `StreamHead` for "head".
+
+        Example:
+            >>> import jpmhc, torch
+            >>> parts = {"fn": torch.zeros(24, 32), "base": torch.zeros(24), "scale": torch.ones(3)}
+            >>> weights = {f"layers.0.hc_{place}_{part}": parts[part] for place in ("attn", "ffn") for part in parts}
+            >>> connections = jpmhc.dialects.deepseek_v4.load(weights, streams=4)
+            >>> list(connections), connections["layers.0.attn"].dim
+            (['layers.0.attn', 'layers.0.ffn'], 8)
         """
         norm_eps = self.norm_eps if norm_eps is None else norm_eps
         connections = self.make_connections(state_dict, streams, iterations, eps, norm_eps)
         if self.mean_head:
             dim = next(module.dim for module in connections.values())
-            connections["head"] = StreamHead(dim, streams, "mean")  # type: ignore[arg-type]
-        return connections
+            connections["head"] = StreamHead(dim, streams, "mean")
+        return {**connections}
 
     def make_connections(
         self,
@@ -87,12 +205,12 @@ class Dialect:
         eps: float,
         norm_eps: float,
         **settings: Any,
-    ) -> dict[str, nn.Module]:
-        """Make a connection for every place in a state dict, and a learned head where a place is one."""
+    ) -> dict[str, ScaledConnection | StreamHead]:
+        """Make a connection, or a learned head, for every place in a state dict."""
         checks.at_least_one(streams, "streams")
         checks.at_least_one(iterations, "iterations")
         places = collect_places(state_dict, self.namings, self.marker, self.title)
-        connections: dict[str, Any] = {
+        connections: dict[str, ScaledConnection | StreamHead] = {
             place: make_head(parts, streams, eps, norm_eps, place)
             if place.endswith("head")
             else make_scaled_connection(
@@ -114,9 +232,17 @@ class Dialect:
         """Return the tensors of connections that `load` made, under the names of a model.
 
         Args:
-            connections: What `load` returned.
-            names: Which names, such as "huggingface" or "original"; None: the first of the dialect's.
-            prefix: What stands before every key instead of the names' own prefix.
+            connections: The connections.
+            names: The set of names, such as "huggingface" or "original"; None takes the dialect's first one.
+            prefix: Stands before every key instead of the names' own prefix.
+
+        Example:
+            >>> import jpmhc, torch
+            >>> parts = {"fn": torch.zeros(24, 32), "base": torch.zeros(24), "scale": torch.ones(3)}
+            >>> weights = {f"layers.0.hc_{place}_{part}": parts[part] for place in ("attn", "ffn") for part in parts}
+            >>> connections = jpmhc.dialects.deepseek_v4.load(weights)
+            >>> next(iter(jpmhc.dialects.deepseek_v4.dump(connections, "huggingface")))
+            'model.layers.0.attn_hc.fn'
         """
         check_connections(connections)
         names = next(iter(self.namings)) if names is None else names
@@ -133,7 +259,7 @@ class Dialect:
 
 
 def join_scales(parts: Mapping[str, Tensor], what: str) -> ScaledParameters:
-    """Make the parameters of one connection, whose scales may come as three tensors of one number each."""
+    """Make the parameters of one connection, whose scales may be three tensors of one number each."""
     if "scale" in parts:
         return ScaledParameters(**parts)
     for name in SCALES:
@@ -148,8 +274,8 @@ def read_parts(module: nn.Module, what: str, dialect: str, skip: str) -> dict[st
     Args:
         module: The connection or the head.
         what: Its place, for messages.
-        dialect: The dialect whose tensors they are to be.
-        skip: That dialect's skip. A connection with another one is refused: its tensors would mean something else.
+        dialect: The dialect's name, for messages.
+        skip: The dialect's skip. The tensors of a connection with another skip would mean something else.
     """
     if isinstance(module, ScaledConnection):
         if describe_skip(module.mixer) != skip:
@@ -161,7 +287,7 @@ def read_parts(module: nn.Module, what: str, dialect: str, skip: str) -> dict[st
 
 
 def make_scaled_connection(
-    parameters: Any,
+    parameters: ConnectionTensors,
     streams: int,
     iterations: int | None,
     eps: float,
@@ -173,19 +299,19 @@ def make_scaled_connection(
     transposed: bool = True,
     **settings: Any,
 ) -> ScaledConnection:
-    """Make the connection of `fn`, `base` and `scale`, after a check of their shapes.
+    """Check the shapes of a connection's parameters, and make the connection.
 
     Args:
-        parameters: The module that has them.
+        parameters: The module with the parameters.
         streams: n.
-        iterations: T of the Sinkhorn skip; None: the skip is the identity.
+        iterations: T of the Sinkhorn skip; None takes the identity as skip.
         eps: Added to the reads, and in the Sinkhorn iterations.
         norm_eps: The norm's, inside its root.
-        borrowed: Whether the parameters stay another model's.
-        what: Where they are from, for messages.
+        borrowed: Whether the module stays part of another model.
+        what: The parameters' place, for messages.
         kernels: As in `HyperConnection`.
-        transposed: Whether the skip is the Sinkhorn matrix transposed.
-        settings: Others, as in `ScaledMap`; a `read_eps` stands instead of `eps` at the reads.
+        transposed: Whether the skip is the transpose of the Sinkhorn matrix.
+        settings: Others, as in `ScaledMap`; `read_eps` replaces `eps` at the reads.
     """
     mixer = make_skip(streams, iterations, eps, transposed)
     logits, fn = 2 * streams + mixer.logits, parameters.fn
@@ -201,7 +327,7 @@ def make_scaled_connection(
 
 
 def make_skip(streams: int, iterations: int | None, eps: float, transposed: bool = True) -> Mixer:
-    """Make the skip: C by rows from a softmax on, T iterations that end with its columns, and H = Cᵀ or C."""
+    """Make the skip H = Cᵀ or C: C is normalised by rows first, then columns, T times."""
     if iterations is None:
         return Identity(streams)
     first = "columns" if transposed else "rows"
@@ -211,7 +337,7 @@ def make_skip(streams: int, iterations: int | None, eps: float, transposed: bool
 
 
 def describe_skip(mixer: Mixer) -> str:
-    """Say what the skip of a connection with this mixer is."""
+    """Describe the skip of a connection with this mixer."""
     if not isinstance(mixer, Sinkhorn):
         return "the identity"
     return "Sinkhorn's matrix transposed" if mixer.transposed else "Sinkhorn's matrix"

@@ -4,7 +4,7 @@ With x̂ the streams, each divided by its own root mean square and multiplied by
 
     read = mean over streams of σ(U silu(D x̂ / n)) ⊙ x̂,   write = 2σ(B x̂ / n),   x_i ← x_i + write_i y.
 
-What the sublayer sees is already normalised, so that a block has no other norm, and the model no last one.
+The sublayer's input is already normalised, so a block has no other norm, and the model has no last one.
 """
 
 import functools
@@ -36,12 +36,12 @@ MARKER = r"(^|\.)((attn|mlp)_hyper_connection|hyper_connection_mixer)\."
 
 
 class GatedResidual(nn.Module):
-    """Reads n streams channel by channel and writes to them beside the identity; without `inject` it is a head.
+    """Reads n streams with a weight per channel, and adds to them; without `inject` it is a head.
 
     Args:
-        norm: The norm's weight less one. [n * dim]
-        down: The read's gate, to its rank. [rank, n * dim]
-        up: The read's gate, from its rank. [n * dim, rank]
+        norm: The norm's weight minus one. [n * dim]
+        down: The first matrix of the read's gate. [rank, n * dim]
+        up: The second matrix of the read's gate. [n * dim, rank]
         inject: The projection to the write weights; None makes a head, which has no write. [n, n * dim]
         streams: n.
         eps: The norm's, inside its root.
@@ -125,6 +125,15 @@ def load(state_dict: Mapping[str, Tensor], *, streams: int = 4, norm_eps: float 
 
     Returns:
         A `GatedResidual` for each of "layers.0.attn", "layers.0.mlp", …, and one for "head".
+
+    Example:
+        >>> import jpmhc, torch
+        >>> weights = {"hc_norm": torch.zeros(32), "input_mix_weight_down": torch.zeros(2, 32)}
+        >>> weights |= {"input_mix_weight_up": torch.zeros(32, 2)}
+        >>> weights = {f"hyper_connection_mixer.{name}.weight": tensor for name, tensor in weights.items()}
+        >>> head = jpmhc.dialects.qwen4_exp.load(weights, streams=4)["head"]
+        >>> head(torch.randn(2, 4, 8)).shape
+        torch.Size([2, 8])
     """
     checks.at_least_one(streams, "streams")
     places = keys.collect_places(state_dict, NAMINGS, MARKER, "Qwen3.8-Flash-Next")
@@ -144,9 +153,18 @@ def dump(
     """Return the tensors of gated residuals that `load` made, under `"huggingface"` names.
 
     Args:
-        connections: What `load` returned.
-        names: Which names.
-        prefix: What stands before every key instead of the names' own prefix.
+        connections: The gated residuals.
+        names: The set of names.
+        prefix: Stands before every key instead of the names' own prefix.
+
+    Example:
+        >>> import jpmhc, torch
+        >>> weights = {"hc_norm": torch.zeros(32), "input_mix_weight_down": torch.zeros(2, 32)}
+        >>> weights |= {"input_mix_weight_up": torch.zeros(32, 2)}
+        >>> weights = {f"hyper_connection_mixer.{name}.weight": tensor for name, tensor in weights.items()}
+        >>> connections = jpmhc.dialects.qwen4_exp.load(weights)
+        >>> jpmhc.dialects.qwen4_exp.dump(connections, prefix="").keys() == weights.keys()
+        True
     """
     keys.check_connections(connections)
     checks.choice(names, NAMINGS, "set of names")
@@ -159,7 +177,7 @@ def dump(
 
 
 class GatedResidualRunner:
-    """Runs a gated residual of `transformers` on our arithmetic: the model's head, or a connection called alone."""
+    """Runs a gated residual of `transformers` with our arithmetic: the model's head, or a connection called alone."""
 
     def __init__(self, module: Any, name: str, kernels: str) -> None:
         checks.choice(kernels, KERNELS, "kind of kernels")
@@ -170,9 +188,9 @@ class GatedResidualRunner:
         return hidden_states.reshape(-1, self.module.hc_count, self.module.hidden_size)
 
     def run(self, function: Callable[..., Any], x: Tensor, *arguments: Any) -> Any:
-        """Call a function with the module's parameters; compiled where kernels run, so that its passes are fused.
+        """Call a function with the module's parameters; compile it where kernels run, so that its passes are fused.
 
-        The parameters are looked up at every call, so that moved or sharded ones are seen.
+        The parameters are looked up at every call, so that moved or sharded ones are used.
         """
         module = self.module
         if function is not write_gated:
@@ -212,9 +230,9 @@ class Layer:
         if layer.ple is not None:
             added = layer.ple(hidden_states, ple_input_ids, past_key_values, conv_mask=conv_mask)
             hidden_states = hidden_states + added
-        x, wanted = self.attention.flatten(hidden_states), (*hidden_states.shape[:-1], -1)
+        x, shape = self.attention.flatten(hidden_states), (*hidden_states.shape[:-1], -1)
         h, weights = self.attention.run(read_gated, x)
-        h = h.reshape(wanted)
+        h = h.reshape(shape)
         if layer.layer_type == "linear_attention":
             y = layer.linear_attn(h, cache_params=past_key_values, attention_mask=conv_mask, **kwargs)
         else:
@@ -222,8 +240,8 @@ class Layer:
                 h, position_embeddings, attention_mask=attention_mask, past_key_values=past_key_values, **kwargs
             )
         x, h, weights = self.feedforward.run(write_read_gated, x, y.flatten(0, -2), weights)
-        y = layer.mlp(h.reshape(wanted))
-        return self.feedforward.run(write_gated, x, y.flatten(0, -2), weights).reshape(wanted)
+        y = layer.mlp(h.reshape(shape))
+        return self.feedforward.run(write_gated, x, y.flatten(0, -2), weights).reshape(shape)
 
 
 RUNNERS = {"Qwen4ExpTextDecoderLayer": Layer, "Qwen4ExpTextGatedResidual": GatedResidualRunner}
