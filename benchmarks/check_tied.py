@@ -19,8 +19,8 @@ from torch.autograd import forward_ad
 
 from harness import write_csv
 from jpmhc import spectra
-from jpmhc.diagnose.dense import spectrum_of
 from jpmhc.diagnose.jacobian import plain_connections
+from jpmhc.diagnose.methods import spectrum_of
 from jpmhc.diagnose.record import LayerCall, Recording, find_layers, record_layers
 from jpmhc.diagnose.theory import find_distances, token_coefficients
 from jpmhc.experiments.models.config import RecursiveConfig

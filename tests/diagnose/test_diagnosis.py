@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import jpmhc
-from jpmhc.diagnose import graph, measure
+from jpmhc.diagnose import measure, run
 from jpmhc.experiments.models.config import RecursiveConfig
 from jpmhc.experiments.models.recursive import RecursiveCore
 from tests.diagnose.models import StreamNet, TinyLanguageModel, linear_network
@@ -206,7 +206,7 @@ def test_the_recursive_model_is_measured_from_its_first_call_with_gradients(mixe
 def test_a_batch_that_does_not_fit_is_cut(monkeypatch):
     model = nn.Sequential(nn.Linear(100, 100), nn.Tanh(), nn.Linear(100, 100))
     x = torch.randn(400, 100)
-    monkeypatch.setattr(graph, "free_memory", lambda device: 30_000)
+    monkeypatch.setattr(run, "free_memory", lambda device: 30_000)
     found = jpmhc.diagnose(model, x, method="lanczos", probes=2, steps=4, say=None)
     cut = found.whole.shape[0] // 100
     assert 1 <= cut < 400
@@ -214,7 +214,7 @@ def test_a_batch_that_does_not_fit_is_cut(monkeypatch):
 
 
 def test_few_integers_stand_for_many_numbers_of_a_batch(monkeypatch):
-    monkeypatch.setattr(graph, "free_memory", lambda device: 30_000)
+    monkeypatch.setattr(run, "free_memory", lambda device: 30_000)
     model, words = nn.Sequential(nn.Embedding(9, 20), nn.Tanh()), torch.arange(160).view(40, 4) % 9
     found = jpmhc.diagnose(model, words, method="lanczos", tokens=1, probes=2, steps=4, say=None)
     assert any("the batch of 40 does not fit into memory" in note for note in found.notes)

@@ -5,9 +5,16 @@ import torch
 from torch import nn
 
 import jpmhc
-from jpmhc.diagnose.coefficients import effective_coefficients, measure_streams, stream_dominance, stream_similarity
+from jpmhc.diagnose.layers import (
+    effective_coefficients,
+    measure_gain,
+    measure_gradients,
+    measure_streams,
+    measure_sublayer,
+    stream_dominance,
+    stream_similarity,
+)
 from jpmhc.diagnose.record import Recording, find_layers, longest_chain, record_layers
-from jpmhc.diagnose.sublayers import measure_gain, measure_gradients, measure_sublayer
 from jpmhc.diagnose.theory import compose_layers, token_coefficients
 from tests.diagnose.models import StreamNet, TinyLanguageModel, make_mlp
 

@@ -6,7 +6,7 @@ from torch import nn
 
 import jpmhc
 from jpmhc import spectra
-from jpmhc.diagnose.dense import spectrum_of
+from jpmhc.diagnose.methods import spectrum_of
 from jpmhc.diagnose.theory import compose_layers, find_distances, make_network, predict_spectrum, rotate_sublayers
 
 

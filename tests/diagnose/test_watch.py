@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import jpmhc
-from jpmhc.diagnose.coefficients import stream_similarity
+from jpmhc.diagnose.layers import stream_similarity
 from tests.diagnose.models import StreamNet, TinyLanguageModel
 
 

@@ -1,4 +1,4 @@
-"""A real model's Jacobian, measured beside the theory: `jpmhc.diagnose(model, inputs)`, and `watch` during training."""
+"""A model's Jacobian, measured and compared with the theory; `watch` during training; `recommend` a mixer."""
 
 from jpmhc.diagnose.diagnosis import Diagnosis
 from jpmhc.diagnose.measure import diagnose
@@ -8,5 +8,5 @@ from jpmhc.diagnose.watch import watch
 
 __all__ = ["Candidate", "Diagnosis", "Recommendation", "Spectrum", "diagnose", "recommend", "watch"]
 
-# `jpmhc.diagnose` is the function, so that what else it offers is found on the function.
+# `jpmhc.diagnose` is the function, so that `watch` has to be an attribute of the function.
 diagnose.watch = watch  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What a diagnosis holds, and how it reads as text."""
+"""A diagnosis: its measurements, its verdict in five sentences, and its text."""
 
 from __future__ import annotations
 
@@ -6,37 +6,47 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from jpmhc.diagnose.coefficients import StreamStatistics
-from jpmhc.diagnose.plan import Part, describe_time
-from jpmhc.diagnose.spectrum import Spectrum
-from jpmhc.diagnose.sublayers import LayerMeasurement
+import numpy as np
+
+from jpmhc.diagnose.layers import LayerMeasurement, StreamStatistics
+from jpmhc.diagnose.methods import Part, describe_time
+from jpmhc.diagnose.spectrum import EXPLODED, Spectrum
 from jpmhc.diagnose.theory import TheoryComparison
-from jpmhc.diagnose.verdict import find_verdict
 from jpmhc.spectra.density import COLLAPSED, Density
 
 _QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 _MOST_LAYERS = 16
+# A smaller share of directions is not called a collapse or an explosion.
+_WORTH_SAYING = 0.02
+# Gradients that differ by more than this factor between layers are called uneven.
+_UNEVEN = 10.0
+# A KS distance up to this counts as agreement: a finite width and attention cause about as much.
+_AGREES = 0.05
+# A 99 % quantile that is off by more than this factor is reported, even if KS is small.
+_FAR_OFF = 1.5
+# Above this, sublayers are called aligned.
+_ALIGNED = 1.25
 
 
 @dataclass(frozen=True, eq=False)
 class Diagnosis:
-    """The singular spectrum of a real model's Jacobian, where it comes from, and what the theory says.
+    """The singular spectrum of a model's Jacobian, the layers that it comes from, and the theory beside it.
 
     Attributes:
-        model: The model's class, and the mode it was in.
-        start: Where the map begins.
-        stop: Where it ends.
-        gain: The signal's own gain, the ratio of the root mean squares of output and input: the unit in which singular
-            values of the map are called collapsed or exploded.
+        model: The model's class and mode.
+        start: The beginning of the map.
+        stop: Its end.
+        gain: The signal's own gain, the ratio of the root mean squares of output and input. Collapsed and exploded
+            singular values of the map are counted relative to it.
         whole: The spectrum of the whole map.
-        tokens: The spectra of single tokens, output by own input, under the tokens' numbers.
-        layers: What was measured of each layer, in the order of the calls.
-        streams: What the coefficients do to the streams; None without hyper-connections.
+        tokens: The spectra of single tokens, output by own input, by the tokens' numbers.
+        layers: The measurements of each layer, in the order of the calls.
+        streams: What the connections do to the streams; None without hyper-connections.
         comparisons: The map through all layers at single tokens, beside the theory.
-        parts: What was planned.
-        positions: How many tokens (or examples) the map has.
-        notes: What a reader should know of how it was measured.
-        seconds: What it took.
+        parts: The plan of the measurements.
+        positions: The number of tokens (or examples) of the map.
+        notes: Remarks on how it was measured.
+        seconds: The time that it took.
     """
 
     model: str
@@ -55,14 +65,14 @@ class Diagnosis:
 
     @property
     def verdict(self) -> list[str]:
-        """Five plain sentences: the map, what collapses, what explodes, which layers, and the theory."""
+        """Five sentences: on the map, on collapse, on explosion, on the layers, and on the theory."""
         return find_verdict(self)
 
     def list_spectra(self) -> Iterator[tuple[str, Spectrum | Density]]:
-        """Yield the name of each spectrum and the spectrum; a name that begins with … belongs to the one before it."""
+        """Yield each spectrum after its name; a name that begins with … belongs to the spectrum before it."""
         yield "whole map", self.whole
-        for position, found in self.tokens.items():
-            yield f"token {position}", found
+        for position, spectrum in self.tokens.items():
+            yield f"token {position}", spectrum
         for item in self.comparisons:
             parts = (
                 (f"layers, token {item.position}", item.measured),
@@ -90,8 +100,8 @@ class Diagnosis:
     def _spectra(self) -> list[str]:
         heads = "".join(f"{f'{p:.0%}':>9}" for p in _QUANTILES)
         lines = [f"{'singular values at':24}{heads}  largest  below {COLLAPSED:g}"]
-        for name, found in self.list_spectra():
-            lines.append(f"{name:24}{_describe_spectrum(found)}")
+        for name, spectrum in self.list_spectra():
+            lines.append(f"{name:24}{_describe_spectrum(spectrum)}")
         return lines
 
     def _layer_table(self) -> list[str]:
@@ -122,17 +132,172 @@ class Diagnosis:
         return lines
 
 
-def _describe_spectrum(found: Spectrum | Density) -> str:
+def _describe_spectrum(spectrum: Spectrum | Density) -> str:
     """Return quantiles, largest singular value and collapsed share; a density has no largest one."""
-    if isinstance(found, Density):
-        row = "".join(f"{found.quantile(p):9.3g}" for p in _QUANTILES)
-        return f"{row}{'–':>9}  {found.collapsed():.1%}"
-    row = "".join(_describe_value(found.quantile(p), found.floor) for p in _QUANTILES)
-    error = found.error(Spectrum.below)
-    share = f"{found.below():.1%}" + (f" ± {error:.1%}" if error > 0 else "")
-    return f"{row}{found.largest:9.3g}  {share}"
+    if isinstance(spectrum, Density):
+        row = "".join(f"{spectrum.quantile(p):9.3g}" for p in _QUANTILES)
+        return f"{row}{'–':>9}  {spectrum.collapsed():.1%}"
+    row = "".join(_describe_value(spectrum.quantile(p), spectrum.floor) for p in _QUANTILES)
+    error = spectrum.error(Spectrum.below)
+    share = f"{spectrum.below():.1%}" + (f" ± {error:.1%}" if error > 0 else "")
+    return f"{row}{spectrum.largest:9.3g}  {share}"
 
 
 def _describe_value(value: float, floor: float) -> str:
-    """Return a singular value in nine columns, or that it is below what the precision can tell from zero."""
+    """Return a singular value in nine columns; one below the floor as "<" and the floor."""
     return f"{value:9.3g}" if value > floor else f"{f'<{floor:.0e}':>9}"
+
+
+def find_verdict(diagnosis: Diagnosis) -> list[str]:
+    """Return five sentences: on the map, on collapse, on explosion, on the layers, and on the theory."""
+    return [_map(diagnosis), _collapse(diagnosis), _explosion(diagnosis), _layers(diagnosis), _theory(diagnosis)]
+
+
+def _map(diagnosis: Diagnosis) -> str:
+    low, middle, high = (diagnosis.whole.quantile(p) for p in (0.25, 0.5, 0.75))
+    sick = (
+        _relative_below(diagnosis) > _worth_saying(diagnosis)
+        or _relative_above(diagnosis) > _WORTH_SAYING
+        or _stream_loss(diagnosis) > 0.5
+    )
+    state = "Look closer" if sick or _unevenness(diagnosis) > _UNEVEN else "Healthy"
+    rows, columns = diagnosis.whole.shape
+    return (
+        f"{state}: of {min(rows, columns)} directions half are multiplied by {low:.2g} to {high:.2g} "
+        f"(median {middle:.2g}), where the signal itself is multiplied by {diagnosis.gain:.2g}."
+    )
+
+
+def _collapse(diagnosis: Diagnosis) -> str:
+    share = _relative_below(diagnosis)
+    end = f"{share:.1%} of the map's directions shrink to less than a tenth of the signal's gain"
+    first = f"Collapse: {end}" if share > _worth_saying(diagnosis) else f"No collapse of the model's own map: {end}"
+    lost = _stream_loss(diagnosis)
+    if diagnosis.streams is None:
+        return f"{first}."
+    if lost < _WORTH_SAYING:
+        what = "nothing" if lost < 5e-4 else "hardly anything"  # 0.0 % in print
+        return f"{first}; between the streams {what} is lost ({lost:.1%} below {COLLAPSED:g})."
+    smallest = float(diagnosis.streams.product[-1])
+    what = (
+        "differences between streams, which the skips forget (their product shrinks them to "
+        f"{smallest:.2g}), while the mean stream passes with weight {diagnosis.streams.direct:.2g}"
+        if smallest < COLLAPSED
+        else "not the skips' doing (their product keeps every stream difference above "
+        f"{smallest:.2g}): the sublayers cancel them"
+    )
+    return f"{first}; of the streams' directions {lost:.0%} are below {COLLAPSED:g}: {what}."
+
+
+def _explosion(diagnosis: Diagnosis) -> str:
+    share = _relative_above(diagnosis)
+    largest = diagnosis.whole.largest / diagnosis.gain
+    end = f"the largest singular value is {largest:.2g} times the signal's gain"
+    if share <= _WORTH_SAYING and largest < EXPLODED:
+        return f"Nothing explodes: {end}."
+    spread = diagnosis.whole.largest / max(diagnosis.whole.quantile(0.99), 1e-300)
+    kind = "a few outliers above the bulk" if spread > 3 else "the upper end of the bulk"
+    word = "Explosion" if share > _WORTH_SAYING else "Some directions grow"
+    return f"{word}: {share:.1%} grow more than tenfold, and {end} ({kind})."
+
+
+def _layers(diagnosis: Diagnosis) -> str:
+    if not diagnosis.layers:
+        return (
+            f"Layers: there are no layers between {diagnosis.start} and {diagnosis.stop} (hyper-connections, or a list "
+            "of like modules), so none is measured apart."
+        )
+    gains = np.array([layer.gain for layer in diagnosis.layers])
+    gradients = np.array([layer.gradient for layer in diagnosis.layers])
+    strongest, weakest = diagnosis.layers[int(gains.argmax())], diagnosis.layers[int(gradients.argmin())]
+    first = f"Layers: {strongest.name} has the largest gain ({strongest.gain:.2g}, median {np.median(gains):.2g})"
+    ratio = _unevenness(diagnosis)
+    if not gradients.max() > 0:
+        return f"{first}; no gradient reaches any layer from the map's output."
+    if ratio < 1.05:
+        return f"{first}; gradients reach all layers alike: squared, they are the same to within {ratio - 1:.1%}."
+    steady = "gradients reach all layers alike" if ratio < _UNEVEN else "gradients are uneven"
+    return (
+        f"{first}; {steady}: squared, they differ by a factor of {ratio:.2g}, the weakest at {weakest.name}, and the "
+        f"first layer has {gradients[0] / max(gradients[-1], 1e-300):.2g} times the last one's."
+    )
+
+
+def _theory(diagnosis: Diagnosis) -> str:
+    known = [item for item in diagnosis.comparisons if item.predicted is not None]
+    if not known:
+        why = "a token through all layers was too costly: raise seconds=" if diagnosis.layers else "there are no layers"
+        return f"Theory: no prediction ({diagnosis.comparisons[0].note if diagnosis.comparisons else why})."
+    line = f"Theory: {_describe_bulk(diagnosis, known)}{_describe_tail(known)}"
+    aligned = [item.aligned for item in known if item.rotated is not None]
+    if not aligned:
+        return f"{line}; whether sublayers are aligned was too costly to find out."
+    value = float(np.mean(aligned))
+    if value > _ALIGNED:
+        return (
+            f"{line}; aligned {value:.2f}: sublayers amplify each other's largest directions, as training makes them."
+        )
+    return f"{line}; aligned {value:.2f}: the sublayers' directions are as good as random to each other."
+
+
+def _describe_bulk(diagnosis: Diagnosis, known: Sequence[TheoryComparison]) -> str:
+    """Compare the bulk with the prediction, for all streams and for the model's own map.
+
+    Most singular values of all streams may come from the skips alone, which are easy to predict.
+    """
+    ks = float(np.mean([item.kolmogorov for item in known]))
+    numbers = f"KS {ks:.2g}, W1 {np.mean([item.wasserstein for item in known]):.2g}"
+    own = [item.mean_kolmogorov for item in known if item.mean_predicted is not None]
+    which = "the bulk"
+    if diagnosis.streams is not None and own:
+        numbers = f"all streams: {numbers}; the model's own map: KS {np.mean(own):.2g}"
+        ks = max(ks, float(np.mean(own)))
+    elif diagnosis.streams is not None:
+        numbers, which = f"{numbers}; the model's own map was not compared", "the bulk of all streams"
+    compared = max(len(item.gains) for item in known)
+    part = f" through {compared} of {len(diagnosis.layers)} layers" if compared < len(diagnosis.layers) else ""
+    return f"{which}{part} is {'as' if ks < _AGREES else 'not as'} the theory predicts ({numbers})"
+
+
+def _describe_tail(known: Sequence[TheoryComparison]) -> str:
+    """Say of the 99 % quantile that is furthest from its prediction how far it is off, where that is far."""
+    pairs = [
+        (name, measured.quantile(0.99), predicted.quantile(0.99))
+        for item in known
+        for name, measured, predicted in (
+            ("the layers' map", item.measured, item.predicted),
+            ("the model's own map", item.mean_stream, item.mean_predicted),
+        )
+        if measured is not None and predicted is not None and measured.quantile(0.99) > measured.floor
+    ]
+    factors = [abs(np.log(measured / max(predicted, 1e-300))) for _, measured, predicted in pairs]
+    if max(factors, default=0.0) < np.log(_FAR_OFF):
+        return ""
+    name, measured, predicted = pairs[int(np.argmax(factors))]
+    return f"; the tail is far off (99 % quantile of {name}: {measured:.2g}, predicted {predicted:.2g})"
+
+
+def _worth_saying(diagnosis: Diagnosis) -> float:
+    """Return the share of collapsed directions to report: a norm removes up to two directions of every token."""
+    return _WORTH_SAYING + 2 * diagnosis.positions / min(diagnosis.whole.shape)
+
+
+def _relative_below(diagnosis: Diagnosis) -> float:
+    return diagnosis.whole.below(COLLAPSED * diagnosis.gain)
+
+
+def _relative_above(diagnosis: Diagnosis) -> float:
+    return diagnosis.whole.above(EXPLODED * diagnosis.gain)
+
+
+def _stream_loss(diagnosis: Diagnosis) -> float:
+    if diagnosis.streams is None or not diagnosis.comparisons:
+        return 0.0
+    return float(np.mean([Spectrum.below(item.measured) for item in diagnosis.comparisons]))
+
+
+def _unevenness(diagnosis: Diagnosis) -> float:
+    gradients = [layer.gradient for layer in diagnosis.layers]
+    if not gradients or max(gradients) <= 0:
+        return 1.0
+    return max(gradients) / max(min(gradients), 1e-300)

@@ -13,24 +13,24 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-# What forward mode raises where an operation has no forward derivative.
+# Errors of forward mode if an operation has no forward derivative.
 _NO_FORWARD_MODE = (RuntimeError, ValueError)
-# How far ⟨u, J v⟩ and ⟨Jᵀ u, v⟩ may differ, relative to the two vectors' lengths, before the two products are two maps.
+# The largest relative difference of ⟨u, J v⟩ and ⟨Jᵀ u, v⟩ for one and the same map.
 _ADJOINT_TOLERANCE = {"forward mode": 1e-3, "central differences": 3e-2}
 
 
 @dataclass
 class Linearised:
-    """A map at one point: its graph, and how its derivatives are taken.
+    """A map at one point: its graph, and the method of its derivatives.
 
     Attributes:
         x: The point, in a graph that leads to y.
         y: The map's value.
         run: The map itself: a new x to a new y, without a graph.
         positions: The leading sizes that input and output share: tokens, or examples where there are no tokens.
-        forward: "forward mode" or "central differences": how J v is computed.
+        forward: The method for J v: "forward mode" or "central differences".
         batched: Whether several Jᵀ u are computed in one backward pass.
-        seconds: What one product J v, one Jᵀ u, and one row of several Jᵀ u take.
+        seconds: The time of one product J v, of one Jᵀ u, and of one row among several Jᵀ u.
     """
 
     x: Tensor
@@ -65,10 +65,10 @@ class Jacobian:
         at = self.at
         wide = self._place(vectors, at.y)
         if at.batched:
-            found = _gradient(at.y, at.x, wide, batched=True)
+            gradients = _gradient(at.y, at.x, wide, batched=True)
         else:
-            found = torch.stack([_gradient(at.y, at.x, row, batched=False) for row in wide])
-        return self._take(found, at.x).to(vectors.dtype)
+            gradients = torch.stack([_gradient(at.y, at.x, row, batched=False) for row in wide])
+        return self._take(gradients, at.x).to(vectors.dtype)
 
     def multiply(self, vectors: Tensor) -> Tensor:
         """Compute J v for rows v, by forward mode or central differences. [k, N] → [k, M]"""
@@ -95,14 +95,14 @@ class Jacobian:
 def linearise(
     run: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, positions: tuple[int, ...], ends: str, seed: int
 ) -> Linearised:
-    """Find out how the map's derivatives can be taken, check them against each other, and time them.
+    """Choose the methods for the map's derivatives, check J v and Jᵀ u against each other, and time them.
 
     Args:
         run: The map.
         x: The point, in a graph that leads to y.
         y: The map's value there.
         positions: The leading sizes that number the tokens.
-        ends: What the map leads from and to, for messages.
+        ends: The ends of the map in words, for messages.
         seed: Of the vectors of the check.
     """
     if not bool(torch.isfinite(y.detach()).all()):
@@ -133,7 +133,7 @@ def linearise(
 
 
 def shared_positions(x: Tensor, y: Tensor) -> tuple[int, ...]:
-    """Return the leading sizes that number tokens: all but the last, of which images count the first alone."""
+    """Return the leading sizes that number tokens: all equal ones but the last; for images only the first."""
     most = 1 if max(x.ndim, y.ndim) > 3 else min(x.ndim, y.ndim) - 1
     same = 0
     while same < most and x.shape[same] == y.shape[same]:
@@ -153,14 +153,14 @@ def push_by_differences(run: Callable[[Tensor], Tensor], x: Tensor, direction: T
     point, length = x.detach(), float(direction.norm())
     if length == 0:
         return torch.zeros_like(run(point))
-    touched = point[direction != 0]
-    step = torch.finfo(x.dtype).eps ** (1 / 3) * max(float(touched.norm()), 1e-3) / length
+    moved = point[direction != 0]
+    step = torch.finfo(x.dtype).eps ** (1 / 3) * max(float(moved.norm()), 1e-3) / length
     with torch.no_grad():
         return (run(point + step * direction) - run(point - step * direction)) / (2 * step)
 
 
 class plain_connections(warnings.catch_warnings):
-    """A context that keeps connections from saying that they run without their kernels, which is meant."""
+    """A context without the warning of connections that they run without their kernels, which is intended here."""
 
     def __enter__(self) -> Any:
         entered = super().__enter__()
@@ -177,7 +177,7 @@ def _has_forward_mode(at: Linearised, direction: Tensor) -> bool:
 
 
 def _can_batch(at: Linearised, u: Tensor) -> bool:
-    """Say whether several gradients can be taken in one pass; custom backward passes often cannot."""
+    """Say whether several gradients can be taken in one pass; with custom backward passes that often fails."""
     try:
         _gradient(at.y, at.x, u.reshape(2, *at.y.shape), batched=True)
     except RuntimeError:
@@ -186,10 +186,10 @@ def _can_batch(at: Linearised, u: Tensor) -> bool:
 
 
 def _gradient(y: Tensor, x: Tensor, u: Tensor, batched: bool) -> Tensor:
-    (found,) = torch.autograd.grad(y, x, u, retain_graph=True, is_grads_batched=batched, allow_unused=True)
-    if found is None:
+    (gradient,) = torch.autograd.grad(y, x, u, retain_graph=True, is_grads_batched=batched, allow_unused=True)
+    if gradient is None:
         return x.new_zeros(*u.shape[: u.ndim - y.ndim], *x.shape)
-    return found.detach()
+    return gradient.detach()
 
 
 def _time(work: Callable[[], Any], like: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""Measure a model's Jacobian: the steps of a diagnosis, in order."""
+"""diagnose: measure a model's Jacobian, its layers, and the theory beside them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,32 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from jpmhc import checks, spectra
-from jpmhc.diagnose.borrow import borrow_model
-from jpmhc.diagnose.coefficients import measure_streams
-from jpmhc.diagnose.dense import measure_matrix, spectrum_of
 from jpmhc.diagnose.diagnosis import Diagnosis
-from jpmhc.diagnose.ends import Ends, check_model, find_ends, read_arguments, run_between
-from jpmhc.diagnose.graph import fit_batch, measure_graph
 from jpmhc.diagnose.jacobian import Jacobian, Linearised, linearise, plain_connections, shared_positions
-from jpmhc.diagnose.lanczos import measure_quadrature
-from jpmhc.diagnose.plan import METHODS, Part, describe_bytes, describe_time, plan_part
+from jpmhc.diagnose.layers import LayerMeasurement, measure_gain, measure_gradients, measure_streams, measure_sublayer
+from jpmhc.diagnose.methods import (
+    METHODS,
+    Part,
+    describe_bytes,
+    describe_time,
+    measure_matrix,
+    measure_quadrature,
+    plan_part,
+    spectrum_of,
+)
 from jpmhc.diagnose.record import LayerCall, Recording, find_layers, longest_chain, record_layers
+from jpmhc.diagnose.run import (
+    Ends,
+    borrow_model,
+    check_model,
+    find_ends,
+    find_inner_model,
+    fit_batch,
+    measure_graph,
+    read_arguments,
+    run_between,
+)
 from jpmhc.diagnose.spectrum import Spectrum
-from jpmhc.diagnose.sublayers import LayerMeasurement, measure_gain, measure_gradients, measure_sublayer
 from jpmhc.diagnose.theory import (
     TheoryComparison,
     find_distances,
@@ -36,12 +50,12 @@ from jpmhc.diagnose.theory import (
     token_coefficients,
 )
 
-# How the time that a diagnosis may take is shared.
+# The shares of a diagnosis's time.
 _SHARES = {"whole": 0.4, "tokens": 0.15, "layers": 0.25, "sublayers": 0.2}
 # Random vectors for gains and gradients, and the widest matrix that is rotated.
 _VECTORS = 4
 _WIDEST = 3072
-# Seconds that one token may take whatever the limit.
+# Seconds that one token may take, even if the limit is lower.
 _BEARABLE = 10.0
 
 
@@ -59,37 +73,44 @@ def diagnose(
     say: Callable[[str], None] | None = print,
     progress: Callable[[str, float], None] | None = None,
 ) -> Diagnosis:
-    """Measure the singular values of a model's Jacobian at real inputs, and say what is healthy and what is not.
+    """Measure the singular values of a model's Jacobian at real inputs, and compare them with the theory.
 
     The model may be any module: a plain network, a Hugging Face model, one with hyper-connections. It is measured in
-    the mode (eval or train) that it is in, in float32 at least, and left as it was: weights, gradients, buffers and
-    random numbers. What it will take is said before it begins.
+    its mode (eval or train), in float32 at least, and left as it was: weights, gradients, buffers and random numbers.
+    The plan, with time and memory, is printed before the measurement begins.
 
     Args:
         model: The model.
-        inputs: What it is called with: a tensor, a tuple of arguments, or a dict of them.
-        between: The names of two modules; the map then leads from what the first returns to what the second returns.
-            None in the place of either is the model's input or output. Integer inputs are differentiated at the
-            embeddings.
+        inputs: The arguments of its call: a tensor, a tuple of arguments, or a dict of them.
+        between: The names of two modules; the map leads from the output of the first to the output of the second. None
+            instead of a name means the model's input or output. Integer inputs are differentiated at the embeddings.
         method: "dense" (every row by a backward pass), "lanczos" (quadrature from random vectors, with error bars), or
-            "auto": dense where it fits into memory and time.
-        tokens: How many tokens to measure by themselves, evenly spaced.
+            "auto": dense if it fits into memory and time.
+        tokens: The number of single tokens to measure, evenly spaced.
         probes: Random vectors of Lanczos quadrature.
         steps: Steps for each of them.
-        seconds: What it may take; what would take longer is shortened or left out, and that is said.
+        seconds: The time limit; longer measurements are shortened or left out, with a note.
         seed: Of the random vectors.
         say: Called with each sentence of the plan; None for silence.
-        progress: Called with what is being measured and which share of it is done.
+        progress: Called with the current measurement and the share of it that is done.
 
     Returns:
         The diagnosis: print it, or read its attributes; `verdict` is five sentences.
+
+    Example:
+        >>> import jpmhc, torch
+        >>> blocks = [jpmhc.HyperConnection(torch.nn.Linear(8, 8), 8, index=index) for index in range(2)]
+        >>> model = jpmhc.HyperConnectionStack(blocks, expand=True, reduce=True)
+        >>> diagnosis = jpmhc.diagnose(model, torch.randn(1, 3, 8), tokens=1, say=None)
+        >>> len(diagnosis.verdict), len(diagnosis.layers), diagnosis.whole.shape
+        (5, 2, (24, 24))
     """
     checks.choice(method, METHODS, "method")
     for name, value in (("tokens", tokens), ("probes", probes), ("steps", steps)):
         checks.to_whole_number(value, name)
     checks.to_positive_number(seconds, "seconds")
     begun = time.perf_counter()
-    model = _find_inner_model(model)
+    model = find_inner_model(model)
     arguments = read_arguments(inputs)
     check_model(model, arguments)
     speak = say or (lambda sentence: None)
@@ -127,7 +148,7 @@ def diagnose(
 
 
 class _Work:
-    """One diagnosis while it is made: the model's graph, what is planned, and what is noted."""
+    """A diagnosis in the making: the model's graph, the plan, and the notes."""
 
     def __init__(
         self,
@@ -147,7 +168,7 @@ class _Work:
         self.notes: list[str] = []
         self.found_layers = find_layers(model)
         x, y, calls, self.saved = self._run_with_graph()
-        # A layer inside of which the map begins has a part before it.
+        # If the map begins inside a layer, a part of that layer does not depend on the map's input.
         self.calls = [call for call in calls if call.before.requires_grad and call.output.requires_grad]
         name = f"from {ends.start_name} to {ends.stop_name}"
         self.at = linearise(lambda start: run_between(ends, call, start)[1], x, y, self._positions(x, y), name, seed)
@@ -165,7 +186,7 @@ class _Work:
             self.notes.append("an operation of the model cannot be batched: gradients are taken one by one")
 
     def _run_with_graph(self) -> tuple[Tensor, Tensor, list[LayerCall], int]:
-        """Run the model once and keep its graph; connections take plain operations, which can be batched."""
+        """Run the model once and keep its graph; connections use plain operations, which can be batched."""
         recording = Recording()
         with ExitStack() as stack:
             stack.enter_context(record_layers(self.model, self.found_layers, recording))
@@ -182,7 +203,7 @@ class _Work:
         return shared_positions(x, y)
 
     def _run_layers(self, start: Tensor) -> Tensor:
-        """Run the model with the streams before the chain replaced, and return those after it."""
+        """Run the model with other streams before the chain, and return the streams after it."""
         recording = Recording(replacement=(self.chain[0].number, start))
         with record_layers(self.model, self.found_layers, recording):
             run_between(self.ends, self.call, self.at.x.detach())
@@ -190,7 +211,7 @@ class _Work:
         return next(call.after for call in recording.calls if call.number == last)
 
     def plan(self, tokens: int) -> None:
-        """Decide what is measured, and how."""
+        """Decide which measurements are made, and how."""
         self.parts["whole"] = self._plan_part("the whole map", Jacobian(self.at), "whole")
         if math.prod(self.at.positions) > 1:
             self.tokens = self._plan_tokens("token", self.at, "tokens", tokens)
@@ -215,21 +236,21 @@ class _Work:
             )
         if len({call.module for call in self.chain}) < len(self.chain):
             self.notes.append(
-                "some layers share their weights, and the theory here takes all for independent; "
-                "spectra.Network(..., tied=labels) is the law of those that do"
+                "some layers share their weights, and the theory here assumes independent ones; "
+                "spectra.Network(..., tied=labels) has the law for shared weights"
             )
         if len(self.chain) < len(self.calls):
             self.notes.append(
-                f"{len(self.calls)} calls of layers were seen; the longest run in which each gets what the one before "
-                f"returned has {len(self.chain)}, {name}, and is compared with the theory"
+                f"{len(self.calls)} calls of layers were seen; the longest run in which each gets the output of the "
+                f"one before has {len(self.chain)}, {name}, and is compared with the theory"
             )
 
     def _plan_tokens(self, what: str, at: Linearised, share: str, tokens: int) -> dict[int, Part]:
-        """Plan single tokens, evenly spaced; those that would each take longer than all may are left out, and noted."""
-        chosen = _spread(tokens, math.prod(at.positions))
+        """Plan single tokens, evenly spaced; leave them out with a note if each would exceed the whole time limit."""
+        positions = _spread(tokens, math.prod(at.positions))
         parts = {
-            position: self._plan_part(f"{what} {position}", Jacobian(at, position), share, len(chosen))
-            for position in chosen
+            position: self._plan_part(f"{what} {position}", Jacobian(at, position), share, len(positions))
+            for position in positions
         }
         cost = max(part.seconds for part in parts.values())
         if self.method == "auto" and cost > max(self.seconds, _BEARABLE):
@@ -244,20 +265,20 @@ class _Work:
         return plan_part(what, jacobian, self.saved, seconds, self.method, self.probes, self.steps)
 
     def all_parts(self) -> list[Part]:
-        """Return everything that is planned."""
+        """Return all planned measurements."""
         return [*self.parts.values(), *self.tokens.values(), *self.layer_positions.values()]
 
     def describe_plan(self) -> list[str]:
         """Return the plan as sentences: each measurement, and the sum."""
         parts = self.all_parts()
         total = sum(part.seconds for part in parts) + self.rotating_seconds
-        held = self.saved + max(part.bytes for part in parts)
+        memory = self.saved + max(part.bytes for part in parts)
         lines = [f"from {self.ends.start_name} to {self.ends.stop_name}", *map(str, parts)]
         if self.rotating:
             lines.append(
                 f"the Jacobian of every sublayer at those tokens, about {describe_time(self.rotating_seconds)}"
             )
-        return [*lines, f"in all about {describe_time(total)} and {describe_bytes(held)} with the model's own graph"]
+        return [*lines, f"in all about {describe_time(total)} and {describe_bytes(memory)} with the model's own graph"]
 
     def measure(self, part: Part, jacobian: Jacobian) -> Spectrum:
         """Measure one Jacobian as planned."""
@@ -281,36 +302,36 @@ class _Work:
         return torch.randn(_VECTORS, size, generator=generator).to(self.at.y.device, self.at.y.dtype)
 
     def measure_layers(self, comparisons: Sequence[TheoryComparison]) -> list[LayerMeasurement]:
-        """Measure every layer's gain and gradient, and how alike the streams are after it; put theory beside it.
+        """Measure every layer's gain and gradient, and the similarity of the streams after it.
 
         Args:
-            comparisons: Single tokens beside the theory, whose mean is what it says of the gradients.
+            comparisons: The comparisons at single tokens, whose mean is the theory's prediction of the gradients.
         """
         if not self.calls:
             return []
         gradients = measure_gradients(self.calls, self.at.y, self._vectors(self.at.y.numel(), self.seed + 1))
-        total, seen = Counter(call.name for call in self.calls), Counter[str]()
+        total, count = Counter(call.name for call in self.calls), Counter[str]()
         layers = []
         for call, gradient in zip(self.calls, gradients):
-            seen[call.name] += 1
-            name = call.name if total[call.name] == 1 else f"{call.name} (call {seen[call.name]})"
+            count[call.name] += 1
+            name = call.name if total[call.name] == 1 else f"{call.name} (call {count[call.name]})"
             skip, gain = measure_gain(call, self._vectors(call.output.numel(), self.seed + 2))
-            alike = measure_streams([call]) if call.coefficients is not None else None
-            similarity = float(alike.similarity[0]) if alike else 1.0
-            dominance = float(alike.dominance[0]) if alike else 1.0
+            streams = measure_streams([call]) if call.coefficients is not None else None
+            similarity = float(streams.similarity[0]) if streams else 1.0
+            dominance = float(streams.dominance[0]) if streams else 1.0
             layers.append(LayerMeasurement(name, skip, gain, gradient, similarity, dominance))
         if not comparisons:
             return layers
-        places = {call.number: place for place, call in enumerate(self.calls)}
+        rows = {call.number: row for row, call in enumerate(self.calls)}
         predicted = torch.stack([item.gradients for item in comparisons]).mean(0)
-        # What follows the last layer, such as a norm and a head, is no part of the theory.
-        predicted = predicted * (layers[places[self.chain[-1].number]].gradient / predicted[-1])
+        # The modules after the last layer, such as a norm and a head, are no part of the theory.
+        predicted = predicted * (layers[rows[self.chain[-1].number]].gradient / predicted[-1])
         for call, value in zip(self.chain, predicted.tolist()):
-            layers[places[call.number]] = replace(layers[places[call.number]], predicted=value)
+            layers[rows[call.number]] = replace(layers[rows[call.number]], predicted=value)
         return layers
 
     def compare(self, position: int) -> TheoryComparison:
-        """Measure the map through all layers at one token, and put the theory beside it."""
+        """Measure the map through all layers at one token, and compare it with the theory."""
         assert self.layers_at is not None
         part, jacobian = self.layer_positions[position], Jacobian(self.layers_at, position)
         n = self.chain[0].streams
@@ -376,16 +397,8 @@ class _Work:
         return torch.stack(rows)
 
 
-def _find_inner_model(model: nn.Module) -> nn.Module:
-    """Return the model inside torch.compile's or a data-parallel container, which would compile or communicate."""
-    inner: Any = model
-    while hasattr(inner, "_orig_mod") or isinstance(inner, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        inner = inner._orig_mod if hasattr(inner, "_orig_mod") else inner.module
-    return inner
-
-
 def _spread(count: int, among: int) -> list[int]:
-    """Return evenly spaced numbers below `among`, the last one included."""
+    """Return `count` evenly spaced numbers below `among`, including the last one."""
     count = min(count, among)
     return [among * (number + 1) // count - 1 for number in range(count)]
 

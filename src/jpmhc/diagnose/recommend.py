@@ -1,8 +1,8 @@
-r"""Which mixer for a model of given depth: the theory of networks with norms, asked once for every mixer.
+r"""recommend: rank the mixers for a model of given depth by the theory of networks with norms.
 
-Every mixer is judged at its start and after its skips have drifted from the identity, with random weights: how much of
-the Jacobian J of all streams has collapsed, what gradients of the model's own map T = reduce ∘ J ∘ expand do, how many
-layers its skips last, and what it costs.
+The theory judges each mixer at its start and after its skips have drifted from the identity, with random weights: the
+collapsed share of the Jacobian J of all streams, the gradients of the model's own map T = reduce ∘ J ∘ expand, the
+layers until stream differences are lost, and the cost.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ _SEED = 0
 # Shares of collapsed singular values are right to about one per cent.
 _ARC = 6
 _TOLERANCE = 2e-3
-# The mean distance from the identity is met to this share of it.
+# The relative tolerance of the mean distance from the identity.
 _DRIFT_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    r"""What the theory says of one mixer.
+    r"""The theory's judgement of one mixer.
 
     Attributes:
         mixer: Its name.
-        drift: How far its drifted skips are from the identity, $\|H - 1\|_F / \sqrt n$, in the mean over the layers.
+        drift: The mean distance of its drifted skips from the identity, $\|H - 1\|_F / \sqrt n$.
         collapsed_at_start: The share of J's singular values below 0.1 with the skips of a fresh connection.
         collapsed: The same with drifted skips.
         collapsed_model: The share of T's singular values below 0.1 with drifted skips.
         geometric_mean: The geometric mean of J's singular values with drifted skips.
-        direct_path: $1^\top H_L \cdots H_1 1/n$ with drifted skips: what T would be without sublayers.
+        direct_path: $1^\top H_L \cdots H_1 1/n$ with drifted skips: the factor T without sublayers.
         gradient_gains: The mean square of T's derivative by each sublayer's output, with drifted skips. [L]
-        layers_until_collapse: After how many drifted layers differences between streams fall below 0.1.
-        parameters: Of one connection whose coefficients depend on the token.
-        flops: Of one connection, a token, without its sublayer.
-        bytes: That one connection moves a token at least, in 16 bits, without its sublayer.
-        network: The drifted network: `spectra.density(candidate.network)` is J's spectrum, that of
-            `candidate.network.end_to_end()` is T's.
+        layers_until_collapse: The number of drifted layers after which differences between streams are below 0.1.
+        parameters: Parameters of one connection whose coefficients depend on the token.
+        flops: Operations of one connection per token, without its sublayer.
+        bytes: The least memory traffic of one connection per token, in 16 bits, without its sublayer.
+        network: The drifted network: `spectra.density(candidate.network)` is J's spectrum, and
+            `spectra.density(candidate.network.end_to_end())` is T's.
         fresh_network: The network with the skips of fresh connections.
     """
 
@@ -71,12 +71,12 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Recommendation:
-    """All mixers that take the number of streams, the best first; the identity, which mixes nothing, comes last.
+    """All mixers for this number of streams, the best first; the identity, which mixes nothing, comes last.
 
     Attributes:
-        candidates: Ranked by how much of J collapses after drifting, then by how far T's gradients are from those of
-            the plain residual network, then by how far J's geometric mean is from one, then by cost.
-        assumptions: What the numbers rest on, in a sentence.
+        candidates: Ranked by the collapsed share of J after drifting, then by the distance of T's gradients from the
+            plain residual network's, then by the distance of J's geometric mean from one, then by cost.
+        assumptions: The assumptions behind the numbers.
     """
 
     candidates: tuple[Candidate, ...]
@@ -90,10 +90,10 @@ class Recommendation:
     def __str__(self) -> str:
         heads = ("mixer", "J lost at start", "J lost", "T lost", "γ first", "γ last", "layers left")
         lines = ["".join(f"{head:>16}" for head in heads)]
-        for one in self.candidates:
-            shares = (f"{share:.1%}" for share in (one.collapsed_at_start, one.collapsed, one.collapsed_model))
-            rest = (*one.gradient_gains[[0, -1]].tolist(), one.layers_until_collapse)
-            cells = (one.mixer, *shares, *(f"{value:.3g}" for value in rest))
+        for row in self.candidates:
+            shares = (f"{share:.1%}" for share in (row.collapsed_at_start, row.collapsed, row.collapsed_model))
+            rest = (*row.gradient_gains[[0, -1]].tolist(), row.layers_until_collapse)
+            cells = (row.mixer, *shares, *(f"{value:.3g}" for value in rest))
             lines.append("".join(f"{cell:>16}" for cell in cells))
         return "\n".join([*lines, self.assumptions])
 
@@ -113,21 +113,29 @@ def recommend(
     start_variance: float = 1.0,
     mixers: Sequence[str] | None = None,
 ) -> Recommendation:
-    r"""Rank the mixers for a model by what the theory says of their gradients.
+    r"""Rank the mixers for a model by the theory of their Jacobians and gradients.
 
     Args:
-        depth: How many sublayers the streams pass, L: two for each block of a transformer.
+        depth: The number of sublayers, L: two for each block of a transformer.
         streams: n.
         activation: Of the sublayers, a name in `spectra.activations.ACTIVATIONS`.
         norm: "pre" for a norm before each sublayer, "post" for one of every stream after each write.
-        drift: How far from the identity a layer's skip has come, $\|H - 1\|_F / \sqrt n$, at most 1. A mixer that
-            cannot come so near keeps its start.
+        drift: The distance of a drifted skip from the identity, $\|H - 1\|_F / \sqrt n$, at most 1. A mixer whose
+            start is farther away keeps its start.
         dim: Features per stream, for the costs.
         ratio: Hidden features of a sublayer over its features.
         scales: Variances of the sublayers' weights times their columns; PyTorch's default is (1/3, 1/3).
         gated: Whether sublayers are gated, as SwiGLU.
         start_variance: The mean square of the model's embeddings.
-        mixers: Names in `MIXERS`; all that take the number of streams by default.
+        mixers: Names in `MIXERS`; by default all that exist for this number of streams.
+
+    Example:
+        >>> import jpmhc
+        >>> recommendation = jpmhc.recommend(depth=4, streams=2, mixers=["identity", "sinkhorn", "rotation"])
+        >>> recommendation.candidates[-1].mixer  # the identity mixes nothing and comes last
+        'identity'
+        >>> print(recommendation.best.mixer, f"{recommendation.best.collapsed:.2f}")
+        rotation 0.00
     """
     depth, streams, dim = (
         to_whole_number(depth, "depth"),
@@ -152,13 +160,13 @@ def recommend(
     plain = float(spectra.gradient_gains(model.network(model.plain)).log()[0])
     skips = {name: drift_skips(MIXERS[name].by_default(streams, True).double(), depth, drift) for name in names}
     model.find_shares(skips.values())
-    found = [_describe_mixer(name, model, *skips[name], dim) for name in names]
+    candidates = [_describe_mixer(name, model, *skips[name], dim) for name in names]
 
-    def rank(candidate: Candidate) -> tuple:
+    def rank(candidate: Candidate) -> tuple[bool, float, float, float, int]:
         gains = abs(float(candidate.gradient_gains[0].log()) - plain)
         still = MIXERS[candidate.mixer].by_default(streams, True).logits == 0
-        kept = candidate.geometric_mean
-        lost = abs(math.log(kept)) if kept > 0 else math.inf
+        mean = candidate.geometric_mean
+        lost = abs(math.log(mean)) if mean > 0 else math.inf
         return still, round(candidate.collapsed, 2), round(gains, 1), round(lost, 1), candidate.flops
 
     assumptions = (
@@ -168,11 +176,11 @@ def recommend(
         "Training aligns the largest directions, which no such theory knows: measure a trained model with jpmhc "
         "diagnose."
     )
-    return Recommendation(tuple(sorted(found, key=rank)), assumptions)
+    return Recommendation(tuple(sorted(candidates, key=rank)), assumptions)
 
 
 class _Model:
-    """The layers that all mixers share, and what has been computed for their skips."""
+    """The layers that all mixers share, and a cache of the results for their skips."""
 
     def __init__(self, depth: int, streams: int, norm: str, mlp: spectra.MLP, start_variance: float) -> None:
         self.depth, self.streams, self.mlp, self.start_variance = depth, streams, mlp, start_variance
@@ -192,25 +200,25 @@ class _Model:
         return self.networks[key]
 
     def find_shares(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Find the shares of collapsed singular values of all mixers at once, for their fresh and drifted skips."""
-        asked = {}
+        """Compute the collapsed shares of all mixers at once, for their fresh and drifted skips."""
+        questions = {}
         for start, drifted in pairs:
             for skips, ends in ((start, "streams"), (drifted, "streams"), (drifted, "model")):
                 network = self.network(self._with_same_map(skips) if ends == "model" else skips)
-                asked[self._question(skips, ends)] = network.end_to_end() if ends == "model" else network
-        found = shares_below(list(asked.values()), COLLAPSED, points=_ARC, tolerance=_TOLERANCE)
-        self.shares = dict(zip(asked, found))
+                questions[self._question(skips, ends)] = network.end_to_end() if ends == "model" else network
+        shares = shares_below(list(questions.values()), COLLAPSED, points=_ARC, tolerance=_TOLERANCE)
+        self.shares = dict(zip(questions, shares))
 
     def share_collapsed(self, skips: Tensor, ends: str) -> float:
-        """Return the share of collapsed singular values that `find_shares` found."""
+        """Return a collapsed share that `find_shares` has computed."""
         return self.shares[self._question(skips, ends)]
 
     def _question(self, skips: Tensor, ends: str) -> bytes:
-        """Return what questions with the same answer have in common."""
+        """Return a key that is equal for questions with the same answer."""
         return ends.encode() + _key(self._with_same_map(skips) if ends == "model" else skips)
 
     def _with_same_map(self, skips: Tensor) -> Tensor:
-        """Return the plain skips where these have row sums one, for which the model's own map T is the same."""
+        """Return the plain skips if these have row sums one: the model's own map T is then the same."""
         return self.plain if float((skips.sum(-1) - 1).abs().max()) < 1e-6 else skips
 
 
@@ -240,9 +248,8 @@ def _describe_mixer(name: str, model: _Model, start: Tensor, drifted: Tensor, di
 def drift_skips(mixer: Mixer, depth: int, drift: float) -> tuple[Tensor, Tensor]:
     r"""Return a mixer's skips at its start and after drifting, with random logits added to its start. [L, n, n] each
 
-    The size of the random part is found by bisection, so that $\|H - 1\|_F / \sqrt n$ is the drift asked, in the mean
-    over the layers. Where the start is farther from the identity already, or no logits lead so far, it is what is
-    nearest.
+    Bisection finds the size of the random part for which the mean of $\|H - 1\|_F / \sqrt n$ over the layers is the
+    drift. If the start is farther from the identity already, or no logits lead so far, the nearest skips are returned.
     """
     generator = torch.Generator().manual_seed(_SEED)
     start = mixer.start().double().expand(depth, -1)
@@ -254,16 +261,16 @@ def drift_skips(mixer: Mixer, depth: int, drift: float) -> tuple[Tensor, Tensor]
         low, high = 0.0, 1.0
         while _distance(mixer(start + high * direction)) < drift and high < 1e3:
             low, high = high, 2 * high
-        found = mixer(start + high * direction)
-        while abs(_distance(found) / drift - 1) > _DRIFT_TOLERANCE and high - low > 1e-6 * high:
+        drifted = mixer(start + high * direction)
+        while abs(_distance(drifted) / drift - 1) > _DRIFT_TOLERANCE and high - low > 1e-6 * high:
             middle = (low + high) / 2
-            found = mixer(start + middle * direction)
-            low, high = (middle, high) if _distance(found) < drift else (low, middle)
-    return first, found
+            drifted = mixer(start + middle * direction)
+            low, high = (middle, high) if _distance(drifted) < drift else (low, middle)
+    return first, drifted
 
 
 def _key(skips: Tensor) -> bytes:
-    """Return what skips that are equal to six digits have in common."""
+    """Return a key that is equal for skips that agree to six digits."""
     return skips.mul(1e6).round().long().numpy().tobytes()
 
 

@@ -1,4 +1,4 @@
-"""A measured spectrum: singular values with weights, and what is read from them, with error bars."""
+"""A measured spectrum: singular values with weights, and its statistics with error bars."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Spectrum:
     Attributes:
         values: Singular values, ascending in each row. One row for a dense measurement, one for each probe of Lanczos
             quadrature. [s, k]
-        weights: The share of all singular values that each one stands for; rows sum to one. [s, k]
+        weights: The share of all singular values that each one represents; rows sum to one. [s, k]
         shape: Rows and columns of the Jacobian.
         method: "dense" or "lanczos".
-        floor: Below this, singular values are rounding.
+        floor: Singular values below this are rounding errors.
     """
 
     values: np.ndarray
@@ -49,7 +49,7 @@ class Spectrum:
         return float(self.values.min())
 
     def quantile(self, probability: float) -> float:
-        """Return the singular value that a share of all lie below."""
+        """Return the singular value below which this share of all singular values lies."""
         return _quantile(*self._pooled(), probability)
 
     def below(self, threshold: float = COLLAPSED) -> float:
@@ -65,15 +65,15 @@ class Spectrum:
         return float((self.weights * self.values**2).sum() / len(self.weights))
 
     def geometric_mean(self) -> float:
-        """Return the geometric mean of the singular values; those below the floor count as the floor."""
+        """Return the geometric mean of the singular values; smaller ones than the floor count as the floor."""
         safe = np.maximum(self.values, max(self.floor, 1e-300))
         return float(np.exp((self.weights * np.log(safe)).sum() / len(self.weights)))
 
     def error(self, read: Callable[[Spectrum], float]) -> float:
-        """Return the standard error of a number that is read from the spectrum; 0 for a dense one.
+        """Return the standard error of a statistic of the spectrum; 0 for a dense one.
 
         Args:
-            read: What is read, such as `Spectrum.mean_square` or `lambda s: s.quantile(0.5)`.
+            read: The statistic, such as `Spectrum.mean_square` or `lambda s: s.quantile(0.5)`.
         """
         if self.method == "dense":
             return 0.0
@@ -83,7 +83,7 @@ class Spectrum:
         return float(np.std(each, ddof=1) / len(each) ** 0.5)
 
     def probe(self, number: int) -> Spectrum:
-        """Return the spectrum that one probe alone saw."""
+        """Return the spectrum of one probe alone."""
         rows = slice(number, number + 1)
         return Spectrum(self.values[rows], self.weights[rows], self.shape, self.method, self.floor)
 
@@ -91,13 +91,13 @@ class Spectrum:
         """Return squared singular values of equal weight, as `spectra.distances` takes them; all where it is dense."""
         if self.method == "dense":
             return torch.from_numpy(self.values[0] ** 2)
-        places = (np.arange(count) + 0.5) / count
+        probabilities = (np.arange(count) + 0.5) / count
         values, shares = self.cumulative()
-        order = np.searchsorted(shares, places)
+        order = np.searchsorted(shares, probabilities)
         return torch.from_numpy(values[np.minimum(order, len(values) - 1)] ** 2)
 
     def wasserstein(self, other: Spectrum) -> float:
-        """Return W1, the mean distance that singular values must move to make one spectrum the other."""
+        """Return W1, the mean distance between the singular values of the two spectra in their order."""
         points, mine, theirs = self._compared(other)
         return float((np.abs(mine - theirs)[:-1] * np.diff(points)).sum())
 
@@ -112,11 +112,12 @@ class Spectrum:
         return values, np.cumsum(weights) / weights.sum()
 
     def bound_cumulative(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return between which two numbers the share of singular values up to each point lies.
+        """Return a lower and an upper bound of the share of singular values up to each point.
 
-        Quadrature of few nodes leaves it open (Chebyshev, Markov and Stieltjes): at a node it lies between the weights
-        below the node and those with it, and between two nodes the lower one may still be open, or the upper one gone.
-        A dense measurement leaves it open at its singular values alone, where it jumps.
+        Quadrature with few nodes gives bounds only (Chebyshev, Markov and Stieltjes). At a node the share lies between
+        the weight below the node and the weight up to the node. Between two nodes the lower bound leaves out the node
+        below, and the upper bound includes the node above. A dense measurement has a gap between the bounds only at its
+        singular values, where the share jumps.
         """
         lower, upper = np.zeros(len(points)), np.zeros(len(points))
         for values, weights in zip(self.values, self.weights):
@@ -143,6 +144,6 @@ class Spectrum:
 
 
 def _quantile(values: np.ndarray, weights: np.ndarray, probability: float) -> float:
-    """Interpolate between values, each of which sits in the middle of its weight."""
+    """Interpolate between values, each in the middle of its weight."""
     middle = (np.cumsum(weights) - weights / 2) / weights.sum()
     return float(np.interp(probability, middle, values))

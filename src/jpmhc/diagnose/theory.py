@@ -1,4 +1,4 @@
-"""The theory's spectrum for the coefficients and gains that a token really has, beside the measured one."""
+"""The theory's spectrum for a token's coefficients and gains, beside the measured spectrum."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from jpmhc import spectra
-from jpmhc.diagnose.coefficients import effective_coefficients
-from jpmhc.diagnose.dense import spectrum_of
+from jpmhc.diagnose.layers import effective_coefficients
+from jpmhc.diagnose.methods import spectrum_of
 from jpmhc.diagnose.record import LayerCall
 from jpmhc.diagnose.spectrum import Spectrum
 from jpmhc.manifolds import orthogonal
 from jpmhc.spectra import sublayers
 
-# How far, relatively, a singular value may be from the predicted one without counting in KS.
+# KS ignores relative shifts of singular values up to this size.
 _LEEWAY = 0.01
 
 
@@ -30,18 +30,18 @@ class TheoryComparison:
         position: The token's number.
         measured: The spectrum of the streams after the last layer by those before the first.
         blocks: Mean squared singular value from stream j to stream i. [n, n]
-        gains: Mean squared singular value of each sublayer at this token, beside its multiple of the identity. [L]
-        gradients: What the theory says of the mean squared singular value of the derivative of the mean stream (or of
-            all streams, where the map ends with them) by each sublayer's output. [L]
-        predicted: The theory's density; None where it has none.
+        gains: Mean squared singular value of each sublayer at this token, without its multiple of the identity. [L]
+        gradients: The theory's mean squared singular value of the derivative of the mean stream (or of all streams, if
+            the map ends with them) by each sublayer's output. [L]
+        predicted: The theory's density; None if it has none.
         wasserstein: W1 between prediction and measurement, in singular values.
         kolmogorov: KS between prediction and measurement, see `find_distances`.
-        rotated: The spectrum with every sublayer's singular vectors made random; None where it was too costly.
-        mean_stream: The spectrum of the same map from n copies of a stream to their mean, which is the model's own;
-            None for one stream, or where the map was not measured densely.
-        mean_predicted: The theory's density for it.
+        rotated: The spectrum with random singular vectors in every sublayer; None if it was too costly.
+        mean_stream: The spectrum of the same map from n copies of a stream to their mean, which is the model's own map;
+            None for one stream, or if the map was not measured densely.
+        mean_predicted: The theory's density for `mean_stream`.
         mean_kolmogorov: KS between the two.
-        note: Why something is missing, or what the theory warns of.
+        note: The reason for a missing prediction, or the theory's warnings.
     """
 
     position: int
@@ -75,8 +75,8 @@ def token_coefficients(
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Return read [n], write [n] and skip [n, n] of every layer for one token.
 
-    The theory takes sublayers without preferred directions, whose Jacobian has trace zero. That of a trained one has a
-    multiple a of the identity beside the rest R, and a connection's skip takes it over exactly:
+    The theory assumes sublayers without preferred directions, whose Jacobian has trace zero. The Jacobian of a trained
+    sublayer is a multiple a of the identity plus a rest R. The multiple becomes part of the connection's skip, exactly:
     H ⊗ 1 + w rᵀ ⊗ (a 1 + R) = (H + a w rᵀ) ⊗ 1 + w rᵀ ⊗ R.
 
     Args:
@@ -85,16 +85,16 @@ def token_coefficients(
         position: The token's number.
     """
     one = torch.ones(1, dtype=torch.float64)
-    found = []
+    layers = []
     for call, skip in zip(calls, skips):
         if call.coefficients is None:
-            found.append((one, one, torch.full((1, 1), skip, dtype=torch.float64)))
+            layers.append((one, one, torch.full((1, 1), skip, dtype=torch.float64)))
         else:
             read, write, matrix = effective_coefficients(call)
             n = call.streams
             read, write = read.reshape(-1, n)[position], write.reshape(-1, n)[position]
-            found.append((read, write, matrix.reshape(-1, n, n)[position] + skip * torch.outer(write, read)))
-    return found
+            layers.append((read, write, matrix.reshape(-1, n, n)[position] + skip * torch.outer(write, read)))
+    return layers
 
 
 def make_network(
@@ -105,34 +105,34 @@ def make_network(
     Args:
         layers: Read, write and skip of each layer.
         gains: The sublayers' mean squared singular values. [L]
-        matrices: The sublayers' Jacobians, whose singular values decide their laws; without them, sublayers are
+        matrices: The sublayers' Jacobians, whose singular values set their laws; without them, sublayers are
             Gaussian. [d, d] each
     """
     network = spectra.Network.from_coefficients(layers, gains.tolist())
     if not matrices:
         return network
     values = [torch.linalg.svdvals(matrix.double()) for matrix in matrices]
-    laws = [sublayers.measured(found) if float(found.max()) > 0 else sublayers.gaussian() for found in values]
+    laws = [sublayers.measured(each) if float(each.max()) > 0 else sublayers.gaussian() for each in values]
     return replace(network, sublayers=tuple(laws))
 
 
 def predict_spectrum(network: spectra.Network) -> tuple[spectra.Density | None, str]:
-    """Return the theory's density for a network, and what it warns of or why there is none."""
-    with warnings.catch_warnings(record=True) as said:
+    """Return the theory's density for a network and its warnings, or None and the reason."""
+    with warnings.catch_warnings(record=True) as messages:
         warnings.simplefilter("always")
         try:
-            found = spectra.density(network)
+            density = spectra.density(network)
         except ValueError as refusal:
             return None, f"the theory has no curve here: {refusal}"
-    return found, "; ".join(str(warning.message) for warning in said)
+    return density, "; ".join(str(warning.message) for warning in messages)
 
 
 def find_distances(measured: Spectrum, predicted: spectra.Density) -> tuple[float, float]:
-    """Return W1 in singular values, and KS where each singular value may move by 1 %.
+    """Return W1 in singular values, and KS with a tolerance of 1 % in each singular value.
 
-    Skips alone put many equal singular values in one place, which the theory smooths: without that leeway KS would see
-    half of them on the wrong side. Singular values that are rounding do not count in KS, nor does what quadrature of
-    few nodes leaves open.
+    Skips alone give many equal singular values, which the theory smooths: without the tolerance KS would find half of
+    them on the wrong side. KS leaves out singular values below the floor, and the uncertainty of a quadrature with few
+    nodes.
     """
     grid, cumulative = predicted.x.sqrt().numpy(), predicted.cumulative().numpy()
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from jpmhc import checks
-from jpmhc.diagnose.coefficients import measure_streams
+from jpmhc.diagnose.layers import measure_streams
 from jpmhc.diagnose.record import LayerCall, Recording, find_layers, longest_chain, record_layers
 
 

@@ -1,0 +1,156 @@
+"""What is measured of the layers: their gains and gradients, and what their skips do to the streams."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from jpmhc.diagnose.jacobian import Jacobian, Linearised
+from jpmhc.diagnose.methods import measure_matrix
+from jpmhc.diagnose.record import LayerCall
+
+
+@dataclass(frozen=True)
+class LayerMeasurement:
+    """The measurements of one call of one layer.
+
+    Attributes:
+        name: The module's name, with the number of the call if it is called more than once.
+        skip: The multiple of the identity in the Jacobian of a plain layer, or of a connection's sublayer: its mean
+            diagonal.
+        gain: The mean squared singular value of the rest of this Jacobian, over all tokens.
+        gradient: The mean squared singular value of the derivative of the map's output by this layer's output.
+        similarity: The mean cosine between two streams after the layer.
+        dominance: The largest share of the streams' squared length in one stream.
+        predicted: The theory's gradient for the coefficients and gains at the compared tokens, scaled so that the last
+            layer's is the measured one; NaN for a layer that is not compared.
+    """
+
+    name: str
+    skip: float
+    gain: float
+    gradient: float
+    similarity: float = 1.0
+    dominance: float = 1.0
+    predicted: float = float("nan")
+
+
+def measure_gain(call: LayerCall, vectors: Tensor, position: int | None = None) -> tuple[float, float]:
+    """Estimate a layer's skip and gain from a few random vectors, over all tokens or at one of them.
+
+    Args:
+        call: The layer's call, in its graph.
+        vectors: Standard normal numbers; a row for each probe. [k, size of the output, of one token with a position]
+        position: The number of the token.
+    """
+    jacobian = Jacobian(Linearised(call.inside, call.output, _no_run, call.positions, batched=False), position)
+    size = jacobian.shape[1]
+    vectors = vectors[:, : jacobian.shape[0]]
+    back = jacobian.multiply_transposed(vectors)
+    square = float(back.double().square().sum(-1).mean() / size)
+    skip = float((back * vectors).double().sum(-1).mean() / size)
+    return skip, max(square - skip**2, 0.0)
+
+
+def measure_sublayer(call: LayerCall, position: int, chunk: int, batched: bool) -> tuple[float, Tensor]:
+    """Split a sublayer's Jacobian at one token into a multiple of the identity and the rest, a matrix [d, d]."""
+    at = Linearised(call.inside, call.output, _no_run, call.positions, batched=batched)
+    matrix = measure_matrix(Jacobian(at, position), chunk).double()
+    skip = float(matrix.diagonal().mean())
+    return skip, matrix - skip * torch.eye(len(matrix), dtype=matrix.dtype)
+
+
+def measure_gradients(calls: Sequence[LayerCall], y: Tensor, vectors: Tensor) -> list[float]:
+    """Estimate the mean squared singular value of the derivative of y by each layer's output."""
+    totals = [0.0] * len(calls)
+    for vector in vectors:
+        outputs = [call.output for call in calls]
+        gradients = torch.autograd.grad(y, outputs, vector.reshape(y.shape), retain_graph=True, allow_unused=True)
+        for number, gradient in enumerate(gradients):
+            if gradient is not None:
+                totals[number] += float(gradient.double().square().mean()) / len(vectors)
+    return totals
+
+
+def _no_run(x: Tensor) -> Tensor:
+    raise AssertionError("a sublayer is measured in the model's own graph")
+
+
+@dataclass(frozen=True, eq=False)
+class StreamStatistics:
+    """What the layers do to the streams, averaged over tokens.
+
+    Attributes:
+        similarity: Mean cosine between two streams after each layer: 1 means that they are copies. [L]
+        dominance: The largest share of the streams' squared length in one stream after each layer. [L]
+        read: Mean read weights. [L, n]
+        write: Mean write weights. [L, n]
+        product: Singular values of the product of all skips, descending. [n]
+        geometric_mean: The n-th root of its determinant, which is the geometric mean of its singular values.
+        direct: 1ᵀ H_L … H_1 1 / n: the share of the mean stream that passes the skips.
+    """
+
+    similarity: Tensor
+    dominance: Tensor
+    read: Tensor
+    write: Tensor
+    product: Tensor
+    geometric_mean: float
+    direct: float
+
+
+def measure_streams(calls: Sequence[LayerCall]) -> StreamStatistics:
+    """Summarise the coefficients and streams of a chain of connections."""
+    n = calls[0].streams
+    skips = [effective_coefficients(call)[2].reshape(-1, n, n) for call in calls]
+    total = skips[0]
+    for skip in skips[1:]:
+        total = skip @ total
+    values = torch.linalg.svdvals(total)
+    logs = values.clamp_min(torch.finfo(values.dtype).tiny).log().mean()
+    return StreamStatistics(
+        similarity=torch.stack([stream_similarity(call.after) for call in calls]),
+        dominance=torch.stack([stream_dominance(call.after) for call in calls]),
+        read=torch.stack([effective_coefficients(call)[0].reshape(-1, n).mean(0) for call in calls]),
+        write=torch.stack([effective_coefficients(call)[1].reshape(-1, n).mean(0) for call in calls]),
+        product=values.mean(0),
+        geometric_mean=float(logs.exp()),
+        direct=float(total.sum((-1, -2)).mean() / n),
+    )
+
+
+def effective_coefficients(call: LayerCall) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the reads, writes and skips of every token, with the norm after the write, in float64 on the CPU.
+
+    The norm divides each stream by its length R, so the skip is R⁻¹H and the write R⁻¹w. A layer norm divides by the
+    length of the centred stream; the direction that centring removes, and the norm's weights, are left out.
+    """
+    assert call.coefficients is not None
+    read, write, skip = (part.double().cpu() for part in call.coefficients)
+    if call.post_norm:
+        x, y = call.before.detach().double().cpu(), call.output.detach().double().cpu()
+        raw = skip @ x + write.unsqueeze(-1) * y.unsqueeze(-2)
+        if call.post_norm == "layer":
+            raw = raw - raw.mean(-1, keepdim=True)
+        length = raw.square().mean(-1).sqrt().clamp_min(1e-12)  # [..., n]
+        write, skip = write / length, skip / length.unsqueeze(-1)
+    return read, write, skip
+
+
+def stream_similarity(x: Tensor) -> Tensor:
+    """Return the mean cosine between two different streams. [..., n, d]"""
+    n = x.shape[-2]
+    if n == 1:
+        return torch.ones((), dtype=torch.float64)
+    unit = torch.nn.functional.normalize(x.detach().double(), dim=-1)
+    cosines = (unit @ unit.mT).reshape(-1, n, n).mean(0)
+    return ((cosines.sum() - cosines.trace()) / (n * (n - 1))).cpu()
+
+
+def stream_dominance(x: Tensor) -> Tensor:
+    """Return the mean share of a token's squared length in its longest stream: 1 / n to 1. [..., n, d]"""
+    squares = x.detach().double().square().sum(-1)
+    return (squares.max(-1).values / squares.sum(-1).clamp_min(1e-300)).mean().cpu()

@@ -1,0 +1,189 @@
+"""How the spectrum of one Jacobian is measured: what it costs, as a matrix, or by Lanczos quadrature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from jpmhc.diagnose.jacobian import Jacobian
+from jpmhc.diagnose.spectrum import Spectrum
+from jpmhc.machine import free_memory
+from jpmhc.spectra import trace
+
+METHODS = ("auto", "dense", "lanczos")
+# Seconds of one multiplication and addition in a singular value decomposition, and the largest matrix for it.
+_SVD = 4e-10
+_LARGEST = 6000
+# The share of the free memory for one measurement.
+_SHARE = 0.4
+_FEWEST_STEPS, _FEWEST_PROBES = 24, 2
+# Rows at a time: larger chunks are no faster.
+_CHUNK = 64
+
+
+@dataclass(frozen=True)
+class Part:
+    """One planned measurement.
+
+    Attributes:
+        what: The name of the map.
+        shape: The Jacobian's rows and columns.
+        method: "dense" or "lanczos".
+        chunk: Rows at a time of a dense measurement.
+        probes: Random vectors of Lanczos.
+        steps: Steps for each of them.
+        seconds: The estimated time.
+        bytes: The estimated memory beside the model's own run.
+        shortened: Whether it has fewer probes or steps than asked for, to keep to the limit.
+    """
+
+    what: str
+    shape: tuple[int, int]
+    method: str
+    chunk: int
+    probes: int
+    steps: int
+    seconds: float
+    bytes: int
+    shortened: bool = False
+
+    @property
+    def products(self) -> int:
+        """The number of rows, or of products with the Jacobian."""
+        return self.shape[0] if self.method == "dense" else self.probes * (2 * self.steps - 1)
+
+    def __str__(self) -> str:
+        how = f"dense, {self.shape[0]} backward passes"
+        if self.method == "lanczos":
+            how = f"Lanczos, {self.probes} probes of {self.steps} steps"
+            if self.shortened:
+                how += " (shortened to keep to the limit)"
+        size = f"{self.shape[0]} x {self.shape[1]}"
+        return f"{self.what}: {size}, {how}, about {describe_time(self.seconds)} and {describe_bytes(self.bytes)}"
+
+
+def plan_part(what: str, jacobian: Jacobian, saved: int, seconds: float, method: str, probes: int, steps: int) -> Part:
+    """Choose how one Jacobian is measured.
+
+    Args:
+        what: The name of the map.
+        jacobian: The Jacobian.
+        saved: Bytes of the model's graph.
+        seconds: The time that the measurement may take.
+        method: "auto", or the method to use at any cost.
+        probes: Random vectors for Lanczos.
+        steps: Steps for each of them.
+    """
+    (rows, columns), at = jacobian.shape, jacobian.at
+    free_bytes = _SHARE * free_memory(at.y.device)
+    # A batched backward pass holds about a quarter of the graph for each row at its peak.
+    chunk = max(1, min(_CHUNK, rows, int(free_bytes / max(saved / 4, 1)))) if at.batched else min(_CHUNK, rows)
+    small = min(rows, columns)
+    dense_seconds = rows * at.seconds["row"] + _SVD * rows * columns * small
+    dense_bytes = rows * columns * (at.y.dtype.itemsize + 16) + chunk * saved // 4 * at.batched
+    fits = dense_bytes < _SHARE * free_memory(torch.device("cpu")) and small <= _LARGEST
+    if method == "dense" or (method == "auto" and fits and dense_seconds < seconds):
+        return Part(what, (rows, columns), "dense", chunk, 0, 0, dense_seconds, dense_bytes)
+    asked = (probes, min(steps, small))
+    steps = max(1, min(steps, small, int(free_bytes / (16 * (rows + columns)))))
+    product = at.seconds["forward"] + at.seconds["backward"]
+    if method == "auto":
+        probes = max(min(probes, _FEWEST_PROBES), min(probes, int(seconds / (steps * product))))
+        steps = max(min(steps, _FEWEST_STEPS), min(steps, int(seconds / (probes * product))))
+    cost = probes * steps * product
+    basis_bytes = 16 * steps * (rows + columns)
+    return Part(what, (rows, columns), "lanczos", 1, probes, steps, cost, basis_bytes, asked != (probes, steps))
+
+
+def describe_time(seconds: float) -> str:
+    """Return a duration in words."""
+    if seconds < 1:
+        return "a second"
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def describe_bytes(count: int) -> str:
+    """Return an amount of memory in words."""
+    return f"{max(count / 2**20, 1):.0f} MiB" if count < 2**30 else f"{count / 2**30:.1f} GiB"
+
+
+def measure_matrix(jacobian: Jacobian, chunk: int, progress: Callable[[int], None] | None = None) -> Tensor:
+    """Compute J as a matrix on the CPU. [M, N]
+
+    Args:
+        jacobian: The Jacobian.
+        chunk: Rows at a time.
+        progress: Called with the number of rows done since the last call.
+    """
+    rows, columns = jacobian.shape
+    like = jacobian.at.y
+    matrix = torch.empty(rows, columns, dtype=like.dtype)
+    for begin in range(0, rows, chunk):
+        count = min(chunk, rows - begin)
+        units = torch.zeros(count, rows, dtype=like.dtype, device=like.device)
+        units[torch.arange(count), torch.arange(begin, begin + count)] = 1
+        matrix[begin : begin + count] = jacobian.multiply_transposed(units).cpu()
+        if progress is not None:
+            progress(count)
+    return matrix
+
+
+def spectrum_of(matrix: Tensor, precision: torch.dtype | None = None) -> Spectrum:
+    """Compute the singular values of a matrix in float64; the matrix is never squared.
+
+    Args:
+        matrix: [M, N]
+        precision: The type in which the matrix was computed, which sets the floor; its own type by default.
+    """
+    values = np.sort(torch.linalg.svdvals(matrix.double()).numpy())[None]
+    floor = torch.finfo(precision or matrix.dtype).eps * float(values.max()) * max(matrix.shape) ** 0.5
+    return Spectrum(
+        values, np.full_like(values, 1 / values.shape[1]), (matrix.shape[0], matrix.shape[1]), "dense", floor
+    )
+
+
+def measure_quadrature(
+    jacobian: Jacobian, probes: int, steps: int, seed: int, progress: Callable[[int], None] | None = None
+) -> Spectrum:
+    """Estimate the spectrum by Golub–Kahan–Lanczos quadrature, with `steps` products with J and with Jᵀ per vector.
+
+    The vectors are on the Jacobian's smaller side. JᵀJ is never formed, so small singular values keep their digits.
+
+    Args:
+        jacobian: The Jacobian.
+        probes: The number of random vectors; their scatter gives the error bars.
+        steps: Lanczos steps for each of them.
+        seed: Of the vectors.
+        progress: Called with the number of products done since the last call.
+    """
+    rows, columns = jacobian.shape
+    ahead, back, size = jacobian.multiply, jacobian.multiply_transposed, columns
+    if rows < columns:
+        ahead, back, size = back, ahead, rows
+    steps = min(steps, size)
+
+    def counted(product: trace.Operator) -> trace.Operator:
+        def multiply(vectors: Tensor) -> Tensor:
+            result = product(vectors)
+            if progress is not None:
+                progress(1)
+            return result
+
+        return multiply
+
+    device, generator = jacobian.at.x.device, torch.Generator().manual_seed(seed)
+    nodes, weights = [], []
+    for _ in range(probes):
+        # One vector at a time: the model runs on one vector anyway, and only one basis is in memory.
+        start = trace.probes(1, size, generator=generator).to(device)
+        quadrature = trace.singular_quadrature(counted(ahead), counted(back), start, steps)
+        order = quadrature.nodes[0].argsort()
+        nodes.append(quadrature.nodes[0][order].sqrt().cpu().numpy())
+        weights.append(quadrature.weights[0][order].cpu().numpy())
+    values = np.stack(nodes)
+    floor = torch.finfo(jacobian.at.x.dtype).eps * float(values.max()) * max(rows, columns) ** 0.5
+    return Spectrum(values, np.stack(weights), jacobian.shape, "lanczos", floor)
