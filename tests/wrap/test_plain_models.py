@@ -154,6 +154,46 @@ def test_what_is_added_off_the_residual_stream_is_no_connection():
     assert difference(model.head(jpmhc.reduce_streams(x)), model(inputs())) < EXACT
 
 
+class Residual(nn.Module):
+    """An addition that is a module of its own, as in x-transformers: its first argument is the sublayer's output."""
+
+    def forward(self, y: Tensor, x: Tensor) -> Tensor:
+        return y + x
+
+
+class Decoder(nn.Module):
+    """Layers as lists of a norm, a sublayer and an addition."""
+
+    def __init__(self, dim: int, depth: int) -> None:
+        super().__init__()
+        parts = [[nn.LayerNorm(dim), Block(dim).mlp, Residual()] for _ in range(depth)]
+        self.layers = nn.ModuleList(nn.ModuleList(part) for part in parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, sublayer, residual in self.layers:
+            x = residual(sublayer(norm(x)), x)
+        return x
+
+
+def test_additions_that_are_modules_of_their_own_belong_to_the_module_that_calls_them():
+    model = Stack([nn.Identity()])
+    model.blocks = Decoder(12, 3)
+    model.forward = lambda x: model.head(model.blocks(model.embed(x)))
+    before = model(inputs())
+    jpmhc.wrap(model, inputs=inputs())
+    assert difference(before, model(inputs())) < EXACT
+    assert [len(found) for found in connections_of(model)] == [3]
+    disturb(model)(inputs()).square().sum().backward()
+    first, second, third = connections_of(model)[0]
+    for connection in (second, third):  # the streams that the first one reads are equal
+        assert float(connection.map.bias.grad[:4].abs().max()) > 1e-3
+    x = jpmhc.expand_streams(model.embed(inputs()), 4)
+    for (norm, sublayer, _), connection in zip(model.blocks.layers, (first, second, third)):
+        h, state = connection.read(x)
+        x = connection.write(x, sublayer(norm(h)), state)
+    assert difference(model.head(jpmhc.reduce_streams(x)), model(inputs())) < EXACT
+
+
 def test_additions_in_place():
     class InPlace(Block):
         def forward(self, x: Tensor) -> Tensor:

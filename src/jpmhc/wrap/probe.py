@@ -21,6 +21,7 @@ from jpmhc.wrap.streams import Route, StreamModule, Streams, StreamStep, Trail, 
 # Errors that a computation may raise when it meets an object instead of a tensor. The plain run comes first, so that
 # the caller's own errors have been raised there.
 FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+ONLY_ADDS = "computes nothing from its hidden state and only adds to it: the module that calls it is the layer"
 CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 Descent = Callable[[nn.Module, str], Iterator[list[str]]]
 
@@ -40,12 +41,13 @@ class EveryRoute(Route):
 
     Attributes:
         additions: The number of additions.
+        reads: How often something was computed from the hidden state.
         complaint: An operation that cannot be followed; "" if there is none.
     """
 
     def __init__(self) -> None:
         super().__init__((), ())
-        self.additions, self.complaint = 0, ""
+        self.additions, self.reads, self.complaint = 0, 0, ""
 
     def carries(self, trail: Trail, step: StreamStep) -> bool:
         self.additions += step.name == "add"
@@ -60,6 +62,9 @@ class EveryRoute(Route):
     def note(self, complaint: str) -> None:
         self.complaint = complaint
 
+    def note_read(self) -> None:
+        self.reads += 1
+
 
 @dataclass
 class Finding:
@@ -69,11 +74,14 @@ class Finding:
         calls: The number of its calls.
         plans: One for each call through which the residual stream could be followed.
         complaint: Why its residual additions cannot be followed; "" if they can, or if it has none.
+        only_adds: Whether it adds to its hidden state without computing anything from it. A connection there would
+            read nothing and would be reduced at once, so that it would do nothing.
     """
 
     calls: int = 0
     plans: list[LayerPlan] = field(default_factory=list)
     complaint: str = ""
+    only_adds: bool = False
 
     @property
     def followed(self) -> bool:
@@ -166,7 +174,8 @@ class Probe(TorchFunctionMode):
             x = streams.x.squeeze(-2)
         met = tuple(foreign.name for foreign in self._foreign[plan.name] if foreign.met)
         plan = dataclasses.replace(plan, steps=streams.trail, leaves=leaves, modules=met)
-        if plan.additions:
+        finding.only_adds |= plan.additions > 0 and not route.reads
+        if plan.additions and route.reads:
             finding.plans.append(plan)
             self.boundaries.append(Boundary(x, (plan.name, finding.calls)))
         return plan.with_leaving(output, x)
@@ -229,10 +238,12 @@ def plan_layers(model: nn.Module, names: list[str] | None, run: Callable[[], obj
         _refuse_unfollowed(model, names, probe.findings)
         return _chain_layers(probe)
     lists = list(_lists_in(model, ""))
+    only_adding: dict[str, str] = {}
     for descend, groups in ((_lists_in, lists), (_children_of, list(_children_of(model, ""))), (_nothing_in, [[""]])):
-        result = _search(model, groups, descend, run, complaints)
+        result = _search(model, groups, descend, run, complaints, only_adding)
         if result is not None:
             return _chain_layers(result)
+    complaints |= only_adding
     name = next(iter(complaints), lists[0][0] if lists else "")
     raise ValueError(
         f"{type(model).__name__} has no layer with residual additions x + f(x) that can be followed: "
@@ -252,6 +263,7 @@ def _search(
     descend: Descent,
     run: Callable[[], object],
     complaints: dict[str, str],
+    only_adding: dict[str, str],
 ) -> Probe | None:
     """Probe groups of modules, and the groups inside those that cannot be followed, until nothing changes."""
     while groups:
@@ -267,6 +279,7 @@ def _search(
                 inner for name in group if name not in layers for inner in descend(model.get_submodule(name), name)
             ]
         complaints |= {name: finding.complaint for name, finding in probe.findings.items() if finding.complaint}
+        only_adding |= {name: ONLY_ADDS for name, finding in probe.findings.items() if finding.only_adds}
         if remaining == groups and probe.failed is None:
             _refuse_complaints(model, probe.findings, complaints)
             return probe
@@ -352,7 +365,8 @@ def _refuse_unfollowed(model: nn.Module, names: list[str], findings: dict[str, F
     for name in names:
         finding = findings[name]
         if not finding.followed:
-            complaint = finding.complaint or (
+            complaint = finding.complaint or ONLY_ADDS * finding.only_adds
+            complaint = complaint or (
                 "makes no addition to its hidden state" if finding.calls else "is not reached by these inputs"
             )
             raise ValueError(f"{_describe(model, name)} cannot be wrapped: it {complaint}")
