@@ -5,7 +5,10 @@ import types
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import jpmhc
 from tests.wrap.models import Block, Stack
@@ -52,13 +55,18 @@ class LosingGradients(Block):
         return x + self.mix(Detaching.apply(x))
 
 
-def refused(model: nn.Module, said: str, **options) -> None:
+class Residual(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.ones(2, 6, 12)
+
+
+def refused(model: nn.Module, said: str, hooks: bool = False, **options) -> None:
     names = list(model.state_dict())
     with pytest.raises(ValueError, match=said) as refusal:
         jpmhc.wrap(model, **{"inputs": X, **options})
     assert "\n" not in str(refusal.value)
     assert list(model.state_dict()) == names
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert hooks or not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
 @pytest.mark.parametrize(
@@ -123,6 +131,26 @@ def test_layers_that_are_skipped_in_training():
     refused(model, r"the model \(Stack\) skips whole layers in training, .* set its layerdrop from 0.1 to 0")
     model.layerdrop, model.config = 0, types.SimpleNamespace(layerdrop=0.2)
     refused(model, r"set layerdrop in its config from 0.2 to 0")
+
+
+@pytest.fixture
+def one_process(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_model_that_is_spread_over_processes_already(one_process):
+    refused(DistributedDataParallel(Stack([Block(12)])), r"the model \(Distr.*\) is in DistributedDataParallel already")
+    model = Stack([Block(12)])
+    fully_shard(model.blocks[0])
+    refused(model, r"blocks\.0 \(FSDPBlock\) is in FSDP already, .*: wrap the plain model first", hooks=True)
+    assert not any("hyper_connections" in name for name in model.state_dict())
+
+
+def test_an_addition_that_is_a_module_of_its_own_is_no_layer():
+    model = Stack([Residual(), Residual()])
+    refused(model, "blocks.0 .* only adds to it: the module that calls it is the layer", layers=model.blocks)
 
 
 def test_a_wrapped_model():

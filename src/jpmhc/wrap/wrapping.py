@@ -1,11 +1,13 @@
 """wrap and unwrap: a model's residual additions become hyper-connections, in place, and back."""
 
 import contextlib
+import sys
 import warnings
 from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from jpmhc.connections import HyperConnection
 from jpmhc.mixers import Mixer
@@ -63,6 +65,7 @@ def wrap(
             f"this {type(model).__name__} has hyper-connections already: wrap takes a model with plain residual "
             "additions, or the plain layers of this one as layers="
         )
+    _refuse_distributed(model)
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
             raise ValueError(
@@ -137,6 +140,19 @@ def _names_of(model: nn.Module, layers: Iterable[nn.Module]) -> list[str]:
     if not layers:
         raise ValueError("layers must have at least one module")
     return [known[id(layer)] for layer in layers]
+
+
+def _refuse_distributed(model: nn.Module) -> None:
+    """Refuse a model that is spread over processes: connections made now would not be kept equal or sharded."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    sharded = () if fsdp is None else (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)
+    for name, module in model.named_modules():
+        if isinstance(module, (DistributedDataParallel, *sharded)):
+            kind = "DistributedDataParallel" if isinstance(module, DistributedDataParallel) else "FSDP"
+            raise ValueError(
+                f"{name or 'the model'} ({type(module).__name__}) is in {kind} already, which would not see the new "
+                f"connections: wrap the plain model first, and then put the wrapped model in {kind}"
+            )
 
 
 def _refuse_skipping(model: nn.Module, names: list[str]) -> None:
