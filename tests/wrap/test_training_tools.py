@@ -44,6 +44,21 @@ def test_lora_around_a_wrapped_model(tmp_path):
     assert difference(trained, again(input_ids=tokens()).logits) < 1e-6
 
 
+def test_lora_that_freezes_the_connections_is_a_warning():
+    peft, config = lora()
+    model = peft.get_peft_model(jpmhc.wrap(tiny("llama")), config).train()
+    with pytest.warns(UserWarning, match=r"connections of .*layers\.0 are frozen .* modules_to_save=") as warnings:
+        steps(model, 2)
+    assert sum("are frozen" in str(warning.message) for warning in warnings) == 1
+
+
+def test_a_frozen_model_and_trained_connections_are_no_warning(recwarn):
+    peft, config = lora(modules_to_save=["hyper_connections"])
+    steps(peft.get_peft_model(jpmhc.wrap(tiny("llama")), config).train(), 1)
+    jpmhc.wrap(tiny("gpt2")).requires_grad_(False).train()(input_ids=tokens())
+    assert not [warning for warning in recwarn if "are frozen" in str(warning.message)]
+
+
 def test_lora_inside_a_model_that_is_wrapped(tmp_path):
     peft, config = lora()
     model = peft.get_peft_model(tiny("llama"), config)

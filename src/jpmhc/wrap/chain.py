@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ class Chain:
             if after.steps[0].name == "add"
         }
         self.ahead: tuple[nn.Module, ReadAhead] | None = None
+        self.warned = False
 
     def begin(self, layer: nn.Module, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         """Before a layer: make its hidden state streams."""
@@ -53,6 +55,8 @@ class Chain:
                 "the layers were not called as when the model was wrapped"
             )
         follow_recomputing(layer)
+        if plan.first and layer.training and torch.is_grad_enabled() and not self.warned:
+            self.warn_of_frozen(layer, plan)
         route = Route(plan.steps, connections, self.find_onward(plan, x), reduces=plan.last)
         return plan.with_entering(args, kwargs, Streams(x, route, begun=self.take_read(layer, x)))
 
@@ -63,6 +67,18 @@ class Chain:
             self.ahead = (self.following[plan.name], keep_read(streams.x, streams.onward))
         x = reduce_streams(streams.x) if plan.last else streams.x
         return plan.with_leaving(output, x)
+
+    def warn_of_frozen(self, layer: nn.Module, plan: LayerPlan) -> None:
+        """Warn once if a layer is trained and its connections are frozen, as PEFT freezes them."""
+        if torch.compiler.is_compiling() or any(p.requires_grad for p in connections_of(layer).parameters()):
+            return
+        if any(parameter.requires_grad for parameter in layer.parameters()):
+            self.warned = True
+            warnings.warn(
+                f"the hyper-connections of {plan.name} are frozen while other parameters of the layer are trained: "
+                'with PEFT, train and save them by modules_to_save=["hyper_connections"]',
+                stacklevel=2,
+            )
 
     def find_onward(self, plan: LayerPlan, x: Tensor) -> HyperConnection | None:
         """Return the next layer's first connection, if it may read before that layer is called."""
