@@ -19,22 +19,18 @@ FUNCTIONS = ("project", "violation", "sample", "load", "dump", "best_generating_
 
 # Public names that still lack an example; the list only shrinks.
 MISSING = """
-    HyperConnection HyperConnectionStack StreamExpansion StreamHead accelerate diagnose dialects.accelerate
-    dialects.deepseek_v4.dump dialects.deepseek_v4.load dialects.deepseek_v41.dump dialects.deepseek_v41.load
-    dialects.glm5_next.dump dialects.glm5_next.load dialects.hy_v4.dump dialects.hy_v4.load dialects.liger.dump
-    dialects.liger.load dialects.megatron.dump dialects.megatron.load dialects.qwen4_exp.dump
-    dialects.qwen4_exp.load expand_streams generators.best_generating_set generators.spectral_gap
-    load_plain_weights load_wrapped manifolds.birkhoff.project manifolds.birkhoff.sample
+    HyperConnection HyperConnectionStack StreamExpansion StreamHead expand_streams generators.best_generating_set
+    generators.spectral_gap load_plain_weights manifolds.birkhoff.project manifolds.birkhoff.sample
     manifolds.birkhoff.violation manifolds.grassmann.project manifolds.grassmann.sample
     manifolds.grassmann.violation manifolds.orthogonal.project manifolds.orthogonal.sample
     manifolds.orthogonal.violation manifolds.permutation.sample manifolds.permutation.violation optim.AdamAtan2
     optim.GrassmannianOptimizer optim.SignSGD optim.grassmann_frames paper.generators.best_generating_set
-    paper.generators.spectral_gap parameter_groups recommend reduce_streams shard_connections spectra.Density
+    paper.generators.spectral_gap parameter_groups reduce_streams shard_connections spectra.Density
     spectra.Distances spectra.MLP spectra.Network spectra.Propagation spectra.Solution spectra.Summary
     spectra.cauchy spectra.choose spectra.density spectra.distances spectra.edges spectra.gap_radii
     spectra.geometric_mean spectra.gradient_gains spectra.growth_edges spectra.layers_until_collapse
     spectra.moments spectra.projector_rate spectra.propagate spectra.share_below spectra.share_of_growth_below
-    spectra.simulate spectra.simulate_nonlinear spectra.summary unwrap wrap
+    spectra.simulate spectra.simulate_nonlinear spectra.summary
 """
 
 

@@ -131,11 +131,9 @@ def recommend(
 
     Example:
         >>> import jpmhc
-        >>> recommendation = jpmhc.recommend(depth=4, streams=2, mixers=["identity", "sinkhorn", "rotation"])
-        >>> recommendation.candidates[-1].mixer  # the identity mixes nothing and comes last
-        'identity'
-        >>> print(recommendation.best.mixer, f"{recommendation.best.collapsed:.2f}")
-        rotation 0.00
+        >>> recommendation = jpmhc.recommend(depth=8, streams=4, mixers=["identity", "sinkhorn", "cayley"])
+        >>> [candidate.mixer for candidate in recommendation.candidates]  # the identity mixes nothing and comes last
+        ['cayley', 'sinkhorn', 'identity']
     """
     depth, streams, dim = (
         to_whole_number(depth, "depth"),

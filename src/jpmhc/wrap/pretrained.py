@@ -91,11 +91,12 @@ def load_wrapped(auto_class: Any, name_or_path: Any, **kwargs: Any) -> Any:
         The wrapped model, as it was saved.
 
     Example:
-        >>> import jpmhc, tempfile, transformers
+        >>> import contextlib, jpmhc, tempfile, transformers
         >>> config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=32)
         >>> model = jpmhc.wrap(transformers.GPT2LMHeadModel(config))
         >>> folder = tempfile.mkdtemp()
-        >>> model.save_pretrained(folder)
+        >>> with contextlib.redirect_stdout(None):  # DeepSpeed, if it is installed, prints a line
+        ...     model.save_pretrained(folder)
         >>> type(jpmhc.load_wrapped(transformers.AutoModelForCausalLM, folder)).__name__
         'GPT2LMHeadModel'
     """
