@@ -1,4 +1,4 @@
-"""Predict the Jacobian's spectrum of pre-norm networks that are really run. Writes docs/results/prediction.md.
+"""Predict the Jacobian's spectrum of pre-norm networks that are really run. Writes a table of docs/results/prediction.md.
 
 Run `python benchmarks/check_prediction.py`; some five minutes on two cores. Every network has 4 streams of 256
 features, random weights, reads that favour stream l mod 4 and random writes; no number is fitted. Beside the page it
@@ -17,7 +17,7 @@ from matplotlib.legend_handler import HandlerTuple
 from matplotlib.lines import Line2D
 from torch import Tensor
 
-from harness import write_csv
+from harness import write_csv, write_table
 from jpmhc import spectra
 from jpmhc.manifolds import birkhoff, orthogonal
 from jpmhc.report.style import INK, SAMPLED, colour_of, finish_axes, save_figure
@@ -121,50 +121,23 @@ def draw_panel(axes, predicted: spectra.Density, squares: Tensor, title: str, co
     finish_axes(axes)
 
 
-def write_page(rows: list[dict]) -> None:
-    """Write docs/results/prediction.md."""
-    worst = max(row["ks_sublayers"] for row in rows)
+def list_worst(rows: list[dict]) -> list[str]:
+    """Return the table of the largest deviations over the kinds of skips."""
     lines = [
-        "# Prediction against measurement at initialisation",
-        "",
-        "`python benchmarks/check_prediction.py`",
-        "",
-        f"Pre-norm networks of {STREAMS} streams and {WIDTH} features a stream, run with random weights; {NETWORKS} "
-        "networks a case, float64. Reads favour stream l mod 4, writes are 2 sigmoid of N(0, 0.25) logits, the streams "
-        "start as copies. Nothing is fitted: "
-        "`Network.prenorm` gets skips, reads, writes, activation, weight scales and width ratio. “Gaussian” puts a "
-        "Gaussian matrix of the same gain in place of every sublayer. KS is the largest difference of the distribution "
-        f"functions (the worst of {len(rows)} cases: {worst:.3f}); W₁ is in singular values, over their mean.",
-        "",
-        "| sublayer | L | skip | Σσ² | W₁/mean, Gaussian | W₁/mean | KS, Gaussian | KS | "
-        "median and 99 %, measured | predicted |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| sublayer | L | Σσ² | KS | KS, Gaussian sublayers | W₁/mean | W₁/mean, Gaussian sublayers |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for row in rows:
-        lines.append(
-            f"| {row['sublayer']} | {row['depth']} | {row['skip']} | {row['noise']:.2f} | {row['w1_gaussian']:.3f} | "
-            f"{row['w1_sublayers']:.3f} | {row['ks_gaussian']:.3f} | {row['ks_sublayers']:.3f} | "
-            f"{row['measured_0.5']:.3g}, {row['measured_0.99']:.3g} | "
-            f"{row['predicted_0.5']:.3g}, {row['predicted_0.99']:.3g} |"
-        )
-    lines += [
-        "",
-        "Of what is left, much is the fluctuation of the reads' root mean square at finite width, √(2/p) for an input. "
-        "All cases have the same three seeds, so that their deviations are alike. Theory and limits: "
-        "[real_networks.md](../derivations/real_networks.md).",
-        "",
-        "![Twelve spectra, measured and predicted](prediction.png)",
-        "",
-        "Which share of singular values lies below each. In the panels of 0.8 I + 0.2 bistochastic at L = 48 three "
-        "quarters lie near 2e-5. `python benchmarks/check_prediction.py --figure` draws the figure alone.",
-        "",
-    ]
-    (RESULTS / "prediction.md").write_text("\n".join(lines))
-    print(f"wrote {RESULTS / 'prediction.md'}")
+    for sublayer, depth in dict.fromkeys((row["sublayer"], int(row["depth"])) for row in rows):
+        cases = [row for row in rows if (row["sublayer"], int(row["depth"])) == (sublayer, depth)]
+        noise = [float(row["noise"]) for row in cases]
+        worst = [max(float(row[f"{name}_{kind}"]) for row in cases) for name in ("ks", "w1") for kind in ("sublayers", "gaussian")]
+        cells = " | ".join(f"{number:.3f}" for number in worst)
+        lines.append(f"| {sublayer} | {depth} | {min(noise):.2f} to {max(noise):.2f} | {cells} |")
+    return lines
 
 
 def main() -> None:
-    """Run all cases, print each, and write table, figure and page."""
+    """Run all cases, print each, and write tables and figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--figure", action="store_true", help="run the cases of the figure, and write it alone")
     figure_alone = parser.parse_args().figure
@@ -205,7 +178,7 @@ def main() -> None:
     print(f"wrote {save_figure(figure, RESULTS / 'prediction.png')}")
     if not figure_alone:
         write_csv("prediction", rows)
-        write_page(rows)
+        write_table(RESULTS / "prediction.md", "prediction", list_worst(rows))
 
 
 if __name__ == "__main__":

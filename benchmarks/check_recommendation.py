@@ -1,6 +1,6 @@
 """Run networks with the skips that `jpmhc.recommend` judged, and count what has collapsed in them.
 
-Run `python benchmarks/check_recommendation.py`; a minute on two cores. It writes docs/results/recommendation.md and
+Run `python benchmarks/check_recommendation.py`; a minute on two cores. It writes the table of docs/results/prediction.md and
 benchmarks/results/recommendation.csv.
 """
 
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 import jpmhc
-from harness import write_csv
+from harness import write_csv, write_table
 from jpmhc.spectra.activations import get_activation
 
 STREAMS, WIDTH, NETWORKS, DEPTHS = 4, 64, 4, (12, 48, 200)
-PAGE = Path(__file__).parent.parent / "docs" / "results" / "recommendation.md"
+PAGE = Path(__file__).parent.parent / "docs" / "results" / "prediction.md"
 
 
 def run_network(skips: Tensor, read: Tensor, write: Tensor, seed: int) -> tuple[Tensor, Tensor]:
@@ -62,28 +62,23 @@ def check_depth(depth: int) -> list[dict]:
     return rows
 
 
+def list_shares(rows: list[dict]) -> list[str]:
+    """Return the table of predicted and measured shares, one line for each mixer."""
+    depths = sorted({int(row["depth"]) for row in rows})
+    shares = {(row["mixer"], int(row["depth"])): row for row in rows}
+    heads = [f"{part}, L = {depth}" for part in "JT" for depth in depths]
+    lines = ["| mixer | " + " | ".join(heads) + " |", "|---" * (1 + len(heads)) + "|"]
+    for mixer in dict.fromkeys(row["mixer"] for row in rows):
+        pairs = ((shares[mixer, depth], part) for part in "jt" for depth in depths)
+        cells = [f"{float(row[f'predicted_{part}']):.1%}, {float(row[f'measured_{part}']):.1%}" for row, part in pairs]
+        lines.append(f"| {mixer} | " + " | ".join(cells) + " |")
+    return lines
+
+
 def main() -> None:
-    """Check all depths and write page and table."""
+    """Check all depths and write the tables."""
     rows = [row for depth in DEPTHS for row in check_depth(depth)]
-    worst = {part: max(abs(row[f"predicted_{part}"] - row[f"measured_{part}"]) for row in rows) for part in "jt"}
-    lines = [
-        "# Recommendations against networks that are run",
-        "",
-        "`python benchmarks/check_recommendation.py`",
-        "",
-        f"`jpmhc.recommend` at its defaults (pre-norm, GELU, {STREAMS} streams, skips drifted by 0.1), and {NETWORKS} "
-        f"networks a case of {WIDTH} features a stream with the same skips. Share of singular values below 0.1, of the "
-        "streams' Jacobian J and of the model's own map T. Largest difference of a share: "
-        f"{worst['j']:.3f} for J, {worst['t']:.3f} for T.",
-        "",
-        "| L | rank | mixer | J predicted | J measured | T predicted | T measured |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        shares = " | ".join(f"{row[key]:.1%}" for key in ("predicted_j", "measured_j", "predicted_t", "measured_t"))
-        lines.append(f"| {row['depth']} | {row['rank']} | {row['mixer']} | {shares} |")
-    PAGE.write_text("\n".join([*lines, ""]))
-    print(f"wrote {PAGE}")
+    write_table(PAGE, "recommendation", list_shares(rows))
     write_csv("recommendation", rows)
 
 

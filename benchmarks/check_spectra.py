@@ -21,14 +21,13 @@ import numpy as np
 import torch
 import tyro
 
-from harness import RESULTS, environment, write_csv
+from harness import RESULTS, environment, write_csv, write_table
 from jpmhc import paper, spectra
 
 X = np.array([0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0])
 ETA = 0.05
 STREAMS = 4
-WIDTHS = RESULTS / "spectra_width.csv"
-TABLE = Path(__file__).parent.parent / "docs" / "results" / "spectra_accuracy.md"
+PAGE = Path(__file__).parent.parent / "docs" / "results" / "prediction.md"
 
 
 def bistochastic(rng: np.random.Generator) -> np.ndarray:
@@ -185,55 +184,24 @@ def accuracy(
             writer.writeheader()
             writer.writerows(rows)
     print(f"wrote {results}")
-    _write_table(rows)
+    write_table(PAGE, "accuracy", list_largest(rows))
 
 
-def _write_table(rows: list[dict[str, object]]) -> None:
+def list_largest(rows: list[dict[str, object]]) -> list[str]:
+    """Return the largest errors over the depths, one line for each kind of skips and noise."""
     lines = [
-        "# The chain against sampled networks",
-        "",
-        f"Relative error of the Cauchy transform at x + {ETA}i, x = {', '.join(f'{x:g}' for x in X)}: the largest over",
-        "the ten points, then their median, then the largest standard error of the simulation itself. Skips are 4 × 4",
-        "and different in every layer; `mixed` takes bistochastic, orthogonal, Gaussian and projector skips in turn,",
-        "times 1.1. N is the width of the sampled networks. The simulation shares no code with the package. Written by",
-        "`python benchmarks/check_spectra.py accuracy`.",
-        "",
-        "| skips | noise | L | Lσ² | N | samples | largest | median | simulation |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| skips | noise | largest, Lσ² = 0.05 | median | simulation | largest, Lσ² = 1 | median | simulation |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-
-    def order(row: dict[str, object]) -> tuple:
-        return row["noise"], row["mixer"], float(str(row["total_variance"])), int(str(row["depth"]))
-
-    for row in sorted(rows, key=order):
-        numbers = [float(str(row[key])) for key in ("largest_error", "median_error", "largest_standard_error")]
-        cells = [row[key] for key in ("mixer", "noise", "depth", "total_variance", "width", "samples")]
-        lines.append("| " + " | ".join([*map(str, cells), *(f"{100 * number:.2f} %" for number in numbers)]) + " |")
-    largest = [float(str(row["largest_error"])) for row in rows]
-    below = sum(error < 0.01 for error in largest)
-    lines += ["", f"{below} of {len(rows)} cases are below 1 % at all points; the largest error is {max(largest):.2%}."]
-    if WIDTHS.exists():
-        lines += [
-            "",
-            "## What the simulation's width does",
-            "",
-            "The theory is the limit of many features, and the mean over finite networks differs from it by a multiple",
-            "of 1/N that the standard error does not contain. For the case that is furthest off above, with another",
-            "seed, the largest of the ten errors (`python benchmarks/check_spectra.py width`):",
-            "",
-            "| N | samples | x | error | its standard error | N · error |",
-            "|---|---|---|---|---|---|",
-        ]
-        with WIDTHS.open() as file:
-            for row in csv.DictReader(file):
-                miss, error = float(row["largest_error"]), float(row["standard_error_there"])
-                product = float(row["width_times_error"])
-                lines.append(
-                    f"| {row['width']} | {row['samples']} | {row['x']} | {miss:.2%} | {error:.2%} | {product:.1f} |"
-                )
-    TABLE.parent.mkdir(parents=True, exist_ok=True)
-    TABLE.write_text("\n".join(lines) + "\n")
-    print(f"wrote {TABLE}")
+    keys = ("largest_error", "median_error", "largest_standard_error")
+    for mixer, noise in sorted({(str(row["mixer"]), str(row["noise"])) for row in rows}):
+        cells = []
+        for total in (0.05, 1.0):
+            case = (mixer, noise, total)
+            same = [row for row in rows if (row["mixer"], row["noise"], float(str(row["total_variance"]))) == case]
+            cells += [f"{max(float(str(row[key])) for row in same):.2%}" for key in keys]
+        lines.append(f"| {mixer} | {noise} | " + " | ".join(cells) + " |")
+    return lines
 
 
 def width(samples: tuple[int, ...] = (6000, 3000, 1200, 400, 300), seed: int = 11) -> None:

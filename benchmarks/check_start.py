@@ -1,4 +1,4 @@
-"""How every mixer starts: equal to the plain residual, and alive. Writes docs/results/start.md.
+"""How every mixer starts: equal to the plain residual, and alive. Writes docs/derivations/start.md.
 
 python benchmarks/check_start.py
 """
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import jpmhc
+from harness import write_table
 
 DIM, STREAMS, DEPTH, STEPS = 64, 4, 6, 50
-PAGE = Path(__file__).parent.parent / "docs" / "results" / "start.md"
+PAGE = Path(__file__).parent.parent / "docs" / "derivations" / "start.md"
 
 
 def sublayer() -> nn.Module:
@@ -61,15 +62,6 @@ def main() -> None:
     sgd = lambda model: torch.optim.SGD(model.parameters(), lr=0.1)  # noqa: E731
     adam = lambda model: torch.optim.Adam(model.parameters(), lr=1e-3)  # noqa: E731
     lines = [
-        "# How every mixer starts",
-        "",
-        "`python benchmarks/check_start.py`",
-        "",
-        f"Start error: a fresh block on {STREAMS} equal streams against `x + f(x)`, relative to the largest",
-        f"|x| + |f(x)|. The other columns: a model of {DEPTH} layers after {STEPS} steps: how far the streams lie",
-        "apart under SGD (lr 0.1), the same with reads that favour no stream, and how far an entry of a skip has moved",
-        "under Adam (lr 1e-3).",
-        "",
         "| mixer | start error, float32 | float64 | streams apart, SGD | symmetric reads, SGD | skip moved, Adam |",
         "|---|---|---|---|---|---|",
     ]
@@ -79,9 +71,7 @@ def main() -> None:
         numbers = (*errors, apart, control, moved)
         lines.append(f"| {mixer} | " + " | ".join(f"{number:.1e}" for number in numbers) + " |")
         print(lines[-1], flush=True)
-    PAGE.parent.mkdir(parents=True, exist_ok=True)
-    PAGE.write_text("\n".join(lines) + "\n")
-    print(f"wrote {PAGE}")
+    write_table(PAGE, "start", lines)
 
 
 if __name__ == "__main__":

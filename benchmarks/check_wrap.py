@@ -3,13 +3,14 @@
     python benchmarks/check_wrap.py [--kinds causal masked ...] [--only llama gpt2] [--rows out/wrap.jsonl] [--write]
 
 For each: wrapped, refused (and why) or wrong; how far the outputs differ; whether `generate` gives the same tokens; and
-how far the streams are apart after ten steps of training, relative to the largest number in them. `--write` puts the
-table into docs/results/wrap.md. `--rows` keeps what was found in a file and goes on from there the next time. Exits
+how far the streams are apart after ten steps of training, relative to the largest number in them. `--write` writes
+benchmarks/results/wrap.csv and the counts in docs/results/wrap.md. `--rows` keeps what was found in a file and goes on from there the next time. Exits
 non-zero if any is wrong.
 """
 
 import argparse
 import copy
+import csv
 import dataclasses
 import gc
 import json
@@ -26,11 +27,13 @@ import transformers
 from torch import Tensor, nn
 
 import jpmhc
+from harness import RESULTS, write_table
 from jpmhc.wrap.comparison import default_inputs, floating_tensors, relative_difference
 from jpmhc.wrap.layers import wrapped_layers
 from tiny_models import FAILURES, KINDS, architectures, build
 
 PAGE = Path(__file__).parents[1] / "docs/results/wrap.md"
+TABLE = RESULTS / "wrap.csv"
 EQUAL = 1e-4  # of the largest output; ten times what rounding gave in the worst case
 APART = 1e-4  # a hundred times what rounding gives
 
@@ -142,42 +145,23 @@ def rows(kinds: list[str], only: list[str], known: dict[tuple[str, str], Row]) -
             gc.collect()
 
 
-def page(found: list[Row]) -> str:
-    """The table as a page."""
-    lines = [
-        "# Architectures that `jpmhc.wrap` takes",
-        "",
-        "`python benchmarks/check_wrap.py --write`, float32 on a CPU, "
-        f"transformers {transformers.__version__}, torch {torch.__version__}. Every architecture that can be built "
-        "tiny (random weights, width about 32, three layers), wrapped with four streams and the Cayley mixer.",
-        "",
-        "| kind | wrapped | refused | wrong | could not be built tiny |",
-        "|---|---|---|---|---|",
-    ]
+def summarise(found: list[Row]) -> list[str]:
+    """Count what became of the architectures of each kind."""
+    lines = ["| kind | wrapped | refused | wrong | could not be built tiny |", "|---|---|---|---|---|"]
     for kind in dict.fromkeys(row.kind for row in found):
         count = Counter(row.result for row in found if row.kind == kind)
         lines.append(f"| {kind} | {count['wrapped']} | {count['refused']} | {count['WRONG']} | {count['not built']} |")
-    lines += [
-        "",
-        "Difference: of all outputs, relative to the largest. Tokens: whether `generate` chose the same six. Apart: "
-        "how far the streams are from their mean after the last layer and ten steps of AdamW, relative to the largest "
-        "number. A chain is a run of layers that hand streams to each other.",
-        "",
-        "| architecture | kind | layers / connections / chains | difference | tokens | apart |",
-        "|---|---|---|---|---|---|",
-    ]
-    said = {True: "equal", False: "DIFFERENT", None: "–"}
-    lines += [
-        f"| {row.name} | {row.kind} | {row.shape} | {row.difference:.0e} | {said[row.generated]} | "
-        f"{'–' if row.spread is None else f'{row.spread:.2f}'} |"
-        for row in found
-        if row.result in ("wrapped", "WRONG")
-    ]
-    lines += ["", "## Refused", "", "| architecture | kind | what it says |", "|---|---|---|"]
-    lines += [f"| {row.name} | {row.kind} | {row.said} |" for row in found if row.result == "refused"]
-    absent = ", ".join(dict.fromkeys(row.name for row in found if row.result == "not built"))
-    lines += ["", f"Not built tiny by the script's one recipe, or for want of a package: {absent}.", ""]
-    return "\n".join(lines)
+    return lines
+
+
+def write_rows(found: list[Row]) -> None:
+    """Write one line for each architecture, with the versions."""
+    versions = {"transformers": transformers.__version__, "torch": torch.__version__}
+    with TABLE.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*(field.name for field in dataclasses.fields(Row)), *versions])
+        writer.writeheader()
+        writer.writerows({**dataclasses.asdict(row), **versions} for row in found)
+    print(f"wrote {TABLE}")
 
 
 def main() -> None:
@@ -185,7 +169,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--only", nargs="+", default=[], help="names of architectures")
     parser.add_argument("--rows", type=Path, help="a file that keeps what was found")
-    parser.add_argument("--write", action="store_true", help=f"write {PAGE}")
+    parser.add_argument("--write", action="store_true", help=f"write {TABLE} and the counts in {PAGE}")
     options = parser.parse_args()
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     warnings.simplefilter("ignore")
@@ -207,8 +191,8 @@ def main() -> None:
         )
     print(Counter((row.kind, row.result) for row in found))
     if options.write:
-        PAGE.write_text(page(found))
-        print(f"wrote {PAGE}")
+        write_rows(found)
+        write_table(PAGE, "architectures", summarise(found))
     if any(row.result == "WRONG" for row in found):
         sys.exit("some are wrong")
 

@@ -4,7 +4,7 @@
 
 A byte-level GPT-2 (four layers, d = 64) learns this package's own source for `--steps` steps. Then copies of it go on
 for as many: plain, and wrapped with each mixer. Half-way a wrapped model is saved, loaded and resumed, which must give
-the same weights as going on. `--write` puts the table into docs/results/wrap_training.md.
+the same weights as going on. `--write` puts the table into docs/results/wrap.md.
 """
 
 import argparse
@@ -19,10 +19,11 @@ import transformers
 from torch import Tensor
 
 import jpmhc
+from harness import write_table
 from jpmhc.wrap.comparison import relative_difference
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs/results/wrap_training.md"
+PAGE = ROOT / "docs/results/wrap.md"
 BATCH, LENGTH, RATE = 16, 128, 1e-3
 
 
@@ -82,7 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mixers", nargs="+", default=["cayley", "sinkhorn"], choices=list(jpmhc.MIXERS))
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--write", action="store_true", help=f"write {PAGE}")
+    parser.add_argument("--write", action="store_true", help=f"write the table of {PAGE}")
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -112,21 +113,13 @@ def main() -> None:
         rows.append((name, held_out_loss(model, data), difference))
         print(rows[-1], flush=True)
     lines = [
-        "# A wrapped GPT-2 in training",
-        "",
-        f"`python benchmarks/check_wrap_training.py --write`: a byte-level GPT-2 (four layers, d = 64) after {steps} "
-        f"steps on this package's source, and after {steps} more, plain and wrapped in four streams; the same batches "
-        f"of {BATCH} × {LENGTH} bytes, AdamW at {RATE}, float32 on a CPU. Loss: nats per byte, held out. Resumed: the "
-        "largest relative difference of a weight between going on and saving, loading and resuming half-way.",
-        "",
         "| model | loss | resumed |",
         "|---|---|---|",
     ]
     lines += [f"| {name} | {loss:.4f} | {'' if gap is None else f'{gap:.0e}'} |" for name, loss, gap in rows]
     print("\n".join(lines))
     if options.write:
-        PAGE.write_text("\n".join([*lines, ""]))
-        print(f"wrote {PAGE}")
+        write_table(PAGE, "training", lines)
     if any(gap is not None and gap > 1e-3 for *_, gap in rows):
         sys.exit("a resumed model is not the one that went on")
 

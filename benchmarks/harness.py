@@ -104,3 +104,12 @@ def write_csv(name: str, rows: Sequence[dict[str, Any]], device: str = "cpu", fo
         writer.writerows(rows)
     print(f"wrote {path}")
     return path
+
+
+def write_table(page: Path, name: str, lines: Sequence[str]) -> None:
+    """Replace the lines of a page between the comments `<!-- begin NAME -->` and `<!-- end NAME -->`."""
+    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+    before, rest = page.read_text().split(begin)
+    after = rest.split(end)[1]
+    page.write_text("\n".join([before + begin, "", *lines, "", end + after]))
+    print(f"wrote the table {name} of {page}")
