@@ -16,7 +16,6 @@ RUNNING = (
     "docs/guides/cost.md",
     "docs/guides/diagnose.md",
     "docs/guides/gpt.md",
-    "docs/guides/gpu.md",
     "docs/guides/own_mixer.md",
     "docs/guides/spectra.md",
 )

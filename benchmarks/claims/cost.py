@@ -89,7 +89,7 @@ claim(
     "One fused projection reduces memory bandwidth by about 3 times",
     "section H.6",
     "true if",
-    "the projection alone is counted; a whole connection also reads the streams twice more and writes them once.",
+    "the projection alone is counted; a connection also reads the streams twice more and writes them once.",
     shows="bytes of three projections over one: {:.2f}; of the whole connection, forward: {:.2f}; time of three over "
     "one on this CPU: {:.1f}",
     stored=(2.977, 1.443, 2.128),
@@ -135,8 +135,8 @@ def count_operations() -> dict[str, dict[str, int]]:
     "The Cayley module requires 2.25 times fewer FLOPs than Sinkhorn",
     "sections 5.1 and 7.1; tables compute and variant-hparams",
     "false",
-    "576 and 256 count iterations times n² or n³ of the mixer alone; the module's linear map to the logits has a "
-    "hundred times as many, and twice as many for Cayley's 48 logits as for Sinkhorn's 24. Time is decided by bytes.",
+    "576 and 256 count the mixer alone; the linear map to the logits has a hundred times as many, and twice as many "
+    "for Cayley's 48 logits as for Sinkhorn's 24. Bytes decide the time.",
     shows="FLOPs counted, Sinkhorn over Cayley: mixer {:.1f}, module {:.2f}; measured time of forward and backward on "
     "an H200, Sinkhorn over the paper's Cayley: {:.2f}",
     stored=(3.466, 0.5044, 0.9358),
@@ -186,8 +186,8 @@ def count_parameters(mixer: str, form: str) -> int:
     "A module has 49,188 (Sinkhorn), 102,400 (Cayley), 32,796 (Grassmann), 28,694 (permutations) parameters",
     "section D, table param-counts",
     "true if",
-    "its constants 36, 28 and 22, which it does not explain, are static logits and scales; that reading is the form "
-    "`counted` (docs/results/paper_preset.md). The package's own form needs fewer, for Cayley a quarter.",
+    "its unexplained constants 36, 28 and 22 are static logits and scales, as in the form `counted` "
+    "(docs/results/paper_preset.md). The package's own form needs fewer, for Cayley a quarter.",
     shows="form `counted`: {:,.0f}, {:,.0f}, {:,.0f}, {:,.0f}; the package's own: {:,.0f}, {:,.0f}, {:,.0f}, {:,.0f}",
     stored=(49188, 102400, 32796, 28694, 49176, 28686, 32784, 28686),
     allowed=0.0,

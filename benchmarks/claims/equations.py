@@ -59,8 +59,8 @@ def scalar_dyson() -> tuple[float, float]:
     "The Newton step for eq. dyson-fp divides by 1 + aσ²/(z − σ²m)²",
     "section 2.3, eq. newton-scalar",
     "false",
-    "The derivative of m − a/(z − σ²m) is 1 − aσ²/(z − σ²m)²: the sign is wrong, so that the iteration converges "
-    "linearly where Newton's is quadratic.",
+    "The derivative of m − a/(z − σ²m) is 1 − aσ²/(z − σ²m)²: with the wrong sign the iteration converges linearly, "
+    "not quadratically.",
     shows="iterations to 10⁻¹² at a = 1, σ² = 0.05, z = 0.5 + 0.05i: as printed {:.0f}, with the right sign {:.0f}",
     stored=(42, 4),
     allowed=0.0,
@@ -178,7 +178,7 @@ def smoothing_order() -> tuple[float, float, float]:
     "AAA recovers the density with typically 20–50 evaluations of G on Chebyshev nodes",
     "section S.3",
     "true if",
-    "η is fixed at the paper's 0.02; without that smoothing a deep network's spectrum spans decades and needs more.",
+    "η is fixed at the paper's 0.02; without it a deep network's spectrum needs more.",
     shows="largest error of the density over its largest value, bistochastic L = 10: 50 nodes at η = 0.02 {:.0e}; at "
     "η = 0.001 x: 50 nodes {:.0e}, 120 nodes in log x {:.0e}",
     stored=(3.177e-06, 0.02244, 0.009772),
@@ -293,8 +293,7 @@ def _mean_square_of_tanh_networks(skips: torch.Tensor, size: int, generator: tor
     "Dynamical isometry is universal: any activation gives the same spectrum at the same weight variance",
     "sections 1 and 2.1, after Tarnowski et al.",
     "true if",
-    "the layers are many and each adds little noise; at few layers the distribution of slopes matters, not its mean "
-    "alone.",
+    "the layers are many and each adds little noise; at few layers the distribution of slopes matters.",
     shows="largest relative difference of G to Gaussian noise of the same variance, Lσ² = 1, identity skip: ReLU L = "
     "1 {:.0%}, L = 4 {:.1%}, L = 32 {:.1%}",
     stored=(0.5593, 0.09098, 0.009837),

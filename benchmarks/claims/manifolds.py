@@ -203,8 +203,8 @@ def gauss_seidel_rate() -> tuple[float, ...]:
     "for typical P",
     "table gs-convergence",
     "false",
-    "The column is 0.75^k, the bound of prop. gs-convergence and no measurement; typical matrices converge faster, "
-    "sharp ones more slowly (docs/results/paper_tables.md).",
+    "The column is the bound 0.75^k, not a measurement; typical matrices converge faster, sharp ones more slowly "
+    "(docs/results/paper_tables.md).",
     shows="largest relative distance of the printed numbers to 0.75^k: {:.1%}; measured median at k = 16, logits of "
     "scale 1 {:.0e}, of scale 4 {:.0e}",
     stored=(0.01136, 1.763e-10, 0.001893),

@@ -43,8 +43,8 @@ def scalar_theory_of_two_layers() -> tuple[float, ...]:
     "The operator-valued theory is able to fully catch the spectrum",
     "fig. scalar-vs-mc-panel; eq. ov_GL_matrix_power, alg. ov_panel",
     "false",
-    "As printed it is further off than the scalar theory wherever AᵀA is not a multiple of the identity; the chain "
-    "equation (docs/derivations/chain.md) is the operator-valued theory that is exact.",
+    "As printed it is further off than the scalar theory unless AᵀA is a multiple of the identity; the chain "
+    "(docs/derivations/chain.md) is exact.",
     shows="relative error of G by the printed matrix power, bistochastic skips: {:.1f} to {:.1f} times G itself at L "
     "= 2, {:.1e} times at L = 10",
     stored=(1.35, 6.637, 5052000000.0),
@@ -101,8 +101,8 @@ def twisted_product() -> tuple[float, float, float]:
     "The twisted fold reduces to the scalar product when all A commute",
     "section O.2, below eq. twisted_fold",
     "false",
-    "It reduces to the untwisted product of matrix-valued S-transforms, which keeps directions apart; the scalar "
-    "product averages over them and is wrong also for commuting skips.",
+    "It reduces to the untwisted product of matrix-valued S-transforms; the scalar product averages over directions "
+    "and is wrong for commuting skips too.",
     shows="two equal symmetric bistochastic skips: the fold is {:.0e} off the chain, the scalar product {:.0%}",
     stored=(1e-10, 0.9429),
     allowed=[(0, 1e-7), 0.02],

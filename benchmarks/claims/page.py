@@ -8,17 +8,16 @@ from record import VERDICTS, Claim
 
 GROUPS = {"Spectral theory": range(1, 31), "Manifolds and cost": range(31, 61), "Training": range(61, 70)}
 WORDS = {"true": "true", "true if": "true if", "false": "false", "open": "cannot be checked here"}
-HEAD = """# The paper's claims, one by one
+HEAD = """# Is what the paper says true?
 
-What the paper says, whether it holds, the number it rests on, and the command that computes the number again. Sections,
-equations and tables are named by the paper's labels ([equations.md](equations.md) has their numbers).
+Each claim of the paper, our verdict, the number it rests on. Sections, equations and tables have the paper's labels
+([equations.md](equations.md) has their numbers).
 
-    make claims                          # all of them: a few minutes on two cores
+    make claims                          # compute all numbers again: a few minutes on two cores
     python benchmarks/claims --only 34   # one of them
 
-Both compare with the numbers below and fail if one has left its tolerance. A row names its own command where that
-command made the results from which the number is read, or would decide what is open. The texts and numbers stand beside
-the functions, in `benchmarks/claims/`; `python benchmarks/claims --write-page` writes this page from them.
+Both fail if a number has left its tolerance. A command in the last column made the results from which the number is
+read, or would decide what is open. `python benchmarks/claims --write-page` writes this page from `benchmarks/claims/`.
 
 """
 
@@ -28,7 +27,7 @@ def render(claims: Iterable[Claim]) -> str:
     claims = sorted(claims, key=lambda item: item.number)
     parts = [HEAD, count_verdicts(claims) + ".\n"]
     for title, numbers in GROUPS.items():
-        parts.append(f"\n## {title}\n\n| | the paper says | verdict | our number | command |\n|---|---|---|---|---|\n")
+        parts.append(f"\n## {title}\n\n| | the paper says | verdict | our number |\n|---|---|---|---|\n")
         parts.extend(_row(item) for item in claims if item.number in numbers)
     return "".join(parts)
 
@@ -43,9 +42,9 @@ def _row(item: Claim) -> str:
     verdict = f"**{WORDS[item.verdict]}**"
     if item.why:
         verdict += (" " if item.verdict == "true if" else ": ") + item.why
-    command = f"`--only {item.number}`" if item.measure is not None else ""
+    number = item.show() or "–"
     if item.source:
-        command += ("; " if command else "") + f"`{item.source}`"
-    cells = (str(item.number), f"{item.says} ({item.where})", verdict, item.show() or "–", command or "–")
+        number += f" (`{item.source}`)"
+    cells = (str(item.number), f"{item.says} ({item.where})", verdict, number)
     row = "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
     return re.sub(r"docs/((?:\w+/)*(\w+\.md))", r"[\2](\1)", row)

@@ -78,8 +78,8 @@ def smoothing_hides_the_collapse() -> tuple[float, float]:
     "Bistochastic skips concentrate more than 75 % of the spectral mass around 0",
     "section 7.1, paragraph Bistochastic Induces Spectral Stalling",
     "true if",
-    "the network is deep: the share tends to 1 − 1/n = 75 % and never exceeds it, and what collapses are differences "
-    "between streams, not weights (docs/derivations/real_networks.md).",
+    "the network is deep: the share tends to 1 − 1/n = 75 % and never exceeds it; differences between streams "
+    "collapse, not weights (docs/derivations/real_networks.md).",
     shows="singular values below 0.1 at L = 1, 2, 10, 50: {:.1%}, {:.1%}, {:.1%}, {:.1%}",
     stored=(0.09241, 0.4871, 0.75, 0.75),
     allowed=0.01,
@@ -93,8 +93,8 @@ def collapsed_share() -> tuple[float, ...]:
     "Orthogonal skips are undistinguishable from identity skips",
     "section 7.1, paragraph Bistochastic Induces Spectral Stalling",
     "true if",
-    "the noise is isotropic, as in the paper's analysis (eq. hc-simplified); in the block that is trained, which "
-    "reads and writes one stream, orthogonal skips spread all directions where identity skips spread one in n.",
+    "the noise is isotropic, as in the paper's analysis (eq. hc-simplified); in the trained block orthogonal skips "
+    "spread all directions and identity skips one in n.",
     shows="largest relative difference of G at L = 10: isotropic {:.0e}; block with equal reads and writes {:.0%}",
     stored=(5e-16, 1.267),
     allowed=[(0, 1e-8), 0.02],
@@ -116,7 +116,7 @@ def orthogonal_against_identity() -> tuple[float, float]:
     "With L σ² constant the spectra keep a main mode bounded away from 0 and infinity",
     "fig. scalar-vs-mc-panel",
     "true if",
-    "the skips neither contract nor expand what they keep: Gaussian skips, also in the figure, have no such mode.",
+    "the skips neither contract nor expand what they keep; Gaussian skips have no such mode.",
     shows="singular values between 0.5 and 2: orthogonal L = 10 {:.1%}, L = 1000 {:.1%}; root mean square of Gaussian "
     "skips L = 10 {:.1f}, L = 100 {:.0e}",
     stored=(1.0, 1.0, 35.25, 1.545e16),
@@ -133,8 +133,8 @@ def bounded_mode() -> tuple[float, ...]:
     "∫ρ = 1 to within 10⁻³ at ε = 0.01 on [λ_min, λ_max]",
     "section 2.3, paragraph Spectral density extraction",
     "false",
-    "A width of 0.01 puts some of the mass outside the support, and half of what has collapsed to negative x; with η "
-    "proportional to x the grid and what lies below it hold one to 10⁻³ (docs/results/panel.md).",
+    "A width of 0.01 puts mass outside the support, and half of what has collapsed at negative x; η proportional to x "
+    "gives one to 10⁻³ (docs/results/panel.md).",
     shows="the integral over the support: identity L = 1 {:.3f}, bistochastic L = 1 {:.3f}, bistochastic L = 10 {:.3f}",
     stored=(0.9941, 0.93, 0.6225),
     allowed=0.005,
@@ -198,9 +198,8 @@ def many_streams() -> tuple[float, float]:
     "Misalignment between the layers' eigenspaces accelerates the collapse",
     "section 1, above Contributions",
     "false",
-    "log det is additive, so that the mean logarithm of the singular values does not know about alignment; "
-    "misalignment makes the rates of the directions more equal, which moves the collapsed share by a few points on the "
-    "way to the same limit.",
+    "log det is additive, so alignment does not change the mean logarithm of the singular values; misalignment only "
+    "makes the rates of the directions more equal.",
     shows="mean log s a layer of 2000 products of 3 bistochastic matrices: one matrix {:.3f}, independent ones "
     "{:.3f}; singular values below 0.1: {:.3f}, {:.3f}",
     stored=(-1.157, -1.146, 0.666, 0.707),
@@ -225,8 +224,7 @@ def misalignment() -> tuple[float, ...]:
     "Projections, also of rank p, preserve more of the gradient's spectrum than bistochastic matrices",
     "section 7.2 (Grassmann: A Middle Ground)",
     "true if",
-    "all layers have the same projector; projectors that differ from layer to layer collapse more than bistochastic "
-    "skips do.",
+    "all layers have the same projector; different projectors collapse more than bistochastic skips.",
     shows="singular values below 0.1 at L = 10, mean of eight draws: one projector {:.0%}, projectors that differ "
     "{:.0%}, bistochastic that differ {:.0%}",
     stored=(0.5, 0.9688, 0.75),

@@ -43,7 +43,7 @@ claim(
     "section G.2, paragraph DeepSpeed compatibility",
     "open",
     "It needs several GPUs with their interconnect; here the strategies were compared for their numbers, on two CPU "
-    "processes (docs/results/distributed.md).",
+    "processes (docs/results/reliability.md).",
     source="python benchmarks/check_distributed.py",
 )
 
@@ -61,7 +61,7 @@ claim(
 )
 def strategies() -> float:
     """Read the row of the run that multiplies rounding least."""
-    page = Path(__file__).parents[2] / "docs" / "results" / "distributed.md"
+    page = Path(__file__).parents[2] / "docs" / "results" / "reliability.md"
     row = next(line for line in page.read_text().splitlines() if line.startswith("| 32 |"))
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     return max(float(cells[k]) for k in (4, 7, 8, 9))
