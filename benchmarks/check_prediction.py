@@ -1,4 +1,4 @@
-"""Predict the Jacobian's spectrum of pre-norm networks that are really run. Writes a table of docs/results/prediction.md.
+"""Predict the Jacobian's spectrum of pre-norm networks that are run, for docs/results/prediction.md.
 
 Run `python benchmarks/check_prediction.py`; some five minutes on two cores. Every network has 4 streams of 256
 features, random weights, reads that favour stream l mod 4 and random writes; no number is fitted. Beside the page it
@@ -130,8 +130,8 @@ def list_worst(rows: list[dict]) -> list[str]:
     for sublayer, depth in dict.fromkeys((row["sublayer"], int(row["depth"])) for row in rows):
         cases = [row for row in rows if (row["sublayer"], int(row["depth"])) == (sublayer, depth)]
         noise = [float(row["noise"]) for row in cases]
-        worst = [max(float(row[f"{name}_{kind}"]) for row in cases) for name in ("ks", "w1") for kind in ("sublayers", "gaussian")]
-        cells = " | ".join(f"{number:.3f}" for number in worst)
+        keys = ("ks_sublayers", "ks_gaussian", "w1_sublayers", "w1_gaussian")
+        cells = " | ".join(f"{max(float(row[key]) for row in cases):.3f}" for key in keys)
         lines.append(f"| {sublayer} | {depth} | {min(noise):.2f} to {max(noise):.2f} | {cells} |")
     return lines
 

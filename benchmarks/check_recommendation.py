@@ -1,7 +1,7 @@
 """Run networks with the skips that `jpmhc.recommend` judged, and count what has collapsed in them.
 
-Run `python benchmarks/check_recommendation.py`; a minute on two cores. It writes the table of docs/results/prediction.md and
-benchmarks/results/recommendation.csv.
+Run `python benchmarks/check_recommendation.py`; a minute on two cores. It writes a table of
+docs/results/prediction.md and benchmarks/results/recommendation.csv.
 """
 
 import math

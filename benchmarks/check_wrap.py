@@ -4,8 +4,8 @@
 
 For each: wrapped, refused (and why) or wrong; how far the outputs differ; whether `generate` gives the same tokens; and
 how far the streams are apart after ten steps of training, relative to the largest number in them. `--write` writes
-benchmarks/results/wrap.csv and the counts in docs/results/wrap.md. `--rows` keeps what was found in a file and goes on from there the next time. Exits
-non-zero if any is wrong.
+benchmarks/results/wrap.csv and the counts of docs/results/wrap.md. `--rows` names a file that keeps finished rows for
+the next run. Exits non-zero if any is wrong.
 """
 
 import argparse

@@ -32,9 +32,9 @@ def write_as_restructured_text(app, what, name, obj, options, lines):
     lines[:] = text.replace("[*", "[\\*").split("\n")
 
 
-def name_targets(app, name, source):
-    """Turn anchors that are written for other viewers into targets that Sphinx knows."""
-    source[0] = re.sub(r'^<a id="([^"]+)"></a>', r"(\1)=\n", source[0], flags=re.M)
+def link_contributing(app, name, source):
+    """Let links to CONTRIBUTING.md, which lies beside the folder docs, lead to the page that includes it."""
+    source[0] = re.sub(r"\]\(((?:\.\./)*)\.\./CONTRIBUTING\.md", r"](\1contributing.md", source[0])
 
 
 def write_mathml(writer, formula, display):
@@ -59,5 +59,5 @@ def write_block(writer, formula):
 def setup(app):
     """Connect the functions above."""
     app.connect("autodoc-process-docstring", write_as_restructured_text)
-    app.connect("source-read", name_targets)
+    app.connect("source-read", link_contributing)
     app.add_html_math_renderer("mathml", (write_inline, None), (write_block, None))

@@ -3,18 +3,17 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from docs.draw_architecture import SOURCE, SOURCES, folder_of, imported_folders, imports_between_packages
 
 import jpmhc
 from jpmhc.experiments.tasks.registry import TASKS
 from jpmhc.paper import METHODS
 
-SOURCE = Path(jpmhc.__file__).parent
-
-# What each folder (or module) of the package may import from it, beside itself and the version.
+# What each folder (or module) of the package imports from it, beside itself and the version: no more, and no less.
+# `python docs/draw_architecture.py` draws the table into docs/architecture.md.
 ALLOWED: dict[str, set[str]] = {
     "checks": set(),
     "files": set(),
@@ -23,13 +22,13 @@ ALLOWED: dict[str, set[str]] = {
     "machine": set(),
     "manifolds": {"checks", "modes", "precision"},
     "mixers": {"checks", "manifolds", "modes", "precision"},
-    "kernels": {"checks"},
-    "connections": {"checks", "kernels", "manifolds", "mixers", "modes", "precision"},
-    "optim": {"checks", "manifolds", "mixers"},
+    "kernels": set(),
+    "connections": {"checks", "kernels", "mixers", "modes", "precision"},
+    "optim": {"checks", "manifolds"},
     "spectra": {"checks", "machine", "manifolds", "mixers"},
-    "paper": {"checks", "files", "machine", "manifolds", "mixers", "spectra"},
-    "diagnose": {"checks", "connections", "manifolds", "mixers", "spectra", "machine"},
-    "experiments": {"checks", "connections", "diagnose", "files", "kernels", "manifolds", "mixers", "optim", "machine"},
+    "paper": {"checks", "files", "machine", "spectra"},
+    "diagnose": {"checks", "connections", "machine", "manifolds", "mixers", "spectra"},
+    "experiments": {"checks", "connections", "diagnose", "files", "kernels", "machine", "mixers", "optim"},
     "dialects": {"checks", "connections", "mixers"},
     "wrap": {"checks", "connections", "mixers"},
     "report": {"diagnose", "experiments", "files", "mixers", "paper", "spectra"},
@@ -54,34 +53,6 @@ EXTRAS = (
 )
 
 
-def folder_of(path: Path) -> str:
-    """The folder of the package that a file belongs to, or the name of a module at its top."""
-    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
-
-
-def names_used(path: Path) -> Iterator[str]:
-    """Every name below `jpmhc` that a file imports, or reaches through `jpmhc.`; such as "connections.hyper"."""
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name[6:] for alias in node.names if alias.name.startswith("jpmhc."))
-        elif isinstance(node, ast.ImportFrom) and node.module == "jpmhc":
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jpmhc."):
-            yield str(node.module)[6:]
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "jpmhc":
-            yield node.attr
-
-
-def imported_folders(path: Path) -> set[str]:
-    """The folders that a file imports from; a public name counts as the folder it comes from."""
-    found = {jpmhc._HOMES.get(name, name).split(".")[0] for name in names_used(path)}
-    return found - {"__version__", folder_of(path)}
-
-
-SOURCES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
-
-
 def test_every_folder_has_its_place():
     assert {folder_of(path) for path in SOURCES} == set(ALLOWED)
 
@@ -100,6 +71,13 @@ def test_imports_run_one_way(folder):
         if folder_of(path) == folder:
             upward = imported_folders(path) - ALLOWED[folder]
             assert not upward, f"{path.relative_to(SOURCE)} imports {', '.join(sorted(upward))}"
+
+
+def test_every_allowed_import_is_used():
+    used = imports_between_packages()
+    unused = {folder: sorted(allowed - used.get(folder, set())) for folder, allowed in ALLOWED.items()}
+    unused = {folder: names for folder, names in unused.items() if names}
+    assert not unused, f"take out of the table: {unused}"
 
 
 # Files that may say the name of one mixer, task or solver: as a default, in a preset or in a setting of the paper.
