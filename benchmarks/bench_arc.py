@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.progress import track
 
 from harness import milliseconds, write_csv
+from jpmhc.experiments.evaluation.scores import Answers
 from jpmhc.experiments.tasks.arc import Arc, ArcConfig
-from jpmhc.experiments.tasks.batch import Answers
 
 _MIB = 2**20
 
@@ -47,7 +47,7 @@ def score_labels(arc: Arc, spoil: bool) -> dict[str, float]:
         tokens = batch.labels.clone()
         for k in [k for k, row in enumerate(part) if int(row) in first]:
             tokens[k, 0] = 2 + (tokens[k, 0] - 1) % 10
-        scorer.update(part, batch, Answers(tokens, torch.ones(len(part)), torch.zeros(len(part))))
+        scorer.update(part, batch.labels, Answers(tokens, torch.ones(len(part)), torch.zeros(len(part))))
     return scorer.result()
 
 

@@ -10,8 +10,8 @@ import tyro
 from jpmhc.cli.command import make_main
 from jpmhc.cli.forms import make_option_form, read_option_form
 from jpmhc.cli.output import is_first_process
+from jpmhc.experiments.evaluation.checkpoints import EvaluateConfig, evaluate_checkpoints
 from jpmhc.experiments.tasks.registry import TASKS
-from jpmhc.experiments.training.evaluation import EvaluateConfig, evaluate_checkpoints
 
 
 def task_options() -> tuple[Any, Any]:

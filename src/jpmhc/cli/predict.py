@@ -9,7 +9,7 @@ from jpmhc.cli.command import make_main
 from jpmhc.cli.evaluate import chosen_options, task_options
 from jpmhc.cli.forms import make_option_form, read_option_form
 from jpmhc.cli.output import is_first_process
-from jpmhc.experiments.training.prediction import VOTES, PredictConfig, predict_answers
+from jpmhc.experiments.evaluation.checkpoints import VOTES, PredictConfig, predict_answers
 
 _FORM = make_option_form(
     PredictConfig(), run=(Annotated[Path | None, tyro.conf.Positional], None), task_options=task_options()

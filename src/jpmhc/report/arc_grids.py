@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
-from jpmhc.experiments.tasks.task import Answered
+from jpmhc.experiments.evaluation.votes import Answered
 from jpmhc.report.style import ARC_COLOURS, save_figure
 
 COLOURS = ListedColormap(ARC_COLOURS)

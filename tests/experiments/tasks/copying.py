@@ -7,9 +7,7 @@ import torch
 
 from jpmhc import checks
 from jpmhc.experiments.tasks import counter
-from jpmhc.experiments.tasks.batch import Batch
-from jpmhc.experiments.tasks.row_scores import RowScorer
-from jpmhc.experiments.tasks.task import TaskConfig
+from jpmhc.experiments.tasks.task import Batch, Task, TaskConfig
 
 
 @dataclass(frozen=True)
@@ -28,10 +26,10 @@ class CopyingConfig(TaskConfig):
         return Copying(self)
 
 
-class Copying:
+class Copying(Task):
     """Random rows whose labels are their inputs."""
 
-    vocabulary, identifier_count, test_kind = 4, 1, "held out"
+    vocabulary, test_rows = 4, 12
 
     def __init__(self, config: CopyingConfig) -> None:
         self.config = config
@@ -46,12 +44,6 @@ class Copying:
     def _draw(self, purpose: int, rows: np.ndarray) -> Batch:
         tokens = 1 + counter.below(3, self.config.seed, purpose, rows[:, None], np.arange(self.length))
         return Batch(torch.from_numpy(tokens), torch.from_numpy(tokens), torch.zeros(len(rows), dtype=torch.int64))
-
-    def test_selection(self, variants: int | None = None, seed: int = 0) -> np.ndarray:
-        return np.arange(12)
-
-    def scorer(self, rows: np.ndarray) -> RowScorer:
-        return RowScorer(rows)
 
     def describe(self, identifiers: np.ndarray) -> list[str]:
         return ["rows to copy" for _ in identifiers]

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from jpmhc.experiments.tasks.batch import PAD, Answers, Batch
+from jpmhc.experiments.evaluation.scores import Answers
+from jpmhc.experiments.models.losses import PAD
 from jpmhc.experiments.tasks.registry import TASKS, kind_of
-from jpmhc.experiments.tasks.task import Task, TaskConfig
+from jpmhc.experiments.tasks.task import Batch, Task, TaskConfig
 from jpmhc.experiments.training.config import TrainConfig
 from jpmhc.experiments.training.prefetch import Prefetcher
 
@@ -100,13 +101,14 @@ def scores_do_not_depend_on_order_or_processes(task: Task) -> None:
     """Three processes in odd portions, merged in any order, give the result of one pass to the bit."""
     rows = task.test_selection()
     alone = task.scorer(rows)
-    alone.update(rows, task.test_examples(rows), half_right(task.test_examples(rows)))
+    batch = task.test_examples(rows)
+    alone.update(rows, batch.labels, half_right(batch))
     parts = [task.scorer(rows) for _ in range(3)]
     for rank, scorer in enumerate(parts):
         mine = rows[rank::3]
         for portion in (mine[4:], mine[:4]):
             batch = task.test_examples(portion)
-            scorer.update(portion, batch, half_right(batch))
+            scorer.update(portion, batch.labels, half_right(batch))
     merged = parts[1]
     for other in (parts[2], parts[0]):
         merged.merge(pickle.loads(pickle.dumps(other.collected())))
@@ -120,7 +122,7 @@ def right_answers_score_full_marks(task: Task) -> None:
     scorer = task.scorer(rows)
     assert scorer.scorable
     batch = task.test_examples(rows)
-    scorer.update(rows, batch, Answers(batch.labels, torch.ones(len(rows)), torch.zeros(len(rows))))
+    scorer.update(rows, batch.labels, Answers(batch.labels, torch.ones(len(rows)), torch.zeros(len(rows))))
     result = scorer.result()
     assert (result["exact_accuracy"], result["token_accuracy"], result["lm_loss"]) == (1, 1, 0)
     assert "exact accuracy 100.00 %" in scorer.summarize(result)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from jpmhc.experiments.evaluation.checkpoints import EvaluateConfig, evaluate_checkpoints
 from jpmhc.experiments.training import checkpoint
-from jpmhc.experiments.training.evaluation import EvaluateConfig, evaluate_checkpoints
 from jpmhc.experiments.training.loop import train
 from tests.experiments.training.small_run import SMALL, small, trained
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from jpmhc.experiments.evaluation.checkpoints import EvaluateConfig, evaluate_checkpoints
 from jpmhc.experiments.tasks.arc import ArcConfig
 from jpmhc.experiments.training import checkpoint, loop
-from jpmhc.experiments.training.evaluation import EvaluateConfig, evaluate_checkpoints
 from jpmhc.experiments.training.learner import Learner
 from jpmhc.experiments.training.loop import train
 from jpmhc.experiments.training.step import NonFiniteLoss
@@ -37,7 +37,7 @@ def test_killed_run_resumes_to_the_bit(tmp_path):
 import sys, torch; torch.set_num_threads(1); sys.path.insert(0, {str(Path(__file__).parents[3])!r})
 from pathlib import Path
 from tests.experiments.training.small_run import small
-from jpmhc.experiments.training.evaluation import EvaluateConfig, evaluate_checkpoints
+from jpmhc.experiments.evaluation.checkpoints import EvaluateConfig, evaluate_checkpoints
 from jpmhc.experiments.training.loop import train
 train(small(Path({str(config.out)!r}), steps={steps}, checkpoint_every=5, model={MIXED!r}))
 """

@@ -1,8 +1,8 @@
 """The contract between a task and everything that trains on it or evaluates it.
 
-A task has three parts: a configuration (`TaskConfig`, a frozen dataclass whose fields are the options), the task itself
-(`Task`), which turns positions and row numbers into rows of tokens, and a scorer (`Scorer`), which turns a model's
-answers into numbers. Training and evaluation use these three and know no task by name.
+A task has two parts: a configuration (`TaskConfig`, a frozen dataclass whose fields are the options), and the task
+itself (`Task`), which turns positions and row numbers into rows of tokens and makes a scorer for a model's answers.
+Training and evaluation use these and know no task by name.
 
 A task is a pure function of its configuration. Training examples form one endless sequence and are requested by their
 position in it, test examples by their row number. Nothing is consumed: any number of processes sees the same rows, and
@@ -11,120 +11,95 @@ a resumed run needs to know its position and nothing else.
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from jpmhc.experiments.tasks.batch import Answers, Batch
-
-
-class Scorer(Protocol):
-    """Collects answers row by row, in any order and on any process, and turns them into metrics at the end."""
-
-    rows: np.ndarray  # numbers of the test rows that the evaluation covers, ascending
-
-    @property
-    def scorable(self) -> bool:
-        """Whether any of these rows has a known answer; where none has, `result` refuses."""
-
-    def update(self, rows: np.ndarray, batch: Batch, answers: Answers) -> None:
-        """Record the answers to the test rows numbered `rows` [B], which are the rows of `batch`."""
-
-    def collected(self) -> dict[str, Any]:
-        """Return everything recorded so far, to be sent to another process."""
-
-    def merge(self, collected: dict[str, Any]) -> None:
-        """Add what the scorer of another process has recorded in the same evaluation."""
-
-    def result(self, pool: Sequence[Self] = ()) -> dict[str, Any]:
-        """Compute the metrics by name; the order of the updates and their split over processes do not matter.
-
-        Args:
-            pool: scorers of other checkpoints over the same rows whose votes count too; for tasks that vote.
-        """
-
-    def summarize(self, result: dict[str, Any]) -> str:
-        """Write the main numbers of a result in one line."""
+from jpmhc.experiments.evaluation.scores import RowScorer
+from jpmhc.experiments.evaluation.votes import Answered, VoteScorer
 
 
 @dataclass(frozen=True)
-class VotedAnswer:
-    """A grid that variants of a puzzle voted for."""
+class Batch:
+    """Rows of one task, on one device."""
 
-    grid: np.ndarray  # [h, w] uint8
-    votes: int
-    of: int  # votes cast
+    inputs: Tensor  # [B, S] int64, tokens below the task's vocabulary
+    labels: Tensor  # [B, S] int64, PAD where there is nothing to predict
+    identifiers: Tensor  # [B] int64, row of the puzzle-embedding table
 
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
+        """Copy the rows to another device."""
+        return Batch(
+            self.inputs.to(device, non_blocking=non_blocking),
+            self.labels.to(device, non_blocking=non_blocking),
+            self.identifiers.to(device, non_blocking=non_blocking),
+        )
 
-@dataclass(frozen=True)
-class Answered:
-    """One test of a puzzle and the grids that got the most votes."""
+    def pin_memory(self) -> "Batch":
+        """Copy the rows to pinned memory, from which a GPU can fetch them while the host goes on."""
+        return Batch(self.inputs.pin_memory(), self.labels.pin_memory(), self.identifiers.pin_memory())
 
-    puzzle: str  # its name
-    test: int
-    input: np.ndarray
-    output: np.ndarray | None  # None: not known
-    candidates: list[VotedAnswer]  # best first
-
-
-class VoteScorer(Scorer, Protocol):
-    """A scorer that keeps the grids voted for."""
-
-    def answered(self) -> list[Answered]:
-        """Return every test with its two best candidates."""
+    def __len__(self) -> int:
+        return len(self.inputs)
 
 
-class Task(Protocol):
+class Task(ABC):
     """The training rows, the test rows and the score of one task."""
 
-    @property
-    def vocabulary(self) -> int:
-        """Number of tokens, PAD included."""
+    vocabulary: int
+    """Number of tokens, PAD included."""
+    length: int
+    """Tokens of a row (ARC: 900); the model adds its puzzle slots to them."""
+    test_rows: int
+    """Number of test rows."""
+    identifier_count: int = 1
+    """Rows of the puzzle-embedding table; row 0 belongs to no puzzle."""
+    test_kind: str = "held out"
+    """What the test rows are: "held out", or that training has seen them."""
 
-    @property
-    def length(self) -> int:
-        """Tokens of a row (ARC: 900); the model adds its puzzle slots to them."""
-
-    @property
-    def identifier_count(self) -> int:
-        """Rows of the puzzle-embedding table; row 0 belongs to no puzzle."""
-
-    @property
-    def test_kind(self) -> str:
-        """What the test rows are: "held out", or that training has seen them."""
-
+    @abstractmethod
     def examples(self, positions: np.ndarray) -> Batch:
         """Return the training rows at these positions (integers >= 0, any order) of the endless sequence."""
 
+    @abstractmethod
     def test_examples(self, rows: np.ndarray) -> Batch:
-        """Return test rows by number, labels included. `test_selection()` lists the numbers of all."""
+        """Return test rows by number, labels included."""
 
-    def test_selection(self, variants: int | None = None, seed: int = 0) -> np.ndarray:
-        """Return the numbers of the test rows to evaluate, ascending: all, or at most `variants` of every puzzle."""
-
-    def scorer(self, rows: np.ndarray) -> Scorer:
-        """Return an empty scorer for an evaluation over `rows`, as `test_selection` gave them."""
-
+    @abstractmethod
     def describe(self, identifiers: np.ndarray) -> list[str]:
         """Return a name for each identifier: which puzzle it stands for, and which variant of it."""
 
+    @abstractmethod
     def fingerprint(self) -> str:
         """Return a short digest of everything that decides the rows: equal digests mean equal rows and identifiers."""
 
+    def test_selection(self, variants: int | None = None, seed: int = 0) -> np.ndarray:
+        """Return the numbers of the test rows to evaluate, ascending: all, or at most `variants` of every puzzle."""
+        return np.arange(self.test_rows)
 
-class VotingTask(Task, Protocol):
+    def scorer(self, rows: np.ndarray) -> RowScorer:
+        """Return an empty scorer for an evaluation over `rows`, as `test_selection` returned them."""
+        return RowScorer(rows)
+
+
+class VotingTask(Task):
     """A task whose puzzles have several variants, which vote on the answer."""
 
+    @abstractmethod
+    def scorer(self, rows: np.ndarray, keep_grids: bool = False) -> VoteScorer:
+        """Return an empty scorer for an evaluation over `rows`; `keep_grids` is for submissions."""
+
+    @abstractmethod
     def rows_of_puzzles(self, rows: np.ndarray, names: Sequence[str]) -> np.ndarray:
-        """Return those of the test rows that belong to the named puzzles; a name that is not tested is refused."""
+        """Return the test rows that belong to the named puzzles; raise an error for a name that is not tested."""
 
-    def vote_scorer(self, rows: np.ndarray) -> VoteScorer:
-        """Return an empty scorer that also keeps the grids voted for."""
-
-    def submission(self, answered: list[Answered]) -> Any:
+    @abstractmethod
+    def submission(self, answered: Sequence[Answered]) -> Mapping[str, object]:
         """Return answers in the form in which they are handed in, ready for JSON."""
 
 
@@ -139,7 +114,7 @@ class PublishedTask:
 
     config: "TaskConfig"
     remark: str = ""
-    """A sentence about what of the model's data is not here; empty: all is."""
+    """A sentence about the parts of the model's data that are not here; empty: all are."""
 
 
 class TaskConfig(ABC):
@@ -154,11 +129,11 @@ class TaskConfig(ABC):
     """A dataclass of the options that an evaluation may change: the names are those of fields here, None means no
     change."""
     places: ClassVar[tuple[str, ...]] = ()
-    """Options that say where files lie. They may change when a run is resumed: the fingerprint tells what they hold."""
+    """Options that name files. They may change when a run is resumed: the fingerprint covers the files' content."""
 
     @classmethod
     def of_published_model(cls, vocabulary: int, identifiers: Path, options: dict[str, Any]) -> PublishedTask | None:
-        """Return the task that a published model was trained on, or None where it was another task.
+        """Return the task that a published model was trained on, or None if it was another task.
 
         Args:
             vocabulary: Tokens of the model.

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
+from jpmhc.experiments.evaluation.answering import fill_scorer, greedy_answers
+from jpmhc.experiments.evaluation.scores import RowScorer, SpoiltAnswers
 from jpmhc.experiments.models.device import refuse_device
-from jpmhc.experiments.tasks.answering import fill_scorer, greedy_answers
-from jpmhc.experiments.tasks.batch import Batch
-from jpmhc.experiments.tasks.row_scores import SpoiltAnswers
-from jpmhc.experiments.tasks.task import Scorer
+from jpmhc.experiments.tasks.task import Batch
 from jpmhc.experiments.training import checkpoint, run_folder
 from jpmhc.experiments.training.changes import list_changes
 from jpmhc.experiments.training.checkpoint import Checkpoint
@@ -286,7 +285,7 @@ class Trainer:
             self.evaluating = False
             self.display.finish(name)
 
-    def _make_scorer(self) -> Scorer:
+    def _make_scorer(self) -> RowScorer:
         return self.task.scorer(self.task.test_selection(self.config.evaluate_variants, self.config.seed))
 
     def measure_mixing(self, rows: Batch, count: int = 4) -> dict[str, Any]:

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from jpmhc.experiments.tasks import counter
-from jpmhc.experiments.tasks.batch import Batch
-from jpmhc.experiments.tasks.task import Task
+from jpmhc.experiments.tasks.task import Batch, Task
 
 _EXPLORE, _MINIMUM = counter.key_of("halting exploration"), counter.key_of("halting minimum")
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from jpmhc.experiments.models import Carry, Step, refill_rows
-from jpmhc.experiments.tasks.batch import Batch
+from jpmhc.experiments.tasks.task import Batch
 from jpmhc.experiments.training.learner import Learner
 
 

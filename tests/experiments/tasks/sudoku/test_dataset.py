@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from jpmhc.experiments.tasks.batch import Answers
+from jpmhc.experiments.evaluation.scores import Answers
 from jpmhc.experiments.tasks.sudoku import grids
 from jpmhc.experiments.tasks.sudoku.dataset import BLANK, Sudoku, SudokuConfig
 
@@ -79,7 +79,7 @@ def test_scorer_counts_puzzles_and_cells() -> None:
     tokens = batch.labels.clone()
     tokens[1, :4] = 0
     scorer = task.scorer(rows)
-    scorer.update(rows, batch, Answers(tokens, torch.full((4,), 0.5), torch.arange(4.0)))
+    scorer.update(rows, batch.labels, Answers(tokens, torch.full((4,), 0.5), torch.arange(4.0)))
     result = scorer.result()
     assert result["exact_accuracy"] == 0.75
     assert result["token_accuracy"] == pytest.approx(1 - 4 / 64)

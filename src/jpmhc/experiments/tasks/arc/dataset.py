@@ -7,7 +7,7 @@ puzzle, with all its pairs, in random order.
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from jpmhc import checks
+from jpmhc.experiments.evaluation.votes import Answered, VoteScorer, VotingPuzzle
 from jpmhc.experiments.tasks import counter
 from jpmhc.experiments.tasks.arc import augment, tokens
 from jpmhc.experiments.tasks.arc.identifiers import list_tasks, parse_variants
@@ -28,11 +29,8 @@ from jpmhc.experiments.tasks.arc.puzzles import (
     refuse_leaks,
     require_distinct_names,
 )
-from jpmhc.experiments.tasks.arc.scores import ArcScorer
-from jpmhc.experiments.tasks.arc.submission import submission
-from jpmhc.experiments.tasks.batch import Batch
 from jpmhc.experiments.tasks.identifiers import read_identifiers
-from jpmhc.experiments.tasks.task import Answered, PublishedTask, TaskConfig
+from jpmhc.experiments.tasks.task import Batch, PublishedTask, TaskConfig, VotingTask
 
 _ORDER, _VARIANT, _STILL, _TOP, _LEFT, _SAMPLE = range(200, 206)  # purposes of a draw, part of its key
 
@@ -166,7 +164,7 @@ def load_puzzles(config: ArcConfig) -> tuple[list[Puzzle], list[Puzzle]]:
     return training, evaluation
 
 
-class Arc:
+class Arc(VotingTask):
     """The training rows and the test rows of ARC puzzles.
 
     Args:
@@ -183,7 +181,7 @@ class Arc:
         if config.variants_from is None:
             self.variants = augment.draw_variants(self.puzzles, config.augmentations, config.seed)
             self._identifier = 1 + np.arange(len(self.variants.symmetry))  # [V]; 0 stands for no puzzle
-            self._identifier_count = 1 + len(self._identifier)
+            self.identifier_count = 1 + len(self._identifier)
         else:
             if not config.variants_from.exists():
                 raise ValueError(
@@ -192,7 +190,7 @@ class Arc:
                 )
             names = read_identifiers(config.variants_from)
             self.variants, self._identifier = parse_variants(config.variants_from, names, self.puzzles)
-            self._identifier_count = len(names)
+            self.identifier_count = len(names)  # also of variants whose puzzles are not here
         self._store_grids()
         demonstrations = np.array([len(p.demonstrations) for p in self.puzzles])
         tests = np.array([len(p.tests) for p in self.puzzles])
@@ -203,6 +201,10 @@ class Arc:
         self.tested = np.arange(first, last)  # puzzles with test rows, which are ordered by puzzle, variant, test
         self._tests = tests[self.tested]
         self._row_starts = np.concatenate([[0], np.cumsum(self.variants.counts[self.tested] * self._tests)])
+        self.length = config.side**2
+        self.test_rows = int(self._row_starts[-1])
+        # An evaluation on tests that training has seen measures memory.
+        self.test_kind = "tests seen in training" if config.test_on == "training" else "held out"
 
     def _store_grids(self) -> None:
         """Store all grids in one flat array; pair p has grids 2p and 2p + 1, an unknown output being 0 × 0."""
@@ -214,32 +216,9 @@ class Arc:
         self._offset = np.concatenate([[0], np.cumsum(self._height * self._width)[:-1]])
 
     @property
-    def length(self) -> int:
-        """Number of tokens of the square."""
-        return self.config.side**2
-
-    @property
-    def identifier_count(self) -> int:
-        """Number of variants of all puzzles, and one for identifier 0, which stands for no puzzle.
-
-        Variants that a published model brings count all, whether their puzzles are here or not.
-        """
-        return self._identifier_count
-
-    @property
     def epoch_length(self) -> int:
         """Number of training pairs in one variant of every puzzle."""
         return int(self._trained_pairs.sum())
-
-    @property
-    def test_rows(self) -> int:
-        """Number of tests times variants, summed over the puzzles tested."""
-        return int(self._row_starts[-1])
-
-    @property
-    def test_kind(self) -> str:
-        """Whether training has seen the tests: an evaluation on those measures memory."""
-        return "tests seen in training" if self.config.test_on == "training" else "held out"
 
     def examples(self, positions: np.ndarray) -> Batch:
         """Return the training rows at these positions of the endless sequence."""
@@ -296,13 +275,10 @@ class Arc:
         puzzle = self.tested[place]
         return place, self.variants.starts[puzzle] + drawn, self._first_test[puzzle] + test
 
-    def restore_grids(self, rows: np.ndarray, written: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Turn a model's tokens [B, side²] for these test rows into grids of the puzzle itself.
+    def read_grids(self, rows: np.ndarray, written: np.ndarray) -> list[np.ndarray]:
+        """Turn a model's tokens [B, side²] for these test rows into grids of the puzzle itself, [h, w] uint8.
 
         The grid is cropped at its end marks, and the variant is undone.
-
-        Returns:
-            Cells [B, side, side] uint8, heights [B] and widths [B].
         """
         _, variant, _ = self.locate_rows(rows)
         height, width = tokens.crop_grids(written, self.config.side)
@@ -310,7 +286,7 @@ class Arc:
         symmetry = self.variants.symmetry[variant]
         layout = augment.layout_of_source(starts, self.config.side, height, width, symmetry)
         cells = tokens.decode_grids(written, layout, self.variants.colours[variant], self.config.side)
-        return cells, layout.height, layout.width
+        return [square[:h, :w] for square, h, w in zip(cells, layout.height, layout.width)]
 
     def test_selection(self, variants: int | None = None, seed: int = 0) -> np.ndarray:
         """Return all test rows, or those of `variants` variants of every puzzle, drawn without repetition."""
@@ -333,17 +309,39 @@ class Arc:
                 raise ValueError(f"task {name} is not among the {len(tested)} that the run tests ({some})")
         return rows[np.isin(self.tested[self.locate_rows(rows)[0]], [tested[name] for name in names])]
 
-    def scorer(self, rows: np.ndarray) -> ArcScorer:
-        """Return a scorer that counts votes and averages row metrics over `rows`."""
-        return ArcScorer(self, rows)
+    def scorer(self, rows: np.ndarray, keep_grids: bool = False) -> VoteScorer:
+        """Return a scorer that counts votes and averages row metrics over `rows`: whole variants, all their tests."""
+        rows = np.unique(rows)
+        return VoteScorer(rows, list(self._list_puzzles(rows)), self.read_grids, keep_grids)
 
-    def vote_scorer(self, rows: np.ndarray) -> ArcScorer:
-        """Return a scorer that also keeps the grids voted for."""
-        return ArcScorer(self, rows, keep_grids=True)
+    def _list_puzzles(self, rows: np.ndarray) -> Iterator[VotingPuzzle]:
+        place, variant, _ = self.locate_rows(rows)
+        ends = np.flatnonzero(np.diff(place, append=-1)) + 1
+        for start, end in zip([0, *ends[:-1]], ends):
+            number = self.tested[place[start]]
+            puzzle, taken = self.puzzles[number], len(np.unique(variant[start:end]))
+            if end - start != taken * len(puzzle.tests):
+                raise ValueError(f"the evaluation takes some tests of a variant of task {puzzle.name} but not all")
+            yield VotingPuzzle(
+                puzzle.name,
+                tuple(test.input for test in puzzle.tests),
+                tuple(test.output for test in puzzle.tests),
+                np.arange(start, end).reshape(taken, len(puzzle.tests)),
+                int(self.variants.counts[number]),
+            )
 
-    def submission(self, answered: list[Answered]) -> Any:
-        """Return answers in the form that ARC Prize takes."""
-        return submission(answered)
+    @staticmethod
+    def submission(answered: Sequence[Answered]) -> dict[str, list[dict[str, list[list[int]]]]]:
+        """Return two attempts for every test of a task, as ARC Prize takes them.
+
+        If one grid alone was voted for, it is both attempts; if none was, an attempt is one black cell.
+        """
+        tasks: dict[str, list[dict[str, list[list[int]]]]] = {}
+        for answer in answered:
+            grids = [candidate.grid.tolist() for candidate in answer.candidates] or [[[0]]]
+            attempts = {"attempt_1": grids[0], "attempt_2": grids[min(1, len(grids) - 1)]}
+            tasks.setdefault(answer.puzzle, []).append(attempts)
+        return tasks
 
     def describe(self, identifiers: np.ndarray) -> list[str]:
         """Return task names with the number of the variant, 0 being the task as published."""
@@ -368,5 +366,5 @@ class Arc:
             digest.update(np.ascontiguousarray(array).tobytes())
         digest.update(repr([puzzle.name for puzzle in self.puzzles]).encode())
         if c.variants_from is not None:
-            digest.update(self._identifier.tobytes() + repr(self._identifier_count).encode())
+            digest.update(self._identifier.tobytes() + repr(self.identifier_count).encode())
         return digest.hexdigest()

@@ -6,9 +6,9 @@ cell. The end is marked by a row of ones below the grid and a column of ones to 
 
 import numpy as np
 
+from jpmhc.experiments.models.losses import PAD
 from jpmhc.experiments.tasks.arc.augment import Layout
 from jpmhc.experiments.tasks.arc.puzzles import COLOURS
-from jpmhc.experiments.tasks.batch import PAD
 
 FIRST_COLOUR = 2
 VOCABULARY = 12

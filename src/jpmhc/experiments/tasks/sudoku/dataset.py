@@ -21,10 +21,8 @@ import torch
 
 from jpmhc import checks
 from jpmhc.experiments.tasks import counter
-from jpmhc.experiments.tasks.batch import Batch
-from jpmhc.experiments.tasks.row_scores import RowScorer
 from jpmhc.experiments.tasks.sudoku import grids
-from jpmhc.experiments.tasks.task import PublishedTask, TaskConfig
+from jpmhc.experiments.tasks.task import Batch, PublishedTask, Task, TaskConfig
 
 BLANK = 1  # token of an empty cell; digit d has token d + 1, PAD does not occur
 
@@ -67,14 +65,17 @@ class SudokuConfig(TaskConfig):
         return Sudoku(self)
 
 
-class Sudoku:
-    """Puzzles of one size as rows of tokens: 1 for an empty cell, digit + 1 for a clue or the answer."""
+class Sudoku(Task):
+    """Puzzles of one size as rows of tokens: 1 for an empty cell, digit + 1 for a clue or the answer.
 
-    test_kind = "held out"
+    All puzzles follow the same rule, so that they share one identifier.
+    """
 
     def __init__(self, config: SudokuConfig) -> None:
         self.config = config
         self.geometry = grids.Geometry(config.size)
+        self.vocabulary, self.length = config.size + 2, self.geometry.cells
+        self.test_rows = config.test_puzzles
         train, test = self._draw_solutions()
         self.solutions = np.concatenate([train, test])  # [puzzles + test_puzzles, cells], training first
         self.clues = grids.draw_minimal_clues(self.solutions, self.geometry, config.seed)
@@ -104,29 +105,9 @@ class Sudoku:
         return solutions[np.resize(pick[0], config.puzzles)], solutions[np.resize(pick[1], config.test_puzzles)]
 
     @property
-    def vocabulary(self) -> int:
-        """Number of tokens: PAD, blank and the digits."""
-        return self.config.size + 2
-
-    @property
-    def length(self) -> int:
-        """Number of cells of a grid."""
-        return self.geometry.cells
-
-    @property
-    def identifier_count(self) -> int:
-        """One row of the puzzle table: all puzzles follow the same rule, so none has an embedding of its own."""
-        return 1
-
-    @property
     def epoch_length(self) -> int:
         """Number of training puzzles, each of which an epoch shows once."""
         return self.config.puzzles
-
-    @property
-    def test_rows(self) -> int:
-        """Number of held-out puzzles."""
-        return self.config.test_puzzles
 
     def examples(self, positions: np.ndarray) -> Batch:
         """Return training rows by position; an epoch shows every puzzle once, in random order and randomly varied."""
@@ -161,14 +142,6 @@ class Sudoku:
         labels = digits + 1 + BLANK
         inputs = np.where(shown, labels, BLANK)
         return Batch(torch.from_numpy(inputs), torch.from_numpy(labels), torch.zeros(len(labels), dtype=torch.int64))
-
-    def test_selection(self, variants: int | None = None, seed: int = 0) -> np.ndarray:
-        """Return the numbers of all test rows: a puzzle has one variant here."""
-        return np.arange(self.test_rows)
-
-    def scorer(self, rows: np.ndarray) -> RowScorer:
-        """Return a scorer that counts the puzzles and the cells that are right."""
-        return RowScorer(rows)
 
     def describe(self, identifiers: np.ndarray) -> list[str]:
         """Return the same name for every identifier, as Sudoku puzzles share one."""

@@ -1,16 +1,26 @@
-"""ARC metrics: the oracle's perfect score, hand-counted votes, pooling, and errors against repeated sampling."""
+"""Votes and pass@k: perfect answers, hand-counted votes, slow forms, and errors against repeated sampling."""
 
+import itertools
 import json
+from math import comb
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from jpmhc.experiments.tasks.answering import fill_scorer
+from jpmhc.experiments.evaluation.answering import fill_scorer
+from jpmhc.experiments.evaluation.scores import Answers
+from jpmhc.experiments.evaluation.votes import (
+    VoteScorer,
+    hash_grid,
+    iid_pass,
+    rank_candidates,
+    rank_of,
+    resampled_ranks,
+)
 from jpmhc.experiments.tasks.arc import Arc, ArcConfig
-from jpmhc.experiments.tasks.arc.scores import ArcScorer
-from jpmhc.experiments.tasks.batch import Answers, Batch
+from jpmhc.experiments.tasks.task import Batch
 
 
 def oracle(batch: Batch) -> Answers:
@@ -26,14 +36,15 @@ def corrupt(batch: Batch, rows: list[int]) -> Answers:
     return Answers(tokens, torch.ones(len(batch)), torch.zeros(len(batch)))
 
 
-def score(arc: Arc, rows: np.ndarray, right: np.ndarray, confidence: np.ndarray | None = None) -> ArcScorer:
+def score(arc: Arc, rows: np.ndarray, right: np.ndarray, confidence: np.ndarray | None = None) -> VoteScorer:
     """An evaluation where some rows are right and the others vote for one wrong grid of each puzzle."""
     scorer = arc.scorer(rows)
     place, _, pair = arc.locate_rows(rows)
     truths = {}
-    for tested in scorer.tested:
-        for at, truth in zip(tested.at.T, tested.truths):
-            truths.update(dict.fromkeys(at.tolist(), truth))
+    for puzzle in scorer.puzzles:
+        for at, output in zip(puzzle.at.T, puzzle.outputs):
+            assert output is not None
+            truths.update(dict.fromkeys(at.tolist(), hash_grid(output)))
     scorer.columns["seen"][:] = scorer.columns["known"][:] = True
     scorer.columns["exact"][:] = right
     wrong = (place * 31 + pair).astype(np.uint64)
@@ -87,7 +98,7 @@ def test_sharding_changes_nothing(arc: Arc) -> None:
             mine = rows[rank::world]
             for start in range(0, len(mine), 100):
                 part = mine[start : start + 100]
-                scorer.update(part, arc.test_examples(part), model(part))
+                scorer.update(part, arc.test_examples(part).labels, model(part))
         for other in scorers[1:]:
             scorers[0].merge(other.collected())
         results.append(json.dumps(scorers[0].result(), sort_keys=True))
@@ -140,14 +151,15 @@ def test_incomplete_evaluations_are_refused(arc: Arc) -> None:
     scorer = arc.scorer(rows)
     with pytest.raises(ValueError, match=f"{len(rows)} of {len(rows)} test rows have no answer"):
         scorer.result()
-    scorer.update(rows[:1], arc.test_examples(rows[:1]), oracle(arc.test_examples(rows[:1])))
+    first = arc.test_examples(rows[:1])
+    scorer.update(rows[:1], first.labels, oracle(first))
     with pytest.raises(ValueError, match="have no answer"):
         scorer.result()
     with pytest.raises(ValueError, match="not part of this evaluation"):
-        scorer.update(rows[-1:] + 1, arc.test_examples(rows[:1]), oracle(arc.test_examples(rows[:1])))
-    nan = Answers(arc.test_examples(rows[:1]).labels, torch.tensor([torch.nan]), torch.zeros(1))
+        scorer.update(rows[-1:] + 1, first.labels, oracle(first))
+    nan = Answers(first.labels, torch.tensor([torch.nan]), torch.zeros(1))
     with pytest.raises(ValueError, match="not finite"):
-        scorer.update(rows[:1], arc.test_examples(rows[:1]), nan)
+        scorer.update(rows[:1], first.labels, nan)
 
 
 def test_half_variants_are_refused(arc: Arc) -> None:
@@ -200,9 +212,9 @@ def test_uneven_samples_are_weighted_back() -> None:
 def test_answers_are_the_grids_in_order_of_votes(tmp_path: Path) -> None:
     arc = ArcConfig(augmentations=6, tasks=("00576224",)).build()
     rows = arc.test_selection()
-    scorer = ArcScorer(arc, rows, keep_grids=True)
+    scorer = arc.scorer(rows, keep_grids=True)
     batch = arc.test_examples(rows)
-    scorer.update(rows, batch, corrupt(batch, [2]))
+    scorer.update(rows, batch.labels, corrupt(batch, [2]))
     truth = arc.puzzles[arc.tested[0]].tests[0].output
     assert truth is not None
     [answered] = scorer.answered()
@@ -233,3 +245,59 @@ def test_unknown_answers_are_left_out_of_the_score(tmp_path: Path) -> None:
     assert not scorer.scorable
     with pytest.raises(ValueError, match="no test row has a known answer"):
         scorer.result()
+
+
+def slow_ranking(votes: list[int], confidence: list[float]) -> list[int]:
+    """Candidates by (votes, mean confidence), from a dictionary."""
+    table: dict[int, list[float]] = {}
+    for candidate, q in zip(votes, confidence):
+        table.setdefault(candidate, []).append(q)
+    return sorted(table, key=lambda c: (-len(table[c]), -sum(table[c]) / len(table[c]), c))
+
+
+def test_ranking_equals_a_dictionary() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        n = int(rng.integers(1, 30))
+        votes, confidence = rng.integers(0, 6, n).astype(np.uint64), rng.integers(0, 3, n) / 2
+        candidates, counts = rank_candidates(votes, confidence)
+        assert candidates.tolist() == slow_ranking(votes.tolist(), confidence.tolist())
+        assert counts.tolist() == [int(np.sum(votes == c)) for c in candidates]
+
+
+def test_confidence_decides_between_equal_votes_alone() -> None:
+    votes = np.array([5, 5, 3, 3, 9], np.uint64)
+    order, _ = rank_candidates(votes, np.array([0.1, 0.2, 0.2, 0.3, 1.0]))
+    assert order.tolist() == [3, 5, 9]
+    assert rank_of(np.uint64(5), votes, np.array([0.1, 0.2, 0.2, 0.3, 1.0])) == 2
+    assert rank_of(np.uint64(4), votes, np.zeros(5)) is None
+
+
+def test_independent_pass_is_the_share_of_subsets_with_a_right_answer() -> None:
+    for n in range(1, 8):
+        for c in range(n + 1):
+            for k in range(1, n + 1):
+                hits = sum(any(i < c for i in chosen) for chosen in itertools.combinations(range(n), k))
+                assert iid_pass(n, c, k) == pytest.approx(hits / comb(n, k))
+
+
+def test_independent_pass_beyond_the_samples_is_whether_any_is_right() -> None:
+    assert iid_pass(5, 1, 1000) == 1
+    assert iid_pass(5, 0, 1000) == 0
+
+
+def test_digest_sees_shape_and_cells() -> None:
+    grids = [np.zeros((2, 3)), np.zeros((3, 2)), np.zeros((1, 6)), np.eye(2, 3), np.zeros((0, 0))]
+    assert len({int(hash_grid(g.astype(np.uint8))) for g in grids}) == len(grids)
+    turned = np.arange(6, dtype=np.uint8).reshape(2, 3).T
+    assert hash_grid(turned) == hash_grid(turned.copy())  # memory order does not matter
+
+
+def test_resampled_ranks_equal_ranking_each_time() -> None:
+    rng = np.random.default_rng(1)
+    votes, confidence = rng.integers(0, 5, 12).astype(np.uint64), rng.integers(0, 3, 12) / 2
+    chosen = rng.integers(0, 12, (100, 12))
+    for truth in (0, 1, 4, 7):
+        ranks = resampled_ranks(np.uint64(truth), votes, confidence, chosen)
+        slow = [rank_of(np.uint64(truth), votes[c], confidence[c]) for c in chosen]
+        assert ranks.tolist() == [np.inf if r is None else r for r in slow]

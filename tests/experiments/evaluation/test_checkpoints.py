@@ -12,16 +12,15 @@ import pytest
 from matplotlib import image
 
 from jpmhc import cli
+from jpmhc.experiments.evaluation.answering import greedy_answers
+from jpmhc.experiments.evaluation.checkpoints import EvaluateConfig, evaluate_checkpoints
+from jpmhc.experiments.evaluation.votes import Answered, Candidate
 from jpmhc.experiments.models import RecursiveConfig, RecursiveModel
-from jpmhc.experiments.tasks.answering import greedy_answers
-from jpmhc.experiments.tasks.arc import ArcConfig
-from jpmhc.experiments.tasks.arc.submission import submission
-from jpmhc.experiments.tasks.batch import PAD
+from jpmhc.experiments.models.losses import PAD
+from jpmhc.experiments.tasks.arc import Arc, ArcConfig
 from jpmhc.experiments.tasks.sudoku import SudokuConfig
-from jpmhc.experiments.tasks.task import Answered, VotedAnswer
 from jpmhc.experiments.training.checkpoint import load_model, locate_checkpoint, write_manifest
 from jpmhc.experiments.training.config import TrainConfig
-from jpmhc.experiments.training.evaluation import EvaluateConfig, evaluate_checkpoints
 from jpmhc.experiments.training.loop import train
 from jpmhc.report.run_record import read_run
 from tests.cli.running import closed_pipe
@@ -153,11 +152,11 @@ def test_files_are_named_after_step_and_choices_and_lie_in_the_run(
 def test_a_submission_always_has_two_attempts() -> None:
     grid, other = np.array([[1]], np.uint8), np.array([[2, 3]], np.uint8)
     answered = [
-        Answered("a", 0, grid, None, [VotedAnswer(grid, 3, 5), VotedAnswer(other, 2, 5)]),
-        Answered("a", 1, grid, None, [VotedAnswer(other, 5, 5)]),
+        Answered("a", 0, grid, None, [Candidate(grid, 3, 5), Candidate(other, 2, 5)]),
+        Answered("a", 1, grid, None, [Candidate(other, 5, 5)]),
         Answered("b", 0, grid, None, []),
     ]
-    assert submission(answered) == {
+    assert Arc.submission(answered) == {
         "a": [{"attempt_1": [[1]], "attempt_2": [[2, 3]]}, {"attempt_1": [[2, 3]], "attempt_2": [[2, 3]]}],
         "b": [{"attempt_1": [[0]], "attempt_2": [[0]]}],
     }

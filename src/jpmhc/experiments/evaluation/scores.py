@@ -1,11 +1,26 @@
-"""Metrics of single rows: how often a row is right, how many of its tokens are, and at what loss."""
+"""Scores of single rows: how often a row is right, how many of its tokens are right, and at what loss.
+
+`RowScorer` is also the contract of every scorer: answers come in row by row, in any order and on any process, and
+become metrics at the end.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
+from torch import Tensor
 
-from jpmhc.experiments.tasks.batch import PAD, Answers, Batch
+from jpmhc.experiments.models.losses import PAD
+
+
+@dataclass(frozen=True)
+class Answers:
+    """A model's answers to a batch of rows."""
+
+    tokens: Tensor  # [B, S] integers, the greedy prediction
+    confidence: Tensor  # [B] floats in [0, 1]: sigmoid of the halting logit
+    loss: Tensor  # [B] floats: each row's mean cross-entropy over its scored labels
 
 
 class SpoiltAnswers(ValueError):
@@ -13,13 +28,19 @@ class SpoiltAnswers(ValueError):
 
 
 class RowScorer:
-    """Averages exact accuracy, token accuracy and loss over test rows; the scorer of tasks that do not vote.
+    """Averages exact accuracy, token accuracy and loss over test rows.
 
-    It keeps one small record for each row and averages in the order of the row numbers, so that the result is the same
-    to the bit whatever the order of the updates and their split over processes.
+    It keeps a small record for each row and averages in the order of the row numbers. So the result is the same to the
+    bit whatever the order of the updates and their split over processes.
 
     Args:
-        rows: numbers of the test rows that the evaluation covers, at least one.
+        rows: Numbers of the test rows that the evaluation covers, at least one.
+
+    >>> import torch
+    >>> scorer, labels = RowScorer(np.arange(2)), torch.tensor([[1, 2], [1, 2]])
+    >>> scorer.update(np.arange(2), labels, Answers(torch.tensor([[1, 2], [1, 1]]), torch.ones(2), torch.zeros(2)))
+    >>> scorer.result()["exact_accuracy"], scorer.result()["token_accuracy"]
+    (0.5, 0.75)
     """
 
     def __init__(self, rows: np.ndarray) -> None:
@@ -36,14 +57,14 @@ class RowScorer:
 
     @property
     def scorable(self) -> bool:
-        """True: every row of a task that does not vote has a known answer."""
+        """Whether any of the rows has a known answer; `result` raises an error if none has."""
         return True
 
-    def update(self, rows: np.ndarray, batch: Batch, answers: Answers) -> None:
-        """Record the answers to the test rows numbered `rows`."""
-        scored = batch.labels != PAD  # [B, S]
+    def update(self, rows: np.ndarray, labels: Tensor, answers: Answers) -> None:
+        """Record the answers to the test rows numbered `rows` [B], whose true tokens are `labels` [B, S]."""
+        scored = labels != PAD
         count = scored.sum(-1)
-        right = ((answers.tokens == batch.labels) & scored).sum(-1)
+        right = ((answers.tokens == labels) & scored).sum(-1)
         loss = answers.loss.double()
         if not bool(loss.isfinite().all() & answers.confidence.isfinite().all()):
             raise SpoiltAnswers("the model answers with numbers that are not finite: its weights are spoilt")
@@ -63,7 +84,7 @@ class RowScorer:
         return {"rows": self.rows[seen], "columns": {name: column[seen] for name, column in self.columns.items()}}
 
     def merge(self, collected: dict[str, Any]) -> None:
-        """Add what the scorer of another process has recorded in the same evaluation."""
+        """Add the records that another process's scorer collected in the same evaluation."""
         self._write(collected["rows"], **collected["columns"])
 
     def _write(self, rows: np.ndarray, **columns: np.ndarray) -> None:
@@ -74,12 +95,16 @@ class RowScorer:
             self.columns[name][at] = values
 
     def require_complete(self) -> None:
-        """Refuse to go on while a row has no answer."""
+        """Raise an error if a row has no answer yet."""
         if missing := int(np.sum(~self.columns["seen"])):
             raise ValueError(f"{missing} of {len(self.rows)} test rows have no answer yet")
 
     def result(self, pool: Sequence[Self] = ()) -> dict[str, Any]:
-        """Average over the rows whose answer is known; an evaluation that has not reached every row is refused."""
+        """Return the metrics by name, over the rows whose answer is known; every row must have been answered.
+
+        Args:
+            pool: Scorers of other checkpoints over the same rows whose votes count too, for tasks that vote.
+        """
         self.require_complete()
         known = self.columns["known"]
         if not known.any():

@@ -1,32 +1,40 @@
-"""Scoring the checkpoints of a run apart from training: load, rebuild the task, ask about its tests, write."""
+"""Evaluation of checkpoints, apart from training: `jpmhc evaluate` scores their answers, `jpmhc predict` writes them.
+
+Both load a checkpoint, rebuild its task, ask the model about the task's test rows, and write a file in the run's
+folder, whose name says what was asked.
+"""
 
 import dataclasses
 import json
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from jpmhc import checks
+from jpmhc import checks, files
+from jpmhc.experiments.evaluation.answering import fill_scorer, greedy_answers
+from jpmhc.experiments.evaluation.scores import RowScorer
+from jpmhc.experiments.evaluation.votes import Answered
 from jpmhc.experiments.models.device import refuse_device
 from jpmhc.experiments.tasks import counter
-from jpmhc.experiments.tasks.answering import fill_scorer, greedy_answers
-from jpmhc.experiments.tasks.task import Scorer, Task
+from jpmhc.experiments.tasks.task import Task, VotingTask
 from jpmhc.experiments.training.checkpoint import Checkpoint, load_model, locate_checkpoint
 from jpmhc.experiments.training.processes import World, join_processes
 from jpmhc.experiments.training.progress import Display
-from jpmhc.experiments.training.result_files import name_result_file, require_writable, write_result
+from jpmhc.experiments.training.run_folder import explaining_write_errors
 from jpmhc.machine import use_threads
 
 FORMAT = "jpmhc evaluation 1"
+VOTES = ".votes.json"  # ending of the file beside a submission that also holds the votes
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What checkpoints are asked about, and how."""
+    """The rows that checkpoints are asked about, and how the model computes."""
 
     variants: int | None = None
     """Variants of each puzzle that are asked about, drawn at random; None: all. Fewer are faster and bring an error,
@@ -70,6 +78,19 @@ class EvaluateConfig(Choices):
     """File for the results; None: in the run's folder, named after the step and the choices above."""
 
 
+@dataclass(frozen=True)
+class PredictConfig(Choices):
+    """A prediction."""
+
+    run: Path | None = None
+    """Folder of a run, whose newest checkpoint is taken, or of a checkpoint."""
+    tasks: tuple[str, ...] = ()
+    """Names of the tasks to answer; empty: all that the run tests."""
+    out: Path | None = None
+    """File for the answers, in the form that ARC Prize takes; None: in the run's folder, named after the step and the
+    choices above."""
+
+
 def evaluate_checkpoints(config: EvaluateConfig, report: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
     """Score every checkpoint and, if wanted, all of them together; the first process writes the file.
 
@@ -86,7 +107,8 @@ def evaluate_checkpoints(config: EvaluateConfig, report: Callable[[str], None] =
         raise ValueError("name a file for the results of several checkpoints with --out")
     checkpoints = [locate_checkpoint(run) for run in config.runs]
     out = config.out or name_result_file(checkpoints[0], "evaluations", config.words())
-    require_writable(out)
+    with explaining_write_errors(out):
+        files.require_writable(out)
     results, scorers, lines = [], [], []
     with join_processes(config.device) as world, Display(world.rank == 0) as display:
         for checkpoint in checkpoints:
@@ -104,7 +126,7 @@ def evaluate_checkpoints(config: EvaluateConfig, report: Callable[[str], None] =
         if config.pool:
             pooled = scorers[-1].result(pool=scorers[:-1])
             lines.append(f"all checkpoints pooled: {scorers[-1].summarize(pooled)}")
-        found = {
+        evaluation = {
             "format": FORMAT,
             "choices": json.loads(json.dumps({**dataclasses.asdict(config), "out": out}, default=str)),
             "processes": world.size,
@@ -115,14 +137,44 @@ def evaluate_checkpoints(config: EvaluateConfig, report: Callable[[str], None] =
         if world.rank == 0:
             for line in lines:
                 report(line)
-            write_result(out, json.dumps(found, indent=1, allow_nan=False) + "\n")
-    return found
+            with explaining_write_errors(out):
+                files.write_file(out, json.dumps(evaluation, indent=1, allow_nan=False) + "\n")
+    return evaluation
+
+
+def predict_answers(config: PredictConfig) -> tuple[list[Answered], Path]:
+    """Answer tests by vote; the first process writes the submission and, in a run's folder, the votes.
+
+    Returns:
+        The answers, and the file of the submission.
+    """
+    if config.run is None:
+        raise ValueError("name the folder of a run or of a checkpoint to predict with")
+    checkpoint = locate_checkpoint(config.run)
+    require_votes(checkpoint, "no answers to hand in")
+    out = config.out or name_result_file(checkpoint, "submissions", config.words(), config.tasks)
+    with explaining_write_errors(out):
+        files.require_writable(out)
+    with join_processes(config.device) as world, Display(world.rank == 0) as display:
+        refuse_device(checkpoint.config.model, world.device)
+        task = rebuild_task(checkpoint, config, display)
+        assert isinstance(task, VotingTask)
+        rows = task.test_selection(config.variants, config.sample_seed)
+        scorer = task.scorer(task.rows_of_puzzles(rows, config.tasks) if config.tasks else rows, keep_grids=True)
+        answer_rows(scorer, task, checkpoint, config, world, display)
+        answered = scorer.answered()
+        if world.rank == 0:
+            with explaining_write_errors(out):
+                files.write_file(out, json.dumps(task.submission(answered)) + "\n")
+                if config.out is None:
+                    files.write_file(out.with_suffix(VOTES), json.dumps(list_votes(answered)) + "\n")
+    return answered, out
 
 
 def score_checkpoint(
     checkpoint: Checkpoint, choices: Choices, world: World, display: Display
-) -> tuple[dict[str, Any], Scorer]:
-    """Score one checkpoint; returns what is written about it, and the scorer with its votes."""
+) -> tuple[dict[str, Any], RowScorer]:
+    """Score one checkpoint; returns the record of it in the results' file, and the scorer with its votes."""
     task = rebuild_task(checkpoint, choices, display)
     scorer = task.scorer(task.test_selection(choices.variants, choices.sample_seed))
     if not scorer.scorable:
@@ -140,31 +192,10 @@ def score_checkpoint(
     return result, scorer
 
 
-def require_votes(checkpoint: Checkpoint, what: str) -> None:
-    """Refuse a checkpoint whose task does not vote; `what` says what is missing."""
-    if not checkpoint.config.task.votes:
-        raise ValueError(f"{checkpoint.path} has {what}: its task is not one whose variants vote on the answer")
-
-
-def rebuild_task(checkpoint: Checkpoint, choices: Choices, display: Display) -> Task:
-    """Build the task that a checkpoint was trained on; refuse it where its data are not the same."""
-    if choices.variants is not None:
-        require_votes(checkpoint, "no variants to choose")
-    config = checkpoint.config.task.override(choices.task_options)
-    with display.preparing("preparing the puzzles"):
-        task = config.build()
-    if task.fingerprint() != checkpoint.fingerprint:
-        raise ValueError(
-            f"{checkpoint.path} was trained on other data than its configuration gives now: the task's fingerprint is "
-            f"{task.fingerprint()}, not {checkpoint.fingerprint}"
-        )
-    return task
-
-
 def answer_rows(
-    scorer: Scorer, task: Task, checkpoint: Checkpoint, choices: Choices, world: World, display: Display
+    scorer: RowScorer, task: Task, checkpoint: Checkpoint, choices: Choices, world: World, display: Display
 ) -> float:
-    """Fill a scorer with a checkpoint's answers; returns the seconds that it took."""
+    """Fill a scorer with a checkpoint's answers and return the seconds that this took."""
     model = load_model(checkpoint, task, ema=choices.weights == "average", device=world.device)
     if choices.compile:
         model.compile_prediction()
@@ -182,3 +213,56 @@ def answer_rows(
             progress=lambda done, total: display.show(f"{checkpoint.path}: rows", done, total),
         )
     return time.monotonic() - start
+
+
+def rebuild_task(checkpoint: Checkpoint, choices: Choices, display: Display) -> Task:
+    """Build the task that a checkpoint was trained on; raise an error if its data are not the same."""
+    if choices.variants is not None:
+        require_votes(checkpoint, "no variants to choose")
+    config = checkpoint.config.task.override(choices.task_options)
+    with display.preparing("preparing the puzzles"):
+        task = config.build()
+    if task.fingerprint() != checkpoint.fingerprint:
+        raise ValueError(
+            f"{checkpoint.path} was trained on other data than its configuration gives now: the task's fingerprint is "
+            f"{task.fingerprint()}, not {checkpoint.fingerprint}"
+        )
+    return task
+
+
+def require_votes(checkpoint: Checkpoint, lack: str) -> None:
+    """Raise an error if the checkpoint's task does not vote; `lack` is what the checkpoint then has, as "no votes"."""
+    if not checkpoint.config.task.votes:
+        raise ValueError(f"{checkpoint.path} has {lack}: its task is not one whose variants vote on the answer")
+
+
+def name_result_file(checkpoint: Checkpoint, folder: str, words: Sequence[str], puzzles: Sequence[str] = ()) -> Path:
+    """Name a file in the checkpoint's run so that results of different questions do not overwrite each other.
+
+    Args:
+        checkpoint: The checkpoint that is asked.
+        folder: The run's folder for this kind of result.
+        words: The choices that the results depend on.
+        puzzles: The puzzles that are asked about; empty: all.
+    """
+    path = checkpoint.path if checkpoint.path.parent.name == "checkpoints" else checkpoint.path.resolve()
+    run = path.parent.parent if path.parent.name == "checkpoints" else path.parent
+    puzzles = list(dict.fromkeys(puzzles))
+    names = "-".join(puzzles)
+    chosen = [names if len(names) < 100 else f"{len(puzzles)}-tasks-{zlib.crc32(names.encode()):08x}"] if names else []
+    return run / folder / f"{'-'.join([path.name, *words, *chosen])}.json"
+
+
+def list_votes(answered: Sequence[Answered]) -> Mapping[str, object]:
+    """Return tests, their candidates and the votes for them, ready for JSON; reports show them."""
+    tests = [
+        {
+            "task": one.puzzle,
+            "test": one.test,
+            "input": one.input.tolist(),
+            "output": None if one.output is None else one.output.tolist(),
+            "candidates": [{"grid": c.grid.tolist(), "votes": c.votes, "of": c.of} for c in one.candidates],
+        }
+        for one in answered
+    ]
+    return {"format": "jpmhc votes 1", "tests": tests}

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from jpmhc.experiments.evaluation.answering import fill_scorer, greedy_answers
+from jpmhc.experiments.evaluation.scores import Answers
 from jpmhc.experiments.models import RecursiveConfig, RecursiveModel
 from jpmhc.experiments.models.recursive import Prediction
-from jpmhc.experiments.tasks.answering import fill_scorer, greedy_answers
-from jpmhc.experiments.tasks.batch import Answers, Batch
 from jpmhc.experiments.tasks.sudoku import Sudoku, SudokuConfig
+from jpmhc.experiments.tasks.task import Batch
 
 
 @pytest.fixture(scope="module")

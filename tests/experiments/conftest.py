@@ -1,4 +1,4 @@
-"""What the ARC tests share."""
+"""Fixtures of the tests of experiments."""
 
 import pytest
 

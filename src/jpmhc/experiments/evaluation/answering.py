@@ -1,0 +1,67 @@
+"""Asking a model about test rows, on one process or on many."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from jpmhc.experiments.evaluation.scores import Answers, RowScorer
+from jpmhc.experiments.models.losses import row_cross_entropy
+from jpmhc.experiments.models.recursive import RecursiveModel
+from jpmhc.experiments.tasks.task import Batch, Task
+
+
+def fill_scorer(
+    scorer: RowScorer,
+    task: Task,
+    answer: Callable[[Batch], Answers],
+    *,
+    batch_size: int,
+    rank: int = 0,
+    processes: int = 1,
+    gather: Callable[[dict[str, Any]], list[dict[str, Any]]] = lambda mine: [mine],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Fill a scorer with a model's answers to its test rows.
+
+    Memory is bounded by one batch and the scorer's few bytes per row. The scorer is complete on every process
+    afterwards, and equal to the bit for any number of processes, provided that `answer` is.
+
+    Args:
+        scorer: An empty scorer, `task.scorer(task.test_selection(...))`, for the same rows on every process.
+        task: Makes the rows.
+        answer: The model, `greedy_answers(model)`.
+        batch_size: Rows per call of the model; the last batch may be smaller.
+        rank: Number of this process; it asks about every `processes`-th row.
+        processes: Number of processes.
+        gather: Returns the list of all processes' records on every process, as `torch.distributed.all_gather_object`.
+        progress: Called with (rows done, rows to do) of this process, first before any row is done.
+    """
+    mine = scorer.rows[rank::processes]
+    progress(0, len(mine))
+    for start in range(0, len(mine), batch_size):
+        part = mine[start : start + batch_size]
+        batch = task.test_examples(part)
+        scorer.update(part, batch.labels, answer(batch))
+        progress(start + len(part), len(mine))
+    for collected in gather(scorer.collected()):
+        scorer.merge(collected)
+
+
+def greedy_answers(model: RecursiveModel) -> Callable[[Batch], Answers]:
+    """Return a function that answers batches with a model's most likely tokens after all its supervision steps.
+
+    The answers come back on the CPU, whatever device the model is on.
+    """
+    device = next(model.parameters()).device
+
+    def answer(batch: Batch) -> Answers:
+        batch = batch.to(device)
+        prediction = model.predict(batch.inputs, batch.identifiers)
+        return Answers(
+            tokens=prediction.logits.argmax(-1).cpu(),
+            confidence=torch.sigmoid(prediction.q_halt.double()).cpu(),
+            loss=row_cross_entropy(prediction.logits, batch.labels).cpu(),
+        )
+
+    return answer
