@@ -160,3 +160,122 @@ def test_a_part_of_a_larger_model_is_loaded_if_the_whole_was_wrapped(tmp_path):
         ValueError, match="part the part of text_config was wrapped as a model of its own, which cannot"
     ):
         jpmhc.load_wrapped(transformers.LlavaForConditionalGeneration, tmp_path / "part")
+
+
+@pytest.mark.parametrize("loader", ["AutoModelForSequenceClassification", "GPT2ForSequenceClassification"])
+def test_settings_of_the_configuration_are_taken_as_from_pretrained_takes_them(tmp_path, loader):
+    disturb(jpmhc.wrap(tiny("gpt2"))).save_pretrained(tmp_path)
+    loader = getattr(transformers, loader)
+    names = {0: "a", 1: "b", 2: "c", 3: "d", 4: "e"}
+    options = {"use_cache": False, "output_hidden_states": True, "pad_token_id": 0, "dtype": torch.bfloat16}
+    model = jpmhc.load_wrapped(loader, tmp_path, id2label=names, num_labels=5, **options)
+    assert (model.score.out_features, model.config.id2label, model.config.use_cache) == (5, names, False)
+    assert (model.config.output_hidden_states, model.score.weight.dtype) == (True, torch.bfloat16)
+    assert float(model.score.weight.detach().float().std()) > 0.01  # a fresh head
+    with pytest.raises(TypeError, match="no_such_setting"):
+        jpmhc.load_wrapped(loader, tmp_path, no_such_setting=1)
+
+
+def test_a_head_of_another_size_is_made_anew_where_shapes_may_differ(tmp_path):
+    model = disturb(jpmhc.wrap(tiny("vit")))
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"asks for classifier\.\w+ of the shape \[5.*, and the weights have \[3"):
+        jpmhc.load_wrapped(type(model), tmp_path, num_labels=5)
+    loaded = jpmhc.load_wrapped(type(model), tmp_path, num_labels=5, ignore_mismatched_sizes=True)
+    assert tuple(loaded.classifier.weight.shape) == (5, 16)
+    assert 0 < float(loaded.classifier.weight.detach().abs().max()) < 1
+    inputs = default_inputs(model)
+    assert difference(model.vit(**inputs)[0], loaded.vit(**inputs)[0]) < 1e-6
+
+
+class OwnConfig(transformers.GPT2Config):
+    model_type = "nobody-knows-it"
+
+
+class OwnModel(transformers.GPT2LMHeadModel):
+    config_class = OwnConfig
+
+
+def test_a_class_that_auto_config_does_not_know(tmp_path):
+    model = disturb(jpmhc.wrap(OwnModel(OwnConfig(**tiny("gpt2").config.to_diff_dict() | {"n_layer": 2}))))
+    model.save_pretrained(tmp_path)
+    inputs = default_inputs(model)
+    assert difference(model.eval()(**inputs).logits, jpmhc.load_wrapped(OwnModel, tmp_path)(**inputs).logits) < 1e-6
+
+
+def test_a_configuration_that_models_share_is_left_to_the_others(tmp_path):
+    config = tiny("llama").config
+    wrapped, plain = (transformers.LlamaForCausalLM(config) for _ in range(2))
+    jpmhc.wrap(wrapped)
+    assert all(layer.self_attn.config is wrapped.config for layer in wrapped.model.layers)
+    plain.save_pretrained(tmp_path)
+    transformers.LlamaForCausalLM.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="is not a wrapped model"):
+        jpmhc.load_wrapped(transformers.LlamaForCausalLM, tmp_path)
+
+
+def test_parts_that_were_saved_alone_are_loaded(tmp_path):
+    small = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    small |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 64}
+    bart = transformers.BartForConditionalGeneration(transformers.BartConfig(**small)).eval()
+    models = {"bart": bart, "t5": tiny("t5")}
+    tokens = {"input_ids": torch.arange(3, 11)[None]}
+    for name, model in models.items():
+        part = disturb(jpmhc.wrap(model)).get_encoder()
+        part.save_pretrained(tmp_path / name)
+        loader = type(part) if name == "bart" else transformers.T5EncoderModel
+        if name == "t5":
+            model.save_pretrained(tmp_path / name)
+        loaded = jpmhc.load_wrapped(loader, tmp_path / name)
+        assert difference(part(**tokens)[0], loaded(**tokens)[0]) < 1e-6
+
+
+def test_the_language_model_of_a_larger_model_is_saved_alone(tmp_path):
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.LlavaConfig(
+        vision_config={"model_type": "clip_vision_model", "image_size": 4, "patch_size": 2, **small},
+        text_config={"model_type": "llama", "vocab_size": 32, **small},
+        image_token_index=5,
+    )
+    model = transformers.LlavaForConditionalGeneration(config).eval()
+    part = model.model.language_model
+    disturb(jpmhc.wrap(model, layers=part.layers))
+    part.save_pretrained(tmp_path)
+    loaded = jpmhc.load_wrapped(transformers.AutoModel, tmp_path)
+    tokens = {"input_ids": torch.arange(6, 12)[None]}
+    assert difference(part(**tokens)[0], loaded(**tokens)[0]) < 1e-6
+
+
+class Shrinking(jpmhc.mixers.Mixer):
+    """Shrinks the differences of the streams."""
+
+    name = "shrinking"
+
+    def __init__(self, streams: int) -> None:
+        super().__init__(streams, logits=1)
+
+    def start(self) -> torch.Tensor:
+        return torch.full((1,), -6.0)
+
+    def forward(self, logits: torch.Tensor) -> torch.Tensor:
+        eye = torch.eye(self.streams, dtype=logits.dtype, device=logits.device)
+        return eye - torch.sigmoid(logits)[..., None] * (eye - 1 / self.streams)
+
+    def violation(self, matrix: torch.Tensor) -> torch.Tensor:
+        return (matrix.sum(-1) - 1).abs().amax(-1)
+
+
+def test_a_mixer_of_ones_own_is_said_when_wrapping_and_given_when_loading(tmp_path):
+    with pytest.warns(UserWarning, match=r"cannot describe the mixer Shrinking: load .* mixer=Shrinking\("):
+        model = jpmhc.wrap(tiny("gpt2"), mixer=Shrinking(4))
+    disturb(model).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"wrapped with the mixer Shrinking, which is none of .*mixer=Shrinking\(…\)$"):
+        jpmhc.load_wrapped(transformers.AutoModelForCausalLM, tmp_path)
+    with pytest.raises(ValueError, match=r"mixer=Shrinking\(…\), not a Sinkhorn"):
+        jpmhc.load_wrapped(transformers.AutoModelForCausalLM, tmp_path, mixer=jpmhc.mixers.Sinkhorn(4))
+    loaded = jpmhc.load_wrapped(transformers.AutoModelForCausalLM, tmp_path, mixer=Shrinking(4))
+    inputs = default_inputs(model)
+    assert difference(model(**inputs).logits, loaded(**inputs).logits) < 1e-6
+    jpmhc.wrap(tiny("gpt2")).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="mixer= is for models with a mixer of your own"):
+        jpmhc.load_wrapped(transformers.AutoModelForCausalLM, tmp_path, mixer=Shrinking(4))

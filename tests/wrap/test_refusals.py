@@ -153,6 +153,41 @@ def test_an_addition_that_is_a_module_of_its_own_is_no_layer():
     refused(model, "blocks.0 .* only adds to it: the module that calls it is the layer", layers=model.blocks)
 
 
+class OwnMixer(jpmhc.mixers.Mixer):
+    """A mixer whose start and matrices are given."""
+
+    name = "own"
+
+    def __init__(self, start: Tensor, matrix: Tensor, logits: int = 1, streams: int = 4) -> None:
+        super().__init__(streams, logits)
+        self.begun, self.matrix = start, matrix
+
+    def start(self) -> Tensor:
+        return self.begun
+
+    def forward(self, logits: Tensor) -> Tensor:
+        return self.matrix.expand(*logits.shape[:-1], *self.matrix.shape)
+
+    def violation(self, matrix: Tensor) -> Tensor:
+        return matrix.new_zeros(matrix.shape[:-2])
+
+
+@pytest.mark.parametrize(
+    ("mixer", "said"),
+    [
+        (
+            OwnMixer(torch.zeros(1), 0.5 * torch.eye(4)),
+            "OwnMixer starts from has rows whose sums .* by up to 0.5",
+        ),
+        (OwnMixer(torch.zeros(2), torch.eye(4)), r"OwnMixer.start must return 1 logits, got the shape \[2\]"),
+        (OwnMixer(torch.zeros(1), torch.eye(3)), r"into matrices \[2, 4, 4\], got \[2, 3, 3\]"),
+        (OwnMixer(torch.zeros(1), torch.eye(2), streams=2), "the mixer is for 2 streams, the model shall have 4"),
+    ],
+)
+def test_a_mixer_that_does_not_fit(mixer, said):
+    refused(Stack(Block(12) for _ in range(2)), said, mixer=mixer)
+
+
 def test_a_wrapped_model():
     model = jpmhc.wrap(Stack([Block(12)]), inputs=X)
     with pytest.raises(ValueError, match=r"blocks\.0 is wrapped already"):

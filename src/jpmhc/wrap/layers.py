@@ -36,6 +36,7 @@ class LayerPlan:
         modules: The names in the layer of modules that take the hidden state and are not PyTorch's own.
         first: Whether the layer expands a hidden state into streams; other layers get the streams.
         last: Whether the layer reduces its streams to a hidden state; other layers hand them to the next.
+        kind: The name of the layer's class.
     """
 
     name: str
@@ -48,6 +49,7 @@ class LayerPlan:
     modules: tuple[str, ...] = ()
     first: bool = True
     last: bool = True
+    kind: str = ""
 
     @property
     def additions(self) -> int:

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,39 +22,82 @@ from jpmhc.wrap.streams import StreamStep
 NOTE = "hyper-connections (load this model with jpmhc.load_wrapped)"
 # The arguments of `from_pretrained` that say where the files are; the configuration is there too.
 WHERE = ("subfolder", "revision", "cache_dir", "token", "local_files_only", "trust_remote_code", "force_download")
+# The arguments of `from_pretrained` that some configurations also have, and that say how the weights are loaded.
+LOADING: tuple[str, ...] = (
+    "dtype",
+    "torch_dtype",
+    "attn_implementation",
+    "experts_implementation",
+    "quantization_config",
+)
+LOADING += ("distributed_config", "fusion_config", "device_map")
 METHOD = "jpmhc"  # the name under which transformers knows the preparation of a wrapped model
 
 
 def record_wrapping(model: nn.Module, recipe: Recipe, plans: Sequence[LayerPlan]) -> None:
-    """Note in the configuration of a model of `transformers`, or of the one inside a module, how it was wrapped."""
-    prefix, inner = find_pretrained(model)
-    if inner is None:
-        return
-    names = [plan.name.removeprefix(f"{prefix}.") if prefix else plan.name for plan in plans]
-    layers = [{**dataclasses.asdict(plan), "name": name} for plan, name in zip(plans, names)]
+    """Note in the configurations of a model of `transformers`, or of those inside a module, how it was wrapped.
+
+    Parts of a model may have configurations of their own, and may be saved alone: each gets a note of its own layers.
+    """
     shared = {"streams": recipe.streams, "mixer": _describe_mixer(recipe.mixer), "options": dict(recipe.options)}
-    fusions = getattr(inner.config, "fusion_config", None) or {}
-    inner.config.fusion_config = {**fusions, NOTE: {**shared, "layers": layers}}
+    for prefix, config in _own_configs(model):
+        layers = [
+            {**dataclasses.asdict(plan), "name": plan.name.removeprefix(prefix)}
+            for plan in plans
+            if plan.name.startswith(prefix)
+        ]
+        if layers:
+            fusions = getattr(config, "fusion_config", None) or {}
+            config.fusion_config = {**fusions, NOTE: {**shared, "layers": layers}}
 
 
 def forget_wrapping(model: nn.Module) -> None:
-    """Remove the note from a model's configuration."""
-    _, inner = find_pretrained(model)
-    fusions = getattr(inner.config, "fusion_config", None) or {} if inner is not None else {}
-    if inner is not None and NOTE in fusions:
-        inner.config.fusion_config = {key: value for key, value in fusions.items() if key != NOTE} or None
+    """Remove the notes from a model's configurations."""
+    for _, config in _own_configs(model):
+        _remove_note(config)
 
 
-def find_pretrained(model: nn.Module) -> tuple[str, Any]:
-    """Return the outermost model of `transformers` in a module, after its name there; None if there is none."""
-    for name, module in model.named_modules():
-        if hasattr(type(module), "base_model_prefix") and hasattr(module.config, "save_pretrained"):
-            return name, module
-    return "", None
+def _remove_note(config: Any) -> None:
+    if is_wrapped(config):
+        config.fusion_config = {key: value for key, value in config.fusion_config.items() if key != NOTE} or None
 
 
-def read_record(record: dict[str, Any]) -> tuple[Recipe, list[LayerPlan]]:
-    """Make the recipe and the plans that a record describes."""
+def _pretrained_parts(model: nn.Module) -> list[tuple[str, Any]]:
+    """Return the models of `transformers` in a module, each after its name there with a final dot, outermost first."""
+    return [
+        (f"{name}." if name else "", module)
+        for name, module in model.named_modules()
+        if hasattr(type(module), "base_model_prefix") and hasattr(module.config, "save_pretrained")
+    ]
+
+
+def is_pretrained(model: nn.Module) -> bool:
+    """Say whether a module is a model of `transformers` or contains one."""
+    return bool(_pretrained_parts(model))
+
+
+def _own_configs(model: nn.Module) -> list[tuple[str, Any]]:
+    """Return each configuration in a model after the name of the outermost part that has it.
+
+    Other models may have been made of the same object. So a copy replaces it in all modules of this model, unless the
+    model has no head: then it may be the body of a model that is saved as a whole, with this configuration.
+    """
+    outermost: dict[int, tuple[str, Any]] = {}
+    for prefix, part in _pretrained_parts(model):
+        outermost.setdefault(id(part.config), (prefix, part))
+    copies: dict[int, Any] = {}
+    for _, part in outermost.values():
+        if not is_wrapped(part.config) and (part.base_model is not part or part.can_generate()):
+            copy.deepcopy(part.config, copies)
+    for module in model.modules() if copies else ():
+        for name, value in vars(module).items():
+            if id(value) in copies and hasattr(value, "save_pretrained"):
+                setattr(module, name, copies[id(value)])
+    return [(prefix, part.config) for prefix, part in outermost.values()]
+
+
+def read_record(record: dict[str, Any], mixer: Mixer | None = None) -> tuple[Recipe, list[LayerPlan]]:
+    """Make the recipe and the plans that a record describes; it cannot describe a mixer that is not jpmhc's."""
     for key in ("layers", "streams", "mixer", "options"):
         if key not in record:
             raise ValueError(f"the configuration does not say how the model was wrapped: {key!r} is missing")
@@ -61,30 +105,52 @@ def read_record(record: dict[str, Any]) -> tuple[Recipe, list[LayerPlan]]:
     for layer in record["layers"]:
         steps = tuple(StreamStep(*step) for step in layer["steps"])
         plans.append(LayerPlan(**{**layer, "steps": steps, "modules": tuple(layer["modules"])}))
-    mixer = record["mixer"]
-    if mixer is None:
-        raise ValueError("the model was wrapped with a mixer that its configuration cannot describe")
-    if isinstance(mixer, dict):
-        mixer = MIXERS[mixer["name"]](**mixer["settings"])
-    return Recipe(record["streams"], mixer, record["options"]), plans
+    return Recipe(record["streams"], _read_mixer(record["mixer"], mixer), record["options"]), plans
 
 
-def _describe_mixer(mixer: str | Mixer) -> str | dict[str, Any] | None:
-    """Describe a mixer in numbers and strings; None if that is not possible."""
+def _read_mixer(described: str | dict[str, Any] | None, mixer: Mixer | None) -> str | Mixer:
+    """Return the mixer that a record describes, or the one that is given because the record cannot describe it."""
+    if isinstance(described, dict) and described["settings"] is None:
+        if mixer is None or type(mixer).__name__ != described["name"]:
+            raise ValueError(
+                f"the model was wrapped with the mixer {described['name']}, which is none of jpmhc's: give "
+                f"load_wrapped a mixer={described['name']}(…)"
+                + ("" if mixer is None else f", not a {type(mixer).__name__}")
+            )
+        return mixer
+    if mixer is not None:
+        raise ValueError("mixer= is for models with a mixer of your own; the configuration describes the one used here")
+    if isinstance(described, dict):
+        return MIXERS[described["name"]](**described["settings"])
+    if described is None:
+        raise ValueError("the configuration does not describe the mixer that the model was wrapped with")
+    return described
+
+
+def _describe_mixer(mixer: str | Mixer) -> str | dict[str, Any]:
+    """Describe a mixer in numbers and strings; the settings are None if that is not possible."""
     if isinstance(mixer, str):
         return mixer
+    if MIXERS.get(mixer.name) is not type(mixer):
+        return {"name": type(mixer).__name__, "settings": None}
     settings = {key: getattr(mixer, key, ...) for key in inspect.signature(type(mixer)).parameters}
-    known = MIXERS.get(mixer.name) is type(mixer)
     plain = all(value is None or isinstance(value, int | float | str) for value in settings.values())
-    return {"name": mixer.name, "settings": settings} if known and plain else None
+    return {"name": mixer.name, "settings": settings} if plain else {"name": type(mixer).__name__, "settings": None}
 
 
-def load_wrapped(auto_class: Any, name_or_path: Any, **kwargs: Any) -> Any:
+def is_described(mixer: str | Mixer) -> bool:
+    """Say whether a configuration can describe a mixer, so that `load_wrapped` makes it again."""
+    described = _describe_mixer(mixer)
+    return isinstance(described, str) or described["settings"] is not None
+
+
+def load_wrapped(auto_class: Any, name_or_path: str | Path, *, mixer: Mixer | None = None, **kwargs: Any) -> Any:
     """Load a wrapped model with its hyper-connections.
 
     Args:
         auto_class: The class to load it with, such as `AutoModelForCausalLM` or the model's own.
         name_or_path: The folder that `save_pretrained` wrote, or the model's name on the hub.
+        mixer: The mixer, if the model was wrapped with one of your own.
         kwargs: Of `from_pretrained`.
 
     Returns:
@@ -100,8 +166,6 @@ def load_wrapped(auto_class: Any, name_or_path: Any, **kwargs: Any) -> Any:
         >>> type(jpmhc.load_wrapped(transformers.AutoModelForCausalLM, folder)).__name__
         'GPT2LMHeadModel'
     """
-    from transformers import AutoConfig
-
     if not hasattr(auto_class, "from_pretrained") or not isinstance(name_or_path, str | Path):
         raise ValueError(
             "load_wrapped takes a class such as AutoModelForCausalLM and then a folder, got "
@@ -110,29 +174,28 @@ def load_wrapped(auto_class: Any, name_or_path: Any, **kwargs: Any) -> Any:
     is_path = isinstance(name_or_path, Path) or name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1
     if is_path and not Path(name_or_path).is_dir():
         raise ValueError(f"there is no folder {name_or_path}")
-    location = {key: kwargs[key] for key in WHERE if key in kwargs}
-    config = copy.deepcopy(kwargs.pop("config", None) or AutoConfig.from_pretrained(name_or_path, **location))
+    config, kwargs = _load_config(auto_class, name_or_path, kwargs)
+    parts = {name: getattr(config, name, None) for name in getattr(config, "sub_configs", ())}
     if not is_wrapped(config):
-        for part in getattr(config, "sub_configs", ()):
-            if is_wrapped(getattr(config, part, None)):
-                raise ValueError(
-                    f"in {name_or_path} the part of {part} was wrapped as a model of its own, which cannot be loaded "
-                    "inside another: wrap the whole model with layers="
-                )
+        for name in filter(lambda name: is_wrapped(parts[name]), parts):
+            raise ValueError(
+                f"in {name_or_path} the part of {name} was wrapped as a model of its own, which cannot be loaded "
+                "inside another: wrap the whole model with layers="
+            )
         raise ValueError(f"{name_or_path} is not a wrapped model: its configuration has no hyper-connections")
     if getattr(config, "quantization_config", None) is not None or "quantization_config" in kwargs:
         raise ValueError(
             f"{name_or_path} is quantised: load the plain model, wrap it, and load the connections' weights into it"
         )
-    fusions = config.fusion_config
-    config.fusion_config = {key: value for key, value in fusions.items() if key != NOTE} or None
-    preparation = _preparation_class()(fusions[NOTE])
+    recipe, plans = read_record(config.fusion_config[NOTE], mixer)
+    for part in (config, *parts.values()):
+        _remove_note(part)
     wants_report = kwargs.pop("output_loading_info", False)
     may_differ = kwargs.pop("ignore_mismatched_sizes", False)
     model, report = auto_class.from_pretrained(
         name_or_path,
         config=config,
-        quantization_config=preparation,
+        quantization_config=_preparation_class()(recipe, plans, may_differ),
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # so that the refusal below names the key
         **kwargs,
@@ -140,10 +203,32 @@ def load_wrapped(auto_class: Any, name_or_path: Any, **kwargs: Any) -> Any:
     for key, saved_shape, shape in sorted(report["mismatched_keys"]):
         if not may_differ or _is_connection(key):
             _refuse_shape(key, list(shape), list(saved_shape))
+    layers = dict(model.named_modules())
     for keys, verb in ((report["missing_keys"], "are without"), (report["unexpected_keys"], "have")):
         for key in sorted(filter(_is_connection, keys)):
-            raise ValueError(f"the weights of {name_or_path} {verb} {key}, unlike its configuration")
+            if key.partition(f"{CHILD}.")[0].removesuffix(".") in layers:
+                raise ValueError(f"the weights of {name_or_path} {verb} {key}, unlike its configuration")
     return (model, report) if wants_report else model
+
+
+def _load_config(auto_class: Any, name_or_path: str | Path, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the configuration, changed by the arguments that are settings of it, and the other arguments.
+
+    The arguments that remain go to the model's class, as `from_pretrained` does with them.
+    """
+    from transformers import AutoConfig
+
+    given = kwargs.get("config")
+    if hasattr(given, "save_pretrained"):
+        return copy.deepcopy(given), {key: value for key, value in kwargs.items() if key != "config"}
+    config_class = getattr(auto_class, "config_class", None) or AutoConfig
+    location = {key: kwargs[key] for key in WHERE if key in kwargs}
+    settings = {key: value for key, value in kwargs.items() if key not in (*WHERE, *LOADING, "config")}
+    config, unused = config_class.from_pretrained(
+        given or name_or_path, return_unused_kwargs=True, **location, **copy.copy(settings)
+    )
+    known = settings.keys() - unused.keys()
+    return config, {key: value for key, value in kwargs.items() if key not in known and key != "config"}
 
 
 def is_wrapped(config: object) -> bool:
@@ -170,11 +255,11 @@ def _preparation_class() -> Any:
 
     @register_quantization_config(METHOD)
     class Preparation(QuantizationConfigMixin):
-        """Holds the record of how a model was wrapped."""
+        """Holds how a model was wrapped, and whether weights may have other shapes than the model's."""
 
-        def __init__(self, record: dict[str, Any]) -> None:
+        def __init__(self, recipe: Recipe, plans: list[LayerPlan], may_differ: bool) -> None:
             self.quant_method: Any = METHOD
-            self.record = record
+            self.recipe, self.plans, self.may_differ = recipe, plans, may_differ
 
     @register_quantizer(METHOD)
     class Preparer(HfQuantizer):
@@ -187,8 +272,7 @@ def _preparation_class() -> Any:
 
         def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> Any:
             preparation: Any = self.quantization_config
-            self.recipe, plans = read_record(preparation.record)
-            self.plans = _fit_names(model, plans)
+            self.recipe, self.plans = preparation.recipe, _fit_names(model, preparation.plans)
             strict = model._keep_in_fp32_modules_strict or set()
             model._keep_in_fp32_modules_strict = {*strict, CHILD}
             install(model, self.recipe.make_connections(model, self.plans))
@@ -196,9 +280,19 @@ def _preparation_class() -> Any:
             return model
 
         def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-            for key, value in model.named_parameters():  # before 5.23 a quantizer's weights could have any shape
+            preparation: Any = self.quantization_config
+            resized = False
+            for key, value in list(model.named_parameters()):  # before 5.23 a quantizer's weights could have any shape
                 if list(value.shape) != self.shapes[key]:
-                    _refuse_shape(key, self.shapes[key], list(value.shape))
+                    if not preparation.may_differ or _is_connection(key):
+                        _refuse_shape(key, self.shapes[key], list(value.shape))
+                    owner, _, name = key.rpartition(".")
+                    module = model.get_submodule(owner)
+                    setattr(module, name, nn.Parameter(value.new_empty(self.shapes[key])))
+                    module._is_hf_initialized, resized = False, True
+            if resized:  # transformers initialises the parameters that were not loaded
+                model.initialize_weights()
+                model.tie_weights()
             self.remove_quantization_config(model)
             for module in model.modules():
                 if hasattr(module, "config"):
@@ -210,10 +304,26 @@ def _preparation_class() -> Any:
 
 
 def _fit_names(model: Any, plans: list[LayerPlan]) -> list[LayerPlan]:
-    """Return the plans with the layers' names in this model, which may be the wrapped model's body, or contain it."""
-    modules, prefix = dict(model.named_modules()), f"{model.base_model_prefix}."
-    for removed, added in (("", ""), (prefix, ""), ("", prefix)):
-        fitting = [dataclasses.replace(plan, name=added + plan.name.removeprefix(removed)) for plan in plans]
-        if all(plan.name in modules for plan in fitting):
-            return fitting
-    return plans
+    """Return the plans with the layers' names in this model, which may be a part of the wrapped model, or contain it.
+
+    Layers of a part that this model does not have are left out.
+    """
+    modules, base = dict(model.named_modules()), f"{model.base_model_prefix}."
+    prefixes = {plan.name[:end] for plan in plans for end in range(len(plan.name)) if plan.name[end - 1] == "."}
+    best: list[LayerPlan] = []
+    for removed, added in (("", ""), ("", base), *((prefix, "") for prefix in sorted(prefixes))):
+        named = [
+            dataclasses.replace(plan, name=added + plan.name.removeprefix(removed))
+            for plan in plans
+            if plan.name.startswith(removed)
+        ]
+        fitting = [
+            plan for plan in named if plan.name in modules and plan.kind in ("", type(modules[plan.name]).__name__)
+        ]
+        if len(fitting) > len(best):
+            # A chain of layers is needed as a whole: a layer that is missing inside one is refused later, by its name.
+            chains = itertools.accumulate(plan.first for plan in named)
+            present = {chain for plan, chain in zip(named, chains) if plan in fitting}
+            chains = itertools.accumulate(plan.first for plan in named)
+            best = [plan for plan, chain in zip(named, chains) if chain in present]
+    return best or plans

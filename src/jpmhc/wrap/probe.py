@@ -201,7 +201,8 @@ def plan_entry(name: str, module: nn.Module, args: Args, kwargs: Kwargs) -> Laye
                 keyword = names[position] if position < len(names) else None
             elif keyword in names:
                 position = names.index(keyword)
-            return LayerPlan(name, position, keyword, value.ndim, value.shape[-1])
+            kind = type(module).__name__
+            return LayerPlan(name, position, keyword, value.ndim, value.shape[-1], kind=kind)
     return None
 
 

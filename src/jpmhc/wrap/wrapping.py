@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -14,7 +15,7 @@ from jpmhc.mixers import Mixer
 from jpmhc.wrap.chain import install, uninstall
 from jpmhc.wrap.comparison import OutputComparison, call_arguments, explaining_guess
 from jpmhc.wrap.layers import CHILD, Recipe, wrapped_layers
-from jpmhc.wrap.pretrained import forget_wrapping, record_wrapping
+from jpmhc.wrap.pretrained import forget_wrapping, is_described, is_pretrained, record_wrapping
 from jpmhc.wrap.probe import plan_layers
 
 
@@ -72,6 +73,8 @@ def wrap(
                 f"{name} is on the meta device, without numbers: load the weights before you wrap the model"
             )
     recipe = Recipe(streams, mixer, options)
+    if isinstance(mixer, Mixer):
+        _refuse_mixer(mixer, streams)
     args, kwargs = call_arguments(model, inputs)
     with OutputComparison(model, args, kwargs) as comparison:
         with contextlib.nullcontext() if inputs is not None else explaining_guess(model, kwargs):
@@ -88,6 +91,13 @@ def wrap(
     for name, connections in wrapped_layers(model).items():
         connections.train(model.get_submodule(name).training)
     record_wrapping(model, recipe, plans)
+    if is_pretrained(model) and not is_described(mixer):
+        name = type(mixer).__name__
+        warnings.warn(
+            f"the configuration that save_pretrained writes cannot describe the mixer {name}: load the saved model "
+            f"with jpmhc.load_wrapped(…, mixer={name}(…))",
+            stacklevel=2,
+        )
     if hasattr(model, "peft_config"):
         warnings.warn(
             "PEFT saves the adapters of this model without its hyper-connections: save merge_and_unload(), or wrap the "
@@ -140,6 +150,29 @@ def _names_of(model: nn.Module, layers: Iterable[nn.Module]) -> list[str]:
     if not layers:
         raise ValueError("layers must have at least one module")
     return [known[id(layer)] for layer in layers]
+
+
+def _refuse_mixer(mixer: Mixer, streams: int) -> None:
+    """Refuse a mixer whose sizes do not fit, or with which a fresh connection is not the plain addition."""
+    kind = type(mixer).__name__
+    if mixer.streams != streams:
+        raise ValueError(f"the mixer is for {mixer.streams} streams, the model shall have {streams}")
+    with torch.no_grad():
+        start = mixer.start()
+        if tuple(start.shape) != (mixer.logits,):
+            raise ValueError(f"{kind}.start must return {mixer.logits} logits, got the shape {list(start.shape)}")
+        skips = mixer(start.expand(2, -1))
+    if tuple(skips.shape) != (2, streams, streams):
+        raise ValueError(
+            f"{kind} must turn logits [2, {mixer.logits}] into matrices [2, {streams}, {streams}], got "
+            f"{list(skips.shape)}"
+        )
+    error = float((skips.sum(-1) - 1).abs().max())
+    if not error < 1e-3:
+        raise ValueError(
+            f"the matrix that {kind} starts from has rows whose sums differ from one by up to {error:.2g}, so that the "
+            "wrapped model would not compute what it computes now: choose a start whose rows sum to one"
+        )
 
 
 def _refuse_distributed(model: nn.Module) -> None:
