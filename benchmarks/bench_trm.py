@@ -18,7 +18,7 @@ import torch
 from harness import write_csv
 from jpmhc.connections import parameter_groups
 from jpmhc.experiments.models import RecursiveConfig, RecursiveModel, refill_rows
-from jpmhc.experiments.training.ema import WeightAverage
+from jpmhc.experiments.training.learner import WeightAverage
 from jpmhc.optim import AdamAtan2, SignSGD
 
 VOCABULARY, POOL = 12, 8

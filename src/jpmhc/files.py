@@ -1,14 +1,15 @@
-"""Writing files: the former content of a file stays until its new content is whole and on the disk."""
+"""Writing and reading files: the former content of a file stays until its new content is whole and on the disk."""
 
 import contextlib
 import csv
 import io
+import json
 import os
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 
 @contextlib.contextmanager
@@ -63,6 +64,24 @@ def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Iterable[object
     writer.writerow(columns)
     writer.writerows(rows)
     return write_file(path, text.getvalue())
+
+
+class NotJson(ValueError):
+    """A text is not JSON that can be read; the message says why."""
+
+
+def parse_json(text: bytes) -> Any:
+    """Parse the bytes of a JSON file, which is UTF-8; whatever is wrong raises `NotJson`.
+
+    >>> parse_json(b'{"steps": 4}')
+    {'steps': 4}
+    """
+    try:
+        return json.loads(text.decode())
+    except RecursionError:
+        raise NotJson("JSON that is nested too deeply") from None
+    except ValueError as error:  # also of bytes that are not UTF-8, and of numbers with thousands of digits
+        raise NotJson(f"not a JSON file ({str(error).partition(';')[0]})") from None
 
 
 def require_writable(path: Path) -> None:

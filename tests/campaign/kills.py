@@ -21,6 +21,7 @@ from jpmhc.experiments.models import RecursiveConfig
 from jpmhc.experiments.tasks.sudoku import SudokuConfig
 from jpmhc.experiments.training import checkpoint, loop
 from jpmhc.experiments.training.config import TrainConfig
+from jpmhc.experiments.training.learner import Learner
 from tests.campaign.forked import Running, make_folder, start_run
 from tests.campaign.tally import Tally
 
@@ -114,8 +115,8 @@ def draw_moment(rng: np.random.Generator) -> tuple[str, Callable[[], None]]:
         count = int(rng.integers(1, 120))
         return f"at file operation {count}", lambda: die_at_file_operation(count)
     count, share = int(rng.integers(1, 5)), float(rng.random())
-    name = "take_step" if kind == "step" else "fill_scorer"
-    return f"in {kind} {count}, {share:.0%}", lambda: die_inside(name, count, share)
+    owner, name = (Learner, "take_step") if kind == "step" else (loop, "fill_scorer")
+    return f"in {kind} {count}, {share:.0%}", lambda: die_inside(owner, name, count, share)
 
 
 def die() -> None:
@@ -140,9 +141,9 @@ def die_at_file_operation(count: int) -> None:
     sys.addaudithook(watch)
 
 
-def die_inside(name: str, count: int, share: float) -> None:
-    """Let this process die in the `count`-th call of a function of the loop, after some of its operations."""
-    whole, calls = getattr(loop, name), 0
+def die_inside(owner: Any, name: str, count: int, share: float) -> None:
+    """Let this process die in the `count`-th call of a function of a class or module, after some of its operations."""
+    whole, calls = getattr(owner, name), 0
 
     def dying(*arguments: Any, **options: Any) -> Any:
         nonlocal calls
@@ -159,7 +160,7 @@ def die_inside(name: str, count: int, share: float) -> None:
             sys.setprofile(watch)
         return whole(*arguments, **options)
 
-    setattr(loop, name, dying)
+    setattr(owner, name, dying)
 
 
 def finish(running: Running) -> str | None:

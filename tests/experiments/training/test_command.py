@@ -13,6 +13,7 @@ from jpmhc.cli import train as command
 from jpmhc.cli.train import defaults_in
 from jpmhc.experiments.tasks.registry import TASKS
 from jpmhc.experiments.training import checkpoint, loop
+from jpmhc.experiments.training.learner import Learner
 from jpmhc.experiments.training.presets import PRESETS
 from tests.cli.running import closed_pipe
 
@@ -147,16 +148,16 @@ def test_a_refusal_that_nobody_reads_has_its_status(tmp_path):
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("where", ["take_step", "fill_scorer"])
-def test_a_run_ended_by_a_signal_has_its_status(tmp_path, capsys, monkeypatch, number, status, where):
+@pytest.mark.parametrize(("owner", "name"), [(Learner, "take_step"), (loop, "fill_scorer")])
+def test_a_run_ended_by_a_signal_has_its_status(tmp_path, capsys, monkeypatch, number, status, owner, name):
     """128 + the signal's number, as shells have it, in a step and in an evaluation alike."""
-    whole = getattr(loop, where)
+    whole = getattr(owner, name)
 
     def interrupted(*arguments, **options):
         os.kill(os.getpid(), number)
         return whole(*arguments, **options)
 
-    monkeypatch.setattr(loop, where, interrupted)
+    monkeypatch.setattr(owner, name, interrupted)
     with pytest.raises(SystemExit) as stopped:
         main(["train", *SIZE, "--steps", "1", "--task.puzzles", "8", "--out", str(tmp_path)])
     assert stopped.value.code == status

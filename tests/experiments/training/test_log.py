@@ -1,10 +1,11 @@
 """The log: lines survive, those after a resume's start are dropped, numbers that are not finite have names."""
 
 import json
+import subprocess
 
 import pytest
 
-from jpmhc.experiments.training.log import Log
+from jpmhc.experiments.training.log import Log, find_commit
 from tests.full_disk import full_disk
 
 
@@ -61,3 +62,23 @@ def test_tensorboard_gets_every_number(tmp_path):
     assert sorted(events.Tags()["scalars"]) == ["train/loss", "train/nested/a"]
     assert events.Scalars("train/loss")[0].value == 0.5
     assert events.Scalars("train/loss")[0].step == 7
+
+
+def test_the_commit_is_that_of_the_source_and_says_when_it_was_changed(tmp_path):
+    def git(*words):
+        done = subprocess.run(
+            ["git", "-c", "user.name=a", "-c", "user.email=b", *words], cwd=tmp_path, capture_output=True
+        )
+        return done.stdout.decode().strip()
+
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    assert find_commit(tmp_path / "package") is None
+    git("init")
+    assert find_commit(tmp_path / "package") is None  # inside a repository that does not know it
+    git("add", ".")
+    git("commit", "-m", "first")
+    commit = git("rev-parse", "--short=12", "HEAD")
+    assert find_commit(tmp_path / "package") == commit
+    (tmp_path / "package" / "__init__.py").write_text("changed = 1")
+    assert find_commit(tmp_path / "package") == f"{commit}+"

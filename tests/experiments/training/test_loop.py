@@ -14,10 +14,9 @@ import torch
 
 from jpmhc.experiments.evaluation.checkpoints import EvaluateConfig, evaluate_checkpoints
 from jpmhc.experiments.tasks.arc import ArcConfig
-from jpmhc.experiments.training import checkpoint, loop
-from jpmhc.experiments.training.learner import Learner
+from jpmhc.experiments.training import checkpoint
+from jpmhc.experiments.training.learner import Learner, NonFiniteLoss
 from jpmhc.experiments.training.loop import train
-from jpmhc.experiments.training.step import NonFiniteLoss
 from jpmhc.manifolds import grassmann
 from tests.experiments.training.small_run import small, trained
 
@@ -70,7 +69,7 @@ def losses_so_far(folder):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_first_and_the_rest_can_be_resumed(tmp_path, monkeypatch, number):
-    advance = loop.take_step
+    advance = Learner.take_step
 
     def interrupted(state, *arguments, **options):
         if state.step == 3:
@@ -78,7 +77,7 @@ def test_a_signal_saves_first_and_the_rest_can_be_resumed(tmp_path, monkeypatch,
         return advance(state, *arguments, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "take_step", interrupted)
+        patched.setattr(Learner, "take_step", interrupted)
         outcome = train(small(tmp_path / "stopped", steps=8))
     assert outcome.stopped
     assert outcome.checkpoint.name == "step-00000005"  # the step under way is finished, the next one sees it
@@ -96,7 +95,7 @@ def test_a_signal_ends_the_compilation_at_once(tmp_path, monkeypatch, capsys):
         time.sleep(600)
 
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "take_step", compiling)
+        patched.setattr(Learner, "take_step", compiling)
         patched.setattr(torch.nn.Module, "compile", lambda core: None)
         outcome = train(small(tmp_path / "run", compile=True))
     assert "compiling the step" in capsys.readouterr().err
@@ -114,7 +113,7 @@ def test_ctrl_c_twice_ends_at_once(tmp_path, monkeypatch):
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(loop, "take_step", interrupted)
+    monkeypatch.setattr(Learner, "take_step", interrupted)
     with pytest.raises(KeyboardInterrupt):
         train(small(tmp_path))
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -199,14 +198,14 @@ def test_nothing_left_to_train_is_said_and_names_the_checkpoint(tmp_path, capsys
 
 
 def test_a_loss_that_is_not_finite_stops_with_step_rows_and_state(tmp_path, monkeypatch):
-    advance = loop.take_step
+    advance = Learner.take_step
 
     def poisoned(state, *arguments, **options):
         if state.step == 2:
             state.core.token_head.weight.data[3, 3] = float("nan")
         return advance(state, *arguments, **options)
 
-    monkeypatch.setattr(loop, "take_step", poisoned)
+    monkeypatch.setattr(Learner, "take_step", poisoned)
     with pytest.raises(NonFiniteLoss, match=r"loss of step 3 with mixer identity is nan, on 8 rows of .*failed"):
         train(small(tmp_path))
     saved = checkpoint.verify_checkpoint(tmp_path / "failed" / "checkpoints" / "step-00000002")

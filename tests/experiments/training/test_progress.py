@@ -67,7 +67,8 @@ def test_an_evaluation_inside_training_says_how_far_it_is(tmp_path, monkeypatch,
     monkeypatch.setattr(progress, "_SECONDS", 0.0)
     train(small(tmp_path, steps=2, evaluate_batch=3))
     said = capsys.readouterr().err
-    assert re.findall(r"evaluating step 2: rows (\d+)/10 · \d+ s left", said) == ["6", "9", "10"]
+    assert re.findall(r"evaluating step 2: rows (\d+)/10 · \d+ s left", said) == ["3", "6", "9", "10"]
+    assert "evaluating step 2: rows 0/10\n" in said
     assert re.search(r"^step 2: held out: 10 rows: exact accuracy .*lm loss [0-9.]+$", said, re.MULTILINE)
 
 

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from jpmhc.experiments.training import loop, run_folder
+from jpmhc.experiments.training import run_folder
+from jpmhc.experiments.training.learner import Learner
 from jpmhc.experiments.training.loop import train
 from tests.experiments.training.small_run import small, trained
 
@@ -70,7 +71,7 @@ def test_a_run_that_cannot_be_written_to_is_refused_in_words(tmp_path):
 
 @pytest.mark.parametrize("how", ["removed", "renamed", "replaced"])
 def test_a_folder_that_goes_under_a_run_ends_it_in_one_line(tmp_path, monkeypatch, capfd, how):
-    run, step = tmp_path / "run", loop.take_step
+    run, step = tmp_path / "run", Learner.take_step
 
     def losing(learner, *arguments, **options):
         if learner.step == 2:
@@ -79,7 +80,7 @@ def test_a_folder_that_goes_under_a_run_ends_it_in_one_line(tmp_path, monkeypatc
                 run.mkdir()
         return step(learner, *arguments, **options)
 
-    monkeypatch.setattr(loop, "take_step", losing)
+    monkeypatch.setattr(Learner, "take_step", losing)
     said = rf"^{run} was removed or renamed while the run wrote to it, after step \d: .*--resume latest$"
     with pytest.raises(run_folder.FolderGone, match=said):
         train(small(run, steps=6, checkpoint_every=4))

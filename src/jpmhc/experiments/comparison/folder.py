@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import cast
 
 from jpmhc.experiments.comparison.experiment import Job, Run
-from jpmhc.experiments.training.changes import flatten_fields
+from jpmhc.experiments.training.config import flatten_fields
 from jpmhc.files import write_file
 
 

@@ -38,7 +38,7 @@ from jpmhc.experiments.tasks.language import (
     read_tokens,
     refuse_second_reading,
 )
-from jpmhc.experiments.training.environment import describe_environment
+from jpmhc.experiments.training.log import describe_environment
 from jpmhc.experiments.training.mixing import mixing_statistics
 from jpmhc.experiments.training.processes import World
 from jpmhc.files import replacing

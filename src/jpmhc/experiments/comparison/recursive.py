@@ -30,11 +30,11 @@ from jpmhc.experiments.comparison.experiment import (
 )
 from jpmhc.experiments.training import checkpoint
 from jpmhc.experiments.training.config import TrainConfig
-from jpmhc.experiments.training.environment import describe_environment
+from jpmhc.experiments.training.learner import NonFiniteLoss
+from jpmhc.experiments.training.log import describe_environment
 from jpmhc.experiments.training.loop import Trainer
 from jpmhc.experiments.training.processes import World
 from jpmhc.experiments.training.progress import Display
-from jpmhc.experiments.training.step import NonFiniteLoss
 from jpmhc.mixers import MIXERS
 
 # Settings that a comparison decides itself, or that say where a run lies and not what it does.

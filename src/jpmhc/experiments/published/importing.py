@@ -22,8 +22,7 @@ from jpmhc.experiments.tasks.identifiers import read_identifiers
 from jpmhc.experiments.tasks.registry import TASKS, kind_of
 from jpmhc.experiments.tasks.task import PublishedTask, TaskConfig
 from jpmhc.experiments.training import checkpoint, run_folder
-from jpmhc.experiments.training.changes import list_changes
-from jpmhc.experiments.training.config import TrainConfig
+from jpmhc.experiments.training.config import TrainConfig, list_changes
 from jpmhc.experiments.training.presets import PRESETS
 from jpmhc.experiments.training.progress import Display
 from jpmhc.files import write_file

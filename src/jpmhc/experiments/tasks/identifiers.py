@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from jpmhc.experiments.json_text import NotJson, parse_json
+from jpmhc.files import NotJson, parse_json
 
 BLANK = "<blank>"  # the name of rows that belong to no puzzle; the first is one
 

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 
 from jpmhc import checks
-from jpmhc.experiments.json_text import NotJson, parse_json
 from jpmhc.experiments.models import RecursiveModel
 from jpmhc.experiments.tasks.task import Task
 from jpmhc.experiments.training.config import TrainConfig
@@ -34,7 +33,7 @@ from jpmhc.experiments.training.contents import (
     require_like,
     require_shape,
 )
-from jpmhc.files import replacing, sync_folder, write_file
+from jpmhc.files import NotJson, parse_json, replacing, sync_folder, write_file
 
 FORMAT = "jpmhc checkpoint 2"
 _FORMER = "jpmhc checkpoint 1"  # the same, but its manifest has no checksum of itself

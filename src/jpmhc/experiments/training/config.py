@@ -1,19 +1,20 @@
-"""The configuration of a training run."""
+"""The configuration of a training run, and how that of a resumed run differs from its checkpoint's."""
 
 import dataclasses
 import json
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from jpmhc import checks
-from jpmhc.experiments.json_text import parse_json
 from jpmhc.experiments.models import RecursiveConfig
 from jpmhc.experiments.tasks import counter
 from jpmhc.experiments.tasks.registry import TASKS, kind_of
 from jpmhc.experiments.tasks.task import TaskConfig
 from jpmhc.experiments.training.processes import PATIENCE
+from jpmhc.files import parse_json
 
 Strategy = Literal["ddp", "zero1", "zero2", "zero3"]
 Preset = Literal["paper", "trm", "arc-small", "laptop"]
@@ -34,6 +35,9 @@ _INTERVALS = {
     "(0, 1e6]": ("patience",),
     "[0, 1)": ("ema",),
 }
+
+_WHERE = {"out", "resume"}  # say where a run lies, not what it does
+_BINDING = ("task.", "model.", "batch", "seed")  # a checkpoint fits these alone
 
 
 @dataclass(frozen=True)
@@ -172,6 +176,67 @@ class TrainConfig:
             model=RecursiveConfig(**_restore_types(RecursiveConfig, fields["model"], "model.")),
             **_restore_types(cls, own),
         )
+
+
+@dataclass(frozen=True)
+class Change:
+    """One setting that differs, with its values as in JSON."""
+
+    name: str
+    """Field of the configuration, with a dot before a field of the task or of the model."""
+    there: Any
+    """Value in the checkpoint."""
+    here: Any
+    """Value now."""
+    refused: bool
+    """Whether a checkpoint cannot be resumed with it."""
+
+    def __str__(self) -> str:
+        """Write the change as an option: its value now, and the one that it replaces."""
+        there = _spell(self.name, self.there)
+        return f"{self.option} instead of {there.removeprefix(f'{_option(self.name)} ')}"
+
+    @property
+    def option(self) -> str:
+        """The value now as it is typed after `jpmhc train`."""
+        return _spell(self.name, self.here)
+
+
+def list_changes(there: TrainConfig, here: TrainConfig) -> list[Change]:
+    """List all settings that differ, in the order of the fields.
+
+    Args:
+        there: The configuration in the checkpoint.
+        here: The configuration of the run that resumes it.
+    """
+    old, new = flatten_fields(json.loads(there.to_json())), flatten_fields(json.loads(here.to_json()))
+    places = {f"task.{name}" for name in here.task.places}  # files may move: the fingerprint tells what they hold
+    return [
+        Change(name, old.get(name), new.get(name), name.startswith(_BINDING) and name not in places)
+        for name in old | new
+        if name not in _WHERE and old.get(name) != new.get(name)
+    ]
+
+
+def flatten_fields(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested fields as one level, with a dot between the names of a field and of the field in it."""
+    found: dict[str, Any] = {}
+    for name, value in fields.items():
+        found |= flatten_fields(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return found
+
+
+def _option(name: str) -> str:
+    return f"--{name.removeprefix('model.').replace('_', '-')}"
+
+
+def _spell(name: str, value: Any) -> str:
+    option = _option(name)
+    if isinstance(value, bool):
+        path, dot, last = option.rpartition(".")
+        return option if value else f"{path}{dot}no-{last}" if dot else option.replace("--", "--no-", 1)
+    words = " ".join(map(str, value)) or "(none)" if isinstance(value, list) else shlex.quote(str(value))
+    return f"{option} {words}"
 
 
 def _restore_types(cls: Any, fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:

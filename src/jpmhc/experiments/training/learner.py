@@ -1,18 +1,24 @@
-"""Everything that changes from one training step to the next, and how it goes into a checkpoint and comes back."""
+"""The learner: everything that changes from one training step to the next, one such step, and its way to a checkpoint.
 
+A step takes rows in, accumulates gradients over supervision steps, updates weights, puzzle vectors and averages, and
+returns the numbers that describe it.
+"""
+
+import math
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from jpmhc.connections import parameter_groups
-from jpmhc.experiments.models import Carry, RecursiveCore, RecursiveModel
-from jpmhc.experiments.tasks.task import Task
+from jpmhc.experiments.models import Carry, RecursiveCore, RecursiveModel, Step, refill_rows
+from jpmhc.experiments.tasks.task import Batch, Task
 from jpmhc.experiments.training import checkpoint
-from jpmhc.experiments.training.changes import list_changes
 from jpmhc.experiments.training.checkpoint import Checkpoint
-from jpmhc.experiments.training.config import TrainConfig
+from jpmhc.experiments.training.config import TrainConfig, list_changes
 from jpmhc.experiments.training.contents import (
     explaining_misfit,
     load_weights,
@@ -20,7 +26,6 @@ from jpmhc.experiments.training.contents import (
     require_optimiser_state,
     require_shape,
 )
-from jpmhc.experiments.training.ema import WeightAverage
 from jpmhc.experiments.training.processes import World
 from jpmhc.experiments.training.strategies import distribute_core
 from jpmhc.optim import GrassmannianOptimizer, SignSGD, grassmann_frames
@@ -29,26 +34,21 @@ from jpmhc.optim import GrassmannianOptimizer, SignSGD, grassmann_frames
 _SAME_OPTIMISER_STATE = (("ddp",), ("zero1", "zero2"), ("zero3",))
 
 
-def refuse_other_run(config: TrainConfig, world: World, resume: Checkpoint) -> None:
-    """Refuse a checkpoint that does not fit a configuration, before any work is done with it."""
-    if refused := [change for change in list_changes(resume.config, config) if change.refused]:
-        named = "; ".join(f"{change.name} ({change.there} there, {change.here} here)" for change in refused)
-        raise ValueError(f"{resume.path} belongs to another configuration: {named}")
-    if resume.step > config.steps:
-        raise ValueError(
-            f"{resume.path} has done more than the {config.steps} steps asked for: raise --steps to go on, or score it "
-            f"with jpmhc evaluate {resume.path}"
-        )
-    if not resume.ranks:  # weights alone, which fit every strategy
-        return
-    fitting = next(group for group in _SAME_OPTIMISER_STATE if resume.config.strategy in group)
-    if config.strategy not in fitting:
-        raise ValueError(
-            f"{resume.path} was written with --strategy {resume.config.strategy}; its optimiser state does not fit "
-            f"--strategy {config.strategy}: go on with {' or '.join(fitting)}"
-        )
-    if config.strategy != "ddp" and resume.ranks != world.size:
-        raise ValueError(f"{resume.path} has {resume.ranks} shards and needs as many processes")
+class NonFiniteLoss(ValueError):
+    """The loss is not a finite number; the message names the step, the rows and the saved state."""
+
+
+class Sums(NamedTuple):
+    """Sums over the rows of a step, over all processes."""
+
+    loss: float
+    language: float
+    halting: float
+    halted: float  # rows that halted; the next three are sums over them
+    exact: float
+    correct: float
+    steps: float
+    stop: float  # processes that were asked to stop
 
 
 class Learner:
@@ -99,6 +99,73 @@ class Learner:
         self.step = 0
         if resume is not None and saved is not None and resume.ranks:  # without ranks it is of weights alone
             self._restore(resume, saved)
+
+    def take_step(
+        self, rows: Batch, minimum: Tensor, *, logs: bool = False, stop: bool = False
+    ) -> tuple[Sums, dict[str, Tensor]]:
+        """Train by one step on this process's rows.
+
+        Args:
+            rows: New rows; each replaces the row before it if that one has halted.
+            minimum: Supervision steps before which each row may not halt.
+            logs: Whether the norms of all gradients are wanted.
+            stop: Whether this process was asked to stop.
+
+        Returns:
+            Sums over all processes, and norms of the gradient (of every parameter if `logs`, and "total").
+        """
+        config, carries, last = self.config, self.carries, len(self.carries) - 1
+        size = len(self.rows) // len(carries)
+        total = torch.zeros(len(Sums._fields), dtype=torch.float64, device=self.world.device)
+        total[-1] = float(stop)
+        fetched = _Fetched()
+        before, finite = list(carries), []
+        for i, carry in enumerate(carries):
+            cut = slice(i * size, (i + 1) * size)
+            carry = refill_rows(carry, rows.inputs[cut], rows.labels[cut], rows.identifiers[cut])
+            puzzle = self.model.puzzles(carry.identifiers)
+            with self.distributed.exchanging_gradients(i == last):
+                out: Step = self.distributed.module(
+                    puzzle, carry.inputs, carry.labels, carry.z_h, carry.z_l, carry.steps, carry.halted, minimum[cut]
+                )
+                total += _sum_rows(out)
+                finite.append(torch.isfinite(out.language + config.model.halting_weight * out.halting))
+                if i == last:
+                    fetched = _Fetched(self.world.sum(total))
+                self.distributed.backward(out.loss / config.batch, i == last)
+            before[i] = carry
+            carries[i] = carry._replace(z_h=out.z_h, z_l=out.z_l, steps=out.steps, halted=out.halted)
+        # The forward pass is long done when the backward pass has been queued, so reading the loss here costs no wait.
+        sums = Sums(*fetched.values())
+        if not math.isfinite(sums.loss):
+            self._save_and_refuse(sums.loss, before, finite)
+        rate = config.learning_rate_factor(self.step)
+        norms = dict(self.distributed.gradient_norms()) if logs else {}
+        norms["total"] = self.distributed.step(rate)
+        self.puzzle_optimiser.param_groups[0]["lr"] = rate * config.puzzle_lr
+        self.puzzle_optimiser.step()
+        self.puzzle_optimiser.zero_grad(set_to_none=True)
+        if self.frame_optimiser is not None:
+            self.frame_optimiser.param_groups[0]["lr"] = rate * config.frame_lr
+            self.frame_optimiser.step()
+            self.frame_optimiser.zero_grad(set_to_none=True)
+        if self.average is not None:
+            self.average.update()
+        self.step += 1
+        return sums, norms
+
+    def _save_and_refuse(self, loss: float, before: list[Carry], finite: list[Tensor]) -> None:
+        """Save the state before a loss that is not finite, and raise an error that names step, rows and mixer."""
+        self.carries = before
+        path = self.save(self.config.out / "failed")
+        bad = [number for carry, good in zip(before, finite) for number in carry.identifiers[~good].tolist()]
+        bad = [number for part in self.world.collect(bad) for number in part]
+        names = self.task.describe(np.unique(bad))
+        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        raise NonFiniteLoss(
+            f"the loss of step {self.step + 1} with mixer {self.config.model.mixer} is {loss}, on {len(bad)} rows of "
+            f"{shown}; the state before it is in {path}"
+        )
 
     def snapshot(self) -> RecursiveModel:
         """Copy the averaged weights into a whole, uncompiled model with the present puzzle table.
@@ -187,3 +254,110 @@ class Learner:
                 raise ValueError(f"{shared} has no averaged weights: resume it with --ema 0")
             self.average.load(self.distributed.cut_own(saved["average"]))
         self.step = resume.step
+
+
+def describe_step(learner: Learner, sums: Sums, norms: dict[str, Tensor]) -> dict[str, Any]:
+    """Return what the log records of the step just done."""
+    batch, halted = learner.config.batch, max(sums.halted, 1.0)
+    layers: dict[str, float] = {}
+    for name, norm in norms.items():
+        if name != "total":
+            layer = re.sub(r"^(network\..*?\d+)\..*", r"\1", name)
+            layers[layer] = layers.get(layer, 0.0) + float(norm) ** 2
+    largest = max(layers, key=lambda layer: layers[layer])
+    return {
+        "loss": sums.loss / batch,
+        "lm_loss": sums.language / batch,
+        "q_loss": sums.halting / batch,
+        "halted": int(sums.halted),
+        "exact_accuracy": sums.exact / halted,
+        "token_accuracy": sums.correct / halted,
+        "supervision_steps": sums.steps / halted,
+        "rate": learner.config.learning_rate_factor(learner.step - 1),
+        "gradient_norm": float(norms["total"]),
+        "largest_layer_gradient_norm": math.sqrt(layers[largest]),
+        "largest_layer": largest,
+        "layer_gradient_norms": {layer: math.sqrt(square) for layer, square in layers.items()},
+    }
+
+
+def refuse_other_run(config: TrainConfig, world: World, resume: Checkpoint) -> None:
+    """Refuse a checkpoint that does not fit a configuration, before any work is done with it."""
+    if refused := [change for change in list_changes(resume.config, config) if change.refused]:
+        named = "; ".join(f"{change.name} ({change.there} there, {change.here} here)" for change in refused)
+        raise ValueError(f"{resume.path} belongs to another configuration: {named}")
+    if resume.step > config.steps:
+        raise ValueError(
+            f"{resume.path} has done more than the {config.steps} steps asked for: raise --steps to go on, or score it "
+            f"with jpmhc evaluate {resume.path}"
+        )
+    if not resume.ranks:  # weights alone, which fit every strategy
+        return
+    fitting = next(group for group in _SAME_OPTIMISER_STATE if resume.config.strategy in group)
+    if config.strategy not in fitting:
+        raise ValueError(
+            f"{resume.path} was written with --strategy {resume.config.strategy}; its optimiser state does not fit "
+            f"--strategy {config.strategy}: go on with {' or '.join(fitting)}"
+        )
+    if config.strategy != "ddp" and resume.ranks != world.size:
+        raise ValueError(f"{resume.path} has {resume.ranks} shards and needs as many processes")
+
+
+class WeightAverage:
+    """Averages tensors over training steps, in one multi-tensor operation; the host reads no tensor.
+
+    Args:
+        tensors: The tensors to average; on each process the part of the weights that it holds.
+        decay: Weight of the past in each update; 0.999 is the public model's.
+    """
+
+    def __init__(self, tensors: list[Tensor], decay: float) -> None:
+        self.tensors = tensors
+        self.decay = decay
+        self.averages = [t.detach().clone() for t in tensors]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Move the averages towards the present weights."""
+        torch._foreach_lerp_(self.averages, [t.detach() for t in self.tensors], 1 - self.decay)
+
+    @torch.no_grad()
+    def load(self, averages: list[Tensor]) -> None:
+        """Replace the averages by saved ones."""
+        for mine, saved in zip(self.averages, averages, strict=True):
+            mine.copy_(saved)
+
+
+class _Fetched:
+    """A tensor on its way to the host, which waits for this tensor alone and not for work queued after it."""
+
+    def __init__(self, tensor: Tensor | None = None) -> None:
+        self.event: torch.cuda.Event | None = None
+        self.host = tensor
+        if tensor is not None and tensor.device.type == "cuda":
+            self.host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self.host.copy_(tensor, non_blocking=True)
+            self.event = torch.cuda.Event()
+            self.event.record()
+
+    def values(self) -> list[float]:
+        """Return the numbers, once they have arrived."""
+        if self.event is not None:
+            self.event.synchronize()
+        assert self.host is not None
+        return self.host.tolist()
+
+
+def _sum_rows(out: Step) -> Tensor:
+    """Add up the numbers of `Sums` over the rows of one part, `stop` being 0."""
+    halted = out.halted.double()
+    parts = (
+        out.loss.detach(),
+        out.language.detach().sum(),
+        out.halting.detach().sum(),
+        halted.sum(),
+        (halted * out.exact).sum(),
+        (halted * out.correct).sum(),
+        (halted * out.steps).sum(),
+    )
+    return torch.stack([part.double() for part in (*parts, torch.zeros_like(parts[0]))])

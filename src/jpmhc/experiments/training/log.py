@@ -2,15 +2,23 @@
 
 import json
 import math
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from jpmhc.experiments.json_text import NotJson, parse_json
+import torch
+
+from jpmhc import __version__
+from jpmhc.experiments.training.processes import World
 from jpmhc.experiments.training.run_folder import FolderGone
-from jpmhc.files import write_file
+from jpmhc.files import NotJson, parse_json, write_file
 
 
 class Log:
@@ -104,3 +112,31 @@ def _list_numbers(values: dict[str, Any], prefix: str = "") -> list[tuple[str, f
         elif isinstance(value, int | float) and not isinstance(value, bool):
             found.append((f"{prefix}{name}", float(value)))
     return found
+
+
+def describe_environment(world: World) -> dict[str, Any]:
+    """Return what the log records when a process begins to train."""
+    gpu = world.device.type == "cuda"
+    return {
+        "jpmhc": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "commit": find_commit(Path(__file__).parents[2]),
+        "command": shlex.join(sys.argv),
+        "device": torch.cuda.get_device_name(world.device) if gpu else "cpu",
+        "processes": world.size,
+    }
+
+
+def find_commit(folder: Path) -> str | None:
+    """Return the commit that a folder of source is at, with a plus where it was changed since; None without git."""
+    if shutil.which("git") is None:
+        return None
+
+    def ask(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True).stdout.strip()
+
+    if not ask("ls-files", "__init__.py"):
+        return None  # not under version control, or installed inside somebody else's repository
+    changed = ask("status", "--porcelain", "--untracked-files=no", ".")
+    return ask("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")

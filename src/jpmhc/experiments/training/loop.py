@@ -16,19 +16,15 @@ from jpmhc.experiments.evaluation.scores import RowScorer, SpoiltAnswers
 from jpmhc.experiments.models.device import refuse_device
 from jpmhc.experiments.tasks.task import Batch
 from jpmhc.experiments.training import checkpoint, run_folder
-from jpmhc.experiments.training.changes import list_changes
 from jpmhc.experiments.training.checkpoint import Checkpoint
-from jpmhc.experiments.training.config import TrainConfig
-from jpmhc.experiments.training.environment import describe_environment
-from jpmhc.experiments.training.learner import Learner, refuse_other_run
-from jpmhc.experiments.training.log import Log
-from jpmhc.experiments.training.lost_processes import LostProcess, name_ranks, naming_lost_processes
+from jpmhc.experiments.training.config import TrainConfig, list_changes
+from jpmhc.experiments.training.learner import Learner, NonFiniteLoss, describe_step, refuse_other_run
+from jpmhc.experiments.training.log import Log, describe_environment
 from jpmhc.experiments.training.mixing import mixing_statistics
 from jpmhc.experiments.training.prefetch import Prefetcher
-from jpmhc.experiments.training.processes import World, join_processes
+from jpmhc.experiments.training.processes import LostProcess, World, join_processes, name_ranks, naming_lost_processes
 from jpmhc.experiments.training.progress import Display
 from jpmhc.experiments.training.run_folder import FolderGone
-from jpmhc.experiments.training.step import NonFiniteLoss, describe_step, take_step
 from jpmhc.experiments.training.strategies import refuse_strategy
 from jpmhc.files import write_file
 from jpmhc.machine import use_threads
@@ -201,7 +197,7 @@ class Trainer:
         for step, rows, minimum in self.prefetcher.prefetch_batches(first, config.steps):
             logs = (step + 1) % config.log_every == 0 or step + 1 == config.steps
             with self._compiling(config.compile and step == first):
-                sums, norms = take_step(learner, rows, minimum, logs=logs, stop=self.stop is not None)
+                sums, norms = learner.take_step(rows, minimum, logs=logs, stop=self.stop is not None)
             detail = None
             if logs:
                 speed = (learner.step - first) / (time.monotonic() - started)

@@ -1,19 +1,36 @@
-"""The processes that share a run or an evaluation: which one this is, and how they exchange values."""
+"""The processes that share a run or an evaluation: how they meet, exchange values, and notice that one was lost.
+
+The transport says only that a connection was closed or that the time is over. So every process also writes a number to
+the group's store twice a second, its pulse: a process that died or was stopped has none. If all have a pulse, some
+process is busy with work that does not end: it is the one that does not give up waiting when the others do.
+
+Libraries open connections of their own, for which they wait as long as they like. So each process also watches the
+others' pulses, and ends itself if one has been missing for longer than its patience. The store does not answer at all
+if the process that has it was stopped: a second thread watches for that.
+"""
 
 import contextlib
+import math
 import os
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from jpmhc.experiments.training.lost_processes import LostProcess, Pulse, naming_lost_processes
+Value = TypeVar("Value")
 
 PATIENCE = 600.0  # seconds
+_BEAT = 0.5  # seconds between two numbers
+_SILENCE = 3.0  # seconds without a new number after which a process counts as lost
+_GRACE = 5.0  # seconds in which processes that wait for the same one give up after each other
+
+_LEFT = b"left"  # in the place of a number: the process ended its part by itself
 
 
 @dataclass(frozen=True)
@@ -23,7 +40,7 @@ class World:
     rank: int
     size: int
     device: torch.device
-    pulse: Pulse | None = None
+    pulse: "Pulse | None" = None
     """Finds out which of the others was lost, where there are others."""
 
     def rows(self, batch: int, accumulate: int) -> range:
@@ -46,13 +63,13 @@ class World:
         if self.size > 1:
             dist.barrier()
 
-    def collect(self, value: Any) -> list[Any]:
+    def collect(self, value: Value) -> list[Value]:
         """Return every process's object, in the order of their numbers."""
         if self.size == 1:
             return [value]
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value)
-        return found
+        values = [value] * self.size
+        dist.all_gather_object(values, value)
+        return values
 
 
 @contextlib.contextmanager
@@ -86,3 +103,135 @@ def join_processes(device: str, patience: float = PATIENCE) -> Iterator[World]:
     finally:
         pulse.end()
         dist.destroy_process_group()
+
+
+class LostProcess(ConnectionError):
+    """A process of the group died or does not answer; the message says which and what to do."""
+
+
+class Pulse:
+    """Tells the other processes that this one lives, and finds out which of them do not.
+
+    Args:
+        rank: Number of this process.
+        size: How many processes there are.
+        patience: Seconds after which a process without pulse is given up, whatever this one is doing.
+    """
+
+    def __init__(self, rank: int, size: int, patience: float = math.inf) -> None:
+        self.rank, self.size, self.patience = rank, size, patience
+        self.describe: Callable[[], str] = lambda: "before the end: start the processes again"
+        """Says when a process was lost and how to go on."""
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        # A connection of its own: one that waits for an answer would keep the thread from writing.
+        self.beating, self.asking = (
+            dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=_GRACE)) for _ in range(2)
+        )
+        self.ended, self.number = threading.Event(), 0
+        self.thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
+        self.thread.start()
+        threading.Thread(target=self._watch_store, name="answers of the store", daemon=True).start()
+
+    def _beat(self) -> None:
+        looked = time.monotonic()
+        heard = {rank: (b"", looked) for rank in range(self.size) if rank != self.rank}  # last number, and when
+        with contextlib.suppress(dist.DistError):  # without the store's process there is nobody to tell
+            while not self.ended.is_set():
+                self.number += 1
+                self.beating.set(f"pulse {self.rank}", str(self.number))
+                if (now := time.monotonic()) - looked > self.patience / 10:
+                    looked = now
+                    self._watch(heard, now)
+                self.ended.wait(_BEAT)
+            self.beating.set(f"pulse {self.rank}", _LEFT.decode())
+
+    def _watch(self, heard: dict[int, tuple[bytes, float]], now: float) -> None:
+        """End this process, whose main thread may wait for ever, where another one has no pulse for too long."""
+        for rank, (before, when) in heard.items():
+            pulse = self.beating.get(f"pulse {rank}") if self.beating.check([f"pulse {rank}"]) else b""
+            if pulse != before:
+                heard[rank] = (pulse, now)
+            elif pulse != _LEFT and now - when > self.patience + _SILENCE + _GRACE:
+                self._give_up(rank)
+
+    def _watch_store(self) -> None:
+        """End this process where the store has not answered the other thread for too long."""
+        before, silent = self.number, 0.0  # seconds that this process was running, which may have been stopped itself
+        while not self.ended.wait(_BEAT) and self.thread.is_alive():
+            before, silent = self.number, silent + _BEAT if self.number == before else 0.0
+            if silent > self.patience + _SILENCE + _GRACE:
+                self._give_up(0)
+
+    def _give_up(self, rank: int) -> None:
+        os.write(2, f"jpmhc: rank {rank} was lost {self.describe()}\n".encode())
+        os._exit(2)
+
+    def end(self) -> None:
+        """Stop writing numbers, and tell the others that this process left of its own will."""
+        self.ended.set()
+        self.thread.join(_SILENCE)
+
+    def find_silent(self) -> list[int]:
+        """Return the processes that have no pulse and did not leave by themselves; takes some seconds."""
+        return self._ask(self._compare_pulses)
+
+    def find_lost(self) -> list[int]:
+        """Return the processes that have no pulse, or else those that have not given up as this one does now."""
+        return self._ask(self._compare_pulses_and_patience)
+
+    def _ask(self, question: Callable[[], list[int]]) -> list[int]:
+        """Ask the store in a thread: an answer never comes from a store whose process was stopped."""
+        answers: list[list[int]] = []
+
+        def ask() -> None:
+            with contextlib.suppress(dist.DistError):  # the store's process is gone
+                answers.append(question())
+
+        asking = threading.Thread(target=ask, name="pulse of the others", daemon=True)
+        asking.start()
+        asking.join(2 * (_SILENCE + _GRACE))
+        return answers[0] if answers else [0]  # the first process has the store, unless torchrun does
+
+    def _compare_pulses(self) -> list[int]:
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        before = {rank: self._read(f"pulse {rank}") for rank in others}
+        time.sleep(_SILENCE)
+        after = {rank: self._read(f"pulse {rank}") for rank in others}
+        silent = [rank for rank in others if after[rank] == before[rank] != _LEFT]
+        if self.rank == 0:
+            time.sleep(_SILENCE)  # the store may be this process's: the others still ask it
+        return silent
+
+    def _compare_pulses_and_patience(self) -> list[int]:
+        self.asking.set(f"gave up {self.rank}", "yes")
+        if silent := self._compare_pulses():
+            return silent
+        waiting = {rank for rank in range(self.size) if rank != self.rank}
+        until = time.monotonic() + _GRACE
+        while waiting and time.monotonic() < until:
+            waiting = {rank for rank in waiting if self._read(f"gave up {rank}") is None}
+            time.sleep(_BEAT)
+        return sorted(waiting)
+
+    def _read(self, key: str) -> bytes | None:
+        return self.asking.get(key) if self.asking.check([key]) else None
+
+
+@contextlib.contextmanager
+def naming_lost_processes(pulse: Pulse | None) -> Iterator[None]:
+    """Turn the transport's errors into a sentence that names the processes that were lost; without a pulse, none."""
+    try:
+        yield
+    except RuntimeError as error:
+        if pulse is None or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            raise
+        raise LostProcess(f"{name_ranks(pulse.find_lost())} lost {pulse.describe()}") from None
+
+
+def name_ranks(ranks: list[int]) -> str:
+    """Write the numbers of processes as the subject of a sentence, with its verb."""
+    if not ranks:
+        return "the connection between the processes was"
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} was"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]} were"

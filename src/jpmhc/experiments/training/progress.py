@@ -1,4 +1,4 @@
-"""What training and evaluation show on the terminal while they go on."""
+"""The display of training and evaluation: bars on a terminal, a line now and then in a log."""
 
 import contextlib
 import sys
@@ -21,7 +21,7 @@ class _Job:
 
 
 class Display:
-    """Shows jobs as bars on a terminal, and as a line now and then elsewhere.
+    """Shows jobs as bars on a terminal; elsewhere as a line when they begin and one every ten seconds.
 
     Args:
         speaks: Whether this process shows anything: the first of several does.
@@ -49,6 +49,8 @@ class Display:
             if job.bar is None:
                 job.bar = self.bars.add_task(name, total=total, completed=done, count="", detail="")
             self.bars.update(job.bar, completed=done, count=f"{done}/{total}", detail=job.detail)
+        elif done == 0:  # so that a log shows the job before its first part is done
+            self.say(f"{name} 0/{total}")
         elif now - job.spoken >= _SECONDS and done > job.first:
             job.spoken = now
             left = (now - job.started) / (done - job.first) * (total - done)
@@ -62,7 +64,7 @@ class Display:
 
     @contextlib.contextmanager
     def preparing(self, what: str) -> Iterator[None]:
-        """Show what is being done during work of unknown length."""
+        """Show a sentence during work of unknown length."""
         if self.bars is None:
             self.say(what)
             yield

@@ -1,15 +1,240 @@
-"""Choosing how several processes train one core: replicas (DDP), or shards (DeepSpeed's ZeRO stages)."""
+"""How several processes train one core: as replicas (DDP), or as shards (DeepSpeed's ZeRO stages).
 
+Under every strategy process r works on a contiguous part of every batch's rows, gradients are summed over the rows of
+all processes, and Grassmann frames and puzzle vectors are stepped identically everywhere.
+"""
+
+import contextlib
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
-from torch import nn
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from jpmhc.experiments.training.config import TrainConfig
-from jpmhc.experiments.training.distributed import DistributedCore
+from jpmhc.experiments.training.contents import require_optimiser_state, require_parameter_state
 from jpmhc.experiments.training.processes import World
-from jpmhc.experiments.training.replicas import Replicas
-from jpmhc.experiments.training.zero import Zero
+from jpmhc.optim import AdamAtan2
+from jpmhc.optim.grassmannian import grassmann_frames
+
+
+class DistributedCore(ABC):
+    """A model's core with the optimiser of its dense parameters, spread over processes."""
+
+    sharded: bool
+    """Whether each process holds a part of the optimiser's state, or all of it."""
+    module: nn.Module
+    """What a forward pass calls."""
+
+    def exchanging_gradients(self, last: bool) -> contextlib.AbstractContextManager[None]:
+        """Surround the forward and backward pass of one part of the rows; gradients are exchanged after the last."""
+        return contextlib.nullcontext()
+
+    @abstractmethod
+    def backward(self, loss: Tensor, last: bool) -> None:
+        """Accumulate the gradient of one part; `loss` is its sum over rows divided by the size of the whole batch."""
+
+    @abstractmethod
+    def gradient_norms(self) -> dict[str, Tensor]:
+        """Return the norm of the whole gradient of each parameter; every process must call this."""
+
+    @abstractmethod
+    def step(self, rate: float) -> Tensor:
+        """Clip, update the dense parameters and clear their gradients.
+
+        Args:
+            rate: factor of the base learning rate.
+
+        Returns:
+            The gradient's norm before clipping.
+        """
+
+    @abstractmethod
+    def tensors(self) -> list[Tensor]:
+        """Return the dense parameters, or this process's shards of them."""
+
+    @abstractmethod
+    def gather_whole(self, tensors: list[Tensor]) -> dict[str, Tensor]:
+        """Return whole parameters by name from tensors shaped like `tensors()`; every process must call this."""
+
+    @abstractmethod
+    def cut_own(self, whole: dict[str, Tensor]) -> list[Tensor]:
+        """Return this process's tensors from whole parameters: the inverse of `gather_whole`."""
+
+    @abstractmethod
+    def optimiser_state(self) -> dict[str, Any]:
+        """Return the optimiser's state, or this process's part of it where `sharded`."""
+
+    @abstractmethod
+    def load_optimiser_state(self, saved: dict[str, Any]) -> None:
+        """Restore what `optimiser_state` returned."""
+
+
+class Replicas(DistributedCore):
+    """A core of which every process holds a copy; a single process does the same without DDP."""
+
+    sharded = False
+
+    def __init__(self, world: World, core: nn.Module, groups: list[dict[str, Any]], config: TrainConfig) -> None:
+        self.world, self.clip = world, config.clip
+        self.named = dict(dense_parameters(core))
+        self.optimiser = AdamAtan2(groups, config.lr, config.betas)
+        self.base = config.lr
+        if config.compile:
+            core.compile()
+        self.module = core
+        if world.size > 1:
+            devices = [world.device] if world.device.type == "cuda" else None
+            # No buffer changes in training, so none is sent; newer releases of PyTorch call the option otherwise.
+            names = inspect.signature(DistributedDataParallel).parameters
+            sending: dict[str, Any] = {
+                "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": False
+            }
+            self.module = DistributedDataParallel(core, device_ids=devices, gradient_as_bucket_view=True, **sending)
+
+    def exchanging_gradients(self, last: bool) -> contextlib.AbstractContextManager[None]:
+        if isinstance(self.module, DistributedDataParallel) and not last:
+            return self.module.no_sync()
+        return contextlib.nullcontext()
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        # DDP averages over processes, so each one's loss is scaled up first; both factors are exact for 2, 4, 8 ….
+        (loss * self.world.size).backward()
+
+    def gradient_norms(self) -> dict[str, Tensor]:
+        found = {name: p.grad for name, p in self.named.items() if p.grad is not None}
+        return dict(zip(found, torch._foreach_norm(list(found.values()))))
+
+    def step(self, rate: float) -> Tensor:
+        grads = [p.grad for p in self.named.values() if p.grad is not None]
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+        if self.clip is not None:
+            torch._foreach_mul_(grads, (self.clip / (norm + 1e-6)).clamp(max=1.0))
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate * self.base
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        return norm
+
+    def tensors(self) -> list[Tensor]:
+        return [p.data for p in self.named.values()]
+
+    def gather_whole(self, tensors: list[Tensor]) -> dict[str, Tensor]:
+        return dict(zip(self.named, tensors, strict=True))
+
+    def cut_own(self, whole: dict[str, Tensor]) -> list[Tensor]:
+        return [whole[name] for name in self.named]
+
+    def optimiser_state(self) -> dict[str, Any]:
+        return self.optimiser.state_dict()
+
+    def load_optimiser_state(self, saved: dict[str, Any]) -> None:
+        require_optimiser_state(self.optimiser, saved, AdamAtan2.STATE)
+        self.optimiser.load_state_dict(saved)
+
+
+class Zero(DistributedCore):
+    """A core whose optimiser state (stage 1), gradients (2) and parameters (3) are sharded by DeepSpeed.
+
+    Sharding flattens parameters, so Grassmann frames, which are matrices on a manifold, are hidden from it (kept as
+    buffers with a gradient) and reduced here.
+    """
+
+    sharded = True
+
+    def __init__(
+        self, world: World, core: nn.Module, groups: list[dict[str, Any]], config: TrainConfig, stage: int
+    ) -> None:
+        import deepspeed
+
+        # On CPUs DeepSpeed would compile a shared-memory all-reduce at first use; gloo needs no compiler.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        self.world, self.stage, self.accumulate = world, stage, config.accumulate
+        self.base = config.lr
+        self.named: dict[str, Any] = dict(dense_parameters(core))  # stage 3 gives parameters attributes of its own
+        self.frames = list(hide_frames(core).values())
+        if config.compile:
+            core.compile()
+        self.optimiser = AdamAtan2(groups, config.lr, config.betas)
+        self.engine, *_ = deepspeed.initialize(
+            model=core,
+            optimizer=self.optimiser,
+            config={
+                "train_batch_size": config.batch,
+                "train_micro_batch_size_per_gpu": config.batch // (world.size * config.accumulate),
+                "gradient_accumulation_steps": config.accumulate,
+                "gradient_clipping": config.clip or 0.0,
+                "zero_optimization": {"stage": stage},
+                "zero_allow_untested_optimizer": True,
+                "steps_per_print": 2**31,
+            },
+        )
+        self.module = self.engine
+        # Setting up may take a trial step to create the states: the first real step must find none.
+        self.optimiser.state.clear()
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        # DeepSpeed averages over processes and over accumulated parts.
+        self.engine.backward(loss * (self.world.size * self.accumulate))
+        if not last:
+            self.engine.step()
+        else:
+            for frame in self.frames:
+                if frame.grad is not None:
+                    dist.all_reduce(frame.grad)
+                    frame.grad /= self.world.size
+
+    def gradient_norms(self) -> dict[str, Tensor]:
+        from deepspeed.utils import safe_get_full_grad
+
+        return {name: safe_get_full_grad(p).norm() for name, p in self.named.items()}
+
+    def step(self, rate: float) -> Tensor:
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = rate * self.base
+        self.engine.step()
+        return torch.as_tensor(self.engine.get_global_grad_norm(), device=self.world.device)
+
+    def tensors(self) -> list[Tensor]:
+        return [p.ds_tensor.data if self.stage == 3 else p.data for p in self.named.values()]
+
+    def gather_whole(self, tensors: list[Tensor]) -> dict[str, Tensor]:
+        if self.stage < 3:
+            return dict(zip(self.named, tensors, strict=True))
+        found = {}
+        for (name, p), shard in zip(self.named.items(), tensors, strict=True):
+            shards = [torch.empty_like(shard) for _ in range(self.world.size)]
+            dist.all_gather(shards, shard.contiguous())
+            found[name] = torch.cat(shards)[: p.ds_numel].view(p.ds_shape)
+        return found
+
+    def cut_own(self, whole: dict[str, Tensor]) -> list[Tensor]:
+        if self.stage < 3:
+            return [whole[name] for name in self.named]
+        found = []
+        for name, p in self.named.items():
+            size = p.ds_tensor.numel()
+            padded = nn.functional.pad(whole[name].flatten(), (0, self.world.size * size - p.ds_numel))
+            found.append(padded[self.world.rank * size : (self.world.rank + 1) * size])
+        return found
+
+    def optimiser_state(self) -> dict[str, Any]:
+        return {"shards": [dict(self.optimiser.state[shard]) for shard in self._shards()]}
+
+    def load_optimiser_state(self, saved: dict[str, Any]) -> None:
+        for shard, values in zip(self._shards(), saved["shards"], strict=True):
+            require_parameter_state(values, shard, AdamAtan2.STATE, "a shard")
+            self.optimiser.state[shard] = values
+
+    def _shards(self) -> list[Tensor]:
+        """Return the flat float32 tensors that the optimiser steps on this process."""
+        sharded = self.engine.optimizer
+        return sharded.fp32_partitioned_groups_flat if self.stage == 3 else sharded.single_partition_of_fp32_groups
 
 
 def refuse_strategy(config: TrainConfig, world: World) -> None:
@@ -34,3 +259,23 @@ def distribute_core(
     if config.strategy == "ddp":
         return Replicas(world, core, groups, config)
     return Zero(world, core, groups, config, int(config.strategy.removeprefix("zero")))
+
+
+def dense_parameters(core: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """List the parameters that AdamAtan2 steps: all but the Grassmann frames."""
+    frames = grassmann_frames(core)
+    for name, p in core.named_parameters():
+        if name not in frames:
+            yield name, p
+
+
+def hide_frames(core: nn.Module) -> dict[str, Tensor]:
+    """Turn frames from parameters into buffers of the same names: still in the state dict, no longer sharded."""
+    frames = grassmann_frames(core)
+    for name, frame in frames.items():
+        path, _, leaf = name.rpartition(".")
+        owner = core.get_submodule(path)
+        if leaf in owner._parameters:
+            del owner._parameters[leaf]
+            owner.register_buffer(leaf, frame)
+    return frames

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jpmhc import checks
-from jpmhc.experiments.json_text import NotJson, parse_json
+from jpmhc.files import NotJson, parse_json
 
 COLOURS = 10
 LARGEST = 30  # rows and columns of the largest grid

@@ -12,17 +12,17 @@ from functools import partial
 import pytest
 import torch.distributed as dist
 
-from jpmhc.experiments.training import lost_processes
+from jpmhc.experiments.training import processes
 from jpmhc.experiments.training.checkpoint import verify_checkpoint
-from jpmhc.experiments.training.lost_processes import LostProcess, Pulse, name_ranks, naming_lost_processes
+from jpmhc.experiments.training.processes import LostProcess, Pulse, name_ranks, naming_lost_processes
 
 
 @pytest.fixture
 def store(monkeypatch):
     """A store such as torchrun has, and seconds that are shorter."""
-    monkeypatch.setattr(lost_processes, "_BEAT", 0.02)
-    monkeypatch.setattr(lost_processes, "_SILENCE", 0.2)
-    monkeypatch.setattr(lost_processes, "_GRACE", 0.2)
+    monkeypatch.setattr(processes, "_BEAT", 0.02)
+    monkeypatch.setattr(processes, "_SILENCE", 0.2)
+    monkeypatch.setattr(processes, "_GRACE", 0.2)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=5))
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(store.port))
@@ -77,7 +77,7 @@ def test_errors_of_the_transport_become_a_sentence_and_others_stay(pulses):
 def test_a_process_that_waits_elsewhere_ends_itself(pulses, monkeypatch, capfd):
     """Its main thread waits in a library; the thread of the pulse ends it, but not for one that left."""
     ended = threading.Event()
-    monkeypatch.setattr(lost_processes.os, "_exit", lambda status: (ended.set(), pulses[1].ended.set()))
+    monkeypatch.setattr(processes.os, "_exit", lambda status: (ended.set(), pulses[1].ended.set()))
     pulses[1].describe = lambda: "after step 7"
     pulses[0].end()
     pulses[1].patience = 0.1
@@ -90,7 +90,7 @@ def test_a_process_that_waits_elsewhere_ends_itself(pulses, monkeypatch, capfd):
 def test_a_process_ends_itself_when_the_store_does_not_answer(monkeypatch, capfd):
     """The first process has the store and is stopped; the main thread of the second one waits in a library."""
     for name, seconds in (("_BEAT", 0.02), ("_SILENCE", 0.1), ("_GRACE", 0.1)):
-        monkeypatch.setattr(lost_processes, name, seconds)
+        monkeypatch.setattr(processes, name, seconds)
     port, made = os.pipe()
     first = os.fork()
     if first == 0:
@@ -100,7 +100,7 @@ def test_a_process_ends_itself_when_the_store_does_not_answer(monkeypatch, capfd
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", os.read(port, 20).decode())
     ended = threading.Event()
-    monkeypatch.setattr(lost_processes.os, "_exit", lambda status: (ended.set(), second.ended.set()))
+    monkeypatch.setattr(processes.os, "_exit", lambda status: (ended.set(), second.ended.set()))
     try:
         second = Pulse(1, 2, patience=0.2)
         second.describe = lambda: "after step 7"
@@ -128,21 +128,22 @@ def test_a_run_names_the_rank_that_dies_or_hangs(tmp_path):
     script = f"""
 import os, signal, time
 from pathlib import Path
-from jpmhc.experiments.training import loop, lost_processes
+from jpmhc.experiments.training import processes
+from jpmhc.experiments.training.learner import Learner
 from tests.campaign.forked import find_port, start_run
 from tests.experiments.training.small_run import small
 
-lost_processes._SILENCE = lost_processes._GRACE = 0.5
+processes._SILENCE = processes._GRACE = 0.5
 
 def fail(how):
-    step = loop.take_step
+    step = Learner.take_step
     def failing(learner, *arguments, **options):
         if learner.step == 3:
             if how == "hangs":
                 time.sleep(600)
             os.kill(os.getpid(), signal.SIGKILL if how == "dies" else signal.SIGSTOP)
         return step(learner, *arguments, **options)
-    loop.take_step = failing
+    Learner.take_step = failing
 
 folder, running = Path({str(tmp_path)!r}), []
 for how in ("dies", "hangs", "stops"):

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import jpmhc
-from jpmhc.experiments.training import checkpoint, loop
+from jpmhc.experiments.training import checkpoint
+from jpmhc.experiments.training.learner import Learner, NonFiniteLoss, WeightAverage
 from jpmhc.experiments.training.loop import train
-from jpmhc.experiments.training.step import NonFiniteLoss
 from tests.experiments.training.small_run import small
 
 
@@ -25,7 +25,7 @@ def test_every_mixer_reports_a_diverged_run_alike(tmp_path, mixer, form):
 
 
 def test_only_the_rows_that_are_not_finite_are_counted(tmp_path, monkeypatch):
-    advance = loop.take_step
+    advance = Learner.take_step
 
     def poisoned(state, *arguments, **options):
         if state.step == 1:
@@ -34,7 +34,7 @@ def test_only_the_rows_that_are_not_finite_are_counted(tmp_path, monkeypatch):
             state.carries[0].z_h[0] = state.carries[0].z_h[5] = math.inf
         return advance(state, *arguments, **options)
 
-    monkeypatch.setattr(loop, "take_step", poisoned)
+    monkeypatch.setattr(Learner, "take_step", poisoned)
     with pytest.raises(NonFiniteLoss, match=r"^the loss of step 2 with mixer cayley is nan, on 1 rows of "):
         train(small(tmp_path, model={"mixer": "cayley", "streams": 2}))
     assert not torch.isfinite(
@@ -46,3 +46,15 @@ def test_only_the_rows_that_are_not_finite_are_counted(tmp_path, monkeypatch):
 def test_weights_spoilt_by_the_last_step_are_found_by_its_evaluation(tmp_path, mixer):
     with pytest.raises(NonFiniteLoss, match=r"^after step 1 the model answers .* not finite; .*step-00000001$"):
         train(small(tmp_path, steps=1, lr=1e30, warmup=0, model={"mixer": mixer, "streams": 2}))
+
+
+def test_average_of_a_jump_decays_geometrically():
+    weight = torch.zeros(3, dtype=torch.float64)
+    average = WeightAverage([weight], 0.9)
+    weight.fill_(1.0)
+    for k in range(1, 6):
+        average.update()
+        torch.testing.assert_close(average.averages[0], torch.full_like(weight, 1 - 0.9**k))
+    other = WeightAverage([weight], 0.9)
+    other.load(average.averages)
+    assert torch.equal(other.averages[0], average.averages[0])
