@@ -1,6 +1,7 @@
 """The panel's cells against samples and closed forms."""
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def test_cells_come_row_by_row_and_are_announced():
 
 def test_threads_are_given_back(monkeypatch):
     before = torch.get_num_threads()
-    monkeypatch.setattr("jpmhc.paper.panel.cell", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(sys.modules[panel.__module__], "cell", lambda *arguments: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         panel(SMALL)
     assert torch.get_num_threads() == before

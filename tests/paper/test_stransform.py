@@ -9,9 +9,9 @@ import torch
 
 from jpmhc.paper import stransform, subordination, z1
 from jpmhc.paper.scalar import ScalarLayers, why_not_exact
-from jpmhc.spectra.chain import solve as chain
-from jpmhc.spectra.chain.fixed_point import Anderson
+from jpmhc.spectra.chain.solve import cauchy
 from jpmhc.spectra.network import Network
+from jpmhc.spectra.schemes import Anderson
 
 SOLVERS = {
     "z1": z1.solve,
@@ -55,7 +55,7 @@ def test_equals_the_chain_for_orthogonal_skips(name, total):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = SOLVERS[name](network, z)
-    truth = chain.solve(network, z, tolerance=1e-12)
+    truth = cauchy(network, z, tolerance=1e-12)
     assert found.converged.all()
     assert truth.converged.all()
     assert found.exact
@@ -79,7 +79,7 @@ def test_one_twisted_skip_among_orthogonal_ones_is_exact():
     network, z = Network(skips, 0.05), points([0.1, 0.5, 1.0, 2.0], 0.02)
     found = subordination.solve(network, z)
     assert found.exact
-    np.testing.assert_allclose(found.G, chain.solve(network, z, tolerance=1e-12).G, rtol=1e-8)
+    np.testing.assert_allclose(found.G, cauchy(network, z, tolerance=1e-12).G, rtol=1e-8)
 
 
 @pytest.mark.parametrize("name", SOLVERS)
@@ -91,7 +91,7 @@ def test_warns_where_it_is_not_exact(name):
     assert not found.exact
     assert found.note == why_not_exact(network)
     assert found.converged.all()
-    truth = chain.solve(network, z)
+    truth = cauchy(network, z)
     assert float(((found.G - truth.G) / truth.G).abs().max()) > 0.05
 
 
@@ -138,7 +138,7 @@ def test_announced_fallback(monkeypatch):
         found = subordination.solve(network, z)
     assert found.method == "stransform"
     assert "S-transform used instead" in found.note
-    np.testing.assert_allclose(found.G, chain.solve(network, z).G, rtol=1e-7)
+    np.testing.assert_allclose(found.G, cauchy(network, z).G, rtol=1e-7)
 
 
 def test_too_few_iterations_are_marked():
@@ -176,7 +176,7 @@ def test_a_layer_without_a_skip_makes_the_composition_exact_again():
     z = torch.tensor([0.01, 0.1, 0.3], dtype=torch.float64) + 0.02j
     found = subordination.solve(network, z)
     assert found.exact
-    assert (found.G - chain.solve(network, z).G).abs().max() < 1e-6 * found.G.abs().max()
+    assert (found.G - cauchy(network, z).G).abs().max() < 1e-6 * found.G.abs().max()
 
 
 def test_matrix_power_is_the_printed_formula():
@@ -213,9 +213,9 @@ def test_matrix_power_is_right_for_orthogonal_skips_alone():
     """Where AᵀA is the identity it equals the chain; for a bistochastic skip it is off by more than the scalar form."""
     z = points([0.05, 0.2, 0.5, 1.0, 1.5], 0.05)
     network = Network.from_mixer("orthogonal", 5, 0.01, shared=True)
-    np.testing.assert_allclose(z1.solve_matrix_power(network, z).G, chain.solve(network, z).G, rtol=1e-7)
+    np.testing.assert_allclose(z1.solve_matrix_power(network, z).G, cauchy(network, z).G, rtol=1e-7)
     bistochastic = Network.from_mixer("bistochastic", 2, 0.025, shared=True)
-    truth = chain.solve(bistochastic, z).G
+    truth = cauchy(bistochastic, z).G
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         errors = [((solve(bistochastic, z).G - truth) / truth).abs() for solve in (z1.solve, z1.solve_matrix_power)]

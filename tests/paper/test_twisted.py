@@ -6,8 +6,7 @@ import torch
 
 from jpmhc.paper import one_layer as dyson
 from jpmhc.paper import twisted, z1
-from jpmhc.spectra.chain import solve as chain
-from jpmhc.spectra.network import Network
+from jpmhc.spectra import Network, cauchy
 from tests.spectra.oracles import matrix_cauchy, psi_inverse, twisted_fold
 
 
@@ -27,7 +26,7 @@ GRID = points(np.geomspace(1e-3, 8, 25), 0.02)
 def test_two_layers_equal_the_chain(seed, noise):
     """Non-normal skips, to 1e-8."""
     network = Network(gaussian(2, 4, seed), noise)
-    found, truth = twisted.solve(network, GRID), chain.solve(network, GRID, tolerance=1e-12)
+    found, truth = twisted.solve(network, GRID), cauchy(network, GRID, tolerance=1e-12)
     assert found.converged.all()
     assert truth.converged.all()
     assert found.exact
@@ -37,7 +36,7 @@ def test_two_layers_equal_the_chain(seed, noise):
 
 def test_two_layers_close_to_the_axis():
     network, z = Network(gaussian(2, 3, 7), 0.2), points(np.geomspace(1e-2, 5, 20), 1e-6)
-    found, truth = twisted.solve(network, z), chain.solve(network, z, tolerance=1e-12, maximum=3000)
+    found, truth = twisted.solve(network, z), cauchy(network, z, tolerance=1e-12, maximum=3000)
     assert found.converged.all()
     np.testing.assert_allclose(found.G[truth.converged], truth.G[truth.converged], rtol=1e-7)
     assert truth.converged.double().mean() > 0.9
@@ -47,7 +46,7 @@ def test_two_hyper_connection_blocks_equal_the_chain():
     generator = torch.Generator().manual_seed(1)
     read, write = (torch.rand(2, 3, dtype=torch.float64, generator=generator) for _ in range(2))
     network = Network(gaussian(2, 3, 2), [0.5, 0.8], read=read, write=write)
-    found, truth = twisted.solve(network, GRID), chain.solve(network, GRID, tolerance=1e-12)
+    found, truth = twisted.solve(network, GRID), cauchy(network, GRID, tolerance=1e-12)
     assert found.exact
     assert found.converged.all()
     np.testing.assert_allclose(found.G, truth.G, rtol=1e-8)
@@ -70,14 +69,14 @@ def test_orthogonal_skips_are_scalar():
 def test_the_papers_first_factor_is_wrong_for_non_normal_skips():
     network = Network(gaussian(2, 4, 0), 0.025)
     with pytest.warns(UserWarning, match="A₁ is not normal"):
-        found = twisted.solve(network, GRID, first="gram")
+        found = twisted.solve_as_printed(network, GRID)
     assert not found.exact
-    truth = chain.solve(network, GRID)
+    truth = cauchy(network, GRID)
     assert float(((found.G - truth.G) / truth.G).abs().median()) > 0.05
     symmetric = Network(network.skips + network.skips.mT, 0.025)
-    same = twisted.solve(symmetric, GRID, first="gram")
+    same = twisted.solve_as_printed(symmetric, GRID)
     assert same.exact
-    np.testing.assert_allclose(same.G, chain.solve(symmetric, GRID, tolerance=1e-12).G, rtol=1e-8)
+    np.testing.assert_allclose(same.G, cauchy(symmetric, GRID, tolerance=1e-12).G, rtol=1e-8)
 
 
 @pytest.mark.parametrize("depth", [3, 5, 10])
@@ -88,7 +87,7 @@ def test_deeper_it_warns_and_differs(depth):
         found = twisted.solve(network, z)
     assert not found.exact
     assert found.converged.all()
-    truth = chain.solve(network, z)
+    truth = cauchy(network, z)
     assert float(((found.G - truth.G) / truth.G).abs().max()) > 0.02
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from jpmhc.paper.twisted import Factors
-from jpmhc.spectra.chain.fixed_point import Newton
-from jpmhc.spectra.chain.fixed_point.contract import Problem
+from jpmhc.spectra.fixed_point import Equation, Options, solve
+from jpmhc.spectra.schemes import Newton
 
 
 def find_support(spectrum: Tensor, variance: float) -> Tensor:
@@ -128,12 +128,11 @@ def matrix_cauchy(
     first = b + 1j * top * eye
     g = torch.stack([_trace(torch.linalg.inv(first)), torch.ones_like(_trace(first)) - 1e-3j], -1)
 
-    class SelfEnergies(Problem):
-        def __init__(self, shifted: Tensor) -> None:
-            self.shifted = shifted
+    class SelfEnergies(Equation):
+        """Its points are heights t: the transform is asked at b + i t."""
 
-        def newton_correction(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-            u, m, target = consistent(x, self.shifted[index])
+        def newton_correction(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+            u, m, target = consistent(x, b[index] + 1j * z[:, None, None] * eye)
             residual = target - x
             # ∂M/∂g₂₂ = σ² M², ∂M/∂g₁₁ = σ² u⁻² M AᵀA M
             squared = u.square()
@@ -146,15 +145,15 @@ def matrix_cauchy(
             step, _ = torch.linalg.solve_ex(jacobian, -residual)
             return (residual.abs() / x.abs()).amax(-1), step
 
-        def safe_image(self, x: Tensor, index: Tensor) -> Tensor:
-            return (x + consistent(x, self.shifted[index])[2]) / 2
+        def safe_image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+            return (x + consistent(x, b[index] + 1j * z[:, None, None] * eye)[2]) / 2
 
-        def admissible(self, x: Tensor, index: Tensor) -> Tensor:
+        def admissible(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
             return (x.imag < 0).all(-1)
 
     for height in heights[:-1]:
-        g = Newton().solve(SelfEnergies(b + 1j * height * eye), g, 1e-3, 20).x
-    found = Newton().solve(SelfEnergies(b), g, tolerance, maximum)
+        g = solve(SelfEnergies(), torch.full((len(b),), height, dtype=b.dtype), g, Options(Newton(), 1e-3, 20)).x
+    found = solve(SelfEnergies(), torch.zeros(len(b), dtype=b.dtype), g, Options(Newton(), tolerance, maximum))
     return resolvent(found.x, b)[1], found.converged
 
 
@@ -181,13 +180,13 @@ def psi_inverse(
         $S(W)$ [B, n, n], $b$ [B, n, n] and whether each converged [B].
     """
 
-    class SelfEnergies(Problem):
-        def image(self, x: Tensor, index: Tensor) -> Tensor:
+    class SelfEnergies(Equation):
+        def image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
             inverse, u = factor.inverse_s(x[:, :1], x[:, 1:])
             s = torch.linalg.inv_ex(inverse)[0]  # [b, 1, n, n]
             return torch.cat(factor.orders(w[index].unsqueeze(1) @ s, u), -1)
 
-    found = Newton().solve(SelfEnergies(), start, tolerance, maximum)
+    found = solve(SelfEnergies(), torch.zeros(len(w), dtype=w.dtype), start, Options(Newton(), tolerance, maximum))
     inverse = factor.inverse_s(found.x[:, :1], found.x[:, 1:])[0].squeeze(1)
     s = torch.linalg.inv_ex(inverse)[0]
     b = torch.linalg.inv_ex(w @ s)[0] + inverse

@@ -23,13 +23,13 @@ from jpmhc.cli.output import result_folder
 from jpmhc.files import write_csv
 from jpmhc.paper.methods import METHODS, transform
 from jpmhc.report.spectrum_tables import Answer, print_answer
+from jpmhc.spectra import cauchy
 from jpmhc.spectra.arguments import to_skips
 from jpmhc.spectra.density import RELATIVE_ETA, Density, density
 from jpmhc.spectra.distances import distances
 from jpmhc.spectra.edges_and_moments import edges, moments
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.simulate import refuse_size, simulate
-from jpmhc.spectra.solve import cauchy
 
 T = TypeVar("T")
 

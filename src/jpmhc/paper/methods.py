@@ -1,15 +1,12 @@
 """The paper's ways to the Cauchy transform, as printed: each file says where its method is not exact."""
 
-from functools import partial
-
 from torch import Tensor
 
 from jpmhc.checks import choice
 from jpmhc.paper import one_layer, stransform, subordination, twisted, z1
-from jpmhc.spectra.chain.fixed_point import Scheme
-from jpmhc.spectra.network import Network, require_network
-from jpmhc.spectra.solution import Solution
-from jpmhc.spectra.solve import Solver, Transform, solve_points, to_options
+from jpmhc.spectra.fixed_point import Scheme
+from jpmhc.spectra.network import Network
+from jpmhc.spectra.solution import Solution, Solver, Transform
 
 METHODS: dict[str, Solver] = {
     "dyson": one_layer.solve,
@@ -18,7 +15,7 @@ METHODS: dict[str, Solver] = {
     "subordination": subordination.solve,
     "stransform": stransform.solve,
     "twisted": twisted.solve,
-    "twisted-paper": partial(twisted.solve, first="gram"),
+    "twisted-paper": twisted.solve_as_printed,
 }
 
 
@@ -45,9 +42,8 @@ def cauchy(
         maximum: The largest number of iterations per point; None takes the method's default.
         scheme: How to iterate: a name in `SCHEMES` or an object such as `Newton()`; None takes the method's default.
     """
-    require_network(network)
     choice(method, METHODS, "method")
-    return solve_points(METHODS[method], network, z, to_options(tolerance, maximum, scheme))
+    return METHODS[method](network, z, tolerance=tolerance, maximum=maximum, scheme=scheme)
 
 
 def transform(method: str) -> Transform:

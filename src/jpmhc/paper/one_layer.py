@@ -16,13 +16,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from jpmhc.spectra.chain.fixed_point import Newton, Scheme
-from jpmhc.spectra.chain.fixed_point.continuation import Equation, lead_down
-from jpmhc.spectra.chain.fixed_point.contract import FixedPoints
+from jpmhc.spectra.fixed_point import Equation, FixedPoints, Options, lead_down
 from jpmhc.spectra.network import Network
-from jpmhc.spectra.solution import Solution
+from jpmhc.spectra.schemes import Newton
+from jpmhc.spectra.solution import Solution, method
 
-_SCHEME = Newton()
+_OPTIONS = Options(Newton(), tolerance=1e-12, maximum=200)
 
 
 def gram_spectrum(skips: Tensor) -> Tensor:
@@ -69,10 +68,7 @@ def layer_cauchy(
     z: Tensor,
     spectrum: Tensor,
     variance: Tensor | float,
-    *,
-    tolerance: float = 1e-12,
-    maximum: int = 200,
-    scheme: Scheme = _SCHEME,
+    options: Options = _OPTIONS,
 ) -> FixedPoints:
     r"""Solve eq. dyson_residual for $G(z)$ of one layer; the unknown of the result is G. [B, 1]
 
@@ -85,14 +81,12 @@ def layer_cauchy(
         z: Points of the upper half plane. [B]
         spectrum: The eigenvalues $s_i$ of $A^\top A$, of one layer or of one per point. [n] or [B, n]
         variance: $\sigma^2$, likewise. A number or [B]
-        tolerance: Of the residual, relative to $|G|$.
-        maximum: The most iterations in the second pass.
-        scheme: How to iterate.
+        options: How to iterate; the residual is relative to $|G|$.
     """
     variance = torch.as_tensor(variance, dtype=torch.float64, device=z.device).expand(len(z))
     equation = _Subordination(spectrum.expand(len(z), -1), variance)
     norm = float((spectrum.max().sqrt() + variance.max().sqrt()).square())
-    return lead_down(equation, z, scheme, top=4 * norm, tolerance=tolerance, maximum=maximum)
+    return lead_down(equation, z, options, top=4 * norm)
 
 
 class _Subordination(Equation):
@@ -132,29 +126,15 @@ class _Subordination(Equation):
         return u, inverse.mean(-1), inverse.square().mean(-1)
 
 
-def solve(
-    network: Network,
-    z: Tensor,
-    *,
-    tolerance: float = 1e-12,
-    maximum: int = 200,
-    scheme: Scheme = _SCHEME,
-) -> Solution:
-    """Solve a network of one layer with isotropic noise at points z [B].
-
-    Args:
-        network: One layer.
-        z: Points of the upper half plane. [B]
-        tolerance: Of the residual, relative to $|G|$.
-        maximum: The most iterations in the second pass.
-        scheme: How to iterate.
-    """
+@method(scheme=_OPTIONS.scheme, tolerance=_OPTIONS.tolerance, maximum=_OPTIONS.maximum)
+def solve(network: Network, z: Tensor, options: Options) -> Solution:
+    """Solve a network of one layer with isotropic noise at points z [B]; the residual is relative to $|G|$."""
     if network.depth != 1:
         raise ValueError(f"method 'dyson' solves one layer, and this network has {network.depth}; use 'chain'")
     require_isotropic(network, "dyson")
     spectrum, variance = gram_spectrum(network.skips[0]), float(network.variance[0])
-    found = layer_cauchy(z, spectrum, variance, tolerance=tolerance, maximum=maximum, scheme=scheme)
-    return Solution(found.x.squeeze(-1), found.converged, found.residual, found.iterations, "dyson")
+    solution = layer_cauchy(z, spectrum, variance, options)
+    return Solution(solution.x.squeeze(-1), solution.converged, solution.residual, solution.iterations, "dyson")
 
 
 def require_isotropic(network: Network, method: str) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from jpmhc.paper.one_layer import gram_spectrum, require_isotropic
-from jpmhc.spectra.chain.fixed_point.contract import FixedPoints
+from jpmhc.spectra.fixed_point import FixedPoints
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.solution import Solution
 
@@ -94,10 +94,10 @@ def why_not_exact(network: Network) -> str:
     )
 
 
-def scalar_solution(network: Network, method: str, green: Tensor, found: FixedPoints, note: str = "") -> Solution:
+def scalar_solution(network: Network, method: str, green: Tensor, points: FixedPoints, note: str = "") -> Solution:
     """Return the result of a scalar method, and warn where the method is not exact."""
     reason = why_not_exact(network)
     if reason:
         warnings.warn(f"method '{method}': {reason}", stacklevel=3)
     note = "; ".join(part for part in (note, reason) if part)
-    return Solution(green, found.converged, found.residual, found.iterations, method, exact=not reason, note=note)
+    return Solution(green, points.converged, points.residual, points.iterations, method, exact=not reason, note=note)

@@ -10,38 +10,25 @@ from torch import Tensor
 
 from jpmhc.paper.one_layer import Explicit, explicit
 from jpmhc.paper.scalar import ScalarLayers, scalar_solution
-from jpmhc.spectra.chain.fixed_point import Newton, Scheme
-from jpmhc.spectra.chain.fixed_point.continuation import Equation, lead_down
-from jpmhc.spectra.chain.fixed_point.contract import FixedPoints, Problem
+from jpmhc.spectra.fixed_point import Equation, FixedPoints, Options, lead_down
+from jpmhc.spectra.fixed_point import solve as solve_equation
 from jpmhc.spectra.network import Network
-from jpmhc.spectra.solution import Solution
+from jpmhc.spectra.schemes import Newton
+from jpmhc.spectra.solution import Solution, method
 
-_SCHEME = Newton()
 
+@method(scheme=Newton(), tolerance=1e-11, maximum=100)
+def solve(network: Network, z: Tensor, options: Options) -> Solution:
+    """Solve the scalar theory of layers with isotropic noise by composing their S-transforms, at points z [B].
 
-def solve(
-    network: Network,
-    z: Tensor,
-    *,
-    tolerance: float = 1e-11,
-    maximum: int = 100,
-    scheme: Scheme = _SCHEME,
-) -> Solution:
-    """Solve the scalar theory of any layers by composing their S-transforms, at points z [B].
-
-    Args:
-        network: Layers with isotropic noise.
-        z: Points of the upper half plane. [B]
-        tolerance: Of the residual of $z S(w) w = 1 + w$ in logarithms.
-        maximum: The most iterations at the last height.
-        scheme: How to iterate; the equation is given by its Newton steps alone.
+    The residual is the one of $z S(w) w = 1 + w$ in logarithms; the equation is given by its Newton corrections alone.
     """
     layers = ScalarLayers.of(network, "stransform")
-    found = solve_inverse_w(layers, layers.rescale(z), scheme, tolerance, maximum)
-    return scalar_solution(network, "stransform", (1 + 1 / found.x.squeeze(-1)) / z, found)
+    solution = solve_inverse_w(layers, layers.rescale(z), options)
+    return scalar_solution(network, "stransform", (1 + 1 / solution.x.squeeze(-1)) / z, solution)
 
 
-def solve_inverse_w(layers: ScalarLayers, z: Tensor, scheme: Scheme, tolerance: float, maximum: int) -> FixedPoints:
+def solve_inverse_w(layers: ScalarLayers, z: Tensor, options: Options) -> FixedPoints:
     r"""Solve $z\, S(w)\, w = 1 + w$ for $1/w$ at each point, S being the product over the layers; $zG = 1 + w$.
 
     The unknown is $1/w$, which is about $z$ far from the spectrum; the equation is taken in logarithms, where a product
@@ -49,14 +36,7 @@ def solve_inverse_w(layers: ScalarLayers, z: Tensor, scheme: Scheme, tolerance: 
     """
     return FixedPoints.concatenate(
         [
-            lead_down(
-                _RoundTrip(layers, len(chunk), 1e-2 * tolerance),
-                chunk,
-                scheme,
-                top=layers.top,
-                tolerance=tolerance,
-                maximum=maximum,
-            )
+            lead_down(_RoundTrip(layers, len(chunk), 1e-2 * options.tolerance), chunk, options, top=layers.top)
             for chunk in layers.chunks(z)
         ]
     )
@@ -67,7 +47,7 @@ class _RoundTrip(Equation):
 
     def __init__(self, layers: ScalarLayers, points: int, tolerance: float) -> None:
         self.layers, self.tolerance = layers, tolerance
-        # What each layer's inner iteration found last, so that the next outer step starts there.
+        # The last solution of each layer's inner iteration, where the next outer step starts.
         self.omega = torch.empty(points, layers.depth, dtype=torch.complex128, device=layers.spectrum.device)
 
     def start(self, z: Tensor, index: Tensor) -> Tensor:
@@ -76,8 +56,8 @@ class _RoundTrip(Equation):
 
     def newton_correction(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         inverse = x.squeeze(-1)
-        log_s, slope, good, found = s_transform(1 / inverse, self.layers, self.omega[index], self.tolerance)
-        self.omega[index] = torch.where(good.unsqueeze(-1), found, self.omega[index])
+        log_s, slope, good, omega = s_transform(1 / inverse, self.layers, self.omega[index], self.tolerance)
+        self.omega[index] = torch.where(good.unsqueeze(-1), omega, self.omega[index])
         residual = z.log() + log_s - (1 + inverse).log()
         step = residual / (slope / inverse.square() + 1 / (1 + inverse))
         return torch.where(good, residual.abs(), torch.inf), step.unsqueeze(-1)
@@ -103,28 +83,28 @@ def s_transform(
         The sum of logarithms [B], its derivative in $w$ [B], whether every layer converged [B], and $\omega_l$ [B, L].
     """
     depth = layers.depth
-    inner = _LayerPoints(w.unsqueeze(-1).expand(-1, depth).reshape(-1), layers)
-    found = Newton().solve(inner, start.reshape(-1, 1), tolerance, maximum)
-    omega = found.x.view(len(w), depth)
+    target = w.unsqueeze(-1).expand(-1, depth).reshape(-1)
+    inner = solve_equation(_LayerPoints(layers), target, start.reshape(-1, 1), Options(Newton(), tolerance, maximum))
+    omega = inner.x.view(len(w), depth)
     each = explicit(omega, layers.spectrum, layers.variance)
     # S = (1 + w)/(w z_l), and dz_l/dw = (dz/dω)/(dw/dω)
     log_s = depth * (1 + 1 / w).log() - each.z.log().sum(-1)
     slope = -depth / (w * (1 + w)) - (each.z_slope / (each.z * each.w_slope)).sum(-1)
-    return log_s, slope, found.converged.view(len(w), depth).all(-1), omega
+    return log_s, slope, inner.converged.view(len(w), depth).all(-1), omega
 
 
-class _LayerPoints(Problem):
-    r"""Find the $\omega$ at which every layer's $zG - 1$ is a given $w$, one row for each point and layer."""
+class _LayerPoints(Equation):
+    r"""Find the $\omega$ at which each layer's $zG - 1$ is $w$, the point of a row; one row per w and layer."""
 
-    def __init__(self, target: Tensor, layers: ScalarLayers) -> None:
-        self.target, self.layers = target, layers
+    def __init__(self, layers: ScalarLayers) -> None:
+        self.layers = layers
 
-    def newton_correction(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        here, target = self._layer(x, index), self.target[index]
-        residual = target / here.w - 1
-        return residual.abs(), (residual * here.w.square() / (target * here.w_slope)).unsqueeze(-1)
+    def newton_correction(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        here = self._layer(x, index)
+        residual = z / here.w - 1
+        return residual.abs(), (residual * here.w.square() / (z * here.w_slope)).unsqueeze(-1)
 
-    def admissible(self, x: Tensor, index: Tensor) -> Tensor:
+    def admissible(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
         here = self._layer(x, index)
         return (here.z.imag > 0) & (here.g.imag < 0)
 

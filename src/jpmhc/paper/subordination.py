@@ -11,6 +11,7 @@ Note:
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,69 +19,52 @@ from torch import Tensor
 from jpmhc.paper import stransform
 from jpmhc.paper.one_layer import explicit, layer_cauchy
 from jpmhc.paper.scalar import ScalarLayers, scalar_solution
-from jpmhc.spectra.chain.fixed_point import Newton, Scheme
-from jpmhc.spectra.chain.fixed_point.continuation import Equation, lead_down
-from jpmhc.spectra.chain.fixed_point.contract import FixedPoints
+from jpmhc.spectra.fixed_point import Equation, FixedPoints, Options, lead_down
 from jpmhc.spectra.network import Network
-from jpmhc.spectra.solution import Solution
+from jpmhc.spectra.schemes import Newton
+from jpmhc.spectra.solution import Solution, method
 
 # The convergence probe: how many points, and which share of them must converge for the whole grid to be tried.
 PROBE_POINTS = 10
 PROBE_SHARE = 0.8
-_SCHEME = Newton()
 
 
-def solve(
-    network: Network,
-    z: Tensor,
-    *,
-    tolerance: float = 1e-11,
-    maximum: int = 100,
-    scheme: Scheme = _SCHEME,
-) -> Solution:
-    r"""Solve the scalar theory of any layers by subordination, at points z [B].
+@method(scheme=Newton(), tolerance=1e-11, maximum=100)
+def solve(network: Network, z: Tensor, options: Options) -> Solution:
+    r"""Solve the scalar theory of layers with isotropic noise by subordination, at points z [B].
 
     Ten points are tried first. If fewer than eight converge, the S-transform's own nested iteration takes over, with a
-    warning, and the result carries its name.
+    warning, and the result carries its name. The residual is the one of eq. z_L_w in logarithms.
 
-    Args:
-        network: Layers with isotropic noise.
-        z: Points of the upper half plane. [B]
-        tolerance: Of the residual of eq. z_L_w in logarithms.
-        maximum: The most iterations at the last height; five times as many for a scheme other than Newton.
-        scheme: Newton moves $w$ and the layers' $\omega_l$ together; any other scheme iterates the fixed point
-            $z_l = z / \prod_{j \ne l} (z_j - 1/G_j)$.
+    Newton moves $w$ and the layers' $\omega_l$ together. A scheme of images iterates the fixed point
+    $z_l = z / \prod_{j \ne l} (z_j - 1/G_j)$, with five times as many iterations at most.
     """
     layers = ScalarLayers.of(network, "subordination")
     points = layers.rescale(z)
     if len(points) > PROBE_POINTS:
-        places = torch.linspace(0, len(points) - 1, PROBE_POINTS, device=z.device).round().long()
-        _, probe = _solve_points(layers, points[places], scheme, tolerance, maximum)
+        probed = torch.linspace(0, len(points) - 1, PROBE_POINTS, device=z.device).round().long()
+        _, probe = _solve_points(layers, points[probed], options)
         share = float(probe.converged.double().mean())
         if share < PROBE_SHARE:
             note = f"the iteration converged at {share:.0%} of the probed points; S-transform used instead"
             warnings.warn(f"method 'subordination': {note}", stacklevel=2)
-            found = stransform.solve_inverse_w(layers, points, _SCHEME, tolerance, maximum)
-            return scalar_solution(network, "stransform", (1 + 1 / found.x.squeeze(-1)) / z, found, note)
-    parts = [_solve_points(layers, chunk, scheme, tolerance, maximum) for chunk in layers.chunks(points)]
+            solution = stransform.solve_inverse_w(layers, points, replace(options, scheme=Newton()))
+            return scalar_solution(network, "stransform", (1 + 1 / solution.x.squeeze(-1)) / z, solution, note)
+    parts = [_solve_points(layers, chunk, options) for chunk in layers.chunks(points)]
     product = torch.cat([part[0] for part in parts])
-    found = FixedPoints.concatenate([part[1] for part in parts])
-    return scalar_solution(network, "subordination", product / z, found)
+    return scalar_solution(network, "subordination", product / z, FixedPoints.concatenate([part[1] for part in parts]))
 
 
-def _solve_points(
-    layers: ScalarLayers, z: Tensor, scheme: Scheme, tolerance: float, maximum: int
-) -> tuple[Tensor, FixedPoints]:
+def _solve_points(layers: ScalarLayers, z: Tensor, options: Options) -> tuple[Tensor, FixedPoints]:
     """Return zG = 1 + w at each point, and how the iteration went."""
-    if scheme.uses_corrections:
-        found = lead_down(_Arrow(layers), z, scheme, top=layers.top, tolerance=tolerance, maximum=maximum)
-        return 1 + 1 / found.x[:, 0], found
-    scheme = scheme.with_shorter_steps(layers.depth)  # a step is a sum over the layers
+    if options.scheme.uses_corrections:
+        solution = lead_down(_Arrow(layers), z, options, top=layers.top)
+        return 1 + 1 / solution.x[:, 0], solution
     equation = _LayerPoints(layers)
-    found = lead_down(equation, z, scheme, top=layers.top, tolerance=tolerance, maximum=5 * maximum)
-    product = equation.products(found.x).mean(-1)
+    solution = lead_down(equation, z, replace(options, maximum=5 * options.maximum), top=layers.top)
+    product = equation.products(solution.x).mean(-1)
     inside = (product.imag < 0) & ((product / z).imag < 0)
-    return product, FixedPoints(found.x, found.converged & inside, found.residual, found.iterations)
+    return product, replace(solution, converged=solution.converged & inside)
 
 
 class _Arrow(Equation):
@@ -130,6 +114,9 @@ class _LayerPoints(Equation):
     def image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
         rest = x + torch.log1p(-1 / self.products(x))  # log (z_l − 1/G_l)
         return z.log().unsqueeze(-1) - (rest.sum(-1, keepdim=True) - rest)
+
+    def between(self, x: Tensor, image: Tensor, share: float) -> Tensor:
+        return x + share / self.layers.depth * (image - x)  # the way to g(x) is a sum over the layers
 
     def admissible(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
         return ((x.imag > 0) & (x.imag < torch.pi)).all(-1)

@@ -21,11 +21,10 @@ from torch import Tensor
 
 from jpmhc.paper.one_layer import require_gaussian_streams
 from jpmhc.paper.scalar import why_not_exact as why_not_scalar
-from jpmhc.spectra.chain.fixed_point import Newton, Scheme
-from jpmhc.spectra.chain.fixed_point.continuation import Equation, lead_down
-from jpmhc.spectra.chain.fixed_point.contract import FixedPoints
+from jpmhc.spectra.fixed_point import Equation, FixedPoints, Options, lead_down
 from jpmhc.spectra.network import Network
-from jpmhc.spectra.solution import Solution
+from jpmhc.spectra.schemes import Newton
+from jpmhc.spectra.solution import Solution, method
 
 # Above this condition number of the Newton matrix, this fraction of its norm is added (appendix "Numerical Stability").
 CONDITION = 1e10
@@ -123,41 +122,35 @@ class Factors:
         return _pair(self.source_x, m), _pair(self.source_y, u + reach @ m @ self.skip.mT @ u)
 
 
-def solve(
-    network: Network,
-    z: Tensor,
-    *,
-    tolerance: float = 1e-11,
-    maximum: int = 60,
-    scheme: Scheme = _SCHEME,
-    first: str = "outer",
-) -> Solution:
-    r"""Solve the equation of the twisted product at points z [B]; it is exact for one and two layers.
+@method(scheme=_SCHEME, tolerance=1e-11, maximum=60)
+def solve(network: Network, z: Tensor, options: Options) -> Solution:
+    r"""Solve the equation of the twisted product with $Y_1 Y_1^\top$ as the first factor, at points z [B].
 
-    Args:
-        network: Layers with isotropic noise or read and write vectors.
-        z: Points of the upper half plane. [B]
-        tolerance: Of the layers' self-energies, relative.
-        maximum: The most iterations of the last stage.
-        scheme: How to iterate; the equation is given by its Newton steps alone.
-        first: `outer` for $Y_1 Y_1^\top$ as the first factor, `gram` for the paper's $Y_1^\top Y_1$.
+    It is exact for one and two layers. The noise is isotropic or has read and write vectors. The residual is relative
+    to the layers' self-energies; the equation is given by its Newton corrections alone.
     """
-    method = "twisted" if first == "outer" else "twisted-paper"
+    return _solve(network, z, options, "outer")
+
+
+@method(scheme=_SCHEME, tolerance=1e-11, maximum=60)
+def solve_as_printed(network: Network, z: Tensor, options: Options) -> Solution:
+    r"""Solve the equation of the twisted product with the paper's first factor, $Y_1^\top Y_1$, at points z [B]."""
+    return _solve(network, z, options, "gram")
+
+
+def _solve(network: Network, z: Tensor, options: Options, first: str) -> Solution:
+    name = "twisted" if first == "outer" else "twisted-paper"
     factors, gain = Factors.of(network, first).rescaled()
     reason = why_not_exact(network, first)
     if reason:
-        warnings.warn(f"method '{method}': {reason}", stacklevel=2)
+        warnings.warn(f"method '{name}': {reason}", stacklevel=3)
     equation = _Product(factors, positive=network.depth <= 2)
-    points = z / gain
-    found = FixedPoints.concatenate(
-        [
-            lead_down(equation, chunk, scheme, top=equation.top, tolerance=tolerance, maximum=maximum)
-            for chunk in points.split(equation.chunk)
-        ]
-    )
-    parts = zip(found.x.split(equation.chunk), points.split(equation.chunk))
+    chunks = (z / gain).split(equation.chunk)
+    solution = FixedPoints.concatenate([lead_down(equation, chunk, options, top=equation.top) for chunk in chunks])
+    parts = zip(solution.x.split(equation.chunk), chunks)
     green = torch.cat([equation.product(x, chunk) for x, chunk in parts]) / z
-    return Solution(green, found.converged, found.residual, found.iterations, method, exact=not reason, note=reason)
+    converged, residual, iterations = solution.converged, solution.residual, solution.iterations
+    return Solution(green, converged, residual, iterations, name, exact=not reason, note=reason)
 
 
 def why_not_exact(network: Network, first: str = "outer") -> str:

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from jpmhc.paper.one_layer import Explicit, explicit, layer_cauchy
 from jpmhc.paper.scalar import ScalarLayers, scalar_solution
-from jpmhc.spectra.chain.fixed_point import Newton, Scheme
-from jpmhc.spectra.chain.fixed_point.continuation import AtPoints, Equation, lead_down
-from jpmhc.spectra.chain.fixed_point.contract import FixedPoints
+from jpmhc.spectra.fixed_point import Equation, FixedPoints, Options, lead_down
+from jpmhc.spectra.fixed_point import solve as solve_equation
 from jpmhc.spectra.network import Network
-from jpmhc.spectra.solution import Solution
+from jpmhc.spectra.schemes import Newton
+from jpmhc.spectra.solution import Solution, method
 
 # From this depth on the equation is solved in logarithms (algorithm z1_mapping).
 LOG_DEPTH = 5
@@ -30,70 +30,52 @@ LOG_DEPTH = 5
 _SCHEME = Newton(lengths=tuple(0.5**k for k in range(8)))
 
 
-def solve(
-    network: Network,
-    z: Tensor,
-    *,
-    tolerance: float = 1e-11,
-    maximum: int = 100,
-    scheme: Scheme = _SCHEME,
-) -> Solution:
-    """Solve the scalar theory of layers that have one law, at points z [B].
+@method(scheme=_SCHEME, tolerance=1e-11, maximum=100)
+def solve(network: Network, z: Tensor, options: Options) -> Solution:
+    """Solve the scalar theory of layers with isotropic noise and one law, at points z [B].
 
-    Args:
-        network: Layers with isotropic noise.
-        z: Points of the upper half plane. [B]
-        tolerance: Of the residual of eq. z1_mapping, relative or in logarithms.
-        maximum: The most iterations at the last height.
-        scheme: How to iterate; the equation is given by its Newton steps alone.
+    The residual is the one of eq. z1_mapping, relative or in logarithms; the equation is given by its Newton
+    corrections alone.
     """
-    mapping, found = _find_omega(ScalarLayers.of(network, "z1"), z, scheme, tolerance, maximum)
-    green = (1 + mapping.layer(found.x).w) / z  # eq. GL_from_G1, which says z_L G_L = z_1 G_1
-    return scalar_solution(network, "z1", green, found)
+    mapping, solution = _find_omega(ScalarLayers.of(network, "z1"), z, options)
+    green = (1 + mapping.layer(solution.x).w) / z  # eq. GL_from_G1, which says z_L G_L = z_1 G_1
+    return scalar_solution(network, "z1", green, solution)
 
 
-def solve_matrix_power(
-    network: Network,
-    z: Tensor,
-    *,
-    tolerance: float = 1e-11,
-    maximum: int = 100,
-    scheme: Scheme = _SCHEME,
-) -> Solution:
+@method(scheme=_SCHEME, tolerance=1e-11, maximum=100)
+def solve_matrix_power(network: Network, z: Tensor, options: Options) -> Solution:
     r"""Compute the paper's operator-valued transform of equal layers as printed (eq. ov_GL_matrix_power).
 
     This is the transform of alg. ov_panel: $G_L = G_1(z_1)^L\,(z_1 G_1(z_1) - 1)^{-(L-1)}$ with the matrix
-    $G_1(z_1) = u\,(\omega - A^\top A)^{-1}$ of one layer at the $z_1$ of `solve`. The arguments are those of `solve`;
-    the layers' skips must have one $A^\top A$. The solution holds the matrix, and the mean of its diagonal as G.
+    $G_1(z_1) = u\,(\omega - A^\top A)^{-1}$ of one layer at the $z_1$ of `solve`. The layers' skips must have one
+    $A^\top A$. The solution holds the matrix, and the mean of its diagonal as G.
     """
     layers = ScalarLayers.of(network, "z1-matrix")
     gram = network.skips.mT @ network.skips
     if not layers.identical or not bool(torch.allclose(gram, gram[:1].expand_as(gram), atol=1e-12)):
         raise ValueError("method 'z1-matrix' needs equal layers, and these differ; use 'chain'")
-    mapping, found = _find_omega(layers, z, scheme, tolerance, maximum)
-    one = mapping.layer(found.x)
+    mapping, solution = _find_omega(layers, z, options)
+    one = mapping.layer(solution.x)
     vectors, values, _ = torch.linalg.svd(gram[0])
     spectrum = values * (mapping.spectrum.sum() / values.sum().clamp_min(torch.finfo(torch.float64).tiny))
     # All factors are functions of AᵀA, so that the powers are those of eigenvalues.
-    g = (1 - mapping.variance * one.g).unsqueeze(-1) / (mapping.omega(found.x).unsqueeze(-1) - spectrum)  # [B, n]
+    g = (1 - mapping.variance * one.g).unsqueeze(-1) / (mapping.omega(solution.x).unsqueeze(-1) - spectrum)  # [B, n]
     w = one.z.unsqueeze(-1) * g - 1
     power = torch.exp(layers.depth * g.log() - (layers.depth - 1) * w.log() - layers.log_mean)
     matrix = (vectors * power.unsqueeze(-2)) @ vectors.mT.to(power.dtype)
-    return replace(scalar_solution(network, "z1-matrix", power.mean(-1), found), matrix=matrix)
+    return replace(scalar_solution(network, "z1-matrix", power.mean(-1), solution), matrix=matrix)
 
 
-def _find_omega(
-    layers: ScalarLayers, z: Tensor, scheme: Scheme, tolerance: float, maximum: int
-) -> tuple[_Mapping, FixedPoints]:
+def _find_omega(layers: ScalarLayers, z: Tensor, options: Options) -> tuple[_Mapping, FixedPoints]:
     """Solve eq. z1_mapping for ω at all points."""
     if not layers.identical:
         raise ValueError("method 'z1' needs layers of one law, and these differ; use 'subordination' or 'chain'")
     points = layers.rescale(z)
     mapping = _Mapping(layers)
-    found = lead_down(mapping, points, scheme, top=layers.top, tolerance=tolerance, maximum=maximum)
-    if not bool(found.converged.all()):
-        _restart(mapping, points, found, scheme, tolerance, maximum)
-    return mapping, found
+    solution = lead_down(mapping, points, options, top=layers.top)
+    if not bool(solution.converged.all()):
+        _restart(mapping, points, solution, options)
+    return mapping, solution
 
 
 class _Mapping(Equation):
@@ -136,22 +118,22 @@ class _Mapping(Equation):
         return inside & (x.squeeze(-1).imag.abs() < torch.pi) if self.logarithmic else inside
 
 
-def _restart(mapping: _Mapping, z: Tensor, found: FixedPoints, scheme: Scheme, tolerance: float, maximum: int) -> None:
+def _restart(mapping: _Mapping, z: Tensor, solution: FixedPoints, options: Options) -> None:
     """Start lost points again from z₁ between $z^{1/L}$ and $z$, from fixed points and from their neighbours.
 
     Only admissible roots count: the equation has others.
     """
-    lost = found.unconverged()
+    lost = solution.unconverged()
     here = z[lost]
     guesses = [torch.exp(here.log() * t) for t in torch.linspace(1 / (mapping.power + 1), 1, 4).tolist()]
     guesses += [torch.full_like(here, value) for value in (1 + 1j, 0.1 + 0.1j, 1j)]
     starts = []
     for z_one in guesses:
-        g = layer_cauchy(z_one, mapping.spectrum, float(mapping.variance), tolerance=1e-6).x.squeeze(-1)
+        g = layer_cauchy(z_one, mapping.spectrum, float(mapping.variance), Options(Newton(), 1e-6, 200)).x.squeeze(-1)
         starts.append(mapping.unknown(z_one * (1 - mapping.variance * g).square()))
-    solved = found.converged.nonzero().squeeze(-1)
+    solved = solution.converged.nonzero().squeeze(-1)
     if len(solved):
         nearest = (lost.unsqueeze(-1) - solved).abs().argmin(-1)
-        starts.insert(0, found.x[solved[nearest]])
+        starts.insert(0, solution.x[solved[nearest]])
     for start in starts:
-        found.merge_pass(lost, scheme.solve(AtPoints(mapping, here, lost), start, tolerance, maximum))
+        solution.merge_pass(lost, solve_equation(mapping, here, start, options, lost))

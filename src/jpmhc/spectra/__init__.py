@@ -1,7 +1,7 @@
 """Jacobian spectra: describe a network (`Network`), solve it (`cauchy`, `density`), and compare (`simulate`)."""
 
 from jpmhc.spectra import trace
-from jpmhc.spectra.chain.fixed_point import SCHEMES, Anderson, AndersonNewton, Newton, Plain
+from jpmhc.spectra.chain.solve import cauchy
 from jpmhc.spectra.density import Density, density
 from jpmhc.spectra.distances import Distances, distances
 from jpmhc.spectra.edges_and_moments import edges, moments
@@ -9,9 +9,9 @@ from jpmhc.spectra.growth import growth_edges, layers_until_collapse, projector_
 from jpmhc.spectra.network import SKIPS, Network
 from jpmhc.spectra.normalised import MLP
 from jpmhc.spectra.propagation import Propagation, propagate
+from jpmhc.spectra.schemes import SCHEMES, Anderson, AndersonNewton, Newton, Plain
 from jpmhc.spectra.simulate import simulate, simulate_nonlinear
-from jpmhc.spectra.solution import Solution
-from jpmhc.spectra.solve import Transform, cauchy
+from jpmhc.spectra.solution import Solution, Transform
 from jpmhc.spectra.summary import Summary, gap_radii, geometric_mean, gradient_gains, share_below, summary
 
 __all__ = [

@@ -19,12 +19,12 @@ from jpmhc.checks import (
     to_real_tensor,
     to_whole_number,
 )
+from jpmhc.spectra.chain.solve import cauchy
 from jpmhc.spectra.distances import wasserstein
 from jpmhc.spectra.grid import find_grid
 from jpmhc.spectra.network import Network, require_network
 from jpmhc.spectra.refine import aaa, richardson
-from jpmhc.spectra.solution import Solution
-from jpmhc.spectra.solve import Transform, cauchy
+from jpmhc.spectra.solution import Solution, Transform
 
 REFINEMENTS = ("richardson", "richardson-paper", "aaa")
 # The exact curve's smoothing: eta is this fraction of x.

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from jpmhc.checks import to_positive_number, to_whole_number
+from jpmhc.spectra.chain.solve import cauchy
 from jpmhc.spectra.density import Density
 from jpmhc.spectra.network import Network, require_network
-from jpmhc.spectra.solution import Solution
-from jpmhc.spectra.solve import Transform, cauchy
+from jpmhc.spectra.solution import Solution, Transform
 
 # Points on the contour's upper half; the rule converges geometrically in them.
 _CONTOUR = 48

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from jpmhc.spectra.chain.bases import separating_bases
+from jpmhc.spectra.chain.solve import cauchy
 from jpmhc.spectra.network import Network
-from jpmhc.spectra.solution import Solution
-from jpmhc.spectra.solve import Transform, cauchy
+from jpmhc.spectra.solution import Solution, Transform
 
 # The search starts so many orders of magnitude below the mean square, on a grid so dense that its own smoothing
 # (eta / x = _WIDE) lets no band slip through.

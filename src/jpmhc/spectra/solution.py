@@ -1,14 +1,22 @@
-"""What every method returns: the Cauchy transform at the points asked, and how far to trust each of them."""
+"""The contract of every method: points and options in, the Cauchy transform and how far to trust it out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-# Known points farther away than this, in the logarithm of z, are no better than a start from nothing.
+from jpmhc.checks import choice, to_positive_number, to_whole_number
+from jpmhc.machine import one_thread, ran_out_of_memory
+from jpmhc.spectra.arguments import check_points
+from jpmhc.spectra.fixed_point import Options, Scheme
+from jpmhc.spectra.network import Network, require_network
+from jpmhc.spectra.schemes import SCHEMES
+
+# A known point farther away than this, in the logarithm of z, is no better than the equation's own start.
 _NEAR = 2.5
 # A slope is not followed farther than this many times the distance it was taken over.
 _FARTHEST = 2.0
@@ -20,7 +28,7 @@ class KnownPoints:
 
     Attributes:
         z: The points. [B]
-        unknowns: What the method found at each of them: G first, then its equation's unknowns. [B, d]
+        unknowns: The solution at each of them: G first, then the equation's unknowns. [B, d]
         separated: Whether the unknowns belong to bases that separate directions by their growth.
         call: The number of the call that solved each point; None for one call. [B]
     """
@@ -32,7 +40,7 @@ class KnownPoints:
 
     @classmethod
     def concatenate(cls, parts: list[KnownPoints]) -> KnownPoints:
-        """Join points whose unknowns belong to the same bases: those of the larger number of points."""
+        """Join the points of one kind of bases, the kind with more points: unknowns of two kinds do not mix."""
         kinds = [[part for part in parts if part.separated == separated] for separated in (False, True)]
         same = max(kinds, key=lambda kind: sum(len(part.z) for part in kind))
         calls, count = [], 0
@@ -59,10 +67,10 @@ class KnownPoints:
         before, after = (nearest - 1).clamp_min(0), (nearest + 1).clamp_max(len(log) - 1)
         before, after = (torch.where(call[side] == call[nearest], side, nearest) for side in (before, after))
         step = ((z.log() - log[nearest]) / (log[after] - log[before])).unsqueeze(-1)
-        led = unknowns[nearest] + step * (unknowns[after] - unknowns[before])
-        good = torch.isfinite(led).all(-1) & (step.abs().squeeze(-1) < _FARTHEST)
-        good[good.clone()] = admissible(led[good])
-        near = torch.where(good.unsqueeze(-1), led, unknowns[nearest])
+        guess = unknowns[nearest] + step * (unknowns[after] - unknowns[before])
+        good = torch.isfinite(guess).all(-1) & (step.abs().squeeze(-1) < _FARTHEST)
+        good[good.clone()] = admissible(guess[good])
+        near = torch.where(good.unsqueeze(-1), guess, unknowns[nearest])
         return torch.where(distance.unsqueeze(-1) < _NEAR, near, start)
 
 
@@ -73,16 +81,16 @@ class Solution:
     Attributes:
         G: The values; where `converged` is false, the last iterate, never to be used as an answer. [...] complex
         converged: Whether the point's residual fell below the tolerance. [...] bool
-        residual: What is left of the method's own equation at the point. [...]
+        residual: How far the point is from solving the method's equation. [...]
         iterations: How many iterations the point took. [...] int
-        method: The method's name in `solve.METHODS`.
+        method: The method's name.
         exact: Whether the method's equation is exact for this network (in the limit of many features per stream).
         note: What the user should know beyond the numbers, such as the case in which the method is not exact.
         matrix: $E[(z - J^\top J)^{-1}]$ averaged over the features alone, if asked: entry (i, j) belongs to the input
             streams i and j, and G is the mean of the diagonal. [..., n, n] complex
-        known: What a later call of `cauchy` can start from, for methods that can.
+        known: The solved points, from which a later call of `cauchy` starts; None for the paper's methods.
         hardest_layer: Where a point did not converge, the number of the layer, from one, that is farthest from it, for
-            methods that know; zero elsewhere. [...] int
+            the chain; zero elsewhere. [...] int
     """
 
     G: Tensor
@@ -121,3 +129,99 @@ class Solution:
             hardest_layer=torch.cat(layers) if layers else None,
             known=KnownPoints.concatenate(known) if known else None,
         )
+
+
+class Solver(Protocol):
+    """A method: it computes the Cauchy transform of a network that it is defined for, at points z of any shape.
+
+    `tolerance` is the residual below which a point has converged, `maximum` the largest number of iterations per point,
+    and `scheme` the way to iterate, a name in `SCHEMES` or an object; None takes the method's own.
+    """
+
+    def __call__(
+        self,
+        network: Network,
+        z: Tensor,
+        *,
+        tolerance: float | None = None,
+        maximum: int | None = None,
+        scheme: str | Scheme | None = None,
+    ) -> Solution: ...
+
+
+class Transform(Protocol):
+    """A function that computes a network's Cauchy transform, as `cauchy` does."""
+
+    def __call__(
+        self,
+        network: Network,
+        z: Tensor,
+        *,
+        tolerance: float | None = None,
+        maximum: int | None = None,
+        near: Solution | None = None,
+    ) -> Solution: ...
+
+
+def method(*, scheme: Scheme, tolerance: float, maximum: int) -> Callable[[Rows], Solver]:
+    """Make a method of a function that solves at rows of points z [B], with these options as its defaults."""
+    defaults = Options(scheme, tolerance, maximum)
+
+    def decorate(function: Rows) -> Solver:
+        def solve(
+            network: Network,
+            z: Tensor,
+            *,
+            tolerance: float | None = None,
+            maximum: int | None = None,
+            scheme: str | Scheme | None = None,
+        ) -> Solution:
+            options = to_options(defaults, tolerance, maximum, scheme)
+            return solve_points(lambda points: function(network, points, options), network, z)
+
+        return solve
+
+    return decorate
+
+
+Rows = Callable[[Network, Tensor, Options], Solution]
+
+
+def to_options(defaults: Options, tolerance: float | None, maximum: int | None, scheme: str | Scheme | None) -> Options:
+    """Return the options with the given ones, checked, instead of the defaults."""
+    if isinstance(scheme, str):
+        choice(scheme, SCHEMES, "scheme")
+        scheme = SCHEMES[scheme]
+    return Options(
+        defaults.scheme if scheme is None else scheme,
+        defaults.tolerance if tolerance is None else to_positive_number(tolerance, "the tolerance"),
+        defaults.maximum if maximum is None else to_whole_number(maximum, "the number of iterations"),
+    )
+
+
+def solve_points(solve: Callable[[Tensor], Solution], network: Network, z: Tensor) -> Solution:
+    """Check a network and points of any shape, solve at the points in a row, and return a solution of their shape."""
+    require_network(network)
+    points = check_points(z, network.skips.device)
+    with torch.no_grad(), one_thread():
+        row = _solve_in_parts(solve, points.reshape(-1))
+    return replace(
+        row,
+        G=row.G.reshape(points.shape),
+        converged=row.converged.reshape(points.shape),
+        residual=row.residual.reshape(points.shape),
+        iterations=row.iterations.reshape(points.shape),
+        hardest_layer=None if row.hardest_layer is None else row.hardest_layer.reshape(points.shape),
+        matrix=None if row.matrix is None else row.matrix.reshape(*points.shape, *row.matrix.shape[1:]),
+    )
+
+
+def _solve_in_parts(solve: Callable[[Tensor], Solution], z: Tensor) -> Solution:
+    """Solve at points z [B]; where memory runs out, solve the two halves one after the other (appendix "GPU")."""
+    try:
+        return solve(z)
+    except RuntimeError as error:
+        if len(z) == 1 or not ran_out_of_memory(error):
+            raise
+    # Outside the handler, whose traceback would keep alive what filled the memory.
+    return Solution.concatenate([_solve_in_parts(solve, part) for part in z.chunk(2)])

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from jpmhc.checks import to_positive_number, to_whole_number
 from jpmhc.machine import one_thread
-from jpmhc.spectra.chain.solve import solve_together
+from jpmhc.spectra.chain.solve import cauchy, solve_together
 from jpmhc.spectra.density import COLLAPSED
 from jpmhc.spectra.network import Network, require_network
-from jpmhc.spectra.solve import cauchy
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,8 +6,7 @@ import torch
 from jpmhc.spectra import Network
 from jpmhc.spectra.chain.derivative import LinearisedChain, gmres
 from jpmhc.spectra.chain.equation import ChainEquation
-from jpmhc.spectra.chain.fixed_point.continuation import AtPoints
-from jpmhc.spectra.chain.fixed_point.contract import Problem
+from jpmhc.spectra.fixed_point import Equation
 
 DEPTH, STREAMS = 5, 3
 
@@ -41,7 +40,7 @@ def make_equation(noise, apart):
 def test_corrections_are_those_of_finite_differences(noise, apart):
     equation, z, index, x = make_equation(noise, apart)
     size, correction = equation.newton_correction(x, z, index)
-    expected_size, expected = Problem.newton_correction(AtPoints(equation, z, index), x, index)
+    expected_size, expected = Equation.newton_correction(equation, x, z, index)
     assert torch.equal(size, expected_size)
     assert (correction - expected).abs().max() < 3e-6 * expected.abs().max()
 

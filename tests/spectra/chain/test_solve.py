@@ -42,7 +42,7 @@ def sampled(network, z, width, samples):
 def test_agrees_with_sampled_networks(mixer, depth, structure):
     network = structured(mixer, depth, 0.5, structure)
     z = X + 0.05j
-    found = chain.solve(network, z)
+    found = cauchy(network, z)
     truth, error = sampled(network, z, width=60, samples=12)
     assert found.converged.all()
     # five standard errors, and the finite width's own deviation
@@ -61,7 +61,7 @@ def test_the_scalar_theory_would_fail_the_same_test():
 @pytest.mark.parametrize("noise", [0.05, 1.0])
 def test_thousand_identity_layers_reach_the_continuum(noise):
     z = X[[2, 4, 7]] + 0.05j
-    found = chain.solve(Network.repeated(torch.eye(1), noise / 1000, 1000), z)
+    found = cauchy(Network.repeated(torch.eye(1), noise / 1000, 1000), z)
     assert found.converged.all()
     assert deep_identity_residual(z, found.G, noise).abs().max() < 3e-3 * max(1, noise)
 
@@ -78,7 +78,7 @@ def test_moments_of_identity_skips_for_any_depth(depth):
 def test_one_layer_is_the_subordination_equation():
     skip = random(3, 3, seed=5)
     variance, z = 0.3, X + 0.01j
-    green = chain.solve(Network(skip.unsqueeze(0), variance), z, tolerance=1e-12).G
+    green = cauchy(Network(skip.unsqueeze(0), variance), z, tolerance=1e-12).G
     u = 1 - variance * green
     spectrum = torch.linalg.svdvals(skip) ** 2
     assert (green - u * (1 / (z * u**2)[:, None].sub(spectrum)).mean(-1)).abs().max() < 1e-9
@@ -89,7 +89,7 @@ def test_without_noise_it_is_the_resolvent_of_the_product():
     product = torch.linalg.multi_dot(list(network.skips.flip(0)))
     z = X + 0.1j
     truth = (1 / (z[:, None] - torch.linalg.svdvals(product) ** 2)).mean(-1)
-    assert (chain.solve(network, z).G - truth).abs().max() < 1e-9
+    assert (cauchy(network, z).G - truth).abs().max() < 1e-9
 
 
 def test_isotropic_noise_is_a_case_of_the_general_covariance():
@@ -97,7 +97,7 @@ def test_isotropic_noise_is_a_case_of_the_general_covariance():
     units = torch.eye(16, dtype=torch.float64).view(16, 4, 4) / 2
     general = Network(network.skips, 0.1, covariance=units.expand(3, -1, -1, -1))
     z = X + 0.02j
-    assert (chain.solve(network, z).G - chain.solve(general, z).G).abs().max() < 1e-8
+    assert (cauchy(network, z).G - cauchy(general, z).G).abs().max() < 1e-8
 
 
 def test_a_block_is_a_case_of_the_general_covariance():
@@ -105,7 +105,7 @@ def test_a_block_is_a_case_of_the_general_covariance():
     factors = (block.write.unsqueeze(-1) * block.read.unsqueeze(-2)).unsqueeze(1)
     general = Network(block.skips, 0.1, covariance=factors)
     z = X + 0.02j
-    assert (chain.solve(block, z).G - chain.solve(general, z).G).abs().max() < 1e-7
+    assert (cauchy(block, z).G - cauchy(general, z).G).abs().max() < 1e-7
 
 
 def test_layers_without_noise_or_without_a_read_vector_are_no_obstacle():
@@ -113,8 +113,8 @@ def test_layers_without_noise_or_without_a_read_vector_are_no_obstacle():
     read = torch.ones(3, 4, dtype=torch.float64)
     read[1] = 0
     z = X + 0.05j
-    silent = chain.solve(Network(skips, 0.1, read, torch.ones(3, 4)), z)
-    quiet = chain.solve(Network(skips, [0.1, 0.0, 0.1], torch.ones(3, 4), torch.ones(3, 4)), z)
+    silent = cauchy(Network(skips, 0.1, read, torch.ones(3, 4)), z)
+    quiet = cauchy(Network(skips, [0.1, 0.0, 0.1], torch.ones(3, 4), torch.ones(3, 4)), z)
     assert silent.converged.all()
     assert (silent.G - quiet.G).abs().max() < 1e-8
 
@@ -156,7 +156,7 @@ def test_spectra_over_seventy_orders_of_magnitude_converge():
     network = Network.from_mixer("gaussian", 100, 0.0005, shared=True, seed=0)
     assert torch.linalg.eigvals(network.skips[0]).abs().max() > 1.4
     z = X + 0.02j
-    found = chain.solve(network, z)
+    found = cauchy(network, z)
     assert found.converged.all()
     # of four bands three lie far below these points and one far above
     assert ((z * found.G).real - 0.75).abs().max() < 1e-3
@@ -166,7 +166,7 @@ def test_small_singular_values_keep_their_digits():
     network = Network.from_mixer("bistochastic", 10, 0.005, shared=True)
     sampled_values = simulate(network, 40, 6).log10()
     x = torch.logspace(-18, -4, 15, dtype=torch.float64)
-    found = chain.solve(network, 1j * x)
+    found = cauchy(network, 1j * x)
     below = (1j * x * found.G).real  # the mass below x, up to the kernel's width
     truth = (1 / (1 + 10 ** (2 * (sampled_values.flatten() - x.log10().unsqueeze(-1))))).mean(-1)
     assert found.converged.all()
@@ -176,24 +176,24 @@ def test_small_singular_values_keep_their_digits():
 def test_points_are_independent_of_their_company():
     network = Network.from_mixer("bistochastic", 5, 0.02)
     z = X + 0.02j
-    together = chain.solve(network, z)
-    alone = torch.cat([chain.solve(network, point.unsqueeze(0)).G for point in z])
+    together = cauchy(network, z)
+    alone = torch.cat([cauchy(network, point.unsqueeze(0)).G for point in z])
     assert (together.G - alone).abs().max() < 1e-8
 
 
 def test_chunks_do_not_change_the_answer(monkeypatch):
     network = Network.from_mixer("bistochastic", 5, 0.02)
     z = X + 0.02j
-    whole = chain.solve(network, z)
+    whole = cauchy(network, z)
     monkeypatch.setitem(chain.MEMORY, "cpu", 3 * 16 * 6 * 16 * 2 * chain._ALIVE)
-    parts = chain.solve(network, z)
+    parts = cauchy(network, z)
     assert (whole.G - parts.G).abs().max() < 1e-8
     assert torch.equal(whole.converged, parts.converged)
 
 
 def test_what_has_not_converged_is_marked():
     network = Network.from_mixer("bistochastic", 5, 0.2)
-    found = chain.solve(network, X + 0.02j, maximum=3)
+    found = cauchy(network, X + 0.02j, maximum=3)
     assert not found.converged.any()
     assert (found.residual > 1e-9).all()
     assert (found.iterations == 3).all()
@@ -203,7 +203,7 @@ def test_continuation_reaches_a_small_eta():
     # A = 0: the law of a product of Gaussian matrices, whose equation is w (1 + w)^L = (w z) ... with w = z G - 1
     depth, x = 4, torch.tensor([0.5, 2.0, 8.0], dtype=torch.float64)
     z = x + 1e-8j
-    found = chain.solve(Network(torch.zeros(depth, 1, 1), 1.0), z)
+    found = cauchy(Network(torch.zeros(depth, 1, 1), 1.0), z)
     w = z * found.G - 1
     assert found.converged.all()
     assert ((1 + w) ** (depth + 1) - z * w).abs().max() < 1e-6
@@ -214,9 +214,9 @@ def test_continuation_reaches_a_small_eta():
 def test_the_gpu_agrees_with_the_cpu():
     network = Network.from_mixer("bistochastic", 100, 0.0005)
     z = torch.linspace(0.01, 4, 50, dtype=torch.float64) + 0.02j
-    there = chain.solve(network.to("cuda"), z.cuda())
+    there = cauchy(network.to("cuda"), z.cuda())
     assert there.converged.all()
-    assert (there.G.cpu() - chain.solve(network, z).G).abs().max() < 1e-7
+    assert (there.G.cpu() - cauchy(network, z).G).abs().max() < 1e-7
 
 
 def test_residual_is_relative_to_the_unknowns():
@@ -224,8 +224,8 @@ def test_residual_is_relative_to_the_unknowns():
     eye = torch.eye(2, dtype=torch.float64)
     network = Network.repeated(math.exp(3) * eye, 0.1, 10)
     z = torch.tensor([math.exp(60) * (1 + 0.1j)], dtype=torch.complex128)
-    small = chain.solve(Network.repeated(eye, 0.1 * math.exp(-6), 10), z * math.exp(-60))
-    found = chain.solve(network, z)
+    small = cauchy(Network.repeated(eye, 0.1 * math.exp(-6), 10), z * math.exp(-60))
+    found = cauchy(network, z)
     assert (found.G * math.exp(60) / small.G - 1).abs().max() < 1e-8
 
 

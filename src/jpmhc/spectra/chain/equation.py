@@ -12,7 +12,6 @@ from torch import Tensor
 
 from jpmhc.spectra.chain.bases import separating_bases
 from jpmhc.spectra.chain.derivative import LinearisedChain, find_couplings, gmres
-from jpmhc.spectra.chain.fixed_point.continuation import Equation
 from jpmhc.spectra.chain.general_noise import General
 from jpmhc.spectra.chain.noise import (
     Block,
@@ -25,6 +24,7 @@ from jpmhc.spectra.chain.noise import (
     to_logarithm,
 )
 from jpmhc.spectra.chain.sweep import one_minus, solve_linear, sweep
+from jpmhc.spectra.fixed_point import Equation
 from jpmhc.spectra.network import Network
 
 # Working memory of one chunk of points, and how many arrays of a row and a column for each unknown Newton keeps in it.

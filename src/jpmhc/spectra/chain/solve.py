@@ -1,12 +1,10 @@
-r"""The exact method for any depth: the matrix Dyson equation of the whole chain of layers (docs/derivations/chain.md).
+r"""The exact method for any depth: the Cauchy transform by the matrix Dyson equation of the whole chain of layers.
 
-The unknowns are what the self-energies depend on (selfenergy.py): two scalars per layer for isotropic noise and for the
-hyper-connection block. One evaluation of the equation is two sweeps over the layers, O(L n³) per point.
+`ChainEquation` is the equation, `fixed_point` iterates it; this file has the order in which its points are solved.
 
 Note:
     The paper composes layers through scalar or twisted S-transforms. The former is exact for multiples of orthogonal
-    skips only and the latter for two layers; this equation is exact, in the limit of many features, for every network
-    whose layers have weights of their own.
+    skips only and the latter for two layers; this equation is exact, in the limit of many features, for every network.
 """
 
 from __future__ import annotations
@@ -17,18 +15,19 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from jpmhc.spectra.chain import tied
 from jpmhc.spectra.chain.equation import MEMORY, SMALL, ChainEquation, SeveralChains
-from jpmhc.spectra.chain.fixed_point import Anderson, AndersonNewton, Newton, Scheme
-from jpmhc.spectra.chain.fixed_point.continuation import AtPoints, lead_along, lead_down
-from jpmhc.spectra.chain.fixed_point.contract import FixedPoints
+from jpmhc.spectra.fixed_point import FixedPoints, Options, Scheme, lead_along, lead_down
+from jpmhc.spectra.fixed_point import solve as solve_equation
 from jpmhc.spectra.network import Network
-from jpmhc.spectra.solution import KnownPoints, Solution
+from jpmhc.spectra.schemes import Anderson, AndersonNewton, Newton
+from jpmhc.spectra.solution import KnownPoints, Solution, solve_points, to_options
 
 # How many arrays of all layers' states and of all unknowns are alive in the memory of one chunk of points.
 _ALIVE = 12
 _HISTORY = 60
-_SCHEME = Anderson()
-# How points between bands are solved, where mixing stands still.
+_DEFAULTS = Options(Anderson(), tolerance=1e-9, maximum=500)
+# Between bands mixing stands still, and this scheme solves points.
 _STUBBORN = Newton(lengths=(1.0, 0.3), first_try=12, stage_iterations=8, stubborn=True)
 # Newton's method ends the iteration where its matrix, a row and a column for each unknown, has no more rows than this;
 # beyond the smaller number only for points that take many iterations.
@@ -43,30 +42,46 @@ _ACCEPTED_ABOVE_ROUNDING = 10.0
 _ACCEPTED_ROUNDING = 1e-2
 
 
-def solve(
+def cauchy(
     network: Network,
     z: Tensor,
     *,
-    tolerance: float = 1e-9,
-    maximum: int = 500,
-    scheme: Scheme | None = None,
-    known: KnownPoints | None = None,
+    tolerance: float | None = None,
+    maximum: int | None = None,
+    scheme: str | Scheme | None = None,
+    near: Solution | None = None,
     matrix: bool = False,
 ) -> Solution:
-    r"""Solve the Dyson equation of the whole chain of layers at the points z [B].
+    r"""Compute the Cauchy transform $G(z)$ of $J^\top J$ at points of the upper half-plane.
+
+    The result marks the points that did not converge.
+
+    >>> solution = cauchy(Network.repeated(torch.eye(2), 0.1, 3), torch.tensor(1.0 + 0.1j))
+    >>> bool(solution.converged), bool(solution.G.imag < 0)
+    (True, True)
 
     Args:
-        network: Any network whose layers have weights of their own.
-        z: Points of the upper half plane. [B]
-        tolerance: A point has converged when no unknown changes by more than this fraction of itself.
-        maximum: The most iterations per point and height.
-        scheme: How to iterate; by default Anderson mixing, ended by Newton's method where that is cheap. Whatever it
-            is, points of general noise that it leaves unsolved are led from solved ones by Newton's method.
-        known: Points at which the network has been solved before; each point starts from the nearest of them.
-        matrix: Whether to compute the matrix-valued transform too.
+        network: Any network.
+        z: The points, of any shape.
+        tolerance: A point has converged when no unknown changes by more than this fraction of itself; 1e-9 if None.
+        maximum: The largest number of iterations per point; 500 if None.
+        scheme: How to iterate: a name in `SCHEMES`, or an object such as `Anderson(history=10)`. None takes Anderson
+            mixing, ended by Newton's method where that is cheap. Points of general noise that the scheme leaves
+            unsolved are led from solved ones by Newton's method.
+        near: An earlier solution of the same network. Each point starts from the nearest point there.
+        matrix: Whether to compute the matrix-valued transform too. It needs layers with weights of their own.
     """
     if network.tied is not None:
-        raise ValueError("the matrix-valued transform needs layers with weights of their own, and these are tied")
+        if matrix:
+            raise ValueError("the matrix-valued transform needs layers with weights of their own, and these are tied")
+        return tied.solve(network, z, tolerance=tolerance, maximum=maximum, scheme=scheme)
+    options = to_options(_DEFAULTS, tolerance, maximum, scheme)
+    known = near.known if near is not None and near.method == "chain" else None
+    return solve_points(lambda points: _solve_row(network, points, options, known, matrix), network, z)
+
+
+def _solve_row(network: Network, z: Tensor, options: Options, known: KnownPoints | None, matrix: bool) -> Solution:
+    """Solve the Dyson equation of the whole chain of layers at the points z [B]."""
     if network.is_zero:
         return _solve_zero(network, z, matrix)
     if network.streams == 1 and network.covariance is not None:  # noise of one stream has one variance
@@ -74,43 +89,36 @@ def solve(
         network = replace(network, variance=variance, covariance=None)
     network, gain = network.rescaled()
     points = z / gain
-    equation = ChainEquation(network, points, tolerance)
+    equation = ChainEquation(network, points, options.tolerance)
     columns = 1 + 2 * network.depth * equation.noise.coordinates
-    scheme = _choose_scheme(equation, columns) if scheme is None else scheme
+    if options.scheme is _DEFAULTS.scheme:
+        options = replace(options, scheme=_choose_scheme(equation, columns))
     blocks_size = (network.depth + 1) * network.streams**2 * 2 * _ALIVE * equation.noise.paths
-    per_point = 16 * (blocks_size + columns * _HISTORY)
-    chunk = max(1, MEMORY[z.device.type] // per_point)
+    chunk = max(1, MEMORY[z.device.type] // (16 * (blocks_size + columns * _HISTORY)))
     # The unknowns of a general covariance depend on the bases of the call.
     if known is not None and known.separated != equation.separated:
         known = None
     if known is not None:
         known = replace(known, z=known.z / gain, unknowns=equation.coordinates(known.unknowns))
-    parts = []
-    for part in points.split(chunk):
-        start = equation.start(part, torch.arange(len(part), device=z.device))
-        start = start if known is None else known.start_near(part, start, equation.inside)
-        parts.append(_solve_points(equation, part, start, known, scheme, tolerance, maximum))
-    found = FixedPoints.concatenate(parts)
-    good = found.converged
-    known = KnownPoints(z[good], equation.values(found.x[good]), equation.separated) if bool(good.any()) else None
-    green = equation.values(found.x)[:, 0] / gain
+    row = FixedPoints.concatenate([_solve_points(equation, part, known, options) for part in points.split(chunk)])
+    good, left = row.converged, row.unconverged()
+    values = equation.values(row.x)
     blocks = None
     if matrix:
-        rows = zip(points.split(chunk), found.x.split(chunk))
-        blocks = torch.cat([equation.input_block(part, x) for part, x in rows]) / gain
-    layers = torch.zeros_like(found.iterations)
-    if len(left := found.unconverged()):
-        layers[left] = torch.cat(
-            [equation.hardest_layer(x, part) for x, part in zip(found.x[left].split(chunk), points[left].split(chunk))]
-        )
+        parts = zip(points.split(chunk), row.x.split(chunk))
+        blocks = torch.cat([equation.input_block(part, x) for part, x in parts]) / gain
+    layers = torch.zeros_like(row.iterations)
+    if len(left):
+        parts = zip(points[left].split(chunk), row.x[left].split(chunk))
+        layers[left] = torch.cat([equation.hardest_layer(x, part) for part, x in parts])
     return Solution(
-        green,
-        found.converged,
-        found.residual,
-        found.iterations,
+        values[:, 0] / gain,
+        row.converged,
+        row.residual,
+        row.iterations,
         method="chain",
         matrix=blocks,
-        known=known,
+        known=KnownPoints(z[good], values[good], equation.separated) if bool(good.any()) else None,
         hardest_layer=layers,
     )
 
@@ -125,12 +133,12 @@ def _solve_zero(network: Network, z: Tensor, matrix: bool) -> Solution:
 def _choose_scheme(equation: ChainEquation, columns: int) -> Scheme:
     """Return Anderson mixing, ended by Newton's method where its matrix is known and has few columns."""
     if equation.noise.vectors is None or columns > _NEWTON_LARGEST:
-        return _SCHEME
+        return _DEFAULTS.scheme
     return AndersonNewton(newton=_STUBBORN) if columns <= _NEWTON_SMALL else AndersonNewton(turns=_LATE)
 
 
 def solve_together(networks: Sequence[Network], z: Tensor, *, tolerance: float = 1e-9) -> Tensor:
-    r"""Solve several networks at the same points z [B] and return G [K, B]: operations on all of them are fewer.
+    r"""Solve several networks at the same points z [B] in one batch and return G [K, B].
 
     They are solved by Anderson mixing. A network whose points resist the first try, or need bases of their own, is
     solved by itself.
@@ -138,7 +146,7 @@ def solve_together(networks: Sequence[Network], z: Tensor, *, tolerance: float =
     Args:
         networks: Networks of the block's noise, with as many layers and streams and the same kinds of sublayers.
         z: Points of the upper half plane.
-        tolerance: As in `solve`.
+        tolerance: As in `cauchy`.
     """
     scaled = [network.rescaled() for network in networks]
     gains = torch.tensor([gain for _, gain in scaled], dtype=torch.float64, device=z.device)
@@ -148,76 +156,67 @@ def solve_together(networks: Sequence[Network], z: Tensor, *, tolerance: float =
     joint = [k for k in range(len(networks)) if not own_bases[k] and not networks[k].is_zero]
     per_network = 16 * len(z) * ((networks[0].depth + 1) * (networks[0].streams ** 2 * 2 * _ALIVE + 2 * _HISTORY))
     chunk = max(1, MEMORY[z.device.type] // per_network)
+    options = Options(_DEFAULTS.scheme, tolerance, _DEFAULTS.scheme.first_try)
     for begin in range(0, len(joint), chunk):
         part = joint[begin : begin + chunk]
         equation = SeveralChains([ChainEquation(scaled[k][0], points[k]) for k in part], len(z))
         here = points[part].flatten()
-        rows = torch.arange(len(here), device=z.device)
-        start = equation.start(here, rows)
-        found = _SCHEME.solve(AtPoints(equation, here, rows), start, tolerance, _SCHEME.first_try)
-        values = equation.parts[0].values(found.x)[:, 0]
-        values = torch.where(found.converged, values, torch.nan).unflatten(0, (len(part), -1))
+        start = equation.start(here, torch.arange(len(here), device=z.device))
+        row = solve_equation(equation, here, start, options)
+        values = equation.parts[0].values(row.x)[:, 0]
+        values = torch.where(row.converged, values, torch.nan).unflatten(0, (len(part), -1))
         green[part] = values / gains[part].unsqueeze(-1)
     for k in (~torch.isfinite(green).all(-1)).nonzero().flatten().tolist():
-        green[k] = solve(networks[k], z, tolerance=tolerance).G
+        green[k] = cauchy(networks[k], z, tolerance=tolerance).G
     return green
 
 
-def _solve_points(
-    equation: ChainEquation,
-    z: Tensor,
-    start: Tensor,
-    known: KnownPoints | None,
-    scheme: Scheme,
-    tolerance: float,
-    maximum: int,
-) -> FixedPoints:
+def _solve_points(equation: ChainEquation, z: Tensor, known: KnownPoints | None, options: Options) -> FixedPoints:
     """Solve the equation at all points at once; those that resist are led there from others or from above."""
-    rows = torch.arange(len(z), device=z.device)
-    first_try = min(maximum, scheme.first_try)
-    found = scheme.solve(AtPoints(equation, z, rows), start, tolerance, first_try)
-    left = _left_above_rounding(equation, z, found)
-    hard = scheme.for_hard_rows()
-    left = _solve_from_others(equation, z, found, left, known, hard, tolerance, first_try)
-    if maximum > first_try and len(left):
+    start = equation.start(z, torch.arange(len(z), device=z.device))
+    start = start if known is None else known.start_near(z, start, equation.inside)
+    first = replace(options, maximum=min(options.maximum, options.scheme.first_try))
+    result = solve_equation(equation, z, start, first)
+    left = _left_above_rounding(equation, z, result)
+    hard = replace(first, scheme=options.scheme.for_hard_rows())
+    left = _solve_from_others(equation, z, result, left, known, hard)
+    if options.maximum > first.maximum and len(left):
+        hard = replace(hard, maximum=options.maximum)
         # At eta = |z| the equation contracts strongly.
-        led = lead_down(equation, z[left], hard, top=z[left].abs(), tolerance=tolerance, maximum=maximum)
-        found.merge_pass(left, led)
-        left = _left_above_rounding(equation, z, found)
-        _solve_from_others(equation, z, found, left, known, hard, tolerance, maximum)
-    return found
+        result.merge_pass(left, lead_down(equation, z[left], hard, top=z[left].abs()))
+        left = _left_above_rounding(equation, z, result)
+        _solve_from_others(equation, z, result, left, known, hard)
+    return result
 
 
 def _solve_from_others(
     equation: ChainEquation,
     z: Tensor,
-    found: FixedPoints,
+    result: FixedPoints,
     left: Tensor,
     known: KnownPoints | None,
-    scheme: Scheme,
-    tolerance: float,
-    maximum: int,
+    options: Options,
 ) -> Tensor:
     """Solve rows that are left from points that have been solved: matrices are led along, scalars start there."""
     if not equation.noise.scalar:
-        return _lead_from_known(equation, z, found, left, known, tolerance)
+        return _lead_from_known(equation, z, result, left, known, options.tolerance)
     before = len(left) + 1
     while 0 < len(left) < min(before, len(z)):
         before = len(left)
-        solved = KnownPoints(z[found.converged], found.x[found.converged])
-        start = solved.start_near(z[left], found.x[left], equation.inside)
-        found.merge_pass(left, scheme.solve(AtPoints(equation, z[left], left), start, tolerance, maximum))
-        left = _left_above_rounding(equation, z, found)
+        solved = KnownPoints(z[result.converged], result.x[result.converged])
+        start = solved.start_near(z[left], result.x[left], equation.inside)
+        result.merge_pass(left, solve_equation(equation, z[left], start, options, left))
+        left = _left_above_rounding(equation, z, result)
     return left
 
 
 def _lead_from_known(
-    equation: ChainEquation, z: Tensor, found: FixedPoints, left: Tensor, known: KnownPoints | None, tolerance: float
+    equation: ChainEquation, z: Tensor, result: FixedPoints, left: Tensor, known: KnownPoints | None, tolerance: float
 ) -> Tensor:
     """Solve rows that are left from the nearest points that have been solved; rows far from all wait for others."""
-    waiting = torch.ones_like(found.converged)
+    waiting = torch.ones_like(result.converged)
     while len(left):
-        solved = KnownPoints(z[found.converged], found.x[found.converged])
+        solved = KnownPoints(z[result.converged], result.x[result.converged])
         if known is not None:
             solved = KnownPoints(torch.cat([solved.z, known.z]), torch.cat([solved.unknowns, known.unknowns]))
         rows = left[waiting[left]]
@@ -228,30 +227,30 @@ def _lead_from_known(
         near = distance <= max(_NEAR, float(distance.min()))
         rows, nearest = rows[near], nearest[near]
         waiting[rows] = False
-        start = solved.z[nearest], solved.unknowns[nearest]
-        led = lead_along(equation, *start, z[rows], rows, _STUBBORN, tolerance)
-        found.merge_pass(rows, led)
-        left = _left_above_rounding(equation, z, found)
+        options = Options(_STUBBORN, tolerance, _STUBBORN.first_try)
+        led = lead_along(equation, solved.z[nearest], solved.unknowns[nearest], z[rows], rows, options)
+        result.merge_pass(rows, led)
+        left = _left_above_rounding(equation, z, result)
         if float(distance.min()) > _NEAR and not bool(led.converged.any()):
             break  # the rest is farther still
     return left
 
 
-def _left_above_rounding(equation: ChainEquation, z: Tensor, found: FixedPoints) -> Tensor:
-    """Mark rows as converged that only rounding keeps above the tolerance; return the places of those still left.
+def _left_above_rounding(equation: ChainEquation, z: Tensor, result: FixedPoints) -> Tensor:
+    """Mark rows as converged that only rounding keeps above the tolerance; return the numbers of the others.
 
     Where unknowns differ by many orders of magnitude the smallest are known to few digits. So is G itself at points
     far below the largest singular values: nothing would make it better, and its residual says how good it is.
     """
-    left = found.unconverged()
+    left = result.unconverged()
     if len(left):
-        x, points = found.x[left], z[left]
+        x, points = result.x[left], z[left]
         image, scale = equation.image(x, points, left), equation.scale(x, points, left)
         floor = equation.lost_by_rounding(x, points, left, image) / scale
         change = (image - x).abs() / scale
         level = floor.amax(-1)
         rounded = (change.amax(-1) <= _ACCEPTED_ABOVE_ROUNDING * level) & (level <= _ACCEPTED_ROUNDING)
         rounded &= equation.admissible(x, points, left)
-        found.converged[left[rounded]] = True
+        result.converged[left[rounded]] = True
         left = left[~rounded]
     return left

@@ -13,45 +13,33 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from jpmhc.spectra.chain.fixed_point import Anderson, Scheme
-from jpmhc.spectra.chain.fixed_point.continuation import Equation, lead_down
-from jpmhc.spectra.chain.fixed_point.contract import FixedPoints
+from jpmhc.spectra.fixed_point import Equation, FixedPoints, Options, lead_down
 from jpmhc.spectra.network import Network
-from jpmhc.spectra.solution import Solution
+from jpmhc.spectra.schemes import Anderson
+from jpmhc.spectra.solution import Solution, method
 from jpmhc.spectra.sublayers import HiddenLayer, Sublayer
 
-_SCHEME = Anderson()
 # Points that are solved at a time, as numbers in their pencils.
 _CHUNK = 2**23
 
 
-def solve(
-    network: Network,
-    z: Tensor,
-    *,
-    tolerance: float = 1e-9,
-    maximum: int = 500,
-    scheme: Scheme = _SCHEME,
-) -> Solution:
+@method(scheme=Anderson(), tolerance=1e-9, maximum=500)
+def solve(network: Network, z: Tensor, options: Options) -> Solution:
     r"""Solve the Dyson equation of layers whose noises are correlated, at the points z [B].
 
-    Args:
-        network: A network with isotropic noise or read and write vectors; without tied weights they are independent.
-        z: Points of the upper half plane. [B]
-        tolerance: Of the residual, relative to the largest unknown of its kind.
-        maximum: The most iterations per point.
-        scheme: How to iterate.
+    The noise is isotropic or has read and write vectors; layers without tied weights are independent. The residual is
+    relative to the largest unknown of its kind.
     """
     if network.covariance is not None or network.slopes is not None:
         raise ValueError("tied weights are known for isotropic noise and for read and write vectors of equal slopes")
     network, gain = network.rescaled()
     equation, points = _Equation(network), z / gain
     parts = [
-        lead_down(equation, part, scheme, top=4 * float(part.abs().max()) + 4, tolerance=tolerance, maximum=maximum)
+        lead_down(equation, part, options, top=4 * float(part.abs().max()) + 4)
         for part in points.split(max(1, _CHUNK // equation.pencil.numel()))
     ]
-    found = FixedPoints.concatenate(parts)
-    return Solution(found.x[:, 0] / gain, found.converged, found.residual, found.iterations, method="pencil")
+    row = FixedPoints.concatenate(parts)
+    return Solution(row.x[:, 0] / gain, row.converged, row.residual, row.iterations, method="pencil")
 
 
 class _Equation(Equation):

@@ -7,7 +7,7 @@ import torch
 
 from jpmhc import paper
 from jpmhc.spectra import Anderson, Network, cauchy
-from jpmhc.spectra.chain import solve as chain
+from jpmhc.spectra.solution import solve_points
 
 Z = torch.tensor([0.3, 0.9, 1.5], dtype=torch.float64) + 0.05j
 
@@ -79,28 +79,26 @@ def test_schemes_may_be_names_or_objects():
         cauchy(asked, Z, scheme="broyden")
 
 
-def test_points_are_solved_in_parts_when_memory_runs_out(monkeypatch):
+def test_points_are_solved_in_parts_when_memory_runs_out():
     asked, z = network(mixer="bistochastic", depth=2), torch.complex(torch.linspace(0.1, 2, 7), torch.full((7,), 0.1))
     whole = cauchy(asked, z, matrix=True)
-    sizes, solve = [], chain.solve
+    sizes = []
 
-    def small(network, z, **options):
-        sizes.append(len(z))
-        if len(z) > 2:
+    def small(points):
+        sizes.append(len(points))
+        if len(points) > 2:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
-        return solve(network, z, **options)
+        return cauchy(asked, points, matrix=True)
 
-    monkeypatch.setattr(chain, "solve", small)
-    parts = cauchy(asked, z, matrix=True)
+    parts = solve_points(small, asked, z)
     assert sizes == [7, 4, 2, 2, 3, 2, 1]
     torch.testing.assert_close(parts.G, whole.G)
     torch.testing.assert_close(parts.matrix, whole.matrix)
     assert parts.converged.all()
     assert len(parts.known.z) == 7
 
-    def never(network, z, **options):
+    def never(points):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(chain, "solve", never)
     with pytest.raises(torch.OutOfMemoryError):
-        cauchy(asked, z)
+        solve_points(never, asked, z)

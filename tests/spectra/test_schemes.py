@@ -5,14 +5,23 @@ import torch
 
 from jpmhc import paper
 from jpmhc.spectra import SCHEMES, Anderson, Network, Newton, Plain, cauchy
-from jpmhc.spectra.chain.fixed_point.contract import FixedPoints, Problem
+from jpmhc.spectra.fixed_point import Equation, FixedPoints, Options, solve
 
 
-class Map(Problem):
-    """A problem given by its map."""
+class Map(Equation):
+    """An equation given by its map, which takes unknowns and row numbers."""
 
     def __init__(self, image):
-        self.image = image
+        self.map = image
+
+    def image(self, x, z, index):
+        return self.map(x, index)
+
+
+def run(scheme, equation, start, tolerance, maximum):
+    """Iterate an equation that has no spectral point."""
+    points = torch.zeros(len(start), dtype=torch.complex128)
+    return solve(equation, points, start, Options(scheme, tolerance, maximum))
 
 
 def semicircle(z):
@@ -25,14 +34,15 @@ def semicircle(z):
 def test_semicircle_law_at_every_point_of_a_grid(name):
     z = torch.linspace(-3, 3, 41, dtype=torch.float64) + 0.1j
 
-    class Semicircle(Problem):
-        def image(self, x, index):
-            return 1 / (z[index].unsqueeze(-1) - x)
+    class Semicircle(Equation):
+        def image(self, x, z, index):
+            return 1 / (z.unsqueeze(-1) - x)
 
-        def admissible(self, x, index):
+        def admissible(self, x, z, index):
             return (x.imag < 0).all(-1)
 
-    found = SCHEMES[name].solve(Semicircle(), torch.full((41, 1), -0.5j, dtype=torch.complex128), 1e-12, 1000)
+    start = torch.full((41, 1), -0.5j, dtype=torch.complex128)
+    found = solve(Semicircle(), z, start, Options(SCHEMES[name], 1e-12, 1000))
     assert found.converged.all()
     assert (found.residual <= 1e-12).all()
     assert (found.x.squeeze(-1) - semicircle(z)).abs().max() < 1e-9
@@ -41,7 +51,7 @@ def test_semicircle_law_at_every_point_of_a_grid(name):
 @pytest.mark.parametrize("name", SCHEMES)
 def test_what_does_not_converge_is_marked(name):
     problem = Map(lambda x, index: torch.where(index.unsqueeze(-1) == 1, x + 1, 0.5 * x))
-    found = SCHEMES[name].solve(problem, torch.ones(2, 1, dtype=torch.float64), 1e-9, 100)
+    found = run(SCHEMES[name], problem, torch.ones(2, 1, dtype=torch.float64), 1e-9, 100)
     assert found.converged.tolist() == [True, False]
     assert found.residual[1] == 1
 
@@ -68,7 +78,7 @@ def test_schemes_differ_in_what_they_need():
     z = torch.linspace(-1, 1, 5, dtype=torch.float64) + 1e-3j
     problem = Map(lambda x, index: 1 / (z[index].unsqueeze(-1) - x))
     start = torch.full((5, 1), -0.5j, dtype=torch.complex128)
-    needed = [int(s.solve(problem, start, 1e-10, 1000).iterations.max()) for s in (Newton(), Anderson(), Plain())]
+    needed = [int(run(s, problem, start, 1e-10, 1000).iterations.max()) for s in (Newton(), Anderson(), Plain())]
     assert needed == sorted(needed)
     assert needed[2] > 2 * needed[0]
 
@@ -78,7 +88,7 @@ def test_linear_problem_ends_after_as_many_anderson_steps_as_it_has_unknowns():
     matrix = torch.randn(7, 4, 4, dtype=torch.float64, generator=generator)  # not a contraction: plain steps diverge
     offset = torch.randn(7, 4, dtype=torch.float64, generator=generator)
     problem = Map(lambda x, index: (matrix[index] @ x.unsqueeze(-1)).squeeze(-1) + offset[index])
-    found = Anderson().solve(problem, torch.zeros(7, 4, dtype=torch.float64), 1e-9, 30)
+    found = run(Anderson(), problem, torch.zeros(7, 4, dtype=torch.float64), 1e-9, 30)
     truth = torch.linalg.solve(torch.eye(4, dtype=torch.float64) - matrix, offset.unsqueeze(-1)).squeeze(-1)
     assert found.converged.all()
     assert (found.x - truth).abs().max() < 1e-7
@@ -90,8 +100,7 @@ def test_a_history_that_grows_spans_more_slow_directions():
     problem = Map(lambda x, index: rate * x + torch.sin(x) * 0.001)
     start = torch.ones(1, 40, dtype=torch.float64)
     short, grown = (
-        Anderson(long_history=long, patience=1000).solve(problem, start, 1e-9, 1000).iterations.max()
-        for long in (5, 20)
+        run(Anderson(long_history=long, patience=1000), problem, start, 1e-9, 1000).iterations.max() for long in (5, 20)
     )
     assert grown < 0.7 * short
 
@@ -105,7 +114,7 @@ def test_rows_that_have_converged_are_no_longer_evaluated(scheme):
         seen.append(len(index))
         return torch.cos(rate[index].unsqueeze(-1) * x)
 
-    found = scheme.solve(Map(image), torch.zeros(10, 1, dtype=torch.float64), 1e-9, 500)
+    found = run(scheme, Map(image), torch.zeros(10, 1, dtype=torch.float64), 1e-9, 500)
     assert found.converged.all()
     assert seen[0] == 10
     assert seen[-1] == 1
@@ -115,15 +124,15 @@ def test_rows_that_have_converged_are_no_longer_evaluated(scheme):
 def test_inadmissible_anderson_candidates_are_replaced_by_plain_steps():
     inadmissible = []
 
-    class Positive(Problem):
-        def image(self, x, index):
+    class Positive(Equation):
+        def image(self, x, z, index):
             inadmissible.append(bool((x < 0).any()))
             return torch.exp(-3 * x)
 
-        def admissible(self, x, index):
+        def admissible(self, x, z, index):
             return (x >= 0).all(-1)
 
-    found = Anderson().solve(Positive(), torch.full((3, 1), 2.0, dtype=torch.float64), 1e-9, 500)
+    found = run(Anderson(), Positive(), torch.full((3, 1), 2.0, dtype=torch.float64), 1e-9, 500)
     assert found.converged.all()
     assert not any(inadmissible)
     assert (found.x - torch.exp(-3 * found.x)).abs().max() < 1e-9
@@ -145,19 +154,19 @@ def test_later_passes_replace_only_what_they_improve():
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_fixed_point_that_is_not_admissible_does_not_count(name):
-    class Upper(Problem):
-        def image(self, x, index):
+    class Upper(Equation):
+        def image(self, x, z, index):
             return torch.full_like(x, 0.3j)
 
-        def admissible(self, x, index):
+        def admissible(self, x, z, index):
             return (x.imag < 0).all(-1)
 
-    found = SCHEMES[name].solve(Upper(), torch.full((2, 1), 0.3j, dtype=torch.complex128), 1e-9, 50)
+    found = run(SCHEMES[name], Upper(), torch.full((2, 1), 0.3j, dtype=torch.complex128), 1e-9, 50)
     assert not found.converged.any()
 
 
 def test_a_start_without_an_image_is_left():
     problem = Map(lambda x, index: torch.where(x == 0.5, torch.nan, torch.cos(x)))
-    found = Anderson().solve(problem, torch.full((2, 1), 0.5, dtype=torch.float64), 1e-9, 100)
+    found = run(Anderson(), problem, torch.full((2, 1), 0.5, dtype=torch.float64), 1e-9, 100)
     assert found.converged.all()
     assert (found.x - 0.7390851332).abs().max() < 1e-8
