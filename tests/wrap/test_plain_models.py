@@ -338,3 +338,42 @@ def test_unwrap_refuses_trained_connections_unless_forced():
         jpmhc.unwrap(model)
     assert not wrapped_layers(jpmhc.unwrap(model, force=True))
     assert difference(before, model(inputs())) < EXACT
+
+
+class Casting(Block):
+    """A block that adds in single precision if its hidden state is in half precision, as Mamba's, and bounds it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.mix(self.norms[0](x.float().to(self.mix.weight.dtype)))
+        x = (x.float() if x.dtype == torch.bfloat16 else x) + y
+        if x.dtype == torch.float16:
+            x = torch.clamp(x, -60000, 60000)
+        return x + self.mlp(self.norms[1](x.to(self.mix.weight.dtype)))
+
+
+@pytest.mark.parametrize("before", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("after", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_type_is_changed_after_wrapping(before, after):
+    """Operations that a layer does for some types alone are followed whether or not the probing run met them."""
+    torch.set_default_dtype(torch.float32)
+    plain = Stack([Casting(12), Block(12)])
+    plain.blocks[0].register_forward_hook(lambda layer, args, y: y.to(layer.mix.weight.dtype))
+    wrapped = wrapped_copy(plain.to(before), inputs=inputs().to(before)).to(after)
+    plain = plain.to(after)
+    x = inputs().to(after)
+    assert difference(plain(x).float(), wrapped(x).float()) < 30 * torch.finfo(after).eps
+    disturb(wrapped)
+    compiled = torch.compile(wrapped, backend="aot_eager", fullgraph=True)
+    assert difference(wrapped(x).float(), compiled(x).float()) < 30 * torch.finfo(after).eps
+
+
+def test_a_padding_mask_for_pytorch_s_encoder():
+    """In evaluation PyTorch would give its layers a nested tensor, which cannot become streams."""
+    plain = nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 2, 12, batch_first=True), num_layers=2).eval()
+    wrapped = wrapped_copy(plain, inputs=torch.randn(2, 6, 12))
+    x, padding = torch.randn(2, 6, 12), torch.zeros(2, 6, dtype=torch.bool)
+    padding[0, 4:] = True
+    with torch.no_grad():
+        wanted, result = (model(x, src_key_padding_mask=padding) for model in (plain, wrapped))
+        assert difference(wanted[~padding], result[~padding]) < EXACT
+        assert torch.equal(jpmhc.unwrap(wrapped)(x, src_key_padding_mask=padding), wanted)

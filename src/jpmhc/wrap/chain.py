@@ -17,6 +17,8 @@ from jpmhc.wrap.streams import Read, Route, StreamModule, Streams
 
 CHECKPOINT = "_gradient_checkpointing_func"  # the attribute by which transformers recomputes a layer
 
+NESTED = "use_nested_tensor"  # the attribute by which PyTorch's encoder may give its layers a nested tensor
+
 
 class Chain:
     """A run of layers in which each gets the streams that the one before returned, and their hooks.
@@ -158,6 +160,9 @@ def install(model: nn.Module, connections: Sequence[LayerConnections]) -> None:
             module = model.get_submodule(outer)
             if not isinstance(module, nn.ModuleList | nn.ModuleDict):
                 module.register_forward_hook(chain.reduce_hidden_states)
+            if isinstance(module, nn.TransformerEncoder) and getattr(module, NESTED):
+                # False, and known to be ours by its type: a nested tensor cannot become streams.
+                setattr(module, NESTED, None)
         if len(members) > 1:
             _find_caller(model, names).register_forward_hook(chain.refuse_streams)
 
@@ -173,6 +178,8 @@ def uninstall(model: nn.Module) -> None:
                     module._forward_hooks_with_kwargs.pop(key, None)
         if CHILD in module._modules:
             delattr(module, CHILD)
+        if isinstance(module, nn.TransformerEncoder) and getattr(module, NESTED) is None:
+            setattr(module, NESTED, True)
         forget_recomputing(module)
 
 

@@ -98,11 +98,6 @@ def getitem(x: Tensor, index: Any) -> Tensor | None:
     return x[index] if taken < x.ndim - 1 else None
 
 
-def to(x: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
-    """Change the type or the device."""
-    return x.to(*args, **kwargs)
-
-
 def _beside(x: Tensor, other: Any) -> Any:
     """Shape a factor of the hidden state for its streams; None if the result would have another shape."""
     if not isinstance(other, Tensor) or other.ndim <= 1:
@@ -130,11 +125,6 @@ def shift(x: Tensor, other: Any) -> Tensor | None:
     return None if term is None else x + term
 
 
-def clamp(x: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
-    """Bound every entry."""
-    return x.clamp(*args, **kwargs)
-
-
 def clone(x: Tensor, **_: Any) -> Tensor:
     """Return the streams themselves, which are never changed in place."""
     return x
@@ -156,7 +146,6 @@ def _dropout(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 # By name; `StreamStep.name` is one of these, "add", or "module" with the module's name.
 OPERATIONS: dict[str, Operation] = {
-    "clamp": clamp,
     "clone": clone,
     "div": div,
     "dropout": _dropout,
@@ -170,10 +159,11 @@ OPERATIONS: dict[str, Operation] = {
     "roll": roll,
     "shift": shift,
     "squeeze": squeeze,
-    "to": to,
     "transpose": transpose,
     "unsqueeze": unsqueeze,
 }
+# Operations that a layer may apply to its hidden state for some types only: they are no steps of a plan.
+TYPE_CHANGES: dict[str, Callable[..., Tensor]] = {"clamp": torch.clamp, "to": Tensor.to}
 
 # PyTorch's functions for these operations; their first argument is the hidden state.
 FUNCTIONS: dict[Any, str] = {

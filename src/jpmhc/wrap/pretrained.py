@@ -15,6 +15,7 @@ from jpmhc import checks
 from jpmhc.mixers import MIXERS, Mixer
 from jpmhc.wrap.chain import install
 from jpmhc.wrap.layers import CHILD, LayerPlan, Recipe
+from jpmhc.wrap.operations import TYPE_CHANGES
 from jpmhc.wrap.streams import StreamStep
 
 # transformers refuses a configuration with a fusion that it does not know, and prints the fusion's name. A wrapped
@@ -23,14 +24,8 @@ NOTE = "hyper-connections (load this model with jpmhc.load_wrapped)"
 # The arguments of `from_pretrained` that say where the files are; the configuration is there too.
 WHERE = ("subfolder", "revision", "cache_dir", "token", "local_files_only", "trust_remote_code", "force_download")
 # The arguments of `from_pretrained` that some configurations also have, and that say how the weights are loaded.
-LOADING: tuple[str, ...] = (
-    "dtype",
-    "torch_dtype",
-    "attn_implementation",
-    "experts_implementation",
-    "quantization_config",
-)
-LOADING += ("distributed_config", "fusion_config", "device_map")
+LOADING = {"dtype", "torch_dtype", "attn_implementation", "experts_implementation"}
+LOADING |= {"quantization_config", "distributed_config", "fusion_config", "device_map"}
 METHOD = "jpmhc"  # the name under which transformers knows the preparation of a wrapped model
 
 
@@ -103,7 +98,7 @@ def read_record(record: dict[str, Any], mixer: Mixer | None = None) -> tuple[Rec
             raise ValueError(f"the configuration does not say how the model was wrapped: {key!r} is missing")
     plans = []
     for layer in record["layers"]:
-        steps = tuple(StreamStep(*step) for step in layer["steps"])
+        steps = tuple(StreamStep(*step) for step in layer["steps"] if step[0] not in TYPE_CHANGES)
         plans.append(LayerPlan(**{**layer, "steps": steps, "modules": tuple(layer["modules"])}))
     return Recipe(record["streams"], _read_mixer(record["mixer"], mixer), record["options"]), plans
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from jpmhc.connections import HyperConnection, reduce_streams
-from jpmhc.wrap.operations import ADDITIONS, CHANNELS_FIRST, FUNCTIONS, METHODS, OPERATIONS, PRODUCTS
+from jpmhc.wrap.operations import ADDITIONS, CHANNELS_FIRST, FUNCTIONS, METHODS, OPERATIONS, PRODUCTS, TYPE_CHANGES
 
 
 class StreamStep(NamedTuple):
@@ -113,6 +113,8 @@ class Streams:
 
     def apply(self, name: str, *args: Any, **kwargs: Any) -> "Streams | None":
         """Apply an operation to each stream; return None if it does not carry the residual stream."""
+        if name in TYPE_CHANGES:
+            return ChangedStreams(self, lambda x: TYPE_CHANGES[name](x, *args, **kwargs))
         step = self.take_step(name)
         x = None if step is None else OPERATIONS[name](self.x, *args, **kwargs)
         return None if x is None or step is None else self.after(step, x)
@@ -174,12 +176,12 @@ class Streams:
         return self.read() * other if scaled is None else scaled
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """Move or cast each stream, or the mixture; a call that changes nothing is no step."""
-        empty = self.x.new_empty(0).to(*bare(args), **kwargs)
-        if (empty.dtype, empty.device) == (self.x.dtype, self.x.device):
+        """Move or cast each stream; a call that changes nothing returns these streams."""
+        empty = torch.empty(0, dtype=self.dtype, device=self.device).to(*bare(args), **kwargs)
+        if (empty.dtype, empty.device) == (self.dtype, self.device):
             return self
-        moved = self.apply("to", *args, **kwargs)
-        return self.read().to(*args, **kwargs) if moved is None else moved
+        args = bare(args)
+        return ChangedStreams(self, lambda x: x.to(*args, **kwargs))
 
     __add__ = __radd__ = add
     __iadd__ = add_
@@ -267,6 +269,37 @@ class Streams:
         return func(*bare(args), **bare(kwargs))
 
 
+class ChangedStreams(Streams):
+    """Streams after a cast or a clamp, which is computed for all streams only if they are written to or handed on.
+
+    Until then the layer may compute something else from them, from the mixture that was read before the change.
+
+    Args:
+        source: The streams before it.
+        change: The cast or clamp, of streams or of a mixture.
+    """
+
+    def __init__(self, source: Streams, change: Callable[[Tensor], Tensor]) -> None:
+        self.source, self.change = source, change
+        self.route, self.trail, self.counts = source.route, source.trail, source.counts
+        self.begun = self.onward = None
+        self.differentiable = torch.is_grad_enabled()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "x":
+            self.x = self.change(self.source.x)
+            return self.x
+        return super().__getattr__(name)
+
+    def read(self) -> Tensor:
+        return super().read() if "x" in vars(self) else self.change(self.source.read())
+
+    shape = property(lambda self: self.source.shape)
+    ndim = property(lambda self: self.source.ndim)
+    dtype = property(lambda self: self.change(torch.empty(0, dtype=self.source.dtype)).dtype)
+    device = property(lambda self: self.change(torch.empty(0, device=self.source.device)).device)
+
+
 def bare(value: Any) -> Any:
     """Replace streams in a value, and in the lists, tuples and dicts that it consists of, by the mixture to be read."""
     if isinstance(value, Streams):
@@ -321,7 +354,7 @@ class StreamModule:
             return None
         self.met, streams = True, tensors[0]
         if self.fits is None:
-            self.fits = acts_on_last_dimension(module, streams.x.shape[-1])
+            self.fits = acts_on_last_dimension(module, streams.shape[-1])
         step = streams.take_step(f"module {self.name}") if self.fits else None
         if step is None:
             return (streams.read(), *args[1:]), kwargs
