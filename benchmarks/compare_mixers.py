@@ -34,19 +34,34 @@ OTHERS = ("unconstrained", "orthostochastic", "permutation")
 SEEDS = (0, 1, 2, 3, 4)
 
 
-def language(tiny: bool, gpu: bool) -> Comparison:
+def language(arguments: argparse.Namespace) -> Comparison:
     """A decoder of 27 million parameters on the environment's Python source, with three learning rates."""
-    experiment = dataclasses.replace(LANGUAGE["tiny" if tiny else "27m"], tokens=prepare_tokens(limit=74_000_000))
-    rates = (2e-3, 3.2e-3, 1.2e-3)
-    return Comparison(experiment, (*DEEP, "plain-wide", *OTHERS), rates, SEEDS)
+    tokens = prepare_tokens(arguments.text, limit=74_000_000)
+    experiment = dataclasses.replace(LANGUAGE["tiny" if arguments.size == "tiny" else "27m"], tokens=tokens)
+    return Comparison(experiment, (*DEEP, "plain-wide", *OTHERS), (2e-3, 3.2e-3, 1.2e-3), SEEDS)
 
 
-def puzzles(tiny: bool, gpu: bool, task: dict[str, Any], run: dict[str, Any], mixers: tuple[str, ...]) -> Comparison:
+PARTS = {  # of the connections and of the model around them; the model's are changed for the plain one too
+    "cayley": ("read=sigmoid", "read=softmax_matrix", "streams=2", "streams=8", "dynamic=false", "delayed=true"),
+    "plain cayley": ("optimizer=muon", "qk_norm=false", "embedding_std=0.02", "layers=32"),
+}
+
+
+def parts(arguments: argparse.Namespace) -> Comparison:
+    """What makes the gain: the comparison `language` with one thing changed at a time."""
+    whole = language(arguments)
+    changed = [f"{mixer}:{part}" for mixers, own in PARTS.items() for part in own for mixer in mixers.split()]
+    return dataclasses.replace(whole, arms=("plain", "cayley", *changed), learning_rates=(2e-3,), seeds=(0, 1))
+
+
+def puzzles(
+    arguments: argparse.Namespace, task: dict[str, Any], run: dict[str, Any], mixers: tuple[str, ...]
+) -> Comparison:
     """The recursive model of the preset laptop on a task."""
     laptop = PRESETS["laptop"]
     model = dataclasses.replace(laptop.model, streams=4, **run.pop("model", {}))
     kind = task.pop("kind")
-    if tiny:
+    if arguments.size == "tiny":
         model = dataclasses.replace(model, dim=16, heads=2, inner_multiple=16)
         run |= {"steps": 4, "batch": 8, "evaluate_every": 2, "log_every": 2}
         task |= {"puzzles": 20, "test_puzzles": 10} if kind == "sudoku" else {"augmentations": 4, "side": 4}
@@ -54,15 +69,15 @@ def puzzles(tiny: bool, gpu: bool, task: dict[str, Any], run: dict[str, Any], mi
     return Comparison(RecursiveExperiment(config), mixers, seeds=SEEDS)
 
 
-def sudoku(size: int, steps: int, mixers: tuple[str, ...]) -> Callable[[bool, bool], Comparison]:
+def sudoku(size: int, steps: int, mixers: tuple[str, ...]) -> Callable[[argparse.Namespace], Comparison]:
     run = {"steps": steps, "evaluate_every": steps // 4, "checkpoint_every": steps}
-    return lambda tiny, gpu: puzzles(tiny, gpu, {"kind": "sudoku", "size": size}, dict(run), mixers)
+    return lambda arguments: puzzles(arguments, {"kind": "sudoku", "size": size}, dict(run), mixers)
 
 
-def arc(tiny: bool, gpu: bool) -> Comparison:
+def arc(arguments: argparse.Namespace) -> Comparison:
     """ARC-AGI-1 puzzles whose grids have at most 10 rows and columns, a model of a quarter of the paper's width."""
     run = {
-        "model": {"dim": 128, "puzzle_slots": 4, "compute": "bfloat16" if gpu else "float32"},
+        "model": {"dim": 128, "puzzle_slots": 4, "compute": "bfloat16" if arguments.device == "cuda" else "float32"},
         "steps": 1500,
         "batch": 128,
         "lr": 5e-4,
@@ -72,12 +87,13 @@ def arc(tiny: bool, gpu: bool) -> Comparison:
         "evaluate_variants": 4,
         "log_every": 20,
     }
-    found = puzzles(tiny, gpu, {"kind": "arc", "side": 10, "augmentations": 200}, run, PAPER)
+    found = puzzles(arguments, {"kind": "arc", "side": 10, "augmentations": 200}, run, PAPER)
     return dataclasses.replace(found, seeds=(0, 1))
 
 
-COMPARISONS: dict[str, Callable[[bool, bool], Comparison]] = {
+COMPARISONS: dict[str, Callable[[argparse.Namespace], Comparison]] = {
     "language": language,
+    "parts": parts,
     "sudoku4": sudoku(4, 1000, ALL),
     "sudoku6": sudoku(6, 1000, SOME),
     "arc": arc,
@@ -96,10 +112,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, help="how many seeds, if not those of the list")
     parser.add_argument("--arms", nargs="*", help="which arms, if not those of the list; plain first")
     parser.add_argument("--minutes", type=float, help="stop after this time; the same command goes on")
+    parser.add_argument("--text", type=Path, nargs="*", default=[], help="folders of text, or one token folder")
     parser.add_argument("--steps", type=int, help="how many steps, if not those of the list")
     arguments = parser.parse_args()
     for name in arguments.names or COMPARISONS:
-        comparison = COMPARISONS[name](arguments.size == "tiny", arguments.device == "cuda")
+        comparison = COMPARISONS[name](arguments)
         comparison = change(comparison, arguments.seeds, arguments.arms, arguments.steps)
         comparison = dataclasses.replace(comparison, out=arguments.out / name)
         if arguments.action == "train":
