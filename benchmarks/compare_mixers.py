@@ -38,12 +38,12 @@ def language(arguments: argparse.Namespace) -> Comparison:
     """A decoder of 27 million parameters on the environment's Python source, with three learning rates."""
     tokens = prepare_tokens(arguments.text, limit=74_000_000)
     experiment = dataclasses.replace(LANGUAGE["tiny" if arguments.size == "tiny" else "27m"], tokens=tokens)
-    return Comparison(experiment, (*DEEP, "plain-wide", *OTHERS), (2e-3, 3.2e-3, 1.2e-3), SEEDS)
+    return Comparison(experiment, (*DEEP, "plain-wide", *OTHERS), (3.2e-3, 5e-3, 2e-3), SEEDS)
 
 
 PARTS = {  # of the connections and of the model around them; the model's are changed for the plain one too
     "cayley": ("read=sigmoid", "read=softmax_matrix", "streams=2", "streams=8", "dynamic=false", "delayed=true"),
-    "plain cayley": ("optimizer=muon", "qk_norm=false", "embedding_std=0.02", "layers=32"),
+    "plain cayley": ("optimizer=muon", "qk_norm=false", "embedding_std=1", "layers=32"),
 }
 
 
@@ -111,13 +111,14 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seeds", type=int, help="how many seeds, if not those of the list")
     parser.add_argument("--arms", nargs="*", help="which arms, if not those of the list; plain first")
+    parser.add_argument("--rates", type=float, nargs="*", help="which learning rates, if not those of the list")
     parser.add_argument("--minutes", type=float, help="stop after this time; the same command goes on")
     parser.add_argument("--text", type=Path, nargs="*", default=[], help="folders of text, or one token folder")
     parser.add_argument("--steps", type=int, help="how many steps, if not those of the list")
     arguments = parser.parse_args()
     for name in arguments.names or COMPARISONS:
         comparison = COMPARISONS[name](arguments)
-        comparison = change(comparison, arguments.seeds, arguments.arms, arguments.steps)
+        comparison = change(comparison, arguments)
         comparison = dataclasses.replace(comparison, out=arguments.out / name)
         if arguments.action == "train":
             began = time.monotonic()
@@ -140,9 +141,9 @@ def main() -> None:
             print(f"wrote {arguments.to / f'{name}.json'} with {ended} of {asked} runs")
 
 
-def change(comparison: Comparison, seeds: int | None, arms: list[str] | None, steps: int | None) -> Comparison:
-    """The comparison with other seeds, arms or steps."""
-    experiment = comparison.experiment
+def change(comparison: Comparison, arguments: argparse.Namespace) -> Comparison:
+    """The comparison with other seeds, arms, learning rates or steps."""
+    experiment, steps = comparison.experiment, arguments.steps
     if steps is not None and isinstance(experiment, RecursiveExperiment):
         experiment = RecursiveExperiment(dataclasses.replace(experiment.run, steps=steps))
     elif steps is not None:
@@ -150,8 +151,9 @@ def change(comparison: Comparison, seeds: int | None, arms: list[str] | None, st
     return dataclasses.replace(
         comparison,
         experiment=experiment,
-        seeds=comparison.seeds if seeds is None else tuple(range(seeds)),
-        arms=comparison.arms if arms is None else tuple(arms),
+        seeds=comparison.seeds if arguments.seeds is None else tuple(range(arguments.seeds)),
+        arms=comparison.arms if arguments.arms is None else tuple(arguments.arms),
+        learning_rates=comparison.learning_rates if arguments.rates is None else tuple(arguments.rates),
     )
 
 

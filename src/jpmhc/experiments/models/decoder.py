@@ -41,7 +41,7 @@ class DecoderConfig(ConnectionConfig):
     """Activation of the feed-forward layers; the gated one has two thirds of the inner width."""
     expansion: float = 4.0
     """Feed-forward expansion."""
-    embedding_std: float = 1.0
+    embedding_std: float = 0.02
     """Standard deviation of the token embeddings at the start."""
     extra_inner: int = 0
     """Inner features added to the feed-forward layers, all together; they give a model the parameters of another."""
