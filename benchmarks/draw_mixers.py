@@ -21,12 +21,13 @@ from jpmhc.report.comparison import draw_differences as draw_comparison_differen
 from jpmhc.report.style import finish_axes, save_figure
 
 TITLES = {
-    "language": "language model, 16 layers",
-    "deep": "language model, 48 layers",
+    "language": "language model, 27 million parameters",
+    "bytes": "bytes read twice, 16 layers",
+    "deep": "bytes, 48 layers",
     "sigmoid_gates": "sigmoid gates for all",
     "softmax_gates": "softmax matrices as gates for all",
     "matched": "equal parameters",
-    "wide": "language model, d = 384",
+    "wide": "bytes, d = 384",
     "sudoku4": "Sudoku 4 × 4",
     "sudoku6": "Sudoku 6 × 6",
     "arc": "small tasks of ARC-AGI-1",

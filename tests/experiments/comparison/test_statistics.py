@@ -45,6 +45,13 @@ def test_differences_are_paired_by_seed():
     assert rows[0]["differences"] == {}
 
 
+def test_an_arm_with_options_is_compared_with_the_baseline_that_has_them():
+    losses = {"plain": 5.0, "plain:layers=9": 3.0, "cayley:layers=9": 2.0, "cayley:streams=2": 4.5}
+    arms = list(losses)
+    rows = summarize([make_run(arm, loss) for arm, loss in losses.items()], arms, ("plain",))
+    assert [row["differences"].get("plain", {}).get("mean") for row in rows] == [None, -2.0, -1.0, -0.5]
+
+
 def test_seeds_that_diverged_leave_their_pairs_out():
     row = summarize(make_runs(plain=[1.0, 2.0, 3.0], other=[None, 2.5, 3.5]), ("plain", "other"), ("plain",))[1]
     assert (row["seeds"], row["diverged"], row["differences"]["plain"]["pairs"]) == ([0, 1, 2], 1, 2)

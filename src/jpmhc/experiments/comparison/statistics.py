@@ -40,7 +40,7 @@ class ArmSummary(TypedDict):
     tokens_per_second: float | None
     peak_bytes: int | None
     metrics: dict[str, Mean]  # by the names in `Run.final`
-    differences: dict[str, Difference]  # of the loss, by baseline
+    differences: dict[str, Difference]  # of the loss, by baseline: the one with the arm's options where there is one
 
 
 class EqualMeans(TypedDict):
@@ -92,13 +92,20 @@ def summarize(runs: Sequence[Run], arms: Sequence[str], baselines: Sequence[str]
                 for name in dict.fromkeys(name for run in best for name in run["final"])
             },
             "differences": {
-                baseline: subtract(losses[arm], losses[baseline])
+                baseline: subtract(losses[arm], losses[other])
                 for baseline in baselines
-                if baseline in losses and baseline != arm
+                if (other := _with_options_of(arm, baseline, losses)) in losses and other != arm
             },
         }
         for arm, best in chosen.items()
     ]
+
+
+def _with_options_of(arm: str, baseline: str, arms: Mapping[str, object]) -> str:
+    """Return the baseline with the options of an arm, if that is another arm and was trained, else the baseline."""
+    _, colon, options = arm.partition(":")
+    changed = baseline + colon + options
+    return changed if changed in arms and changed != arm else baseline
 
 
 def _first_losses(runs: Sequence[Run], arm: str) -> dict[str, float | None]:
