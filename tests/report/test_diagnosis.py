@@ -6,8 +6,7 @@ from markupsafe import escape
 from torch import nn
 
 import jpmhc
-from jpmhc.report.diagnosis import draw_diagnosis
-from jpmhc.report.diagnosis_page import render_diagnosis
+from jpmhc.report.diagnosis import draw_diagnosis, render_diagnosis
 from tests.diagnose.models import StreamNet
 
 

@@ -86,8 +86,7 @@ def compare_with_form(form: Any, read: Reader, arms: tuple[str, ...]) -> Callabl
             out: Folder for comparison.json, .md, .png and .html. Finished runs in it are not done again.
             runs: Files comparison.json of other folders with the same settings, whose runs are taken over.
         """
-        from jpmhc.report.comparison import draw_comparison, format_table
-        from jpmhc.report.comparison_page import render_comparison
+        from jpmhc.report.comparison import draw_comparison, format_table, render_comparison
         from jpmhc.report.page import write_page
 
         with Display() as display:

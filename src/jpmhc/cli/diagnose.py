@@ -57,8 +57,7 @@ def diagnose(
         seed: Of the random vectors.
         out: Folder for diagnosis.png, diagnosis.html, diagnosis.txt and singular_values.csv.
     """
-    from jpmhc.report.diagnosis import draw_diagnosis, write_singular_values
-    from jpmhc.report.diagnosis_page import render_diagnosis
+    from jpmhc.report.diagnosis import draw_diagnosis, render_diagnosis, write_singular_values
     from jpmhc.report.page import write_page
     from jpmhc.report.progress import StageProgress
 

@@ -31,7 +31,7 @@ def predict(config: Annotated[type(_FORM), tyro.conf.arg(name="")]) -> None:  # 
     if chosen.out is None:
         print(f"wrote {out.with_suffix(VOTES)} for jpmhc report")
     if chosen.tasks:
-        from jpmhc.report.arc_grids import draw_answers
+        from jpmhc.report.arc_answers import draw_answers
 
         for picture in draw_answers(answered, out.with_suffix(".png")):
             print(f"wrote {picture}")

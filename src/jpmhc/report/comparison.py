@@ -1,18 +1,23 @@
-"""A comparison of mixers as a table and as a figure, from what `comparison.json` holds."""
+"""A comparison of mixers as a table, a figure and a page, from the content of `comparison.json`."""
 
+from __future__ import annotations
+
+import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from jpmhc.experiments.comparison.comparison import Result
 from jpmhc.experiments.comparison.experiment import Curves, split_arm
 from jpmhc.experiments.comparison.statistics import ArmSummary, Mean, best_runs, student_quantile
-from jpmhc.report.style import PLAIN, colour_of, finish_axes, save_figure
+from jpmhc.report.charts import DASHES, Axis, Chart, Line, write_figure
+from jpmhc.report.page import Folded, Section, Table, render_page
+from jpmhc.report.style import PLAIN, SOFT, colour_of
+
+_STEP = Axis("step", whole=True)
+ArmCurves = dict[str, dict[int, dict[str, Curves]]]  # by arm and seed
 
 
 def format_table(result: Result) -> str:
@@ -38,7 +43,7 @@ def find_baselines(result: Result) -> list[str]:
 
 
 def table_rows(result: Result) -> list[list[str]]:
-    """Return the cells of that table, the heading first."""
+    """Return the cells of the table, the heading first."""
     baselines = find_baselines(result)
     accuracy = any("exact_accuracy" in row["metrics"] for row in result["summary"])
     titles = ["arm", "runs", "parameters", "learning rate", "loss"]
@@ -78,29 +83,78 @@ def _format_mean(metric: Mean | None, form: str) -> str:
     return f"{metric['mean']:{form}}" + ("" if error is None else f" ± {error:{form}}")
 
 
-_DASHES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
+def draw_comparison(result: Result, path: Path) -> Path:
+    """Draw the charts of a comparison into one file and return its path."""
+    charts = make_charts(result)
+    return write_figure(charts, path, columns=3 if len(charts) > 4 else 2, shared_legend=True)
 
 
-class ArmStyle(NamedTuple):
-    """The line of an arm in a figure."""
+def render_comparison(result: Result) -> str:
+    """Return the HTML page of a comparison."""
+    settings = result["settings"]
+    task = settings["task"]
+    kind = task["kind"] if isinstance(task, dict) else task
+    lead = [
+        f"{len(result['summary'])} arms on the task {kind}, {len(result['runs'])} runs, each arm at its best learning "
+        "rate. A line is the mean over seeds, its band the 95 % interval."
+    ]
+    heading, *rows = table_rows(result)
+    note = " ".join(["± is the standard error of the mean; differences are paired by seed.", *describe_tests(result)])
+    sections = [
+        Section("Results", tables=[Table(heading, rows, note)]),
+        Section("Curves and differences", charts=make_charts(result)),
+        Section("Configuration", folded=[Folded("Settings", json.dumps(settings, indent=2, default=str))]),
+    ]
+    return render_page("Comparison of mixers", lead, sections)
 
-    colour: str
-    dashes: Literal["-", "--", ":", "-."]  # of matplotlib
+
+def make_charts(result: Result) -> list[Chart]:
+    """Return the charts of a comparison that are not empty.
+
+    They are the validation loss along training, and minus the loss of the baseline's run with the same seed; the final
+    loss by learning rate; the norm of the gradient; the collapsed share of the product of all skips; and the final
+    differences to the baseline.
+    """
+    curves = _curves_of(result)
+    looks = arm_looks(list(curves))
+    baseline = next(iter(find_baselines(result)), "")
+    losses, gaps, norms, collapsed = [], [], [], []
+    for arm, runs in curves.items():
+        own = {seed: one["validation"] for seed, one in runs.items() if one["validation"].get("step")}
+        others = curves.get(baseline, {}) if arm != baseline else {}
+        pairs = [(one, others[seed]["validation"]) for seed, one in own.items() if seed in others]
+        pairs = [(one, other) for one, other in pairs if one["step"] == other["step"]]
+        differences = [np.subtract(one["loss"], other["loss"]) for one, other in pairs]
+        losses += _draw_mean(arm, looks, own.values(), "loss")
+        if pairs:
+            gaps.append(_mean_line(arm, looks, pairs[0][0]["step"], differences))
+        norms += _draw_mean(arm, looks, [one.get("train", {}) for one in runs.values()], "gradient_norm", True)
+        collapsed += _draw_mean(arm, looks, [one.get("mixing", {}) for one in runs.values()], "collapsed")
+    share = Axis("share of singular values below 0.1", limits=(0.0, 1.0))
+    charts = [
+        Chart("validation loss", losses, _STEP, Axis("loss", True)),
+        Chart(f"validation loss minus that of {baseline}, by seed", gaps, _STEP, Axis("difference of losses")),
+        _draw_rates(result, looks),
+        Chart("gradient norm", norms, _STEP, Axis("norm of the gradient", True)),
+        Chart("lost by the product of all skips", collapsed, _STEP, share),
+        draw_differences(result),
+    ]
+    return [chart for chart in charts if chart.lines]
 
 
-def arm_styles(arms: Sequence[str]) -> dict[str, ArmStyle]:
-    """Return the line of every arm: its mixer's colour, dashed differently where a mixer has several arms."""
+def arm_looks(arms: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return each arm's colour and dashes: the colour of its mixer, with other dashes for each arm of the mixer."""
     counts: dict[str, int] = {}
-    styles = {}
+    looks = {}
     for arm in arms:
         colour = colour_of(split_arm(arm)[0])
-        number = counts.setdefault(colour, int(colour == PLAIN))  # plain's grey is close to that of the identity
-        styles[arm] = ArmStyle(colour, _DASHES[number % len(_DASHES)])
+        number = counts.setdefault(colour, int(colour == PLAIN))  # plain's grey is close to the identity's grey
+        looks[arm] = {"colour": colour, "dashes": DASHES[number % len(DASHES)]}
         counts[colour] += 1
-    return styles
+    return looks
 
 
-def curves_of(result: Result) -> dict[str, dict[int, dict[str, Curves]]]:
+def _curves_of(result: Result) -> ArmCurves:
     """Return the curves of the runs that ended at each arm's best learning rate, by arm and seed."""
     return {
         row["arm"]: {run["seed"]: run["curves"] for run in best_runs(result["runs"], row["arm"]) if run["final"]}
@@ -108,70 +162,12 @@ def curves_of(result: Result) -> dict[str, dict[int, dict[str, Curves]]]:
     }
 
 
-def draw_comparison(result: Result, path: Path) -> Path:
-    """Draw a comparison: four panels, means over seeds in bands of their 95 % intervals.
-
-    The panels are the validation loss along training minus the baseline's with the same seed; the final loss by
-    learning rate, or the gradient's norm where there is one rate; how much of the product of all skips has collapsed;
-    and the final differences.
-    """
-    figure = Figure(figsize=(11, 7.6), layout="constrained")
-    axes = figure.subplots(2, 2).flatten()
-    runs = curves_of(result)
-    styles = arm_styles(list(runs))
-    baseline = next(iter(find_baselines(result)), None)
-    for arm, own in runs.items():
-        others = runs.get(baseline, {}) if baseline is not None and arm != baseline else {}
-        pairs = [(own[seed]["validation"], others[seed]["validation"]) for seed in own if seed in others]
-        pairs = [(mine, theirs) for mine, theirs in pairs if mine["step"] == theirs["step"]]
-        if pairs:
-            gaps = [np.subtract(mine["loss"], theirs["loss"]) for mine, theirs in pairs]
-            _draw_band(axes[0], pairs[0][0]["step"], gaps, styles[arm])
-        curves = [curve["mixing"] for curve in own.values() if curve["mixing"]]
-        if curves:
-            _draw_band(axes[2], curves[0]["step"], [curve["collapsed"] for curve in curves], styles[arm])
-    axes[0].axhline(0, color="0.5", linewidth=1)
-    axes[0].set(title=f"held-out loss minus that of {baseline}, paired by seed", xlabel="step", ylabel="difference")
-    if any(len(row["rates"]) > 1 for row in result["summary"]):
-        _draw_rates(axes[1], result, styles)
-    else:
-        for arm, own in runs.items():
-            curves = [curve["train"] for curve in own.values()]
-            if curves:
-                norms = [curve["gradient_norm"] for curve in curves]
-                _draw_band(axes[1], curves[0]["step"], norms, styles[arm], True)
-        axes[1].set(title="norm of the gradient", xlabel="step", ylabel="norm", yscale="log")
-    axes[2].set(title="singular values of ∏H below 0.1", xlabel="step", ylabel="share", ylim=(-0.02, 1.02))
-    draw_differences(axes[3], result)
-    handles = [Line2D([], [], color=style.colour, linewidth=2, linestyle=style.dashes) for style in styles.values()]
-    figure.legend(handles, list(styles), loc="outside upper center", ncols=6, frameon=False, fontsize=9)
-    for axis in axes:
-        axis.title.set_fontsize(10)
-        finish_axes(axis)
-    return save_figure(figure, path)
-
-
-def _draw_rates(axis: Axes, result: Result, styles: dict[str, ArmStyle]) -> None:
-    """Draw the loss at the first seed by learning rate; the best rate's dot is full."""
-    rates: set[float] = set()
-    for row in result["summary"]:
-        points = [(float(rate), loss) for rate, loss in row["rates"].items() if loss is not None]
-        rates.update(rate for rate, _ in points)
-        style = styles[row["arm"]]
-        axis.plot(*zip(*points), color=style.colour, linestyle=style.dashes, linewidth=1.5)
-        for rate, loss in points:
-            face = style.colour if rate == row["learning_rate"] else "white"
-            axis.plot(rate, loss, "o", color=style.colour, markerfacecolor=face, markersize=5)
-    axis.set(title="final loss by learning rate, first seed", xlabel="learning rate", ylabel="loss", xscale="log")
-    axis.set_xticks(sorted(rates), [f"{rate:g}" for rate in sorted(rates)])
-
-
 def find_band(curves: Any, as_factor: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the mean over seeds, and the lower and upper end of its 95 % interval.
 
     Args:
         curves: The values of each seed. [seeds, points]
-        as_factor: Take the interval of the logarithms, so that the ends of what is positive are positive too.
+        as_factor: Take the interval of the logarithms, so that the ends of positive values are positive too.
     """
     values = np.array(curves, float)
     mean, spread = values.mean(0), np.log(np.maximum(values, 1e-300)) if as_factor else values
@@ -181,33 +177,52 @@ def find_band(curves: Any, as_factor: bool = False) -> tuple[np.ndarray, np.ndar
     return (mean, mean * np.exp(-reach), mean * np.exp(reach)) if as_factor else (mean, mean - reach, mean + reach)
 
 
-def _draw_band(axis: Axes, steps: Sequence[float], curves: Any, style: ArmStyle, as_factor: bool = False) -> None:
+def _draw_mean(
+    arm: str, looks: dict[str, dict[str, Any]], curves: Any, name: str, as_factor: bool = False
+) -> list[Line]:
+    """Return the line of a logged number, averaged over the seeds that have logged it; no line where none has."""
+    logged = [one for one in curves if one.get("step")]
+    return [_mean_line(arm, looks, logged[0]["step"], [one[name] for one in logged], as_factor)] if logged else []
+
+
+def _mean_line(
+    arm: str, looks: dict[str, dict[str, Any]], steps: Sequence[float], curves: Sequence[Any], as_factor: bool = False
+) -> Line:
     mean, low, high = find_band(curves, as_factor)
-    axis.plot(steps, mean, color=style.colour, linewidth=1.5, linestyle=style.dashes)
-    axis.fill_between(steps, low, high, color=style.colour, alpha=0.12, linewidth=0)
+    several = len(curves) > 1
+    return Line(arm, steps, mean, **looks[arm], low=low if several else None, high=high if several else None)
 
 
-def draw_differences(axis: Axes, result: Result) -> None:
-    """Draw the paired difference of every arm's final loss to the first baseline's, with its 95 % interval.
+def _draw_rates(result: Result, looks: dict[str, dict[str, Any]]) -> Chart:
+    """Return the final loss of the first seed by learning rate; the dot of the best rate is full."""
+    lines = []
+    for row in result["summary"]:
+        points = sorted((float(rate), loss) for rate, loss in row["rates"].items() if loss is not None)
+        if len(row["rates"]) > 1 and points:
+            rates, values = zip(*points)
+            lines.append(Line(row["arm"], rates, values, **looks[row["arm"]], marker="o", filled=False))
+            best = [(rate, loss) for rate, loss in points if rate == row["learning_rate"]]
+            lines += [Line("", [rate], [loss], looks[row["arm"]]["colour"], marker="o") for rate, loss in best]
+    return Chart("final loss by learning rate, first seed", lines, Axis("learning rate", True), Axis("loss"))
 
-    The dot is full where the interval leaves zero out.
+
+def draw_differences(result: Result) -> Chart:
+    """Return the paired difference of every arm's final loss to the first baseline's loss, with its 95 % interval.
+
+    The dot is full where zero lies outside the interval.
     """
-    baseline = next(iter(find_baselines(result)), None)
+    baseline = next(iter(find_baselines(result)), "")
     rows = [
         (row["arm"], mean, difference["interval"])
-        for row in reversed(result["summary"])
-        if (difference := row["differences"].get(baseline or "")) and (mean := difference["mean"]) is not None
+        for row in result["summary"]
+        if (difference := row["differences"].get(baseline)) and (mean := difference["mean"]) is not None
     ]
+    lines = [Line("", [0, 0], [-0.5, len(rows) - 0.5], SOFT)] if rows else []
     for height, (arm, mean, interval) in enumerate(rows):
         colour = colour_of(split_arm(arm)[0])
         clear = interval is not None and interval[0] * interval[1] > 0
         if interval is not None:
-            axis.plot(interval, [height, height], color=colour, linewidth=2)
-        axis.plot(mean, height, "o", color=colour, markerfacecolor=colour if clear else "white")
-    axis.set_yticks(range(len(rows)), [row[0] for row in rows])
-    axis.axvline(0, color="0.5", linewidth=1)
-    axis.set(
-        title=f"final loss minus that of {baseline}, paired by seed",
-        xlabel="difference of the loss, 95 % interval",
-        ylim=(-0.6, max(1, len(rows)) - 0.4),
-    )
+            lines.append(Line("", interval, [height, height], colour, marker=""))
+        lines.append(Line("", [mean], [height], colour, marker="o", filled=clear))
+    x, y = Axis("difference of the loss, 95 % interval"), Axis("", names=[arm for arm, *_ in rows])
+    return Chart(f"final loss minus that of {baseline}, by seed", lines, x, y)

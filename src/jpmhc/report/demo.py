@@ -10,9 +10,9 @@ from rich import box
 from rich.table import Table as TerminalTable
 
 from jpmhc.experiments.demo import PLAIN, SHARES, DemoConfig, DemoRun, Spectra
-from jpmhc.report.page import Picture, Section, Table, draw_chart, legend_of, render_page, write_page
+from jpmhc.report.charts import Axis, Chart, Line
+from jpmhc.report.page import Section, Table, render_page, write_page
 from jpmhc.report.style import colour_of
-from jpmhc.report.svg import Axis, Line, draw_lines
 
 _HEADING = ("model", "loss", "over plain", "weakest", "kept", "J 90 %", "theory", "J 10 %", "theory")
 _ON_TERMINAL = 7  # columns that fit a terminal of 80
@@ -124,13 +124,15 @@ def write_demo_page(outcomes: Sequence[DemoRun], config: DemoConfig, path: Path)
     """Write the page about the demonstration, and return its path."""
     groups = _group(outcomes)
     rows = [_cells(group, groups[0]) for group in groups]
+    spectra = [_draw_spectrum("before training, all models", PLAIN, groups[0].fresh)]
+    spectra += [_draw_spectrum(f"{group.name}, trained", group.name, group.spectra) for group in groups]
     sections = [
         Section("In five lines", sum_up(outcomes, config)),
         Section("The numbers", tables=[Table(_HEADING, rows, _NOTE)]),
         Section(
             "The curves",
             ["A line is the mean over seeds, and its band reaches from the lowest seed to the highest."],
-            pictures=[("", [_draw_losses(groups), _draw_gradients(groups), _draw_products(groups)])],
+            charts=_draw_curves(groups),
         ),
         Section(
             "The model's own Jacobian, measured and predicted",
@@ -139,64 +141,45 @@ def write_demo_page(outcomes: Sequence[DemoRun], config: DemoConfig, path: Path)
                 "measured, and predicted by the theory from the model's reads, writes and skips and from the singular "
                 "values of its sublayers. Before training every model computes the same function, whatever its mixer."
             ],
-            pictures=[("", [_draw_spectrum(*one) for one in _list_spectra(groups)])],
+            charts=spectra,
         ),
     ]
     return write_page(render_page("One deep stack, plain and with mixers", [config.title], sections), path)
 
 
-def _line(group: _Group, x: Sequence[float], values: np.ndarray) -> Line:
-    return Line(
-        group.name,
-        x,
-        values.mean(0).tolist(),
-        colour_of(group.name),
-        dash="6 3" if group.name == PLAIN else "",
-        low=values.min(0).tolist(),
-        high=values.max(0).tolist(),
-    )
-
-
-def _draw_losses(groups: Sequence[_Group]) -> Picture:
-    lines = [_line(g, g.runs[0].steps, np.array([run.losses for run in g.runs])) for g in groups if not g.diverged]
-    return draw_chart("Loss", lines, Axis("step"), Axis("held-out error / variance", logarithmic=True))
-
-
-def _draw_gradients(groups: Sequence[_Group]) -> Picture:
-    layers = list(range(1, groups[0].gradients.shape[1] + 1))
-    lines = [_line(g, layers, g.gradients) for g in groups if not g.diverged]
-    y = Axis("gradient norm", logarithmic=True)
-    return draw_chart("Gradient at each layer's weights", lines, Axis("layer"), y)
-
-
-def _draw_products(groups: Sequence[_Group]) -> Picture:
-    lines, places = [], list(range(1, len(groups[-1].runs[0].start) + 1))
-    for group in groups:
-        if group.name == PLAIN or group.diverged:
-            continue
-        values = np.maximum(np.array([run.product for run in group.runs]), 1e-6)
-        lines.append(_line(group, places, values))
-        start = np.maximum(group.runs[0].start, 1e-6).tolist()
-        lines.append(Line(f"{group.name}, before training", places, start, colour_of(group.name), dash="3 3"))
-    svg = draw_lines(
-        lines, Axis("singular value, by size", limits=(0.5, len(places) + 0.5)), Axis("size", logarithmic=True)
-    )
-    legend = [*legend_of(lines)[::2], ("before training", colour_of(PLAIN), "3 3")]
-    return Picture("Product of all skips", svg, legend, "What lies below 10⁻⁶ is drawn there.")
-
-
-def _list_spectra(groups: Sequence[_Group]) -> list[tuple[str, str, Spectra]]:
-    """Return title, colour and spectra of each picture: all models before training, then each after it."""
-    found = [("before training, all models", PLAIN, groups[0].fresh)]
-    found += [(f"{group.name}, trained", group.name, group.spectra) for group in groups]
-    return [(title, colour_of(name), spectra) for title, name, spectra in found if spectra is not None]
-
-
-def _draw_spectrum(title: str, colour: str, spectra: Spectra) -> Picture:
-    shares = SHARES.tolist()
-    lines = [
-        Line("measured", shares, spectra.measured.tolist(), colour, steps=True),
-        Line("theory", shares, spectra.predicted.tolist(), colour, dash="4 3"),
+def _draw_curves(groups: Sequence[_Group]) -> list[Chart]:
+    """Return the loss by step, the gradient by layer, and the singular values of the product of all skips."""
+    learned = [group for group in groups if not group.diverged]
+    losses = [_line(one, one.runs[0].steps, np.array([run.losses for run in one.runs])) for one in learned]
+    layers = range(1, groups[0].gradients.shape[1] + 1)
+    gradients = [_line(one, layers, one.gradients) for one in learned]
+    places = range(1, len(groups[-1].runs[0].start) + 1)
+    products = []
+    for one in learned:
+        if one.name != PLAIN:
+            start = np.maximum(one.runs[0].start, 1e-6)
+            products.append(Line("before training", places, start, colour_of(one.name), dashes=(3, 3)))
+            products.append(_line(one, places, np.maximum([run.product for run in one.runs], 1e-6)))
+    position = Axis("singular value, by size", limits=(0.5, len(places) + 0.5), whole=True)
+    return [
+        Chart("Loss", losses, Axis("step"), Axis("held-out error / variance", logarithmic=True)),
+        Chart("Gradient at each layer's weights", gradients, Axis("layer"), Axis("gradient norm", logarithmic=True)),
+        Chart("Product of all skips", products, position, Axis("size", logarithmic=True), note="10⁻⁶ stands for less."),
     ]
+
+
+def _line(group: _Group, x: Sequence[float], values: np.ndarray) -> Line:
+    dashes = (6.0, 3.0) if group.name == PLAIN else ()
+    return Line(group.name, x, values.mean(0), colour_of(group.name), dashes, values.min(0), values.max(0))
+
+
+def _draw_spectrum(title: str, name: str, spectra: Spectra | None) -> Chart:
+    """Return a measured and a predicted spectrum; an empty chart where there is none."""
     x, y = Axis("share of singular values below"), Axis("singular value", logarithmic=True)
-    return draw_chart(title, lines, x, y, f"KS distance {spectra.apart:.3f}")
+    if spectra is None:
+        return Chart(title, (), x, y)
+    lines = [
+        Line("measured", SHARES, spectra.measured, colour_of(name), steps=True),
+        Line("theory", SHARES, spectra.predicted, colour_of(name), dashes=(4, 3)),
+    ]
+    return Chart(title, lines, x, y, note=f"KS distance {spectra.apart:.3f}")

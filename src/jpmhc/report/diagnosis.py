@@ -1,48 +1,68 @@
-"""The picture of a diagnosis, and its singular values as a file."""
+"""A diagnosis as a figure and as a page, and its singular values as a file."""
 
 from __future__ import annotations
 
 import itertools
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from jpmhc.diagnose import Diagnosis, Spectrum
+from jpmhc.diagnose.theory import TheoryComparison
 from jpmhc.files import write_csv
-from jpmhc.report.style import COMPARED, EXACT, INK, SAMPLED, finish_axes, save_figure
+from jpmhc.report.charts import Axis, Chart, Line, draw_figure
+from jpmhc.report.page import Folded, Section, Table, render_page, show_matrix
+from jpmhc.report.style import COMPARED, save_figure
 from jpmhc.spectra.density import COLLAPSED
 
-# Decades below the largest singular value that a picture shows.
-_DECADES = 6
+_DECADES = 6  # of singular values below the largest that a chart shows
+_LAYER = Axis("layer", whole=True)
+_BELOW = Axis("share of directions below", limits=(0.0, 1.02))
+_LEVELS = (0.01, 0.25, 0.5, 0.75, 0.99)
 
 
-def draw_diagnosis(found: Diagnosis, path: Path) -> Path:
-    """Draw a diagnosis on one page: verdict, spectra beside the theory, layers and streams. Returns the file's path."""
-    figure = Figure(figsize=(12, 9.5), layout="constrained")
-    pages: Any = figure.subfigures(2, 1, height_ratios=(0.3, 1))
-    head, body = pages
-    lines = [f"{number}. {line}" for number, line in enumerate(found.verdict, 1)]
+def plot_diagnosis(diagnosis: Diagnosis) -> Figure:
+    """Return a figure of a diagnosis: the verdict, the spectra beside the theory, layers and streams."""
+    lines = [f"{number}. {line}" for number, line in enumerate(diagnosis.verdict, 1)]
     wrapped = "\n".join(textwrap.fill(line, 150, subsequent_indent="    ") for line in lines)
-    head.text(0.02, 0.97, f"{found.model}, from {found.start} to {found.stop}", fontsize=12, va="top", color=INK)
-    head.text(0.02, 0.84, wrapped, fontsize=9.5, va="top", color=INK, linespacing=1.45)
-    axes = body.subplots(2, 2)
-    _draw_map(axes[0][0], found)
-    _draw_theory(axes[0][1], found)
-    _draw_layers(axes[1][0], found)
-    _draw_streams(axes[1][1], found)
-    for ax in axes.flat:
-        finish_axes(ax)
-        ax.tick_params(labelsize=8)
-    return save_figure(figure, path)
+    heading = f"{diagnosis.model}, from {diagnosis.start} to {diagnosis.stop}\n\n{wrapped}\n"
+    theory = [_draw_theory(item) for item in diagnosis.comparisons[-1:]]
+    return draw_figure([_draw_map(diagnosis), *theory, *_draw_layers(diagnosis)], heading=heading)
 
 
-def write_singular_values(found: Diagnosis, path: Path) -> Path:
+def draw_diagnosis(diagnosis: Diagnosis, path: Path) -> Path:
+    """Draw a diagnosis into a file and return its path."""
+    return save_figure(plot_diagnosis(diagnosis), path)
+
+
+def render_diagnosis(diagnosis: Diagnosis) -> str:
+    """Return the HTML page of a diagnosis."""
+    verdict = [f"{number}. {line}" for number, line in enumerate(diagnosis.verdict, 1)]
+    maps = [_draw_map(diagnosis), *(_draw_theory(item) for item in diagnosis.comparisons)]
+    blocks = [
+        show_matrix(f"token {item.position}", item.blocks.tolist(), logarithmic=True)
+        for item in diagnosis.comparisons
+        if diagnosis.streams is not None
+    ]
+    heading = "From stream (column) to stream (row), mean squared singular value"
+    sections = [
+        Section("Singular values", tables=[_tabulate(diagnosis)], charts=maps),
+        Section("Layers", charts=_draw_layers(diagnosis), pictures=[(heading, blocks)]),
+        Section(
+            "All numbers", [f"Note: {note}" for note in diagnosis.notes], folded=[Folded("As text", str(diagnosis))]
+        ),
+    ]
+    lead = [f"From {diagnosis.start} to {diagnosis.stop}.", *verdict]
+    return render_page(f"Diagnosis of {diagnosis.model}", lead, sections)
+
+
+def write_singular_values(diagnosis: Diagnosis, path: Path) -> Path:
     """Write every measured singular value with its weight as CSV, and return the file's path."""
-    spectra = {"whole map": found.whole} | {f"token {key}": value for key, value in found.tokens.items()}
-    for item in found.comparisons:
+    spectra = {"whole map": diagnosis.whole} | {f"token {key}": value for key, value in diagnosis.tokens.items()}
+    for item in diagnosis.comparisons:
         spectra[f"layers, token {item.position}"] = item.measured
         if item.rotated is not None:
             spectra[f"sublayers rotated, token {item.position}"] = item.rotated
@@ -55,88 +75,74 @@ def write_singular_values(found: Diagnosis, path: Path) -> Path:
     return write_csv(path, ("map", "probe", "singular_value", "weight"), rows)
 
 
-def _draw_shares(ax: Any, spectrum: Spectrum, **style: Any) -> None:
-    """Draw which share of the singular values lies below each; unlike a density it shows equal ones as a step."""
+def _tabulate(diagnosis: Diagnosis) -> Table:
+    rows = []
+    for name, spectrum in diagnosis.list_spectra():
+        floor = spectrum.floor if isinstance(spectrum, Spectrum) else 0.0  # below it are rounding errors
+        values = [spectrum.quantile(level) for level in _LEVELS]
+        cells = [f"{value:.3g}" if value > floor else f"< {floor:.0e}" for value in values]
+        if isinstance(spectrum, Spectrum):
+            cells += [f"{spectrum.largest:.3g}", f"{spectrum.below():.1%}"]
+        else:
+            cells += ["–", f"{spectrum.collapsed():.1%}"]
+        rows.append([name, *cells])
+    heading = ["singular values at", *(f"{level:.0%}" for level in _LEVELS), "largest", f"below {COLLAPSED:g}"]
+    return Table(heading, rows)
+
+
+def _draw_spectrum(name: str, spectrum: Spectrum, colour: str) -> Line:
+    """Return the empirical distribution function of the singular values; unlike a density it shows equal values."""
     values, shares = spectrum.cumulative()
-    ax.step(np.maximum(values, spectrum.floor), shares, where="post", **style)
+    return Line(name, np.maximum(values, spectrum.floor), np.minimum(shares, 1.0), colour, steps=True)
 
 
-def _finish_shares(ax: Any, *spectra: Spectrum) -> None:
+def _singular_axis(spectra: Sequence[Spectrum]) -> Axis:
     top = max(spectrum.largest for spectrum in spectra)
-    bottom = max(min(spectrum.smallest for spectrum in spectra), top * 10.0**-_DECADES)
-    ax.set(xscale="log", xlim=(bottom * 0.8, top * 1.25), ylim=(0, 1.02))
-    ax.set(xlabel="singular value", ylabel="share of directions below")
-    if bottom < COLLAPSED:
-        ax.axvline(COLLAPSED, color=INK, linewidth=0.8, linestyle="--", label=f"collapsed: below {COLLAPSED:g}")
-    ax.legend(frameon=False, fontsize=8)
+    bottom = max(min(spectrum.smallest for spectrum in spectra), top * 10.0**-_DECADES, 1e-30)
+    return Axis("singular value", True, (bottom * 0.8, max(top * 1.25, bottom * 2)))
 
 
-def _draw_map(ax: Any, found: Diagnosis) -> None:
-    _draw_shares(ax, found.whole, color=INK, linewidth=2, label=f"whole map ({found.whole.method})")
-    for colour, (position, spectrum) in zip(itertools.cycle(COMPARED), found.tokens.items()):
-        _draw_shares(ax, spectrum, color=colour, linewidth=1, label=f"token {position}")
-    ax.axvline(found.gain, color=INK, linewidth=0.8, linestyle=":", label="the signal's gain")
-    ax.set_title("the map", fontsize=10)
-    _finish_shares(ax, found.whole, *found.tokens.values())
+def _draw_map(diagnosis: Diagnosis) -> Chart:
+    spectra = [diagnosis.whole, *diagnosis.tokens.values()]
+    names = [f"whole map ({diagnosis.whole.method})", *(f"token {key}" for key in diagnosis.tokens)]
+    lines = [_draw_spectrum(*parts) for parts in zip(names, spectra, itertools.cycle(COMPARED))]
+    marks = [(COLLAPSED, "collapsed"), (diagnosis.gain, "the signal's gain")]
+    return Chart("the map", lines, _singular_axis(spectra), _BELOW, marks)
 
 
-def _draw_theory(ax: Any, found: Diagnosis) -> None:
-    ax.set_title("through all layers at one token, beside the theory", fontsize=10)
-    if not found.comparisons:
-        why = "too costly: raise seconds=" if found.layers else "there are no layers"
-        ax.text(0.5, 0.5, why, ha="center", transform=ax.transAxes)
-        return
-    item = found.comparisons[-1]
-    _draw_shares(ax, item.measured, color=SAMPLED, linewidth=5, label=f"measured, token {item.position}")
+def _draw_theory(item: TheoryComparison) -> Chart:
+    lines = [_draw_spectrum("measured", item.measured, COMPARED[0])]
     if item.rotated is not None:
-        label = f"sublayers rotated (aligned {item.aligned:.2f})"
-        _draw_shares(ax, item.rotated, color=COMPARED[1], linewidth=1.2, label=label)
+        name = f"sublayers rotated (aligned {item.aligned:.2f})"
+        lines.append(_draw_spectrum(name, item.rotated, COMPARED[1]))
     if item.predicted is not None:
-        s, share = item.predicted.x.sqrt().numpy(), item.predicted.cumulative().numpy()
-        label = f"theory (KS {item.kolmogorov:.2g}, W₁ {item.wasserstein:.2g})"
-        ax.plot(s, share, color=EXACT, linewidth=1.2, linestyle="--", label=label)
-    _finish_shares(ax, item.measured)
+        s, shares = item.predicted.x.sqrt().numpy(), item.predicted.cumulative().numpy()
+        name = f"theory (KS {item.kolmogorov:.2g}, W₁ {item.wasserstein:.2g})"
+        lines.append(Line(name, s, shares, COMPARED[2], (6, 3), marker=""))
+    title = f"through all layers at token {item.position}"
+    return Chart(title, lines, _singular_axis([item.measured]), _BELOW, [(COLLAPSED, "collapsed")])
 
 
-def _draw_layers(ax: Any, found: Diagnosis) -> None:
-    ax.set_title("layers", fontsize=10)
-    if not found.layers:
-        ax.text(0.5, 0.5, "no list of layers was found", ha="center", transform=ax.transAxes)
-        return
-    numbers = np.arange(1, len(found.layers) + 1)
-    floor = 1e-30
-    ax.plot(
-        numbers,
-        [max(layer.gain, floor) for layer in found.layers],
-        "o-",
-        color=COMPARED[1],
-        label="gain of the sublayer",
-    )
-    gradients = [max(layer.gradient, floor) for layer in found.layers]
-    ax.plot(numbers, gradients, "s-", color=EXACT, label="squared gradient at its output")
-    predicted = [layer.predicted for layer in found.layers]
-    if np.isfinite(predicted).any():
-        ax.plot(numbers, predicted, color=INK, linewidth=1.2, linestyle="--", label="the same by the theory")
-    ax.set(xlabel="layer", ylabel="mean squared singular value", yscale="log")
-    ax.legend(frameon=False, fontsize=8)
-
-
-def _draw_streams(ax: Any, found: Diagnosis) -> None:
-    if found.streams is None or not found.comparisons:
-        ax.set_axis_off()
-        return
-    streams, item = found.streams, found.comparisons[-1]
-    n = len(item.blocks)
-    ax.imshow(item.blocks.clamp_min(1e-30).log10().numpy(), cmap="Blues", vmin=-4, vmax=2)
-    for row in range(n):
-        for column in range(n):
-            ax.text(
-                column, row, f"{float(item.blocks[row, column]):.2g}", ha="center", va="center", fontsize=8, color=INK
-            )
-    values = " ".join(f"{value:.2g}" for value in streams.product.tolist())
-    ax.set_title(
-        f"mean squared singular value from stream to stream\nproduct of skips: {values}; similarity "
-        f"{float(streams.similarity[-1]):.2f}, dominance {float(streams.dominance[-1]):.2f}",
-        fontsize=10,
-    )
-    ax.set(xticks=range(n), yticks=range(n), xlabel="from stream", ylabel="to stream")
+def _draw_layers(diagnosis: Diagnosis) -> list[Chart]:
+    if not diagnosis.layers:
+        return []
+    numbers = np.arange(1, len(diagnosis.layers) + 1)
+    gains = [
+        Line("gain of the sublayer", numbers, [layer.gain for layer in diagnosis.layers], COMPARED[1]),
+        Line("squared gradient at its output", numbers, [layer.gradient for layer in diagnosis.layers], COMPARED[0]),
+    ]
+    predicted = np.array([layer.predicted for layer in diagnosis.layers])  # NaN where the theory says nothing
+    known = predicted > 0
+    if known.any():
+        line = Line("the same by the theory", numbers[known], predicted[known], COMPARED[2], (6, 3), marker="")
+        gains.append(line)
+    charts = [Chart("gains and gradients", gains, _LAYER, Axis("mean squared singular value", True))]
+    if diagnosis.streams is not None:
+        similarity, dominance = diagnosis.streams.similarity.numpy(), diagnosis.streams.dominance.numpy()
+        places = np.arange(1, len(similarity) + 1)
+        lines = [
+            Line("similarity: mean cosine of two streams", places, similarity, COMPARED[0]),
+            Line("dominance: the longest stream's share", places, dominance, COMPARED[1]),
+        ]
+        charts.append(Chart("streams", lines, _LAYER, Axis("after the layer")))
+    return charts

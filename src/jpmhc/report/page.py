@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +15,27 @@ from markupsafe import Markup
 
 from jpmhc import __version__
 from jpmhc.files import write_file
-from jpmhc.report.svg import Axis, Line, draw_lines
+from jpmhc.report.charts import Chart, Line, draw_svg
 
-# The most bytes of a page.
-LARGEST = 3_000_000
-# Points of all lines of a chart together, and the most and the fewest of one.
-_POINTS, _MOST, _FEWEST = 4000, 600, 60
+LARGEST = 3_000_000  # the most bytes of a page
 
 
 @dataclass(frozen=True)
 class Picture:
-    """An SVG picture with its caption.
+    """A picture with its caption.
 
     Attributes:
-        title: What it shows.
-        svg: The picture.
-        legend: Name, colour and dash of each line.
-        note: What a reader should know of it.
-        small: Whether several stand in a row, as heat maps do.
+        title: The caption.
+        content: The picture, as SVG, image or table.
+        legend: The lines of a chart by their names.
+        note: A sentence below the picture.
+        small: Whether several pictures stand in a row, as heat maps do.
         tone: "right", "wrong" or "", for the frame of an answer.
     """
 
     title: str
-    svg: Markup | None
-    legend: Sequence[tuple[str, str, str]] = ()
+    content: Markup | None
+    legend: Mapping[str, Line] | None = None
     note: str = ""
     small: bool = False
     tone: str = ""
@@ -49,7 +48,7 @@ class Table:
     Attributes:
         heading: The columns' names.
         rows: The cells.
-        note: What a reader should know of it.
+        note: A sentence below the table.
     """
 
     heading: Sequence[str]
@@ -58,13 +57,13 @@ class Table:
 
     @property
     def long(self) -> set[int]:
-        """The columns whose text is long and runs over several lines."""
+        """The columns whose text is long and may run over several lines."""
         return {k for row in self.rows for k, cell in enumerate(row) if k and len(cell) > 30}
 
 
 @dataclass(frozen=True)
 class Folded:
-    """Text that is shown when its line is clicked."""
+    """Text that a click on its line shows."""
 
     line: str
     text: str
@@ -72,12 +71,13 @@ class Folded:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page: text, tables, pictures and folded text, in this order.
+    """A part of a page: text, tables, charts, pictures and folded text, in this order.
 
     Attributes:
-        title: Its heading.
+        title: The heading.
         text: Paragraphs.
         tables: Tables.
+        charts: Charts; an empty chart is left out.
         pictures: Rows of pictures, each with a heading, which may be empty.
         folded: Folded texts.
     """
@@ -85,22 +85,44 @@ class Section:
     title: str
     text: Sequence[str] = ()
     tables: Sequence[Table] = ()
+    charts: Sequence[Chart] = ()
     pictures: Sequence[tuple[str, Sequence[Picture]]] = ()
-    folded: Sequence[Folded] = field(default=())
+    folded: Sequence[Folded] = ()
+
+    @property
+    def rows(self) -> list[tuple[str, Sequence[Picture]]]:
+        """The rows of pictures with their headings: the charts, then the others."""
+        charts = [_show_chart(chart) for chart in self.charts if chart.lines]
+        return [row for row in (("", charts), *self.pictures) if row[1]]
 
 
-def legend_of(lines: Sequence[Line]) -> list[tuple[str, str, str]]:
-    """Return the legend of a chart: nothing for a single line, which the title names."""
-    return [(line.name, line.colour, line.dash) for line in lines] if len(lines) > 1 else []
+def _show_chart(chart: Chart) -> Picture:
+    lost = sum(int(np.sum(~np.isfinite(np.asarray(line.y, dtype=float)))) for line in chart.lines)
+    note = " ".join(filter(None, [chart.note, f"{lost} values are not finite: gaps." if lost else ""]))
+    return Picture(chart.title, draw_svg(chart), chart.legend, note)
 
 
-def draw_chart(title: str, lines: Sequence[Line], x: Axis, y: Axis, note: str = "", **options: Any) -> Picture:
-    """Draw lines as a picture with title and legend; the more lines, the fewer points each keeps."""
-    lost = sum(int(np.sum(~np.isfinite(np.asarray(line.y, dtype=float)))) for line in lines)
-    note = " ".join(filter(None, [note, f"{lost} values are not finite: gaps." if lost else ""]))
-    points = min(_MOST, max(_FEWEST, _POINTS // max(1, len(lines))))
-    svg = draw_lines(lines, x, y, points=points, description=title, **options)
-    return Picture(title, svg, legend_of(lines), note)
+def show_matrix(title: str, matrix: Sequence[Sequence[float]], *, logarithmic: bool = False) -> Picture:
+    """Return a small matrix as a heat map with its numbers: blue above zero, red below, grey for what is not finite.
+
+    Args:
+        title: The caption.
+        matrix: The rows.
+        logarithmic: Colour positive numbers by their logarithm, from 10⁻⁴ to the largest.
+    """
+    values = np.array(matrix, dtype=float)
+    finite = np.isfinite(values)
+    top = max(1.0, float(np.abs(values[finite]).max(initial=0.0)))
+    shares = np.where(finite, np.abs(values), top / 2) / top
+    if logarithmic:
+        shares = np.clip(1 + np.log10(np.maximum(shares, 1e-300)) / (4 + math.log10(top)), 0, 1)
+    form = ".2g" if logarithmic else ".2f"
+    rows = []
+    for value_row, share_row in zip(values, shares):
+        kinds = np.where(np.isfinite(value_row), np.where(value_row < 0, "negative", "positive"), "lost")
+        texts = [f"{value:{form}}".replace("-0.00", "0.00") if len(values) <= 8 else "" for value in value_row]
+        rows.append(list(zip(kinds, (f"{85 * share:.0f}" for share in share_row), texts)))
+    return Picture(title, Markup(render_template("heat_map.html", rows=rows)), small=True)
 
 
 def render_page(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
@@ -108,24 +130,29 @@ def render_page(title: str, lead: Sequence[str], sections: Sequence[Section]) ->
 
     Args:
         title: The heading.
-        lead: Lines under it.
-        sections: The rest; a section without content is left out.
+        lead: Paragraphs below it.
+        sections: The sections; a section without content is left out.
     """
-    kept = [one for one in sections if one.text or one.tables or one.folded or any(row for _, row in one.pictures)]
-    return render_template("page.html", title=title, lead=lead, sections=kept)
+    parts = [(one, one.rows) for one in sections]
+    full = [(one, rows) for one, rows in parts if one.text or one.tables or rows or one.folded]
+    return render_template("page.html", title=title, lead=lead, sections=full)
+
+
+@cache
+def _templates() -> Environment:
+    return Environment(loader=PackageLoader("jpmhc.report"), autoescape=True, undefined=StrictUndefined)
 
 
 def render_template(name: str, **values: Any) -> str:
     """Fill a template of this folder; every value is escaped unless it is `Markup`."""
-    templates = Environment(loader=PackageLoader("jpmhc.report"), autoescape=True, undefined=StrictUndefined)
-    return templates.get_template(name).render(version=__version__, **values)
+    return _templates().get_template(name).render(version=__version__, **values)
 
 
 def write_page(html: str, path: Path) -> Path:
-    """Write a page, whose folder is made if need be, and return its path."""
-    if path.suffix not in (".html", ".htm"):  # a browser opens a file from disk by its ending
+    """Write a page and return its path; make its folder if need be."""
+    if path.suffix not in (".html", ".htm"):  # the ending tells a browser what the file is
         raise ValueError(f"a page's name must end in .html, got {path}")
-    content = html.encode(errors="replace")  # halves of characters, which a damaged name may hold
+    content = html.encode(errors="replace")  # half characters of a damaged name
     if len(content) > LARGEST:
         size = f"{len(content) / 1e6:.1f} MB, more than {LARGEST / 1e6:g}"
         raise ValueError(f"the page would have {size}: name fewer results")

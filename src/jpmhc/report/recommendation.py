@@ -1,45 +1,43 @@
-"""What `recommend` found, as a table for a terminal, a file and a figure."""
+"""A recommendation as a table for a terminal, a file and figures."""
+
+from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-import torch
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from rich.console import Console
 from rich.table import Table
 
 from jpmhc.diagnose.recommend import Candidate, Recommendation
 from jpmhc.files import write_csv
-from jpmhc.report.style import INK, colour_of, finish_axes, save_figure
+from jpmhc.report.charts import DASHES, Axis, Chart, Line, write_figure
+from jpmhc.report.style import INK, colour_of
 from jpmhc.spectra import Density
 from jpmhc.spectra.density import COLLAPSED
 
-# What a picture shows of the differences between streams.
-_DIFFERENCES = (1e-4, 10.0)
+_MOST_LAYERS = 1e4  # until collapse, on the axis of a figure; beyond it nothing collapses that a model would see
 
 
-def print_recommendation(found: Recommendation) -> None:
-    """Print the ranked mixers and the sentence of assumptions."""
+def print_recommendation(recommendation: Recommendation) -> None:
+    """Print the ranked mixers and the assumptions."""
     table = Table(box=None, pad_edge=False)
     table.add_column("mixer", no_wrap=True)
     for column in ("J lost\nstart", "J lost\ndrift", "T lost", "γ\nfirst", "γ\nlast", "layers", "kpar", "kFLOP", "kB"):
         table.add_column(column, justify="right")
-    for one in found.candidates:
+    for one in recommendation.candidates:
         table.add_row(*_cells(one))
     console = Console()
     console.print(table)
     console.print(
         "lost: share of singular values below 0.1, of the streams' Jacobian J and of the model's own map T; γ: mean "
         "square gradient at the first and last sublayer; layers: until differences between streams fall below 0.1; "
-        "parameters of a connection, FLOPs and bytes a token. Ranked by what J loses after the drift, then by "
-        "gradients like the plain network's, then by what is kept on average; a skip that learns nothing comes last.",
+        "parameters per connection, FLOPs and bytes per token. Ranked by what J loses after the drift, then by "
+        "gradients like the plain network's, then by J's mean; the identity, which learns nothing, comes last.",
         style="dim",
     )
-    console.print(f"Assumed: {found.assumptions}", style="dim")
-    console.print(f"First choice: {found.best.mixer}")
+    console.print(f"Assumed: {recommendation.assumptions}", style="dim")
+    console.print(f"First choice: {recommendation.best.mixer}")
 
 
 def _cells(one: Candidate) -> tuple[str, ...]:
@@ -58,7 +56,7 @@ def _cells(one: Candidate) -> tuple[str, ...]:
     )
 
 
-def write_recommendation(found: Sequence[tuple[int, Recommendation]], path: Path) -> Path:
+def write_recommendation(recommendations: Sequence[tuple[int, Recommendation]], path: Path) -> Path:
     """Write one row for each depth and mixer as CSV."""
     names = (
         "drift",
@@ -81,66 +79,70 @@ def write_recommendation(found: Sequence[tuple[int, Recommendation]], path: Path
             float(candidate.gradient_gains[0]),
             float(candidate.gradient_gains[-1]),
         ]
-        for depth, recommendation in found
+        for depth, recommendation in recommendations
         for rank, candidate in enumerate(recommendation.candidates, 1)
     )
     columns = ["depth", "rank", "mixer", *names, "first_gradient_gain", "last_gradient_gain"]
     return write_csv(path, columns, rows)
 
 
-def draw_recommendation(found: Sequence[tuple[int, Recommendation]], path: Path) -> Path:
-    """Draw gradients by layer, what is left of stream differences by layer, and collapse by mixer or by depth."""
-    depth, last = found[-1]
-    figure = Figure(figsize=(11, 3.9), layout="constrained")
-    gains, differences, collapse = figure.subplots(1, 3)
-    for one in last.candidates:
-        colour = colour_of(one.mixer)
-        layers = np.arange(1, depth + 1)
-        gains.plot(layers, one.gradient_gains.numpy(), color=colour, lw=1.4)
-        skips = one.network.skips
-        logs = torch.linalg.slogdet(skips).logabsdet.cumsum(0) / max(1, skips.shape[-1] - 1)
-        differences.plot(layers, logs.clamp(-30, 30).exp().clamp(*_DIFFERENCES).numpy(), color=colour, lw=1.4)
-    gains.set(yscale="log", xlabel="sublayer", ylabel="mean square gradient")
-    differences.set(yscale="log", xlabel="sublayer", ylabel="what is left of stream differences")
-    differences.set_ylim(_DIFFERENCES[0], _DIFFERENCES[1])
-    differences.axhline(COLLAPSED, color=INK, lw=0.8, ls="--")
-    names = [one.mixer for one in last.candidates]
-    if len(found) == 1:
-        place = np.arange(len(names))
-        colours = [colour_of(name) for name in names]
-        collapse.barh(place, [one.collapsed for one in last.candidates], color=colours)
-        start = [one.collapsed_at_start for one in last.candidates]
-        collapse.plot(start, place, "|", color=INK, markersize=11, markeredgewidth=1.6, label="at the start")
-        collapse.set(yticks=place, yticklabels=names, xlim=(0, 1), xlabel=f"share of J below {COLLAPSED:g}, drifted")
-        collapse.invert_yaxis()
-        collapse.legend(frameon=False, fontsize=9)
-    else:
-        for name in names:
-            curve = [next(c.collapsed for c in one.candidates if c.mixer == name) for _, one in found]
-            collapse.plot([depth for depth, _ in found], curve, ".-", color=colour_of(name), lw=1.4)
-        collapse.set(xlabel="depth", ylim=(0, 1), ylabel=f"share of J below {COLLAPSED:g}, drifted")
-    handles = [Line2D([], [], color=colour_of(name), lw=2) for name in names]
-    figure.legend(handles, names, loc="outside upper center", ncols=6, frameon=False, fontsize=9)
-    for axes in (gains, differences, collapse):
-        finish_axes(axes)
-    return save_figure(figure, path)
+def draw_recommendation(recommendations: Sequence[tuple[int, Recommendation]], path: Path) -> Path:
+    """Draw collapse, gradients and layers until collapse into a file, one row for each mixer, and return its path.
+
+    Args:
+        recommendations: Depths and what was recommended for them; with several depths each row has a dot for each, the
+            first depth at the top.
+        path: The file.
+    """
+    depths = ", ".join(str(depth) for depth, _ in recommendations)
+    order = ", from top to bottom in each row" if len(recommendations) > 1 else ""
+    return write_figure(make_charts(recommendations), path, columns=3, heading=f"depth {depths}{order}")
+
+
+def make_charts(recommendations: Sequence[tuple[int, Recommendation]]) -> list[Chart]:
+    """Return charts of collapse, gradients and layers until collapse, in which each mixer has a row of its own."""
+    names = [one.mixer for one in recommendations[-1][1].candidates]
+    collapse, gradients, layers = [], [], []
+    for depth_number, (_, recommendation) in enumerate(recommendations):
+        offset = 0.5 * (depth_number + 0.5) / len(recommendations) - 0.25
+        for one in recommendation.candidates:
+            y, colour = [names.index(one.mixer) + offset], colour_of(one.mixer)
+            fresh, drifted = [one.collapsed_at_start], [one.collapsed]
+            first, last = ([float(one.gradient_gains[end])] for end in (0, -1))
+            collapse += [
+                Line("", fresh + drifted, y + y, colour, marker=""),
+                Line("fresh skips", fresh, y, INK, marker="|"),
+                Line("drifted skips", drifted, y, colour, marker="o"),
+            ]
+            gradients += [
+                Line("", first + last, y + y, colour, marker=""),
+                Line("first sublayer", first, y, colour, marker="o", filled=False),
+                Line("last sublayer", last, y, colour, marker="o"),
+            ]
+            beyond = one.layers_until_collapse >= _MOST_LAYERS
+            count = [min(one.layers_until_collapse, _MOST_LAYERS)]
+            layers.append(Line("", count, y, colour, marker=">" if beyond else "o"))
+    rows, share = Axis("", names=names), Axis("share of singular values", limits=(-0.02, 1.02))
+    until = Axis(f"layers (▸: {_MOST_LAYERS:,.0f} or more)", True)
+    return [
+        Chart(f"J below {COLLAPSED:g}: lost", collapse, share, rows),
+        Chart("gradients", gradients, Axis("mean square gradient", True), rows),
+        Chart("layers until stream differences are lost", layers, until, rows),
+    ]
 
 
 def draw_spectra(curves: Mapping[str, Mapping[str, Density]], path: Path) -> Path:
-    """Draw which share of singular values lies below each, a panel for each mixer, a curve for each of its maps.
+    """Draw distribution functions of singular values, a chart for each mixer and a curve for each of its maps.
 
-    Shares, because skips alone put many singular values in one place, beside which a density shows nothing else.
+    Skips alone put many singular values in one place; a density would show nothing else.
     """
-    figure = Figure(figsize=(3.4 * len(curves), 3.4), layout="constrained")
-    for axes, (mixer, found) in zip(figure.subplots(1, len(curves), squeeze=False)[0], curves.items()):
-        axes.axvspan(1e-4, COLLAPSED, color="#f3f4f6", lw=0)
-        for (name, one), dashes in zip(found.items(), (":", "-", "--")):
-            label = f"{name}: {one.collapsed():.0%} below {COLLAPSED:g}"
-            style = {"color": colour_of(mixer), "lw": 1.4, "ls": dashes, "label": label}
-            axes.plot(one.x.sqrt().numpy(), one.cumulative().numpy(), **style)
-        axes.set(xscale="log", xlim=(1e-4, 1e2), ylim=(0, 1.02), xlabel="singular value")
-        axes.set_title(mixer, fontsize=11)
-        axes.legend(frameon=False, fontsize=8, loc="upper left")
-        finish_axes(axes)
-    figure.axes[0].set_ylabel("share of singular values below")
-    return save_figure(figure, path)
+    x, y = Axis("singular value", True, (1e-4, 1e2)), Axis("share of singular values below", limits=(0, 1.02))
+    charts = []
+    for mixer, maps in curves.items():
+        lines = []
+        for (name, density), dashes in zip(maps.items(), (DASHES[2], DASHES[0], DASHES[1])):
+            words = f"{name}: {density.collapsed():.0%} below {COLLAPSED:g}"
+            s, shares = density.x.sqrt().numpy(), density.cumulative().numpy()
+            lines.append(Line(words, s, shares, colour_of(mixer), dashes, marker=""))
+        charts.append(Chart(mixer, lines, x, y, [(COLLAPSED, "lost")]))
+    return write_figure(charts, path, columns=3)

@@ -7,35 +7,37 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from jpmhc.report.arc_pictures import draw_tests
-from jpmhc.report.page import Folded, Picture, Section, Table, draw_chart, render_page
-from jpmhc.report.run_groups import RunGroup, Series, group_runs, list_differing
+from jpmhc.report.arc_answers import show_answers
+from jpmhc.report.charts import Axis, Chart, Line
+from jpmhc.report.page import Folded, Section, Table, render_page
+from jpmhc.report.run_groups import RunGroup, Series, draw_lines, group_runs, list_differing
 from jpmhc.report.run_mixing import mixing_section
 from jpmhc.report.run_record import RunRecord, flatten_options, to_number
-from jpmhc.report.svg import Axis, Line
 
 _STEP = Axis("step", whole=True)
-_LAYER = Axis("layer", whole=True)
-# The most runs of a page.
-MOST = 48
+MOST = 48  # runs of a page
 _LONGEST = 400  # characters of an option's value
 
-_TRAINING = (
-    ("training loss", "loss", "loss of a step", True),
-    ("training rows solved exactly", "exact_accuracy", "share of halted rows", False),
-    ("training tokens right", "token_accuracy", "share of tokens", False),
-    ("gradient norm", "gradient_norm", "norm of the dense gradient", True),
-    ("throughput", "sequences_per_second", "sequences per second", False),
-    ("supervision steps used", "supervision_steps", "steps per halted row", False),
-)
-_HELD_OUT = (
-    ("test loss", "lm_loss", "mean loss of a token", True),
-    ("test rows solved exactly", "exact_accuracy", "share of rows", False),
-    ("test tokens right", "token_accuracy", "share of tokens", False),
-    ("tests solved in one attempt", "pass@1", "pass@1 by vote", False),
-    ("tests solved in two attempts", "pass@2", "pass@2 by vote", False),
-)
+# The charts of each kind of logged line: title, name in the log, label of the axis, whether the axis is logarithmic.
+_CHARTS = {
+    "train": (
+        ("training loss", "loss", "loss of a step", True),
+        ("training rows solved exactly", "exact_accuracy", "share of halted rows", False),
+        ("training tokens right", "token_accuracy", "share of tokens", False),
+        ("gradient norm", "gradient_norm", "norm of the dense gradient", True),
+        ("throughput", "sequences_per_second", "sequences per second", False),
+        ("supervision steps used", "supervision_steps", "steps per halted row", False),
+    ),
+    "evaluate": (
+        ("test loss", "lm_loss", "mean loss of a token", True),
+        ("test rows solved exactly", "exact_accuracy", "share of rows", False),
+        ("test tokens right", "token_accuracy", "share of tokens", False),
+        ("tests solved in one attempt", "pass@1", "pass@1 by vote", False),
+        ("tests solved in two attempts", "pass@2", "pass@2 by vote", False),
+    ),
+}
 _OF_HALTED = ("exact_accuracy", "token_accuracy", "supervision_steps")
+_SCORES = ("exact_accuracy", "token_accuracy", "pass@1", "pass@2", "pass@5", "pass@10")
 
 
 def render_runs(runs: Sequence[RunRecord]) -> str:
@@ -45,20 +47,19 @@ def render_runs(runs: Sequence[RunRecord]) -> str:
     names, groups = name_runs(runs), group_runs(runs)
     title = f"Run {names[0]}" if len(runs) == 1 else f"{len(runs)} runs"
     notes = [f"{name}: {note}." for name, run in zip(names, runs) for note in run.notes]
+    training = [*draw_logged(groups, "train"), _draw_rates(groups), _draw_layers(groups)]
+    held_out = [*draw_logged(groups, "evaluate"), _draw_attempts(groups)]
     sections = [
-        Section("Summary", notes, [_summary(names, runs), *_tabulate_spread(groups)]),
-        Section("Training", (), (), [("", _charts(groups, "train", _TRAINING) + _rates_and_layers(groups))]),
-        Section(
-            "Evaluation",
-            (),
-            _evaluations(names, runs),
-            [("", _charts(groups, "evaluate", _HELD_OUT) + _attempts(groups))],
-        ),
+        Section("Summary", notes, [_summarize(names, runs), *_tabulate_spread(groups)]),
+        Section("Training", charts=training),
+        Section("Evaluation", tables=_tabulate_evaluations(names, runs), charts=held_out),
         *(mixing_section(group) for group in groups),
-        *(draw_tests(name, run.votes, len(runs)) for name, run in zip(names, runs)),
-        _configuration(names, runs),
+        *(show_answers(name, run.answered, len(runs)) for name, run in zip(names, runs)),
+        _show_configuration(names, runs),
     ]
-    return render_page(title, _describe(groups), sections)
+    several = any(len(group.runs) > 1 for group in groups)
+    lead = ["A line is the mean over seeds, and its band reaches from the lowest seed to the highest."] * several
+    return render_page(title, lead, sections)
 
 
 def name_runs(runs: Sequence[RunRecord]) -> list[str]:
@@ -71,34 +72,23 @@ def name_runs(runs: Sequence[RunRecord]) -> list[str]:
     return names
 
 
-def _describe(groups: Sequence[RunGroup]) -> list[str]:
-    if any(len(group.runs) > 1 for group in groups):
-        return ["A line is the mean over seeds, and its band reaches from the lowest seed to the highest."]
-    return []
-
-
-def _summary(names: Sequence[str], runs: Sequence[RunRecord]) -> Table:
-    passes = any(run.series("evaluate", "pass@2")[1].size for run in runs)
+def _summarize(names: Sequence[str], runs: Sequence[RunRecord]) -> Table:
     heading = ["run", "mixer", "streams", "task", "seed", "steps", "loss", "test rows exact", "test tokens right"]
-    heading += ["pass@2"] if passes else []
     rows = []
     for name, run in zip(names, runs):
         model, done = run.config["model"], int(run.series("train", "step")[1][-1])
-        row = [
-            name,
-            run.mixer or "plain residual",
-            str(model.get("streams", "–")),
-            str(run.config["task"].get("kind", "–")),
-        ]
-        row += [str(run.config.get("seed", "–")), f"{done} of {run.config.get('steps', '?')}"]
+        settings = (model.get("streams", "–"), run.config["task"].get("kind", "–"), run.config.get("seed", "–"))
+        row = [name, run.mixer or "plain residual", *map(str, settings), f"{done} of {run.config.get('steps', '?')}"]
         row += [_number(run.last("train", "loss"))]
-        row += [_share(run.last("evaluate", key)) for key in ("exact_accuracy", "token_accuracy")]
-        rows.append(
-            row
-            + ([_share(run.last("evaluate", "pass@2"))] if passes else [])
-            + [_number(run.last("train", "sequences_per_second"))]
-        )
-    return Table([*heading, "sequences/s"], rows, "The last numbers that were logged.")
+        row += [_share(run.last("evaluate", key)) for key in ("exact_accuracy", "token_accuracy", "pass@2")]
+        rows.append([*row, _number(run.last("train", "sequences_per_second"))])
+    return _drop_empty([*heading, "pass@2", "sequences/s"], rows, 9, "The last numbers that were logged.")
+
+
+def _drop_empty(heading: Sequence[str], rows: Sequence[Sequence[str]], first: int, note: str) -> Table:
+    """Return a table without those columns from the first one on that hold nothing."""
+    columns = [k for k in range(len(heading)) if k < first or any(row[k] != "–" for row in rows)]
+    return Table([heading[k] for k in columns], [[row[k] for k in columns] for row in rows], note)
 
 
 def _tabulate_spread(groups: Sequence[RunGroup]) -> list[Table]:
@@ -112,31 +102,29 @@ def _tabulate_spread(groups: Sequence[RunGroup]) -> list[Table]:
         ("test tokens right", "evaluate", "token_accuracy", _share),
         ("pass@2", "evaluate", "pass@2", _share),
     ]
-    columns = [c for c in columns if any(run.series(c[1], c[2])[1].size for group in groups for run in group.runs)]
     rows = []
     for group in groups:
         row = [group.name]
         for _, kind, key, write in columns:
             values = np.array([run.last(kind, key) for run in group.runs])
-            spread = f" ± {_spread_text(float(values.std(ddof=1)), write is _share)}" if len(values) > 1 else ""
-            row.append(write(float(values.mean())) + spread)
+            mean, spread = write(float(values.mean())), float(values.std(ddof=1)) if len(values) > 1 else math.nan
+            digits = ".1%" if write is _share else ".1g"
+            row.append(mean if mean == "–" or math.isnan(spread) else f"{mean} ± {spread:{digits}}")
         rows.append(row)
     note = "Mean and standard deviation over seeds, of the last numbers that each run has logged."
-    return [Table(["configuration", *(name for name, *_ in columns)], rows, note)]
+    return [_drop_empty(["configuration", *(name for name, *_ in columns)], rows, 1, note)]
 
 
-def _charts(groups: Sequence[RunGroup], kind: str, charts: Sequence[tuple[str, str, str, bool]]) -> list[Picture]:
-    found = []
-    for title, key, label, logarithmic in charts:
-        lines = [line for group in groups if (line := group.line(_logged(kind, key))) is not None]
-        axis = Axis(label, logarithmic)
-        if lines:
-            found.append(draw_chart(title, lines, _STEP, axis))
-    return found
+def draw_logged(groups: Sequence[RunGroup], kind: str) -> list[Chart]:
+    """Return the charts of one kind of logged line, "train" or "evaluate", over steps."""
+    return [
+        Chart(title, draw_lines(groups, _logged(kind, key)), _STEP, Axis(label, logarithmic))
+        for title, key, label, logarithmic in _CHARTS[kind]
+    ]
 
 
 def _logged(kind: str, key: str) -> Series:
-    """Return what gives a logged number; accuracies of a step in which no row halted are no measurement."""
+    """Return the series of a logged number; accuracies of a step in which no row halted are no measurement."""
 
     def series(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:
         steps, values = run.series(kind, key)
@@ -161,57 +149,52 @@ def find_rates(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:
     return steps, factor * base
 
 
-def _rates_and_layers(groups: Sequence[RunGroup]) -> list[Picture]:
-    found = []
-    lines = [line for group in groups if (line := group.line(find_rates)) is not None]
-    if lines:
-        found.append(draw_chart("learning rate", lines, _STEP, Axis("rate of AdamAtan2")))
+def _draw_rates(groups: Sequence[RunGroup]) -> Chart:
+    return Chart("learning rate", draw_lines(groups, find_rates), _STEP, Axis("rate of AdamAtan2"))
+
+
+def _draw_layers(groups: Sequence[RunGroup]) -> Chart:
+    """Return each layer's gradient norm, averaged over the last tenth of the log."""
     layers: list[str] = []
     lines = []
     for group in groups:
-        logged = [
-            line["layer_gradient_norms"] for line in group.runs[0].of_kind("train") if "layer_gradient_norms" in line
-        ]
-        logged = [norms for norms in logged if isinstance(norms, dict)]
-        if logged:
-            layers = max(layers, list(map(str, logged[-1])), key=len)
-            recent = logged[-max(1, len(logged) // 10) :]
-            means = [float(np.mean([to_number(norms.get(layer)) for norms in recent])) for layer in logged[-1]]
-            lines.append(Line(group.name, list(range(1, len(means) + 1)), means, group.colour, group.dash))
-    if lines:
-        shown = ", ".join(f"{number} {name}" for number, name in enumerate(layers[:24], 1))
-        note = f"Mean over the last tenth of the log, first seed. {shown}{' …' if len(layers) > 24 else ''}"
-        found.append(draw_chart("gradient norm by layer", lines, _LAYER, Axis("norm of its gradient", True), note))
-    return found
+        logged = [line.get("layer_gradient_norms") for line in group.runs[0].of_kind("train")]
+        norms = [one for one in logged if isinstance(one, dict)]
+        if norms:
+            layers = max(layers, list(map(str, norms[-1])), key=len)
+            recent = norms[-max(1, len(norms) // 10) :]
+            means = [float(np.mean([to_number(one.get(layer)) for one in recent])) for layer in norms[-1]]
+            lines.append(Line(group.name, range(1, len(means) + 1), means, group.colour, group.dashes))
+    names = ", ".join(f"{number} {name}" for number, name in enumerate(layers[:24], 1))
+    note = f"Mean over the last tenth of the log, first seed. {names}{' …' if len(layers) > 24 else ''}"
+    y = Axis("norm of its gradient", True)
+    return Chart("gradient norm by layer", lines, Axis("layer", whole=True), y, note=note)
 
 
-def _attempts(groups: Sequence[RunGroup]) -> list[Picture]:
-    """Draw pass@k over k, of the last evaluation."""
+def _draw_attempts(groups: Sequence[RunGroup]) -> Chart:
+    """Return pass@k over k, of the last evaluation."""
     lines = []
     for group in groups:
         logged = group.runs[0].of_kind("evaluate")
-        found = {
+        scores = {
             int(name[5:]): to_number(value)
             for name, value in (logged[-1] if logged else {}).items()
             if name.startswith("pass@") and name[5:].isdigit() and int(name[5:]) > 0
         }
-        if found:
-            order = sorted(found)
-            lines.append(Line(group.name, order, [found[k] for k in order], group.colour, group.dash))
-    if not lines:
-        return []
-    axis = Axis("share of tests", limits=(0.0, 1.0))
+        if scores:
+            order = sorted(scores)
+            lines.append(Line(group.name, order, [scores[k] for k in order], group.colour, group.dashes))
+    x, y = Axis("attempts k", True), Axis("share of tests", limits=(0.0, 1.0))
     note = "Last evaluation during training, first seed."
-    return [draw_chart("tests solved in k attempts", lines, Axis("attempts k", True), axis, note)]
+    return Chart("tests solved in k attempts", lines, x, y, note=note)
 
 
-def _evaluations(names: Sequence[str], runs: Sequence[RunRecord]) -> list[Table]:
-    """Return the table of what `jpmhc evaluate` wrote."""
-    keys = ("exact_accuracy", "token_accuracy", "pass@1", "pass@2", "pass@5", "pass@10")
+def _tabulate_evaluations(names: Sequence[str], runs: Sequence[RunRecord]) -> list[Table]:
+    """Return the table of the results that `jpmhc evaluate` wrote."""
     rows = []
     for name, run in zip(names, runs):
-        for file, found in run.evaluations.items():
-            for result in found["results"]:
+        for file, evaluation in run.evaluations.items():
+            for result in evaluation["results"]:
                 metrics = result.get("metrics") if isinstance(result, dict) else None
                 if not isinstance(metrics, dict):
                     continue
@@ -219,48 +202,35 @@ def _evaluations(names: Sequence[str], runs: Sequence[RunRecord]) -> list[Table]
                 cells = [
                     _share(to_number(metrics.get(key)))
                     + (f" ± {_share(to_number(errors[key]))}" if key in errors else "")
-                    for key in keys
+                    for key in _SCORES
                 ]
                 rows.append([f"{name}: {file}", str(result.get("step", "–")), str(result.get("tests", "–")), *cells])
-    used = [k for k in range(3 + len(keys)) if any(row[k] != "–" for row in rows)]
-    heading = ["evaluation", "step", "tests", *(key.replace("_", " ") for key in keys)]
-    if not rows:
-        return []
-    return [
-        Table(
-            [heading[k] for k in used], [[row[k] for k in used] for row in rows], "± is the error of drawing variants."
-        )
-    ]
+    heading = ["evaluation", "step", "tests", *(key.replace("_", " ") for key in _SCORES)]
+    return [_drop_empty(heading, rows, 1, "± is the error of drawing variants.")] if rows else []
 
 
-def _configuration(names: Sequence[str], runs: Sequence[RunRecord]) -> Section:
+def _show_configuration(names: Sequence[str], runs: Sequence[RunRecord]) -> Section:
     options = [{name: value[:_LONGEST] for name, value in flatten_options(run.config)} for run in runs]
     differing = list_differing(options) if len(runs) > 1 else []
     tables = []
     if differing:
         rows = [[name, *(one.get(name, "–") for one in options)] for name in differing]
         tables.append(Table(["option", *names], rows, "Options that differ; all others are the same."))
-    starts = [
-        [
-            name,
-            str(line["step"]),
-            *(
-                str(line.get(key) or "–")[:_LONGEST]
-                for key in ("jpmhc", "torch", "python", "commit", "device", "processes")
-            ),
-            _name_program(str(line.get("command") or "–"))[:_LONGEST],
-        ]
-        for name, run in zip(names, runs)
-        for line in run.of_kind("start")
-    ]
+    keys = ("jpmhc", "torch", "python", "commit", "device", "processes")
+    starts = []
+    for name, run in zip(names, runs):
+        for line in run.of_kind("start"):
+            cells = [str(line.get(key) or "–")[:_LONGEST] for key in keys]
+            command = _name_program(str(line.get("command") or "–"))[:_LONGEST]
+            starts.append([name, str(line["step"]), *cells, command])
     if starts:
-        heading = ["run", "from step", "jpmhc", "torch", "python", "commit", "device", "processes", "command"]
-        tables.append(Table(heading, starts, "A plus after the commit: the source had been changed since."))
+        note = "A plus after the commit: the source had been changed since."
+        tables.append(Table(["run", "from step", *keys, "command"], starts, note))
     folded = [
         Folded(f"Configuration of {name}", "\n".join(f"{option} = {value}" for option, value in one.items()))
         for name, one in zip(names, options)
     ]
-    return Section("Configuration", (), tables, (), folded)
+    return Section("Configuration", tables=tables, folded=folded)
 
 
 def _name_program(command: str) -> str:
@@ -268,10 +238,6 @@ def _name_program(command: str) -> str:
     program, space, rest = command.partition(" ")
     known = {"__main__.py": "python -m jpmhc", "jpmhc": "jpmhc"}
     return known.get(program.rpartition("/")[2], program) + space + rest
-
-
-def _spread_text(value: float, is_share: bool) -> str:
-    return "–" if math.isnan(value) else f"{value:.1%}" if is_share else f"{value:.1g}"
 
 
 def _number(value: float) -> str:

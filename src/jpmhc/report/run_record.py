@@ -11,17 +11,19 @@ from typing import Any
 
 import numpy as np
 
+from jpmhc.experiments.evaluation.votes import Answered, Candidate
+
 
 @dataclass(frozen=True, eq=False)
 class RunRecord:
-    """What a run has left in its folder.
+    """The files of a run's folder.
 
     Attributes:
         folder: The folder.
         config: The configuration, as it was written.
         lines: The lines of the log in their order.
         evaluations: What `jpmhc evaluate` wrote, by the file's name.
-        votes: The tests that `jpmhc predict` answered last, with the votes for each candidate.
+        answered: The tests that `jpmhc predict` answered last.
         notes: What is missing or was left out.
     """
 
@@ -29,7 +31,7 @@ class RunRecord:
     config: dict[str, Any]
     lines: Sequence[dict[str, Any]]
     evaluations: dict[str, dict[str, Any]]
-    votes: Sequence[dict[str, Any]]
+    answered: Sequence[Answered]
     notes: Sequence[str]
 
     @property
@@ -44,8 +46,8 @@ class RunRecord:
 
     def series(self, kind: str, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the steps at which a number was logged, and the numbers; those that are not finite stay so."""
-        found = [(line["step"], to_number(line[name])) for line in self.of_kind(kind) if name in line]
-        steps, values = zip(*found) if found else ((), ())
+        logged = [(line["step"], to_number(line[name])) for line in self.of_kind(kind) if name in line]
+        steps, values = zip(*logged) if logged else ((), ())
         return np.array(steps, dtype=float), np.array(values, dtype=float)
 
     def last(self, kind: str, name: str) -> float:
@@ -80,23 +82,23 @@ def read_run(folder: Path) -> RunRecord:
     lines, notes = _read_log(folder / "log.jsonl")
     evaluations = {}
     for path in sorted((folder / "evaluations").glob("*.json")):
-        found = _read_json(path)
-        if found.get("format") == "jpmhc evaluation 1" and isinstance(found.get("results"), list):
-            evaluations[path.name] = found
+        content = _read_json(path)
+        if content.get("format") == "jpmhc evaluation 1" and isinstance(content.get("results"), list):
+            evaluations[path.name] = content
         else:
             notes.append(f"{path.name} is not an evaluation that this version reads, and was left out")
-    votes, said = _read_votes(folder)
-    return RunRecord(folder, config, lines, evaluations, votes, [*notes, *said])
+    answered, remarks = _read_votes(folder)
+    return RunRecord(folder, config, lines, evaluations, answered, [*notes, *remarks])
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is half written or damaged: it is not JSON ({error})") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} is not one that this version reads: it must hold an object")
-    return found
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is not a file that this version reads: it must hold an object")
+    return content
 
 
 def _read_log(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
@@ -125,35 +127,38 @@ def _is_step(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
 
 
-def _read_votes(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the tests of the newest file of votes, those that are whole, and what was left out."""
+def _read_votes(folder: Path) -> tuple[list[Answered], list[str]]:
+    """Return the tests of the newest file of votes that are whole, and notes about the others."""
     files = sorted((folder / "submissions").glob("*.votes.json"), key=lambda path: path.stat().st_mtime)
     if not files:
         return [], []
-    found = _read_json(files[-1])
-    if found.get("format") != "jpmhc votes 1" or not isinstance(found.get("tests"), list):
+    content = _read_json(files[-1])
+    if content.get("format") != "jpmhc votes 1" or not isinstance(content.get("tests"), list):
         return [], [f"{files[-1].name} does not hold votes that this version reads, and was left out"]
-    tests = [test for test in found["tests"] if _is_test(test)]
-    lost = len(found["tests"]) - len(tests)
+    tests = [answered for test in content["tests"] if (answered := _to_answered(test)) is not None]
+    lost = len(content["tests"]) - len(tests)
     return tests, [f"{lost} tests of {files[-1].name} are damaged, and were left out"] if lost else []
 
 
-def _is_test(test: Any) -> bool:
-    if not isinstance(test, dict) or not isinstance(test.get("candidates"), list):
-        return False
-    grids = [test.get("input"), *([] if test.get("output") is None else [test["output"]])]
-    candidates = test["candidates"]
-    if not all(isinstance(one, dict) and {"grid", "votes", "of"} <= one.keys() for one in candidates):
-        return False
-    return all(map(_is_grid, [*grids, *(one["grid"] for one in candidates)]))
+def _to_answered(test: Any) -> Answered | None:
+    """Return one test of a file of votes; None if it is damaged."""
+    try:
+        candidates = [
+            Candidate(_to_grid(one["grid"]), int(one["votes"]), int(one["of"])) for one in test["candidates"]
+        ]
+        truth = None if test.get("output") is None else _to_grid(test["output"])
+        return Answered(str(test.get("task")), int(test.get("test", 0)), _to_grid(test["input"]), truth, candidates)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        return None
 
 
-def _is_grid(grid: Any) -> bool:
-    if not isinstance(grid, list) or not 1 <= len(grid) <= 64 or not all(isinstance(row, list) for row in grid):
-        return False
-    return 1 <= len(grid[0]) <= 64 and all(
-        len(row) == len(grid[0]) and all(isinstance(cell, int) and 0 <= cell <= 9 for cell in row) for row in grid
-    )
+def _to_grid(cells: list[list[int]]) -> np.ndarray:
+    grid = np.array(cells)
+    if grid.ndim != 2 or grid.dtype.kind != "i" or not 1 <= min(grid.shape) <= max(grid.shape) <= 64:
+        raise ValueError("a grid has at most 64 rows of the same number of whole numbers")
+    if grid.min() < 0 or grid.max() > 9:
+        raise ValueError("the colours of a grid are 0 to 9")
+    return grid.astype(np.uint8)
 
 
 def flatten_options(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

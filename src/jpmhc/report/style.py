@@ -1,4 +1,4 @@
-"""One style for all figures and pages: colours, what an axis calls its ticks, and how a figure is saved."""
+"""One style for all figures and pages: colours, the ticks of axes, and how a figure is saved."""
 
 from __future__ import annotations
 
@@ -38,14 +38,13 @@ ARC_COLOURS = (
     "#7FDBFF",
     "#870C25",
 )
-# Of what is compared in one picture and is no mixer: measured, changed, predicted.
+# The parts of a comparison that are no mixers: measured, changed, predicted.
 COMPARED = ("#2f7de1", "#dd7a16", "#2c9a4b", "#9a5fd0", "#7d8797")
-# Of a model without hyper-connections.
-PLAIN = "#8a8a8a"
-# Of a figure's words, of what was sampled or measured in it, and of the exact theory.
-INK = "#1d1d1f"
-SAMPLED = "#c9ced6"
-EXACT = "#0b4f9c"
+PLAIN = "#8a8a8a"  # a model without hyper-connections
+SAMPLED = "#c9ced6"  # sampled or measured values behind a curve
+EXACT = "#0b4f9c"  # the exact theory
+# Text, axes, lines behind the data, and the page. A page replaces them by the colours of its style sheet.
+INK, SOFT, RULE, PAPER = "#1d1d1f", "#5b6470", "#e3e6ea", "#ffffff"
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -94,10 +93,6 @@ def logarithmic_ticks(low: float, high: float, most: int = 6) -> list[float]:
     return linear_ticks(low, high, most)
 
 
-# Characters of a tick's label that fit beside the name of its axis.
-_LONGEST_LABEL = 6
-
-
 def tick_labels(ticks: Sequence[float]) -> list[str]:
     """Write the ticks of an axis alike: as 0.05 and 20, or with powers of ten where they are very small or large."""
     largest = max(map(abs, ticks), default=0.0)
@@ -105,20 +100,6 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
     if largest >= 1e-4 and smallest >= max(1e-5, 1e-4 * min(1.0, largest)) and largest < 1e6:
         return [_write_plain(tick) for tick in ticks]
     return ["0" if abs(tick) < 1e-12 * largest else _write_power(tick) for tick in ticks]
-
-
-def common_power(ticks: Sequence[float]) -> tuple[list[str], str]:
-    """Write small ticks as multiples of one power of ten, where they are too long otherwise.
-
-    Returns:
-        The labels, and the power for the axis's name: "" where there is none.
-    """
-    labels = tick_labels(ticks)
-    largest = max(map(abs, ticks), default=0.0)
-    if largest >= 0.01 or largest == 0 or max(map(len, labels)) <= _LONGEST_LABEL:
-        return labels, ""
-    exponent = math.floor(math.log10(largest) + 1e-9)
-    return tick_labels([tick / 10.0**exponent for tick in ticks]), f"10{str(exponent).translate(_SUPERSCRIPTS)}"
 
 
 def _write_plain(value: float) -> str:
@@ -135,41 +116,52 @@ def _write_power(value: float) -> str:
     return power if abs(mantissa - 1) < 1e-6 else f"{mantissa:.3g}·{power}"
 
 
-def name_ticks(axis: Any, limits: tuple[float, float], logarithmic: bool, most: int = 6) -> None:
+def name_ticks(axis: Any, limits: tuple[float, float], logarithmic: bool, most: int = 6, whole: bool = False) -> None:
     """Give an axis of matplotlib the ticks and labels of this style; it has no ticks between them.
 
     Args:
         axis: `ax.xaxis` or `ax.yaxis`.
         limits: The two ends of the axis.
-        logarithmic: Whether it is a logarithmic one.
+        logarithmic: Whether the axis is logarithmic.
         most: The most ticks.
+        whole: Leave out ticks that are not whole numbers.
     """
     ticks = (logarithmic_ticks if logarithmic else linear_ticks)(*limits, most)
+    ticks = [tick for tick in ticks if not whole or tick == round(tick)]
     axis.set_ticks(ticks, tick_labels(ticks))
     axis.set_ticks([], minor=True)
 
 
-def finish_axes(ax: Any, most: int = 6) -> None:
-    """Give a finished plot of matplotlib two spines, and both its axes the ticks of this style where they are numbers.
+def finish_axes(ax: Any, most: int = 6, whole: tuple[bool, bool] = (False, False)) -> None:
+    """Give finished axes of matplotlib two spines, the colours of this style, and its ticks where they are numbers.
 
     Args:
-        ax: The plot, with its limits and scales set.
+        ax: The axes, with their limits and scales set.
         most: The most ticks on an axis.
+        whole: Whether x and y are counts, whose ticks are whole numbers.
     """
     from matplotlib.ticker import FixedLocator
 
     ax.spines[["top", "right"]].set_visible(False)
-    for axis, limits in ((ax.xaxis, ax.get_xlim()), (ax.yaxis, ax.get_ylim())):
+    ax.spines[["left", "bottom"]].set_color(SOFT)
+    ax.tick_params(color=SOFT, labelcolor=SOFT)
+    limits = ax.get_xlim(), ax.get_ylim()
+    for axis, ends, counts in zip((ax.xaxis, ax.yaxis), limits, whole):
+        axis.label.set_color(INK)
         if not isinstance(axis.get_major_locator(), FixedLocator):  # names, or numbers chosen by hand, stay
-            name_ticks(axis, tuple(sorted(limits)), axis.get_scale() == "log", most)
+            name_ticks(axis, (min(ends), max(ends)), axis.get_scale() == "log", most, counts)
         axis.set_ticks([], minor=True)
-    ax.set(xlim=ax.get_xlim(), ylim=ax.get_ylim())
+    ax.set(xlim=limits[0], ylim=limits[1])
 
 
 def save_figure(figure: Any, path: Path, dpi: int = 170) -> Path:
-    """Write a figure of matplotlib to a file whose folder is made if need be, and return the file's path."""
+    """Write a figure of matplotlib to a PNG, SVG or PDF file and return the file's path; make its folder if need be."""
     import matplotlib
 
-    with matplotlib.rc_context({"svg.hashsalt": "jpmhc"}), replacing(path) as file:  # the same figure, the same file
-        figure.savefig(file, dpi=dpi, format=path.suffix.removeprefix(".") or None)
+    kind = path.suffix.removeprefix(".").lower()
+    if kind not in ("png", "svg", "pdf"):
+        raise ValueError(f"a figure's name must end in .png, .svg or .pdf, got {path}")
+    stamp = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]  # the same figure, the same file
+    with matplotlib.rc_context({"svg.hashsalt": "jpmhc"}), replacing(path) as file:
+        figure.savefig(file, dpi=dpi, format=kind, metadata=stamp)
     return path

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from jpmhc.experiments.comparison.statistics import compare_means, summarize
-from jpmhc.report.comparison import draw_comparison, find_band, format_table
-from jpmhc.report.comparison_page import render_comparison
+from jpmhc.report.comparison import draw_comparison, find_band, format_table, make_charts, render_comparison
 from jpmhc.report.style import colour_of
 
 
@@ -61,14 +60,15 @@ def test_table_and_curves_are_there():
     titles = re.findall(r"<figcaption>(.*?)</figcaption>", page)
     assert titles == [
         "validation loss",
-        "loss minus that of plain",
+        "validation loss minus that of plain, by seed",
         "gradient norm",
         "lost by the product of all skips",
+        "final loss minus that of plain, by seed",
     ]
     assert "-0.5050" in page  # the paired difference
     assert "2 arms on the task language, 4 runs" in page
     assert colour_of("cayley") in page
-    assert 'class="band"' in page
+    assert '<g class="band"' in page
     assert "<script" not in page
 
 
@@ -76,13 +76,28 @@ def test_one_seed_and_hostile_names():
     page = render_comparison(make_result(("<b>plain", "cayley"), (3,)))
     assert "<b>plain" not in page
     assert "&lt;b&gt;plain" in page
-    assert 'class="band"' not in page
+    assert '<g class="band"' not in page
 
 
 def test_the_table_names_the_best_rate_and_the_test():
     table = format_table(make_result(rates=(2e-3, 1e-3)))
     assert "| cayley | 2 | 10 | 0.001 of 2 | 0.5600 ± 0.0500 | -0.5050 |" in table
     assert "Equal mean losses of plain, cayley over seeds 0, 1: F = " in table
+
+
+def test_charts_without_data_are_left_out():
+    """A comparison of one arm and one seed has no differences and no intervals; no chart of it is empty."""
+    titles = [chart.title for chart in make_charts(make_result(("plain",), (0,)))]
+    assert titles == ["validation loss", "gradient norm"]
+    assert all(chart.lines for chart in make_charts(make_result(rates=(1e-3, 2e-3))))
+
+
+def test_differences_and_their_intervals_are_drawn_where_they_are():
+    chart = make_charts(make_result(("plain", "cayley"), (0, 1)))[-1]
+    [dot] = [line for line in chart.lines if line.marker == "o"]
+    assert dot.x == pytest.approx([-0.505])
+    assert chart.y.names == ["cayley"]
+    assert dot.filled  # zero is outside the interval
 
 
 @pytest.mark.parametrize("rates", [(1e-3,), (1e-3, 2e-3)])

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib import image
 
 from jpmhc.experiments.evaluation.votes import Answered, Candidate
-from jpmhc.report.arc_grids import draw_answers
+from jpmhc.report.arc_answers import draw_answers
 
 
 def answered(right: bool, count: int = 1) -> list[Answered]:

@@ -1,0 +1,275 @@
+"""Charts: lines over two axes as data, drawn by matplotlib into a figure file or, one by one, onto a page.
+
+A page draws a chart as inline SVG, whose text and axes take the colours of the page's style sheet, light or dark.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from markupsafe import Markup, escape
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from jpmhc.report.style import INK, PAPER, RULE, SOFT, finish_axes, save_figure
+
+_WIDTH, _HEIGHT = 390, 240  # of a chart on a page, in pixels
+_MARGINS = {"left": 0.16, "right": 0.97, "bottom": 0.19, "top": 0.96}
+# The points that all lines of a chart may have together, and the most and the fewest points of one line.
+_POINTS, _MOST, _FEWEST = 4000, 600, 60
+_MARKED = 25  # a line of at most so many points has a dot at each
+_SVG: Any = {
+    "svg.hashsalt": "jpmhc",
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "font.sans-serif": ["DejaVu Sans"],
+}
+_LEGEND: dict[str, Any] = {"frameon": False, "labelcolor": INK}
+_DECADES = 12  # of a logarithmic axis below its largest value
+
+Dashes = tuple[float, ...]  # lengths of dashes and gaps in pixels; empty: a solid line
+DASHES: tuple[Dashes, ...] = ((), (7, 3), (2, 3), (9, 3, 2, 3), (12, 4), (4, 2, 1, 2))
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """A line of a chart.
+
+    Attributes:
+        name: The name in the legend; lines of one name share an entry, and a line without a name has none.
+        x: The positions along the axis, ascending.
+        y: The values; a value that is not finite leaves a gap.
+        colour: The colour, as #rrggbb.
+        dashes: The lengths of dashes and gaps.
+        low: The lower end of a band around the line.
+        high: The upper end of the band.
+        steps: Whether each value holds up to the next position.
+        marker: The marker of matplotlib at each point; by default a dot where there are few points.
+        filled: Whether markers are filled.
+    """
+
+    name: str
+    x: Sequence[float] | np.ndarray
+    y: Sequence[float] | np.ndarray
+    colour: str
+    dashes: Dashes = ()
+    low: Sequence[float] | np.ndarray | None = None
+    high: Sequence[float] | np.ndarray | None = None
+    steps: bool = False
+    marker: str | None = None
+    filled: bool = True
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a chart.
+
+    Attributes:
+        label: What the axis measures.
+        logarithmic: Whether equal distances are equal factors.
+        limits: The two ends; None: the ends of the data.
+        whole: Whether only whole numbers have ticks.
+        names: Names at 0, 1, 2, … in place of numbers; the first name is at the top of a vertical axis.
+    """
+
+    label: str
+    logarithmic: bool = False
+    limits: tuple[float, float] | None = None
+    whole: bool = False
+    names: Sequence[str] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Chart:
+    """Lines over two axes.
+
+    Attributes:
+        title: The title.
+        lines: The lines, the first lowest. A chart without lines is empty, and figures and pages leave it out.
+        x: The horizontal axis.
+        y: The vertical axis. Values beyond its ends are drawn at the end as triangles.
+        marks: Vertical lines: a position and a word each.
+        note: A sentence below the chart on a page.
+    """
+
+    title: str
+    lines: Sequence[Line]
+    x: Axis
+    y: Axis
+    marks: Sequence[tuple[float, str]] = ()
+    note: str = ""
+
+    @property
+    def legend(self) -> dict[str, Line]:
+        """The lines of the legend by their names; empty for a single line, which the title names."""
+        named: dict[str, Line] = {}
+        for line in filter(lambda line: line.name, self.lines):
+            named.setdefault(line.name, line)
+        return named if len(named) > 1 else {}
+
+    def draw(self, ax: Axes) -> None:
+        """Draw the chart on axes of matplotlib, without title and legend."""
+        points = min(_MOST, max(_FEWEST, _POINTS // max(1, len(self.lines))))
+        lines = [_thin(line, points) for line in self.lines]
+        values = np.concatenate([np.zeros(0), *(part for line in lines for part in line[1:])])
+        for axis, data, name in (
+            (self.x, np.concatenate([np.zeros(0), *(line[0] for line in lines)]), "x"),
+            (self.y, values, "y"),
+        ):
+            *limits, logarithmic = _find_limits(axis, data[np.isfinite(data)])
+            scale = "log" if logarithmic else "linear"
+            ax.set(**{f"{name}scale": scale, f"{name}lim": limits, f"{name}label": axis.label})
+        for number, (line, (x, y, low, high)) in enumerate(zip(self.lines, lines)):
+            _draw_line(ax, line, x, y, f"line-{number}")
+            if line.low is not None:
+                ax.fill_between(x, low, high, color=line.colour, alpha=0.16, linewidth=0, gid="band")
+        if self.y.names:
+            ax.set_yticks(range(len(self.y.names)), self.y.names)
+        finish_axes(ax, whole=(self.x.whole, self.y.whole))
+        bottom, top = ax.get_xlim()
+        for row, (value, word) in enumerate(mark for mark in self.marks if bottom < mark[0] < top):
+            _draw_mark(ax, value, word, row)
+
+
+def write_figure(
+    charts: Sequence[Chart], path: Path, *, columns: int = 2, heading: str = "", shared_legend: bool = False
+) -> Path:
+    """Draw charts into one file, without those that are empty, and return its path; PNG, SVG or PDF by its ending.
+
+    Args:
+        charts: The charts, row by row.
+        path: The file.
+        columns: The charts of a row.
+        heading: Text above the charts.
+        shared_legend: Draw one legend for all charts in place of one legend below each.
+    """
+    return save_figure(draw_figure(charts, columns=columns, heading=heading, shared_legend=shared_legend), path)
+
+
+def draw_figure(charts: Sequence[Chart], *, columns: int = 2, heading: str = "", shared_legend: bool = False) -> Figure:
+    """Draw charts as a figure of matplotlib, with the arguments of `write_figure`."""
+    charts = [chart for chart in charts if chart.lines]
+    columns = max(1, min(columns, len(charts)))
+    rows = -(-len(charts) // columns)
+    figure = Figure(figsize=(5.5 * columns, 3.7 * rows + 0.19 * heading.count("\n")), layout="constrained")
+    legend: dict[str, Line] = {}
+    for number, chart in enumerate(charts):
+        ax = figure.add_subplot(rows, columns, number + 1)
+        chart.draw(ax)
+        ax.set_title(chart.title, fontsize=10, color=INK)
+        if shared_legend:
+            legend |= {name: line for name, line in chart.legend.items() if name not in legend}
+        elif chart.legend:
+            handles, names = _make_handles(chart.legend)
+            look: dict[str, Any] = {"bbox_to_anchor": (0.5, -0.17), "ncols": 2 if len(names) > 3 else 1, **_LEGEND}
+            ax.legend(handles, names, loc="upper center", fontsize=8, **look)
+    if legend:
+        handles, names = _make_handles(legend)
+        figure.legend(handles, names, loc="outside lower center", ncols=6, fontsize=9, **_LEGEND)
+    if heading:
+        figure.suptitle(heading, x=0.01, ha="left", fontsize=10, color=INK, linespacing=1.4)
+    return figure
+
+
+def draw_svg(chart: Chart) -> Markup:
+    """Draw a chart as SVG for a page; its lines have their names as titles."""
+    figure = Figure(figsize=(_WIDTH / 72, _HEIGHT / 72))  # 72 units of SVG an inch
+    ax = figure.subplots(gridspec_kw=_MARGINS if not chart.y.names else _MARGINS | {"left": 0.3})
+    text = io.StringIO()
+    with matplotlib.rc_context(_SVG):
+        chart.draw(ax)
+        for label in (ax.xaxis.label, ax.yaxis.label, *ax.get_xticklabels(), *ax.get_yticklabels(), *ax.texts):
+            label.set_fontsize(11.5)
+        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+    drawing = text.getvalue().partition("</metadata>")[2].rpartition("</svg>")[0]
+    for number, line in enumerate(chart.lines):
+        title = f'<g class="line"><title>{escape(line.name)}</title>'
+        drawing = drawing.replace(f'<g id="line-{number}">', title)
+    drawing = drawing.replace('<g id="band">', '<g class="band">')
+    drawing = re.sub(r'<g id="[^"]*"', "<g", drawing)
+    drawing = re.sub(r"(\d\.\d\d)\d+", r"\1", drawing)  # a hundredth of a pixel
+    for colour, name in ((INK, "ink"), (SOFT, "soft"), (RULE, "rule"), (PAPER, "paper")):
+        drawing = drawing.replace(colour, f"var(--{name})")
+    head = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" class="chart" aria-label="{escape(chart.title)}"'
+    return Markup(f'{head} xmlns:xlink="http://www.w3.org/1999/xlink">{drawing}</svg>')
+
+
+def _make_handles(legend: dict[str, Line]) -> tuple[list[Line2D], list[str]]:
+    return [Line2D([], [], **_look(line, 2.0)) for line in legend.values()], list(legend)
+
+
+def _look(line: Line, width: float) -> dict[str, Any]:
+    style = (0, tuple(length / width for length in line.dashes)) if line.dashes else "-"
+    look = {"color": line.colour, "linewidth": width, "linestyle": style}
+    if line.marker:
+        look |= {"marker": line.marker, "markersize": 6, "markerfacecolor": line.colour if line.filled else PAPER}
+    return look
+
+
+def _draw_line(ax: Axes, line: Line, x: np.ndarray, y: np.ndarray, identity: str) -> None:
+    (low, high), scale = ax.get_ylim(), ax.get_yscale()
+    low, high = sorted((low, high))
+    look = _look(line, 1.6)
+    if line.marker is None and len(x) <= _MARKED and not line.steps:
+        look |= {"marker": "o", "markersize": 3.6}
+    style = "steps-post" if line.steps else "default"
+    inside = np.clip(y, low, high)  # NaN stays NaN
+    ax.plot(x, inside, gid=identity, drawstyle=style, clip_on=bool(scale == "log" or len(x) > _MARKED), **look)
+    for beyond, marker in ((y < low, "v"), (y > high, "^")):
+        where = np.flatnonzero(beyond & np.isfinite(y))[:_MARKED]
+        if len(where):
+            ax.plot(x[where], inside[where], linestyle="none", marker=marker, color=line.colour, clip_on=False)
+
+
+def _draw_mark(ax: Axes, value: float, word: str, row: int) -> None:
+    """Draw a vertical line with its word; the word of each line has a row of its own."""
+    ax.axvline(value, color=SOFT, linewidth=0.8, linestyle="--")
+    left = ax.transLimits.transform(ax.transScale.transform((value, ax.get_ylim()[0])))[0] < 0.7
+    place = ((4 if left else -4), -4 - 13 * row)
+    look: dict[str, Any] = {"ha": "left" if left else "right", "va": "top", "fontsize": 8, "color": SOFT}
+    ax.annotate(word, (value, 1), xycoords=("data", "axes fraction"), xytext=place, textcoords="offset points", **look)
+
+
+def _find_limits(axis: Axis, values: np.ndarray) -> tuple[float, float, bool]:
+    """Return the two ends of an axis, and whether it is logarithmic: without positive values it cannot be."""
+    positive = values[values > 0]
+    logarithmic = axis.logarithmic and (len(positive) > 0 or axis.limits is not None)
+    if axis.names:
+        return len(axis.names) - 0.5, -0.5, False
+    if axis.limits is not None:
+        return *axis.limits, logarithmic
+    if logarithmic:
+        high = float(positive.max())
+        low = max(float(positive.min()), high * 10.0**-_DECADES)
+        if high < 10 * low and not 1e-3 < low < 1e5:  # ticks between powers of ten would have long names
+            return 10.0 ** math.floor(math.log10(low)), 10.0 ** math.ceil(math.log10(high) + 1e-9), True
+        room = 1.1 if high < 100 * low else 1.5
+        return low / room, high * room, True
+    low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
+    room = 0.04 * (high - low) or 0.05 * abs(high) or 1.0
+    return low if low == 0 else low - room, high + room, False
+
+
+def _thin(line: Line, points: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return a line's positions, values and band; of a long line the lowest and the highest value of each stretch."""
+    x, y = np.asarray(line.x, dtype=float), np.asarray(line.y, dtype=float)
+    y = np.where(np.isfinite(y), y, np.nan)
+    low, high = (y if part is None else np.asarray(part, dtype=float) for part in (line.low, line.high))
+    if len(x) > points:
+        chosen: list[int] = []
+        for stretch in np.array_split(np.arange(len(x)), max(1, points // 2)):
+            finite = stretch[np.isfinite(y[stretch])]
+            ends = {int(finite[y[finite].argmin()]), int(finite[y[finite].argmax()])} if len(finite) else set()
+            gap = set(stretch[np.isnan(y[stretch])][:1].tolist())  # a gap stays a gap
+            chosen += sorted(ends | gap)
+        x, y, low, high = x[chosen], y[chosen], low[chosen], high[chosen]
+    return x, y, low, high
