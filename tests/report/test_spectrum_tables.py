@@ -28,7 +28,7 @@ def test_answer_in_a_table(capsys, monkeypatch):
     print_answer(answer)
     said = table(capsys.readouterr().out)
     density = answer.density
-    assert said["method"].startswith("z1 (exact)")
+    assert said["method"].startswith("chain (exact)")
     assert said["mass"] == f"{density.mass:.5f} captured on {len(density.x)} points, {density.below:.5f} below them"
     low, high = (float(word) for word in said["singular values"].split(" – "))
     # infinitely many layers would reach from 0.51 to 1.97, one from 0.48 to 1.69

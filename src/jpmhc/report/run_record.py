@@ -143,9 +143,7 @@ def _read_votes(folder: Path) -> tuple[list[Answered], list[str]]:
 def _to_answered(test: Any) -> Answered | None:
     """Return one test of a file of votes; None if it is damaged."""
     try:
-        candidates = [
-            Candidate(_to_grid(one["grid"]), int(one["votes"]), int(one["of"])) for one in test["candidates"]
-        ]
+        candidates = [Candidate(_to_grid(one["grid"]), int(one["votes"]), int(one["of"])) for one in test["candidates"]]
         truth = None if test.get("output") is None else _to_grid(test["output"])
         return Answered(str(test.get("task")), int(test.get("test", 0)), _to_grid(test["input"]), truth, candidates)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
