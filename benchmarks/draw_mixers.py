@@ -7,18 +7,16 @@ differences to the plain model in every comparison (which_mixer.png). With anoth
 """
 
 import argparse
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from harness import RESULTS
 from jpmhc import MIXERS
 from jpmhc.experiments.comparison.statistics import compare_means, summarize
-from jpmhc.report.comparison import draw_comparison, format_table
-from jpmhc.report.comparison import draw_differences as draw_comparison_differences
-from jpmhc.report.style import finish_axes, save_figure
+from jpmhc.report.charts import write_figure
+from jpmhc.report.comparison import draw_comparison, draw_differences, format_table
 
 TITLES = {
     "language": "language model, 27 million parameters",
@@ -49,7 +47,9 @@ def main() -> None:
         return
     if "language" in found:
         print(f"wrote {draw_comparison(found['language'], arguments.to / 'which_mixer_language.png')}")
-    print(f"wrote {draw_differences(found, arguments.to / 'which_mixer.png')}")
+    charts = [dataclasses.replace(draw_differences(result), title=TITLES[name]) for name, result in found.items()]
+    heading = "held-out loss minus that of the plain model, 95 % interval over seeds; full dots: zero is outside"
+    print(f"wrote {write_figure(charts, arguments.to / 'which_mixer.png', columns=3, heading=heading)}")
 
 
 def read_result(path: Path, baseline: str) -> dict[str, Any]:
@@ -66,24 +66,6 @@ def read_result(path: Path, baseline: str) -> dict[str, Any]:
         "equal_means": tests,
         "runs": runs,
     }
-
-
-def draw_differences(found: dict[str, dict[str, Any]], path: Path) -> Path:
-    """Draw every mixer's paired difference of the loss to the baseline, a panel for each comparison."""
-    columns = min(3, len(found))
-    rows = -(-len(found) // columns)
-    figure = Figure(figsize=(4.4 * columns, 3.6 * rows), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False).flatten()
-    for axis, (name, result) in zip(panels, found.items()):
-        draw_comparison_differences(axis, result)
-        axis.set_title(TITLES[name], fontsize=11)
-        axis.set_xlabel("")
-        finish_axes(axis, most=5)
-    for axis in panels[len(found) :]:
-        axis.set_axis_off()
-    label = "held-out loss minus that of the plain model, 95 % interval over seeds; full dots: zero is outside"
-    figure.supxlabel(label, fontsize=10)
-    return save_figure(figure, path)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,15 @@ def test_points_lie_where_the_data_say_also_on_a_page():
     assert {"x", "y", "0.01", "100", "10"} <= words
 
 
+def test_numbers_of_a_page_are_written_in_full():
+    """Coordinates are rounded, but the text of a tick is not."""
+    chart = Chart("t", [Line("a", [0, 1], [0.001, 0.004], "#123456")], Axis("x"), Axis("y"))
+    svg = draw_svg(chart)
+    words = {part.text for part in ElementTree.fromstring(svg).iter() if part.tag.endswith("text")}
+    assert {"0.001", "0.002", "0.003", "0.004"} <= words
+    assert not re.search(r"\d\.\d{3}", re.sub(r">[^<]*<", "><", svg))
+
+
 def test_words_of_two_marks_do_not_meet():
     marks = [(7.5, "here"), (8, "there")]
     ax, _ = lines(Chart("t", [Line("a", [0, 10], [0, 1], "#123456")], Axis("x"), Axis("y"), marks))

@@ -9,7 +9,7 @@ import io
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,9 @@ class Chart:
         """The lines of the legend by their names; empty for a single line, which the title names."""
         named: dict[str, Line] = {}
         for line in filter(lambda line: line.name, self.lines):
-            named.setdefault(line.name, line)
+            entry = named.setdefault(line.name, line)
+            if entry.colour != line.colour:  # the name says which marker it is, not which colour
+                named[line.name] = replace(entry, colour=SOFT)
         return named if len(named) > 1 else {}
 
     def draw(self, ax: Axes) -> None:
@@ -161,6 +163,9 @@ def draw_figure(charts: Sequence[Chart], *, columns: int = 2, heading: str = "",
     columns = max(1, min(columns, len(charts)))
     rows = -(-len(charts) // columns)
     figure = Figure(figsize=(5.5 * columns, 3.7 * rows + 0.19 * heading.count("\n")), layout="constrained")
+    engine = figure.get_layout_engine()
+    assert engine is not None
+    engine.set(h_pad=0.08, w_pad=0.08)  # type: ignore[call-arg]
     legend: dict[str, Line] = {}
     for number, chart in enumerate(charts):
         ax = figure.add_subplot(rows, columns, number + 1)
@@ -196,11 +201,16 @@ def draw_svg(chart: Chart) -> Markup:
         drawing = drawing.replace(f'<g id="line-{number}">', title)
     drawing = drawing.replace('<g id="band">', '<g class="band">')
     drawing = re.sub(r'<g id="[^"]*"', "<g", drawing)
-    drawing = re.sub(r"(\d\.\d\d)\d+", r"\1", drawing)  # a hundredth of a pixel
+    drawing = re.sub(r"<[^>]+>", lambda tag: _round(tag[0]), drawing)
     for colour, name in ((INK, "ink"), (SOFT, "soft"), (RULE, "rule"), (PAPER, "paper")):
         drawing = drawing.replace(colour, f"var(--{name})")
     head = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" class="chart" aria-label="{escape(chart.title)}"'
     return Markup(f'{head} xmlns:xlink="http://www.w3.org/1999/xlink">{drawing}</svg>')
+
+
+def _round(tag: str) -> str:
+    """Round the coordinates in a tag to a hundredth of a pixel."""
+    return re.sub(r"(\d\.\d\d)\d+", r"\1", tag)
 
 
 def _make_handles(legend: dict[str, Line]) -> tuple[list[Line2D], list[str]]:
@@ -209,7 +219,7 @@ def _make_handles(legend: dict[str, Line]) -> tuple[list[Line2D], list[str]]:
 
 def _look(line: Line, width: float) -> dict[str, Any]:
     style = (0, tuple(length / width for length in line.dashes)) if line.dashes else "-"
-    look = {"color": line.colour, "linewidth": width, "linestyle": style}
+    look = {"color": line.colour, "linewidth": width, "linestyle": "none" if len(line.x) == 1 else style}
     if line.marker:
         look |= {"marker": line.marker, "markersize": 6, "markerfacecolor": line.colour if line.filled else PAPER}
     return look
@@ -234,9 +244,9 @@ def _draw_mark(ax: Axes, value: float, word: str, row: int) -> None:
     """Draw a vertical line with its word; the word of each line has a row of its own."""
     ax.axvline(value, color=SOFT, linewidth=0.8, linestyle="--")
     left = ax.transLimits.transform(ax.transScale.transform((value, ax.get_ylim()[0])))[0] < 0.7
-    place = ((4 if left else -4), -4 - 13 * row)
-    look: dict[str, Any] = {"ha": "left" if left else "right", "va": "top", "fontsize": 8, "color": SOFT}
-    ax.annotate(word, (value, 1), xycoords=("data", "axes fraction"), xytext=place, textcoords="offset points", **look)
+    place = ((4 if left else -4), 4 + 13 * row)
+    look: dict[str, Any] = {"ha": "left" if left else "right", "va": "bottom", "fontsize": 8, "color": SOFT}
+    ax.annotate(word, (value, 0), xycoords=("data", "axes fraction"), xytext=place, textcoords="offset points", **look)
 
 
 def _find_limits(axis: Axis, values: np.ndarray) -> tuple[float, float, bool]:

@@ -217,7 +217,7 @@ def draw_differences(result: Result) -> Chart:
         for row in result["summary"]
         if (difference := row["differences"].get(baseline)) and (mean := difference["mean"]) is not None
     ]
-    lines = [Line("", [0, 0], [-0.5, len(rows) - 0.5], SOFT)] if rows else []
+    lines = [Line("", [0, 0], [-0.5, len(rows) - 0.5], SOFT, marker="")] if rows else []
     for height, (arm, mean, interval) in enumerate(rows):
         colour = colour_of(split_arm(arm)[0])
         clear = interval is not None and interval[0] * interval[1] > 0
