@@ -16,14 +16,15 @@ from jpmhc.paper import METHODS
 # `python docs/draw_architecture.py` draws the table into docs/architecture.md.
 ALLOWED: dict[str, set[str]] = {
     "checks": set(),
+    "dtensors": set(),
     "files": set(),
     "modes": set(),
     "precision": set(),
     "machine": set(),
     "manifolds": {"checks", "modes", "precision"},
-    "mixers": {"checks", "manifolds", "modes", "precision"},
+    "mixers": {"checks", "dtensors", "manifolds", "modes", "precision"},
     "kernels": set(),
-    "connections": {"checks", "kernels", "mixers", "modes", "precision"},
+    "connections": {"checks", "dtensors", "kernels", "mixers", "modes", "precision"},
     "optim": {"checks", "manifolds"},
     "spectra": {"checks", "machine", "manifolds", "mixers"},
     "paper": {"checks", "files", "machine", "spectra"},

@@ -6,7 +6,7 @@ from jpmhc.connections.head import StreamHead
 from jpmhc.connections.hyper import HyperConnection
 from jpmhc.connections.parameters import parameter_groups
 from jpmhc.connections.plain_weights import load_plain_weights
-from jpmhc.connections.sharding import shard_connections
+from jpmhc.connections.sharding import parallelize_connections, shard_connections
 from jpmhc.connections.stack import HyperConnectionStack
 from jpmhc.connections.streams import expand_streams, reduce_streams
 from jpmhc.mixers import MIXERS, Mixer
@@ -21,6 +21,7 @@ __all__ = [
     "StreamHead",
     "expand_streams",
     "load_plain_weights",
+    "parallelize_connections",
     "parameter_groups",
     "reduce_streams",
     "shard_connections",

@@ -1,12 +1,13 @@
 """The map from streams to a connection's coefficients, with the parameters behind it."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from jpmhc import checks
+from jpmhc import checks, dtensors
 from jpmhc.connections import gates, reference
 from jpmhc.mixers import Mixer, SettingsModule
 
@@ -32,11 +33,14 @@ class CoefficientMap(SettingsModule):
     """Turns streams into logits and logits into coefficients; it stays in float32 when a model becomes half precision.
 
     Attributes:
+        tokens_apart: Whether each process of a tensor-parallel group has other tokens (`parallelize_connections`).
         bias: The logits that every token has: those of the start, and all there are if the coefficients are static. [K]
         weight: Multiplies the normalised streams, divided by √(n · dim) so that an optimiser's step moves the logits of
             a wide model no more than those of a narrow one; zero at the start, None if the coefficients are static.
             [K, n * dim]
     """
+
+    tokens_apart = False
 
     def __init__(
         self,
@@ -101,7 +105,7 @@ class CoefficientMap(SettingsModule):
         with torch.no_grad(), torch.device("cpu"):
             read = gates.READS[self.read].start(gates.favouring(self.favoured, n) - self.read_eps) * self.temperature
             write = gates.WRITES[self.write].start(torch.ones(n, dtype=torch.float64)) * self.temperature
-            self.bias.copy_(torch.cat([read, write, self.mixer.start().double()]))
+            dtensors.fill(self.bias, torch.cat([read, write, self.mixer.start().double()]))
             if self.weight is not None:
                 self.weight.zero_()
         self.mixer.reset_parameters()
@@ -123,8 +127,23 @@ class CoefficientMap(SettingsModule):
         """
         return self(None)  # a call of the module, so that hooks run which gather sharded parameters
 
-    def _map_to_all_logits(self) -> tuple[Tensor | None, Tensor]:
+    def _plain_parameters(self) -> tuple[Tensor | None, Tensor]:
+        """Return `parameters_in_use` as plain tensors in float32 or float64, also if they are DTensors or rounded."""
         weight, bias = self.parameters_in_use()
+        weight = None if weight is None else dtensors.leave(weight, self.tokens_apart)
+        bias = dtensors.leave(bias, self.tokens_apart)
+        if bias.dtype.itemsize >= 4:
+            return weight, bias
+        if not torch.compiler.is_compiling():
+            warnings.warn(
+                f"a mixed-precision policy rounds the coefficients of the hyper-connections to {bias.dtype}: call "
+                "jpmhc.shard_connections before fully_shard, which keeps them in float32",
+                stacklevel=2,
+            )
+        return None if weight is None else weight.float(), bias.float()
+
+    def _map_to_all_logits(self) -> tuple[Tensor | None, Tensor]:
+        weight, bias = self._plain_parameters()
         frames = [getattr(self.mixer, name).flatten() for name in self.mixer.grassmann_frames]
         if not frames:
             return weight, bias
@@ -164,7 +183,7 @@ class CoefficientMap(SettingsModule):
             if hooked:  # a hook may register hooks on these, which parameters would keep for ever
                 return None if weight is None else weight.clone(), bias.clone()
             return weight, bias
-        weight, bias = self.parameters_in_use()
+        weight, bias = self._plain_parameters()
         if weight is None:
             return self.constrain(bias.expand(x.shape[0], -1)), None if hooked else x
         # FSDP's hooks warn of outputs that are views.

@@ -67,7 +67,7 @@ def read(block: "HyperConnection", x: Tensor) -> tuple[Tensor, EagerState]:
 
 def applies(x: Tensor, coefficient: Tensor) -> bool:
     """Say whether this form can take the place of the reference for streams and coefficients of these types."""
-    return x.dtype == coefficient.dtype and is_eager()
+    return x.dtype == torch.promote_types(coefficient.dtype, torch.float32) and is_eager()
 
 
 def is_eager() -> bool:

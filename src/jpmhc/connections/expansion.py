@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from jpmhc import checks
+from jpmhc import checks, dtensors
+from jpmhc.connections import dtensor
 
 
 class StreamExpansion(nn.Module):
@@ -18,6 +19,8 @@ class StreamExpansion(nn.Module):
         x: [..., d] → [..., n, d]
     """
 
+    tokens_apart = False  # as of a `CoefficientMap`
+
     def __init__(
         self, streams: int = 4, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> None:
@@ -27,7 +30,10 @@ class StreamExpansion(nn.Module):
         self.scale = nn.Parameter(torch.ones(streams, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        return (x.unsqueeze(-2) * self.scale.unsqueeze(-1)).to(x.dtype)
+        scale = dtensors.leave(self.scale, self.tokens_apart).unsqueeze(-1)
+        own = dtensor.find_own(x, 1, self.tokens_apart) if dtensors.is_dtensor(x) else x
+        streams = (own.unsqueeze(-2) * scale).to(x.dtype)
+        return dtensor.spread(streams, x, 1) if dtensors.is_dtensor(x) else streams
 
     def extra_repr(self) -> str:
         return f"streams={len(self.scale)}"

@@ -215,7 +215,7 @@ def _find_obstacle(block: "HyperConnection", spec: Spec, device: str, dtype: tor
         return f"the connection is on {bias.device.type} and its streams are on {device}"
     if modes.is_transformed():
         return "the kernels have no rules for torch.func transforms, forward-mode derivatives and torch.jit.trace"
-    if bias.dtype != torch.float32:
+    if bias.dtype == torch.float64:
         return f"the coefficients must be float32, they are {bias.dtype}"
     from jpmhc.kernels.read_backward import why_not
 

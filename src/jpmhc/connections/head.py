@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from jpmhc import checks
-from jpmhc.connections import reference
+from jpmhc import checks, dtensors
+from jpmhc.connections import dtensor, reference
 from jpmhc.connections.streams import check_streams
 
 KINDS = ("learned", "mean", "sum")
@@ -29,6 +29,8 @@ class StreamHead(nn.Module):
     Shapes:
         x: [..., n, d], or [..., 1, d] for equal streams → [..., d]
     """
+
+    tokens_apart = False  # as of a `CoefficientMap`
 
     def __init__(
         self,
@@ -57,7 +59,10 @@ class StreamHead(nn.Module):
         if x.shape[-2] != self.streams:  # one that stands for n equal ones
             x = x.expand(*x.shape[:-2], self.streams, self.dim)
         if self.kind == "learned":
-            return read_streams(x, self.weight * self.scale, self.bias, self.eps, self.read_eps)
+            own = dtensor.find_own(x, 2, self.tokens_apart) if dtensors.is_dtensor(x) else x
+            weight, bias, scale = (dtensors.leave(p, self.tokens_apart) for p in (self.weight, self.bias, self.scale))
+            h = read_streams(own, weight * scale, bias, self.eps, self.read_eps)
+            return dtensor.spread(h, x) if dtensors.is_dtensor(x) else h
         return x.mean(-2) if self.kind == "mean" else x.sum(-2)
 
     def extra_repr(self) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jpmhc import checks, modes
-from jpmhc.connections import eager, fused, reference
+from jpmhc import checks, dtensors, modes
+from jpmhc.connections import dtensor, eager, fused, reference
 from jpmhc.connections.arguments import find_accepted
 from jpmhc.connections.coefficients import CoefficientMap, Coefficients
 from jpmhc.connections.contract import Form, State
@@ -144,6 +144,9 @@ class HyperConnection(SettingsModule):
     def coefficients(self, x: Tensor) -> Coefficients:
         """Compute read weights, write weights and skip matrix for each token of x, in float32 or float64."""
         check_streams(x, self.streams, self.dim)
+        if dtensors.is_dtensor(x):
+            own = self.coefficients(dtensor.find_own(x, 2, self.map.tokens_apart))
+            return Coefficients(*(dtensor.spread(part, x) for part in own))
         (read, write, skip), _ = self.map(flatten_streams(x, self.streams, self.dim))
         parts = (read, write * self.write_scale, skip)
         return Coefficients(*(c.reshape(*x.shape[:-2], *c.shape[1:]) for c in parts))
@@ -155,6 +158,8 @@ class HyperConnection(SettingsModule):
 
     def read_in_best_form(self, x: Tensor) -> tuple[Tensor, State]:
         """Read on the kernels where they apply, in PyTorch elsewhere."""
+        if dtensors.is_dtensor(x):
+            return dtensor.read(self, x)
         spec = self.find_spec(x)
         if spec is not None:
             return fused.read(x, *self.map.parameters_for_kernels(), spec)
@@ -217,14 +222,17 @@ class HyperConnection(SettingsModule):
     def normalise(self, x: Tensor) -> Tensor:
         """Apply the norm that follows the write, if there is one. [..., n, dim]"""
         if self.layer_norm is not None:
-            return reference.normalise_layer(x, self.layer_norm.weight, self.layer_norm.bias, self.map.eps)
+            return reference.normalise_layer(x, *self._norm_parameters(self.layer_norm), self.map.eps)
         return x if self.post_norm is None else reference.normalise_streams(x, self.map.eps)
+
+    def _norm_parameters(self, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+        return dtensors.leave(norm.weight, self.map.tokens_apart), dtensors.leave(norm.bias, self.map.tokens_apart)
 
     def freeze_norm(self) -> Callable[[Tensor], Tensor]:
         """Return `normalise` with the settings and weights of now, and without gradients for the weights."""
         eps = self.map.eps
         if self.layer_norm is not None:
-            weight, bias = keep(self.layer_norm.weight), keep(self.layer_norm.bias)
+            weight, bias = map(keep, self._norm_parameters(self.layer_norm))
             return lambda x: reference.normalise_layer(x, weight.find(), bias.find(), eps)
         return (lambda x: x) if self.post_norm is None else lambda x: reference.normalise_streams(x, eps)
 

@@ -1,5 +1,6 @@
 """Which parameters weight decay may touch."""
 
+import sys
 from typing import Any
 
 from torch import nn
@@ -22,6 +23,14 @@ def parameter_groups(model: nn.Module, weight_decay: float, *, projections_apart
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"parameter_groups takes the model itself, got {type(model).__name__}")
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    for name, module in model.named_modules():
+        if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
+            raise ValueError(
+                f"{name or 'the model'} is in FullyShardedDataParallel already, which flattens matrices, so that they "
+                "cannot be told from biases: call parameter_groups before it (with use_orig_params=True), or take "
+                "fully_shard"
+            )
     checks.switch(projections_apart, "projections_apart")
     checks.to_non_negative_number(weight_decay, "weight_decay")
     maps = [module for module in model.modules() if isinstance(module, CoefficientMap)]

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from jpmhc import modes
+from jpmhc import dtensors, modes
 from jpmhc.connections.kept import Kept, keep
 
 SUBLAYER_KEEPS = 4  # hidden states, at least: the input, its norm, an inner state and the output
@@ -55,10 +55,10 @@ def may_recompute(x: Tensor) -> bool:
     """Say whether this module decides what is kept of the streams, and can tell them apart.
 
     It does not decide where somebody else takes all saved tensors: activation checkpointing, `save_on_cpu`. Streams are
-    told apart by their memory, which empty and transformed ones do not have.
+    told apart by their memory, which empty and transformed ones and DTensors do not have.
     """
     saved_elsewhere = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
-    return not saved_elsewhere and x.numel() > 0 and not modes.is_transformed()
+    return not (saved_elsewhere or x.numel() == 0 or modes.is_transformed() or dtensors.is_dtensor(x))
 
 
 class Segment:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from jpmhc import precision
+from jpmhc import modes, precision
 from jpmhc.connections.kept import keep
 from jpmhc.connections.streams import flatten_streams
 
@@ -128,7 +128,10 @@ def read(block: "HyperConnection", x: Tensor) -> tuple[Tensor, ReferenceState]:
 
 def finish_write(block: "HyperConnection", x: Tensor, out: Tensor, mean: bool) -> Tensor:
     """Give the new streams [T, n, d] the leading shape of x and the block's norm. Return them, or their mean."""
-    out = block.normalise(out.view(*x.shape[:-2], block.streams, block.dim))
+    shape = (*x.shape[:-2], block.streams, block.dim)
+    # FSDP warns of a module that returns a view. Nobody else has this tensor, so that it need not be one.
+    traced = torch.compiler.is_compiling() or modes.is_transformed()
+    out = block.normalise(out.view(shape) if traced else torch.ops.aten._unsafe_view(out, shape))
     return out.mean(-2) if mean else out
 
 

@@ -1,34 +1,113 @@
-"""Fully sharded training (FSDP2) of models with hyper-connections."""
+"""Models with hyper-connections on many processes: fully sharded (FSDP2), and in tensor parallelism."""
 
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from jpmhc import checks
 from jpmhc.connections.coefficients import CoefficientMap
+from jpmhc.connections.expansion import StreamExpansion
+from jpmhc.connections.head import StreamHead
 from jpmhc.connections.hyper import HyperConnection
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
-def shard_connections(model: nn.Module, **options: Any) -> None:
+
+def shard_connections(model: nn.Module, *, sublayers: bool = True, **options: Any) -> None:
     """Shard every connection's sublayer and coefficients with `torch.distributed.fsdp.fully_shard`.
 
     Call it before `fully_shard(model, **options)`, which takes care of the rest of the model. The coefficients of all
     connections form one group of their own that no mixed-precision policy reaches: they stay float32, are gathered
     once a step, and the fused kernels run as on one device. To shard a connection as a whole would put FSDP's hooks
-    between neighbours that are fused, and the policy would round the coefficients.
+    between neighbours that are fused, and the policy would round the coefficients. Connections without a sublayer,
+    such as those of a wrapped model, belong to a layer, which is sharded in its place.
 
     Args:
         model: Any module with `HyperConnection`s inside.
-        options: For `fully_shard` of the sublayers: `mesh`, `mp_policy`, `reshard_after_forward`, …
+        sublayers: Whether to shard sublayers and layers too. False leaves all but the coefficients to calls of
+            `fully_shard` that follow.
+        options: For `fully_shard` of the sublayers and layers: `mesh`, `mp_policy`, `reshard_after_forward`, …
     """
+    maps: list[nn.Module] = [*_find_maps(model)]
+    checks.switch(sublayers, "sublayers")
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    for name, module in model.named_modules():
+        if fsdp is not None and isinstance(module, fsdp.FSDPModule) and any(one in maps for one in module.modules()):
+            raise ValueError(
+                f"fully_shard was already applied to {name or 'the model'}, which has connections inside: call "
+                "shard_connections first, and fully_shard for the layers around them after it"
+            )
     from torch.distributed.fsdp import fully_shard
 
+    fully_shard(maps, mesh=options.get("mesh"), reshard_after_forward=False)
+    for module in _find_sharded(model) if sublayers else ():
+        fully_shard(module, **options)
+
+
+def parallelize_connections(model: nn.Module, mesh: "DeviceMesh", *, sequence_parallel: bool = False) -> None:
+    """Make the connections part of tensor parallelism: their weights become DTensors, equal on all processes of a mesh.
+
+    Call it where `torch.distributed.tensor.parallel.parallelize_module` is called for the sublayers, before
+    `shard_connections` and `fully_shard`. Streams may be plain tensors or DTensors.
+
+    Args:
+        model: Any module with `HyperConnection`s inside.
+        mesh: The processes that share the sublayers' weights.
+        sequence_parallel: Whether each process has the streams of other tokens, and the gradients of the connections'
+            weights are thus sums over the processes. False: each process has the streams of all tokens.
+    """
+    _find_maps(model)
+    checks.switch(sequence_parallel, "sequence_parallel")
+    from torch.distributed.tensor import distribute_tensor
+
+    for name, module in model.named_modules():
+        if isinstance(module, HyperConnection):
+            if list(module.mixer.parameters()):
+                raise ValueError(
+                    f"{name}: the mixer {type(module.mixer).__name__} has parameters of its own, which tensor "
+                    "parallelism does not cover: make its coefficients dynamic"
+                )
+            parts: list[Any] = [module.map, *([] if module.layer_norm is None else [module.layer_norm])]
+        elif isinstance(module, StreamHead | StreamExpansion):
+            parts = [module]
+        else:
+            continue
+        for part in parts:
+            part.tokens_apart = sequence_parallel
+            for key, parameter in part.named_parameters(recurse=False):
+                equal = distribute_tensor(parameter.detach(), mesh)
+                setattr(part, key, nn.Parameter(equal, requires_grad=parameter.requires_grad))
+
+
+def _find_maps(model: nn.Module) -> list[CoefficientMap]:
+    """Return the coefficients of all connections; raise an error if there are none."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"expected a module with hyper-connections, got {type(model).__name__}")
-    maps: list[nn.Module] = [module for module in model.modules() if isinstance(module, CoefficientMap)]
+    maps = [module for module in model.modules() if isinstance(module, CoefficientMap)]
     if not maps:
-        raise ValueError(f"{type(model).__name__} has no hyper-connections to shard")
-    fully_shard(maps, mesh=options.get("mesh"), reshard_after_forward=False)
-    for module in list(model.modules()):
-        sublayer = module.sublayer if isinstance(module, HyperConnection) else None
-        if isinstance(sublayer, nn.Module) and any(True for _ in sublayer.parameters()):
-            fully_shard(sublayer, **options)
+        raise ValueError(f"{type(model).__name__} has no hyper-connections")
+    return maps
+
+
+def _find_sharded(model: nn.Module) -> list[nn.Module]:
+    """Return the sublayers of all connections and, for connections without one, the layers that they belong to.
+
+    That layer is the innermost module around the connection which has other parameters than connections' own; it may
+    not be the model as a whole.
+    """
+    modules = dict(model.named_modules())
+    connections = {name: module for name, module in modules.items() if isinstance(module, HyperConnection)}
+    own = {parameter for module in connections.values() for parameter in module.parameters()}
+    sharded: list[nn.Module] = []
+    for name, connection in connections.items():
+        if isinstance(connection.sublayer, nn.Module):
+            if any(True for _ in connection.sublayer.parameters()):
+                sharded.append(connection.sublayer)
+        elif connection.sublayer is None:
+            while name and own.issuperset(modules[name].parameters()):
+                name = name.rpartition(".")[0]
+            if name and modules[name] not in sharded:
+                sharded.append(modules[name])
+    return sharded

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 
-from jpmhc import checks, modes
+from jpmhc import checks, dtensors, modes
 
 _ROUNDED = 1e-3  # by how much of the largest number equal streams may differ after others have mixed them
 
@@ -81,6 +81,8 @@ def flatten_streams(x: Tensor, streams: int, dim: int) -> Tensor:
 
 def check_sublayer_output(y: Any, x: Tensor) -> Tensor:
     """Return what a sublayer returned, if it can be written back to the streams x. [..., d]"""
+    if dtensors.is_dtensor(x) and not dtensors.is_dtensor(y):  # sublayers may return this process's tokens alone
+        x = x.to_local()  # type: ignore[attr-defined]
     wanted = (*x.shape[:-2], x.shape[-1])
     if not isinstance(y, Tensor) or y.shape != wanted:
         found = list(y.shape) if isinstance(y, Tensor) else type(y).__name__

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from jpmhc import dtensors
 from jpmhc.manifolds import grassmann
 from jpmhc.mixers.base import Mixer, TritonForm
 
@@ -54,7 +55,7 @@ class Grassmann(Mixer):
     def reset_parameters(self) -> None:
         if not self.logits:
             with torch.no_grad(), torch.device("cpu"):
-                self.frame.copy_(self._start_frame())
+                dtensors.fill(self.frame, self._start_frame())
 
     def forward(self, logits: Tensor) -> Tensor:
         if self.logits:

@@ -1,0 +1,97 @@
+"""The form of a connection for streams that are a DTensor: each process computes with its own tokens, in another form.
+
+Connections compute token by token. Streams that are sharded along the sequence, as `SequenceParallel` leaves them, thus
+need no communication. The sublayer gets a DTensor that is sharded as the streams are, and may return a plain tensor of
+this process's tokens or a DTensor of any placement.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from jpmhc import dtensors
+from jpmhc.connections.contract import State
+
+if TYPE_CHECKING:
+    from jpmhc.connections.hyper import HyperConnection
+
+
+class DTensorState(NamedTuple):
+    """The state of a read from a DTensor."""
+
+    x: Any  # the DTensor
+    own: State  # of this process's tokens, whose form computes
+
+    def fits(self, block: "HyperConnection") -> bool:
+        return self.own.fits(block)
+
+    def write(self, block: "HyperConnection", x: Any, y: Any, mean: bool) -> Tensor:
+        out = self.own.write(block, self._own_streams(x), take_own(y, x), mean)
+        return spread(out, x)
+
+    def joins(self, block: "HyperConnection", x: Any, following: "HyperConnection") -> bool:
+        return self.own.joins(block, self._own_streams(x), following)
+
+    def write_read(
+        self, block: "HyperConnection", x: Any, y: Any, following: "HyperConnection"
+    ) -> "tuple[Tensor, Tensor, DTensorState] | None":
+        joined = self.own.write_read(block, self._own_streams(x), take_own(y, x), following)
+        if joined is None:
+            return None
+        out, h, own = joined
+        out = spread(out, x)
+        return out, spread(h, x), DTensorState(out, own)
+
+    def make_rewrite(
+        self, block: "HyperConnection", y: Any, following: "HyperConnection | None"
+    ) -> Callable[[Tensor], Tensor]:
+        raise TypeError("streams that are a DTensor are not written again: a stack keeps them all")
+
+    def _own_streams(self, x: Any) -> Tensor:
+        return self.own.x if x is self.x else x.to_local()
+
+
+def read(block: "HyperConnection", x: Any) -> tuple[Tensor, DTensorState]:
+    """Read this process's tokens in the best form, and return the sublayer's input as a DTensor."""
+    own = find_own(x, 2, block.map.tokens_apart)
+    h, state = block.read_in_best_form(own)
+    return spread(h, x), DTensorState(x, state)
+
+
+def find_own(x: Any, size_dims: int, tokens_apart: bool) -> Tensor:
+    """Return this process's tokens of a DTensor; raise an error if they are not as weights were prepared for.
+
+    Args:
+        x: The DTensor. [..., d] or [..., n, d]
+        size_dims: How many of its last dimensions are within a token: 1 or 2.
+        tokens_apart: Whether the weights were prepared for other tokens on each process.
+    """
+    for placement in x.placements:
+        if not (placement.is_replicate() or (placement.is_shard() and placement.dim < x.ndim - size_dims)):
+            raise ValueError(
+                f"streams may be sharded along the batch or the sequence, not within a token: they are {x.placements}"
+            )
+    if {placement.is_shard() for placement in x.placements} != {tokens_apart}:
+        raise ValueError(
+            f"the streams are a DTensor with the placements {x.placements}, for which these weights are not prepared: "
+            f"call jpmhc.parallelize_connections(model, mesh, sequence_parallel={not tokens_apart})"
+        )
+    return x.to_local()
+
+
+def take_own(y: Any, x: Any) -> Tensor:
+    """Return this process's tokens of a sublayer's output, for streams x that are a DTensor. [..., d]"""
+    if not dtensors.is_dtensor(y):
+        return y
+    return y.redistribute(x.device_mesh, x.placements).to_local()
+
+
+def spread(own: Tensor, x: Any, size_dims: int = 2) -> Tensor:
+    """Return this process's tokens as a DTensor that is placed as x, of which `size_dims` dimensions are in a token."""
+    from torch.distributed.tensor import DTensor
+
+    shape = torch.Size((*x.shape[:-size_dims], *own.shape[x.ndim - size_dims :]))
+    stride = own.new_empty(shape, device="meta").stride()
+    return DTensor.from_local(own, x.device_mesh, x.placements, run_check=False, shape=shape, stride=stride)

@@ -1,0 +1,45 @@
+"""DTensors, the tensors of `torch.distributed` that are spread over processes: find them, fill them, leave them."""
+
+import sys
+from typing import Any
+
+from torch import Tensor
+
+
+def is_dtensor(value: object) -> bool:
+    """Say whether a value is a DTensor, without loading `torch.distributed.tensor`, which takes half a second."""
+    tensors = sys.modules.get("torch.distributed.tensor")
+    return tensors is not None and isinstance(value, tensors.DTensor)
+
+
+def fill(target: Any, values: Tensor) -> None:
+    """Copy values into a tensor, in place. If it is a DTensor, each process copies its own part of them."""
+    if is_dtensor(target):
+        from torch.distributed.tensor import distribute_tensor
+
+        values = values.to(target.device, target.dtype)
+        values = distribute_tensor(values, target.device_mesh, target.placements, src_data_rank=None)
+    target.copy_(values)
+
+
+def leave(parameter: Any, tokens_apart: bool) -> Tensor:
+    """Return a parameter as a plain tensor, also if it is a DTensor that is equal on all processes.
+
+    Args:
+        parameter: The parameter.
+        tokens_apart: Whether each process computes with tokens of its own. The gradient is then the sum over all
+            processes; otherwise every process computes the whole gradient.
+    """
+    if not is_dtensor(parameter):
+        return parameter
+    from torch.distributed.tensor import Partial, Replicate
+
+    mesh = parameter.device_mesh
+    equal = [Replicate()] * mesh.ndim
+    if list(parameter.placements) != equal:
+        raise RuntimeError(
+            f"a connection's weights are sharded over processes ({parameter.placements}): call the model that "
+            "fully_shard was applied to, or the connection as a module, so that FSDP gathers them"
+        )
+    gradient = [Partial() if tokens_apart else Replicate()] * mesh.ndim
+    return parameter.redistribute(mesh, equal).to_local(grad_placements=gradient)

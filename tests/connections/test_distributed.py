@@ -1,0 +1,101 @@
+"""Every way to train on several processes equals one process; `make test-distributed` runs those on 4 and 8 too."""
+
+import functools
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+
+import jpmhc
+from tests.connections import parallel_cases
+from tests.connections.parallel_cases import CASES, Outcome, make_model
+from tests.connections.ranks import run_on
+
+
+@functools.cache
+def run_cases(processes: int) -> dict[tuple[str, str], Outcome]:
+    """Run all cases for so many processes, in one group."""
+    return run_on(processes, parallel_cases.run_all, timeout=150 * processes)[0]
+
+
+def list_cases(processes: int) -> list[tuple[str, str]]:
+    return [(name, kind) for name, case in CASES.items() if processes in case.processes for kind in case.kinds]
+
+
+@pytest.mark.parametrize(("name", "kind"), list_cases(2))
+def test_two_processes_equal_one(name: str, kind: str):
+    assert run_cases(2)[name, kind].difference < CASES[name].tolerance
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("processes", "name", "kind"), [(count, *case) for count in (4, 8) for case in list_cases(count)]
+)
+def test_more_processes_equal_one(processes: int, name: str, kind: str):
+    assert run_cases(processes)[name, kind].difference < CASES[name].tolerance
+
+
+def raise_errors() -> dict[str, str]:
+    """Do what is refused, and return the messages."""
+    mesh = init_device_mesh("cpu", (2,))
+    streams = torch.randn(2, 4, 4, 16)
+
+    def give_dtensor(model: nn.Module, dim: int) -> None:
+        model(distribute_tensor(streams, mesh, [Shard(dim)]))
+
+    def shard_late(model: parallel_cases.OwnModel) -> None:
+        for block in model.blocks:
+            fully_shard(block)
+        jpmhc.shard_connections(model)
+
+    def prepare(model: nn.Module) -> nn.Module:
+        jpmhc.parallelize_connections(model, mesh, sequence_parallel=True)
+        return model
+
+    attempts = {
+        "plain weights": lambda: give_dtensor(jpmhc.HyperConnection(nn.Identity(), 16, index=1), 1),
+        "streams apart": lambda: give_dtensor(prepare(jpmhc.HyperConnection(nn.Identity(), 16, index=1)), 2),
+        "sharded late": lambda: shard_late(parallel_cases.OwnModel()),
+        "FSDP1 first": lambda: jpmhc.parameter_groups(
+            FullyShardedDataParallel(make_model("own"), device_id=torch.device("cpu")), 0.1
+        ),
+        "frames": lambda: prepare(jpmhc.HyperConnection(None, 16, mixer="grassmann", dynamic=False)),
+    }
+    messages = {}
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except ValueError as error:
+            messages[name] = str(error)
+    return messages
+
+
+def test_what_cannot_work_is_refused():
+    for messages in run_on(2, raise_errors):
+        assert "call jpmhc.parallelize_connections(model, mesh, sequence_parallel=True)" in messages["plain weights"]
+        assert "not within a token" in messages["streams apart"]
+        assert "call shard_connections first" in messages["sharded late"]
+        assert "call parameter_groups before it" in messages["FSDP1 first"]
+        assert "has parameters of its own" in messages["frames"]
+
+
+def shard_apart() -> tuple[float, list[str]]:
+    """Return the error of a forgotten sum of gradients, and what a rounding policy makes the connections warn of."""
+    forgotten = parallel_cases.sequence_parallel_without_sum("own")
+    model = make_model("own").float()
+    for block in model.blocks:
+        fully_shard(block, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+    with pytest.warns(UserWarning, match="coefficients") as warned:
+        model(parallel_cases.make_tokens(0)).sum().backward()
+    return forgotten, [str(one.message) for one in warned]
+
+
+def test_forgotten_sum_is_seen_and_rounding_is_warned_of():
+    assert dist.is_available()
+    for forgotten, messages in run_on(2, shard_apart):
+        assert forgotten > 1e-3  # so the comparison of the cases above can fail
+        assert any("call jpmhc.shard_connections before fully_shard" in message for message in messages)
