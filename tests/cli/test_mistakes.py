@@ -77,7 +77,7 @@ def test_a_misspelt_option_is_answered_with_the_nearest_name(capsys, words, sent
         ("diagnose json:", "a model is named FILE.py:FUNCTION or MODULE:FUNCTION, and 'json:' lacks one of the two"),
         ("diagnose json:loads --device tpu", "device must be cpu or cuda, not 'tpu'"),
         ("spectrum --mixer nonsense", "no random skip is called 'nonsense'; choose one of identity,"),
-        ("spectrum --method guess", "no method is called 'guess'; choose one of auto, chain,"),
+        ("spectrum --method guess", "no method is called 'guess'; choose one of chain,"),
         ("spectrum --eta 0", "eta must be positive and finite, got 0.0"),
         ("panel --samples 1", "a panel needs at least one mixer, at least one depth and as many sample counts"),
         ("demo --mixers", "mixers must name at least one mixer, such as rotation,"),

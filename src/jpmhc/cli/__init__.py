@@ -82,7 +82,7 @@ def _run_command(name: str, words: list[str]) -> None:
     try:
         with _ending_at_once_on_interrupt():
             command = import_module(f"jpmhc.cli.{name.replace('-', '_')}")
-            from jpmhc.cli.mistakes import refusing_in_one_sentence
+            from jpmhc.cli.command import refusing_in_one_sentence
         with refusing_in_one_sentence(command.main, words):
             command.main(words)
             print(end="", flush=True)  # or a full disk would be noticed too late

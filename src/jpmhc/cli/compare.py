@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from jpmhc.cli.command import parse_and_call
 from jpmhc.cli.forms import make_option_form, read_option_form
 from jpmhc.cli.train import defaults_in, value_of
 from jpmhc.experiments.comparison.comparison import Comparison
@@ -40,7 +41,7 @@ def main(words: Sequence[str]) -> None:
     else:
         form, read = _recursive_form(defaults_in([*words, "--task.kind", kind]))
         arms = Comparison.arms
-    tyro.cli(compare_with_form(form, read, arms), prog="jpmhc compare", args=words)
+    parse_and_call(compare_with_form(form, read, arms), "jpmhc compare", words)
 
 
 def compare_with_form(form: Any, read: Reader, arms: tuple[str, ...]) -> Callable[..., None]:

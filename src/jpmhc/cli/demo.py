@@ -7,10 +7,8 @@ import tyro
 from rich.console import Console
 
 from jpmhc.cli.command import make_main
-from jpmhc.cli.output import result_folder
+from jpmhc.cli.output import StageProgress, result_folder
 from jpmhc.experiments.demo import DEFAULT, DemoConfig, run_demo
-from jpmhc.report.demo import sum_up, tabulate_outcomes, write_demo_page
-from jpmhc.report.progress import StageProgress
 
 
 def demo(config: Annotated[DemoConfig, tyro.conf.arg(name="")] = DEFAULT, out: Path = Path("out/demo")) -> None:
@@ -22,6 +20,8 @@ def demo(config: Annotated[DemoConfig, tyro.conf.arg(name="")] = DEFAULT, out: P
         config: What to train.
         out: Folder for the page.
     """
+    from jpmhc.report.demo import sum_up, tabulate_outcomes, write_demo_page
+
     with result_folder(out), StageProgress(len(config.mixers) * config.seeds + config.seeds) as progress:
         progress.show(f"training {config.title}")
         outcomes = run_demo(config, lambda what, done, of: progress.show(f"{done} of {of} runs done: {what}"))

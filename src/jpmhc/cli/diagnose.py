@@ -15,7 +15,7 @@ import tyro
 from torch import nn
 
 from jpmhc.cli.command import make_main
-from jpmhc.cli.output import result_folder
+from jpmhc.cli.output import StageProgress, result_folder
 from jpmhc.diagnose import diagnose as diagnose_model
 from jpmhc.experiments.training.checkpoint import load_model, locate_checkpoint
 from jpmhc.files import write_file
@@ -59,7 +59,6 @@ def diagnose(
     """
     from jpmhc.report.diagnosis import draw_diagnosis, render_diagnosis, write_singular_values
     from jpmhc.report.page import write_page
-    from jpmhc.report.progress import StageProgress
 
     if device.partition(":")[0] not in ("cpu", "cuda"):
         raise ValueError(f"device must be cpu or cuda, not {device!r}")

@@ -4,8 +4,6 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from jpmhc.cli.command import make_main
-from jpmhc.report.explorer import read_atlas, render_explorer
-from jpmhc.report.page import write_page
 
 
 def explore(out: Path = Path("out/explore.html")) -> None:
@@ -16,6 +14,9 @@ def explore(out: Path = Path("out/explore.html")) -> None:
     Args:
         out: The page, which opens from disk and needs no network.
     """
+    from jpmhc.report.explorer import read_atlas, render_explorer
+    from jpmhc.report.page import write_page
+
     with as_file(files("jpmhc.report") / "atlas.npz") as path:
         atlas = read_atlas(path)
     print(f"wrote {write_page(render_explorer(atlas), out)}")

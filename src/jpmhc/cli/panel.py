@@ -6,7 +6,7 @@ from typing import Annotated
 import tyro
 
 from jpmhc.cli.command import make_main
-from jpmhc.cli.output import result_folder
+from jpmhc.cli.output import StageProgress, result_folder
 from jpmhc.paper.panel import PanelConfig
 from jpmhc.paper.panel import panel as compute_cells
 
@@ -23,7 +23,6 @@ def panel(
         out: Folder for panel.png, panel_log.png (logarithmic axes) and panel.csv.
         kernel: Draw a Gaussian kernel estimate of the sampled singular values beside their histogram.
     """
-    from jpmhc.report.progress import StageProgress
     from jpmhc.report.spectrum_figures import draw_panel
     from jpmhc.report.spectrum_tables import print_panel, write_panel
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from jpmhc.cli.command import make_main
-from jpmhc.cli.output import result_folder
+from jpmhc.cli.output import StageProgress, result_folder
 from jpmhc.diagnose.recommend import Candidate
 from jpmhc.diagnose.recommend import recommend as rank_mixers
 from jpmhc.spectra import Density, density
@@ -50,7 +50,6 @@ def recommend(
         spectra: Draw the predicted spectra of so many of the first choices at the last depth; up to a minute each.
         out: Folder for recommendation.png and recommendation.csv.
     """
-    from jpmhc.report.progress import StageProgress
     from jpmhc.report.recommendation import (
         draw_recommendation,
         draw_spectra,

@@ -6,9 +6,6 @@ from typing import Annotated
 import tyro
 
 from jpmhc.cli.command import make_main
-from jpmhc.report.page import write_page
-from jpmhc.report.run_page import render_runs
-from jpmhc.report.run_record import read_run
 
 
 def report(runs: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path | None = None) -> None:
@@ -21,6 +18,10 @@ def report(runs: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path | 
         runs: Folders of runs; those that differ by their seed alone are drawn as one line with its spread.
         out: The page; by default report.html in the folder of the run, and out/report.html for several.
     """
+    from jpmhc.report.page import write_page
+    from jpmhc.report.run_page import render_runs
+    from jpmhc.report.run_record import read_run
+
     if not runs:
         raise ValueError("name at least one folder of a run to report on")
     page = render_runs([read_run(run) for run in dict.fromkeys(runs)])

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from jpmhc.checks import choice, to_non_negative_number, to_positive_number, to_whole_number
 from jpmhc.cli.command import make_main
-from jpmhc.cli.output import result_folder
+from jpmhc.cli.output import StageProgress, result_folder, warnings_in_one_line
 from jpmhc.files import write_csv
 from jpmhc.paper.methods import METHODS, transform
 from jpmhc.report.spectrum_tables import Answer, print_answer
@@ -237,7 +237,6 @@ def spectrum(query: Annotated[Query, tyro.conf.arg(name="")], out: Path = Path("
     Args:
         out: Folder for spectrum.png and spectrum.csv.
     """
-    from jpmhc.report.progress import StageProgress, warnings_in_one_line
     from jpmhc.report.spectrum_figures import draw_spectrum
     from jpmhc.report.style import EXACT, colour_of
 

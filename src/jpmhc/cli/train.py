@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import torch
 import tyro
 
+from jpmhc.cli.command import parse_and_call
 from jpmhc.cli.forms import make_option_form, read_option_form
 from jpmhc.cli.output import is_first_process
 from jpmhc.experiments.models import RecursiveConfig
@@ -19,7 +20,7 @@ from jpmhc.experiments.training.presets import PRESETS
 
 def main(words: Sequence[str]) -> None:
     """Parse the words after `jpmhc train` and run it with the defaults of the preset and the task they name."""
-    tyro.cli(train_with_defaults(defaults_in(words)), prog="jpmhc train", args=words)
+    parse_and_call(train_with_defaults(defaults_in(words)), "jpmhc train", words)
 
 
 def defaults_in(words: Sequence[str]) -> TrainConfig:

@@ -130,7 +130,7 @@ def make_charts(result: Result) -> list[Chart]:
             gaps.append(_mean_line(arm, looks, pairs[0][0]["step"], differences))
         norms += _draw_mean(arm, looks, [one.get("train", {}) for one in runs.values()], "gradient_norm", True)
         collapsed += _draw_mean(arm, looks, [one.get("mixing", {}) for one in runs.values()], "collapsed")
-    share = Axis("share of singular values below 0.1", limits=(0.0, 1.0))
+    share = Axis("share of singular values below 0.1", limits=(-0.02, 1.02))
     charts = [
         Chart("validation loss", losses, _STEP, Axis("loss", True)),
         Chart(f"validation loss minus that of {baseline}, by seed", gaps, _STEP, Axis("difference of losses")),

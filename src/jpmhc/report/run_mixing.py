@@ -80,7 +80,7 @@ def _draw_product(group: RunGroup, last: dict[str, Any]) -> Chart:
 
 
 def _draw_history(group: RunGroup) -> list[Chart]:
-    share = Axis("share of singular values below 0.1", limits=(0.0, 1.0))
+    share = Axis("share of singular values below 0.1", limits=(-0.02, 1.02))
     charts: tuple[tuple[str, Axis, Series], ...] = (
         ("distance of the skips to I", Axis("mean over connections"), _combine("distance_to_identity", np.mean)),
         ("violation of the set", Axis("largest of all connections", True), _combine("violation", np.max)),

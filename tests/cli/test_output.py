@@ -2,7 +2,7 @@
 
 import warnings
 
-from jpmhc.report.progress import StageProgress, warnings_in_one_line
+from jpmhc.cli.output import StageProgress, warnings_in_one_line
 
 
 def test_stages_advance_when_the_next_begins():
