@@ -54,6 +54,20 @@ def parts(arguments: argparse.Namespace) -> Comparison:
     return dataclasses.replace(whole, arms=("plain", "cayley", *changed), learning_rates=(2e-3,), seeds=(0, 1))
 
 
+def large(arguments: argparse.Namespace) -> Comparison:
+    """The comparison `language` with 112 million parameters and 150 million tokens, each of them read at most twice."""
+    preset = LANGUAGE["tiny" if arguments.size == "tiny" else "112m"]
+    tokens = prepare_tokens(arguments.text, limit=100_000_000)
+    experiment = dataclasses.replace(preset, tokens=tokens, epochs=2)
+    return Comparison(experiment, DEEP, (1e-3, 1.6e-3), (0, 1))
+
+
+def clock(arguments: argparse.Namespace) -> Comparison:
+    """Loss against the time of the GPU, for runs that have it alone: the comparison `large` with few arms."""
+    arms = ("plain", "cayley", "cayley:streams=2", "plain-long")
+    return dataclasses.replace(large(arguments), arms=arms, learning_rates=(1e-3,), seeds=(0,))
+
+
 def puzzles(
     arguments: argparse.Namespace, task: dict[str, Any], run: dict[str, Any], mixers: tuple[str, ...]
 ) -> Comparison:
@@ -94,6 +108,8 @@ def arc(arguments: argparse.Namespace) -> Comparison:
 COMPARISONS: dict[str, Callable[[argparse.Namespace], Comparison]] = {
     "language": language,
     "parts": parts,
+    "large": large,
+    "clock": clock,
     "sudoku4": sudoku(4, 1000, ALL),
     "sudoku6": sudoku(6, 1000, SOME),
     "arc": arc,
