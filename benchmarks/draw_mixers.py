@@ -16,7 +16,7 @@ from harness import RESULTS
 from jpmhc import MIXERS
 from jpmhc.experiments.comparison.statistics import compare_means, summarize
 from jpmhc.report.charts import write_figure
-from jpmhc.report.comparison import draw_comparison, draw_differences, format_table
+from jpmhc.report.comparison import draw_differences, format_table, make_charts
 
 TITLES = {
     "language": "language model, 27 million parameters",
@@ -46,7 +46,7 @@ def main() -> None:
     if arguments.baseline != "plain":
         return
     if "language" in found:
-        print(f"wrote {draw_comparison(found['language'], arguments.to / 'which_mixer_language.png')}")
+        print(f"wrote {draw_language(found['language'], arguments.to / 'which_mixer_language.png')}")
     charts = [dataclasses.replace(draw_differences(result), title=TITLES[name]) for name, result in found.items()]
     heading = "held-out loss minus that of the plain model, 95 % interval over seeds; full dots: zero is outside"
     print(f"wrote {write_figure(charts, arguments.to / 'which_mixer.png', columns=3, heading=heading)}")
@@ -66,6 +66,13 @@ def read_result(path: Path, baseline: str) -> dict[str, Any]:
         "equal_means": tests,
         "runs": runs,
     }
+
+
+def draw_language(result: dict[str, Any], path: Path) -> Path:
+    """Draw the loss of the arms without options: minus plain along training, and at the end by learning rate."""
+    summary = [row for row in result["summary"] if ":" not in row["arm"]]
+    _, differences, rates, *_ = make_charts({**result, "summary": summary})
+    return write_figure([differences, rates], path, shared_legend=True)
 
 
 if __name__ == "__main__":
