@@ -33,19 +33,19 @@ RELATIVE_ETA = 1e-3
 COLLAPSED = 0.1
 # Beyond this share of unconverged points a density is refused; below it they are interpolated (the paper's rule).
 _INTERPOLABLE = 0.1
-# A residual below this is taken as it is: rounding stops some points above the tolerance, where one singular value is a
-# billion times another.
+# A point with a residual below this counts as converged: where one singular value is a billion times another, rounding
+# keeps some points above the tolerance.
 _ROUNDED = 1e-5
-# By how much the first moment may miss the exact one before a warning.
+# A first moment that misses the exact one by more than this share is worth a warning.
 _MOMENT_TOLERANCE = 0.05
-# Where the grid begins outside the spectrum, the mass below it is what lies below this fraction of its first point.
+# Where the grid begins outside the spectrum, the mass below it is read at this fraction of its first point.
 _BELOW = 0.01
 # The grid of a network whose squared singular values are all zero.
 _ZERO_GRID = (1e-12, 1.0)
-# The residual asked of that mass, relative to it, and the one taken if it amounts to no more than this share of all.
+# The tolerance of that mass, relative to it. A larger residual is accepted if it is at most this share of all mass.
 _BELOW_TOLERANCE = 1e-4
 _BELOW_SHARE = 1e-5
-# By how much the mass below a grid may be misread, and the whole mass may differ from one before a warning.
+# The error of the mass below a grid that is accepted, and of the whole mass that is worth a warning.
 _MISREAD = 0.02
 
 
@@ -61,12 +61,12 @@ class Density:
         below: The law's mass below the grid: an atom at zero, or singular values smaller than the grid's first. With
             `mass` it makes up one, up to smoothing. Zero for a fixed eta, which spreads that mass over the grid.
         first_moment: $\int x \rho\,dx$ over the grid.
-        exact_moment: What the mean squared singular value is by the exact recursion.
+        exact_moment: The mean squared singular value by the exact recursion.
         interpolated: Which points did not converge and were interpolated from their neighbours. [P]
         residual: The largest residual of the points that were not interpolated.
         method: The method that solved it.
         exact: Whether its equation is exact for the network.
-        note: What the method said.
+        note: The method's note, such as the case in which it is not exact.
     """
 
     x: Tensor
@@ -106,7 +106,7 @@ class Density:
         return total / total[-1]
 
     def quantile(self, probability: float) -> float:
-        """Return the singular value that a fraction of all lie below; 0 where that fraction lies below the grid."""
+        """Return the singular value with the given fraction of all below it, or 0 if that many lie below the grid."""
         if to_non_negative_number(probability, "a quantile's probability") > 1:
             raise ValueError(f"a quantile's probability must not exceed 1, and {probability:g} does")
         cumulative = self.cumulative().numpy()
@@ -156,16 +156,17 @@ def density(
     proportional to x: a fixed $\eta$ would smear what has collapsed towards zero.
 
     Args:
-        x: Squared singular values, positive and ascending; found by default.
+        network: Any network.
+        x: Squared singular values, positive and ascending; a grid that finds the spectrum by default.
         eta: A fixed smoothing, the paper's $\eta$; proportional to x by default.
         refine: None; "richardson" extrapolates to $\eta = 0$ from `levels` smoothings; "richardson-paper" does with the
             paper's tableau, which assumes an error of order $\eta^2$ where it is of order $\eta$; "aaa" fits one
             rational function to G at few points and evaluates that on the grid.
-        transform: What computes the Cauchy transform, such as `paper.transform("z1")`.
+        transform: The function that computes the Cauchy transform, such as `paper.transform("z1")`.
         relative_eta: $\eta / x$ where `eta` is not given.
         levels: How many smoothings Richardson extrapolation uses, each twice the one before.
-        tolerance: Of the points' residuals.
-        maximum: The most iterations per point.
+        tolerance: A point has converged when its residual is below this number.
+        maximum: The largest number of iterations per point.
     """
     require_network(network)
     if refine is not None:
@@ -212,7 +213,7 @@ def density(
 
 
 def _hide_no_band(lost: Tensor) -> bool:
-    """Say whether lost points are too few together for a band between them: not the first, and no three in a row."""
+    """Return whether no band can lie among the lost points: the first is not lost, and no three in a row are."""
     return not bool(lost[0]) and not bool((lost[2:] & lost[1:-1] & lost[:-2]).any())
 
 
@@ -229,22 +230,22 @@ def _check_grid(x: Tensor) -> Tensor:
 def _solve_grid(
     network: Network, z: Tensor, *, transform: Transform, tolerance: float, maximum: int | None, near: Solution | None
 ) -> tuple[Tensor, Tensor, float]:
-    """Return G on a grid, which points did not converge and were interpolated, and the residual of the others."""
+    """Return G on a grid, the points that did not converge and were interpolated, and the residual of the others."""
     with warnings.catch_warnings():
-        # What the method has to say about exactness is said once, by the evaluation below the grid.
+        # A method says once why it is not exact, in the evaluation below the grid.
         warnings.simplefilter("ignore", UserWarning)
         points = z.to(network.skips.device)
-        found = transform(network, points, tolerance=tolerance, maximum=maximum, near=near)
-    green, good = found.G.cpu(), (found.converged | (found.residual < _ROUNDED)).cpu()
+        solution = transform(network, points, tolerance=tolerance, maximum=maximum, near=near)
+    green, good = solution.G.cpu(), (solution.converged | (solution.residual < _ROUNDED)).cpu()
     lost = int((~good).sum())
     if lost > _INTERPOLABLE * len(z):
-        raise ValueError(f"{found.why_unconverged()}: raise eta, the tolerance or the number of iterations")
+        raise ValueError(f"{solution.why_unconverged()}: raise eta, the tolerance or the number of iterations")
     if lost:
         # z G over log x: the points may be orders of magnitude apart, and G grows as fast towards zero.
-        place, moment = z.real.log().numpy(), z * green
-        parts = [np.interp(place, place[good], part[good].numpy()) for part in (moment.real, moment.imag)]
+        log_x, moment = z.real.log().numpy(), z * green
+        parts = [np.interp(log_x, log_x[good], part[good].numpy()) for part in (moment.real, moment.imag)]
         green = torch.where(good, green, torch.complex(*(torch.from_numpy(part) for part in parts)) / z)
-    residual = float(found.residual.cpu()[good].max()) if lost < len(z) else float("inf")
+    residual = float(solution.residual.cpu()[good].max()) if lost < len(z) else float("inf")
     return green, ~good, residual
 
 
@@ -256,8 +257,8 @@ def _invert_fixed(z: Tensor, green: Tensor) -> Tensor:
 def _invert_relative(z: Tensor, green: Tensor) -> Tensor:
     """Return the density where eta is proportional to x.
 
-    The limit is that of `_invert_fixed`, but x rho is what is smoothed: outside the spectrum it falls off on both
-    sides, where -Im G would leave a tail of constant mass per order of magnitude.
+    The limit is the one of `_invert_fixed`, but the smoothed function is x rho: outside the spectrum it falls off on
+    both sides, where -Im G would leave a tail of constant mass per order of magnitude.
     """
     return -(z * green).imag / (torch.pi * z.real)
 
@@ -270,7 +271,7 @@ def _evaluate_curve(
     refine: str | None,
     levels: int,
 ) -> tuple[Tensor, Tensor, float]:
-    """Return the density on a grid, refined as `density` is asked to, its lost points and the largest residual."""
+    """Return the density on a grid with the given refinement, its lost points and the largest residual."""
     z = torch.complex(grid, smoothing)
     if refine is None:
         green, lost, residual = solve(z)
@@ -285,20 +286,20 @@ def _evaluate_curve(
     return richardson(curves, 2 if refine == "richardson" else 4), lost, max(part[2] for part in parts)
 
 
-def _warn_of_missed_moments(found: Density) -> None:
-    """Warn where the curve's mass is not one, or its mean squared singular value is not the one known exactly."""
-    miss = abs(found.first_moment / found.exact_moment - 1) if found.exact_moment > 0 else 0.0
-    if found.exact and miss > _MOMENT_TOLERANCE:
+def _warn_of_missed_moments(curve: Density) -> None:
+    """Warn if the curve's mass is not one, or its mean squared singular value is not the exact one."""
+    miss = abs(curve.first_moment / curve.exact_moment - 1) if curve.exact_moment > 0 else 0.0
+    if curve.exact and miss > _MOMENT_TOLERANCE:
         warnings.warn(
-            f"the density's first moment {found.first_moment:.4g} misses the exact {found.exact_moment:.4g} by "
+            f"the density's first moment {curve.first_moment:.4g} misses the exact {curve.exact_moment:.4g} by "
             f"{miss:.0%}: ask for a smaller relative_eta or a refinement",
             stacklevel=3,
         )
-    mass = found.mass + found.below
-    if found.exact and abs(mass - 1) > _MISREAD:
+    mass = curve.mass + curve.below
+    if curve.exact and abs(mass - 1) > _MISREAD:
         warnings.warn(
-            f"the density has a mass of {mass:.3f} instead of one, {found.below:.3f} of it below its grid: some of it "
-            "was not found, or found twice",
+            f"the density has a mass of {mass:.3f} instead of one, {curve.below:.3f} of it below its grid: some of it "
+            "was missed, or counted twice",
             stacklevel=3,
         )
 
@@ -318,34 +319,34 @@ def _mass_below(
     that lies inside the spectrum, so that the weight's two sides make up for each other, and far below it otherwise.
     Halving the smoothing halves the density outside the spectrum and leaves it alone inside.
 
-    A grid that is `complete` leaves nothing out above its first point. Where no point below it converges, or a band
-    lies across it, the mass below is what its curve lacks to one. In a band the mass that was read must allow for that:
-    less the curve's own share in it there remains what lies below, with weights between a half and one.
+    A `complete` grid leaves nothing out above its first point. If no point below it converges, or its first point lies
+    in a band, the mass below is one minus the mass of the curve, unless the mass that was read contradicts it: without
+    the curve's share in it, it is between a half and all of the mass below.
     """
 
     def moment_at(z: Tensor) -> tuple[Tensor, Solution]:
-        found = transform(network, z.to(network.skips.device), tolerance=_BELOW_TOLERANCE, maximum=maximum)
-        return z * found.G.cpu(), found
+        solution = transform(network, z.to(network.skips.device), tolerance=_BELOW_TOLERANCE, maximum=maximum)
+        return z * solution.G.cpu(), solution
 
     first = grid[:1]
     slanted = [torch.complex(first, first * relative_eta * half) for half in (1.0, 0.5)]
-    moment, found = moment_at(torch.cat([1j * first, *slanted]))
+    moment, solution = moment_at(torch.cat([1j * first, *slanted]))
     inside = bool(moment[1].imag / moment[2].imag < math.sqrt(2))
     if not inside:
         with warnings.catch_warnings():
-            # What the method has to say about exactness has just been said.
+            # The method has just said why it is not exact.
             warnings.simplefilter("ignore", UserWarning)
-            moment, found = moment_at(1j * first * _BELOW)
-    below, residual = float(moment[0].real), float(found.residual[0])
-    known = bool(found.converged[0]) or residual * below < _BELOW_SHARE
+            moment, solution = moment_at(1j * first * _BELOW)
+    below, residual = float(moment[0].real), float(solution.residual[0])
+    known = bool(solution.converged[0]) or residual * below < _BELOW_SHARE
     if not known and not complete:
-        raise ValueError(f"the mass below the grid is unknown: {found.why_unconverged()}")
+        raise ValueError(f"the mass below the grid is unknown: {solution.why_unconverged()}")
     if known and not (complete and inside):
-        return below, found
+        return below, solution
     lacking = max(0.0, 1.0 - float(_integral(grid, values)))
     remains = below - float(_integral(grid, values / (1 + (grid / first).square())))
     allowed = not known or remains - _MISREAD <= lacking <= 2 * remains + _MISREAD
-    return lacking if allowed else below, found
+    return lacking if allowed else below, solution
 
 
 def _integral(x: Tensor, values: Tensor) -> Tensor:
