@@ -35,6 +35,17 @@ class StreamNet(nn.Module):
         return jpmhc.reduce_streams(self.stack(jpmhc.expand_streams(x, 4)))
 
 
+class Residual(nn.Module):
+    """The plain residual layer x + f(x)."""
+
+    def __init__(self, sublayer: nn.Module) -> None:
+        super().__init__()
+        self.sublayer = sublayer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.sublayer(x)
+
+
 class TinyLanguageModel(nn.Module):
     """Token embeddings, two residual layers with attention, and a norm."""
 
@@ -53,6 +64,6 @@ class TinyLanguageModel(nn.Module):
         return self.norm(x)
 
 
-def make_mlp(dim: int) -> nn.Module:
+def make_mlp(dim: int, ratio: int = 2) -> nn.Sequential:
     """Return a pre-norm MLP without a residual."""
-    return nn.Sequential(nn.RMSNorm(dim), nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim))
+    return nn.Sequential(nn.RMSNorm(dim), nn.Linear(dim, ratio * dim), nn.GELU(), nn.Linear(ratio * dim, dim))

@@ -85,3 +85,12 @@ def test_a_map_without_dependence_is_refused():
 )
 def test_positions_are_the_leading_sizes_that_both_ends_share(x, y, positions):
     assert shared_positions(torch.zeros(x), torch.zeros(y)) == positions
+
+
+@pytest.mark.parametrize("last", [nn.LayerNorm(12), nn.Softmax(-1)])
+def test_outputs_with_a_constant_sum_depend_on_their_input(last):
+    """Jᵀ1 is zero for them up to rounding, and exactly zero for some of these seeds."""
+    for seed in range(20):
+        torch.manual_seed(seed)
+        model, x = nn.Sequential(nn.Linear(12, 12), nn.Tanh(), last), torch.randn(1, 12, requires_grad=True)
+        linearise(model, x, model(x), (1,), "of the test", 0)

@@ -6,6 +6,8 @@ import torch
 from torch import nn
 
 import jpmhc
+from jpmhc.diagnose.jacobian import Jacobian, linearise
+from jpmhc.diagnose.methods import measure_quadrature
 from jpmhc.diagnose.spectrum import Spectrum
 from tests.diagnose.models import linear_network
 
@@ -58,15 +60,15 @@ def test_a_wide_and_a_tall_map_begin_on_their_smaller_side():
         np.testing.assert_allclose(found.values[0], exact, rtol=1e-3)
 
 
-def make_spectrum(values, weights, method="lanczos"):
-    return Spectrum(np.array(values, float), np.array(weights, float), (4, 4), method)
+def make_spectrum(values, weights, method="lanczos", size=4):
+    return Spectrum(np.array(values, float), np.array(weights, float), (size, size), method)
 
 
 def test_shares_quantiles_and_distances():
-    found = make_spectrum([[0.05, 1.0, 20.0], [0.01, 1.0, 2.0]], [[0.5, 0.25, 0.25], [0.3, 0.4, 0.3]])
+    found = make_spectrum([[0.05, 1.0, 20.0], [0.01, 1.0, 2.0]], [[0.5, 0.25, 0.25], [0.3, 0.4, 0.3]], size=3)
     assert found.below() == pytest.approx(0.4)
     assert found.above() == pytest.approx(0.125)
-    assert found.error(Spectrum.below) == pytest.approx(0.1)
+    assert found.error(Spectrum.below) == pytest.approx(0.1 * 1 + 0.1 * 0.5 / 0.6)
     assert found.mean_square() == pytest.approx((0.5 * 0.0025 + 0.25 + 100 + 0.3e-4 + 0.4 + 1.2) / 2)
     one, two = make_spectrum([[1.0, 2.0]], [[0.5, 0.5]]), make_spectrum([[1.0, 3.0]], [[0.25, 0.75]])
     assert one.wasserstein(two) == pytest.approx(0.25 + 0.75)
@@ -101,3 +103,44 @@ def test_a_dense_spectrum_leaves_nothing_open():
     lower, upper = found.bound_cumulative(np.array([0.5, 1.0, 1.5, 4.0, 5.0]))
     assert lower.tolist() == [0, 0, 0.5, 0.75, 1]
     assert upper.tolist() == [0, 0.5, 0.5, 1, 1]
+
+
+def measure_matrix_by_lanczos(values, steps=64, seed=0):
+    """Return the quadrature of a random matrix with these singular values, and its exact spectrum."""
+    size, generator = len(values), torch.Generator().manual_seed(seed)
+    left, right = (
+        torch.linalg.qr(torch.randn(size, size, dtype=torch.float64, generator=generator))[0] for _ in range(2)
+    )
+    matrix = (left * values) @ right
+    x = torch.zeros(size, dtype=torch.float64, requires_grad=True)
+    at = linearise(lambda x: matrix @ x, x, matrix @ x, (), "of the matrix", 0)
+    exact = Spectrum(values.sort().values.numpy()[None], np.full((1, size), 1 / size), (size, size), "dense")
+    return measure_quadrature(Jacobian(at), 4, steps, seed), exact
+
+
+def test_error_bars_of_a_wide_spectrum_hold_the_truth():
+    """Squares over ten decades: 64 nodes see nothing below 0.1, where 11 % are, and the bar has to say so."""
+    generator = torch.Generator().manual_seed(0)
+    values = (2 * torch.randn(400, dtype=torch.float64, generator=generator)).exp()
+    measured, exact = measure_matrix_by_lanczos(values)
+    assert float((measured.values < 0.1).mean()) == 0
+    for read in (Spectrum.below, lambda s: s.quantile(0.05), lambda s: s.quantile(0.5), Spectrum.geometric_mean):
+        assert abs(read(measured) - read(exact)) <= measured.error(read)
+    assert 0.05 < measured.error(Spectrum.below) < 0.3
+
+
+def test_error_bars_of_collapsed_directions_are_narrow():
+    """A tenth at 1e-9, apart from the rest: few nodes know its share as well as four random vectors can."""
+    generator = torch.Generator().manual_seed(0)
+    values = (0.5 * torch.randn(400, dtype=torch.float64, generator=generator)).exp()
+    values[:40] = 1e-9
+    measured, _ = measure_matrix_by_lanczos(values)
+    assert measured.below() == pytest.approx(0.1, abs=0.03)
+    assert measured.error(Spectrum.below) < 0.03
+
+
+def test_the_typical_singular_value_is_that_of_those_that_have_not_collapsed():
+    values = np.sort(np.concatenate([np.full(75, 1e-5), np.geomspace(1, 4, 25)]))
+    spectrum = Spectrum(values[None], np.full((1, 100), 0.01), (100, 100), "dense")
+    assert spectrum.typical() == pytest.approx(2, rel=1e-3)
+    assert Spectrum(values[None, 75:], np.full((1, 25), 0.04), (25, 25), "dense").typical() == pytest.approx(2)

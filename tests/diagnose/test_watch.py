@@ -58,6 +58,36 @@ def test_the_numbers_are_those_of_the_model(capsys):
     assert "step 1: skips/distance" in capsys.readouterr().out
 
 
+def test_accumulated_gradients_are_one_step_and_a_resumed_run_goes_on_counting():
+    torch.manual_seed(0)
+    model = StreamNet()
+    optimizers = [
+        torch.optim.SGD(model.parameters(), 0.1),
+        torch.optim.SGD(model.stack.connections[0].parameters(), 0.1),
+    ]
+    other = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
+    with jpmhc.diagnose.watch(model, every=5, log=lambda step, numbers: None, start=100) as seen:
+        for _ in range(11):
+            for _ in range(4):
+                model(torch.randn(2, 12)).square().mean().backward()
+                other.step()
+            for optimizer in optimizers:
+                optimizer.step()
+    assert seen.step == 111
+    assert [record["step"] for record in seen.records] == [101, 106, 111]
+
+
+def test_only_the_first_process_logs(monkeypatch):
+    model, logged = StreamNet(), []
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    for rank in (1, 0):
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        with jpmhc.diagnose.watch(model, log=lambda step, numbers, rank=rank: logged.append(rank)) as seen:
+            model(torch.randn(2, 12))
+        assert len(seen.records) == 1
+    assert logged == [0]
+
+
 def test_evaluation_is_not_counted():
     model = StreamNet().eval()
     with jpmhc.diagnose.watch(model, every=1) as seen:

@@ -19,6 +19,14 @@ def test_orthonormalize_survives_nearly_dependent_columns():
     assert orthogonal.violation(grassmann.orthonormalize(frame)) < 1e-5
 
 
+def test_dependent_columns_give_nan_for_their_frame_alone():
+    frame = torch.randn(8, 6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    frame[1:, :, 2] = 2 * frame[1:, :, 0] - frame[1:, :, 1]
+    projectors = grassmann.project(frame)
+    assert grassmann.violation(projectors[0]) < 1e-12
+    assert projectors[1:].isnan().all()
+
+
 def test_project_is_the_projector_onto_the_span():
     frame = torch.randn(5, 6, 2, dtype=torch.float64)
     expected = frame @ torch.linalg.pinv(frame)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from jpmhc import paper
-from jpmhc.spectra import Network, cauchy, simulate, sublayers
+from jpmhc.spectra import Network, cauchy, density, distances, simulate, sublayers
+from jpmhc.spectra.activations import Activation
 
 Z = torch.tensor([0.05, 0.3, 0.8, 1.5, 4.0], dtype=torch.float64) + 0.2j
 
@@ -15,6 +16,7 @@ def random(*shape, seed=0):
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
+EXPONENTIAL = Activation("exp", torch.exp, torch.exp)
 LAWS = {
     "gaussian": sublayers.gaussian(0.5),
     "haar": sublayers.haar(1.5),
@@ -78,6 +80,32 @@ def test_nodes_keep_the_moments():
     for order in range(12):
         truth = float((weights * values**order).sum() / weights.sum())
         assert math.isclose(float((new * nodes**order).sum()), truth, rel_tol=1e-9)
+
+
+def test_laws_with_heavy_tails_agree_with_networks_that_share_no_nodes_with_them():
+    """Squared slopes of gated relu² reach thousands of times their mean; nodes in q = d² gave KS 0.27 and 0.29."""
+    square = Activation("relu²", lambda x: x.relu().square(), lambda x: 2 * x.relu(), kinks=(0.0,))
+    one = torch.ones(3, 1)
+    for law in (sublayers.gated(square, ratio=2.0), sublayers.two_matrix(EXPONENTIAL, ratio=2.0)):
+        network = Network(torch.zeros(3, 1, 1), 1.0, one, one, sublayers=law)
+        assert distances(density(network), simulate(network, 150, 4)).kolmogorov < 0.07
+
+
+@pytest.mark.parametrize("decades", [3, 5])
+def test_measured_laws_over_many_decades_keep_their_small_values(decades):
+    """One quadrature for all values gave KS 0.23 and 0.46 for a product of two such matrices."""
+    values = torch.logspace(-decades, 0, 200, dtype=torch.float64)
+    one = torch.ones(2, 1)
+    network = Network(torch.zeros(2, 1, 1), None, one, one, sublayers=sublayers.measured(values))
+    assert distances(density(network), simulate(network, 200, 3)).kolmogorov < 0.02
+
+
+def test_samples_of_a_measured_law_have_its_singular_values():
+    values = random(40).abs().sort().values
+    network = Network(
+        torch.zeros(1, 1, 1), None, torch.ones(1, 1), torch.ones(1, 1), sublayers=sublayers.measured(values)
+    )
+    torch.testing.assert_close(simulate(network, 40, 1)[0].sqrt(), values)
 
 
 @pytest.mark.parametrize(

@@ -16,15 +16,16 @@ from jpmhc.spectra.density import COLLAPSED, Density
 
 _QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 _MOST_LAYERS = 16
-# A smaller share of directions is not called a collapse or an explosion.
-_WORTH_SAYING = 0.02
-# Gradients that differ by more than this factor between layers are called uneven.
-_UNEVEN = 10.0
+# Shares of directions up to the first are hardly any, and from the second on a collapse or an explosion. Between them
+# lie fresh deep residual networks: the theory has 10 % below a tenth at 48 pre-norm layers.
+_FEW, _MANY = 0.02, 0.15
+# Squared gradients that differ between layers by less than the first factor are alike, by more than the second uneven.
+_ALIKE, _UNEVEN = 2.0, 100.0
 # A KS distance up to this counts as agreement: a finite width and attention cause about as much.
 _AGREES = 0.05
 # A 99 % quantile that is off by more than this factor is reported, even if KS is small.
 _FAR_OFF = 1.5
-# Above this, sublayers are called aligned.
+# Above this, sublayers are called aligned; below its inverse, they cancel each other.
 _ALIGNED = 1.25
 
 
@@ -36,8 +37,8 @@ class Diagnosis:
         model: The model's class and mode.
         start: The beginning of the map.
         stop: Its end.
-        gain: The signal's own gain, the ratio of the root mean squares of output and input. Collapsed and exploded
-            singular values of the map are counted relative to it.
+        gain: The signal's own gain, the ratio of the root mean squares of output and input. It counts all that the
+            layers add; collapsed and exploded directions are counted relative to `whole.typical()`.
         whole: The spectrum of the whole map.
         tokens: The spectra of single tokens, output by own input, by the tokens' numbers.
         layers: The measurements of each layer, in the order of the calls.
@@ -156,48 +157,54 @@ def find_verdict(diagnosis: Diagnosis) -> list[str]:
 def _map(diagnosis: Diagnosis) -> str:
     low, middle, high = (diagnosis.whole.quantile(p) for p in (0.25, 0.5, 0.75))
     sick = (
-        _relative_below(diagnosis) > _worth_saying(diagnosis)
-        or _relative_above(diagnosis) > _WORTH_SAYING
+        _collapsed(diagnosis) > _MANY
+        or _exploded(diagnosis) > _MANY
         or _stream_loss(diagnosis) > 0.5
+        or _unevenness(diagnosis) > _UNEVEN
     )
-    state = "Look closer" if sick or _unevenness(diagnosis) > _UNEVEN else "Healthy"
     rows, columns = diagnosis.whole.shape
     return (
-        f"{state}: of {min(rows, columns)} directions half are multiplied by {low:.2g} to {high:.2g} "
-        f"(median {middle:.2g}), where the signal itself is multiplied by {diagnosis.gain:.2g}."
+        f"{'Look closer' if sick else 'Healthy'}: of {min(rows, columns)} directions half are multiplied by {low:.2g} "
+        f"to {high:.2g} (median {middle:.2g}), where the signal itself is multiplied by {diagnosis.gain:.2g}."
     )
 
 
 def _collapse(diagnosis: Diagnosis) -> str:
-    share = _relative_below(diagnosis)
-    end = f"{share:.1%} of the map's directions shrink to less than a tenth of the signal's gain"
-    first = f"Collapse: {end}" if share > _worth_saying(diagnosis) else f"No collapse of the model's own map: {end}"
+    whole, share = diagnosis.whole, _collapsed(diagnosis)
+    word = "No collapse" if share <= _FEW else "Little collapses" if share <= _MANY else "Collapse"
+    all_below = whole.below(COLLAPSED * whole.typical())
+    first = f"{word} of the model's own map: {all_below:.1%} of the map's directions shrink to less than a tenth of"
+    if word != "No collapse":
+        first = f"{word}: {all_below:.1%} of the map's directions shrink to less than a tenth of"
+    first += f" the typical {whole.typical():.2g}"
+    if all_below > _FEW and all_below - share > all_below / 2:
+        first += f" (norms alone take up to {_taken_by_norms(diagnosis):.1%})"
     lost = _stream_loss(diagnosis)
     if diagnosis.streams is None:
         return f"{first}."
-    if lost < _WORTH_SAYING:
+    if lost < _FEW:
         what = "nothing" if lost < 5e-4 else "hardly anything"  # 0.0 % in print
-        return f"{first}; between the streams {what} is lost ({lost:.1%} below {COLLAPSED:g})."
-    smallest = float(diagnosis.streams.product[-1])
+        return f"{first}; between the streams {what} is lost ({lost:.1%})."
+    smallest, largest = (float(diagnosis.streams.product[index]) for index in (-1, 0))
     what = (
         "differences between streams, which the skips forget (their product shrinks them to "
         f"{smallest:.2g}), while the mean stream passes with weight {diagnosis.streams.direct:.2g}"
-        if smallest < COLLAPSED
+        if smallest < COLLAPSED * largest
         else "not the skips' doing (their product keeps every stream difference above "
         f"{smallest:.2g}): the sublayers cancel them"
     )
-    return f"{first}; of the streams' directions {lost:.0%} are below {COLLAPSED:g}: {what}."
+    return f"{first}; of the streams' directions {lost:.0%} are lost: {what}."
 
 
 def _explosion(diagnosis: Diagnosis) -> str:
-    share = _relative_above(diagnosis)
-    largest = diagnosis.whole.largest / diagnosis.gain
-    end = f"the largest singular value is {largest:.2g} times the signal's gain"
-    if share <= _WORTH_SAYING and largest < EXPLODED:
+    whole, share = diagnosis.whole, _exploded(diagnosis)
+    largest = whole.largest / whole.typical()
+    end = f"the largest singular value is {largest:.2g} times the typical one"
+    if share <= _FEW and largest < EXPLODED:
         return f"Nothing explodes: {end}."
-    spread = diagnosis.whole.largest / max(diagnosis.whole.quantile(0.99), 1e-300)
+    spread = whole.largest / max(whole.quantile(0.99), 1e-300)
     kind = "a few outliers above the bulk" if spread > 3 else "the upper end of the bulk"
-    word = "Explosion" if share > _WORTH_SAYING else "Some directions grow"
+    word = "Explosion" if share > _MANY else "Some directions grow"
     return f"{word}: {share:.1%} grow more than tenfold, and {end} ({kind})."
 
 
@@ -216,7 +223,8 @@ def _layers(diagnosis: Diagnosis) -> str:
         return f"{first}; no gradient reaches any layer from the map's output."
     if ratio < 1.05:
         return f"{first}; gradients reach all layers alike: squared, they are the same to within {ratio - 1:.1%}."
-    steady = "gradients reach all layers alike" if ratio < _UNEVEN else "gradients are uneven"
+    steady = "gradients reach all layers" + (" alike" if ratio < _ALIKE else "")
+    steady = steady if ratio < _UNEVEN else "gradients are uneven"
     return (
         f"{first}; {steady}: squared, they differ by a factor of {ratio:.2g}, the weakest at {weakest.name}, and the "
         f"first layer has {gradients[0] / max(gradients[-1], 1e-300):.2g} times the last one's."
@@ -228,16 +236,21 @@ def _theory(diagnosis: Diagnosis) -> str:
     if not known:
         why = "a token through all layers was too costly: raise seconds=" if diagnosis.layers else "there are no layers"
         return f"Theory: no prediction ({diagnosis.comparisons[0].note if diagnosis.comparisons else why})."
+    if max(len(item.gains) for item in known) == 1:
+        return (
+            f"Theory: of {len(diagnosis.layers)} layers one alone was followed, whose singular values the theory is "
+            "given: nothing was predicted."
+        )
     line = f"Theory: {_describe_bulk(diagnosis, known)}{_describe_tail(known)}"
     aligned = [item.aligned for item in known if item.rotated is not None]
     if not aligned:
         return f"{line}; whether sublayers are aligned was too costly to find out."
     value = float(np.mean(aligned))
     if value > _ALIGNED:
-        return (
-            f"{line}; aligned {value:.2f}: sublayers amplify each other's largest directions, as training makes them."
-        )
-    return f"{line}; aligned {value:.2f}: the sublayers' directions are as good as random to each other."
+        return f"{line}; aligned {value:.2f}: sublayers amplify each other's largest directions."
+    if value < 1 / _ALIGNED:
+        return f"{line}; aligned {value:.2f}: sublayers weaken each other's largest directions."
+    return f"{line}; aligned {value:.2f}: the largest directions grow as much as those of rotated sublayers."
 
 
 def _describe_bulk(diagnosis: Diagnosis, known: Sequence[TheoryComparison]) -> str:
@@ -277,23 +290,26 @@ def _describe_tail(known: Sequence[TheoryComparison]) -> str:
     return f"; the tail is far off (99 % quantile of {name}: {measured:.2g}, predicted {predicted:.2g})"
 
 
-def _worth_saying(diagnosis: Diagnosis) -> float:
-    """Return the share of collapsed directions to report: a norm removes up to two directions of every token."""
-    return _WORTH_SAYING + 2 * diagnosis.positions / min(diagnosis.whole.shape)
+def _taken_by_norms(diagnosis: Diagnosis) -> float:
+    """Return the share of directions that a norm removes: up to two of every token."""
+    return 2 * diagnosis.positions / min(diagnosis.whole.shape)
 
 
-def _relative_below(diagnosis: Diagnosis) -> float:
-    return diagnosis.whole.below(COLLAPSED * diagnosis.gain)
+def _collapsed(diagnosis: Diagnosis) -> float:
+    """Return the share of directions below a tenth of the typical singular value, without those that a norm removes."""
+    whole = diagnosis.whole
+    return max(whole.below(COLLAPSED * whole.typical()) - _taken_by_norms(diagnosis), 0.0)
 
 
-def _relative_above(diagnosis: Diagnosis) -> float:
-    return diagnosis.whole.above(EXPLODED * diagnosis.gain)
+def _exploded(diagnosis: Diagnosis) -> float:
+    return diagnosis.whole.above(EXPLODED * diagnosis.whole.typical())
 
 
 def _stream_loss(diagnosis: Diagnosis) -> float:
+    """Return the share of the streams' directions below a tenth of the typical one, the mean over the tokens."""
     if diagnosis.streams is None or not diagnosis.comparisons:
         return 0.0
-    return float(np.mean([Spectrum.below(item.measured) for item in diagnosis.comparisons]))
+    return float(np.mean([item.measured.below(COLLAPSED * item.measured.typical()) for item in diagnosis.comparisons]))
 
 
 def _unevenness(diagnosis: Diagnosis) -> float:

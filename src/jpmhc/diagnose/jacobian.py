@@ -108,13 +108,14 @@ def linearise(
     if not bool(torch.isfinite(y.detach()).all()):
         raise ValueError(f"the map {ends} gives NaN or infinity at these inputs: its Jacobian is not defined there")
     at = Linearised(x, y, run, positions)
-    if not y.requires_grad or not bool(_gradient(y, x, torch.ones_like(y), batched=False).any()):
+    generator = torch.Generator().manual_seed(seed)
+    u, v = (torch.randn(2, t.numel(), generator=generator).to(t.device, t.dtype) for t in (y, x))
+    # A random vector: outputs with a constant sum, such as those of a layer norm or a softmax, have Jᵀ1 = 0.
+    if not y.requires_grad or not bool(_gradient(y, x, u[0].reshape(y.shape), batched=False).any()):
         raise ValueError(
             f"the map {ends} does not depend on its input: the output may be detached, made without gradients, or "
             "computed before the input"
         )
-    generator = torch.Generator().manual_seed(seed)
-    u, v = (torch.randn(2, t.numel(), generator=generator).to(t.device, t.dtype) for t in (y, x))
     whole = Jacobian(at)
     at.batched = _can_batch(at, u)
     at.seconds["row"] = _time(lambda: whole.multiply_transposed(u), x) / 2

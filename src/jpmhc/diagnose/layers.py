@@ -103,23 +103,30 @@ class StreamStatistics:
 
 
 def measure_streams(calls: Sequence[LayerCall]) -> StreamStatistics:
-    """Summarise the coefficients and streams of a chain of connections."""
+    """Summarise the coefficients and streams of a chain of connections; a norm after the write is no part of a skip."""
     n = calls[0].streams
-    skips = [effective_coefficients(call)[2].reshape(-1, n, n) for call in calls]
-    total = skips[0]
+    reads, writes, skips = zip(*(_read_coefficients(call) for call in calls))
+    total = skips[0].reshape(-1, n, n)
     for skip in skips[1:]:
-        total = skip @ total
+        total = skip.reshape(-1, n, n) @ total
     values = torch.linalg.svdvals(total)
     logs = values.clamp_min(torch.finfo(values.dtype).tiny).log().mean()
     return StreamStatistics(
         similarity=torch.stack([stream_similarity(call.after) for call in calls]),
         dominance=torch.stack([stream_dominance(call.after) for call in calls]),
-        read=torch.stack([effective_coefficients(call)[0].reshape(-1, n).mean(0) for call in calls]),
-        write=torch.stack([effective_coefficients(call)[1].reshape(-1, n).mean(0) for call in calls]),
+        read=torch.stack([read.reshape(-1, n).mean(0) for read in reads]),
+        write=torch.stack([write.reshape(-1, n).mean(0) for write in writes]),
         product=values.mean(0),
         geometric_mean=float(logs.exp()),
         direct=float(total.sum((-1, -2)).mean() / n),
     )
+
+
+def _read_coefficients(call: LayerCall) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the reads, writes and skips of every token, in float64 on the CPU."""
+    assert call.coefficients is not None
+    read, write, skip = (part.double().cpu() for part in call.coefficients)
+    return read, write, skip
 
 
 def effective_coefficients(call: LayerCall) -> tuple[Tensor, Tensor, Tensor]:
@@ -128,8 +135,7 @@ def effective_coefficients(call: LayerCall) -> tuple[Tensor, Tensor, Tensor]:
     The norm divides each stream by its length R, so the skip is R⁻¹H and the write R⁻¹w. A layer norm divides by the
     length of the centred stream; the direction that centring removes, and the norm's weights, are left out.
     """
-    assert call.coefficients is not None
-    read, write, skip = (part.double().cpu() for part in call.coefficients)
+    read, write, skip = _read_coefficients(call)
     if call.post_norm:
         x, y = call.before.detach().double().cpu(), call.output.detach().double().cpu()
         raw = skip @ x + write.unsqueeze(-1) * y.unsqueeze(-2)

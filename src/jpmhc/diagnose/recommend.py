@@ -38,9 +38,10 @@ class Candidate:
     Attributes:
         mixer: Its name.
         drift: The mean distance of its drifted skips from the identity, $\|H - 1\|_F / \sqrt n$.
-        collapsed_at_start: The share of J's singular values below 0.1 with the skips of a fresh connection.
+        collapsed_at_start: The share of J's singular values below 0.1 with the skips of a fresh connection. With a
+            post-norm, which shrinks all directions alike, below 0.1 times the plain network's geometric mean.
         collapsed: The same with drifted skips.
-        collapsed_model: The share of T's singular values below 0.1 with drifted skips.
+        collapsed_model: The same share of T's singular values with drifted skips.
         geometric_mean: The geometric mean of J's singular values with drifted skips.
         direct_path: $1^\top H_L \cdots H_1 1/n$ with drifted skips: the factor T without sublayers.
         gradient_gains: The mean square of T's derivative by each sublayer's output, with drifted skips. [L]
@@ -74,8 +75,10 @@ class Recommendation:
     """All mixers for this number of streams, the best first; the identity, which mixes nothing, comes last.
 
     Attributes:
-        candidates: Ranked by the collapsed share of J after drifting, then by the distance of T's gradients from the
-            plain residual network's, then by the distance of J's geometric mean from one, then by cost.
+        candidates: Ranked by what the theory says random skips lose: by the collapsed share of J after drifting, then
+            by the distance of T's gradients from the plain residual network's, then by the distance of J's geometric
+            mean from the plain network's, then by cost. It is no ranking by the loss of trained models. A mixer that
+            another one beats in the first three, or in some of them while the others are equal, is never first.
         assumptions: The assumptions behind the numbers.
     """
 
@@ -160,21 +163,34 @@ def recommend(
     model.find_shares(skips.values())
     candidates = [_describe_mixer(name, model, *skips[name], dim) for name in names]
 
-    def rank(candidate: Candidate) -> tuple[bool, float, float, float, int]:
+    def losses(candidate: Candidate) -> tuple[float, float, float]:
+        """Return the three numbers of which less is better, rounded to differences that matter."""
         gains = abs(float(candidate.gradient_gains[0].log()) - plain)
-        still = MIXERS[candidate.mixer].by_default(streams, True).logits == 0
-        mean = candidate.geometric_mean
+        mean = candidate.geometric_mean / model.scale
         lost = abs(math.log(mean)) if mean > 0 else math.inf
-        return still, round(candidate.collapsed, 2), round(gains, 1), round(lost, 1), candidate.flops
+        return round(candidate.collapsed, 2), round(gains, 1), round(lost, 1)
 
+    def rank(candidate: Candidate) -> tuple[bool, tuple[float, float, float], int]:
+        still = MIXERS[candidate.mixer].by_default(streams, True).logits == 0
+        return still, losses(candidate), candidate.flops
+
+    ranked = sorted(candidates, key=rank)
+
+    def is_dominated(candidate: Candidate) -> bool:
+        own = losses(candidate)
+        others = (losses(other) for other in ranked)
+        return any(other != own and all(a <= b for a, b in zip(other, own)) for other in others)
+
+    best = next(candidate for candidate in ranked if not is_dominated(candidate))
+    ranked = [best, *(candidate for candidate in ranked if candidate is not best)]
     assumptions = (
         f"{depth} {norm}-norm sublayers with independent random weights ({activation}, scales {scales[0]:g} and "
         f"{scales[1]:g}, hidden {ratio:g} times as wide) in the limit of many features; reads that favour stream l mod "
         f"{streams}, writes of one, skips {drift:g} from the start in random directions; costs at width {dim}. "
-        "Training aligns the largest directions, which no such theory knows: measure a trained model with jpmhc "
-        "diagnose."
+        "This ranks what random layers lose, not the loss of trained models. Training adds the same few matrices to "
+        "all layers, which changes the whole spectrum: measure a trained model with jpmhc diagnose."
     )
-    return Recommendation(tuple(sorted(candidates, key=rank)), assumptions)
+    return Recommendation(tuple(ranked), assumptions)
 
 
 class _Model:
@@ -188,6 +204,8 @@ class _Model:
         self.write = torch.ones(depth, streams, dtype=torch.float64)
         self.plain = torch.eye(streams, dtype=torch.float64).expand(depth, -1, -1)
         self.networks: dict[bytes, spectra.Network] = {}
+        # The plain network's geometric mean: 1, or with post-norms the factor by which they shrink all directions.
+        self.scale = math.exp(float(torch.linalg.slogdet(self.network(self.plain).skips).logabsdet.sum()) / streams)
         self.shares: dict[bytes, float] = {}
 
     def network(self, skips: Tensor) -> spectra.Network:
@@ -204,7 +222,7 @@ class _Model:
             for skips, ends in ((start, "streams"), (drifted, "streams"), (drifted, "model")):
                 network = self.network(self._with_same_map(skips) if ends == "model" else skips)
                 questions[self._question(skips, ends)] = network.end_to_end() if ends == "model" else network
-        shares = shares_below(list(questions.values()), COLLAPSED, points=_ARC, tolerance=_TOLERANCE)
+        shares = shares_below(list(questions.values()), COLLAPSED * self.scale, points=_ARC, tolerance=_TOLERANCE)
         self.shares = dict(zip(questions, shares))
 
     def share_collapsed(self, skips: Tensor, ends: str) -> float:

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from jpmhc.spectra.density import COLLAPSED
+from jpmhc.spectra.sublayers import gauss_nodes, jacobi_matrix
 
 # Singular values above this count as exploded.
 EXPLODED = 10.0
+# Steps of a bisection for a quantile: they halve the logarithm of twenty decades to one per cent.
+_BISECTIONS = 14
 
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
     """The singular values of a measured Jacobian.
+
+    Quadrature with few nodes leaves the distribution function open between two bounds. Shares are the middle of the
+    bounds, and `error` includes the bounds.
 
     Attributes:
         values: Singular values, ascending in each row. One row for a dense measurement, one for each probe of Lanczos
@@ -26,6 +33,7 @@ class Spectrum:
         shape: Rows and columns of the Jacobian.
         method: "dense" or "lanczos".
         floor: Singular values below this are rounding errors.
+        side: The distribution function that shares and quantiles read: the lower or the upper bound, or the middle.
     """
 
     values: np.ndarray
@@ -33,6 +41,7 @@ class Spectrum:
     shape: tuple[int, int]
     method: str
     floor: float = 0.0
+    side: Literal["lower", "middle", "upper"] = "middle"
 
     def __repr__(self) -> str:
         ends = f"singular values from {self.smallest:.3g} to {self.largest:.3g}"
@@ -50,15 +59,48 @@ class Spectrum:
 
     def quantile(self, probability: float) -> float:
         """Return the singular value below which this share of all singular values lies."""
-        return _quantile(*self._pooled(), probability)
+        if self.exact or self.side == "middle":
+            values, weights = self._pooled()
+            if not self.exact:  # nothing is known below the first node but that the share falls to zero
+                values, weights = np.append(self.floor, values), np.append(0.0, weights)
+            return _quantile(values, weights, probability)
+        low, high = max(self.floor, self.largest * 1e-20), 2 * self.largest
+        for _ in range(_BISECTIONS):
+            middle = (low * high) ** 0.5
+            low, high = (low, middle) if self.below(middle) >= probability else (middle, high)
+        return (low * high) ** 0.5
 
     def below(self, threshold: float = COLLAPSED) -> float:
         """Return the share of singular values below a threshold."""
-        return float((self.weights * (self.values < threshold)).sum() / len(self.weights))
+        if self.exact:
+            return float((self.weights * (self.values < threshold)).sum() / len(self.weights))
+        lower, upper = self.bound_cumulative(np.array([threshold]))
+        return float({"lower": lower, "middle": (lower + upper) / 2, "upper": upper}[self.side][0])
 
     def above(self, threshold: float = EXPLODED) -> float:
         """Return the share of singular values above a threshold."""
-        return float((self.weights * (self.values > threshold)).sum() / len(self.weights))
+        if self.exact:
+            return float((self.weights * (self.values > threshold)).sum() / len(self.weights))
+        return 1 - self.below(threshold)
+
+    @property
+    def exact(self) -> bool:
+        """Whether all singular values that a probe can see are known, so that the bounds are equal."""
+        return self.method == "dense" or self.values.shape[1] >= min(self.shape)
+
+    def typical(self) -> float:
+        """Return the geometric mean of the singular values that are above a tenth of it: of those not collapsed."""
+        values, weights = self._pooled()
+        typical = _quantile(values, weights, 0.9)
+        for _ in range(20):
+            alive = values >= max(COLLAPSED * typical, self.floor)
+            if not alive.any():
+                return typical
+            following = float(np.exp(np.average(np.log(values[alive]), weights=weights[alive])))
+            if abs(following - typical) <= 1e-3 * typical:
+                break
+            typical = following
+        return typical
 
     def mean_square(self) -> float:
         """Return the mean of the squared singular values."""
@@ -70,7 +112,11 @@ class Spectrum:
         return float(np.exp((self.weights * np.log(safe)).sum() / len(self.weights)))
 
     def error(self, read: Callable[[Spectrum], float]) -> float:
-        """Return the standard error of a statistic of the spectrum; 0 for a dense one.
+        """Return the error of a statistic of the spectrum; 0 for a dense one.
+
+        It is the standard error over the probes plus the error of a quadrature with few nodes. The latter is the
+        distance to the further bound for shares and quantiles, and for other statistics the difference to the
+        quadrature of half as many steps, which is zero for moments.
 
         Args:
             read: The statistic, such as `Spectrum.mean_square` or `lambda s: s.quantile(0.5)`.
@@ -80,12 +126,27 @@ class Spectrum:
         if len(self.values) < 2:
             return float("nan")
         each = [read(self.probe(number)) for number in range(len(self.values))]
-        return float(np.std(each, ddof=1) / len(each) ** 0.5)
+        student = 1 + 0.5 / (len(each) - 1.4)  # Student's t for the 68 % of a standard error, within one per cent
+        scatter = student * float(np.std(each, ddof=1)) / len(each) ** 0.5
+        if self.exact:
+            return scatter
+        others = replace(self, side="lower"), replace(self, side="upper"), self._halved()
+        return scatter + max(abs(read(other) - read(self)) for other in others)
+
+    def _halved(self) -> Spectrum:
+        """Return the quadrature of half as many steps, with its missing nodes at zero and without weight."""
+        values, weights = np.zeros_like(self.values), np.zeros_like(self.weights)
+        for row, each in enumerate(zip(self.values, self.weights)):
+            nodes, shares = gauss_nodes(
+                *(torch.from_numpy(part) for part in (each[0] ** 2, each[1])), len(each[0]) // 2
+            )
+            values[row, -len(nodes) :], weights[row, -len(nodes) :] = nodes.sqrt().numpy(), shares.numpy()
+        return replace(self, values=values, weights=weights)
 
     def probe(self, number: int) -> Spectrum:
         """Return the spectrum of one probe alone."""
         rows = slice(number, number + 1)
-        return Spectrum(self.values[rows], self.weights[rows], self.shape, self.method, self.floor)
+        return replace(self, values=self.values[rows], weights=self.weights[rows])
 
     def squares(self, count: int = 4000) -> Tensor:
         """Return squared singular values of equal weight, as `spectra.distances` takes them; all where it is dense."""
@@ -114,20 +175,17 @@ class Spectrum:
     def bound_cumulative(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return a lower and an upper bound of the share of singular values up to each point.
 
-        Quadrature with few nodes gives bounds only (Chebyshev, Markov and Stieltjes). At a node the share lies between
-        the weight below the node and the weight up to the node. Between two nodes the lower bound leaves out the node
-        below, and the upper bound includes the node above. A dense measurement has a gap between the bounds only at its
-        singular values, where the share jumps.
+        The bounds of Chebyshev, Markov and Stieltjes: no law with the same moments leaves them. Where all singular
+        values are known, there is a gap between the bounds only at a singular value, where the share jumps.
         """
-        lower, upper = np.zeros(len(points)), np.zeros(len(points))
+        bounds = np.zeros((2, len(points)))
         for values, weights in zip(self.values, self.weights):
-            total = np.concatenate([[0.0], np.cumsum(weights)]) / weights.sum()
-            below = np.searchsorted(values, points, side="left")
-            upto = np.searchsorted(values, points, side="right")
-            between = (below == upto) & (self.method != "dense")
-            lower += total[np.maximum(below - between, 0)]
-            upper += total[np.minimum(upto + between, len(values))]
-        return lower / len(self.values), upper / len(self.values)
+            if self.exact:
+                total = np.concatenate([[0.0], np.cumsum(weights)]) / weights.sum()
+                bounds += np.stack([total[np.searchsorted(values, points, side=side)] for side in ("left", "right")])
+            else:
+                bounds += _bound_shares(values, weights, points)
+        return bounds[0] / len(self.values), bounds[1] / len(self.values)
 
     def _compared(self, other: Spectrum) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         points = np.unique(np.concatenate([self.values.ravel(), other.values.ravel()]))
@@ -147,3 +205,28 @@ def _quantile(values: np.ndarray, weights: np.ndarray, probability: float) -> fl
     """Interpolate between values, each in the middle of its weight."""
     middle = (np.cumsum(weights) - weights / 2) / weights.sum()
     return float(np.interp(probability, middle, values))
+
+
+def _bound_shares(values: np.ndarray, weights: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Return the lower and the upper bound of the share of one probe's singular values up to each point. [2, points]
+
+    The quadrature of as many nodes that has a node at the point x² gives both: the weight below x², and that weight
+    plus the one at x². Its Jacobi matrix differs from that of the Gauss quadrature in the last diagonal entry alone:
+    x² + b² (T - x²)⁻¹, with b the entry beside it and T the matrix without the last row and column.
+    """
+    jacobi = jacobi_matrix(torch.from_numpy(values**2), torch.from_numpy(weights), len(values)).numpy()
+    if len(jacobi) < 2:
+        share = np.searchsorted(np.sqrt(jacobi.diagonal()), points, side="right")
+        return np.stack([share, share]).astype(float)
+    head, beside = np.linalg.eigh(jacobi[:-1, :-1]), jacobi[-1, -2]
+    squares = points**2
+    distances = head.eigenvalues - squares[:, None]
+    smallest = np.finfo(float).eps * head.eigenvalues.max()
+    distances = np.where(np.abs(distances) < smallest, smallest, distances)
+    matrices = np.repeat(jacobi[None], len(points), 0)
+    matrices[:, -1, -1] = squares + beside**2 * (head.eigenvectors[-1] ** 2 / distances).sum(-1)
+    nodes, vectors = np.linalg.eigh(matrices)
+    shares = np.concatenate([np.zeros((len(points), 1)), np.cumsum(vectors[:, 0] ** 2, -1)], -1)
+    at = np.abs(nodes - squares[:, None]).argmin(-1)
+    rows = np.arange(len(points))
+    return np.stack([shares[rows, at], np.minimum(shares[rows, at + 1], 1.0)])

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from jpmhc import checks
 from jpmhc.diagnose.layers import measure_streams
@@ -17,11 +19,11 @@ from jpmhc.diagnose.record import LayerCall, Recording, find_layers, longest_cha
 
 @dataclass
 class Watch:
-    """What has been seen so far.
+    """The numbers seen so far.
 
     Attributes:
         records: For each watched step its number, under "step", and the numbers by name.
-        step: How many training steps (calls of the model in train mode) have been seen.
+        step: The number of the current training step.
     """
 
     records: list[dict[str, float]] = field(default_factory=list)
@@ -29,49 +31,68 @@ class Watch:
 
 
 def watch(
-    model: nn.Module, every: int = 100, log: Callable[[int, dict[str, float]], None] | None = None
+    model: nn.Module,
+    every: int = 100,
+    log: Callable[[int, dict[str, float]], None] | None = None,
+    *,
+    start: int = 0,
 ) -> AbstractContextManager[Watch]:
-    """Log what skips, streams and sublayers do during training, every so many calls of the model in train mode.
+    """Log skips, streams and sublayers during training, every so many steps.
 
-    The model's results, gradients and random numbers do not change. Between the watched steps it costs nothing.
+    A step begins with the first call of the model in train mode after a step of an optimizer that has the model's
+    parameters; further calls before the next optimizer step (gradient accumulation) belong to the same step. The
+    model's results, gradients and random numbers do not change. Steps that are not watched cost nothing.
 
     Args:
         model: The model; its hyper-connections are watched, or its layers where it has none.
-        every: Watch the first step and then every so many.
+        every: Watch step 1, and then every so many steps.
         log: Called with the step and the numbers, for example to write them to TensorBoard; prints a line by default.
+            Of several processes only the first one logs.
+        start: The number of steps of an earlier run that this one resumes.
 
     Example:
         >>> import jpmhc
         >>> layers = [jpmhc.HyperConnection(nn.Linear(8, 8), 8, index=k) for k in range(3)]
         >>> model = jpmhc.HyperConnectionStack(layers, expand=True, reduce=True)
+        >>> optimizer = torch.optim.SGD(model.parameters(), 0.1)
         >>> with jpmhc.diagnose.watch(model, every=2, log=lambda step, numbers: None) as seen:
         ...     for _ in range(4):
-        ...         y = model(torch.randn(10, 8))
+        ...         model(torch.randn(10, 8)).square().mean().backward()
+        ...         optimizer.step()
         >>> [record["step"] for record in seen.records]
         [1, 3]
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
     checks.to_whole_number(every, "every")
+    checks.to_whole_number(start, "start", 0)
     if log is not None and not callable(log):
         raise ValueError(f"log must be a function of the step and the numbers, got {checks.quote(log)}")
     layers = find_layers(model)
     if not layers:
         raise ValueError("this model has no hyper-connections and no list of layers, so there is nothing to watch")
-    return _watching(model, layers, every, log or _print_line)
+    return _watching(model, layers, every, log or _print_line, start)
 
 
 @contextmanager
 def _watching(
-    model: nn.Module, layers: Sequence[nn.Module], every: int, log: Callable[[int, dict[str, float]], None]
+    model: nn.Module, layers: Sequence[nn.Module], every: int, log: Callable[[int, dict[str, float]], None], start: int
 ) -> Iterator[Watch]:
-    seen = Watch()
+    seen = Watch(step=start)
     active: list[tuple[ExitStack, Recording]] = []
+    stepped = True
+
+    def note_step(optimizer: Optimizer, *ignored: Any) -> None:
+        nonlocal stepped
+        if not stepped:  # of several optimizers, or of a scheduler's calls, the first one after the model's call counts
+            own = set(map(id, model.parameters()))
+            stepped = any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
 
     def begin(module: nn.Module, given: Any) -> None:
-        if not module.training or active:
+        nonlocal stepped
+        if not module.training or active or not stepped:
             return
-        seen.step += 1
+        seen.step, stepped = seen.step + 1, False
         if (seen.step - 1) % every == 0:
             stack, recording = ExitStack(), Recording()
             stack.enter_context(record_layers(model, layers, recording))
@@ -86,11 +107,13 @@ def _watching(
             return
         numbers = summarise_calls(recording.calls)
         seen.records.append({"step": seen.step, **numbers})
-        log(seen.step, numbers)
+        if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
+            log(seen.step, numbers)
 
     handles = [
         model.register_forward_pre_hook(begin),
         model.register_forward_hook(end, always_call=True),
+        register_optimizer_step_post_hook(note_step),
     ]
     try:
         yield seen
@@ -107,14 +130,14 @@ def summarise_calls(calls: list[LayerCall]) -> dict[str, float]:
     numbers: dict[str, float] = {}
     chain = longest_chain(calls) or calls
     if chain[0].coefficients is not None:
-        found = measure_streams(chain)
+        streams = measure_streams(chain)
         numbers |= {
             "skips/distance": sum(map(_distance_to_identity, chain)) / len(chain),
-            "skips/smallest": float(found.product[-1]),
-            "skips/geometric_mean": found.geometric_mean,
-            "skips/direct_path": found.direct,
-            "similarity": float(found.similarity[-1]),
-            "dominance": float(found.dominance[-1]),
+            "skips/smallest": float(streams.product[-1]),
+            "skips/geometric_mean": streams.geometric_mean,
+            "skips/direct_path": streams.direct,
+            "similarity": float(streams.similarity[-1]),
+            "dominance": float(streams.dominance[-1]),
         }
     gains = [_signal_gain(call) for call in calls]
     named = {"largest": max(gains), "mean": sum(gains) / len(gains), "last": gains[-1]}

@@ -18,18 +18,21 @@ def orthonormalize(frame: Tensor) -> Tensor:
     """Compute an orthonormal basis of the frame's span: Q of its QR factors (eq. qr-retraction). [..., n, p]
 
     Gram–Schmidt, each column cleaned twice, which is as orthonormal as Householder and batches well. A frame whose
-    columns are zero or exactly dependent gives NaN, for itself alone.
+    columns are zero, or dependent to rounding, gives NaN, for itself alone.
     """
     _, rank = checks.tall(frame)
     frame = precision.single_or_double(frame)
     frame = frame / frame.detach().abs().amax(-2, keepdim=True)  # squares of huge columns would overflow
+    rounding = 4 * frame.shape[-2] * torch.finfo(frame.dtype).eps
     columns: list[Tensor] = []
     for j in range(rank):
         column = frame[..., j]
         for _ in range(2):
             for done in columns:
                 column = column - done * (done * column).sum(-1, keepdim=True)
-        columns.append(column / column.norm(dim=-1, keepdim=True))
+        length = column.norm(dim=-1, keepdim=True)
+        dependent = length <= rounding * frame[..., j].norm(dim=-1, keepdim=True)
+        columns.append(column / length.masked_fill(dependent, torch.nan))
     return torch.stack(columns, -1)
 
 

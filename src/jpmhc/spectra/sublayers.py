@@ -22,10 +22,12 @@ from jpmhc.spectra.activations import Activation, get_activation, hermite_nodes,
 
 # Standard normal numbers of a shape, one set for each of b samples. [b, *shape]
 NormalSource = Callable[..., Tensor]
-# How many nodes stand for a law of slopes, and for one of measured singular values. The integrands are rational with
-# poles off the support, so that Gauss quadrature converges geometrically.
+# Nodes of a law of slopes, and of a law of measured singular values: at least so many for each decade of squares. The
+# integrands are rational with poles off the support, so that Gauss quadrature converges geometrically.
 _SLOPE_NODES = 16
-_MEASURED_NODES = 48
+_MEASURED_NODES, _DECADE_NODES = 48, 8
+# Decades of squares below the largest that are told apart: five decades of singular values.
+_MOST_DECADES = 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,9 +67,12 @@ class HiddenLayer(Sublayer):
 
     Attributes:
         ratio: $e$, hidden features over features; infinite for a single Gaussian matrix, for which $C(t) = t$.
+        draw_squares: Draws squared slopes with mean one [b, hidden, 1] from the activation itself, so that samples do
+            not share the nodes' errors; None for equal slopes.
     """
 
     ratio: float = math.inf
+    draw_squares: Callable[[NormalSource, int], Tensor] | None = None
 
     @property
     def norm(self) -> float:
@@ -81,8 +86,7 @@ class HiddenLayer(Sublayer):
             return normal(width, width) / width**0.5
         hidden = max(1, round(self.ratio * width))
         first, last = normal(hidden, width) / width**0.5, normal(width, hidden) / hidden**0.5
-        slopes = _at_quantiles(self, torch.special.ndtr(normal(hidden, 1))).sqrt()
-        return last @ (slopes * first)
+        return last @ first if self.draw_squares is None else last @ (self.draw_squares(normal, hidden).sqrt() * first)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,16 +94,22 @@ class Rotated(Sublayer):
     r"""Given singular values between random rotations, $F' = U\,\mathrm{diag}(s)\,V$; `squares` are the $s^2$.
 
     $C(z G(z)^2) = z G(z) - 1$ with $G(z) = E\,1/(z - s^2)$.
+
+    Attributes:
+        sorted_squares: All squares, ascending, with mean one: samples take them, not the nodes. [N]
     """
+
+    sorted_squares: Tensor
 
     @property
     def norm(self) -> float:
-        return math.sqrt(float(self.squares.max()))
+        return math.sqrt(float(self.sorted_squares[-1]))
 
     def sample(self, normal: NormalSource, width: int) -> Tensor:
         left, right = orthogonal.to_haar(normal(width, width)), orthogonal.to_haar(normal(width, width))
-        place = (torch.arange(width, dtype=left.dtype, device=left.device) + 0.5) / width
-        return (left * _at_quantiles(self, place).sqrt()) @ right
+        count = len(self.sorted_squares)
+        ranks = torch.arange(width, device=left.device).mul(2).add(1).mul(count).div(2 * width, rounding_mode="floor")
+        return (left * self.sorted_squares.to(left)[ranks].sqrt()) @ right
 
 
 def gaussian(variance: float = 1.0) -> HiddenLayer:
@@ -111,7 +121,7 @@ def gaussian(variance: float = 1.0) -> HiddenLayer:
 def haar(scale: float = 1.0) -> Rotated:
     """Return the law of a random orthogonal matrix times a number."""
     one = torch.ones(1, dtype=torch.float64)
-    return Rotated(to_positive_number(scale, "scale") ** 2, one, one)
+    return Rotated(to_positive_number(scale, "scale") ** 2, one, one, one)
 
 
 def two_matrix(
@@ -133,7 +143,11 @@ def two_matrix(
     first, last, ratio, variance = _check_hidden(scales, ratio, input_variance)
     spread = math.sqrt(first * variance)
     place, weights = panel_nodes(torch.tensor([spread], dtype=torch.float64), phi.kinks)
-    return _hidden_layer(phi.derivative(spread * place).square(), weights, first * last, ratio)
+
+    def draw(normal: NormalSource, hidden: int) -> Tensor:
+        return phi.derivative(spread * normal(hidden, 1)).square()
+
+    return _hidden_layer(phi.derivative(spread * place).square(), weights, first * last, ratio, draw)
 
 
 def gated(
@@ -157,8 +171,15 @@ def gated(
     place, weights = panel_nodes(torch.tensor([spread], dtype=torch.float64), phi.kinks, nodes=8)
     gate, gate_weights = hermite_nodes(24)
     inner = (spread * place).unsqueeze(-1)  # [P, 1]
-    squares = (phi.derivative(inner) * spread * gate).square() + phi.function(inner).square()
-    return _hidden_layer(squares.flatten(), (weights.unsqueeze(-1) * gate_weights).flatten(), first * last, ratio)
+
+    def square(inner: Tensor, gate: Tensor) -> Tensor:
+        return (phi.derivative(inner) * gate).square() + phi.function(inner).square()
+
+    def draw(normal: NormalSource, hidden: int) -> Tensor:
+        return square(spread * normal(hidden, 1), spread * normal(hidden, 1))
+
+    weights = weights.unsqueeze(-1) * gate_weights
+    return _hidden_layer(square(inner, spread * gate).flatten(), weights.flatten(), first * last, ratio, draw)
 
 
 def measured(singular_values: Tensor | np.ndarray | Sequence[float]) -> Rotated:
@@ -166,15 +187,54 @@ def measured(singular_values: Tensor | np.ndarray | Sequence[float]) -> Rotated:
     values = to_real_tensor(singular_values, "singular values").cpu().flatten()
     if len(values) == 0 or bool((values < 0).any()) or not bool((values > 0).any()):
         raise ValueError("singular values must not be negative, and at least one must be above zero")
-    squares, weights = gauss_nodes(values.square(), torch.full_like(values, 1 / len(values)), _MEASURED_NODES)
-    mean = float((squares * weights).sum())
-    return Rotated(mean, squares / mean, weights)
+    squares = values.square().sort().values
+    mean = float(squares.mean())
+    return Rotated(mean, *decade_nodes(squares / mean), squares / mean)
+
+
+def decade_nodes(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return nodes and weights of a law of equally likely values: a Gauss quadrature for each decade of them.
+
+    One quadrature for several decades would leave the small values without nodes. The mean stays exact.
+    """
+    largest = float(values.max())
+    smallest = max(float(values[values > 0].min()), largest * 10.0**-_MOST_DECADES)
+    count = max(1, math.ceil(math.log10(largest / smallest)))
+    place = (values.clamp_min(smallest) / smallest).log() / math.log(largest / smallest + 1e-12) * count
+    decades = place.long().clamp(0, count - 1)
+    parts = []
+    for decade in decades.unique().tolist():
+        inside = values[decades == decade]
+        nodes, weights = gauss_nodes(inside, torch.ones_like(inside), max(_DECADE_NODES, _MEASURED_NODES // count))
+        parts.append((nodes, weights * (len(inside) / len(values))))
+    squares, weights = (torch.cat(part) for part in zip(*parts))
+    return squares, weights
+
+
+def tail_nodes(values: Tensor, weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return at most `count` nodes and weights of a law of mean one with a heavy tail; mass and mean stay exact.
+
+    It is the Gauss quadrature in y = q / (1 + q) of the law of q times 1 + q. The theory integrates rational functions
+    of q, which are smooth in y up to y = 1; nodes of a quadrature in q itself would follow the tail.
+    """
+    nodes, shares = gauss_nodes(values / (1 + values), weights * (1 + values), count)
+    shares = shares * (1 - nodes)
+    return nodes / (1 - nodes), shares / shares.sum()
 
 
 def gauss_nodes(values: Tensor, weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return at most `count` nodes and weights with the same moments up to order 2 count - 1, by the Lanczos method."""
-    kept = weights > 0
-    values, start = values[kept], (weights[kept] / weights[kept].sum()).sqrt()
+    """Return at most `count` nodes and weights with the same moments up to order 2 count - 1."""
+    nodes, vectors = torch.linalg.eigh(jacobi_matrix(values, weights, count))
+    return nodes.clamp_min(0), vectors[0].square()
+
+
+def jacobi_matrix(values: Tensor, weights: Tensor, count: int) -> Tensor:
+    """Compute the Jacobi matrix of a discrete law by the Lanczos method. [k, k] with k at most `count`
+
+    It is smaller than `count` if the law has fewer values.
+    """
+    positive = weights > 0
+    values, start = values[positive], (weights[positive] / weights[positive].sum()).sqrt()
     size = float(values.abs().max())
     basis, diagonal, beside = [start], [], []
     for _ in range(min(count, len(values))):
@@ -188,19 +248,18 @@ def gauss_nodes(values: Tensor, weights: Tensor, count: int) -> tuple[Tensor, Te
             break
         beside.append(length)
         basis.append(image / length)
-    matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
     rest = torch.tensor(beside[: len(diagonal) - 1], dtype=torch.float64)
-    matrix = matrix + torch.diag(rest, 1) + torch.diag(rest, -1)
-    nodes, vectors = torch.linalg.eigh(matrix)
-    return nodes.clamp_min(0), vectors[0].square()
+    return torch.diag(torch.tensor(diagonal, dtype=torch.float64)) + torch.diag(rest, 1) + torch.diag(rest, -1)
 
 
-def _hidden_layer(squares: Tensor, weights: Tensor, gain: float, ratio: float) -> HiddenLayer:
-    nodes, weights = gauss_nodes(squares, weights, _SLOPE_NODES)
-    mean = float((nodes * weights).sum())
+def _hidden_layer(
+    squares: Tensor, weights: Tensor, gain: float, ratio: float, draw: Callable[[NormalSource, int], Tensor]
+) -> HiddenLayer:
+    mean = float((squares * weights).sum() / weights.sum())
     if mean <= 0:
         raise ValueError("the activation has slope zero everywhere, so the sublayer's Jacobian is zero")
-    return HiddenLayer(gain * mean, nodes / mean, weights, ratio)
+    nodes, weights = tail_nodes(squares / mean, weights, _SLOPE_NODES)
+    return HiddenLayer(gain * mean, nodes, weights, ratio, lambda normal, hidden: draw(normal, hidden) / mean)
 
 
 def _check_hidden(
@@ -213,13 +272,6 @@ def _check_hidden(
         to_positive_number(ratio, "ratio, hidden features over features,"),
         to_positive_number(input_variance, "input_variance"),
     )
-
-
-def _at_quantiles(law: Sublayer, place: Tensor) -> Tensor:
-    """Return the law's squares at places of (0, 1) in their cumulative weight, of the places' shape."""
-    edges = law.weights.cumsum(0).to(place)
-    found = torch.searchsorted(edges, place.contiguous()).clamp_max(len(law.squares) - 1)
-    return law.squares.to(place)[found]
 
 
 def to_sublayers(value: Sublayer | Sequence[Sublayer] | None, depth: int) -> tuple[Sublayer, ...] | None:
