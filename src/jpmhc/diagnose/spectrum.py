@@ -136,11 +136,9 @@ class Spectrum:
     def _halved(self) -> Spectrum:
         """Return the quadrature of half as many steps, with its missing nodes at zero and without weight."""
         values, weights = np.zeros_like(self.values), np.zeros_like(self.weights)
-        for row, each in enumerate(zip(self.values, self.weights)):
-            nodes, shares = gauss_nodes(
-                *(torch.from_numpy(part) for part in (each[0] ** 2, each[1])), len(each[0]) // 2
-            )
-            values[row, -len(nodes) :], weights[row, -len(nodes) :] = nodes.sqrt().numpy(), shares.numpy()
+        for row, (own, shares) in enumerate(zip(self.values, self.weights)):
+            nodes, halved = gauss_nodes(torch.from_numpy(own**2), torch.from_numpy(shares), max(len(own) // 2, 1))
+            values[row, -len(nodes) :], weights[row, -len(nodes) :] = nodes.sqrt().numpy(), halved.numpy()
         return replace(self, values=values, weights=weights)
 
     def probe(self, number: int) -> Spectrum:
