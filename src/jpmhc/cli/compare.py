@@ -129,7 +129,7 @@ class _Text:
 def _language_form(default: LanguageExperiment) -> tuple[Any, Reader]:
     model_names = ("mixer", "extra_inner", "vocabulary")
     decided = {name: (Annotated[Any, *_FIXED], getattr(default.model, name)) for name in model_names}
-    model = make_option_form(default.model, **decided)
+    model = make_model_form(default.model, **decided)
     preset: Any = Annotated[Literal[tuple(PRESETS)], tyro.conf.arg(help="Size of the model and of its training.")]
     form = make_option_form(
         default,
@@ -154,7 +154,7 @@ def _recursive_form(default: TrainConfig) -> tuple[Any, Reader]:
     streams = max(default.model.streams, 4)
     default = dataclasses.replace(default, model=dataclasses.replace(default.model, streams=streams))
     task = make_option_form(default.task, seed=(Annotated[int, *_FIXED], default.task.seed))
-    model = make_option_form(default.model, mixer=(Annotated[str, *_FIXED], default.model.mixer))
+    model = make_model_form(default.model, mixer=(Annotated[str, *_FIXED], default.model.mixer))
     decided = {name: (Annotated[Any, *_FIXED], getattr(default, name)) for name in (*DECIDED, "lr")}
     form = make_option_form(
         default,

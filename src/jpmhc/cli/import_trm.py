@@ -1,5 +1,6 @@
 """The command `jpmhc import-trm`."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -26,8 +27,9 @@ def import_trm(config: Annotated[type(_FORM), tyro.conf.arg(name="")]) -> None: 
     print(f"wrote {imported.checkpoint}")
     if imported.remark:
         print(imported.remark)
-    print(f"score it: jpmhc evaluate {imported.config.out}")
-    print(f"train it further: {imported.resume_command()}")
+    run = shlex.quote(str(imported.config.out))
+    print(f"score it: jpmhc evaluate {run}")
+    print(f"train it further: jpmhc train --out {run} --resume latest")
 
 
 main = make_main(import_trm)

@@ -3,6 +3,7 @@
 import dataclasses
 import sys
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -13,7 +14,8 @@ from jpmhc.cli.forms import make_option_form, read_option_form
 from jpmhc.cli.output import is_first_process
 from jpmhc.experiments.models import RecursiveConfig
 from jpmhc.experiments.tasks.registry import TASKS, kind_of
-from jpmhc.experiments.training import loop
+from jpmhc.experiments.training import loop, run_folder
+from jpmhc.experiments.training.checkpoint import find_checkpoint
 from jpmhc.experiments.training.config import TrainConfig
 from jpmhc.experiments.training.presets import PRESETS
 
@@ -24,19 +26,28 @@ def main(words: Sequence[str]) -> None:
 
 
 def defaults_in(words: Sequence[str]) -> TrainConfig:
-    """Return the preset that the words name, on the task that they name: the defaults of all other options."""
-    default = PRESETS[value_of("--preset", words, PRESETS) or "laptop"]
-    kind = value_of("--task.kind", words, TASKS)
+    """Return the defaults of all options: the preset that the words name, or the configuration of a resumed run.
+
+    The task that the words name takes the place of another one.
+    """
+    preset, kind = value_of("--preset", words, PRESETS), value_of("--task.kind", words, TASKS)
+    default = PRESETS[preset or "laptop"]
+    resume = value_of("--resume", words)
+    if preset is None and resume not in (None, "no"):
+        out = Path(value_of("--out", words) or default.out)
+        run_folder.refuse_busy_folder(out)
+        default = dataclasses.replace(find_checkpoint(out, str(resume)).config, out=out, stop_at=None)
     if default.compile and (value_of("--device", words, ("cpu",)) or not torch.cuda.is_available()):
         default = dataclasses.replace(default, compile=False)  # on a CPU it takes minutes and gains little
     return default if kind in (None, kind_of(default.task)) else default.with_task(str(kind))
 
 
-def value_of(option: str, words: Sequence[str], known: Collection[str]) -> str | None:
-    """Find the known value that follows an option; tyro refuses unknown ones."""
+def value_of(option: str, words: Sequence[str], known: Collection[str] | None = None) -> str | None:
+    """Return the value that follows an option, if it is a known one; tyro refuses others."""
     for word, following in zip(words, [*words[1:], ""]):
-        value = following if word == option else word.removeprefix(f"{option}=")
-        if word.startswith(option) and value in known:
+        name, equals, value = word.partition("=")
+        value = value if equals else following
+        if name == option and (value in known if known is not None else value):
             return value
     return None
 
@@ -46,21 +57,27 @@ def train_with_defaults(default: TrainConfig) -> Callable[[Any], None]:
     known: Any = Literal[tuple(TASKS)]
     kinds = Annotated[known, tyro.conf.arg(help="Which task; it decides the other options of this group.")]
     task = make_option_form(default.task, kind=(kinds, kind_of(default.task)))
-    model = Annotated[RecursiveConfig, tyro.conf.arg(name="")]
-    form = make_option_form(default, task=(type(task), task), model=(model, default.model))
+    model = make_model_form(default.model)
+    form = make_option_form(
+        default, task=(type(task), task), model=(Annotated[type(model), tyro.conf.arg(name="")], model)
+    )
 
     def train(config: Annotated[type(form), tyro.conf.arg(name="")] = form) -> None:  # type: ignore[valid-type]
         """Train the recursive model on Sudoku or ARC.
 
         Example: jpmhc train --preset laptop --mixer cayley --streams 4 --out out/cayley
         Example: jpmhc train --preset arc-small --task.kind sudoku --task.size 9
+        Example: jpmhc train --resume latest --out out/cayley
 
-        Every default below is that of the preset named on the command line (laptop, if none is); --task.kind puts
-        another task in the place of the preset's, and the options --task.… are then that task's. On a CPU nothing is
-        compiled unless --compile asks for it. Several processes:
+        Every default below is that of the preset named on the command line (laptop, if none is), and with --resume
+        that of the checkpoint. --task.kind puts another task in the place of the preset's, and the options --task.…
+        are then that task's. On a CPU nothing is compiled unless --compile asks for it. Several processes:
         torchrun --nproc-per-node 8 -m jpmhc train --preset paper
         """
-        run_training(read_option_form(config, TrainConfig, task=read_option_form(config.task, TASKS[config.task.kind])))
+        task = read_option_form(config.task, TASKS[config.task.kind])
+        run_training(
+            read_option_form(config, TrainConfig, task=task, model=read_option_form(config.model, RecursiveConfig))
+        )
 
     return train
 

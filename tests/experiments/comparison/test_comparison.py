@@ -199,6 +199,20 @@ def test_the_recursive_model_is_compared_through_its_training_loop(tmp_path):
     assert result["settings"]["task"]["kind"] == "sudoku"
 
 
+def test_arms_have_settings_of_their_mixers(tmp_path):
+    basis = tmp_path / "basis.json"
+    basis.write_text('{"perms": [[0, 1, 2, 3], [1, 2, 3, 0]]}')
+    arms = ("sinkhorn:iterations=3,tolerance=1e-3,gradient=gauss_seidel", f"permutation:basis={basis}")
+    experiments = (TINY, RecursiveExperiment(small(tmp_path, model={"streams": 4}, steps=1)))
+    for number, experiment in enumerate(experiments):
+        runs = compare(make(tmp_path / f"out-{number}", experiment, arms=arms))["runs"]
+        assert [run["arm"] for run in runs] == list(arms)
+        settings = [experiment.configure(arm).model.mixer_settings() for arm in arms]
+        assert settings[0] == {"iterations": 3, "tolerance": 1e-3, "gradient": "gauss_seidel"}
+        assert settings[1] == {"basis": ((0, 1, 2, 3), (1, 2, 3, 0))}
+        assert runs[0]["parameters"] > runs[1]["parameters"]
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -208,6 +222,8 @@ def test_the_recursive_model_is_compared_through_its_training_loop(tmp_path):
         ({"arms": ("cayley:height=2",)}, "has no option height: its options are dim, "),
         ({"arms": ("cayley:streams=two",)}, "streams in the arm .* must be like 4, not 'two'"),
         ({"arms": ("plain:steps=100000",)}, "100000 steps of 2 rows need 200,000 rows of 16 tokens"),
+        ({"arms": ("cayley:rank=2",)}, "the mixer cayley has no mixer_rank: it has mixer_iterations, mixer_scale"),
+        ({"arms": ("permutation:basis=nowhere",)}, "nowhere cannot be read"),
         ({"seeds": (1, 1)}, "seeds must be one or more, each named once, not 1 1"),
         ({"learning_rates": (0.0,)}, "each learning rate must be positive"),
         ({"processes": 0}, "processes must be"),

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from jpmhc.experiments.models import RecursiveConfig, RecursiveModel
-from jpmhc.experiments.models.connections import make_connection
+from jpmhc.experiments.models.connections import make_connection, read_basis
 from jpmhc.experiments.training.presets import PRESETS
 from jpmhc.manifolds import orthogonal
 from tests.experiments.training.small_run import small, trained
@@ -99,13 +99,64 @@ def test_weight_decay_can_touch_everything(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("mixer", "options", "attributes"),
+    [
+        ("sinkhorn", {"iterations": 5, "tolerance": 1e-3, "gradient": "unrolled"}, {}),
+        ("sinkhorn", {"tolerance": 1e-3}, {"iterations": 20, "gradient": "direct"}),
+        ("cayley", {"scale": 0.3, "iterations": 4}, {}),
+        ("rotation", {"scale": 0.3}, {}),
+        ("grassmann", {"rank": 3}, {}),
+        ("permutation", {"basis": ((0, 1, 2, 3), (1, 2, 3, 0))}, {"perms": ((0, 1, 2, 3), (1, 2, 3, 0))}),
+        ("permutation", {"size": 5}, {"logits": 5}),
+    ],
+)
+def test_settings_reach_every_mixer(mixer, options, attributes):
+    settings = {f"mixer_{name}": value for name, value in options.items()}
+    config = RecursiveConfig(dim=8, heads=2, mixer=mixer, streams=4, **settings)
+    assert config.mixer_settings() == options
+    wanted = attributes | {name: value for name, value in options.items() if name not in ("basis", "size")}
+    with torch.device("meta"):
+        core = RecursiveModel(config, 12, 16, 1).core
+    for connection in core.network.connections:
+        assert {name: getattr(connection.mixer, name) for name in wanted} == wanted
+
+
+def test_a_setting_replaces_the_one_of_the_form():
+    config = RecursiveConfig(dim=8, heads=2, mixer="cayley", streams=4, mixer_form="paper", mixer_iterations=3)
+    assert make_connection(config, torch.nn.Identity(), 0).mixer.iterations == 3
+    assert make_connection(config, torch.nn.Identity(), 0).mixer.scale == 0.1
+    static = RecursiveConfig(dim=8, heads=2, mixer="grassmann", streams=4, mixer_rank=1, mixer_dynamic=False)
+    assert make_connection(static, torch.nn.Identity(), 0).mixer.frame.shape == (4, 1)
+
+
+@pytest.mark.parametrize("content", ['{"perms": [[0, 1], [1, 0]], "gap": 1}', "[[0, 1], [1, 0]]"])
+def test_a_basis_is_read_from_a_file(tmp_path, content):
+    (tmp_path / "basis.json").write_text(content)
+    assert read_basis(tmp_path / "basis.json") == ((0, 1), (1, 0))
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "[[0, 1], [1]]", '[["a"]]', "no", '{"perms": 3}'])
+def test_a_file_without_permutations_is_refused_by_name(tmp_path, content):
+    (tmp_path / "basis.json").write_text(content)
+    with pytest.raises(ValueError, match=r"basis.json (has no list of permutations|is not a JSON file)"):
+        read_basis(tmp_path / "basis.json")
+    with pytest.raises(ValueError, match="nowhere cannot be read"):
+        read_basis(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
     ("options", "sentence"),
     [
         ({"mixer": "cayley", "mixer_frames": "static"}, "is for mixers with Grassmann frames, not for cayley"),
+        ({"mixer": "cayley", "mixer_rank": 2}, "cayley has no mixer_rank: it has mixer_iterations, mixer_scale"),
+        ({"mixer": "kronecker", "mixer_scale": 2.0}, "it has none of these settings"),
+        ({"mixer": "permutation", "mixer_size": 2, "mixer_basis": ((0, 1, 2, 3),)}, "leave one of the two away"),
+        ({"mixer": "permutation", "mixer_basis": ((0, 1, 2, 2),)}, "expected permutations"),
+        ({"mixer": "identity", "streams": 1, "mixer_scale": 2.0}, "has no effect on the plain model"),
         ({"mixer": "grassmann", "mixer_frames": "dynamic", "mixer_dynamic": False}, "needs mixer_dynamic"),
         ({"mixer": "cayley", "mixer_form": "counted", "mixer_dynamic": False}, "leave mixer_dynamic on"),
     ],
 )
 def test_options_that_do_not_go_together(options, sentence):
     with pytest.raises(ValueError, match=sentence):
-        RecursiveConfig(dim=8, heads=2, streams=4, **options)
+        RecursiveConfig(dim=8, heads=2, **{"streams": 4, **options})

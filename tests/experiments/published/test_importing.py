@@ -3,7 +3,6 @@
 import json
 import math
 import pickle
-import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +14,7 @@ import yaml
 from jpmhc.cli import main
 from jpmhc.experiments.models.layers import Rotary
 from jpmhc.experiments.published.importing import ImportConfig, import_model
+from jpmhc.experiments.published.settings import read_settings, read_training_settings
 from jpmhc.experiments.tasks.arc import dataset
 from jpmhc.experiments.training.checkpoint import load_model, locate_checkpoint
 from tests.cli.running import fails_with
@@ -141,7 +141,7 @@ def test_rows_have_the_vectors_that_the_identifiers_give_them(arc, tmp_path):
 def test_commands_take_the_run(published, tmp_path, capsys):
     weights, _, _, options = published
     run = tmp_path / "run"
-    made = imported(published, run, mixer="cayley")
+    imported(published, run, mixer="cayley")
     main(["evaluate", str(run), "--device", "cpu"])
     assert "exact" in capsys.readouterr().out
     [result] = json.loads((run / "evaluations" / "step-00000000.json").read_text())["results"]
@@ -150,9 +150,7 @@ def test_commands_take_the_run(published, tmp_path, capsys):
         main(["predict", str(run), "--device", "cpu", "--out", str(tmp_path / "answers.json")])
         assert json.loads((tmp_path / "answers.json").read_text()).keys() == {"third"}
     capsys.readouterr()
-    train, command, *words = shlex.split(made.resume_command())
-    assert (train, command) == ("jpmhc", "train")
-    main([command, *words, "--device", "cpu", "--no-compile", "--steps", "1"])
+    main(["train", "--out", str(run), "--resume", "latest", "--device", "cpu", "--steps", "1"])
     assert "finished after 1 steps" in capsys.readouterr().out
     trained = load_model(locate_checkpoint(run), ema=False)
     before = weights["L_level.layers.0.mlp.down_proj.weight"]
@@ -299,6 +297,16 @@ def test_settings_that_do_not_fit_are_named(arch, sentence, arc_over_positions, 
     with pytest.raises(ValueError, match=sentence):
         import_model(ImportConfig(**{**paths, "config": path}, out=tmp_path / "run", task_options=options))
     assert not (tmp_path / "run").exists()
+
+
+def test_numbers_that_yaml_takes_for_text_are_numbers(tmp_path):
+    """YAML 1.1 reads 1e-4, as the public configurations have it, as text."""
+    path = tmp_path / "all_config.yaml"
+    path.write_text("lr: 1e-4\nema_rate: 9.99e-1\nname: 1e-4 and more\narch: {hidden_size: 512, rms_norm_eps: 1e-5}\n")
+    settings = read_settings(path)
+    assert settings["arch"] == {"hidden_size": 512, "rms_norm_eps": 1e-5}
+    assert (settings["lr"], settings["ema_rate"], settings["name"]) == (1e-4, 0.999, "1e-4 and more")
+    assert read_training_settings(settings)["lr"] == 1e-4
 
 
 @pytest.mark.parametrize(

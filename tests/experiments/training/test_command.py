@@ -15,7 +15,7 @@ from jpmhc.experiments.tasks.registry import TASKS
 from jpmhc.experiments.training import checkpoint, loop
 from jpmhc.experiments.training.learner import Learner
 from jpmhc.experiments.training.presets import PRESETS
-from tests.cli.running import closed_pipe
+from tests.cli.running import closed_pipe, fails_with
 
 SIZE = ["--dim", "16", "--heads", "2", "--inner-multiple", "16", "--batch", "4", "--device", "cpu"]
 
@@ -65,6 +65,40 @@ def test_a_cpu_compiles_only_if_asked(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert compiles()
     assert not compiles("--device", "cpu")
+
+
+def test_a_run_is_gone_on_with_by_its_folder_alone(tmp_path, capsys):
+    """Every option is the checkpoint's, and a run in two pieces is the run in one."""
+    options = ["--task.puzzles", "9", "--mixer", "cayley", "--streams", "2", "--mixer-scale", "0.2", "--steps", "4"]
+    main(["train", *SIZE, *options, "--decay-at", "0.5", "--decay-to", "0.1", "--out", str(tmp_path / "whole")])
+    first, last = ["--stop-at", "1"], ["--resume", "latest"]
+    main(["train", *SIZE, *options, "--decay-at", "0.5", "--decay-to", "0.1", *first, "--out", str(tmp_path / "two")])
+    assert "finished after 1 steps" in capsys.readouterr().out
+    main(["train", *last, "--stop-at", "3", "--out", str(tmp_path / "two")])
+    main(["train", *last, "--out", str(tmp_path / "two")])
+    assert "no setting changed" in capsys.readouterr().err
+    whole, two = (tmp_path / name / "checkpoints" / "step-00000004" / "shared.pt" for name in ("whole", "two"))
+    assert_equal(torch.load(whole, weights_only=True), torch.load(two, weights_only=True))
+    config = json.loads((tmp_path / "two" / "config.json").read_text())
+    assert (config["task"]["puzzles"], config["model"]["mixer_scale"], config["stop_at"]) == (9, 0.2, None)
+    out = ["--out", str(tmp_path / "two")]
+    fails_with(capsys, "has done more than the 3 steps", "train", *last, "--stop-at", "3", *out)
+    fails_with(capsys, "at most 4, not 5", "train", *last, "--stop-at", "5", *out)
+    fails_with(capsys, "there is no checkpoint in", "train", *last, "--out", str(tmp_path / "none"))
+
+
+def assert_equal(one, other):
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key, value in one.items():
+            assert_equal(value, other[key])
+    elif isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    elif isinstance(one, list | tuple):
+        for pair in zip(one, other, strict=True):
+            assert_equal(*pair)
+    else:
+        assert one == other
 
 
 def test_options_of_another_task_are_refused(capsys):

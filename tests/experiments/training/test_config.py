@@ -38,7 +38,9 @@ def test_presets_survive_json(name):
 
 def test_paths_and_tuples_survive_json():
     task = ArcConfig(extra_tasks=Path("some/folder"), tasks=("007bbfb7", "00d62c1b"))
+    model = {"mixer": "permutation", "streams": 2, "mixer_basis": ((0, 1), (1, 0))}
     config = dataclasses.replace(PRESETS["arc-small"], task=task, out=Path("a/b"))
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, **model))
     assert TrainConfig.from_json(config.to_json()) == config
 
 

@@ -8,13 +8,15 @@ import dataclasses
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypedDict, TypeVar
+from urllib.parse import quote
 
 import torch
 
 from jpmhc import checks
-from jpmhc.experiments.models.connections import ConnectionConfig, is_for_connections
+from jpmhc.experiments.models.connections import ConnectionConfig, is_for_connections, read_basis
 
 PLAIN = "plain"  # the word for plain residual connections, beside the mixers' names
 
@@ -39,7 +41,8 @@ class Job(NamedTuple):
     @property
     def file_name(self) -> str:
         """The job as the name of a file without its ending."""
-        return f"{self.arm.replace(':', '+')}-lr-{self.learning_rate:g}-seed-{self.seed}"
+        arm = quote(self.arm, safe=":=,").replace(":", "+")  # a path in an option has slashes
+        return f"{arm}-lr-{self.learning_rate:g}-seed-{self.seed}"
 
 
 class Run(TypedDict):
@@ -132,10 +135,12 @@ def change_settings(settings: Settings, options: Mapping[str, str], arm: str) ->
         field = name if name in fields else f"mixer_{name}"
         if field not in fields:
             raise ValueError(f"the arm {arm!r} has no option {name}: its options are {', '.join(fields)}")
-        try:
-            value = json.loads(text.lower())
-        except ValueError:
-            value = text
+        value: object = text
+        if field == "mixer_basis":
+            value = read_basis(Path(text))
+        else:
+            with suppress(ValueError):
+                value = json.loads(text.lower())
         now = fields[field]
         if isinstance(now, float) and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)

@@ -1,14 +1,18 @@
 """The hyper-connections of a model, as its configuration describes them."""
 
+import inspect
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from jpmhc import checks, mixers
 from jpmhc.connections import HyperConnection
 from jpmhc.experiments.models.counted_map import Counted, CountedMap
 from jpmhc.experiments.models.layers import PositionSwiGLU, rms_norm
+from jpmhc.files import NotJson, parse_json
 from jpmhc.mixers import Mixer, make_mixer
 
 Gate = Literal["softmax_matrix", "softmax", "sigmoid"]
@@ -32,6 +36,20 @@ class ConnectionConfig:
     mixer_form: Literal["exact", "paper", "counted"] = "exact"
     """Exact projections with one norm and constraint for all mixers; paper: each as in the paper's table of variants;
     counted: with exactly the parameters that the paper's table of counts has as well."""
+    mixer_iterations: int | None = None
+    """Iterations of the projection: T of sinkhorn, s of cayley; None: the form's (exact: 20, and the exact inverse)."""
+    mixer_tolerance: float | None = None
+    """Of sinkhorn: matrices whose row sums are this close to one are left alone; None: none is."""
+    mixer_gradient: Literal["direct", "gauss_seidel", "unrolled"] | None = None
+    """Of sinkhorn: exact, the paper's iteration, or through the iterations; None: the form's (exact: direct)."""
+    mixer_scale: float | None = None
+    """Factor of the logits: α of cayley, and of rotation and orthostochastic; None: the mixer's."""
+    mixer_rank: int | None = None
+    """Rank p of Grassmann frames; None: half the streams."""
+    mixer_size: int | None = None
+    """Number of permutations K; None: two more than streams."""
+    mixer_basis: tuple[tuple[int, ...], ...] | None = None
+    """The permutations themselves."""
     mixer_frames: Literal["dynamic", "static"] | None = None
     """Of mixers with Grassmann frames: from the token, or parameters that a Riemannian optimiser moves, whatever the
     gates do; None: as mixer-dynamic says."""
@@ -66,6 +84,15 @@ class ConnectionConfig:
         else:
             make_connection(self, nn.Identity(), 0, device="meta")  # refuses what does not go together
 
+    def mixer_settings(self) -> dict[str, object]:
+        """Return the settings of the mixer that are set here, by the names that it gives them.
+
+        >>> ConnectionConfig(mixer="sinkhorn", streams=4, mixer_iterations=5).mixer_settings()
+        {'iterations': 5}
+        """
+        values = {name: getattr(self, f"mixer_{name}") for name in MIXER_SETTINGS}
+        return {name: value for name, value in values.items() if value is not None}
+
     def _refuse_options_of_connections(self) -> None:
         """Refuse options that the plain model would ignore, but for `mixer_form`, which some mixers ignore as well."""
         for option in fields(self):
@@ -85,6 +112,26 @@ class ConnectionConfig:
     def plain(self) -> bool:
         """Whether the connections are plain residual ones, without streams and mixers."""
         return self.mixer == "identity" and self.streams == 1
+
+
+# Fields of the configuration, without `mixer_`, that are arguments of mixers.
+MIXER_SETTINGS = ("iterations", "tolerance", "gradient", "scale", "rank", "size", "basis")
+
+
+def read_basis(path: Path) -> tuple[tuple[int, ...], ...]:
+    """Read permutations from a file of `jpmhc generators --json`, or from one that has a list of permutations alone."""
+    try:
+        content = parse_json(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror})") from None
+    except NotJson as error:
+        raise ValueError(f"{path} is {error}") from None
+    perms = content.get("perms") if isinstance(content, dict) else content
+    rows = perms if isinstance(perms, list) else []
+    whole = all(isinstance(row, list) and len(row) == len(rows[0]) and all(type(i) is int for i in row) for row in rows)
+    if not rows or not whole:
+        raise ValueError(f"{path} has no list of permutations: jpmhc generators --json writes one under perms")
+    return tuple(map(tuple, rows))
 
 
 def is_for_connections(option: str) -> bool:
@@ -166,19 +213,26 @@ def make_connection(
 
 
 def _make_mixer(config: ConnectionConfig, form: Form) -> Mixer:
-    """Make the mixer with the form's options, and with the frames that the configuration asks for."""
+    """Make the mixer with the form's options, and with the settings and frames that the configuration asks for."""
     kind: Any = mixers.MIXERS[config.mixer]
-    if config.mixer_frames is not None:
-        if not make_mixer(config.mixer, config.streams, dynamic=False).grassmann_frames:
-            raise ValueError(
-                f"mixer_frames={config.mixer_frames} is for mixers with Grassmann frames, not for {config.mixer}"
-            )
-        if config.mixer_frames == "dynamic" and not config.mixer_dynamic:
-            raise ValueError("mixer_frames=dynamic needs mixer_dynamic: frames come from the token as gates do")
-        return kind(config.streams, static=config.mixer_frames == "static", **form.options)
-    if form.options:
-        return kind(config.streams, **form.options)
-    return make_mixer(config.mixer, config.streams, config.mixer_dynamic)
+    options = {**form.options, **config.mixer_settings()}
+    known = inspect.signature(kind).parameters
+    if unknown := [name for name in options if name not in known]:
+        taken = ", ".join(f"mixer_{name}" for name in MIXER_SETTINGS if name in known) or "none of these settings"
+        raise ValueError(f"the mixer {config.mixer} has no mixer_{unknown[0]}: it has {taken}")
+    if "size" in options and "basis" in options:
+        raise ValueError("mixer_size is the number of permutations in mixer_basis: leave one of the two away")
+    if "basis" in options:
+        options["basis"] = torch.tensor(options["basis"], device="cpu")
+    if config.mixer_frames is not None and "static" not in known:
+        raise ValueError(
+            f"mixer_frames={config.mixer_frames} is for mixers with Grassmann frames, not for {config.mixer}"
+        )
+    if config.mixer_frames == "dynamic" and not config.mixer_dynamic:
+        raise ValueError("mixer_frames=dynamic needs mixer_dynamic: frames come from the token as gates do")
+    if "static" in known:
+        options["static"] = config.mixer_frames == "static" if config.mixer_frames else not config.mixer_dynamic
+    return kind(config.streams, **options) if options else make_mixer(config.mixer, config.streams)
 
 
 def _count_parameters_as_the_paper(connection: HyperConnection, counted: Counted) -> None:

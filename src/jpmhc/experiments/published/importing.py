@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,10 @@ from jpmhc.experiments.published.weights import (
     rename_weights,
 )
 from jpmhc.experiments.tasks.identifiers import read_identifiers
-from jpmhc.experiments.tasks.registry import TASKS, kind_of
+from jpmhc.experiments.tasks.registry import TASKS
 from jpmhc.experiments.tasks.task import PublishedTask, TaskConfig
 from jpmhc.experiments.training import checkpoint, run_folder
-from jpmhc.experiments.training.config import TrainConfig, list_changes
+from jpmhc.experiments.training.config import TrainConfig
 from jpmhc.experiments.training.presets import PRESETS
 from jpmhc.experiments.training.progress import Display
 from jpmhc.files import write_file
@@ -67,16 +66,6 @@ class Imported:
     """Folder of the checkpoint."""
     remark: str
     """A sentence about what of the model's data is not here; empty: all is."""
-
-    def resume_command(self) -> str:
-        """Return the command that goes on training the model."""
-        kind = kind_of(self.config.task)
-        default = PRESETS[PRESET]
-        default = default if kind == kind_of(default.task) else default.with_task(kind)
-        options = [change.option for change in list_changes(default, self.config)]
-        place = shlex.quote(str(self.config.out))
-        words = [f"--preset {PRESET} --task.kind {kind}", *options, f"--out {place} --resume latest"]
-        return f"jpmhc train {' '.join(words)}"
 
 
 def import_model(choices: ImportConfig) -> Imported:

@@ -1,5 +1,6 @@
 """The configuration that lies beside a published checkpoint, `all_config.yaml`, in this package's terms."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,19 @@ def read_settings(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{path} is not a YAML file ({reason})") from None
+    settings = _read_numbers(settings)
     if not isinstance(settings, dict) or not isinstance(settings.get("arch"), dict):
         raise ValueError(f"{path} has no section arch, so it is not the all_config.yaml of a published model")
     return settings
+
+
+def _read_numbers(value: object) -> Any:
+    """Turn texts such as 1e-4 into numbers, which YAML 1.1 asks to be written as 1.0e-4."""
+    if isinstance(value, dict):
+        return {name: _read_numbers(inner) for name, inner in value.items()}
+    if isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value):
+        return float(value)
+    return value
 
 
 def read_model_settings(settings: dict[str, Any], path: Path) -> RecursiveConfig:

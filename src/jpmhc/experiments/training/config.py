@@ -36,7 +36,7 @@ _INTERVALS = {
     "[0, 1)": ("ema",),
 }
 
-_WHERE = {"out", "resume"}  # say where a run lies, not what it does
+_ELSEWHERE = {"out", "resume", "stop_at"}  # of one command; they do not say what a run does
 _BINDING = ("task.", "model.", "batch", "seed")  # a checkpoint fits these alone
 
 
@@ -53,6 +53,9 @@ class TrainConfig:
 
     steps: int = 1000
     """Optimiser steps; one supervision step each."""
+    stop_at: int | None = None
+    """Step after which the run ends as if it were the last one, with the learning rates of all steps; None: the last.
+    --resume latest goes on to the last step."""
     batch: int = 768
     """Rows of a step, over all processes."""
     accumulate: int = 1
@@ -119,7 +122,7 @@ class TrainConfig:
     """Rows of an evaluation batch, on each process."""
 
     def __post_init__(self) -> None:
-        for name in (*_COUNTS, "evaluate_variants", "threads"):
+        for name in (*_COUNTS, "evaluate_variants", "threads", "stop_at"):
             checks.at_least_one(getattr(self, name), name)
         for interval, names in _INTERVALS.items():
             for name in names:
@@ -133,6 +136,8 @@ class TrainConfig:
             raise ValueError(f"decay_at and decay_to differ in length: {self.decay_at} and {self.decay_to}")
         if list(self.decay_at) != sorted(self.decay_at):
             raise ValueError(f"decay_at must be rising fractions of the run, not {self.decay_at}")
+        if self.stop_at is not None and self.stop_at > self.steps:
+            raise ValueError(f"stop_at must be a step of the run, at most {self.steps}, not {self.stop_at}")
         if self.evaluate_variants is not None and not self.task.votes:
             raise ValueError(f"evaluate_variants is for tasks whose variants vote; {kind_of(self.task)} has none")
 
@@ -140,6 +145,11 @@ class TrainConfig:
         """Return the same run on another task of the registry, with that task's own defaults."""
         variants = self.evaluate_variants if TASKS[kind].votes else None
         return dataclasses.replace(self, task=TASKS[kind](), evaluate_variants=variants)
+
+    @property
+    def last_step(self) -> int:
+        """The step after which this command ends."""
+        return self.steps if self.stop_at is None else self.stop_at
 
     def learning_rate_factor(self, step: int) -> float:
         """Return the factor of all learning rates at a step: linear warm-up, then the drops."""
@@ -214,7 +224,7 @@ def list_changes(there: TrainConfig, here: TrainConfig) -> list[Change]:
     return [
         Change(name, old.get(name), new.get(name), name.startswith(_BINDING) and name not in places)
         for name in old | new
-        if name not in _WHERE and old.get(name) != new.get(name)
+        if name not in _ELSEWHERE and old.get(name) != new.get(name)
     ]
 
 

@@ -286,10 +286,11 @@ def refuse_other_run(config: TrainConfig, world: World, resume: Checkpoint) -> N
     if refused := [change for change in list_changes(resume.config, config) if change.refused]:
         named = "; ".join(f"{change.name} ({change.there} there, {change.here} here)" for change in refused)
         raise ValueError(f"{resume.path} belongs to another configuration: {named}")
-    if resume.step > config.steps:
+    if resume.step > config.last_step:
+        option = "--steps" if config.stop_at is None else "--stop-at"
         raise ValueError(
-            f"{resume.path} has done more than the {config.steps} steps asked for: raise --steps to go on, or score it "
-            f"with jpmhc evaluate {resume.path}"
+            f"{resume.path} has done more than the {config.last_step} steps asked for: raise {option} to go on, or "
+            f"score it with jpmhc evaluate {resume.path}"
         )
     if not resume.ranks:  # weights alone, which fit every strategy
         return

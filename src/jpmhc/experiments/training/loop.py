@@ -20,6 +20,7 @@ from jpmhc.experiments.training.checkpoint import Checkpoint
 from jpmhc.experiments.training.config import TrainConfig, list_changes
 from jpmhc.experiments.training.learner import Learner, NonFiniteLoss, describe_step, refuse_other_run
 from jpmhc.experiments.training.log import Log, describe_environment
+from jpmhc.experiments.training.memory import refuse_memory
 from jpmhc.experiments.training.mixing import mixing_statistics
 from jpmhc.experiments.training.prefetch import Prefetcher
 from jpmhc.experiments.training.processes import LostProcess, World, join_processes, name_ranks, naming_lost_processes
@@ -88,6 +89,7 @@ class Trainer:
             )
         with self.display.preparing("preparing the puzzles"):
             self.task = config.task.build()
+        refuse_memory(config, self.task, world)
         self.learner = Learner(config, world, self.task, resume)
         self.prefetcher = Prefetcher(
             self.task,
@@ -108,84 +110,54 @@ class Trainer:
 
     def run(self) -> Outcome:
         """Train to the last step."""
-        chief = self.world.rank == 0
-        out, new = self.config.out, self.saved is None
-        with run_folder.lock_folder(out, new) if chief else contextlib.nullcontext(lambda: None) as require_folder:
-            self.require_folder = require_folder
-            return self._run()
-
-    def _run(self) -> Outcome:
-        config, chief = self.config, self.world.rank == 0
-        if chief:
-            with run_folder.explaining_write_errors(config.out):
-                if self.resumed is not None:
-                    self._report_changes(self.resumed)
-                write_file(config.out / "config.json", config.to_json() + "\n")
-                for sentence in checkpoint.set_newer_aside(config.out, self.learner.step):
-                    self.display.say(sentence)
-        self.world.wait()
-        if self.world.pulse is not None:
-            self.world.pulse.describe = self._describe_state
-        previous = {number: signal.signal(number, self._request_stop) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
+        out, chief = self.config.out, self.world.rank == 0
+        lock = run_folder.lock_folder(out, self.resumed is None) if chief else contextlib.nullcontext(lambda: None)
+        with lock as self.require_folder:
+            if chief:
+                with run_folder.explaining_write_errors(out):
+                    self._prepare_folder()
+            self.world.wait()
             with (
+                self._heeding_signals(),
+                self._explaining_ends(),
                 naming_lost_processes(self.world.pulse),
-                Log(config.out, self.learner.step, chief, self.require_folder) as log,
+                Log(out, self.learner.step, chief, self.require_folder) as log,
             ):
-                if chief:
-                    log.write("start", self.learner.step, describe_environment(self.world))
-                if log.damaged:
-                    lines = "a line" if log.damaged == 1 else f"{log.damaged} lines"
-                    self.display.say(f"{config.out / 'log.jsonl'}: {lines} could not be read and left out")
-                if self.resumed is not None:
-                    changed = [
-                        {"name": c.name, "there": c.there, "here": c.here}
-                        for c in list_changes(self.resumed.config, config)
-                    ]
-                    log.write("resume", self.learner.step, {"checkpoint": str(self.resumed.path), "changes": changed})
+                self._log_start(log)
                 self._train_steps(log)
-        except Stopped:
-            self.stop = self.stop or signal.SIGTERM  # where another process was asked
-            if self.world.pulse is not None and (lost := self.world.pulse.find_silent()):
-                raise LostProcess(f"{name_ranks(lost)} lost {self._describe_state()}") from None
-            if self.saved is None and chief:  # during compilation: a run that never began leaves its folder free
-                for name in ("config.json", "log.jsonl"):
-                    (config.out / name).unlink()
-        except LostProcess:
-            raise
-        except FolderGone as gone:
-            step = self.learner.step
-            raise FolderGone(
-                f"{gone}, after step {step}: a renamed one is gone on with by --out and --resume latest"
-            ) from None
-        except OSError as refusal:
-            reason = refusal.strerror or refusal
-            raise OSError(f"cannot write to {config.out} ({reason}) {self._describe_state()}") from refusal
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
         return Outcome(self.learner.step, self.stop, self.saved, {} if self.stop else self.metrics)
 
-    def _describe_state(self) -> str:
-        """Say how far the run is and what it can be gone on from."""
-        saved = checkpoint.list_folders(self.config.out)  # this process may not know yet that one was finished
-        rest = f"--resume latest goes on from {saved[-1].name}" if saved else "nothing was saved"
-        return f"after step {self.learner.step}; {rest}"
+    def _prepare_folder(self) -> None:
+        """Write the configuration, and rename checkpoints newer than the one that is resumed."""
+        out, resumed = self.config.out, self.resumed
+        if resumed is not None:
+            if changed := list_changes(resumed.config, self.config):
+                former = out / f"config-until-step-{resumed.step:08d}.json"
+                write_file(former, resumed.config.to_json() + "\n")
+            settings = ", ".join(map(str, changed)) or "no setting changed"
+            self.display.say(f"going on from {resumed.path}, step {resumed.step}: {settings}")
+        write_file(out / "config.json", self.config.to_json() + "\n")
+        for sentence in checkpoint.set_newer_aside(out, self.learner.step):
+            self.display.say(sentence)
 
-    def _report_changes(self, resumed: Checkpoint) -> None:
-        """Say which checkpoint is resumed and with what changes; keep the configuration of the run so far."""
-        changed = list_changes(resumed.config, self.config)
-        if changed:
-            former = self.config.out / f"config-until-step-{resumed.step:08d}.json"
-            write_file(former, resumed.config.to_json() + "\n")
-        settings = ", ".join(map(str, changed)) or "no setting changed"
-        self.display.say(f"going on from {resumed.path}, step {resumed.step}: {settings}")
+    def _log_start(self, log: Log) -> None:
+        step, resumed = self.learner.step, self.resumed
+        if self.world.rank == 0:
+            log.write("start", step, describe_environment(self.world))
+        if log.damaged:
+            lines = "a line" if log.damaged == 1 else f"{log.damaged} lines"
+            self.display.say(f"{self.config.out / 'log.jsonl'}: {lines} could not be read and left out")
+        if resumed is not None:
+            changes = [
+                {"name": c.name, "there": c.there, "here": c.here} for c in list_changes(resumed.config, self.config)
+            ]
+            log.write("resume", step, {"checkpoint": str(resumed.path), "changes": changes})
 
     def _train_steps(self, log: Log) -> None:
         """Do the remaining steps, with their log, checkpoints and evaluations."""
-        config, learner = self.config, self.learner
-        if learner.step == config.steps:
-            self.display.say(f"{self.saved} has done all {config.steps} steps: nothing is left to train")
+        config, learner, last = self.config, self.learner, self.config.last_step
+        if learner.step == last:
+            self.display.say(f"{self.saved} has done all {last} steps: nothing is left to train")
         if not self.scores:
             self.display.say("no test has a known answer: nothing is scored; jpmhc predict writes the answers")
         kind = "evaluate" if self.scores else "mixing"
@@ -194,8 +166,8 @@ class Trainer:
             # The run was ended during an evaluation, which is done now.
             self._report(log, self.prefetcher.make_batch(learner.step - 1)[0].to(self.world.device))
         first, started = learner.step, time.monotonic()
-        for step, rows, minimum in self.prefetcher.prefetch_batches(first, config.steps):
-            logs = (step + 1) % config.log_every == 0 or step + 1 == config.steps
+        for step, rows, minimum in self.prefetcher.prefetch_batches(first, last):
+            logs = (step + 1) % config.log_every == 0 or step + 1 == last
             with self._compiling(config.compile and step == first):
                 sums, norms = learner.take_step(rows, minimum, logs=logs, stop=self.stop is not None)
             detail = None
@@ -203,10 +175,10 @@ class Trainer:
                 speed = (learner.step - first) / (time.monotonic() - started)
                 values = describe_step(learner, sums, norms)
                 values["sequences_per_second"] = speed * config.batch
-                values["eta_seconds"] = (config.steps - learner.step) / speed
+                values["eta_seconds"] = (last - learner.step) / speed
                 log.write("train", learner.step, values)
                 detail = _summarize_step(values)
-            self.display.show("step", learner.step, config.steps, detail)
+            self.display.show("step", learner.step, last, detail)
             evaluates = self._evaluates(learner.step)
             # Saved before it is evaluated, which may take long: what was trained cannot be lost any more.
             if evaluates or sums.stop or learner.step % config.checkpoint_every == 0:
@@ -232,7 +204,7 @@ class Trainer:
 
     def _evaluates(self, step: int) -> bool:
         every = self.config.evaluate_every
-        return step == self.config.steps or bool(every and step % every == 0)
+        return step == self.config.last_step or bool(every and step % every == 0)
 
     def _report(self, log: Log, rows: Batch) -> None:
         """Evaluate and log what can be scored, and log statistics of the mixers on a few of the step's rows."""
@@ -293,6 +265,16 @@ class Trainer:
             states = core.initial_states(len(inputs))
         return mixing_statistics(core, lambda: core.run_supervision_step(puzzle, inputs, *states))
 
+    @contextlib.contextmanager
+    def _heeding_signals(self) -> Iterator[None]:
+        """Let SIGTERM and Ctrl-C ask for the end of the run."""
+        previous = {number: signal.signal(number, self._request_stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
     def _request_stop(self, number: int, frame: FrameType | None) -> None:
         waits = not (self.evaluating or self.compiling)
         if number == signal.SIGINT and self.stop and waits:
@@ -300,6 +282,38 @@ class Trainer:
         self.stop = signal.Signals(number)  # seen by every process in the sums of the next step
         if not waits:
             raise Stopped
+
+    @contextlib.contextmanager
+    def _explaining_ends(self) -> Iterator[None]:
+        """End a run that was asked to stop without an error, and any other in a sentence about what is saved."""
+        out, pulse = self.config.out, self.world.pulse
+        if pulse is not None:
+            pulse.describe = self._describe_state
+        try:
+            yield
+        except Stopped:
+            self.stop = self.stop or signal.SIGTERM  # where another process was asked
+            if pulse is not None and (lost := pulse.find_silent()):
+                raise LostProcess(f"{name_ranks(lost)} lost {self._describe_state()}") from None
+            if self.saved is None and self.world.rank == 0:  # in compilation: a run that never began leaves nothing
+                for name in ("config.json", "log.jsonl"):
+                    (out / name).unlink()
+        except LostProcess:
+            raise
+        except FolderGone as gone:
+            step = self.learner.step
+            raise FolderGone(
+                f"{gone}, after step {step}: a renamed one is gone on with by --out and --resume latest"
+            ) from None
+        except OSError as refusal:
+            reason = refusal.strerror or refusal
+            raise OSError(f"cannot write to {out} ({reason}) {self._describe_state()}") from refusal
+
+    def _describe_state(self) -> str:
+        """Describe the current step and the newest checkpoint."""
+        saved = checkpoint.list_folders(self.config.out)  # this process may not know yet that one was finished
+        rest = f"--resume latest goes on from {saved[-1].name}" if saved else "nothing was saved"
+        return f"after step {self.learner.step}; {rest}"
 
 
 def _summarize_step(values: dict[str, Any]) -> str:
