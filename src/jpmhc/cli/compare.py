@@ -9,7 +9,7 @@ import tyro
 
 from jpmhc.cli.command import parse_and_call
 from jpmhc.cli.forms import make_option_form, read_option_form
-from jpmhc.cli.train import defaults_in, value_of
+from jpmhc.cli.train import defaults_in, make_model_form, value_of
 from jpmhc.experiments.comparison.comparison import Comparison
 from jpmhc.experiments.comparison.comparison import compare as train_and_compare
 from jpmhc.experiments.comparison.experiment import Experiment, Job, Progress

@@ -5,15 +5,7 @@ library's dataclass here, with annotations of its own, and turns what was typed 
 """
 
 import dataclasses
-from pathlib import Path
-from typing import Annotated, Any, TypeVar
-
-import tyro
-from tyro.constructors import PrimitiveConstructorSpec
-
-from jpmhc.experiments.models.connections import ConnectionConfig, read_basis
-
-Basis = tuple[tuple[int, ...], ...] | None
+from typing import Any, TypeVar
 
 Library = TypeVar("Library")
 
@@ -36,31 +28,3 @@ def read_option_form(form: Any, cls: type[Library], **changes: Any) -> Library:
     """Turn what was typed back into the library's dataclass, with some fields changed."""
     fields = {field.name: getattr(form, field.name) for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     return cls(**{**fields, **changes})
-
-
-def make_model_form(default: ConnectionConfig, **fields: tuple[Any, Any]) -> Any:
-    """Make the form of a model, whose permutations are read from a file."""
-    return make_option_form(default, **{"mixer_basis": (_BASIS, default.mixer_basis), **fields})
-
-
-def _read_basis(words: list[str]) -> Basis:
-    try:
-        return None if words == ["None"] else read_basis(Path(words[0]))
-    except ValueError as error:  # tyro keeps the sentence of a TypeError
-        raise TypeError(f"takes a file with permutations: {error}") from None
-
-
-_BASIS: Any = Annotated[
-    Basis,
-    PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="FILE",
-        instance_from_str=_read_basis,
-        is_instance=lambda value: value is None or isinstance(value, tuple),
-        str_from_instance=lambda value: [str(value)],
-    ),
-    tyro.conf.arg(
-        aliases=["--basis"],
-        help="The permutations themselves: a file of jpmhc generators --json, or a list of permutations as JSON.",
-    ),
-]

@@ -8,16 +8,20 @@ from typing import Annotated, Any, Literal
 
 import torch
 import tyro
+from tyro.constructors import PrimitiveConstructorSpec
 
 from jpmhc.cli.command import parse_and_call
 from jpmhc.cli.forms import make_option_form, read_option_form
 from jpmhc.cli.output import is_first_process
 from jpmhc.experiments.models import RecursiveConfig
+from jpmhc.experiments.models.connections import ConnectionConfig, read_basis
 from jpmhc.experiments.tasks.registry import TASKS, kind_of
 from jpmhc.experiments.training import loop, run_folder
 from jpmhc.experiments.training.checkpoint import find_checkpoint
 from jpmhc.experiments.training.config import TrainConfig
 from jpmhc.experiments.training.presets import PRESETS
+
+Basis = tuple[tuple[int, ...], ...] | None
 
 
 def main(words: Sequence[str]) -> None:
@@ -93,3 +97,31 @@ def run_training(config: TrainConfig) -> None:
         print(f"{end} after {outcome.step} steps; checkpoint: {outcome.checkpoint}; log: {log}")
     if outcome.stopped:
         sys.exit(128 + outcome.stopped)  # 130 for Ctrl-C
+
+
+def make_model_form(default: ConnectionConfig, **fields: tuple[Any, Any]) -> Any:
+    """Make the form of a model, whose permutations are read from a file."""
+    return make_option_form(default, **{"mixer_basis": (_BASIS, default.mixer_basis), **fields})
+
+
+def _read_basis(words: list[str]) -> Basis:
+    try:
+        return None if words == ["None"] else read_basis(Path(words[0]))
+    except ValueError as error:  # tyro keeps the sentence of a TypeError
+        raise TypeError(f"takes a file with permutations: {error}") from None
+
+
+_BASIS: Any = Annotated[
+    Basis,
+    PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="FILE",
+        instance_from_str=_read_basis,
+        is_instance=lambda value: value is None or isinstance(value, tuple),
+        str_from_instance=lambda value: [str(value)],
+    ),
+    tyro.conf.arg(
+        aliases=["--basis"],
+        help="The permutations themselves: a file of jpmhc generators --json, or a list of permutations as JSON.",
+    ),
+]
