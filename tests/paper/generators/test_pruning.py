@@ -5,9 +5,8 @@ import pytest
 
 from jpmhc.paper.generators import representations, symmetric_group
 from jpmhc.paper.generators.pruning import BACKWARD_ERROR, BlockPruner
-from jpmhc.paper.generators.question import Question
+from jpmhc.paper.generators.question import Question, find_classes
 from jpmhc.paper.generators.random_walk import spectral_gap
-from jpmhc.paper.generators.set_classes import find_classes
 
 
 def classes(n, size):

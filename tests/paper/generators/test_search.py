@@ -11,10 +11,9 @@ import torch
 from jpmhc import generators
 from jpmhc.manifolds import permutation
 from jpmhc.paper.generators import exhaustive_search, symmetric_group
-from jpmhc.paper.generators.question import Question
+from jpmhc.paper.generators.question import Question, SetClasses
 from jpmhc.paper.generators.random_walk import plain_spectral_gap, spectral_gap, transition_matrix
 from jpmhc.paper.generators.search import AUTO_CLASSES, best_generating_set, prepare_search
-from jpmhc.paper.generators.set_classes import SetClasses
 
 
 def plain_gaps(n, size):

@@ -19,12 +19,10 @@ from torch import Tensor
 
 from jpmhc import checks
 from jpmhc.paper.generators import symmetric_group
-from jpmhc.paper.generators.exhaustive_search import search_exhaustively
+from jpmhc.paper.generators.exhaustive_search import TIE, SearchRecord, search_exhaustively
 from jpmhc.paper.generators.local_search import search_locally
-from jpmhc.paper.generators.question import Question
+from jpmhc.paper.generators.question import Question, find_classes
 from jpmhc.paper.generators.random_walk import gap_bound, spectral_gap, stream_gap
-from jpmhc.paper.generators.search_record import TIE, SearchRecord
-from jpmhc.paper.generators.set_classes import find_classes
 
 # Classes one core looks at in a second (n = 6, K = 4); says what a search will cost, and decides nothing but `auto`.
 CLASSES_PER_SECOND = 400_000
