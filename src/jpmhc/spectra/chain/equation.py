@@ -1,4 +1,22 @@
-"""The chain's equation for one network, and for several of one shape at once (docs/derivations/chain.md)."""
+r"""The matrix Dyson equation of a chain of layers $Y_l = A_l + \sigma_l X_l$, for one network or several of one shape.
+
+$(z - J^\top J)^{-1}$ is the first block of the inverse of a block-tridiagonal pencil over $(x_0, y_1, x_1, \ldots, y_L,
+x_L)$, with $z$ at $x_0$, $-Y_l$ between $x_{l-1}$ and $y_l$, $1$ between $y_l$ and $x_l$, and $-1$ at $x_L$. The noise
+enters through self-energies of the diagonal blocks M of its mean inverse; for isotropic noise, with normalised traces,
+
+$$\Sigma_{y_l} = \sigma_l^2\,\mathrm{tr}(M_{x_{l-1}})\,I, \qquad
+\Sigma_{x_{l-1}} = \sigma_l^2\,\mathrm{tr}(M_{y_l})\,I,$$
+
+and other structures of noise are in noise.py. Given the self-energies, block elimination from the input and from the
+output gives all M in O(L n³): with $P_0 = 1/z$ and $N_L = 1$,
+
+$$P_l = \Sigma_{y_l} + A_l (1 - P_{l-1}\Sigma_{x_{l-1}})^{-1} P_{l-1} A_l^\top, \qquad
+N_{l-1} = \Sigma_{x_{l-1}} + A_l^\top (1 - N_l \Sigma_{y_l})^{-1} N_l A_l,$$
+$$M_{x_l} = P_l (1 - N_l P_l)^{-1}, \qquad M_{y_l} = (1 - N_l P_l)^{-1} N_l, \qquad G(z) = \mathrm{tr}\,M_{x_0}.$$
+
+One evaluation of the equation g maps self-energies to the blocks and those to new self-energies. Derivation:
+docs/derivations/chain.md.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +45,21 @@ from jpmhc.spectra.chain.sweep import one_minus, solve_linear, sweep
 from jpmhc.spectra.fixed_point import Equation
 from jpmhc.spectra.network import Network
 
-# Working memory of one chunk of points, and how many arrays of a row and a column for each unknown Newton keeps in it.
+# Working memory of one chunk of points, and the number of square matrices of the unknowns that Newton keeps in it.
 MEMORY = {"cpu": 2**29, "cuda": 2**33}
 _DERIVATIVES = 5
 # After so many plain steps the blocks' sizes are known well enough to sort their streams.
 _ROUGH = 20
 _LONGEST = 600
-# By how much rounding may turn a number that lies on the edge of the half-plane out of it.
+# Rounding may turn a number on the edge of the half-plane out of it by this angle.
 _ROUNDED_ANGLE = 1e-7
-# A relative change of the unknowns by rounding, how far above what it causes a residual may be, and how large.
+# The relative change of an unknown by rounding. A residual may be 30 times the change of g(x) that it causes, and at
+# most a tenth of the scale.
 _ROUNDING = 1e-15
 _ABOVE_ROUNDING, _MOST_ROUNDING = 30.0, 0.1
 # The most products with the derivative for one correction of general noise, and how well it solves its equation.
 _PRODUCTS, _INEXACT = 40, 1e-3
-# On a CPU so few points through so many layers are solved in blocks of layers.
+# On a CPU at most so many points through at least so many layers are solved in blocks of layers.
 _FEW, _DEEP = 8, 40
 # Below this fraction of the mean squared singular value the rounding of large singular values would be felt.
 SMALL = 1e-5
@@ -74,14 +93,14 @@ class ChainEquation(Equation):
         self.input, self.output = first.to(torch.complex128), last.to(torch.complex128)
         skips = skips.to(torch.complex128)
         self.skips = torch.stack([skips, skips.mT.flip(0)]).unsqueeze(2)  # forward and backward sweep, [2, L, 1, n, n]
-        # Where launching small operations is what takes the time, blocks of layers side by side are faster.
+        # Blocks of layers side by side are faster where the time goes into launching small operations.
         few = len(z) <= _FEW and self.depth >= _DEEP
         self.blocks = math.isqrt(self.depth) if few or z.device.type == "cuda" else 1
         if isinstance(self.noise, General):
             self._sort_streams(self.noise, z)
 
     def _sort_streams(self, noise: General, z: Tensor) -> None:
-        """Let matrices be decomposed in the order that fits them in the middle of the points."""
+        """Choose the elimination order of the streams at the middle point and use it for all points."""
         middle = 1j * z.abs().median().view(1)
         index = torch.zeros(1, dtype=torch.int64, device=z.device)
         x = self.start(middle, index)
@@ -90,7 +109,7 @@ class ChainEquation(Equation):
         noise.sort_streams(self.values(x)[0, 1:].unflatten(0, (-1, noise.count)))
 
     def start(self, z: Tensor, index: Tensor) -> Tensor:
-        """Return -i times what interpolates geometrically between 1/|z| at the input and 1 at the output."""
+        """Return -i times numbers that interpolate geometrically between 1/|z| at the input and 1 at the output."""
         layer = torch.arange(self.depth, dtype=torch.float64, device=z.device).view(-1, 1, 1, 1) / self.depth
         size = z.abs().log().view(1, -1, 1, 1)
         x = -1j * torch.exp((layer - 1) * size) * self.eye
@@ -103,11 +122,11 @@ class ChainEquation(Equation):
         return self.coordinates(values)
 
     def image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
-        """Return the unknowns that the self-energies of the given unknowns lead to. [b, columns]"""
+        """Return the coordinates of the unknowns after one evaluation of the equation. [b, columns]"""
         return self.coordinates(self._evaluate(z, self.values(x)))
 
     def newton_correction(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the residual's size [b] and what Newton adds to the coordinates [b, columns]."""
+        """Return the residual's size [b] and Newton's correction of the coordinates [b, columns]."""
         if isinstance(self.noise, General):
             return self._newton_by_products(self.noise, x, z, index)
         if self.noise.vectors is None:
@@ -166,18 +185,18 @@ class ChainEquation(Equation):
         return None if self.noise.scalar else self._rounding(x, z, index, self.image(x, z, index))
 
     def _rounding(self, x: Tensor, z: Tensor, index: Tensor, image: Tensor) -> Tensor:
-        """Return what the scale grows by, so that what rounding causes is below the tolerance; nothing for G."""
+        """Return the number to add to the scale so that rounding stays below the tolerance; zero for G. [b, columns]"""
         lost = self.lost_by_rounding(x, z, index, image) * _ABOVE_ROUNDING
         lost = torch.minimum(lost, _MOST_ROUNDING * self.scale(x, z, index)) / self.tolerance
         lost[:, 0] = 0.0
         return lost
 
     def lost_by_rounding(self, x: Tensor, z: Tensor, index: Tensor, image: Tensor) -> Tensor:
-        """Return how far g(x) moves where x changes in its last digit. [b, columns]"""
-        places = torch.arange(x.shape[-1], dtype=torch.float64, device=x.device)
+        """Return how far g(x) moves when x changes in its last digit. [b, columns]"""
+        columns = torch.arange(x.shape[-1], dtype=torch.float64, device=x.device)
         floor = torch.zeros_like(x.real)
         for period in (2, 3):
-            moved = x * (1 + _ROUNDING * (places % period - 0.5).sign())
+            moved = x * (1 + _ROUNDING * (columns % period - 0.5).sign())
             floor = torch.maximum(floor, (self.image(moved, z, index) - image).abs().nan_to_num())
         return floor
 
@@ -246,7 +265,7 @@ class ChainEquation(Equation):
         return torch.cat([to_logarithm(values[:, :1]), blocks.flatten(1)], 1)
 
     def _logarithms(self, x: Tensor) -> Tensor:
-        """Return those of the coordinates that are logarithms. [b, ...]"""
+        """Return the coordinates that are logarithms. [b, ...]"""
         if self.noise.scalar:
             return x
         blocks = x[:, 1:].unflatten(1, (-1, self.noise.coordinates))[..., : self.streams]
@@ -254,7 +273,7 @@ class ChainEquation(Equation):
 
 
 class SeveralChains(Equation):
-    """The equations of several networks at equally many points each, as one: the rows of one follow another's."""
+    """The equations of several networks as one, at equally many points each; the rows of one network are together."""
 
     def __init__(self, parts: Sequence[ChainEquation], points: int) -> None:
         self.parts = parts

@@ -17,7 +17,7 @@ from torch import Tensor
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.sublayers import HiddenLayer, Sublayer
 
-# What stands for an unknown that is zero: its logarithm has to be admissible.
+# Stands for an unknown that is zero, because its logarithm has to be admissible.
 TINY = 1e-250
 
 
@@ -25,11 +25,11 @@ class SelfEnergy(ABC):
     """A structure of noise.
 
     Attributes:
-        count: How many unknowns a block has: its order parameters, or what its sublayer makes of them.
+        count: How many unknowns a block has: its order parameters, or functions of them for other sublayers.
         scalar: Whether they are scalars of the lower half-plane (else: the entries of one matrix).
-        coordinates: In how many numbers they are iterated; logarithms come first.
-        paths: Over how many draws of the slopes a block is averaged. Blocks of all paths follow each other: the
-            batch of blocks is B times this.
+        coordinates: How many numbers of a block are iterated; logarithms come first.
+        paths: How many draws of the slopes a block is averaged over. Blocks of all paths follow each other: the
+            batch of blocks is B times this number.
         vectors: The directions that the noise reads and writes, where a derivative is known (`Differentiable`), else
             None. [L, 1, n, k] each
     """
@@ -61,7 +61,7 @@ class SelfEnergy(ABC):
         return torch.exp(coordinates) * -1j
 
     def scale(self, coordinates: Tensor) -> Tensor:
-        """Return what changes of the coordinates are measured against. [..., coordinates]"""
+        """Return the sizes that changes of the coordinates are measured against. [..., coordinates]"""
         return torch.ones_like(coordinates.real)
 
 
@@ -75,10 +75,10 @@ class Differentiable(SelfEnergy):
         """Compute the derivative of the image's coordinates by the coordinates.
 
         Args:
-            couplings: What `find_couplings` makes of the vectors. [b, 2 L, 2 L]
-            first: The same for the input. [b, 2 L, n, k]
-            coordinates: Of the unknowns, x blocks first. [b, 2 L, coordinates]
-            image: Of what they lead to. [b, 2 L, coordinates]
+            couplings: The squared couplings of the vectors, from `find_couplings`. [b, 2 L, 2 L]
+            first: The couplings of the input. [b, 2 L, n, k]
+            coordinates: The unknowns' coordinates, x blocks first. [b, 2 L, coordinates]
+            image: The image's coordinates. [b, 2 L, coordinates]
 
         Returns:
             The derivative [b, 2 L coordinates, 2 L coordinates], and that of n G by the coordinates.
@@ -228,7 +228,7 @@ class Sublayers(Block):
             factor = (weights * squares / (1 - squares / self.ratio * (a * b))).sum(-1, keepdim=True)
             new[0][here], new[1][here] = a * factor, b * factor
         if len(here := self.rotated):
-            # 1/u and 1/v: what read and write see of the chain without this sublayer
+            # 1/u and 1/v: the chain without this sublayer, as read and write see it
             a = read[here] / (1 + unknowns[1][here] * read[here])
             b = written[here] / (1 + unknowns[0][here] * written[here])
             squares, share = self.squares[here], self.weights[here] / (1 - self.squares[here] * (a * b))
