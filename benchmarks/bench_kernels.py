@@ -60,8 +60,8 @@ def draw(spec: Spec, tokens: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def connection(x: Tensor, weight: Tensor, bias: Tensor, spec: Spec) -> Tensor:
-    h, state = kernels.read(x, weight, bias, spec)
-    return kernels.write(h, state)
+    h, state = kernels.read_streams(x, weight, bias, spec)
+    return kernels.write_streams(h, state)
 
 
 def read_plainly(x: Tensor, weight: Tensor, bias: Tensor, spec: Spec, mixer: mixers.Mixer) -> tuple:
@@ -168,12 +168,12 @@ def setup(spec: Spec, tokens: int, function: Callable) -> tuple[Callable[[], obj
 def linked(x: Tensor, weight: Tensor, bias: Tensor, spec: Spec, links: int, fused: bool) -> Tensor:
     """The sublayer's input after `links` connections, forward."""
     with torch.no_grad():
-        h, state = kernels.read(x, weight, bias, spec)
+        h, state = kernels.read_streams(x, weight, bias, spec)
         for _ in range(links):
             if fused:
-                _, h, state = kernels.write_read(h, state, weight, bias, spec)
+                _, h, state = kernels.write_read_streams(h, state, weight, bias, spec)
             else:
-                h, state = kernels.read(kernels.write(h, state), weight, bias, spec)
+                h, state = kernels.read_streams(kernels.write_streams(h, state), weight, bias, spec)
         return h
 
 

@@ -14,7 +14,7 @@ if not torch.cuda.is_available():
     triton_interpreter.repair()
 
     from jpmhc import mixers
-    from jpmhc.kernels import autograd  # noqa: F401
+    from jpmhc.kernels import write_read  # noqa: F401
 
     for mixer in mixers.MIXERS.values():  # now, before a test takes the variable away
         mixer.by_default(4, dynamic=True).triton_form()

@@ -69,12 +69,12 @@ def main() -> None:
     weight = torch.zeros(spec.logits, spec.n * spec.d, requires_grad=True)
     bias = torch.zeros(spec.logits, requires_grad=True)
     with torch.no_grad():
-        h, state = kernels.read(x, weight, bias, spec)
+        h, state = kernels.read_streams(x, weight, bias, spec)
         if not spec.post_norm:
-            kernels.write_read(h, state, weight, bias, spec)
-    h, state = kernels.read(x, weight, bias, spec)
-    _, h, state = kernels.write_read(h, state, weight, bias, spec)
-    (kernels.write(h, state).sum() + kernels.write(h, state, mean=True).sum()).backward()
+            kernels.write_read_streams(h, state, weight, bias, spec)
+    h, state = kernels.read_streams(x, weight, bias, spec)
+    _, h, state = kernels.write_read_streams(h, state, weight, bias, spec)
+    (kernels.write_streams(h, state).sum() + kernels.write_streams(h, state, mean=True).sum()).backward()
 
 
 if __name__ == "__main__":

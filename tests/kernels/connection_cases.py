@@ -95,9 +95,9 @@ def run(case: Case, inputs: dict[str, Tensor | None], fused: bool, mean: bool = 
     x, weight, bias = leaves["x"], leaves.get("weight"), leaves["bias"]
     sublayer = inputs["sublayer"].double()
     if fused:
-        h, state = kernels.read(x, weight, bias, case.spec)
+        h, state = kernels.read_streams(x, weight, bias, case.spec)
         y = torch.tanh(h.double() @ sublayer).to(x.dtype)
-        out = kernels.write(y, state, mean=mean)
+        out = kernels.write_streams(y, state, mean=mean)
     else:
         streams = x.expand(-1, case.spec.n, -1)
         h, state = reference_read(streams, weight, bias, case)

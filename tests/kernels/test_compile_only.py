@@ -13,8 +13,8 @@ from tests.kernels.connection_cases import NAMES
 SCRIPT = Path(__file__).parent / "compile_only.py"
 ROOT = Path(__file__).parents[2]
 KERNELS = {
-    "_prepare", "_project", "_combine", "_write_to_read", "_constrain", "_write", "_write_backward",
-    "_combine_backward", "_logits_backward", "_streams_backward", "_weight_backward", "_finish_gradients", "_decode",
+    "_prepare", "_project", "_sum_streams", "_write_read", "_constrain", "_write", "_write_backward",
+    "_sum_backward", "_logits_backward", "_streams_backward", "_weight_backward", "_finish_gradients", "_decode",
 }  # fmt: skip
 
 

@@ -20,9 +20,9 @@ def run_seam(first: Case, second: Case, one: dict, two: dict, fused: bool) -> li
         h2, state = reference_read(between, w2, b2, second)
         return [h1, between, h2, reference_write(between, torch.tanh(h2), state, second)]
     with torch.no_grad():
-        h1, state = kernels.read(x, w1, b1, first.spec)
-        between, h2, state = kernels.write_read(torch.tanh(h1), state, w2, b2, second.spec)
-        return [h1, between, h2, kernels.write(torch.tanh(h2), state)]
+        h1, state = kernels.read_streams(x, w1, b1, first.spec)
+        between, h2, state = kernels.write_read_streams(torch.tanh(h1), state, w2, b2, second.spec)
+        return [h1, between, h2, kernels.write_streams(torch.tanh(h2), state)]
 
 
 def assert_seam(name: str, tokens: int, dtype: torch.dtype, held: int = 4, **settings) -> None:
@@ -55,9 +55,9 @@ def test_a_static_connection_may_come_before() -> None:
     case = make_case("cayley")
     inputs = draw(case, 5, torch.float32, 1.0, True)
     with torch.no_grad():
-        h, state = kernels.read(inputs["x"], None, inputs["bias"], case.spec)
-        between, found, _ = kernels.write_read(h, state, inputs["weight"], inputs["bias"], case.spec)
-        wanted, _ = kernels.read(between, inputs["weight"], inputs["bias"], case.spec)
+        h, state = kernels.read_streams(inputs["x"], None, inputs["bias"], case.spec)
+        between, found, _ = kernels.write_read_streams(h, state, inputs["weight"], inputs["bias"], case.spec)
+        wanted, _ = kernels.read_streams(between, inputs["weight"], inputs["bias"], case.spec)
     assert torch.allclose(found, wanted, atol=1e-5)
 
 

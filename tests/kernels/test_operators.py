@@ -15,8 +15,8 @@ def test_gpu_compiles_with_cuda_graphs() -> None:
     bias = inputs["bias"]
 
     def connection(x: Tensor, weight: Tensor) -> Tensor:
-        h, state = kernels.read(x, weight, bias, case.spec)
-        return kernels.write(torch.tanh(h), state)
+        h, state = kernels.read_streams(x, weight, bias, case.spec)
+        return kernels.write_streams(torch.tanh(h), state)
 
     compiled = torch.compile(connection, fullgraph=True, mode="reduce-overhead")
     x, weight = (inputs[k].clone().requires_grad_() for k in ("x", "weight"))
@@ -36,8 +36,8 @@ def test_compiles_without_a_break() -> None:
     bias = inputs["bias"]
 
     def connection(x: Tensor, weight: Tensor) -> Tensor:
-        h, state = kernels.read(x, weight, bias, case.spec)
-        return kernels.write(torch.tanh(h), state)
+        h, state = kernels.read_streams(x, weight, bias, case.spec)
+        return kernels.write_streams(torch.tanh(h), state)
 
     results = []
     for function in (connection, torch.compile(connection, backend="aot_eager", fullgraph=True)):

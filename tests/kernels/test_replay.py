@@ -4,9 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from jpmhc.kernels import replay, steps
+from jpmhc.kernels import read, replay, write, write_read
 from jpmhc.kernels.launch import power_of_two
 from tests.kernels.connection_cases import DEVICE, draw, make_case
+
+PASSES = {"read": read.read, "write": write.write, "write_read": write_read.write_read}
+FORWARD, WRITE_BACKWARD = write.write.forward.__wrapped__, write.write.backward.__wrapped__
 
 
 @pytest.fixture(autouse=True)
@@ -40,26 +43,26 @@ def results(case, seed: int, dynamic: bool = True, tokens: int = 5) -> dict[str,
     given = draw(case, tokens, torch.float32, 1.0, dynamic, seed)
     x = given["x"].reshape(1, tokens, spec.n, spec.d)
     weight, bias = given["weight"], given["bias"]
-    h, _, coef, kept = steps._read(x, weight, bias, spec)
+    steps = {name: (own.forward.__wrapped__, own.backward.__wrapped__) for name, own in PASSES.items()}
+    h, _, coef, kept = steps["read"][0](x, weight, bias, spec, True)
     y, grad = torch.randn_like(h), torch.randn_like(x)
     found = {
-        "read": (steps._read, (x, weight, bias, spec)),
-        "write": (steps.write.__wrapped__, (x, y, coef, spec, False)),
-        "mean": (steps.write.__wrapped__, (x, y, coef, spec, True)),
-        "write_backward": (steps.write_backward_step.__wrapped__, (grad, x, y, coef, spec, False, False)),
-        "pulled": (steps.write_backward_step.__wrapped__, (grad, x, y, coef, spec, False, True)),
-        "read_backward": (steps._read_backward, (x, weight, bias, coef, kept, y, grad, torch.randn_like(coef), spec)),
+        "read": (steps["read"][0], (x, weight, bias, spec, True)),
+        "write": (steps["write"][0], (x, y, coef, spec, False)),
+        "mean": (steps["write"][0], (x, y, coef, spec, True)),
+        "write_backward": (steps["write"][1], (x, y, coef, grad, spec, False, False)),
+        "pulled": (steps["write"][1], (x, y, coef, grad, spec, False, True)),
+        "read_backward": (steps["read"][1], (x, weight, bias, coef, kept, y, grad, torch.randn_like(coef), spec)),
     }
     if dynamic:
-        out, _, _, new, kept = steps._write_read(x, y, coef, spec, weight, bias, spec)
-        gradients = (torch.randn_like(h), grad, torch.randn_like(new), None, True)
+        forward, backward = steps["write_read"]
+        given = (x, y, coef, weight, bias)
+        *_, out, new, kept = forward(*given, spec, spec, True)
+        gradients = (torch.randn_like(h), grad, None, torch.randn_like(new))
         found |= {
-            "write_read": (steps._write_read, (x, y, coef, spec, weight, bias, spec)),
-            "write_read_backward": (
-                steps.write_read_backward_step.__wrapped__,
-                (x, y, coef, out, weight, bias, new, kept, *gradients, spec, spec),
-            ),
-            "decode": (steps.write_read_only.__wrapped__, (x, y, coef, spec, weight, bias, spec)),
+            "write_read": (forward, (*given, spec, spec, True)),
+            "write_read_backward": (backward, (*given, out, new, kept, *gradients, spec, spec, False)),
+            "decode": (forward, (*given, spec, spec, False)),
         }
     return found
 
@@ -97,20 +100,20 @@ def test_static_connections_which_use_pytorch_between_kernels_run_as_they_are(na
 
 def test_a_gradient_that_is_added_in_between_is_not_lost() -> None:
     case = make_case("cayley", d=16)
-    replayed, runs = count(steps.write_read_backward_step.__wrapped__)
+    replayed, runs = count(write_read.write_read.backward.__wrapped__)
     for seed in range(4):
         step, given = results(case, seed)["write_read_backward"]
-        given = (*given[:11], torch.randn_like(given[3]), *given[12:])
+        given = (*given[:10], torch.randn_like(given[5]), *given[11:])
         assert same(replayed(*given), step(*given))
     assert len(runs) == 4
 
 
 def test_other_shapes_types_and_strides_have_runs_of_their_own() -> None:
     case = make_case("cayley", d=16)
-    replayed, runs = count(steps.write.__wrapped__)
+    replayed, runs = count(FORWARD)
     x, y, coef, spec, mean = results(case, 0, tokens=6)["write"][1]
     for _ in range(4):
-        assert same(replayed(x, y, coef, spec, mean), steps.write.__wrapped__(x, y, coef, spec, mean))
+        assert same(replayed(x, y, coef, spec, mean), FORWARD(x, y, coef, spec, mean))
     assert len(runs) == 2
     shape = (2, 3, spec.n, spec.d)
     assert replayed(x.view(shape), y.view(2, 3, -1), coef, spec, mean).shape == shape
@@ -119,20 +122,19 @@ def test_other_shapes_types_and_strides_have_runs_of_their_own() -> None:
     shifted = torch.cat([torch.zeros(1, device=DEVICE), x.flatten()])[1:].view(x.shape)
     one_row = coef[:1].contiguous()
     for streams, rows in ((strided, coef), (shifted, coef), (x, one_row), (x, one_row), (x, one_row)):
-        assert same(replayed(streams, y, rows, spec, mean), steps.write.__wrapped__(streams, y, rows, spec, mean))
+        assert same(replayed(streams, y, rows, spec, mean), FORWARD(streams, y, rows, spec, mean))
 
 
 def test_equal_addresses_are_not_recorded() -> None:
     case = make_case("cayley", d=16)
     x, y, coef, spec, _ = results(case, 0)["write"][1]
-    step = steps.write_backward_step.__wrapped__
-    replayed, runs = count(step)
+    replayed, runs = count(WRITE_BACKWARD)
     for _ in range(3):
-        replayed(x, x, y, coef, spec, False, True)
+        replayed(x, y, coef, x, spec, False, True)
     assert len(runs) == 3
     for seed in range(4):
         grad = torch.randn_like(x) + seed
-        assert same(replayed(grad, x, y, coef, spec, False, True), step(grad, x, y, coef, spec, False, True))
+        assert same(replayed(x, y, coef, grad, spec, False, True), WRITE_BACKWARD(x, y, coef, grad, spec, False, True))
     assert len(runs) == 4
 
 
@@ -160,7 +162,7 @@ def test_what_a_step_returns_may_be_what_it_was_given_or_none() -> None:
 
 def test_a_step_inside_another_is_a_part_of_its_recording() -> None:
     case = make_case("cayley", d=16)
-    whole, runs = count(lambda *given: steps.write(*given))
+    whole, runs = count(lambda *given: write.write.forward(*given))
     for seed in range(5):
         step, given = results(case, seed)["write"]
         assert same(whole(*given), step(*given))

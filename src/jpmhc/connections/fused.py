@@ -1,15 +1,13 @@
 """The form of a connection that runs on the Triton kernels: when it does, and its steps.
 
-This is the one layer between `HyperConnection` and `jpmhc.kernels`. A compiler gets the kernels as operators
-(`kernels/operators.py`), everyone else as autograd functions (`kernels/autograd.py`). Both need Triton, which is not
-there on every platform, so they are imported where they are used.
+Each step calls one of the passes in `jpmhc.kernels`, which are imported where they are used: they need Triton, which is
+not there on every platform.
 """
 
 import importlib.util
 import os
 import warnings
 from collections.abc import Callable
-from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -38,8 +36,8 @@ class FusedState(NamedTuple):
     def write(self, block: "HyperConnection", x: Tensor, y: Tensor, mean: bool) -> Tensor:
         y = block.scale_output(y).to(x.dtype)
         if block.layer_norm is None:
-            return write(y, self, x, mean)
-        out = block.normalise(write(y, self, x))
+            return write_streams(y, self, x, mean)
+        out = block.normalise(write_streams(y, self, x))
         return out.mean(-2) if mean else out
 
     def joins(self, block: "HyperConnection", x: Tensor, following: "HyperConnection") -> bool:
@@ -51,7 +49,9 @@ class FusedState(NamedTuple):
         spec = self._find_next_spec(block, x, following)
         if spec is None:
             return None
-        return write_read(block.scale_output(y).to(x.dtype), self, *following.map.parameters_for_kernels(), spec)
+        return write_read_streams(
+            block.scale_output(y).to(x.dtype), self, *following.map.parameters_for_kernels(), spec
+        )
 
     def make_rewrite(
         self, block: "HyperConnection", y: Tensor, following: "HyperConnection | None"
@@ -63,13 +63,13 @@ class FusedState(NamedTuple):
             y = (output.find() if scale == 1 else output.find() * scale).to(x.dtype)
             state = FusedState(x, None, coefficients.find(), spec)
             if not spec.post_norm:
-                return normalise(write(y, state))
+                return normalise(write_streams(y, state))
             if following is None:
-                return write(y, state)
+                return write_streams(y, state)
             # Another kernel than the one that wrote would add up the squares in another order.
             next_spec = following.find_spec(x)
             assert next_spec is not None  # the write was joined to this read
-            return write_read(y, state, *following.map.parameters_for_kernels(), next_spec)[0].detach()
+            return write_read_streams(y, state, *following.map.parameters_for_kernels(), next_spec)[0].detach()
 
         return rewrite
 
@@ -81,7 +81,7 @@ class FusedState(NamedTuple):
         return following.find_spec(x) if same_shape else None
 
 
-def read(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Tensor, FusedState]:
+def read_streams(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Tensor, FusedState]:
     r"""Compute $h = \sum_j r_j x_j$, with r, w and H from the logits $W\,\mathrm{norm}(x) + b$.
 
     Args:
@@ -90,11 +90,13 @@ def read(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Te
         bias: b in float32. [K]
         spec: The connection; `spec.logits` is K.
     """
-    h, link, coefficients = _kernels().read(x, weight, bias, spec)
+    from jpmhc.kernels.read import read
+
+    h, link, coefficients, _ = read(None, x, weight, bias, spec, torch.is_grad_enabled())
     return h, FusedState(x, link, coefficients, spec)
 
 
-def write(y: Tensor, state: FusedState, x: Tensor | None = None, mean: bool = False) -> Tensor:
+def write_streams(y: Tensor, state: FusedState, x: Tensor | None = None, mean: bool = False) -> Tensor:
     r"""Compute the new streams $H x + w \otimes y$, normed if `spec.post_norm` says so, or their mean.
 
     Args:
@@ -103,11 +105,13 @@ def write(y: Tensor, state: FusedState, x: Tensor | None = None, mean: bool = Fa
         x: Other streams than the ones that were read. [..., n or 1, d]
         mean: Return the mean of the new streams, which then never reach memory. [..., d]
     """
+    from jpmhc.kernels.write import write
+
     streams, link = (state.x, state.link) if x is None or x is state.x else (x, None)
-    return _kernels().write(streams, link, y, state.coefficients, state.spec, mean)
+    return write(link, streams, y, state.coefficients, state.spec, mean)
 
 
-def write_read(
+def write_read_streams(
     y: Tensor, state: FusedState, weight: Tensor | None, bias: Tensor, spec: Spec
 ) -> tuple[Tensor, Tensor, FusedState]:
     """Write, then read the new streams for the next connection, in one kernel unless two are faster.
@@ -117,24 +121,15 @@ def write_read(
         state: From the read of the connection that writes.
         weight, bias, spec: Of the connection that reads.
     """
-    from jpmhc.kernels.decode import are_few
-    from jpmhc.kernels.write_to_read import one_kernel_pays
+    from jpmhc.kernels.write_read import one_kernel_decodes, one_kernel_pays, write_read
 
     x, link, coefficients, old = state
-    # Few tokens without gradients have a kernel of their own, unless a post-norm is in between.
-    decoded = not torch.is_grad_enabled() and not old.post_norm and are_few(y.numel() // old.d)
-    if weight is None or not (decoded or one_kernel_pays(old, spec)):
-        out = write(y, state)
-        return out, *read(out, weight, bias, spec)
-    out, h, link, coefficients = _kernels().write_read(x, link, y, coefficients, old, weight, bias, spec)
+    if weight is None or not (one_kernel_decodes(y.numel() // old.d, old) or one_kernel_pays(old, spec)):
+        out = write_streams(y, state)
+        return out, *read_streams(out, weight, bias, spec)
+    keeps = torch.is_grad_enabled()
+    h, link, out, coefficients, _ = write_read(link, x, y, coefficients, weight, bias, old, spec, keeps)
     return out, h, FusedState(out, link, coefficients, spec)
-
-
-def _kernels() -> ModuleType:
-    """Return the module whose functions run the kernels now."""
-    from jpmhc.kernels import autograd, operators
-
-    return operators if torch.compiler.is_compiling() else autograd
 
 
 def describe(block: "HyperConnection") -> Spec | str:
@@ -188,7 +183,8 @@ def choose_spec(block: "HyperConnection", device: str, dtype: torch.dtype) -> Sp
     bias = coefficients.bias
     case = (*texts, device, runs, dtype, bias.dtype, bias.device.type, coefficients.weight is None)
     if torch._guards.CompileContext.try_get() is not None:
-        from jpmhc.kernels.operators import declare_to_inductor
+        from jpmhc.kernels import write, write_read  # noqa: F401  (their operators)
+        from jpmhc.kernels.passes import declare_to_inductor
 
         declare_to_inductor()
     known = _CHOSEN.get(case)
@@ -217,7 +213,7 @@ def _find_obstacle(block: "HyperConnection", spec: Spec, device: str, dtype: tor
         return "the kernels have no rules for torch.func transforms, forward-mode derivatives and torch.jit.trace"
     if bias.dtype == torch.float64:
         return f"the coefficients must be float32, they are {bias.dtype}"
-    from jpmhc.kernels.read_backward import why_not
+    from jpmhc.kernels.read import why_not
 
     return why_not(spec, dtype, block.map.weight is not None)
 

@@ -162,7 +162,7 @@ class HyperConnection(SettingsModule):
             return dtensor.read(self, x)
         spec = self.find_spec(x)
         if spec is not None:
-            return fused.read(x, *self.map.parameters_for_kernels(), spec)
+            return fused.read_streams(x, *self.map.parameters_for_kernels(), spec)
         return eager.read(self, x) if eager.applies(x, self.map.bias) else reference.read(self, x)
 
     def write(self, x: Tensor, y: Tensor, state: State) -> Tensor:

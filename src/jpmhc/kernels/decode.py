@@ -11,6 +11,14 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from jpmhc.kernels.device import (
+    constrain_tokens,
+    load_mixing,
+    load_read_weights,
+    load_streams,
+    mix_stream,
+    store_logits,
+)
 from jpmhc.kernels.launch import (
     BufferPart,
     Launcher,
@@ -22,35 +30,19 @@ from jpmhc.kernels.launch import (
     power_of_two,
     split_buffer,
 )
-from jpmhc.kernels.projection import constrain_tokens, load_read_weights, store_logits
 from jpmhc.kernels.spec import Spec
-from jpmhc.kernels.stream_sums import load_streams, mixed, mixing_entries
 
 MOST_TOKENS = 256
 TILE = 16384  # sums that a program keeps, 32 a thread
 
 
+# z = H x + w ⊗ y, or x as it is; logits = (W z - mean · W 1) · scale + b; r, w, H of the logits; h = Σ_j r_j z_j
 @kernel
 def _decode(
-    x,
-    y,
-    old,
-    out,
-    w,
-    bias,
-    logits,
-    stats,
-    coef,
-    h,
-    sums,
-    T,
-    WRITES: tl.constexpr,
-    OLD_PER_TOKEN: tl.constexpr,
-    KP: tl.constexpr,
-    M: tl.constexpr,
-    BD: tl.constexpr,
+    x_TMD, y_TD, old_TC, out_TND, w_KW, bias_K, logits_TK, stats_T2, coef_TC, h_TD, sums_TP, T,
+    WRITES: tl.constexpr, OLD_PER_TOKEN: tl.constexpr, KP: tl.constexpr, M: tl.constexpr, BD: tl.constexpr,
     S: tl.constexpr,
-):
+):  # fmt: skip
     """S is the connection that reads; without WRITES the streams are read as they are."""
     N: tl.constexpr = S.n
     D: tl.constexpr = S.d
@@ -59,63 +51,63 @@ def _decode(
     inside = token < T
     k = tl.arange(0, KP)
     if WRITES:
-        mixing = mixing_entries(old, token, inside, N, OLD_PER_TOKEN)
-    products = tl.zeros([KP, BD], tl.float32)
-    weights = tl.zeros([KP, BD], tl.float32)
+        mixing = load_mixing(old_TC, token, inside, N, OLD_PER_TOKEN)
+    products_PD = tl.zeros([KP, BD], tl.float32)
+    weights_PD = tl.zeros([KP, BD], tl.float32)
     square = tl.zeros([1, BD], tl.float32)
     mean = tl.zeros([1, BD], tl.float32)  # of what each lane has seen
     seen = tl.zeros([1, BD], tl.float32)
     for start in tl.range(0, D, BD):
         c = start + tl.arange(0, BD)
         mask = inside[:, None] & (c < D)[None, :]
-        streams = load_streams(x, token, c, mask, M, D)
+        streams = load_streams(x_TMD, token, c, mask, M, D)
         if WRITES:
-            yv = tl.load(y + token[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
+            y = tl.load(y_TD + token[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
         for i in tl.static_range(N):
             if WRITES:
-                rounded = mixed(streams, yv, mixing, i, N).to(out.dtype.element_ty)
-                tl.store(out + token[:, None] * ND + i * D + c[None, :], rounded, mask=mask)
-                z = rounded.to(tl.float32)
+                rounded_TD = mix_stream(streams, y, mixing, i, N).to(out_TND.dtype.element_ty)
+                tl.store(out_TND + token[:, None] * ND + i * D + c[None, :], rounded_TD, mask=mask)
+                z_TD = rounded_TD.to(tl.float32)
             else:
-                z = streams[i % M]
+                z_TD = streams[i % M]
             known = (k < S.logits)[:, None] & (c < D)[None, :]
-            wv = tl.load(w + k[:, None] * ND + i * D + c[None, :], mask=known, other=0.0) * S.scale
-            products += wv * z
+            w_PD = tl.load(w_KW + k[:, None] * ND + i * D + c[None, :], mask=known, other=0.0) * S.scale
+            products_PD += w_PD * z_TD
             if S.norm == "layer":
-                weights += wv
+                weights_PD += w_PD
                 seen += mask.to(tl.float32)
-                step = tl.where(mask, z - mean, 0.0)
+                step = tl.where(mask, z_TD - mean, 0.0)
                 mean += step / tl.maximum(seen, 1.0)
-                square += step * (z - mean)
+                square += step * (z_TD - mean)
             else:
-                square += z * z
+                square += z_TD * z_TD
     # The sums of the weight's rows, which a layer norm needs: this token's place for them.
-    tl.store(sums + tl.program_id(0) * KP + k, tl.sum(weights, axis=1))
+    tl.store(sums_TP + tl.program_id(0) * KP + k, tl.sum(weights_PD, axis=1))
     tl.debug_barrier()
-    product = tl.sum(products, axis=1)[None, :]
+    product = tl.sum(products_PD, axis=1)[None, :]
     whole = tl.sum(mean * seen, axis=1) / ND
     if S.norm == "layer":
         apart = mean - whole[:, None]
         square += seen * apart * apart
     store_logits(
-        product, whole, tl.sum(square, axis=1), sums + tl.program_id(0) * KP, bias, logits, stats,
+        product, whole, tl.sum(square, axis=1), sums_TP + tl.program_id(0) * KP, bias_K, logits_TK, stats_T2,
         token, inside, ND, KP, S,
     )  # fmt: skip
     tl.debug_barrier()  # what was stored is read back in another layout
-    constrain_tokens(logits, coef, token, inside, S)
-    r = load_read_weights(logits, token, inside, S)
+    constrain_tokens(logits_TK, coef_TC, token, inside, S)
+    r_TN = load_read_weights(logits_TK, token, inside, S)
     for start in tl.range(0, D, BD):
         c = start + tl.arange(0, BD)
         mask = inside[:, None] & (c < D)[None, :]
-        value = tl.zeros([1, BD], tl.float32)
+        sum_TD = tl.zeros([1, BD], tl.float32)
         for i in tl.static_range(N):
             if WRITES:
-                z = tl.load(out + token[:, None] * ND + i * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
+                z_TD = tl.load(out_TND + token[:, None] * ND + i * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
             else:
-                place = x + token[:, None] * (M * D) + (i % M) * D + c[None, :]
-                z = tl.load(place, mask=mask, other=0.0).to(tl.float32)
-            value += tl.sum(tl.where(tl.arange(0, N)[None, :] == i, r, 0.0), axis=1)[:, None] * z
-        tl.store(h + token[:, None] * D + c[None, :], value.to(h.dtype.element_ty), mask=mask)
+                place = x_TMD + token[:, None] * (M * D) + (i % M) * D + c[None, :]
+                z_TD = tl.load(place, mask=mask, other=0.0).to(tl.float32)
+            sum_TD += tl.sum(tl.where(tl.arange(0, N)[None, :] == i, r_TN, 0.0), axis=1)[:, None] * z_TD
+        tl.store(h_TD + token[:, None] * D + c[None, :], sum_TD.to(h_TD.dtype.element_ty), mask=mask)
 
 
 @functools.cache
@@ -132,32 +124,33 @@ def are_few(tokens: int) -> bool:
     return 0 < tokens <= MOST_TOKENS
 
 
-def _make_room(tokens: int, bias: Tensor, spec: Spec) -> list[BufferPart]:
-    """Make room for logits, statistics and the sums of the weight's rows."""
+def _allocate_between(tokens: int, bias: Tensor, spec: Spec) -> list[BufferPart]:
+    """Make memory for logits, statistics and the sums of the weight's rows."""
     layout = tuple((tokens * size, torch.float32) for size in (spec.logits, 2, padded(spec.logits)))
     return split_buffer(make_buffer(layout, bias), layout)
 
 
-def read(x: Tensor, weight: Tensor, bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
-    """Return h [..., d] and the coefficients [T, n(n+2)] of few tokens."""
-    x = aligned(x)
+def read(x: Tensor, weight: Tensor, bias: Tensor, spec: Spec, h: Tensor, coef: Tensor) -> None:
+    """Fill in the sublayer's input h [..., d] and the coefficients [T, C] of few tokens."""
     tokens = count_tokens(x, spec.d)
-    h, coef = x.new_empty((*x.shape[:-2], spec.d)), bias.new_empty(tokens, spec.coefficients)
-    logits, stats, sums = _make_room(tokens, bias, spec)
+    logits, stats, sums = _allocate_between(tokens, bias, spec)
     launcher = _launcher(spec, x.dtype, x.shape[-2], False, False)
     launcher.launch((tokens,), x, x, x, x, aligned(weight), bias, logits, stats, coef, h, sums, tokens)
-    return h, coef
 
 
 def write_read(
-    x: Tensor, y: Tensor, old: Tensor, weight: Tensor, bias: Tensor, following: Spec
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the new streams [..., n, d], the next sublayer's input h [..., d] and its coefficients [T, n(n+2)]."""
-    x, y = aligned(x), aligned(y)
+    x: Tensor,
+    y: Tensor,
+    old: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    following: Spec,
+    out: Tensor,
+    h: Tensor,
+    coef: Tensor,
+) -> None:
+    """Fill in the new streams [..., n, d], the next sublayer's input h [..., d] and its coefficients [T, C]."""
     tokens = count_tokens(x, following.d)
-    out, h = x.new_empty((*y.shape[:-1], following.n, following.d)), torch.empty_like(y)
-    coef = bias.new_empty(tokens, following.coefficients)
-    logits, stats, sums = _make_room(tokens, bias, following)
+    logits, stats, sums = _allocate_between(tokens, bias, following)
     launcher = _launcher(following, x.dtype, x.shape[-2], True, old.shape[0] == tokens)
     launcher.launch((tokens,), x, y, old, out, aligned(weight), bias, logits, stats, coef, h, sums, tokens)
-    return out, h, coef

@@ -13,6 +13,7 @@ import triton
 from torch import Tensor
 
 from jpmhc.kernels.driver import DirectLaunch, can_launch_directly
+from jpmhc.kernels.spec import Spec
 
 # For kernels that take any number T of tokens: a last, smaller batch compiles nothing anew.
 kernel = functools.partial(triton.jit, do_not_specialize=["T"])
@@ -20,20 +21,13 @@ kernel = functools.partial(triton.jit, do_not_specialize=["T"])
 SHARED_BYTES = 160 * 1024  # that a kernel may plan with, of the 227 KB a block has on Hopper; the rest is scratch
 
 
-_interception = local()
+class _Interception(local):
+    """The function that is called with launcher, grid and arguments instead of every launch of this thread, if any."""
+
+    on_launch: Callable[[Launcher, tuple[int, ...], tuple[Any, ...]], None] | None = None
 
 
-def intercept_launches(on_launch: Callable[..., None] | None) -> None:
-    """Let a function decide about every launch of this thread: it is called with launcher, grid and arguments instead.
-
-    None ends this.
-    """
-    _interception.on_launch = on_launch
-
-
-def are_intercepted() -> bool:
-    """Say whether a function decides about this thread's launches."""
-    return getattr(_interception, "on_launch", None) is not None
+interception = _Interception()
 
 
 class Launcher:
@@ -57,7 +51,7 @@ class Launcher:
 
     def launch(self, grid: tuple[int, ...], *arguments: Any) -> None:
         """Run the kernel, or hand it to the function that intercepts this thread's launches."""
-        on_launch = getattr(_interception, "on_launch", None)
+        on_launch = interception.on_launch
         if on_launch is None:
             self.run(grid, *arguments)
         else:
@@ -162,6 +156,26 @@ def ceil_div(a: int, b: int) -> int:
 def power_of_two(number: int) -> int:
     """Return the smallest power of two that is not below the number."""
     return 1 << (number - 1).bit_length()
+
+
+ROW_ELEMENTS = 16  # of one stream that a thread holds: enough loads in flight, few enough registers
+
+
+def row_launch(spec: Spec, whole: bool = True) -> dict[str, int]:
+    """Return blocks and warps for a kernel that takes streams row by row.
+
+    One program handles one token. Each warp handles up to 512 columns, so that sums over a short row never leave their
+    warp. A longer row is shared among several warps, if it is needed as a whole.
+    """
+    width = power_of_two(spec.d)
+    if not whole:
+        width = min(width, 32 * ROW_ELEMENTS)
+    return {"BT": 1, "BD": width, "num_warps": max(1, width // (32 * ROW_ELEMENTS))}
+
+
+def precision(operand: torch.dtype) -> str:
+    """Return how the tensor cores multiply: half types exactly, float32 as three products of tf32."""
+    return "tf32x3" if operand == torch.float32 else "tf32"
 
 
 def stages(bytes_each: int, wanted: int, taken: int = 0) -> int:

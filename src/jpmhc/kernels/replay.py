@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from jpmhc.kernels.driver import PackedLaunches, can_launch_directly
-from jpmhc.kernels.launch import BufferPart, Launcher, are_intercepted, intercept_launches
+from jpmhc.kernels.launch import BufferPart, Launcher, interception
 
 Launch = tuple[Launcher, tuple[int, ...], list[Any]]  # a kernel, its grid and its arguments
 
@@ -52,7 +52,7 @@ def replayed(step: Callable[..., Any]) -> Callable[..., Any]:
         # A step copies tensors that are not in one piece or do not start at a multiple of 16 bytes. And one that runs
         # inside another, which is being recorded, becomes a part of that recording.
         if (
-            are_intercepted()
+            interception.on_launch is not None
             or functools.reduce(operator.or_, addresses) & 15
             or not all(map(Tensor.is_contiguous, tensors))
         ):
@@ -100,11 +100,11 @@ class _Tape(TorchDispatchMode):
         self.launching, self.complete = False, True
 
     def __enter__(self) -> "_Tape":
-        intercept_launches(self.write_launch)
+        interception.on_launch = self.write_launch
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        intercept_launches(None)
+        interception.on_launch = None
         super().__exit__(*error)
 
     def write_launch(self, launcher: Launcher, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from jpmhc.connections import fused as kernels
-from jpmhc.kernels import autograd
-from jpmhc.kernels.write_to_read import one_kernel_pays
+from jpmhc.kernels import decode, write_read
+from jpmhc.kernels.write_read import one_kernel_pays
 from tests.kernels.connection_cases import TOLERANCE, draw, make_case, reference_read, reference_write
 
 
@@ -29,13 +29,13 @@ def assert_chain_close(dtype: torch.dtype, d: int, tokens: int, post_norm: bool,
             h, state = reference_read(between, w2, b2, second)
             out = reference_write(between, torch.tanh(h), state, second)
         else:
-            h, state = kernels.read(x, w1, b1, first.spec)
+            h, state = kernels.read_streams(x, w1, b1, first.spec)
             if form == "fused":
-                between, h, state = kernels.write_read(torch.tanh(h), state, w2, b2, second.spec)
+                between, h, state = kernels.write_read_streams(torch.tanh(h), state, w2, b2, second.spec)
             else:
-                between = kernels.write(torch.tanh(h), state)
-                h, state = kernels.read(between, w2, b2, second.spec)
-            out = kernels.write(torch.tanh(h), state)
+                between = kernels.write_streams(torch.tanh(h), state)
+                h, state = kernels.read_streams(between, w2, b2, second.spec)
+            out = kernels.write_streams(torch.tanh(h), state)
         gradients = torch.autograd.grad((out, between), leaves, (cast(inputs["grad"]), cast(other["grad"])))
         return [between, h, out, *gradients]
 
@@ -82,16 +82,16 @@ def test_two_kernels_where_one_does_not_pay(settings: dict, decoded: bool, monke
     inputs = draw(case, 5, torch.float32, 1.0, True)
     x, weight, bias, spec = inputs["x"], inputs["weight"], inputs["bias"], case.spec
     calls: list[str] = []
-    for name in ("write_read", "write_read_only"):
-        step = getattr(autograd.steps, name)
-        monkeypatch.setattr(
-            autograd.steps, name, lambda *given, name=name, step=step: calls.append(name) or step(*given)
-        )
+    for owner, name in ((decode, "write_read"), (write_read, "_launcher")):
+        step = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *given, name=name, step=step: calls.append(name) or step(*given))
     for gradients in (True, False):
         with torch.set_grad_enabled(gradients):
-            h, state = kernels.read(x, weight, bias, spec)
-            out, next_h, _ = kernels.write_read(h, state, weight, bias, spec)
-            wanted = kernels.write(h, state)
+            h, state = kernels.read_streams(x, weight, bias, spec)
+            out, next_h, _ = kernels.write_read_streams(h, state, weight, bias, spec)
+            wanted = kernels.write_streams(h, state)
             torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-5)
-            torch.testing.assert_close(next_h, kernels.read(wanted, weight, bias, spec)[0], rtol=1e-4, atol=1e-5)
-    assert calls == (["write_read_only"] if decoded else [])
+            torch.testing.assert_close(
+                next_h, kernels.read_streams(wanted, weight, bias, spec)[0], rtol=1e-4, atol=1e-5
+            )
+    assert calls == (["write_read"] if decoded else [])

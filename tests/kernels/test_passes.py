@@ -6,7 +6,7 @@ import triton
 from torch import Tensor
 
 from jpmhc.connections import fused as kernels
-from jpmhc.kernels import autograd, operators
+from jpmhc.kernels import passes
 from tests.kernels.connection_cases import draw, make_case, run
 
 
@@ -20,8 +20,8 @@ def test_gpu_runs_agree_in_every_bit(name: str) -> None:
     x, weight, bias = (inputs[k].clone().requires_grad_() for k in ("x", "weight", "bias"))
 
     def gradients() -> tuple[Tensor, ...]:
-        h, state = kernels.read(x, weight, bias, case.spec)
-        return torch.autograd.grad(kernels.write(h, state), (x, weight, bias), inputs["grad"])
+        h, state = kernels.read_streams(x, weight, bias, case.spec)
+        return torch.autograd.grad(kernels.write_streams(h, state), (x, weight, bias), inputs["grad"])
 
     eager = gradients()
     stream = torch.cuda.Stream()
@@ -70,15 +70,17 @@ def test_leading_shape_strides_and_no_tokens() -> None:
     case = make_case("cayley")
     inputs = draw(case, 6, torch.float32, 1.0, True)
     x, weight, bias = inputs["x"], inputs["weight"], inputs["bias"]
-    h, state = kernels.read(x, weight, bias, case.spec)
+    h, state = kernels.read_streams(x, weight, bias, case.spec)
     strided = x.view(2, 3, 4, 24).transpose(0, 1)
-    h2, state2 = kernels.read(strided, weight, bias, case.spec)
+    h2, state2 = kernels.read_streams(strided, weight, bias, case.spec)
     assert torch.equal(h2, h.view(2, 3, 24).transpose(0, 1))
-    assert torch.equal(kernels.write(h2, state2), kernels.write(h, state).view(2, 3, 4, 24).transpose(0, 1))
+    assert torch.equal(
+        kernels.write_streams(h2, state2), kernels.write_streams(h, state).view(2, 3, 4, 24).transpose(0, 1)
+    )
     empty = x[:0].clone().requires_grad_()
     weight = weight.clone().requires_grad_()
-    h, state = kernels.read(empty, weight, bias, case.spec)
-    out = kernels.write(h, state)
+    h, state = kernels.read_streams(empty, weight, bias, case.spec)
+    out = kernels.write_streams(h, state)
     assert out.shape == (0, 4, 24)
     grad_x, grad_weight = torch.autograd.grad(out.sum(), (empty, weight))
     assert grad_x.shape == empty.shape
@@ -91,26 +93,26 @@ def test_only_gradients_that_nobody_else_holds_are_overwritten(post_norm: bool) 
     case = make_case("cayley", d=40, post_norm=post_norm)
     inputs = draw(case, 9, torch.float32, 1.0, True)
     x, weight, bias = (inputs[k].clone().requires_grad_() for k in ("x", "weight", "bias"))
-    (h, state), given = kernels.read(x, weight, bias, case.spec), inputs["grad"].clone()
+    (h, state), given = kernels.read_streams(x, weight, bias, case.spec), inputs["grad"].clone()
     sent: list[Tensor] = []
     state.link.register_hook(lambda grad: sent.append(grad))
-    (grad_x,) = torch.autograd.grad(kernels.write(h, state), x, given)
+    (grad_x,) = torch.autograd.grad(kernels.write_streams(h, state), x, given)
     assert torch.equal(given, inputs["grad"])
     assert (sent[0].data_ptr() == grad_x.data_ptr()) == post_norm
-    h, link, coef, _ = torch.ops.jpmhc.read(x, weight, bias, case.spec.key)  # an operator changes nothing
-    out = operators.write(x, link, h, coef, case.spec, False)
+    h, link, coef, _ = torch.ops.jpmhc.read(None, x, weight, bias, case.spec.key, True)  # an operator changes nothing
+    out = torch.ops.jpmhc.write(link, x, h, coef, case.spec.key, False)
     assert torch.equal(torch.autograd.grad(out, x, given)[0], grad_x)
 
 
-def test_a_chain_with_post_norms_has_the_operators_gradients() -> None:
+def test_a_chain_with_post_norms_has_the_operators_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     case = make_case("cayley", d=40, post_norm=True)
     inputs = draw(case, 9, torch.float32, 1.0, True)
     x, weight, bias = (inputs[k].clone().requires_grad_() for k in ("x", "weight", "bias"))
-    spec, found = case.spec, []
-    for form in (autograd, operators):
-        h, link, coef = form.read(x, weight, bias, spec)
-        streams, h, link, coef = form.write_read(x, link, h, coef, spec, weight, bias, spec)
-        streams, h, link, coef = form.write_read(streams, link, h, coef, spec, weight, bias, spec)
-        out = form.write(streams, link, h, coef, spec, False)
-        found.append(torch.autograd.grad(out, (x, weight, bias), inputs["grad"]))
+    found = []
+    for compiling in (False, True):
+        monkeypatch.setattr(passes.torch.compiler, "is_compiling", lambda answer=compiling: answer)
+        h, state = kernels.read_streams(x, weight, bias, case.spec)
+        for _ in range(2):
+            _, h, state = kernels.write_read_streams(h, state, weight, bias, case.spec)
+        found.append(torch.autograd.grad(kernels.write_streams(h, state), (x, weight, bias), inputs["grad"]))
     assert all(torch.equal(a, b) for a, b in zip(*found))

@@ -1,0 +1,292 @@
+r"""What the kernels share: Triton functions on the streams and on the logits of a block of tokens.
+
+Names end in shapes. T: tokens, N: streams, M: streams that x holds (N, or 1 where all are equal), D: width of a
+stream, W: width of all that x holds, M · D, K: logits, P: logits padded for the tensor cores, C: coefficients, which
+are n read weights r, n write weights w and the skip matrix H by rows. A pointer is named after the tensor in memory, a
+value after its tile: z_TD is [BT, BD]. `token` holds the numbers of a program's tokens and `inside` says which of them
+there are. S is the connection's `Spec`.
+
+A kind of read or write with n logits repeats them along the rows (read) or the columns (write) of an n × n matrix, so
+that one formula serves all kinds. The derivatives are in docs/derivations/kernels.md.
+"""
+
+# Triton's compiler knows no starred tuples, and mypy no tuples that grow in a loop.
+# ruff: noqa: RUF005
+# mypy: disable-error-code="assignment"
+
+import triton
+import triton.language as tl
+
+# --- streams ---
+
+
+@triton.jit
+def norm_factor(square, eps, OUTSIDE: tl.constexpr = False):
+    """1 / sqrt(square + eps), or 1 / (sqrt(square) + eps); NaN where the square has overflowed and they are zero."""
+    factor = 1.0 / (tl.sqrt(square) + eps) if OUTSIDE else tl.rsqrt(square + eps)
+    return tl.where(square < float("inf"), factor, float("nan"))
+
+
+@triton.jit
+def load_streams(x_TMD, token, c, mask, M: tl.constexpr, D: tl.constexpr):
+    """The columns c of each stream of each token, in float32. M tiles [T, D]"""
+    streams = ()
+    for j in tl.static_range(M):
+        value = tl.load(x_TMD + token[:, None] * (M * D) + j * D + c[None, :], mask=mask, other=0.0)
+        streams = streams + (value.to(tl.float32),)
+    return streams
+
+
+@triton.jit
+def load_coefficient(coef_TC, token, inside, index, N: tl.constexpr, PER_TOKEN: tl.constexpr):
+    """One coefficient of each token; without PER_TOKEN all tokens have the same. [T, 1]"""
+    return tl.load(coef_TC + token * (PER_TOKEN * N * (N + 2)) + index, mask=inside, other=0.0)[:, None]
+
+
+@triton.jit
+def load_mixing(coef_TC, token, inside, N: tl.constexpr, PER_TOKEN: tl.constexpr):
+    """Each token's w, then its H by rows. N(N+1) columns [T, 1]"""
+    entries = ()
+    for entry in tl.static_range(N, N * (N + 2)):
+        entries = entries + (load_coefficient(coef_TC, token, inside, entry, N, PER_TOKEN),)
+    return entries
+
+
+@triton.jit
+def mix_stream(streams, y_TD, mixing, i, N: tl.constexpr):
+    """New stream i: z_i = w_i y + Σ_j H_ij x_j. [T, D]"""
+    z_TD = mixing[i] * y_TD
+    for j in tl.static_range(N):
+        z_TD += mixing[N + i * N + j] * streams[j % len(streams)]
+    return z_TD
+
+
+@triton.jit
+def replaced(values, index: tl.constexpr, value):
+    """The tuple with one entry changed."""
+    new = ()
+    for i in tl.static_range(len(values)):
+        new = new + (value if i == index else values[i],)
+    return new
+
+
+@triton.jit
+def _side_by_side(values):
+    """2^k tensors as one with k more dimensions."""
+    if len(values) == 1:
+        return values[0]
+    else:
+        return tl.join(_side_by_side(values[0::2]), _side_by_side(values[1::2]))
+
+
+@triton.jit
+def inner_products(g_TD, streams, BT: tl.constexpr, N: tl.constexpr):
+    """⟨g, x_j⟩ of all streams, in one reduction: each costs a barrier where a row has several warps. [T, N]"""
+    products = ()
+    for m in tl.static_range(len(streams)):
+        products = products + (g_TD * streams[m],)
+    sums = tl.sum(_side_by_side(products), axis=1)
+    return tl.broadcast_to(tl.reshape(sums, [BT, len(streams)]), [BT, N])
+
+
+# --- gates ---
+
+
+@triton.jit
+def _read_entries(S: tl.constexpr):
+    """Which logit is entry (i, j) of the read's matrix R. [N, N]"""
+    i = tl.arange(0, S.n)[:, None]
+    j = tl.arange(0, S.n)[None, :]
+    if S.read == "softmax_matrix":
+        return i * S.n + j
+    else:
+        return i * 0 + j
+
+
+@triton.jit
+def _write_entries(S: tl.constexpr):
+    """Which logit is entry (i, j) of the write's matrix V. [N, N]"""
+    i = tl.arange(0, S.n)[:, None]
+    j = tl.arange(0, S.n)[None, :]
+    if S.write == "softmax_matrix":
+        return S.read_logits + i * S.n + j
+    else:
+        return S.read_logits + i + j * 0
+
+
+@triton.jit
+def _read_probabilities(r_TNN, S: tl.constexpr):
+    """The softmax over the last axis, or the sigmoid, of R / τ. [T, N, N]"""
+    z_TNN = r_TNN / S.temperature
+    if S.read == "sigmoid":
+        return 1.0 / (1.0 + tl.exp(-z_TNN))
+    else:
+        e_TNN = tl.exp(z_TNN - tl.max(z_TNN, axis=2)[:, :, None])
+        return e_TNN / tl.sum(e_TNN, axis=2)[:, :, None]
+
+
+@triton.jit
+def _write_probabilities(v_TNN, S: tl.constexpr):
+    """The softmax over the axis before the last, or the sigmoid, of V / τ. [T, N, N]"""
+    z_TNN = v_TNN / S.temperature
+    if S.write == "sigmoid":
+        return 1.0 / (1.0 + tl.exp(-z_TNN))
+    else:
+        e_TNN = tl.exp(z_TNN - tl.max(z_TNN, axis=1)[:, None, :])
+        return e_TNN / tl.sum(e_TNN, axis=1)[:, None, :]
+
+
+@triton.jit
+def _read_weights(r_TNN, S: tl.constexpr):
+    """r_j: the mean over the rows, plus the read's eps. [T, N]"""
+    return tl.sum(_read_probabilities(r_TNN, S), axis=1) / S.n + S.read_eps
+
+
+@triton.jit
+def _write_weights(v_TNN, S: tl.constexpr):
+    """w_i: the sum over the columns, or a multiple of the sigmoid, plus the write's eps. [T, N]"""
+    total = tl.sum(_write_probabilities(v_TNN, S), axis=2)
+    if S.write == "sigmoid":
+        total = total * (S.write_peak / S.n)
+    return total + S.write_eps
+
+
+@triton.jit
+def _read_derivative(r_TNN, grad_TN, S: tl.constexpr):
+    """The gradient of R from the gradient of r. [T, N, N]"""
+    p_TNN = _read_probabilities(r_TNN, S)
+    g = grad_TN[:, None, :] / S.n / S.temperature
+    if S.read == "sigmoid":
+        return g * p_TNN * (1.0 - p_TNN)
+    else:
+        return p_TNN * (g - tl.sum(p_TNN * g, axis=2)[:, :, None])
+
+
+@triton.jit
+def _write_derivative(v_TNN, grad_TN, S: tl.constexpr):
+    """The gradient of V from the gradient of w. [T, N, N]"""
+    p_TNN = _write_probabilities(v_TNN, S)
+    g = grad_TN[:, :, None] / S.temperature
+    if S.write == "sigmoid":
+        return g * p_TNN * (1.0 - p_TNN) * (S.write_peak / S.n)
+    else:
+        return p_TNN * (g - tl.sum(p_TNN * g, axis=1)[:, None, :])
+
+
+# --- logits ---
+
+
+@triton.jit
+def centre_moments(near_T, total_T, square_T, COUNT: tl.constexpr):
+    """The mean of COUNT numbers and the sum of their squared distances from it, from sums over their distances from
+    `near` and over the squares of these.
+
+    `near` is the mean of some of the numbers. With zero in its place a large offset would leave nothing of the squares.
+    """
+    return near_T + total_T / COUNT, tl.maximum(square_T - total_T * (total_T / COUNT), 0.0, tl.PropagateNan.ALL)
+
+
+@triton.jit
+def store_logits(
+    product_TP, mean_T, square_T, sums_P, bias_K, logits_TK, stats_T2, token, inside,
+    ND: tl.constexpr, KP: tl.constexpr, S: tl.constexpr,
+):  # fmt: skip
+    """Store the logits (W x - mean · W 1) · scale + b and the norm's statistics, mean and scale.
+
+    `product` is W x, `sums` is W 1, and `square` is the sum of the squares of the numbers that the norm divides.
+    """
+    scale_T = norm_factor(square_T / ND, S.eps, S.norm == "rms_outside")
+    tl.store(stats_T2 + token * 2, mean_T, mask=inside)
+    tl.store(stats_T2 + token * 2 + 1, scale_T, mask=inside)
+    k = tl.arange(0, KP)
+    value_TP = (product_TP - mean_T[:, None] * tl.load(sums_P + k)[None, :]) * scale_T[:, None]
+    known = k < S.logits
+    value_TP += tl.load(bias_K + k, mask=known, other=0.0)[None, :]
+    tl.store(logits_TK + token[:, None] * S.logits + k[None, :], value_TP, mask=inside[:, None] & known[None, :])
+
+
+@triton.jit
+def load_read_weights(logits_TK, token, inside, S: tl.constexpr):
+    """Each token's read weights, from logits in memory. [T, N]"""
+    entries = _read_entries(S)[None, :, :]
+    r_TNN = tl.load((logits_TK + token * S.logits)[:, None, None] + entries, mask=inside[:, None, None], other=0.0)
+    return _read_weights(r_TNN, S)
+
+
+@triton.jit
+def _load_mixer_logits(base, here, S: tl.constexpr):
+    """Each token's matrix M of the mixer's logits; where each entry stands among all logits; its sign.
+
+    `base` points at each token's first logit, `here` says which tokens there are. [T, 1, 1]
+    """
+    F: tl.constexpr = S.mixer
+    index, sign = F.entries(F)
+    place = S.gate_logits + index[None, :, :]
+    m = tl.load(base + place, mask=here & (sign != 0.0)[None, :, :], other=0.0) * sign[None, :, :]
+    return m, place, sign
+
+
+@triton.jit
+def _store_coefficients(coef_TC, token, inside, r_TN, w_TN, h_TNN, N: tl.constexpr):
+    i = tl.arange(0, N)
+    base = coef_TC + token * (N * (N + 2))
+    tl.store(base[:, None] + i[None, :], r_TN, mask=inside[:, None])
+    tl.store(base[:, None] + N + i[None, :], w_TN, mask=inside[:, None])
+    entries = 2 * N + i[:, None] * N + i[None, :]
+    tl.store(base[:, None, None] + entries[None, :, :], h_TNN, mask=inside[:, None, None])
+
+
+@triton.jit
+def constrain_tokens(logits_TK, coef_TC, token, inside, S: tl.constexpr):
+    """Turn logits in memory into coefficients in memory: r, w and the mixer's H."""
+    base = (logits_TK + token * S.logits)[:, None, None]
+    here = inside[:, None, None]
+    r_TNN = tl.load(base + _read_entries(S)[None, :, :], mask=here, other=0.0)
+    v_TNN = tl.load(base + _write_entries(S)[None, :, :], mask=here, other=0.0)
+    F: tl.constexpr = S.mixer
+    m, _, _ = _load_mixer_logits(base, here, S)
+    h_TNN = F.mix(m, F)
+    r_TN = _read_weights(r_TNN, S)
+    w_TN = _write_weights(v_TNN, S)
+    _store_coefficients(coef_TC, token, inside, r_TN, w_TN, h_TNN, S.n)
+
+
+@triton.jit
+def differentiate_logits(
+    logits_TK, coef_TC, grad_read_TN, grad_coef_TC, grad_logits_TK, token, inside, S: tl.constexpr
+):
+    """Turn the coefficients' gradients in memory into the logits'; `grad_read` is the part of r's from the sum of
+    streams.
+    """
+    N: tl.constexpr = S.n
+    gbase = grad_coef_TC + token * (N * (N + 2))
+    i = tl.arange(0, N)[:, None]
+    j = tl.arange(0, N)[None, :]
+    row = inside[:, None]
+    here = inside[:, None, None]
+    base = (logits_TK + token * S.logits)[:, None, None]
+    line = (grad_logits_TK + token * S.logits)[:, None]
+    out = line[:, :, None]
+    dr_TN = tl.load(gbase[:, None] + j, mask=row, other=0.0)
+    dr_TN += tl.load((grad_read_TN + token * N)[:, None] + j, mask=row, other=0.0)
+    dw_TN = tl.load(gbase[:, None] + N + j, mask=row, other=0.0)
+    entries = _read_entries(S)[None, :, :]
+    g_TNN = _read_derivative(tl.load(base + entries, mask=here, other=0.0), dr_TN, S)
+    if S.read == "softmax_matrix":
+        tl.store(out + entries, g_TNN, mask=here)
+    else:
+        tl.store(line + j, tl.sum(g_TNN, axis=1), mask=row)
+    entries = _write_entries(S)[None, :, :]
+    g_TNN = _write_derivative(tl.load(base + entries, mask=here, other=0.0), dw_TN, S)
+    if S.write == "softmax_matrix":
+        tl.store(out + entries, g_TNN, mask=here)
+    else:
+        tl.store(line + S.read_logits + j, tl.sum(g_TNN, axis=2), mask=row)
+    if S.mixer.logits > 0:
+        matrix = (2 * N + i * N + j)[None, :, :]
+        h_TNN = tl.load((coef_TC + token * (N * (N + 2)))[:, None, None] + matrix, mask=here, other=0.0)
+        dh_TNN = tl.load(gbase[:, None, None] + matrix, mask=here, other=0.0)
+        F: tl.constexpr = S.mixer
+        m, place, sign = _load_mixer_logits(base, here, S)
+        g = F.derivative(m, h_TNN, dh_TNN, F)
+        tl.store(out + place, g, mask=here & (sign > 0.0)[None, :, :])

@@ -1,0 +1,271 @@
+r"""The pass from one sublayer to the next: the write of a connection and the read of the one that follows.
+
+One kernel computes $z_i = \sum_j H_{ij} x_j + w_i y$, the next connection's logits from z, and $h = \sum_i r_i z_i$. A
+program takes its tokens' streams slice by slice: it mixes them, stores them and multiplies them by the next
+connection's weight, which gives the statistics, the logits and the read weights. Then it goes back over the slices, the
+last one first, because that is still in the cache, and sums them up to the next sublayer's input. A post-norm's factors
+are known only after the first pass: then it is the second one that mixes the slices again, norms and stores them, and
+the projection, being linear, is multiplied by the factors afterwards.
+
+The derivative is the read's, then the write's. Names end in shapes, see device.py.
+"""
+
+# Triton's compiler knows no starred tuples, and mypy no tuples that grow in a loop.
+# ruff: noqa: RUF005
+# mypy: disable-error-code="assignment,misc,var-annotated"
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jpmhc.kernels import decode
+from jpmhc.kernels import read as reading
+from jpmhc.kernels.device import (
+    centre_moments,
+    load_mixing,
+    load_read_weights,
+    load_streams,
+    mix_stream,
+    norm_factor,
+    replaced,
+    store_logits,
+)
+from jpmhc.kernels.launch import (
+    SHARED_BYTES,
+    Launcher,
+    aligned,
+    ceil_div,
+    count_tokens,
+    make_buffer,
+    padded,
+    precision,
+    split_buffer,
+    stages,
+)
+from jpmhc.kernels.passes import Pass
+from jpmhc.kernels.replay import replayed
+from jpmhc.kernels.spec import Spec
+from jpmhc.kernels.write import differentiate_write
+
+
+@triton.jit
+def _opaque(value, COMPILED: tl.constexpr):
+    """The value itself, behind an instruction that the compiler may not repeat.
+
+    Without it the compiler computes the streams twice, once in the layout of the store and once in that of the tensor
+    cores, instead of moving them from one to the other. The interpreter knows no such instruction and needs none.
+    """
+    if COMPILED:
+        if value.dtype.primitive_bitwidth == 16:
+            return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [value], value.dtype, is_pure=False, pack=2)
+        else:
+            return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [value], value.dtype, is_pure=False, pack=1)
+    else:
+        return value
+
+
+# z_i = Σ_j H_ij x_j + w_i y, normed with a post-norm; logits = (W z - mean · W 1) · scale + b; h = Σ_i r_i z_i
+@triton.jit  # compiled anew where T is no multiple of 16: whole tiles need 45 registers less
+def _write_read(
+    x_TMD, y_TD, old_TC, out_TND, w_PW, sums_P, bias_K, logits_TK, stats_T2, h_TD, T,
+    OLD_PER_TOKEN: tl.constexpr, POST_NORM: tl.constexpr, OLD_EPS: tl.constexpr, KP: tl.constexpr,
+    PRECISION: tl.constexpr, COMPILED: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr, STAGES: tl.constexpr,
+    BACK: tl.constexpr, BACK_STAGES: tl.constexpr, M: tl.constexpr, S: tl.constexpr,
+):  # fmt: skip
+    """S is the connection that reads, `old` are the coefficients of the one that writes."""
+    N: tl.constexpr = S.n
+    D: tl.constexpr = S.d
+    ND: tl.constexpr = N * D
+    token = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
+    inside = token < T
+    k = tl.arange(0, KP)
+    mixing = load_mixing(old_TC, token, inside, N, OLD_PER_TOKEN)
+    products = ()  # with a post-norm each stream has its own sums, as its factor comes only after them
+    squares = ()
+    for _ in tl.static_range(N if POST_NORM else 1):
+        products = products + (tl.zeros([BT, KP], tl.float32),)
+        squares = squares + (tl.zeros([BT], tl.float32),)
+    near_T = tl.zeros([BT], tl.float32)
+    total_T = tl.zeros([BT], tl.float32)
+    for start in tl.range(0, D, BD, num_stages=STAGES):
+        c = start + tl.arange(0, BD)
+        mask = inside[:, None] & (c < D)[None, :]
+        y = tl.load(y_TD + token[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
+        streams = load_streams(x_TMD, token, c, mask, M, D)
+        for i in tl.static_range(N):
+            rounded_TD = _opaque(mix_stream(streams, y, mixing, i, N).to(out_TND.dtype.element_ty), COMPILED)
+            if not POST_NORM:
+                tl.store(out_TND + token[:, None] * ND + i * D + c[None, :], rounded_TD, mask=mask)
+            w_DP = tl.load(w_PW + k[None, :] * ND + i * D + c[:, None], mask=(c < D)[:, None], other=0.0)
+            z_TD = rounded_TD.to(tl.float32)
+            product_TP = tl.dot(rounded_TD, w_DP, products[i * POST_NORM], input_precision=PRECISION)
+            products = replaced(products, i * POST_NORM, product_TP)
+            if S.norm == "layer":
+                if i == 0:  # the mean of the first tile is near enough to that of all
+                    near_T = tl.where(start == 0, tl.sum(z_TD, axis=1) / min(BD, D), near_T)
+                z_TD -= near_T[:, None]
+                if D % BD != 0:
+                    z_TD = tl.where((c < D)[None, :], z_TD, 0.0)
+            if POST_NORM:
+                squares = replaced(squares, i, squares[i] + tl.sum(z_TD * z_TD, axis=1))
+            elif i == 0:
+                line_TD = z_TD
+                squared_TD = z_TD * z_TD
+            else:
+                line_TD += z_TD
+                squared_TD += z_TD * z_TD
+        if not POST_NORM:  # one reduction for all streams
+            if S.norm == "layer":
+                total_T += tl.sum(line_TD, axis=1)
+            squares = replaced(squares, 0, squares[0] + tl.sum(squared_TD, axis=1))
+    mean_T = tl.zeros([BT], tl.float32)
+    factors = ()
+    if POST_NORM:
+        acc_TP = tl.zeros([BT, KP], tl.float32)
+        square_T = tl.zeros([BT], tl.float32)
+        for i in tl.static_range(N):
+            factor_T = norm_factor(squares[i] / D, OLD_EPS)
+            factors = factors + (factor_T[:, None],)
+            acc_TP += products[i] * factor_T[:, None]
+            square_T += squares[i] * factor_T * factor_T
+    else:
+        acc_TP = products[0]
+        square_T = squares[0]
+        if S.norm == "layer":
+            mean_T, square_T = centre_moments(near_T, total_T, square_T, ND)
+    store_logits(acc_TP, mean_T, square_T, sums_P, bias_K, logits_TK, stats_T2, token, inside, ND, KP, S)
+    tl.debug_barrier()  # what was stored is read back in another layout
+    r_TN = load_read_weights(logits_TK, token, inside, S)
+    weights = ()
+    for i in tl.static_range(N):
+        weights = weights + (tl.sum(tl.where(tl.arange(0, N)[None, :] == i, r_TN, 0.0), axis=1)[:, None],)
+    for step in tl.range(0, tl.cdiv(D, BACK), num_stages=BACK_STAGES):
+        c = (tl.cdiv(D, BACK) - 1 - step) * BACK + tl.arange(0, BACK)
+        mask = inside[:, None] & (c < D)[None, :]
+        sum_TD = tl.zeros([BT, BACK], tl.float32)
+        if POST_NORM:
+            y = tl.load(y_TD + token[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
+            streams = load_streams(x_TMD, token, c, mask, M, D)
+        for i in tl.static_range(N):
+            place = out_TND + token[:, None] * ND + i * D + c[None, :]
+            if POST_NORM:
+                z_TD = (mix_stream(streams, y, mixing, i, N) * factors[i]).to(out_TND.dtype.element_ty)
+                tl.store(place, z_TD, mask=mask)
+            else:
+                z_TD = tl.load(place, mask=mask, other=0.0)
+            sum_TD += weights[i] * z_TD.to(tl.float32)
+        tl.store(h_TD + token[:, None] * D + c[None, :], sum_TD.to(h_TD.dtype.element_ty), mask=mask)
+
+
+def one_kernel_pays(spec: Spec, following: Spec) -> bool:
+    """Say whether one kernel is no slower than two.
+
+    It keeps the weights of a slice of n streams for every logit, and with a post-norm n sums of each. With a post-norm
+    it has no layer norm, which would need still more of them.
+    """
+    size = spec.n * padded(following.logits)
+    return size <= 64 and following.norm != "layer" if spec.post_norm else size <= 256
+
+
+@functools.cache
+def _launcher(
+    spec: Spec, following: Spec, dtype: torch.dtype, held: int, per_token: bool, compiled: bool, whole: bool, one: bool
+) -> Launcher:
+    """`whole`, `one`: whether the number of tokens is a multiple of 16, or one; the kernel is compiled for that too."""
+    kp, size = padded(following.logits), dtype.itemsize
+    width = 64
+    while width > 16 and (width >= 2 * spec.d or spec.n * kp * width * size > SHARED_BYTES // 4):
+        width //= 2
+    depth = stages((16 * (held + 1) + spec.n * kp) * width * size, 3)
+    # The way back only adds up, in wide slices and without a pipeline, unless it has to mix again.
+    back = (width, depth) if spec.post_norm else (2 * width, 1)
+    old = {"OLD_PER_TOKEN": int(per_token), "POST_NORM": int(spec.post_norm), "OLD_EPS": spec.eps}
+    blocks = {"BT": 16, "BD": width, "STAGES": depth, "BACK": back[0], "BACK_STAGES": back[1], "num_warps": 2}
+    new = {"KP": kp, "PRECISION": precision(dtype), "COMPILED": compiled, "M": held, "S": following}
+    return Launcher(_write_read, **old, **new, **blocks)
+
+
+def one_kernel_decodes(tokens: int, spec: Spec) -> bool:
+    """Say whether few tokens without gradients have a kernel of their own: a post-norm must not be in between."""
+    return not torch.is_grad_enabled() and not spec.post_norm and decode.are_few(tokens)
+
+
+def _allocate(
+    x: Tensor, y: Tensor, coef: Tensor, weight: Tensor, bias: Tensor, spec: Spec, following: Spec, keeps: bool
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor | None]:
+    out = x.new_empty((*y.shape[:-1], spec.n, spec.d))
+    h, link, coef, kept = reading.allocate(out, weight, bias, following, keeps)
+    return h, link, out, coef, kept
+
+
+@replayed
+def _forward(
+    x: Tensor, y: Tensor, coef: Tensor, weight: Tensor, bias: Tensor, spec: Spec, following: Spec, keeps: bool
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor | None]:
+    """Return what the read returns for the connection `following`, and before its coefficients the new streams.
+
+    Args:
+        x, y, coef: What the write takes: streams, the sublayer's output, coefficients of the connection `spec`.
+        weight, bias, following, keeps: What the read takes.
+    """
+    x, y, bias = aligned(x), aligned(y), aligned(bias)
+    tokens, held, width = count_tokens(x, spec.d), x.shape[-2], spec.n * spec.d
+    h, _, out, new, kept = results = _allocate(x, y, coef, weight, bias, spec, following, keeps)
+    if not keeps and not spec.post_norm and decode.are_few(tokens):
+        decode.write_read(x, y, coef, weight, bias, following, out, h, new)
+        return results
+    layout = reading.kept_layout(tokens, width, x.dtype, following)
+    logits, stats, prepared, sums = split_buffer(make_buffer(layout, x) if kept is None else kept, layout)
+    reading.prepare(weight, prepared, sums, width, following)
+    if tokens:
+        whole, one = tokens % 16 == 0, tokens == 1
+        launcher = _launcher(spec, following, x.dtype, held, coef.shape[0] == tokens, x.is_cuda, whole, one)
+        launcher.launch((ceil_div(tokens, 16),), x, y, coef, out, prepared, sums, bias, logits, stats, h, tokens)
+        reading.constrain(logits, new, following)
+    return results
+
+
+def _allocate_gradients(
+    x: Tensor, y: Tensor, coef: Tensor, weight: Tensor, bias: Tensor, out: Tensor, *others: object
+) -> tuple[Tensor, ...]:
+    pull = others[-1]
+    return tuple(t.new_empty(t.shape) for t in (x if pull else out, y, coef, weight, bias))
+
+
+@replayed
+def _backward(
+    x: Tensor,
+    y: Tensor,
+    coef: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    out: Tensor,
+    new: Tensor,
+    kept: Tensor,
+    grad_h: Tensor | None,
+    grad_link: Tensor | None,
+    grad_out: Tensor | None,
+    grad_new: Tensor | None,
+    spec: Spec,
+    following: Spec,
+    pull: bool,
+    in_place: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of the streams with `pull`, else grad z, and of y, coefficients, weight and bias."""
+    grad, grad_weight, grad_bias = reading.differentiate_read(
+        out, weight, bias, new, kept, grad_h, grad_link, grad_new, following, in_place
+    )
+    assert grad_weight is not None
+    if grad_out is not None:
+        grad += grad_out
+    x, y = aligned(x), aligned(y)
+    first = torch.empty_like(x) if pull else grad if spec.post_norm else None
+    gradients = first, torch.empty_like(y), coef.new_empty(coef.shape)
+    grad_x, grad_y, grad_coef = differentiate_write(x, y, coef, grad, spec, False, pull, *gradients)
+    return grad if grad_x is None else grad_x, grad_y, grad_coef, grad_weight, grad_bias
+
+
+write_read = Pass("write_read", _forward, _backward, _allocate, _allocate_gradients)
