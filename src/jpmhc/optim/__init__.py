@@ -1,7 +1,9 @@
-"""Optimisers: AdamAtan2 for weights, SignSGD for embedding tables, a Riemannian one for Grassmann frames."""
+"""Optimisers: AdamAtan2 for weights, NorMuon for hidden matrices, SignSGD for embedding tables, a Riemannian one for
+Grassmann frames."""
 
 from jpmhc.optim.adam_atan2 import AdamAtan2
 from jpmhc.optim.grassmannian import GrassmannianOptimizer, grassmann_frames
+from jpmhc.optim.nor_muon import NorMuon
 from jpmhc.optim.sign_sgd import SignSGD
 
-__all__ = ["AdamAtan2", "GrassmannianOptimizer", "SignSGD", "grassmann_frames"]
+__all__ = ["AdamAtan2", "GrassmannianOptimizer", "NorMuon", "SignSGD", "grassmann_frames"]

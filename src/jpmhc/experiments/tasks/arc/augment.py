@@ -82,8 +82,11 @@ def _bits(symmetry: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return k >> 2 & 1, k >> 1 & 1, k & 1
 
 
-def draw_variants(puzzles: list[Puzzle], wanted: int, seed: int) -> Variants:
+def draw_variants(puzzles: list[Puzzle], wanted: int, seed: int, keep_answer_colours: bool = False) -> Variants:
     """Draw up to `wanted` variants of every puzzle beside the puzzle itself, all different from one another.
+
+    With `keep_answer_colours`, colours that a puzzle shows in outputs alone stay as they are, since no input of a
+    variant could tell what became of them.
 
     Each puzzle's draws are keyed by its name, so they do not depend on what other puzzles there are.
 
@@ -93,14 +96,16 @@ def draw_variants(puzzles: list[Puzzle], wanted: int, seed: int) -> Variants:
     """
     symmetries, colours, starts = [], [], [0]
     for puzzle in puzzles:
-        symmetry, colour = _draw_distinct(puzzle, wanted, seed)
+        symmetry, colour = _draw_distinct(puzzle, wanted, seed, keep_answer_colours)
         symmetries.append(symmetry)
         colours.append(colour)
         starts.append(starts[-1] + len(symmetry))
     return Variants(np.concatenate(symmetries), np.concatenate(colours), np.array(starts))
 
 
-def _draw_distinct(puzzle: Puzzle, wanted: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _draw_distinct(
+    puzzle: Puzzle, wanted: int, seed: int, keep_answer_colours: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """Draw the symmetries [V] and the colours [V, 10] of one puzzle's variants."""
     symmetry = np.zeros(1, np.uint8)
     colours = np.arange(COLOURS, dtype=np.uint8)[None]
@@ -109,19 +114,28 @@ def _draw_distinct(puzzle: Puzzle, wanted: int, seed: int) -> tuple[np.ndarray, 
     sums, shapes = _colour_sums(puzzle)
     hashes = _hashes(sums, shapes, symmetry, colours)
     key, drawn = counter.key_of(puzzle.name), 0
+    moving = np.setdiff1d(np.arange(1, COLOURS), _answer_colours(puzzle) if keep_answer_colours else [])
     while len(symmetry) <= wanted and drawn < _TRIALS * wanted:
         # Most puzzles need hardly more draws than variants, so draw in portions.
         trials = np.arange(drawn, min(drawn + wanted + wanted // 8 + 1, _TRIALS * wanted))
         drawn = int(trials[-1]) + 1
-        draw = counter.bits(seed, key, _COLOUR, trials[:, None], np.arange(1, COLOURS))
-        new = np.zeros((len(trials), COLOURS), np.uint8)
-        new[:, 1:] = 1 + np.argsort(draw, -1)
+        draw = counter.bits(seed, key, _COLOUR, trials[:, None], moving)
+        new = np.tile(np.arange(COLOURS, dtype=np.uint8), (len(trials), 1))
+        new[:, moving] = moving[np.argsort(draw, -1)]
         turn = counter.below(SYMMETRIES, seed, key, _SYMMETRY, trials).astype(np.uint8)
         symmetry, colours = np.concatenate([symmetry, turn]), np.concatenate([colours, new])
         hashes = np.concatenate([hashes, _hashes(sums, shapes, turn, new)])
         first = np.sort(np.unique(hashes, return_index=True)[1])[: wanted + 1]
         symmetry, colours, hashes = symmetry[first], colours[first], hashes[first]
     return symmetry, colours
+
+
+def _answer_colours(puzzle: Puzzle) -> np.ndarray:
+    """Return the colours that the demonstrations show in outputs alone; the tests' outputs are not looked at."""
+    outputs = [pair.output for pair in puzzle.demonstrations if pair.output is not None]
+    inputs = [pair.input for pair in puzzle.demonstrations + puzzle.tests]
+    shown = [np.unique(np.concatenate([grid.reshape(-1) for grid in grids])) for grids in (outputs, inputs)]
+    return np.setdiff1d(*shown)
 
 
 def _colour_sums(puzzle: Puzzle) -> tuple[np.ndarray, np.ndarray]:

@@ -68,6 +68,8 @@ class ArcConfig(TaskConfig):
     """Whose tests are evaluated. Those of the training puzzles are seen in training: a check of memory alone."""
     augmentations: int = 1000
     """Variants of a puzzle beside itself, fewer where a puzzle has not so many different ones."""
+    keep_answer_colours: bool = False
+    """Variants leave colours alone that a puzzle shows in outputs only."""
     variants_from: Path | None = None
     """The identifiers.json of a published model, whose variants and identifiers are used instead of drawn ones."""
     translate: bool = True
@@ -179,7 +181,9 @@ class Arc(VotingTask):
         self.config = config
         self.puzzles = training + evaluation
         if config.variants_from is None:
-            self.variants = augment.draw_variants(self.puzzles, config.augmentations, config.seed)
+            self.variants = augment.draw_variants(
+                self.puzzles, config.augmentations, config.seed, config.keep_answer_colours
+            )
             self._identifier = 1 + np.arange(len(self.variants.symmetry))  # [V]; 0 stands for no puzzle
             self.identifier_count = 1 + len(self._identifier)
         else:
@@ -214,6 +218,22 @@ class Arc(VotingTask):
         self._memory = np.concatenate([g.reshape(-1) for g in grids])
         self._height, self._width = (np.array([g.shape[axis] for g in grids]) for axis in (0, 1))
         self._offset = np.concatenate([[0], np.cumsum(self._height * self._width)[:-1]])
+
+    @property
+    def cells(self) -> np.ndarray:
+        """The cells of all grids, one after the other."""
+        return self._memory
+
+    def grid_layout(self, grid: np.ndarray, variant: np.ndarray) -> augment.Layout:
+        """Describe how to read grids in variants out of `cells`; pair p has the grids 2p and 2p + 1."""
+        symmetry = self.variants.symmetry[variant]
+        return augment.layout_of_variant(self._offset[grid], self._height[grid], self._width[grid], symmetry)
+
+    def trained_pairs(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return puzzle and number of every pair that training may see: no test of an evaluation puzzle."""
+        puzzle = np.repeat(np.arange(len(self.puzzles)), self._trained_pairs)
+        ends = np.cumsum(self._trained_pairs)
+        return puzzle, self._first_pair[puzzle] + np.arange(len(puzzle)) - (ends - self._trained_pairs)[puzzle]
 
     @property
     def epoch_length(self) -> int:
@@ -259,11 +279,10 @@ class Arc(VotingTask):
         return self._batch(variant, pair, still, still)
 
     def _batch(self, variant: np.ndarray, pair: np.ndarray, top: np.ndarray, left: np.ndarray) -> Batch:
-        symmetry, colours = self.variants.symmetry[variant], self.variants.colours[variant]
+        colours = self.variants.colours[variant]
         sides = []
         for grid in (2 * pair, 2 * pair + 1):
-            layout = augment.layout_of_variant(self._offset[grid], self._height[grid], self._width[grid], symmetry)
-            rows = tokens.encode_grids(self._memory, layout, colours, top, left, self.config.side)
+            rows = tokens.encode_grids(self._memory, self.grid_layout(grid, variant), colours, top, left, self.config.side)
             sides.append(torch.from_numpy(rows).long())
         return Batch(sides[0], sides[1], torch.from_numpy(self._identifier[variant]))
 

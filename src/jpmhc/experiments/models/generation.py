@@ -1,0 +1,280 @@
+"""Answers of an ARC decoder to many prompts at once.
+
+A generator has a fixed number of slots, each with a cache of keys and values for one prompt and its answer. All slots
+take a step together, which on CUDA is one recorded graph. When answers are finished, the next prompts take their slots,
+so that a long answer never holds up short ones.
+"""
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from jpmhc import checks
+from jpmhc.experiments.models.arc_decoder import ArcDecoder
+from jpmhc.experiments.models.layers import Linear
+from jpmhc.experiments.tasks.arc.puzzles import COLOURS, LARGEST
+from jpmhc.experiments.tasks.arc.sequences import (
+    END,
+    IN_OUTPUT,
+    IN_SEPARATOR,
+    LONGEST_GRID,
+    NO_LABEL,
+    ROW_END,
+    SEPARATOR,
+    VOCABULARY,
+    Sequences,
+)
+
+LONGEST_ANSWER = LONGEST_GRID + 1  # tokens, the end token among them
+_STEPS = 16  # between looks at which answers are finished, which wait for the device
+_PROMPT_TOKENS = 2**16  # of prompts read at a time, padding included
+_REFILL = 16  # prompts take free slots as soon as one slot in so many is free
+
+
+@dataclass(frozen=True)
+class Written:
+    """Answers as they were written."""
+
+    tokens: np.ndarray  # [B, N] uint8
+    counts: np.ndarray  # [B] tokens of each answer, the end token among them
+    confidence: np.ndarray  # [B] geometric mean of the probabilities of the tokens written
+    seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens written per second."""
+        return float(self.counts.sum()) / self.seconds
+
+
+def prepare_answering(model: ArcDecoder) -> ArcDecoder:
+    """Copy a model for answering: without dropout, and with matrices in the type that it computes in."""
+    model = copy.deepcopy(model).eval().requires_grad_(False)
+    for module in model.modules():
+        if isinstance(module, Linear):
+            module.weight.data = module.weight.data.to(model.dtype)
+    return model
+
+
+class Generator:
+    """Writes greedy answers.
+
+    Args:
+        model: From `prepare_answering`.
+        slots: Prompts that are worked on at the same time.
+        capacity: Tokens of the longest prompt and its answer.
+    """
+
+    def __init__(self, model: ArcDecoder, slots: int, capacity: int) -> None:
+        checks.at_least_one(slots, "slots")
+        config = model.config
+        self.model, self.slots, self.capacity = model, slots, capacity
+        self.device = device = model.tokens.device
+        shape = (config.layers, slots, config.heads, capacity, config.dim // config.heads)
+        if device.type == "cuda":
+            free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+            free -= torch.cuda.memory_allocated(device)
+            each = 2 * model.tokens.new_empty((), dtype=model.dtype).element_size() * int(np.prod(shape)) // slots
+            if slots * each > 0.9 * free:
+                raise ValueError(f"{slots} slots of {each / 2**20:.0f} MiB do not fit: choose {int(0.8 * free / each)}")
+        self.keys, self.values = (torch.zeros(shape, dtype=model.dtype, device=device) for _ in range(2))
+        self.vectors = torch.zeros(slots, config.dim, device=device)
+        self.lengths = torch.zeros(slots, dtype=torch.int32, device=device)
+        self.token = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.place = torch.zeros(slots, 3, dtype=torch.int64, device=device)
+        self.counts = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.log_probability = torch.zeros(slots, device=device)
+        self.done = torch.ones(slots, dtype=torch.bool, device=device)
+        self.written = torch.zeros(slots, LONGEST_ANSWER, dtype=torch.uint8, device=device)
+        allowed = torch.zeros(VOCABULARY, dtype=torch.bool, device=device)
+        allowed[:COLOURS] = allowed[ROW_END] = allowed[END] = True
+        self.forbidden = torch.where(allowed, 0.0, -torch.inf)
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    @torch.no_grad()
+    def answer(
+        self, prompts: Sequences, progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> Written:
+        """Write an answer to every prompt.
+
+        Args:
+            prompts: Sequences without outputs.
+            progress: Called with the answers finished and all.
+        """
+        start, total = time.monotonic(), len(prompts)
+        if total and prompts.lengths.max() + LONGEST_ANSWER > self.capacity:
+            raise ValueError(
+                f"a prompt has {prompts.lengths.max()} tokens and its answer up to {LONGEST_ANSWER}, which do not fit "
+                f"into {self.capacity}"
+            )
+        waiting = list(np.argsort(-prompts.lengths, kind="stable")[::-1])  # the longest are taken first, from the end
+        tokens, counts = np.zeros((total, LONGEST_ANSWER), np.uint8), np.zeros(total, np.int64)
+        confidence = np.zeros(total)
+        owner = np.full(self.slots, -1)  # the prompt in each slot
+        while waiting or (owner >= 0).any():
+            done = self.done.cpu().numpy()
+            ended = np.flatnonzero(done & (owner >= 0))
+            if len(ended):
+                at = torch.from_numpy(ended).to(self.device)
+                tokens[owner[ended]] = self.written[at].cpu().numpy()
+                counts[owner[ended]] = self.counts[at].cpu().numpy()
+                mean = self.log_probability[at].double() / self.counts[at]
+                confidence[owner[ended]] = mean.exp().cpu().numpy()
+                owner[ended] = -1
+                progress(total - len(waiting) - int((owner >= 0).sum()), total)
+            free = np.flatnonzero(owner < 0)
+            while waiting and len(free) * _REFILL >= self.slots:
+                chosen = self._choose_prompts(waiting, prompts.lengths, len(free))
+                owner[free[: len(chosen)]] = chosen
+                self._read(prompts, np.array(chosen), torch.from_numpy(free[: len(chosen)]).to(self.device))
+                free = free[len(chosen) :]
+            if (owner >= 0).any():
+                self._run_steps()
+        return Written(tokens, counts, confidence, time.monotonic() - start)
+
+    @staticmethod
+    def _choose_prompts(waiting: list[int], lengths: np.ndarray, most: int) -> list[int]:
+        """Take the next prompts off the list, as many as are read at a time."""
+        each = int(lengths[waiting[-1]])
+        count = min(most, len(waiting), max(1, _PROMPT_TOKENS // each))
+        return [waiting.pop() for _ in range(count)]
+
+    def _read(self, prompts: Sequences, chosen: np.ndarray, slots: Tensor) -> None:
+        """Fill the caches of slots with prompts, which then go on with the separator."""
+        tokens, places = (t.to(self.device) for t in pad(prompts, chosen))
+        longest = tokens.shape[1]
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # [B, heads, S, head_dim]
+            self.keys[layer][slots, :, :longest] = k
+            self.values[layer][slots, :, :longest] = v
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+        vectors = _vectors(self.model, prompts, chosen)
+        self.model.hidden(self.model.embed(tokens, vectors[:, None]), places, attend)
+        self.vectors[slots] = vectors
+        self.lengths[slots] = torch.from_numpy(prompts.lengths[chosen].astype(np.int32)).to(self.device)
+        self.token[slots] = SEPARATOR
+        self.place[slots] = torch.tensor([IN_SEPARATOR, 0, 0], device=self.device)
+        self.counts[slots] = 0
+        self.log_probability[slots] = 0.0
+        self.done[slots] = False
+
+    def _run_steps(self) -> None:
+        """Let all slots write some tokens."""
+        if self.device.type == "cuda" and self.graph is None:
+            self._record()
+        for _ in range(_STEPS):
+            if self.graph is None:
+                self._step()
+            else:
+                self.graph.replay()
+
+    def _record(self) -> None:
+        """Record a step as a CUDA graph; the steps before it, which compile kernels, leave the state as it was."""
+        names = ("lengths", "token", "place", "counts", "log_probability", "done", "written")
+        saved = {name: getattr(self, name).clone() for name in names}
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                self._step()
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._step()
+        self.graph = graph
+        for name, tensor in saved.items():
+            getattr(self, name).copy_(tensor)
+
+    def _step(self) -> None:
+        """Read each slot's newest token and write the next."""
+        model = self.model
+        x = model.embed(self.token, self.vectors)
+        hidden = model.hidden(x, self.place, self._attend)
+        log_probabilities = F.log_softmax(model.logits(hidden) + self.forbidden, dim=-1)
+        best, following = log_probabilities.max(-1)
+        active = ~self.done
+        at = self.counts.clamp(max=LONGEST_ANSWER - 1)[:, None]
+        self.written.scatter_(1, at, torch.where(active, following, END)[:, None].to(torch.uint8))
+        self.log_probability += torch.where(active, best, 0.0)
+        self.counts += active
+        part, row, column = self.place.unbind(-1)
+        ends, starts = self.token == ROW_END, self.token == SEPARATOR
+        row = torch.where(starts, 0, row + ends)
+        column = torch.where(starts | ends, 0, column + 1)
+        outside = ((row >= LARGEST) & (following != END)) | (column > LARGEST) | (self.counts >= LONGEST_ANSWER)
+        self.lengths.copy_(torch.where(self.done, 0, self.lengths + 1))
+        self.done |= (following == END) | outside
+        self.place.copy_(torch.stack([torch.full_like(part, IN_OUTPUT), row, column], -1))
+        self.token.copy_(following)
+
+    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = self.keys[layer], self.values[layer]
+        if self.device.type == "cuda":
+            from jpmhc.kernels.cached_attention import attend_to_cache  # Triton is not there on every platform
+
+            return attend_to_cache(q, k, v, keys, values, self.lengths)
+        rows, lengths = torch.arange(len(q)), self.lengths.long()
+        keys[rows, :, lengths], values[rows, :, lengths] = k, v
+        longest = int(lengths.max()) + 1
+        seen = torch.arange(longest) <= lengths[:, None]
+        y = F.scaled_dot_product_attention(
+            q[:, :, None], keys[:, :, :longest], values[:, :, :longest], attn_mask=seen[:, None, None]
+        )
+        return y[:, :, 0]
+
+
+def pad(sequences: Sequences, chosen: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Return tokens [B, S] and places [B, S, 3] of some sequences, with zeros behind the shorter ones."""
+    lengths = sequences.lengths[chosen]
+    inside = np.arange(lengths.max()) < lengths[:, None]
+    at = (sequences.starts[:-1][chosen][:, None] + np.arange(lengths.max()))[inside]
+    tokens = np.zeros(inside.shape, np.int64)
+    places = np.zeros((*inside.shape, 3), np.int64)
+    tokens[inside], places[inside] = sequences.tokens[at], sequences.places[at]
+    return torch.from_numpy(tokens), torch.from_numpy(places)
+
+
+def _vectors(model: ArcDecoder, sequences: Sequences, chosen: np.ndarray) -> Tensor:
+    numbers = (torch.from_numpy(t[chosen]).to(model.tokens.device) for t in (sequences.puzzles, sequences.symmetries))
+    return model.vectors(*numbers)
+
+
+@torch.no_grad()
+def measure_losses(model: ArcDecoder, sequences: Sequences) -> np.ndarray:
+    """Return the mean cross-entropy of each sequence's labels, [B]; the sequences hold their outputs."""
+    device = model.tokens.device
+    losses = np.zeros(len(sequences))
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+    order = np.argsort(-sequences.lengths, kind="stable")
+    while len(order):
+        chosen = order[: max(1, _PROMPT_TOKENS // int(sequences.lengths[order[0]]))]
+        order = order[len(chosen) :]
+        tokens, places = (t.to(device) for t in pad(sequences, chosen))
+        labels = torch.full(tokens.shape, NO_LABEL, dtype=torch.int64)
+        lengths = sequences.lengths[chosen]
+        inside = np.arange(tokens.shape[1]) < lengths[:, None]
+        at = (sequences.starts[:-1][chosen][:, None] + np.arange(tokens.shape[1]))[inside]
+        labels[torch.from_numpy(inside)] = torch.from_numpy(sequences.labels[at].astype(np.int64))
+        labels = labels.to(device)
+        x = model.embed(tokens, _vectors(model, sequences, chosen)[:, None])
+        logits = model.logits(model.hidden(x, places, attend))
+        each = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=NO_LABEL, reduction="none")
+        sums = each.view(labels.shape).double().sum(1) / (labels != NO_LABEL).sum(1).clamp(min=1)
+        losses[chosen] = sums.cpu().numpy()
+    return losses
+
+
+def count_matrices(model: nn.Module) -> int:
+    """Count the weights that every token is multiplied with."""
+    return sum(m.weight.numel() for m in model.modules() if isinstance(m, Linear))

@@ -1,0 +1,250 @@
+"""ARC pairs as sequences of tokens for a decoder, packed side by side into rows of a fixed length.
+
+A sequence is one pair: a start token, the input grid row by row, a separator, the output grid row by row, an end token.
+Every row of a grid ends with a token of its own. A token has a place: which part of the sequence it belongs to, and the
+row and column of its cell. Only tokens of the output, and the end, are predicted.
+
+An epoch shows every training pair once, in a variant that is drawn for the pair and the epoch. `PackedPairs` is a pure
+function of the epoch's number: a resumed run needs to know how many steps it has done and nothing else.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from jpmhc import checks
+from jpmhc.experiments.tasks import counter
+from jpmhc.experiments.tasks.arc import augment
+from jpmhc.experiments.tasks.arc.dataset import Arc
+from jpmhc.experiments.tasks.arc.puzzles import COLOURS, LARGEST
+from jpmhc.experiments.tasks.arc.tokens import FIRST_COLOUR
+
+START, ROW_END, SEPARATOR, END = range(COLOURS, COLOURS + 4)  # tokens beside the colours
+VOCABULARY = 16  # two tokens are never used: matrix products like multiples of 8
+IN_START, IN_INPUT, IN_SEPARATOR, IN_OUTPUT = range(4)  # parts of a sequence
+LONGEST_GRID = LARGEST * (LARGEST + 1)  # tokens of the largest grid
+LONGEST = 2 + 2 * LONGEST_GRID  # tokens that a model reads of the longest pair; it never reads the end token
+NO_LABEL = -1
+_VARIANT, _ORDER, _STEPS = range(210, 213)  # purposes of a draw, part of its key
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Sequences one after the other, as a model reads them."""
+
+    tokens: np.ndarray  # [N] uint8
+    places: np.ndarray  # [N, 3] uint8: part, row, column
+    labels: np.ndarray  # [N] int8: the next token where that is one of the output, or NO_LABEL
+    starts: np.ndarray  # [B + 1] int64: sequence b has tokens starts[b] to starts[b + 1]
+    puzzles: np.ndarray  # [B] int64
+    symmetries: np.ndarray  # [B] int64
+
+    def __len__(self) -> int:
+        return len(self.puzzles)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each sequence."""
+        return np.diff(self.starts)
+
+
+def measure_pairs(arc: Arc, variant: np.ndarray, pair: np.ndarray) -> np.ndarray:
+    """Return the number of tokens that a model reads of each pair in its variant."""
+    sizes = [arc.grid_layout(2 * pair + side, variant) for side in (0, 1)]
+    return 2 + sum(size.height * (size.width + 1) for size in sizes)
+
+
+def write_sequences(arc: Arc, variant: np.ndarray, pair: np.ndarray, outputs: bool = True) -> Sequences:
+    """Write pairs in their variants as sequences.
+
+    >>> from jpmhc.experiments.tasks.arc.puzzles import Pair, Puzzle
+    >>> from jpmhc.experiments.tasks.arc.dataset import ArcConfig
+    >>> pair = Pair(np.array([[1, 2]], np.uint8), np.array([[3]], np.uint8))
+    >>> arc = Arc(ArcConfig(augmentations=0), [Puzzle("a", (pair,), (pair,))], [Puzzle("b", (pair,), (pair,))])
+    >>> write_sequences(arc, np.array([0]), np.array([0])).tokens
+    array([10,  1,  2, 11, 12,  3, 11], dtype=uint8)
+
+    Args:
+        arc: The puzzles.
+        variant: The variant of each pair, [B].
+        pair: The pairs' numbers among all pairs of the puzzles, [B].
+        outputs: Write the outputs too; without them a sequence ends before its separator.
+    """
+    count = len(pair)
+    layouts = [arc.grid_layout(2 * pair + side, variant) for side in (0, 1)]
+    sizes = [layout.height * (layout.width + 1) for layout in layouts]
+    lengths = 2 + sizes[0] + sizes[1] if outputs else 1 + sizes[0]
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    tokens = np.full(starts[-1], START, np.uint8)
+    places = np.zeros((starts[-1], 3), np.uint8)
+    labels = np.full(starts[-1], NO_LABEL, np.int8)
+    colours = arc.variants.colours[variant]
+    _write_grids(arc.cells, layouts[0], colours, starts[:-1] + 1, IN_INPUT, tokens, places)
+    if outputs:
+        separators = starts[:-1] + 1 + sizes[0]
+        tokens[separators], places[separators, 0] = SEPARATOR, IN_SEPARATOR
+        at = _write_grids(arc.cells, layouts[1], colours, separators + 1, IN_OUTPUT, tokens, places)
+        labels[at - 1] = tokens[at]
+        labels[starts[1:] - 1] = END
+    puzzles = arc.variants.puzzle_of(variant) if count else np.zeros(0, np.int64)
+    return Sequences(tokens, places, labels, starts, puzzles, arc.variants.symmetry[variant].astype(np.int64))
+
+
+def _write_grids(
+    cells: np.ndarray,
+    layout: augment.Layout,
+    colours: np.ndarray,
+    at: np.ndarray,
+    part: int,
+    tokens: np.ndarray,
+    places: np.ndarray,
+) -> np.ndarray:
+    """Write grids from the positions `at` on; returns the positions of all their tokens."""
+    line = layout.width + 1
+    size = layout.height * line
+    owner = np.repeat(np.arange(len(size)), size)
+    index = np.arange(len(owner)) - np.repeat(np.cumsum(size) - size, size)
+    row, column = np.divmod(index, line[owner])
+    ends = column == layout.width[owner]
+    address = layout.base[owner] + row * layout.down[owner] + np.where(ends, 0, column) * layout.right[owner]
+    position = at[owner] + index
+    tokens[position] = np.where(ends, ROW_END, colours[owner, cells[address]])
+    places[position] = np.stack([np.full_like(row, part), row, column], -1)
+    return position
+
+
+def read_answers(written: np.ndarray, counts: np.ndarray, side: int) -> np.ndarray:
+    """Turn the tokens that a decoder wrote into squares of tokens, as the scorer of ARC answers takes them.
+
+    An answer that is no grid, because its rows differ in length or its end is missing, becomes an empty square.
+
+    Args:
+        written: Tokens after the separator, [B, N].
+        counts: How many of them are written, the end token among them, [B].
+        side: Rows and columns of the square.
+    """
+    squares = np.zeros((len(written), side, side), np.uint8)
+    for square, row, count in zip(squares, written, counts):
+        grid = _read_grid(row[:count])
+        if grid is not None and max(grid.shape) <= side:
+            square[: grid.shape[0], : grid.shape[1]] = grid + FIRST_COLOUR
+    return squares.reshape(len(written), side * side)
+
+
+def _read_grid(written: np.ndarray) -> np.ndarray | None:
+    """Return the grid that tokens describe, or None."""
+    if len(written) < 3 or written[-1] != END or written[-2] != ROW_END:
+        return None
+    width = int(np.argmax(written == ROW_END)) + 1
+    if width == 1 or (len(written) - 1) % width:
+        return None
+    rows = written[:-1].reshape(-1, width)
+    if (rows[:, -1] != ROW_END).any() or (rows[:, :-1] >= COLOURS).any():
+        return None
+    return rows[:, :-1]
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Sequences side by side in one row of fixed length; what is left of the row is a sequence without labels."""
+
+    tokens: Tensor  # [T] uint8
+    places: Tensor  # [T, 3] uint8
+    labels: Tensor  # [T] int8
+    owners: Tensor  # [T] int16: the sequence that each token belongs to
+    puzzles: Tensor  # [S] int64
+    symmetries: Tensor  # [S] int64
+    spans: Tensor  # [2, T / BLOCK] int32: each block's first block of keys, and its last block of queries
+
+    def to(self, device: torch.device) -> "Pack":
+        """Copy the pack to another device."""
+        pin = device.type == "cuda"
+        tensors = {name: tensor.pin_memory() if pin else tensor for name, tensor in vars(self).items()}
+        return Pack(**{name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()})
+
+
+BLOCK = 128  # tokens of a block, the unit in which attention skips pairs of queries and keys
+
+
+def pack_sequences(sequences: Sequences, length: int, most: int) -> Pack:
+    """Put sequences side by side into a row of `length` tokens, with room for `most` sequences."""
+    used, count = int(sequences.starts[-1]), len(sequences)
+    if used > length or count >= most:
+        raise ValueError(f"{count} sequences of {used} tokens do not fit into {length} tokens and {most - 1} sequences")
+    owners = np.full(length, most - 1, np.int16)
+    owners[:used] = np.repeat(np.arange(count), sequences.lengths)
+    tokens, places = np.zeros(length, np.uint8), np.zeros((length, 3), np.uint8)
+    labels = np.full(length, NO_LABEL, np.int8)
+    tokens[:used], places[:used], labels[:used] = sequences.tokens, sequences.places, sequences.labels
+    puzzles, symmetries = np.zeros(most, np.int64), np.zeros(most, np.int64)
+    puzzles[:count], symmetries[:count] = sequences.puzzles, sequences.symmetries
+    change = np.flatnonzero(np.diff(owners)) + 1
+    begins, ends = np.concatenate([[0], change]), np.concatenate([change, [length]])
+    heads = np.arange(0, length, BLOCK)
+    first = begins[np.searchsorted(begins, heads, side="right") - 1] // BLOCK
+    last = (ends[np.searchsorted(begins, np.minimum(heads + BLOCK, length) - 1, side="right") - 1] - 1) // BLOCK
+    spans = np.stack([first, last]).astype(np.int32)
+    return Pack(*map(torch.from_numpy, (tokens, places, labels, owners, puzzles, symmetries, spans)))
+
+
+class PackedPairs:
+    """The training pairs of ARC puzzles as an endless series of packs, epoch by epoch.
+
+    Args:
+        arc: The puzzles.
+        length: Tokens of a pack.
+        seed: Decides variants and order.
+    """
+
+    def __init__(self, arc: Arc, length: int, seed: int) -> None:
+        checks.at_least_one(length, "length")
+        self.arc, self.length, self.seed = arc, length, seed
+        self.most = max(2, length // 96)  # sequences of a pack, and one that fills it up
+        self.puzzle, self.pair = arc.trained_pairs()
+        if length % BLOCK:
+            raise ValueError(f"a pack's length must be a multiple of {BLOCK}, not {length}")
+        if not len(self.pair):
+            raise ValueError("there is no pair to train on")
+        sizes = [arc.grid_layout(2 * self.pair + side, arc.variants.starts[self.puzzle]) for side in (0, 1)]
+        cells = sum(size.height * size.width for size in sizes)
+        # A variant may transpose its grids, which changes the number of row ends.
+        lengths = 2 + cells + np.maximum(sum(size.height for size in sizes), sum(size.width for size in sizes))
+        if lengths.max() > length:
+            name = arc.puzzles[self.puzzle[int(lengths.argmax())]].name
+            raise ValueError(
+                f"task {name} has a pair of {lengths.max()} tokens, which does not fit into a pack of {length} tokens"
+            )
+        self._plan = lru_cache(maxsize=2)(self._make_plan)
+
+    def count_packs(self, epoch: int) -> int:
+        """Return the number of packs of an epoch."""
+        return len(self._plan(epoch))
+
+    def pack(self, epoch: int, index: int) -> Pack:
+        """Return one pack of an epoch."""
+        variant, pair = self._plan(epoch)[index]
+        return pack_sequences(write_sequences(self.arc, variant, pair), self.length, self.most)
+
+    def _make_plan(self, epoch: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Divide an epoch's pairs among packs: each goes, in random order, to the first pack with space for it."""
+        arc, count = self.arc, len(self.pair)
+        drawn = counter.below(arc.variants.counts[self.puzzle], self.seed, _VARIANT, epoch, np.arange(count))
+        variant = arc.variants.starts[self.puzzle] + drawn
+        lengths = measure_pairs(arc, variant, self.pair)
+        order = counter.shuffled(count, self.seed, _ORDER, epoch)
+        free = np.full(count, self.length)
+        slots = np.full(count, self.most - 1)
+        chosen = np.empty(count, np.int64)
+        packs = 0
+        for k in order:
+            fits = (free[: packs + 1] >= lengths[k]) & (slots[: packs + 1] > 0)
+            chosen[k] = target = int(np.argmax(fits))
+            packs = max(packs, target + 1)
+            free[target] -= lengths[k]
+            slots[target] -= 1
+        members = order[np.argsort(chosen[order], kind="stable")]
+        parts = np.split(members, np.cumsum(np.bincount(chosen, minlength=packs))[:-1])
+        return [(variant[parts[k]], self.pair[parts[k]]) for k in counter.shuffled(packs, self.seed, _STEPS, epoch)]
