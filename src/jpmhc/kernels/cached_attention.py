@@ -1,13 +1,12 @@
 r"""Attention of one new token per row to the tokens before it, whose keys and values lie in a cache.
 
 With $s_j = q \cdot k_j / \sqrt{D}$ over the row's tokens, the new one included, the output is
-$\sum_j e^{s_j} v_j / \sum_j e^{s_j}$. One program computes one head of one row: it writes the new key and value into the
-cache and reads the others once, block by block, with a running maximum of the s_j. The time is the time of reading the
-cache up to each row's length.
+$\sum_j e^{s_j} v_j / \sum_j e^{s_j}$. One program computes one head of one row: it writes the new key and value into
+the cache and reads the others once, block by block, with a running maximum of the s_j. The time is the time of reading
+the cache up to each row's length.
 """
 
 import math
-
 
 import triton.language as tl
 from torch import Tensor
@@ -70,5 +69,3 @@ def attend_to_cache(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tenso
         q, k, v, keys, values, lengths, out, scale, keys.shape[2], HEADS=heads, D=width, TOKENS=TOKENS
     )  # fmt: skip
     return out
-
-

@@ -7,9 +7,8 @@ training, to a cache of earlier tokens in generation.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -20,9 +19,8 @@ from jpmhc.connections import HyperConnectionStack
 from jpmhc.experiments.models.connections import ConnectionConfig, make_connection
 from jpmhc.experiments.models.decoder import FeedForward
 from jpmhc.experiments.models.layers import Linear, rms_norm, truncated_normal_, widen
-from jpmhc.experiments.tasks.arc import sequences
 from jpmhc.experiments.tasks.arc.augment import SYMMETRIES
-from jpmhc.experiments.tasks.arc.sequences import BLOCK, NO_LABEL, VOCABULARY, Pack
+from jpmhc.experiments.tasks.arc.sequences import NO_LABEL, VOCABULARY, Pack
 
 PARTS = (0.25, 0.375, 0.375)  # shares of a head's rotations that turn by part, row and column
 MULTIPLE = 16  # of inner widths, for the tensor cores
@@ -46,15 +44,14 @@ class ArcDecoderConfig(ConnectionConfig):
     """The slowest rotation turns by one radian in about so many rows or columns."""
     qk_norm: bool = False
     """Normalise queries and keys."""
-    compute: str = "float32"
-    """Type of activations, float32 or bfloat16; weights are float32 in either case."""
+    compute: Literal["float32", "bfloat16"] = "float32"
+    """Type of activations; weights are float32 in either case."""
 
     def __post_init__(self) -> None:
         for name in ("dim", "layers", "heads", "inner"):
             checks.at_least_one(getattr(self, name), name)
         checks.inside(self.dropout, "[0, 1)", "dropout")
         checks.to_positive_number(self.rotary_base, "rotary_base")
-        checks.choice(self.compute, ("float32", "bfloat16"), "compute")
         if self.dim % (16 * self.heads):
             raise ValueError(f"dim must be a multiple of 16 · heads = {16 * self.heads}, not {self.dim}")
         super().__post_init__()

@@ -97,9 +97,7 @@ class Generator:
         self.graph: torch.cuda.CUDAGraph | None = None
 
     @torch.no_grad()
-    def answer(
-        self, prompts: Sequences, progress: Callable[[int, int], None] = lambda done, total: None
-    ) -> Written:
+    def answer(self, prompts: Sequences, progress: Callable[[int, int], None] = lambda done, total: None) -> Written:
         """Write an answer to every prompt.
 
         Args:
@@ -201,7 +199,8 @@ class Generator:
         best, following = log_probabilities.max(-1)
         active = ~self.done
         at = self.counts.clamp(max=LONGEST_ANSWER - 1)[:, None]
-        self.written.scatter_(1, at, torch.where(active, following, END)[:, None].to(torch.uint8))
+        former = self.written.gather(1, at)
+        self.written.scatter_(1, at, torch.where(active[:, None], following[:, None].to(torch.uint8), former))
         self.log_probability += torch.where(active, best, 0.0)
         self.counts += active
         part, row, column = self.place.unbind(-1)

@@ -182,9 +182,9 @@ class TrainConfig:
         kind = task.pop("kind", None)
         checks.choice(kind, TASKS, "task")
         return cls(
-            task=TASKS[kind](**_restore_types(TASKS[kind], task, "task.")),
-            model=RecursiveConfig(**_restore_types(RecursiveConfig, fields["model"], "model.")),
-            **_restore_types(cls, own),
+            task=TASKS[kind](**restore_types(TASKS[kind], task, "task.")),
+            model=RecursiveConfig(**restore_types(RecursiveConfig, fields["model"], "model.")),
+            **restore_types(cls, own),
         )
 
 
@@ -249,7 +249,7 @@ def _spell(name: str, value: Any) -> str:
     return f"{option} {words}"
 
 
-def _restore_types(cls: Any, fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def restore_types(cls: Any, fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Give values read from JSON, which has neither tuples nor paths, the types that the fields have."""
     hints = get_type_hints(cls)
     known = {field.name for field in dataclasses.fields(cls)}

@@ -3,7 +3,10 @@
 from pathlib import Path
 
 from jpmhc.experiments.models import RecursiveConfig
+from jpmhc.experiments.models.arc_decoder import ArcDecoderConfig
+from jpmhc.experiments.tasks.arc import ArcConfig
 from jpmhc.experiments.tasks.registry import TASKS
+from jpmhc.experiments.training.arc_decoder import ArcDecoderRun
 from jpmhc.experiments.training.config import TrainConfig
 
 # Tables trm-config and training-config of the paper; its "6 cycles" are read as inner ones, and it evaluates every
@@ -71,3 +74,31 @@ _LAPTOP = TrainConfig(
 )
 
 PRESETS: dict[str, TrainConfig] = {c.preset: c for c in (_PAPER, _TRM, _ARC_SMALL, _LAPTOP)}
+
+# Minutes of one large GPU: 75 million weights, 95 million tokens of the 800 public puzzles.
+_ARC_DECODER = ArcDecoderRun(model=ArcDecoderConfig(compute="bfloat16"))
+
+# The same for half an hour.
+_ARC_DECODER_LONG = ArcDecoderRun(
+    preset="arc-decoder-long",
+    task=ArcConfig(augmentations=300, keep_answer_colours=True),
+    model=ArcDecoderConfig(compute="bfloat16"),
+    epochs=650,
+    evaluate_variants=300,
+    out=Path("out/arc-decoder-long"),
+)
+
+# Two cores, minutes: a handful of puzzles with small grids.
+_ARC_DECODER_TINY = ArcDecoderRun(
+    preset="arc-decoder-tiny",
+    task=ArcConfig(augmentations=16, keep_answer_colours=True, side=6),
+    model=ArcDecoderConfig(dim=64, layers=2, heads=2, inner=128, dropout=0.0),
+    epochs=40,
+    tokens=1024,
+    evaluate_variants=8,
+    slots=32,
+    log_every=20,
+    out=Path("out/arc-decoder-tiny"),
+)
+
+DECODERS: dict[str, ArcDecoderRun] = {c.preset: c for c in (_ARC_DECODER, _ARC_DECODER_LONG, _ARC_DECODER_TINY)}

@@ -103,9 +103,7 @@ def draw_variants(puzzles: list[Puzzle], wanted: int, seed: int, keep_answer_col
     return Variants(np.concatenate(symmetries), np.concatenate(colours), np.array(starts))
 
 
-def _draw_distinct(
-    puzzle: Puzzle, wanted: int, seed: int, keep_answer_colours: bool
-) -> tuple[np.ndarray, np.ndarray]:
+def _draw_distinct(puzzle: Puzzle, wanted: int, seed: int, keep_answer_colours: bool) -> tuple[np.ndarray, np.ndarray]:
     """Draw the symmetries [V] and the colours [V, 10] of one puzzle's variants."""
     symmetry = np.zeros(1, np.uint8)
     colours = np.arange(COLOURS, dtype=np.uint8)[None]

@@ -236,6 +236,18 @@ class Arc(VotingTask):
         return puzzle, self._first_pair[puzzle] + np.arange(len(puzzle)) - (ends - self._trained_pairs)[puzzle]
 
     @property
+    def pair_count(self) -> int:
+        """Number of pairs of all puzzles, tests included."""
+        return int(self._first_pair[-1])
+
+    def read_pair(self, pair: int) -> tuple[tuple[int, int], bytes, tuple[int, int], bytes]:
+        """Return the shapes and the cells of a pair's two grids, which tell whether two pairs are the same."""
+        shapes = [(int(self._height[grid]), int(self._width[grid])) for grid in (2 * pair, 2 * pair + 1)]
+        starts = [int(self._offset[grid]) for grid in (2 * pair, 2 * pair + 1)]
+        cells = [self._memory[start : start + h * w].tobytes() for start, (h, w) in zip(starts, shapes)]
+        return shapes[0], cells[0], shapes[1], cells[1]
+
+    @property
     def epoch_length(self) -> int:
         """Number of training pairs in one variant of every puzzle."""
         return int(self._trained_pairs.sum())
@@ -282,7 +294,8 @@ class Arc(VotingTask):
         colours = self.variants.colours[variant]
         sides = []
         for grid in (2 * pair, 2 * pair + 1):
-            rows = tokens.encode_grids(self._memory, self.grid_layout(grid, variant), colours, top, left, self.config.side)
+            layout = self.grid_layout(grid, variant)
+            rows = tokens.encode_grids(self._memory, layout, colours, top, left, self.config.side)
             sides.append(torch.from_numpy(rows).long())
         return Batch(sides[0], sides[1], torch.from_numpy(self._identifier[variant]))
 

@@ -28,6 +28,7 @@ IN_START, IN_INPUT, IN_SEPARATOR, IN_OUTPUT = range(4)  # parts of a sequence
 LONGEST_GRID = LARGEST * (LARGEST + 1)  # tokens of the largest grid
 LONGEST = 2 + 2 * LONGEST_GRID  # tokens that a model reads of the longest pair; it never reads the end token
 NO_LABEL = -1
+BLOCK = 128  # tokens of a block, the unit in which attention skips pairs of queries and keys
 _VARIANT, _ORDER, _STEPS = range(210, 213)  # purposes of a draw, part of its key
 
 
@@ -161,12 +162,11 @@ class Pack:
 
     def to(self, device: torch.device) -> "Pack":
         """Copy the pack to another device."""
-        pin = device.type == "cuda"
-        tensors = {name: tensor.pin_memory() if pin else tensor for name, tensor in vars(self).items()}
-        return Pack(**{name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()})
+        return Pack(**{name: tensor.to(device, non_blocking=True) for name, tensor in vars(self).items()})
 
-
-BLOCK = 128  # tokens of a block, the unit in which attention skips pairs of queries and keys
+    def pin_memory(self) -> "Pack":
+        """Copy the pack to pinned memory, from which a GPU can fetch it while the host goes on."""
+        return Pack(**{name: tensor.pin_memory() for name, tensor in vars(self).items()})
 
 
 def pack_sequences(sequences: Sequences, length: int, most: int) -> Pack:
@@ -190,6 +190,17 @@ def pack_sequences(sequences: Sequences, length: int, most: int) -> Pack:
     return Pack(*map(torch.from_numpy, (tokens, places, labels, owners, puzzles, symmetries, spans)))
 
 
+def _without_tests(arc: Arc) -> tuple[np.ndarray, np.ndarray]:
+    """Return puzzle and number of every training pair that is not a test of an evaluation puzzle as well.
+
+    Two public puzzles share a pair, which is a test in one of them.
+    """
+    puzzle, pair = arc.trained_pairs()
+    tests = {content for number in np.setdiff1d(np.arange(arc.pair_count), pair) for content in [arc.read_pair(number)]}
+    fresh = np.array([arc.read_pair(number) not in tests for number in pair], bool)
+    return puzzle[fresh], pair[fresh]
+
+
 class PackedPairs:
     """The training pairs of ARC puzzles as an endless series of packs, epoch by epoch.
 
@@ -202,8 +213,8 @@ class PackedPairs:
     def __init__(self, arc: Arc, length: int, seed: int) -> None:
         checks.at_least_one(length, "length")
         self.arc, self.length, self.seed = arc, length, seed
-        self.most = max(2, length // 96)  # sequences of a pack, and one that fills it up
-        self.puzzle, self.pair = arc.trained_pairs()
+        self.most = max(2, length // 32)  # sequences of a pack, and one that fills it up
+        self.puzzle, self.pair = _without_tests(arc)
         if length % BLOCK:
             raise ValueError(f"a pack's length must be a multiple of {BLOCK}, not {length}")
         if not len(self.pair):

@@ -1,0 +1,151 @@
+"""Training the ARC decoder for a comparison: every run ends with its answers to the tests."""
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from jpmhc import checks
+from jpmhc.experiments.comparison.experiment import (
+    PLAIN,
+    Curves,
+    Experiment,
+    Job,
+    Progress,
+    Run,
+    Session,
+    Show,
+    change_settings,
+    configure_mixer,
+    final_values,
+    split_arm,
+)
+from jpmhc.experiments.evaluation.decoding import score_decoder
+from jpmhc.experiments.training import arc_decoder
+from jpmhc.experiments.training.arc_decoder import CHECKPOINT, ArcDecoderRun, Training
+from jpmhc.experiments.training.environment import describe_environment
+from jpmhc.experiments.training.processes import World
+from jpmhc.experiments.training.progress import Display
+from jpmhc.files import write_file
+from jpmhc.mixers import MIXERS
+
+# Settings that a comparison decides itself, or that say where a run lies and not what it does.
+DECIDED = ("preset", "seed", "device", "out", "resume", "minutes")
+_METRICS = {"lm_loss": "loss", "pass@1": "pass@1", "pass@2": "pass@2", "exact_accuracy": "exact_accuracy"}
+
+
+@dataclass(frozen=True)
+class ArcDecoderExperiment(Experiment):
+    """The ARC decoder, repeated with every arm, rate and seed on the same variants of the puzzles."""
+
+    run: ArcDecoderRun = field(default_factory=lambda: ArcDecoderRun())
+    """The run; a seed decides initial weights, the order of pairs and the variants that each epoch takes."""
+
+    def settings(self) -> dict[str, object]:
+        fields = json.loads(self.run.to_json())
+        del fields["model"]["mixer"], fields["model"]["streams"], fields["lr"]
+        # Where the puzzles lie does not matter: each run records the fingerprint of what it read.
+        for name in (*self.run.task.places, "version"):
+            del fields["task"][name]
+        return {"task": {"kind": "arc"}, **{name: value for name, value in fields.items() if name not in DECIDED}}
+
+    def check(self, arms: Sequence[str]) -> None:
+        for arm in arms:
+            self.configure(arm)
+
+    def default_rate(self) -> float:
+        return self.run.lr
+
+    def count_steps(self, arm: str) -> int:
+        """Return a run's epochs: how many packs an epoch needs is known when the puzzles are read."""
+        return self.configure(arm).epochs
+
+    def configure(self, arm: str) -> ArcDecoderRun:
+        """Return the run of one arm; its options are those of the run or of the model."""
+        mixer, options = split_arm(arm)
+        checks.choice(mixer, (PLAIN, *MIXERS), "mixer")
+        names = {f.name for f in dataclasses.fields(self.run)} - {"task", "model", *DECIDED}
+        own = {name: text for name, text in options.items() if name in names}
+        run: ArcDecoderRun = change_settings(self.run, own, arm)
+        model = configure_mixer(run.model if mixer == PLAIN else dataclasses.replace(run.model, streams=4), mixer)
+        rest = {name: text for name, text in options.items() if name not in own}
+        return dataclasses.replace(run, model=change_settings(model, rest, arm))
+
+    def open(self, device: torch.device) -> Session:
+        return ArcDecoderSession(self, device)
+
+
+class ArcDecoderSession:
+    """One process that trains ARC decoders."""
+
+    def __init__(self, experiment: ArcDecoderExperiment, device: torch.device) -> None:
+        self.experiment, self.device = experiment, device
+        self.arc = experiment.run.task.build()
+        self.display = Display()
+
+    def train(self, job: Job, folder: Path, stop: Callable[[], bool], show: Show) -> Run | None:
+        """Train one run and score it, or go on with it; see `Session`."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
+        torch.compiler.reset()  # graphs of the run before
+        run = dataclasses.replace(self.experiment.configure(job.arm), seed=job.seed, lr=job.learning_rate)
+        training = Training(run, self.arc, self.device)
+        checkpoint, saved = folder / CHECKPOINT, time.monotonic()
+        if checkpoint.exists():
+            training.load(checkpoint)
+        paces: list[float] = []
+
+        def stop_or_save() -> bool:
+            nonlocal saved
+            if not stop() and time.monotonic() - saved > 60 * run.save_minutes:
+                training.save(checkpoint)
+                saved = time.monotonic()
+            return stop()
+
+        def report(progress: arc_decoder.Progress) -> None:
+            pace = None
+            if progress.tokens_per_second:
+                paces.append(progress.tokens_per_second)
+                pace = training.seconds / progress.share / run.epochs if progress.step > 1 else None
+            step = 1 if progress.step == 1 else max(progress.epoch, 1)
+            show(job, Progress(step, run.epochs, progress.loss, pace))
+            self.display.show(str(job), progress.epoch, run.epochs, arc_decoder.summarize(progress))
+
+        training.train(stop_or_save, report)
+        if not training.finished:
+            training.save(checkpoint)
+            return None
+        self.display.finish(str(job))
+        training.save(checkpoint)  # the answers may be interrupted
+        score = score_decoder(training.model, self.arc, run.evaluate_variants, 0, run.slots, self.display)
+        self.display.say(f"{job}: {score.summarize()}")
+        write_file(folder.parent.parent / "scores" / f"{job.file_name}.json", json.dumps(score.to_json(), indent=1))
+        train: Curves = {"step": training.curves["epoch"]}
+        train |= {name: training.curves[name] for name in ("loss", "gradient_norm", "seconds")}
+        scores = {ours: float(score.metrics[name]) for name, ours in _METRICS.items()}
+        scores |= {"answer_seconds": score.seconds, "answer_tokens_per_second": score.tokens_per_second}
+        validation: Curves = {"step": [float(run.epochs)], **{name: [value] for name, value in scores.items()}}
+        cuda = self.device.type == "cuda"
+        return {
+            "arm": job.arm,
+            "learning_rate": job.learning_rate,
+            "seed": job.seed,
+            "steps": training.step,
+            "parameters": sum(p.numel() for p in training.model.parameters()),
+            "seconds": training.seconds,
+            "step_seconds": training.seconds / training.step,
+            "tokens_per_second": sorted(paces)[len(paces) // 2] if paces else None,
+            "peak_bytes": torch.cuda.max_memory_allocated(self.device) if cuda else None,
+            "diverged": None,
+            "final": final_values(train, validation, {}),
+            "curves": {"train": train, "validation": validation, "mixing": {}},
+            "environment": {
+                **describe_environment(World(0, 1, self.device)),
+                "data": self.arc.fingerprint(),
+            },
+        }

@@ -1,0 +1,109 @@
+"""Scoring an ARC decoder: it writes answers to the tests in many variants, which vote."""
+
+import dataclasses
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from jpmhc.experiments.evaluation.scores import Answers
+from jpmhc.experiments.evaluation.votes import VoteScorer
+from jpmhc.experiments.models.arc_decoder import ArcDecoder
+from jpmhc.experiments.models.generation import LONGEST_ANSWER, Generator, measure_losses, prepare_answering
+from jpmhc.experiments.tasks.arc.dataset import Arc
+from jpmhc.experiments.tasks.arc.sequences import read_answers, write_sequences
+from jpmhc.experiments.training.progress import Display
+
+_ROWS = 2048  # answers that are scored at a time
+_ROUNDS = 10_000  # of the bootstrap over tasks
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well a decoder answers."""
+
+    metrics: dict[str, Any]
+    intervals: dict[str, tuple[float, float]]  # 95 % of the bootstrap over tasks, by metric
+    answers: int
+    tokens: int
+    tokens_per_second: float
+    seconds: float  # for answers, losses and scores together
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the score ready for JSON."""
+        return dataclasses.asdict(self)
+
+    def summarize(self) -> str:
+        """Write the main numbers in one line."""
+        parts = []
+        for name, (low, high) in self.intervals.items():
+            parts.append(f"{name} {100 * self.metrics[name]:.1f} % ({100 * low:.1f} to {100 * high:.1f})")
+        loss = self.metrics["lm_loss"]
+        return (
+            f"{', '.join(parts)}, loss {loss:.4f}; {self.answers} answers of {self.tokens} tokens in "
+            f"{self.seconds:.0f} s, {self.tokens_per_second:,.0f} tokens per second"
+        )
+
+
+def score_decoder(model: ArcDecoder, arc: Arc, variants: int | None, seed: int, slots: int, display: Display) -> Score:
+    """Ask a decoder about its task's tests and count the votes.
+
+    Args:
+        model: The decoder.
+        arc: The task that it was trained on.
+        variants: Variants of each puzzle to ask about; None: all.
+        seed: Decides which variants are drawn.
+        slots: Answers that are written at the same time.
+        display: Shows how far it is.
+    """
+    scorer = arc.scorer(arc.test_selection(variants, seed))
+    if not scorer.scorable:
+        raise ValueError("no test has a known answer to score")
+    start = time.monotonic()
+    tokens, speed = fill_with_answers(scorer, model, arc, slots, display)
+    metrics = scorer.result()
+    seconds = time.monotonic() - start
+    intervals = {name: bootstrap(metrics, k) for k, name in ((1, "pass@1"), (2, "pass@2"))}
+    return Score(metrics, intervals, len(scorer.rows), tokens, speed, seconds)
+
+
+def fill_with_answers(
+    scorer: VoteScorer, model: ArcDecoder, arc: Arc, slots: int, display: Display
+) -> tuple[int, float]:
+    """Fill a scorer with a decoder's answers; returns the tokens written, and how many per second."""
+    model = prepare_answering(model)
+    rows = scorer.rows
+    _, variant, pair = arc.locate_rows(rows)
+    prompts = write_sequences(arc, variant, pair, outputs=False)
+    capacity = int(prompts.lengths.max()) + LONGEST_ANSWER
+    generator = Generator(model, min(slots, len(rows)), capacity)
+    written = generator.answer(prompts, lambda done, total: display.show("answers", done, total))
+    del generator
+    display.finish("answers")
+    losses = measure_losses(model, write_sequences(arc, variant, pair))
+    for first in range(0, len(rows), _ROWS):
+        part = slice(first, first + _ROWS)
+        squares = read_answers(written.tokens[part], written.counts[part], arc.config.side)
+        answers = Answers(
+            tokens=torch.from_numpy(squares),
+            confidence=torch.from_numpy(written.confidence[part]),
+            loss=torch.from_numpy(losses[part]),
+        )
+        scorer.update(rows[part], arc.test_examples(rows[part]).labels, answers)
+    return int(written.counts.sum()), written.tokens_per_second
+
+
+def bootstrap(metrics: dict[str, Any], k: int) -> tuple[float, float]:
+    """Return the 2.5 and 97.5 percentiles of pass@k over tasks drawn with repetition.
+
+    >>> bootstrap({"per_task": {"a": [{"rank": 1}], "b": [{"rank": 1}]}}, 1)
+    (1.0, 1.0)
+    """
+    hits = [
+        np.mean([t["rank"] is not None and t["rank"] <= k for t in tests]) for tests in metrics["per_task"].values()
+    ]
+    drawn = np.random.default_rng(0).integers(0, len(hits), (_ROUNDS, len(hits)))
+    low, high = np.percentile(np.array(hits)[drawn].mean(1), [2.5, 97.5])
+    return float(low), float(high)

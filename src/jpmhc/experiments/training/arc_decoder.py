@@ -1,0 +1,460 @@
+"""Training the ARC decoder: a run, its steps, its one checkpoint, and its score at the end.
+
+A step is a pure function of its number and of the state before it: packs come from the epoch and their number in it,
+and dropout is drawn from a generator that each step seeds anew. A run that was stopped goes on to the same bits.
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+from jpmhc import checks
+from jpmhc.connections import parameter_groups
+from jpmhc.experiments.evaluation.decoding import Score, score_decoder
+from jpmhc.experiments.json_text import parse_json
+from jpmhc.experiments.models.arc_decoder import ArcDecoder, ArcDecoderConfig, PlacedAttention
+from jpmhc.experiments.models.layers import Linear
+from jpmhc.experiments.models.packed_attention import make_mask, packed_loss
+from jpmhc.experiments.tasks import counter
+from jpmhc.experiments.tasks.arc import Arc, ArcConfig
+from jpmhc.experiments.tasks.arc.sequences import Pack, PackedPairs
+from jpmhc.experiments.training import run_folder
+from jpmhc.experiments.training.config import restore_types
+from jpmhc.experiments.training.environment import describe_environment
+from jpmhc.experiments.training.log import Log
+from jpmhc.experiments.training.processes import join_processes
+from jpmhc.experiments.training.progress import Display
+from jpmhc.files import replacing, write_file
+from jpmhc.machine import use_threads
+from jpmhc.optim import NorMuon
+
+FORMAT = "jpmhc ARC decoder 1"
+CHECKPOINT = "decoder.pt"
+_SEED = 220  # purpose of a draw, part of its key
+_COUNTS = ("epochs", "tokens", "log_every", "slots", "evaluate_variants", "threads")
+_INTERVALS = {
+    "[0, inf)": ("lr", "other_lr", "weight_decay", "light_weight_decay"),
+    "(0, inf)": ("clip", "minutes", "save_minutes"),
+    "[0, 1]": ("warmup", "decay"),
+}
+
+
+@dataclass(frozen=True)
+class ArcDecoderRun:
+    """A training run of the ARC decoder, and its score."""
+
+    preset: Literal["arc-decoder", "arc-decoder-long", "arc-decoder-tiny"] = "arc-decoder"
+    """Where every other default comes from."""
+    task: ArcConfig = field(default_factory=lambda: ArcConfig(augmentations=80, keep_answer_colours=True))
+    """The puzzles and their variants."""
+    model: ArcDecoderConfig = field(default_factory=ArcDecoderConfig)
+    """The model; its fields are options without a prefix."""
+    epochs: int = 90
+    """How often training sees every pair, each time in a random variant."""
+    tokens: int = 12_288
+    """Tokens of a step; pairs are packed side by side into so many."""
+    lr: float = 1.66e-3
+    """Highest learning rate of NorMuon, for the matrices of attention and feed-forward layers."""
+    other_lr: float = 3e-4
+    """Highest learning rate of AdamW, for everything else."""
+    weight_decay: float = 0.1
+    """Decoupled weight decay of feed-forward matrices and of the projections of hyper-connections."""
+    light_weight_decay: float = 0.01
+    """Decoupled weight decay of attention, of the embeddings and of the last layer."""
+    clip: float = 1.0
+    """Largest norm of the gradient."""
+    warmup: float = 0.02
+    """Share of the run in which the learning rates rise."""
+    decay: float = 0.2
+    """Share of the run, at its end, in which they fall to zero."""
+    seed: int = 0
+    """Seed of initial weights, of the order of pairs and of dropout; the task has its own."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train."""
+    threads: int | None = None
+    """Threads to compute with on a CPU; None: PyTorch's number."""
+    compile: Literal["auto", "yes", "no"] = "auto"
+    """Compile the step; auto: on CUDA, which needs it."""
+    out: Path = Path("out/arc-decoder")
+    """Folder of the run: configuration, log, checkpoint, score."""
+    resume: bool = False
+    """Go on with the run in the folder."""
+    minutes: float | None = None
+    """Stop after this time, with what is then trained saved; the same command with --resume goes on."""
+    save_minutes: float = 4.0
+    """Minutes between checkpoints; one is always written at the end."""
+    log_every: int = 50
+    """Steps between lines of the log."""
+    evaluate_variants: int | None = 80
+    """Variants of each test that the final evaluation asks about; None: all."""
+    slots: int = 1024
+    """Answers that are written at the same time."""
+
+    def __post_init__(self) -> None:
+        for name in _COUNTS:
+            checks.at_least_one(getattr(self, name), name)
+        for interval, names in _INTERVALS.items():
+            for name in names:
+                if getattr(self, name) is not None:
+                    checks.inside(getattr(self, name), interval, name)
+        counter.refuse_seed(self.seed)
+        if self.evaluate_variants is not None and self.evaluate_variants > self.task.augmentations + 1:
+            raise ValueError(
+                f"evaluate_variants ({self.evaluate_variants}) must not exceed the variants that the task draws, "
+                f"{self.task.augmentations} and each puzzle itself"
+            )
+
+    def rate_factor(self, progress: float) -> float:
+        """Return the factor of both learning rates at a share of the run: a rise, a plateau, a fall to zero.
+
+        >>> [ArcDecoderRun().rate_factor(progress) for progress in (0.01, 0.5, 0.9)]
+        [0.5, 1.0, 0.5]
+        """
+        rise = progress / self.warmup if self.warmup else 1.0
+        fall = (1 - progress) / self.decay if self.decay else 1.0
+        return round(min(1.0, rise, fall), 12)
+
+    def to_json(self) -> str:
+        """Write the configuration as JSON."""
+        return json.dumps(dataclasses.asdict(self), indent=2, default=str)
+
+    @classmethod
+    def from_json(cls, text: str) -> "ArcDecoderRun":
+        """Read the configuration that `to_json` wrote."""
+        fields = parse_json(text.encode())
+        own = {name: value for name, value in fields.items() if name not in ("task", "model")}
+        return cls(
+            task=ArcConfig(**restore_types(ArcConfig, fields["task"], "task.")),
+            model=ArcDecoderConfig(**restore_types(ArcDecoderConfig, fields["model"], "model.")),
+            **restore_types(cls, own),
+        )
+
+
+# Settings that may differ when a run goes on: they do not change its result.
+_FREE = ("preset", "device", "threads", "compile", "out", "resume", "minutes", "save_minutes", "log_every", "slots")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The state of a run that goes on."""
+
+    epoch: int
+    pack: int  # of this epoch, the next to train on
+    step: int
+    share: float  # of the run
+    loss: float | None
+    gradient_norm: float | None
+    tokens_per_second: float | None
+    peak_bytes: int | None
+
+
+class Training:
+    """A decoder in training.
+
+    Args:
+        run: The run.
+        arc: Its puzzles.
+        device: Where to train.
+    """
+
+    def __init__(self, run: ArcDecoderRun, arc: Arc, device: torch.device) -> None:
+        self.run, self.arc, self.device = run, arc, device
+        self.pairs = PackedPairs(arc, run.tokens, run.seed)
+        torch.manual_seed(run.seed)
+        self.model = ArcDecoder(run.model, len(arc.puzzles)).to(device)
+        self.optimizers = make_optimizers(run, self.model)
+        self.rates = [[group["lr"] for group in one.param_groups] for one in self.optimizers]
+        self.epoch, self.index, self.step, self.seconds = 0, 0, 0, 0.0
+        self.curves: dict[str, list[float]] = {"epoch": [], "loss": [], "gradient_norm": [], "seconds": []}
+        self._sums = torch.zeros(2, dtype=torch.float64, device=device)  # loss and gradient norm over this epoch
+        cuda = device.type == "cuda"
+        if cuda:
+            torch.set_float32_matmul_precision("high")
+
+        model = self.model
+
+        def loss(pack: Pack, vectors: Tensor, mask: Tensor | BlockMask) -> Tensor:
+            return packed_loss(model, pack, vectors, mask)
+
+        self.loss: Callable[[Pack, Tensor, Tensor | BlockMask], Tensor] = loss
+        if run.compile == "yes" or (run.compile == "auto" and cuda):
+            self.loss = torch.compile(loss, dynamic=False)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every epoch is done."""
+        return self.epoch >= self.run.epochs
+
+    @property
+    def share(self) -> float:
+        """The share of the run that is done."""
+        if self.finished:
+            return 1.0
+        return (self.epoch + self.index / self.pairs.count_packs(self.epoch)) / self.run.epochs
+
+    def train(self, stop: Callable[[], bool], show: Callable[[Progress], None]) -> None:
+        """Take steps until the run is finished or `stop`, which is asked before every step, says so.
+
+        Args:
+            stop: Whether to stop now.
+            show: Called every `log_every` steps.
+        """
+        began, steps = time.monotonic() - self.seconds, 0
+        looked = time.monotonic()
+        self.model.train()
+        with ThreadPoolExecutor(1, thread_name_prefix="packs") as pool:
+            for pack in self._packs(pool):
+                if stop():
+                    break
+                sums = self._take_step(pack)
+                steps += 1
+                if self.step % self.run.log_every == 0 or self.step == 1 or self.finished:
+                    loss, norm = sums.tolist()  # waits for the device
+                    if not math.isfinite(loss):
+                        raise ValueError(
+                            f"the loss of step {self.step} with mixer {self.run.model.mixer} is {loss}: lower --lr"
+                        )
+                    now = time.monotonic()
+                    show(self._describe(loss, norm, steps * self.run.tokens / (now - looked)))
+                    looked, steps = now, 0
+                self.seconds = time.monotonic() - began
+
+    def _packs(self, pool: ThreadPoolExecutor) -> Iterator[Pack]:
+        """Yield the packs from here on, each made while the one before it is trained on."""
+
+        def make(epoch: int, index: int) -> Pack:
+            pack = self.pairs.pack(epoch, index)
+            return pack.pin_memory() if self.device.type == "cuda" else pack
+
+        def positions() -> Iterator[tuple[int, int]]:
+            first = self.index
+            for epoch in range(self.epoch, self.run.epochs):
+                for index in range(first, self.pairs.count_packs(epoch)):
+                    yield epoch, index
+                first = 0
+
+        waiting = None
+        for position in positions():
+            following = pool.submit(make, *position)
+            if waiting is not None:
+                yield waiting.result().to(self.device)
+            waiting = following
+        if waiting is not None:
+            yield waiting.result().to(self.device)
+
+    def _take_step(self, pack: Pack) -> Tensor:
+        """Train on one pack; returns the loss and the gradient's norm, on the device."""
+        run = self.run
+        factor = run.rate_factor((self.epoch + (self.index + 0.5) / self._packs_here()) / run.epochs)
+        for optimizer, rates in zip(self.optimizers, self.rates):
+            for group, rate in zip(optimizer.param_groups, rates):
+                group["lr"] = factor * rate
+        torch.manual_seed(int(counter.bits(run.seed, _SEED, self.step) >> 1))
+        loss = self.loss(pack, self.model.vectors(pack.puzzles, pack.symmetries), make_mask(pack))
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), run.clip)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        sums = torch.stack([loss.detach(), norm.detach()]).double()
+        self._sums += sums
+        self.step += 1
+        self.index += 1
+        if self.index == self._packs_here():
+            means = (self._sums / self.index).tolist()
+            for name, value in zip(self.curves, (self.epoch + 1, *means, self.seconds)):
+                self.curves[name].append(value)
+            self._sums.zero_()
+            self.epoch, self.index = self.epoch + 1, 0
+        return sums
+
+    def _packs_here(self) -> int:
+        return self.pairs.count_packs(self.epoch)
+
+    def _describe(self, loss: float, norm: float, speed: float) -> Progress:
+        cuda = self.device.type == "cuda"
+        peak = torch.cuda.max_memory_allocated(self.device) if cuda else None
+        return Progress(self.epoch, self.index, self.step, self.share, loss, norm, speed, peak)
+
+    def save(self, path: Path) -> None:
+        """Write everything that the next step depends on."""
+        content = {
+            "format": FORMAT,
+            "run": self.run.to_json(),
+            "fingerprint": self.arc.fingerprint(),
+            "model": self.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "progress": (self.epoch, self.index, self.step, self.seconds),
+            "curves": self.curves,
+            "sums": self._sums,
+        }
+        with replacing(path) as file:
+            torch.save(content, file)
+
+    def load(self, path: Path) -> None:
+        """Go on from a checkpoint; one of another run or of other puzzles raises an error."""
+        content = read_checkpoint(path, self.device)
+        there, here = (dataclasses.asdict(run) for run in (ArcDecoderRun.from_json(content["run"]), self.run))
+        for name in _FREE:
+            del there[name], here[name]
+        differing = [name for name in here if there[name] != here[name]]
+        if "task" in differing and content["fingerprint"] == self.arc.fingerprint():  # files may have moved
+            differing.remove("task")
+        if differing:
+            raise ValueError(f"{path} belongs to a run with other settings: {', '.join(differing)} differ")
+        if content["fingerprint"] != self.arc.fingerprint():
+            raise ValueError(f"{path} was trained on other puzzles than the ones read now")
+        self.model.load_state_dict(content["model"])
+        for optimizer, state in zip(self.optimizers, content["optimizers"]):
+            optimizer.load_state_dict(state)
+        self.epoch, self.index, self.step, self.seconds = content["progress"]
+        self.curves, self._sums = content["curves"], content["sums"]
+
+
+def make_optimizers(run: ArcDecoderRun, model: ArcDecoder) -> list[torch.optim.Optimizer]:
+    """Make NorMuon for the matrices of attention and feed-forward layers, and AdamW for everything else."""
+    attention = {
+        id(linear.weight)
+        for layer in model.modules()
+        if isinstance(layer, PlacedAttention)
+        for linear in layer.children()
+        if isinstance(linear, Linear)
+    }
+    hidden = model.hidden_matrices()
+    known = {id(matrix) for matrix in hidden}
+    matrices = [
+        {"params": [m for m in hidden if id(m) in attention], "weight_decay": run.light_weight_decay},
+        {"params": [m for m in hidden if id(m) not in attention], "weight_decay": run.weight_decay},
+    ]
+    light = [model.tokens, model.puzzles, model.symmetries, model.head.weight]
+    known |= {id(parameter) for parameter in light}
+    rest: list[dict[str, Any]] = [{"params": light, "weight_decay": run.light_weight_decay}]
+    for group in parameter_groups(model, run.weight_decay):
+        if others := [parameter for parameter in group["params"] if id(parameter) not in known]:
+            rest.append({**group, "params": others})
+    adam = torch.optim.AdamW(rest, run.other_lr, (0.9, 0.95), fused=model.tokens.is_cuda)
+    return [NorMuon(matrices, run.lr), adam]
+
+
+def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """Read a decoder's checkpoint; another file raises an error."""
+    if not path.is_file():
+        raise ValueError(f"there is no decoder's checkpoint at {path}")
+    try:
+        content = torch.load(path, map_location=device, weights_only=True)
+    except (RuntimeError, EOFError, OSError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError(f"{path} is no checkpoint of an ARC decoder that this version reads")
+    return content
+
+
+def load_decoder(path: Path, device: torch.device | str = "cpu") -> tuple[ArcDecoderRun, ArcDecoder, str]:
+    """Load a run's configuration, its decoder and the fingerprint of its puzzles from a checkpoint."""
+    content = read_checkpoint(path, device)
+    run = ArcDecoderRun.from_json(content["run"])
+    model = ArcDecoder(run.model, len(content["model"]["puzzles"]))
+    model.load_state_dict(content["model"])
+    return run, model.to(device), content["fingerprint"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    step: int
+    finished: bool
+    stopped: signal.Signals | None
+    score: Score | None
+
+
+def train_decoder(run: ArcDecoderRun) -> Outcome:
+    """Train a decoder and score it; SIGTERM, Ctrl-C or the end of the time save it first."""
+    started = time.monotonic()
+    if not run.resume:
+        run_folder.refuse_used_folder(run.out)
+        if (run.out / CHECKPOINT).exists():
+            raise ValueError(f"{run.out} already holds a decoder: choose another --out, or go on with --resume")
+    with (
+        use_threads(run.threads),
+        join_processes(run.device) as world,
+        Display() as display,
+        run_folder.lock_folder(run.out, new=not run.resume) as require_folder,
+    ):
+        with display.preparing("preparing the puzzles"):
+            arc = run.task.build()
+            training = Training(run, arc, world.device)
+        path = run.out / CHECKPOINT
+        if run.resume:
+            training.load(path)
+            display.say(f"going on from step {training.step}, epoch {training.epoch + 1}")
+        write_file(run.out / "config.json", run.to_json() + "\n")
+        asked: list[signal.Signals] = []
+        saved = time.monotonic()
+
+        def stop() -> bool:
+            nonlocal saved
+            late = run.minutes is not None and time.monotonic() - started > 60 * run.minutes
+            if not (asked or late) and time.monotonic() - saved > 60 * run.save_minutes:
+                require_folder()
+                training.save(path)
+                saved = time.monotonic()
+            return bool(asked) or late
+
+        with Log(run.out, training.step, require_folder=require_folder) as log, _signals(asked):
+            log.write("start", training.step, describe_environment(world))
+
+            def show(progress: Progress) -> None:
+                log.write("train", progress.step, dataclasses.asdict(progress))
+                display.show("epoch", progress.epoch, run.epochs, summarize(progress))
+
+            training.train(stop, show)
+            require_folder()
+            training.save(path)
+            score = None
+            if training.finished and not asked:
+                score = score_decoder(training.model, arc, run.evaluate_variants, run.seed, run.slots, display)
+                log.write("evaluate", training.step, score.to_json())
+                write_file(run.out / "score.json", json.dumps(score.to_json(), indent=1) + "\n")
+                display.say(score.summarize())
+    return Outcome(training.step, training.finished, asked[0] if asked else None, score)
+
+
+def summarize(progress: Progress) -> str:
+    """Write the main numbers of a step in one line."""
+    peak = "" if progress.peak_bytes is None else f" · {progress.peak_bytes / 2**30:.1f} GiB"
+    return (
+        f"step {progress.step} · loss {progress.loss:.4f} · gradient {progress.gradient_norm:.3g} · "
+        f"{progress.tokens_per_second:,.0f} tokens/s{peak}"
+    )
+
+
+@contextlib.contextmanager
+def _signals(asked: list[signal.Signals]) -> Iterator[None]:
+    """Note SIGTERM and Ctrl-C instead of ending at once; the second one ends the process."""
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(signal.Signals(number))
+
+    previous = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
