@@ -69,22 +69,22 @@ class NorMuon(Optimizer):
                 if matrix.grad is not None:
                     shapes.setdefault((matrix.shape, matrix.device), []).append(matrix)
             for matrices in shapes.values():
-                self._move(matrices, group["lr"], *group["betas"], group["weight_decay"])
+                self._move(matrices, group["lr"], group["betas"], group["weight_decay"])
         return loss
 
-    def _move(self, matrices: list[Tensor], lr: float, beta1: float, beta2: float, weight_decay: float) -> None:
-        gradients = [matrix.grad for matrix in matrices]
+    def _move(self, matrices: list[Tensor], lr: float, betas: tuple[float, float], weight_decay: float) -> None:
+        gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
         states = [self.state[matrix] for matrix in matrices]
         for matrix, state in zip(matrices, states):
             if not state:
                 state["momentum"] = torch.zeros_like(matrix)
                 state["squares"] = matrix.new_zeros(len(matrix), 1)
         momenta = [state["momentum"] for state in states]
-        torch._foreach_lerp_(momenta, gradients, 1 - beta1)
-        updates = torch.stack(torch._foreach_lerp(gradients, momenta, beta1))
+        torch._foreach_lerp_(momenta, gradients, 1 - betas[0])
+        updates = torch.stack(torch._foreach_lerp(gradients, momenta, betas[0]))
         orthogonal = orthogonalise(updates).float()
         squares = torch.stack([state["squares"] for state in states])
-        squares.lerp_(orthogonal.square().mean(-1, keepdim=True), 1 - beta2)
+        squares.lerp_(orthogonal.square().mean(-1, keepdim=True), 1 - betas[1])
         torch._foreach_copy_([state["squares"] for state in states], list(squares.unbind()))
         scaled = orthogonal / (squares.sqrt() + _SMALL)
         rows, columns = matrices[0].shape

@@ -27,7 +27,7 @@ from jpmhc.experiments.comparison.experiment import (
 from jpmhc.experiments.evaluation.decoding import score_decoder
 from jpmhc.experiments.training import arc_decoder
 from jpmhc.experiments.training.arc_decoder import CHECKPOINT, ArcDecoderRun, Training
-from jpmhc.experiments.training.environment import describe_environment
+from jpmhc.experiments.training.log import describe_environment
 from jpmhc.experiments.training.processes import World
 from jpmhc.experiments.training.progress import Display
 from jpmhc.files import write_file

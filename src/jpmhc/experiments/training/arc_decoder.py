@@ -24,7 +24,6 @@ from torch.nn.attention.flex_attention import BlockMask
 from jpmhc import checks
 from jpmhc.connections import parameter_groups
 from jpmhc.experiments.evaluation.decoding import Score, score_decoder
-from jpmhc.experiments.json_text import parse_json
 from jpmhc.experiments.models.arc_decoder import ArcDecoder, ArcDecoderConfig, PlacedAttention
 from jpmhc.experiments.models.layers import Linear
 from jpmhc.experiments.models.packed_attention import make_mask, packed_loss
@@ -33,11 +32,10 @@ from jpmhc.experiments.tasks.arc import Arc, ArcConfig
 from jpmhc.experiments.tasks.arc.sequences import Pack, PackedPairs
 from jpmhc.experiments.training import run_folder
 from jpmhc.experiments.training.config import restore_types
-from jpmhc.experiments.training.environment import describe_environment
-from jpmhc.experiments.training.log import Log
+from jpmhc.experiments.training.log import Log, describe_environment
 from jpmhc.experiments.training.processes import join_processes
 from jpmhc.experiments.training.progress import Display
-from jpmhc.files import replacing, write_file
+from jpmhc.files import parse_json, replacing, write_file
 from jpmhc.machine import use_threads
 from jpmhc.optim import NorMuon
 

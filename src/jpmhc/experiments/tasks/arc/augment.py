@@ -112,7 +112,9 @@ def _draw_distinct(puzzle: Puzzle, wanted: int, seed: int, keep_answer_colours: 
     sums, shapes = _colour_sums(puzzle)
     hashes = _hashes(sums, shapes, symmetry, colours)
     key, drawn = counter.key_of(puzzle.name), 0
-    moving = np.setdiff1d(np.arange(1, COLOURS), _answer_colours(puzzle) if keep_answer_colours else [])
+    moving = np.arange(1, COLOURS)
+    if keep_answer_colours:
+        moving = np.setdiff1d(moving, _answer_colours(puzzle))
     while len(symmetry) <= wanted and drawn < _TRIALS * wanted:
         # Most puzzles need hardly more draws than variants, so draw in portions.
         trials = np.arange(drawn, min(drawn + wanted + wanted // 8 + 1, _TRIALS * wanted))
@@ -130,10 +132,9 @@ def _draw_distinct(puzzle: Puzzle, wanted: int, seed: int, keep_answer_colours: 
 
 def _answer_colours(puzzle: Puzzle) -> np.ndarray:
     """Return the colours that the demonstrations show in outputs alone; the tests' outputs are not looked at."""
-    outputs = [pair.output for pair in puzzle.demonstrations if pair.output is not None]
-    inputs = [pair.input for pair in puzzle.demonstrations + puzzle.tests]
-    shown = [np.unique(np.concatenate([grid.reshape(-1) for grid in grids])) for grids in (outputs, inputs)]
-    return np.setdiff1d(*shown)
+    outputs = [pair.output.reshape(-1) for pair in puzzle.demonstrations if pair.output is not None]
+    inputs = [pair.input.reshape(-1) for pair in puzzle.demonstrations + puzzle.tests]
+    return np.setdiff1d(np.concatenate(outputs), np.concatenate(inputs))
 
 
 def _colour_sums(puzzle: Puzzle) -> tuple[np.ndarray, np.ndarray]:
