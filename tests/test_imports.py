@@ -96,7 +96,12 @@ MAY_NAME = {
         "experiments/models/connections.py",  # the paper's settings of its variants
         "experiments/training/presets.py",
     },
-    "experiments/tasks": {"experiments/training/config.py", "experiments/training/presets.py"},
+    "experiments/tasks": {
+        "experiments/comparison/arc_decoder.py",  # the one task that the ARC decoder is for
+        "experiments/training/arc_decoder.py",
+        "experiments/training/config.py",
+        "experiments/training/presets.py",
+    },
     "paper": set(),
 }
 # The same words with another meaning: manifolds, a column's heading, an extra of the package.
