@@ -12,9 +12,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import all_gather_tensor_autograd
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
@@ -44,7 +47,9 @@ class Norm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention with its norm, and no residual. Heads may be spread over processes."""
+    """Causal self-attention with its norm, and no residual. Heads or tokens may be spread over processes."""
+
+    tokens_apart = False  # context parallelism: each process has other tokens, and all keys and values are gathered
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,8 +58,13 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(x)
-        parts = (part(x).unflatten(-1, (-1, DIM // HEADS)).transpose(1, 2) for part in self.parts())
-        return self.out(F.scaled_dot_product_attention(*parts, is_causal=True).transpose(1, 2).flatten(-2))
+        query, key, value = (part(x).unflatten(-1, (-1, DIM // HEADS)).transpose(1, 2) for part in self.parts())
+        length = key.shape[2]
+        if self.tokens_apart:
+            key, value = (all_gather_tensor_autograd(one, 2, dist.group.WORLD) for one in (key, value))
+        first = dist.get_rank() * length if self.tokens_apart else 0
+        mask = torch.ones(length, key.shape[2], dtype=torch.bool).tril(first)
+        return self.out(F.scaled_dot_product_attention(query, key, value, mask).transpose(1, 2).flatten(-2))
 
     def parts(self) -> tuple[nn.Module, ...]:
         return self.query, self.key, self.value
@@ -131,34 +141,47 @@ def compute_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1).double(), targets.flatten())
 
 
-def train(model: nn.Module, rows: slice = slice(None), forward: Callable[..., Tensor] | None = None) -> list[float]:
-    """Train on some of each step's rows, and return the mean losses over all rows."""
-    optimizer = torch.optim.SGD(jpmhc.parameter_groups(model, 0.01), lr=0.3) if forward is None else None
-    return train_with(model, optimizer or torch.optim.SGD(model.parameters(), lr=0.3), rows, forward or model)
-
-
-def train_with(
-    model: nn.Module, optimizer: torch.optim.Optimizer, rows: slice, forward: Callable[..., Tensor]
+def train(
+    model: nn.Module,
+    rows: slice = slice(None),
+    *,
+    columns: slice = slice(None),
+    forward: nn.Module | None = None,
+    groups: Any = None,
+    clip: float | None = None,
 ) -> list[float]:
+    """Train a model and return the mean losses over all processes.
+
+    Args:
+        model: The model.
+        rows: The rows of each step that this process computes.
+        columns: The tokens of these rows.
+        forward: What is called in place of the model.
+        groups: The optimiser's parameter groups, if they were made before.
+        clip: The largest norm of a gradient.
+    """
+    optimizer = torch.optim.SGD(groups or jpmhc.parameter_groups(model, 0.01), lr=0.3)
     losses = []
     for step in range(STEPS):
         optimizer.zero_grad()
         tokens = make_tokens(step)[rows]
-        loss = compute_loss(forward(tokens[:, :-1]), tokens[:, 1:])
+        loss = compute_loss((forward or model)(tokens[:, :-1][:, columns]), tokens[:, 1:][:, columns])
         loss.backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
         mean = loss.detach().clone()
-        if rows != slice(None):
+        if (rows, columns) != (slice(None), slice(None)):
             dist.all_reduce(mean)
             mean /= dist.get_world_size()
         losses.append(float(mean))
     return losses
 
 
-def own_rows(mesh: DeviceMesh | None = None) -> slice:
-    """Return the rows of this process: one part for each process of the mesh, by default of all processes."""
+def own_part(count: int = ROWS, mesh: DeviceMesh | None = None) -> slice:
+    """Return this process's part of so many rows or tokens: one for each process of the mesh, by default of all."""
     rank, size = (dist.get_rank(), dist.get_world_size()) if mesh is None else (mesh.get_local_rank(), mesh.size())
-    return slice(rank * ROWS // size, (rank + 1) * ROWS // size)
+    return slice(rank * count // size, (rank + 1) * count // size)
 
 
 def plain_name(name: str) -> str:
@@ -181,16 +204,28 @@ def values_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield f"{kind} of {plain_name(name)}", whole
 
 
-def compare(kind: str, model: nn.Module, losses: list[float], names: Callable[[str], str] = str) -> float:
-    """Return the largest difference to the model of that kind trained by one process."""
+def compare(
+    kind: str,
+    model: nn.Module,
+    losses: list[float] | None,
+    names: Callable[[str], str] = str,
+    clip: float | None = None,
+) -> float:
+    """Return the largest difference to the model of that kind trained by one process.
+
+    Args:
+        kind: "own" or "wrapped".
+        model: The model that several processes have trained, or a part of it.
+        losses: Its losses, where this process knows them.
+        names: Returns the name that a value of the part has in the whole model.
+        clip: The largest norm of a gradient.
+    """
     alone = make_model(kind)
-    found = [abs(a - b) for a, b in zip(train(alone), losses, strict=True)] if losses else []
-    if not losses:
-        train(alone)
+    expected_losses = train(alone, clip=clip)
     expected = dict(values_of(alone))
-    for name, value in values_of(model):
-        found.append(float((value.double() - expected[names(name)]).abs().max()))
-    return max(found)
+    differences = [abs(a - b) for a, b in zip(expected_losses, losses or expected_losses, strict=True)]
+    differences += [float((value.double() - expected[names(name)]).abs().max()) for name, value in values_of(model)]
+    return max(differences)
 
 
 # -- the ways ----------------------------------------------------------------------------------------------------------
@@ -198,19 +233,19 @@ def compare(kind: str, model: nn.Module, losses: list[float], names: Callable[[s
 
 def ddp(kind: str) -> float:
     model = make_model(kind)
-    return compare(kind, model, train(DistributedDataParallel(model), own_rows()))
+    return compare(kind, model, train(model, own_part(), forward=DistributedDataParallel(model)))
 
 
 def ddp_recompute(kind: str) -> float:
     model = make_model(kind, recompute="auto")
-    return compare(kind, model, train(DistributedDataParallel(model), own_rows()))
+    return compare(kind, model, train(model, own_part(), forward=DistributedDataParallel(model)))
 
 
 def fsdp1(kind: str) -> float:
     model = make_model(kind)
     groups = jpmhc.parameter_groups(model, 0.01)
     shared = FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
-    losses = train_with(shared, torch.optim.SGD(groups, lr=0.3), own_rows(), shared)
+    losses = train(model, own_part(), forward=shared, groups=groups)
     with FullyShardedDataParallel.summon_full_params(shared, with_grads=True):
         return compare(kind, model, losses)
 
@@ -220,7 +255,14 @@ def fsdp2(kind: str, **options: Any) -> float:
     jpmhc.shard_connections(model, **options)
     fully_shard(model, **options)
     assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
-    return compare(kind, model, train(model, own_rows()))
+    return compare(kind, model, train(model, own_part()))
+
+
+def fsdp2_clipped(kind: str) -> float:
+    model = make_model(kind)
+    jpmhc.shard_connections(model)
+    fully_shard(model)
+    return compare(kind, model, train(model, own_part(), clip=0.1), clip=0.1)
 
 
 def hsdp(kind: str) -> float:
@@ -236,7 +278,7 @@ def fsdp2_by_layer(kind: str) -> float:
     for layer in model.blocks if kind == "own" else model.layers:
         fully_shard(layer)
     fully_shard(model)
-    return compare(kind, model, train(model, own_rows()))
+    return compare(kind, model, train(model, own_part()))
 
 
 def fsdp2_on_meta(kind: str) -> float:
@@ -250,7 +292,7 @@ def fsdp2_on_meta(kind: str) -> float:
     fully_shard(model)
     model.to_empty(device="cpu")
     set_model_state_dict(model, values, options=StateDictOptions(full_state_dict=True))
-    return compare(kind, model, train(model, own_rows()))
+    return compare(kind, model, train(model, own_part()))
 
 
 def fsdp2_bfloat16(kind: str) -> float:
@@ -261,7 +303,7 @@ def fsdp2_bfloat16(kind: str) -> float:
     types = set()
     for one in find_connections(model):
         one.map.register_forward_pre_hook(lambda module, _: types.add(module.bias.dtype))
-    losses = train(model, own_rows())
+    losses = train(model, own_part())
     assert types == {torch.float32}
     return compare(kind, model, losses)
 
@@ -273,7 +315,7 @@ def fsdp2_checkpointed(kind: str) -> float:
     for k, layer in enumerate(layers):
         layers[k] = checkpoint_wrapper(layer)
     fully_shard(model)
-    return compare(kind, model, train(model, own_rows()))
+    return compare(kind, model, train(model, own_part()))
 
 
 def fsdp2_saved_on_cpu(kind: str) -> float:
@@ -281,7 +323,7 @@ def fsdp2_saved_on_cpu(kind: str) -> float:
     jpmhc.shard_connections(model)
     fully_shard(model)
     with torch.autograd.graph.save_on_cpu():
-        losses = train(model, own_rows())
+        losses = train(model, own_part())
     return compare(kind, model, losses)
 
 
@@ -291,7 +333,16 @@ def fsdp2_compiled(kind: str) -> float:
     fully_shard(model)
     for one in find_connections(model):
         one.sublayer.compile(backend="aot_eager")
-    return compare(kind, model, train(model, own_rows()))
+    return compare(kind, model, train(model, own_part()))
+
+
+def context_parallel(kind: str) -> float:
+    """Each process has some tokens of every row; attention gathers the keys and values of all."""
+    model = make_model(kind)
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.tokens_apart = True
+    return compare(kind, model, train(model, columns=own_part(LENGTH), forward=DistributedDataParallel(model)))
 
 
 def tensor_plan(model: nn.Module, sequence: bool, dtensors: bool) -> dict[str, Any]:
@@ -342,7 +393,7 @@ def fsdp2_tensor_parallel(kind: str, sequence: bool = True) -> float:
     jpmhc.parallelize_connections(model, mesh["tensor"], sequence_parallel=sequence)
     jpmhc.shard_connections(model, mesh=mesh["data"])
     fully_shard(model, mesh=mesh["data"])
-    return compare(kind, model, train(model, own_rows(mesh["data"])))
+    return compare(kind, model, train(model, own_part(mesh=mesh["data"])))
 
 
 class Stage(nn.Module):
@@ -402,7 +453,7 @@ def pipeline(kind: str, schedule: type[Any] = ScheduleGPipe) -> float:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     stage = Stage(make_model(kind), mesh.get_local_rank(), mesh.size())
     run_pipeline(stage, mesh, slice(None), schedule)
-    return compare(kind, stage, [], stage.name_in_model)
+    return compare(kind, stage, None, stage.name_in_model)
 
 
 def pipeline_1f1b(kind: str) -> float:
@@ -418,8 +469,52 @@ def three_dimensions(kind: str) -> float:
     jpmhc.parallelize_connections(stage, mesh["tensor"], sequence_parallel=True)
     jpmhc.shard_connections(stage, mesh=mesh["data"])
     fully_shard(stage, mesh=mesh["data"])
-    run_pipeline(stage, mesh["pipeline"], own_rows(mesh["data"]), ScheduleGPipe)
-    return compare(kind, stage, [], stage.name_in_model)
+    run_pipeline(stage, mesh["pipeline"], own_part(mesh=mesh["data"]), ScheduleGPipe)
+    return compare(kind, stage, None, stage.name_in_model)
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+
+
+def save_sharded(kind: str, folder: str) -> None:
+    """Train a fully sharded model with AdamW, and save it and its optimiser with `torch.distributed.checkpoint`."""
+    model = make_model(kind)
+    jpmhc.shard_connections(model)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(jpmhc.parameter_groups(model, 0.1), lr=0.01)
+    take_steps(model, optimizer, 0, STEPS)
+    values, state = get_state_dict(model, optimizer)
+    checkpoint.async_save({"model": values, "optimizer": state}, checkpoint_id=folder).result()
+
+
+def load_and_go_on(kind: str, folder: str) -> float:
+    """Load what `save_sharded` saved, on any number of processes; compare further steps with an uninterrupted run."""
+    model = make_model(kind)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    jpmhc.shard_connections(model)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(jpmhc.parameter_groups(model, 0.1), lr=0.01)
+    values, state = get_state_dict(model, optimizer)
+    checkpoint.load({"model": values, "optimizer": state}, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=values, optim_state_dict=state)
+    take_steps(model, optimizer, STEPS, 2 * STEPS)
+    alone = make_model(kind)
+    take_steps(alone, torch.optim.AdamW(jpmhc.parameter_groups(alone, 0.1), lr=0.01), 0, 2 * STEPS, slice(None))
+    expected = dict(values_of(alone))
+    return max(float((value - expected[name]).abs().max()) for name, value in values_of(model))
+
+
+def take_steps(
+    model: nn.Module, optimizer: torch.optim.Optimizer, first: int, end: int, rows: slice | None = None
+) -> None:
+    """Train with the rows of the steps from `first` to `end`, by default on this process's rows."""
+    for step in range(first, end):
+        optimizer.zero_grad()
+        tokens = make_tokens(step)[own_part() if rows is None else rows]
+        compute_loss(model(tokens[:, :-1]), tokens[:, 1:]).backward()
+        optimizer.step()
 
 
 EXACT, ROUNDED = 1e-11, 2e-2  # float64; bfloat16 sublayers
@@ -447,10 +542,12 @@ CASES = {
     "FSDP2, layers recomputed": Case(fsdp2_checkpointed),
     "FSDP2, activations saved on the CPU": Case(fsdp2_saved_on_cpu),
     "FSDP2, sublayers compiled": Case(fsdp2_compiled, ("own",)),
+    "FSDP2, gradients clipped": Case(fsdp2_clipped),
     "HSDP": Case(hsdp, processes=(4,)),
     "tensor parallel": Case(tensor_parallel),
     "tensor parallel, streams sharded by tokens": Case(sequence_parallel),
     "tensor parallel, streams sharded as DTensors": Case(sequence_parallel_dtensors),
+    "context parallel": Case(context_parallel),
     "pipeline, GPipe": Case(pipeline),
     "pipeline, 1F1B": Case(pipeline_1f1b),
     "FSDP2 and tensor parallel": Case(fsdp2_tensor_parallel, processes=(4,)),

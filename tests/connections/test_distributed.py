@@ -1,6 +1,7 @@
 """Every way to train on several processes equals one process; `make test-distributed` runs those on 4 and 8 too."""
 
 import functools
+from pathlib import Path
 
 import pytest
 import torch
@@ -37,6 +38,20 @@ def test_two_processes_equal_one(name: str, kind: str):
 )
 def test_more_processes_equal_one(processes: int, name: str, kind: str):
     assert run_cases(processes)[name, kind].difference < CASES[name].tolerance
+
+
+@pytest.mark.parametrize("kind", ["own", "wrapped"])
+def test_checkpoint_of_two_processes_is_loaded_by_one(tmp_path: Path, kind: str):
+    run_on(2, parallel_cases.save_sharded, kind, str(tmp_path))
+    assert run_on(1, parallel_cases.load_and_go_on, kind, str(tmp_path))[0] < parallel_cases.EXACT
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("kind", ["own", "wrapped"])
+def test_checkpoint_of_four_processes_is_loaded_by_one_and_two(tmp_path: Path, kind: str):
+    run_on(4, parallel_cases.save_sharded, kind, str(tmp_path), timeout=300)
+    for processes in (1, 2):
+        assert run_on(processes, parallel_cases.load_and_go_on, kind, str(tmp_path))[0] < parallel_cases.EXACT
 
 
 def raise_errors() -> dict[str, str]:
