@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from jpmhc.experiments.models import RecursiveModel
+from jpmhc.experiments.models.decoder import Decoder, DecoderConfig
 from jpmhc.experiments.training.mixing import mixing_statistics
 from tests.experiments.training.small_run import SMALL
 
@@ -31,6 +32,19 @@ def test_product_over_a_step_is_the_product_of_all_applications():
     assert found["product_over_depth"][2] == pytest.approx([0.9**3] * 2, rel=1e-5)
     assert len(found["product_over_depth"]) == len(found["random_product_over_depth"]) == 16
     assert found["skips"]["network.connections.3"] == [[0.9, 0.0], [0.0, 0.9]]
+    assert list(found["distance_to_identity"].values()) == pytest.approx([0.1 * 2**0.5] * 4, rel=1e-5)
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_connections_of_a_decoder_are_measured_whether_their_reads_are_delayed_or_not(delayed):
+    torch.manual_seed(0)
+    sizes = {"dim": 16, "layers": 2, "heads": 2, "length": 8, "vocabulary": 32, "streams": 2}
+    model = Decoder(DecoderConfig(**sizes, mixer="unconstrained", mixer_delayed=delayed))
+    for block in model.network.connections:
+        block.map.bias.data[-4:] = 0.9 * torch.eye(2).flatten()
+    tokens = torch.randint(32, (3, 8))
+    found = mixing_statistics(model, lambda: model(tokens, tokens))
+    assert found["product_singular_values"]["median"] == pytest.approx(0.9**4, rel=1e-5)
     assert list(found["distance_to_identity"].values()) == pytest.approx([0.1 * 2**0.5] * 4, rel=1e-5)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jpmhc.connections import HyperConnection
+from jpmhc.connections import HyperConnection, HyperConnectionStack
 from jpmhc.mixers import Mixer
 
 
@@ -32,23 +32,28 @@ def mixing_statistics(model: nn.Module, run: Callable[[], Any]) -> dict[str, Any
     skips: dict[str, list[Tensor]] = {name: [] for name in modules}
     products: list[Tensor] = []
 
-    def record(name: str, block: HyperConnection, x: Tensor) -> None:
-        skip = block.coefficients(x).skip.float()
+    def record(name: str, skip: Tensor, tokens: int) -> None:
+        skip = skip.float().flatten(0, -3)
         eye = torch.eye(skip.shape[-1], dtype=skip.dtype, device=skip.device)
         distance[name].append(torch.linalg.matrix_norm(skip - eye).mean())
-        violation[name].append(block.mixer.violation(skip).max())
-        wide = skip.double().expand(*x.shape[:-2], *skip.shape[-2:])  # a deep product may leave float32's range
-        skips[name].append(wide.flatten(0, -3).mean(0))
-        products.append(wide.flatten(0, -3) if not products else wide.flatten(0, -3) @ products[-1])
+        violation[name].append(modules[name].mixer.violation(skip).max())
+        wide = skip.double().expand(tokens, -1, -1)  # a deep product may leave float32's range
+        skips[name].append(wide.mean(0))
+        products.append(wide if not products else wide @ products[-1])
 
-    def hook(name: str) -> Any:
-        def before(block: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-            assert isinstance(block, HyperConnection)
-            record(name, block, arguments[0])
+    def observe(name: str, block: HyperConnection) -> Any:
+        """Record a connection whenever it runs. A stack with delayed reads calls its connections' maps alone."""
+        if name in delayed:
+            return block.map.register_forward_hook(
+                lambda _, arguments, result: record(name, result[0][2], len(arguments[0]))
+            )
+        return block.register_forward_pre_hook(
+            lambda _, arguments: record(name, block.coefficients(arguments[0]).skip, arguments[0].shape[:-2].numel())
+        )
 
-        return before
-
-    handles = [m.register_forward_pre_hook(hook(name)) for name, m in modules.items()]
+    stacks = {name: m for name, m in model.named_modules() if isinstance(m, HyperConnectionStack) and m.delayed}
+    delayed = {f"{stack}.connections.{k}".lstrip(".") for stack, m in stacks.items() for k in range(len(m.connections))}
+    handles = [observe(name, block) for name, block in modules.items()]
     try:
         run()
     finally:
