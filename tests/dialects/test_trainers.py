@@ -78,7 +78,7 @@ def assert_equal_with_gradients(connection, x, parameters, wanted):
 def test_megatron_follows_its_formulas(single_pass):
     """At streams of size 1e-3 the place of the eps decides about three per cent of the logits."""
     state = megatron_state()
-    connection = megatron.load(state, norm_eps=1e-4, single_pass=single_pass)["layers.1.ffn"]
+    connection = megatron.load(state, branch="dev", norm_eps=1e-4, single_pass=single_pass)["layers.1.ffn"]
     path = "decoder.layers.1.mlp_hyper_connection."
     names = ("mapping_proj.weight", "bias", *ALPHAS)
     fn, base, *alphas = parameters = [state[path + name].clone().requires_grad_() for name in names]
@@ -90,6 +90,48 @@ def test_megatron_follows_its_formulas(single_pass):
     c = sinkhorn(skip.unflatten(1, (N, N)), 20, 1e-6)
     wanted = torch.einsum("tn,td->tnd", 2 * write.sigmoid(), h.tanh()) + c.mT @ x
     assert_equal_with_gradients(connection, x, parameters, wanted)
+
+
+def test_megatron_s_branch_main_follows_its_formulas():
+    """The matrix is not transposed, sums are bounded from below instead of shifted, reads have no eps."""
+    state = megatron_state(head=False)
+    connections = megatron.load(state, branch="main", norm_eps=1e-4, iterations=7)
+    path = "decoder.layers.1.mlp_hyper_connection."
+    names = ("mapping_proj.weight", "bias", *ALPHAS)
+    fn, base, *alphas = parameters = [state[path + name].clone().requires_grad_() for name in names]
+    x = (1e-3 * draw(9, N, D, seed=7)).requires_grad_()
+    root = x.flatten(1).square().mean(1, keepdim=True).sqrt() + 1e-4
+    read, write, skip = split(x, fn, base, alphas, root)
+    h = torch.einsum("tn,tnd->td", read.sigmoid(), x)
+    logits = skip.unflatten(1, (N, N))
+    c = (logits - logits.amax(2, keepdim=True)).exp()
+    for _ in range(7):
+        c = c / c.sum(2, keepdim=True).clamp(min=1e-6)
+        c = c / c.sum(1, keepdim=True).clamp(min=1e-6)
+    wanted = torch.einsum("tn,td->tnd", 2 * write.sigmoid(), h.tanh()) + c @ x
+    assert_equal_with_gradients(connections["layers.1.ffn"], x, parameters, wanted)
+    assert torch.equal(connections["head"](x), x.mean(1))
+    again = megatron.dump(connections, branch="main")
+    assert again.keys() == {key for key in state if "embedding" not in key}
+    assert all(torch.equal(again[key], state[key]) for key in again)
+
+
+def test_megatron_s_branches_are_told_apart_by_the_head_or_by_the_caller():
+    state = megatron_state(head=False)
+    with pytest.raises(ValueError, match='same keys for different formulas: say branch="main" or branch="dev"'):
+        megatron.load(state)
+    with pytest.raises(ValueError, match="has no learned head, and these weights have one: say branch="):
+        megatron.load(megatron_state(), branch="main")
+    with pytest.raises(ValueError, match=r"no branch of Megatron is called 'release'; choose one of main, dev"):
+        megatron.load(state, branch="release")
+    with pytest.raises(ValueError, match='single_pass is a setting of Megatron\'s branch "dev"'):
+        megatron.load(state, branch="main", single_pass=True)
+    with pytest.raises(ValueError, match='say branch="main" or branch="dev"'):
+        megatron.dump(megatron.load(state, branch="dev"))
+    with pytest.raises(ValueError, match=r"transposed, that of Megatron's branch main is Sinkhorn's matrix$"):
+        megatron.dump(megatron.load(state, branch="dev"), branch="main")
+    with pytest.raises(ValueError, match=r"is Sinkhorn's matrix, that of DeepSeek-V4 is Sinkhorn's matrix transposed$"):
+        deepseek_v4.dump(megatron.load(state, branch="main"))
 
 
 def test_liger_follows_its_formulas():

@@ -1,34 +1,48 @@
-"""Megatron-LM: the connections of DeepSeek-V4 with an eps outside the norm's root, under Megatron's names.
+"""Megatron-LM: two dialects with the same keys and shapes, one for its branch "dev" and one for its branch "main".
 
-Megatron divides the projection by the root mean square of a token plus eps; DeepSeek-V4 adds eps under the root. With
-`mhc_single_pass` Megatron does as DeepSeek-V4.1: eps under the root, and reads that are used by the next sublayer.
+Both divide the projection by the root mean square of a token plus eps; DeepSeek-V4 adds eps under the root. Otherwise
+"dev" computes as DeepSeek-V4. With `mhc_single_pass` it computes as DeepSeek-V4.1: eps under the root, and reads that
+are used by the next sublayer. "main" multiplies the streams by Sinkhorn's matrix itself, adds no eps to the reads, and
+ends with the mean of the streams. It bounds the sums of rows and columns from below by 1e-6 instead of adding eps to
+them; our matrices are equal to its matrices as long as no sum is smaller.
 """
 
 from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from jpmhc import checks
+from jpmhc.connections import StreamHead
 from jpmhc.dialects import keys, mhc
 
 _ALPHAS = dict(zip(mhc.SCALES, ("alpha_pre", "alpha_post", "alpha_res")))
-_NAMINGS = {
-    "megatron": keys.Naming(
-        "decoder.",
-        {
-            "layers.{}.attn": "layers.{}.self_attention_hyper_connection.[part]",
-            "layers.{}.ffn": "layers.{}.mlp_hyper_connection.[part]",
-            "head": "hc_head_[part]",
-        },
-        {"": {"fn": "mapping_proj.weight", "base": "bias", **_ALPHAS}, "head": mhc.SAME_NAMES[""]},
-    )
+_LAYERS = {
+    "layers.{}.attn": "layers.{}.self_attention_hyper_connection.[part]",
+    "layers.{}.ffn": "layers.{}.mlp_hyper_connection.[part]",
 }
-DIALECT = mhc.Dialect("Megatron", _NAMINGS, r"(^|\.)((self_attention|mlp)_hyper_connection\.|hc_head_)")
-dump = DIALECT.dump
+_PARTS = {"": {"fn": "mapping_proj.weight", "base": "bias", **_ALPHAS}, "head": mhc.SAME_NAMES[""]}
+_MARKER = r"(^|\.)((self_attention|mlp)_hyper_connection\.|hc_head_)"
+_HEAD = "hc_head_"  # in every key of a learned head, which "dev" alone has
+BRANCHES = {
+    "main": mhc.Dialect(
+        "Megatron's branch main",
+        {"megatron": keys.Naming("decoder.", _LAYERS, _PARTS)},
+        _MARKER,
+        skip="Sinkhorn's matrix",
+    ),
+    "dev": mhc.Dialect(
+        "Megatron's branch dev",
+        {"megatron": keys.Naming("decoder.", {**_LAYERS, "head": "hc_head_[part]"}, _PARTS)},
+        _MARKER,
+    ),
+}
+_NEGLIGIBLE = 1e-12  # stands for no eps in the Sinkhorn iterations, which need one to work on logits of any size
 
 
 def load(
     state_dict: Mapping[str, Tensor],
     *,
+    branch: str | None = None,
     streams: int = 4,
     iterations: int = 20,
     eps: float = 1e-6,
@@ -39,11 +53,13 @@ def load(
 
     Args:
         state_dict: The model's tensors; other tensors are left alone.
+        branch: The branch of Megatron-LM that trained the model, "main" or "dev". It may be left out if the model has a
+            learned head, which "dev" alone has; other keys do not tell.
         streams: `num_residual_streams` of the configuration.
         iterations: `mhc_sinkhorn_iterations`.
-        eps: Added to the reads and in the Sinkhorn iterations; with `single_pass` it is `mhc_epsilon`.
+        eps: Of "dev": added to the reads and in the Sinkhorn iterations; with `single_pass` it is `mhc_epsilon`.
         norm_eps: The norm's; with `single_pass` it is `layernorm_epsilon`.
-        single_pass: `mhc_single_pass`; use the connections in a `HyperConnectionStack(…, delayed=True)`.
+        single_pass: `mhc_single_pass` of "dev"; use the connections in a `HyperConnectionStack(…, delayed=True)`.
 
     Returns:
         A `HyperConnection` for each of "layers.0.attn", "layers.0.ffn", …, and a `StreamHead` for "head" if the model
@@ -55,8 +71,57 @@ def load(
         >>> parts |= {f"alpha_{part}": torch.ones(1) for part in ("pre", "post", "res")}
         >>> places = ("self_attention_hyper_connection", "mlp_hyper_connection")
         >>> weights = {f"decoder.layers.0.{place}.{part}": parts[part] for place in places for part in parts}
-        >>> list(jpmhc.dialects.megatron.load(weights, streams=4))
-        ['layers.0.attn', 'layers.0.ffn']
+        >>> list(jpmhc.dialects.megatron.load(weights, branch="main", streams=4))
+        ['layers.0.attn', 'layers.0.ffn', 'head']
     """
-    norm = "rms" if single_pass else "rms_outside"
-    return {**DIALECT.make_connections(state_dict, streams, iterations, eps, norm_eps, norm=norm)}
+    keys.check_state_dict(state_dict)
+    branch = _check_branch(branch, any(_HEAD in key for key in state_dict))
+    dialect = BRANCHES[branch]
+    if branch == "dev":
+        norm = "rms" if single_pass else "rms_outside"
+        return {**dialect.make_connections(state_dict, streams, iterations, eps, norm_eps, norm=norm)}
+    if single_pass:
+        raise ValueError('single_pass is a setting of Megatron\'s branch "dev"')
+    settings = {"norm": "rms_outside", "transposed": False, "read_eps": 0.0}
+    connections = dialect.make_connections(state_dict, streams, iterations, _NEGLIGIBLE, norm_eps, **settings)
+    dim = next(module.dim for module in connections.values())
+    return {**connections, "head": StreamHead(dim, streams, "mean")}
+
+
+def dump(
+    connections: Mapping[str, nn.Module], *, branch: str | None = None, prefix: str | None = None
+) -> dict[str, Tensor]:
+    """Return the tensors of connections that a `load` made, under Megatron's names.
+
+    Args:
+        connections: The connections.
+        branch: The branch of Megatron-LM that shall load the tensors, "main" or "dev"; it may be left out if the
+            connections have a learned head.
+        prefix: Stands before every key instead of "decoder.".
+
+    Example:
+        >>> import jpmhc, torch
+        >>> parts = {"fn": torch.zeros(24, 32), "base": torch.zeros(24), "scale": torch.ones(3)}
+        >>> weights = {f"layers.0.hc_{place}_{part}": parts[part] for place in ("attn", "ffn") for part in parts}
+        >>> connections = jpmhc.dialects.deepseek_v4.load(weights)
+        >>> next(iter(jpmhc.dialects.megatron.dump(connections, branch="dev")))
+        'decoder.layers.0.self_attention_hyper_connection.mapping_proj.weight'
+    """
+    keys.check_connections(connections)
+    learned = any(isinstance(module, StreamHead) and module.kind == "learned" for module in connections.values())
+    return BRANCHES[_check_branch(branch, learned)].dump(connections, prefix=prefix)
+
+
+def _check_branch(branch: str | None, learned_head: bool) -> str:
+    """Return the branch; raise an error if it is not known, or cannot have a learned head."""
+    if branch is None and not learned_head:
+        raise ValueError(
+            "Megatron's branches main and dev use the same keys for different formulas: "
+            'say branch="main" or branch="dev"'
+        )
+    if branch is None:
+        return "dev"
+    checks.choice(branch, BRANCHES, "branch of Megatron")
+    if branch == "main" and learned_head:
+        raise ValueError('Megatron\'s branch main has no learned head, and these weights have one: say branch="dev"')
+    return branch
