@@ -51,6 +51,24 @@ def test_hidden_states_are_reduced(kind):
             assert all(difference(x, y) < CLOSE for x, y in zip(a, b))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_flow_through_hidden_states(kind):
+    """The gradient of a hidden state is that of the plain model's, and after training the sum over the streams."""
+    plain = tiny(kind)
+    inputs = {**default_inputs(plain), "output_hidden_states": True}
+    gradients = []
+    for model in (plain, wrapped_copy(plain)):
+        output = model(**inputs)
+        states = [state for key in output if key.endswith("hidden_states") for state in output[key]]
+        for state in states:
+            state.retain_grad()
+        output.logits.square().mean().backward()
+        gradients.append([state.grad for state in states])
+    for wanted, gradient in zip(*gradients, strict=True):
+        assert (gradient is None) == (wanted is None)
+        assert wanted is None or difference(wanted, gradient) < 1e-4
+
+
 def test_single_hidden_states_can_be_asked_for():
     plain = tiny("llama")
     model = wrapped_copy(plain)

@@ -340,6 +340,50 @@ def test_unwrap_refuses_trained_connections_unless_forced():
     assert difference(before, model(inputs())) < EXACT
 
 
+class Looking(Stack):
+    """A model whose hidden states are also computed by a method of its own, as those of timm and open_clip."""
+
+    def forward(self, x: Tensor, looked: bool = False) -> Tensor | dict[str, object]:
+        x, states = self.embed(x), {}
+        for number, block in enumerate(self.blocks):
+            x = block(x)
+            states[number] = x.transpose(0, 1)
+        return {"logits": self.head(x), "states": {"inside": [states]}} if looked else self.head(x)
+
+    def forward_intermediates(self, x: Tensor, most: int) -> list[Tensor]:
+        x, states = self.embed(x), []
+        for block in self.blocks[:most]:
+            x = block(x)
+            states.append(x)
+        return states
+
+
+def test_hidden_states_that_a_method_of_the_model_returns_are_no_streams():
+    plain = Looking(Block(12) for _ in range(4))
+    model = wrapped_copy(plain, inputs=inputs())
+    for most in (4, 2):
+        for one, other in zip(plain.forward_intermediates(inputs(), most), model.forward_intermediates(inputs(), most)):
+            assert difference(one, other) < EXACT
+    disturb(model)
+    states = model.forward_intermediates(inputs(), 4)
+    assert difference(model(inputs()), model.head(states[-1])) < EXACT
+    assert torch.equal(copy.deepcopy(model)(inputs()), model(inputs()))
+    gradients = []
+    for output in (model(inputs()), model.head(states[-1])):
+        gradients.append(torch.autograd.grad(output.square().sum(), list(model.blocks.parameters())))
+    assert all(difference(one, other) < EXACT for one, other in zip(*gradients) if one.numel() and one.abs().max() > 0)
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_hidden_states_anywhere_in_an_output_are_reduced(mode):
+    """As of ESM: transposed, and in a dict inside a dict."""
+    plain = Looking(Block(12) for _ in range(3))
+    model = wrapped_copy(plain, inputs=inputs())
+    with mode():
+        wanted, result = (one(inputs(), looked=True)["states"]["inside"][0] for one in (plain, model))
+    assert all(difference(wanted[number], result[number]) < EXACT for number in range(3))
+
+
 class Casting(Block):
     """A block that adds in single precision if its hidden state is in half precision, as Mamba's, and bounds it."""
 

@@ -290,7 +290,7 @@ def test_layers_that_are_left_out_at_the_end_are_an_error():
     model(X)
     model.blocks = model.blocks[:2]
     with pytest.raises(
-        RuntimeError, match=r"returned streams \[2, 6, 4, 12\], because not all of its layers blocks.0 to"
+        RuntimeError, match=r"Stack did not call all of its layers blocks.0 to blocks.2, as it did when the model was"
     ):
         model(X)
 

@@ -8,20 +8,46 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from jpmhc.connections import HyperConnection, reduce_streams
 from jpmhc.connections.ahead import ReadAhead, keep_read, may_read_ahead, use_read
 from jpmhc.connections.hyper import first_of
-from jpmhc.wrap.layers import CHILD, Args, Kwargs, LayerConnections, LayerPlan, connections_of
-from jpmhc.wrap.streams import Read, Route, StreamModule, Streams
+from jpmhc.modes import is_transformed
+from jpmhc.wrap.layers import CHILD, Args, Kwargs, LayerPlan, connections_of
+from jpmhc.wrap.streams import Read, Route, Streams
 
 CHECKPOINT = "_gradient_checkpointing_func"  # the attribute by which transformers recomputes a layer
 
-NESTED = "use_nested_tensor"  # the attribute by which PyTorch's encoder may give its layers a nested tensor
+
+Sent = tuple[StorageWeakRef, Tensor | None]  # the storage of streams, and the hidden state if gradients flow through it
+
+
+def _is_traced() -> bool:
+    """Say whether a compiler or a transform looks at the computation: then tensors have no storage to know them by."""
+    return torch.compiler.is_compiling() or is_transformed()
+
+
+class SumOfStates(torch.autograd.Function):
+    """Returns the streams, with gradients as if they were the sum of the hidden state and their differences from it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, state: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return grad - grad.mean(-2, keepdim=True), grad.sum(-2)
 
 
 class Chain:
     """A run of layers in which each gets the streams that the one before returned, and their hooks.
+
+    Inside a call of the module that owns the layers they return streams, and what the owner returns of them is reduced.
+    Where something else calls the layers, such as a method `forward_intermediates`, each returns its hidden state, and
+    the next layer finds the streams that belong to it.
 
     A layer may read ahead for the next one: its last write and the next layer's first read are then one pass. What was
     read is used only if the next layer gets the same streams.
@@ -29,10 +55,19 @@ class Chain:
     Args:
         plans: The layers' plans, in the order of their calls.
         layers: The layers.
+        owner: The innermost module that contains the layers and is no list of modules.
         streams: The number of streams.
+
+    Attributes:
+        calls: The calls that are under way of the owner and of modules that contain it.
+        unfinished: Whether the first layer was called, and the last one not yet.
+        gives_states: Whether these calls return the hidden states, so that gradients shall flow through them.
+        sent: The streams that the layers have returned inside these calls.
+        apart: For each hidden state that a layer has returned outside a call of the owner, its streams.
     """
 
-    def __init__(self, plans: Sequence[LayerPlan], layers: Sequence[nn.Module], streams: int) -> None:
+    def __init__(self, plans: Sequence[LayerPlan], layers: Sequence[nn.Module], owner: nn.Module, streams: int) -> None:
+        self.owner = owner
         self.names, self.length = f"{plans[0].name} to {plans[-1].name}", len(plans)
         self.shape = (plans[0].ndim + 1, streams, plans[0].dim)  # the number of dimensions and the last two sizes
         self.following = {
@@ -40,8 +75,23 @@ class Chain:
             for (plan, after), layer in zip(itertools.pairwise(plans), layers[1:])
             if after.steps[0].name == "add"
         }
-        self.ahead: tuple[nn.Module, ReadAhead] | None = None
         self.warned = False
+        self._forget_calls()
+
+    def _forget_calls(self) -> None:
+        self.calls: list[nn.Module] = []
+        self.gives_states = self.unfinished = False
+        self.sent: list[Sent] = []
+        self.apart = WeakTensorKeyDictionary()
+        self.ahead: tuple[nn.Module, ReadAhead] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        passing = ("calls", "gives_states", "unfinished", "sent", "apart", "ahead")
+        return {name: value for name, value in vars(self).items() if name not in passing}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._forget_calls()
 
     def begin(self, layer: nn.Module, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         """Before a layer: make its hidden state streams."""
@@ -49,8 +99,12 @@ class Chain:
         x = plan.entering(args, kwargs)
         if not isinstance(x, Tensor):
             raise RuntimeError(f"{plan.name}: its hidden state was not given as when it was wrapped")
+        hidden = x
+        if not plan.first and not _is_traced():
+            x = self.apart.get(x, x)
         if plan.first:
             x = x.unsqueeze(-2)  # equal streams are held once
+            self.unfinished = True
         elif (x.ndim, *x.shape[-2:]) != self.shape:
             raise RuntimeError(
                 f"{plan.name}: expected the {self.shape[1]} streams of the layer before it, got {list(x.shape)}: "
@@ -60,15 +114,95 @@ class Chain:
         if plan.first and layer.training and torch.is_grad_enabled() and not self.warned:
             self.warn_of_frozen(layer, plan)
         route = Route(plan.steps, connections, self.find_onward(plan, x), reduces=plan.last)
-        return plan.with_entering(args, kwargs, Streams(x, route, begun=self.take_read(layer, x)))
+        entering = Streams(x, route, begun=self.take_read(layer, x))
+        entering.hidden = hidden if plan.first else None
+        return plan.with_entering(args, kwargs, entering)
 
     def end(self, layer: nn.Module, args: Args, kwargs: Kwargs, output: Any) -> Any:
         """After a layer: make its streams a tensor [..., n, d], or after the last layer a hidden state."""
         plan, streams = connections_of(layer).plan, leaving_streams(layer, output)
         if streams.onward is not None:
             self.ahead = (self.following[plan.name], keep_read(streams.x, streams.onward))
-        x = reduce_streams(streams.x) if plan.last else streams.x
-        return plan.with_leaving(output, x)
+        if plan.last:
+            self.unfinished = False
+            return plan.with_leaving(output, reduce_streams(streams.x))
+        return plan.with_leaving(output, self.send(streams.x))
+
+    def send(self, x: Tensor) -> Tensor:
+        """Return the streams for the next layer, or their hidden state where something else than the owner gets it."""
+        if _is_traced():
+            return x
+        if self.owner not in self.calls and torch._C._current_graph_task_id() == -1:  # and no backward pass recomputes
+            state = reduce_streams(x)
+            self.apart[state] = x
+            return state
+        anchor = None
+        if self.gives_states and x.requires_grad:
+            anchor = reduce_streams(x)
+            x = SumOfStates.apply(x, anchor)
+        self.sent.append((StorageWeakRef(x.untyped_storage()), anchor))
+        return x
+
+    def enter(self, module: nn.Module, args: Args, kwargs: Kwargs) -> None:
+        """Before the owner, or a module that contains it: from now on the layers return streams."""
+        if _is_traced():
+            return
+        if not self.calls:
+            self.gives_states, self.unfinished = False, False
+            self.sent.clear()
+        self.calls.append(module)
+        setting = getattr(getattr(module, "config", None), "output_hidden_states", False)
+        self.gives_states |= bool(setting) or bool(kwargs.get("output_hidden_states"))
+
+    def leave(self, module: nn.Module, args: Args, output: Any) -> Any:
+        """After the owner, or a module that contains it: reduce every tensor of streams that it returns."""
+        if _is_traced():
+            return self.reduce_by_name(module, output)
+        self.calls.pop()
+        if self.unfinished and output is not None:
+            self.unfinished = False
+            self.refuse_unfinished(module)
+        if any(self.find_state(value) is not None for value in tree_leaves(output)):
+            output = tree_map(lambda value: value if (state := self.find_state(value)) is None else state, output)
+        return output
+
+    def find_state(self, value: object) -> Tensor | None:
+        """Return the hidden state of a value that is streams, as they entered a layer or left it; else None."""
+        if isinstance(value, Streams):
+            return self.find_state(value.x) if value.hidden is None else value.hidden
+        if not self.sent or not isinstance(value, Tensor) or (value.ndim, *value.shape[-2:]) != self.shape:
+            return None
+        storage = StorageWeakRef(value.untyped_storage())
+        for sent, state in self.sent:
+            if storage == sent:
+                return state if state is not None and value.shape[:-2] == state.shape[:-1] else reduce_streams(value)
+        return None
+
+    def reduce_by_name(self, module: nn.Module, output: Any) -> Any:
+        """Reduce the hidden states in an output that is traced, where streams are known by names and shapes alone.
+
+        Args:
+            module: The module that returns them.
+            output: A tuple, or a dict, whose names say which entries are hidden states.
+        """
+        first = next(iter(output.values()), None) if isinstance(output, dict) else first_of(output)
+        if self.length > 1 and isinstance(first, Tensor) and (first.ndim, *first.shape[-2:]) == self.shape:
+            self.refuse_unfinished(module)
+        if isinstance(output, dict):
+            for key, value in output.items():
+                if "hidden_states" in key:
+                    output[key] = self._reduce_entries(value, named=True)
+            return output
+        if type(output) is tuple:
+            return tuple(self._reduce_entries(value, named=False) for value in output)
+        return output
+
+    def refuse_unfinished(self, module: nn.Module) -> None:
+        """Raise an error after a call in which the last layer did not reduce the streams."""
+        raise RuntimeError(
+            f"{type(module).__name__} did not call all of its layers {self.names}, as it did when the model was "
+            "wrapped: unwrap the model before you run fewer of them"
+        )
 
     def warn_of_frozen(self, layer: nn.Module, plan: LayerPlan) -> None:
         """Warn once if a layer is trained and its connections are frozen, as PEFT freezes them."""
@@ -96,23 +230,6 @@ class Chain:
         (reader, ahead), self.ahead = self.ahead, None
         return use_read(ahead, x) if reader is layer else None
 
-    def reduce_hidden_states(self, module: nn.Module, args: Args, output: Any) -> Any:
-        """After a module that contains layers: reduce the hidden states that it returns.
-
-        Args:
-            module: The module.
-            args: Its arguments.
-            output: Its output: a tuple, or a dict, whose names say which entries are hidden states.
-        """
-        if isinstance(output, dict):
-            for key, value in output.items():
-                if "hidden_states" in key:
-                    output[key] = self._reduce_entries(value, named=True)
-            return output
-        if type(output) is tuple:
-            return tuple(self._reduce_entries(value, named=False) for value in output)
-        return output
-
     def _reduce_entries(self, value: Any, named: bool) -> Any:
         """Reduce the streams in a tuple of hidden states; without a name, only beside hidden states of their shape."""
         if type(value) not in (tuple, list):
@@ -126,87 +243,6 @@ class Chain:
             return named or (*entry.shape[:-2], entry.shape[-1]) in shapes
 
         return type(value)(reduce_streams(entry) if is_streams(entry) else entry for entry in states)
-
-    def refuse_streams(self, module: nn.Module, args: Args, output: Any) -> None:
-        """After the module that calls the layers: raise an error if it returns streams as its hidden state.
-
-        Args:
-            module: The module.
-            args: Its arguments.
-            output: Its output: a hidden state, or a tuple or dict whose first entry is one.
-        """
-        first = next(iter(output.values()), None) if isinstance(output, dict) else first_of(output)
-        if isinstance(first, Tensor) and (first.ndim, *first.shape[-2:]) == self.shape:
-            raise RuntimeError(
-                f"{type(module).__name__} returned streams {list(first.shape)}, because not all of its layers "
-                f"{self.names} were called, as they were when the model was wrapped: unwrap the model before you run "
-                "fewer of them"
-            )
-
-
-def install(model: nn.Module, connections: Sequence[LayerConnections]) -> None:
-    """Give each layer its connections and hooks, and the modules around the layers a hook on their hidden states."""
-    for members in _split_chains(connections):
-        names = [member.plan.name for member in members]
-        layers = [model.get_submodule(name) for name in names]
-        chain = Chain([member.plan for member in members], layers, members[0].recipe.streams)
-        for member, layer in zip(members, layers):
-            layer.add_module(CHILD, member)
-            layer.register_forward_pre_hook(chain.begin, with_kwargs=True)
-            layer.register_forward_hook(chain.end, with_kwargs=True)
-            for inner in member.plan.modules:
-                StreamModule(inner).register(layer.get_submodule(inner))
-        for outer in sorted({outer for name in names for outer in _names_around(name)}):
-            module = model.get_submodule(outer)
-            if not isinstance(module, nn.ModuleList | nn.ModuleDict):
-                module.register_forward_hook(chain.reduce_hidden_states)
-            if isinstance(module, nn.TransformerEncoder) and getattr(module, NESTED):
-                # False, and known to be ours by its type: a nested tensor cannot become streams.
-                setattr(module, NESTED, None)
-        if len(members) > 1:
-            _find_caller(model, names).register_forward_hook(chain.refuse_streams)
-
-
-def uninstall(model: nn.Module) -> None:
-    """Remove all connections and hooks."""
-    for module in model.modules():
-        for hooks in (module._forward_pre_hooks, module._forward_hooks):
-            for key, hook in list(hooks.items()):
-                if isinstance(getattr(hook, "__self__", None), Chain | StreamModule):
-                    del hooks[key]
-                    module._forward_pre_hooks_with_kwargs.pop(key, None)
-                    module._forward_hooks_with_kwargs.pop(key, None)
-        if CHILD in module._modules:
-            delattr(module, CHILD)
-        if isinstance(module, nn.TransformerEncoder) and getattr(module, NESTED) is None:
-            setattr(module, NESTED, True)
-        forget_recomputing(module)
-
-
-def _split_chains(connections: Sequence[LayerConnections]) -> list[list[LayerConnections]]:
-    """Return the runs of layers that hand streams to each other."""
-    chains: list[list[LayerConnections]] = []
-    for member in connections:
-        if member.plan.first or not chains:
-            chains.append([])
-        chains[-1].append(member)
-    return chains
-
-
-def _names_around(name: str) -> list[str]:
-    """Return the names of the modules that contain this one: "" and "a" for "a.b", none for ""."""
-    parts = name.split(".")
-    return [".".join(parts[:depth]) for depth in range(len(parts)) if name]
-
-
-def _find_caller(model: nn.Module, names: Sequence[str]) -> nn.Module:
-    """Return the innermost module that contains all these layers and is more than a list of them."""
-    parts = [name.split(".")[:-1] for name in names]
-    common = list(itertools.takewhile(lambda level: len(set(level)) == 1, zip(*parts)))
-    path = [level[0] for level in common]
-    while path and isinstance(model.get_submodule(".".join(path)), nn.ModuleList | nn.ModuleDict):
-        path.pop()
-    return model.get_submodule(".".join(path))
 
 
 def follow_recomputing(layer: nn.Module) -> None:

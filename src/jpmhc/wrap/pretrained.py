@@ -13,7 +13,7 @@ from torch import nn
 
 from jpmhc import checks
 from jpmhc.mixers import MIXERS, Mixer
-from jpmhc.wrap.chain import install
+from jpmhc.wrap.installation import install
 from jpmhc.wrap.layers import CHILD, LayerPlan, Recipe
 from jpmhc.wrap.operations import TYPE_CHANGES
 from jpmhc.wrap.streams import StreamStep

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from jpmhc.wrap.installation import CONTAINERS
 from jpmhc.wrap.layers import Args, Kwargs, LayerPlan, replace_entries
 from jpmhc.wrap.streams import Route, StreamModule, Streams, StreamStep, Trail, foreign_modules
 
@@ -22,7 +23,6 @@ from jpmhc.wrap.streams import Route, StreamModule, Streams, StreamStep, Trail, 
 # the caller's own errors have been raised there.
 FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 ONLY_ADDS = "computes nothing from its hidden state and only adds to it: the module that calls it is the layer"
-CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 Descent = Callable[[nn.Module, str], Iterator[list[str]]]
 
 

@@ -77,6 +77,7 @@ class Streams:
         begun: The mixture that the next connection has read from these streams already, and its state.
 
     Attributes:
+        hidden: The hidden state from which a chain of layers began; None for other streams.
         onward: The same for the first connection of the next layer.
         counts: How often each operation was applied to these streams.
         differentiable: Whether gradients were recorded when the streams were read.
@@ -85,6 +86,7 @@ class Streams:
     def __init__(self, x: Tensor, route: Route, trail: Trail = (), begun: Read | None = None) -> None:
         self.x, self.route, self.trail, self.begun = x, route, trail, begun
         self.onward: Read | None = None
+        self.hidden: Tensor | None = None
         self.counts: dict[str, int] = {}
         self.differentiable = torch.is_grad_enabled()
 
@@ -282,7 +284,7 @@ class ChangedStreams(Streams):
     def __init__(self, source: Streams, change: Callable[[Tensor], Tensor]) -> None:
         self.source, self.change = source, change
         self.route, self.trail, self.counts = source.route, source.trail, source.counts
-        self.begun = self.onward = None
+        self.begun = self.onward = self.hidden = None
         self.differentiable = torch.is_grad_enabled()
 
     def __getattr__(self, name: str) -> Any:

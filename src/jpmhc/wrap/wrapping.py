@@ -12,8 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from jpmhc.connections import HyperConnection
 from jpmhc.mixers import Mixer
-from jpmhc.wrap.chain import install, uninstall
 from jpmhc.wrap.comparison import OutputComparison, call_arguments, explaining_guess
+from jpmhc.wrap.installation import install, uninstall
 from jpmhc.wrap.layers import CHILD, Recipe, wrapped_layers
 from jpmhc.wrap.pretrained import forget_wrapping, is_described, is_pretrained, record_wrapping
 from jpmhc.wrap.probe import plan_layers

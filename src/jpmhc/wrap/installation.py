@@ -1,0 +1,77 @@
+"""Putting connections and hooks into a model, and taking them out."""
+
+import itertools
+from collections.abc import Sequence
+
+from torch import nn
+
+from jpmhc.wrap.chain import Chain, forget_recomputing
+from jpmhc.wrap.layers import CHILD, LayerConnections
+from jpmhc.wrap.streams import StreamModule
+
+CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+NESTED = "use_nested_tensor"  # the attribute by which PyTorch's encoder may give its layers a nested tensor
+
+
+def install(model: nn.Module, connections: Sequence[LayerConnections]) -> None:
+    """Give each layer its connections and hooks, and the modules around the layers hooks on their hidden states."""
+    for members in _split_chains(connections):
+        names = [member.plan.name for member in members]
+        layers = [model.get_submodule(name) for name in names]
+        owner = _find_owner(model, names)
+        chain = Chain([member.plan for member in members], layers, owner, members[0].recipe.streams)
+        for member, layer in zip(members, layers):
+            layer.add_module(CHILD, member)
+            layer.register_forward_pre_hook(chain.begin, with_kwargs=True)
+            layer.register_forward_hook(chain.end, with_kwargs=True)
+            for inner in member.plan.modules:
+                StreamModule(inner).register(layer.get_submodule(inner))
+        for module in [owner, *_modules_around(model, owner)]:
+            if not isinstance(module, CONTAINERS) and module not in layers:
+                module.register_forward_pre_hook(chain.enter, with_kwargs=True, prepend=True)
+                module.register_forward_hook(chain.leave, prepend=True, always_call=True)
+            if isinstance(module, nn.TransformerEncoder) and getattr(module, NESTED):
+                # False, and known to be ours by its type: a nested tensor cannot become streams.
+                setattr(module, NESTED, None)
+
+
+def uninstall(model: nn.Module) -> None:
+    """Remove all connections and hooks."""
+    for module in model.modules():
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            for key, hook in list(hooks.items()):
+                if isinstance(getattr(hook, "__self__", None), Chain | StreamModule):
+                    del hooks[key]
+                    module._forward_hooks_always_called.pop(key, None)
+                    module._forward_pre_hooks_with_kwargs.pop(key, None)
+                    module._forward_hooks_with_kwargs.pop(key, None)
+        if CHILD in module._modules:
+            delattr(module, CHILD)
+        if isinstance(module, nn.TransformerEncoder) and getattr(module, NESTED) is None:
+            setattr(module, NESTED, True)
+        forget_recomputing(module)
+
+
+def _split_chains(connections: Sequence[LayerConnections]) -> list[list[LayerConnections]]:
+    """Return the runs of layers that hand streams to each other."""
+    chains: list[list[LayerConnections]] = []
+    for member in connections:
+        if member.plan.first or not chains:
+            chains.append([])
+        chains[-1].append(member)
+    return chains
+
+
+def _find_owner(model: nn.Module, names: Sequence[str]) -> nn.Module:
+    """Return the innermost module that contains all these layers and is no list of modules."""
+    parts = [name.split(".")[:-1] for name in names]
+    common = list(itertools.takewhile(lambda level: len(set(level)) == 1, zip(*parts)))
+    path = [level[0] for level in common]
+    while path and isinstance(model.get_submodule(".".join(path)), CONTAINERS):
+        path.pop()
+    return model.get_submodule(".".join(path))
+
+
+def _modules_around(model: nn.Module, owner: nn.Module) -> list[nn.Module]:
+    """Return the modules of a model that contain this one."""
+    return [module for module in model.modules() if module is not owner and any(m is owner for m in module.modules())]
