@@ -38,7 +38,7 @@ class SumOfStates(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         return grad - grad.mean(-2, keepdim=True), grad.sum(-2)
 
 
