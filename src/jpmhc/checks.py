@@ -1,7 +1,15 @@
-"""The package's argument checks: each refuses a wrong argument in one sentence that says what would be right.
+"""The package's argument checks: each raises a ValueError of one sentence that says what would be right.
 
-Arguments are checked once, where they enter the package. The values inside a tensor are never looked at: a NaN
-propagates, as it does in PyTorch.
+Arguments are checked once, where they enter the package. A check is named for the value that it accepts, and takes the
+value and the name that its sentence has for it; where the computation needs another type, the check returns it. The
+values inside a tensor are not looked at, except by `real_tensor`: a NaN propagates, as it does in PyTorch.
+
+>>> from jpmhc import checks
+>>> checks.whole_number(0, "depth")
+Traceback (most recent call last):
+ValueError: depth must be a whole number, at least 1, got 0
+>>> checks.positive_number(1, "eta")
+1.0
 """
 
 import math
@@ -20,57 +28,84 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
 
 
 def quote(value: object) -> str:
-    """Write a value as a message quotes it: as Python writes it, and cut where that is long."""
+    """Return a value as Python writes it, shortened for a message."""
     return _SHORT.repr(value)
 
 
-def at_least_one(value: int | None, what: str) -> None:
-    """Refuse anything but a whole number of at least one; None passes."""
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise ValueError(f"{what} must be a whole number and at least 1, got {quote(value)}")
+def whole_number(value: int, name: str, least: int = 1) -> int:
+    """Return the value as an int, if it is a whole number and large enough."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least or isinstance(value, bool):
+        raise ValueError(f"{name} must be a whole number, at least {least}, got {quote(value)}")
+    return number
 
 
-def inside(value: float | None, interval: str, what: str) -> None:
-    """Refuse a number outside an interval written as in "[0, 1)", NaN, and what is no number."""
+def optional_whole_number(value: int | None, name: str) -> None:
+    """Accept None and a whole number of at least 1."""
+    if value is not None:
+        whole_number(value, name)
+
+
+def positive_number(value: float, name: str) -> float:
+    """Return the value as a float, if it is a positive finite number."""
+    number = _to_float(value)
+    if not 0 < number < math.inf:
+        raise ValueError(f"{name} must be positive and finite, got {quote(value)}")
+    return number
+
+
+def non_negative_number(value: float, name: str) -> float:
+    """Return the value as a float, if it is a finite number and not negative."""
+    number = _to_float(value)
+    if not 0 <= number < math.inf:
+        raise ValueError(f"{name} must be finite and not negative, got {quote(value)}")
+    return number
+
+
+def finite_number(value: float, name: str) -> None:
+    """Accept a finite number."""
+    # By comparisons, which torch.compile can trace for a setting that differs from module to module.
+    if not (_is_number(value) and -math.inf < value < math.inf):
+        raise ValueError(f"{name} must be a finite number, got {quote(value)}")
+
+
+def inside(value: float | None, interval: str, name: str) -> None:
+    """Accept a number in an interval such as "[0, 1)", and None."""
     if value is None:
         return
     low, high = map(float, interval[1:-1].split(","))
-    good = _is_number(value) and (low < value or (low == value and interval[0] == "["))
-    if not (good and (value < high or (value == high and interval[-1] == "]"))):
-        raise ValueError(f"{what} must lie in {interval}, got {quote(value)}")
+    above = _is_number(value) and (low < value or (low == value and interval[0] == "["))
+    if not (above and (value < high or (value == high and interval[-1] == "]"))):
+        raise ValueError(f"{name} must lie in {interval}, got {quote(value)}")
 
 
-def finite_number(value: float, what: str) -> None:
-    """Refuse anything but a finite number."""
-    # By comparisons, which torch.compile can trace for a setting that differs from module to module.
-    if not (_is_number(value) and -math.inf < value < math.inf):
-        raise ValueError(f"{what} must be a finite number, got {quote(value)}")
-
-
-def switch(value: bool, what: str) -> None:
-    """Refuse anything but True or False."""
+def switch(value: bool, name: str) -> None:
+    """Accept True and False."""
     if not isinstance(value, bool):
-        raise ValueError(f"{what} must be True or False, got {quote(value)}")
+        raise ValueError(f"{name} must be True or False, got {quote(value)}")
 
 
 def choice(value: object, choices: Iterable[object], kind: str) -> None:
-    """Refuse a value that is not one of the choices; `kind` says what they are, as "mixer"."""
+    """Accept one of the choices; `kind` is the word for them, such as "mixer"."""
     choices = list(choices)
     if not (value is None or isinstance(value, str)) or value not in choices:
         raise ValueError(f"no {kind} is called {quote(value)}; choose one of {', '.join(map(str, choices))}")
 
 
-def fits_memory(size: float, what: str) -> None:
-    """Refuse, before it is allocated, what needs more bytes than the machine has."""
+def fits_memory(size: float, name: str) -> None:
+    """Accept a number of bytes that the machine has."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if size > memory:
-        raise ValueError(f"{what} needs about {size / 2**30:,.0f} GiB, and this machine has {memory / 2**30:,.0f} GiB")
+        raise ValueError(f"{name} needs about {size / 2**30:,.0f} GiB, and this machine has {memory / 2**30:,.0f} GiB")
 
 
-def square(matrix: Tensor, what: str = "matrix") -> int:
+def square(matrix: Tensor, name: str = "matrix") -> int:
     """Return the order n of a batch of square matrices. [..., n, n]"""
     if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2] or matrix.shape[-1] < 1:
-        raise ValueError(f"expected {what} of shape [..., n, n], got {list(matrix.shape)}")
+        raise ValueError(f"expected {name} of shape [..., n, n], got {list(matrix.shape)}")
     return matrix.shape[-1]
 
 
@@ -81,48 +116,18 @@ def tall(frame: Tensor) -> tuple[int, int]:
     return frame.shape[-2], frame.shape[-1]
 
 
-# What users hand to the spectra: every check returns the value in the form that is computed with.
-
-
-def to_whole_number(value: int, name: str, least: int = 1) -> int:
-    """Return the value as an int, if it is a whole number and large enough."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = least - 1
-    if number < least or isinstance(value, bool):
-        raise ValueError(f"{name} must be a whole number, at least {least}, not {quote(value)}")
-    return number
-
-
-def to_positive_number(value: float, name: str) -> float:
-    """Return the value as a float, if it is a positive finite number."""
-    number = _to_float(value)
-    if not 0 < number < math.inf:
-        raise ValueError(f"{name} must be positive and finite, got {quote(value)}")
-    return number
-
-
-def to_non_negative_number(value: float, name: str) -> float:
-    """Return the value as a float, if it is a finite number and not negative."""
-    number = _to_float(value)
-    if not 0 <= number < math.inf:
-        raise ValueError(f"{name} must be finite and not negative, not {quote(value)}")
-    return number
-
-
-def to_call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return positional and keyword arguments of one call of a model, given as a tensor, a tuple or a dict of them."""
     if isinstance(inputs, Tensor):
         return (inputs,), {}
     if isinstance(inputs, tuple | list):
         return tuple(inputs), {}
     if hasattr(inputs, "keys"):
-        return (), {key: inputs[key] for key in inputs.keys()}  # noqa: SIM118 (a tokenizer's result is no dict)
+        return (), {key: inputs[key] for key in inputs.keys()}  # noqa: SIM118 (the result of a tokenizer is no dict)
     raise ValueError(f"inputs must be a tensor, a tuple of arguments or a dict of them, got {type(inputs).__name__}")
 
 
-def to_real_tensor(value: Tensor | np.ndarray | Sequence | float, name: str) -> Tensor:
+def real_tensor(value: Tensor | np.ndarray | Sequence | float, name: str) -> Tensor:
     """Return the value as a finite float64 tensor."""
     try:
         if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor):
@@ -130,10 +135,10 @@ def to_real_tensor(value: Tensor | np.ndarray | Sequence | float, name: str) -> 
         # Through NumPy, because torch would make Python numbers single precision.
         tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
     except (ValueError, TypeError, RuntimeError):
-        # An array of text from a damaged file may hold what is no character, and cannot be shown.
+        # Text from a damaged file may hold bytes that are no characters, and cannot be shown.
         shown = "text" if isinstance(value, np.ndarray) and value.dtype.kind in "US" else repr(value)
         if len(shown) > 40 or "\n" in shown:
-            shown = f"what this {type(value).__name__} holds"
+            shown = f"the content of this {type(value).__name__}"
         raise ValueError(f"{name} must be real numbers in an array of equal rows, not {shown}") from None
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested or tensor.is_quantized:
         raise ValueError(f"{name} must be a dense tensor of plain numbers, not one that is sparse, nested or quantized")

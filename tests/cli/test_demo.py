@@ -17,6 +17,6 @@ def test_runs_end_to_end(capsys, tmp_path):
 
 
 def test_the_option_that_is_wrong_is_named(capsys, tmp_path):
-    fails_with(capsys, "steps must be a whole number and at least 1, got 0", "demo", "--steps", "0")
+    fails_with(capsys, "steps must be a whole number, at least 1, got 0", "demo", "--steps", "0")
     (tmp_path / "file").write_text("")
     fails_with(capsys, "cannot write to .*file", "demo", "--out", str(tmp_path / "file"))

@@ -21,7 +21,7 @@ def test_it_ranks_the_mixers_and_writes_a_table_and_a_figure(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--depth", "0"], "depth must be a whole number, at least 1, not 0"),
+        (["--depth", "0"], "depth must be a whole number, at least 1, got 0"),
         (["--activation", "none"], "no activation is called 'none'"),
         (["--drift", "-1"], "drift must lie in (0, 1]"),
     ],

@@ -17,7 +17,7 @@ from tests.cli.running import fails_with
         (["--matrix", "a.npy", "--mixer", "cayley"], "--mixer describes random skips, and --matrix gives them"),
         (["--samples", "3"], "--samples .* needs --simulate"),
         (["--noise", "-1"], "noise must be finite and not negative"),
-        (["--depth", "0"], "depth must be a whole number, at least 1, not 0"),
+        (["--depth", "0"], "depth must be a whole number, at least 1, got 0"),
         (["--mixer", "foo"], "no random skip is called 'foo'"),
     ],
 )

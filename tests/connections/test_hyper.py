@@ -159,8 +159,8 @@ def test_post_norm_gives_each_stream_unit_mean_square():
     [
         (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, N, "birkhof"), "no mixer is called 'birkhof'"),
         (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, 3, "kronecker"), "power of two"),
-        (lambda: jpmhc.HyperConnection(nn.Identity(), 0, N), "dim must be a whole number and at least 1"),
-        (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, 0), "streams must be a whole number and at least 1"),
+        (lambda: jpmhc.HyperConnection(nn.Identity(), 0, N), "dim must be a whole number, at least 1"),
+        (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, 0), "streams must be a whole number, at least 1"),
         (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, N, norm="batch"), "no norm is called 'batch'"),
         (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, N, read="max"), "no read is called 'max'"),
         (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, N, write="max"), "no write is called 'max'"),

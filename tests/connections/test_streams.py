@@ -74,7 +74,7 @@ def test_streams_are_copies():
 
 
 def test_bad_input_is_named():
-    with pytest.raises(ValueError, match="streams must be a whole number and at least 1"):
+    with pytest.raises(ValueError, match="streams must be a whole number, at least 1"):
         jpmhc.expand_streams(torch.zeros(3), 0)
     with pytest.raises(ValueError, match=r"a hidden state of shape \[..., d\], got str"):
         jpmhc.expand_streams("a", 4)

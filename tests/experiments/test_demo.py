@@ -81,7 +81,7 @@ def test_a_run_that_diverges_is_named(tmp_path):
 
 
 def test_bad_sizes_are_named():
-    with pytest.raises(ValueError, match="depth must be a whole number and at least 1"):
+    with pytest.raises(ValueError, match="depth must be a whole number, at least 1"):
         DemoConfig(depth=0)
     with pytest.raises(ValueError, match="learning_rate must be"):
         DemoConfig(learning_rate=float("nan"))

@@ -212,7 +212,7 @@ def test_an_eps_that_vanishes_changes_nothing():
     ("call", "message"),
     [
         (lambda: birkhoff.project(torch.zeros(3, 4)), r"\[\.\.\., n, n\]"),
-        (lambda: birkhoff.project(torch.zeros(4, 4), iterations=0), "iterations must be a whole number and at least 1"),
+        (lambda: birkhoff.project(torch.zeros(4, 4), iterations=0), "iterations must be a whole number, at least 1"),
         (lambda: birkhoff.project(torch.zeros(4, 4), gradient="exact"), "direct, gauss_seidel, unrolled"),
         (lambda: birkhoff.project(torch.zeros(4, 4), tolerance=0.0), "tolerance must be positive and finite"),
         (lambda: birkhoff.project(torch.zeros(4, 4, dtype=torch.long)), "floating-point"),
@@ -222,7 +222,7 @@ def test_an_eps_that_vanishes_changes_nothing():
         ),
         (lambda: birkhoff.project(torch.zeros(4, 4), clamp=None), "clamp=None needs an eps above 0"),
         (lambda: birkhoff.project(torch.zeros(4, 4), eps=1e-6), 'an eps needs gradient="unrolled" and no tolerance'),
-        (lambda: birkhoff.sample(0), "n must be a whole number and at least 1"),
+        (lambda: birkhoff.sample(0), "n must be a whole number, at least 1"),
     ],
 )
 def test_bad_input_is_named(call, message):

@@ -57,7 +57,7 @@ def test_haar_sample_has_both_determinants_and_uniform_columns():
 def test_bad_input_is_named():
     with pytest.raises(ValueError, match=r"\[\.\.\., n, n\]"):
         orthogonal.project(torch.zeros(2, 3))
-    with pytest.raises(ValueError, match="iterations must be a whole number and at least 1"):
+    with pytest.raises(ValueError, match="iterations must be a whole number, at least 1"):
         orthogonal.project(torch.zeros(3, 3), iterations=0)
 
 

@@ -156,7 +156,7 @@ def test_random_skips_are_members_and_follow_the_seed(name):
         (lambda: mixers.make_mixer("permutation", 1), "at least two streams, got 1"),
         (lambda: mixers.sample_skips("haar", 4), "no random skip is called 'haar'"),
         (lambda: mixers.Grassmann(4, 5), "rank must be between 1 and the number of streams, 4, got 5"),
-        (lambda: mixers.Sinkhorn(4, iterations=0), "iterations must be a whole number and at least 1"),
+        (lambda: mixers.Sinkhorn(4, iterations=0), "iterations must be a whole number, at least 1"),
         (lambda: mixers.make_mixer(mixers.Cayley(3), 4), "the mixer is for 3 streams, the connection has 4"),
         (lambda: mixers.Permutation(3, basis=torch.tensor([[0, 1]])), r"shape \[K, 3\]"),
         (lambda: mixers.Permutation(3, 7), "between 1 and 3! = 6"),

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from jpmhc import paper
-from jpmhc.checks import to_non_negative_number, to_positive_number, to_real_tensor, to_whole_number
+from jpmhc import checks, paper
 from jpmhc.spectra import (
     Network,
     cauchy,
@@ -28,33 +27,33 @@ Z = 1 + 1j
 
 @pytest.mark.parametrize("value", [3, np.int64(3), np.array(3), torch.tensor(3)])
 def test_whole_numbers_of_any_kind(value):
-    assert to_whole_number(value, "depth") == 3
-    assert type(to_whole_number(value, "depth")) is int
+    assert checks.whole_number(value, "depth") == 3
+    assert type(checks.whole_number(value, "depth")) is int
 
 
 @pytest.mark.parametrize("value", [0, -1, 2.0, 2.5, "2", None, True, math.nan])
 def test_what_is_no_count(value):
-    with pytest.raises(ValueError, match=r"^depth must be a whole number, at least 1, not "):
-        to_whole_number(value, "depth")
+    with pytest.raises(ValueError, match=r"^depth must be a whole number, at least 1, got "):
+        checks.whole_number(value, "depth")
 
 
 def test_numbers():
-    assert to_positive_number(np.float32(0.5), "eta") == 0.5
-    assert to_non_negative_number(0, "noise") == 0.0
+    assert checks.positive_number(np.float32(0.5), "eta") == 0.5
+    assert checks.non_negative_number(0, "noise") == 0.0
     for value in (0, -1.0, math.inf, math.nan, "1", None, 1j):
         with pytest.raises(ValueError, match=r"^eta must be positive and finite, got "):
-            to_positive_number(value, "eta")
+            checks.positive_number(value, "eta")
     for value in (-1e-300, math.inf, math.nan, "1", None, [1.0, 2.0]):
-        with pytest.raises(ValueError, match=r"^noise must be finite and not negative, not "):
-            to_non_negative_number(value, "noise")
+        with pytest.raises(ValueError, match=r"^noise must be finite and not negative, got "):
+            checks.non_negative_number(value, "noise")
 
 
 def test_arrays_keep_double_precision():
-    third = to_real_tensor([1 / 3], "x")
+    third = checks.real_tensor([1 / 3], "x")
     assert third.dtype == torch.float64
     assert float(third) == 1 / 3
-    assert to_real_tensor(np.ones((2, 3), dtype=np.float32), "x").shape == (2, 3)
-    assert to_real_tensor([EYE, EYE], "x").shape == (2, 2, 2)
+    assert checks.real_tensor(np.ones((2, 3), dtype=np.float32), "x").shape == (2, 3)
+    assert checks.real_tensor([EYE, EYE], "x").shape == (2, 2, 2)
     read, write = to_read_and_write([1.0, 2.0], [[0.0, 1.0]] * 3, torch.zeros(3, 2, 2))
     assert read.tolist() == [[1.0, 2.0]] * 3
     assert write.tolist() == [[0.0, 1.0]] * 3
@@ -63,11 +62,14 @@ def test_arrays_keep_double_precision():
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: Network.repeated(EYE, 0.1, 2.5), "depth must be a whole number, at least 1, not 2.5"),
-        (lambda: Network.repeated(EYE, 0.1, "a"), "depth must be a whole number, at least 1, not 'a'"),
+        (lambda: Network.repeated(EYE, 0.1, 2.5), "depth must be a whole number, at least 1, got 2.5"),
+        (lambda: Network.repeated(EYE, 0.1, "a"), "depth must be a whole number, at least 1, got 'a'"),
         (lambda: Network.repeated(EYE, "x", 2), "variance must be real numbers in an array of equal rows, not 'x'"),
         (lambda: Network.repeated(EYE, 0.1, 2, covariance=EYE), "covariance must be"),
-        (lambda: Network([EYE, torch.eye(3)], 0.1), "skips must be real numbers in an array of equal rows, not what"),
+        (
+            lambda: Network([EYE, torch.eye(3)], 0.1),
+            "skips must be real numbers in an array of equal rows, not the content",
+        ),
         (lambda: Network.from_mixer("identity", 2.5, 0.1), "depth must be a whole number"),
         (lambda: Network.from_mixer("identity", 2, 0.1, "a"), "streams must be a whole number"),
         (lambda: Network.from_mixer(["identity"], 2, 0.1), "no random skip is called"),

@@ -40,9 +40,9 @@ def test_bad_input_is_refused_in_one_sentence(arguments, sentence):
 
 
 def test_depth_zero_and_unknown_names_are_refused():
-    with pytest.raises(ValueError, match="depth must be a whole number, at least 1, not 0"):
+    with pytest.raises(ValueError, match="depth must be a whole number, at least 1, got 0"):
         Network.repeated(EYE, 0.1, 0)
-    with pytest.raises(ValueError, match="depth must be a whole number, at least 1, not 0"):
+    with pytest.raises(ValueError, match="depth must be a whole number, at least 1, got 0"):
         Network.from_mixer("orthogonal", 0, 0.1)
     with pytest.raises(ValueError, match="no random skip"):
         Network.from_mixer("bistocastic", 2, 0.1)

@@ -124,7 +124,7 @@ def test_paper_form_divides_by_the_features_of_one_stream():
         ({"skips": torch.ones(2, 3, 3), "bias_scale": math.nan}, "bias_scale must be finite and not negative"),
         ({"skips": torch.full((2, 3, 3), math.nan)}, "skips must be finite"),
         ({"skips": torch.ones(2, 3, 3) * 1j}, "skips must be real"),
-        ({"skips": torch.eye(3), "depth": 2.5}, "depth must be a whole number, at least 1, not 2.5"),
+        ({"skips": torch.eye(3), "depth": 2.5}, "depth must be a whole number, at least 1, got 2.5"),
         ({"skips": torch.ones(2, 3, 3), "weight_scale": "big"}, "weight_scale must be real numbers"),
         ({"skips": torch.ones(2, 3, 3), "read": torch.ones(4), "write": torch.ones(4)}, r"read must be \[L, n\]"),
     ],

@@ -103,5 +103,5 @@ def test_bad_input_is_refused():
 
 
 def test_batches_below_one_are_refused():
-    with pytest.raises(ValueError, match="batch must be a whole number, at least 1, not 0"):
+    with pytest.raises(ValueError, match="batch must be a whole number, at least 1, got 0"):
         simulate(Network.repeated(torch.eye(2), 0.1, 2), 3, 2, batch=0)

@@ -165,11 +165,11 @@ def test_bad_input():
     start = trace.probes(2, 5)
     with pytest.raises(ValueError, match="must not exceed the dimension 5, and 6 does"):
         trace.quadrature(lambda x: x, start, 6)
-    with pytest.raises(ValueError, match="steps must be a whole number, at least 1, not 0"):
+    with pytest.raises(ValueError, match="steps must be a whole number, at least 1, got 0"):
         trace.singular_quadrature(lambda x: x, lambda x: x, start, 0)
     with pytest.raises(ValueError, match="choose one of gaussian"):
         trace.probes(2, 5, "sobol")
-    with pytest.raises(ValueError, match="number of probes must be a whole number, at least 1, not 0"):
+    with pytest.raises(ValueError, match="number of probes must be a whole number, at least 1, got 0"):
         trace.probes(0, 5)
     with pytest.raises(ValueError, match="at most 5"):
         trace.hutchpp(lambda x: x, trace.probes(6, 5), start)

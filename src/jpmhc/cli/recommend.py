@@ -59,9 +59,9 @@ def recommend(
 
     depths = sorted(set(depth_range)) or [depth]
     if spectra < 0:
-        raise ValueError(f"spectra must be a whole number, at least 0, not {spectra}")
+        raise ValueError(f"spectra must be a whole number, at least 0, got {spectra}")
     if depths[0] < 1:
-        raise ValueError(f"depth must be a whole number, at least 1, not {depths[0]}")
+        raise ValueError(f"depth must be a whole number, at least 1, got {depths[0]}")
     found = []
     with result_folder(out), StageProgress(len(depths)) as progress:
         for one in depths:

@@ -17,7 +17,7 @@ import torch
 import tyro
 from torch import Tensor
 
-from jpmhc.checks import choice, to_non_negative_number, to_positive_number, to_whole_number
+from jpmhc import checks
 from jpmhc.cli.command import make_main
 from jpmhc.cli.output import StageProgress, result_folder, warnings_in_one_line
 from jpmhc.files import write_csv
@@ -117,11 +117,11 @@ class Query:
             refuse("describes sampled networks and needs --simulate", samples=self.samples, width=self.width)
         for name in ("depth", "streams", "samples", "width", "paths"):
             if getattr(self, name) is not None:
-                to_whole_number(getattr(self, name), name)
+                checks.whole_number(getattr(self, name), name)
         for name in ("eta", "relative_eta"):
             if getattr(self, name) is not None:
-                to_positive_number(getattr(self, name), name)
-        choice(self.method, (EXACT_METHOD, *METHODS), "method")
+                checks.positive_number(getattr(self, name), name)
+        checks.choice(self.method, (EXACT_METHOD, *METHODS), "method")
 
     def network(self) -> Network:
         """Build the network that the options describe."""
@@ -134,7 +134,7 @@ class Query:
         read, write = (torch.full((n,), 1 / n, dtype=torch.float64), torch.ones(n, dtype=torch.float64))
         vectors = (read, write) if self.block else (None, None)
         if self.activation is None:
-            noise = to_non_negative_number(_or(self.noise, NOISE), "noise")
+            noise = checks.non_negative_number(_or(self.noise, NOISE), "noise")
             return Network(skips, noise / len(skips), *vectors).to(self.device)
         scale, variance = _or(self.weight_scale, 1.0), _or(self.input_variance, 1.0)
         network = Network.from_activation(

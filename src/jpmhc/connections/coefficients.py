@@ -87,10 +87,10 @@ class CoefficientMap(SettingsModule):
         """Check and keep the settings, all but the parameters."""
         for name, value, known in (("norm", norm, NORMS), ("read", read, gates.READS), ("write", write, gates.WRITES)):
             checks.choice(value, known, name)
-        temperature = checks.to_positive_number(temperature, "temperature")
-        eps = checks.to_positive_number(eps, "eps")
+        temperature = checks.positive_number(temperature, "temperature")
+        eps = checks.positive_number(eps, "eps")
         checks.inside(read_eps, "[0, 0.1]", "read_eps")
-        write_peak = checks.to_positive_number(write_peak, "write_peak")
+        write_peak = checks.positive_number(write_peak, "write_peak")
         if (read_eps and read != "sigmoid") or (write_peak != 2 and write != "sigmoid"):
             raise ValueError('read_eps goes with read="sigmoid", write_peak with write="sigmoid"')
         self.dim, self.mixer, self.norm, self.read, self.write = dim, mixer, norm, read, write

@@ -25,7 +25,7 @@ class StreamExpansion(nn.Module):
         self, streams: int = 4, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
-        checks.at_least_one(streams, "streams")
+        checks.whole_number(streams, "streams")
         dtype = torch.promote_types(dtype or torch.get_default_dtype(), torch.float32)
         self.scale = nn.Parameter(torch.ones(streams, device=device, dtype=dtype))
 

@@ -43,10 +43,10 @@ class StreamHead(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        checks.at_least_one(dim, "dim")
-        checks.at_least_one(streams, "streams")
+        checks.whole_number(dim, "dim")
+        checks.whole_number(streams, "streams")
         checks.choice(kind, KINDS, "kind of head")
-        eps = checks.to_positive_number(eps, "eps")
+        eps = checks.positive_number(eps, "eps")
         checks.inside(read_eps, "[0, 0.1]", "read_eps")
         self.dim, self.streams, self.kind, self.eps, self.read_eps = dim, streams, kind, eps, read_eps
         if kind == "learned":

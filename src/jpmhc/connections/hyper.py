@@ -91,8 +91,8 @@ class HyperConnection(SettingsModule):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        checks.at_least_one(dim, "dim")
-        checks.at_least_one(streams, "streams")
+        checks.whole_number(dim, "dim")
+        checks.whole_number(streams, "streams")
         checks.switch(dynamic, "dynamic")
         if sublayer is not None and not callable(sublayer):
             raise ValueError(f"the sublayer must be a module, a function or None, got {sublayer!r}")

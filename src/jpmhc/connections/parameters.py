@@ -32,7 +32,7 @@ def parameter_groups(model: nn.Module, weight_decay: float, *, projections_apart
                 "fully_shard"
             )
     checks.switch(projections_apart, "projections_apart")
-    checks.to_non_negative_number(weight_decay, "weight_decay")
+    checks.non_negative_number(weight_decay, "weight_decay")
     maps = [module for module in model.modules() if isinstance(module, CoefficientMap)]
     mixing = {id(parameter) for one in maps for parameter in one.parameters() if parameter is not one.weight}
     decayed: list[nn.Parameter] = []

@@ -72,7 +72,7 @@ class HyperConnectionStack(nn.Module):
             checks.switch(expand, "expand")
         checks.switch(delayed, "delayed")
         if recompute is not None and recompute != "auto":
-            checks.at_least_one(recompute, 'recompute, unless it is "auto" or None,')  # type: ignore[arg-type]
+            checks.whole_number(recompute, 'recompute, unless it is "auto" or None,')  # type: ignore[arg-type]
         if recompute is not None and delayed:
             raise ValueError("a stack with delayed=True keeps all its streams: leave recompute out")
         if recompute is not None:  # here, and not as a decorator, because it imports all of the compiler

@@ -14,7 +14,7 @@ _ROUNDED = 1e-3  # by how much of the largest number equal streams may differ af
 
 def expand_streams(x: Tensor, streams: int) -> Tensor:
     """Copy a hidden state into n equal streams. [..., d] → [..., n, d]"""
-    checks.at_least_one(streams, "streams")
+    checks.whole_number(streams, "streams")
     if not isinstance(x, Tensor):
         raise ValueError(f"expected a hidden state of shape [..., d], got {type(x).__name__}")
     if x.ndim < 1:

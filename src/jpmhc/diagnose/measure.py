@@ -107,8 +107,8 @@ def diagnose(
     """
     checks.choice(method, METHODS, "method")
     for name, value in (("tokens", tokens), ("probes", probes), ("steps", steps)):
-        checks.to_whole_number(value, name)
-    checks.to_positive_number(seconds, "seconds")
+        checks.whole_number(value, name)
+    checks.positive_number(seconds, "seconds")
     begun = time.perf_counter()
     model = find_inner_model(model)
     arguments = read_arguments(inputs)

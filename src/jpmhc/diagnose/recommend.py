@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from jpmhc import spectra
-from jpmhc.checks import choice, fits_memory, inside, to_whole_number
+from jpmhc import checks, spectra
 from jpmhc.connections.gates import favouring
 from jpmhc.machine import one_thread
 from jpmhc.mixers import MIXERS, Mixer
@@ -139,22 +138,22 @@ def recommend(
         ['cayley', 'sinkhorn', 'identity']
     """
     depth, streams, dim = (
-        to_whole_number(depth, "depth"),
-        to_whole_number(streams, "streams"),
-        to_whole_number(dim, "dim"),
+        checks.whole_number(depth, "depth"),
+        checks.whole_number(streams, "streams"),
+        checks.whole_number(dim, "dim"),
     )
-    fits_memory(100 * 8 * depth * streams**2, f"the theory of {depth} layers with {streams} streams")
-    choice(norm, NORMS, "norm")
+    checks.fits_memory(100 * 8 * depth * streams**2, f"the theory of {depth} layers with {streams} streams")
+    checks.choice(norm, NORMS, "norm")
     if streams == 1:
         raise ValueError("one stream has nothing to mix: streams must be at least 2")
-    inside(drift, "(0, 1]", "drift")
+    checks.inside(drift, "(0, 1]", "drift")
     if not isinstance(scales, tuple | list) or len(scales) != 2:
         raise ValueError(f"scales must be two numbers, one for each matrix of a sublayer, not {scales!r}")
     names = [name for name in MIXERS if MIXERS[name].why_not(streams) is None] if mixers is None else list(mixers)
     if isinstance(mixers, str) or not names:
         raise ValueError(f"mixers must be one or more names in a list, such as ['cayley', 'rotation'], not {mixers!r}")
     for name in names:
-        choice(name, MIXERS, "mixer")
+        checks.choice(name, MIXERS, "mixer")
         if (reason := MIXERS[name].why_not(streams)) is not None:
             raise ValueError(reason)
     model = _Model(depth, streams, norm, spectra.MLP(activation, scales, ratio, gated), start_variance)

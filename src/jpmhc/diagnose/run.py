@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from jpmhc.checks import to_call_arguments
+from jpmhc import checks
 from jpmhc.diagnose.record import find_hidden_state
 from jpmhc.machine import free_memory
 
@@ -119,7 +119,7 @@ class _EmbeddingFound(Exception):
 
 def read_arguments(inputs: Any) -> Arguments:
     """Return the positional and keyword arguments of one call, with float32 for half-precision tensors."""
-    args, kwargs = to_call_arguments(inputs)
+    args, kwargs = checks.call_arguments(inputs)
 
     def copy(value: Any) -> Any:
         return widen_halves(value.detach().clone()) if isinstance(value, Tensor) else value

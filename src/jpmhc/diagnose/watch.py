@@ -64,8 +64,8 @@ def watch(
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
-    checks.to_whole_number(every, "every")
-    checks.to_whole_number(start, "start", 0)
+    checks.whole_number(every, "every")
+    checks.whole_number(start, "start", 0)
     if log is not None and not callable(log):
         raise ValueError(f"log must be a function of the step and the numbers, got {checks.quote(log)}")
     layers = find_layers(model)

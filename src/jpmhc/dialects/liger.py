@@ -45,8 +45,8 @@ def load(
         >>> list(jpmhc.dialects.liger.load(weights, streams=4))
         ['blocks.0.attn']
     """
-    checks.at_least_one(streams, "streams")
-    checks.at_least_one(iterations, "iterations")
+    checks.whole_number(streams, "streams")
+    checks.whole_number(iterations, "iterations")
     keys.check_state_dict(state_dict)
     places = [key.removesuffix(_ALPHAS[-1]) for key in state_dict if f".{key}".endswith(f".{_ALPHAS[-1]}")]
     if not places:

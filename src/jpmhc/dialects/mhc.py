@@ -207,8 +207,8 @@ class Dialect:
         **settings: Any,
     ) -> dict[str, ScaledConnection | StreamHead]:
         """Make a connection, or a learned head, for every place in a state dict."""
-        checks.at_least_one(streams, "streams")
-        checks.at_least_one(iterations, "iterations")
+        checks.whole_number(streams, "streams")
+        checks.optional_whole_number(iterations, "iterations")
         places = collect_places(state_dict, self.namings, self.marker, self.title)
         connections: dict[str, ScaledConnection | StreamHead] = {
             place: make_head(parts, streams, eps, norm_eps, place)

@@ -61,8 +61,8 @@ class GatedResidual(nn.Module):
         eps: float = 1e-6,
     ) -> None:
         super().__init__()
-        checks.at_least_one(streams, "streams")
-        eps = checks.to_positive_number(eps, "eps")
+        checks.whole_number(streams, "streams")
+        eps = checks.positive_number(eps, "eps")
         self.streams, self.dim, self.eps = streams, norm.numel() // streams, eps
         self.norm, self.down, self.up = (nn.Parameter(tensor.detach().clone()) for tensor in (norm, down, up))
         self.inject = None if inject is None else nn.Parameter(inject.detach().clone())
@@ -135,7 +135,7 @@ def load(state_dict: Mapping[str, Tensor], *, streams: int = 4, norm_eps: float 
         >>> head(torch.randn(2, 4, 8)).shape
         torch.Size([2, 8])
     """
-    checks.at_least_one(streams, "streams")
+    checks.whole_number(streams, "streams")
     places = keys.collect_places(state_dict, NAMINGS, MARKER, "Qwen3.8-Flash-Next")
     for place, parts in places.items():
         width, rank = parts["norm"].numel(), parts["down"].shape[0]

@@ -57,8 +57,8 @@ class DemoConfig:
 
     def __post_init__(self) -> None:
         for name in ("depth", "dim", "streams", "steps", "batch", "seeds", "workers"):
-            checks.at_least_one(getattr(self, name), name)
-        checks.to_positive_number(self.learning_rate, "learning_rate")
+            checks.optional_whole_number(getattr(self, name), name)
+        checks.positive_number(self.learning_rate, "learning_rate")
         checks.fits_memory(64 * self.depth * self.dim**2, f"training {self.depth} layers of width {self.dim}")
         if not self.mixers:
             raise ValueError(f"mixers must name at least one mixer, such as {', '.join(DemoConfig.mixers)}")

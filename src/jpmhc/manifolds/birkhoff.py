@@ -63,13 +63,13 @@ def check_settings(
     iterations: int, tolerance: float | None, gradient: str, eps: float, clamp: float | None, first: str
 ) -> None:
     """Refuse settings that `project` does not know or cannot combine."""
-    checks.at_least_one(iterations, "iterations")
+    checks.whole_number(iterations, "iterations")
     checks.choice(gradient, GRADIENTS, "gradient")
     checks.choice(first, SIDES, "side to normalise first")
     checks.inside(eps, "[0, 1)", "eps")
     for value, name in ((tolerance, "tolerance"), (clamp, "clamp")):
         if value is not None:
-            checks.to_positive_number(value, name)
+            checks.positive_number(value, name)
     if clamp is None and not eps:
         raise ValueError("clamp=None needs an eps above 0, which keeps the sums that divide above zero")
     if eps and (gradient != "unrolled" or tolerance is not None):
@@ -118,7 +118,7 @@ def sample(
     device: torch.device | str | None = None,
 ) -> Tensor:
     """Draw doubly stochastic matrices: the converged Sinkhorn projection of normal logits. [*shape, n, n]"""
-    checks.at_least_one(n, "n")
+    checks.whole_number(n, "n")
     logits = torch.randn(*shape, n, n, generator=generator, dtype=torch.float64, device=device)
     return _sinkhorn(logits, iterations=1000, tolerance=1e-15).to(dtype)
 

@@ -63,7 +63,7 @@ def retract(frame: Tensor, direction: Tensor, step: float | Tensor, iterations: 
         The new frame: orthonormal to rounding when exact, to higher orders of the step otherwise. [..., n, p]
     """
     n, _ = checks.tall(frame)
-    checks.at_least_one(iterations, "iterations")
+    checks.optional_whole_number(iterations, "iterations")
     if direction.shape != frame.shape:
         raise ValueError(f"the direction must have the frame's shape {list(frame.shape)}, got {list(direction.shape)}")
     with precision.without_autocast(frame):
@@ -100,7 +100,7 @@ def sample_frame(
     device: torch.device | str | None = None,
 ) -> Tensor:
     """Draw orthonormal frames of uniformly distributed subspaces. [*shape, n, rank]"""
-    checks.at_least_one(n, "n")
+    checks.whole_number(n, "n")
     rank = default_rank(n) if rank is None else rank
     if not 1 <= rank <= n:
         raise ValueError(f"rank must be between 1 and n = {n}, got {rank}")

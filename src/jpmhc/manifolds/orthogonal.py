@@ -35,7 +35,7 @@ def project(matrix: Tensor, scale: float = 0.1, iterations: int | None = None) -
         The two signs in the paper are inverses of each other; this is the appendix's, which the iteration converges to.
     """
     checks.square(matrix)
-    checks.at_least_one(iterations, "iterations")
+    checks.optional_whole_number(iterations, "iterations")
     checks.finite_number(scale, "scale")
     matrix = precision.single_or_double(matrix)
     with precision.without_autocast(matrix):
@@ -105,7 +105,7 @@ def sample(
     device: torch.device | str | None = None,
 ) -> Tensor:
     """Draw Haar-distributed orthogonal matrices, of both determinants. [*shape, n, n]"""
-    checks.at_least_one(n, "n")
+    checks.whole_number(n, "n")
     return to_haar(torch.randn(*shape, n, n, generator=generator, dtype=torch.float64, device=device)).to(dtype)
 
 

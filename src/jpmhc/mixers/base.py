@@ -146,7 +146,7 @@ def start_logit(choices: int) -> float:
 
 def check_stream_count(mixer: type[Mixer], streams: int) -> None:
     """Refuse a number of streams that the mixer cannot take."""
-    checks.at_least_one(streams, "streams")
+    checks.whole_number(streams, "streams")
     if streams > MOST_STREAMS:
         raise ValueError(
             f"streams must be at most {MOST_STREAMS}, got {streams}: each token has a streams × streams skip"

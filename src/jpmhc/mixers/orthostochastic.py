@@ -25,7 +25,7 @@ class Orthostochastic(Mixer):
     name = "orthostochastic"
 
     def __init__(self, streams: int, blocks: int = 1, *, scale: float = 1.0) -> None:
-        checks.at_least_one(blocks, "blocks")
+        checks.whole_number(blocks, "blocks")
         checks.finite_number(scale, "scale")
         order = streams * blocks
         super().__init__(streams, order * (order - 1) // 2)

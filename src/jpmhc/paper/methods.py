@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from jpmhc.checks import choice
+from jpmhc import checks
 from jpmhc.paper import one_layer, stransform, subordination, twisted, z1
 from jpmhc.spectra.fixed_point import Scheme
 from jpmhc.spectra.network import Network
@@ -42,13 +42,13 @@ def cauchy(
         maximum: The largest number of iterations per point; None takes the method's default.
         scheme: How to iterate: a name in `SCHEMES` or an object such as `Newton()`; None takes the method's default.
     """
-    choice(method, METHODS, "method")
+    checks.choice(method, METHODS, "method")
     return METHODS[method](network, z, tolerance=tolerance, maximum=maximum, scheme=scheme)
 
 
 def transform(method: str) -> Transform:
     """Return the Cauchy transform by one of the paper's methods, as `spectra.density` and `spectra.edges` take it."""
-    choice(method, METHODS, "method")
+    checks.choice(method, METHODS, "method")
 
     def compute(
         network: Network,

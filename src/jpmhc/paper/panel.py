@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from jpmhc.checks import choice, to_non_negative_number, to_positive_number, to_whole_number
+from jpmhc import checks
 from jpmhc.machine import one_thread
 from jpmhc.paper.methods import transform
 from jpmhc.spectra.density import COLLAPSED, Density, density
@@ -64,12 +64,12 @@ class PanelConfig:
                 raise ValueError(f"each {name} has one place in the panel, and one is named twice")
         # All of it now: a cell that fails after others would lose their work.
         for mixer in self.mixers:
-            Network.from_mixer(mixer, 1, to_non_negative_number(self.budget, "budget"), self.streams, self.seed)
+            Network.from_mixer(mixer, 1, checks.non_negative_number(self.budget, "budget"), self.streams, self.seed)
         for depth, samples in zip(self.depths, self.samples):
-            to_whole_number(depth, "depth"), to_whole_number(samples, "samples")
-        to_whole_number(self.width, "width, the features per stream,")
-        to_positive_number(self.eta, "eta")
-        choice(self.grid, ("s", "x"), "grid")
+            checks.whole_number(depth, "depth"), checks.whole_number(samples, "samples")
+        checks.whole_number(self.width, "width, the features per stream,")
+        checks.positive_number(self.eta, "eta")
+        checks.choice(self.grid, ("s", "x"), "grid")
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from jpmhc.checks import choice, to_real_tensor
+from jpmhc import checks
 
 Function = Callable[[Tensor], Tensor]
 
@@ -60,7 +60,7 @@ class Activation:
         return self._moment(variance, 2, self.function)
 
     def _moment(self, variance: Tensor | float, which: int, integrand: Function) -> Tensor:
-        variance = to_real_tensor(variance, "the variance of a pre-activation")
+        variance = checks.real_tensor(variance, "the variance of a pre-activation")
         if bool((variance < 0).any()):
             raise ValueError("the variance of a pre-activation must not be negative")
         if self.closed is not None:
@@ -188,5 +188,5 @@ def get_activation(activation: str | Activation) -> Activation:
     """Return the activation of a name; an `Activation` is returned as it is."""
     if isinstance(activation, Activation):
         return activation
-    choice(activation, ACTIVATIONS, "activation")
+    checks.choice(activation, ACTIVATIONS, "activation")
     return ACTIVATIONS[activation]

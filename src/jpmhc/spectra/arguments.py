@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jpmhc.checks import to_real_tensor, to_whole_number
+from jpmhc import checks
 
 _LARGEST_ENTRY = 1e100  # of a skip: products and squares of a few such numbers overflow
 
@@ -19,7 +19,7 @@ def to_skips(value: Tensor | np.ndarray | Sequence, name: str = "skips", depth: 
         name: What the value is called in an error.
         depth: How many layers there must be; any number if None.
     """
-    skips = to_real_tensor(value, name)
+    skips = checks.real_tensor(value, name)
     if skips.ndim not in (2, 3) or skips.shape[-1] != skips.shape[-2] or 0 in skips.shape:
         raise ValueError(
             f"{name} must be square matrices, one per layer [L, n, n] with at least one layer and one stream, "
@@ -32,7 +32,7 @@ def to_skips(value: Tensor | np.ndarray | Sequence, name: str = "skips", depth: 
             raise ValueError(
                 f"{name} must be square matrices, one per layer [L, n, n]; one matrix [n, n] needs a depth"
             )
-        return skips.expand(to_whole_number(depth, "depth"), -1, -1)
+        return skips.expand(checks.whole_number(depth, "depth"), -1, -1)
     if depth is not None and depth != len(skips):
         raise ValueError(f"depth {depth} contradicts the {len(skips)} layers of {name}; leave the depth out")
     return skips
@@ -40,7 +40,7 @@ def to_skips(value: Tensor | np.ndarray | Sequence, name: str = "skips", depth: 
 
 def to_layer_numbers(value: Tensor | Sequence[float] | float, name: str, like: Tensor) -> Tensor:
     """Return one number per layer [L], none of them negative; a single number stands for all layers of `like`."""
-    numbers = to_real_tensor(value, name).to(like.device)
+    numbers = checks.real_tensor(value, name).to(like.device)
     if numbers.ndim == 0:
         numbers = numbers.expand(len(like)).clone()
     if numbers.shape != like.shape[:1]:
@@ -61,7 +61,7 @@ def to_read_and_write(
     shape = skips.shape[:2]
     vectors = []
     for value, name in ((read, "read"), (write, "write")):
-        vector = to_real_tensor(value, name).to(skips.device)
+        vector = checks.real_tensor(value, name).to(skips.device)
         vector = vector.expand(shape[0], -1) if vector.ndim == 1 else vector
         if vector.shape != shape:
             raise ValueError(f"{name} must be [L, n] = {list(shape)}, not {list(vector.shape)}")
@@ -71,7 +71,7 @@ def to_read_and_write(
 
 def to_correlations(value: Tensor | Sequence, skips: Tensor) -> Tensor:
     """Return the correlations of the layers' noises [L, L], given as such or as labels [L]."""
-    tied = to_real_tensor(value, "tied").to(skips.device)
+    tied = checks.real_tensor(value, "tied").to(skips.device)
     if tied.ndim == 1:
         tied = (tied.unsqueeze(0) == tied.unsqueeze(1)).double()
     good = tied.shape == (len(skips), len(skips)) and bool((tied == tied.mT).all() and (tied.diagonal() == 1).all())

@@ -12,13 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jpmhc.checks import (
-    choice,
-    to_non_negative_number,
-    to_positive_number,
-    to_real_tensor,
-    to_whole_number,
-)
+from jpmhc import checks
 from jpmhc.spectra.chain.solve import cauchy
 from jpmhc.spectra.distances import wasserstein
 from jpmhc.spectra.grid import find_grid
@@ -96,7 +90,7 @@ class Density:
 
     def moments(self, count: int) -> Tensor:
         r"""Integrate $x^k \rho$ for k = 1, …, count, from the grid; `spectra.moments` has them without smoothing."""
-        orders = range(1, to_whole_number(count, "the number of moments") + 1)
+        orders = range(1, checks.whole_number(count, "the number of moments") + 1)
         return torch.stack([_integral(self.x, self.x**k * self.values) for k in orders])
 
     def cumulative(self) -> Tensor:
@@ -107,7 +101,7 @@ class Density:
 
     def quantile(self, probability: float) -> float:
         """Return the singular value with the given fraction of all below it, or 0 if that many lie below the grid."""
-        if to_non_negative_number(probability, "a quantile's probability") > 1:
+        if checks.non_negative_number(probability, "a quantile's probability") > 1:
             raise ValueError(f"a quantile's probability must not exceed 1, and {probability:g} does")
         cumulative = self.cumulative().numpy()
         if probability < cumulative[0]:
@@ -116,13 +110,13 @@ class Density:
 
     def collapsed(self, threshold: float = COLLAPSED) -> float:
         """Return the fraction of singular values below a threshold."""
-        threshold = to_non_negative_number(threshold, "the threshold")
+        threshold = checks.non_negative_number(threshold, "the threshold")
         s, cumulative = self.x.sqrt().numpy(), self.cumulative().numpy()
         return float(np.interp(threshold, s, cumulative, left=cumulative[0]))
 
     def condition(self, tail: float = 0.01) -> float:
         """Return a condition number: the ratio of the singular values that leave a fraction `tail` above and below."""
-        if to_non_negative_number(tail, "tail") >= 0.5:
+        if checks.non_negative_number(tail, "tail") >= 0.5:
             raise ValueError(f"tail must be below 0.5, not {tail:g}")
         low = self.quantile(tail)
         return self.quantile(1 - tail) / low if low > 0 else float("inf")
@@ -170,10 +164,10 @@ def density(
     """
     require_network(network)
     if refine is not None:
-        choice(refine, REFINEMENTS, "refinement")
-    eta = None if eta is None else to_positive_number(eta, "eta")
-    relative_eta = to_positive_number(relative_eta, "relative_eta")
-    levels = to_whole_number(levels, "levels")
+        checks.choice(refine, REFINEMENTS, "refinement")
+    eta = None if eta is None else checks.positive_number(eta, "eta")
+    relative_eta = checks.positive_number(relative_eta, "relative_eta")
+    levels = checks.whole_number(levels, "levels")
     rough: Solution | None = None
     if x is None and network.is_zero:
         grid = torch.tensor(_ZERO_GRID, dtype=torch.float64)
@@ -219,7 +213,7 @@ def _hide_no_band(lost: Tensor) -> bool:
 
 def _check_grid(x: Tensor) -> Tensor:
     """Return a grid of squared singular values as a tensor, if it is positive and ascending."""
-    x = to_real_tensor(x, "the grid of squared singular values").cpu()
+    x = checks.real_tensor(x, "the grid of squared singular values").cpu()
     if x.ndim != 1 or len(x) < 2 or bool((x <= 0).any()) or bool((x.diff() <= 0).any()):
         raise ValueError(
             "the grid of squared singular values must be a row of at least two numbers, positive and ascending"

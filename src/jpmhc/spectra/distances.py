@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from jpmhc.checks import to_real_tensor, to_whole_number
+from jpmhc import checks
 
 if TYPE_CHECKING:
     from jpmhc.spectra.density import Density
@@ -41,7 +41,7 @@ def distances(density: Density, samples: Tensor | np.ndarray, bins: int = 60) ->
         bins: Of the histogram that stands for the samples' density in l1, l2 and linf: the theory is averaged over
             the same bins, so that its own features are not counted as errors of the histogram.
     """
-    bins = to_whole_number(bins, "the number of bins")
+    bins = checks.whole_number(bins, "the number of bins")
     if not hasattr(density, "cumulative"):
         raise ValueError(f"a Density comes first, not a {type(density).__name__}: distances(density, samples)")
     s = singular_values(samples)
@@ -86,7 +86,7 @@ def kolmogorov(density: Density, samples: Tensor | np.ndarray) -> float:
 
 def singular_values(samples: Tensor | np.ndarray) -> np.ndarray:
     """Return samples of squared singular values as a sorted row of singular values."""
-    squares = to_real_tensor(samples, "samples of squared singular values").cpu().numpy().ravel()
+    squares = checks.real_tensor(samples, "samples of squared singular values").cpu().numpy().ravel()
     if not len(squares) or squares.min() < 0:
         raise ValueError("samples must be squared singular values, at least one and none of them negative")
     return np.sort(np.sqrt(squares))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from jpmhc.checks import to_positive_number, to_whole_number
+from jpmhc import checks
 from jpmhc.spectra.chain.solve import cauchy
 from jpmhc.spectra.density import Density
 from jpmhc.spectra.network import Network, require_network
@@ -39,8 +39,8 @@ def moments(network: Network, count: int, top: float, transform: Transform = cau
     """
     require_network(network)
     count, top = (
-        to_whole_number(count, "the number of moments"),
-        to_positive_number(top, "top, a number above the spectrum,"),
+        checks.whole_number(count, "the number of moments"),
+        checks.positive_number(top, "top, a number above the spectrum,"),
     )
     # A circle through -top and 2 top, symmetric about the real axis: the upper half is enough. The rule's error falls
     # with the ratio of its radius to the distance of the spectrum from its centre.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from jpmhc.checks import to_positive_number, to_real_tensor, to_whole_number
+from jpmhc import checks
 
 _HALVINGS = 200
 
@@ -30,7 +30,7 @@ def share_of_growth_below(
         squares: $s_i$, the squared singular values of the skip.
         variance: $\sigma^2$ of one layer.
     """
-    kappa, squares, variance = to_real_tensor(kappa, "kappa"), _to_squares(squares), _to_variance(variance)
+    kappa, squares, variance = checks.real_tensor(kappa, "kappa"), _to_squares(squares), _to_variance(variance)
     if bool((kappa <= 0).any()):
         raise ValueError("kappa, a growth factor of squared singular values, must be above zero")
     kappa = kappa.unsqueeze(-1)
@@ -76,7 +76,7 @@ def projector_rate(streams: int, rank: int) -> float:
     $\frac{1}{2k} \sum_{j=1}^{k} [\psi(\tfrac{k-j+1}{2}) - \psi(\tfrac{n-j+1}{2})]$ with the digamma function: below
     zero unless the rank is all streams, so that only a shared projector does not collapse.
     """
-    n, k = to_whole_number(streams, "streams"), to_whole_number(rank, "rank")
+    n, k = checks.whole_number(streams, "streams"), checks.whole_number(rank, "rank")
     if k > n:
         raise ValueError(f"rank {k} exceeds the number of streams {n}")
     j = torch.arange(1, k + 1, dtype=torch.float64)
@@ -94,15 +94,15 @@ def layers_until_collapse(skips: Tensor, threshold: float = 0.1) -> float:
     """
     n = skips.shape[-1]
     rate = float(torch.linalg.slogdet(skips).logabsdet.mean()) / max(1, n - 1)
-    return math.log(to_positive_number(threshold, "the threshold")) / rate if rate < -1e-9 else math.inf
+    return math.log(checks.positive_number(threshold, "the threshold")) / rate if rate < -1e-9 else math.inf
 
 
 def _to_squares(value: Tensor | Sequence[float]) -> Tensor:
-    squares = to_real_tensor(value, "squared singular values").flatten()
+    squares = checks.real_tensor(value, "squared singular values").flatten()
     if len(squares) == 0 or bool((squares < 0).any()):
         raise ValueError("squared singular values of a skip must be given, none of them negative")
     return squares
 
 
 def _to_variance(value: float) -> float:
-    return to_positive_number(value, "variance")
+    return checks.positive_number(value, "variance")

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jpmhc import mixers
-from jpmhc.checks import choice, fits_memory, to_real_tensor, to_whole_number
+from jpmhc import checks, mixers
 from jpmhc.manifolds import grassmann
 from jpmhc.spectra.activations import Activation
 from jpmhc.spectra.arguments import to_correlations, to_layer_numbers, to_read_and_write, to_skips
@@ -88,7 +87,7 @@ class Network:
             )
         read, write = to_read_and_write(read, write, skips)
         if covariance is not None:
-            covariance = to_real_tensor(covariance, "covariance").to(skips.device)
+            covariance = checks.real_tensor(covariance, "covariance").to(skips.device)
             if covariance.ndim != 4 or covariance.shape[:1] + covariance.shape[2:] != skips.shape:
                 depth, n, _ = skips.shape
                 raise ValueError(
@@ -97,14 +96,14 @@ class Network:
         if sublayers is not None and (read is None or slopes is not None):
             raise ValueError("sublayers act between read and write vectors, and exclude slopes")
         if slopes is not None:
-            slopes = to_real_tensor(slopes, "slopes").to(skips.device)
+            slopes = checks.real_tensor(slopes, "slopes").to(skips.device)
             width = skips.shape[-1] if read is None else 1
             if covariance is not None or tied is not None or slopes.shape[1:] != (len(skips), width):
                 raise ValueError(
                     f"slopes must be [K, L, {width}] = [K, {len(skips)}, {width}], without covariance and tied weights"
                 )
         tied = None if tied is None else to_correlations(tied, skips)
-        choice(ends, ENDS, "pair of ends")
+        checks.choice(ends, ENDS, "pair of ends")
         tensors = dict(zip(_FIELDS, (skips, variance, read, write, covariance, slopes, tied)))
         for name, value in {**tensors, "sublayers": sublayers, "ends": ends}.items():
             object.__setattr__(self, name, value)
@@ -120,9 +119,9 @@ class Network:
         covariance: Tensor | Sequence | None = None,
     ) -> Network:
         """The same layer `depth` times: skip [n, n], read and write [n], covariance [K, n, n]."""
-        skips = to_skips(skip, "skip", to_whole_number(depth, "depth"))
+        skips = to_skips(skip, "skip", checks.whole_number(depth, "depth"))
         if covariance is not None:
-            covariance = to_real_tensor(covariance, "covariance")
+            covariance = checks.real_tensor(covariance, "covariance")
             covariance = covariance.expand(len(skips), *covariance.shape)
         return cls(skips, variance, read, write, covariance)
 
@@ -147,8 +146,8 @@ class Network:
                 drawn.
             rank: The subspace's dimension for "grassmann", half the streams by default.
         """
-        depth, streams = to_whole_number(depth, "depth"), to_whole_number(streams, "streams")
-        skips = sample_skips(mixer, 1 if shared else depth, streams, to_whole_number(seed, "seed", 0), rank)
+        depth, streams = checks.whole_number(depth, "depth"), checks.whole_number(streams, "streams")
+        skips = sample_skips(mixer, 1 if shared else depth, streams, checks.whole_number(seed, "seed", 0), rank)
         return cls(skips.expand(depth, -1, -1), variance, read, write)
 
     @classmethod
@@ -162,7 +161,7 @@ class Network:
             variance: The noise variance of the sublayers' Jacobians: the mean square of their singular values.
         """
         layers = list(layers) if isinstance(layers, Iterable) else []
-        parts = [tuple(to_real_tensor(part, "coefficients") for part in layer) for layer in layers]
+        parts = [tuple(checks.real_tensor(part, "coefficients") for part in layer) for layer in layers]
         n = parts[0][0].shape[-1] if parts and parts[0] and parts[0][0].ndim else 0
         if n == 0 or any([tuple(part.shape) for part in layer] != [(n,), (n,), (n, n)] for layer in parts):
             raise ValueError(
@@ -205,7 +204,7 @@ class Network:
             write=write,
             form=form,
         )
-        paths = max(32, 1024 // len(skips)) if paths is None else to_whole_number(paths, "paths")
+        paths = max(32, 1024 // len(skips)) if paths is None else checks.whole_number(paths, "paths")
         slopes = draw_slopes(activation, found, skips.shape[-1] if read is None else 1, paths)
         return cls(skips, found.variance, read, write, slopes=slopes)
 
@@ -312,7 +311,7 @@ class Network:
     def to(self, device: torch.device | str) -> Network:
         """Return the same network with its tensors on a device, "cpu" or "cuda"."""
         names = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
-        choice(str(device).split(":")[0], names, "available device")
+        checks.choice(str(device).split(":")[0], names, "available device")
         moved = {name: value.to(device) for name in _FIELDS if (value := getattr(self, name)) is not None}
         return replace(self, **moved)
 
@@ -405,11 +404,11 @@ def sample_skips(mixer: str, count: int, streams: int, seed: int, rank: int | No
         seed: The same seed gives the same skips.
         rank: The dimension of the subspace of "grassmann" skips; half the streams if None.
     """
-    choice(mixer, SKIPS, "random skip")
+    checks.choice(mixer, SKIPS, "random skip")
     if rank is not None and mixer != "grassmann":
         raise ValueError(f"rank is the dimension of a grassmann skip's subspace; a {mixer} skip has none")
-    fits_memory(_ALIVE * 8 * count * streams**2, f"a network of {count} layers and {streams} streams")
+    checks.fits_memory(_ALIVE * 8 * count * streams**2, f"a network of {count} layers and {streams} streams")
     generator = torch.Generator().manual_seed(seed)
     if rank is not None:
-        return grassmann.sample(streams, to_whole_number(rank, "rank"), (count,), generator=generator)
+        return grassmann.sample(streams, checks.whole_number(rank, "rank"), (count,), generator=generator)
     return mixers.sample_skips(mixer, streams, (count,), generator=generator)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from jpmhc.checks import to_positive_number
+from jpmhc import checks
 from jpmhc.spectra.activations import Activation, get_activation
 from jpmhc.spectra.sublayers import HiddenLayer, gated, two_matrix
 
@@ -69,7 +69,7 @@ def follow_prenorm(skips: Tensor, read: Tensor, write: Tensor, mlp: MLP, start_v
     sublayer's own variance over $\rho_l^2$.
     """
     law, kappa = mlp.law(1.0), mlp.output_variance(1.0)
-    second = to_positive_number(start_variance, "start_variance") * torch.ones_like(skips[0])
+    second = checks.positive_number(start_variance, "start_variance") * torch.ones_like(skips[0])
     variance = []
     for skip, r, w in zip(skips, read, write):
         variance.append(law.variance / (r @ second @ r))
@@ -82,7 +82,7 @@ def follow_postnorm(skips: Tensor, read: Tensor, write: Tensor, mlp: MLP, start_
 
     With $R^2 = \mathrm{diag}(H C H^\top + \kappa\, w w^\top)$ the layer's skip is $R^{-1} H$ and its write $R^{-1} w$.
     """
-    second = to_positive_number(start_variance, "start_variance") * torch.ones_like(skips[0])
+    second = checks.positive_number(start_variance, "start_variance") * torch.ones_like(skips[0])
     new_skips, new_write, laws = [], [], []
     for skip, r, w in zip(skips, read, write):
         power = float(_require_signal(r @ second @ r))

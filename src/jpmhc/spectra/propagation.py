@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from jpmhc.checks import choice, to_non_negative_number, to_real_tensor
+from jpmhc import checks
 from jpmhc.spectra.activations import Activation, get_activation
 from jpmhc.spectra.arguments import to_layer_numbers, to_read_and_write, to_skips
 
@@ -84,9 +84,9 @@ def propagate(
     skips = to_skips(skips, depth=depth)
     scale = to_layer_numbers(weight_scale, "weight_scale", skips)
     read, write = to_read_and_write(read, write, skips)
-    bias = to_non_negative_number(bias_scale, "bias_scale")
+    bias = checks.non_negative_number(bias_scale, "bias_scale")
     second = _input_moments(input_variance, skips)  # [n, n]
-    choice(form, FORMS, "form of signal propagation")
+    checks.choice(form, FORMS, "form of signal propagation")
     if form != "mean_field" and read is not None:
         raise ValueError(f"the {form!r} recursion knows isotropic noise only; with read and write use 'mean_field'")
     if form == "paper" and bias:
@@ -174,7 +174,7 @@ def _paper_recursion(activation: Activation, skips: Tensor, scale: Tensor, secon
 def _input_moments(input_variance: float | Tensor, skips: Tensor) -> Tensor:
     """Return the streams' second moments at the input. [n, n]"""
     n = skips.shape[-1]
-    second = to_real_tensor(input_variance, "input_variance").to(skips.device)
+    second = checks.real_tensor(input_variance, "input_variance").to(skips.device)
     if second.ndim == 0:
         second = second * torch.eye(n, dtype=torch.float64, device=skips.device)
     if second.shape != (n, n) or bool((second.diagonal() < 0).any()):

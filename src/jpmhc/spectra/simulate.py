@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from jpmhc.checks import fits_memory, to_non_negative_number, to_whole_number
+from jpmhc import checks
 from jpmhc.machine import free_memory, ran_out_of_memory
 from jpmhc.spectra.activations import Activation, get_activation
 from jpmhc.spectra.network import Network, require_network
@@ -80,9 +80,9 @@ def simulate_nonlinear(
         bias_scale: $\sigma_b$.
     """
     require_network(network)
-    weight_scale = to_non_negative_number(weight_scale, "weight_scale")
-    bias_scale = to_non_negative_number(bias_scale, "bias_scale")
-    input_variance = to_non_negative_number(input_variance, "input_variance")
+    weight_scale = checks.non_negative_number(weight_scale, "weight_scale")
+    bias_scale = checks.non_negative_number(bias_scale, "bias_scale")
+    input_variance = checks.non_negative_number(input_variance, "input_variance")
     if network.covariance is not None:
         raise ValueError("a network with a general covariance has no nonlinear counterpart; use read and write vectors")
     if network.sublayers is not None or network.tied is not None or network.ends != "streams":
@@ -100,7 +100,9 @@ def simulate_nonlinear(
 
 def refuse_size(streams: int, width: int) -> None:
     """Refuse to sample networks of which not even one fits into memory."""
-    fits_memory(_ALIVE * (streams * width) ** 2 * 8, f"a sampled network of {streams} streams of {width} features")
+    checks.fits_memory(
+        _ALIVE * (streams * width) ** 2 * 8, f"a sampled network of {streams} streams of {width} features"
+    )
 
 
 def _in_batches(
@@ -115,12 +117,12 @@ def _in_batches(
 ) -> Tensor:
     """Run `sample` over batches as large as memory allows; start a batch again with half of it when memory runs out."""
     device = network.skips.device
-    samples, seed = to_whole_number(samples, "samples"), to_whole_number(seed, "seed", 0)
-    size = network.streams * to_whole_number(width, "width, the features per stream,")
+    samples, seed = checks.whole_number(samples, "samples"), checks.whole_number(seed, "seed", 0)
+    size = network.streams * checks.whole_number(width, "width, the features per stream,")
     refuse_size(network.streams, width)
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"singular values are computed in torch.float32 or torch.float64, not {dtype}")
-    batch = None if batch is None else to_whole_number(batch, "batch")
+    batch = None if batch is None else checks.whole_number(batch, "batch")
     if batch is None:
         batch = max(1, int(_SHARE * free_memory(device)) // (_ALIVE * size * size * dtype.itemsize))
     skips = network.skips.to(dtype)

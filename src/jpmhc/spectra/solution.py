@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from jpmhc.checks import choice, to_positive_number, to_whole_number
+from jpmhc import checks
 from jpmhc.machine import one_thread, ran_out_of_memory
 from jpmhc.spectra.arguments import check_points
 from jpmhc.spectra.fixed_point import Options, Scheme
@@ -190,12 +190,12 @@ Rows = Callable[[Network, Tensor, Options], Solution]
 def to_options(defaults: Options, tolerance: float | None, maximum: int | None, scheme: str | Scheme | None) -> Options:
     """Return the options with the given ones, checked, instead of the defaults."""
     if isinstance(scheme, str):
-        choice(scheme, SCHEMES, "scheme")
+        checks.choice(scheme, SCHEMES, "scheme")
         scheme = SCHEMES[scheme]
     return Options(
         defaults.scheme if scheme is None else scheme,
-        defaults.tolerance if tolerance is None else to_positive_number(tolerance, "the tolerance"),
-        defaults.maximum if maximum is None else to_whole_number(maximum, "the number of iterations"),
+        defaults.tolerance if tolerance is None else checks.positive_number(tolerance, "the tolerance"),
+        defaults.maximum if maximum is None else checks.whole_number(maximum, "the number of iterations"),
     )
 
 

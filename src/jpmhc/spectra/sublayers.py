@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jpmhc.checks import to_positive_number, to_real_tensor
+from jpmhc import checks
 from jpmhc.manifolds import orthogonal
 from jpmhc.spectra.activations import Activation, get_activation, hermite_nodes, panel_nodes
 
@@ -115,13 +115,13 @@ class Rotated(Sublayer):
 def gaussian(variance: float = 1.0) -> HiddenLayer:
     """Return the law of one Gaussian matrix, whose entries have this variance over the number of features."""
     one = torch.ones(1, dtype=torch.float64)
-    return HiddenLayer(to_positive_number(variance, "variance"), one, one)
+    return HiddenLayer(checks.positive_number(variance, "variance"), one, one)
 
 
 def haar(scale: float = 1.0) -> Rotated:
     """Return the law of a random orthogonal matrix times a number."""
     one = torch.ones(1, dtype=torch.float64)
-    return Rotated(to_positive_number(scale, "scale") ** 2, one, one, one)
+    return Rotated(checks.positive_number(scale, "scale") ** 2, one, one, one)
 
 
 def two_matrix(
@@ -184,7 +184,7 @@ def gated(
 
 def measured(singular_values: Tensor | np.ndarray | Sequence[float]) -> Rotated:
     """Return the law of a Jacobian with these singular values and random singular vectors."""
-    values = to_real_tensor(singular_values, "singular values").cpu().flatten()
+    values = checks.real_tensor(singular_values, "singular values").cpu().flatten()
     if len(values) == 0 or bool((values < 0).any()) or not bool((values > 0).any()):
         raise ValueError("singular values must not be negative, and at least one must be above zero")
     squares = values.square().sort().values
@@ -265,12 +265,12 @@ def _hidden_layer(
 def _check_hidden(
     scales: tuple[float, float], ratio: float, input_variance: float
 ) -> tuple[float, float, float, float]:
-    first, last = (to_positive_number(scale, "a weight scale") for scale in scales)
+    first, last = (checks.positive_number(scale, "a weight scale") for scale in scales)
     return (
         first,
         last,
-        to_positive_number(ratio, "ratio, hidden features over features,"),
-        to_positive_number(input_variance, "input_variance"),
+        checks.positive_number(ratio, "ratio, hidden features over features,"),
+        checks.positive_number(input_variance, "input_variance"),
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jpmhc.checks import to_positive_number, to_whole_number
+from jpmhc import checks
 from jpmhc.machine import one_thread
 from jpmhc.spectra.chain.solve import cauchy, solve_together
 from jpmhc.spectra.density import COLLAPSED
@@ -58,7 +58,7 @@ def summary(network: Network, threshold: float = COLLAPSED) -> Summary:
         threshold: Singular values below it count as collapsed.
     """
     require_network(network)
-    threshold = to_positive_number(threshold, "the threshold")
+    threshold = checks.positive_number(threshold, "the threshold")
     streams, model = replace(network, ends="streams"), network.end_to_end()
     all_streams, own_map = share_below(streams, threshold), share_below(model, threshold)
     mean = min(own_map / network.streams, all_streams)
@@ -177,7 +177,7 @@ def shares_below(networks: Sequence[Network], threshold: float, *, points: int, 
 
 def _arc(threshold: float, points: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return points of the half circle that ends at a threshold's square, and their weights, which sum to two."""
-    threshold, points = to_positive_number(threshold, "the threshold"), to_whole_number(points, "points")
+    threshold, points = checks.positive_number(threshold, "the threshold"), checks.whole_number(points, "points")
     angle, weight = (torch.from_numpy(part) for part in np.polynomial.legendre.leggauss(points))
     return threshold**2 * torch.exp(0.5j * math.pi * (angle + 1)).to(device), weight
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from jpmhc.checks import choice, to_whole_number
+from jpmhc import checks
 
 Operator = Callable[[Tensor], Tensor]
 
@@ -42,8 +42,8 @@ def probes(
     Note:
         The paper's complex Gaussian vectors need $g^*$: the expectation of $g^\top A g$ is zero.
     """
-    count, size = to_whole_number(count, "the number of probes"), to_whole_number(size, "the size of a probe")
-    choice(kind, PROBES, "kind of probe")
+    count, size = checks.whole_number(count, "the number of probes"), checks.whole_number(size, "the size of a probe")
+    checks.choice(kind, PROBES, "kind of probe")
     vectors = torch.randn(count, size, dtype=dtype, device=device, generator=generator)
     if kind == "rademacher":
         vectors = torch.sgn(vectors)  # phases, where the entries are complex
@@ -107,7 +107,7 @@ class Quadrature:
 
     def moment(self, order: int) -> Estimate:
         r"""Estimate $\frac1N \mathrm{Tr}\, A^k$."""
-        order = to_whole_number(order, "the order of a moment", 0)
+        order = checks.whole_number(order, "the order of a moment", 0)
         return self.mean(lambda x: x**order)
 
     def below(self, threshold: float) -> Estimate:
@@ -208,5 +208,5 @@ def _check_probes(start: Tensor) -> None:
 def _check_steps(steps: int, start: Tensor) -> None:
     _check_probes(start)
     size = start.shape[-1]
-    if to_whole_number(steps, "the number of steps") > size:
+    if checks.whole_number(steps, "the number of steps") > size:
         raise ValueError(f"the number of steps must not exceed the dimension {size}, and {steps} does")

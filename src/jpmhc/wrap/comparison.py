@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from jpmhc.checks import to_call_arguments
+from jpmhc import checks
 from jpmhc.wrap.layers import Args, Kwargs, LayerPlan
 
 # Errors of models that are called without an argument that they need.
@@ -17,7 +17,7 @@ _FAILURES = (AttributeError, AssertionError, LookupError, RuntimeError, TypeErro
 
 def call_arguments(model: nn.Module, inputs: object) -> tuple[Args, Kwargs]:
     """Return the arguments of one call: the given ones, or small ones for a model of `transformers`."""
-    return ((), default_inputs(model)) if inputs is None else to_call_arguments(inputs)
+    return ((), default_inputs(model)) if inputs is None else checks.call_arguments(inputs)
 
 
 def default_inputs(model: nn.Module) -> dict[str, Tensor]:

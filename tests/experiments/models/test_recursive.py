@@ -331,7 +331,7 @@ def test_compiled_prediction_equals_the_eager_one(monkeypatch):
         ({"expansion": 0.0}, "expansion must be positive and finite, got 0"),
         ({"expansion": math.nan}, "expansion must be positive and finite"),
         ({"expansion": 1e-3}, "expansion 0.001 leaves no inner width at dim"),
-        ({"inner_multiple": 0}, "inner_multiple must be a whole number and at least 1, got 0"),
+        ({"inner_multiple": 0}, "inner_multiple must be a whole number, at least 1, got 0"),
         ({"halting_weight": math.nan}, r"halting_weight must lie in \[0, inf\), got nan"),
         ({"halting_weight": -1.0}, r"halting_weight must lie in \[0, inf\), got -1.0"),
     ],

@@ -284,7 +284,7 @@ def test_weights_that_do_not_fit_are_named(change, sentence, arc_over_positions,
         ({"puzzle_emb_len": 10**30}, "asks for larger tensors than there can be"),
         ({"mlp_t": "no"}, "has mlp_t 'no'; it must be true or false"),
         ({"name": 3}, "is of 3, not of the recursive model"),
-        ({"H_cycles": 0}, "all_config.yaml: h_cycles must be a whole number and at least 1"),
+        ({"H_cycles": 0}, "all_config.yaml: h_cycles must be a whole number, at least 1"),
         ({"L_cycles": None}, "lacks arch.L_cycles, which the weights do not tell"),
     ],
 )

@@ -20,7 +20,7 @@ class CopyingConfig(TaskConfig):
     """Decides the rows."""
 
     def __post_init__(self) -> None:
-        checks.at_least_one(self.width, "width")
+        checks.whole_number(self.width, "width")
 
     def build(self) -> "Copying":
         return Copying(self)

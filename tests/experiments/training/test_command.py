@@ -211,8 +211,8 @@ def test_ctrl_c_while_the_puzzles_are_prepared_is_one_line(tmp_path, capsys, mon
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--variants", "0"], "variants must be a whole number and at least 1, got 0"),
-        (["--batch", "0"], "batch must be a whole number and at least 1, got 0"),
+        (["--variants", "0"], "variants must be a whole number, at least 1, got 0"),
+        (["--batch", "0"], "batch must be a whole number, at least 1, got 0"),
         (["--variants", "1", "--sample-seed", str(10**23)], "sample_seed must lie between"),
     ],
 )

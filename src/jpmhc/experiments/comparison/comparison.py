@@ -47,16 +47,16 @@ class Comparison:
     """Files comparison.json of other folders with the same settings, whose runs are taken over."""
 
     def __post_init__(self) -> None:
-        checks.at_least_one(self.processes, "processes")
+        checks.whole_number(self.processes, "processes")
         if self.minutes is not None:
-            checks.to_positive_number(self.minutes, "minutes")
+            checks.positive_number(self.minutes, "minutes")
         for name, values in (("arms", self.arms), ("seeds", self.seeds), ("learning rates", self.rates)):
             if not values or len(set(values)) < len(values):
                 raise ValueError(
                     f"{name} must be one or more, each named once, not {' '.join(map(str, values)) or 'none'}"
                 )
         for rate in self.rates:
-            checks.to_positive_number(rate, "each learning rate")
+            checks.positive_number(rate, "each learning rate")
         for seed in self.seeds:
             counter.refuse_seed(seed, "each seed")
         if self.device == "cuda" and not torch.cuda.is_available():

@@ -91,11 +91,11 @@ class LanguageExperiment(Experiment):
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
-            checks.at_least_one(getattr(self, name), name)
+            checks.whole_number(getattr(self, name), name)
         for name in ("warmup", "weight_decay"):
             checks.inside(getattr(self, name), "[0, inf)", name)
         for name in ("lr", "clip", "time_factor"):
-            checks.to_positive_number(getattr(self, name), name)
+            checks.positive_number(getattr(self, name), name)
         for beta in self.betas:
             checks.inside(beta, "[0, 1)", "betas")
         checks.choice(self.optimizer, ("adamw", "muon"), "optimizer")

@@ -53,8 +53,8 @@ class Choices:
     """Options of the run's task to change, by name; the task's configuration says which it allows."""
 
     def __post_init__(self) -> None:
-        checks.at_least_one(self.variants, "variants")
-        checks.at_least_one(self.batch, "batch")
+        checks.optional_whole_number(self.variants, "variants")
+        checks.whole_number(self.batch, "batch")
         counter.refuse_seed(self.sample_seed, "sample_seed")
         if self.sample_seed and self.variants is None:
             raise ValueError("sample_seed decides which variants are drawn: say how many with --variants")

@@ -49,9 +49,9 @@ class ArcDecoderConfig(ConnectionConfig):
 
     def __post_init__(self) -> None:
         for name in ("dim", "layers", "heads", "inner"):
-            checks.at_least_one(getattr(self, name), name)
+            checks.whole_number(getattr(self, name), name)
         checks.inside(self.dropout, "[0, 1)", "dropout")
-        checks.to_positive_number(self.rotary_base, "rotary_base")
+        checks.positive_number(self.rotary_base, "rotary_base")
         if self.dim % (16 * self.heads):
             raise ValueError(f"dim must be a multiple of 16 · heads = {16 * self.heads}, not {self.dim}")
         super().__post_init__()

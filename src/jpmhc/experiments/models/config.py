@@ -49,8 +49,8 @@ class RecursiveConfig(ConnectionConfig):
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
-            checks.at_least_one(getattr(self, name), name)
-        checks.to_positive_number(self.expansion, "expansion")
+            checks.whole_number(getattr(self, name), name)
+        checks.positive_number(self.expansion, "expansion")
         checks.inside(self.halting_weight, "[0, inf)", "halting_weight")
         checks.inside(self.halt_exploration, "[0, 1]", "halt_exploration")
         if not inner_width(self.dim, self.expansion, self.inner_multiple):

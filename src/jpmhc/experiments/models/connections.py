@@ -70,15 +70,15 @@ class ConnectionConfig:
 
     def __post_init__(self) -> None:
         for name in ("dim", "streams"):
-            checks.at_least_one(getattr(self, name), name)
+            checks.whole_number(getattr(self, name), name)
         checks.choice(self.mixer, mixers.MIXERS, "mixer")
         if self.mixer != "identity" and self.streams == 1:
             raise ValueError(
                 f"the mixer {self.mixer!r} needs at least 2 streams, such as 4; streams=1 is the plain model"
             )
-        checks.to_positive_number(self.mixer_temperature, "mixer_temperature")
-        checks.to_positive_number(self.mixer_write_scale, "mixer_write_scale")
-        checks.to_positive_number(self.mixer_eps, "mixer_eps")
+        checks.positive_number(self.mixer_temperature, "mixer_temperature")
+        checks.positive_number(self.mixer_write_scale, "mixer_write_scale")
+        checks.positive_number(self.mixer_eps, "mixer_eps")
         if self.plain:
             self._refuse_options_of_connections()
         else:

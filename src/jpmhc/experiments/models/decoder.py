@@ -52,9 +52,9 @@ class DecoderConfig(ConnectionConfig):
 
     def __post_init__(self) -> None:
         for name in ("dim", "layers", "heads", "length", "vocabulary"):
-            checks.at_least_one(getattr(self, name), name)
-        checks.to_positive_number(self.expansion, "expansion")
-        checks.to_positive_number(self.embedding_std, "embedding_std")
+            checks.whole_number(getattr(self, name), name)
+        checks.positive_number(self.expansion, "expansion")
+        checks.positive_number(self.embedding_std, "embedding_std")
         checks.inside(self.extra_inner, "[0, inf)", "extra_inner")
         if self.dim % (2 * self.heads):
             raise ValueError(f"dim must be a multiple of 2 · heads = {2 * self.heads}, not {self.dim}")

@@ -71,7 +71,7 @@ class Generator:
     """
 
     def __init__(self, model: ArcDecoder, slots: int, capacity: int) -> None:
-        checks.at_least_one(slots, "slots")
+        checks.whole_number(slots, "slots")
         config = model.config
         self.model, self.slots, self.capacity = model, slots, capacity
         self.device = device = model.tokens.device

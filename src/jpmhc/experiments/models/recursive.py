@@ -215,7 +215,7 @@ class RecursiveModel(nn.Module):
     def __init__(self, config: RecursiveConfig, vocabulary: int, length: int, identifiers: int) -> None:
         super().__init__()
         for name, value in (("vocabulary", vocabulary), ("length", length), ("identifiers", identifiers)):
-            checks.at_least_one(value, name)
+            checks.whole_number(value, name)
         self.config = config
         self.core = RecursiveCore(config, vocabulary, length)
         self.puzzles = PuzzleTable(identifiers, config.dim)

@@ -124,7 +124,7 @@ def prepare_tokens(
     sources = tuple(folders) or (Path(sysconfig.get_paths()["stdlib"]), Path(sysconfig.get_paths()["purelib"]))
     suffixes = SUFFIXES if folders else PYTHON_SUFFIXES
     if vocabulary is not None:
-        checks.to_whole_number(vocabulary, "vocabulary", 300)
+        checks.whole_number(vocabulary, "vocabulary", 300)
         checks.inside(vocabulary, f"[300, {LARGEST_VOCABULARY}]", "vocabulary")
     texts = dict(sorted(read_files(sources, suffixes)))
     training = sum(len(text) for key, text in texts.items() if not _is_validation(key))

@@ -104,7 +104,7 @@ class ArcDecoderRun:
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
-            checks.at_least_one(getattr(self, name), name)
+            checks.optional_whole_number(getattr(self, name), name)
         for interval, names in _INTERVALS.items():
             for name in names:
                 if getattr(self, name) is not None:

@@ -123,7 +123,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for name in (*_COUNTS, "evaluate_variants", "threads", "stop_at"):
-            checks.at_least_one(getattr(self, name), name)
+            checks.optional_whole_number(getattr(self, name), name)
         for interval, names in _INTERVALS.items():
             for name in names:
                 checks.inside(getattr(self, name), interval, name)

@@ -30,8 +30,8 @@ class Question:
     reversible: bool = False
 
     def __post_init__(self) -> None:
-        checks.at_least_one(self.n, "the number of streams")
-        checks.at_least_one(self.size, "the size of a set")
+        checks.whole_number(self.n, "the number of streams")
+        checks.whole_number(self.size, "the size of a set")
         symmetric_group.check_degree(self.n)
         if self.size > factorial(self.n):
             raise ValueError(

@@ -117,8 +117,8 @@ def prepare_search(
     """
     if method not in ("auto", "exhaustive", "local"):
         raise ValueError(f"the method must be auto, exhaustive or local, not {method!r}.")
-    checks.at_least_one(moves, "the number of moves")
-    checks.at_least_one(workers, "the number of workers")
+    checks.optional_whole_number(moves, "the number of moves")
+    checks.optional_whole_number(workers, "the number of workers")
     if seed is not None and (not isinstance(seed, int) or seed < 0):
         raise ValueError(f"the seed must be a whole number and not negative, got {seed!r}.")
     possible = question.n <= EXHAUSTIVE_DEGREE

@@ -90,7 +90,7 @@ def test_scorer_counts_puzzles_and_cells() -> None:
     ("options", "message"),
     [
         ({"size": 5}, "4, 6 or 9"),
-        ({"puzzles": 0}, "puzzles must be a whole number and at least 1, got 0"),
+        ({"puzzles": 0}, "puzzles must be a whole number, at least 1, got 0"),
         ({"test_share": 1.0}, r"test_share must lie in \(0, 1\), got 1.0"),
         ({"extra_clues": -1}, r"extra_clues must lie in \[0, 16\], got -1"),
     ],

@@ -211,7 +211,7 @@ class PackedPairs:
     """
 
     def __init__(self, arc: Arc, length: int, seed: int) -> None:
-        checks.at_least_one(length, "length")
+        checks.whole_number(length, "length")
         self.arc, self.length, self.seed = arc, length, seed
         self.most = max(2, length // 32)  # sequences of a pack, and one that fills it up
         self.puzzle, self.pair = _without_tests(arc)

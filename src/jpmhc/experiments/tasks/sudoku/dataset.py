@@ -48,8 +48,8 @@ class SudokuConfig(TaskConfig):
 
     def __post_init__(self) -> None:
         geometry = grids.Geometry(self.size)
-        checks.at_least_one(self.puzzles, "puzzles")
-        checks.at_least_one(self.test_puzzles, "test_puzzles")
+        checks.whole_number(self.puzzles, "puzzles")
+        checks.whole_number(self.test_puzzles, "test_puzzles")
         checks.inside(self.test_share, "(0, 1)", "test_share")
         checks.inside(self.extra_clues, f"[0, {geometry.cells}]", "extra_clues")
 
