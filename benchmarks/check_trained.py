@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import jpmhc
 from harness import write_csv
 from jpmhc.diagnose import Diagnosis, Spectrum
-from jpmhc.diagnose.theory import TheoryComparison
+from jpmhc.diagnose.compare import TheoryComparison
 from jpmhc.experiments.comparison.experiment import PLAIN, configure_mixer
 from jpmhc.experiments.models import RecursiveConfig, RecursiveModel
 from jpmhc.experiments.models.decoder import Decoder, DecoderConfig

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jpmhc.diagnose.compare import TheoryComparison
 from jpmhc.diagnose.layers import LayerMeasurement, StreamStatistics
 from jpmhc.diagnose.methods import Part, describe_time
 from jpmhc.diagnose.spectrum import EXPLODED, Spectrum
-from jpmhc.diagnose.theory import TheoryComparison
 from jpmhc.spectra.density import COLLAPSED, Density
 
 _QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
@@ -27,6 +27,7 @@ _AGREES = 0.05
 _FAR_OFF = 1.5
 # Above this, sublayers are called aligned; below its inverse, they cancel each other.
 _ALIGNED = 1.25
+_NUMBERS = ("no", "one", "two", "three", "four", "five", "six")
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,9 +79,10 @@ class Diagnosis:
             parts = (
                 (f"layers, token {item.position}", item.measured),
                 ("… theory", item.predicted),
-                ("… sublayers rotated", item.rotated),
+                ("… with shared modes", item.rotated),
                 (f"mean stream, token {item.position}", item.mean_stream),
                 ("… theory", item.mean_predicted),
+                ("… with shared modes", item.mean_rotated),
             )
             yield from ((name, part) for name, part in parts if part is not None)
 
@@ -241,7 +243,7 @@ def _theory(diagnosis: Diagnosis) -> str:
             f"Theory: of {len(diagnosis.layers)} layers one alone was followed, whose singular values the theory is "
             "given: nothing was predicted."
         )
-    line = f"Theory: {_describe_bulk(diagnosis, known)}{_describe_tail(known)}"
+    line = f"Theory: {_describe_bulk(diagnosis, known)}{_describe_tail(known)}{_describe_modes(known)}"
     aligned = [item.aligned for item in known if item.rotated is not None]
     if not aligned:
         return f"{line}; whether sublayers are aligned was too costly to find out."
@@ -251,6 +253,23 @@ def _theory(diagnosis: Diagnosis) -> str:
     if value < 1 / _ALIGNED:
         return f"{line}; aligned {value:.2f}: sublayers weaken each other's largest directions."
     return f"{line}; aligned {value:.2f}: the largest directions grow as much as those of rotated sublayers."
+
+
+def _describe_modes(known: Sequence[TheoryComparison]) -> str:
+    """Say how many modes the layers share, how much they carry, and what the theory with them predicts."""
+    modes = [item.modes for item in known if item.modes is not None]
+    count = max((one.count for one in modes), default=0)
+    if count == 0:
+        return ""
+    number = _NUMBERS[count] if count < len(_NUMBERS) else str(count)
+    share = float(np.mean([one.share for one in modes]))
+    line = (
+        f"; {number} direction{'s' if count > 1 else ''} in the space of layers {'carry' if count > 1 else 'carries'} "
+        f"{share:.0%} of what the sublayers add: layers work together, and gains add up"
+    )
+    pairs = [(item.rotated_kolmogorov, item.mean_rotated_kolmogorov) for item in known if item.rotated is not None]
+    worst = [max(value for value in pair if not np.isnan(value)) for pair in pairs]
+    return f"{line} (with these modes KS {np.mean(worst):.2g})" if worst else line
 
 
 def _describe_bulk(diagnosis: Diagnosis, known: Sequence[TheoryComparison]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,7 +39,22 @@ class LayerMeasurement:
     predicted: float = float("nan")
 
 
-def measure_gain(call: LayerCall, vectors: Tensor, position: int | None = None) -> tuple[float, float]:
+class Gain(NamedTuple):
+    """A layer's Jacobian, estimated from a few random vectors.
+
+    Attributes:
+        skip: Its mean diagonal, a multiple of the identity.
+        gain: The mean squared singular value of the rest.
+        sketch: The products of the transposed rest with the vectors. The inner products of two layers' sketches, with
+            the same vectors, estimate those of the matrices. [k, size]
+    """
+
+    skip: float
+    gain: float
+    sketch: Tensor
+
+
+def measure_gain(call: LayerCall, vectors: Tensor, position: int | None = None) -> Gain:
     """Estimate a layer's skip and gain from a few random vectors, over all tokens or at one of them.
 
     Args:
@@ -52,7 +68,8 @@ def measure_gain(call: LayerCall, vectors: Tensor, position: int | None = None) 
     back = jacobian.multiply_transposed(vectors)
     square = float(back.double().square().sum(-1).mean() / size)
     skip = float((back * vectors).double().sum(-1).mean() / size)
-    return skip, max(square - skip**2, 0.0)
+    sketch = (back - skip * vectors if back.shape == vectors.shape else back).cpu()
+    return Gain(skip, max(square - skip**2, 0.0), sketch)
 
 
 def measure_sublayer(call: LayerCall, position: int, chunk: int, batched: bool) -> tuple[float, Tensor]:

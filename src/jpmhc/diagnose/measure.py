@@ -14,12 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from jpmhc import checks, spectra
+from jpmhc import checks
+from jpmhc.diagnose.compare import TheoryComparison, compare_token, draw_vectors
 from jpmhc.diagnose.diagnosis import Diagnosis
 from jpmhc.diagnose.jacobian import Jacobian, Linearised, linearise, plain_connections, shared_positions
-from jpmhc.diagnose.layers import LayerMeasurement, measure_gain, measure_gradients, measure_streams, measure_sublayer
+from jpmhc.diagnose.layers import LayerMeasurement, measure_gain, measure_gradients, measure_streams
 from jpmhc.diagnose.methods import (
     METHODS,
+    SVD_SECONDS,
     Part,
     describe_bytes,
     describe_time,
@@ -41,14 +43,6 @@ from jpmhc.diagnose.run import (
     run_between,
 )
 from jpmhc.diagnose.spectrum import Spectrum
-from jpmhc.diagnose.theory import (
-    TheoryComparison,
-    find_distances,
-    make_network,
-    predict_spectrum,
-    rotate_sublayers,
-    token_coefficients,
-)
 
 # The shares of a diagnosis's time.
 _SHARES = {"whole": 0.4, "tokens": 0.15, "layers": 0.25, "sublayers": 0.2}
@@ -223,21 +217,22 @@ class _Work:
         self.layers_at = linearise(self._run_layers, first, last, positions, name, self.seed)
         self.layer_positions = self._plan_tokens("all layers at token", self.layers_at, "layers", tokens)
         width = self.chain[0].inside.shape[-1]
-        cost = len(self.layer_positions) * width * self.at.seconds["row"]
         wide = width * self.chain[0].streams
+        # the rows of every sublayer, and the decomposition of the rotated layers
+        cost = len(self.layer_positions) * (width * self.at.seconds["row"] + SVD_SECONDS * wide**3)
         # A sublayer's own Jacobian at every token of an image or the like has no width to speak of.
         plain = math.prod(positions) * width == self.chain[0].inside.numel()
         self.rotating = plain and wide <= _WIDEST and 0 < cost < _SHARES["sublayers"] * self.seconds
         self.rotating_seconds = cost if self.rotating else 0.0
         if not self.rotating and self.layer_positions:
             self.notes.append(
-                f"the sublayers' singular values would take {describe_time(cost)}: their gains alone are measured, and "
-                "sublayers are not rotated; a larger seconds= allows it"
+                f"the sublayers' singular values would take {describe_time(cost)}: their gains and shared modes are "
+                "estimated from random vectors, and sublayers are not rotated; a larger seconds= allows it"
             )
         if len({call.module for call in self.chain}) < len(self.chain):
             self.notes.append(
-                "some layers share their weights, and the theory here assumes independent ones; "
-                "spectra.Network(..., tied=labels) has the law for shared weights"
+                "some layers share their weights: they show as shared modes, and the free theory assumes independent "
+                "ones; spectra.Network(..., tied=labels) has the law for shared weights"
             )
         if len(self.chain) < len(self.calls):
             self.notes.append(
@@ -275,8 +270,12 @@ class _Work:
         memory = self.saved + max(part.bytes for part in parts)
         lines = [f"from {self.ends.start_name} to {self.ends.stop_name}", *map(str, parts)]
         if self.rotating:
+            depth, streams, width = len(self.chain), self.chain[0].streams, self.chain[0].inside.shape[-1]
+            # matrices, their stack and rotated copies; the map of all streams, its product and its decomposition
+            matrices = 8 * (4 * depth * width**2 + 4 * (streams * width) ** 2)
             lines.append(
-                f"the Jacobian of every sublayer at those tokens, about {describe_time(self.rotating_seconds)}"
+                "the Jacobian of every sublayer at those tokens and its shared modes, about "
+                f"{describe_time(self.rotating_seconds)} and {describe_bytes(matrices)}"
             )
         return [*lines, f"in all about {describe_time(total)} and {describe_bytes(memory)} with the model's own graph"]
 
@@ -297,10 +296,6 @@ class _Work:
 
         return count
 
-    def _vectors(self, size: int, seed: int) -> Tensor:
-        generator = torch.Generator().manual_seed(seed)
-        return torch.randn(_VECTORS, size, generator=generator).to(self.at.y.device, self.at.y.dtype)
-
     def measure_layers(self, comparisons: Sequence[TheoryComparison]) -> list[LayerMeasurement]:
         """Measure every layer's gain and gradient, and the similarity of the streams after it.
 
@@ -309,13 +304,15 @@ class _Work:
         """
         if not self.calls:
             return []
-        gradients = measure_gradients(self.calls, self.at.y, self._vectors(self.at.y.numel(), self.seed + 1))
+        gradients = measure_gradients(
+            self.calls, self.at.y, draw_vectors(_VECTORS, self.at.y.numel(), self.at.y, self.seed + 1)
+        )
         total, count = Counter(call.name for call in self.calls), Counter[str]()
         layers = []
         for call, gradient in zip(self.calls, gradients):
             count[call.name] += 1
             name = call.name if total[call.name] == 1 else f"{call.name} (call {count[call.name]})"
-            skip, gain = measure_gain(call, self._vectors(call.output.numel(), self.seed + 2))
+            skip, gain, _ = measure_gain(call, draw_vectors(_VECTORS, call.output.numel(), self.at.y, self.seed + 2))
             streams = measure_streams([call]) if call.coefficients is not None else None
             similarity = float(streams.similarity[0]) if streams else 1.0
             dominance = float(streams.dominance[0]) if streams else 1.0
@@ -333,68 +330,16 @@ class _Work:
     def compare(self, position: int) -> TheoryComparison:
         """Measure the map through all layers at one token, and compare it with the theory."""
         assert self.layers_at is not None
-        part, jacobian = self.layer_positions[position], Jacobian(self.layers_at, position)
-        n = self.chain[0].streams
-        mean_stream = None
-        if part.method == "dense":
-            matrix = measure_matrix(jacobian, part.chunk, self._count(part))
-            measured = spectrum_of(matrix)
-            width = len(matrix) // n
-            by_stream = matrix.double().reshape(n, width, n, width)
-            blocks = by_stream.square().sum((1, 3)) / width
-            mean_stream = spectrum_of(by_stream.sum((0, 2)) / n, matrix.dtype) if n > 1 else None
-        else:
-            measured = self.measure(part, jacobian)
-            blocks = self._estimate_blocks(jacobian, n)
-        skips, gains, matrices = [], [], []
-        for call in self.chain:
-            if self.rotating:
-                skip, matrix = measure_sublayer(call, position, part.chunk or 1, self.layers_at.batched)
-                matrices.append(matrix)
-                gain = float(matrix.square().sum() / len(matrix))
-            else:
-                size = call.output.numel() // math.prod(call.positions)
-                skip, gain = measure_gain(call, self._vectors(size, self.seed + 3), position)
-            skips.append(skip)
-            gains.append(gain)
-        variance = torch.tensor(gains, dtype=torch.float64)
-        layers = token_coefficients(self.chain, skips, position)
-        network = make_network(layers, variance, matrices)
-        predicted, note = predict_spectrum(network)
-        # Whether the map ends with all streams or with their mean.
-        all_streams = self.at.y.shape == self.chain[-1].after.shape
-        end = torch.eye(n, dtype=torch.float64) if all_streams else None
-        mean_predicted, mean_ks = None, math.nan
-        if mean_stream is not None:
-            mean_predicted, _ = predict_spectrum(network.end_to_end())
-            mean_ks = math.nan if mean_predicted is None else find_distances(mean_stream, mean_predicted)[1]
-        w1, ks = (math.nan, math.nan) if predicted is None else find_distances(measured, predicted)
-        return TheoryComparison(
-            position=position,
-            measured=measured,
-            blocks=blocks,
-            gains=variance,
-            gradients=spectra.gradient_gains(network, end),
-            predicted=predicted,
-            wasserstein=w1,
-            kolmogorov=ks,
-            rotated=rotate_sublayers(layers, matrices, self.seed) if self.rotating else None,
-            mean_stream=mean_stream,
-            mean_predicted=mean_predicted,
-            mean_kolmogorov=mean_ks,
-            note=note,
+        part = self.layer_positions[position]
+        return compare_token(
+            self.chain,
+            Jacobian(self.layers_at, position),
+            part,
+            all_streams=self.at.y.shape == self.chain[-1].after.shape,
+            by_matrices=self.rotating,
+            seed=self.seed,
+            progress=self._count(part),
         )
-
-    def _estimate_blocks(self, jacobian: Jacobian, n: int) -> Tensor:
-        """Estimate the mean squared singular value from stream to stream by random vectors in single streams. [n, n]"""
-        vectors = self._vectors(jacobian.shape[0], self.seed + 4).reshape(_VECTORS, n, -1)
-        rows = []
-        for stream in range(n):
-            only = torch.zeros_like(vectors)
-            only[:, stream] = vectors[:, stream]
-            back = jacobian.multiply_transposed(only.flatten(1)).reshape(_VECTORS, n, -1)
-            rows.append(back.double().square().mean(0).mean(-1).cpu())
-        return torch.stack(rows)
 
 
 def _spread(count: int, among: int) -> list[int]:

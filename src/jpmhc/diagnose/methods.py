@@ -16,7 +16,7 @@ from jpmhc.spectra import trace
 
 METHODS = ("auto", "dense", "lanczos")
 # Seconds of one multiplication and addition in a singular value decomposition, and the largest matrix for it.
-_SVD = 4e-10
+SVD_SECONDS = 4e-10
 _LARGEST = 6000
 # The share of the free memory for one measurement.
 _SHARE = 0.4
@@ -83,7 +83,7 @@ def plan_part(what: str, jacobian: Jacobian, saved: int, seconds: float, method:
     # A batched backward pass holds about a quarter of the graph for each row at its peak.
     chunk = max(1, min(_CHUNK, rows, int(free_bytes / max(saved / 4, 1)))) if at.batched else min(_CHUNK, rows)
     small = min(rows, columns)
-    dense_seconds = rows * at.seconds["row"] + _SVD * rows * columns * small
+    dense_seconds = rows * at.seconds["row"] + SVD_SECONDS * rows * columns * small
     dense_bytes = rows * columns * (at.y.dtype.itemsize + 16) + chunk * saved // 4 * at.batched
     fits = dense_bytes < _SHARE * free_memory(torch.device("cpu")) and small <= _LARGEST
     if method == "dense" or (method == "auto" and fits and dense_seconds < seconds):

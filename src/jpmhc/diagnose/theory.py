@@ -1,10 +1,10 @@
-"""The theory's spectrum for a token's coefficients and gains, beside the measured spectrum."""
+"""The theory's spectrum for a token's coefficients and gains, and the same layers with rotated sublayers."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,60 +14,15 @@ from jpmhc import spectra
 from jpmhc.diagnose.layers import effective_coefficients
 from jpmhc.diagnose.methods import spectrum_of
 from jpmhc.diagnose.record import LayerCall
+from jpmhc.diagnose.shared_modes import SharedModes, split_shared
 from jpmhc.diagnose.spectrum import Spectrum
 from jpmhc.manifolds import orthogonal
 from jpmhc.spectra import sublayers
 
 # KS ignores relative shifts of singular values up to this size.
 _LEEWAY = 0.01
-
-
-@dataclass(frozen=True, eq=False)
-class TheoryComparison:
-    """One token's Jacobian through all layers, measured and predicted.
-
-    Attributes:
-        position: The token's number.
-        measured: The spectrum of the streams after the last layer by those before the first.
-        blocks: Mean squared singular value from stream j to stream i. [n, n]
-        gains: Mean squared singular value of each sublayer at this token, without its multiple of the identity. [L]
-        gradients: The theory's mean squared singular value of the derivative of the mean stream (or of all streams, if
-            the map ends with them) by each sublayer's output. [L]
-        predicted: The theory's density; None if it has none.
-        wasserstein: W1 between prediction and measurement, in singular values.
-        kolmogorov: KS between prediction and measurement, see `find_distances`.
-        rotated: The spectrum with random singular vectors in every sublayer; None if it was too costly.
-        mean_stream: The spectrum of the same map from n copies of a stream to their mean, which is the model's own map;
-            None for one stream, or if the map was not measured densely.
-        mean_predicted: The theory's density for `mean_stream`.
-        mean_kolmogorov: KS between the two.
-        note: The reason for a missing prediction, or the theory's warnings.
-    """
-
-    position: int
-    measured: Spectrum
-    blocks: Tensor
-    gains: Tensor
-    gradients: Tensor
-    predicted: spectra.Density | None = None
-    wasserstein: float = float("nan")
-    kolmogorov: float = float("nan")
-    rotated: Spectrum | None = None
-    mean_stream: Spectrum | None = None
-    mean_predicted: spectra.Density | None = None
-    mean_kolmogorov: float = float("nan")
-    note: str = ""
-
-    def __repr__(self) -> str:
-        return (
-            f"TheoryComparison(position={self.position}, wasserstein={self.wasserstein:.3g}, "
-            f"kolmogorov={self.kolmogorov:.3g}, measured={self.measured!r}, predicted={self.predicted!r})"
-        )
-
-    @property
-    def aligned(self) -> float:
-        """The measured 99 % quantile over the rotated one: above 1, layers amplify each other's directions."""
-        return float("nan") if self.rotated is None else self.measured.quantile(0.99) / self.rotated.quantile(0.99)
+# Rotated sublayers are drawn so often that there are about so many singular values.
+_DRAWN_VALUES, _MOST_DRAWS = 512, 16
 
 
 def token_coefficients(
@@ -127,14 +82,18 @@ def predict_spectrum(network: spectra.Network) -> tuple[spectra.Density | None, 
     return density, "; ".join(str(warning.message) for warning in messages)
 
 
-def find_distances(measured: Spectrum, predicted: spectra.Density) -> tuple[float, float]:
+def find_distances(measured: Spectrum, predicted: spectra.Density | Spectrum) -> tuple[float, float]:
     """Return W1 in singular values, and KS with a tolerance of 1 % in each singular value.
 
     Skips alone give many equal singular values, which the theory smooths: without the tolerance KS would find half of
     them on the wrong side. KS leaves out singular values below the floor, and the uncertainty of a quadrature with few
     nodes.
     """
-    grid, cumulative = predicted.x.sqrt().numpy(), predicted.cumulative().numpy()
+    if isinstance(predicted, Spectrum):
+        (grid, cumulative), w1 = predicted.cumulative(), predicted.wasserstein(measured)
+    else:
+        grid, cumulative = predicted.x.sqrt().numpy(), predicted.cumulative().numpy()
+        w1 = predicted.wasserstein(measured.squares())
 
     def theory(at: np.ndarray) -> np.ndarray:
         return np.interp(at, grid, cumulative, left=cumulative[0], right=1.0)
@@ -143,7 +102,7 @@ def find_distances(measured: Spectrum, predicted: spectra.Density) -> tuple[floa
     points = points[points >= max(grid[0], measured.floor)]
     lower, upper = measured.bound_cumulative(points)
     over, under = theory(points * (1 - _LEEWAY)) - upper, lower - theory(points * (1 + _LEEWAY))
-    return predicted.wasserstein(measured.squares()), float(max(over.max(initial=0.0), under.max(initial=0.0)))
+    return w1, float(max(over.max(initial=0.0), under.max(initial=0.0)))
 
 
 def compose_layers(layers: Sequence[tuple[Tensor, Tensor, Tensor]], matrices: Sequence[Tensor]) -> Tensor:
@@ -164,19 +123,44 @@ def compose_layers(layers: Sequence[tuple[Tensor, Tensor, Tensor]], matrices: Se
 
 
 def rotate_sublayers(
-    layers: Sequence[tuple[Tensor, Tensor, Tensor]], matrices: Sequence[Tensor], seed: int
-) -> Spectrum:
-    """Compute the spectrum of the same layers with random singular vectors in every sublayer.
+    layers: Sequence[tuple[Tensor, Tensor, Tensor]],
+    matrices: Sequence[Tensor],
+    seed: int,
+    modes: SharedModes | None = None,
+) -> tuple[Spectrum, Spectrum]:
+    """Compute the spectra of the same layers with random singular vectors in every sublayer: J and T.
+
+    Shared parts stay as they are; the own parts alone are rotated. Small matrices are drawn several times.
 
     Args:
         layers: Read, write and skip of each layer.
         matrices: The sublayers' Jacobians. [d, d] each
         seed: Of the random orthogonal matrices.
+        modes: The shared modes of the layers, if there are any.
     """
     generator = torch.Generator().manual_seed(seed)
+    parts = [(0.0, m) for m in matrices] if modes is None else split_shared(matrices, modes)
+    n, width = len(layers[0][0]), len(matrices[0])
+    streams, means = [], []
+    for _ in range(max(1, min(_MOST_DRAWS, _DRAWN_VALUES // (n * width)))):
+        turned = []
+        for shared, own in parts:
+            left, right = (orthogonal.sample(width, generator=generator) for _ in range(2))
+            turned.append(shared + left @ own @ right)
+        matrix = compose_layers(layers, turned)
+        streams.append(spectrum_of(matrix))
+        means.append(spectrum_of(mean_stream_of(matrix, n)) if n > 1 else streams[-1])
+    return _merge(streams), _merge(means)
 
-    def rotate(matrix: Tensor) -> Tensor:
-        left, right = (orthogonal.sample(len(matrix), generator=generator) for _ in range(2))
-        return left @ (torch.linalg.svdvals(matrix.double()).unsqueeze(-1) * right)
 
-    return spectrum_of(compose_layers(layers, [rotate(matrix) for matrix in matrices]))
+def mean_stream_of(matrix: Tensor, streams: int) -> Tensor:
+    """Return the map from n copies of a stream to their mean, of a map of all streams. [n d, n d] → [d, d]"""
+    width = len(matrix) // streams
+    return matrix.double().reshape(streams, width, streams, width).sum((0, 2)) / streams
+
+
+def _merge(drawn: Sequence[Spectrum]) -> Spectrum:
+    """Return the dense spectra of several draws as one."""
+    values = np.sort(np.concatenate([spectrum.values[0] for spectrum in drawn]))[None]
+    floor = max(spectrum.floor for spectrum in drawn)
+    return replace(drawn[0], values=values, weights=np.full_like(values, 1 / values.shape[1]), floor=floor)

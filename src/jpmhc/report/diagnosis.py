@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from jpmhc.diagnose import Diagnosis, Spectrum
-from jpmhc.diagnose.theory import TheoryComparison
+from jpmhc.diagnose.compare import TheoryComparison
 from jpmhc.files import write_csv
 from jpmhc.report.charts import Axis, Chart, Line, draw_figure
 from jpmhc.report.page import Folded, Section, Table, render_page, show_matrix
@@ -65,7 +65,7 @@ def write_singular_values(diagnosis: Diagnosis, path: Path) -> Path:
     for item in diagnosis.comparisons:
         spectra[f"layers, token {item.position}"] = item.measured
         if item.rotated is not None:
-            spectra[f"sublayers rotated, token {item.position}"] = item.rotated
+            spectra[f"with shared modes, token {item.position}"] = item.rotated
     rows = (
         (name, probe, f"{s:.7g}", f"{w:.7g}")
         for name, spectrum in spectra.items()
@@ -113,7 +113,7 @@ def _draw_map(diagnosis: Diagnosis) -> Chart:
 def _draw_theory(item: TheoryComparison) -> Chart:
     lines = [_draw_spectrum("measured", item.measured, COMPARED[0])]
     if item.rotated is not None:
-        name = f"sublayers rotated (aligned {item.aligned:.2f})"
+        name = f"with {item.modes.count if item.modes else 0} shared modes (KS {item.rotated_kolmogorov:.2g})"
         lines.append(_draw_spectrum(name, item.rotated, COMPARED[1]))
     if item.predicted is not None:
         s, shares = item.predicted.x.sqrt().numpy(), item.predicted.cumulative().numpy()

@@ -1,0 +1,190 @@
+"""A token's Jacobian through all layers, measured and compared with the theory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from jpmhc import spectra
+from jpmhc.diagnose.jacobian import Jacobian
+from jpmhc.diagnose.layers import measure_gain, measure_sublayer
+from jpmhc.diagnose.methods import Part, measure_matrix, measure_quadrature, spectrum_of
+from jpmhc.diagnose.record import LayerCall
+from jpmhc.diagnose.shared_modes import SharedModes, find_modes, multiply_all
+from jpmhc.diagnose.spectrum import Spectrum
+from jpmhc.diagnose.theory import (
+    find_distances,
+    make_network,
+    mean_stream_of,
+    predict_spectrum,
+    rotate_sublayers,
+    token_coefficients,
+)
+
+# Random vectors for blocks from stream to stream, and for the sublayers' gains and shared modes.
+_VECTORS, _PROBES = 4, 16
+
+
+@dataclass(frozen=True, eq=False)
+class TheoryComparison:
+    """One token's Jacobian through all layers, measured and predicted.
+
+    Attributes:
+        position: The token's number.
+        measured: The spectrum of the streams after the last layer by those before the first.
+        blocks: Mean squared singular value from stream j to stream i. [n, n]
+        gains: Mean squared singular value of each sublayer at this token, without its multiple of the identity. [L]
+        gradients: The theory's mean squared singular value of the derivative of the mean stream (or of all streams, if
+            the map ends with them) by each sublayer's output. [L]
+        predicted: The theory's density; None if it has none.
+        wasserstein: W1 between prediction and measurement, in singular values.
+        kolmogorov: KS between prediction and measurement, see `find_distances`.
+        modes: The shared modes of the sublayers at this token; None for a single layer.
+        rotated: The spectrum with shared modes as they are and random singular vectors in the rest of every sublayer;
+            None if it was too costly.
+        rotated_kolmogorov: KS between the rotated spectrum and the measurement: the theory's with shared modes.
+        mean_stream: The spectrum of the same map from n copies of a stream to their mean, which is the model's own map;
+            None for one stream, or if the map was not measured densely.
+        mean_predicted: The theory's density for `mean_stream`.
+        mean_kolmogorov: KS between the two.
+        mean_rotated: The rotated spectrum for `mean_stream`.
+        mean_rotated_kolmogorov: KS between the two.
+        note: The reason for a missing prediction, or the theory's warnings.
+    """
+
+    position: int
+    measured: Spectrum
+    blocks: Tensor
+    gains: Tensor
+    gradients: Tensor
+    predicted: spectra.Density | None = None
+    wasserstein: float = float("nan")
+    kolmogorov: float = float("nan")
+    modes: SharedModes | None = None
+    rotated: Spectrum | None = None
+    rotated_kolmogorov: float = float("nan")
+    mean_stream: Spectrum | None = None
+    mean_predicted: spectra.Density | None = None
+    mean_kolmogorov: float = float("nan")
+    mean_rotated: Spectrum | None = None
+    mean_rotated_kolmogorov: float = float("nan")
+    note: str = ""
+
+    def __repr__(self) -> str:
+        return (
+            f"TheoryComparison(position={self.position}, wasserstein={self.wasserstein:.3g}, "
+            f"kolmogorov={self.kolmogorov:.3g}, measured={self.measured!r}, predicted={self.predicted!r})"
+        )
+
+    @property
+    def aligned(self) -> float:
+        """The measured 99 % quantile over the rotated one: above 1, layers amplify each other's directions."""
+        return float("nan") if self.rotated is None else self.measured.quantile(0.99) / self.rotated.quantile(0.99)
+
+
+def compare_token(
+    chain: Sequence[LayerCall],
+    jacobian: Jacobian,
+    part: Part,
+    *,
+    all_streams: bool,
+    by_matrices: bool,
+    seed: int,
+    progress: Callable[[int], None],
+) -> TheoryComparison:
+    """Measure the map through all layers at one token, and compare it with the theory.
+
+    Args:
+        chain: The layers.
+        jacobian: The map through them at the token.
+        part: The plan of its measurement.
+        all_streams: Whether the model's own map ends with all streams, and not with their mean.
+        by_matrices: Whether every sublayer's Jacobian is computed as a matrix, for its law and for rotated draws.
+        seed: Of the random vectors.
+        progress: Called with the number of products done since the last call.
+    """
+    position, n = jacobian.position, chain[0].streams
+    assert position is not None
+    mean_stream = None
+    if part.method == "dense":
+        matrix = measure_matrix(jacobian, part.chunk, progress)
+        measured = spectrum_of(matrix)
+        blocks = matrix.double().reshape(n, len(matrix) // n, n, -1).square().sum((1, 3)) / (len(matrix) // n)
+        mean_stream = spectrum_of(mean_stream_of(matrix, n), matrix.dtype) if n > 1 else None
+    else:
+        measured = measure_quadrature(jacobian, part.probes, part.steps, seed, progress)
+        blocks = _estimate_blocks(jacobian, n, seed + 4)
+    skips, variance, matrices, modes = _measure_sublayers(chain, jacobian, part.chunk, by_matrices, seed + 3)
+    layers = token_coefficients(chain, skips, position)
+    network = make_network(layers, variance, matrices)
+    predicted, note = predict_spectrum(network)
+    w1, ks = (math.nan, math.nan) if predicted is None else find_distances(measured, predicted)
+    mean_predicted, mean_ks = None, math.nan
+    if mean_stream is not None:
+        mean_predicted, _ = predict_spectrum(network.end_to_end())
+        mean_ks = math.nan if mean_predicted is None else find_distances(mean_stream, mean_predicted)[1]
+    rotated, mean_rotated = rotate_sublayers(layers, matrices, seed, modes) if matrices else (None, None)
+    end = torch.eye(n, dtype=torch.float64) if all_streams else None
+    return TheoryComparison(
+        position=position,
+        measured=measured,
+        blocks=blocks,
+        gains=variance,
+        gradients=spectra.gradient_gains(network, end),
+        predicted=predicted,
+        wasserstein=w1,
+        kolmogorov=ks,
+        modes=modes,
+        rotated=rotated,
+        rotated_kolmogorov=math.nan if rotated is None else find_distances(measured, rotated)[1],
+        mean_stream=mean_stream,
+        mean_predicted=mean_predicted,
+        mean_kolmogorov=mean_ks,
+        mean_rotated=None if mean_stream is None else mean_rotated,
+        mean_rotated_kolmogorov=(
+            math.nan if mean_stream is None or mean_rotated is None else find_distances(mean_stream, mean_rotated)[1]
+        ),
+        note=note,
+    )
+
+
+def _measure_sublayers(
+    chain: Sequence[LayerCall], jacobian: Jacobian, chunk: int, by_matrices: bool, seed: int
+) -> tuple[list[float], Tensor, list[Tensor], SharedModes | None]:
+    """Return every sublayer's multiple of the identity, the gains of the rest, its matrices, and the shared modes."""
+    position = jacobian.position
+    assert position is not None
+    if by_matrices:
+        pairs = [measure_sublayer(call, position, chunk or 1, jacobian.at.batched) for call in chain]
+        skips, matrices = [skip for skip, _ in pairs], [matrix for _, matrix in pairs]
+        gains = [float(matrix.square().sum() / len(matrix)) for matrix in matrices]
+        parts, samples = torch.stack(matrices), matrices[0].numel()
+    else:
+        size = chain[0].output.numel() // math.prod(chain[0].positions)
+        vectors = draw_vectors(_PROBES, size, jacobian.at.y, seed)
+        estimates = [measure_gain(call, vectors, position) for call in chain]
+        skips, gains, matrices = [one.skip for one in estimates], [one.gain for one in estimates], []
+        parts, samples = torch.stack([one.sketch for one in estimates]).double(), vectors.numel()
+    modes = find_modes(multiply_all(parts), samples) if len(chain) > 1 else None
+    return skips, torch.tensor(gains, dtype=torch.float64), matrices, modes
+
+
+def draw_vectors(count: int, size: int, like: Tensor, seed: int) -> Tensor:
+    """Draw standard normal vectors of a tensor's type, on its device. [count, size]"""
+    return torch.randn(count, size, generator=torch.Generator().manual_seed(seed)).to(like.device, like.dtype)
+
+
+def _estimate_blocks(jacobian: Jacobian, n: int, seed: int) -> Tensor:
+    """Estimate the mean squared singular value from stream to stream by random vectors in single streams. [n, n]"""
+    vectors = draw_vectors(_VECTORS, jacobian.shape[0], jacobian.at.y, seed).reshape(_VECTORS, n, -1)
+    rows = []
+    for stream in range(n):
+        only = torch.zeros_like(vectors)
+        only[:, stream] = vectors[:, stream]
+        back = jacobian.multiply_transposed(only.flatten(1)).reshape(_VECTORS, n, -1)
+        rows.append(back.double().square().mean(0).mean(-1).cpu())
+    return torch.stack(rows)

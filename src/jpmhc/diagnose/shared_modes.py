@@ -1,0 +1,101 @@
+r"""Shared modes: the few matrices that training adds to the sublayers' Jacobians of all layers.
+
+$R_l$ is a sublayer's Jacobian at one token without its multiple of the identity, $g_l^2 = \|R_l\|_F^2 / d$. The Gram
+matrix over layers $C_{lm} = \langle R_l, R_m \rangle / (d\, g_l g_m)$ has eigenpairs $(w_k, u_k)$. Independent $R_l$
+give the Marchenko–Pastur bulk around one; each eigenvalue above the bulk is a shared mode. The shared part of a
+sublayer, $S_l = g_l \sum_{k \le K} u_{lk} \sum_m u_{mk} R_m / g_m$, adds up coherently over layers; the own part
+$R_l - S_l$ is as good as rotated freely (docs/derivations/real_networks.md, "Trained networks share modes").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# An eigenvalue is a shared mode above this times the bulk's upper edge for independent layers: in fresh networks
+# sublayers of one kind correlate a little, by their norms and slopes.
+_ABOVE_BULK = 1.45
+
+
+@dataclass(frozen=True, eq=False)
+class SharedModes:
+    """The shared modes of a chain of layers at one token.
+
+    Attributes:
+        correlations: The Gram matrix over layers of the normalised sublayer Jacobians. [L, L]
+        eigenvalues: Its eigenvalues, descending. [L]
+        directions: The eigenvectors of the shared modes: each layer's part in each mode. [L, K]
+        shares: The share of each sublayer's squared length that lies in its shared part. [L]
+        share: The same for all layers together.
+    """
+
+    correlations: Tensor
+    eigenvalues: Tensor
+    directions: Tensor
+    shares: Tensor
+    share: float
+
+    @property
+    def count(self) -> int:
+        """The number of shared modes, K."""
+        return self.directions.shape[1]
+
+    def __repr__(self) -> str:
+        largest = ", ".join(f"{value:.3g}" for value in self.eigenvalues[: max(self.count, 1)].tolist())
+        return f"SharedModes(count={self.count}, share={self.share:.3g}, eigenvalues={largest} of {len(self.shares)})"
+
+
+def find_modes(products: Tensor, samples: int) -> SharedModes:
+    """Find the shared modes of layers from the inner products of their sublayers' Jacobians.
+
+    Args:
+        products: Inner products of the Jacobians without their multiples of the identity. [L, L]
+        samples: The number of products of entries in each inner product: d² for matrices, k d for k random probes.
+
+    Example:
+        >>> layers = torch.randn(6, 40, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        >>> layers[1:] += layers[0]
+        >>> find_modes(multiply_all(layers), 40**2).count
+        1
+    """
+    squares = products.diagonal().clamp_min(0)
+    sizes = squares.sqrt()
+    alive = sizes > 1e-12 * sizes.max()
+    inverse = torch.where(alive, 1 / sizes.clamp_min(1e-300), 0.0)
+    correlations = products * torch.outer(inverse, inverse)
+    values, vectors = torch.linalg.eigh(correlations)
+    values, vectors = values.flip(0), vectors.flip(1)
+    bulk = values[: max(int(alive.sum()), 1)].median()
+    edge = (1 + (len(values) / samples) ** 0.5) ** 2
+    count = int((values > _ABOVE_BULK * edge * bulk).sum()) if bool(alive.any()) else 0
+    directions = vectors[:, :count]
+    shares = directions.square() @ values[:count]
+    total = float(squares.sum())
+    share = float((shares * squares).sum()) / total if total > 0 else 0.0
+    return SharedModes(correlations, values, directions, shares, share)
+
+
+def multiply_all(parts: Tensor) -> Tensor:
+    """Compute the inner products of all pairs of matrices or sketches. [L, ...] → [L, L]"""
+    flat = parts.flatten(1)
+    return flat @ flat.mT
+
+
+def split_shared(matrices: Sequence[Tensor], modes: SharedModes) -> list[tuple[Tensor, Tensor]]:
+    """Split each sublayer's Jacobian into its shared part and its own part. [d, d] each
+
+    Args:
+        matrices: The Jacobians without their multiples of the identity. [d, d] each
+        modes: Their shared modes.
+    """
+    if modes.count == 0:
+        return [(torch.zeros_like(matrix), matrix) for matrix in matrices]
+    stack = torch.stack(list(matrices))
+    sizes = stack.flatten(1).norm(dim=1)
+    inverse = torch.where(sizes > 0, 1 / sizes.clamp_min(1e-300), 0.0)
+    onto_modes = sizes.unsqueeze(1) * (modes.directions @ modes.directions.mT) * inverse  # [L, L]
+    shared = (onto_modes @ stack.flatten(1)).view_as(stack)
+    return list(zip(shared, stack - shared))
