@@ -1,7 +1,8 @@
 """Damaged runs: changed files are noticed, wrong content is refused in one line, a log loses the lines that were hit.
 
-Four kinds of damage: files that are no longer those that were written; files whose checksums were corrected afterwards
-but whose content does not fit; a manifest with other content; and lines of the log that are torn.
+Five kinds of damage: files that are no longer those that were written; files whose checksums were corrected afterwards
+but whose content does not fit; a manifest with other content; lines of the log that are torn; and a disk that is full
+when a command writes.
 """
 
 import copy
@@ -20,6 +21,7 @@ from jpmhc.experiments.training.config import TrainConfig
 from jpmhc.experiments.training.log import Log
 from jpmhc.experiments.training.loop import Trainer
 from jpmhc.experiments.training.processes import World
+from tests.campaign import full_disks
 from tests.campaign.forked import make_folder, start_run
 from tests.campaign.hostile_tasks import make_value
 from tests.campaign.kills import MODELS, SECONDS, make_run
@@ -28,6 +30,7 @@ from tests.campaign.tally import Tally
 from tests.experiments.training.wrong_contents import correct_manifest
 
 ROUND = 200
+FULL_DISKS = 8  # one attack out of so many is a full disk
 
 
 def run(rng: np.random.Generator, size: int) -> Tally:
@@ -42,8 +45,16 @@ def run(rng: np.random.Generator, size: int) -> Tally:
             tally.fail(f"the run that is to be damaged failed: {running.said()[-300:]!r}")
             return tally
         shutil.rmtree(whole.out / "tensorboard", ignore_errors=True)
+        if fault := full_disks.make_workspace(folder / "workspace"):
+            tally.fail(fault)
+            return tally
         kinds = (damage_file, damage_file, spoil_content, spoil_content, spoil_bytes, spoil_manifest, tear_log)
-        for _ in range(size):
+        for number in range(size):
+            if number < size // FULL_DISKS:  # in forked processes, so before this one computes
+                what, fault = full_disks.fill_disk(rng, folder / "workspace", folder / "full")
+                tally.fail(f"{what}: {fault}") if fault else tally.hold()
+                shutil.rmtree(folder / "full", ignore_errors=True)
+                continue
             shutil.copytree(whole.out, folder / "run")
             what, fault = kinds[rng.integers(len(kinds))](rng, whole, folder / "run")
             tally.fail(f"{what}: {fault}") if fault else tally.hold()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ def import_model(choices: ImportConfig) -> Imported:
     run_folder.refuse_used_folder(out)
     copies = {out / _IDENTIFIERS: identifiers, out / "all_config.yaml": config_file}
     for copy, original in copies.items():
-        if copy.exists() and not copy.samefile(original):
+        if copy.exists() and copy.read_bytes() != original.read_bytes():
             raise ValueError(f"{copy} is there already and would be overwritten: choose another --out")
     settings = read_settings(config_file)
     plain = read_model_settings(settings, config_file)
@@ -118,13 +119,19 @@ def import_model(choices: ImportConfig) -> Imported:
         Display() as display,
         display.preparing("writing the run"),
     ):
-        for copy, original in copies.items():
-            if not copy.exists():
-                write_file(copy, original.read_bytes())
-        path = checkpoint.begin_checkpoint(out, 0)
-        checkpoint.write_part(path, "shared.pt", content)
-        path = checkpoint.finish_checkpoint(path, config, task.fingerprint(), ranks=0)
-        write_file(out / "config.json", config.to_json() + "\n")
+        new = [path for path in (*copies, out / "checkpoints", out / "config.json") if not path.exists()]
+        try:
+            for copy, original in copies.items():
+                if not copy.exists():
+                    write_file(copy, original.read_bytes())
+            path = checkpoint.begin_checkpoint(out, 0)
+            checkpoint.write_part(path, "shared.pt", content)
+            path = checkpoint.finish_checkpoint(path, config, task.fingerprint(), ranks=0)
+            write_file(out / "config.json", config.to_json() + "\n")
+        except OSError:  # as on a full disk: the same import can be done again
+            for path in new:
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            raise
     return Imported(config, path, published.remark)
 
 

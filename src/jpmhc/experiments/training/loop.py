@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -307,6 +308,8 @@ class Trainer:
             ) from None
         except OSError as refusal:
             reason = refusal.strerror or refusal
+            if self.world.rank == 0:  # half a checkpoint would take the room that a full disk lacks
+                shutil.rmtree(checkpoint.unfinished_folder(out, self.learner.step), ignore_errors=True)
             raise OSError(f"cannot write to {out} ({reason}) {self._describe_state()}") from refusal
 
     def _describe_state(self) -> str:
