@@ -1,0 +1,1 @@
+"""Training engines of other packages around models with hyper-connections."""
