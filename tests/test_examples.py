@@ -25,7 +25,7 @@ MISSING = """
     manifolds.grassmann.violation manifolds.orthogonal.project manifolds.orthogonal.sample
     manifolds.orthogonal.violation manifolds.permutation.sample manifolds.permutation.violation optim.AdamAtan2
     optim.GrassmannianOptimizer optim.SignSGD optim.grassmann_frames paper.generators.best_generating_set
-    paper.generators.spectral_gap parameter_groups reduce_streams shard_connections spectra.Density
+    paper.generators.spectral_gap parameter_groups reduce_streams spectra.Density
     spectra.Distances spectra.MLP spectra.Network spectra.Propagation spectra.Solution spectra.Summary
     spectra.cauchy spectra.choose spectra.density spectra.distances spectra.edges spectra.gap_radii
     spectra.geometric_mean spectra.gradient_gains spectra.growth_edges spectra.layers_until_collapse

@@ -29,6 +29,18 @@ def shard_connections(model: nn.Module, *, sublayers: bool = True, **options: An
         sublayers: Whether to shard sublayers and layers too. False leaves all but the coefficients to calls of
             `fully_shard` that follow.
         options: For `fully_shard` of the sublayers and layers: `mesh`, `mp_policy`, `reshard_after_forward`, …
+
+    Example:
+        >>> import jpmhc, torch, torch.distributed as dist
+        >>> from torch import nn
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> from torch.distributed.fsdp import fully_shard
+        >>> model = nn.Sequential(*(jpmhc.HyperConnection(nn.Linear(8, 8), 8, index=k) for k in range(2)))
+        >>> jpmhc.shard_connections(model)
+        >>> _ = fully_shard(model)
+        >>> model(torch.randn(3, 4, 8)).shape
+        torch.Size([3, 4, 8])
+        >>> dist.destroy_process_group()
     """
     maps: list[nn.Module] = [*_find_maps(model)]
     checks.switch(sublayers, "sublayers")
@@ -57,6 +69,17 @@ def parallelize_connections(model: nn.Module, mesh: "DeviceMesh", *, sequence_pa
         mesh: The processes that share the sublayers' weights.
         sequence_parallel: Whether each process has the streams of other tokens, and the gradients of the connections'
             weights are thus sums over the processes. False: each process has the streams of all tokens.
+
+    Example:
+        >>> import jpmhc, torch, torch.distributed as dist
+        >>> from torch import nn
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> mesh = dist.init_device_mesh("cpu", (1,))
+        >>> model = nn.Sequential(jpmhc.HyperConnection(nn.Linear(8, 8), 8, index=1))
+        >>> jpmhc.parallelize_connections(model, mesh, sequence_parallel=True)
+        >>> type(model[0].map.bias).__name__, model(torch.randn(3, 4, 8)).shape
+        ('DTensor', torch.Size([3, 4, 8]))
+        >>> dist.destroy_process_group()
     """
     _find_maps(model)
     checks.switch(sequence_parallel, "sequence_parallel")
