@@ -1,14 +1,16 @@
 """The campaign's runner: rounds depend on seed and number, records are gone on with, and a failure is a failure."""
 
+import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from tests.campaign import __main__ as campaign
-from tests.campaign import hostile_matrices, hostile_tasks
+from tests.campaign import full_disks, hostile_matrices, hostile_tasks
 from tests.campaign.groups import GROUPS
 from tests.campaign.tally import Tally
 
@@ -89,3 +91,42 @@ def test_the_table_and_the_status_say_what_failed(drawn, monkeypatch, capsys, tr
 def test_some_hostile_files_are_withstood(group):
     made = group.run(np.random.default_rng(7), 60)
     assert (made.tried, made.messages) == (60, [])
+
+
+def test_a_full_disk_is_withstood_by_every_command(tmp_path):
+    """In a process of its own, which has not used autograd when it forks."""
+    script = f"""
+import numpy as np
+from pathlib import Path
+from tests.campaign import full_disks
+
+rng, folder = np.random.default_rng(0), Path({str(tmp_path)!r})
+print(full_disks.make_workspace(folder / "whole"))
+for number, name in enumerate(full_disks.COMMANDS):
+    print(*full_disks.fill_disk(rng, folder / "whole", folder / str(number), name), sep=": ")
+"""
+    root = Path(__file__).parents[1]
+    ended = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True)
+    lines = [line for line in ended.stdout.splitlines() if line.endswith("None")]
+    assert len(lines) == 1 + len(full_disks.COMMANDS), ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("after", "fault"),
+    [
+        ({"a.json": b"[1]", "log.jsonl": b"{}\n"}, None),
+        ({"a.json": b"[2]", "log.jsonl": b"{}\n{}\n"}, None),
+        ({"log.jsonl": b"{}\n"}, "a.json is gone"),
+        ({"a.json": b"[1", "log.jsonl": b"{}\n"}, "a.json is not whole"),
+        ({"a.json": b"[12345]", "log.jsonl": b"{}\n"}, "beyond the limit of 5"),
+        ({"a.json": b"[1]", "log.jsonl": b""}, "log.jsonl has lost lines"),
+        ({"a.json": b"[1]", "log.jsonl": b"{}\n", ".a.json.7.new": b""}, "was left behind"),
+    ],
+)
+def test_a_file_that_is_written_over_is_noticed(after, fault):
+    before = {Path("a.json"): b"[1]", Path("log.jsonl"): b"{}\n"}
+    said = "jpmhc: cannot write\n"
+    noticed = full_disks.find_fault(2, said, before, {Path(name): content for name, content in after.items()}, 5)
+    assert (noticed is None) if fault is None else fault in noticed
+    assert "ended with 0 sentences" in full_disks.find_fault(2, "", before, before, 5)
+    assert "ended with 1" in full_disks.find_fault(1, "Traceback", before, before, 5)

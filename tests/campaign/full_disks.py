@@ -30,29 +30,17 @@ from jpmhc.experiments.published.importing import ImportConfig, import_model
 from tests.experiments.published import models
 
 SECONDS = 120.0  # after which a command counts as hanging
-_SIZE = [
-    "--dim",
-    "16",
-    "--heads",
-    "2",
-    "--inner-multiple",
-    "16",
-    "--batch",
-    "4",
-    "--device",
-    "cpu",
-    "--puzzle-slots",
-    "2",
+_SUDOKU = [
+    *("--dim", "16", "--heads", "2", "--inner-multiple", "16", "--puzzle-slots", "2", "--batch", "4", "--steps", "2"),
+    *("--task.puzzles", "8", "--task.test-puzzles", "4", "--evaluate-every", "0", "--warmup", "1", "--device", "cpu"),
 ]
-_TASK = ["--task.puzzles", "8", "--task.test-puzzles", "4"]
-_SUDOKU = [*_SIZE, "--task.size", "4", *_TASK, "--steps", "2", "--evaluate-every", "0", "--warmup", "1"]
 
 # Every command that writes into a run or a comparison, with words in which a path begins with @.
 COMMANDS: dict[str, list[str]] = {
     "train": ["train", "--resume", "latest", "--steps", "4", "--checkpoint-every", "1", "--out", "@sudoku"],
     "evaluate": ["evaluate", "@arc", "--device", "cpu"],
     "predict": ["predict", "@arc", "--device", "cpu", "--tasks", "third"],
-    "compare": ["compare", "sudoku", *_SUDOKU, "--arms", "plain", "cayley", "--device", "cpu", "--out", "@compare"],
+    "compare": ["compare", "sudoku", *_SUDOKU, "--arms", "plain", "cayley", "--out", "@compare"],
     "report": ["report", "@sudoku"],
     "import-trm": [
         *("import-trm", "@published/step_7", "--identifiers", "@published/identifiers.json"),
@@ -79,9 +67,9 @@ def make_workspace(folder: Path) -> str | None:
     return None
 
 
-def fill_disk(rng: np.random.Generator, whole: Path, folder: Path) -> tuple[str, str | None]:
+def fill_disk(rng: np.random.Generator, whole: Path, folder: Path, name: str | None = None) -> tuple[str, str | None]:
     """Run a command in a copy of the workspace on a full disk; returns the attack, and what went wrong."""
-    name = str(rng.choice(list(COMMANDS)))
+    name = str(rng.choice(list(COMMANDS))) if name is None else name
     kinds = ["size", "size", "pipe"] + ["device"] * can_mount()
     kind, limit, room = str(rng.choice(kinds)), None, 0
     if kind == "size":
