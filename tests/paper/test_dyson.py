@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from jpmhc.paper import matrix_cauchy
 from jpmhc.paper import one_layer as dyson
 from jpmhc.spectra.network import Network
-from tests.spectra.oracles import matrix_cauchy
 from tests.spectra.problems import points
 
 

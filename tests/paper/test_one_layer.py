@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy import integrate
 
-from jpmhc.paper.one_layer import explicit, gram_spectrum, layer_cauchy
-from tests.spectra.oracles import find_support, low_rank_spectrum
+from jpmhc.paper.one_layer import explicit, gram_spectrum, layer_cauchy, low_rank_spectrum
+from tests.spectra.oracles import find_support
 from tests.spectra.problems import points
 
 
@@ -67,3 +67,15 @@ def test_spectrum_of_a_low_rank_skip_is_the_one_of_woodburys_small_problem():
     expanded = torch.cat([values[:-1], values[-1:].expand(round(float(weights[-1]) * 60))])
     np.testing.assert_allclose(expanded.sort().values, full.sort().values, rtol=1e-9)
     assert float(weights.sum()) == pytest.approx(1)
+
+
+def test_a_low_rank_skip_is_solved_from_its_small_spectrum():
+    """The eigenvalues with their weights give the transform of the whole skip."""
+    generator = torch.Generator().manual_seed(0)
+    left, right = torch.randn(2, 30, 2, dtype=torch.float64, generator=generator) / 30**0.5
+    z = points([0.2, 0.9, 2.0], 0.05)
+    values, weights = low_rank_spectrum(0.8, left, right)
+    small = layer_cauchy(z, values, 0.3, weights=weights)
+    whole = layer_cauchy(z, gram_spectrum(0.8 * torch.eye(30, dtype=torch.float64) + left @ right.T), 0.3)
+    assert small.converged.all()
+    np.testing.assert_allclose(small.x, whole.x, rtol=1e-9)

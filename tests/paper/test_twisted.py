@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from jpmhc.paper import matrix_cauchy, twisted, z1
 from jpmhc.paper import one_layer as dyson
-from jpmhc.paper import twisted, z1
 from jpmhc.spectra import Network, cauchy
-from tests.spectra.oracles import matrix_cauchy, psi_inverse, twisted_fold
+from tests.spectra.oracles import psi_inverse, twisted_fold
 
 
 def points(x, eta):

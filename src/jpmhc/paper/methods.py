@@ -3,13 +3,15 @@
 from torch import Tensor
 
 from jpmhc import checks
-from jpmhc.paper import one_layer, stransform, subordination, twisted, z1
+from jpmhc.paper import main_text, one_layer, stransform, subordination, twisted, z1
 from jpmhc.spectra.fixed_point import Scheme
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.solution import Solution, Solver, Transform
 
 METHODS: dict[str, Solver] = {
     "dyson": one_layer.solve,
+    "dyson-fp": main_text.solve_scalar,
+    "matrix-dyson": main_text.solve_matrix,
     "z1": z1.solve,
     "z1-matrix": z1.solve_matrix_power,
     "subordination": subordination.solve,

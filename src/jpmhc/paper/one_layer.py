@@ -4,9 +4,8 @@ With $s_i$ the eigenvalues of $A^\top A$ the Cauchy transform of $Y^\top Y$ solv
 $G = u \cdot \mathrm{mean}_i\, (\omega - s_i)^{-1}$ with $u = 1 - \sigma^2 G$ and $\omega = z u^2$.
 Derivations: docs/derivations/one_layer.md.
 
-Note:
-    Eqs. dyson-fp and matrix-dyson of the paper do not give this law (the self-energy is diagonal in the linearisation,
-    not off-diagonal); eqs. dyson_subordination and matrix_dyson_schur do, and are what is solved here.
+At a matrix b instead of a number z the layer has the $M_n$-valued transform of eq. matrix_dyson_schur, which
+`matrix_cauchy` solves. The equations of the paper's main text, which are not this law, are in main_text.py.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from jpmhc.spectra.fixed_point import Equation, FixedPoints, Options, lead_down
+from jpmhc.spectra.fixed_point import solve as solve_equation
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.schemes import Newton
 from jpmhc.spectra.solution import Solution, method
@@ -69,6 +69,8 @@ def layer_cauchy(
     spectrum: Tensor,
     variance: Tensor | float,
     options: Options = _OPTIONS,
+    *,
+    weights: Tensor | None = None,
 ) -> FixedPoints:
     r"""Solve eq. dyson_residual for $G(z)$ of one layer; the unknown of the result is G. [B, 1]
 
@@ -82,9 +84,16 @@ def layer_cauchy(
         spectrum: The eigenvalues $s_i$ of $A^\top A$, of one layer or of one per point. [n] or [B, n]
         variance: $\sigma^2$, likewise. A number or [B]
         options: How to iterate; the residual is relative to $|G|$.
+        weights: The share of each eigenvalue, as `low_rank_spectrum` returns them; equal by default. [n]
+
+    >>> z = torch.tensor([1 + 0.1j], dtype=torch.complex128)
+    >>> solution = layer_cauchy(z, torch.ones(1, dtype=torch.float64), 0.05)
+    >>> bool(solution.converged), bool(solution.x.imag < 0)
+    (True, True)
     """
     variance = torch.as_tensor(variance, dtype=torch.float64, device=z.device).expand(len(z))
-    equation = _Subordination(spectrum.expand(len(z), -1), variance)
+    weights = torch.full_like(spectrum, 1 / spectrum.shape[-1]) if weights is None else weights
+    equation = _Subordination(spectrum.expand(len(z), -1), variance, weights.expand(len(z), -1))
     norm = float((spectrum.max().sqrt() + variance.max().sqrt()).square())
     return lead_down(equation, z, options, top=4 * norm)
 
@@ -92,8 +101,8 @@ def layer_cauchy(
 class _Subordination(Equation):
     """Eq. dyson_subordination with G as the unknown."""
 
-    def __init__(self, spectrum: Tensor, variance: Tensor) -> None:
-        self.spectrum, self.variance = spectrum, variance
+    def __init__(self, spectrum: Tensor, variance: Tensor, weights: Tensor) -> None:
+        self.spectrum, self.variance, self.weights = spectrum, variance, weights
 
     def start(self, z: Tensor, index: Tensor) -> Tensor:
         return 1 / z.unsqueeze(-1)
@@ -123,18 +132,142 @@ class _Subordination(Equation):
     def _free(self, g: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         u = 1 - self.variance[index] * g
         inverse = 1 / ((z * u.square()).unsqueeze(-1) - self.spectrum[index])
-        return u, inverse.mean(-1), inverse.square().mean(-1)
+        weights = self.weights[index]
+        return u, (weights * inverse).sum(-1), (weights * inverse.square()).sum(-1)
+
+
+def matrix_cauchy(
+    b: Tensor, skip: Tensor, variance: float, *, tolerance: float = 1e-12, maximum: int = 200
+) -> tuple[Tensor, Tensor]:
+    r"""Compute the layer's $M_n$-valued transform $E_B[(b - Y^\top Y)^{-1}]$ at matrices b (eq. matrix_dyson_schur).
+
+    The self-energies are two scalars, $g_{11} = \mathrm{tr}\, G(b)$ and
+    $g_{22} = u^{-1} + u^{-2}\, \mathrm{tr}\, A\, G(b) A^\top$, found by Newton with the analytic Jacobian, following
+    $b + i t$ down to $t = 0$.
+
+    Args:
+        b: Matrices whose imaginary part $(b - b^*)/2i$ is positive. [B, n, n] complex
+        skip: $A$. [n, n]
+        variance: $\sigma^2$.
+        tolerance: Of the two self-consistency residuals, relative to the unknowns.
+        maximum: The most Newton iterations at $t = 0$.
+
+    Returns:
+        $G(b)$ [B, n, n] and whether each converged [B].
+
+    >>> b = torch.diag(torch.tensor([1 + 0.1j, 2 + 0.1j], dtype=torch.complex128))
+    >>> green, converged = matrix_cauchy(b[None], torch.eye(2, dtype=torch.float64), 0.05)
+    >>> green.shape, bool(converged)
+    (torch.Size([1, 2, 2]), True)
+    """
+    if b.ndim != 3 or b.shape[1:] != skip.shape:
+        raise ValueError(f"b must be matrices [B, n, n] of the skip's size {len(skip)}, not of shape {list(b.shape)}")
+    equation = _Schur(b, skip, variance)
+    # Points of the equation are heights it: from the top, where the resolvent is 1/(it), down to 0.
+    top = 4 * float(torch.linalg.matrix_norm(skip, 2) + variance**0.5) ** 2 + float(b.abs().max()) * len(skip)
+    options = Options(Newton(), tolerance, maximum)
+    heights = [top * 4.0**-k for k in range(24)]
+    index = torch.arange(len(b), device=b.device)
+    x = equation.start(torch.full((len(b),), 1j * top, dtype=b.dtype, device=b.device), index)
+    for height in heights:
+        x = solve_equation(equation, torch.full_like(x[:, 0], 1j * height), x, options.rough).x
+    solution = solve_equation(equation, torch.zeros_like(x[:, 0]), x, options)
+    return equation.resolvent(solution.x, b)[1], solution.converged
+
+
+class _Schur(Equation):
+    """Eq. matrix_dyson_schur at b + i t with $(g_{11}, g_{22})$ as the unknowns and i t as the points."""
+
+    def __init__(self, b: Tensor, skip: Tensor, variance: float) -> None:
+        self.b, self.variance = b, variance
+        self.gram = (skip.mT @ skip).to(b.dtype)
+        self.eye = torch.eye(len(skip), dtype=b.dtype, device=b.device)
+
+    def start(self, z: Tensor, index: Tensor) -> Tensor:
+        first = _trace(torch.linalg.inv(self.b[index] + z[:, None, None] * self.eye))
+        return torch.stack([first, torch.ones_like(first) - 1e-3j], -1)
+
+    def resolvent(self, x: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """Return u and G(b) for given self-energies."""
+        u = (1 - self.variance * x[:, 0])[:, None, None]
+        shift = self.variance * x[:, 1, None, None]
+        return u[:, 0, 0], torch.linalg.inv(b - shift * self.eye - self.gram / u)  # eq. matrix_dyson_schur
+
+    def _respond(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        u, m = self.resolvent(x, self.b[index] + z[:, None, None] * self.eye)
+        return u, m, torch.stack([_trace(m), 1 / u + _trace(self.gram @ m) / u.square()], -1)
+
+    def newton_correction(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        u, m, image = self._respond(x, z, index)
+        residual = image - x
+        # ∂M/∂g₂₂ = σ² M², ∂M/∂g₁₁ = σ² u⁻² M AᵀA M
+        squared = u.square()
+        along_22 = self.variance * m @ m
+        along_11 = self.variance / squared[:, None, None] * m @ self.gram @ m
+        from_u = self.variance / squared + 2 * self.variance * _trace(self.gram @ m) / (squared * u)
+        first = torch.stack([_trace(along_11), _trace(along_22)], -1)
+        second = [from_u + _trace(self.gram @ along_11) / squared, _trace(self.gram @ along_22) / squared]
+        jacobian = torch.stack([first, torch.stack(second, -1)], -2)
+        jacobian = jacobian - torch.eye(2, dtype=x.dtype, device=x.device)
+        correction, _ = torch.linalg.solve_ex(jacobian, -residual)
+        return (residual.abs() / x.abs()).amax(-1), correction
+
+    def safe_image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        return (x + self._respond(x, z, index)[2]) / 2
+
+    def admissible(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        return (x.imag < 0).all(-1)
+
+
+def _trace(matrix: Tensor) -> Tensor:
+    return matrix.diagonal(dim1=-1, dim2=-2).mean(-1)
+
+
+def low_rank_spectrum(scale: float, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Compute the eigenvalues of $A^\top A$ and their weights for $A = a I + U V^\top$, in $O(p r^2)$.
+
+    This is the set-up of the appendix "Woodbury acceleration", for `layer_cauchy`.
+
+    $A^\top A - a^2 = [U\ V] \begin{pmatrix} 0 & a \\ a & U^\top U \end{pmatrix} [U\ V]^\top$ has rank $2r$ at most: one
+    QR of $[U\ V]$ leaves a $2r \times 2r$ eigenproblem.
+
+    Args:
+        scale: $a$.
+        left: $U$. [p, r]
+        right: $V$. [p, r]
+
+    Returns:
+        The values $s_i$ and the weights that sum to one, $a^2$ standing for all directions outside $U$ and $V$.
+
+    >>> values, weights = low_rank_spectrum(1.0, torch.ones(4, 1).double() / 4, torch.ones(4, 1).double())
+    >>> values.round(decimals=6).tolist(), weights.tolist()
+    ([1.0, 4.0, 1.0], [0.25, 0.25, 0.5])
+    """
+    size, rank = left.shape
+    _, r = torch.linalg.qr(torch.cat([left, right], -1))
+    eye = torch.eye(rank, dtype=torch.float64, device=left.device)
+    core = torch.cat([torch.cat([0 * eye, scale * eye], -1), torch.cat([scale * eye, left.T @ left], -1)])
+    values = scale**2 + torch.linalg.eigvalsh(r @ core @ r.T)
+    values = torch.cat([values.clamp_min(0), values.new_tensor([scale**2])])
+    weights = torch.full((2 * rank + 1,), 1 / size, dtype=torch.float64, device=left.device)
+    weights[-1] = (size - 2 * rank) / size
+    return values, weights
 
 
 @method(scheme=_OPTIONS.scheme, tolerance=_OPTIONS.tolerance, maximum=_OPTIONS.maximum)
 def solve(network: Network, z: Tensor, options: Options) -> Solution:
     """Solve a network of one layer with isotropic noise at points z [B]; the residual is relative to $|G|$."""
-    if network.depth != 1:
-        raise ValueError(f"method 'dyson' solves one layer, and this network has {network.depth}; use 'chain'")
-    require_isotropic(network, "dyson")
+    require_one_layer(network, "dyson")
     spectrum, variance = gram_spectrum(network.skips[0]), float(network.variance[0])
     solution = layer_cauchy(z, spectrum, variance, options)
     return Solution(solution.x.squeeze(-1), solution.converged, solution.residual, solution.iterations, "dyson")
+
+
+def require_one_layer(network: Network, method: str) -> None:
+    """Raise an error unless the network is one layer with isotropic noise."""
+    if network.depth != 1:
+        raise ValueError(f"method '{method}' solves one layer, and this network has {network.depth}; use 'chain'")
+    require_isotropic(network, method)
 
 
 def require_isotropic(network: Network, method: str) -> None:

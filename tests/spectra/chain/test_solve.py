@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from jpmhc import paper
+from jpmhc.paper import matrix_cauchy
 from jpmhc.spectra import Network, cauchy, moments, simulate
 from jpmhc.spectra.chain import solve as chain
 from jpmhc.spectra.chain.bases import separating_bases
 from jpmhc.spectra.chain.sweep import sweep
-from tests.spectra.oracles import matrix_cauchy
 from tests.spectra.problems import deep_identity_residual, identity_moments
 
 X = torch.tensor([0.02, 0.1, 0.3, 0.6, 0.9, 1.1, 1.4, 2.0, 3.0, 5.0], dtype=torch.float64)

@@ -1,0 +1,137 @@
+r"""One layer by the two Dyson equations of the paper's main text, as printed. Neither gives the law of the layer.
+
+Eq. dyson-fp, $m = a/(z - \sigma^2 m)$ with $G = m/z$, is solved by eq. newton-scalar; $m$ is a scaled semicircle's
+transform. Eq. matrix-dyson, $M = A_h (z - A_h^\top A_h)^{-1}$ with $A_h = A + \sigma^2 M$ and
+$G = \frac1n \mathrm{Tr}\,(z - A_h^\top A_h)^{-1}$, is solved by eq. newton-matrix, Newton's method for its n² unknowns.
+
+Note:
+    The self-energy is diagonal in the linearisation, not off-diagonal, as these two have it: eq. dyson_subordination of
+    the paper's appendix is the law of one layer (one_layer.py). Eq. newton-scalar divides by
+    $1 + a\sigma^2/(z - \sigma^2 m)^2$, and the derivative is $1 - a\sigma^2/(z - \sigma^2 m)^2$: the printed iteration
+    converges linearly. For n = 1 the matrix equation is a cubic one and not eq. dyson-fp.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from jpmhc.paper.one_layer import require_one_layer
+from jpmhc.spectra.fixed_point import Equation, Options, lead_down
+from jpmhc.spectra.network import Network
+from jpmhc.spectra.schemes import Newton
+from jpmhc.spectra.solution import Solution, method
+
+# The printed iteration converges linearly.
+_LINEAR = Newton(first_try=200, stage_iterations=50)
+
+
+@method(scheme=_LINEAR, tolerance=1e-12, maximum=1000)
+def solve_scalar(network: Network, z: Tensor, options: Options) -> Solution:
+    """Solve eq. dyson-fp for one layer whose skip is a multiple of the identity, at points z [B]."""
+    require_one_layer(network, "dyson-fp")
+    skip = network.skips[0]
+    a = skip.diagonal().mean()
+    if not torch.allclose(skip, a * torch.eye(network.streams, dtype=skip.dtype, device=skip.device)):
+        raise ValueError("method 'dyson-fp' knows a skip that is a number times the identity; use 'dyson'")
+    equation = _Scalar(float(a), float(network.variance[0]))
+    points = lead_down(equation, z, options, top=_height(network))
+    note = _warn("dyson-fp")
+    green = points.x.squeeze(-1) / z
+    return Solution(green, points.converged, points.residual, points.iterations, "dyson-fp", exact=False, note=note)
+
+
+@method(scheme=Newton(), tolerance=1e-12, maximum=100)
+def solve_matrix(network: Network, z: Tensor, options: Options) -> Solution:
+    """Solve eq. matrix-dyson for one layer, at points z [B]; the solution holds the matrix (z - A_hᵀ A_h)⁻¹ too."""
+    require_one_layer(network, "matrix-dyson")
+    equation = _Matrix(network.skips[0].to(torch.complex128), float(network.variance[0]))
+    points = lead_down(equation, z, options, top=_height(network))
+    resolvent = equation.dress(points.x, z)[1]
+    green = resolvent.diagonal(dim1=-1, dim2=-2).mean(-1)
+    return Solution(
+        green,
+        points.converged,
+        points.residual,
+        points.iterations,
+        "matrix-dyson",
+        exact=False,
+        note=_warn("matrix-dyson"),
+        matrix=resolvent,
+    )
+
+
+class _Scalar(Equation):
+    """Eq. dyson-fp with m as the unknown."""
+
+    def __init__(self, skip: float, variance: float) -> None:
+        self.skip, self.variance = skip, variance
+
+    def start(self, z: Tensor, index: Tensor) -> Tensor:
+        return self.skip / z.unsqueeze(-1)
+
+    def image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        return self.skip / (z.unsqueeze(-1) - self.variance * x)  # eq. dyson-fp
+
+    def newton_correction(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        residual = self.image(x, z, index) - x
+        slope = 1 + self.skip * self.variance / (z.unsqueeze(-1) - self.variance * x).square()  # eq. newton-scalar
+        return (residual.abs() / self.scale(x, z, index)).squeeze(-1), residual / slope
+
+    def admissible(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        # The product of the two roots is a/σ²; the one that vanishes at infinity is the smaller one.
+        return self.variance * x.squeeze(-1).abs().square() <= abs(self.skip) * (1 + 1e-9)
+
+    def safe_image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        return (x + self.image(x, z, index)) / 2  # the printed step does not help where m is not small
+
+    def scale(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        return x.abs().clamp_min(torch.finfo(torch.float64).tiny)
+
+
+class _Matrix(Equation):
+    """Eq. matrix-dyson with the n² entries of M as the unknowns."""
+
+    def __init__(self, skip: Tensor, variance: float) -> None:
+        self.skip, self.variance = skip, variance
+        streams = len(skip)
+        self.basis = torch.eye(streams**2, dtype=skip.dtype, device=skip.device).unflatten(-1, (streams, streams))
+
+    def start(self, z: Tensor, index: Tensor) -> Tensor:
+        return (self.skip / z[:, None, None]).flatten(1)
+
+    def image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        dressed, resolvent = self.dress(x, z)
+        return (dressed @ resolvent).flatten(1)  # eq. matrix-dyson
+
+    def newton_correction(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        dressed, resolvent = (part.unsqueeze(1) for part in self.dress(x, z))  # [b, 1, n, n]
+        residual = (dressed @ resolvent).flatten(1) - x
+        change = self.variance * self.basis
+        inner = change.mT @ dressed + dressed.mT @ change
+        columns = change @ resolvent + dressed @ resolvent @ inner @ resolvent  # [b, n², n, n]
+        jacobian = columns.flatten(2).mT - torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+        correction, _ = torch.linalg.solve_ex(jacobian, -residual)  # eq. newton-matrix
+        return (residual.abs() / self.scale(x, z, index)).amax(-1), correction
+
+    def scale(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        return x.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+
+    def dress(self, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Return A_h and (z - A_hᵀ A_h)⁻¹. [b, n, n] each"""
+        dressed = self.skip + self.variance * x.unflatten(-1, self.skip.shape)
+        eye = torch.eye(len(self.skip), dtype=x.dtype, device=x.device)
+        return dressed, torch.linalg.inv_ex(z[:, None, None] * eye - dressed.mT @ dressed)[0]
+
+
+def _height(network: Network) -> float:
+    norm = torch.linalg.matrix_norm(network.skips[0], 2) + network.variance[0].sqrt()
+    return 10 * float(norm.square()) + 10
+
+
+def _warn(name: str) -> str:
+    note = f"eq. {name} is not the law of a layer; method 'dyson' solves the one that is"
+    warnings.warn(f"method '{name}': {note}", stacklevel=4)
+    return note
