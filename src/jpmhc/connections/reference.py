@@ -56,6 +56,7 @@ def gather(x: Tensor, read: Tensor) -> Tensor:
 def scatter(x: Tensor, y: Tensor, write: Tensor, skip: Tensor) -> Tensor:
     """Compute the new streams H x + w ⊗ y. [T, n, d], [T, d], [T, n], [T, n, n] → [T, n, d]"""
     with precision.without_autocast(x):
+        # eqs. hc-general, cayley-fwd
         return torch.addcmul(_mix(skip, x), write.unsqueeze(2), y.unsqueeze(1)).to(x.dtype)
 
 

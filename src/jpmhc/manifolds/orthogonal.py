@@ -40,7 +40,7 @@ def project(matrix: Tensor, scale: float = 0.1, iterations: int | None = None) -
     matrix = precision.single_or_double(matrix)
     with precision.without_autocast(matrix):
         wide = matrix.double()  # large entries cost the transform their digits
-        return cayley((wide - wide.mT) * (scale / 2), iterations).to(matrix.dtype)
+        return cayley((wide - wide.mT) * (scale / 2), iterations).to(matrix.dtype)  # eq. skew-sym, times α/2
 
 
 def skew(entries: Tensor, n: int) -> Tensor:
@@ -80,8 +80,9 @@ def cayley(k: Tensor, iterations: int | None = None) -> Tensor:
             y = identity + k @ (identity + y)  # eq. cayley-iter-main
         return y
     if n > 4:
-        found = torch.linalg.solve_ex(identity - k, identity + k).result  # NaN for NaN, where `solve` would raise
-        return torch.where(k.detach().abs().amax((-2, -1), keepdim=True) <= LARGEST, found, torch.nan)
+        # eq. cayley-closed; NaN for NaN, where `solve` would raise
+        transform = torch.linalg.solve_ex(identity - k, identity + k).result
+        return torch.where(k.detach().abs().amax((-2, -1), keepdim=True) <= LARGEST, transform, torch.nan)
     if n < 4:
         return _cayley_polynomial(k, None)
     entries = [k[..., i, j] for i, j in _above_diagonal(4)]

@@ -87,7 +87,7 @@ def s_transform(
     inner = solve_equation(_LayerPoints(layers), target, start.reshape(-1, 1), Options(Newton(), tolerance, maximum))
     omega = inner.x.view(len(w), depth)
     each = explicit(omega, layers.spectrum, layers.variance)
-    # S = (1 + w)/(w z_l), and dz_l/dw = (dz/dω)/(dw/dω)
+    # eq. s_transform_def says S = (1 + w)/(w z_l), and eq. s_product adds the logarithms; dz_l/dw = (dz/dω)/(dw/dω)
     log_s = depth * (1 + 1 / w).log() - each.z.log().sum(-1)
     slope = -depth / (w * (1 + w)) - (each.z_slope / (each.z * each.w_slope)).sum(-1)
     return log_s, slope, inner.converged.view(len(w), depth).all(-1), omega

@@ -209,7 +209,7 @@ class _Product(Equation):
         jacobian = torch.cat(rows, 1)
         layers = torch.arange(self.depth, device=x.device)
         jacobian[:, self.depth + layers, layers] += direct
-        return _newton_correction(jacobian, new - x, x)
+        return _newton_correction(jacobian, new - x, x)  # of eq. outer_newton
 
     def admissible(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
         finite = torch.isfinite(x).all(-1)
@@ -233,6 +233,7 @@ class _Product(Equation):
         layers = torch.arange(self.depth, device=x.device)
         matrix[:, layers, :, layers] += inverse.transpose(0, 1)
         size = self.depth * self.streams
+        # The resolvents of all rotations of the S-transforms' product, in the order of eq. twisted_product.
         blocks = -torch.linalg.inv_ex(matrix.reshape(-1, size, size))[0]
         return blocks.view(-1, self.depth, self.streams, self.depth, self.streams).transpose(2, 3), u
 

@@ -61,6 +61,7 @@ def solve_matrix_power(network: Network, z: Tensor, options: Options) -> Solutio
     # All factors are functions of AᵀA, so that the powers are those of eigenvalues.
     g = (1 - mapping.variance * one.g).unsqueeze(-1) / (mapping.omega(solution.x).unsqueeze(-1) - spectrum)  # [B, n]
     w = one.z.unsqueeze(-1) * g - 1
+    # eq. ov_GL_matrix_power
     power = torch.exp(layers.depth * g.log() - (layers.depth - 1) * w.log() - layers.log_mean)
     matrix = (vectors * power.unsqueeze(-2)) @ vectors.mT.to(power.dtype)
     return replace(scalar_solution(network, "z1-matrix", power.mean(-1), solution), matrix=matrix)
@@ -104,10 +105,10 @@ class _Mapping(Equation):
         log_slope = (1 + self.power) * one.z_slope / one.z + self.power * one.w_slope / (one.w * (1 + one.w))
         if self.logarithmic:
             # The arguments of z₁ and of z₁ − 1/G₁ lie in (−π, π) and add up to that of z: no multiple of 2πi is lost.
-            residual = one.z.log() + self.power * rest.log() - z.log()
+            residual = one.z.log() + self.power * rest.log() - z.log()  # eq. z1_mapping
             step = -residual / (log_slope * self.omega(x))
         else:
-            ratio = one.z * rest**self.power / z
+            ratio = one.z * rest**self.power / z  # eq. z1_mapping, which is eq. ov_z1_scalar too
             residual = ratio - 1
             step = -residual / (ratio * log_slope)
         return residual.abs(), step.unsqueeze(-1)

@@ -245,7 +245,7 @@ def _solve_grid(
 
 def _invert_fixed(z: Tensor, green: Tensor) -> Tensor:
     """Return the density at a fixed eta (eq. stieltjes_inversion)."""
-    return -green.imag / torch.pi
+    return -green.imag / torch.pi  # eq. stieltjes_inversion
 
 
 def _invert_relative(z: Tensor, green: Tensor) -> Tensor:

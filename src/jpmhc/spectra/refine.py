@@ -23,7 +23,7 @@ def richardson(values: Tensor, base: int = 2) -> Tensor:
     """
     column = values.flip(0)  # from coarse to fine
     for j in range(1, len(values)):
-        column = (base**j * column[1:] - column[:-1]) / (base**j - 1)
+        column = (base**j * column[1:] - column[:-1]) / (base**j - 1)  # eq. richardson
     return column[0]
 
 

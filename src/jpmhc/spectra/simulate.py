@@ -174,7 +174,7 @@ def _linear_jacobian(network: Network, width: int, generators: list[torch.Genera
             noise = torch.einsum("bkqp,bkipc->biqc", weights, mixed)
         else:
             noise = _through_block(network, layer, streams, weights.__matmul__)
-        jacobian = skipped.add_(noise).flatten(1, 2)
+        jacobian = skipped.add_(noise).flatten(1, 2)  # eq. jacobian-kronecker, times the layers before
     return jacobian.unflatten(1, (n, width)).mean(1) if network.ends == "model" else jacobian
 
 

@@ -81,7 +81,7 @@ def hutchpp(operator: Operator, sketch: Tensor, start: Tensor) -> Estimate:
     head = _inner(basis, operator(basis)).sum()
     rest = start - (start @ basis.mH) @ basis
     tail = _estimate(size * _inner(rest, operator(rest)))
-    return Estimate(head + tail.value, tail.error)
+    return Estimate(head + tail.value, tail.error)  # eq. hutchpp
 
 
 @dataclass(frozen=True, eq=False)
