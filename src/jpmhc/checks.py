@@ -12,6 +12,8 @@ ValueError: depth must be a whole number, at least 1, got 0
 1.0
 """
 
+import importlib
+import importlib.util
 import math
 import operator
 import os
@@ -93,6 +95,25 @@ def choice(value: object, choices: Iterable[object], kind: str) -> None:
     choices = list(choices)
     if not (value is None or isinstance(value, str)) or value not in choices:
         raise ValueError(f"no {kind} is called {quote(value)}; choose one of {', '.join(map(str, choices))}")
+
+
+def named_object(name: str) -> object:
+    """Return the object MODULE:NAME of a module that can be imported.
+
+    >>> named_object("math:pi")
+    3.141592653589793
+    """
+    module, _, attribute = name.rpartition(":")
+    try:
+        known = importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # a package that does not exist, or an empty name
+        known = False
+    if not known:
+        raise ValueError(f"there is no module {module!r}, and {name!r} stands for the object MODULE:NAME")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except AttributeError:
+        raise ValueError(f"the module {module} has no {attribute!r}") from None
 
 
 def fits_memory(size: float, name: str) -> None:

@@ -91,6 +91,8 @@ def test_wrong_names_are_one_sentence(file, tmp_path, capsys):
     out = ["--out", str(tmp_path / "out")]
     fails_with(capsys, "there is no file nowhere.py", "diagnose", "nowhere.py:build", *out)
     fails_with(capsys, "there is no module nowhere; a file is named", "diagnose", "nowhere:build", *out)
+    fails_with(capsys, "--text is for Hugging Face models", "diagnose", f"{file}:build", "--text", "hello", *out)
+    fails_with(capsys, "--length is for Hugging Face models", "diagnose", f"{file}:build", "--length", "3", *out)
     fails_with(capsys, "has no function biuld", "diagnose", f"{file}:biuld", *out)
     fails_with(capsys, "must return a model and its inputs", "diagnose", f"{file}:wrong", *out)
     fails_with(capsys, "needs the function that makes the model", "diagnose", str(file), *out)

@@ -23,6 +23,7 @@ def test_it_ranks_the_mixers_and_writes_a_table_and_a_figure(tmp_path, capsys):
     [
         (["--depth", "0"], "depth must be a whole number, at least 1, got 0"),
         (["--activation", "none"], "no activation is called 'none'"),
+        (["--mixers", "nowhere:Mine"], "there is no module 'nowhere'"),
         (["--drift", "-1"], "drift must lie in (0, 1]"),
     ],
 )
@@ -31,3 +32,12 @@ def test_bad_input_is_one_sentence(words, sentence, tmp_path, capsys):
         main(["recommend", *words, "--out", str(tmp_path)])
     assert stopped.value.code == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_a_mixer_and_an_activation_of_ones_own(tmp_path, capsys):
+    own = ["--mixers", "cayley", "tests.own:Shrinking", "--activation", "tests.own:SQUARED_RELU"]
+    main(["recommend", "--depth", "6", *own, "--out", str(tmp_path)])
+    shown = capsys.readouterr().out
+    assert "(tests.own:SQUARED_RELU, scales" in " ".join(shown.split())
+    rows = list(csv.DictReader((tmp_path / "recommendation.csv").open()))
+    assert sorted(row["mixer"] for row in rows) == ["cayley", "tests.own:Shrinking"]

@@ -6,8 +6,9 @@ from markupsafe import escape
 from torch import nn
 
 import jpmhc
-from jpmhc.report.diagnosis import draw_diagnosis, render_diagnosis
+from jpmhc.report.diagnosis import render_diagnosis
 from tests.diagnose.models import StreamNet
+from tests.own import Shrinking
 
 
 @pytest.mark.parametrize(
@@ -17,8 +18,14 @@ from tests.diagnose.models import StreamNet
 )
 def test_every_kind_of_diagnosis_is_drawn(model, options, tmp_path):
     found = jpmhc.diagnose(model, torch.randn(1, 3, 12), say=None, **options)
-    path = draw_diagnosis(found, tmp_path / "new" / "diagnosis.png")
-    assert path.read_bytes()[:4] == b"\x89PNG"
+    for ending, head in (("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")):
+        path = tmp_path / "new" / f"diagnosis.{ending}"
+        figure = found.plot(path)
+        assert path.read_bytes().startswith(head)
+    assert figure._repr_png_()[:4] == b"\x89PNG"  # what a notebook shows
+    assert all(ax.lines for ax in figure.axes)
+    assert found.save_page(tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    assert str(escape(found.verdict[0])) in found._repr_html_()
     page = render_diagnosis(found)
     for line in found.verdict:
         assert escape(line) in page
@@ -29,3 +36,14 @@ def test_every_kind_of_diagnosis_is_drawn(model, options, tmp_path):
     assert page.count("<figure") == 1 + len(found.comparisons) * (1 + (found.streams is not None)) + bool(
         found.layers
     ) + (found.streams is not None)
+
+
+def test_a_recommendation_is_drawn_and_its_repr_is_short(tmp_path):
+    found = jpmhc.recommend(4, mixers=["cayley", Shrinking(4), "identity"])
+    assert repr(found) == "Recommendation(cayley, shrinking, identity)"
+    assert len(repr(found.best)) < 500
+    figure = found.plot(str(tmp_path / "recommendation.svg"))
+    assert (tmp_path / "recommendation.svg").stat().st_size > 1000
+    for ax in figure.axes:
+        assert [label.get_text() for label in ax.get_yticklabels()] == ["cayley", "shrinking", "identity"]
+    assert "shrinking" in found._repr_html_()

@@ -79,6 +79,8 @@ def _dispatch(words: list[str]) -> None:
 
 
 def _run_command(name: str, words: list[str]) -> None:
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # for MODULE:NAME, as `python -m jpmhc` does
     try:
         with _ending_at_once_on_interrupt():
             command = import_module(f"jpmhc.cli.{name.replace('-', '_')}")

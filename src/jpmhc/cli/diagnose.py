@@ -25,7 +25,7 @@ def diagnose(
     model: Annotated[str, tyro.conf.Positional],
     between: Annotated[tuple[str | None, str | None] | None, tyro.conf.arg(metavar="FIRST LAST")] = None,
     text: str | None = None,
-    length: int = 16,
+    length: int | None = None,
     method: Literal["auto", "dense", "lanczos"] = "auto",
     tokens: int = 2,
     probes: int = 4,
@@ -46,7 +46,7 @@ def diagnose(
         between: Two names of modules: measure from what the first returns to what the second returns. None in the
             place of a name is the model's input or output.
         text: What a Hugging Face model reads; by default tokens spread over its vocabulary.
-        length: How many of those tokens.
+        length: How many of those tokens; 16 by default.
         method: Every row by a backward pass (dense), or quadrature from random vectors (lanczos); auto: dense where it
             fits.
         tokens: How many tokens to measure by themselves.
@@ -57,8 +57,7 @@ def diagnose(
         seed: Of the random vectors.
         out: Folder for diagnosis.png, diagnosis.html, diagnosis.txt and singular_values.csv.
     """
-    from jpmhc.report.diagnosis import draw_diagnosis, render_diagnosis, write_singular_values
-    from jpmhc.report.page import write_page
+    from jpmhc.report.diagnosis import write_singular_values
 
     if device.partition(":")[0] not in ("cpu", "cuda"):
         raise ValueError(f"device must be cpu or cuda, not {device!r}")
@@ -66,12 +65,15 @@ def diagnose(
         raise ValueError("no CUDA device is available; use the cpu")
     run = Path(model)
     with result_folder(out), StageProgress() as progress:
-        if (run / "checkpoints").is_dir() or (run / "manifest.json").exists():
+        for option, value in (("--text", text), ("--length", length)):
+            if value is not None and (":" in model or _is_run(run)):
+                raise ValueError(f"{option} is for Hugging Face models, and {model} has its own inputs: leave it out")
+        if _is_run(run):
             built, inputs = _load_run(run)
             between = between or ("network", "token_head")
         else:
-            built, inputs = _load(model, text, length)
-        found = diagnose_model(
+            built, inputs = _load(model, text, length or 16)
+        diagnosis = diagnose_model(
             built.to(device),
             _move(inputs, device),
             between,
@@ -85,27 +87,31 @@ def diagnose(
             progress=lambda what, share: progress.show(f"{what}: {share:.0%}"),
         )
         progress.finish("everything measured: 100%")
-    print(f"\n{found}\n")
-    written = write_file(out / "diagnosis.txt", f"{found}\n")
-    print(f"wrote {written}")
-    print(f"wrote {draw_diagnosis(found, out / 'diagnosis.png')}")
-    print(f"wrote {write_page(render_diagnosis(found), out / 'diagnosis.html')}")
-    print(f"wrote {write_singular_values(found, out / 'singular_values.csv')}")
+    print(f"\n{diagnosis}\n")
+    print(f"wrote {write_file(out / 'diagnosis.txt', f'{diagnosis}{chr(10)}')}")
+    diagnosis.plot(out / "diagnosis.png")
+    print(f"wrote {out / 'diagnosis.png'}")
+    print(f"wrote {diagnosis.save_page(out / 'diagnosis.html')}")
+    print(f"wrote {write_singular_values(diagnosis, out / 'singular_values.csv')}")
 
 
 main = make_main(diagnose)
 
 
+def _is_run(folder: Path) -> bool:
+    return (folder / "checkpoints").is_dir() or (folder / "manifest.json").exists()
+
+
 def _load(model: str, text: str | None, length: int) -> tuple[nn.Module, Any]:
     """Return the model and its inputs."""
-    place, colon, name = model.rpartition(":")
+    module, colon, name = model.rpartition(":")
     if not colon and model.endswith(".py"):
         raise ValueError(f"{model} needs the function that makes the model: {model}:build, say")
     if not colon:
         return _load_hugging_face(model, text, length)
-    if not place or not name:
+    if not module or not name:
         raise ValueError(f"a model is named FILE.py:FUNCTION or MODULE:FUNCTION, and {model!r} lacks one of the two")
-    function = _find_function(place, name)
+    function = _find_function(module, name)
     try:
         signature(function).bind()
     except TypeError:
@@ -118,24 +124,26 @@ def _load(model: str, text: str | None, length: int) -> tuple[nn.Module, Any]:
     return made
 
 
-def _find_function(place: str, name: str) -> Callable[[], Any]:
-    if place.endswith(".py"):
-        if not Path(place).is_file():
-            raise ValueError(f"there is no file {place}")
-        spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+def _find_function(module_or_file: str, name: str) -> Callable[[], Any]:
+    if module_or_file.endswith(".py"):
+        if not Path(module_or_file).is_file():
+            raise ValueError(f"there is no file {module_or_file}")
+        spec = importlib.util.spec_from_file_location(Path(module_or_file).stem, module_or_file)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
-        sys.path.insert(0, str(Path(place).resolve().parent))  # the file may import its neighbours
+        sys.path.insert(0, str(Path(module_or_file).resolve().parent))  # the file may import its neighbours
         spec.loader.exec_module(module)
     else:
-        if importlib.util.find_spec(place.partition(".")[0]) is None:
-            raise ValueError(f"there is no module {place}; a file is named with its ending: {place}.py:{name}")
-        module = importlib.import_module(place)
+        if importlib.util.find_spec(module_or_file.partition(".")[0]) is None:
+            raise ValueError(
+                f"there is no module {module_or_file}; a file is named with its ending: {module_or_file}.py:{name}"
+            )
+        module = importlib.import_module(module_or_file)
     function = getattr(module, name, None)
     if not callable(function):
-        raise ValueError(f"{place} has no function {name}")
+        raise ValueError(f"{module_or_file} has no function {name}")
     return function
 
 

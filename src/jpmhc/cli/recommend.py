@@ -19,6 +19,7 @@ _LONG = 200
 def recommend(
     depth: int = 24,
     streams: int = 4,
+    mixers: tuple[str, ...] = (),
     activation: str = "gelu",
     norm: Literal["pre", "post"] = "pre",
     drift: float = 0.1,
@@ -34,11 +35,13 @@ def recommend(
     """Rank the mixers for a model of some depth by what the theory says of its gradients.
 
     Example: jpmhc recommend --depth 48 --streams 4 --activation gelu
+    Example: jpmhc recommend --mixers cayley my_mixers:Shrinking --activation my_activations:SQUARED_RELU
 
     Args:
         depth: How many sublayers the streams pass: two for each block of a transformer.
         streams: Streams n.
-        activation: Of the sublayers: gelu, silu, relu, tanh, ...
+        mixers: Names of mixers, or MODULE:CLASS for a mixer of your own; by default all names.
+        activation: The sublayers' activation: gelu, silu, relu, tanh, ..., or MODULE:NAME for a spectra.Activation.
         norm: A norm before each sublayer (pre), or of every stream after each write (post).
         drift: How far each skip has come from the identity.
         dim: Features per stream, for the costs.
@@ -51,18 +54,19 @@ def recommend(
         out: Folder for recommendation.png and recommendation.csv.
     """
     from jpmhc.report.recommendation import (
-        draw_recommendation,
         draw_spectra,
+        plot_recommendations,
         print_recommendation,
         write_recommendation,
     )
+    from jpmhc.report.style import save_figure
 
     depths = sorted(set(depth_range)) or [depth]
     if spectra < 0:
         raise ValueError(f"spectra must be a whole number, at least 0, got {spectra}")
     if depths[0] < 1:
         raise ValueError(f"depth must be a whole number, at least 1, got {depths[0]}")
-    found = []
+    ranked = []
     with result_folder(out), StageProgress(len(depths)) as progress:
         for one in depths:
             if len(depths) > 1 or one > _LONG:
@@ -78,18 +82,19 @@ def recommend(
                 scales=scales,
                 gated=gated,
                 start_variance=start_variance,
+                mixers=mixers or None,
             )
-            found.append((one, answer))
-    for one, answer in found:
+            ranked.append((one, answer))
+    for one, answer in ranked:
         print(f"depth {one}")
         print_recommendation(answer)
     if spectra:
-        chosen = found[-1][1].candidates[:spectra]
+        chosen = ranked[-1][1].candidates[:spectra]
         with StageProgress(len(chosen)) as progress:
             curves = {one.mixer: _predict_spectra(one, progress.show) for one in chosen}
         print(f"wrote {draw_spectra(curves, out / 'spectra.png')}")
-    print(f"wrote {draw_recommendation(found, out / 'recommendation.png')}")
-    print(f"wrote {write_recommendation(found, out / 'recommendation.csv')}")
+    print(f"wrote {save_figure(plot_recommendations(ranked), out / 'recommendation.png')}")
+    print(f"wrote {write_recommendation(ranked, out / 'recommendation.csv')}")
 
 
 main = make_main(recommend)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +16,9 @@ from jpmhc.diagnose.layers import LayerMeasurement, StreamStatistics
 from jpmhc.diagnose.methods import Part, describe_time
 from jpmhc.diagnose.spectrum import EXPLODED, Spectrum
 from jpmhc.spectra.density import COLLAPSED, Density
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 _MOST_LAYERS = 16
@@ -85,6 +91,38 @@ class Diagnosis:
                 ("… with shared modes", item.mean_rotated),
             )
             yield from ((name, part) for name, part in parts if part is not None)
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """Return a figure of matplotlib with the verdict, the spectra beside the theory, and the layers.
+
+        Args:
+            path: A file to write the figure to as well: PNG, SVG or PDF by its ending.
+
+        >>> import torch, jpmhc
+        >>> diagnosis = jpmhc.diagnose(torch.nn.Linear(4, 4), torch.randn(2, 4), say=None)
+        >>> len(diagnosis.plot().axes)  # without layers there is one chart
+        1
+        """
+        from jpmhc.report.diagnosis import plot_diagnosis
+        from jpmhc.report.style import save_figure
+
+        figure = plot_diagnosis(self)
+        if path is not None:
+            save_figure(figure, Path(path))
+        return figure
+
+    def save_page(self, path: str | Path) -> Path:
+        """Write one HTML page about the diagnosis, which opens from disk without a network, and return its path."""
+        from jpmhc.report.diagnosis import render_diagnosis
+        from jpmhc.report.page import write_page
+
+        return write_page(render_diagnosis(self), Path(path))
+
+    def _repr_html_(self) -> str:
+        head, _, table = str(self).partition("\n\n")
+        _, _, table = table.partition("\n\n")
+        verdict = "".join(f"<li>{html.escape(line)}</li>" for line in self.verdict)
+        return f"<p><b>{html.escape(head)}</b></p><ol>{verdict}</ol><pre>{html.escape(table)}</pre>"
 
     def __repr__(self) -> str:
         return f"Diagnosis({self.model}, from {self.start} to {self.stop}: {self.whole!r})"

@@ -7,9 +7,12 @@ layers until stream differences are lost, and the cost.
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,9 +20,13 @@ from torch import Tensor
 from jpmhc import checks, spectra
 from jpmhc.connections.gates import favouring
 from jpmhc.machine import one_thread
-from jpmhc.mixers import MIXERS, Mixer
+from jpmhc.mixers import MIXERS, Mixer, make_mixer
+from jpmhc.spectra.activations import Activation
 from jpmhc.spectra.density import COLLAPSED
 from jpmhc.spectra.summary import direct_path, shares_below
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NORMS = ("pre", "post")
 _SEED = 0
@@ -60,13 +67,13 @@ class Candidate:
     collapsed_model: float
     geometric_mean: float
     direct_path: float
-    gradient_gains: Tensor
+    gradient_gains: Tensor = field(repr=False)
     layers_until_collapse: float
     parameters: int
     flops: int
     bytes: int
-    network: spectra.Network
-    fresh_network: spectra.Network
+    network: spectra.Network = field(repr=False)
+    fresh_network: spectra.Network = field(repr=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +96,31 @@ class Recommendation:
         """The first choice."""
         return self.candidates[0]
 
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """Return a figure of matplotlib with collapse, gradients and layers until collapse of each mixer.
+
+        Args:
+            path: A file to write the figure to as well: PNG, SVG or PDF by its ending.
+
+        >>> import jpmhc
+        >>> len(jpmhc.recommend(depth=4, mixers=["cayley", "sinkhorn"]).plot().axes)
+        3
+        """
+        from jpmhc.report.recommendation import plot_recommendations
+        from jpmhc.report.style import save_figure
+
+        figure = plot_recommendations([(len(self.best.gradient_gains), self)])
+        if path is not None:
+            save_figure(figure, Path(path))
+        return figure
+
+    def _repr_html_(self) -> str:
+        heads, *rows = (line for line in str(self).splitlines() if line.startswith(" "))
+        return f"<pre>{html.escape(chr(10).join([heads, *rows]))}</pre><p>{html.escape(self.assumptions)}</p>"
+
+    def __repr__(self) -> str:
+        return f"Recommendation({', '.join(candidate.mixer for candidate in self.candidates)})"
+
     def __str__(self) -> str:
         heads = ("mixer", "J lost at start", "J lost", "T lost", "γ first", "γ last", "layers left")
         lines = ["".join(f"{head:>16}" for head in heads)]
@@ -104,7 +136,7 @@ class Recommendation:
 def recommend(
     depth: int,
     streams: int = 4,
-    activation: str = "gelu",
+    activation: str | Activation = "gelu",
     *,
     norm: str = "pre",
     drift: float = 0.1,
@@ -113,14 +145,14 @@ def recommend(
     scales: tuple[float, float] = (1.0, 1.0),
     gated: bool = False,
     start_variance: float = 1.0,
-    mixers: Sequence[str] | None = None,
+    mixers: Sequence[str | Mixer] | None = None,
 ) -> Recommendation:
     r"""Rank the mixers for a model by the theory of their Jacobians and gradients.
 
     Args:
         depth: The number of sublayers, L: two for each block of a transformer.
         streams: n.
-        activation: Of the sublayers, a name in `spectra.activations.ACTIVATIONS`.
+        activation: The sublayers' activation: a name in `spectra.activations.ACTIVATIONS`, or a `spectra.Activation`.
         norm: "pre" for a norm before each sublayer, "post" for one of every stream after each write.
         drift: The distance of a drifted skip from the identity, $\|H - 1\|_F / \sqrt n$, at most 1. A mixer whose
             start is farther away keeps its start.
@@ -129,7 +161,8 @@ def recommend(
         scales: Variances of the sublayers' weights times their columns; PyTorch's default is (1/3, 1/3).
         gated: Whether sublayers are gated, as SwiGLU.
         start_variance: The mean square of the model's embeddings.
-        mixers: Names in `MIXERS`; by default all that exist for this number of streams.
+        mixers: Names in `MIXERS`, MODULE:CLASS for a mixer of your own, or mixers; by default all names that exist for
+            this number of streams.
 
     Example:
         >>> import jpmhc
@@ -149,18 +182,16 @@ def recommend(
     checks.inside(drift, "(0, 1]", "drift")
     if not isinstance(scales, tuple | list) or len(scales) != 2:
         raise ValueError(f"scales must be two numbers, one for each matrix of a sublayer, not {scales!r}")
-    names = [name for name in MIXERS if MIXERS[name].why_not(streams) is None] if mixers is None else list(mixers)
-    if isinstance(mixers, str) or not names:
+    if mixers is None:
+        mixers = [name for name in MIXERS if MIXERS[name].why_not(streams) is None]
+    if isinstance(mixers, str) or not mixers:
         raise ValueError(f"mixers must be one or more names in a list, such as ['cayley', 'rotation'], not {mixers!r}")
-    for name in names:
-        checks.choice(name, MIXERS, "mixer")
-        if (reason := MIXERS[name].why_not(streams)) is not None:
-            raise ValueError(reason)
+    chosen = {_name(mixer): make_mixer(mixer, streams).double() for mixer in mixers}
     model = _Model(depth, streams, norm, spectra.MLP(activation, scales, ratio, gated), start_variance)
     plain = float(spectra.gradient_gains(model.network(model.plain)).log()[0])
-    skips = {name: drift_skips(MIXERS[name].by_default(streams, True).double(), depth, drift) for name in names}
+    skips = {name: drift_skips(mixer, depth, drift) for name, mixer in chosen.items()}
     model.find_shares(skips.values())
-    candidates = [_describe_mixer(name, model, *skips[name], dim) for name in names]
+    candidates = [_describe_mixer(name, mixer.logits, model, *skips[name], dim) for name, mixer in chosen.items()]
 
     def losses(candidate: Candidate) -> tuple[float, float, float]:
         """Return the three numbers of which less is better, rounded to differences that matter."""
@@ -170,8 +201,7 @@ def recommend(
         return round(candidate.collapsed, 2), round(gains, 1), round(lost, 1)
 
     def rank(candidate: Candidate) -> tuple[bool, tuple[float, float, float], int]:
-        still = MIXERS[candidate.mixer].by_default(streams, True).logits == 0
-        return still, losses(candidate), candidate.flops
+        return chosen[candidate.mixer].logits == 0, losses(candidate), candidate.flops
 
     ranked = sorted(candidates, key=rank)
 
@@ -182,8 +212,9 @@ def recommend(
 
     best = next(candidate for candidate in ranked if not is_dominated(candidate))
     ranked = [best, *(candidate for candidate in ranked if candidate is not best)]
+    word = activation if isinstance(activation, str) else activation.name
     assumptions = (
-        f"{depth} {norm}-norm sublayers with independent random weights ({activation}, scales {scales[0]:g} and "
+        f"{depth} {norm}-norm sublayers with independent random weights ({word}, scales {scales[0]:g} and "
         f"{scales[1]:g}, hidden {ratio:g} times as wide) in the limit of many features; reads that favour stream l mod "
         f"{streams}, writes of one, skips {drift:g} from the start in random directions; costs at width {dim}. "
         "This ranks what random layers lose, not the loss of trained models. Training adds the same few matrices to "
@@ -237,8 +268,13 @@ class _Model:
         return self.plain if float((skips.sum(-1) - 1).abs().max()) < 1e-6 else skips
 
 
-def _describe_mixer(name: str, model: _Model, start: Tensor, drifted: Tensor, dim: int) -> Candidate:
-    n, logits = model.streams, 2 * model.streams + MIXERS[name].by_default(model.streams, True).logits
+def _name(mixer: str | Mixer) -> str:
+    """Return the name of a mixer in tables: its class's name if it has none of its own."""
+    return mixer if isinstance(mixer, str) else getattr(mixer, "name", type(mixer).__name__)
+
+
+def _describe_mixer(name: str, mixer_logits: int, model: _Model, start: Tensor, drifted: Tensor, dim: int) -> Candidate:
+    n, logits = model.streams, 2 * model.streams + mixer_logits
     network = model.network(drifted)
     return Candidate(
         mixer=name,

@@ -9,7 +9,7 @@ from jpmhc.mixers.kronecker import Kronecker
 from jpmhc.mixers.mhc_lite import MHCLite
 from jpmhc.mixers.orthostochastic import Orthostochastic
 from jpmhc.mixers.permutation import Permutation
-from jpmhc.mixers.registry import ENSEMBLES, MIXERS, make_mixer, sample_skips
+from jpmhc.mixers.registry import ENSEMBLES, MIXERS, get_mixer, make_mixer, sample_skips
 from jpmhc.mixers.rotation import Rotation
 from jpmhc.mixers.sinkhorn import Sinkhorn
 from jpmhc.mixers.unconstrained import Unconstrained
@@ -31,6 +31,7 @@ __all__ = [
     "Sinkhorn",
     "TritonForm",
     "Unconstrained",
+    "get_mixer",
     "make_mixer",
     "sample_skips",
 ]

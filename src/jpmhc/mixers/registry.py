@@ -33,12 +33,27 @@ MIXERS: dict[str, type[Mixer]] = {mixer.name: mixer for mixer in _ALL}
 ENSEMBLES: dict[str, type[Mixer]] = {mixer.ensemble: mixer for mixer in _ALL if mixer.ensemble is not None}
 
 
+def get_mixer(name: str) -> type[Mixer]:
+    """Return the class of a mixer: a name in `MIXERS`, or MODULE:CLASS for a class of your own.
+
+    >>> get_mixer("cayley").__name__, get_mixer("jpmhc.mixers:Rotation").__name__
+    ('Cayley', 'Rotation')
+    """
+    if not isinstance(name, str) or ":" not in name:
+        checks.choice(name, MIXERS, "mixer")
+        return MIXERS[name]
+    mixer = checks.named_object(name)
+    if not isinstance(mixer, type) or not issubclass(mixer, Mixer):
+        raise ValueError(f"{name} is no class derived from jpmhc.mixers.Mixer")
+    return mixer
+
+
 def make_mixer(mixer: str | Mixer, streams: int, dynamic: bool = True) -> Mixer:
-    """Make the mixer that a name stands for, or return the object itself after a check that it fits."""
+    """Make the mixer of a name (see `get_mixer`), or return the object itself after a check that it fits."""
     if isinstance(mixer, str):
-        checks.choice(mixer, MIXERS, "mixer")
-        check_stream_count(MIXERS[mixer], streams)
-        return MIXERS[mixer].by_default(streams, dynamic)
+        kind = get_mixer(mixer)
+        check_stream_count(kind, streams)
+        return kind.by_default(streams, dynamic)
     if not isinstance(mixer, Mixer):
         raise ValueError(f"mixer must be a name ({', '.join(MIXERS)}) or a Mixer, got {mixer!r}")
     if mixer.streams != streams:
@@ -48,7 +63,8 @@ def make_mixer(mixer: str | Mixer, streams: int, dynamic: bool = True) -> Mixer:
 
 def sample_skips(name: str, streams: int, shape: tuple[int, ...] = (), *, generator: Generator | None = None) -> Tensor:
     """Draw random skip matrices by the name of a mixer or of its ensemble, as "bistochastic". [*shape, n, n]"""
-    checks.choice(name, [*MIXERS, *ENSEMBLES], "random skip")
-    mixer = MIXERS.get(name) or ENSEMBLES[name]
+    if ":" not in name:
+        checks.choice(name, [*MIXERS, *ENSEMBLES], "random skip")
+    mixer = ENSEMBLES.get(name) or get_mixer(name)
     check_stream_count(mixer, streams)
     return mixer.sample(streams, shape, generator=generator)

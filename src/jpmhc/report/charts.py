@@ -142,6 +142,15 @@ class Chart:
             _draw_mark(ax, value, word, row)
 
 
+class NotebookFigure(Figure):
+    """A figure that a notebook shows, also without pyplot."""
+
+    def _repr_png_(self) -> bytes:
+        file = io.BytesIO()
+        self.savefig(file, format="png", dpi=110)
+        return file.getvalue()
+
+
 def write_figure(
     charts: Sequence[Chart], path: Path, *, columns: int = 2, heading: str = "", shared_legend: bool = False
 ) -> Path:
@@ -162,7 +171,7 @@ def draw_figure(charts: Sequence[Chart], *, columns: int = 2, heading: str = "",
     charts = [chart for chart in charts if chart.lines]
     columns = max(1, min(columns, len(charts)))
     rows = -(-len(charts) // columns)
-    figure = Figure(figsize=(5.5 * columns, 3.7 * rows + 0.19 * heading.count("\n")), layout="constrained")
+    figure = NotebookFigure(figsize=(5.5 * columns, 3.7 * rows + 0.19 * heading.count("\n")), layout="constrained")
     engine = figure.get_layout_engine()
     assert engine is not None
     engine.set(h_pad=0.08, w_pad=0.08)  # type: ignore[call-arg]

@@ -15,7 +15,7 @@ from jpmhc.diagnose.compare import TheoryComparison
 from jpmhc.files import write_csv
 from jpmhc.report.charts import Axis, Chart, Line, draw_figure
 from jpmhc.report.page import Folded, Section, Table, render_page, show_matrix
-from jpmhc.report.style import COMPARED, save_figure
+from jpmhc.report.style import COMPARED
 from jpmhc.spectra.density import COLLAPSED
 
 _DECADES = 6  # of singular values below the largest that a chart shows
@@ -31,11 +31,6 @@ def plot_diagnosis(diagnosis: Diagnosis) -> Figure:
     heading = f"{diagnosis.model}, from {diagnosis.start} to {diagnosis.stop}\n\n{wrapped}\n"
     theory = [_draw_theory(item) for item in diagnosis.comparisons[-1:]]
     return draw_figure([_draw_map(diagnosis), *theory, *_draw_layers(diagnosis)], heading=heading)
-
-
-def draw_diagnosis(diagnosis: Diagnosis, path: Path) -> Path:
-    """Draw a diagnosis into a file and return its path."""
-    return save_figure(plot_diagnosis(diagnosis), path)
 
 
 def render_diagnosis(diagnosis: Diagnosis) -> str:

@@ -6,12 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
 from jpmhc.diagnose.recommend import Candidate, Recommendation
 from jpmhc.files import write_csv
-from jpmhc.report.charts import DASHES, Axis, Chart, Line, write_figure
+from jpmhc.report.charts import DASHES, Axis, Chart, Line, draw_figure, write_figure
 from jpmhc.report.style import INK, colour_of
 from jpmhc.spectra import Density
 from jpmhc.spectra.density import COLLAPSED
@@ -86,17 +87,16 @@ def write_recommendation(recommendations: Sequence[tuple[int, Recommendation]], 
     return write_csv(path, columns, rows)
 
 
-def draw_recommendation(recommendations: Sequence[tuple[int, Recommendation]], path: Path) -> Path:
-    """Draw collapse, gradients and layers until collapse into a file, one row for each mixer, and return its path.
+def plot_recommendations(recommendations: Sequence[tuple[int, Recommendation]]) -> Figure:
+    """Return a figure of collapse, gradients and layers until collapse, with one row for each mixer.
 
     Args:
-        recommendations: Depths and what was recommended for them; with several depths each row has a dot for each, the
+        recommendations: Depths and the recommendations for them; with several depths each row has a dot for each, the
             first depth at the top.
-        path: The file.
     """
     depths = ", ".join(str(depth) for depth, _ in recommendations)
     order = ", from top to bottom in each row" if len(recommendations) > 1 else ""
-    return write_figure(make_charts(recommendations), path, columns=3, heading=f"depth {depths}{order}")
+    return draw_figure(make_charts(recommendations), columns=3, heading=f"depth {depths}{order}")
 
 
 def make_charts(recommendations: Sequence[tuple[int, Recommendation]]) -> list[Chart]:

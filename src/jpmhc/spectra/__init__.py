@@ -1,6 +1,7 @@
 """Jacobian spectra: describe a network (`Network`), solve it (`cauchy`, `density`), and compare (`simulate`)."""
 
 from jpmhc.spectra import trace
+from jpmhc.spectra.activations import Activation
 from jpmhc.spectra.chain.solve import cauchy
 from jpmhc.spectra.density import Density, density
 from jpmhc.spectra.distances import Distances, distances
@@ -18,6 +19,7 @@ __all__ = [
     "MLP",
     "SCHEMES",
     "SKIPS",
+    "Activation",
     "Anderson",
     "AndersonNewton",
     "Density",

@@ -39,6 +39,10 @@ class Activation:
         derivative: $\phi'$ almost everywhere.
         kinks: Where $\phi$ or $\phi'$ is not smooth.
         closed: $(\psi, \kappa, \varphi)$ as functions of $v$, where they have a closed form.
+
+    >>> square = Activation("square", torch.square, lambda x: 2 * x)
+    >>> float(square.psi(1.0)), float(square.kappa(1.0))  # E 4 Z², E Z⁴
+    (4.0, 3.0)
     """
 
     name: str
@@ -185,7 +189,15 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 def get_activation(activation: str | Activation) -> Activation:
-    """Return the activation of a name; an `Activation` is returned as it is."""
+    """Return the activation of a name in `ACTIVATIONS`, or of MODULE:NAME; return an `Activation` as it is.
+
+    >>> get_activation("gelu").name
+    'gelu'
+    """
+    if isinstance(activation, str) and ":" in activation:
+        activation = checks.named_object(activation)  # type: ignore[assignment]
+        if not isinstance(activation, Activation):
+            raise ValueError(f"an activation of your own must be a spectra.Activation, got {checks.quote(activation)}")
     if isinstance(activation, Activation):
         return activation
     checks.choice(activation, ACTIVATIONS, "activation")

@@ -142,8 +142,8 @@ class Network:
         """Random skips of a kind, different in each layer or `shared` by all.
 
         Args:
-            mixer: A mixer's name, or that of its random matrices: one of `SKIPS`. Each mixer's `sample` says what is
-                drawn.
+            mixer: The name of a mixer or of its random matrices, one of `SKIPS`, or MODULE:CLASS for a mixer of your
+                own. The mixer's `sample` draws the skips.
             rank: The subspace's dimension for "grassmann", half the streams by default.
         """
         depth, streams = checks.whole_number(depth, "depth"), checks.whole_number(streams, "streams")
@@ -404,7 +404,8 @@ def sample_skips(mixer: str, count: int, streams: int, seed: int, rank: int | No
         seed: The same seed gives the same skips.
         rank: The dimension of the subspace of "grassmann" skips; half the streams if None.
     """
-    checks.choice(mixer, SKIPS, "random skip")
+    if not isinstance(mixer, str) or ":" not in mixer:
+        checks.choice(mixer, SKIPS, "random skip")
     if rank is not None and mixer != "grassmann":
         raise ValueError(f"rank is the dimension of a grassmann skip's subspace; a {mixer} skip has none")
     checks.fits_memory(_ALIVE * 8 * count * streams**2, f"a network of {count} layers and {streams} streams")

@@ -213,9 +213,15 @@ def test_arms_have_settings_of_their_mixers(tmp_path):
         assert runs[0]["parameters"] > runs[1]["parameters"]
 
 
+def test_an_arm_may_be_a_mixer_of_ones_own(tmp_path):
+    [run] = compare(make(tmp_path, TINY, arms=("tests.own:Shrinking:streams=3",)))["runs"]
+    assert math.isfinite(run["final"]["loss"])
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
+        ({"arms": ("nowhere:Mine",)}, "there is no module 'nowhere'"),
         ({"arms": ("plain", "none")}, "no mixer is called 'none'"),
         ({"arms": ()}, "arms must be one or more"),
         ({"arms": ("cayley:streams",)}, "must be a mixer and options, such as cayley:streams=2"),

@@ -67,7 +67,8 @@ class ArcDecoderExperiment(Experiment):
     def configure(self, arm: str) -> ArcDecoderRun:
         """Return the run of one arm; its options are those of the run or of the model."""
         mixer, options = split_arm(arm)
-        checks.choice(mixer, (PLAIN, *MIXERS), "mixer")
+        if ":" not in mixer:
+            checks.choice(mixer, (PLAIN, *MIXERS), "mixer")
         names = {f.name for f in dataclasses.fields(self.run)} - {"task", "model", *DECIDED}
         own = {name: text for name, text in options.items() if name in names}
         run: ArcDecoderRun = change_settings(self.run, own, arm)

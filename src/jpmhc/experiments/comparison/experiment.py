@@ -6,6 +6,7 @@ weights outside its connections; an arm's options are the only exception.
 
 import dataclasses
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ import torch
 
 from jpmhc import checks
 from jpmhc.experiments.models.connections import ConnectionConfig, is_for_connections, read_basis
+from jpmhc.mixers import MIXERS
 
 PLAIN = "plain"  # the word for plain residual connections, beside the mixers' names
 
@@ -119,10 +121,14 @@ def split_arm(arm: str) -> tuple[str, dict[str, str]]:
 
     >>> split_arm("cayley:streams=2,read=sigmoid")
     ('cayley', {'streams': '2', 'read': 'sigmoid'})
+    >>> split_arm("my_mixers:Shrinking:streams=2")
+    ('my_mixers:Shrinking', {'streams': '2'})
     """
-    mixer, colon, text = arm.partition(":")
+    parts = re.fullmatch(r"(.*?)(?::(\w+=.*))?", arm, re.DOTALL)
+    assert parts is not None
+    mixer, text = parts.groups(default="")
     options = dict(part.split("=", 1) for part in text.split(",") if part.count("=") == 1)
-    if colon and len(options) != text.count(",") + 1:
+    if len(options) != (text.count(",") + 1 if text else 0) or mixer.partition(":")[0] in MIXERS.keys() - {mixer}:
         raise ValueError(f"the arm {arm!r} must be a mixer and options, such as cayley:streams=2,read=sigmoid")
     return mixer, options
 

@@ -131,7 +131,8 @@ class LanguageExperiment(Experiment):
         if mixer == WIDE:
             model = _widen(model)
         else:
-            checks.choice(mixer, (PLAIN, WIDE, LONG, *MIXERS), "mixer")
+            if ":" not in mixer:
+                checks.choice(mixer, (PLAIN, WIDE, LONG, *MIXERS), "mixer")
             model = configure_mixer(model, PLAIN if mixer == LONG else mixer)
         model = change_settings(model, {name: text for name, text in options.items() if name not in own}, arm)
         steps = round(changed.steps * changed.time_factor) if mixer == LONG else changed.steps

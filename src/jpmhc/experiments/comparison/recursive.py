@@ -71,7 +71,8 @@ class RecursiveExperiment(Experiment):
     def configure(self, arm: str) -> TrainConfig:
         """Return the run of one arm, whose options are the model's."""
         mixer, options = split_arm(arm)
-        checks.choice(mixer, (PLAIN, *MIXERS), "mixer")
+        if ":" not in mixer:
+            checks.choice(mixer, (PLAIN, *MIXERS), "mixer")
         return dataclasses.replace(
             self.run, model=change_settings(configure_mixer(self.run.model, mixer), options, arm)
         )

@@ -28,7 +28,7 @@ class ConnectionConfig:
     dim: int = 512
     """Width of a stream."""
     mixer: str = "identity"
-    """Residual mixer of the hyper-connections: a key of jpmhc.MIXERS; identity with one stream is the plain model."""
+    """Mixer of the hyper-connections: a name in jpmhc.MIXERS or MODULE:CLASS; identity with one stream: no mixer."""
     streams: int = 1
     """Parallel residual streams."""
     mixer_dynamic: bool = True
@@ -71,7 +71,7 @@ class ConnectionConfig:
     def __post_init__(self) -> None:
         for name in ("dim", "streams"):
             checks.whole_number(getattr(self, name), name)
-        checks.choice(self.mixer, mixers.MIXERS, "mixer")
+        mixers.get_mixer(self.mixer)
         if self.mixer != "identity" and self.streams == 1:
             raise ValueError(
                 f"the mixer {self.mixer!r} needs at least 2 streams, such as 4; streams=1 is the plain model"
@@ -214,7 +214,7 @@ def make_connection(
 
 def _make_mixer(config: ConnectionConfig, form: Form) -> Mixer:
     """Make the mixer with the form's options, and with the settings and frames that the configuration asks for."""
-    kind: Any = mixers.MIXERS[config.mixer]
+    kind: Any = mixers.get_mixer(config.mixer)
     options = {**form.options, **config.mixer_settings()}
     known = inspect.signature(kind).parameters
     if unknown := [name for name in options if name not in known]:

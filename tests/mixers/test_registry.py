@@ -1,0 +1,48 @@
+"""A mixer of one's own goes where a name goes: as an object, or as MODULE:CLASS."""
+
+import pytest
+import torch
+from torch import nn
+
+import jpmhc
+from jpmhc import spectra
+from jpmhc.mixers import get_mixer, make_mixer
+from tests.own import SQUARED_RELU, Shrinking
+
+
+def test_a_class_of_ones_own_is_found_by_its_module():
+    assert get_mixer("tests.own:Shrinking") is Shrinking
+    assert isinstance(make_mixer("tests.own:Shrinking", 3), Shrinking)
+    block = jpmhc.HyperConnection(nn.Identity(), 8, 3, "tests.own:Shrinking")
+    assert isinstance(block.mixer, Shrinking)
+    skips = spectra.Network.from_mixer("tests.own:Shrinking", 5, 0.1, 3).skips
+    assert torch.allclose(skips.sum(-1), torch.ones(5, 3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("no_such_module:Mine", "there is no module 'no_such_module', and 'no_such_module:Mine' stands for"),
+        ("tests.no_such:Mine", r"there is no module 'tests\.no_such'"),
+        (":Mine", "there is no module ''"),
+        ("tests.own:Mine", "the module tests.own has no 'Mine'"),
+        ("tests.own:SQUARED_RELU", "tests.own:SQUARED_RELU is no class derived from jpmhc.mixers.Mixer"),
+        ("shrinking", "no mixer is called 'shrinking'; choose one of identity"),
+        (3, "no mixer is called 3"),
+    ],
+)
+def test_a_name_that_leads_nowhere_is_one_sentence(name, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        get_mixer(name)
+
+
+def test_an_activation_of_ones_own_goes_where_a_name_goes():
+    skips = torch.eye(2, dtype=torch.float64)[None]
+    by_object, by_name = (
+        spectra.Network.from_activation(skips, activation, 1.0, 1.0)
+        for activation in (SQUARED_RELU, "tests.own:SQUARED_RELU")
+    )
+    assert torch.equal(by_object.variance, by_name.variance)
+    assert float(SQUARED_RELU.psi(1.0)) == pytest.approx(2.0)  # 4 · E Z² over the positive half
+    with pytest.raises(ValueError, match=r"must be a spectra\.Activation, got"):
+        spectra.Network.from_activation(skips, "tests.own:Shrinking", 1.0, 1.0)
