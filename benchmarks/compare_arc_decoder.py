@@ -25,7 +25,7 @@ from jpmhc.experiments.evaluation.decoding import score_decoder
 from jpmhc.experiments.tasks.arc import ArcConfig
 from jpmhc.experiments.tasks.arc.dataset import load_puzzles
 from jpmhc.experiments.tasks.arc.puzzles import Puzzle, refuse_leaks
-from jpmhc.experiments.training.arc_decoder import ArcDecoderRun, Training, summarize
+from jpmhc.experiments.training.arc_decoder import ArcDecoderRun, Progress, Training, summarize
 from jpmhc.experiments.training.presets import DECODERS
 from jpmhc.experiments.training.progress import Display
 
@@ -64,14 +64,18 @@ def smoke(run: ArcDecoderRun, seconds: float) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     arc = run.task.build()
     training = Training(run, arc, device)
-    start = time.monotonic()
-    training.train(
-        lambda: time.monotonic() - start > seconds,
-        lambda progress: print(f"{time.monotonic() - start:6.1f} s  {summarize(progress)}", flush=True),
-    )
+    start = compiled = time.monotonic()
+
+    def show(progress: Progress) -> None:
+        nonlocal compiled
+        if progress.step == 1:
+            compiled = time.monotonic()
+        print(f"{time.monotonic() - start:6.1f} s  {summarize(progress)}", flush=True)
+
+    training.train(lambda: training.step > 0 and time.monotonic() - compiled > seconds, show)
     packs = sum(training.pairs.count_packs(epoch) for epoch in range(3)) / 3
-    pace = training.seconds / max(1, training.step)
-    print(f"{packs:.0f} steps per epoch, {pace * 1e3:.1f} ms per step with compilation", flush=True)
+    pace = (time.monotonic() - compiled) / max(1, training.step - 1)
+    print(f"{packs:.0f} steps per epoch, {pace * 1e3:.1f} ms per step", flush=True)
     score = score_decoder(training.model, arc, 2, 0, run.slots, Display())
     print(score.summarize())
 

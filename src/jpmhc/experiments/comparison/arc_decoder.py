@@ -26,7 +26,7 @@ from jpmhc.experiments.comparison.experiment import (
 )
 from jpmhc.experiments.evaluation.decoding import score_decoder
 from jpmhc.experiments.training import arc_decoder
-from jpmhc.experiments.training.arc_decoder import CHECKPOINT, ArcDecoderRun, Training
+from jpmhc.experiments.training.arc_decoder import CHECKPOINT, ArcDecoderRun, PackedLoss, Training
 from jpmhc.experiments.training.log import describe_environment
 from jpmhc.experiments.training.processes import World
 from jpmhc.experiments.training.progress import Display
@@ -81,21 +81,26 @@ class ArcDecoderExperiment(Experiment):
 
 
 class ArcDecoderSession:
-    """One process that trains ARC decoders."""
+    """One process that trains ARC decoders; runs of one arm, one after the other, share a compiled model."""
 
     def __init__(self, experiment: ArcDecoderExperiment, device: torch.device) -> None:
         self.experiment, self.device = experiment, device
         self.arc = experiment.run.task.build()
         self.display = Display()
+        self.arm: str | None = None
+        self.compiled: PackedLoss | None = None
 
     def train(self, job: Job, folder: Path, stop: Callable[[], bool], show: Show) -> Run | None:
         """Train one run and score it, or go on with it; see `Session`."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.device)
-        torch.compiler.reset()  # graphs of the run before
+        if job.arm != self.arm:
+            self.arm, self.compiled = job.arm, None
+            torch.compiler.reset()  # graphs of the arm before
         run = dataclasses.replace(self.experiment.configure(job.arm), seed=job.seed, lr=job.learning_rate)
-        training = Training(run, self.arc, self.device)
+        training = Training(run, self.arc, self.device, self.compiled)
+        self.compiled = training.loss
         checkpoint, saved = folder / CHECKPOINT, time.monotonic()
         if checkpoint.exists():
             training.load(checkpoint)

@@ -160,6 +160,32 @@ class Progress:
     peak_bytes: int | None
 
 
+class PackedLoss:
+    """The loss of packs, compiled on CUDA or where the run asks for it, and the decoder that it belongs to.
+
+    Args:
+        run: The run.
+        puzzles: Number of puzzles.
+        device: Where to compute.
+    """
+
+    def __init__(self, run: ArcDecoderRun, puzzles: int, device: torch.device) -> None:
+        self.model = model = ArcDecoder(run.model, puzzles).to(device)
+
+        def loss(pack: Pack, vectors: Tensor, mask: Tensor | BlockMask) -> Tensor:
+            return packed_loss(model, pack, vectors, mask)
+
+        self._loss: Callable[[Pack, Tensor, Tensor | BlockMask], Tensor] = loss
+        if device.type == "cuda":
+            torch.set_float32_matmul_precision("high")
+        if run.compile == "yes" or (run.compile == "auto" and device.type == "cuda"):
+            self._loss = torch.compile(loss, dynamic=False)
+
+    def __call__(self, pack: Pack) -> Tensor:
+        """Compute the mean cross-entropy of a pack's labels."""
+        return self._loss(pack, self.model.vectors(pack.puzzles, pack.symmetries), make_mask(pack))
+
+
 class Training:
     """A decoder in training.
 
@@ -167,30 +193,24 @@ class Training:
         run: The run.
         arc: Its puzzles.
         device: Where to train.
+        compiled: A loss that was compiled for the same model and tokens per step; its model is trained anew.
     """
 
-    def __init__(self, run: ArcDecoderRun, arc: Arc, device: torch.device) -> None:
+    def __init__(
+        self, run: ArcDecoderRun, arc: Arc, device: torch.device, compiled: "PackedLoss | None" = None
+    ) -> None:
         self.run, self.arc, self.device = run, arc, device
         self.pairs = PackedPairs(arc, run.tokens, run.seed)
+        self.loss = compiled or PackedLoss(run, len(arc.puzzles), device)
+        self.model = self.loss.model
         torch.manual_seed(run.seed)
-        self.model = ArcDecoder(run.model, len(arc.puzzles)).to(device)
+        self.model.load_state_dict(ArcDecoder(run.model, len(arc.puzzles)).state_dict())
+        self.model.zero_grad(set_to_none=True)
         self.optimizers = make_optimizers(run, self.model)
         self.rates = [[group["lr"] for group in one.param_groups] for one in self.optimizers]
         self.epoch, self.index, self.step, self.seconds = 0, 0, 0, 0.0
         self.curves: dict[str, list[float]] = {"epoch": [], "loss": [], "gradient_norm": [], "seconds": []}
         self._sums = torch.zeros(2, dtype=torch.float64, device=device)  # loss and gradient norm over this epoch
-        cuda = device.type == "cuda"
-        if cuda:
-            torch.set_float32_matmul_precision("high")
-
-        model = self.model
-
-        def loss(pack: Pack, vectors: Tensor, mask: Tensor | BlockMask) -> Tensor:
-            return packed_loss(model, pack, vectors, mask)
-
-        self.loss: Callable[[Pack, Tensor, Tensor | BlockMask], Tensor] = loss
-        if run.compile == "yes" or (run.compile == "auto" and cuda):
-            self.loss = torch.compile(loss, dynamic=False)
 
     @property
     def finished(self) -> bool:
@@ -262,7 +282,7 @@ class Training:
             for group, rate in zip(optimizer.param_groups, rates):
                 group["lr"] = factor * rate
         torch.manual_seed(int(counter.bits(run.seed, _SEED, self.step) >> 1))
-        loss = self.loss(pack, self.model.vectors(pack.puzzles, pack.symmetries), make_mask(pack))
+        loss = self.loss(pack)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), run.clip)
         for optimizer in self.optimizers:
