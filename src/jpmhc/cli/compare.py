@@ -10,6 +10,8 @@ import tyro
 from jpmhc.cli.command import parse_and_call
 from jpmhc.cli.forms import make_option_form, read_option_form
 from jpmhc.cli.train import defaults_in, make_model_form, value_of
+from jpmhc.experiments.comparison.arc_decoder import DECIDED as ARC_DECODER_DECIDED
+from jpmhc.experiments.comparison.arc_decoder import ArcDecoderExperiment
 from jpmhc.experiments.comparison.comparison import Comparison
 from jpmhc.experiments.comparison.comparison import compare as train_and_compare
 from jpmhc.experiments.comparison.experiment import Experiment, Job, Progress
@@ -19,11 +21,13 @@ from jpmhc.experiments.models import RecursiveConfig
 from jpmhc.experiments.models.decoder import DecoderConfig
 from jpmhc.experiments.tasks.language import prepare_tokens
 from jpmhc.experiments.tasks.registry import TASKS
+from jpmhc.experiments.training.arc_decoder import ArcDecoderRun
 from jpmhc.experiments.training.config import TrainConfig
+from jpmhc.experiments.training.presets import DECODERS
 from jpmhc.experiments.training.progress import Display
 from jpmhc.files import write_file
 
-_LANGUAGE = "language"
+_LANGUAGE, _ARC_DECODER = "language", "arc-decoder"
 _FIXED = (tyro.conf.Fixed, tyro.conf.Suppress)  # of options that a comparison decides itself
 _LANGUAGE_ARMS: tuple[str, ...] = ("plain", "identity", "sinkhorn", "cayley", "rotation")
 
@@ -32,11 +36,14 @@ Reader = Callable[[Any], Experiment]  # of a form that was filled in
 
 def main(words: Sequence[str]) -> None:
     """Run the task that the first word names, with its options; language if none is named."""
-    named = [word for word in words[:2] if word in (_LANGUAGE, *TASKS)]  # words may begin with --help
+    named = [word for word in words[:2] if word in (_LANGUAGE, _ARC_DECODER, *TASKS)]  # words may begin with --help
     kind = named[0] if named else _LANGUAGE
     words = [word for position, word in enumerate(words) if position > 1 or word != kind]
     if kind == _LANGUAGE:
         form, read = _language_form(PRESETS[value_of("--preset", words, PRESETS) or "27m"])
+        arms = _LANGUAGE_ARMS
+    elif kind == _ARC_DECODER:
+        form, read = _arc_decoder_form(DECODERS[value_of("--preset", words, DECODERS) or _ARC_DECODER])
         arms = _LANGUAGE_ARMS
     else:
         form, read = _recursive_form(defaults_in([*words, "--task.kind", kind]))
@@ -66,11 +73,13 @@ def compare_with_form(form: Any, read: Reader, arms: tuple[str, ...]) -> Callabl
         Example: jpmhc compare language --preset 27m --learning-rates 2e-3 3.2e-3 1.2e-3 --seeds 0 1 2 --processes 4
         Example: jpmhc compare language --arms plain cayley cayley:streams=2 cayley:read=sigmoid
         Example: jpmhc compare sudoku --task.size 6 --steps 1000 --out out/sudoku6
+        Example: jpmhc compare arc-decoder --arms plain cayley cayley:epochs=70 --seeds 0 1 --minutes 30
 
-        The first word is the task: language (a decoder that learns text, if none is named), sudoku or arc (the
-        recursive model). With one seed all arms see the same data in the same order and start from the same weights
-        outside their connections. The first seed is trained with all learning rates, the others with each arm's best
-        one. A command that was interrupted goes on where it was; arms, rates and seeds can be added later.
+        The first word is the task: language (a decoder that learns text, if none is named), arc-decoder (a decoder
+        that learns ARC and answers its evaluation puzzles), sudoku or arc (the recursive model). With one seed all
+        arms see the same data in the same order and start from the same weights outside their connections. The first
+        seed is trained with all learning rates, the others with each arm's best one. A command that was interrupted
+        goes on where it was; arms, rates and seeds can be added later.
 
         The preset tiny takes a minute on two idle cores. 27m needs a GPU: one run reads 59 million tokens and takes
         about a minute on an H200. A run of 112m reads 150 million tokens and takes about ten minutes.
@@ -145,6 +154,28 @@ def _language_form(default: LanguageExperiment) -> tuple[Any, Reader]:
         tokens = prepare_tokens(text.text, text.cache, vocabulary=text.vocabulary, limit=text.limit)
         return read_option_form(
             run, LanguageExperiment, tokens=tokens, model=read_option_form(run.model, DecoderConfig)
+        )
+
+    return form, read
+
+
+def _arc_decoder_form(default: ArcDecoderRun) -> tuple[Any, Reader]:
+    model = make_model_form(default.model, mixer=(Annotated[str, *_FIXED], default.model.mixer))
+    task = make_option_form(default.task)
+    own = [name for name in ARC_DECODER_DECIDED if name != "preset"]
+    decided = {name: (Annotated[Any, *_FIXED], getattr(default, name)) for name in (*own, "lr")}
+    form = make_option_form(
+        default, task=(type(task), task), model=(Annotated[type(model), tyro.conf.arg(name="")], model), **decided
+    )
+
+    def read(run: Any) -> Experiment:
+        return ArcDecoderExperiment(
+            read_option_form(
+                run,
+                ArcDecoderRun,
+                task=read_option_form(run.task, type(default.task)),
+                model=read_option_form(run.model, type(default.model)),
+            )
         )
 
     return form, read

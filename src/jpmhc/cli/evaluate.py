@@ -11,6 +11,7 @@ from jpmhc.cli.command import make_main
 from jpmhc.cli.forms import make_option_form, read_option_form
 from jpmhc.cli.output import is_first_process
 from jpmhc.experiments.evaluation.checkpoints import EvaluateConfig, evaluate_checkpoints
+from jpmhc.experiments.evaluation.decoding import evaluate_decoder, find_decoder
 from jpmhc.experiments.tasks.registry import TASKS
 
 
@@ -36,10 +37,16 @@ def evaluate(config: Annotated[type(_FORM), tyro.conf.arg(name="")]) -> None:  #
 
     Example: jpmhc evaluate out/laptop
     Example: jpmhc evaluate out/arc-small --variants 32 --out out/evaluation.json
+    Example: jpmhc evaluate out/arc-decoder --variants 20
 
     Several processes: torchrun --nproc-per-node 8 -m jpmhc evaluate out/paper
     """
     chosen = read_option_form(config, EvaluateConfig, task_options=chosen_options(config.task_options))
+    if decoders := [path for run in chosen.runs if (path := find_decoder(run)) is not None]:
+        if len(chosen.runs) > 1:
+            raise ValueError("name one run alone to evaluate an ARC decoder")
+        print(f"wrote {evaluate_decoder(decoders[0], chosen, partial(print, flush=True))[1]}")
+        return
     found = evaluate_checkpoints(chosen, partial(print, flush=True))
     if is_first_process():
         print(f"wrote {found['choices']['out']}")

@@ -16,17 +16,20 @@ from jpmhc.cli.output import is_first_process
 from jpmhc.experiments.models import RecursiveConfig
 from jpmhc.experiments.models.connections import ConnectionConfig, read_basis
 from jpmhc.experiments.tasks.registry import TASKS, kind_of
-from jpmhc.experiments.training import loop, run_folder
+from jpmhc.experiments.training import arc_loop, loop, run_folder
+from jpmhc.experiments.training.arc_decoder import ArcDecoderRun
 from jpmhc.experiments.training.checkpoint import find_checkpoint
 from jpmhc.experiments.training.config import TrainConfig
-from jpmhc.experiments.training.presets import PRESETS
+from jpmhc.experiments.training.presets import DECODERS, PRESETS
 
 Basis = tuple[tuple[int, ...], ...] | None
 
 
 def main(words: Sequence[str]) -> None:
     """Parse the words after `jpmhc train` and run it with the defaults of the preset and the task they name."""
-    parse_and_call(train_with_defaults(defaults_in(words)), "jpmhc train", words)
+    decoder = value_of("--preset", words, DECODERS)
+    function = train_with_defaults(defaults_in(words)) if decoder is None else train_decoder(DECODERS[decoder])
+    parse_and_call(function, "jpmhc train", words)
 
 
 def defaults_in(words: Sequence[str]) -> TrainConfig:
@@ -77,11 +80,50 @@ def train_with_defaults(default: TrainConfig) -> Callable[[Any], None]:
         that of the checkpoint. --task.kind puts another task in the place of the preset's, and the options --task.…
         are then that task's. On a CPU nothing is compiled unless --compile asks for it. Several processes:
         torchrun --nproc-per-node 8 -m jpmhc train --preset paper
+
+        The presets arc-decoder, arc-decoder-long and arc-decoder-tiny train another model, a decoder for ARC, with
+        options of its own: jpmhc train --preset arc-decoder --help
         """
         task = read_option_form(config.task, TASKS[config.task.kind])
         run_training(
             read_option_form(config, TrainConfig, task=task, model=read_option_form(config.model, RecursiveConfig))
         )
+
+    return train
+
+
+def train_decoder(default: ArcDecoderRun) -> Callable[[Any], None]:
+    """Return the command's function for the ARC decoder with the given defaults."""
+    model = make_model_form(default.model)
+    task = make_option_form(default.task)
+    form = make_option_form(
+        default, task=(type(task), task), model=(Annotated[type(model), tyro.conf.arg(name="")], model)
+    )
+
+    def train(config: Annotated[type(form), tyro.conf.arg(name="")] = form) -> None:  # type: ignore[valid-type]
+        """Train a decoder for ARC from scratch on pairs of grids, and let it answer the evaluation puzzles.
+
+        Example: jpmhc train --preset arc-decoder --mixer cayley --streams 4 --out out/cayley
+        Example: jpmhc train --preset arc-decoder-long --minutes 10 --resume --out out/arc-decoder-long
+
+        arc-decoder takes a few minutes of an H200 and its answers another one, arc-decoder-long half an hour;
+        arc-decoder-tiny is for a CPU. A run that --minutes or a signal stopped goes on with --resume, to the same bits.
+        """
+        run = read_option_form(
+            config,
+            ArcDecoderRun,
+            task=read_option_form(config.task, type(default.task)),
+            model=read_option_form(config.model, type(default.model)),
+        )
+        outcome = arc_loop.train_decoder(run)
+        if outcome.finished:
+            print(f"finished after {outcome.step} steps; everything is in {run.out}")
+        else:
+            print(f"stopped after {outcome.step} steps; the same command with --resume goes on")
+        if outcome.score is not None:
+            print(outcome.score.summarize())
+        if outcome.stopped:
+            sys.exit(128 + outcome.stopped)
 
     return train
 

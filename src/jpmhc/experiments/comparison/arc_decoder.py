@@ -51,7 +51,8 @@ class ArcDecoderExperiment(Experiment):
         # Where the puzzles lie does not matter: each run records the fingerprint of what it read.
         for name in (*self.run.task.places, "version"):
             del fields["task"][name]
-        return {"task": {"kind": "arc"}, **{name: value for name, value in fields.items() if name not in DECIDED}}
+        fields["task"] = {"kind": "arc", **fields["task"]}
+        return {name: value for name, value in fields.items() if name not in DECIDED}
 
     def check(self, arms: Sequence[str]) -> None:
         for arm in arms:

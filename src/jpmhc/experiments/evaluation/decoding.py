@@ -1,20 +1,29 @@
 """Scoring an ARC decoder: it writes answers to the tests in many variants, which vote."""
 
 import dataclasses
+import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from jpmhc import files
+from jpmhc.experiments.evaluation.checkpoints import EvaluateConfig
 from jpmhc.experiments.evaluation.scores import Answers
 from jpmhc.experiments.evaluation.votes import VoteScorer
 from jpmhc.experiments.models.arc_decoder import ArcDecoder
 from jpmhc.experiments.models.generation import LONGEST_ANSWER, Generator, measure_losses, prepare_answering
 from jpmhc.experiments.tasks.arc.dataset import Arc
 from jpmhc.experiments.tasks.arc.sequences import read_answers, write_sequences
+from jpmhc.experiments.training.arc_decoder import CHECKPOINT, load_decoder
+from jpmhc.experiments.training.processes import join_processes
 from jpmhc.experiments.training.progress import Display
+from jpmhc.experiments.training.run_folder import explaining_write_errors
+from jpmhc.machine import use_threads
 
 _ROWS = 2048  # answers that are scored at a time
 _ROUNDS = 10_000  # of the bootstrap over tasks
@@ -107,3 +116,48 @@ def bootstrap(metrics: dict[str, Any], k: int) -> tuple[float, float]:
     drawn = np.random.default_rng(0).integers(0, len(hits), (_ROUNDS, len(hits)))
     low, high = np.percentile(np.array(hits)[drawn].mean(1), [2.5, 97.5])
     return float(low), float(high)
+
+
+def find_decoder(run: Path) -> Path | None:
+    """Return the checkpoint of an ARC decoder that a folder or a file is; None for other runs."""
+    path = run / CHECKPOINT
+    return path if path.is_file() else run if run.name == CHECKPOINT else None
+
+
+def evaluate_decoder(
+    path: Path, config: EvaluateConfig, report: Callable[[str], None] = lambda line: None
+) -> tuple[Score, Path]:
+    """Score the checkpoint of an ARC decoder, and write the score to a file.
+
+    Args:
+        path: The checkpoint.
+        config: The evaluation; a decoder has one form of its weights, and its slots are those of the run.
+        report: Called with a line about the score before the file is written.
+
+    Returns:
+        The score and the file.
+    """
+    usual = EvaluateConfig(runs=config.runs)
+    for name in ("pool", "weights", "compile", "batch"):
+        if getattr(config, name) != getattr(usual, name):
+            raise ValueError(f"{path} is an ARC decoder, whose evaluation has no option {name}: leave it out")
+    run, model, fingerprint = load_decoder(path)
+    task = run.task.override(config.task_options)
+    words = "-".join(["score", *config.words()])
+    out = config.out or path.parent / f"{words}.json"
+    with explaining_write_errors(out):
+        files.require_writable(out)
+    with use_threads(run.threads), join_processes(config.device) as world, Display(world.rank == 0) as display:
+        with display.preparing("preparing the puzzles"):
+            arc = task.build()
+        if arc.fingerprint() != fingerprint:
+            raise ValueError(f"{path} was trained on other puzzles than its configuration gives now")
+        variants = config.variants or run.evaluate_variants
+        if variants is not None and variants > task.augmentations + 1:
+            raise ValueError(f"{path} has {task.augmentations + 1} variants of a puzzle, fewer than {variants}")
+        seed = config.sample_seed if config.variants else run.seed
+        score = score_decoder(model.to(world.device), arc, variants, seed, run.slots, display)
+    report(score.summarize())
+    with explaining_write_errors(out):
+        files.write_file(out, json.dumps(score.to_json(), indent=1) + "\n")
+    return score, out

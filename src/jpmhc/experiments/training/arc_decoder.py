@@ -1,20 +1,17 @@
-"""Training the ARC decoder: a run, its steps, its one checkpoint, and its score at the end.
+"""The ARC decoder in training: a run's configuration, its steps, and its one checkpoint.
 
 A step is a pure function of its number and of the state before it: packs come from the epoch and their number in it,
 and dropout is drawn from a generator that each step seeds anew. A run that was stopped goes on to the same bits.
 """
 
-import contextlib
 import dataclasses
 import json
 import math
-import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -23,24 +20,29 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from jpmhc import checks
 from jpmhc.connections import parameter_groups
-from jpmhc.experiments.evaluation.decoding import Score, score_decoder
 from jpmhc.experiments.models.arc_decoder import ArcDecoder, ArcDecoderConfig, PlacedAttention
 from jpmhc.experiments.models.layers import Linear
 from jpmhc.experiments.models.packed_attention import make_mask, packed_loss
 from jpmhc.experiments.tasks import counter
 from jpmhc.experiments.tasks.arc import Arc, ArcConfig
 from jpmhc.experiments.tasks.arc.sequences import Pack, PackedPairs
-from jpmhc.experiments.training import run_folder
 from jpmhc.experiments.training.config import restore_types
-from jpmhc.experiments.training.log import Log, describe_environment
-from jpmhc.experiments.training.processes import join_processes
-from jpmhc.experiments.training.progress import Display
-from jpmhc.files import parse_json, replacing, write_file
-from jpmhc.machine import use_threads
+from jpmhc.experiments.training.contents import explaining_misfit, load_content
+from jpmhc.files import parse_json, replacing
 from jpmhc.optim import NorMuon
 
 FORMAT = "jpmhc ARC decoder 1"
 CHECKPOINT = "decoder.pt"
+_ENTRIES: dict[str, tuple[type, ...]] = {
+    "format": (str,),
+    "run": (str,),
+    "fingerprint": (str,),
+    "model": (dict,),
+    "optimizers": (list,),
+    "progress": (tuple,),
+    "curves": (dict,),
+    "sums": (Tensor,),
+}
 _SEED = 220  # purpose of a draw, part of its key
 _COUNTS = ("epochs", "tokens", "log_every", "slots", "evaluate_variants", "threads")
 _INTERVALS = {
@@ -158,6 +160,15 @@ class Progress:
     gradient_norm: float | None
     tokens_per_second: float | None
     peak_bytes: int | None
+
+
+def summarize(progress: Progress) -> str:
+    """Write the main numbers of a step in one line."""
+    peak = "" if progress.peak_bytes is None else f" · {progress.peak_bytes / 2**30:.1f} GiB"
+    return (
+        f"step {progress.step} · loss {progress.loss:.4f} · gradient {progress.gradient_norm:.3g} · "
+        f"{progress.tokens_per_second:,.0f} tokens/s{peak}"
+    )
 
 
 class PackedLoss:
@@ -336,9 +347,11 @@ class Training:
             raise ValueError(f"{path} belongs to a run with other settings: {', '.join(differing)} differ")
         if content["fingerprint"] != self.arc.fingerprint():
             raise ValueError(f"{path} was trained on other puzzles than the ones read now")
-        self.model.load_state_dict(content["model"])
-        for optimizer, state in zip(self.optimizers, content["optimizers"]):
-            optimizer.load_state_dict(state)
+        with explaining_misfit(path, "model"):
+            self.model.load_state_dict(content["model"])
+        with explaining_misfit(path, "optimizers"):
+            for optimizer, state in zip(self.optimizers, content["optimizers"]):
+                optimizer.load_state_dict(state)
         self.epoch, self.index, self.step, self.seconds = content["progress"]
         self.curves, self._sums = content["curves"], content["sums"]
 
@@ -371,13 +384,10 @@ def make_optimizers(run: ArcDecoderRun, model: ArcDecoder) -> list[torch.optim.O
 def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     """Read a decoder's checkpoint; another file raises an error."""
     if not path.is_file():
-        raise ValueError(f"there is no decoder's checkpoint at {path}")
-    try:
-        content = torch.load(path, map_location=device, weights_only=True)
-    except (RuntimeError, EOFError, OSError, ValueError) as error:
-        raise ValueError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ValueError(f"{path} is no checkpoint of an ARC decoder that this version reads")
+        raise ValueError(f"there is no checkpoint of an ARC decoder at {path}")
+    content = load_content(path, _ENTRIES, device)
+    if content["format"] != FORMAT:
+        raise ValueError(f"{path} is not a checkpoint this version reads: its format is not {FORMAT!r}")
     return content
 
 
@@ -385,94 +395,7 @@ def load_decoder(path: Path, device: torch.device | str = "cpu") -> tuple[ArcDec
     """Load a run's configuration, its decoder and the fingerprint of its puzzles from a checkpoint."""
     content = read_checkpoint(path, device)
     run = ArcDecoderRun.from_json(content["run"])
-    model = ArcDecoder(run.model, len(content["model"]["puzzles"]))
-    model.load_state_dict(content["model"])
+    with explaining_misfit(path, "model"):
+        model = ArcDecoder(run.model, len(content["model"]["puzzles"]))
+        model.load_state_dict(content["model"])
     return run, model.to(device), content["fingerprint"]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended."""
-
-    step: int
-    finished: bool
-    stopped: signal.Signals | None
-    score: Score | None
-
-
-def train_decoder(run: ArcDecoderRun) -> Outcome:
-    """Train a decoder and score it; SIGTERM, Ctrl-C or the end of the time save it first."""
-    started = time.monotonic()
-    if not run.resume:
-        run_folder.refuse_used_folder(run.out)
-        if (run.out / CHECKPOINT).exists():
-            raise ValueError(f"{run.out} already holds a decoder: choose another --out, or go on with --resume")
-    with (
-        use_threads(run.threads),
-        join_processes(run.device) as world,
-        Display() as display,
-        run_folder.lock_folder(run.out, new=not run.resume) as require_folder,
-    ):
-        with display.preparing("preparing the puzzles"):
-            arc = run.task.build()
-            training = Training(run, arc, world.device)
-        path = run.out / CHECKPOINT
-        if run.resume:
-            training.load(path)
-            display.say(f"going on from step {training.step}, epoch {training.epoch + 1}")
-        write_file(run.out / "config.json", run.to_json() + "\n")
-        asked: list[signal.Signals] = []
-        saved = time.monotonic()
-
-        def stop() -> bool:
-            nonlocal saved
-            late = run.minutes is not None and time.monotonic() - started > 60 * run.minutes
-            if not (asked or late) and time.monotonic() - saved > 60 * run.save_minutes:
-                require_folder()
-                training.save(path)
-                saved = time.monotonic()
-            return bool(asked) or late
-
-        with Log(run.out, training.step, require_folder=require_folder) as log, _signals(asked):
-            log.write("start", training.step, describe_environment(world))
-
-            def show(progress: Progress) -> None:
-                log.write("train", progress.step, dataclasses.asdict(progress))
-                display.show("epoch", progress.epoch, run.epochs, summarize(progress))
-
-            training.train(stop, show)
-            require_folder()
-            training.save(path)
-            score = None
-            if training.finished and not asked:
-                score = score_decoder(training.model, arc, run.evaluate_variants, run.seed, run.slots, display)
-                log.write("evaluate", training.step, score.to_json())
-                write_file(run.out / "score.json", json.dumps(score.to_json(), indent=1) + "\n")
-                display.say(score.summarize())
-    return Outcome(training.step, training.finished, asked[0] if asked else None, score)
-
-
-def summarize(progress: Progress) -> str:
-    """Write the main numbers of a step in one line."""
-    peak = "" if progress.peak_bytes is None else f" · {progress.peak_bytes / 2**30:.1f} GiB"
-    return (
-        f"step {progress.step} · loss {progress.loss:.4f} · gradient {progress.gradient_norm:.3g} · "
-        f"{progress.tokens_per_second:,.0f} tokens/s{peak}"
-    )
-
-
-@contextlib.contextmanager
-def _signals(asked: list[signal.Signals]) -> Iterator[None]:
-    """Note SIGTERM and Ctrl-C instead of ending at once; the second one ends the process."""
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(signal.Signals(number))
-
-    previous = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

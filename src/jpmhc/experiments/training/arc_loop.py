@@ -1,0 +1,98 @@
+"""A run of the ARC decoder: training with its log, checkpoints and signals, and the score at the end."""
+
+import contextlib
+import dataclasses
+import json
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FrameType
+
+from jpmhc.experiments.evaluation.decoding import Score, score_decoder
+from jpmhc.experiments.training import run_folder
+from jpmhc.experiments.training.arc_decoder import CHECKPOINT, ArcDecoderRun, Progress, Training, summarize
+from jpmhc.experiments.training.log import Log, describe_environment
+from jpmhc.experiments.training.processes import join_processes
+from jpmhc.experiments.training.progress import Display
+from jpmhc.files import write_file
+from jpmhc.machine import use_threads
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    step: int
+    finished: bool
+    stopped: signal.Signals | None
+    score: Score | None
+
+
+def train_decoder(run: ArcDecoderRun) -> Outcome:
+    """Train a decoder and score it; SIGTERM, Ctrl-C or the end of the time save it first."""
+    started = time.monotonic()
+    if not run.resume:
+        run_folder.refuse_used_folder(run.out)
+        if (run.out / CHECKPOINT).exists():
+            raise ValueError(f"{run.out} already holds a decoder: choose another --out, or go on with --resume")
+    with (
+        use_threads(run.threads),
+        join_processes(run.device) as world,
+        Display() as display,
+        run_folder.lock_folder(run.out, new=not run.resume) as require_folder,
+    ):
+        with display.preparing("preparing the puzzles"):
+            arc = run.task.build()
+            training = Training(run, arc, world.device)
+        path = run.out / CHECKPOINT
+        if run.resume:
+            training.load(path)
+            display.say(f"going on from step {training.step}, epoch {training.epoch + 1}")
+        write_file(run.out / "config.json", run.to_json() + "\n")
+        asked: list[signal.Signals] = []
+        saved = time.monotonic()
+
+        def stop() -> bool:
+            nonlocal saved
+            late = run.minutes is not None and time.monotonic() - started > 60 * run.minutes
+            if not (asked or late) and time.monotonic() - saved > 60 * run.save_minutes:
+                require_folder()
+                training.save(path)
+                saved = time.monotonic()
+            return bool(asked) or late
+
+        with Log(run.out, training.step, require_folder=require_folder) as log, _signals(asked):
+            log.write("start", training.step, describe_environment(world))
+
+            def show(progress: Progress) -> None:
+                log.write("train", progress.step, dataclasses.asdict(progress))
+                display.show("epoch", progress.epoch, run.epochs, summarize(progress))
+
+            training.train(stop, show)
+            require_folder()
+            training.save(path)
+            score = None
+            if training.finished and not asked:
+                score = score_decoder(training.model, arc, run.evaluate_variants, run.seed, run.slots, display)
+                log.write("evaluate", training.step, score.to_json())
+                write_file(run.out / "score.json", json.dumps(score.to_json(), indent=1) + "\n")
+                display.say(score.summarize())
+    return Outcome(training.step, training.finished, asked[0] if asked else None, score)
+
+
+@contextlib.contextmanager
+def _signals(asked: list[signal.Signals]) -> Iterator[None]:
+    """Note SIGTERM and Ctrl-C instead of ending at once; the second one ends the process."""
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(signal.Signals(number))
+
+    previous = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
