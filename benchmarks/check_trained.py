@@ -1,18 +1,24 @@
-"""Theory beside networks that are trained: J of all streams and T, the model's own map, along training.
+"""Theory beside networks that are trained: with free layers, and with the modes that trained layers share.
 
-A small decoder of text and the recursive model on 4 × 4 Sudoku are trained with plain residuals, with several
-mixers, and with skips that average all streams in every layer; `jpmhc.diagnose` measures them at the start, in the
-middle and at the end. The theory gets the coefficients of the token and the singular values of its sublayers alone.
+Each network is trained for a minute and measured by `jpmhc.diagnose` at the start, after a quarter and at the end.
+The theory gets the coefficients of the token and the Jacobians of its sublayers at the token, and nothing is fitted.
 
     python benchmarks/check_trained.py
 
-takes about ten minutes on two cores and writes benchmarks/results/trained.csv and docs/results/trained.png.
+takes about fifteen minutes on one core and writes benchmarks/results/trained.csv and docs/results/trained.png.
+`--networks decoder-cayley llama-cayley` measures some of them and keeps the other rows of the file; `--growth` trains
+MLPs of several depths and learning rates and writes benchmarks/results/trained_growth.csv.
 """
 
 import argparse
+import csv
+import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +26,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import jpmhc
-from harness import write_csv
+from harness import RESULTS, write_csv
 from jpmhc.diagnose import Diagnosis, Spectrum
 from jpmhc.diagnose.compare import TheoryComparison
 from jpmhc.experiments.comparison.experiment import PLAIN, configure_mixer
@@ -30,14 +36,11 @@ from jpmhc.experiments.models.losses import row_losses
 from jpmhc.experiments.tasks.language import cut_rows, draw_rows, prepare_tokens, read_tokens
 from jpmhc.experiments.tasks.registry import TASKS
 from jpmhc.mixers.identity import Identity
-from jpmhc.report.style import INK, colour_of, finish_axes
+from jpmhc.report.style import COMPARED, INK, finish_axes
 from jpmhc.spectra import Density
 
 AVERAGING = "averaging"
-MIXERS = (PLAIN, "identity", "unconstrained", "sinkhorn", "cayley", "rotation", "grassmann", AVERAGING)
-RECURSIVE_MIXERS = (PLAIN, "sinkhorn", "cayley", "rotation", AVERAGING)
-STEPS = {"decoder": 300, "recursive": 150}
-BATCH, TOKENS, SEED = 32, 2, 0
+BATCH, LENGTH, TOKENS, SEED = 32, 16, 1, 0
 FIGURE = Path(__file__).parent.parent / "docs" / "results" / "trained.png"
 
 
@@ -53,40 +56,134 @@ class Averaging(Identity):
         return (matrix - 1 / self.streams).abs().amax((-2, -1))
 
 
-def train_decoder(mixer: str) -> Iterator[tuple[int, float, nn.Module, Tensor]]:
-    """Train the decoder; yield step, validation loss, the network and its input at the start, middle and end."""
-    text, length, steps = read_tokens(prepare_tokens(vocabulary=512, limit=2_000_000)), 16, STEPS["decoder"]
-    size = DecoderConfig(dim=64, layers=4, heads=4, length=length, vocabulary=text.manifest.vocabulary, streams=4)
-    config = configure_mixer(size, mixer)
+@dataclass
+class Stage:
+    """A network at one moment of its training.
+
+    Attributes:
+        step: Training steps done.
+        loss: On held-out examples.
+        network: The module to measure.
+        inputs: The arguments of its call.
+        between: The ends of the map.
+    """
+
+    step: int
+    loss: float
+    network: nn.Module
+    inputs: Any
+    between: tuple[str | None, str | None] | None = None
+
+
+class Residual(nn.Module):
+    """The plain residual layer x + f(x)."""
+
+    def __init__(self, sublayer: nn.Module) -> None:
+        super().__init__()
+        self.sublayer = sublayer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.sublayer(x)
+
+
+def train_mlp(mixer: str, dim: int, depth: int, rate: float = 2e-3, steps: int = 80) -> Iterator[Stage]:
+    """Train a pre-norm MLP stack on a fixed random function, the demonstration's task."""
     torch.manual_seed(SEED)
-    model = Decoder(config)
-    optimiser = torch.optim.AdamW(jpmhc.parameter_groups(model, 0.1), 3e-3, (0.9, 0.95))
-    starts = draw_rows(text.count_rows(length), steps * BATCH, length, SEED).view(steps, BATCH)
-    held_out = cut_rows(text.validation, text.validation_rows(128, length), length)
+    layers = [
+        nn.Sequential(nn.RMSNorm(dim), nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim))
+        for _ in range(depth)
+    ]
+    if mixer == PLAIN:
+        model: nn.Module = nn.Sequential(*map(Residual, layers))
+    else:
+        blocks = [jpmhc.HyperConnection(layer, dim, 4, mixer, index=index) for index, layer in enumerate(layers)]
+        model = jpmhc.HyperConnectionStack(blocks, expand=True, reduce=True)
+    generator = torch.Generator().manual_seed(SEED)
+    first, second = (torch.randn(dim, dim, generator=generator) / dim**0.5 for _ in range(2))
+    held_out = torch.randn(1024, dim, generator=generator)
+
+    def target(x: Tensor) -> Tensor:
+        return 2 * torch.tanh(2 * x @ first) @ second
 
     def loss_of(step: int) -> Tensor:
-        return model(*cut_rows(text.training, starts[step], length))
+        x = torch.randn(64, dim, generator=generator)
+        return (model(x) - target(x)).square().mean()
 
-    for done in _train(loss_of, optimiser, steps):
+    optimiser = torch.optim.AdamW(jpmhc.parameter_groups(model, 0.01), rate)
+    for done in _train(loss_of, optimiser, steps, warm_up=1):
+        with torch.no_grad():
+            loss = float((model(held_out) - target(held_out)).square().mean() / target(held_out).var())
+        yield Stage(done, loss, model, held_out[:2].unsqueeze(0))
+
+
+@cache
+def load_text() -> Any:
+    """Return the tokens of Python's standard library."""
+    return read_tokens(prepare_tokens(vocabulary=512, limit=2_000_000))
+
+
+def train_decoder(mixer: str, steps: int = 300) -> Iterator[Stage]:
+    """Train the decoder on text."""
+    text = load_text()
+    size = DecoderConfig(dim=64, layers=4, heads=4, length=LENGTH, vocabulary=text.manifest.vocabulary, streams=4)
+    torch.manual_seed(SEED)
+    model = Decoder(configure_mixer(size, mixer))
+    optimiser = torch.optim.AdamW(jpmhc.parameter_groups(model, 0.1), 3e-3, (0.9, 0.95))
+    starts = draw_rows(text.count_rows(LENGTH), steps * BATCH, LENGTH, SEED).view(steps, BATCH)
+    held_out = cut_rows(text.validation, text.validation_rows(128, LENGTH), LENGTH)
+    for done in _train(lambda step: model(*cut_rows(text.training, starts[step], LENGTH)), optimiser, steps):
         with torch.no_grad():
             loss = float(model(*held_out))
             x = torch.nn.functional.embedding(held_out[0][:1], model.tokens)
-        yield done, loss, model.network, x if config.plain else x.unsqueeze(-2)
+        yield Stage(done, loss, model.network, x)
 
 
-def train_recursive(mixer: str) -> Iterator[tuple[int, float, nn.Module, Tensor]]:
-    """Train the recursive model; yield step, test loss, its network and what a call of it is given."""
+def train_llama(mixer: str, steps: int = 200) -> Iterator[Stage]:
+    """Train a Llama of `transformers` on text, with its additions wrapped into connections."""
+    import transformers
+
+    text = load_text()
+    torch.manual_seed(SEED)
+    config = transformers.LlamaConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        vocab_size=text.manifest.vocabulary,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model = transformers.LlamaForCausalLM(config)
+    held_out = cut_rows(text.validation, text.validation_rows(128, LENGTH), LENGTH)
+    if mixer != PLAIN:
+        jpmhc.wrap(model, streams=4, mixer=mixer, inputs={"input_ids": held_out[0][:2]})
+    optimiser = torch.optim.AdamW(jpmhc.parameter_groups(model, 0.1), 3e-3, (0.9, 0.95))
+    starts = draw_rows(text.count_rows(LENGTH), steps * BATCH, LENGTH, SEED).view(steps, BATCH)
+
+    def loss_of(inputs: Tensor, labels: Tensor) -> Tensor:
+        logits = model(input_ids=inputs).logits
+        return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    for done in _train(lambda step: loss_of(*cut_rows(text.training, starts[step], LENGTH)), optimiser, steps):
+        with torch.no_grad():
+            loss = float(loss_of(*held_out))
+        yield Stage(done, loss, model, {"input_ids": held_out[0][:1]}, (None, "model.norm"))
+
+
+def train_recursive(mixer: str, steps: int = 150) -> Iterator[Stage]:
+    """Train the recursive model on 4 × 4 Sudoku; one call of its network is measured."""
     sizes = {"dim": 64, "heads": 4, "inner_multiple": 64, "puzzle_slots": 1, "h_cycles": 2, "l_cycles": 2}
     config = configure_mixer(RecursiveConfig(**sizes, streams=4), mixer)
     task = TASKS["sudoku"]().build()
     torch.manual_seed(SEED)
     model = RecursiveModel(config, task.vocabulary, task.length, task.identifier_count)
-    core, steps = model.core, STEPS["recursive"]
+    core = model.core
     optimiser = torch.optim.AdamW(jpmhc.parameter_groups(core, 0.1), 2e-3, (0.9, 0.95))
 
-    def run(batch: object, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    def run(batch: Any, rows: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the mean loss over two supervision steps, and the states after them."""
-        states, total = core.initial_states(rows), 0.0
+        states, total = core.initial_states(rows), torch.zeros(())
         for _ in range(2):
             *states, answer = core.run_supervision_step(model.puzzles(batch.identifiers), batch.inputs, *states)
             total = total + row_losses(answer.logits, batch.labels, answer.q_halt).language.mean() / 2
@@ -100,99 +197,177 @@ def train_recursive(mixer: str) -> Iterator[tuple[int, float, nn.Module, Tensor]
         with torch.no_grad():
             loss, z_h, z_l = run(test, 64)
             x = (z_l + z_h + core.embed_rows(model.puzzles(test.identifiers), test.inputs))[:1]
-        yield done, float(loss), core.network, x if config.plain else x.unsqueeze(-2)
+        yield Stage(done, float(loss), core.network, x if config.plain else x.unsqueeze(-2))
 
 
-def _train(loss_of: Callable[[int], Tensor], optimiser: torch.optim.Optimizer, steps: int) -> Iterator[int]:
-    """Take the steps; yield how many are done at the start, in the middle and at the end."""
+def _train(
+    loss_of: Callable[[int], Tensor], optimiser: torch.optim.Optimizer, steps: int, warm_up: int = 30
+) -> Iterator[int]:
+    """Take the steps; yield how many are done at the start, after a quarter and at the end."""
     yield 0
+    rates = [group["lr"] for group in optimiser.param_groups]
     for step in range(steps):
-        for group in optimiser.param_groups:
-            group["lr"] *= min(1, (step + 1) / 30) / min(1, max(step, 1) / 30) if step else 1 / 30
+        for group, rate in zip(optimiser.param_groups, rates):
+            group["lr"] = rate * min(1, (step + 1) / warm_up)
+        optimiser.zero_grad()
         loss_of(step).backward()
         optimiser.step()
-        optimiser.zero_grad()
         if step + 1 in (steps // 4, steps):
             yield step + 1
 
 
-def list_pairs(item: TheoryComparison) -> dict[str, tuple[Spectrum, Density]]:
-    """Return the measured spectrum and the theory's of J and of T; for one stream T is J."""
-    streams = item.measured, item.predicted
-    return {"j": streams, "t": streams if item.mean_stream is None else (item.mean_stream, item.mean_predicted)}
+NETWORKS: dict[str, Callable[[], Iterator[Stage]]] = {
+    "mlp-48-plain": partial(train_mlp, PLAIN, 32, 48),
+    "mlp-12-plain": partial(train_mlp, PLAIN, 64, 12),
+    "mlp-24-plain": partial(train_mlp, PLAIN, 96, 24),
+    "mlp-24-rotation": partial(train_mlp, "rotation", 64, 24),
+    "mlp-24-cayley": partial(train_mlp, "cayley", 64, 24),
+    "mlp-24-sinkhorn": partial(train_mlp, "sinkhorn", 64, 24),
+    "mlp-24-unconstrained": partial(train_mlp, "unconstrained", 64, 24),
+    "decoder-plain": partial(train_decoder, PLAIN),
+    "decoder-rotation": partial(train_decoder, "rotation"),
+    "decoder-cayley": partial(train_decoder, "cayley"),
+    "decoder-sinkhorn": partial(train_decoder, "sinkhorn"),
+    "decoder-averaging": partial(train_decoder, AVERAGING),
+    "llama-plain": partial(train_llama, PLAIN),
+    "llama-cayley": partial(train_llama, "cayley"),
+    "recursive-plain": partial(train_recursive, PLAIN),
+    "recursive-cayley": partial(train_recursive, "cayley"),
+}
 
 
-def describe(found: Diagnosis) -> dict[str, float]:
+def own_map(item: TheoryComparison) -> tuple[Spectrum, Density | None, Spectrum | None, float, float]:
+    """Return T measured, predicted with free layers and with modes, and both KS; for one stream T is J."""
+    if item.mean_stream is None:
+        return item.measured, item.predicted, item.rotated, item.kolmogorov, item.rotated_kolmogorov
+    return (
+        item.mean_stream,
+        item.mean_predicted,
+        item.mean_rotated,
+        item.mean_kolmogorov,
+        item.mean_rotated_kolmogorov,
+    )
+
+
+def describe(diagnosis: Diagnosis) -> dict[str, float]:
     """Return the numbers of a diagnosis, means over its tokens."""
     tokens = []
-    for item in found.comparisons:
-        numbers = {"aligned": item.aligned, "j_ks": item.kolmogorov, "j_w1": item.wasserstein}
-        numbers["t_ks"] = item.kolmogorov if item.mean_stream is None else item.mean_kolmogorov
-        for name, (measured, theory) in list_pairs(item).items():
-            numbers |= {f"{name}_below": measured.below(), f"{name}_below_theory": theory.collapsed()}
-            for place in (0.5, 0.99):
-                numbers |= {
-                    f"{name}_{place}": measured.quantile(place),
-                    f"{name}_{place}_theory": theory.quantile(place),
-                }
+    for item in diagnosis.comparisons:
+        measured, free, with_modes, free_ks, modes_ks = own_map(item)
+        assert item.modes is not None
+        assert item.rotated is not None
+        assert item.predicted is not None
+        assert free is not None
+        assert with_modes is not None
+        numbers: dict[str, float] = {
+            "modes": item.modes.count,
+            "outlier": float(item.modes.eigenvalues[0]),
+            "share": item.modes.share,
+            "aligned": item.aligned,
+            "j_ks_free": item.kolmogorov,
+            "j_ks_modes": item.rotated_kolmogorov,
+            "t_ks_free": free_ks,
+            "t_ks_modes": modes_ks,
+            "j_below": item.measured.below(),
+            "j_below_free": item.predicted.collapsed(),
+            "j_below_modes": item.rotated.below(),
+            "t_below": measured.below(),
+            "t_below_free": free.collapsed(),
+            "t_below_modes": with_modes.below(),
+        }
+        for name, spectrum in (("t_99", measured), ("t_99_free", free), ("t_99_modes", with_modes)):
+            numbers[name] = spectrum.quantile(0.99)
         tokens.append(numbers)
     return {name: float(np.mean([numbers[name] for numbers in tokens])) for name in tokens[0]}
 
 
-def draw_case(axes: tuple, found: list[Diagnosis], mixer: str) -> None:
-    """Draw the shares below each singular value of J (above) and T (below): start, middle and end."""
-    for one, shade in zip(found, (0.3, 0.6, 1.0)):
-        for place, (measured, theory) in zip(axes, list_pairs(one.comparisons[-1]).values()):
-            values = np.sort(measured.squares().sqrt().numpy())
-            shares = np.arange(1, len(values) + 1) / len(values)
-            place.plot(values, shares, color=colour_of(mixer), lw=2.4, alpha=shade)
-            place.plot(theory.x.sqrt().numpy(), theory.cumulative().numpy(), color=INK, lw=0.8, ls="--", alpha=shade)
-    for place in axes:
-        place.axvline(0.1, color=INK, lw=0.6, ls=":")
-        place.set(xscale="log", xlim=(1e-3, 30), ylim=(0, 1.02))
-        finish_axes(place)
-    axes[0].set_title(mixer, fontsize=10)
+def draw_panel(ax: Any, name: str, diagnosis: Diagnosis) -> None:
+    """Draw the shares below each singular value of T: measured, predicted with free layers, and with modes."""
+    measured, free, with_modes, free_ks, modes_ks = own_map(diagnosis.comparisons[-1])
+    assert free is not None
+    assert with_modes is not None
+    for spectrum, colour, width in ((measured, COMPARED[0], 2.6), (with_modes, COMPARED[1], 1.4)):
+        values, shares = spectrum.cumulative()
+        ax.plot(values, shares, color=colour, lw=width)
+    ax.plot(free.x.sqrt().numpy(), free.cumulative().numpy(), color=INK, lw=1, ls="--")
+    ax.axvline(0.1, color=INK, lw=0.6, ls=":")
+    ax.set(xscale="log", xlim=(1e-2, 30), ylim=(0, 1.02))
+    ax.set_title(f"{name}: KS {free_ks:.2f} free, {modes_ks:.2f} with modes", fontsize=8)
+    finish_axes(ax)
+
+
+def measure_networks(names: list[str]) -> None:
+    """Train and measure the networks; print a line for each measurement."""
+    rows, last = [], {}
+    for name in names:
+        clock = time.perf_counter()
+        for stage in NETWORKS[name]():
+            training = stage.network.training
+            diagnosis = jpmhc.diagnose(
+                stage.network.eval(), stage.inputs, stage.between, tokens=TOKENS, seconds=600, say=None
+            )
+            stage.network.train(training)
+            row = {"network": name, "step": stage.step, "loss": stage.loss, **describe(diagnosis)}
+            rows.append(row)
+            last[name] = diagnosis
+            print(
+                f"{name} step {stage.step}: loss {stage.loss:.3f}; {row['modes']:.1f} modes, largest "
+                f"{row['outlier']:.2f}, share {row['share']:.0%}; T: KS {row['t_ks_free']:.3f} free, "
+                f"{row['t_ks_modes']:.3f} with modes; J: {row['j_ks_free']:.3f}, {row['j_ks_modes']:.3f}; "
+                f"{time.perf_counter() - clock:.0f} s",
+                flush=True,
+            )
+    path = RESULTS / "trained.csv"
+    if set(names) != set(NETWORKS) and path.exists():
+        with path.open(newline="") as file:
+            kept = [row for row in csv.DictReader(file) if row["network"] in NETWORKS and row["network"] not in names]
+        rows = sorted([*kept, *rows], key=lambda row: list(NETWORKS).index(str(row["network"])))
+    write_csv("trained", rows)
+    if set(names) == set(NETWORKS):
+        draw_all(last)
+
+
+def draw_all(last: dict[str, Diagnosis]) -> None:
+    """Draw the trained networks' own maps into one figure."""
+    columns = 4
+    figure = Figure(figsize=(3.1 * columns, 2.5 * math.ceil(len(last) / columns)), layout="constrained")
+    axes = figure.subplots(math.ceil(len(last) / columns), columns, sharex=True, sharey=True, squeeze=False).ravel()
+    for ax, (name, diagnosis) in zip(axes, last.items()):
+        draw_panel(ax, name, diagnosis)
+    for ax in axes[len(last) :]:
+        ax.set_axis_off()
+    figure.supxlabel("singular value of the model's own map T", fontsize=9)
+    figure.supylabel("share below", fontsize=9)
+    figure.savefig(FIGURE, dpi=75)
+    print(f"wrote {FIGURE}")
+
+
+def measure_growth() -> None:
+    """Train plain MLPs of several depths and learning rates; print and save how their modes grow."""
+    rows = []
+    cases = [(depth, 2e-3, 80) for depth in (4, 8, 16, 32, 64)] + [(16, rate, 80) for rate in (2.5e-4, 1e-3, 4e-3)]
+    for depth, rate, steps in [*cases, (16, 2e-3, 320)]:
+        for stage in train_mlp(PLAIN, 48, depth, rate, steps):
+            numbers = describe(jpmhc.diagnose(stage.network, stage.inputs, tokens=TOKENS, say=None))
+            names = ("modes", "outlier", "share", "t_ks_free", "t_ks_modes")
+            row = {"depth": depth, "rate": rate, "step": stage.step, "loss": stage.loss}
+            rows.append(row | {name: numbers[name] for name in names})
+            print({name: round(value, 4) for name, value in rows[-1].items()}, flush=True)
+    write_csv("trained_growth", rows)
 
 
 def main() -> None:
-    """Train and measure everything; print a line for each measurement."""
+    """Read the command's options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mixers", nargs="*", default=list(MIXERS), help="some of the mixers, to see that it works")
-    chosen = parser.parse_args().mixers
+    parser.add_argument("--networks", nargs="*", choices=NETWORKS, default=list(NETWORKS), help="some of the networks")
+    parser.add_argument("--growth", action="store_true", help="the growth of modes with depth and learning rate")
+    options = parser.parse_args()
     torch.set_num_threads(1)  # matrices are small, and threads that wait for each other spin
     jpmhc.MIXERS[AVERAGING] = Averaging
-    figure = Figure(figsize=(2.1 * len(MIXERS), 8.4), layout="constrained")
-    panels = figure.subplots(4, len(MIXERS), sharex=True, sharey=True, squeeze=False)
-    rows = []
-    for begin, (model, train, mixers) in zip(
-        (0, 2), (("decoder", train_decoder, MIXERS), ("recursive", train_recursive, RECURSIVE_MIXERS))
-    ):
-        for column, mixer in enumerate(MIXERS):
-            if mixer not in mixers or mixer not in chosen:
-                panels[begin][column].set_axis_off()
-                panels[begin + 1][column].set_axis_off()
-                continue
-            found, clock = [], time.perf_counter()
-            for step, loss, network, x in train(mixer):
-                found.append(jpmhc.diagnose(network, x, tokens=TOKENS, seconds=600, say=None))
-                rows.append({"model": model, "mixer": mixer, "step": step, "loss": loss, **describe(found[-1])})
-                row = rows[-1]
-                print(
-                    f"{model} {mixer} step {step}: loss {loss:.3f}; J below 0.1 {row['j_below']:.1%} (theory "
-                    f"{row['j_below_theory']:.1%}), KS {row['j_ks']:.3f}; T below 0.1 {row['t_below']:.1%}, KS "
-                    f"{row['t_ks']:.3f}; aligned {row['aligned']:.2f}; {time.perf_counter() - clock:.0f} s",
-                    flush=True,
-                )
-            draw_case((panels[begin][column], panels[begin + 1][column]), found, mixer)
-    for panel, name in zip(panels[:, 0], ("decoder, J", "decoder, T", "recursive, J", "recursive, T")):
-        panel.set_ylabel(f"{name}: share below", fontsize=9)
-    for column in panels.T:
-        lowest = column[-1] if column[-1].axison else column[1]
-        lowest.set_xlabel("singular value", fontsize=9)
-        lowest.tick_params(labelbottom=True)
-    figure.savefig(FIGURE, dpi=75)
-    print(f"wrote {FIGURE}")
-    write_csv("trained", rows)
+    if options.growth:
+        measure_growth()
+    else:
+        measure_networks(options.networks)
 
 
 if __name__ == "__main__":

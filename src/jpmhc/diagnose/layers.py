@@ -20,8 +20,7 @@ class LayerMeasurement:
 
     Attributes:
         name: The module's name, with the number of the call if it is called more than once.
-        skip: The multiple of the identity in the Jacobian of a plain layer, or of a connection's sublayer: its mean
-            diagonal.
+        skip: The mean diagonal of the Jacobian of a plain layer, or of a connection's sublayer.
         gain: The mean squared singular value of the rest of this Jacobian, over all tokens.
         gradient: The mean squared singular value of the derivative of the map's output by this layer's output.
         similarity: The mean cosine between two streams after the layer.
@@ -73,10 +72,14 @@ def measure_gain(call: LayerCall, vectors: Tensor, position: int | None = None) 
 
 
 def measure_sublayer(call: LayerCall, position: int, chunk: int, batched: bool) -> tuple[float, Tensor]:
-    """Split a sublayer's Jacobian at one token into a multiple of the identity and the rest, a matrix [d, d]."""
+    """Split a sublayer's Jacobian at one token into a multiple of the identity and the rest, a matrix [d, d].
+
+    The multiple is the median eigenvalue of the symmetric part. For a rest without preferred directions it is the mean
+    diagonal. In trained sublayers a few directions can make up the mean diagonal, while all others have none of it.
+    """
     at = Linearised(call.inside, call.output, _no_run, call.positions, batched=batched)
     matrix = measure_matrix(Jacobian(at, position), chunk).double()
-    skip = float(matrix.diagonal().mean())
+    skip = float(torch.linalg.eigvalsh((matrix + matrix.mT) / 2).quantile(0.5))
     return skip, matrix - skip * torch.eye(len(matrix), dtype=matrix.dtype)
 
 
