@@ -1,11 +1,9 @@
 """What a model is built from: hyper-connections and the streams between them."""
 
 from jpmhc.connections.coefficients import Coefficients
-from jpmhc.connections.expansion import StreamExpansion
-from jpmhc.connections.head import StreamHead
+from jpmhc.connections.ends import StreamExpansion, StreamHead
 from jpmhc.connections.hyper import HyperConnection
-from jpmhc.connections.parameters import parameter_groups
-from jpmhc.connections.plain_weights import load_plain_weights
+from jpmhc.connections.parameters import load_plain_weights, parameter_groups
 from jpmhc.connections.sharding import parallelize_connections, shard_connections
 from jpmhc.connections.stack import HyperConnectionStack
 from jpmhc.connections.streams import expand_streams, reduce_streams

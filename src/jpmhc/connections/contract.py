@@ -4,9 +4,9 @@ A connection reads its sublayer's input $h = \sum_j r_j x_j$ from n streams x, a
 beside the mixed streams: $x_i \leftarrow \sum_j H_{ij} x_j + w_i y$. Stacks, recomputing, wrapped models and dialects
 use a `Connection`. They carry its `State` from the read to the write, and only the state knows what it holds.
 
-A form is one way to compute the steps: a function that reads (`Form`), and the `State` that it returns, which writes.
-`reference.py`, `eager.py` and `fused.py` are the three forms; `HyperConnection.read` chooses one. Another form takes
-their place under `HyperConnection.computed_by`, such as the recorder in `diagnose/record.py`.
+A form is one way to compute these steps: a function that reads (`Form`), and the `State` that it returns, which writes.
+`HyperConnection` reads by the first one that applies, of `dtensor.py`, `fused.py`, `eager.py` and `reference.py`. Under
+`HyperConnection.computed_by` another form comes before them, such as the recorder in `diagnose/record.py`.
 
 Shapes: x is [..., n, d], or [..., 1, d] where one stream stands for n equal ones; h and y are [..., d].
 """
@@ -40,7 +40,7 @@ class Connection(Protocol):
 
 
 class State(Protocol):
-    """What a form's read leaves for the write of the same connection, which is passed as `block`."""
+    """What the read of the connection `block` leaves for its write."""
 
     @property
     def x(self) -> Tensor:
@@ -52,13 +52,10 @@ class State(Protocol):
     def write(self, block: "HyperConnection", x: Tensor, y: Tensor, mean: bool) -> Tensor:
         """Return the new streams, or their mean."""
 
-    def joins(self, block: "HyperConnection", x: Tensor, following: "HyperConnection") -> bool:
-        """Say whether the write and the read of the connection `following` are one pass over the streams."""
-
-    def write_read(
-        self, block: "HyperConnection", x: Tensor, y: Tensor, following: "HyperConnection"
-    ) -> "tuple[Tensor, Tensor, State] | None":
-        """Do both in one pass, and return what `Connection.write_read` does; None if the two do not join."""
+    def join(
+        self, block: "HyperConnection", x: Tensor, following: "HyperConnection"
+    ) -> "Callable[[Tensor], tuple[Tensor, Tensor, State]] | None":
+        """Return `Connection.write_read` as a function of y, if it is one pass over the streams; else None."""
 
     def make_rewrite(
         self, block: "HyperConnection", y: Tensor, following: "HyperConnection | None"
@@ -70,4 +67,4 @@ class State(Protocol):
         """
 
 
-Form = Callable[["HyperConnection", Tensor], tuple[Tensor, State]]
+Form = Callable[["HyperConnection", Tensor], tuple[Tensor, State] | None]  # None: the form does not apply

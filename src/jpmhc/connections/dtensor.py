@@ -31,18 +31,19 @@ class DTensorState(NamedTuple):
         out = self.own.write(block, self._own_streams(x), take_own(y, x), mean)
         return spread(out, x)
 
-    def joins(self, block: "HyperConnection", x: Any, following: "HyperConnection") -> bool:
-        return self.own.joins(block, self._own_streams(x), following)
-
-    def write_read(
-        self, block: "HyperConnection", x: Any, y: Any, following: "HyperConnection"
-    ) -> "tuple[Tensor, Tensor, DTensorState] | None":
-        joined = self.own.write_read(block, self._own_streams(x), take_own(y, x), following)
+    def join(
+        self, block: "HyperConnection", x: Any, following: "HyperConnection"
+    ) -> "Callable[[Tensor], tuple[Tensor, Tensor, State]] | None":
+        joined = self.own.join(block, self._own_streams(x), following)
         if joined is None:
             return None
-        out, h, own = joined
-        out = spread(out, x)
-        return out, spread(h, x), DTensorState(out, own)
+
+        def write_read(y: Any) -> tuple[Tensor, Tensor, State]:
+            out, h, own = joined(take_own(y, x))
+            out = spread(out, x)
+            return out, spread(h, x), DTensorState(out, own)
+
+        return write_read
 
     def make_rewrite(
         self, block: "HyperConnection", y: Any, following: "HyperConnection | None"
@@ -53,8 +54,10 @@ class DTensorState(NamedTuple):
         return self.own.x if x is self.x else x.to_local()
 
 
-def read(block: "HyperConnection", x: Any) -> tuple[Tensor, DTensorState]:
-    """Read this process's tokens in the best form, and return the sublayer's input as a DTensor."""
+def read(block: "HyperConnection", x: Any) -> tuple[Tensor, DTensorState] | None:
+    """Read this process's tokens in the best form, and return the sublayer's input as a DTensor; None for others."""
+    if not dtensors.is_dtensor(x):
+        return None
     own = find_own(x, 2, block.map.tokens_apart)
     h, state = block.read_in_best_form(own)
     return spread(h, x), DTensorState(x, state)

@@ -36,14 +36,11 @@ class EagerState(NamedTuple):
         if x is not self.x or not is_eager():
             return reference.ReferenceState(x, self.coefficients).write(block, x, y, mean)
         _, write, skip = self.coefficients
-        y = block.scale_output(y).reshape(-1, block.dim)
+        y = reference.scale_output(block, y).reshape(-1, block.dim)
         out = scatter(self.streams, y, write, skip if block.mixer.mixes else None)
         return reference.finish_write(block, x, out, mean)
 
-    def joins(self, block: "HyperConnection", x: Tensor, following: "HyperConnection") -> bool:
-        return False
-
-    def write_read(self, block: "HyperConnection", x: Tensor, y: Tensor, following: "HyperConnection") -> None:
+    def join(self, block: "HyperConnection", x: Tensor, following: "HyperConnection") -> None:
         return None
 
     def make_rewrite(
@@ -57,8 +54,10 @@ class EagerState(NamedTuple):
         return reference.repeat_scatter(block, y, self.coefficients, step)
 
 
-def read(block: "HyperConnection", x: Tensor) -> tuple[Tensor, EagerState]:
-    """Read the streams, and hand them on to the write."""
+def read(block: "HyperConnection", x: Tensor) -> tuple[Tensor, EagerState] | None:
+    """Read the streams, and hand them on to the write; None where autograd does not record plain operations."""
+    if not applies(x, block.map.bias):
+        return None
     flat = flatten_streams(x, block.streams, block.dim)
     coefficients, streams = block.map(flat, compute_logits)
     h, streams = gather(flat if streams is None else streams, coefficients.read)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from jpmhc import modes
-from jpmhc.connections.kept import keep
+from jpmhc.connections import reference
+from jpmhc.connections.recompute import keep
 from jpmhc.kernels.spec import Spec, make_spec
 from jpmhc.mixers import Mixer, TritonForm
 
@@ -34,30 +35,33 @@ class FusedState(NamedTuple):
         return (self.spec.n, self.spec.d) == (block.streams, block.dim)
 
     def write(self, block: "HyperConnection", x: Tensor, y: Tensor, mean: bool) -> Tensor:
-        y = block.scale_output(y).to(x.dtype)
+        y = reference.scale_output(block, y).to(x.dtype)
         if block.layer_norm is None:
             return write_streams(y, self, x, mean)
-        out = block.normalise(write_streams(y, self, x))
+        out = reference.normalise(block, write_streams(y, self, x))
         return out.mean(-2) if mean else out
 
-    def joins(self, block: "HyperConnection", x: Tensor, following: "HyperConnection") -> bool:
-        return self._find_next_spec(block, x, following) is not None
-
-    def write_read(
-        self, block: "HyperConnection", x: Tensor, y: Tensor, following: "HyperConnection"
-    ) -> "tuple[Tensor, Tensor, FusedState] | None":
-        spec = self._find_next_spec(block, x, following)
+    def join(
+        self, block: "HyperConnection", x: Tensor, following: "HyperConnection"
+    ) -> "Callable[[Tensor], tuple[Tensor, Tensor, FusedState]] | None":
+        if x is not self.x or block.layer_norm is not None or following.form is not None:
+            return None
+        same_shape = (following.streams, following.dim) == (block.streams, block.dim)
+        spec = following.find_spec(x) if same_shape else None
         if spec is None:
             return None
-        return write_read_streams(
-            block.scale_output(y).to(x.dtype), self, *following.map.parameters_for_kernels(), spec
-        )
+
+        def write_read(y: Tensor) -> tuple[Tensor, Tensor, FusedState]:
+            y = reference.scale_output(block, y).to(x.dtype)
+            return write_read_streams(y, self, *following.map.parameters_for_kernels(), spec)
+
+        return write_read
 
     def make_rewrite(
         self, block: "HyperConnection", y: Tensor, following: "HyperConnection | None"
     ) -> Callable[[Tensor], Tensor]:
         output, coefficients, spec = keep(y), keep(self.coefficients), self.spec
-        scale, normalise = block.write_scale, block.freeze_norm()
+        scale, normalise = block.write_scale, reference.freeze_norm(block)
 
         def rewrite(x: Tensor) -> Tensor:
             y = (output.find() if scale == 1 else output.find() * scale).to(x.dtype)
@@ -73,12 +77,11 @@ class FusedState(NamedTuple):
 
         return rewrite
 
-    def _find_next_spec(self, block: "HyperConnection", x: Tensor, following: "HyperConnection") -> Spec | None:
-        """Return the kernels' record of the connection `following` if its read can be joined to this write."""
-        if x is not self.x or block.layer_norm is not None or following.form is not None:
-            return None
-        same_shape = (following.streams, following.dim) == (block.streams, block.dim)
-        return following.find_spec(x) if same_shape else None
+
+def read(block: "HyperConnection", x: Tensor) -> tuple[Tensor, FusedState] | None:
+    """Read the streams by the kernels; None where they are not wanted or cannot run the connection."""
+    spec = block.find_spec(x)
+    return None if spec is None else read_streams(x, *block.map.parameters_for_kernels(), spec)
 
 
 def read_streams(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Tensor, FusedState]:

@@ -5,7 +5,7 @@ $x \leftarrow H_{res} x + h_{post} \otimes F(h_{pre}^\top x)$ (eq. hc-general; p
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,17 +13,10 @@ from torch import Tensor, nn
 
 from jpmhc import checks, dtensors, modes
 from jpmhc.connections import dtensor, eager, fused, reference
-from jpmhc.connections.arguments import find_accepted
 from jpmhc.connections.coefficients import CoefficientMap, Coefficients
 from jpmhc.connections.contract import Form, State
-from jpmhc.connections.kept import keep
-from jpmhc.connections.own_residual import warn_of_own_residual
-from jpmhc.connections.streams import (
-    check_streams,
-    check_sublayer_output,
-    flatten_streams,
-    notice_tokens,
-)
+from jpmhc.connections.streams import check_streams, flatten_streams, notice_tokens
+from jpmhc.connections.sublayer import check_sublayer_output, check_write, find_accepted, first_of, warn_of_own_residual
 from jpmhc.kernels.spec import Spec, find_spec
 from jpmhc.mixers import Mixer, SettingsModule, make_mixer
 
@@ -154,25 +147,21 @@ class HyperConnection(SettingsModule):
     def read(self, x: Tensor) -> tuple[Tensor, State]:
         """Compute the sublayer's input [..., dim], and the state that `write` needs."""
         check_streams(x, self.streams, self.dim)
-        return self.read_in_best_form(x) if self.form is None else self.form(self, x)
+        read = None if self.form is None else self.form(self, x)
+        return read or self.read_in_best_form(x)
 
     def read_in_best_form(self, x: Tensor) -> tuple[Tensor, State]:
-        """Read on the kernels where they apply, in PyTorch elsewhere."""
-        if dtensors.is_dtensor(x):
-            return dtensor.read(self, x)
-        spec = self.find_spec(x)
-        if spec is not None:
-            return fused.read_streams(x, *self.map.parameters_for_kernels(), spec)
-        return eager.read(self, x) if eager.applies(x, self.map.bias) else reference.read(self, x)
+        """Read by the first form that applies."""
+        return dtensor.read(self, x) or fused.read(self, x) or eager.read(self, x) or reference.read(self, x)
 
     def write(self, x: Tensor, y: Tensor, state: State) -> Tensor:
         """Write the sublayer's output y [..., dim] back to the streams, and return the new streams."""
-        self._check_write(x, y, state)
+        check_write(self, x, y, state)
         return state.write(self, x, y, False)
 
     def write_mean(self, x: Tensor, y: Tensor, state: State) -> Tensor:
         """Write as `write` does and return the mean of the new streams [..., dim], in one pass where kernels run."""
-        self._check_write(x, y, state)
+        check_write(self, x, y, state)
         return state.write(self, x, y, True)
 
     def write_read(
@@ -184,9 +173,9 @@ class HyperConnection(SettingsModule):
             The streams between the two [..., n, dim], the next sublayer's input [..., dim], and its state.
         """
         check_sublayer_output(y, x)
-        joined = state.write_read(self, x, y, following)
+        joined = state.join(self, x, following)
         if joined is not None:
-            return joined
+            return joined(y)
         x = self.write(x, y, state)
         return x, *following.read(x)
 
@@ -215,46 +204,13 @@ class HyperConnection(SettingsModule):
             check_streams(x, self.streams, self.dim)
             self._begins = not notice_tokens(x, self.streams)
 
-    def scale_output(self, y: Tensor) -> Tensor:
-        """Multiply a sublayer's output by the output scale (eq. cayley-fwd4)."""
-        return y if self.write_scale == 1 else y * self.write_scale
-
-    def normalise(self, x: Tensor) -> Tensor:
-        """Apply the norm that follows the write, if there is one. [..., n, dim]"""
-        if self.layer_norm is not None:
-            return reference.normalise_layer(x, *self._norm_parameters(self.layer_norm), self.map.eps)
-        return x if self.post_norm is None else reference.normalise_streams(x, self.map.eps)
-
-    def _norm_parameters(self, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
-        return dtensors.leave(norm.weight, self.map.tokens_apart), dtensors.leave(norm.bias, self.map.tokens_apart)
-
-    def freeze_norm(self) -> Callable[[Tensor], Tensor]:
-        """Return `normalise` with the settings and weights of now, and without gradients for the weights."""
-        eps = self.map.eps
-        if self.layer_norm is not None:
-            weight, bias = map(keep, self._norm_parameters(self.layer_norm))
-            return lambda x: reference.normalise_layer(x, weight.find(), bias.find(), eps)
-        return (lambda x: x) if self.post_norm is None else lambda x: reference.normalise_streams(x, eps)
-
-    def _check_write(self, x: Tensor, y: Tensor, state: State) -> None:
-        """Refuse streams, a sublayer's output or a state that do not belong to this connection's read."""
-        check_streams(x, self.streams, self.dim)
-        check_sublayer_output(y, x)
-        if not hasattr(state, "fits"):
-            raise ValueError(f"the state must be what this connection's read returned, got {type(state).__name__}")
-        if not state.fits(self) or x.shape[:-2] != state.x.shape[:-2] or x.dtype != state.x.dtype:
-            raise ValueError(
-                f"the state must be what this connection's read returned for these streams: it is of {state.x.dtype} "
-                f"{list(state.x.shape)}, the streams are {x.dtype} {list(x.shape)}"
-            )
-
     def find_spec(self, x: Tensor) -> Spec | None:
         """Return the kernels' record of this connection if they read streams like these, else None."""
         if not fused.are_wanted(self.kernels, x.device.type):
             return None
-        key = self._choose_key(
-            x.device.type, x.dtype, self.settings_text, self.map.settings_text, self.mixer.settings_text
-        )
+        parts = self.map
+        texts = self.settings_text, parts.settings_text, parts.mixer.settings_text
+        key = self._choose_key(x.device.type, x.dtype, *texts)
         return find_spec(key) if key else None
 
     def _choose_key(self, device: str, dtype: torch.dtype, *texts: str) -> str:
@@ -271,8 +227,3 @@ class HyperConnection(SettingsModule):
     def extra_repr(self) -> str:
         m = self.map
         return f"dim={self.dim}, streams={self.streams}, norm={m.norm}, read={m.read}, write={m.write}"
-
-
-def first_of(result: Any) -> Any:
-    """Return what of a sublayer's result is written to the streams: the first of a tuple."""
-    return result[0] if isinstance(result, tuple) and result else result

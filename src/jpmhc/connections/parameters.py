@@ -1,12 +1,15 @@
-"""Which parameters weight decay may touch."""
+"""A model's parameters: which of them weight decay may touch, and how those of a plain model are loaded."""
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from jpmhc import checks
 from jpmhc.connections.coefficients import CoefficientMap
+from jpmhc.connections.hyper import HyperConnection
+from jpmhc.connections.stack import HyperConnectionStack
 
 
 def parameter_groups(model: nn.Module, weight_decay: float, *, projections_apart: bool = False) -> list[dict[str, Any]]:
@@ -47,3 +50,81 @@ def parameter_groups(model: nn.Module, weight_decay: float, *, projections_apart
         apart = [parameter for parameter in decayed if id(parameter) in projections]
         groups.insert(1, {"params": apart, "weight_decay": weight_decay})
     return groups
+
+
+def load_plain_weights(
+    model: nn.Module, weights: Mapping[str, Tensor], rename: Mapping[str, str] | None = None
+) -> None:
+    """Load a plain model's weights into a model with hyper-connections, which then computes what the plain one did.
+
+    Each name must find its place, and each of the model's weights, except the connections' own, must get a value of
+    its shape; otherwise nothing is loaded and the names are in the error. A connection keeps the name of the layer that
+    it wraps: `layers.0.linear.weight` goes to `layers.connections.0.sublayer.linear.weight` by itself.
+
+    Args:
+        model: The model with fresh connections, which are left as they are.
+        weights: The plain model's `state_dict()`.
+        rename: The beginnings of names that differ, {plain model's: this model's}; the longest that fits is replaced.
+    """
+    if not isinstance(weights, Mapping):
+        raise ValueError(f"weights must be a plain model's state_dict(), got {type(weights).__name__}")
+    if not isinstance(rename or {}, Mapping):
+        raise ValueError(f"rename must be a dict of beginnings of names, got {type(rename).__name__}")
+    rename = rename or {}
+    for beginning in rename:
+        if not any(name.startswith(beginning) for name in weights):
+            raise ValueError(
+                f"no weight's name begins with {beginning!r}; the first one is {next(iter(weights), None)!r}"
+            )
+    now = model.state_dict()
+    places = {_plain_name(model, name): name for name in now}
+    own = {
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        if isinstance(module, CoefficientMap)
+        for name in module.state_dict()
+    }
+    found: dict[str, Tensor] = {}
+    unknown = []
+    for name, value in weights.items():
+        new = _rename(name, rename)
+        place = new if new in places.values() else places.get(new)
+        if place is None:
+            unknown.append(name)
+        else:
+            found[place] = value
+    missing = [plain for plain, place in places.items() if place not in own and place not in found]
+    if missing or unknown:
+        raise ValueError(
+            f"the names do not fit: {_list_names(missing)} of the model without a value, {_list_names(unknown)} of the "
+            "weights without a place; load_plain_weights(model, weights, {'their beginning': 'the model's beginning'}) "
+            "says which belong together"
+        )
+    for place, value in found.items():
+        if now[place].shape != value.shape:
+            raise ValueError(
+                f"{place} of the model has the shape {list(now[place].shape)}, and the weights have "
+                f"{list(value.shape)} for it; nothing was loaded"
+            )
+    model.load_state_dict(found, strict=False)
+
+
+def _plain_name(model: nn.Module, name: str) -> str:
+    """Return the name that a parameter would have if stacks and connections were the layers inside them."""
+    kept, module = [], model
+    for part in name.split("."):
+        is_inner = isinstance(module, HyperConnection) and part == "sublayer"
+        if not is_inner and not (isinstance(module, HyperConnectionStack) and part == "connections"):
+            kept.append(part)
+        module = getattr(module, part, module)
+    return ".".join(kept)
+
+
+def _rename(name: str, rename: Mapping[str, str]) -> str:
+    beginning = max((old for old in rename if name.startswith(old)), key=len, default=None)
+    return name if beginning is None else rename[beginning] + name.removeprefix(beginning)
+
+
+def _list_names(names: list[str], most: int = 6) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{len(names)} ({', '.join(names[:most])}{more})" if names else "none"

@@ -18,14 +18,17 @@ as it can be.
 import functools
 import weakref
 from collections.abc import Callable, Container
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from jpmhc import dtensors, modes
-from jpmhc.connections.kept import Kept, keep
+
+if TYPE_CHECKING:
+    from jpmhc.connections.contract import State
+    from jpmhc.connections.hyper import HyperConnection
 
 SUBLAYER_KEEPS = 4  # hidden states, at least: the input, its norm, an inner state and the output
 
@@ -49,6 +52,31 @@ def choose_starts(connections: int, streams: int) -> frozenset[int]:
         else:
             return frozenset(starts[:-1])
         limit += 1
+
+
+class Kept(NamedTuple):
+    """A tensor for the backward pass, detached: autograd holds it, and must not be held by it in turn."""
+
+    tensor: Tensor
+    version: int  # counts the changes in place
+
+    def find(self) -> Tensor:
+        """Return the tensor, or refuse if it was changed in place, as autograd does."""
+        if _count_changes(self.tensor) != self.version:
+            raise RuntimeError(
+                f"a tensor of shape {list(self.tensor.shape)} that the backward pass of a stack needs was changed in "
+                "place after the forward pass: change a copy instead"
+            )
+        return self.tensor
+
+
+def keep(tensor: Tensor) -> Kept:
+    """Keep a tensor as it is now."""
+    return Kept(tensor.detach(), _count_changes(tensor))
+
+
+def _count_changes(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version  # inference tensors do not count
 
 
 def may_recompute(x: Tensor) -> bool:
@@ -129,15 +157,17 @@ class StreamKeeper:
         """Keep the streams that a connection returned as a whole, and start a segment with them."""
         run_untraced()(self._begin, (x,))
 
-    def read(self, block: Any, x: Tensor) -> tuple[Tensor, Any]:
+    def read(self, block: "HyperConnection", x: Tensor) -> "tuple[Tensor, State]":
         """Run a connection's read."""
         return run_untraced()(self._watch, (block.read, (x,), None))
 
-    def write_mean(self, block: Any, x: Tensor, y: Tensor, state: Any) -> Tensor:
+    def write_mean(self, block: "HyperConnection", x: Tensor, y: Tensor, state: "State") -> Tensor:
         """Run the last connection's write, and return the mean of the new streams."""
         return run_untraced()(self._watch, (block.write_mean, (x, y, state), None))
 
-    def write(self, block: Any, x: Tensor, y: Tensor, state: Any, following: Any) -> tuple[Tensor, Any]:
+    def write(
+        self, block: "HyperConnection", x: Tensor, y: Tensor, state: "State", following: "HyperConnection | None"
+    ) -> "tuple[Tensor, tuple[Tensor, State] | None]":
         """Run a connection's write. Return the new streams, and what the connection `following` reads, if it is fused
         with it.
         """
@@ -158,12 +188,15 @@ class StreamKeeper:
         with saved_tensors_hooks(lambda tensor: pack()(tensor), _unpack):
             return step(*given)
 
-    def _write(self, block: Any, x: Tensor, y: Tensor, state: Any, following: Any) -> tuple[Tensor, Any]:
-        joined = following is not None and state.joins(block, x, following)
+    def _write(
+        self, block: "HyperConnection", x: Tensor, y: Tensor, state: "State", following: "HyperConnection | None"
+    ) -> "tuple[Tensor, tuple[Tensor, State] | None]":
+        joined = following is not None and state.join(block, x, following) is not None
         write_again, begun = state.make_rewrite(block, y, following if joined else None), None
         if joined:
             shape = (*x.shape[:-2], block.streams, block.dim)
-            x, *begun = self._watch(block.write_read, (x, y, state, following), shape)
+            x, h, following_state = self._watch(block.write_read, (x, y, state, following), shape)
+            begun = h, following_state
         else:
             x = self._watch(block.write, (x, y, state), None)
         self.segment.writes.append(write_again)

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from jpmhc import modes, precision
-from jpmhc.connections.kept import keep
+from jpmhc import dtensors, modes, precision
+from jpmhc.connections.recompute import keep
 from jpmhc.connections.streams import flatten_streams
 
 if TYPE_CHECKING:
@@ -104,14 +104,11 @@ class ReferenceState(NamedTuple):
 
     def write(self, block: "HyperConnection", x: Tensor, y: Tensor, mean: bool) -> Tensor:
         _, write, skip = self.coefficients
-        y = block.scale_output(y).reshape(-1, block.dim)
+        y = scale_output(block, y).reshape(-1, block.dim)
         out = scatter(flatten_streams(x, block.streams, block.dim), y, write, skip)
         return finish_write(block, x, out, mean)
 
-    def joins(self, block: "HyperConnection", x: Tensor, following: "HyperConnection") -> bool:
-        return False
-
-    def write_read(self, block: "HyperConnection", x: Tensor, y: Tensor, following: "HyperConnection") -> None:
+    def join(self, block: "HyperConnection", x: Tensor, following: "HyperConnection") -> None:
         return None
 
     def make_rewrite(
@@ -127,12 +124,39 @@ def read(block: "HyperConnection", x: Tensor) -> tuple[Tensor, ReferenceState]:
     return gather(flat, coefficients.read).reshape(*x.shape[:-2], block.dim), ReferenceState(x, coefficients)
 
 
+def scale_output(block: "HyperConnection", y: Tensor) -> Tensor:
+    """Multiply a sublayer's output by the output scale (eq. cayley-fwd4)."""
+    return y if block.write_scale == 1 else y * block.write_scale
+
+
+def normalise(block: "HyperConnection", x: Tensor) -> Tensor:
+    """Apply the norm that follows the write, if there is one. [..., n, d]"""
+    if block.layer_norm is not None:
+        return normalise_layer(x, *_norm_parameters(block), block.map.eps)
+    return x if block.post_norm is None else normalise_streams(x, block.map.eps)
+
+
+def freeze_norm(block: "HyperConnection") -> Callable[[Tensor], Tensor]:
+    """Return `normalise` with the settings and weights of now, and without gradients for the weights."""
+    eps = block.map.eps
+    if block.layer_norm is not None:
+        weight, bias = map(keep, _norm_parameters(block))
+        return lambda x: normalise_layer(x, weight.find(), bias.find(), eps)
+    return (lambda x: x) if block.post_norm is None else lambda x: normalise_streams(x, eps)
+
+
+def _norm_parameters(block: "HyperConnection") -> tuple[Tensor, Tensor]:
+    norm = block.layer_norm
+    assert norm is not None
+    return dtensors.leave(norm.weight, block.map.tokens_apart), dtensors.leave(norm.bias, block.map.tokens_apart)
+
+
 def finish_write(block: "HyperConnection", x: Tensor, out: Tensor, mean: bool) -> Tensor:
     """Give the new streams [T, n, d] the leading shape of x and the block's norm. Return them, or their mean."""
     shape = (*x.shape[:-2], block.streams, block.dim)
     # FSDP warns of a module that returns a view. Nobody else has this tensor, so that it need not be one.
     traced = torch.compiler.is_compiling() or modes.is_transformed()
-    out = block.normalise(out.view(shape) if traced else torch.ops.aten._unsafe_view(out, shape))
+    out = normalise(block, out.view(shape) if traced else torch.ops.aten._unsafe_view(out, shape))
     return out.mean(-2) if mean else out
 
 
@@ -141,7 +165,7 @@ def repeat_scatter(
 ) -> Callable[[Tensor], Tensor]:
     """Return a function that repeats a write with `scatter` or a form of it."""
     output, write, skip = keep(y), keep(coefficients.write), keep(coefficients.skip)
-    scale, normalise, streams, dim = block.write_scale, block.freeze_norm(), block.streams, block.dim
+    scale, normalise, streams, dim = block.write_scale, freeze_norm(block), block.streams, block.dim
 
     def rewrite(x: Tensor) -> Tensor:
         y = output.find() if scale == 1 else output.find() * scale

@@ -7,8 +7,7 @@ from torch import nn
 
 from jpmhc import checks
 from jpmhc.connections.coefficients import CoefficientMap
-from jpmhc.connections.expansion import StreamExpansion
-from jpmhc.connections.head import StreamHead
+from jpmhc.connections.ends import StreamExpansion, StreamHead
 from jpmhc.connections.hyper import HyperConnection
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""HyperConnectionStack: adjacent connections, the write of one fused with the read of the next."""
+"""Adjacent connections, the write of one fused with the read of the next: a stack, or modules that read ahead."""
 
 from collections.abc import Container, Iterable, Iterator
 from typing import Any
@@ -9,16 +9,11 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from jpmhc import checks, modes
 from jpmhc.connections import reference
-from jpmhc.connections.arguments import route_keywords
-from jpmhc.connections.hyper import HyperConnection, first_of
+from jpmhc.connections.contract import State
+from jpmhc.connections.hyper import HyperConnection
 from jpmhc.connections.recompute import StreamKeeper, choose_starts, may_recompute, run_untraced
-from jpmhc.connections.streams import (
-    check_hidden_state,
-    check_streams,
-    check_sublayer_output,
-    flatten_streams,
-    reduce_streams,
-)
+from jpmhc.connections.streams import check_hidden_state, check_streams, flatten_streams, reduce_streams
+from jpmhc.connections.sublayer import check_sublayer_output, first_of, route_keywords
 
 
 class HyperConnectionStack(nn.Module):
@@ -118,7 +113,7 @@ class HyperConnectionStack(nn.Module):
     def _forward_keeping(self, x: Tensor, args: tuple[Any, ...], named: list[dict[str, Any]]) -> Tensor:
         """Run the connections one after the other; autograd keeps what it needs."""
         blocks: list[Any] = list(self.connections)
-        begun: tuple[Tensor, Any] | None = None  # what the block before has already read for this one
+        begun: tuple[Tensor, State] | None = None  # what the block before has already read for this one
         separable = [_may_take_apart(block) for block in blocks] + [False]
         for k, block in enumerate(blocks):
             if not separable[k]:
@@ -130,7 +125,8 @@ class HyperConnectionStack(nn.Module):
             if k + 1 == len(blocks) and self.reduce:
                 return block.write_mean(x, y, state)
             if separable[k + 1]:
-                x, *begun = block.write_read(x, y, state, blocks[k + 1])
+                x, h, state = block.write_read(x, y, state, blocks[k + 1])
+                begun = h, state
             else:
                 x = block.write(x, y, state)
         return reduce_streams(x) if self.reduce else x
@@ -146,7 +142,7 @@ class HyperConnectionStack(nn.Module):
         else:
             starts = range(0, len(blocks) + 1, int(self.recompute or 1))
         keeper = StreamKeeper(starts, x)
-        begun: tuple[Tensor, Any] | None = None
+        begun: tuple[Tensor, State] | None = None
         separable = [_may_take_apart(block) for block in blocks] + [False]
         for k, block in enumerate(blocks):
             if not separable[k]:
@@ -169,9 +165,9 @@ class HyperConnectionStack(nn.Module):
             h = flat[:, 0] if read is None else reference.gather(flat, read)
             (read, write, skip), _ = block.map(flat)
             y = first_of(block.sublayer(h.reshape(*lead, block.dim), *args, **keywords))
-            y = block.scale_output(check_sublayer_output(y, x)).reshape(-1, block.dim)
+            y = reference.scale_output(block, check_sublayer_output(y, x)).reshape(-1, block.dim)
             x = reference.scatter(flat, y, write, skip).reshape(*lead, block.streams, block.dim)
-            x = block.normalise(x)
+            x = reference.normalise(block, x)
         if not self.reduce:
             return x
         assert read is not None
@@ -187,3 +183,46 @@ def _may_take_apart(block: HyperConnection) -> bool:
     )
     hooks = (block._forward_hooks, block._forward_pre_hooks, block._backward_hooks, block._backward_pre_hooks)
     return not own and not any(hooks) and not _has_any_global_hook() and block.sublayer is not None
+
+
+ReadAhead = tuple[Tensor, int, bool, Any]  # the streams, their version, whether gradients were on, what was read
+
+
+def may_read_ahead(owner: nn.Module, x: Tensor) -> bool:
+    """Say whether the next layer's connection may read these streams before that layer is called.
+
+    It may not where a compiler, another process, device or recomputation has a say in when that layer runs and its
+    parameters are there.
+
+    Args:
+        owner: The module whose parameters the connection uses.
+        x: The streams.
+    """
+    return not (
+        torch.compiler.is_compiling()
+        or x.is_inference()
+        or (torch.distributed.is_available() and torch.distributed.is_initialized())
+        or _may_be_recomputed()
+        or next(owner.parameters()).device != x.device
+    )
+
+
+def _may_be_recomputed() -> bool:
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
+def keep_read(x: Tensor, read: Any) -> ReadAhead:
+    """Return what was read, with the streams it was read from."""
+    return x, x._version, torch.is_grad_enabled(), read
+
+
+def use_read(kept: ReadAhead | None, x: Tensor) -> Any:
+    """Return what was read ahead, if it was read from these streams as they are now; else None.
+
+    A layer that is recomputed reads for itself: what was read before it began is not there when it runs again.
+    """
+    if kept is None or torch.compiler.is_compiling() or _may_be_recomputed():
+        return None
+    streams, version, differentiable, read = kept
+    fits = streams is x and version == x._version and (differentiable or not torch.is_grad_enabled())
+    return read if fits else None

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 
-from jpmhc import checks, dtensors, modes
+from jpmhc import checks, modes
 
 _ROUNDED = 1e-3  # by how much of the largest number equal streams may differ after others have mixed them
 
@@ -77,16 +77,3 @@ def flatten_streams(x: Tensor, streams: int, dim: int) -> Tensor:
     """Line up the streams of all tokens, and repeat one that stands for n equal ones. [T, n, d]"""
     flat = x.reshape(-1, x.shape[-2], dim)
     return flat if flat.shape[1] == streams else expand_streams(flat.squeeze(1), streams)
-
-
-def check_sublayer_output(y: Any, x: Tensor) -> Tensor:
-    """Return what a sublayer returned, if it can be written back to the streams x. [..., d]"""
-    if dtensors.is_dtensor(x) and not dtensors.is_dtensor(y):  # sublayers may return this process's tokens alone
-        x = x.to_local()  # type: ignore[attr-defined]
-    wanted = (*x.shape[:-2], x.shape[-1])
-    if not isinstance(y, Tensor) or y.shape != wanted:
-        found = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
-        raise ValueError(f"the sublayer must return a tensor of shape {list(wanted)}, got {found}")
-    if not y.is_floating_point():
-        raise ValueError(f"the sublayer must return floating-point numbers, got {y.dtype}")
-    return y

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from jpmhc.connections import Coefficients, HyperConnection, expand_streams
 from jpmhc.connections.contract import State
-from jpmhc.connections.hyper import first_of
+from jpmhc.connections.sublayer import first_of
 from jpmhc.diagnose.jacobian import shared_positions
 
 
@@ -128,10 +128,7 @@ class RecordedState(NamedTuple):
         self.recording.calls.append(call)
         return after.mean(-2) if mean else after
 
-    def joins(self, block: HyperConnection, x: Tensor, following: HyperConnection) -> bool:
-        return False
-
-    def write_read(self, block: HyperConnection, x: Tensor, y: Tensor, following: HyperConnection) -> None:
+    def join(self, block: HyperConnection, x: Tensor, following: HyperConnection) -> None:
         return None
 
     def make_rewrite(

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from jpmhc.connections.head import read_streams
+from jpmhc.connections.ends import read_streams
 from jpmhc.dialects import keys, mhc
 from jpmhc.dialects.layers import ConnectedLayer
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from jpmhc.connections import HyperConnection
-from jpmhc.connections.ahead import ReadAhead, keep_read, may_read_ahead, use_read
+from jpmhc.connections.stack import ReadAhead, keep_read, may_read_ahead, use_read
 from jpmhc.dialects.mhc import make_scaled_connection
 
 

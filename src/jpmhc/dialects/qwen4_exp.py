@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from jpmhc import checks
 from jpmhc.connections.hyper import KERNELS
-from jpmhc.connections.streams import check_streams, check_sublayer_output
+from jpmhc.connections.streams import check_streams
+from jpmhc.connections.sublayer import check_sublayer_output
 from jpmhc.dialects import keys
 
 _GATE = {"norm": "hc_norm.weight", "down": "input_mix_weight_down.weight", "up": "input_mix_weight_up.weight"}

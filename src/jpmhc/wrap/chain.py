@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from jpmhc.connections import HyperConnection, reduce_streams
-from jpmhc.connections.ahead import ReadAhead, keep_read, may_read_ahead, use_read
-from jpmhc.connections.hyper import first_of
+from jpmhc.connections.stack import ReadAhead, keep_read, may_read_ahead, use_read
+from jpmhc.connections.sublayer import first_of
 from jpmhc.modes import is_transformed
 from jpmhc.wrap.layers import CHILD, Args, Kwargs, LayerPlan, connections_of
 from jpmhc.wrap.streams import Read, Route, Streams

@@ -1,0 +1,180 @@
+"""What a connection knows of its sublayer: the arguments it takes, its result, and whether it adds its own input."""
+
+import ast
+import functools
+import inspect
+import textwrap
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor, nn
+
+from jpmhc import dtensors
+from jpmhc.connections.streams import check_streams
+
+if TYPE_CHECKING:
+    from jpmhc.connections.contract import State
+    from jpmhc.connections.hyper import HyperConnection
+
+
+class Accepted(NamedTuple):
+    """What a sublayer takes beside its input.
+
+    Attributes:
+        positional: How many extra arguments without a name; None: any number.
+        keywords: The names of its other arguments; None: any name.
+    """
+
+    positional: int | None = None
+    keywords: frozenset[str] | None = None
+
+
+def find_accepted(sublayer: Any) -> Accepted:
+    """Read from a sublayer's signature what it takes beside its input; everything, where it has no signature."""
+    function = sublayer.forward if isinstance(sublayer, nn.Module) else sublayer
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # None, and functions that are not written in Python
+        return Accepted()
+    kinds = [parameter.kind for parameter in parameters]
+    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    places = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    return Accepted(
+        None if inspect.Parameter.VAR_POSITIONAL in kinds else max(places - 1, 0),
+        None if inspect.Parameter.VAR_KEYWORD in kinds else frozenset(named),
+    )
+
+
+def route_keywords(blocks: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return for each connection those keyword arguments that its sublayer takes.
+
+    A keyword that no sublayer takes is refused, and so are arguments without a name where a sublayer takes fewer.
+    """
+    takes = [block._accepted for block in blocks]
+    for k, one in enumerate(takes):
+        if args and one.positional is not None and one.positional < len(args):
+            raise ValueError(
+                f"sublayer {k} ({type(blocks[k].sublayer).__name__}) takes {one.positional} extra arguments without a "
+                f"name, got {len(args)}: pass them by name (mask=…), and only the sublayers that take them get them"
+            )
+    for name in kwargs:
+        if takes and not any(one.keywords is None or name in one.keywords for one in takes):
+            known = sorted({key for one in takes for key in one.keywords or ()})
+            raise ValueError(f"no sublayer of this stack takes {name!r}; their arguments are {', '.join(known)}")
+    return [
+        {name: value for name, value in kwargs.items() if one.keywords is None or name in one.keywords} for one in takes
+    ]
+
+
+def first_of(result: Any) -> Any:
+    """Return the part of a sublayer's result that is written to the streams: the first of a tuple."""
+    return result[0] if isinstance(result, tuple) and result else result
+
+
+def check_sublayer_output(y: Any, x: Tensor) -> Tensor:
+    """Return what a sublayer returned, if it can be written back to the streams x. [..., d]"""
+    if dtensors.is_dtensor(x) and not dtensors.is_dtensor(y):  # sublayers may return this process's tokens alone
+        x = x.to_local()  # type: ignore[attr-defined]
+    wanted = (*x.shape[:-2], x.shape[-1])
+    if not isinstance(y, Tensor) or y.shape != wanted:
+        found = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
+        raise ValueError(f"the sublayer must return a tensor of shape {list(wanted)}, got {found}")
+    if not y.is_floating_point():
+        raise ValueError(f"the sublayer must return floating-point numbers, got {y.dtype}")
+    return y
+
+
+def check_write(block: "HyperConnection", x: Tensor, y: Tensor, state: "State") -> None:
+    """Raise an error if streams, a sublayer's output or a state do not belong to this connection's read."""
+    check_streams(x, block.streams, block.dim)
+    check_sublayer_output(y, x)
+    if not hasattr(state, "fits"):
+        raise ValueError(f"the state must be what this connection's read returned, got {type(state).__name__}")
+    if not state.fits(block) or x.shape[:-2] != state.x.shape[:-2] or x.dtype != state.x.dtype:
+        raise ValueError(
+            f"the state must be what this connection's read returned for these streams: it is of {state.x.dtype} "
+            f"{list(state.x.shape)}, the streams are {x.dtype} {list(x.shape)}"
+        )
+
+
+def warn_of_own_residual(sublayer: Any) -> None:
+    """Warn if the source of a sublayer's forward adds the input to something computed from it.
+
+    Only plain Python is understood, `x + f(x)` and `residual = x` with `residual + h` later; what is not understood
+    passes in silence.
+    """
+    while isinstance(sublayer, nn.Sequential) and len(sublayer) == 1:
+        sublayer = sublayer[0]
+    if not isinstance(sublayer, nn.Module):
+        return
+    found = _find_addition(type(sublayer).forward)
+    if found is not None:
+        parts = [name for name, _ in sublayer.named_children()] or [name for name, _ in sublayer.named_parameters()]
+        warnings.warn(
+            f"the sublayer {type(sublayer).__name__} (with {', '.join(parts) or 'no parameters'}) adds its own input, "
+            f"`{found}`, and the connection around it adds it again: make one connection for each part without its "
+            "residual, or let jpmhc.wrap replace the additions of a whole model",
+            stacklevel=3,
+        )
+
+
+@functools.cache
+def _find_addition(forward: Any) -> str | None:
+    """Return the expression that adds a function's first argument to something computed from it, if there is one."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(forward)))
+    except (OSError, TypeError, SyntaxError):  # no source, as in an interpreter's session
+        return None
+    function = tree.body[0]
+    if not isinstance(function, ast.FunctionDef):
+        return None
+    names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
+    return _Additions(names[1]).search(function.body) if len(names) > 1 else None  # the first is the module
+
+
+class _Additions:
+    """A walk through a function's statements that knows which names are its input, and which are made from it."""
+
+    def __init__(self, argument: str) -> None:
+        self.input, self.made = {argument}, {argument}
+
+    def search(self, statements: list[ast.stmt]) -> str | None:
+        """Return the first addition of the input among these statements and those inside them."""
+        for statement in statements:
+            inner = [getattr(statement, part, []) for part in ("body", "orelse")]
+            found = self._look_at(statement) if not any(inner) else None
+            for body in inner:
+                found = found or self.search(body)
+            if found:
+                return found
+        return None
+
+    def _look_at(self, statement: ast.stmt) -> str | None:
+        for node in ast.walk(statement):
+            sides: tuple[ast.expr, ast.expr] | None = None
+            if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
+                sides = node.target, node.value
+            elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+                sides = node.left, node.right
+            if sides and any(self._is_input(one) and self._is_made(other) for one, other in (sides, sides[::-1])):
+                return ast.unparse(node)
+        if isinstance(statement, ast.Assign):
+            is_input, is_made = self._is_input(statement.value), self._is_made(statement.value)
+            for target in statement.targets:
+                for node in ast.walk(target):
+                    if isinstance(node, ast.Name):
+                        (self.input.add if is_input else self.input.discard)(node.id)
+                        (self.made.add if is_made or is_input else self.made.discard)(node.id)
+        return None
+
+    def _is_input(self, node: ast.AST) -> bool:
+        return isinstance(node, ast.Name) and node.id in self.input
+
+    def _is_made(self, node: ast.AST) -> bool:
+        """Say whether an expression calls a function on the input, or names what such a call returned."""
+        if isinstance(node, ast.Name):
+            return node.id in self.made - self.input
+        calls = (call for call in ast.walk(node) if isinstance(call, ast.Call))
+        names = (name for call in calls for part in (*call.args, *call.keywords) for name in ast.walk(part))
+        return any(isinstance(name, ast.Name) and name.id in self.made for name in names)
