@@ -2,8 +2,9 @@
 
     python benchmarks/draw_mixers.py [--baseline identity] [--results benchmarks/results/mixers] [--to docs/results]
 
-Prints a table for each comparison, and draws the curves of the language model (which_mixer_language.png) and the paired
-differences to the plain model in every comparison (which_mixer.png). With another baseline it prints the tables alone.
+Prints a table for each comparison, and draws the language model's losses (which_mixer_language.png) and the paired
+differences to the plain model in every comparison (which_mixer.png). It also writes the table that `jpmhc recommend`
+shows, src/jpmhc/diagnose/measured.json. With another baseline it prints the tables alone.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from jpmhc.experiments.comparison.statistics import compare_means, summarize
 from jpmhc.report.charts import write_figure
 from jpmhc.report.comparison import draw_differences, format_table, make_charts
 
+LOSSES = Path(__file__).parents[1] / "src" / "jpmhc" / "diagnose" / "measured.json"
 TITLES = {
     "language": "language model, 27 million parameters",
     "bytes": "bytes read twice, 16 layers",
@@ -46,6 +48,7 @@ def main() -> None:
     if arguments.baseline != "plain":
         return
     if "language" in found:
+        print(f"wrote {write_losses(found['language'], LOSSES)}")
         print(f"wrote {draw_language(found['language'], arguments.to / 'which_mixer_language.png')}")
     charts = [dataclasses.replace(draw_differences(result), title=TITLES[name]) for name, result in found.items()]
     heading = "held-out loss minus that of the plain model, 95 % interval over seeds; full dots: zero is outside"
@@ -66,6 +69,20 @@ def read_result(path: Path, baseline: str) -> dict[str, Any]:
         "equal_means": tests,
         "runs": runs,
     }
+
+
+def write_losses(result: dict[str, Any], path: Path) -> Path:
+    """Write the table of losses minus plain that `recommend` shows."""
+    rows = [row for row in result["summary"] if row["arm"] in MIXERS and "plain" in row["differences"]]
+    count = max(len(row["seeds"]) for row in rows)
+    seeds = "one seed" if count == 1 else f"up to {count} seeds"
+    content = {
+        "model": "a decoder of 27 million parameters with 16 connections, 59 million tokens of Python source, " + seeds,
+        "command": "python benchmarks/compare_mixers.py train language",
+        "minus_plain": {row["arm"]: round(row["differences"]["plain"]["mean"], 3) for row in rows},
+    }
+    path.write_text(json.dumps(content, indent=2) + "\n")
+    return path
 
 
 def draw_language(result: dict[str, Any], path: Path) -> Path:

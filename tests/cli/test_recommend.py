@@ -10,7 +10,7 @@ from jpmhc.cli import main
 def test_it_ranks_the_mixers_and_writes_a_table_and_a_figure(tmp_path, capsys):
     main(["recommend", "--depth", "6", "--depth-range", "3", "6", "--spectra", "1", "--out", str(tmp_path)])
     shown = capsys.readouterr().out
-    assert "First choice: rotation" in shown
+    assert "First by this theory: rotation" in shown
     assert "Assumed: 6 pre-norm sublayers" in shown
     rows = list(csv.DictReader((tmp_path / "recommendation.csv").open()))
     assert [row["depth"] for row in rows if row["rank"] == "1"] == ["3", "6"]

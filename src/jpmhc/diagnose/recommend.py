@@ -19,6 +19,7 @@ from torch import Tensor
 
 from jpmhc import checks, spectra
 from jpmhc.connections.gates import favouring
+from jpmhc.diagnose.measured import read_losses
 from jpmhc.machine import one_thread
 from jpmhc.mixers import MIXERS, Mixer, make_mixer
 from jpmhc.spectra.activations import Activation
@@ -75,6 +76,11 @@ class Candidate:
     network: spectra.Network = field(repr=False)
     fresh_network: spectra.Network = field(repr=False)
 
+    @property
+    def measured_loss(self) -> float | None:
+        """The loss minus the plain model's in the language comparison; None if the mixer was not trained there."""
+        return read_losses()["minus_plain"].get(self.mixer)
+
 
 @dataclass(frozen=True, eq=False)
 class Recommendation:
@@ -122,13 +128,14 @@ class Recommendation:
         return f"Recommendation({', '.join(candidate.mixer for candidate in self.candidates)})"
 
     def __str__(self) -> str:
-        heads = ("mixer", "J lost at start", "J lost", "T lost", "γ first", "γ last", "layers left")
-        lines = ["".join(f"{head:>16}" for head in heads)]
+        heads = ("mixer", "J lost, start", "J lost", "T lost", "γ first", "γ last", "layers left", "loss measured")
+        lines = ["".join(f"{head:>14}" for head in heads)]
         for row in self.candidates:
             shares = (f"{share:.1%}" for share in (row.collapsed_at_start, row.collapsed, row.collapsed_model))
             rest = (*row.gradient_gains[[0, -1]].tolist(), row.layers_until_collapse)
-            cells = (row.mixer, *shares, *(f"{value:.3g}" for value in rest))
-            lines.append("".join(f"{cell:>16}" for cell in cells))
+            loss = "–" if row.measured_loss is None else f"{row.measured_loss:+.3f}"
+            cells = (row.mixer, *shares, *(f"{value:.3g}" for value in rest), loss)
+            lines.append("".join(f"{cell:>14}" for cell in cells))
         return "\n".join([*lines, self.assumptions])
 
 
@@ -213,12 +220,15 @@ def recommend(
     best = next(candidate for candidate in ranked if not is_dominated(candidate))
     ranked = [best, *(candidate for candidate in ranked if candidate is not best)]
     word = activation if isinstance(activation, str) else activation.name
+    measured = read_losses()
     assumptions = (
         f"{depth} {norm}-norm sublayers with independent random weights ({word}, scales {scales[0]:g} and "
         f"{scales[1]:g}, hidden {ratio:g} times as wide) in the limit of many features; reads that favour stream l mod "
         f"{streams}, writes of one, skips {drift:g} from the start in random directions; costs at width {dim}. "
         "This ranks what random layers lose, not the loss of trained models. Training adds the same few matrices to "
-        "all layers, which changes the whole spectrum: measure a trained model with jpmhc diagnose."
+        "all layers, which changes the whole spectrum: measure a trained model with jpmhc diagnose. "
+        f"The measured loss is the validation loss minus the plain model's of {measured['model']} "
+        f"({measured['command']})."
     )
     return Recommendation(tuple(ranked), assumptions)
 

@@ -24,7 +24,17 @@ def print_recommendation(recommendation: Recommendation) -> None:
     """Print the ranked mixers and the assumptions."""
     table = Table(box=None, pad_edge=False)
     table.add_column("mixer", no_wrap=True)
-    for column in ("J lost\nstart", "J lost\ndrift", "T lost", "γ\nfirst", "γ\nlast", "layers", "kpar", "kFLOP", "kB"):
+    for column in (
+        "J lost\nstart",
+        "J lost\ndrift",
+        "T lost",
+        "γ\nfirst",
+        "γ\nlast",
+        "layers",
+        "kpar",
+        "kFLOP",
+        "loss",
+    ):
         table.add_column(column, justify="right")
     for one in recommendation.candidates:
         table.add_row(*_cells(one))
@@ -33,12 +43,17 @@ def print_recommendation(recommendation: Recommendation) -> None:
     console.print(
         "lost: share of singular values below 0.1, of the streams' Jacobian J and of the model's own map T; γ: mean "
         "square gradient at the first and last sublayer; layers: until differences between streams fall below 0.1; "
-        "parameters per connection, FLOPs and bytes per token. Ranked by what J loses after the drift, then by "
-        "gradients like the plain network's, then by J's mean; the identity, which learns nothing, comes last.",
+        "parameters per connection, FLOPs per token; loss: measured, minus the plain model's. Ranked by what J loses "
+        "after the drift, then by gradients like the plain network's, then by J's mean; the identity, which learns "
+        "nothing, comes last.",
         style="dim",
     )
     console.print(f"Assumed: {recommendation.assumptions}", style="dim")
-    console.print(f"First choice: {recommendation.best.mixer}")
+    console.print(f"First by this theory: {recommendation.best.mixer}")
+    measured = [one for one in recommendation.candidates if one.measured_loss is not None]
+    if measured:
+        lowest = min(measured, key=lambda one: one.measured_loss or 0.0)
+        console.print(f"Lowest measured loss: {lowest.mixer}")
 
 
 def _cells(one: Candidate) -> tuple[str, ...]:
@@ -53,7 +68,7 @@ def _cells(one: Candidate) -> tuple[str, ...]:
         layers,
         f"{one.parameters / 1e3:.0f}",
         f"{one.flops / 1e3:.0f}",
-        f"{one.bytes / 1e3:.0f}",
+        "–" if one.measured_loss is None else f"{one.measured_loss:+.3f}",
     )
 
 
@@ -70,6 +85,7 @@ def write_recommendation(recommendations: Sequence[tuple[int, Recommendation]], 
         "parameters",
         "flops",
         "bytes",
+        "measured_loss",
     )
     rows = (
         [
