@@ -47,9 +47,9 @@ def evaluate(config: Annotated[type(_FORM), tyro.conf.arg(name="")]) -> None:  #
             raise ValueError("name one run alone to evaluate an ARC decoder")
         print(f"wrote {evaluate_decoder(decoders[0], chosen, partial(print, flush=True))[1]}")
         return
-    found = evaluate_checkpoints(chosen, partial(print, flush=True))
+    evaluation = evaluate_checkpoints(chosen, partial(print, flush=True))
     if is_first_process():
-        print(f"wrote {found['choices']['out']}")
+        print(f"wrote {evaluation['choices']['out']}")
 
 
 main = make_main(evaluate)

@@ -29,7 +29,7 @@ _TAIL = 20
 
 @dataclass(frozen=True)
 class DemoConfig:
-    """What the demonstration trains.
+    """The models and the training of the demonstration.
 
     Attributes:
         mixers: Mixers to compare with the plain residual network.
@@ -98,7 +98,7 @@ class Spectra:
 
 @dataclass
 class DemoRun:
-    """What one run gave.
+    """The results of one run.
 
     Attributes:
         name: The mixer, or "plain".
@@ -132,12 +132,12 @@ def run_demo(config: DemoConfig, report: Callable[[str, int, int], None] | None 
     """
     jobs = [(name, seed) for seed in range(config.seeds) for name in (PLAIN, *config.mixers)]
     workers = min(config.workers or min(4, os.cpu_count() or 1), len(jobs))
-    found: dict[tuple[str, int], DemoRun] = {}
+    runs: dict[tuple[str, int], DemoRun] = {}
     for outcome in _work_through(config, jobs, workers):
-        found[outcome.name, outcome.seed] = outcome
+        runs[outcome.name, outcome.seed] = outcome
         if report is not None:
-            report(f"{outcome.name}, seed {outcome.seed}", len(found), len(jobs))
-    return [found[name, seed] for name in (PLAIN, *config.mixers) for seed in range(config.seeds)]
+            report(f"{outcome.name}, seed {outcome.seed}", len(runs), len(jobs))
+    return [runs[name, seed] for name in (PLAIN, *config.mixers) for seed in range(config.seeds)]
 
 
 def _work_through(config: DemoConfig, jobs: list[tuple[str, int]], workers: int) -> Iterator[DemoRun]:
@@ -253,9 +253,9 @@ def _compare_with_theory(model: nn.Module, connections: list[jpmhc.HyperConnecti
     """Measure the Jacobian of the model at one example, and let the theory predict it."""
     stack: nn.Module = jpmhc.HyperConnectionStack(connections) if connections else model
     streams = jpmhc.expand_streams(x, connections[0].streams) if connections else x
-    found = jpmhc.diagnose(stack, streams.unsqueeze(0), tokens=1, say=None).comparisons[0]
-    whole = (found.measured, found.predicted, found.kolmogorov)
-    own = (found.mean_stream, found.mean_predicted, found.mean_kolmogorov) if connections else whole
+    comparison = jpmhc.diagnose(stack, streams.unsqueeze(0), tokens=1, say=None).comparisons[0]
+    whole = (comparison.measured, comparison.predicted, comparison.kolmogorov)
+    own = (comparison.mean_stream, comparison.mean_predicted, comparison.mean_kolmogorov) if connections else whole
     measured, predicted, apart = own
     assert measured is not None
     quantiles = [[float("nan") if one is None else one.quantile(p) for p in SHARES] for one in (measured, predicted)]

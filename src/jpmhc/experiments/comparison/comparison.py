@@ -24,7 +24,7 @@ class Comparison:
     """Arms × learning rates × seeds on one experiment."""
 
     experiment: Experiment = field(default_factory=LanguageExperiment)
-    """What is trained."""
+    """The experiment that is repeated."""
     arms: tuple[str, ...] = (PLAIN, *MIXERS)
     """Arms to train: plain, or a mixer, and options such as cayley:streams=2,read=sigmoid. More can be added later."""
     learning_rates: tuple[float, ...] = ()
@@ -135,7 +135,7 @@ def collect(comparison: Comparison) -> Result:
 
 
 def _describe_run(run: Run, left: int) -> str:
-    """Say how a run ended."""
+    """Describe the end of a run in one line."""
     loss = f"loss {run['final']['loss']:.4f}" if run["final"] else f"diverged at step {run['diverged']}"
     parts = [f"{folder.job_of(run)}: {loss}", f"{run['seconds']:.0f} s"]
     if (pace := run["step_seconds"]) is not None:

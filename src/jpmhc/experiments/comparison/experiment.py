@@ -1,4 +1,4 @@
-"""The contract between a comparison and the models that it trains: arms, jobs, runs, and what an experiment does.
+"""The contract between a comparison and the models that it trains: arms, jobs, runs, and experiments.
 
 With the same seed every arm gets the same data in the same order, the same number of steps, and the same initial
 weights outside its connections; an arm's options are the only exception.
@@ -193,7 +193,7 @@ def summarize_mixing(statistics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def final_values(train: Curves, validation: Curves, mixing: Curves) -> dict[str, float]:
-    """Return the ends of the curves; those of training, which are noisy, are averaged over the last tenth."""
+    """Return the ends of the curves; noisy training curves are averaged over the last tenth."""
     last = {name: values[-1] for curves in (validation, mixing) for name, values in curves.items()}
     tail = {name: values[-max(1, round(_TAIL * len(values))) :] for name, values in train.items()}
     means = {name: sum(values) / len(values) for name, values in tail.items()}

@@ -117,7 +117,7 @@ def write_json(path: Path, value: Mapping[str, object]) -> None:
 
 
 def _as_read(value: dict[str, object]) -> dict[str, object]:
-    """Return a value as it is after it was written and read."""
+    """Return a value as JSON gives it back."""
     return json.loads(json.dumps(_round_numbers(value), default=str))
 
 

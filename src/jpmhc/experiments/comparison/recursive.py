@@ -37,7 +37,7 @@ from jpmhc.experiments.training.processes import World
 from jpmhc.experiments.training.progress import Display
 from jpmhc.mixers import MIXERS
 
-# Settings that a comparison decides itself, or that say where a run lies and not what it does.
+# Settings that a comparison decides itself, and the folder of a run.
 DECIDED = ("out", "resume", "stop_at", "seed", "device", "strategy", "keep", "checkpoint_every")
 _SCORES = {"lm_loss": "loss", "exact_accuracy": "exact_accuracy", "token_accuracy": "token_accuracy"}
 

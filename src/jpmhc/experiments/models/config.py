@@ -13,14 +13,14 @@ _COUNTS = ["dim", "heads", "layers", "inner_multiple", "puzzle_slots", "h_cycles
 
 @dataclass(frozen=True)
 class RecursiveConfig(ConnectionConfig):
-    """Size, recursion and connections of the model; the defaults are those of the public TRM on ARC."""
+    """Size, recursion and connections of the model; by default as the public TRM on ARC."""
 
     heads: int = 8
     """Attention heads."""
     layers: int = 2
     """Blocks of the weight-tied network, each with a layer between positions and a feed-forward layer."""
     between_positions: Literal["attention", "mlp"] = "attention"
-    """What lets positions see each other: rotary attention, or a feed-forward layer over all positions of a row."""
+    """The layer between positions: rotary attention, or a feed-forward layer over all positions of a row."""
     expansion: float = 4.0
     """Feed-forward expansion; the gated inner width is two thirds of it."""
     inner_multiple: int = 256
@@ -41,7 +41,7 @@ class RecursiveConfig(ConnectionConfig):
     """Where streams are normalised: each after every write, without weights or by a layer norm with weights as in the
     paper's figure; or once when a call ends."""
     stream_span: Literal["call", "recursion"] = "call"
-    """How long streams stay apart: expanded and collapsed in each call, or carried by the states between calls."""
+    """The time that streams stay apart: one call of the network, or the whole recursion, in which states carry them."""
     attend: Attend = "auto"
     """Attention kernel; auto leaves the choice to PyTorch."""
     compute: Literal["float32", "bfloat16"] = "float32"

@@ -62,9 +62,9 @@ class ConnectionConfig:
     mixer_temperature: float = 1.0
     """Temperature of the read and write softmax."""
     mixer_write_scale: float = 1.0
-    """What a sublayer's output is multiplied by before it is written to the streams, the paper's output scale s."""
+    """Factor of a sublayer's output before it is written to the streams: the paper's output scale s."""
     mixer_eps: float = 1e-6
-    """Added under the root of the connections' norms; 1e-5 is that of the plain recursive model."""
+    """Added under the root of the connections' norms; the plain recursive model has 1e-5."""
     kernels: Literal["auto", "fused", "reference"] = "auto"
     """Which implementation of the hyper-connection's steps."""
 
@@ -94,7 +94,7 @@ class ConnectionConfig:
         return {name: value for name, value in values.items() if value is not None}
 
     def _refuse_options_of_connections(self) -> None:
-        """Refuse options that the plain model would ignore, but for `mixer_form`, which some mixers ignore as well."""
+        """Raise an error for an option without effect on the plain model; `mixer_form` has none on some mixers too."""
         for option in fields(self):
             value = getattr(self, option.name)
             if is_for_connections(option.name) and option.name != "mixer_form" and value != option.default:
@@ -135,7 +135,7 @@ def read_basis(path: Path) -> tuple[tuple[int, ...], ...]:
 
 
 def is_for_connections(option: str) -> bool:
-    """Whether an option concerns hyper-connections alone, so that a plain model has no use for it."""
+    """Whether an option is for hyper-connections alone; a plain model has no use for such options."""
     return option.startswith(("mixer_", "stream_")) or option == "kernels"
 
 
@@ -187,7 +187,7 @@ def make_connection(
     post_norm: PostNorm | None = None,
     device: str | None = None,
 ) -> HyperConnection:
-    """Put a hyper-connection around one sublayer; the norm after it is over what the sublayer mixes."""
+    """Put a hyper-connection around one sublayer; the norm after it is over the dimension that the sublayer mixes."""
     over_positions = isinstance(sublayer, PositionSwiGLU) and post_norm == "rms"
     form = FORMS[config.mixer_form].get(config.mixer, EXACT_FORM)
     connection = (PositionNormConnection if over_positions else HyperConnection)(

@@ -87,7 +87,7 @@ class CountedMap(CoefficientMap):
         return torch.cat(parts)
 
     def _skew_rows(self, weight: Tensor) -> Tensor:
-        """Replace the rows of an n × n matrix M by those of the upper triangle of M - Mᵀ (eq. skew-sym)."""
+        """Replace the rows of an n × n matrix M by the upper triangle of M - Mᵀ (eq. skew-sym)."""
         n = self.mixer.streams
         gates, matrix = weight.split([sum(self.sizes[:2]), n * n])
         rows = matrix.unflatten(0, (n, n))

@@ -11,7 +11,7 @@ from jpmhc.experiments.models.layers import attention, inner_width
 
 
 def refuse_device(config: RecursiveConfig, device: torch.device) -> None:
-    """Refuse a model that cannot fit, and kernels that the device does not have for it."""
+    """Raise an error for a model that cannot fit, and for kernels that the device lacks."""
     _refuse_size(config)
     dtype = getattr(torch, config.compute)
     if config.attend != "auto":

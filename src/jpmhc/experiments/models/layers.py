@@ -151,7 +151,7 @@ class PositionSwiGLU(SwiGLU):
 class PostNormResidual(nn.Module):
     """The plain residual connection of the recursive model: `rms_norm(x + sublayer(x))`.
 
-    The norm is over what the sublayer mixes: positions after a layer over positions, channels after any other.
+    The norm is over the dimension that the sublayer mixes: positions after a layer over positions, else channels.
     """
 
     def __init__(self, sublayer: nn.Module) -> None:

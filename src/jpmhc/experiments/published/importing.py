@@ -51,7 +51,7 @@ class ImportConfig:
     out: Path | None = None
     """Folder of the new run."""
     mixer: str | None = None
-    """Residual mixer of hyper-connections that the model is given, at equal outputs; None: it stays as it is."""
+    """Residual mixer of hyper-connections that the model gets, at equal outputs; None: no hyper-connections."""
     streams: int | None = None
     """Residual streams of these connections; None: four."""
     task_options: dict[str, Any] = field(default_factory=dict)
@@ -60,13 +60,13 @@ class ImportConfig:
 
 @dataclass(frozen=True)
 class Imported:
-    """What an import made."""
+    """The result of an import."""
 
     config: TrainConfig
     checkpoint: Path
     """Folder of the checkpoint."""
     remark: str
-    """A sentence about what of the model's data is not here; empty: all is."""
+    """A sentence about the parts of the model's data that are not here; empty: all are."""
 
 
 def import_model(choices: ImportConfig) -> Imported:
@@ -145,7 +145,7 @@ def _require_path(choices: ImportConfig, name: str) -> Path:
 def _add_connections(model: RecursiveConfig, choices: ImportConfig) -> RecursiveConfig:
     """Return the model with the hyper-connections that were asked for, whose norms have the plain model's eps."""
     if choices.mixer is None and choices.streams is not None:
-        raise ValueError("streams are those of hyper-connections: name their mixer with --mixer")
+        raise ValueError("--streams is for hyper-connections: name their mixer with --mixer")
     if choices.mixer is None:
         return model
     streams = 4 if choices.streams is None else choices.streams
@@ -165,7 +165,7 @@ def _find_task(vocabulary: int, identifiers: Path, choices: ImportConfig) -> Pub
 
 
 def _point_to_copy(task: TaskConfig, identifiers: Path, out: Path) -> TaskConfig:
-    """Let a task that reads the identifiers read the copy in the run's folder."""
+    """Make a task read its identifiers from the copy in the run's folder."""
     original = Path(os.path.abspath(identifiers))
     places = {name: out / _IDENTIFIERS for name in task.places if getattr(task, name) == original}
     return dataclasses.replace(task, **places)  # type: ignore[type-var]

@@ -44,7 +44,7 @@ _TRAINING = {
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Read `all_config.yaml`; what is not a configuration of a published model is refused."""
+    """Read `all_config.yaml`; raise an error if it is no configuration of a published model."""
     import yaml  # an extra
 
     try:
@@ -70,7 +70,7 @@ def _read_numbers(value: object) -> Any:
 
 
 def read_model_settings(settings: dict[str, Any], path: Path) -> RecursiveConfig:
-    """Return the model that the configuration describes; a setting that this package cannot follow is refused."""
+    """Return the model that the configuration describes; raise an error for a setting that this package lacks."""
     arch = {name: value for name, value in settings["arch"].items() if value is not None}
     if missing := [name for name in _NEEDED if name not in arch]:
         raise ValueError(f"{path} lacks arch.{missing[0]}, which the weights do not tell")

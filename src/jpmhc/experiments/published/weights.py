@@ -59,7 +59,7 @@ def read_vocabulary(weights: dict[str, Tensor], path: Path) -> int:
 
 
 def refuse_table(weights: dict[str, Tensor], identifiers: int, path: Path, names: Path) -> None:
-    """Refuse a puzzle table that has another number of rows than there are identifiers."""
+    """Raise an error if the puzzle table does not have one row per identifier."""
     if _TABLE in weights and len(weights[_TABLE]) != identifiers:
         raise ValueError(
             f"{names} names {identifiers} rows, but {_TABLE} in {path} has {len(weights[_TABLE])}: they belong to "
@@ -75,16 +75,16 @@ def count_layers(weights: dict[str, Tensor]) -> int:
 def name_parameters(config: RecursiveConfig) -> dict[str, str]:
     """Return the name that each published tensor, but for the puzzle table, has in the core of a model here."""
     names = dict(_NAMES)
-    place = "network" if config.plain else "network.connections"
+    prefix = "network" if config.plain else "network.connections"
     for layer in range(config.layers):
         for half, sublayer in enumerate((_SUBLAYERS[config.between_positions], _FEED_FORWARD)):
             for theirs, ours in sublayer.items():
-                names[f"L_level.layers.{layer}.{theirs}"] = f"{place}.{2 * layer + half}.sublayer.{ours}"
+                names[f"L_level.layers.{layer}.{theirs}"] = f"{prefix}.{2 * layer + half}.sublayer.{ours}"
     return names
 
 
 def refuse_weights(weights: dict[str, Tensor], config: RecursiveConfig, task: Task, path: Path) -> None:
-    """Refuse weights whose names or shapes are not those of a configuration and a task.
+    """Raise an error if the names or shapes of weights differ from the configuration and the task.
 
     Args:
         weights: The published tensors by name.
@@ -99,12 +99,12 @@ def refuse_weights(weights: dict[str, Tensor], config: RecursiveConfig, task: Ta
         raise ValueError(f"the configuration asks for larger tensors than there can be, and not for {path}") from None
     expected = {theirs: list(core[ours].shape) for theirs, ours in name_parameters(config).items()}
     expected[_TABLE] = [task.identifier_count, config.dim]
-    for found, sentence in (
+    for differing, sentence in (
         (sorted(expected.keys() - weights.keys()), "lacks {}, which the configuration asks for"),
         (sorted(weights.keys() - expected.keys()), "has {}, for which the configuration has no place"),
     ):
-        if found:
-            raise ValueError(f"{path} {sentence.format(', '.join(found))}")
+        if differing:
+            raise ValueError(f"{path} {sentence.format(', '.join(differing))}")
     for name, shape in expected.items():
         if list(weights[name].shape) != shape:
             raise ValueError(

@@ -1,1 +1,1 @@
-"""The tasks that the recursive model learns, one folder each, and what they have in common."""
+"""The tasks that models learn, one folder each, and their contract (`task.py`)."""

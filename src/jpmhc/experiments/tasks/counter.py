@@ -14,7 +14,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def refuse_seed(seed: int, what: str = "seed") -> None:
-    """Refuse a seed that does not fit into 64 bits, here and in PyTorch's generators."""
+    """Raise an error for a seed that does not fit into 64 bits, here and in PyTorch's generators."""
     if not -(2**63) <= seed < 2**64:
         raise ValueError(f"{what} must lie between -2^63 and 2^64 - 1, not at {seed}")
 

@@ -60,7 +60,7 @@ class Task(ABC):
     identifier_count: int = 1
     """Rows of the puzzle-embedding table; row 0 belongs to no puzzle."""
     test_kind: str = "held out"
-    """What the test rows are: "held out", or that training has seen them."""
+    """A word for the test rows: "held out", or that training has seen them."""
 
     @abstractmethod
     def examples(self, positions: np.ndarray) -> Batch:
@@ -72,7 +72,7 @@ class Task(ABC):
 
     @abstractmethod
     def describe(self, identifiers: np.ndarray) -> list[str]:
-        """Return a name for each identifier: which puzzle it stands for, and which variant of it."""
+        """Return a name for each identifier: its puzzle and variant."""
 
     @abstractmethod
     def fingerprint(self) -> str:

@@ -5,7 +5,7 @@ every file and of itself), `shared.pt` (weights, averages, optimisers) and one `
 flight, the random generators, its part of a sharded optimiser). It is written under a temporary name, flushed to disk,
 and renamed when all processes are done. An imported checkpoint counts no processes and has weights alone: a run that
 resumes it begins with fresh rows and optimisers. Checkpoints newer than the one that a run resumes are renamed: they
-are neither found nor counted any more.
+are neither resumed nor counted any more.
 """
 
 import contextlib
@@ -57,11 +57,11 @@ class Checkpoint:
     fingerprint: str
 
     def shared(self, device: torch.device | str = "cpu") -> dict[str, Any]:
-        """Load what all processes have in common."""
+        """Load the content that all processes share."""
         return load_content(self.path / "shared.pt", SHARED_ENTRIES, device)
 
     def rank(self, rank: int, device: torch.device | str = "cpu") -> dict[str, Any]:
-        """Load what belongs to one process."""
+        """Load the content of one process."""
         return load_content(self.path / f"rank-{rank}.pt", RANK_ENTRIES, device)
 
 
@@ -77,7 +77,7 @@ def unfinished_folder(run: Path, step: int) -> Path:
 
 
 def begin_checkpoint(run: Path, step: int) -> Path:
-    """Make that folder, empty, and return it."""
+    """Make the temporary folder of a new checkpoint, empty, and return it."""
     path = unfinished_folder(run, step)
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
@@ -136,7 +136,7 @@ def set_newer_aside(run: Path, step: int) -> list[str]:
 
 
 def verify_checkpoint(path: Path) -> Checkpoint:
-    """Open a checkpoint; one that is foreign, incomplete or damaged is refused by name."""
+    """Open a checkpoint; raise an error that names a foreign, incomplete or damaged one."""
     if not path.is_dir():
         raise ValueError(f"there is no checkpoint at {path}")
     try:
@@ -146,11 +146,11 @@ def verify_checkpoint(path: Path) -> Checkpoint:
         raise Damaged(f"{path} is not a checkpoint of jpmhc: it has no manifest.json") from None
     except NotJson as error:
         raise Damaged(f"the checkpoint {path} is damaged: manifest.json is {error}") from None
-    found = manifest.get("format") if isinstance(manifest, dict) else None
-    fault = _fault_of_checksum(written, found)
-    if found and not fault and found not in (FORMAT, _FORMER):
+    form = manifest.get("format") if isinstance(manifest, dict) else None
+    fault = _fault_of_checksum(written, form)
+    if form and not fault and form not in (FORMAT, _FORMER):
         raise ValueError(
-            f"{path} is not a checkpoint this version reads: its format is {checks.quote(found)}, not {FORMAT!r}"
+            f"{path} is not a checkpoint this version reads: its format is {checks.quote(form)}, not {FORMAT!r}"
         )
     if fault := fault or _fault_of_manifest(manifest) or _fault_of_files(path, manifest["files"]):
         raise Damaged(f"the checkpoint {path} is damaged: {fault}")
@@ -161,17 +161,17 @@ def verify_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, manifest["step"], manifest["ranks"], config, manifest["fingerprint"])
 
 
-def _fault_of_checksum(written: bytes, found: Any) -> str | None:
-    """Say why a manifest of some format is not the one that was written, or return None."""
+def _fault_of_checksum(written: bytes, form: object) -> str | None:
+    """Return a sentence if a manifest does not match its own checksum, or None."""
     if checksum := _CHECKSUM.search(written):
         blank = _CHECKSUM.sub(b'"checksum": "00000000"', written)
         same = f"{zlib.crc32(blank):08x}".encode() == checksum[1]
         return None if same else "the contents of manifest.json do not match its checksum"
-    return "manifest.json lacks its checksum" if found == FORMAT else None
+    return "manifest.json lacks its checksum" if form == FORMAT else None
 
 
 def _fault_of_manifest(manifest: Any) -> str | None:
-    """Say what is wrong with a manifest, or return None."""
+    """Return a sentence about the fault of a manifest, or None."""
     if not isinstance(manifest, dict) or not manifest.get("format"):
         return "manifest.json does not say its format"
     missing = sorted(name for name, kind in _ENTRIES.items() if type(manifest.get(name)) is not kind)
@@ -185,7 +185,7 @@ def _fault_of_manifest(manifest: Any) -> str | None:
 
 
 def _fault_of_files(path: Path, files: dict[str, Any]) -> str | None:
-    """Say which file is not the one that the manifest describes, or return None."""
+    """Return a sentence about the first file that differs from the manifest, or None."""
     for name, expected in files.items():
         file = path / name
         if not isinstance(expected, dict) or any(type(expected.get(entry)) is not int for entry in ("bytes", "crc32")):
@@ -201,11 +201,11 @@ def _fault_of_files(path: Path, files: dict[str, Any]) -> str | None:
 
 def list_intact(run: Path) -> list[Path]:
     """List the checkpoint folders of a run that can be used, newest first."""
-    found = []
+    intact = []
     for path in reversed(list_folders(run)):
         with contextlib.suppress(ValueError):
-            found.append(verify_checkpoint(path).path)
-    return found
+            intact.append(verify_checkpoint(path).path)
+    return intact
 
 
 def find_checkpoint(run: Path, which: str) -> Checkpoint:
@@ -218,11 +218,11 @@ def find_checkpoint(run: Path, which: str) -> Checkpoint:
     """
     if which not in ("latest", "intact"):
         return locate_checkpoint(which)
-    found = list_folders(run)
-    if not found:
+    folders = list_folders(run)
+    if not folders:
         raise ValueError(f"there is no checkpoint in {run / 'checkpoints'} to resume from")
     faults = []
-    for path in reversed(found):
+    for path in reversed(folders):
         try:
             return verify_checkpoint(path)
         except Damaged as fault:
@@ -235,16 +235,16 @@ def find_checkpoint(run: Path, which: str) -> Checkpoint:
 
 
 def locate_checkpoint(path: Path | str) -> Checkpoint:
-    """Open the checkpoint in a folder, or the newest one of a run; it is refused if it is damaged."""
+    """Open the checkpoint in a folder, or the newest one of a run; raise an error if it is damaged."""
     path = Path(path)
-    found = list_folders(path)
+    folders = list_folders(path)
     named = _NAME.fullmatch(path.absolute().name) or (path / "manifest.json").exists()
-    if path.is_dir() and not found and not named:
+    if path.is_dir() and not folders and not named:
         raise ValueError(f"{path} is neither a checkpoint nor a run that has one")
     try:
-        return verify_checkpoint(found[-1] if found else path)
+        return verify_checkpoint(folders[-1] if folders else path)
     except Damaged as fault:
-        good = list_intact(path if found else path.parent.parent)
+        good = list_intact(path if folders else path.parent.parent)
         advice = f"; name an intact checkpoint instead: {', '.join(map(str, good))}" if good else ""
         raise Damaged(f"{fault}{advice}") from None
 

@@ -1,4 +1,4 @@
-"""The configuration of a training run, and how that of a resumed run differs from its checkpoint's."""
+"""The configuration of a training run, and its differences from the configuration of a checkpoint."""
 
 import dataclasses
 import json
@@ -36,7 +36,7 @@ _INTERVALS = {
     "[0, 1)": ("ema",),
 }
 
-_ELSEWHERE = {"out", "resume", "stop_at"}  # of one command; they do not say what a run does
+_ELSEWHERE = {"out", "resume", "stop_at"}  # of one command, not of the run
 _BINDING = ("task.", "model.", "batch", "seed")  # a checkpoint fits these alone
 
 
@@ -45,9 +45,9 @@ class TrainConfig:
     """A training run."""
 
     preset: Preset = "laptop"
-    """Where every other default comes from."""
+    """The preset of all other defaults."""
     task: TaskConfig = field(default_factory=TASKS["sudoku"])
-    """What is learned."""
+    """The task that is learned."""
     model: RecursiveConfig = field(default_factory=RecursiveConfig)
     """The model; its fields are options without a prefix."""
 
@@ -67,7 +67,7 @@ class TrainConfig:
     weight_decay: float = 0.1
     """Decoupled weight decay; mixing logits, norms and biases have none."""
     decay_everything: bool = False
-    """Let weight decay touch mixing logits, norms and biases too."""
+    """Apply weight decay to mixing logits, norms and biases too."""
     clip: float | None = None
     """Largest norm of the dense gradient (AdamAtan2's parameters); None: no clipping."""
     warmup: int = 2000
@@ -99,7 +99,7 @@ class TrainConfig:
     compile: bool = False
     """Compile the step."""
     strategy: Strategy = "ddp"
-    """How several processes share the work (start them with torchrun): replicas, or DeepSpeed's ZeRO stages."""
+    """Strategy of several processes (start them with torchrun): replicas, or DeepSpeed's ZeRO stages."""
     patience: float = PATIENCE
     """Seconds that processes wait for one that does not answer before they give the run up."""
 
@@ -172,7 +172,7 @@ class TrainConfig:
 
     @classmethod
     def from_fields(cls, fields: Any) -> "TrainConfig":
-        """Make the configuration from what JSON holds of it; a field that is not what it should be is refused."""
+        """Make the configuration from JSON; raise an error for a field of another type."""
         parts = [fields] + [fields.get(name) if isinstance(fields, dict) else None for name in ("task", "model")]
         for name, part in zip(("the saved configuration", "its task", "its model"), parts):
             if not isinstance(part, dict):
@@ -199,7 +199,7 @@ class Change:
     here: Any
     """Value now."""
     refused: bool
-    """Whether a checkpoint cannot be resumed with it."""
+    """Whether it keeps a checkpoint from being resumed."""
 
     def __str__(self) -> str:
         """Write the change as an option: its value now, and the one that it replaces."""
@@ -220,9 +220,9 @@ def list_changes(there: TrainConfig, here: TrainConfig) -> list[Change]:
         here: The configuration of the run that resumes it.
     """
     old, new = flatten_fields(json.loads(there.to_json())), flatten_fields(json.loads(here.to_json()))
-    places = {f"task.{name}" for name in here.task.places}  # files may move: the fingerprint tells what they hold
+    files = {f"task.{name}" for name in here.task.places}  # they may move: the fingerprint covers their content
     return [
-        Change(name, old.get(name), new.get(name), name.startswith(_BINDING) and name not in places)
+        Change(name, old.get(name), new.get(name), name.startswith(_BINDING) and name not in files)
         for name in old | new
         if name not in _ELSEWHERE and old.get(name) != new.get(name)
     ]
@@ -230,10 +230,10 @@ def list_changes(there: TrainConfig, here: TrainConfig) -> list[Change]:
 
 def flatten_fields(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested fields as one level, with a dot between the names of a field and of the field in it."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in fields.items():
-        found |= flatten_fields(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return found
+        flat |= flatten_fields(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
 
 
 def _option(name: str) -> str:
@@ -250,7 +250,7 @@ def _spell(name: str, value: Any) -> str:
 
 
 def restore_types(cls: Any, fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Give values read from JSON, which has neither tuples nor paths, the types that the fields have."""
+    """Give values read from JSON, which has neither tuples nor paths, the types of the fields."""
     hints = get_type_hints(cls)
     known = {field.name for field in dataclasses.fields(cls)}
     if unknown := fields.keys() - known:
@@ -260,7 +260,7 @@ def restore_types(cls: Any, fields: dict[str, Any], prefix: str = "") -> dict[st
 
 
 def _restore_type(value: Any, hint: Any, name: str) -> Any:
-    """Give a value the type that a field's annotation asks for, or refuse it."""
+    """Give a value the type of a field's annotation, or raise an error."""
     arms = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     for arm in arms:
         if get_origin(arm) is Literal and any(value == word and type(value) is type(word) for word in get_args(arm)):

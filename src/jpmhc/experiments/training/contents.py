@@ -1,7 +1,7 @@
-"""What the files of a checkpoint hold: loaded and compared with what a run needs, so that a misfit is named.
+"""The content of a checkpoint's files: it is loaded and compared with the needs of a run, so that errors name a misfit.
 
-A checksum says that a file is the one that was written. It does not say that the file holds what this version expects:
-it may come from another program, or from an edit. Every refusal here names the file and the key.
+A checksum says that a file is the one that was written. It does not say that this version can use the content, which
+may come from another program or from an edit. Every error here names the file and the key.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ _MISFITS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError, Ov
 
 
 def load_content(file: Path, entries: Mapping[str, tuple[type, ...]], device: torch.device | str) -> dict[str, Any]:
-    """Load a file of a checkpoint and check that it has these entries; no code in it is run.
+    """Load a file of a checkpoint, run no code in it, and check that it has these entries.
 
     Args:
         file: The file.
@@ -71,7 +71,7 @@ def explaining_misfit(file: Path, key: str) -> Iterator[None]:
 
 
 def load_weights(module: nn.Module, content: dict[str, Any], key: str, file: Path) -> None:
-    """Load the entry of a file into a module that knows it, by the present names or by those of earlier versions."""
+    """Load the entry of a file into a module, by present names or by names of earlier versions."""
     with explaining_misfit(file, key):
         expected = module.state_dict()
         for name, tensor in content[key].items():
@@ -83,14 +83,14 @@ def load_weights(module: nn.Module, content: dict[str, Any], key: str, file: Pat
 
 
 def require_shape(content: dict[str, Any], task: Task, file: Path) -> None:
-    """Refuse a file whose model was made for rows of another shape than a task's."""
+    """Raise an error if the model in a file was made for rows of another shape."""
     shape = (task.vocabulary, task.length, task.identifier_count)
     if tuple(content["shape"]) != shape:
         raise ValueError(f"{file}: shape is {checks.quote(content['shape'])}, and must be {shape} for this task")
 
 
 def require_optimiser_state(optimiser: torch.optim.Optimizer, saved: Any, names: Sequence[str]) -> None:
-    """Refuse a saved state that is not one of an optimiser with these parameters; loading would not look that closely.
+    """Raise an error if the saved state does not match the optimiser's parameters (PyTorch does not check this).
 
     Args:
         optimiser: The optimiser that is to load it.
@@ -108,34 +108,34 @@ def require_optimiser_state(optimiser: torch.optim.Optimizer, saved: Any, names:
 
 
 def require_parameter_state(saved: Any, parameter: Tensor, names: Sequence[str], what: str) -> None:
-    """Refuse the saved state of one parameter that does not have these tensors in the parameter's shape and type."""
+    """Raise an error if a parameter's saved state lacks one of these tensors in the parameter's shape and type."""
     step = torch.zeros((), dtype=torch.float32)
-    require_like(saved, {name: parameter if place else step for place, name in enumerate(names)}, what)
+    require_like(saved, {name: parameter if number else step for number, name in enumerate(names)}, what)
 
 
-def require_like(found: Any, expected: Any, what: str = "it") -> None:
-    """Refuse what does not have the keys, lengths, shapes, types and words that are expected; numbers may differ."""
+def require_like(value: Any, expected: Any, what: str = "it") -> None:
+    """Raise an error if a value differs from the expected one in keys, lengths, shapes, types or words; numbers may."""
     if isinstance(expected, Tensor):
-        if not isinstance(found, Tensor) or _form(found) != _form(expected):
-            raise ValueError(f"{what} is {_describe(found)}, and must be {_describe(expected)}")
+        if not isinstance(value, Tensor) or _form(value) != _form(expected):
+            raise ValueError(f"{what} is {_describe(value)}, and must be {_describe(expected)}")
     elif isinstance(expected, dict):
-        if not isinstance(found, dict):
-            raise ValueError(f"{what} is {_describe(found)}, and must be a dictionary")
-        if found.keys() != expected.keys():
-            apart = ", ".join(sorted(map(checks.quote, found.keys() ^ expected.keys()))[:5])
+        if not isinstance(value, dict):
+            raise ValueError(f"{what} is {_describe(value)}, and must be a dictionary")
+        if value.keys() != expected.keys():
+            apart = ", ".join(sorted(map(checks.quote, value.keys() ^ expected.keys()))[:5])
             raise ValueError(f"{what} has too many or too few entries: {apart}")
-        for key, value in expected.items():
-            require_like(found[key], value, f"{key} of {what}")
+        for key, part in expected.items():
+            require_like(value[key], part, f"{key} of {what}")
     elif isinstance(expected, list | tuple):
-        if not isinstance(found, list | tuple) or len(found) != len(expected):
-            raise ValueError(f"{what} is {_describe(found)}, and must be {len(expected)} values")
-        for one, other in zip(found, expected):
+        if not isinstance(value, list | tuple) or len(value) != len(expected):
+            raise ValueError(f"{what} is {_describe(value)}, and must be {len(expected)} values")
+        for one, other in zip(value, expected):
             require_like(one, other, what)
     elif isinstance(expected, str):
-        if found != expected:  # a word chooses a formula
-            raise ValueError(f"{what} is {_describe(found)}, and must be {_describe(expected)}")
-    elif type(found) is not type(expected) and not {type(found), type(expected)} <= {int, float}:
-        raise ValueError(f"{what} is {_describe(found)}, and must be {_describe(expected)}")
+        if value != expected:  # a word chooses a formula
+            raise ValueError(f"{what} is {_describe(value)}, and must be {_describe(expected)}")
+    elif type(value) is not type(expected) and not {type(value), type(expected)} <= {int, float}:
+        raise ValueError(f"{what} is {_describe(value)}, and must be {_describe(expected)}")
 
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:
@@ -152,7 +152,7 @@ def _describe(value: Any) -> str:
 
 
 def _say_in_one_line(error: Exception) -> str:
-    """Return what an error says, without the lines that follow and cut where it is long."""
+    """Return the first line of an error's message, cut if it is long."""
     if isinstance(error, KeyError):
         return f"{checks.quote(error.args[0])} is missing"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]

@@ -282,7 +282,7 @@ def describe_step(learner: Learner, sums: Sums, norms: dict[str, Tensor]) -> dic
 
 
 def refuse_other_run(config: TrainConfig, world: World, resume: Checkpoint) -> None:
-    """Refuse a checkpoint that does not fit a configuration, before any work is done with it."""
+    """Raise an error for a checkpoint that does not fit a configuration, before any work is done with it."""
     if refused := [change for change in list_changes(resume.config, config) if change.refused]:
         named = "; ".join(f"{change.name} ({change.there} there, {change.here} here)" for change in refused)
         raise ValueError(f"{resume.path} belongs to another configuration: {named}")

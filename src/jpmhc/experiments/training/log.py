@@ -44,16 +44,16 @@ class Log:
         if not writes:
             return
         path = run / "log.jsonl"
-        kept = []
+        lines = []
         if path.exists():
             for line in path.read_bytes().split(b"\n"):
                 record = _parse_line(line)
                 if record is None:
                     self.damaged += bool(line)
                 elif record["step"] <= done:
-                    kept.append(line.decode())
+                    lines.append(line.decode())
                     self.known.add((record["kind"], record["step"]))
-        write_file(path, "".join(line + "\n" for line in kept))
+        write_file(path, "".join(line + "\n" for line in lines))
         self.file = path.open("a")
         if find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter
@@ -84,7 +84,7 @@ class Log:
 
 
 def _parse_line(line: bytes) -> dict[str, Any] | None:
-    """Return what a line of the log records, or None for a line that is not whole."""
+    """Return the record in a line of the log, or None for a line that is not whole."""
     try:
         record = parse_json(line)
     except NotJson:
@@ -105,17 +105,17 @@ def _name_non_finite(value: Any) -> Any:
 
 
 def _list_numbers(values: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
-    found = []
+    numbers = []
     for name, value in values.items():
         if isinstance(value, dict):
-            found += _list_numbers(value, f"{prefix}{name}/")
+            numbers += _list_numbers(value, f"{prefix}{name}/")
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            found.append((f"{prefix}{name}", float(value)))
-    return found
+            numbers.append((f"{prefix}{name}", float(value)))
+    return numbers
 
 
 def describe_environment(world: World) -> dict[str, Any]:
-    """Return what the log records when a process begins to train."""
+    """Return versions, commit, command and device, which the log records at the start."""
     gpu = world.device.type == "cuda"
     return {
         "jpmhc": __version__,
@@ -129,7 +129,7 @@ def describe_environment(world: World) -> dict[str, Any]:
 
 
 def find_commit(folder: Path) -> str | None:
-    """Return the commit that a folder of source is at, with a plus where it was changed since; None without git."""
+    """Return the commit of a folder of source, with a plus if files have changed since; None without git."""
     if shutil.which("git") is None:
         return None
 

@@ -1,4 +1,4 @@
-"""The training loop: steps, log, checkpoints, evaluations, and what ends it."""
+"""The training loop: steps, log, checkpoints, evaluations, and the end of a run."""
 
 import contextlib
 import dataclasses
@@ -34,7 +34,7 @@ from jpmhc.machine import use_threads
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a run ended."""
+    """The end of a run."""
 
     step: int
     """Steps done."""
@@ -61,8 +61,8 @@ def train(config: TrainConfig) -> Outcome:
         join_processes(config.device, config.patience) as world,
         Display(world.rank == 0) as display,
     ):
-        found = None if config.resume == "no" else checkpoint.find_checkpoint(config.out, config.resume)
-        return Trainer(config, world, found, display).run()
+        resumed = None if config.resume == "no" else checkpoint.find_checkpoint(config.out, config.resume)
+        return Trainer(config, world, resumed, display).run()
 
 
 class Trainer:
@@ -72,7 +72,7 @@ class Trainer:
         config: The run.
         world: The processes that train it.
         resume: Verified checkpoint to resume.
-        display: Shows how far the run is; None: nothing does.
+        display: Shows the progress; None: nothing does.
     """
 
     def __init__(
@@ -190,11 +190,11 @@ class Trainer:
             if evaluates:
                 paused = time.monotonic()
                 self._report(log, rows)
-                started += time.monotonic() - paused  # speed is that of training
+                started += time.monotonic() - paused  # the speed leaves evaluations out
 
     @contextlib.contextmanager
     def _compiling(self, compiles: bool) -> Iterator[None]:
-        """Say that a step is being compiled, and let SIGTERM and Ctrl-C end that at once: nothing is trained in it."""
+        """Show that a step is being compiled; SIGTERM and Ctrl-C end that at once, as nothing is trained in it."""
         if not compiles:
             yield
             return
@@ -268,7 +268,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _heeding_signals(self) -> Iterator[None]:
-        """Let SIGTERM and Ctrl-C ask for the end of the run."""
+        """Take SIGTERM and Ctrl-C as requests to end the run."""
         previous = {number: signal.signal(number, self._request_stop) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
@@ -286,7 +286,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _explaining_ends(self) -> Iterator[None]:
-        """End a run that was asked to stop without an error, and any other in a sentence about what is saved."""
+        """End a run without an error if it was asked to stop, else with a sentence about the newest checkpoint."""
         out, pulse = self.config.out, self.world.pulse
         if pulse is not None:
             pulse.describe = self._describe_state

@@ -84,5 +84,5 @@ def _random_product_over_depth(mixer: Mixer, depth: int, draws: int = 64) -> Ten
 
 
 def _round_all(values: Tensor) -> list[list[float]]:
-    """Write a matrix with six digits a number, which is what a reader of the log needs."""
+    """Round a matrix to six digits per number, which is enough for readers of the log."""
     return [[float(f"{value:.6g}") for value in row] for row in values.tolist()]

@@ -41,7 +41,7 @@ class World:
     size: int
     device: torch.device
     pulse: "Pulse | None" = None
-    """Finds out which of the others was lost, where there are others."""
+    """Finds lost processes, if there are several."""
 
     def rows(self, batch: int, accumulate: int) -> range:
         """Return this process's part of the rows of a batch."""
@@ -121,7 +121,7 @@ class Pulse:
     def __init__(self, rank: int, size: int, patience: float = math.inf) -> None:
         self.rank, self.size, self.patience = rank, size, patience
         self.describe: Callable[[], str] = lambda: "before the end: start the processes again"
-        """Says when a process was lost and how to go on."""
+        """Returns the end of a sentence: when a process was lost, and how to go on."""
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         # A connection of its own: one that waits for an answer would keep the thread from writing.
         self.beating, self.asking = (

@@ -97,7 +97,7 @@ def make_bars() -> Any:
         return None
     # Lines are never broken: a terminal folds them by itself.
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    # On a narrow terminal the detail is what is cut.
+    # A narrow terminal cuts the detail.
     detail = TextColumn("{task.fields[detail]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
     columns = (TextColumn("{task.description}"), TextColumn("{task.fields[count]}"), BarColumn(bar_width=10))
     return Progress(*columns, TimeRemainingColumn(), detail, console=console, expand=True)

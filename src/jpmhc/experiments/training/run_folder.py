@@ -14,13 +14,13 @@ _LOCK = ".lock"
 
 
 def refuse_used_folder(run: Path) -> None:
-    """Refuse a folder for a new run where another run is going on or has left something."""
+    """Raise an error if another run is going on in a folder, or has left files there."""
     refuse_busy_folder(run)
     _refuse_remains(run)
 
 
 def refuse_busy_folder(run: Path) -> None:
-    """Refuse a folder in which another process is training: its checkpoints come and go."""
+    """Raise an error if another process is training in a folder: its checkpoints come and go."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), open(run / _LOCK) as file:
         _take_lock(file, fcntl.LOCK_SH, run)
 
@@ -59,12 +59,12 @@ def lock_folder(run: Path, new: bool) -> Iterator[Callable[[], None]]:
 
 
 @contextlib.contextmanager
-def explaining_write_errors(place: Path) -> Iterator[None]:
-    """Turn the error of a place that cannot be written to into a sentence that says what to do."""
+def explaining_write_errors(path: Path) -> Iterator[None]:
+    """Turn the error of a path that cannot be written to into a sentence that says what to do."""
     try:
         yield
     except OSError as refusal:
-        raise ValueError(f"cannot write to {place} ({refusal.strerror}): name another --out") from refusal
+        raise ValueError(f"cannot write to {path} ({refusal.strerror}): name another --out") from refusal
 
 
 def _refuse_remains(run: Path) -> None:

@@ -27,9 +27,9 @@ class DistributedCore(ABC):
     """A model's core with the optimiser of its dense parameters, spread over processes."""
 
     sharded: bool
-    """Whether each process holds a part of the optimiser's state, or all of it."""
+    """Whether each process has a part of the optimiser's state, not all of it."""
     module: nn.Module
-    """What a forward pass calls."""
+    """The module that a forward pass calls."""
 
     def exchanging_gradients(self, last: bool) -> contextlib.AbstractContextManager[None]:
         """Surround the forward and backward pass of one part of the rows; gradients are exchanged after the last."""
@@ -72,7 +72,7 @@ class DistributedCore(ABC):
 
     @abstractmethod
     def load_optimiser_state(self, saved: dict[str, Any]) -> None:
-        """Restore what `optimiser_state` returned."""
+        """Restore a state that `optimiser_state` returned."""
 
 
 class Replicas(DistributedCore):
@@ -107,8 +107,8 @@ class Replicas(DistributedCore):
         (loss * self.world.size).backward()
 
     def gradient_norms(self) -> dict[str, Tensor]:
-        found = {name: p.grad for name, p in self.named.items() if p.grad is not None}
-        return dict(zip(found, torch._foreach_norm(list(found.values()))))
+        gradients = {name: p.grad for name, p in self.named.items() if p.grad is not None}
+        return dict(zip(gradients, torch._foreach_norm(list(gradients.values()))))
 
     def step(self, rate: float) -> Tensor:
         grads = [p.grad for p in self.named.values() if p.grad is not None]
@@ -206,22 +206,22 @@ class Zero(DistributedCore):
     def gather_whole(self, tensors: list[Tensor]) -> dict[str, Tensor]:
         if self.stage < 3:
             return dict(zip(self.named, tensors, strict=True))
-        found = {}
+        parameters = {}
         for (name, p), shard in zip(self.named.items(), tensors, strict=True):
             shards = [torch.empty_like(shard) for _ in range(self.world.size)]
             dist.all_gather(shards, shard.contiguous())
-            found[name] = torch.cat(shards)[: p.ds_numel].view(p.ds_shape)
-        return found
+            parameters[name] = torch.cat(shards)[: p.ds_numel].view(p.ds_shape)
+        return parameters
 
     def cut_own(self, whole: dict[str, Tensor]) -> list[Tensor]:
         if self.stage < 3:
             return [whole[name] for name in self.named]
-        found = []
+        own = []
         for name, p in self.named.items():
             size = p.ds_tensor.numel()
             padded = nn.functional.pad(whole[name].flatten(), (0, self.world.size * size - p.ds_numel))
-            found.append(padded[self.world.rank * size : (self.world.rank + 1) * size])
-        return found
+            own.append(padded[self.world.rank * size : (self.world.rank + 1) * size])
+        return own
 
     def optimiser_state(self) -> dict[str, Any]:
         return {"shards": [dict(self.optimiser.state[shard]) for shard in self._shards()]}
@@ -238,7 +238,7 @@ class Zero(DistributedCore):
 
 
 def refuse_strategy(config: TrainConfig, world: World) -> None:
-    """Refuse a strategy that these processes cannot follow, and a batch that does not divide among them."""
+    """Raise an error for a strategy that these processes cannot follow, or a batch that they cannot divide."""
     world.rows(config.batch, config.accumulate)
     if config.strategy == "ddp":
         return

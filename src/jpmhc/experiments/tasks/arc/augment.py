@@ -42,7 +42,7 @@ class Variants:
 
 @dataclass(frozen=True)
 class Layout:
-    """How to read a grid out of flat memory: cell (i, j) lies at `base + i · down + j · right`."""
+    """The layout of a grid in flat memory: cell (i, j) lies at `base + i · down + j · right`."""
 
     base: np.ndarray  # [B]
     down: np.ndarray  # [B]

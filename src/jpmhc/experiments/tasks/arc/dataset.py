@@ -73,7 +73,7 @@ class ArcConfig(TaskConfig):
     variants_from: Path | None = None
     """The identifiers.json of a published model, whose variants and identifiers are used instead of drawn ones."""
     translate: bool = True
-    """Move the grids of all training pairs of a variant but one to a random place, input and output alike."""
+    """Move the grids of all training pairs of a variant but one to a random position, input and output alike."""
     side: int = LARGEST
     """Rows and columns of the square that grids are written on; puzzles with larger grids are left out."""
     seed: int = 0
@@ -98,7 +98,7 @@ class ArcConfig(TaskConfig):
         if vocabulary != tokens.VOCABULARY:
             return None
         if "variants_from" in options:
-            raise ValueError("the variants are those of the model's identifiers: leave out --variants-from")
+            raise ValueError("the model's identifiers name its variants: leave out --variants-from")
         named = list_tasks(read_identifiers(identifiers))
         if "version" not in options:
             options = {**options, "version": _find_version(named)}
@@ -272,7 +272,7 @@ class Arc(VotingTask):
         return self._batch(variant, self._first_pair[puzzle] + pair, top, left)
 
     def _translation(self, variant: np.ndarray, puzzle: np.ndarray, pair: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Draw the place of a pair's grids, fixed for each variant; one pair of every variant is not moved."""
+        """Draw the position of a pair's grids, fixed for each variant; one pair of every variant is not moved."""
         seed = self.config.seed
         moves = counter.below(self._trained_pairs[puzzle], seed, _STILL, variant) != pair
         grid = 2 * (self._first_pair[puzzle] + pair)
@@ -300,12 +300,12 @@ class Arc(VotingTask):
         return Batch(sides[0], sides[1], torch.from_numpy(self._identifier[variant]))
 
     def locate_rows(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Find for each test row its (place in `tested`, variant, pair)."""
+        """Return for each test row its (index in `tested`, variant, pair)."""
         rows = np.asarray(rows, np.int64)
-        place = np.searchsorted(self._row_starts, rows, side="right") - 1
-        drawn, test = np.divmod(rows - self._row_starts[place], self._tests[place])
-        puzzle = self.tested[place]
-        return place, self.variants.starts[puzzle] + drawn, self._first_test[puzzle] + test
+        index = np.searchsorted(self._row_starts, rows, side="right") - 1
+        drawn, test = np.divmod(rows - self._row_starts[index], self._tests[index])
+        puzzle = self.tested[index]
+        return index, self.variants.starts[puzzle] + drawn, self._first_test[puzzle] + test
 
     def read_grids(self, rows: np.ndarray, written: np.ndarray) -> list[np.ndarray]:
         """Turn a model's tokens [B, side²] for these test rows into grids of the puzzle itself, [h, w] uint8.
@@ -321,19 +321,19 @@ class Arc(VotingTask):
         return [square[:h, :w] for square, h, w in zip(cells, layout.height, layout.width)]
 
     def test_selection(self, variants: int | None = None, seed: int = 0) -> np.ndarray:
-        """Return all test rows, or those of `variants` variants of every puzzle, drawn without repetition."""
+        """Return all test rows, or the rows of `variants` variants of every puzzle, drawn without repetition."""
         if variants is None:
             return np.arange(self.test_rows)
         chosen = []
-        for place, puzzle in enumerate(self.tested):
+        for index, puzzle in enumerate(self.tested):
             key = counter.key_of(self.puzzles[puzzle].name)
             drawn = np.sort(counter.shuffled(int(self.variants.counts[puzzle]), seed, _SAMPLE, key)[:variants])
-            tests = self._tests[place]
-            chosen.append((self._row_starts[place] + drawn[:, None] * tests + np.arange(tests)).reshape(-1))
+            tests = self._tests[index]
+            chosen.append((self._row_starts[index] + drawn[:, None] * tests + np.arange(tests)).reshape(-1))
         return np.concatenate(chosen)
 
     def rows_of_puzzles(self, rows: np.ndarray, names: Sequence[str]) -> np.ndarray:
-        """Return those of the test rows that belong to the named tasks; a name that is not tested is refused."""
+        """Return the test rows that belong to the named tasks; raise an error for a name that is not tested."""
         tested = {self.puzzles[p].name: p for p in self.tested}
         for name in names:
             if name not in tested:
@@ -347,10 +347,10 @@ class Arc(VotingTask):
         return VoteScorer(rows, list(self._list_puzzles(rows)), self.read_grids, keep_grids)
 
     def _list_puzzles(self, rows: np.ndarray) -> Iterator[VotingPuzzle]:
-        place, variant, _ = self.locate_rows(rows)
-        ends = np.flatnonzero(np.diff(place, append=-1)) + 1
+        index, variant, _ = self.locate_rows(rows)
+        ends = np.flatnonzero(np.diff(index, append=-1)) + 1
         for start, end in zip([0, *ends[:-1]], ends):
-            number = self.tested[place[start]]
+            number = self.tested[index[start]]
             puzzle, taken = self.puzzles[number], len(np.unique(variant[start:end]))
             if end - start != taken * len(puzzle.tests):
                 raise ValueError(f"the evaluation takes some tests of a variant of task {puzzle.name} but not all")

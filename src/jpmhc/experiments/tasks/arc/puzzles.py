@@ -82,11 +82,11 @@ def from_folder(folder: Path, answers: bool = True) -> list[Puzzle]:
 
 
 class _Fault(ValueError):
-    """What is wrong inside a file: the place, then a sentence."""
+    """A fault inside a file: the position, then a sentence."""
 
 
 def parse_puzzle(name: str, content: Any, source: str, answers: bool = True) -> Puzzle:
-    """Check the content of an ARC JSON file and turn it into a puzzle; faults are named with source, task and place."""
+    """Check the content of an ARC JSON file and turn it into a puzzle; an error names source, task and position."""
     try:
         if not isinstance(content, dict):
             raise _Fault(f': a puzzle is an object with "train" and "test", not {_type_of(content)}')
@@ -125,7 +125,7 @@ def _parse_grid(value: Any, where: str) -> np.ndarray:
 
 
 def _fault_of_grid(rows: Any) -> str | None:
-    """Say what is wrong with a grid, or return None."""
+    """Return a sentence about the fault of a grid, or None."""
     if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
         return f"a grid is a list of rows of colours, not {_type_of(rows)}"
     if not rows or not rows[0]:
@@ -150,24 +150,24 @@ def _type_of(value: Any) -> str:
 
 
 def refuse_leaks(extra: list[Puzzle], evaluation: list[Puzzle]) -> None:
-    """Refuse further training puzzles that hold a test of an evaluation puzzle, cell by cell."""
+    """Raise an error if a further training puzzle has a test of an evaluation puzzle, cell by cell."""
 
     def key(pair: Pair) -> tuple[object, ...]:
         assert pair.output is not None
         return pair.input.shape, pair.input.tobytes(), pair.output.shape, pair.output.tobytes()
 
-    held = {key(test): puzzle.name for puzzle in evaluation for test in puzzle.tests if test.output is not None}
+    tests = {key(test): puzzle.name for puzzle in evaluation for test in puzzle.tests if test.output is not None}
     for puzzle in extra:
         for pair in puzzle.demonstrations + puzzle.tests:
-            if key(pair) in held:
+            if key(pair) in tests:
                 raise ValueError(
-                    f"the extra task {puzzle.name} holds a test of the evaluation task {held[key(pair)]}, "
+                    f"the extra task {puzzle.name} holds a test of the evaluation task {tests[key(pair)]}, "
                     "which training must not see: leave it out"
                 )
 
 
 def require_distinct_names(groups: Iterable[tuple[str, list[Puzzle]]]) -> None:
-    """Refuse two puzzles of one name, as votes and submissions go by name."""
+    """Raise an error if two puzzles share a name, as votes and submissions go by name."""
     seen: dict[str, str] = {}
     for source, puzzles in groups:
         for puzzle in puzzles:

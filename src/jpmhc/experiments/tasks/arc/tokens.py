@@ -81,7 +81,7 @@ def decode_grids(tokens: np.ndarray, layout: Layout, colours: np.ndarray, side: 
 def _read(
     memory: np.ndarray, layout: Layout, i: np.ndarray, j: np.ndarray, in_rows: np.ndarray, in_columns: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """List the cells of all grids: whose they are, what they are, and where in the flat squares they belong.
+    """Return the cells of all grids: the grid of each, its value, and its position in the flat squares.
 
     Squares are mostly empty, so this touches a fraction of them.
     """

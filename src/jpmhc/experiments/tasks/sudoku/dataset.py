@@ -134,11 +134,11 @@ class Sudoku(Task):
         if size != 4:
             height, width = self.geometry.box
             rows, cols = self.geometry.lines(height, *key, 3), self.geometry.lines(width, *key, 4)
-            place = (rows[:, :, None] * size + cols[:, None, :]).reshape(-1, cells)
+            cell = (rows[:, :, None] * size + cols[:, None, :]).reshape(-1, cells)
             if height == width:
                 flat = np.arange(cells).reshape(size, size).T.reshape(cells)
-                place = np.where(counter.below(2, *key, 5)[:, None] == 1, place[:, flat], place)
-            digits, shown = np.take_along_axis(digits, place, -1), np.take_along_axis(shown, place, -1)
+                cell = np.where(counter.below(2, *key, 5)[:, None] == 1, cell[:, flat], cell)
+            digits, shown = np.take_along_axis(digits, cell, -1), np.take_along_axis(shown, cell, -1)
         labels = digits + 1 + BLANK
         inputs = np.where(shown, labels, BLANK)
         return Batch(torch.from_numpy(inputs), torch.from_numpy(labels), torch.zeros(len(labels), dtype=torch.int64))

@@ -105,7 +105,7 @@ def _once(sets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def solvable(partials: np.ndarray, geometry: Geometry) -> np.ndarray:
-    """Say whether each partial has a solution, [M], by deduction and, where that stalls, by exhaustive search."""
+    """Return whether each partial has a solution, [M], by deduction and, if that stalls, by exhaustive search."""
     answer = np.zeros(len(partials), bool)
     stack = [(np.arange(len(partials)), partials)]
     while stack:
