@@ -49,11 +49,21 @@ def table_rows(result: Result) -> list[list[str]]:
     titles = ["arm", "runs", "parameters", "learning rate", "loss"]
     for baseline in baselines:
         titles += [f"minus {baseline}", "95 % interval"]
-    titles += ["exactly solved"] * accuracy + ["gradient norm", "∏H collapsed", "ms per step", "seconds"]
-    return [titles, *(_format_row(row, baselines, accuracy) for row in result["summary"])]
+    titles += (
+        ["exactly solved"] * accuracy
+        + _list_votes(result)
+        + ["gradient norm", "∏H collapsed", "ms per step", "seconds"]
+    )
+    votes = _list_votes(result)
+    return [titles, *(_format_row(row, baselines, accuracy, votes) for row in result["summary"])]
 
 
-def _format_row(row: ArmSummary, baselines: list[str], accuracy: bool) -> list[str]:
+def _list_votes(result: Result) -> list[str]:
+    """Return the scores by vote that any run has, of the attempts that ARC Prize allows."""
+    return [name for name in ("pass@1", "pass@2") if any(name in row["metrics"] for row in result["summary"])]
+
+
+def _format_row(row: ArmSummary, baselines: list[str], accuracy: bool, votes: list[str]) -> list[str]:
     metrics = row["metrics"]
     cells = [
         row["arm"],
@@ -70,6 +80,7 @@ def _format_row(row: ArmSummary, baselines: list[str], accuracy: bool) -> list[s
         cells.append("–" if interval is None else f"{interval[0]:+.4f} … {interval[1]:+.4f}")
     if accuracy:
         cells.append(_format_mean(metrics.get("exact_accuracy"), ".1%"))
+    cells += [_format_mean(metrics.get(name), ".1%") for name in votes]
     cells.append(_format_mean(metrics.get("gradient_norm"), ".3g"))
     cells.append(_format_mean(metrics.get("collapsed"), ".1%"))
     cells.append("–" if row["step_seconds"] is None else f"{1000 * row['step_seconds']:.1f}")

@@ -12,6 +12,8 @@ import torch
 
 from jpmhc.experiments.comparison.arc_decoder import ArcDecoderExperiment
 from jpmhc.experiments.comparison.comparison import Comparison, compare
+from jpmhc.experiments.evaluation.checkpoints import EvaluateConfig
+from jpmhc.experiments.evaluation.decoding import evaluate_decoder, find_decoder
 from jpmhc.experiments.models.arc_decoder import ArcDecoderConfig
 from jpmhc.experiments.tasks.arc import ArcConfig
 from jpmhc.experiments.training.arc_decoder import (
@@ -23,6 +25,7 @@ from jpmhc.experiments.training.arc_decoder import (
     read_checkpoint,
 )
 from jpmhc.experiments.training.arc_loop import train_decoder
+from jpmhc.report.comparison import format_table
 
 RULES = {"copy": lambda grid: grid, "mirror": lambda grid: grid[:, ::-1], "first": lambda grid: grid[:1, :1]}
 
@@ -178,6 +181,34 @@ def test_a_comparison_trains_arms_and_keeps_their_scores(task: ArcConfig, tmp_pa
     losses = [run["final"]["loss"] for run in result["runs"]]
     assert len(set(losses)) == 6
     assert {"pass@1", "pass@2", "gradient_norm"} <= set(result["runs"][0]["final"])
-    assert len(list((tmp_path / "scores").iterdir())) == 6
+    names = {path.name for path in (tmp_path / "scores").iterdir()}
+    assert len(names) == 2 * 6
+    assert {"plain-lr-0.01-seed-1.json", "plain-lr-0.01-seed-1.votes.json"} < names
+    table = format_table(result)
+    assert "pass@2" in table
     with pytest.raises(ValueError, match="has no option colour"):
         experiment.check(["cayley:colour=2"])
+
+
+def test_a_decoder_is_evaluated_again_with_other_variants(task: ArcConfig, tmp_path: Path) -> None:
+    train_decoder(make_run(task, out=tmp_path, epochs=1))
+    path = find_decoder(tmp_path)
+    assert path == tmp_path / CHECKPOINT == find_decoder(tmp_path / CHECKPOINT)
+    assert find_decoder(tmp_path / "elsewhere") is None
+    lines: list[str] = []
+    again, out = evaluate_decoder(path, EvaluateConfig(runs=(tmp_path,), device="cpu"), lines.append)
+    assert again.to_json()["metrics"] == json.loads((tmp_path / "score.json").read_text())["metrics"]
+    few, out = evaluate_decoder(path, EvaluateConfig(runs=(tmp_path,), variants=2, device="cpu"), lines.append)
+    assert few.answers == 3 * 2
+    assert out == tmp_path / "score-variants-2-0.json"
+    assert len(lines) == 2
+    with pytest.raises(ValueError, match="has 32 variants of a puzzle, fewer than 33"):
+        evaluate_decoder(path, EvaluateConfig(runs=(tmp_path,), variants=33))
+    with pytest.raises(ValueError, match="whose evaluation has no option weights: leave it out"):
+        evaluate_decoder(path, EvaluateConfig(runs=(tmp_path,), weights="last"))
+    (task.evaluation_tasks / "etwo.json").write_text((task.evaluation_tasks / "ecopy.json").read_text())
+    try:
+        with pytest.raises(ValueError, match="was trained on other puzzles than its configuration gives now"):
+            evaluate_decoder(path, EvaluateConfig(runs=(tmp_path,)))
+    finally:
+        (task.evaluation_tasks / "etwo.json").unlink()

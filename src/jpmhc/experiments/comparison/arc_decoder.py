@@ -30,7 +30,6 @@ from jpmhc.experiments.training.arc_decoder import CHECKPOINT, ArcDecoderRun, Pa
 from jpmhc.experiments.training.log import describe_environment
 from jpmhc.experiments.training.processes import World
 from jpmhc.experiments.training.progress import Display
-from jpmhc.files import write_file
 from jpmhc.mixers import MIXERS
 
 # Settings that a comparison decides itself, or that say where a run lies and not what it does.
@@ -90,6 +89,7 @@ class ArcDecoderSession:
         self.display = Display()
         self.arm: str | None = None
         self.compiled: PackedLoss | None = None
+        self.answer_seconds = 0.0  # of the run before
 
     def train(self, job: Job, folder: Path, stop: Callable[[], bool], show: Show) -> Run | None:
         """Train one run and score it, or go on with it; see `Session`."""
@@ -118,7 +118,8 @@ class ArcDecoderSession:
             pace = None
             if progress.tokens_per_second:
                 paces.append(progress.tokens_per_second)
-                pace = training.seconds / progress.share / run.epochs if progress.step > 1 else None
+                if progress.step > 1:
+                    pace = (training.seconds / progress.share + self.answer_seconds) / run.epochs
             step = 1 if progress.step == 1 else max(progress.epoch, 1)
             show(job, Progress(step, run.epochs, progress.loss, pace))
             self.display.show(str(job), progress.epoch, run.epochs, arc_decoder.summarize(progress))
@@ -131,7 +132,8 @@ class ArcDecoderSession:
         training.save(checkpoint)  # the answers may be interrupted
         score = score_decoder(training.model, self.arc, run.evaluate_variants, 0, run.slots, self.display)
         self.display.say(f"{job}: {score.summarize()}")
-        write_file(folder.parent.parent / "scores" / f"{job.file_name}.json", json.dumps(score.to_json(), indent=1))
+        score.write(folder.parent.parent / "scores" / f"{job.file_name}.json")
+        self.answer_seconds = score.seconds
         train: Curves = {"step": training.curves["epoch"]}
         train |= {name: training.curves[name] for name in ("loss", "gradient_norm", "seconds")}
         scores = {ours: float(score.metrics[name]) for name, ours in _METRICS.items()}

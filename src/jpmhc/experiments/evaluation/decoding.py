@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from jpmhc import files
-from jpmhc.experiments.evaluation.checkpoints import EvaluateConfig
+from jpmhc.experiments.evaluation.checkpoints import VOTES, EvaluateConfig, list_votes
 from jpmhc.experiments.evaluation.scores import Answers
-from jpmhc.experiments.evaluation.votes import VoteScorer
+from jpmhc.experiments.evaluation.votes import Answered, VoteScorer
 from jpmhc.experiments.models.arc_decoder import ArcDecoder
 from jpmhc.experiments.models.generation import LONGEST_ANSWER, Generator, measure_losses, prepare_answering
 from jpmhc.experiments.tasks.arc.dataset import Arc
@@ -39,10 +39,16 @@ class Score:
     tokens: int
     tokens_per_second: float
     seconds: float  # for answers, losses and scores together
+    answered: list[Answered]  # every test with its two best grids
 
     def to_json(self) -> dict[str, Any]:
-        """Return the score ready for JSON."""
-        return dataclasses.asdict(self)
+        """Return the score ready for JSON, without the grids."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "answered"}
+
+    def write(self, path: Path) -> Path:
+        """Write the score to a file, and the grids with the most votes to a file beside it, for pictures."""
+        files.write_file(path.with_suffix(VOTES), json.dumps(list_votes(self.answered)) + "\n")
+        return files.write_file(path, json.dumps(self.to_json(), indent=1) + "\n")
 
     def summarize(self) -> str:
         """Write the main numbers in one line."""
@@ -67,7 +73,7 @@ def score_decoder(model: ArcDecoder, arc: Arc, variants: int | None, seed: int, 
         slots: Answers that are written at the same time.
         display: Shows how far it is.
     """
-    scorer = arc.scorer(arc.test_selection(variants, seed))
+    scorer = arc.scorer(arc.test_selection(variants, seed), keep_grids=True)
     if not scorer.scorable:
         raise ValueError("no test has a known answer to score")
     start = time.monotonic()
@@ -75,7 +81,7 @@ def score_decoder(model: ArcDecoder, arc: Arc, variants: int | None, seed: int, 
     metrics = scorer.result()
     seconds = time.monotonic() - start
     intervals = {name: bootstrap(metrics, k) for k, name in ((1, "pass@1"), (2, "pass@2"))}
-    return Score(metrics, intervals, len(scorer.rows), tokens, speed, seconds)
+    return Score(metrics, intervals, len(scorer.rows), tokens, speed, seconds, scorer.answered())
 
 
 def fill_with_answers(
@@ -159,5 +165,5 @@ def evaluate_decoder(
         score = score_decoder(model.to(world.device), arc, variants, seed, run.slots, display)
     report(score.summarize())
     with explaining_write_errors(out):
-        files.write_file(out, json.dumps(score.to_json(), indent=1) + "\n")
+        score.write(out)
     return score, out

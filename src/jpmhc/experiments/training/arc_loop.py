@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import signal
 import time
 from collections.abc import Iterator
@@ -76,7 +75,7 @@ def train_decoder(run: ArcDecoderRun) -> Outcome:
             if training.finished and not asked:
                 score = score_decoder(training.model, arc, run.evaluate_variants, run.seed, run.slots, display)
                 log.write("evaluate", training.step, score.to_json())
-                write_file(run.out / "score.json", json.dumps(score.to_json(), indent=1) + "\n")
+                score.write(run.out / "score.json")
                 display.say(score.summarize())
     return Outcome(training.step, training.finished, asked[0] if asked else None, score)
 
