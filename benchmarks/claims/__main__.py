@@ -36,7 +36,7 @@ def check(item: Claim) -> bool:
         return False
     holds = item.holds(numbers)
     seconds = time.perf_counter() - start
-    print(f"{item.number:3d} {WORDS[item.verdict]:8s} {seconds:5.1f} s  {item.show(numbers)}", flush=True)
+    print(f"{item.number:3d} {WORDS[item.verdict]:12s} {seconds:5.1f} s  {item.show(numbers)}", flush=True)
     if not holds:
         print(f"    NO LONGER: the verdict rests on: {item.show()} (allowed: {item.allowed})", flush=True)
     return holds

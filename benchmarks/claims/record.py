@@ -7,7 +7,7 @@ from here, and the check compares with what is written here, so that page and ch
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-VERDICTS = ("true", "true if", "false", "open")
+VERDICTS = ("true", "true if", "in part", "false", "open")
 Numbers = tuple[float, ...]
 Measure = Callable[[], float | Numbers]
 # How far a number may lie from the stored one, as a share of it; or between which two numbers it must lie.
@@ -22,8 +22,9 @@ class Claim:
         number: Its place in the list.
         says: What the paper says.
         where: The section, equation, table or figure, by the paper's labels.
-        verdict: One of `VERDICTS`; "open" cannot be checked here.
-        why: The condition of a "true if", what is true instead of a "false", or why a claim is open.
+        verdict: One of `VERDICTS`; "in part": the sentence as a whole stands and a detail is wrong; "open": it cannot
+            be checked here.
+        why: The condition of a "true if", the wrong detail, the truth instead of a "false", or why a claim is open.
         shows: Our numbers in words, with a place `{}` for each stored number.
         stored: The numbers on which the verdict rests, as they were when it was given.
         allowed: For each of them, or for all, how far a new one may be away.

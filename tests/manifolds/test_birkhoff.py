@@ -228,3 +228,10 @@ def test_an_eps_that_vanishes_changes_nothing():
 def test_bad_input_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_rows_that_sum_to_one_at_the_start_are_not_taken_for_a_converged_matrix():
+    """Each row has one large entry, two of them in one column: the row sums are one before any normalisation."""
+    logits = torch.full((3, 3), -9.0, dtype=torch.float64)
+    logits[0, 1] = logits[1, 2] = logits[2, 2] = 9.0
+    assert birkhoff.violation(birkhoff.project(logits, iterations=5000, tolerance=1e-3)) <= 1e-3

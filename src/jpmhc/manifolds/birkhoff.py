@@ -143,14 +143,14 @@ def _sinkhorn(logits: Tensor, iterations: int, tolerance: float | None, clamp: f
     k = (clamped - clamped.detach().amax(-1, keepdim=True)).exp()
     transposed, multiply = k.mT, _choose_product(k)
     u = v = torch.ones_like(k[..., :1])
-    for _ in range(iterations):
+    for step in range(iterations):
         rows = multiply(k, v)
         new_u = rows.reciprocal()
         new_v = multiply(transposed, new_u).reciprocal()
-        if tolerance is None:
+        if tolerance is None or step == 0:
             u, v = new_u, new_v
         else:
-            # The column sums are already one, so the row sums alone say whether a matrix has converged.
+            # The column sums are one after the first step: the row sums alone say whether a matrix has converged.
             converged = (u * rows - 1).abs().amax(-2, keepdim=True) <= tolerance
             u, v = torch.where(converged, u, new_u), torch.where(converged, v, new_v)
     return u * k * v.mT

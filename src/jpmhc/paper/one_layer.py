@@ -285,5 +285,5 @@ def require_gaussian_streams(network: Network, method: str) -> None:
     if not network.gaussian_streams:
         raise ValueError(
             f"method '{method}' knows independent Gaussian noise and the Jacobian of all streams, not other sublayers, "
-            "unequal slopes, tied weights or the model's own ends; use 'auto'"
+            "unequal slopes, tied weights or the model's own ends; use 'chain'"
         )
