@@ -347,7 +347,8 @@ class Looking(Stack):
         x, states = self.embed(x), {}
         for number, block in enumerate(self.blocks):
             x = block(x)
-            states[number] = x.transpose(0, 1)
+            if looked:
+                states[number] = x.transpose(0, 1)
         return {"logits": self.head(x), "states": {"inside": [states]}} if looked else self.head(x)
 
     def forward_intermediates(self, x: Tensor, most: int) -> list[Tensor]:
@@ -382,6 +383,82 @@ def test_hidden_states_anywhere_in_an_output_are_reduced(mode):
     with mode():
         wanted, result = (one(inputs(), looked=True)["states"]["inside"][0] for one in (plain, model))
     assert all(difference(wanted[number], result[number]) < EXACT for number in range(3))
+
+
+class Rearranging(Block):
+    """A block that reorders its hidden state with einops, on the way to its sublayers and on the residual stream."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        einops = pytest.importorskip("einops")
+        rows = len(x)
+        x = x + self.mix(self.norms[0](x)).roll(1, -2) + einops.reduce(x, "b t d -> b 1 d", "mean")
+        x = einops.rearrange(x, "b t d -> (t b) d")
+        x = x + self.mlp(self.norms[1](x))
+        return einops.rearrange(x, "(t b) d -> b t d", b=rows)
+
+
+def test_streams_are_rearranged_by_einops():
+    plain = Stack([Rearranging(12), Rearranging(12)])
+    before = plain(inputs())
+    model = wrapped_copy(plain, inputs=inputs())
+    assert difference(before, model(inputs())) < EXACT
+    assert [len(layer) for layer in connections_of(model)] == [3, 3]
+    assert all(plan.plan.steps[2].name == "permute" for plan in wrapped_layers(model).values())
+
+
+class Scaling(Stack):
+    """A model that scales its hidden state and adds the first one between blocks, as nanochat's GPT."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = first = self.embed(x)
+        for block in self.blocks:
+            x = block(0.9 * x + 0.1 * first)
+        return self.head(x)
+
+
+def test_streams_that_end_after_every_layer_are_said():
+    said = (
+        "6 residual additions in 3 layers of Scaling .*; the streams end after every layer, because the model computes"
+    )
+    with pytest.warns(UserWarning, match=said):
+        jpmhc.wrap(Scaling(Block(12) for _ in range(3)), inputs=inputs())
+
+
+class Chunking(Block):
+    """A block whose second addition is made for one half of the tokens after the other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.attend(x)
+        return torch.cat([half + self.mlp(self.norms[1](half)) for half in x.chunk(2, 1)], 1)
+
+    class Attention(nn.Module):
+        def __init__(self, dim: int) -> None:
+            super().__init__()
+            self.mix = nn.Linear(dim, dim)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.mix(x).tanh()
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.attend = nn.Sequential(self.Attention(dim))
+
+
+def test_additions_that_stay_plain_are_named(caplog):
+    said = r"2 residual additions in 2 layers of Stack became .*; 4 stay plain, in blocks\.0 \(Chunking\), blocks\.1"
+    with pytest.warns(UserWarning, match=said):
+        jpmhc.wrap(Stack([Chunking(12), Chunking(12)]), inputs=inputs())
+    with caplog.at_level("INFO", logger="jpmhc"):
+        model = Stack(Block(12) for _ in range(2))
+        jpmhc.wrap(model, inputs=inputs())
+    assert caplog.messages == ["4 residual additions in 2 layers of Stack became hyper-connections"]
+
+
+def test_a_full_backward_hook_of_a_layer_is_told_what_it_misses():
+    model = jpmhc.wrap(Stack(Block(12) for _ in range(2)), inputs=inputs())
+    model.blocks[1].register_full_backward_hook(lambda layer, inside, outside: None)
+    with pytest.warns(UserWarning, match=r"full backward hooks of blocks\.1 get None as grad_input"):
+        model(inputs())
 
 
 class Casting(Block):

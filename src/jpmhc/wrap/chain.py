@@ -75,7 +75,7 @@ class Chain:
             for (plan, after), layer in zip(itertools.pairwise(plans), layers[1:])
             if after.steps[0].name == "add"
         }
-        self.warned = False
+        self.warned = self.warned_of_hooks = False
         self._forget_calls()
 
     def _forget_calls(self) -> None:
@@ -113,6 +113,8 @@ class Chain:
         follow_recomputing(layer)
         if plan.first and layer.training and torch.is_grad_enabled() and not self.warned:
             self.warn_of_frozen(layer, plan)
+        if layer._backward_hooks and not self.warned_of_hooks:
+            self.warn_of_backward_hooks(plan)
         route = Route(plan.steps, connections, self.find_onward(plan, x), reduces=plan.last)
         entering = Streams(x, route, begun=self.take_read(layer, x))
         entering.hidden = hidden if plan.first else None
@@ -125,7 +127,8 @@ class Chain:
             self.ahead = (self.following[plan.name], keep_read(streams.x, streams.onward))
         if plan.last:
             self.unfinished = False
-            return plan.with_leaving(output, reduce_streams(streams.x))
+            streams.hidden = reduce_streams(streams.x)  # for whoever has seen these streams inside the layer
+            return plan.with_leaving(output, streams.hidden)
         return plan.with_leaving(output, self.send(streams.x))
 
     def send(self, x: Tensor) -> Tensor:
@@ -158,18 +161,21 @@ class Chain:
         """After the owner, or a module that contains it: reduce every tensor of streams that it returns."""
         if _is_traced():
             return self.reduce_by_name(module, output)
-        self.calls.pop()
+        if module in self.calls:
+            del self.calls[self.calls.index(module) :]
         if self.unfinished and output is not None:
             self.unfinished = False
             self.refuse_unfinished(module)
         if any(self.find_state(value) is not None for value in tree_leaves(output)):
             output = tree_map(lambda value: value if (state := self.find_state(value)) is None else state, output)
+        if not self.calls:
+            self.sent.clear()
         return output
 
     def find_state(self, value: object) -> Tensor | None:
         """Return the hidden state of a value that is streams, as they entered a layer or left it; else None."""
         if isinstance(value, Streams):
-            return self.find_state(value.x) if value.hidden is None else value.hidden
+            return reduce_streams(value.x) if value.hidden is None else value.hidden
         if not self.sent or not isinstance(value, Tensor) or (value.ndim, *value.shape[-2:]) != self.shape:
             return None
         storage = StorageWeakRef(value.untyped_storage())
@@ -213,6 +219,16 @@ class Chain:
             warnings.warn(
                 f"the hyper-connections of {plan.name} are frozen while other parameters of the layer are trained: "
                 'with PEFT, train and save them by modules_to_save=["hyper_connections"]',
+                stacklevel=2,
+            )
+
+    def warn_of_backward_hooks(self, plan: LayerPlan) -> None:
+        """Warn once that PyTorch cannot find the gradient of streams for a layer's full backward hook."""
+        self.warned_of_hooks = True
+        if not torch.compiler.is_compiling():
+            warnings.warn(
+                f"full backward hooks of {plan.name} get None as grad_input, because its hidden state is streams: "
+                "register them on a module inside it, or a hook on the hidden state's tensor",
                 stacklevel=2,
             )
 
@@ -306,6 +322,7 @@ def leaving_streams(layer: nn.Module, output: Any) -> Streams:
             steps = ", ".join(step.name for step in streams.trail) or "nothing"
         raise RuntimeError(
             f"{plan.name} ({type(layer).__name__}) did not compute as when it was wrapped: its hidden state went "
-            f"through {steps}, not {', '.join(step.name for step in plan.steps)}"
+            f"through {steps}, not {', '.join(step.name for step in plan.steps)}; give wrap inputs with which the "
+            "model computes as it will be used, cross-attention included"
         )
     return streams

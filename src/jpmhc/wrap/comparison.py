@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from jpmhc import checks
+from jpmhc.wrap.additions import ResidualAdditions
 from jpmhc.wrap.layers import Args, Kwargs, LayerPlan
 
 # Errors of models that are called without an argument that they need.
@@ -85,11 +86,13 @@ class OutputComparison:
             module.training = mode
         self._forked.__exit__(*error)
 
-    def begin(self) -> None:
-        """Run the model and keep its outputs."""
-        self.outputs = floating_tensors(self.run())
+    def begin(self) -> dict[tuple[str, int, int], int]:
+        """Run the model, keep its outputs, and count its residual additions."""
+        with ResidualAdditions(self.model) as additions:
+            self.outputs = floating_tensors(self.run())
         if not self.outputs:
             raise ValueError(f"{type(self.model).__name__} returns no floating-point tensor to compare: give inputs=")
+        return additions.counts
 
     def run(self) -> Any:
         """Call the model without gradients."""

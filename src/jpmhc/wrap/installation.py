@@ -7,7 +7,7 @@ from torch import nn
 
 from jpmhc.wrap.chain import Chain, forget_recomputing
 from jpmhc.wrap.layers import CHILD, LayerConnections
-from jpmhc.wrap.streams import StreamModule
+from jpmhc.wrap.streams import StreamModule, register_with_einops
 
 CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 NESTED = "use_nested_tensor"  # the attribute by which PyTorch's encoder may give its layers a nested tensor
@@ -15,6 +15,7 @@ NESTED = "use_nested_tensor"  # the attribute by which PyTorch's encoder may giv
 
 def install(model: nn.Module, connections: Sequence[LayerConnections]) -> None:
     """Give each layer its connections and hooks, and the modules around the layers hooks on their hidden states."""
+    register_with_einops()
     for members in _split_chains(connections):
         names = [member.plan.name for member in members]
         layers = [model.get_submodule(name) for name in names]

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from jpmhc.wrap.installation import CONTAINERS
 from jpmhc.wrap.layers import Args, Kwargs, LayerPlan, replace_entries
-from jpmhc.wrap.streams import Route, StreamModule, Streams, StreamStep, Trail, foreign_modules
+from jpmhc.wrap.streams import Route, StreamModule, Streams, StreamStep, Trail, foreign_modules, register_with_einops
 
 # Errors that a computation may raise when it meets an object instead of a tensor. The plain run comes first, so that
 # the caller's own errors have been raised there.
@@ -233,6 +233,7 @@ def plan_layers(model: nn.Module, names: list[str] | None, run: Callable[[], obj
     Returns:
         A plan for each layer.
     """
+    register_with_einops()
     complaints: dict[str, str] = {}
     if names is not None:
         probe = _run_probe(model, [names], run)

@@ -1,5 +1,8 @@
 """The object that stands for a layer's hidden state while it is n residual streams."""
 
+import contextlib
+import functools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -325,6 +328,27 @@ def _make_method(method: str, name: str) -> Callable[..., Any]:
 
 for _called, _name in METHODS.items():
     setattr(Streams, _called, _make_method(_called, _name))
+
+
+def register_with_einops() -> None:
+    """Let einops rearrange streams as it rearranges tensors, if the model's code has imported it."""
+    if "einops" in sys.modules:
+        with contextlib.suppress(ImportError):  # of an einops whose backends are elsewhere: it refuses streams itself
+            _make_einops_backend()
+
+
+@functools.cache
+def _make_einops_backend() -> type:
+    """Make, once, the class that einops finds among the subclasses of its own backends."""
+    from einops._backends import TorchBackend
+
+    class StreamsBackend(TorchBackend):
+        framework_name = "jpmhc"
+
+        def is_appropriate_type(self, tensor: object) -> bool:
+            return isinstance(tensor, Streams)
+
+    return StreamsBackend
 
 
 class StreamModule:

@@ -1,6 +1,7 @@
 """wrap and unwrap: a model's residual additions become hyper-connections, in place, and back."""
 
 import contextlib
+import logging
 import sys
 import warnings
 from collections.abc import Iterable
@@ -12,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from jpmhc.connections import HyperConnection
 from jpmhc.mixers import Mixer
+from jpmhc.wrap.additions import describe_wrapping
 from jpmhc.wrap.comparison import OutputComparison, call_arguments, explaining_guess
 from jpmhc.wrap.installation import install, uninstall
 from jpmhc.wrap.layers import CHILD, Recipe, wrapped_layers
@@ -31,7 +33,8 @@ def wrap(
 
     The wrapped model computes the same function until it is trained further. No module is moved or renamed: each layer
     gains a child `hyper_connections`. The model runs a few times, to find its layers and to compare outputs and
-    gradients before and after; if they differ, all changes are undone and an error is raised.
+    gradients before and after; if they differ, all changes are undone and an error is raised. The logger "jpmhc" says
+    how many additions became connections; a warning names those that stay plain.
 
     Args:
         model: Any transformer: of `transformers`, of PyTorch, or your own.
@@ -78,7 +81,7 @@ def wrap(
     args, kwargs = call_arguments(model, inputs)
     with OutputComparison(model, args, kwargs) as comparison:
         with contextlib.nullcontext() if inputs is not None else explaining_guess(model, kwargs):
-            comparison.begin()
+            counts = comparison.begin()
         plans = plan_layers(model, None if layers is None else _names_of(model, layers), comparison.run)
         _refuse_skipping(model, [plan.name for plan in plans])
         comparison.differentiate(plans[0])
@@ -91,6 +94,10 @@ def wrap(
     for name, connections in wrapped_layers(model).items():
         connections.train(model.get_submodule(name).training)
     record_wrapping(model, recipe, plans)
+    summary, partial = describe_wrapping(model, plans, counts)
+    logging.getLogger("jpmhc").info(summary)
+    if partial and layers is None:
+        warnings.warn(summary, stacklevel=2)
     if is_pretrained(model) and not is_described(mixer):
         name = type(mixer).__name__
         warnings.warn(

@@ -1,0 +1,136 @@
+"""How many of a model's residual additions became connections, and which stay plain."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from jpmhc.wrap.layers import LayerPlan
+
+# Functions that compute something new from a hidden state, as a residual branch does; so does any with a weight matrix.
+BRANCHES = {"addmm", "baddbmm", "bmm", "einsum", "linear", "matmul", "mm", "scaled_dot_product_attention"}
+BRANCHES |= {"__matmul__", "__rmatmul__", "grouped_mm", "_grouped_mm"}
+ADDITIONS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
+
+
+class ResidualAdditions(TorchFunctionMode):
+    """Watches a run of a plain model, and counts the additions x + f(x) that each module makes.
+
+    Every tensor gets a bit. It knows by two masks from which tensors it was computed: with only casts, norms, sums and
+    the like between (`same`), or with a weight matrix or an attention between (`branched`). An addition is residual if
+    one term is the same as a tensor from which the other one branched, and they are not both the same as a later one.
+
+    Attributes:
+        counts: For each module by name, number of dimensions and width: the number of additions in one call.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.counts: dict[tuple[str, int, int], int] = {}
+        self._model = model
+        self._bits = 0
+        self._masks = WeakTensorKeyDictionary()  # (same, branched) for each tensor
+        self._calls: list[tuple[str, dict[tuple[str, int, int], int]]] = []
+        self._handles: list[RemovableHandle] = []
+
+    def __enter__(self) -> Self:
+        for name, module in self._model.named_modules():
+            self._handles.append(module.register_forward_pre_hook(self._make_begin(name)))
+            self._handles.append(module.register_forward_hook(self._end, always_call=True))
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        for handle in self._handles:
+            handle.remove()
+        super().__exit__(*error)
+
+    def _make_begin(self, name: str) -> Callable[..., None]:
+        return lambda module, args: self._calls.append((name, {}))
+
+    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+        for key, count in self._calls.pop()[1].items():
+            self.counts[key] = max(count, self.counts.get(key, 0))
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        outputs = [x for x in _tensors([result]) if x.is_floating_point()]
+        name = getattr(func, "__name__", "")
+        if not outputs or name == "__get__":
+            return result
+        with torch._C.DisableTorchFunction():
+            filled = name.endswith("_like") or name.startswith("new_")  # takes no more than the shape
+            inputs = [] if filled else _tensors([*args, *(kwargs or {}).values()])
+            terms = [self._masks_of(x) for x in inputs if x.is_floating_point() and not isinstance(x, nn.Parameter)]
+            if name in ADDITIONS and len(terms) == 2 and self._calls:
+                (a, a_branched), (b, b_branched) = terms
+                newest = max((a & b_branched).bit_length(), (b & a_branched).bit_length())
+                if newest > (a & b).bit_length():
+                    module, counts = self._calls[-1]
+                    key = (module, outputs[0].ndim, outputs[0].shape[-1])
+                    counts[key] = counts.get(key, 0) + 1
+            same = branched = 0
+            for term_same, term_branched in terms:
+                same, branched = same | term_same, branched | term_branched
+            if name in BRANCHES or any(isinstance(x, nn.Parameter) and _is_matrix(x) for x in inputs):
+                same, branched = 0, branched | same
+            for x in outputs:
+                self._masks[x] = (same | self._new_bit(), branched)
+        return result
+
+    def _new_bit(self) -> int:
+        self._bits += 1
+        return 1 << self._bits
+
+    def _masks_of(self, x: Tensor) -> tuple[int, int]:
+        if x not in self._masks:
+            self._masks[x] = (self._new_bit(), 0)
+        return self._masks[x]
+
+
+def _is_matrix(weight: Tensor) -> bool:
+    return sum(size > 1 for size in weight.shape) > 1
+
+
+def _tensors(values: Sequence[Any]) -> list[Tensor]:
+    """Return the tensors among these values and in the lists and tuples among them."""
+    flat = [entry for value in values for entry in (value if isinstance(value, tuple | list) else (value,))]
+    return [value for value in flat if isinstance(value, Tensor)]
+
+
+def describe_wrapping(
+    model: nn.Module, plans: Sequence[LayerPlan], counts: dict[tuple[str, int, int], int]
+) -> tuple[str, bool]:
+    """Return one sentence about the additions that became connections, and whether something is left to be said.
+
+    Args:
+        model: The model.
+        plans: Of its wrapped layers.
+        counts: Of its residual additions, as `ResidualAdditions` has counted them.
+    """
+    sizes = {(plan.ndim, plan.dim) for plan in plans}
+    plain = {name: count for (name, *size), count in counts.items() if tuple(size) in sizes}
+    for plan in plans:
+        inside = [name for name in plain if not plan.name or f"{name}.".startswith(f"{plan.name}.")]
+        left = sum(plain.pop(name) for name in inside) - plan.additions
+        if left > 0:
+            plain[plan.name] = left
+    connected = sum(plan.additions for plan in plans)
+    text = f"{connected} residual additions in {len(plans)} layers of {type(model).__name__} became hyper-connections"
+    if plain:
+        names = [f"{name or 'the model'} ({type(model.get_submodule(name)).__name__})" for name in plain]
+        more = f" and {len(names) - 3} more" if len(names) > 4 else ""
+        shown = names if len(names) <= 4 else names[:3]
+        text += f"; {sum(plain.values())} stay plain, in {', '.join(shown)}{more}"
+    alone = [plan.name for plan in plans if plan.first and plan.last]
+    lists = [name.rpartition(".")[0] for name in alone]
+    apart = len(alone) == len(plans) and len(lists) > len(set(lists))
+    if apart:
+        text += (
+            "; the streams end after every layer, because the model computes something else with the hidden state "
+            "between its layers"
+        )
+    return text, bool(plain) or apart
