@@ -31,6 +31,7 @@ def project(
     eps: float = 0.0,
     clamp: float | None = LOGIT_BOUND,
     first: str = "rows",
+    gradient_iterations: int | None = None,
 ) -> Tensor:
     r"""Turn logits into doubly stochastic matrices, by Sinkhorn–Knopp.
 
@@ -45,6 +46,7 @@ def project(
             after it, as DeepSeek-V4 does. Its gradient is `"unrolled"`.
         clamp: Bound of the logits' absolute values. None leaves them as they are; then eps keeps the sums above zero.
         first: The side of every iteration that is normalised first, `"rows"` or `"columns"`; the other one is exact.
+        gradient_iterations: Iterations k of `"gauss_seidel"`. None: as many as the paper's formula asks for, 16 at n = 4.
 
     Returns:
         Matrices with unit sums on the side normalised last and, as far as T allows, on the other one: `violation`
@@ -55,12 +57,18 @@ def project(
         A NaN makes its own matrix NaN and no other; an infinite logit is clipped like any large one.
     """
     checks.square(logits, "logits")
-    check_settings(iterations, tolerance, gradient, eps, clamp, first)
-    return normalise(logits, iterations, tolerance, gradient, eps, clamp, first)
+    check_settings(iterations, tolerance, gradient, eps, clamp, first, gradient_iterations)
+    return normalise(logits, iterations, tolerance, gradient, eps, clamp, first, gradient_iterations)
 
 
 def check_settings(
-    iterations: int, tolerance: float | None, gradient: str, eps: float, clamp: float | None, first: str
+    iterations: int,
+    tolerance: float | None,
+    gradient: str,
+    eps: float,
+    clamp: float | None,
+    first: str,
+    gradient_iterations: int | None = None,
 ) -> None:
     """Refuse settings that `project` does not know or cannot combine."""
     checks.whole_number(iterations, "iterations")
@@ -70,6 +78,10 @@ def check_settings(
     for value, name in ((tolerance, "tolerance"), (clamp, "clamp")):
         if value is not None:
             checks.positive_number(value, name)
+    if gradient_iterations is not None:
+        checks.whole_number(gradient_iterations, "gradient_iterations")
+        if gradient != "gauss_seidel":
+            raise ValueError('gradient_iterations is for gradient="gauss_seidel"; the others have none')
     if clamp is None and not eps:
         raise ValueError("clamp=None needs an eps above 0, which keeps the sums that divide above zero")
     if eps and (gradient != "unrolled" or tolerance is not None):
@@ -84,10 +96,11 @@ def normalise(
     eps: float,
     clamp: float | None,
     first: str,
+    gradient_iterations: int | None = None,
 ) -> Tensor:
     """Do what `project` does, with settings that have been checked."""
     if first == "columns":
-        return normalise(logits.mT, iterations, tolerance, gradient, eps, clamp, "rows").mT
+        return normalise(logits.mT, iterations, tolerance, gradient, eps, clamp, "rows", gradient_iterations).mT
     logits = precision.single_or_double(logits)
     with precision.without_autocast(logits):
         if eps:
@@ -97,7 +110,8 @@ def normalise(
             return _sinkhorn(logits, iterations, tolerance, clamp)
         # A jvp on the Function breaks compiled backward in torch 2.13.
         function = _Projection if torch.compiler.is_compiling() else _ForwardModeProjection
-        return function.apply(logits, iterations, tolerance, gradient == "direct", clamp)[0]
+        steps = None if gradient == "direct" else gradient_iterations or _gauss_seidel_steps(logits.shape[-1])
+        return function.apply(logits, iterations, tolerance, steps, clamp)[0]
 
 
 def violation(matrix: Tensor) -> Tensor:
@@ -176,10 +190,10 @@ def _gauss_seidel_steps(n: int) -> int:
     return min(max(steps, 10), 50)
 
 
-def _tangent(p: Tensor, direction: Tensor, direct: bool) -> Tensor:
+def _tangent(p: Tensor, direction: Tensor, steps: int | None = None) -> Tensor:
     r"""eq. implicit-grad: $P \odot (D - u 1^\top - 1 v^\top)$ with (u, v) such that row and column sums stay."""
-    if not direct:
-        return _tangent_gauss_seidel(p, direction)
+    if steps is not None:
+        return _tangent_gauss_seidel(p, direction, steps)
     # Eliminating v leaves the Laplacian of the graph with weights P diag(1/c) P^T, which fixes u up to a constant.
     # Sums of differences instead of differences of sums: at a sharp P the latter would cancel to nothing.
     share = p / p.sum(-2, keepdim=True)  # of column j, how much lies in row k
@@ -189,12 +203,12 @@ def _tangent(p: Tensor, direction: Tensor, direct: bool) -> Tensor:
     return (paths * (left.unsqueeze(-2) - left.unsqueeze(-3))).sum(-2)
 
 
-def _tangent_gauss_seidel(p: Tensor, direction: Tensor) -> Tensor:
+def _tangent_gauss_seidel(p: Tensor, direction: Tensor, steps: int) -> Tensor:
     """Alg. sinkhorn-implicit-bwd: the paper's iteration for the same u and v."""
     h = p * direction
     h_row, h_col = h.sum(-1), h.sum(-2)  # eq. h-row-col
     v = torch.zeros_like(h_col)
-    for _ in range(_gauss_seidel_steps(p.shape[-1])):
+    for _ in range(steps):
         u = h_row - (p * v.unsqueeze(-2)).sum(-1)  # eq. coupled-u
         v = h_col - (p * u.unsqueeze(-1)).sum(-2)  # eq. coupled-v
     return h - p * u.unsqueeze(-1) - p * v.unsqueeze(-2)
@@ -232,13 +246,13 @@ class _Projection(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        logits: Tensor, iterations: int, tolerance: float | None, direct: bool, clamp: float
+        logits: Tensor, iterations: int, tolerance: float | None, steps: int | None, clamp: float
     ) -> tuple[Tensor, Tensor]:
         return _sinkhorn(logits, iterations, tolerance, clamp), logits.abs() <= clamp
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.direct = inputs[3]
+        ctx.steps = inputs[3]
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(*output)
         ctx.save_for_forward(*output)
@@ -246,11 +260,11 @@ class _Projection(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         p, free = ctx.saved_tensors
-        return torch.where(free, _tangent(p, gradients[0], ctx.direct), 0), None, None, None, None
+        return torch.where(free, _tangent(p, gradients[0], ctx.steps), 0), None, None, None, None
 
 
 class _ForwardModeProjection(_Projection):
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, None]:
         p, free = ctx.saved_tensors
-        return _tangent(p, torch.where(free, tangents[0], 0), ctx.direct), None
+        return _tangent(p, torch.where(free, tangents[0], 0), ctx.steps), None

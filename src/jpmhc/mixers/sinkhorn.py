@@ -19,6 +19,7 @@ class Sinkhorn(Mixer):
         eps: Added where DeepSeek-V4 adds it (see `birkhoff.project`); its gradient is "unrolled".
         clamp: Bound of the logits' absolute values; None, with an eps, leaves them as they are.
         first: The side of H that every iteration normalises first, "rows" or "columns"; the other one is exact.
+        gradient_iterations: Iterations k of "gauss_seidel"; None: by the paper's formula, 16 for four streams.
         transposed: Take the logits for Hᵀ by rows, as models do that multiply the streams by the transposed matrix.
     """
 
@@ -35,13 +36,15 @@ class Sinkhorn(Mixer):
         eps: float = 0.0,
         clamp: float | None = birkhoff.LOGIT_BOUND,
         first: str = "rows",
+        gradient_iterations: int | None = None,
         transposed: bool = False,
     ) -> None:
         super().__init__(streams, streams**2)
-        birkhoff.check_settings(iterations, tolerance, gradient, eps, clamp, first)
+        birkhoff.check_settings(iterations, tolerance, gradient, eps, clamp, first, gradient_iterations)
         checks.switch(transposed, "transposed")
         self.iterations, self.tolerance, self.gradient = iterations, tolerance, gradient
         self.eps, self.clamp, self.first, self.transposed = eps, clamp, first, transposed
+        self.gradient_iterations = gradient_iterations
 
     def start(self) -> Tensor:
         return (start_logit(self.streams) * torch.eye(self.streams, dtype=torch.float64)).flatten()
@@ -51,7 +54,14 @@ class Sinkhorn(Mixer):
         if self.transposed:
             matrix = matrix.mT
         return birkhoff.normalise(
-            matrix, self.iterations, self.tolerance, self.gradient, self.eps, self.clamp, self.first
+            matrix,
+            self.iterations,
+            self.tolerance,
+            self.gradient,
+            self.eps,
+            self.clamp,
+            self.first,
+            self.gradient_iterations,
         )
 
     def violation(self, matrix: Tensor) -> Tensor:

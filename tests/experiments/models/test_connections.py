@@ -103,6 +103,7 @@ def test_weight_decay_can_touch_everything(tmp_path):
     [
         ("sinkhorn", {"iterations": 5, "tolerance": 1e-3, "gradient": "unrolled"}, {}),
         ("sinkhorn", {"tolerance": 1e-3}, {"iterations": 20, "gradient": "direct"}),
+        ("sinkhorn", {"gradient": "gauss_seidel", "gradient_iterations": 3}, {}),
         ("cayley", {"scale": 0.3, "iterations": 4}, {}),
         ("rotation", {"scale": 0.3}, {}),
         ("grassmann", {"rank": 3}, {}),
@@ -149,6 +150,7 @@ def test_a_file_without_permutations_is_refused_by_name(tmp_path, content):
     [
         ({"mixer": "cayley", "mixer_frames": "static"}, "is for mixers with Grassmann frames, not for cayley"),
         ({"mixer": "cayley", "mixer_rank": 2}, "cayley has no mixer_rank: it has mixer_iterations, mixer_scale"),
+        ({"mixer": "sinkhorn", "mixer_gradient_iterations": 3}, 'is for gradient="gauss_seidel"'),
         ({"mixer": "kronecker", "mixer_scale": 2.0}, "it has none of these settings"),
         ({"mixer": "permutation", "mixer_size": 2, "mixer_basis": ((0, 1, 2, 3),)}, "leave one of the two away"),
         ({"mixer": "permutation", "mixer_basis": ((0, 1, 2, 2),)}, "expected permutations"),

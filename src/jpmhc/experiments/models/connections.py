@@ -42,6 +42,8 @@ class ConnectionConfig:
     """Of sinkhorn: matrices whose row sums are this close to one are left alone; None: none is."""
     mixer_gradient: Literal["direct", "gauss_seidel", "unrolled"] | None = None
     """Of sinkhorn: exact, the paper's iteration, or through the iterations; None: the form's (exact: direct)."""
+    mixer_gradient_iterations: int | None = None
+    """Of sinkhorn: iterations k of gauss_seidel; None: by the paper's formula, 16 for four streams."""
     mixer_scale: float | None = None
     """Factor of the logits: α of cayley, and of rotation and orthostochastic; None: the mixer's."""
     mixer_rank: int | None = None
@@ -115,7 +117,7 @@ class ConnectionConfig:
 
 
 # Fields of the configuration, without `mixer_`, that are arguments of mixers.
-MIXER_SETTINGS = ("iterations", "tolerance", "gradient", "scale", "rank", "size", "basis")
+MIXER_SETTINGS = ("iterations", "tolerance", "gradient", "gradient_iterations", "scale", "rank", "size", "basis")
 
 
 def read_basis(path: Path) -> tuple[tuple[int, ...], ...]:
