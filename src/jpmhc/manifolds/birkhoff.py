@@ -46,7 +46,7 @@ def project(
             after it, as DeepSeek-V4 does. Its gradient is `"unrolled"`.
         clamp: Bound of the logits' absolute values. None leaves them as they are; then eps keeps the sums above zero.
         first: The side of every iteration that is normalised first, `"rows"` or `"columns"`; the other one is exact.
-        gradient_iterations: Iterations k of `"gauss_seidel"`. None: as many as the paper's formula asks for, 16 at n = 4.
+        gradient_iterations: Iterations k of `"gauss_seidel"`. None: by the formula of the paper, 16 at n = 4.
 
     Returns:
         Matrices with unit sums on the side normalised last and, as far as T allows, on the other one: `violation`
