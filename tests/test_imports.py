@@ -31,6 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "diagnose": {"checks", "connections", "machine", "manifolds", "mixers", "spectra"},
     "experiments": {"checks", "connections", "diagnose", "files", "kernels", "machine", "mixers", "optim"},
     "dialects": {"checks", "connections", "mixers"},
+    "integrations": {"connections"},
     "wrap": {"checks", "connections", "mixers", "modes"},
     "report": {"diagnose", "experiments", "files", "mixers", "paper", "spectra"},
     "cli": {"checks", "diagnose", "experiments", "files", "paper", "report", "spectra", "wrap"},
@@ -86,6 +87,7 @@ MAY_NAME = {
     "mixers": {
         "connections/hyper.py",  # the default
         "dialects/mhc.py",  # the skips of published models
+        "integrations/torchtitan.py",  # the default
         "wrap/wrapping.py",  # the default
         "paper/panel.py",  # the columns of the paper's figure
         "spectra/network.py",  # the options of a few mixers' random skips
@@ -151,11 +153,11 @@ def test_nothing_outside_its_folder_names_a_mixer_a_task_or_a_solver(home):
 
 
 def test_the_library_loads_no_extra():
-    """No module but the commands, the reports and what is written in Triton imports an extra when it is imported."""
+    """No module but commands, reports, integrations and Triton's code imports an extra when it is imported."""
     modules = [
         ".".join(("jpmhc", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
         for path in SOURCES
-        if folder_of(path) not in ("__main__", "cli", "report", "kernels") and "triton" not in path.stem
+        if folder_of(path) not in ("__main__", "cli", "report", "kernels", "integrations") and "triton" not in path.stem
     ]
     script = f"import importlib, sys\nfor name in {modules!r}: importlib.import_module(name)\nprint(*sys.modules)"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

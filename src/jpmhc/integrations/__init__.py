@@ -1,0 +1,1 @@
+"""Other packages' training engines with hyper-connections; each module needs its package."""

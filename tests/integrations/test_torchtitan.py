@@ -1,0 +1,75 @@
+"""torchtitan's trainer with a Llama 3 that has hyper-connections, on two CPU processes."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def assets(tmp_path: Path) -> Path:
+    """A folder in which torchtitan's trainer finds a tokenizer and a text."""
+    tokenizers = pytest.importorskip("tokenizers")
+    texts = [path.read_text() for path in sorted(HERE.glob("*.py"))]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    special = ["<begin>", "<end>"]
+    tokenizer.train_from_iterator(texts, tokenizers.trainers.BpeTrainer(vocab_size=512, special_tokens=special))
+    folder = tmp_path / "tests" / "assets"
+    (folder / "tokenizer").mkdir(parents=True)
+    tokenizer.save(str(folder / "tokenizer" / "tokenizer.json"))
+    words = dict(zip(("bos_token", "eos_token"), special))
+    (folder / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(words))
+    (folder / "c4_test").mkdir()
+    (folder / "c4_test" / "data.json").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return tmp_path
+
+
+def train(folder: Path, module: str, *options: str) -> dict[int, float]:
+    """Train for three steps on two processes, and return the losses that the log has, by step."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    settings = {
+        "--module": module,
+        "--config": "llama3_debugmodel",
+        "--training.steps": "3",
+        "--training.local_batch_size": "1",
+        "--training.seq_len": "32",
+        "--debug.seed": "0",
+        "--parallelism.spmd_backend": "partial_dtensor",
+        "--override.imports": "cpu_attention.dense_attention",
+    }
+    words = [word for pair in settings.items() for word in pair]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(folder / "cache")}
+    ended = subprocess.run(
+        [*launch, str(HERE / "titan_on_cpu.py"), *words, "--training.disable_cuda_graphs", *options],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    log = re.sub(r"\x1b\[[0-9;]*m", "", ended.stdout + ended.stderr)
+    return {int(step): float(loss) for step, loss in re.findall(r"step: +(\d+) +loss: +([\d.]+)", log)}
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_trains_from_the_plain_model_and_resumes(assets: Path, tensor: int):
+    """Fully sharded, or tensor parallel with streams that are sharded by tokens."""
+    pytest.importorskip("torchtitan.train", reason="needs torchtitan and the packages that it uses")
+    degree = ("--parallelism.tensor_parallel_degree", str(tensor))
+    plain = train(assets, "llama3", *degree)
+    saving = (*degree, "--dump_folder", "out", "--checkpoint.enable", "--checkpoint.interval", "2")
+    losses = train(assets, "jpmhc.integrations.torchtitan", *saving)
+    assert losses[1] == plain[1]  # a fresh connection is the plain residual
+    assert losses[3] != plain[3]
+    last = assets / "out" / "checkpoint" / "step-3"
+    last.rename(last.with_name("former-step-3"))
+    assert train(assets, "jpmhc.integrations.torchtitan", *saving) == {3: losses[3]}

@@ -1,0 +1,58 @@
+"""Run torchtitan's trainer on the CPU, which it does not support by itself: started by test_torchtitan.py.
+
+torchtitan takes the device for a GPU, so that its functions are given here; `cpu_attention.py` replaces the attention,
+whose kernels have no backward on the CPU.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+from torchtitan.tools import utils
+
+
+class CPU:
+    """The functions of `torch.cuda` that torchtitan calls, for the CPU."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.cpu, name)
+
+    def get_device_name(self, device: Any = None) -> str:
+        return "CPU"
+
+    def get_device_properties(self, device: Any = None) -> SimpleNamespace:
+        return SimpleNamespace(total_memory=2**34, name="CPU")
+
+    def memory_stats(self, device: Any = None) -> dict[str, int]:
+        return {}
+
+    def reset_peak_memory_stats(self) -> None:
+        return
+
+    def empty_cache(self) -> None:
+        return
+
+    def current_device(self) -> int:
+        return 0
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    divide = FSDPModule.set_gradient_divide_factor
+
+    def divide_in_sums(module: FSDPModule, factor: float) -> None:  # gloo has no sum with a factor in it
+        divide(module, factor)
+        module.set_force_sum_reduction_for_comms(True)
+
+    dist.set_timeout = lambda *_: None  # torch 2.13 does not have it yet
+    FSDPModule.set_gradient_divide_factor = divide_in_sums
+    utils.device_type, utils.device_module = "cpu", CPU()
+    from torchtitan import train
+
+    train.main()
+
+
+if __name__ == "__main__":
+    main()
