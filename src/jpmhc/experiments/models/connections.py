@@ -178,7 +178,7 @@ FORMS: dict[str, dict[str, Form]] = {
 class PositionNormConnection(HyperConnection):
     """A connection around a layer over positions, after whose write each stream is normalised over positions."""
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, x: Tensor, *args: object, **kwargs: object) -> Tensor:
         return rms_norm(super().forward(x, *args, **kwargs), dim=-3)
 
 

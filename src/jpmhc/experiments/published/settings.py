@@ -60,7 +60,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     return settings
 
 
-def _read_numbers(value: object) -> Any:
+def _read_numbers(value: object) -> object:
     """Turn texts such as 1e-4 into numbers, which YAML 1.1 asks to be written as 1.0e-4."""
     if isinstance(value, dict):
         return {name: _read_numbers(inner) for name, inner in value.items()}

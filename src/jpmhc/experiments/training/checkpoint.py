@@ -13,6 +13,7 @@ import json
 import re
 import shutil
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -84,7 +85,7 @@ def begin_checkpoint(run: Path, step: int) -> Path:
     return path
 
 
-def write_part(path: Path, name: str, content: dict[str, Any]) -> None:
+def write_part(path: Path, name: str, content: Mapping[str, object]) -> None:
     """Write one file of a checkpoint through to the disk."""
     with replacing(path / name) as file:
         torch.save(content, file)
@@ -111,7 +112,7 @@ def finish_checkpoint(path: Path, config: TrainConfig, fingerprint: str, ranks: 
     return final
 
 
-def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
+def write_manifest(path: Path, manifest: Mapping[str, object]) -> None:
     """Write a checkpoint's manifest, with a checksum of its own bytes, through to the disk."""
     blank = json.dumps({**manifest, "checksum": "0" * 8}, indent=2).encode()
     write_file(path / "manifest.json", _CHECKSUM.sub(f'"checksum": "{zlib.crc32(blank):08x}"'.encode(), blank))
@@ -170,7 +171,7 @@ def _fault_of_checksum(written: bytes, form: object) -> str | None:
     return "manifest.json lacks its checksum" if form == FORMAT else None
 
 
-def _fault_of_manifest(manifest: Any) -> str | None:
+def _fault_of_manifest(manifest: object) -> str | None:
     """Return a sentence about the fault of a manifest, or None."""
     if not isinstance(manifest, dict) or not manifest.get("format"):
         return "manifest.json does not say its format"
@@ -184,7 +185,7 @@ def _fault_of_manifest(manifest: Any) -> str | None:
     return f"manifest.json does not list {absent}" if absent else None
 
 
-def _fault_of_files(path: Path, files: dict[str, Any]) -> str | None:
+def _fault_of_files(path: Path, files: Mapping[str, object]) -> str | None:
     """Return a sentence about the first file that differs from the manifest, or None."""
     for name, expected in files.items():
         file = path / name

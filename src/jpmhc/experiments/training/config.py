@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
@@ -194,9 +195,9 @@ class Change:
 
     name: str
     """Field of the configuration, with a dot before a field of the task or of the model."""
-    there: Any
+    there: object
     """Value in the checkpoint."""
-    here: Any
+    here: object
     """Value now."""
     refused: bool
     """Whether it keeps a checkpoint from being resumed."""
@@ -228,9 +229,9 @@ def list_changes(there: TrainConfig, here: TrainConfig) -> list[Change]:
     ]
 
 
-def flatten_fields(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_fields(fields: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """Return nested fields as one level, with a dot between the names of a field and of the field in it."""
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
     for name, value in fields.items():
         flat |= flatten_fields(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
     return flat
@@ -240,7 +241,7 @@ def _option(name: str) -> str:
     return f"--{name.removeprefix('model.').replace('_', '-')}"
 
 
-def _spell(name: str, value: Any) -> str:
+def _spell(name: str, value: object) -> str:
     option = _option(name)
     if isinstance(value, bool):
         path, dot, last = option.rpartition(".")

@@ -107,13 +107,13 @@ def require_optimiser_state(optimiser: torch.optim.Optimizer, saved: Any, names:
         require_parameter_state(saved["state"][number], parameter, names, f"parameter {number}")
 
 
-def require_parameter_state(saved: Any, parameter: Tensor, names: Sequence[str], what: str) -> None:
+def require_parameter_state(saved: object, parameter: Tensor, names: Sequence[str], what: str) -> None:
     """Raise an error if a parameter's saved state lacks one of these tensors in the parameter's shape and type."""
     step = torch.zeros((), dtype=torch.float32)
     require_like(saved, {name: parameter if number else step for number, name in enumerate(names)}, what)
 
 
-def require_like(value: Any, expected: Any, what: str = "it") -> None:
+def require_like(value: object, expected: object, what: str = "it") -> None:
     """Raise an error if a value differs from the expected one in keys, lengths, shapes, types or words; numbers may."""
     if isinstance(expected, Tensor):
         if not isinstance(value, Tensor) or _form(value) != _form(expected):
@@ -138,11 +138,11 @@ def require_like(value: Any, expected: Any, what: str = "it") -> None:
         raise ValueError(f"{what} is {_describe(value)}, and must be {_describe(expected)}")
 
 
-def _form(tensor: Tensor) -> tuple[Any, ...]:
+def _form(tensor: Tensor) -> tuple[object, ...]:
     return tensor.shape, tensor.dtype, tensor.layout
 
 
-def _describe(value: Any) -> str:
+def _describe(value: object) -> str:
     if isinstance(value, Tensor):
         kind = "" if value.layout is torch.strided else f" {str(value.layout).removeprefix('torch.')}"
         return f"a{kind} {str(value.dtype).removeprefix('torch.')} tensor of shape {list(value.shape)}"

@@ -1,5 +1,7 @@
 """The log of a run: a file with one JSON object per line, and TensorBoard where it is installed."""
 
+from __future__ import annotations
+
 import json
 import math
 import platform
@@ -7,11 +9,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -19,6 +21,9 @@ from jpmhc import __version__
 from jpmhc.experiments.training.processes import World
 from jpmhc.experiments.training.run_folder import FolderGone
 from jpmhc.files import NotJson, parse_json, write_file
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 
 class Log:
@@ -37,8 +42,8 @@ class Log:
         self, run: Path, done: int = 0, writes: bool = True, require_folder: Callable[[], None] = lambda: None
     ) -> None:
         self.require_folder = require_folder
-        self.file: Any = None
-        self.board: Any = None
+        self.file: IO[str] | None = None
+        self.board: SummaryWriter | None = None
         self.known: set[tuple[str, int]] = set()  # (kind, step) of the lines kept
         self.damaged = 0  # lines that were left out because they could not be read, as one that a kill cut
         if not writes:
@@ -60,11 +65,16 @@ class Log:
 
             self.board = SummaryWriter(str(run / "tensorboard"), purge_step=done + 1)
 
-    def write(self, kind: str, step: int, values: dict[str, Any]) -> None:
+    def write(self, kind: str, step: int, values: Mapping[str, object]) -> None:
         """Write values under a kind ("train", "evaluate", …); numbers also go to TensorBoard as kind/name."""
         self.require_folder()
         if self.file is not None:
-            self.file.write(json.dumps({"kind": kind, "step": step, **_name_non_finite(values)}) + "\n")
+            self.file.write(
+                json.dumps(
+                    {"kind": kind, "step": step, **{name: _name_non_finite(value) for name, value in values.items()}}
+                )
+                + "\n"
+            )
             self.file.flush()
         if self.board is not None:
             for name, value in _list_numbers(values):
@@ -93,7 +103,7 @@ def _parse_line(line: bytes) -> dict[str, Any] | None:
     return record if whole else None
 
 
-def _name_non_finite(value: Any) -> Any:
+def _name_non_finite(value: object) -> object:
     """Replace NaN and infinities, which JSON does not have, by their names."""
     if isinstance(value, dict):
         return {name: _name_non_finite(inner) for name, inner in value.items()}
@@ -104,7 +114,7 @@ def _name_non_finite(value: Any) -> Any:
     return value
 
 
-def _list_numbers(values: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
+def _list_numbers(values: Mapping[str, object], prefix: str = "") -> list[tuple[str, float]]:
     numbers = []
     for name, value in values.items():
         if isinstance(value, dict):
@@ -114,7 +124,7 @@ def _list_numbers(values: dict[str, Any], prefix: str = "") -> list[tuple[str, f
     return numbers
 
 
-def describe_environment(world: World) -> dict[str, Any]:
+def describe_environment(world: World) -> dict[str, object]:
     """Return versions, commit, command and device, which the log records at the start."""
     gpu = world.device.type == "cuda"
     return {

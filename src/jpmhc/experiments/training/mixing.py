@@ -11,7 +11,7 @@ from jpmhc.mixers import Mixer
 
 
 @torch.no_grad()
-def mixing_statistics(model: nn.Module, run: Callable[[], Any]) -> dict[str, Any]:
+def mixing_statistics(model: nn.Module, run: Callable[[], object]) -> dict[str, Any]:
     """Measure every H_res of a model while it runs on a few rows.
 
     Args:

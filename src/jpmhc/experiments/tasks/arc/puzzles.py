@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -85,7 +85,7 @@ class _Fault(ValueError):
     """A fault inside a file: the position, then a sentence."""
 
 
-def parse_puzzle(name: str, content: Any, source: str, answers: bool = True) -> Puzzle:
+def parse_puzzle(name: str, content: object, source: str, answers: bool = True) -> Puzzle:
     """Check the content of an ARC JSON file and turn it into a puzzle; an error names source, task and position."""
     try:
         if not isinstance(content, dict):
@@ -96,7 +96,7 @@ def parse_puzzle(name: str, content: Any, source: str, answers: bool = True) -> 
     return Puzzle(name, train, test)
 
 
-def _parse_pairs(content: dict[str, Any], part: str, optional_output: bool) -> tuple[Pair, ...]:
+def _parse_pairs(content: dict[str, object], part: str, optional_output: bool) -> tuple[Pair, ...]:
     pairs = content.get(part)
     if not isinstance(pairs, list) or not pairs:
         fault = f"must be a list with at least one pair, not {_type_of(pairs)}" if part in content else "is missing"
@@ -104,7 +104,7 @@ def _parse_pairs(content: dict[str, Any], part: str, optional_output: bool) -> t
     return tuple(_parse_pair(pair, f", {part} pair {k}", optional_output) for k, pair in enumerate(pairs))
 
 
-def _parse_pair(pair: Any, where: str, optional_output: bool) -> Pair:
+def _parse_pair(pair: object, where: str, optional_output: bool) -> Pair:
     if not isinstance(pair, dict):
         raise _Fault(f'{where}: a pair is an object with "input" and "output", not {_type_of(pair)}')
     for side in ("input",) if optional_output else ("input", "output"):
@@ -117,14 +117,14 @@ def _parse_pair(pair: Any, where: str, optional_output: bool) -> Pair:
     )
 
 
-def _parse_grid(value: Any, where: str) -> np.ndarray:
+def _parse_grid(value: object, where: str) -> np.ndarray:
     rows = value.tolist() if isinstance(value, np.ndarray) else value
     if fault := _fault_of_grid(rows):
         raise _Fault(f"{where}: {fault}")
     return np.array(rows, np.uint8)
 
 
-def _fault_of_grid(rows: Any) -> str | None:
+def _fault_of_grid(rows: object) -> str | None:
     """Return a sentence about the fault of a grid, or None."""
     if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
         return f"a grid is a list of rows of colours, not {_type_of(rows)}"
@@ -142,7 +142,7 @@ def _fault_of_grid(rows: Any) -> str | None:
     return None
 
 
-def _type_of(value: Any) -> str:
+def _type_of(value: object) -> str:
     """Name a JSON value's type for a message."""
     names = {dict: "an object", list: "a list", str: "a string", type(None): "null"}
     name = names.get(type(value), f"a {type(value).__name__}")
