@@ -13,12 +13,12 @@ def with_real_numbers() -> contextlib.AbstractContextManager[object]:
 
 
 def is_transformed() -> bool:
-    """Say whether `torch.func`, forward-mode differentiation or `torch.jit.trace` looks at what is computed now."""
+    """Say whether the code runs under `torch.func`, forward-mode differentiation or `torch.jit.trace`."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0 or torch._C._is_tracing()
 
 
 def is_exported() -> bool:
-    """Say whether `torch.export` traces what is computed now.
+    """Say whether `torch.export` traces the code that runs now.
 
     Inside every compilation torch 2.11 answers True to `torch.compiler.is_exporting()`; the flag behind it is right.
     """

@@ -9,7 +9,7 @@ _UNCHANGED = contextlib.nullcontext()
 
 
 def single_or_double(tensor: Tensor) -> Tensor:
-    """Return the tensor in the precision that small matrices are computed in: float64 stays, the rest is float32."""
+    """Return the tensor in the precision of small matrices: float64 stays, other types become float32."""
     if not tensor.is_floating_point():
         raise ValueError(f"expected a floating-point tensor, got {tensor.dtype}")
     return tensor if tensor.dtype == torch.float64 else tensor.float()

@@ -121,8 +121,8 @@ def _differentiable(plain: Any, inputs: tuple[Any, ...], gradient: Tensor | None
         return (None,) * len(inputs)
     with torch.enable_grad():
         result = plain(*given)
-    found = iter(torch.autograd.grad(result, wanted, gradient, create_graph=torch.is_grad_enabled()))
-    return tuple(next(found) if isinstance(t, Tensor) and t.requires_grad else None for t in inputs)
+    results = iter(torch.autograd.grad(result, wanted, gradient, create_graph=torch.is_grad_enabled()))
+    return tuple(next(results) if isinstance(t, Tensor) and t.requires_grad else None for t in inputs)
 
 
 def _total(first: Tensor | None, second: Tensor | None) -> Tensor | None:
@@ -200,7 +200,7 @@ class _Scatter(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, write: Tensor, skip: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, y, write, skip)
-        # Not a matrix product: selective checkpointing keeps those, and what is kept may not be added to.
+        # Not a matrix product: selective checkpointing keeps products, and a tensor that it keeps must not change.
         out = write.unsqueeze(-1) * y.unsqueeze(-2)
         return out.add_(x) if skip is None else out.baddbmm_(skip, x)
 

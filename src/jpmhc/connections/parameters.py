@@ -13,7 +13,7 @@ from jpmhc.connections.stack import HyperConnectionStack
 
 
 def parameter_groups(model: nn.Module, weight_decay: float, *, projections_apart: bool = False) -> list[dict[str, Any]]:
-    """Two optimiser groups: matrices with weight decay; mixing logits, frames, norms and biases without.
+    """Return two optimiser groups: matrices with weight decay; mixing logits, frames, norms and biases without.
 
     Decay would pull mixing logits to zero over a long run: to equal reads, and for mixtures to the uniform skip. The
     projection behind dynamic coefficients does decay: towards the static coefficients.
@@ -39,11 +39,11 @@ def parameter_groups(model: nn.Module, weight_decay: float, *, projections_apart
     maps = [module for module in model.modules() if isinstance(module, CoefficientMap)]
     mixing = {id(parameter) for one in maps for parameter in one.parameters() if parameter is not one.weight}
     decayed: list[nn.Parameter] = []
-    kept: list[nn.Parameter] = []
+    spared: list[nn.Parameter] = []
     for parameter in model.parameters():
         if parameter.requires_grad:
-            (kept if parameter.ndim < 2 or id(parameter) in mixing else decayed).append(parameter)
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": kept, "weight_decay": 0.0}]
+            (spared if parameter.ndim < 2 or id(parameter) in mixing else decayed).append(parameter)
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
     if projections_apart:
         projections = {id(one.weight) for one in maps if one.weight is not None}
         groups[0]["params"] = [parameter for parameter in decayed if id(parameter) not in projections]
@@ -57,14 +57,15 @@ def load_plain_weights(
 ) -> None:
     """Load a plain model's weights into a model with hyper-connections, which then computes what the plain one did.
 
-    Each name must find its place, and each of the model's weights, except the connections' own, must get a value of
-    its shape; otherwise nothing is loaded and the names are in the error. A connection keeps the name of the layer that
-    it wraps: `layers.0.linear.weight` goes to `layers.connections.0.sublayer.linear.weight` by itself.
+    Each weight of the plain model must have a name in this model, and each weight of this model, except the
+    connections' own, must get a value of its shape. Otherwise nothing is loaded, and the error lists the names. A
+    connection keeps the name of the layer that it wraps: `layers.0.linear.weight` goes to
+    `layers.connections.0.sublayer.linear.weight` by itself.
 
     Args:
         model: The model with fresh connections, which are left as they are.
         weights: The plain model's `state_dict()`.
-        rename: The beginnings of names that differ, {plain model's: this model's}; the longest that fits is replaced.
+        rename: Beginnings of names that differ, {plain model's: this model's}. The longest that fits is replaced.
     """
     if not isinstance(weights, Mapping):
         raise ValueError(f"weights must be a plain model's state_dict(), got {type(weights).__name__}")
@@ -77,47 +78,47 @@ def load_plain_weights(
                 f"no weight's name begins with {beginning!r}; the first one is {next(iter(weights), None)!r}"
             )
     now = model.state_dict()
-    places = {_plain_name(model, name): name for name in now}
+    own_names = {_plain_name(model, name): name for name in now}  # by the plain model's
     own = {
         f"{path}.{name}" if path else name
         for path, module in model.named_modules()
         if isinstance(module, CoefficientMap)
         for name in module.state_dict()
     }
-    found: dict[str, Tensor] = {}
+    values: dict[str, Tensor] = {}
     unknown = []
     for name, value in weights.items():
         new = _rename(name, rename)
-        place = new if new in places.values() else places.get(new)
-        if place is None:
+        own_name = new if new in own_names.values() else own_names.get(new)
+        if own_name is None:
             unknown.append(name)
         else:
-            found[place] = value
-    missing = [plain for plain, place in places.items() if place not in own and place not in found]
+            values[own_name] = value
+    missing = [plain for plain, own_name in own_names.items() if own_name not in own and own_name not in values]
     if missing or unknown:
         raise ValueError(
             f"the names do not fit: {_list_names(missing)} of the model without a value, {_list_names(unknown)} of the "
             "weights without a place; load_plain_weights(model, weights, {'their beginning': 'the model's beginning'}) "
             "says which belong together"
         )
-    for place, value in found.items():
-        if now[place].shape != value.shape:
+    for own_name, value in values.items():
+        if now[own_name].shape != value.shape:
             raise ValueError(
-                f"{place} of the model has the shape {list(now[place].shape)}, and the weights have "
+                f"{own_name} of the model has the shape {list(now[own_name].shape)}, and the weights have "
                 f"{list(value.shape)} for it; nothing was loaded"
             )
-    model.load_state_dict(found, strict=False)
+    model.load_state_dict(values, strict=False)
 
 
 def _plain_name(model: nn.Module, name: str) -> str:
     """Return the name that a parameter would have if stacks and connections were the layers inside them."""
-    kept, module = [], model
+    parts, module = [], model
     for part in name.split("."):
         is_inner = isinstance(module, HyperConnection) and part == "sublayer"
         if not is_inner and not (isinstance(module, HyperConnectionStack) and part == "connections"):
-            kept.append(part)
+            parts.append(part)
         module = getattr(module, part, module)
-    return ".".join(kept)
+    return ".".join(parts)
 
 
 def _rename(name: str, rename: Mapping[str, str]) -> str:

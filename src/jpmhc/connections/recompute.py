@@ -1,10 +1,10 @@
-r"""Streams that a stack does not keep for the backward pass, but writes again when it gets there.
+r"""Recomputed streams: the backward pass of a stack writes most of them again, instead of keeping them.
 
 A stack of L connections keeps L stream tensors, n times as large as a sublayer's input each. The write
 $x_{l+1} = H_l x_l + w_l \otimes y_l$ needs only the streams before it, the sublayer's output and the coefficients, and
 the last two are kept anyway. So only some stream tensors are kept. Each starts a segment of connections, and when the
 backward pass reaches a segment, it writes the other streams there again, without running a sublayer twice. It begins in
-the last segment, so that the streams there are not given up in the first place.
+the last segment, whose streams are therefore not freed at all.
 
 Memory is fullest when the backward pass begins: the activations of all sublayers are then alive, and every connection
 that it has passed frees some. So the segments at the end of the stack are short, and those before them longer and
@@ -37,9 +37,9 @@ SUBLAYER_KEEPS = 4  # hidden states, at least: the input, its norm, an inner sta
 def choose_starts(connections: int, streams: int) -> frozenset[int]:
     """Return the numbers of the connections before which streams are kept, so that the peak of memory is lowest.
 
-    Under a given limit, the segments are made as long as it allows, from the first one on: the further one reaches, the
-    further the next can. The lowest limit under which they reach the end of the stack is found by trying. Other choices
-    may have the same peak; this one keeps few streams, which is best if sublayers keep more than is assumed.
+    For a given limit of memory, each segment from the first one on is as long as the limit allows: the further one
+    reaches, the further the next can. The limit grows until the segments reach the end of the stack. Other choices may
+    have the same peak; this one keeps few streams, which is best if sublayers keep more than is assumed.
     """
     limit = streams + SUBLAYER_KEEPS * connections  # in hidden states; one kept tensor is needed in any case
     while True:
@@ -55,13 +55,13 @@ def choose_starts(connections: int, streams: int) -> frozenset[int]:
 
 
 class Kept(NamedTuple):
-    """A tensor for the backward pass, detached: autograd holds it, and must not be held by it in turn."""
+    """A detached tensor for the backward pass: autograd holds it, and it must not hold the graph in turn."""
 
     tensor: Tensor
     version: int  # counts the changes in place
 
     def find(self) -> Tensor:
-        """Return the tensor, or refuse if it was changed in place, as autograd does."""
+        """Return the tensor. Raise an error if it was changed in place, as autograd does."""
         if _count_changes(self.tensor) != self.version:
             raise RuntimeError(
                 f"a tensor of shape {list(self.tensor.shape)} that the backward pass of a stack needs was changed in "
@@ -80,10 +80,10 @@ def _count_changes(tensor: Tensor) -> int:
 
 
 def may_recompute(x: Tensor) -> bool:
-    """Say whether this module decides what is kept of the streams, and can tell them apart.
+    """Say whether a stack may write these streams again in the backward pass.
 
-    It does not decide where somebody else takes all saved tensors: activation checkpointing, `save_on_cpu`. Streams are
-    told apart by their memory, which empty and transformed ones and DTensors do not have.
+    It may not where other hooks take all saved tensors, as activation checkpointing and `save_on_cpu` do. And it tells
+    streams apart by their memory, which empty and transformed ones and DTensors do not have.
     """
     saved_elsewhere = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
     return not (saved_elsewhere or x.numel() == 0 or modes.is_transformed() or dtensors.is_dtensor(x))
@@ -101,13 +101,11 @@ class Segment:
         self.writes: list[Callable[[Tensor], Tensor]] = []
 
     def forget_streams(self) -> None:
-        """Give up all streams but the first ones, now that the forward pass is behind them."""
+        """Free all streams but the first ones, which the forward pass has left behind."""
         self.streams = {0: self.streams[0]}
 
     def find_streams(self, index: int) -> Tensor:
-        """Return the streams after `index` writes. Those beyond the next ones, which the backward pass has left behind,
-        are given up.
-        """
+        """Return the streams after `index` writes. Free the streams that the backward pass no longer needs."""
         for known in [k for k in self.streams if k > index + 1]:
             del self.streams[known]
         return run_untraced()(self._write_again, (index,))
@@ -126,8 +124,9 @@ _untraced: Callable[[Callable[..., Any], tuple[Any, ...]], Any] | None = None
 
 
 def run_untraced() -> Callable[[Callable[..., Any], tuple[Any, ...]], Any]:
-    """Return a function that calls another one out of `torch.compile`'s sight; made when it is first needed, as it
-    imports all of the compiler.
+    """Return a function that calls another one, untraced by `torch.compile`.
+
+    It is made when it is first needed, because that imports all of the compiler.
     """
     global _untraced
     if _untraced is None:
@@ -136,9 +135,9 @@ def run_untraced() -> Callable[[Callable[..., Any], tuple[Any, ...]], Any]:
 
 
 class StreamKeeper:
-    """Runs the steps of a stack so that autograd saves, for streams that are not kept, the way to write them again.
+    """Runs the steps of a stack. In place of streams that are not kept, autograd saves how to write them again.
 
-    No compiler traces the steps: it would trace those of every connection anew, and nothing of what is replaced here.
+    No compiler traces the steps: it would trace every connection anew, without what is replaced here.
 
     Args:
         starts: Numbers of the connections before which streams are kept, the first being 0; with the number of all
@@ -150,7 +149,7 @@ class StreamKeeper:
         self.starts = starts
         self.passed = 0  # connections that have written
         self.segment: Segment = run_untraced()(Segment, (first,))
-        self.places: dict[int, tuple[Segment, int]] = {}  # of the streams in use, by the address of their memory
+        self.numbers: dict[int, tuple[Segment, int]] = {}  # of the streams in use, by their memory's address
         self.saved_shape: tuple[int, ...] | None = None
 
     def begin(self, x: Tensor) -> None:
@@ -168,16 +167,14 @@ class StreamKeeper:
     def write(
         self, block: "HyperConnection", x: Tensor, y: Tensor, state: "State", following: "HyperConnection | None"
     ) -> "tuple[Tensor, tuple[Tensor, State] | None]":
-        """Run a connection's write. Return the new streams, and what the connection `following` reads, if it is fused
-        with it.
-        """
+        """Run a write. Return the new streams, and the read of `following` if it is fused with the write."""
         return run_untraced()(self._write, (block, x, y, state, following))
 
     def _begin(self, x: Tensor) -> None:
         self.passed += 1
         self.segment.forget_streams()
         self.segment = Segment(x)
-        self.places = {}
+        self.numbers = {}
 
     def _watch(self, step: Callable[..., Any], given: tuple[Any, ...], saved_shape: tuple[int, ...] | None) -> Any:
         """Run a step. `saved_shape` is the shape of new streams that the step saves by itself."""
@@ -204,18 +201,18 @@ class StreamKeeper:
             self._begin(x)
         else:
             self.passed += 1
-            place = self.segment, len(self.segment.writes)
-            self.segment.streams[place[1]] = keep(x)
-            self.places = {x.untyped_storage().data_ptr(): place}
+            number = len(self.segment.writes)
+            self.segment.streams[number] = keep(x)
+            self.numbers = {x.untyped_storage().data_ptr(): (self.segment, number)}
         return x, begun
 
     def _pack(self, tensor: Tensor) -> Any:
         address = tensor.untyped_storage().data_ptr()
-        place = self.places.get(address)
+        streams = self.numbers.get(address)
         first = self.segment.streams[0].tensor.untyped_storage().data_ptr()
-        if place is None and self.saved_shape == tensor.shape and address != first:
-            place = (self.segment, len(self.segment.writes) + 1)
-        return keep(tensor) if place is None else (*place, tensor.size(), tensor.stride(), tensor.storage_offset())
+        if streams is None and self.saved_shape == tensor.shape and address != first:
+            streams = (self.segment, len(self.segment.writes) + 1)
+        return keep(tensor) if streams is None else (*streams, tensor.size(), tensor.stride(), tensor.storage_offset())
 
 
 def _unpack(saved: Any) -> Tensor:

@@ -78,8 +78,8 @@ class HyperConnectionStack(nn.Module):
             raise ValueError("a stack needs at least one HyperConnection, got none")
         shapes = sorted({(block.streams, block.dim) for block in self.connections})
         if len(shapes) > 1:
-            found = " and ".join(f"{streams} streams of {dim}" for streams, dim in shapes)
-            raise ValueError(f"the connections of a stack must have the same streams and dim, got {found}")
+            sizes = " and ".join(f"{streams} streams of {dim}" for streams, dim in shapes)
+            raise ValueError(f"the connections of a stack must have the same streams and dim, got {sizes}")
         if expand is not None:  # the streams are said to be streams, or made here
             for module in self.modules():
                 if isinstance(module, HyperConnection):
@@ -216,13 +216,13 @@ def keep_read(x: Tensor, read: Any) -> ReadAhead:
     return x, x._version, torch.is_grad_enabled(), read
 
 
-def use_read(kept: ReadAhead | None, x: Tensor) -> Any:
+def use_read(ahead: ReadAhead | None, x: Tensor) -> Any:
     """Return what was read ahead, if it was read from these streams as they are now; else None.
 
     A layer that is recomputed reads for itself: what was read before it began is not there when it runs again.
     """
-    if kept is None or torch.compiler.is_compiling() or _may_be_recomputed():
+    if ahead is None or torch.compiler.is_compiling() or _may_be_recomputed():
         return None
-    streams, version, differentiable, read = kept
+    streams, version, differentiable, read = ahead
     fits = streams is x and version == x._version and (differentiable or not torch.is_grad_enabled())
     return read if fits else None

@@ -25,15 +25,15 @@ def expand_streams(x: Tensor, streams: int) -> Tensor:
 def reduce_streams(x: Tensor) -> Tensor:
     """Take the mean over the streams, which undoes `expand_streams`. [..., n, d] → [..., d]"""
     if not isinstance(x, Tensor) or x.ndim < 2 or x.shape[-2] < 1:
-        found = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"expected streams of shape [..., n, d] with n >= 1, got {found}")
+        given = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"expected streams of shape [..., n, d] with n >= 1, got {given}")
     if not x.is_floating_point():
         raise ValueError(f"expected floating-point streams, got {x.dtype}")
     return x.mean(-2)
 
 
 def check_streams(x: Any, streams: int, dim: int) -> None:
-    """Refuse what is not [..., n, d] with n streams of this width, or one that stands for n equal ones."""
+    """Raise an error if x is not [..., n, d] or [..., 1, d]: n streams of this width, or one for n equal ones."""
     if not isinstance(x, Tensor):
         raise ValueError(f"expected streams of shape [..., {streams}, {dim}], got {type(x).__name__}")
     if x.ndim < 2 or x.shape[-1] != dim or x.shape[-2] not in (streams, 1):
@@ -43,10 +43,10 @@ def check_streams(x: Any, streams: int, dim: int) -> None:
 
 
 def notice_tokens(x: Tensor, streams: int) -> bool:
-    """Warn where streams [batch, n, d] may be the hidden states of n tokens; say whether their values were looked at.
+    """Warn if streams [batch, n, d] may be the hidden states of n tokens. Return whether their values were looked at.
 
-    What `expand_streams` returns are equal streams, and so the first ones that a model sees: different ones are taken
-    for tokens. What is transformed or captured, and what holds no values, is not looked at.
+    A model's first streams come from `expand_streams` and are equal; different ones are taken for tokens. Tensors that
+    are transformed, captured or without values are not looked at.
     """
     if x.is_meta or isinstance(x, FakeTensor) or modes.is_transformed():
         return False
@@ -65,15 +65,15 @@ def notice_tokens(x: Tensor, streams: int) -> bool:
 
 
 def check_hidden_state(x: Any, dim: int) -> None:
-    """Refuse what is not a hidden state [..., d] of this width."""
+    """Raise an error if x is not a hidden state [..., d] of this width."""
     if not isinstance(x, Tensor) or x.ndim < 1 or x.shape[-1] != dim:
-        found = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"expected a hidden state of shape [..., {dim}], got {found}")
+        given = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"expected a hidden state of shape [..., {dim}], got {given}")
     if not x.is_floating_point():
         raise ValueError(f"expected a floating-point hidden state, got {x.dtype}")
 
 
 def flatten_streams(x: Tensor, streams: int, dim: int) -> Tensor:
-    """Line up the streams of all tokens, and repeat one that stands for n equal ones. [T, n, d]"""
+    """Return the streams of all tokens in one row, with n copies of a stream that stands for n equal ones. [T, n, d]"""
     flat = x.reshape(-1, x.shape[-2], dim)
     return flat if flat.shape[1] == streams else expand_streams(flat.squeeze(1), streams)

@@ -47,9 +47,9 @@ def find_accepted(sublayer: Any) -> Accepted:
 
 
 def route_keywords(blocks: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return for each connection those keyword arguments that its sublayer takes.
+    """Return for each connection the keyword arguments that its sublayer takes.
 
-    A keyword that no sublayer takes is refused, and so are arguments without a name where a sublayer takes fewer.
+    Raise an error for a keyword that no sublayer takes, and for more arguments without a name than a sublayer takes.
     """
     takes = [block._accepted for block in blocks]
     for k, one in enumerate(takes):
@@ -73,13 +73,13 @@ def first_of(result: Any) -> Any:
 
 
 def check_sublayer_output(y: Any, x: Tensor) -> Tensor:
-    """Return what a sublayer returned, if it can be written back to the streams x. [..., d]"""
+    """Return a sublayer's output, if it can be written back to the streams x; else raise an error. [..., d]"""
     if dtensors.is_dtensor(x) and not dtensors.is_dtensor(y):  # sublayers may return this process's tokens alone
         x = x.to_local()  # type: ignore[attr-defined]
     wanted = (*x.shape[:-2], x.shape[-1])
     if not isinstance(y, Tensor) or y.shape != wanted:
-        found = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
-        raise ValueError(f"the sublayer must return a tensor of shape {list(wanted)}, got {found}")
+        given = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
+        raise ValueError(f"the sublayer must return a tensor of shape {list(wanted)}, got {given}")
     if not y.is_floating_point():
         raise ValueError(f"the sublayer must return floating-point numbers, got {y.dtype}")
     return y
@@ -101,19 +101,18 @@ def check_write(block: "HyperConnection", x: Tensor, y: Tensor, state: "State") 
 def warn_of_own_residual(sublayer: Any) -> None:
     """Warn if the source of a sublayer's forward adds the input to something computed from it.
 
-    Only plain Python is understood, `x + f(x)` and `residual = x` with `residual + h` later; what is not understood
-    passes in silence.
+    It understands `x + f(x)`, and `residual = x` with `residual + h` later. Other code passes without a warning.
     """
     while isinstance(sublayer, nn.Sequential) and len(sublayer) == 1:
         sublayer = sublayer[0]
     if not isinstance(sublayer, nn.Module):
         return
-    found = _find_addition(type(sublayer).forward)
-    if found is not None:
+    addition = _find_addition(type(sublayer).forward)
+    if addition is not None:
         parts = [name for name, _ in sublayer.named_children()] or [name for name, _ in sublayer.named_parameters()]
         warnings.warn(
             f"the sublayer {type(sublayer).__name__} (with {', '.join(parts) or 'no parameters'}) adds its own input, "
-            f"`{found}`, and the connection around it adds it again: make one connection for each part without its "
+            f"`{addition}`, and the connection around it adds it again: make one connection for each part without its "
             "residual, or let jpmhc.wrap replace the additions of a whole model",
             stacklevel=3,
         )
@@ -134,7 +133,7 @@ def _find_addition(forward: Any) -> str | None:
 
 
 class _Additions:
-    """A walk through a function's statements that knows which names are its input, and which are made from it."""
+    """A walk through a function's statements that tracks which names are its input, and which are made from it."""
 
     def __init__(self, argument: str) -> None:
         self.input, self.made = {argument}, {argument}
@@ -143,11 +142,11 @@ class _Additions:
         """Return the first addition of the input among these statements and those inside them."""
         for statement in statements:
             inner = [getattr(statement, part, []) for part in ("body", "orelse")]
-            found = self._look_at(statement) if not any(inner) else None
+            addition = self._look_at(statement) if not any(inner) else None
             for body in inner:
-                found = found or self.search(body)
-            if found:
-                return found
+                addition = addition or self.search(body)
+            if addition:
+                return addition
         return None
 
     def _look_at(self, statement: ast.stmt) -> str | None:

@@ -77,8 +77,8 @@ class Launcher:
         compiled = self.compiled.get(device)
         if compiled is None or not can_launch_directly(compiled):
             return None
-        found = self.direct[device, get_ident()] = DirectLaunch(compiled)
-        return found
+        direct = self.direct[device, get_ident()] = DirectLaunch(compiled)
+        return direct
 
     def _launch_through_triton(self, device: int, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
         tensors = [argument.tensor() if isinstance(argument, BufferPart) else argument for argument in arguments]

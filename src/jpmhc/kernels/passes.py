@@ -109,10 +109,10 @@ class _Differentiable(Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> Tensors:
         fused: Pass = ctx.fused
         saved = ctx.saved_tensors  # once: activation checkpointing unpacks them a single time
-        found = fused.differentiate(ctx, fused.backward, saved, gradients, *fused.in_eager_mode)
+        returned = fused.differentiate(ctx, fused.backward, saved, gradients, *fused.in_eager_mode)
         if torch.is_grad_enabled():  # someone keeps the gradients' graph
-            found = _Refuse.apply(len(found), *found, *saved, *gradients)
-        return None, *found
+            returned = _Refuse.apply(len(returned), *returned, *saved, *gradients)
+        return None, *returned
 
 
 class _Refuse(Function):

@@ -127,7 +127,7 @@ class _Tape(TorchDispatchMode):
 def make_recording(tape: _Tape, tensors: list[Tensor], results: Any) -> "Recording | None":
     """Make the recording of a step that was run with these tensors, or None if it cannot be replayed."""
     sources = [*tensors, *tape.allocated]
-    place = {t.data_ptr(): k for k, t in enumerate(sources) if t.numel()}
+    indices = {t.data_ptr(): k for k, t in enumerate(sources) if t.numel()}
     several = isinstance(results, tuple)
     returned = [
         None if r is None else next((k for k, t in enumerate(sources) if t is r or _are_same(t, r)), -1)
@@ -137,17 +137,17 @@ def make_recording(tape: _Tape, tensors: list[Tensor], results: Any) -> "Recordi
         return None
     launches: list[Launch] = []
     for launcher, grid, arguments in tape.launches:
-        found: list[Any] = []
+        given: list[Any] = []
         for argument in arguments:
             if argument is None or isinstance(argument, int):
-                found.append(argument)
+                given.append(argument)
                 continue
             part = isinstance(argument, BufferPart)
             address = (argument.buffer if part else argument).data_ptr()
-            if address not in place:
+            if address not in indices:
                 return None
-            found.append(Source(place[address], argument if part else None))
-        launches.append((launcher, grid, found))
+            given.append(Source(indices[address], argument if part else None))
+        launches.append((launcher, grid, given))
     return Recording(tape.allocated, launches, returned, several, tensors[0])
 
 
@@ -195,7 +195,7 @@ class Recording:
         self.launches, self.several = launches, several
         self.device = like.get_device()
         self.allocations = [_prepare_allocation(tensor) for tensor in allocated]
-        pointers = sorted({(a.index, a.offset) for _, _, found in launches for a in found if type(a) is Source})
+        pointers = sorted({(a.index, a.offset) for _, _, given in launches for a in given if type(a) is Source})
         self.indices, self.offsets = [index for index, _ in pointers], [offset for _, offset in pointers]
         self.returned = [-1 if k is None else k for k in returned]  # `run` puts None behind the last tensor
         self.packed: PackedLaunches | None = None
@@ -204,8 +204,8 @@ class Recording:
             if all(kernel is not None and can_launch_directly(kernel) for kernel in compiled):
                 slots = {pointer: k for k, pointer in enumerate(pointers)}
                 arguments = [
-                    [("slot", slots[a.index, a.offset]) if type(a) is Source else ("value", a) for a in found]
-                    for _, _, found in launches
+                    [("slot", slots[a.index, a.offset]) if type(a) is Source else ("value", a) for a in given]
+                    for _, _, given in launches
                 ]
                 self.packed = PackedLaunches(compiled, [grid for _, grid, _ in launches], arguments, len(slots))
 
@@ -216,8 +216,8 @@ class Recording:
         made = [allocate() for allocate in self.allocations]
         tensors += made
         if self.packed is None:
-            for launcher, grid, found in self.launches:
-                launcher.run(grid, *(a.find(tensors) if type(a) is Source else a for a in found))
+            for launcher, grid, given in self.launches:
+                launcher.run(grid, *(a.find(tensors) if type(a) is Source else a for a in given))
         else:
             addresses += map(Tensor.data_ptr, made)
             starts = map(addresses.__getitem__, self.indices)

@@ -1,4 +1,4 @@
-"""Residual mixers, one folder each: the PyTorch form, the Triton form, the start, the set, how the theory draws it."""
+"""Residual mixers, one file each: rule, start, set, random matrices. NAME_triton.py is the mixer in the kernels."""
 
 from jpmhc.mixers.base import Mixer, SettingsModule, TritonForm
 from jpmhc.mixers.cayley import Cayley

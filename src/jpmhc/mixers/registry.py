@@ -1,4 +1,4 @@
-"""Every mixer by the word that selects it. A new one is a folder beside this file, an import and an entry here."""
+"""Every mixer by the word that selects it. A new one is a file beside this one, an import and an entry here."""
 
 from torch import Generator, Tensor
 

@@ -96,7 +96,7 @@ def iterate(m, F: tl.constexpr):
 
 @triton.jit
 def iterate_derivative(m, h, grad, F: tl.constexpr):
-    r"""Differentiate the T iterations, which are run again with the scalings of both sides kept.
+    r"""Differentiate the T iterations: run them again, keep the scalings of both sides, and go back through them.
 
     A normalisation C' = C / (s + eps) with the sums s turns the gradient G of C' into (G - Σ G ⊙ C') / (s + eps).
     """
