@@ -274,3 +274,15 @@ def test_rounding_does_not_keep_points_from_converging():
     samples = simulate(network, 40, 6)
     truth = (z.unsqueeze(-1) / (z.unsqueeze(-1) - samples.flatten())).mean(-1)
     assert (z * found.G - truth).abs().max() < 0.05
+
+
+def test_a_sweep_seeds_large_batches_and_keeps_their_order():
+    network = Network.from_mixer("bistochastic", 5, 0.05)
+    x = torch.logspace(-2, 1, 210, dtype=torch.float64)[torch.randperm(210, generator=torch.Generator().manual_seed(0))]
+    z = x + 0.02j
+    swept = cauchy(network, z)
+    parts = [cauchy(network, part) for part in z.chunk(3)]
+    assert swept.converged.all()
+    assert (swept.G - torch.cat([part.G for part in parts])).abs().max() < 1e-7
+    assert swept.iterations.sum() < 0.8 * sum(part.iterations.sum() for part in parts)
+    assert (swept.known.z == z[swept.converged]).all()

@@ -36,6 +36,9 @@ _LATE = (60,)
 # Points no farther apart than this, in the logarithm of z, are led from one to the other at once; edges of bands lie
 # along the axis, where distances count so many times.
 _NEAR, _ALONG = 2.0, 3.0
+# Of at least so many points every 20th is solved first, and the others start from there: it takes a third to a half of
+# the evaluations away.
+_SWEPT, _SEED_EVERY = 200, 20
 # A point is accepted above the tolerance where its residual is at most so many times what rounding causes, and that is
 # at most the second number.
 _ACCEPTED_ABOVE_ROUNDING = 10.0
@@ -100,7 +103,7 @@ def _solve_row(network: Network, z: Tensor, options: Options, known: KnownPoints
         known = None
     if known is not None:
         known = replace(known, z=known.z / gain, unknowns=equation.coordinates(known.unknowns))
-    row = FixedPoints.concatenate([_solve_points(equation, part, known, options) for part in points.split(chunk)])
+    row = _solve_in_chunks(equation, points, known, options, chunk)
     good, left = row.converged, row.unconverged()
     values = equation.values(row.x)
     blocks = None
@@ -121,6 +124,23 @@ def _solve_row(network: Network, z: Tensor, options: Options, known: KnownPoints
         known=KnownPoints(z[good], values[good], equation.separated) if bool(good.any()) else None,
         hardest_layer=layers,
     )
+
+
+def _solve_in_chunks(
+    equation: ChainEquation, z: Tensor, known: KnownPoints | None, options: Options, chunk: int
+) -> FixedPoints:
+    """Solve at points z [B], so many at a time; a pre-sweep seeds large batches (appendix "OV pipeline")."""
+    if known is None and len(z) >= _SWEPT:
+        order = z.abs().argsort()
+        seeds, others = order[::_SEED_EVERY], order[torch.arange(len(z), device=z.device) % _SEED_EVERY != 0]
+        first = _solve_in_chunks(equation, z[seeds], None, options, chunk)
+        if bool(first.converged.any()):
+            known = KnownPoints(z[seeds][first.converged], first.x[first.converged])
+            rest = _solve_in_chunks(equation, z[others], known, options, chunk)
+            back = torch.cat([seeds, others]).argsort()
+            both = FixedPoints.concatenate([first, rest])
+            return FixedPoints(both.x[back], both.converged[back], both.residual[back], both.iterations[back])
+    return FixedPoints.concatenate([_solve_points(equation, part, known, options) for part in z.split(chunk)])
 
 
 def _solve_zero(network: Network, z: Tensor, matrix: bool) -> Solution:
