@@ -76,8 +76,19 @@ def smoke(run: ArcDecoderRun, seconds: float) -> None:
     packs = sum(training.pairs.count_packs(epoch) for epoch in range(3)) / 3
     pace = (time.monotonic() - compiled) / max(1, training.step - 1)
     print(f"{packs:.0f} steps per epoch, {pace * 1e3:.1f} ms per step", flush=True)
+    if device.type == "cuda":
+        profile(training)
     score = score_decoder(training.model, arc, 2, 0, run.slots, Display())
     print(score.summarize())
+
+
+def profile(training: Training) -> None:
+    """Print the kernels that some steps spend their time in, and the share of the time in which none runs."""
+    steps, first = 5, training.step
+    with torch.profiler.profile() as profiler:
+        training.train(lambda: training.step >= first + steps, lambda progress: None)
+        torch.cuda.synchronize()
+    print(profiler.key_averages().table(sort_by="self_device_time_total", row_limit=25, max_name_column_width=70))
 
 
 def main() -> None:

@@ -34,7 +34,8 @@ class NorMuon(Optimizer):
 
     Args:
         params: Matrices, or groups of them.
-        lr: Learning rate: the singular values of a step are about so large.
+        lr: Learning rate: the singular values of a step are about so large. A group's `lr` may become a tensor on the
+            matrices' device, which a recorded CUDA graph reads anew.
         betas: Decay of the momentum and of the rows' squares.
         weight_decay: Decoupled weight decay.
     """
@@ -72,7 +73,9 @@ class NorMuon(Optimizer):
                 self._move(matrices, group["lr"], group["betas"], group["weight_decay"])
         return loss
 
-    def _move(self, matrices: list[Tensor], lr: float, betas: tuple[float, float], weight_decay: float) -> None:
+    def _move(
+        self, matrices: list[Tensor], lr: float | Tensor, betas: tuple[float, float], weight_decay: float
+    ) -> None:
         gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
         states = [self.state[matrix] for matrix in matrices]
         for matrix, state in zip(matrices, states):
@@ -82,16 +85,16 @@ class NorMuon(Optimizer):
         momenta = [state["momentum"] for state in states]
         torch._foreach_lerp_(momenta, gradients, 1 - betas[0])
         updates = torch.stack(torch._foreach_lerp(gradients, momenta, betas[0]))
-        orthogonal = orthogonalise(updates).float()
+        orthogonal = orthogonalise(updates).float().contiguous()
         squares = torch.stack([state["squares"] for state in states])
         squares.lerp_(orthogonal.square().mean(-1, keepdim=True), 1 - betas[1])
         torch._foreach_copy_([state["squares"] for state in states], list(squares.unbind()))
         scaled = orthogonal / (squares.sqrt() + _SMALL)
         rows, columns = matrices[0].shape
         sizes = [torch.linalg.vector_norm(one, dim=(-2, -1), keepdim=True) for one in (orthogonal, scaled)]
-        scaled *= max(1.0, rows / columns) ** 0.5 * sizes[0] / (sizes[1] + _SMALL)
+        scaled *= sizes[0] / (sizes[1] + _SMALL) * (-lr * max(1.0, rows / columns) ** 0.5)
         torch._foreach_mul_(matrices, 1 - lr * weight_decay)
-        torch._foreach_add_(matrices, list(scaled.to(matrices[0].dtype).unbind()), alpha=-lr)
+        torch._foreach_add_(matrices, list(scaled.to(matrices[0].dtype).unbind()))
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ take a step together, which on CUDA is one recorded graph. When answers are fini
 so that a long answer never holds up short ones.
 """
 
-import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from jpmhc import checks
 from jpmhc.experiments.models.arc_decoder import ArcDecoder
@@ -54,11 +53,13 @@ class Written:
 
 def prepare_answering(model: ArcDecoder) -> ArcDecoder:
     """Copy a model for answering: without dropout, and with matrices in the type that it computes in."""
-    model = copy.deepcopy(model).eval().requires_grad_(False)
-    for module in model.modules():
+    with model.tokens.device:
+        answering = ArcDecoder(model.config, len(model.puzzles))
+    answering.load_state_dict(model.state_dict())
+    for module in answering.modules():
         if isinstance(module, Linear):
             module.weight.data = module.weight.data.to(model.dtype)
-    return model
+    return answering.eval().requires_grad_(False)
 
 
 class Generator:
@@ -272,8 +273,3 @@ def measure_losses(model: ArcDecoder, sequences: Sequences) -> np.ndarray:
         sums = each.view(labels.shape).double().sum(1) / (labels != NO_LABEL).sum(1).clamp(min=1)
         losses[chosen] = sums.cpu().numpy()
     return losses
-
-
-def count_matrices(model: nn.Module) -> int:
-    """Count the weights that every token is multiplied with."""
-    return sum(m.weight.numel() for m in model.modules() if isinstance(m, Linear))

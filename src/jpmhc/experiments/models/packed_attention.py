@@ -22,19 +22,31 @@ def make_mask(pack: Pack) -> Tensor | BlockMask:
 
 
 def make_block_mask(pack: Pack) -> BlockMask:
-    """Describe the visible pairs of a pack by blocks."""
-    owners, count = pack.owners, pack.spans.shape[1]
-    first = pack.spans[0]
-    own = torch.arange(count, dtype=torch.int32, device=owners.device)
-    seen = own - first + 1  # each block of queries sees the blocks from `first` to itself
-    columns = torch.minimum(first[:, None] + own[None, :], own[-1])
+    """Describe the visible pairs of a pack by blocks: each block of queries sees the blocks from its first to itself.
+
+    The device is never waited for, and the constructor is used as `BlockMask.from_kv_blocks` would find out the blocks
+    of queries, which the pack knows, at a great cost on the host.
+    """
+    owners, (first, last) = pack.owners, pack.spans
+    own = torch.arange(len(first), dtype=torch.int32, device=owners.device)
+    keys = torch.minimum(first[:, None] + own, own[-1])  # of each block of queries, as many as `own - first + 1` count
+    queries = torch.minimum(own[:, None] + own, own[-1])
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (owners[query] == owners[key]) & (query >= key)
 
-    length = len(owners)
-    return BlockMask.from_kv_blocks(
-        seen[None, None], columns[None, None], BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(length, length)
+    return BlockMask(
+        seq_lengths=(len(owners), len(owners)),
+        kv_num_blocks=(own - first + 1)[None, None],
+        kv_indices=keys[None, None],
+        full_kv_num_blocks=None,
+        full_kv_indices=None,
+        q_num_blocks=(last - own + 1)[None, None],
+        q_indices=queries[None, None],
+        full_q_num_blocks=None,
+        full_q_indices=None,
+        BLOCK_SIZE=(BLOCK, BLOCK),
+        mask_mod=sees,
     )
 
 

@@ -89,6 +89,8 @@ class ArcDecoderRun:
     """Threads to compute with on a CPU; None: PyTorch's number."""
     compile: Literal["auto", "yes", "no"] = "auto"
     """Compile the step; auto: on CUDA, which needs it."""
+    record: Literal["auto", "yes", "no"] = "auto"
+    """Record the step as a CUDA graph, which spares the host the launches of its kernels; auto: on CUDA."""
     out: Path = Path("out/arc-decoder")
     """Folder of the run: configuration, log, checkpoint, score."""
     resume: bool = False
@@ -145,7 +147,19 @@ class ArcDecoderRun:
 
 
 # Settings that may differ when a run goes on: they do not change its result.
-_FREE = ("preset", "device", "threads", "compile", "out", "resume", "minutes", "save_minutes", "log_every", "slots")
+_FREE = (
+    "preset",
+    "device",
+    "threads",
+    "compile",
+    "record",
+    "out",
+    "resume",
+    "minutes",
+    "save_minutes",
+    "log_every",
+    "slots",
+)
 
 
 @dataclass(frozen=True)
@@ -217,8 +231,10 @@ class Training:
         torch.manual_seed(run.seed)
         self.model.load_state_dict(ArcDecoder(run.model, len(arc.puzzles)).state_dict())
         self.model.zero_grad(set_to_none=True)
-        self.optimizers = make_optimizers(run, self.model)
-        self.rates = [[group["lr"] for group in one.param_groups] for one in self.optimizers]
+        self.records = run.record == "yes" or (run.record == "auto" and device.type == "cuda")
+        self.optimizers = make_optimizers(run, self.model, self.records)
+        self.rates = [[float(group["lr"]) for group in one.param_groups] for one in self.optimizers]
+        self.recorded: RecordedStep | None = None
         self.epoch, self.index, self.step, self.seconds = 0, 0, 0, 0.0
         self.curves: dict[str, list[float]] = {"epoch": [], "loss": [], "gradient_norm": [], "seconds": []}
         self._sums = torch.zeros(2, dtype=torch.float64, device=device)  # loss and gradient norm over this epoch
@@ -245,6 +261,8 @@ class Training:
         began, steps = time.monotonic() - self.seconds, 0
         looked = time.monotonic()
         self.model.train()
+        if self.records and self.recorded is None and not self.finished:
+            self.recorded = RecordedStep(self)
         with ThreadPoolExecutor(1, thread_name_prefix="packs") as pool:
             for pack in self._packs(pool):
                 if stop():
@@ -280,10 +298,10 @@ class Training:
         for position in positions():
             following = pool.submit(make, *position)
             if waiting is not None:
-                yield waiting.result().to(self.device)
+                yield waiting.result()
             waiting = following
         if waiting is not None:
-            yield waiting.result().to(self.device)
+            yield waiting.result()
 
     def _take_step(self, pack: Pack) -> Tensor:
         """Train on one pack; returns the loss and the gradient's norm, on the device."""
@@ -291,16 +309,12 @@ class Training:
         factor = run.rate_factor((self.epoch + (self.index + 0.5) / self._packs_here()) / run.epochs)
         for optimizer, rates in zip(self.optimizers, self.rates):
             for group, rate in zip(optimizer.param_groups, rates):
-                group["lr"] = factor * rate
+                if self.records:
+                    group["lr"].fill_(factor * rate)
+                else:
+                    group["lr"] = factor * rate
         torch.manual_seed(int(counter.bits(run.seed, _SEED, self.step) >> 1))
-        loss = self.loss(pack)
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), run.clip)
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        sums = torch.stack([loss.detach(), norm.detach()]).double()
-        self._sums += sums
+        sums = self.compute(pack.to(self.device)) if self.recorded is None else self.recorded.replay(pack)
         self.step += 1
         self.index += 1
         if self.index == self._packs_here():
@@ -310,6 +324,28 @@ class Training:
             self._sums.zero_()
             self.epoch, self.index = self.epoch + 1, 0
         return sums
+
+    def compute(self, pack: Pack) -> Tensor:
+        """Do the part of a step that the device does; returns the loss and the gradient's norm."""
+        loss = self.loss(pack)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.run.clip)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        sums = torch.stack([loss.detach(), norm.detach()]).double()
+        self._sums += sums
+        return sums
+
+    def tensors(self) -> dict[tuple[int | str, ...], Tensor]:
+        """Return all tensors that a step changes, by name."""
+        tensors: dict[tuple[int | str, ...], Tensor] = {("sums",): self._sums}
+        for name, parameter in self.model.named_parameters():
+            tensors["model", name] = parameter.data
+        for k, optimizer in enumerate(self.optimizers):
+            for number, state in optimizer.state_dict()["state"].items():
+                tensors |= {(k, number, name): value for name, value in state.items()}
+        return tensors
 
     def _packs_here(self) -> int:
         return self.pairs.count_packs(self.epoch)
@@ -351,13 +387,57 @@ class Training:
             self.model.load_state_dict(content["model"])
         with explaining_misfit(path, "optimizers"):
             for optimizer, state in zip(self.optimizers, content["optimizers"]):
-                optimizer.load_state_dict(state)
+                own = optimizer.state_dict()["param_groups"]  # this device's; rates are set before every step
+                optimizer.load_state_dict({"state": state["state"], "param_groups": own})
         self.epoch, self.index, self.step, self.seconds = content["progress"]
         self.curves, self._sums = content["curves"], content["sums"]
 
 
-def make_optimizers(run: ArcDecoderRun, model: ArcDecoder) -> list[torch.optim.Optimizer]:
-    """Make NorMuon for the matrices of attention and feed-forward layers, and AdamW for everything else."""
+class RecordedStep:
+    """The device's part of a step as a CUDA graph.
+
+    Its first steps, which compile and choose kernels, are undone: every step of a run is a replay of the same graph.
+
+    Args:
+        training: The training, before its next step.
+    """
+
+    def __init__(self, training: Training) -> None:
+        device = training.device
+        self.pack = training.pairs.pack(training.epoch, training.index).to(device)
+        before = {name: tensor.clone() for name, tensor in training.tensors().items()}
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                training.compute(self.pack)
+        torch.cuda.current_stream(device).wait_stream(stream)
+        with torch.no_grad():
+            for name, tensor in training.tensors().items():
+                if name in before:
+                    tensor.copy_(before[name])
+                else:  # a new optimiser's state begins at zero
+                    tensor.zero_()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            self.sums = training.compute(self.pack)
+
+    def replay(self, pack: Pack) -> Tensor:
+        """Take a step on another pack; returns the loss and the gradient's norm, until the next step."""
+        for name, tensor in vars(pack).items():
+            getattr(self.pack, name).copy_(tensor, non_blocking=True)
+        self.graph.replay()
+        return self.sums
+
+
+def make_optimizers(run: ArcDecoderRun, model: ArcDecoder, recorded: bool = False) -> list[torch.optim.Optimizer]:
+    """Make NorMuon for the matrices of attention and feed-forward layers, and AdamW for everything else.
+
+    Args:
+        run: The rates.
+        model: The decoder.
+        recorded: Whether steps are recorded as a CUDA graph, which reads its rates from tensors on the device.
+    """
     attention = {
         id(linear.weight)
         for layer in model.modules()
@@ -377,8 +457,12 @@ def make_optimizers(run: ArcDecoderRun, model: ArcDecoder) -> list[torch.optim.O
     for group in parameter_groups(model, run.weight_decay):
         if others := [parameter for parameter in group["params"] if id(parameter) not in known]:
             rest.append({**group, "params": others})
-    adam = torch.optim.AdamW(rest, run.other_lr, (0.9, 0.95), fused=model.tokens.is_cuda)
-    return [NorMuon(matrices, run.lr), adam]
+    adam = torch.optim.AdamW(rest, run.other_lr, (0.9, 0.95), fused=model.tokens.is_cuda, capturable=recorded)
+    optimizers = [NorMuon(matrices, run.lr), adam]
+    if recorded:
+        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+            group["lr"] = torch.tensor(group["lr"], device=model.tokens.device)
+    return optimizers
 
 
 def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
