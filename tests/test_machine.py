@@ -1,10 +1,11 @@
-"""The user's number of threads is his own again after the package's small matrices."""
+"""The user's number of threads is restored after small matrices, and a container's memory is not overestimated."""
 
 import dataclasses
 
 import pytest
 import torch
 
+from jpmhc import machine
 from jpmhc.experiments.training import loop
 from jpmhc.experiments.training.presets import PRESETS
 from jpmhc.machine import one_thread, use_threads
@@ -38,6 +39,17 @@ def test_an_error_inside_gives_the_threads_back(two_threads):
 def test_none_leaves_the_threads_as_they_are(two_threads):
     with use_threads(None):
         assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(("limit", "free"), [("max", None), ("5000", 3100), ("99999999999999999", None)])
+def test_the_limit_of_a_container_is_kept_to(monkeypatch, tmp_path, limit, free):
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(machine, "_CONTAINER", tmp_path)
+    whole = machine.free_memory(cpu)
+    (tmp_path / "memory.max").write_text(f"{limit}\n")
+    (tmp_path / "memory.current").write_text("2000\n")
+    (tmp_path / "memory.stat").write_text("anon 1900\ninactive_file 100\nactive_file 7\n")
+    assert machine.free_memory(cpu) == pytest.approx(whole if free is None else free, rel=0.2 if free is None else 0)
 
 
 def test_the_laptop_preset_trains_with_one_thread(two_threads, monkeypatch, tmp_path):
