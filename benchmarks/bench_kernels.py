@@ -32,6 +32,14 @@ CASES: dict[str, Case] = {
 } | {
     "cayley, 2 iterations": (lambda n: mixers.Cayley(n, iterations=2), {}),
     "cayley, matrix read and write": (mixers.Cayley, {"read": "softmax_matrix", "write": "softmax_matrix"}),
+    "cayley, as in the paper": (
+        lambda n: mixers.Cayley(n, iterations=2),
+        {"norm": "layer", "read": "softmax_matrix", "write": "softmax_matrix"},
+    ),
+    "sinkhorn, as in the paper": (
+        lambda n: mixers.Sinkhorn(n, gradient="gauss_seidel"),
+        {"norm": "rms", "read": "sigmoid", "write": "sigmoid"},
+    ),
     "cayley, post-norm": (mixers.Cayley, {"post_norm": True}),
     "cayley, as in the recursive model": (mixers.Cayley, {"norm": "rms", "write": "sigmoid", "post_norm": True}),
 }

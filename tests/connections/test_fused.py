@@ -116,7 +116,9 @@ def test_sublayers_in_another_precision_are_brought_to_the_streams():
         (lambda: jpmhc.HyperConnection(nn.Identity(), 12, 4, kernels="fused"), "multiple of 8"),
         (lambda: jpmhc.HyperConnection(nn.Identity(), 16, 3, kernels="fused"), "take 2, 4, 8 streams, not 3"),
         (
-            lambda: jpmhc.HyperConnection(nn.Identity(), 16, 4, mixers.Sinkhorn(4, tolerance=1e-6), kernels="fused"),
+            lambda: jpmhc.HyperConnection(
+                nn.Identity(), 16, 4, mixers.Sinkhorn(4, gradient="unrolled", tolerance=1e-6), kernels="fused"
+            ),
             "without a tolerance",
         ),
         (lambda: block("cayley")(torch.randn(2, N, DIM, device=DEVICE).double()), "float32, bfloat16 or float16"),

@@ -21,6 +21,11 @@ VARIANTS = {
     "grassmann, rank 3": lambda n: mixers.Grassmann(n, 3),
     "sinkhorn, columns first": lambda n: mixers.Sinkhorn(n, iterations=7, first="columns", clamp=2.0),
     "sinkhorn, unrolled": lambda n: mixers.Sinkhorn(n, iterations=6, gradient="unrolled", clamp=2.0),
+    "sinkhorn of the paper": lambda n: mixers.Sinkhorn(n, iterations=20, gradient="gauss_seidel"),
+    "sinkhorn, columns first, few steps back": lambda n: mixers.Sinkhorn(
+        n, iterations=7, gradient="gauss_seidel", gradient_iterations=3, first="columns", clamp=2.0
+    ),
+    "sinkhorn, with a tolerance": lambda n: mixers.Sinkhorn(n, tolerance=1e-3),
     "sinkhorn of DeepSeek-V4": lambda n: mixers.Sinkhorn(
         n, iterations=20, gradient="unrolled", eps=1e-6, clamp=None, first="columns", transposed=True
     ),

@@ -110,7 +110,7 @@ def normalise(
             return _sinkhorn(logits, iterations, tolerance, clamp)
         # A jvp on the Function breaks compiled backward in torch 2.13.
         function = _Projection if torch.compiler.is_compiling() else _ForwardModeProjection
-        steps = None if gradient == "direct" else gradient_iterations or _gauss_seidel_steps(logits.shape[-1])
+        steps = None if gradient == "direct" else gradient_iterations or gauss_seidel_steps(logits.shape[-1])
         return function.apply(logits, iterations, tolerance, steps, clamp)[0]
 
 
@@ -184,7 +184,7 @@ def _is_differentiated() -> bool:
     return torch.is_grad_enabled() or torch.compiler.is_compiling() or modes.is_transformed()
 
 
-def _gauss_seidel_steps(n: int) -> int:
+def gauss_seidel_steps(n: int) -> int:
     """eq. gs-iters with the paper's bounds 10..50 (the paper rounds 16.008 at n = 4 to 16)."""
     steps = math.ceil(math.log(0.01) / math.log(1 - 1 / n) - 0.01) if n > 1 else 1
     return min(max(steps, 10), 50)

@@ -73,13 +73,14 @@ class Sinkhorn(Mixer):
         return birkhoff.sample(streams, shape, generator=generator)
 
     def triton_form(self) -> TritonForm | str:
-        if self.tolerance is not None or self.gradient == "gauss_seidel":
-            return "the kernels run Sinkhorn without a tolerance and with the direct or the unrolled gradient"
+        if self.tolerance is not None and self.gradient == "unrolled":
+            return 'the kernels run Sinkhorn with gradient="unrolled" without a tolerance'
         from jpmhc.mixers.sinkhorn_triton import Constants, make_form
 
-        clamp = None if self.clamp is None else float(self.clamp)
+        tolerance, clamp = (None if value is None else float(value) for value in (self.tolerance, self.clamp))
+        steps = 0
+        if self.gradient == "gauss_seidel":
+            steps = self.gradient_iterations or birkhoff.gauss_seidel_steps(self.streams)
         axes = (2, 1) if self.first == "rows" else (1, 2)
-        direct = self.gradient == "direct"
-        return make_form(
-            self.streams, Constants(self.iterations, direct, float(self.eps), clamp, self.transposed, *axes)
-        )
+        settings = (self.iterations, tolerance, self.gradient, steps, float(self.eps), clamp, self.transposed)
+        return make_form(self.streams, Constants(*settings, *axes))

@@ -18,7 +18,9 @@ class Constants(NamedTuple):
     """The settings of a Sinkhorn mixer, and the axes of [tokens, n, n] that it sums over first and second."""
 
     iterations: int
-    direct: bool
+    tolerance: float | None
+    gradient: str
+    steps: int  # of the gradient "gauss_seidel"
     eps: float
     clamp: float | None
     transposed: bool
@@ -56,7 +58,9 @@ def drop_clamped(m, grad, F: tl.constexpr):
 def mix(m, F: tl.constexpr):
     """Alg. sinkhorn-forward: normalisations of exp(clamp(logits)), the first side, then the second, as two scalings.
 
-    With |logits| ≤ 10 every factor stays inside e^±40, so this is the log-space iteration without its logarithms.
+    With |logits| ≤ 10 every factor stays inside e^±40, so this is the log-space iteration without its logarithms. With
+    a tolerance, a matrix keeps its scalings once the sums of its first side are within it of one; those of the second
+    are exact.
     """
     ITERATIONS: tl.constexpr = F.constants.iterations
     FIRST: tl.constexpr = F.constants.first
@@ -64,9 +68,16 @@ def mix(m, F: tl.constexpr):
     x = clamp_logits(m, F)
     kernel = tl.exp(x - tl.max(x, axis=FIRST, keep_dims=True))
     after = tl.max(x, axis=SECOND, keep_dims=True) * 0.0 + 1.0
-    for _ in tl.static_range(ITERATIONS):
-        before = 1.0 / tl.sum(kernel * after, axis=FIRST, keep_dims=True)
-        after = 1.0 / tl.sum(kernel * before, axis=SECOND, keep_dims=True)
+    for step in tl.static_range(ITERATIONS):
+        if F.constants.tolerance is None or step == 0:
+            before = 1.0 / tl.sum(kernel * after, axis=FIRST, keep_dims=True)
+            after = 1.0 / tl.sum(kernel * before, axis=SECOND, keep_dims=True)
+        else:
+            sums = tl.sum(kernel * after, axis=FIRST, keep_dims=True)
+            converged = tl.max(tl.abs(before * sums - 1.0), axis=SECOND, keep_dims=True) <= F.constants.tolerance
+            new = 1.0 / sums
+            after = tl.where(converged, after, 1.0 / tl.sum(kernel * new, axis=SECOND, keep_dims=True))
+            before = tl.where(converged, before, new)
     return kernel * before * after
 
 
@@ -130,7 +141,26 @@ def iterate_derivative(m, h, grad, F: tl.constexpr):
 
 
 @triton.jit
-def derivative(m, h, grad, F: tl.constexpr):
+def gauss_seidel_derivative(m, h, grad, F: tl.constexpr):
+    r"""Alg. sinkhorn-implicit-bwd: k steps for the u and v of eq. implicit-grad, $P \odot (G - u 1^\top - 1 v^\top)$.
+
+    A step is $u = (P \odot G) 1 - P v$, then $v = (P \odot G)^\top 1 - P^\top u$ (eq. coupled-u, coupled-v).
+    """
+    STEPS: tl.constexpr = F.constants.steps
+    FIRST: tl.constexpr = F.constants.first
+    SECOND: tl.constexpr = F.constants.second
+    weighted = h * grad
+    along_first = tl.sum(weighted, axis=FIRST, keep_dims=True)
+    along_second = tl.sum(weighted, axis=SECOND, keep_dims=True)
+    v = along_second * 0.0
+    for _ in tl.static_range(STEPS):
+        u = along_first - tl.sum(h * v, axis=FIRST, keep_dims=True)
+        v = along_second - tl.sum(h * u, axis=SECOND, keep_dims=True)
+    return drop_clamped(m, weighted - h * u - h * v, F)
+
+
+@triton.jit
+def direct_derivative(m, h, grad, F: tl.constexpr):
     r"""Solve eq. implicit-grad directly: $P \odot (G - u 1^\top - 1 v^\top)$ with the true row and column sums of P.
 
     Eliminating v leaves the Laplacian of the graph with weights P diag(1/c) Pᵀ. Its nodes are eliminated one by one
@@ -164,10 +194,17 @@ def derivative(m, h, grad, F: tl.constexpr):
     return drop_clamped(m, h * (centred - (u[:, :, None] - across)), F)
 
 
+DERIVATIVES = {
+    "direct": direct_derivative,
+    "gauss_seidel": gauss_seidel_derivative,
+    "unrolled": iterate_derivative,
+}
+
+
 @functools.cache
 def make_form(streams: int, constants: Constants) -> TritonForm:
     """Describe a Sinkhorn mixer with these settings."""
     n = streams
     entries = entries_by_columns if constants.transposed else entries_by_rows
-    functions = (mix, derivative) if constants.direct else (iterate, iterate_derivative)
-    return TritonForm(n, n * n, n, n, entries, *functions, constants)
+    forward = iterate if constants.gradient == "unrolled" else mix
+    return TritonForm(n, n * n, n, n, entries, forward, DERIVATIVES[constants.gradient], constants)
