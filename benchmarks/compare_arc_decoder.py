@@ -78,8 +78,8 @@ def smoke(run: ArcDecoderRun, seconds: float) -> None:
     print(f"{packs:.0f} steps per epoch, {pace * 1e3:.1f} ms per step", flush=True)
     if device.type == "cuda":
         profile(training)
-    score = score_decoder(training.model, arc, 2, 0, run.slots, Display())
-    print(score.summarize())
+    if score := score_decoder(training.model, arc, 2, 0, run.slots, Display()):
+        print(score.summarize())
 
 
 def profile(training: Training) -> None:

@@ -116,12 +116,12 @@ def train_decoder(default: ArcDecoderRun) -> Callable[[Any], None]:
             model=read_option_form(config.model, type(default.model)),
         )
         outcome = arc_loop.train_decoder(run)
-        if outcome.finished:
-            print(f"finished after {outcome.step} steps; everything is in {run.out}")
-        else:
-            print(f"stopped after {outcome.step} steps; the same command with --resume goes on")
         if outcome.score is not None:
+            print(f"finished after {outcome.step} steps; everything is in {run.out}")
             print(outcome.score.summarize())
+        else:
+            answers = "before its answers" if outcome.finished else f"after {outcome.step} steps"
+            print(f"stopped {answers}; the same command with --resume goes on")
         if outcome.stopped:
             sys.exit(128 + outcome.stopped)
 

@@ -116,6 +116,7 @@ def test_answers_are_those_of_the_whole_sequence(arc: Arc, options: dict) -> Non
     _, variant, pair = arc.locate_rows(rows)
     prompts = write_sequences(arc, variant, pair, outputs=False)
     written = Generator(model, 3, int(prompts.lengths.max()) + LONGEST_ANSWER).answer(prompts)
+    assert written is not None
     with torch.no_grad():
         for k in range(0, len(prompts), 3):
             assert written.tokens[k, : written.counts[k]].tolist() == write_slowly(model, prompts, k)
@@ -133,3 +134,29 @@ def test_matrices_for_muon_are_those_of_the_layers(arc: Arc) -> None:
     model = make_decoder(arc, streams=4, mixer="cayley")
     assert len(model.hidden_matrices()) == 4 * model.config.layers
     assert not {id(m) for m in model.hidden_matrices()} & {id(model.head.weight), id(model.tokens)}
+
+
+def test_answers_can_be_given_up(arc: Arc) -> None:
+    rows = arc.test_selection()
+    prompts = write_sequences(arc, *arc.locate_rows(rows)[1:], outputs=False)
+    generator = Generator(prepare_answering(make_decoder(arc)), 2, int(prompts.lengths.max()) + LONGEST_ANSWER)
+    looks = iter(range(100))
+    assert generator.answer(prompts, stop=lambda: next(looks) == 3) is None
+    assert next(looks) == 4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", CONNECTIONS)
+def test_a_gpu_writes_the_answers_of_a_cpu(arc: Arc, options: dict) -> None:
+    """With the recorded graph and the kernel; in float32, so that nearly equal logits do not change places."""
+    model = make_decoder(arc, seed=3, dim=64, **options)
+    rows = arc.test_selection()
+    prompts = write_sequences(arc, *arc.locate_rows(rows)[1:], outputs=False)
+    answers = []
+    for device in ("cpu", "cuda"):
+        generator = Generator(prepare_answering(model.to(device)), 3, int(prompts.lengths.max()) + LONGEST_ANSWER)
+        answers.append(generator.answer(prompts))
+    assert answers[0] is not None
+    assert answers[1] is not None
+    same = (answers[0].counts == answers[1].counts) & (answers[0].tokens == answers[1].tokens).all(1)
+    assert same.mean() > 0.9

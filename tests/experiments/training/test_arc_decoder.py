@@ -212,3 +212,39 @@ def test_a_decoder_is_evaluated_again_with_other_variants(task: ArcConfig, tmp_p
             evaluate_decoder(path, EvaluateConfig(runs=(tmp_path,)))
     finally:
         (task.evaluation_tasks / "etwo.json").unlink()
+
+
+def test_time_that_is_over_ends_the_answers(task: ArcConfig, tmp_path: Path) -> None:
+    run = make_run(task, out=tmp_path, epochs=1)
+    train_decoder(run)
+    late = train_decoder(dataclasses.replace(run, resume=True, minutes=1e-9))
+    assert late.finished
+    assert late.score is None
+    assert train_decoder(dataclasses.replace(run, resume=True)).score is not None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("streams", [1, 4])
+def test_recorded_steps_are_steps_and_go_on_to_the_same_bits(task: ArcConfig, tmp_path: Path, streams: int) -> None:
+    mixer = "cayley" if streams > 1 else "identity"
+    model = ArcDecoderConfig(
+        dim=64, layers=1, heads=1, inner=64, dropout=0.2, compute="bfloat16", streams=streams, mixer=mixer
+    )
+    device, arc = torch.device("cuda"), task.build()
+    runs = {record: make_run(task, model=model, record=record) for record in ("yes", "no")}
+    losses = {}
+    for record, run in runs.items():
+        training = Training(run, arc, device)
+        training.train(never, lambda progress: None)
+        losses[record] = training.curves["loss"]
+    assert losses["yes"] == pytest.approx(losses["no"], rel=0.1)  # their dropout differs
+    whole = Training(runs["yes"], arc, device)
+    whole.train(never, lambda progress: None)
+    first = Training(runs["yes"], arc, device)
+    first.train(lambda: first.step == 3, lambda progress: None)
+    first.save(tmp_path / CHECKPOINT)
+    second = Training(runs["yes"], arc, device)
+    second.load(tmp_path / CHECKPOINT)
+    second.train(never, lambda progress: None)
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(tensor, second.model.state_dict()[name]), name

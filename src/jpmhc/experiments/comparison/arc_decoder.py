@@ -130,7 +130,9 @@ class ArcDecoderSession:
             return None
         self.display.finish(str(job))
         training.save(checkpoint)  # the answers may be interrupted
-        score = score_decoder(training.model, self.arc, run.evaluate_variants, 0, run.slots, self.display)
+        score = score_decoder(training.model, self.arc, run.evaluate_variants, 0, run.slots, self.display, stop)
+        if score is None:
+            return None
         self.display.say(f"{job}: {score.summarize()}")
         score.write(folder.parent.parent / "scores" / f"{job.file_name}.json")
         self.answer_seconds = score.seconds

@@ -16,7 +16,13 @@ from jpmhc.experiments.evaluation.checkpoints import VOTES, EvaluateConfig, list
 from jpmhc.experiments.evaluation.scores import Answers
 from jpmhc.experiments.evaluation.votes import Answered, VoteScorer
 from jpmhc.experiments.models.arc_decoder import ArcDecoder
-from jpmhc.experiments.models.generation import LONGEST_ANSWER, Generator, measure_losses, prepare_answering
+from jpmhc.experiments.models.generation import (
+    LONGEST_ANSWER,
+    Generator,
+    Written,
+    measure_losses,
+    prepare_answering,
+)
 from jpmhc.experiments.tasks.arc.dataset import Arc
 from jpmhc.experiments.tasks.arc.sequences import read_answers, write_sequences
 from jpmhc.experiments.training.arc_decoder import CHECKPOINT, load_decoder
@@ -62,7 +68,15 @@ class Score:
         )
 
 
-def score_decoder(model: ArcDecoder, arc: Arc, variants: int | None, seed: int, slots: int, display: Display) -> Score:
+def score_decoder(
+    model: ArcDecoder,
+    arc: Arc,
+    variants: int | None,
+    seed: int,
+    slots: int,
+    display: Display,
+    stop: Callable[[], bool] = lambda: False,
+) -> Score | None:
     """Ask a decoder about its task's tests and count the votes.
 
     Args:
@@ -72,31 +86,38 @@ def score_decoder(model: ArcDecoder, arc: Arc, variants: int | None, seed: int, 
         seed: Decides which variants are drawn.
         slots: Answers that are written at the same time.
         display: Shows how far it is.
+        stop: Asked while answers are written whether to give up; None is returned then.
     """
     scorer = arc.scorer(arc.test_selection(variants, seed), keep_grids=True)
     if not scorer.scorable:
         raise ValueError("no test has a known answer to score")
     start = time.monotonic()
-    tokens, speed = fill_with_answers(scorer, model, arc, slots, display)
+    written = fill_with_answers(scorer, model, arc, slots, display, stop)
+    if written is None:
+        return None
     metrics = scorer.result()
     seconds = time.monotonic() - start
     intervals = {name: bootstrap(metrics, k) for k, name in ((1, "pass@1"), (2, "pass@2"))}
-    return Score(metrics, intervals, len(scorer.rows), tokens, speed, seconds, scorer.answered())
+    tokens = int(written.counts.sum())
+    answered = scorer.answered()
+    return Score(metrics, intervals, len(scorer.rows), tokens, written.tokens_per_second, seconds, answered)
 
 
 def fill_with_answers(
-    scorer: VoteScorer, model: ArcDecoder, arc: Arc, slots: int, display: Display
-) -> tuple[int, float]:
-    """Fill a scorer with a decoder's answers; returns the tokens written, and how many per second."""
+    scorer: VoteScorer, model: ArcDecoder, arc: Arc, slots: int, display: Display, stop: Callable[[], bool]
+) -> Written | None:
+    """Fill a scorer with a decoder's answers, and return them; None if `stop` says so while they are written."""
     model = prepare_answering(model)
     rows = scorer.rows
     _, variant, pair = arc.locate_rows(rows)
     prompts = write_sequences(arc, variant, pair, outputs=False)
     capacity = int(prompts.lengths.max()) + LONGEST_ANSWER
     generator = Generator(model, min(slots, len(rows)), capacity)
-    written = generator.answer(prompts, lambda done, total: display.show("answers", done, total))
+    written = generator.answer(prompts, lambda done, total: display.show("answers", done, total), stop)
     del generator
     display.finish("answers")
+    if written is None:
+        return None
     losses = measure_losses(model, write_sequences(arc, variant, pair))
     for first in range(0, len(rows), _ROWS):
         part = slice(first, first + _ROWS)
@@ -107,7 +128,7 @@ def fill_with_answers(
             loss=torch.from_numpy(losses[part]),
         )
         scorer.update(rows[part], arc.test_examples(rows[part]).labels, answers)
-    return int(written.counts.sum()), written.tokens_per_second
+    return written
 
 
 def bootstrap(metrics: dict[str, Any], k: int) -> tuple[float, float]:
@@ -163,6 +184,7 @@ def evaluate_decoder(
             raise ValueError(f"{path} has {task.augmentations + 1} variants of a puzzle, fewer than {variants}")
         seed = config.sample_seed if config.variants else run.seed
         score = score_decoder(model.to(world.device), arc, variants, seed, run.slots, display)
+        assert score is not None  # nothing stops it
     report(score.summarize())
     with explaining_write_errors(out):
         score.write(out)

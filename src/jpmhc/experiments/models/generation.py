@@ -98,12 +98,18 @@ class Generator:
         self.graph: torch.cuda.CUDAGraph | None = None
 
     @torch.no_grad()
-    def answer(self, prompts: Sequences, progress: Callable[[int, int], None] = lambda done, total: None) -> Written:
+    def answer(
+        self,
+        prompts: Sequences,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Written | None:
         """Write an answer to every prompt.
 
         Args:
             prompts: Sequences without outputs.
             progress: Called with the answers finished and all.
+            stop: Asked every few tokens whether to give up; None is returned then.
         """
         start, total = time.monotonic(), len(prompts)
         if total and prompts.lengths.max() + LONGEST_ANSWER > self.capacity:
@@ -132,6 +138,8 @@ class Generator:
                 owner[free[: len(chosen)]] = chosen
                 self._read(prompts, np.array(chosen), torch.from_numpy(free[: len(chosen)]).to(self.device))
                 free = free[len(chosen) :]
+            if stop():
+                return None
             if (owner >= 0).any():
                 self._run_steps()
         return Written(tokens, counts, confidence, time.monotonic() - start)

@@ -153,12 +153,13 @@ _FREE = (
     "threads",
     "compile",
     "record",
+    "slots",
+    "evaluate_variants",
     "out",
     "resume",
     "minutes",
     "save_minutes",
     "log_every",
-    "slots",
 )
 
 

@@ -52,14 +52,16 @@ def train_decoder(run: ArcDecoderRun) -> Outcome:
         asked: list[signal.Signals] = []
         saved = time.monotonic()
 
+        def is_over() -> bool:
+            return bool(asked) or (run.minutes is not None and time.monotonic() - started > 60 * run.minutes)
+
         def stop() -> bool:
             nonlocal saved
-            late = run.minutes is not None and time.monotonic() - started > 60 * run.minutes
-            if not (asked or late) and time.monotonic() - saved > 60 * run.save_minutes:
+            if not is_over() and time.monotonic() - saved > 60 * run.save_minutes:
                 require_folder()
                 training.save(path)
                 saved = time.monotonic()
-            return bool(asked) or late
+            return is_over()
 
         with Log(run.out, training.step, require_folder=require_folder) as log, _signals(asked):
             log.write("start", training.step, describe_environment(world))
@@ -72,8 +74,9 @@ def train_decoder(run: ArcDecoderRun) -> Outcome:
             require_folder()
             training.save(path)
             score = None
-            if training.finished and not asked:
-                score = score_decoder(training.model, arc, run.evaluate_variants, run.seed, run.slots, display)
+            if training.finished:
+                score = score_decoder(training.model, arc, run.evaluate_variants, run.seed, run.slots, display, is_over)
+            if score is not None:
                 log.write("evaluate", training.step, score.to_json())
                 score.write(run.out / "score.json")
                 display.say(score.summarize())
