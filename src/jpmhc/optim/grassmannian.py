@@ -19,11 +19,11 @@ def grassmann_frames(model: nn.Module) -> dict[str, Tensor]:
     """
     while isinstance(inner := getattr(model, "module", None), nn.Module):
         model = inner
-    found = {}
+    frames = {}
     for path, module in model.named_modules():
         for name in getattr(module, "grassmann_frames", ()):
-            found[f"{path}.{name}" if path else name] = getattr(module, name)
-    return found
+            frames[f"{path}.{name}" if path else name] = getattr(module, name)
+    return frames
 
 
 class GrassmannianOptimizer(Optimizer):

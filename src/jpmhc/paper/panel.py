@@ -148,8 +148,8 @@ def rows(cells: Sequence[Cell]) -> list[dict[str, str | int | float]]:
     table: list[dict[str, str | int | float]] = []
     for item in cells:
         row: dict[str, str | int | float] = {"mixer": item.mixer, "depth": item.depth}
-        row |= {f"w1_{name}": found.wasserstein for name, found in item.distances.items()}
-        row |= {f"ks_{name}": found.kolmogorov for name, found in item.distances.items()}
+        row |= {f"w1_{name}": distance.wasserstein for name, distance in item.distances.items()}
+        row |= {f"ks_{name}": distance.kolmogorov for name, distance in item.distances.items()}
         row |= {f"collapsed_{name}": fraction for name, fraction in item.collapsed().items()}
         exact = item.curves["exact"]
         row |= {"mass": exact.mass, "below": exact.below, "first_moment": exact.first_moment}

@@ -19,7 +19,7 @@ from jpmhc.spectra.solution import Solution
 
 # A skip counts as a multiple of an orthogonal matrix when its squared singular values agree to this.
 _FLAT = 1e-9
-# Points × layers × singular values held at a time.
+# The largest product of points, layers and singular values in memory at a time.
 _CHUNK = 2**22
 
 
@@ -70,7 +70,7 @@ class ScalarLayers:
         return z * torch.exp(-self.log_mean)
 
     def chunks(self, z: Tensor) -> tuple[Tensor, ...]:
-        """Split the points so that what is held per point, layer and singular value fits in memory."""
+        """Split the points so that the arrays of points, layers and singular values fit in memory."""
         return z.split(max(1, _CHUNK // self.spectrum.numel()))
 
 

@@ -31,7 +31,7 @@ CONDITION = 1e10
 TIKHONOV = 1e-8
 # Step lengths of the appendix "Operator-Valued Multi-Layer Pipeline".
 _SCHEME = Newton(lengths=(1.0, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01))
-# Points × layers² × n² complex numbers held at a time.
+# The most complex numbers, points × layers² × n², in memory at a time.
 _CHUNK = 2**22
 
 

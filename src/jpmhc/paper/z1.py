@@ -120,7 +120,7 @@ class _Mapping(Equation):
 
 
 def _restart(mapping: _Mapping, z: Tensor, solution: FixedPoints, options: Options) -> None:
-    """Start lost points again from z₁ between $z^{1/L}$ and $z$, from fixed points and from their neighbours.
+    """Restart lost points from z₁ between $z^{1/L}$ and $z$, from fixed points and from their neighbours.
 
     Only admissible roots count: the equation has others.
     """

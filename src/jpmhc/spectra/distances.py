@@ -50,8 +50,8 @@ def distances(density: Density, samples: Tensor | np.ndarray, bins: int = 60) ->
     width = edges[1]
     theory = np.diff(_cumulative_at(edges, grid, cumulative))
     theory[0] += cumulative[0]  # what lies below the grid
-    found = np.histogram(s, edges)[0] / len(s)
-    difference = np.abs(theory - found) / width
+    empirical = np.histogram(s, edges)[0] / len(s)
+    difference = np.abs(theory - empirical) / width
     return Distances(
         wasserstein=wasserstein(density, samples),
         kolmogorov=kolmogorov(density, samples),
@@ -68,8 +68,8 @@ def wasserstein(density: Density, samples: Tensor | np.ndarray) -> float:
     points = np.unique(np.concatenate([[0.0], s, grid]))
     middle = (points[1:] + points[:-1]) / 2
     theory = _cumulative_at(middle, grid, cumulative)
-    found = np.searchsorted(s, middle, side="right") / len(s)
-    return float(np.sum(np.abs(theory - found) * np.diff(points)))
+    empirical = np.searchsorted(s, middle, side="right") / len(s)
+    return float(np.sum(np.abs(theory - empirical) * np.diff(points)))
 
 
 def kolmogorov(density: Density, samples: Tensor | np.ndarray) -> float:

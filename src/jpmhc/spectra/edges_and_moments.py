@@ -47,14 +47,14 @@ def moments(network: Network, count: int, top: float, transform: Transform = cau
     centre, radius = top / 2, 1.5 * top
     angle = (torch.arange(_CONTOUR, dtype=torch.float64, device=network.skips.device) + 0.5) * (math.pi / _CONTOUR)
     arm = radius * torch.exp(1j * angle)
-    found = transform(network, centre + arm, tolerance=1e-11)
-    if not bool(found.converged.all()):
-        raise ValueError(f"no moments: around the spectrum, {found.why_unconverged()}")
-    mass = float((found.G * arm).real.mean())
+    solution = transform(network, centre + arm, tolerance=1e-11)
+    if not bool(solution.converged.all()):
+        raise ValueError(f"no moments: around the spectrum, {solution.why_unconverged()}")
+    mass = float((solution.G * arm).real.mean())
     if abs(mass - 1) > 1e-6:
         raise ValueError(f"top = {top:g} must lie above the spectrum; the circle through it holds a mass of {mass:.4g}")
     powers = torch.stack([(centre + arm) ** k for k in range(1, count + 1)])
-    return (powers * found.G * arm).real.mean(-1)
+    return (powers * solution.G * arm).real.mean(-1)
 
 
 def edges(network: Network, density: Density, transform: Transform = cauchy) -> Tensor:
@@ -105,12 +105,12 @@ def edges(network: Network, density: Density, transform: Transform = cauchy) -> 
             out = (~within(places.exp())).nonzero().squeeze(-1)
             if len(out) and int(out[0]) > 0:
                 outer[edge], inner[edge], hidden[edge] = places[out[0]], places[out[0] - 1], False
-    found = outer.exp()
+    positions = outer.exp()
     if bool(hidden[0]):
-        found[0] = 0.0
+        positions[0] = 0.0
     if not bool(hidden.all()):
-        found[~hidden] = _locate(outer[~hidden], inner[~hidden], within, fine)
-    return found.view(2, -1).T.cpu()
+        positions[~hidden] = _locate(outer[~hidden], inner[~hidden], within, fine)
+    return positions.view(2, -1).T.cpu()
 
 
 def _locate(
@@ -133,20 +133,20 @@ def _locate(
     places = (inner + away * width).exp()
     solved = fine(places)
     zero = _interpolate_zero(away, (places * solved.G.imag).square())
-    found = (inner + zero * width).exp()
+    positions = (inner + zero * width).exp()
     lost = ~((zero > -1.5) & (zero < 0.5) & solved.converged.all(0))
     if bool(lost.any()):
         outer, inner = outer[lost], inner[lost]
         for _ in range(_QUARTERINGS):
             outer, inner = divide(outer, inner)
-        found[lost] = inner.exp()
-    return found
+        positions[lost] = inner.exp()
+    return positions
 
 
 def _interpolate_zero(places: Tensor, values: Tensor) -> Tensor:
     """Return where each column of a function vanishes, by the polynomial that gives its places by its values. [k, m]"""
     terms = []
-    for k, place in enumerate(places):
+    for k, position in enumerate(places):
         others = torch.cat([values[:k], values[k + 1 :]])
-        terms.append(place * (others / (others - values[k])).prod(0))
+        terms.append(position * (others / (others - values[k])).prod(0))
     return torch.stack(terms).sum(0)

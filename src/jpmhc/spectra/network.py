@@ -194,7 +194,7 @@ class Network:
                 in place of the slopes, which is right only where each layer's noise is small.
         """
         skips = to_skips(skips, depth=depth)
-        found = propagate(
+        signals = propagate(
             activation,
             skips,
             weight_scale,
@@ -205,8 +205,8 @@ class Network:
             form=form,
         )
         paths = max(32, 1024 // len(skips)) if paths is None else checks.whole_number(paths, "paths")
-        slopes = draw_slopes(activation, found, skips.shape[-1] if read is None else 1, paths)
-        return cls(skips, found.variance, read, write, slopes=slopes)
+        slopes = draw_slopes(activation, signals, skips.shape[-1] if read is None else 1, paths)
+        return cls(skips, signals.variance, read, write, slopes=slopes)
 
     @classmethod
     def prenorm(
@@ -266,8 +266,8 @@ class Network:
         mlp = MLP() if mlp is None else mlp
         if not isinstance(mlp, MLP):
             raise ValueError(f"the sublayer must be a spectra.MLP, such as MLP('gelu', ratio=4.0), not {mlp!r}")
-        found = follow(skips, reads, writes, mlp, start_variance)
-        return cls(found.skips, found.variance, reads, found.write, sublayers=found.sublayers)
+        layers = follow(skips, reads, writes, mlp, start_variance)
+        return cls(layers.skips, layers.variance, reads, layers.write, sublayers=layers.sublayers)
 
     def end_to_end(self) -> Network:
         r"""The same layers with the ends of the model: $T = \frac1n 1^\top J 1$, what its gradients pass."""

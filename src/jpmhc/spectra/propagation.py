@@ -101,17 +101,19 @@ def propagate(
     return Propagation(q, v, e, scale.square() * e)
 
 
-def draw_slopes(activation: str | Activation, found: Propagation, width: int, paths: int) -> Tensor | None:
+def draw_slopes(activation: str | Activation, propagation: Propagation, width: int, paths: int) -> Tensor | None:
     r"""Draw squared slopes $\phi'(\sqrt{q_l} Z)^2$ with mean one for paths through all layers. [paths, L, width]
 
     They are quasi-random, the same in every call. None where there is nothing to draw: equal slopes, or one path.
     """
-    depth = len(found.q)
+    depth = len(propagation.q)
     if paths == 1:
         return None
     sobol = torch.quasirandom.SobolEngine(depth * width, scramble=True, seed=0)
-    z = torch.special.ndtri(sobol.draw(paths, dtype=torch.float64).clamp(1e-12, 1 - 1e-12)).to(found.q.device)
-    squares = get_activation(activation).derivative(found.q.sqrt().unsqueeze(-1) * z.view(paths, depth, width)).square()
+    z = torch.special.ndtri(sobol.draw(paths, dtype=torch.float64).clamp(1e-12, 1 - 1e-12)).to(propagation.q.device)
+    squares = (
+        get_activation(activation).derivative(propagation.q.sqrt().unsqueeze(-1) * z.view(paths, depth, width)).square()
+    )
     mean = squares.mean((0, 2), keepdim=True)
     return None if bool((squares == squares[:1, :, :1]).all() or (mean == 0).any()) else squares / mean
 

@@ -115,7 +115,7 @@ def _in_batches(
     progress: Callable[[int], None] | None,
     sample: Callable[[list[torch.Generator], Tensor], Tensor],
 ) -> Tensor:
-    """Run `sample` over batches as large as memory allows; start a batch again with half of it when memory runs out."""
+    """Run `sample` over batches as large as memory allows; halve the batch and repeat it when memory runs out."""
     device = network.skips.device
     samples, seed = checks.whole_number(samples, "samples"), checks.whole_number(seed, "seed", 0)
     size = network.streams * checks.whole_number(width, "width, the features per stream,")
@@ -189,8 +189,8 @@ def _weight_source(
 
     if network.tied is not None:
         values, vectors = torch.linalg.eigh(network.tied)
-        kept = values > 1e-12 * values[-1]
-        mixing = (vectors[:, kept] * values[kept].sqrt()).to(skips.dtype)  # [L, rank]
+        nonzero = values > 1e-12 * values[-1]
+        mixing = (vectors[:, nonzero] * values[nonzero].sqrt()).to(skips.dtype)  # [L, rank]
         laws = network.sublayers or (gaussian(),) * network.depth
         owners = mixing.abs().argmax(0).tolist()  # a layer of each set of shared weights
         size = fan if network.isotropic else width

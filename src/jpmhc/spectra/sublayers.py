@@ -142,12 +142,12 @@ def two_matrix(
     phi = get_activation(activation)
     first, last, ratio, variance = _check_hidden(scales, ratio, input_variance)
     spread = math.sqrt(first * variance)
-    place, weights = panel_nodes(torch.tensor([spread], dtype=torch.float64), phi.kinks)
+    points, weights = panel_nodes(torch.tensor([spread], dtype=torch.float64), phi.kinks)
 
     def draw(normal: NormalSource, hidden: int) -> Tensor:
         return phi.derivative(spread * normal(hidden, 1)).square()
 
-    return _hidden_layer(phi.derivative(spread * place).square(), weights, first * last, ratio, draw)
+    return _hidden_layer(phi.derivative(spread * points).square(), weights, first * last, ratio, draw)
 
 
 def gated(
@@ -168,9 +168,9 @@ def gated(
     phi = get_activation(activation)
     first, last, ratio, variance = _check_hidden(scales, ratio, input_variance)
     spread = math.sqrt(first * variance)
-    place, weights = panel_nodes(torch.tensor([spread], dtype=torch.float64), phi.kinks, nodes=8)
+    points, weights = panel_nodes(torch.tensor([spread], dtype=torch.float64), phi.kinks, nodes=8)
     gate, gate_weights = hermite_nodes(24)
-    inner = (spread * place).unsqueeze(-1)  # [P, 1]
+    inner = (spread * points).unsqueeze(-1)  # [P, 1]
 
     def square(inner: Tensor, gate: Tensor) -> Tensor:
         return (phi.derivative(inner) * gate).square() + phi.function(inner).square()
@@ -200,8 +200,8 @@ def decade_nodes(values: Tensor) -> tuple[Tensor, Tensor]:
     largest = float(values.max())
     smallest = max(float(values[values > 0].min()), largest * 10.0**-_MOST_DECADES)
     count = max(1, math.ceil(math.log10(largest / smallest)))
-    place = (values.clamp_min(smallest) / smallest).log() / math.log(largest / smallest + 1e-12) * count
-    decades = place.long().clamp(0, count - 1)
+    level = (values.clamp_min(smallest) / smallest).log() / math.log(largest / smallest + 1e-12) * count
+    decades = level.long().clamp(0, count - 1)
     parts = []
     for decade in decades.unique().tolist():
         inside = values[decades == decade]

@@ -171,8 +171,8 @@ def shares_below(networks: Sequence[Network], threshold: float, *, points: int, 
     """Return `share_below` of several networks of one shape with the block's noise, in less time than one by one."""
     z, weight = _arc(threshold, points, networks[0].skips.device)
     with torch.no_grad(), one_thread():
-        found = solve_together(networks, z, tolerance=tolerance)
-    return [_integrate_share(z, green, weight) for green in found]
+        rows = solve_together(networks, z, tolerance=tolerance)
+    return [_integrate_share(z, green, weight) for green in rows]
 
 
 def _arc(threshold: float, points: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -109,15 +109,15 @@ def find_roots(polynomial: Polynomial, guesses: NDArray) -> list[complex]:
     matrix, and ArithmeticError is raised should a root still be missing.
     """
     degree = len(polynomial) - 1
-    found: list[tuple[int, int]] = []
+    roots: list[tuple[int, int]] = []
     companion = np.roots(np.array(polynomial, dtype=float))
     for guess in [*guesses.tolist(), *companion.tolist()]:
         root = _newton(polynomial, complex(guess))
-        if root is not None and not any(_close(root, other) for other in found):
-            found.append(root)
-            if len(found) == degree:
-                return [complex(a / 2**BITS, b / 2**BITS) for a, b in found]
-    raise ArithmeticError(f"found {len(found)} of the {degree} roots of {polynomial}")
+        if root is not None and not any(_close(root, other) for other in roots):
+            roots.append(root)
+            if len(roots) == degree:
+                return [complex(a / 2**BITS, b / 2**BITS) for a, b in roots]
+    raise ArithmeticError(f"found {len(roots)} of the {degree} roots of {polynomial}")
 
 
 def _close(left: tuple[int, int], right: tuple[int, int]) -> bool:

@@ -63,14 +63,14 @@ class SearchRecord:
         """The smallest |λ₂| found; just below 1 at first, so that a set with no gap is never kept."""
         return min((radius for radius, _ in self.sets), default=1.0 - 2 * TIE)
 
-    def add_unit(self, found: "UnitResult") -> None:
+    def add_unit(self, unit_result: "UnitResult") -> None:
         """Add the result of a finished unit."""
-        self.done.add(found.unit)
-        self.examined += found.examined
-        self.covered += found.covered
-        for shape, count in found.pruned.items():
+        self.done.add(unit_result.unit)
+        self.examined += unit_result.examined
+        self.covered += unit_result.covered
+        for shape, count in unit_result.pruned.items():
             self.pruned[shape] = self.pruned.get(shape, 0) + count
-        self.sets += found.sets
+        self.sets += unit_result.sets
         best = self.radius
         self.sets = [entry for entry in self.sets if entry[0] <= best + TIE]
 
@@ -80,15 +80,15 @@ class SearchRecord:
         if path is None or not path.exists():
             return cls(question, path=path)
         try:
-            kept = json.loads(path.read_text())
+            state = json.loads(path.read_text())
             record = cls(
-                Question(**kept["question"]),
-                {(m, p) for m, p in kept["done"]},
-                kept["examined"],
-                kept["covered"],
-                {tuple(shape): count for shape, count in kept["pruned"]},
-                [(radius, ranks) for radius, ranks in kept["sets"]],
-                kept["seconds"],
+                Question(**state["question"]),
+                {(m, p) for m, p in state["done"]},
+                state["examined"],
+                state["covered"],
+                {tuple(shape): count for shape, count in state["pruned"]},
+                [(radius, ranks) for radius, ranks in state["sets"]],
+                state["seconds"],
                 path,
             )
         except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
@@ -101,7 +101,7 @@ class SearchRecord:
         """Write the record to its file, whole or not at all."""
         if self.path is None:
             return
-        kept = {
+        state = {
             "question": asdict(self.question),
             "done": sorted(self.done),
             "examined": self.examined,
@@ -110,7 +110,7 @@ class SearchRecord:
             "sets": self.sets,
             "seconds": self.seconds,
         }
-        write_file(self.path, json.dumps(kept))
+        write_file(self.path, json.dumps(state))
 
 
 @dataclass
@@ -208,8 +208,8 @@ def search_exhaustively(
     context = multiprocessing.get_context("spawn")
     radius, examined = context.Value("d", record.radius), context.Value("q", record.examined)
 
-    def add_result(found: UnitResult) -> None:
-        record.add_unit(found)
+    def add_result(unit_result: UnitResult) -> None:
+        record.add_unit(unit_result)
         record.seconds = before + time.perf_counter() - start
         record.save()
 
@@ -222,8 +222,8 @@ def search_exhaustively(
             add_result(searcher.search_unit(unit))
     else:
         with context.Pool(workers, _start_worker, (question, radius, examined)) as pool:
-            for found in _collect_results(pool, units, report):
-                add_result(found)
+            for unit_result in _collect_results(pool, units, report):
+                add_result(unit_result)
     record.seconds = before + time.perf_counter() - start
     if (record.examined, record.covered) != (classes, subsets := find_classes(question).count_sets()):
         raise ArithmeticError(
@@ -239,11 +239,11 @@ def _collect_results(pool: Pool, units: list[Unit], waiting: Callable[[], None])
     for _ in units:
         while True:
             try:
-                found = results.next(timeout=0.5)
+                unit_result = results.next(timeout=0.5)
                 break
             except multiprocessing.TimeoutError:
                 waiting()
-        yield found
+        yield unit_result
 
 
 _searcher: UnitSearcher | None = None  # of a worker process

@@ -47,19 +47,19 @@ def search_locally(
                 break
             sets = sets[: moves - looked]
             looked += len(sets)
-            found = radii.find_smallest(sets, radius - ROUNDING)
-            progress(looked, min(smallest, radius) if found is None else min(smallest, found[1]))
-            if found is not None:
-                return found
+            better = radii.find_smallest(sets, radius - ROUNDING)
+            progress(looked, min(smallest, radius) if better is None else min(smallest, better[1]))
+            if better is not None:
+                return better
         return None
 
     while looked < moves:
-        found = find_better(iter([neighbourhood.draw_sets(FIRST_BATCH)]), 1.0)
-        while found is not None:
-            ranks, radius = found
+        better = find_better(iter([neighbourhood.draw_sets(FIRST_BATCH)]), 1.0)
+        while better is not None:
+            ranks, radius = better
             if radius < smallest:
                 best, smallest = ranks, radius
-            found = find_better(neighbourhood.list_neighbours(ranks), radius)
+            better = find_better(neighbourhood.list_neighbours(ranks), radius)
     return np.sort(best).tolist(), smallest
 
 
@@ -79,9 +79,11 @@ class _RadiusTable:
             if not len(alive):
                 return None
             blocks = self.pruner.blocks(shape, sets[alive])
-            kept = _select_not_above(blocks, limit)
-            alive = alive[kept]
-            radii[alive] = np.maximum(radii[alive], np.abs(np.linalg.eigvals(blocks[kept])).max(axis=1, initial=0.0))
+            possible = _select_not_above(blocks, limit)
+            alive = alive[possible]
+            radii[alive] = np.maximum(
+                radii[alive], np.abs(np.linalg.eigvals(blocks[possible])).max(axis=1, initial=0.0)
+            )
             alive = alive[radii[alive] <= limit]
         if not len(alive):
             return None
@@ -96,16 +98,16 @@ def _select_not_above(blocks: NDArray[np.float64], limit: float) -> NDArray[np.i
     of the cost of all eigenvalues. Unlike `BlockPruner.select_survivors` this proves nothing, because of rounding, but
     the winner of a local search is verified in the end.
     """
-    size, kept = blocks.shape[1], np.arange(len(blocks))
+    size, possible = blocks.shape[1], np.arange(len(blocks))
     power, half = blocks / limit, None
     for _ in range(SQUARINGS + 1):
         ok = np.abs(np.einsum("bij,bji->b", power, power)) <= size * (1 + ROUNDING)
         if half is not None:
             # A complex pair may have its phase turned away from one power, rarely from two.
             ok &= np.abs(np.einsum("bij,bji->b", power, half)) <= size * (1 + ROUNDING)
-        kept, half = kept[ok], power[ok]
+        possible, half = possible[ok], power[ok]
         power = half @ half
-    return kept
+    return possible
 
 
 class _Neighbourhood:
@@ -153,18 +155,18 @@ class _Neighbourhood:
             yield sets[proper]
 
     def _exchange_atoms(
-        self, row: NDArray[np.int64], alone: int, place: NDArray[np.int64], atom: NDArray[np.int64]
+        self, row: NDArray[np.int64], alone: int, position: NDArray[np.int64], atom: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """Exchange the atom at each place for another, and leave the set as it is where that is impossible."""
-        sets, which = np.repeat(row[None], len(place), axis=0), np.arange(len(place))
-        from_pair, to_pair = place >= alone, self.doubled[atom]
+        sets, which = np.repeat(row[None], len(position), axis=0), np.arange(len(position))
+        from_pair, to_pair = position >= alone, self.doubled[atom]
         # A single needs company to become a pair: another single, the next or the one before at random.
-        company = (place + self.random.integers(1, max(alone, 2), len(place))) % max(alone, 1)
+        company = (position + self.random.integers(1, max(alone, 2), len(position))) % max(alone, 1)
         possible = from_pair | ~to_pair | (alone >= 2)
-        which, place, atom = which[possible], place[possible], atom[possible]
+        which, position, atom = which[possible], position[possible], atom[possible]
         from_pair, to_pair, company = from_pair[possible], to_pair[possible], company[possible]
-        sets[which, place] = self.atoms[atom, 0]
-        second = np.where(from_pair, place + 1, company)
+        sets[which, position] = self.atoms[atom, 0]
+        second = np.where(from_pair, position + 1, company)
         arrives = to_pair | from_pair
         extra = np.where(to_pair, self.atoms[atom, 1], self.atoms[self.random.choice(self.singles, len(atom)), 0])
         sets[which[arrives], second[arrives]] = extra[arrives]

@@ -30,13 +30,13 @@ def standard_tableaux(shape: Partition) -> list[Partition]:
     """Return the standard tableaux of a shape, each as the row that holds 0, 1, …, n − 1."""
     if sum(shape) == 0:
         return [()]
-    found = []
+    tableaux = []
     for row, length in enumerate(shape):
         below = shape[row + 1] if row + 1 < len(shape) else 0
         if length > below:  # the last cell of this row is a corner, which the largest entry may take
             smaller = (*shape[:row], length - 1, *shape[row + 1 :])
-            found += [(*t, row) for t in standard_tableaux(smaller)]
-    return found
+            tableaux += [(*t, row) for t in standard_tableaux(smaller)]
+    return tableaux
 
 
 @lru_cache

@@ -2,7 +2,7 @@
 
 The exhaustive search replaces alg. spectral-gap-search: it looks at one set of each class of equivalent ones and
 drops it on the first representation that proves it worse than the best set so far. What is left, ties included, is
-compared through exact characteristic polynomials. See docs/derivations/generating_sets.md.
+compared through exact characteristic polynomials. See docs/derivations/generating.md.
 """
 
 import os
@@ -223,9 +223,9 @@ def _find_generating_sets(search: Search) -> list[list[int]]:
     if search.exhaustive:
         classes = find_classes(question)
         sets = (batch for unit in classes.units() for batch, _ in classes.representatives(unit))
-        found = [ranks.tolist() for batch in sets for ranks in batch if symmetric_group.generates(group[ranks])]
-        if found:
-            return found
+        generating = [ranks.tolist() for batch in sets for ranks in batch if symmetric_group.generates(group[ranks])]
+        if generating:
+            return generating
     what = f"set of {question.size} permutation{'s' if question.size > 1 else ''} of {question.n} streams"
     if search.exhaustive:
         raise ValueError(f"no such {what} generates all {len(group)} permutations; ask for a larger size.")

@@ -52,9 +52,9 @@ class SubsetOrbits:
                 representatives.append((first, second))
         # Largest orbits first: most subsets are then pinned down by a pair with a small stabiliser.
         ranking = np.argsort([len(s) for s in stabilisers], kind="stable")
-        place = np.empty(len(ranking) + 1, dtype=np.int32)
-        place[ranking], place[-1] = np.arange(len(ranking)), -1
-        self.pair_orbit = place[label]  # [N, N]; −1 on the diagonal
+        rank_of = np.empty(len(ranking) + 1, dtype=np.int32)
+        rank_of[ranking], rank_of[-1] = np.arange(len(ranking)), -1
+        self.pair_orbit = rank_of[label]  # [N, N]; −1 on the diagonal
         self.pairs = [representatives[k] for k in ranking]
         self.stabilisers = [stabilisers[k] for k in ranking]
 
@@ -128,18 +128,20 @@ class SubsetOrbits:
                 part = slice(start, start + FRONTIER)
                 parent, point = np.nonzero(mask[part])
                 grown = np.concatenate([rows[part][parent], point[:, None]], axis=1)
-                room = left[part][parent] - weights[point]
+                missing_weight = left[part][parent] - weights[point]
                 if missing == 1:
-                    yield from extend(grown, np.empty((len(grown), 0), dtype=bool), room)
+                    yield from extend(grown, np.empty((len(grown), 0), dtype=bool), missing_weight)
                     continue
                 for begin in range(0, len(grown), FRONTIER):
                     piece = slice(begin, begin + FRONTIER)
                     inner = mask[part][parent[piece]] & joined[point[piece]]
-                    yield from extend(grown[piece], inner, room[piece])
+                    yield from extend(grown[piece], inner, missing_weight[piece])
 
-        room = weight - self.weights[a] - self.weights[b]
+        missing_weight = weight - self.weights[a] - self.weights[b]
         yield from extend(
-            np.empty((1, 0), dtype=np.int64), np.ones((1, len(allowed)), dtype=bool), np.array([room], dtype=np.int64)
+            np.empty((1, 0), dtype=np.int64),
+            np.ones((1, len(allowed)), dtype=bool),
+            np.array([missing_weight]),
         )
 
     def _select_canonical(self, subsets: NDArray, pair: int) -> tuple[NDArray, NDArray]:

@@ -166,11 +166,11 @@ def generates(perms: ArrayLike) -> bool:
     if any(_count_blocks(perms, 0, j) > 1 for j in range(1, n)):
         return False
     limit = LARGEST_ODD_PRIMITIVE[n]
-    found, frontier = {tuple(range(n))}, np.arange(n)[None]
-    while len(frontier) and len(found) <= limit:
+    members, frontier = {tuple(range(n))}, np.arange(n)[None]
+    while len(frontier) and len(members) <= limit:
         products = np.unique(compose(perms[:, None], frontier[None]).reshape(-1, n), axis=0)
-        fresh = [p for p in map(tuple, products.tolist()) if p not in found]
-        found.update(fresh)
+        fresh = [p for p in map(tuple, products.tolist()) if p not in members]
+        members.update(fresh)
         frontier = np.array(fresh, dtype=np.int64).reshape(-1, n)
     # For n ≤ 4 the bound is 0 and the identity alone already exceeds it.
-    return len(found) > limit
+    return len(members) > limit

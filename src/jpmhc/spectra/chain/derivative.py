@@ -112,16 +112,16 @@ def find_couplings(
     # and to those after it, which are carried along.
     squares = forward.new_zeros(batch, 2 * depth, 2 * depth)
     carried = forward.new_empty(batch, n, 2 * depth * k)
-    for place in reversed(range(2 * depth)):
-        layer, part = divmod(place, 2)
-        here = carried[..., place * k :]
+    for block in reversed(range(2 * depth)):
+        layer, part = divmod(block, 2)
+        here = carried[..., block * k :]
         if part == 1:
             here[..., :k] = y_start[layer]
         else:
             here[..., k:] = back[layer] @ here[..., k:]
             here[..., :k] = x_start[layer]
         coupled = (y_read if part == 1 else x_read)[layer] @ here
-        torch.sum(coupled.square().unflatten(-1, (-1, k)), (1, 3), out=squares[:, place, place:])
+        torch.sum(coupled.square().unflatten(-1, (-1, k)), (1, 3), out=squares[:, block, block:])
     squares = squares + squares.triu(1).mT
     order = torch.arange(2 * depth, device=forward.device).view(depth, 2).mT.flatten()  # x blocks first
     first = (to_streams @ forward[0] @ carried).unflatten(-1, (-1, k)).transpose(1, 2)
