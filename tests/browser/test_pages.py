@@ -61,6 +61,19 @@ def test_the_explorer_follows_its_sliders_and_its_link(browser, tmp_path):
     check(browser, tmp_path, "explore")
 
 
+def test_a_link_to_an_unknown_choice_is_answered(browser, tmp_path):
+    cli.main(["explore", "--out", str(tmp_path / "explore.html")])
+    browser.open(f"file://{tmp_path}/explore.html#mixer=foo&depht=3")
+    said = browser.evaluate("document.getElementById('refused').textContent")
+    assert "asks for mixer foo, which is not on this page (it has identity," in said
+    assert "sinkhorn is shown" in said
+    assert "asks for depht, which is no choice of this page (mixer," in said
+    browser.open(f"file://{tmp_path}/explore.html#mixer=cayley")
+    assert browser.evaluate("document.getElementById('refused').hidden")
+    assert browser.evaluate("document.getElementById('mixer').selectedOptions[0].textContent") == "cayley"
+    assert browser.errors == []
+
+
 def test_the_explorer_says_what_its_atlas_lacks(browser, tmp_path):
     held = assemble_atlas(
         {("sinkhorn", 4, 48, 0.25, "gelu", "before"): compute_choice(("sinkhorn", 4, 4, 0.25, "gelu", "none"))}
