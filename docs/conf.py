@@ -13,10 +13,11 @@ version = release = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
 html_static_path = ["_static"]
-html_css_files = ["formulas.css"]
+html_css_files = ["pages.css"]
 html_math_renderer = "mathml"  # browsers draw MathML themselves, so that the pages need no script and no network
 html_title = f"jpmhc {__version__}"
 myst_enable_extensions = ["dollarmath", "amsmath"]
+myst_dmath_double_inline = True  # $$ inside a paragraph is a formula on a line of its own, as on GitHub
 myst_heading_anchors = 4
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
@@ -29,6 +30,7 @@ def write_as_restructured_text(app, what, name, obj, options, lines):
     """Turn what docstrings take from Markdown, formulas between dollars, into reStructuredText."""
     text = re.sub(r"\$\$(.+?)\$\$", r":math:`\1`", "\n".join(lines), flags=re.S)
     text = re.sub(r"\$([^$\n]+(?:\n[^$\n]+)?)\$", r":math:`\1`", text)
+    text = re.sub(r"(?<!`)(`[^`\n]+`)(?=\w)", r"\1\\ ", text)  # the plural of a name, as in `HyperConnection`s
     lines[:] = text.replace("[*", "[\\*").split("\n")
 
 

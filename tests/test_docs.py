@@ -1,8 +1,11 @@
 """The documentation: links lead somewhere, code runs, and tables name what there is."""
 
 import ast
+import importlib
+import inspect
 import io
 import re
+import shutil
 import tokenize
 from pathlib import Path
 
@@ -66,7 +69,8 @@ def test_formulas_are_drawn(page):
 
 
 @pytest.mark.parametrize("page", [page for page in RUNNING if (ROOT / page).exists()])
-def test_python_blocks_run(page):
+def test_python_blocks_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "documentation"}  # a block may use what those before it have made
     for block in python_blocks(ROOT / page):
         exec(compile(block, page, "exec"), names)
@@ -146,3 +150,58 @@ def test_readme_is_short_and_names_every_mixer():
 def test_pictures_of_the_readme_are_small():
     for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", (ROOT / "README.md").read_text()):
         assert (ROOT / picture).stat().st_size < 100_000
+
+
+PACKAGES = (
+    "",
+    ".connections",
+    ".dialects",
+    ".diagnose",
+    ".mixers",
+    ".optim",
+    ".paper",
+    ".paper.generators",
+    ".spectra",
+    ".wrap",
+)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_reference_has_every_public_name(package):
+    """A function, class or constant of `__all__` is on the page under one of the paths that lead to it."""
+    page = (ROOT / "docs" / "api.md").read_text()
+    module = importlib.import_module(f"jpmhc{package}")
+    documented = {path.rpartition(".")[2] for path in re.findall(r"jpmhc\.([\w.]+)", page)}
+    missing = set(module.__all__) - documented - {"__version__"}
+    missing = {name for name in missing if not inspect.ismodule(getattr(module, name))}
+    assert not missing, f"add to docs/api.md: {', '.join(sorted(missing))}"
+
+
+def test_built_pages_show_every_formula(tmp_path):
+    """Each $$ of the sources is a formula on a line of its own, and no dollar or backslash is left in the text."""
+    sphinx = pytest.importorskip("sphinx.cmd.build", reason="the documentation's packages are not installed")
+    pytest.importorskip("furo")
+    source, built = tmp_path / "docs", tmp_path / "built"
+    shutil.copytree(ROOT / "docs", source, ignore=shutil.ignore_patterns("*.png", "results", "guides", "LOG.md"))
+    (source / "index.md").write_text("# Pages\n\n```{toctree}\n:glob:\n\nderivations/*\n```\n")
+    arguments = ["-q", "-D", "suppress_warnings=myst.xref_missing,toc.not_included,toc.excluded"]
+    assert (
+        sphinx.main(
+            [
+                *arguments,
+                "-D",
+                "exclude_patterns=api.md,claims.md,equations.md,architecture.md,contributing.md",
+                str(source),
+                str(built),
+            ]
+        )
+        == 0
+    )
+    for page in sorted((ROOT / "docs" / "derivations").glob("*.md")):
+        html = (built / "derivations" / f"{page.stem}.html").read_text()
+        text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+        assert html.count('display="block"') == len(re.findall(r"\$\$.+?\$\$", text, re.S)), page.name
+        body = re.sub(r"<(script|style|pre|code|title|math|head)\b.*?</\1>", "", html, flags=re.S)
+        assert not re.search(r"\$|\\[a-z]+", re.sub(r"<[^>]+>", " ", body)), page.name
+        loaded = re.findall(r'(?:src|href)="(https?://[^"]+)"', re.sub(r"<a\b[^>]*>", "", html))
+        assert not loaded, f"{page.name} loads {loaded} from the network"
