@@ -22,6 +22,7 @@ RUNNING = (
     "README.md",
     "docs/guides/cost.md",
     "docs/guides/diagnose.md",
+    "docs/guides/export.md",
     "docs/guides/gpt.md",
     "docs/guides/own_mixer.md",
     "docs/guides/spectra.md",

@@ -188,7 +188,8 @@ class CoefficientMap(SettingsModule):
             return self.constrain(bias.expand(x.shape[0], -1)), None if hooked else x
         # FSDP's hooks warn of outputs that are views.
         logits, x = (_project if hooked else project)(x, weight, self.norm, self.eps)
-        return self.constrain(torch.add(bias, logits, alpha=self.scale)), None if hooked else x
+        # Not torch.add(…, alpha=…): Inductor of torch 2.13 drops alpha where it fuses the sum with a matrix product.
+        return self.constrain(bias + self.scale * logits), None if hooked else x
 
     def check_filled(self) -> None:
         """Refuse to run on memory that nothing was ever written to."""
