@@ -12,6 +12,7 @@ from jpmhc.experiments.models import RecursiveConfig, RecursiveModel
 from jpmhc.experiments.models.recursive import Prediction
 from jpmhc.experiments.tasks.sudoku import Sudoku, SudokuConfig
 from jpmhc.experiments.tasks.task import Batch
+from jpmhc.experiments.training.processes import World
 
 
 @pytest.fixture(scope="module")
@@ -53,20 +54,23 @@ def test_shards_give_the_result_of_one_process(task: Sudoku) -> None:
     fill_scorer(alone, task, some_wrong, batch_size=50)
     records: list[dict[str, Any]] = []
 
-    def gather(mine: dict[str, Any]) -> list[dict[str, Any]]:
-        records.append(mine)
-        return records
+    class Gathering(World):
+        def collect(self, value: dict[str, Any]) -> list[dict[str, Any]]:  # type: ignore[override]
+            records.append(value)
+            return records
 
     for rank in range(3):
         scorer = task.scorer(task.test_selection())
-        fill_scorer(scorer, task, some_wrong, batch_size=4, rank=rank, processes=3, gather=gather)
+        fill_scorer(scorer, task, some_wrong, batch_size=4, world=Gathering(rank, 3, torch.device("cpu")))
     assert len(records[0]["rows"]) == 17
     assert scorer.result() == alone.result()  # the last process has gathered all
 
 
 def test_the_rows_of_one_process_of_two_are_no_result(task: Sudoku) -> None:
     scorer = task.scorer(task.test_selection())
-    fill_scorer(scorer, task, some_wrong, batch_size=4, processes=2)
+    for part in (scorer.rows[::2][:13], scorer.rows[::2][13:]):
+        batch = task.test_examples(part)
+        scorer.update(part, batch.labels, some_wrong(batch))
     with pytest.raises(ValueError, match="25 of 50 test rows have no answer yet"):
         scorer.result()
 

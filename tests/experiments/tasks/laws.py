@@ -77,7 +77,7 @@ def a_resumed_run_gets_the_batches_it_would_have_got(task: Task) -> None:
     """From any step on, and whatever part of the rows a process works on."""
 
     def batches(rows: range, start: int) -> dict[int, Batch]:
-        prefetcher = Prefetcher(task, 6, rows, 0, 0.5, 4, torch.device("cpu"))
+        prefetcher = Prefetcher(task, TrainConfig(batch=6), rows, torch.device("cpu"))
         return {step: batch for step, batch, _ in prefetcher.prefetch_batches(start, 5)}
 
     whole, late, part = batches(range(6), 0), batches(range(6), 3), batches(range(2, 4), 0)

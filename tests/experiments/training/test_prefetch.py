@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from jpmhc.experiments.models import RecursiveConfig
 from jpmhc.experiments.tasks.sudoku import SudokuConfig
+from jpmhc.experiments.training.config import TrainConfig
 from jpmhc.experiments.training.prefetch import Prefetcher, minimum_steps
 
 
@@ -32,7 +34,8 @@ def test_ranks_see_parts_of_the_batch_and_a_later_start_the_same_rows():
     task = SudokuConfig(puzzles=30, test_puzzles=5).build()
 
     def rows(part, start, stop):
-        stream = Prefetcher(task, 8, part, 0, 0.5, 4, torch.device("cpu"))
+        config = TrainConfig(batch=8, model=RecursiveConfig(halt_exploration=0.5, halt_max_steps=4))
+        stream = Prefetcher(task, config, part, torch.device("cpu"))
         return {step: (batch.inputs, minimum) for step, batch, minimum in stream.prefetch_batches(start, stop)}
 
     whole, first, second = rows(range(8), 0, 5), rows(range(4), 0, 5), rows(range(4, 8), 0, 5)

@@ -1,7 +1,6 @@
 """Asking a model about test rows, on one process or on many."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -9,6 +8,7 @@ from jpmhc.experiments.evaluation.scores import Answers, RowScorer
 from jpmhc.experiments.models.losses import row_cross_entropy
 from jpmhc.experiments.models.recursive import RecursiveModel
 from jpmhc.experiments.tasks.task import Batch, Task
+from jpmhc.experiments.training.processes import ALONE, World
 
 
 def fill_scorer(
@@ -17,9 +17,7 @@ def fill_scorer(
     answer: Callable[[Batch], Answers],
     *,
     batch_size: int,
-    rank: int = 0,
-    processes: int = 1,
-    gather: Callable[[dict[str, Any]], list[dict[str, Any]]] = lambda mine: [mine],
+    world: World = ALONE,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Fill a scorer with a model's answers to its test rows.
@@ -32,19 +30,17 @@ def fill_scorer(
         task: Makes the rows.
         answer: The model, `greedy_answers(model)`.
         batch_size: Rows per call of the model; the last batch may be smaller.
-        rank: Number of this process; it asks about every `processes`-th row.
-        processes: Number of processes.
-        gather: Returns the list of all processes' records on every process, as `torch.distributed.all_gather_object`.
+        world: The processes, each of which asks about a part of the rows.
         progress: Called with (rows done, rows to do) of this process, first before any row is done.
     """
-    mine = scorer.rows[rank::processes]
+    mine = scorer.rows[world.rank :: world.size]
     progress(0, len(mine))
     for start in range(0, len(mine), batch_size):
         part = mine[start : start + batch_size]
         batch = task.test_examples(part)
         scorer.update(part, batch.labels, answer(batch))
         progress(start + len(part), len(mine))
-    for collected in gather(scorer.collected()):
+    for collected in world.collect(scorer.collected()):
         scorer.merge(collected)
 
 

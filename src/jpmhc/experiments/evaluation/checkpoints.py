@@ -207,9 +207,7 @@ def answer_rows(
             task,
             greedy_answers(model),
             batch_size=choices.batch,
-            rank=world.rank,
-            processes=world.size,
-            gather=world.collect,
+            world=world,
             progress=lambda done, total: display.show(f"{checkpoint.path}: rows", done, total),
         )
     return time.monotonic() - start

@@ -92,15 +92,7 @@ class Trainer:
             self.task = config.task.build()
         refuse_memory(config, self.task, world)
         self.learner = Learner(config, world, self.task, resume)
-        self.prefetcher = Prefetcher(
-            self.task,
-            config.batch,
-            self.learner.rows,
-            config.seed,
-            config.model.halt_exploration,
-            config.model.halt_max_steps,
-            world.device,
-        )
+        self.prefetcher = Prefetcher(self.task, config, self.learner.rows, world.device)
         self.resumed = resume
         self.saved = None if resume is None else resume.path
         self.scores = self._make_scorer().scorable
@@ -238,9 +230,7 @@ class Trainer:
                 self.task,
                 greedy_answers(model),
                 batch_size=self.config.evaluate_batch,
-                rank=self.world.rank,
-                processes=self.world.size,
-                gather=self.world.collect,
+                world=self.world,
                 progress=lambda done, total: self.display.show(name, done, total),
             )
             metrics = scorer.result()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from jpmhc.experiments.tasks import counter
 from jpmhc.experiments.tasks.task import Batch, Task
+from jpmhc.experiments.training.config import TrainConfig
 
 _EXPLORE, _MINIMUM = counter.key_of("halting exploration"), counter.key_of("halting minimum")
 
@@ -30,36 +31,24 @@ class Prefetcher:
     """Prepares batches and halting minima in a thread while earlier steps run.
 
     Args:
-        task: Where rows come from.
-        batch: Rows of a step over all processes.
-        rows: Which of them this process works on.
-        seed: Seed of the exploration.
-        probability: Probability that a row explores.
-        maximum: Largest number of supervision steps.
-        device: Where the batches go.
-        ahead: How many steps to prepare in advance.
+        task: Makes the rows.
+        config: The run.
+        rows: The rows of each batch that this process works on.
+        device: The device of the batches.
+        ahead: Number of steps to prepare in advance.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        batch: int,
-        rows: range,
-        seed: int,
-        probability: float,
-        maximum: int,
-        device: torch.device,
-        ahead: int = 2,
-    ) -> None:
-        self.task, self.batch, self.seed = task, batch, seed
+    def __init__(self, task: Task, config: TrainConfig, rows: range, device: torch.device, ahead: int = 2) -> None:
+        self.task, self.config, self.device, self.ahead = task, config, device, ahead
         self.rows = np.arange(rows.start, rows.stop)
-        self.probability, self.maximum = probability, maximum
-        self.device, self.ahead = device, ahead
 
     def make_batch(self, step: int) -> tuple[Batch, Tensor]:
         """Make the rows and the minima of one step, in the host's memory."""
-        rows = self.task.examples(step * self.batch + self.rows)
-        minimum = torch.from_numpy(minimum_steps(self.seed, step, self.rows, self.probability, self.maximum))
+        config, model = self.config, self.config.model
+        rows = self.task.examples(step * config.batch + self.rows)
+        minimum = torch.from_numpy(
+            minimum_steps(config.seed, step, self.rows, model.halt_exploration, model.halt_max_steps)
+        )
         if self.device.type == "cuda":  # pinned, so that the copy to the device does not wait
             return rows.pin_memory(), minimum.pin_memory()
         return rows, minimum

@@ -72,6 +72,9 @@ class World:
         return values
 
 
+ALONE = World(0, 1, torch.device("cpu"))
+
+
 @contextlib.contextmanager
 def join_processes(device: str, patience: float = PATIENCE) -> Iterator[World]:
     """Enter the group of processes that torchrun started; without torchrun, this process is alone.
