@@ -100,6 +100,7 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="changed settings of the run")
     parser.add_argument("--arms", nargs="+", default=["plain"], help="plain, or a mixer with options as in compare")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--processes", type=int, default=1, help="runs trained at the same time; they share the GPU")
     parser.add_argument("--minutes", type=float, help="stop all runs after this time; the same command goes on")
     parser.add_argument("--out", type=Path, default=Path("out/compare-arc-decoder"))
     parser.add_argument("--smoke", nargs="?", const=60.0, type=float, metavar="SECONDS", help="try the preset's speed")
@@ -119,7 +120,12 @@ def main() -> None:
             smoke(experiment.configure(arm), options.smoke)
         return
     comparison = Comparison(
-        experiment, tuple(options.arms), seeds=tuple(options.seeds), minutes=options.minutes, out=options.out
+        experiment,
+        tuple(options.arms),
+        seeds=tuple(options.seeds),
+        processes=options.processes,
+        minutes=options.minutes,
+        out=options.out,
     )
     compare(comparison, say=lambda line: print(line, flush=True))
 
