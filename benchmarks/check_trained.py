@@ -6,8 +6,7 @@ The theory gets the coefficients of the token and the Jacobians of its sublayers
     python benchmarks/check_trained.py
 
 takes about fifteen minutes on one core and writes benchmarks/results/trained.csv and docs/results/trained.png.
-`--networks decoder-cayley llama-cayley` measures some of them and keeps the other rows of the file; `--growth` trains
-MLPs of several depths and learning rates and writes benchmarks/results/trained_growth.csv.
+`--networks decoder-cayley llama-cayley` measures some of them and keeps the other rows of the file.
 """
 
 import argparse
@@ -342,32 +341,14 @@ def draw_all(last: dict[str, Diagnosis]) -> None:
     print(f"wrote {FIGURE}")
 
 
-def measure_growth() -> None:
-    """Train plain MLPs of several depths and learning rates; print and save how their modes grow."""
-    rows = []
-    cases = [(depth, 2e-3, 80) for depth in (4, 8, 16, 32, 64)] + [(16, rate, 80) for rate in (2.5e-4, 1e-3, 4e-3)]
-    for depth, rate, steps in [*cases, (16, 2e-3, 320)]:
-        for stage in train_mlp(PLAIN, 48, depth, rate, steps):
-            numbers = describe(jpmhc.diagnose(stage.network, stage.inputs, tokens=TOKENS, say=None))
-            names = ("modes", "outlier", "share", "t_ks_free", "t_ks_modes")
-            row = {"depth": depth, "rate": rate, "step": stage.step, "loss": stage.loss}
-            rows.append(row | {name: numbers[name] for name in names})
-            print({name: round(value, 4) for name, value in rows[-1].items()}, flush=True)
-    write_csv("trained_growth", rows)
-
-
 def main() -> None:
     """Read the command's options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="*", choices=NETWORKS, default=list(NETWORKS), help="some of the networks")
-    parser.add_argument("--growth", action="store_true", help="the growth of modes with depth and learning rate")
     options = parser.parse_args()
     torch.set_num_threads(1)  # matrices are small, and threads that wait for each other spin
     jpmhc.MIXERS[AVERAGING] = Averaging
-    if options.growth:
-        measure_growth()
-    else:
-        measure_networks(options.networks)
+    measure_networks(options.networks)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ def test_products_are_those_of_the_mixers(outcomes):
 def test_the_theory_describes_the_fresh_network(outcomes):
     fresh = outcomes[0].fresh
     assert fresh.apart < 0.15
+    assert fresh.apart_with_modes < 0.15
     assert abs(np.interp(0.5, SHARES, fresh.predicted) / np.interp(0.5, SHARES, fresh.measured) - 1) < 0.2
     assert [outcome.spectra is not None for outcome in outcomes] == [True, False] * 3
 

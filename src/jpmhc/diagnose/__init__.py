@@ -1,12 +1,14 @@
 """A model's Jacobian, measured and compared with the theory; `watch` during training; `recommend` a mixer."""
 
 from jpmhc.diagnose.diagnosis import Diagnosis
+from jpmhc.diagnose.lens import Lens, lens
 from jpmhc.diagnose.measure import diagnose
 from jpmhc.diagnose.recommend import Candidate, Recommendation, recommend
 from jpmhc.diagnose.spectrum import Spectrum
 from jpmhc.diagnose.watch import watch
 
-__all__ = ["Candidate", "Diagnosis", "Recommendation", "Spectrum", "diagnose", "recommend", "watch"]
+__all__ = ["Candidate", "Diagnosis", "Lens", "Recommendation", "Spectrum", "diagnose", "lens", "recommend", "watch"]
 
-# `jpmhc.diagnose` is the function, so that `watch` has to be an attribute of the function.
+# `jpmhc.diagnose` is the function, so that `watch` and `lens` have to be attributes of the function.
 diagnose.watch = watch  # type: ignore[attr-defined]
+diagnose.lens = lens  # type: ignore[attr-defined]

@@ -6,18 +6,16 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 from jpmhc import checks
 from jpmhc.diagnose.compare import TheoryComparison, compare_token, draw_vectors
 from jpmhc.diagnose.diagnosis import Diagnosis
-from jpmhc.diagnose.jacobian import Jacobian, Linearised, linearise, plain_connections, shared_positions
+from jpmhc.diagnose.jacobian import Jacobian, Linearised, linearise, shared_positions
 from jpmhc.diagnose.layers import LayerMeasurement, measure_gain, measure_gradients, measure_streams
 from jpmhc.diagnose.methods import (
     METHODS,
@@ -30,7 +28,7 @@ from jpmhc.diagnose.methods import (
     plan_part,
     spectrum_of,
 )
-from jpmhc.diagnose.record import LayerCall, Recording, find_layers, longest_chain, record_layers
+from jpmhc.diagnose.record import Recording, find_layers, longest_chain, record_layers
 from jpmhc.diagnose.run import (
     Ends,
     borrow_model,
@@ -38,8 +36,8 @@ from jpmhc.diagnose.run import (
     find_ends,
     find_inner_model,
     fit_batch,
-    measure_graph,
     read_arguments,
+    record_graph,
     run_between,
 )
 from jpmhc.diagnose.spectrum import Spectrum
@@ -161,7 +159,7 @@ class _Work:
         self.progress = progress
         self.notes: list[str] = []
         self.found_layers = find_layers(model)
-        x, y, calls, self.saved = self._run_with_graph()
+        x, y, calls, self.saved = record_graph(model, self.found_layers, ends, call)
         # If the map begins inside a layer, a part of that layer does not depend on the map's input.
         self.calls = [call for call in calls if call.before.requires_grad and call.output.requires_grad]
         name = f"from {ends.start_name} to {ends.stop_name}"
@@ -178,17 +176,6 @@ class _Work:
             self.notes.append(f"the model itself computes in {y.dtype}: singular values are good to two digits")
         if not self.at.batched:
             self.notes.append("an operation of the model cannot be batched: gradients are taken one by one")
-
-    def _run_with_graph(self) -> tuple[Tensor, Tensor, list[LayerCall], int]:
-        """Run the model once and keep its graph; connections use plain operations, which can be batched."""
-        recording = Recording()
-        with ExitStack() as stack:
-            stack.enter_context(record_layers(self.model, self.found_layers, recording))
-            stack.enter_context(plain_connections())
-            if not any(getattr(layer, "kernels", "") == "fused" for layer in self.found_layers):
-                stack.enter_context(forward_ad.dual_level())
-            saved, (x, y) = measure_graph(self.model, lambda: run_between(self.ends, self.call))
-        return x, y, recording.calls, saved
 
     def _positions(self, x: Tensor, y: Tensor) -> tuple[int, ...]:
         n = max((call.streams for call in self.calls), default=1)

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from jpmhc import checks
-from jpmhc.diagnose.record import find_hidden_state
+from jpmhc.diagnose.jacobian import plain_connections
+from jpmhc.diagnose.record import LayerCall, Recording, find_hidden_state, record_layers
 from jpmhc.machine import free_memory
 
 SEED = 0  # of the random numbers that a model in train mode draws: the same in every run of it
@@ -354,3 +356,27 @@ def measure_graph(model: nn.Module, run: Callable[[], Any]) -> tuple[int, Any]:
         result = run()
     weights = {tensor.untyped_storage().data_ptr() for tensor in model.parameters()}
     return sum(size for pointer, size in sizes.items() if pointer not in weights), result
+
+
+def record_graph(
+    model: nn.Module, layers: Sequence[nn.Module], ends: Ends, call: Callable[..., Any]
+) -> tuple[Tensor, Tensor, list[LayerCall], int]:
+    """Run the model once and keep its graph; connections use plain operations, which can be batched.
+
+    Args:
+        model: The model.
+        layers: The layers to record.
+        ends: The ends of the map.
+        call: The borrowed model.
+
+    Returns:
+        The map's input and output, the layers' calls, and the bytes that the graph saves.
+    """
+    recording = Recording()
+    with ExitStack() as stack:
+        stack.enter_context(record_layers(model, layers, recording))
+        stack.enter_context(plain_connections())
+        if not any(getattr(layer, "kernels", "") == "fused" for layer in layers):
+            stack.enter_context(forward_ad.dual_level())
+        saved, (x, y) = measure_graph(model, lambda: run_between(ends, call))
+    return x, y, recording.calls, saved

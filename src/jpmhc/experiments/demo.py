@@ -88,12 +88,16 @@ class Spectra:
     Attributes:
         measured: Of the model.
         predicted: By the theory, from the model's reads, writes, skips and singular values of its sublayers.
-        apart: The largest difference between the two distributions (KS).
+        with_modes: By the theory that also knows the matrices that training adds to the sublayers of all layers.
+        apart: The largest difference between the measured and the predicted distribution (KS).
+        apart_with_modes: The same with modes.
     """
 
     measured: np.ndarray
     predicted: np.ndarray
+    with_modes: np.ndarray
     apart: float
+    apart_with_modes: float
 
 
 @dataclass
@@ -254,9 +258,13 @@ def _compare_with_theory(model: nn.Module, connections: list[jpmhc.HyperConnecti
     stack: nn.Module = jpmhc.HyperConnectionStack(connections) if connections else model
     streams = jpmhc.expand_streams(x, connections[0].streams) if connections else x
     comparison = jpmhc.diagnose(stack, streams.unsqueeze(0), tokens=1, say=None).comparisons[0]
-    whole = (comparison.measured, comparison.predicted, comparison.kolmogorov)
-    own = (comparison.mean_stream, comparison.mean_predicted, comparison.mean_kolmogorov) if connections else whole
-    measured, predicted, apart = own
-    assert measured is not None
-    quantiles = [[float("nan") if one is None else one.quantile(p) for p in SHARES] for one in (measured, predicted)]
-    return Spectra(np.array(quantiles[0]), np.array(quantiles[1]), apart)
+    if connections:
+        curves = (comparison.mean_stream, comparison.mean_predicted, comparison.mean_rotated)
+        apart = (comparison.mean_kolmogorov, comparison.mean_rotated_kolmogorov)
+    else:
+        curves = (comparison.measured, comparison.predicted, comparison.rotated)
+        apart = (comparison.kolmogorov, comparison.rotated_kolmogorov)
+    quantiles = [
+        np.array([float("nan") if curve is None else curve.quantile(share) for share in SHARES]) for curve in curves
+    ]
+    return Spectra(*quantiles, *apart)

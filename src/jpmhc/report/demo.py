@@ -102,6 +102,7 @@ def sum_up(outcomes: Sequence[DemoRun], config: DemoConfig) -> list[str]:
     before = float("nan") if plain.fresh is None else plain.fresh.apart
     collapsed = [group.name for group in kept if group.kept < 0.1]
     low, high = min(after, default=np.nan), max(after, default=np.nan)
+    with_modes = [group.spectra.apart_with_modes for group in (plain, *kept) if group.spectra is not None]
     return [
         f"1. Loss: plain {_spread(plain.losses)}. Beside it, {how}: {', '.join(verdicts)}.",
         f"2. Gradients: the weakest layer gets this share of what the last one gets: {_list(dips)}.",
@@ -109,8 +110,9 @@ def sum_up(outcomes: Sequence[DemoRun], config: DemoConfig) -> list[str]:
         f"{_list({group.name: group.kept for group in kept})}. "
         + (f"Collapsed (below 0.1): {', '.join(collapsed)}." if collapsed else "Nothing has collapsed."),
         f"4. Theory: its singular values of the model's own Jacobian are {before:.2f} (KS) off the measured ones "
-        f"before training, and {low:.2f} to {high:.2f} after it: it takes the layers' directions for random, and "
-        "training aligns them.",
+        f"before training, and {low:.2f} to {high:.2f} after it: it takes the layers for independent, and training "
+        "adds the same few matrices to all of them. With these matrices as they are, it is "
+        f"{min(with_modes, default=np.nan):.2f} to {max(with_modes, default=np.nan):.2f} off.",
         f"5. This is one small task and {config.count_seeds()}: it shows what skips do, and does not rank mixers for "
         "your model; jpmhc recommend and docs/guides/which_mixer.md say what is known.",
     ]
@@ -181,5 +183,7 @@ def _draw_spectrum(title: str, name: str, spectra: Spectra | None) -> Chart:
     lines = [
         Line("measured", SHARES, spectra.measured, colour_of(name), steps=True),
         Line("theory", SHARES, spectra.predicted, colour_of(name), dashes=(4, 3)),
+        Line("theory with shared modes", SHARES, spectra.with_modes, colour_of(name), dashes=(1, 2)),
     ]
-    return Chart(title, lines, x, y, note=f"KS distance {spectra.apart:.3f}")
+    note = f"KS distance {spectra.apart:.3f}, with shared modes {spectra.apart_with_modes:.3f}"
+    return Chart(title, lines, x, y, note=note)

@@ -1,0 +1,111 @@
+"""How shared modes grow, and whether a law that knows less than the modes themselves would do.
+
+    python benchmarks/check_modes.py
+
+takes about five minutes on one core. Plain MLP stacks of several depths and learning rates are trained on a fixed
+random function: benchmarks/results/modes_growth.csv. In trained stacks the modes are then kept as they are, rotated
+each by itself as a similarity (its own law is kept, the joint law of the modes is lost), or rotated on both sides (its
+singular values and the Gram matrix over layers are kept alone): benchmarks/results/modes_law.csv.
+"""
+
+import argparse
+
+import torch
+from torch import Tensor
+
+import jpmhc
+from check_trained import describe, train_mlp
+from harness import write_csv
+from jpmhc.diagnose.methods import spectrum_of
+from jpmhc.diagnose.shared_modes import find_modes, multiply_all, split_shared
+from jpmhc.diagnose.spectrum import Spectrum
+from jpmhc.diagnose.theory import compose_layers, find_distances, rotate_sublayers
+from jpmhc.experiments.comparison.experiment import PLAIN
+from jpmhc.manifolds import orthogonal
+
+Layers = list[tuple[Tensor, Tensor, Tensor]]
+
+
+def measure_growth() -> None:
+    """Train plain MLPs of several depths and learning rates; print and save how their modes grow."""
+    rows = []
+    cases = [(depth, 2e-3, 80) for depth in (4, 8, 16, 32, 64)] + [(16, rate, 80) for rate in (2.5e-4, 1e-3, 4e-3)]
+    for depth, rate, steps in [*cases, (16, 2e-3, 320)]:
+        for stage in train_mlp(PLAIN, 48, depth, rate, steps):
+            numbers = describe(jpmhc.diagnose(stage.network, stage.inputs, tokens=1, say=None))
+            names = ("modes", "outlier", "share", "t_ks_free", "t_ks_modes")
+            row = {"depth": depth, "rate": rate, "step": stage.step, "loss": stage.loss}
+            rows.append(row | {name: numbers[name] for name in names})
+            print({name: round(value, 4) for name, value in rows[-1].items()}, flush=True)
+    write_csv("modes_growth", rows)
+
+
+def split_layers(network: torch.nn.Module, x: Tensor) -> tuple[Layers, list[Tensor]]:
+    """Return the layers of a plain stack at one input: multiples of the identity, and the rests as matrices."""
+    one = torch.ones(1, dtype=torch.float64)
+    layers, matrices = [], []
+    for layer in network.children():
+        matrix = torch.autograd.functional.jacobian(layer, x).double()
+        skip = torch.linalg.eigvalsh((matrix + matrix.mT) / 2).quantile(0.5)
+        layers.append((one, one, skip.view(1, 1)))
+        matrices.append(matrix - skip * torch.eye(len(matrix), dtype=torch.float64))
+        x = layer(x).detach()
+    return layers, matrices
+
+
+def draw_layers(
+    layers: Layers, own: Tensor, directions: Tensor, patterns: Tensor, how: str, generator: torch.Generator
+) -> Spectrum:
+    """Return the spectrum with own parts rotated freely and the modes kept, or rotated in one of two ways."""
+    width = own.shape[-1]
+
+    def rotation() -> Tensor:
+        return orthogonal.sample(width, generator=generator)
+
+    if how == "similar":
+        frames = [rotation() for _ in patterns]
+        patterns = torch.stack([frame @ pattern @ frame.mT for frame, pattern in zip(frames, patterns)])
+    elif how == "both sides":
+        patterns = torch.stack([rotation() @ pattern @ rotation() for pattern in patterns])
+    shared = torch.einsum("lk,kij->lij", directions, patterns)
+    return spectrum_of(
+        compose_layers(layers, [part + rotation() @ rest @ rotation() for part, rest in zip(shared, own)])
+    )
+
+
+def measure_law() -> None:
+    """Compare the modes as they are with modes of which less is known; print and save the KS distances."""
+    rows = []
+    for dim, depth in ((64, 12), (96, 24), (32, 48)):
+        *_, stage = train_mlp(PLAIN, dim, depth)
+        layers, matrices = split_layers(stage.network, stage.inputs[0, 0])
+        exact = spectrum_of(compose_layers(layers, matrices))
+        stack = torch.stack(matrices)
+        modes = find_modes(multiply_all(stack), dim**2)
+        own = torch.stack([rest for _, rest in split_shared(matrices, modes)])
+        sizes = stack.flatten(1).norm(dim=1)[:, None]
+        patterns = torch.einsum("lk,lij->kij", modes.directions / sizes, stack)
+        row = {"dim": dim, "depth": depth, "modes": modes.count, "share": modes.share}
+        row["free"] = find_distances(exact, rotate_sublayers(layers, matrices, 0)[0])[1]
+        for how in ("kept", "similar", "both sides"):
+            generator = torch.Generator().manual_seed(1)
+            drawn = [draw_layers(layers, own, sizes * modes.directions, patterns, how, generator) for _ in range(8)]
+            row[how] = sum(find_distances(exact, spectrum)[1] for spectrum in drawn) / len(drawn)
+        # zero for a matrix whose law does not change when it is rotated on both sides
+        row["tr P² / |P|²"] = float((patterns[0] * patterns[0].mT).sum() / patterns[0].square().sum())
+        rows.append(row)
+        print({name: round(value, 3) for name, value in row.items()}, flush=True)
+    write_csv("modes_law", rows)
+
+
+def main() -> None:
+    """Read the command's options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
+    torch.set_num_threads(1)
+    measure_law()
+    measure_growth()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,273 @@
+"""A lens: the linear map from the streams after a layer to the final residual, averaged over prompts.
+
+The logit lens reads a hidden state with the model's head as if no layer followed. The Jacobian lens first applies the
+average derivative of the final residual by the hidden state. For a model with n streams that map is [d, n d], which
+takes all streams into account.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from jpmhc import checks
+from jpmhc.diagnose.jacobian import Jacobian, Linearised, linearise
+from jpmhc.diagnose.methods import describe_bytes, describe_time
+from jpmhc.diagnose.record import LayerCall, Recording, find_layers, longest_chain, record_layers
+from jpmhc.diagnose.run import (
+    borrow_model,
+    check_model,
+    find_ends,
+    find_inner_model,
+    read_arguments,
+    record_graph,
+    run_between,
+)
+from jpmhc.machine import free_memory
+
+# Rows at a time, and the share of the free memory that they may take.
+_CHUNK, _SHARE = 64, 0.4
+
+
+@dataclass(frozen=True, eq=False)
+class Lens:
+    """The average linear map from the streams after a layer to the final residual.
+
+    Attributes:
+        layer: The layer's name.
+        matrix: The map: the average of the final residual's derivative by each stream of its own token. [d, n, d]
+        offset: The average final residual minus the map of the average streams. [d]
+        tokens: The number of tokens that the average was taken over.
+    """
+
+    layer: str
+    matrix: Tensor
+    offset: Tensor
+    tokens: int
+
+    def __repr__(self) -> str:
+        return f"Lens({self.layer!r}, {self.matrix.shape[1]} streams of {self.matrix.shape[2]}, {self.tokens} tokens)"
+
+    def __call__(self, streams: Tensor) -> Tensor:
+        """Estimate the final residual from the streams after the layer; read it out with the model's norm and head.
+
+        Args:
+            streams: The streams. [..., n, d], or [..., d] for a model without hyper-connections
+
+        Returns:
+            The estimate. [..., d]
+        """
+        n, width = self.matrix.shape[1:]
+        if n == 1 and streams.shape[-2:] != (1, width):
+            streams = streams.unsqueeze(-2)
+        if streams.shape[-2:] != (n, width):
+            raise ValueError(f"the lens of {self.layer} reads streams [..., {n}, {width}], not {list(streams.shape)}")
+        matrix = self.matrix.to(streams)
+        return torch.einsum("onc,...nc->...o", matrix, streams) + self.offset.to(streams)
+
+    def read(self, model: nn.Module, inputs: Any) -> Tensor:
+        """Run the model and estimate the final residual of each token from the streams after the layer. [..., d]
+
+        Args:
+            model: The model that the lens was made for.
+            inputs: The arguments of its call.
+        """
+        model = find_inner_model(model)
+        args, kwargs = checks.call_arguments(inputs)
+        recording = Recording()
+        with torch.no_grad(), record_layers(model, find_layers(model), recording):
+            model(*args, **kwargs)
+        calls = [call for call in recording.calls if call.name == self.layer]
+        if not calls:
+            raise ValueError(f"this model has no layer {self.layer}: the lens was made for another one")
+        return self(calls[0].after)
+
+    def save(self, path: Path | str) -> Path:
+        """Save the lens into a file and return its path."""
+        path = Path(path)
+        torch.save(asdict(self), path)
+        return path
+
+    @classmethod
+    def load(cls, path: Path | str) -> Lens:
+        """Load a lens from a file."""
+        return cls(**torch.load(path, weights_only=True))
+
+
+def lens(
+    model: nn.Module,
+    layer: str | int,
+    prompts: Sequence[Any],
+    *,
+    rank: int | None = None,
+    seed: int = 0,
+    say: Callable[[str], None] | None = print,
+) -> Lens:
+    """Compute the average linear map from the streams after a layer to the final residual, the mean stream at the end.
+
+    Derivatives are those of a token's final residual by its own streams. One backward pass serves all tokens of a
+    prompt: each token has a random sign, so that derivatives by other tokens cancel on average. The time is printed
+    after the first prompt.
+
+    Args:
+        model: A model with hyper-connections, or with a list of like layers.
+        layer: A layer's name, or its number in the order of calls.
+        prompts: The inputs of several calls of the model; a hundred are a good average.
+        rank: The rank of the map's difference to the mean of the streams. It takes 2 rank products per prompt in place
+            of d. By default the map is computed in full.
+        seed: Of the random signs and directions.
+        say: Called with the estimated time; None for silence.
+
+    Example:
+        >>> import jpmhc
+        >>> blocks = [jpmhc.HyperConnection(nn.Linear(8, 8), 8, index=index) for index in range(3)]
+        >>> model = jpmhc.HyperConnectionStack(blocks, expand=True, reduce=True)
+        >>> prompts = [torch.randn(1, 5, 8) for _ in range(4)]
+        >>> jpmhc.diagnose.lens(model, 0, prompts, say=None)
+        Lens('connections.0', 4 streams of 8, 20 tokens)
+    """
+    if rank is not None:
+        checks.whole_number(rank, "rank")
+    if not isinstance(prompts, Sequence) or len(prompts) == 0:
+        raise ValueError(f"prompts must be a list of the model's inputs, at least one, not a {type(prompts).__name__}")
+    model = find_inner_model(model)
+    check_model(model, read_arguments(prompts[0]))
+    with borrow_model(model) as call:
+        work = _Work(model, layer, call, rank, seed, len(prompts), say or (lambda sentence: None))
+        for prompt in prompts:
+            work.add(prompt)
+        if rank is not None:
+            work.begin_second_pass()
+            for prompt in prompts:
+                work.add(prompt)
+    return work.make_lens()
+
+
+class _Work:
+    """The sums over prompts of which a lens is made.
+
+    Attributes:
+        sketch: In the second pass of a map of low rank: directions of the streams that it does not forget. [n d, rank]
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layer: str | int,
+        call: Callable[..., Any],
+        rank: int | None,
+        seed: int,
+        prompts: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self.model, self.layer, self.call, self.rank, self.prompts, self.say = model, layer, call, rank, prompts, say
+        self.layers = find_layers(model)
+        if not self.layers:
+            raise ValueError("this model has no hyper-connections and no list of layers: there is nothing to look into")
+        self.generator = torch.Generator().manual_seed(seed)
+        self.name, self.tokens, self.sketch, self.chunk = "", 0, torch.empty(0), 1
+        self.first: Linearised | None = None
+        self.total, self.streams, self.final, self.directions = (torch.empty(0) for _ in range(4))
+
+    def add(self, prompt: Any) -> None:
+        """Add the products of one prompt to the sums."""
+        jacobian = Jacobian(self._linearise(prompt))
+        at = jacobian.at
+        count, width = math.prod(at.positions), at.y.shape[-1]
+        signs = torch.randint(0, 2, (count, 1), generator=self.generator).mul(2).sub(1).to(at.y)
+        if len(self.sketch):
+            products = jacobian.multiply(self._spread(self.sketch.mT, signs)).reshape(-1, count, width)
+        else:
+            chunks = self.directions.split(self.chunk)
+            rows = [jacobian.multiply_transposed(self._spread(chunk, signs)) for chunk in chunks]
+            products = torch.cat(rows).reshape(len(self.directions), count, -1)
+            self.tokens += count
+            self.streams += at.x.detach().double().reshape(count, -1).sum(0).cpu()
+            self.final += at.y.detach().double().reshape(count, -1).sum(0).cpu()
+        self.total += (products * signs).sum(1).double().cpu()
+
+    def _spread(self, rows: Tensor, signs: Tensor) -> Tensor:
+        """Place rows at every token, with its sign. [k, size] → [k, tokens size]"""
+        return (rows.to(signs).unsqueeze(1) * signs).flatten(1)
+
+    def begin_second_pass(self) -> None:
+        """Choose the directions of the streams on which the map differs most from the mean of the streams."""
+        difference = self.total / self.tokens - self._mean_streams(self.directions)
+        self.sketch = torch.linalg.qr(difference.mT)[0]
+        self.total = torch.zeros(len(self.directions), len(self.final), dtype=torch.float64)
+
+    def make_lens(self) -> Lens:
+        """Return the average."""
+        width = len(self.final)
+        matrix = self.total / self.tokens  # [d, n d], or with a rank its products with the sketch [rank, d]
+        if len(self.sketch):
+            mean = self._mean_streams(torch.eye(width, dtype=torch.float64))
+            matrix = mean + (matrix.mT - mean @ self.sketch) @ self.sketch.mT
+        offset = (self.final - matrix @ self.streams) / self.tokens
+        return Lens(self.name, matrix.reshape(width, -1, width).float(), offset.float(), self.tokens)
+
+    def _mean_streams(self, rows: Tensor) -> Tensor:
+        """Return the products of rows with the map that takes the mean of the streams. [k, d] → [k, n d]"""
+        n = len(self.streams) // len(self.final)
+        return (rows / n).repeat(1, n)
+
+    def _linearise(self, prompt: Any) -> Linearised:
+        ends = find_ends(self.model, read_arguments(prompt), None, self.call)
+        _, _, calls, saved = record_graph(self.model, self.layers, ends, self.call)
+        chain = longest_chain(calls)
+        index = self._find(chain)
+        self.name = chain[index].name
+        x, last = chain[index + 1].before, chain[-1]
+        final = last.after.mean(-2) if last.coefficients is not None else last.after
+        positions = tuple(final.shape[:-1])
+
+        def run(start: Tensor) -> Tensor:
+            recording = Recording(replacement=(chain[index + 1].number, start))
+            with record_layers(self.model, self.layers, recording):
+                run_between(ends, self.call)
+            after = next(call.after for call in recording.calls if call.number == last.number)
+            return after.mean(-2) if last.coefficients is not None else after
+
+        if self.first is not None:
+            return Linearised(x, final, run, positions, self.first.forward, self.first.batched)
+        self.first = linearise(run, x, final, positions, f"from {self.name} to the final residual", 0)
+        self._plan(self.first, saved)
+        return self.first
+
+    def _find(self, chain: Sequence[LayerCall]) -> int:
+        """Return the layer's position in the chain; raise an error if it is not there or if nothing follows it."""
+        names = [call.name for call in chain]
+        index = self.layer if isinstance(self.layer, int) else -1
+        if isinstance(self.layer, str) and self.layer in names:
+            index = names.index(self.layer)
+        if not 0 <= index < len(chain) - 1:
+            known = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+            raise ValueError(
+                f"the lens needs one of the layers before the last, by name or by number from 0, not {self.layer!r}; "
+                f"this model has {known or 'none'}"
+            )
+        return index
+
+    def _plan(self, at: Linearised, saved: int) -> None:
+        """Set up the sums, choose how many rows fit into memory, and say how long it takes."""
+        width, size = at.y.shape[-1], at.x.numel() // math.prod(at.positions)
+        free_bytes = _SHARE * free_memory(at.y.device)
+        self.chunk = max(1, min(_CHUNK, int(free_bytes / max(saved / 4, 1)))) if at.batched else _CHUNK
+        self.directions = torch.eye(width, dtype=torch.float64)
+        if self.rank is not None:
+            self.directions = torch.randn(min(self.rank, width), width, dtype=torch.float64, generator=self.generator)
+        self.total = torch.zeros(len(self.directions), size, dtype=torch.float64)
+        self.streams, self.final = (torch.zeros(count, dtype=torch.float64) for count in (size, width))
+        product = at.seconds["row"] + (at.seconds["forward"] if self.rank is not None else 0)
+        rows = len(self.directions)
+        memory = saved + self.chunk * saved // 4 * at.batched + 16 * rows * size
+        self.say(
+            f"{self.prompts} prompts of {rows} {'rows' if self.rank is None else 'rows and columns'} each: about "
+            f"{describe_time(self.prompts * rows * product)} and {describe_bytes(memory)}"
+        )
