@@ -39,9 +39,14 @@ _LARGEST = 1200
 
 def upper_bound(network: Network) -> float:
     r"""Bound the squared singular values from above by $\prod_l (\|A_l\| + \|\sigma_l W_l\|)^2$."""
-    factors = network.noise_factors()
-    rows = torch.linalg.matrix_norm((factors @ factors.mT).sum(1), 2)
-    columns = torch.linalg.matrix_norm((factors.mT @ factors).sum(1), 2)
+    if network.covariance is not None:
+        factors = network.noise_factors()
+        rows = torch.linalg.matrix_norm((factors @ factors.mT).sum(1), 2)
+        columns = torch.linalg.matrix_norm((factors.mT @ factors).sum(1), 2)
+    elif network.read is not None and network.write is not None:
+        rows = columns = network.variance * network.read.square().sum(-1) * network.write.square().sum(-1)
+    else:
+        rows = columns = network.variance
     noise = rows.sqrt() + columns.sqrt()  # of Gaussians, whose largest singular value is two
     if network.sublayers is not None:
         noise = noise * noise.new_tensor([law.norm / 2 for law in network.sublayers])

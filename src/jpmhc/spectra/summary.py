@@ -141,12 +141,19 @@ def gradient_gains(network: Network, end: Tensor | None = None) -> Tensor:
         end: $B_L$ for an output other than the mean stream; the identity for all streams. [n, n]
     """
     moment = torch.full_like(network.skips[0], 1 / network.streams**2) if end is None else end.to(network.skips)
-    factors = network.noise_factors()
+    eye = torch.eye(network.streams, dtype=moment.dtype, device=moment.device)
+    factors = None if network.covariance is None else network.noise_factors()
     gains = []
     for layer in range(network.depth - 1, -1, -1):
-        skip, factor = network.skips[layer], factors[layer]
+        skip, variance = network.skips[layer], network.variance[layer]
         gains.append(moment.trace() if network.write is None else network.write[layer] @ moment @ network.write[layer])
-        moment = skip.T @ moment @ skip + (factor.mT @ moment @ factor).sum(0)
+        if factors is not None:
+            noise = (factors[layer].mT @ moment @ factors[layer]).sum(0)
+        elif network.read is not None:
+            noise = variance * gains[-1] * torch.outer(network.read[layer], network.read[layer])
+        else:
+            noise = variance * gains[-1] / network.streams * eye
+        moment = skip.T @ moment @ skip + noise
     return torch.stack(gains[::-1])
 
 
