@@ -264,7 +264,7 @@ def _compare_with_theory(model: nn.Module, connections: list[jpmhc.HyperConnecti
     else:
         curves = (comparison.measured, comparison.predicted, comparison.rotated)
         apart = (comparison.kolmogorov, comparison.rotated_kolmogorov)
-    quantiles = [
+    measured, predicted, with_modes = (
         np.array([float("nan") if curve is None else curve.quantile(share) for share in SHARES]) for curve in curves
-    ]
-    return Spectra(*quantiles, *apart)
+    )
+    return Spectra(measured, predicted, with_modes, *apart)
