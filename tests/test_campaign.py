@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.campaign import __main__ as campaign
-from tests.campaign import full_disks, hostile_matrices, hostile_tasks
+from tests.campaign import full_disks, hostile_matrices, hostile_tasks, transformers_suites
 from tests.campaign.groups import GROUPS
 from tests.campaign.tally import Tally
 
@@ -130,3 +130,37 @@ def test_a_file_that_is_written_over_is_noticed(after, fault):
     assert (noticed is None) if fault is None else fault in noticed
     assert "ended with 0 sentences" in full_disks.find_fault(2, "", before, before, 5)
     assert "ended with 1" in full_disks.find_fault(1, "Traceback", before, before, 5)
+
+
+SUITE = """
+import transformers
+
+class TestTiny:
+    def make(self):
+        return transformers.GPT2Model(transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=32)).eval()
+
+    def test_saving(self, tmp_path):
+        self.make().save_pretrained(tmp_path)
+        model = transformers.GPT2Model.from_pretrained(tmp_path)
+        assert model.h[0].ln_1.weight.numel() == 8
+
+    def test_blocks_have_these_children(self):
+        assert len(list(self.make().h[0].children())) == 4
+
+    def test_no_layers(self):
+        self.make().h[0](0)
+
+    def test_initialization(self):
+        assert len(list(self.make().h[0].children())) == 4
+"""
+
+
+def test_a_test_that_passes_plain_and_fails_wrapped_is_counted(tmp_path):
+    pytest.importorskip("transformers", reason="the campaign's group transformers needs it")
+    file = tmp_path / "tests" / "models" / "tiny" / "test_modeling_tiny.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(SUITE)
+    tally = Tally()
+    transformers_suites.compare(file, tally)
+    assert (tally.tried, tally.held) == (3, 2), tally
+    assert tally.messages[0].startswith("test_modeling_tiny::TestTiny.test_blocks_have_these_children: assert 5 == 4")

@@ -3,6 +3,7 @@
     python -m tests.campaign --minutes 10 --groups kills damage --seed 0
     python -m tests.campaign --tries 2000 --groups damage --record out/campaign.jsonl
     python -m tests.campaign --tries 1000 --groups hostile-networks --processes 16
+    python -m tests.campaign --tries 100 --groups transformers --suite ../transformers  # or one file of its tests/models
 
 A group makes its attacks in rounds, each of which depends on the seed, the group's name and the round's number alone:
 `--round` repeats one. With `--record` every round is written to a file when it ends, and rounds that are there already
@@ -28,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.campaign import transformers_suites
 from tests.campaign.groups import GROUPS
 from tests.campaign.tally import Tally
 
@@ -137,19 +139,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.campaign", description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10.0, help="for all groups together; each gets an equal part")
     parser.add_argument("--tries", type=int, help="attacks of each group, however long they take")
-    parser.add_argument("--groups", nargs="+", choices=list(GROUPS), default=list(GROUPS), metavar="GROUP")
+    parser.add_argument("--groups", nargs="+", choices=list(GROUPS), metavar="GROUP", help="all, if none is named")
+    parser.add_argument("--suite", type=Path, help="checkout of transformers, or one test file of its models")
     parser.add_argument("--processes", type=int, default=1, help="how many make the rounds of a group")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", type=Path, help="file of rounds made, which are not made again")
     parser.add_argument("--limit", type=int, default=0, help="seconds after which a round is given up as failed")
     parser.add_argument("--round", type=int, help="number of the only round to make")
     chosen = parser.parse_args()
+    if chosen.suite is None and "transformers" in (chosen.groups or []):
+        parser.error("the group transformers needs --suite, a checkout of transformers with its tests")
+    transformers_suites.suite = chosen.suite
+    groups = chosen.groups or [name for name in GROUPS if name != "transformers" or chosen.suite is not None]
     processes = 1 if chosen.round is not None else max(1, chosen.processes)
     rows, started = [], time.monotonic()
-    for place, name in enumerate(chosen.groups):
+    for place, name in enumerate(groups):
         begun = time.monotonic()
         left = chosen.minutes * 60 - (begun - started)  # what a group leaves over goes to those after it
-        seconds = left / (len(chosen.groups) - place)
+        seconds = left / (len(groups) - place)
         others = chosen.record, chosen.round, chosen.limit
         made = run_apart(name, processes, chosen.seed, seconds, chosen.tries, *others)
         rows.append((name, made, time.monotonic() - begun))

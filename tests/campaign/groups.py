@@ -14,4 +14,5 @@ GROUPS = {
     "hostile-matrices": "tests.campaign.hostile_matrices",
     "library-calls": "tests.campaign.library_calls",
     "hostile-networks": "tests.campaign.hostile_networks",
+    "transformers": "tests.campaign.transformers_suites",
 }

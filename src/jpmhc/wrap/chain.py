@@ -20,8 +20,6 @@ from jpmhc.wrap.layers import CHILD, Args, Kwargs, LayerPlan, connections_of
 from jpmhc.wrap.streams import Read, Route, Streams
 
 CHECKPOINT = "_gradient_checkpointing_func"  # the attribute by which transformers recomputes a layer
-
-
 Sent = tuple[StorageWeakRef, Tensor | None]  # the storage of streams, and the hidden state if gradients flow through it
 
 

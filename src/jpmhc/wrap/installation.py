@@ -7,7 +7,8 @@ from torch import nn
 
 from jpmhc.wrap.chain import Chain, forget_recomputing
 from jpmhc.wrap.layers import CHILD, LayerConnections
-from jpmhc.wrap.streams import StreamModule, register_with_einops
+from jpmhc.wrap.stream_modules import StreamModule
+from jpmhc.wrap.streams import register_with_einops
 
 CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 NESTED = "use_nested_tensor"  # the attribute by which PyTorch's encoder may give its layers a nested tensor

@@ -17,7 +17,8 @@ from torch.overrides import TorchFunctionMode
 
 from jpmhc.wrap.installation import CONTAINERS
 from jpmhc.wrap.layers import Args, Kwargs, LayerPlan, replace_entries
-from jpmhc.wrap.streams import Route, StreamModule, Streams, StreamStep, Trail, foreign_modules, register_with_einops
+from jpmhc.wrap.stream_modules import StreamModule, foreign_modules
+from jpmhc.wrap.streams import Route, Streams, StreamStep, Trail, register_with_einops
 
 # Errors that a computation may raise when it meets an object instead of a tensor. The plain run comes first, so that
 # the caller's own errors have been raised there.

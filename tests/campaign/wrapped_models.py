@@ -1,0 +1,93 @@
+"""A plugin for pytest that wraps every model of `transformers` that a test makes, and changes its connections.
+
+It is loaded by its bare name, since the tests that it changes have a package `tests` of their own. A model that `wrap`
+refuses stays plain. Models that were saved with connections are loaded with `load_wrapped`.
+"""
+
+import functools
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+import jpmhc
+from jpmhc.wrap.layers import CHILD
+from jpmhc.wrap.pretrained import NOTE
+
+BY = 0.1  # the size of the change of the connections' weights
+
+
+class Busy:
+    """Counts the constructors and loaders that are under way: only the outermost model is wrapped."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        self.depth -= 1
+
+
+BUSY = Busy()
+
+
+@pytest.fixture(autouse=True)
+def wrapped_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let constructors return wrapped models, and let the plain loader load wrapped ones."""
+    for model_class in _subclasses(PreTrainedModel):
+        if "__init__" in vars(model_class):
+            monkeypatch.setattr(model_class, "__init__", _make_init(model_class.__init__))
+    monkeypatch.setattr(
+        PreTrainedModel, "from_pretrained", classmethod(_load(PreTrainedModel.from_pretrained.__func__))
+    )
+
+
+def _subclasses(parent: type) -> Iterator[type]:
+    for child in parent.__subclasses__():
+        yield child
+        yield from _subclasses(child)
+
+
+def _make_init(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        with BUSY:
+            original(self, *args, **kwargs)
+        if not BUSY.depth and not any(parameter.is_meta for parameter in self.parameters()):
+            wrap_and_disturb(self)
+
+    return init
+
+
+def _load(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def from_pretrained(cls: type, path: Any, *args: Any, **kwargs: Any) -> Any:
+        folder = Path(str(path)) / str(kwargs.get("subfolder", "")) / "config.json"
+        wrapped = folder.is_file() and NOTE in (json.loads(folder.read_text()).get("fusion_config") or {})
+        load = jpmhc.load_wrapped if wrapped and not BUSY.depth else original
+        with BUSY:
+            return load(cls, path, *args, **kwargs)
+
+    return from_pretrained
+
+
+def wrap_and_disturb(model: PreTrainedModel) -> None:
+    """Wrap a model, if it can be, and change its connections as training does."""
+    with warnings.catch_warnings(), BUSY, torch.random.fork_rng():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        try:
+            jpmhc.wrap(model)
+        except ValueError:
+            return
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if f".{CHILD}." in f".{name}":
+                    parameter.add_(BY * torch.randn_like(parameter))
