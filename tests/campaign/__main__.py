@@ -3,7 +3,7 @@
     python -m tests.campaign --minutes 10 --groups kills damage --seed 0
     python -m tests.campaign --tries 2000 --groups damage --record out/campaign.jsonl
     python -m tests.campaign --tries 1000 --groups hostile-networks --processes 16
-    python -m tests.campaign --tries 100 --groups transformers --suite ../transformers  # or one file of its tests/models
+    python -m tests.campaign --tries 100 --groups transformers --suite ../transformers
 
 A group makes its attacks in rounds, each of which depends on the seed, the group's name and the round's number alone:
 `--round` repeats one. With `--record` every round is written to a file when it ends, and rounds that are there already
