@@ -45,7 +45,8 @@ def compare(file: Path, tally: Tally) -> None:
     for name in (name for name, fault in plain.items() if fault == ""):
         fault = wrapped.get(name, "not run")
         reason = next((reason for part, reason in MEANINGLESS.items() if part in name), None)
-        if fault in ("", "skipped") or reason is not None or "jpmhc/wrap" in fault.splitlines()[-1]:
+        refused = "jpmhc/wrap" in fault or "jpmhc.load_wrapped" in fault  # in the place, or in the sentence
+        if fault in ("", "skipped") or reason is not None or refused:
             tally.hold()
         else:
             tally.fail(f"{file.stem}::{name}: {fault.splitlines()[0]}")

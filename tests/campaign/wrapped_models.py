@@ -68,12 +68,12 @@ def _make_init(original: Callable[..., None]) -> Callable[..., None]:
 
 def _load(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def from_pretrained(cls: type, path: Any, *args: Any, **kwargs: Any) -> Any:
-        folder = Path(str(path)) / str(kwargs.get("subfolder", "")) / "config.json"
+    def from_pretrained(cls: type, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        folder = Path(str(pretrained_model_name_or_path)) / str(kwargs.get("subfolder", "")) / "config.json"
         wrapped = folder.is_file() and NOTE in (json.loads(folder.read_text()).get("fusion_config") or {})
         load = jpmhc.load_wrapped if wrapped and not BUSY.depth else original
         with BUSY:
-            return load(cls, path, *args, **kwargs)
+            return load(cls, pretrained_model_name_or_path, *args, **kwargs)
 
     return from_pretrained
 
