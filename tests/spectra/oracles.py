@@ -6,10 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jpmhc.paper.twisted import Factors
-from jpmhc.spectra.fixed_point import Equation, Options, solve
-from jpmhc.spectra.schemes import Newton
-
 
 def find_support(spectrum: Tensor, variance: float) -> Tensor:
     r"""The support of the layer's squared singular values, as intervals [k, 2].
@@ -65,66 +61,3 @@ def _bisect(function: Callable[[float], float], low: float, high: float) -> floa
         else:
             high = middle
     return middle
-
-
-def psi_inverse(
-    factor: Factors, w: Tensor, start: Tensor, tolerance: float = 1e-13, maximum: int = 50
-) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Ψ-inversion and S-transform of one layer: $b$ with $G(b)\, b - 1 = W$, and $S(W) = W^{-1} G(b)$.
-
-    With $G(b)^{-1} = b - S^{-1}$ the equation says $G(b) = W S$, so that only the two self-energies are unknown:
-    $S^{-1} = \sigma^2 \beta P_x + A^\top U^{-1} A$ (docs/derivations/twisted.md).
-
-    Note:
-        The paper's eq. ov_s_transform has $b\, G(b) - 1 = W$ and $S = G(b) W^{-1}$: the mirror image of Dykema's
-        definition, for which eq. twisted_product would need its factors reversed.
-
-    Args:
-        factor: One layer.
-        w: $W$. [B, n, n]
-        start: $(\alpha, \beta)$ to start from. [B, 2]
-        tolerance: Of $\alpha$ and $\beta$, relative.
-        maximum: The most Newton iterations.
-
-    Returns:
-        $S(W)$ [B, n, n], $b$ [B, n, n] and whether each converged [B].
-    """
-
-    class SelfEnergies(Equation):
-        def image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
-            inverse, u = factor.inverse_s(x[:, :1], x[:, 1:])
-            s = torch.linalg.inv_ex(inverse)[0]  # [b, 1, n, n]
-            return torch.cat(factor.orders(w[index].unsqueeze(1) @ s, u), -1)
-
-    found = solve(SelfEnergies(), torch.zeros(len(w), dtype=w.dtype), start, Options(Newton(), tolerance, maximum))
-    inverse = factor.inverse_s(found.x[:, :1], found.x[:, 1:])[0].squeeze(1)
-    s = torch.linalg.inv_ex(inverse)[0]
-    b = torch.linalg.inv_ex(w @ s)[0] + inverse
-    return s, b, found.converged
-
-
-def twisted_fold(factors: Factors, w: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
-    r"""The twisted fold (eq. twisted_fold): $S$ of the product $x_L \cdots x_1$ at $W$, layer by layer.
-
-    Args:
-        factors: The layers.
-        w: $W$. [B, n, n]
-        start: The layers' self-energies to start from, $\alpha$ first. [B, 2L]
-
-    Returns:
-        $S(W)$ [B, n, n] and whether every layer's Ψ-inversion converged [B].
-    """
-    depth = len(factors.skip)
-    total = torch.eye(w.shape[-1], dtype=w.dtype, device=w.device).expand_as(w)
-    good = torch.ones(len(w), dtype=torch.bool, device=w.device)
-    for layer in range(depth):
-        s, _, converged = psi_inverse(
-            Factors(*(part[layer : layer + 1] for part in factors.parts())), w, start[:, [layer, depth + layer]]
-        )
-        total, good = total @ s, good & converged
-        w = torch.linalg.solve_ex(s, w @ s)[0]  # S⁻¹ W S
-    return total, good
-
-
-def _trace(matrix: Tensor) -> Tensor:
-    return matrix.diagonal(dim1=-1, dim2=-2).mean(-1)

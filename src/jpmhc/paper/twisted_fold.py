@@ -1,0 +1,93 @@
+r"""The matrix-valued S-transform of one layer, and the fold of layers, as the paper has them (appendix "Dykema").
+
+`twisted.py` solves the same product with two unknowns per layer and no nested iteration; these two functions evaluate
+one S-transform at a given W.
+"""
+
+import torch
+from torch import Tensor
+
+from jpmhc.paper.twisted import Factors
+from jpmhc.spectra.fixed_point import Equation, Options, solve
+from jpmhc.spectra.schemes import Newton
+
+
+def psi_inverse(
+    factor: Factors, w: Tensor, start: Tensor, tolerance: float = 1e-13, maximum: int = 50
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Solve the Ψ-inversion of one layer, $G(b)\, b - 1 = W$ for $b$, and return its S-transform $W^{-1} G(b)$.
+
+    With $G(b)^{-1} = b - S^{-1}$ the equation says $G(b) = W S$, so that only the two self-energies are unknown:
+    $S^{-1} = \sigma^2 \beta P_x + A^\top U^{-1} A$ (docs/derivations/twisted.md).
+
+    Note:
+        The paper's eq. ov_s_transform has $b\, G(b) - 1 = W$ and $S = G(b) W^{-1}$: the mirror image of Dykema's
+        definition, for which eq. twisted_product would need its factors reversed.
+
+    Args:
+        factor: One layer.
+        w: $W$. [B, n, n]
+        start: $(\alpha, \beta)$ to start from. [B, 2]
+        tolerance: Of $\alpha$ and $\beta$, relative.
+        maximum: The most Newton iterations.
+
+    Returns:
+        $S(W)$ [B, n, n], $b$ [B, n, n] and whether each converged [B].
+
+    >>> from jpmhc.spectra import Network
+    >>> layer = Factors.of(Network.repeated(torch.eye(2), 0.1, 1), "gram")
+    >>> w, start = -0.5j * torch.eye(2, dtype=torch.complex128), torch.tensor([[0.1 - 0.5j, 1 - 0.1j]])
+    >>> s, b, converged = psi_inverse(layer, w[None], start.to(w.dtype))
+    >>> bool(converged)
+    True
+    """
+
+    nowhere = torch.zeros(len(w), dtype=w.dtype, device=w.device)  # W stands in the equation's rows, not in its points
+    solution = solve(_SelfEnergies(factor, w), nowhere, start, Options(Newton(), tolerance, maximum))
+    inverse = factor.inverse_s(solution.x[:, :1], solution.x[:, 1:])[0].squeeze(1)
+    s = torch.linalg.inv_ex(inverse)[0]
+    b = torch.linalg.inv_ex(w @ s)[0] + inverse  # eq. ov_s_transform, in Dykema's order
+    return s, b, solution.converged
+
+
+class _SelfEnergies(Equation):
+    """The two self-energies of one layer at the matrices W of all rows."""
+
+    def __init__(self, factor: Factors, w: Tensor) -> None:
+        self.factor, self.w = factor, w
+
+    def image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        inverse, u = self.factor.inverse_s(x[:, :1], x[:, 1:])
+        s = torch.linalg.inv_ex(inverse)[0]  # [b, 1, n, n]
+        return torch.cat(self.factor.orders(self.w[index].unsqueeze(1) @ s, u), -1)
+
+
+def twisted_fold(factors: Factors, w: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Compute the S-transform of the product $x_L \cdots x_1$ at $W$, layer by layer (eq. twisted_fold).
+
+    Args:
+        factors: The layers.
+        w: $W$. [B, n, n]
+        start: The layers' self-energies to start from, $\alpha$ first. [B, 2L]
+
+    Returns:
+        $S(W)$ [B, n, n] and whether every layer's Ψ-inversion converged [B].
+
+    >>> from jpmhc.spectra import Network
+    >>> layers = Factors.of(Network.repeated(torch.eye(2), 0.1, 2), "gram")
+    >>> w = -0.5j * torch.eye(2, dtype=torch.complex128)
+    >>> start = torch.tensor([[0.1 - 0.5j] * 2 + [1 - 0.1j] * 2]).to(w.dtype)
+    >>> s, converged = twisted_fold(layers, w[None], start)
+    >>> bool(converged)
+    True
+    """
+    depth = len(factors.skip)
+    total = torch.eye(w.shape[-1], dtype=w.dtype, device=w.device).expand_as(w)
+    good = torch.ones(len(w), dtype=torch.bool, device=w.device)
+    for layer in range(depth):
+        s, _, converged = psi_inverse(
+            Factors(*(part[layer : layer + 1] for part in factors.parts())), w, start[:, [layer, depth + layer]]
+        )
+        total, good = total @ s, good & converged
+        w = torch.linalg.solve_ex(s, w @ s)[0]  # S⁻¹ W S of eq. twisted_product
+    return total, good
