@@ -32,6 +32,7 @@ __all__ = [
     "paper",
     "parallelize_connections",
     "parameter_groups",
+    "prepare_stage",
     "recommend",
     "reduce_streams",
     "shard_connections",
@@ -58,6 +59,7 @@ _HOMES = {
     "reduce_streams": "connections",
     "parallelize_connections": "connections",
     "shard_connections": "connections",
+    "prepare_stage": "wrap",
     "unwrap": "wrap",
     "wrap": "wrap",
 }
@@ -93,7 +95,7 @@ if TYPE_CHECKING:
     from jpmhc.dialects.accelerate import accelerate
     from jpmhc.mixers import MIXERS
     from jpmhc.paper import generators
-    from jpmhc.wrap import load_wrapped, unwrap, wrap
+    from jpmhc.wrap import load_wrapped, prepare_stage, unwrap, wrap
 else:
 
     def __getattr__(name: str) -> Any:

@@ -412,6 +412,7 @@ class Stage(nn.Module):
             self.offset = stage * LAYERS // stages
             self.layers = model.layers[self.offset : (stage + 1) * LAYERS // stages]
             self.blocks = None
+            jpmhc.prepare_stage(self.layers)
         self.embed = model.embed if first else None
         self.norm, self.head = (model.norm, model.head) if last else (None, None)
 

@@ -57,6 +57,7 @@ class Chain:
         streams: The number of streams.
 
     Attributes:
+        staged: Whether some of the layers are a stage of a pipeline: they return streams, whatever calls them.
         calls: The calls that are under way of the owner and of modules that contain it.
         unfinished: Whether the first layer was called, and the last one not yet.
         gives_states: Whether these calls return the hidden states, so that gradients shall flow through them.
@@ -73,7 +74,7 @@ class Chain:
             for (plan, after), layer in zip(itertools.pairwise(plans), layers[1:])
             if after.steps[0].name == "add"
         }
-        self.warned = self.warned_of_hooks = False
+        self.warned = self.warned_of_hooks = self.staged = False
         self._forget_calls()
 
     def _forget_calls(self) -> None:
@@ -131,7 +132,7 @@ class Chain:
 
     def send(self, x: Tensor) -> Tensor:
         """Return the streams for the next layer, or their hidden state where something else than the owner gets it."""
-        if _is_traced():
+        if self.staged or _is_traced():
             return x
         if self.owner not in self.calls and torch._C._current_graph_task_id() == -1:  # and no backward pass recomputes
             state = reduce_streams(x)
@@ -146,7 +147,7 @@ class Chain:
 
     def enter(self, module: nn.Module, args: Args, kwargs: Kwargs) -> None:
         """Before the owner, or a module that contains it: from now on the layers return streams."""
-        if _is_traced():
+        if self.staged or _is_traced():
             return
         if not self.calls:
             self.gives_states, self.unfinished = False, False
@@ -157,6 +158,8 @@ class Chain:
 
     def leave(self, module: nn.Module, args: Args, output: Any) -> Any:
         """After the owner, or a module that contains it: reduce every tensor of streams that it returns."""
+        if self.staged:
+            return output
         if _is_traced():
             return self.reduce_by_name(module, output)
         if module in self.calls:

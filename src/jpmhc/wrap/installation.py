@@ -37,6 +37,37 @@ def install(model: nn.Module, connections: Sequence[LayerConnections]) -> None:
                 setattr(module, NESTED, None)
 
 
+def prepare_stage(stage: nn.Module) -> nn.Module:
+    """Let the layers of a wrapped model that are one stage of a pipeline hand over their streams, in place.
+
+    Wrap the whole model on every process, put the stage's layers into a module, and prepare it. What leaves the stage
+    is then streams [..., n, d], which the next stage's first layer takes; after the model's last layer it is the hidden
+    state.
+
+    Args:
+        stage: A module that contains the stage's layers.
+
+    Returns:
+        The stage itself.
+
+    Example:
+        >>> import jpmhc, torch
+        >>> layer = torch.nn.TransformerEncoderLayer(16, nhead=2, dim_feedforward=32, batch_first=True)
+        >>> x = torch.randn(1, 5, 16)
+        >>> model = jpmhc.wrap(torch.nn.TransformerEncoder(layer, num_layers=4, enable_nested_tensor=False), inputs=x)
+        >>> first, second = torch.nn.Sequential(*model.layers[:2]), torch.nn.Sequential(*model.layers[2:])
+        >>> jpmhc.prepare_stage(first)(x).shape, jpmhc.prepare_stage(second)(torch.randn(1, 5, 4, 16)).shape
+        (torch.Size([1, 5, 4, 16]), torch.Size([1, 5, 16]))
+    """
+    hooks = [hook for module in stage.modules() for hook in module._forward_hooks.values()]
+    chains = [hook.__self__ for hook in hooks if isinstance(getattr(hook, "__self__", None), Chain)]
+    if not chains:
+        raise ValueError(f"this {type(stage).__name__} has no layers of a wrapped model")
+    for chain in chains:
+        chain.staged = True
+    return stage
+
+
 def uninstall(model: nn.Module) -> None:
     """Remove all connections and hooks."""
     for module in model.modules():
