@@ -59,8 +59,8 @@ def prepare_stage(stage: nn.Module) -> nn.Module:
         >>> jpmhc.prepare_stage(first)(x).shape, jpmhc.prepare_stage(second)(torch.randn(1, 5, 4, 16)).shape
         (torch.Size([1, 5, 4, 16]), torch.Size([1, 5, 16]))
     """
-    hooks = [hook for module in stage.modules() for hook in module._forward_hooks.values()]
-    chains = [hook.__self__ for hook in hooks if isinstance(getattr(hook, "__self__", None), Chain)]
+    hooks = (hook for module in stage.modules() for hook in module._forward_hooks.values())
+    chains = [owner for hook in hooks if isinstance(owner := getattr(hook, "__self__", None), Chain)]
     if not chains:
         raise ValueError(f"this {type(stage).__name__} has no layers of a wrapped model")
     for chain in chains:
