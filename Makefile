@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 CLI    := $(VENV)/.installed-cli
 
-.PHONY: setup browser demo test test-distributed lint bench campaign claims docs clean
+.PHONY: setup browser demo test test-gpu test-distributed lint bench campaign claims docs clean
 # The extra dev holds all others: cli (commands and figures), arc, log, deepspeed, hf, and what tests and benchmarks need.
 setup: $(STAMP)
 
@@ -33,6 +33,10 @@ browser:
 
 test: setup browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+# Everything on a machine with a GPU, over all cores; without one, tests of the device are skipped.
+test-gpu: setup browser
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 # Training on four and eight processes beside one, all libraries that are installed: about five minutes on two cores.
 test-distributed: setup

@@ -241,9 +241,8 @@ def test_parameters_on_another_device_than_the_streams_are_named():
         choose_spec(block, "cuda", torch.bfloat16)
 
 
+@pytest.mark.interpreter
 def test_what_ran_in_the_interpreter_is_refused_without_it(monkeypatch):
-    if torch.cuda.is_available():
-        pytest.skip("on the CPU, through Triton's interpreter")
     block, x = jpmhc.HyperConnection(None, 16, 4, kernels="fused"), torch.zeros(2, 4, 16)
     block.read(x)
     monkeypatch.delenv("TRITON_INTERPRET")

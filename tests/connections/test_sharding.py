@@ -59,10 +59,10 @@ def run_rank(rank: int, folder: str, kernels: str, mixed: bool) -> None:
     os._exit(0)  # now and then torch 2.13 aborts when Python takes down the process of a sharded model
 
 
-@pytest.mark.parametrize(("kernels", "mixed"), [("reference", True), ("fused", False)])
+@pytest.mark.parametrize(
+    ("kernels", "mixed"), [("reference", True), pytest.param("fused", False, marks=pytest.mark.interpreter)]
+)
 def test_equal_to_one_process(tmp_path: Path, kernels: str, mixed: bool):
-    if kernels == "fused" and torch.cuda.is_available():
-        pytest.skip("on the CPU, through Triton's interpreter")
     multiprocessing.spawn(run_rank, (str(tmp_path), kernels, mixed), 2)
     found = torch.load(tmp_path / "found.pt")
     alone = make_model(kernels)

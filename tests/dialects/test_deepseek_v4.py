@@ -61,6 +61,7 @@ def test_accelerated_model_is_equal(model, largest):
     compare.assert_accelerated_is_equal(models.sharpen(model, largest), models.tokens())
 
 
+@pytest.mark.interpreter
 def test_fused_kernels_are_equal(model):
     models.sharpen(model, 22.0)
     fast = jpmhc.accelerate(copy.deepcopy(model), kernels="fused")

@@ -67,6 +67,7 @@ def test_refusals_name_the_key(sites):
         qwen4_exp.load(state)
 
 
+@pytest.mark.interpreter
 def test_accelerated_model_is_equal(monkeypatch):
     """As it runs on the CPU, and traced as on a GPU, without the compiler's minutes."""
     torch.manual_seed(0)

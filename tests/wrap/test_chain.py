@@ -96,6 +96,7 @@ def test_copies_read_for_their_own_layers():
         assert [*chain_of(one).following.values()] == [*one.blocks[1:]]
 
 
+@pytest.mark.interpreter
 def test_fused_kernels_compute_the_same():
     torch.manual_seed(0)
     plain = Stack((Block(16) for _ in range(2)), 16)

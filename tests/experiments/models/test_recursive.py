@@ -324,7 +324,13 @@ def test_compiled_prediction_equals_the_eager_one(monkeypatch):
         ({"mixer": "nope", "streams": 2}, "no mixer is called 'nope'"),
         ({"mixer": "kronecker", "streams": 3}, "power of two"),
         (
-            {"mixer": "sinkhorn", "streams": 2, "mixer_form": "paper", "kernels": "fused"},
+            {
+                "mixer": "sinkhorn",
+                "streams": 2,
+                "mixer_gradient": "unrolled",
+                "mixer_tolerance": 0.1,
+                "kernels": "fused",
+            },
             "is not possible: the kernels",
         ),
         ({"mixer": "cayley", "streams": 2, "mixer_temperature": 0.0}, "mixer_temperature must be positive"),
