@@ -6,8 +6,9 @@
 
 `--export` writes the public puzzles as JSON, with the puzzles of another folder as further training tasks; the other
 commands then need torch and numpy alone. A command that ended for want of time goes on when it is given again. The
-score of every run is in OUT/scores, everything else in OUT/comparison.json. `--set name=value` changes the preset.
-`--smoke` trains for a minute, shows loss, tokens per second and memory, and lets the decoder write some answers.
+score of every run is in OUT/scores, its answers are in OUT/submissions, everything else is in OUT/comparison.json.
+`--set name=value` changes the preset. `--smoke` trains for a minute, shows loss, tokens per second and memory (on a GPU
+also the kernels that take the most time), and lets the decoder write some answers.
 """
 
 import argparse

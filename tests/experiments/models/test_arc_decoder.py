@@ -63,6 +63,7 @@ def test_sequences_of_a_pack_do_not_see_each_other(arc: Arc, options: dict) -> N
     assert measure_losses(model, one)[0] == pytest.approx(alone[0], rel=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_computes_the_same(arc: Arc) -> None:
     model = make_decoder(arc)
     pack = PackedPairs(arc, 512, seed=0).pack(0, 0)

@@ -24,7 +24,7 @@ from jpmhc.experiments.comparison.experiment import (
     final_values,
     split_arm,
 )
-from jpmhc.experiments.evaluation.decoding import score_decoder
+from jpmhc.experiments.evaluation.decoding import SUBMISSIONS, score_decoder
 from jpmhc.experiments.training import arc_decoder
 from jpmhc.experiments.training.arc_decoder import CHECKPOINT, ArcDecoderRun, PackedLoss, Training
 from jpmhc.experiments.training.log import describe_environment
@@ -134,7 +134,8 @@ class ArcDecoderSession:
         if score is None:
             return None
         self.display.say(f"{job}: {score.summarize()}")
-        score.write(folder.parent.parent / "scores" / f"{job.file_name}.json")
+        out, name = folder.parent.parent, f"{job.file_name}.json"
+        score.write(out / "scores" / name, out / SUBMISSIONS / name)
         self.answer_seconds = score.seconds
         train: Curves = {"step": training.curves["epoch"]}
         train |= {name: training.curves[name] for name in ("loss", "gradient_norm", "seconds")}

@@ -31,6 +31,7 @@ from jpmhc.experiments.training.progress import Display
 from jpmhc.experiments.training.run_folder import explaining_write_errors
 from jpmhc.machine import use_threads
 
+SUBMISSIONS = "submissions"  # folder of a run's answers
 _ROWS = 2048  # answers that are scored at a time
 _ROUNDS = 10_000  # of the bootstrap over tasks
 
@@ -51,10 +52,17 @@ class Score:
         """Return the score ready for JSON, without the grids."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "answered"}
 
-    def write(self, path: Path) -> Path:
-        """Write the score to a file, and the grids with the most votes to a file beside it, for pictures."""
-        files.write_file(path.with_suffix(VOTES), json.dumps(list_votes(self.answered)) + "\n")
-        return files.write_file(path, json.dumps(self.to_json(), indent=1) + "\n")
+    def write(self, path: Path, answers: Path) -> None:
+        """Write the score to a file, and the answers to two others.
+
+        Args:
+            path: The score.
+            answers: The answers as ARC Prize takes them; beside this file, all grids with their votes, from which
+                `jpmhc report` draws pictures.
+        """
+        files.write_file(answers, json.dumps(Arc.submission(self.answered)) + "\n")
+        files.write_file(answers.with_suffix(VOTES), json.dumps(list_votes(self.answered)) + "\n")
+        files.write_file(path, json.dumps(self.to_json(), indent=1) + "\n")
 
     def summarize(self) -> str:
         """Write the main numbers in one line."""
@@ -187,5 +195,5 @@ def evaluate_decoder(
         assert score is not None  # nothing stops it
     report(score.summarize())
     with explaining_write_errors(out):
-        score.write(out)
+        score.write(out, out.parent / SUBMISSIONS / out.name)
     return score, out

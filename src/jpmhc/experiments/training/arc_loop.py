@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
 
-from jpmhc.experiments.evaluation.decoding import Score, score_decoder
+from jpmhc.experiments.evaluation.decoding import SUBMISSIONS, Score, score_decoder
 from jpmhc.experiments.training import run_folder
 from jpmhc.experiments.training.arc_decoder import CHECKPOINT, ArcDecoderRun, Progress, Training, summarize
 from jpmhc.experiments.training.log import Log, describe_environment
@@ -78,7 +78,7 @@ def train_decoder(run: ArcDecoderRun) -> Outcome:
                 score = score_decoder(training.model, arc, run.evaluate_variants, run.seed, run.slots, display, is_over)
             if score is not None:
                 log.write("evaluate", training.step, score.to_json())
-                score.write(run.out / "score.json")
+                score.write(run.out / "score.json", run.out / SUBMISSIONS / "score.json")
                 display.say(score.summarize())
     return Outcome(training.step, training.finished, asked[0] if asked else None, score)
 
