@@ -106,6 +106,18 @@ def test_a_cache_gives_what_the_whole_sequence_gives(kind):
     assert difference(whole, torch.cat(parts, 1)) < CLOSE
 
 
+def test_a_cache_stays_the_same_object_beside_hidden_states():
+    transformers = pytest.importorskip("transformers")
+    plain = tiny("llama")
+    model, cache = wrapped_copy(plain), transformers.DynamicCache()
+    output = model(tokens(), past_key_values=cache, output_hidden_states=True)
+    assert output.past_key_values is cache
+    options = {"max_new_tokens": 3, "do_sample": False, "output_hidden_states": True, "return_dict_in_generate": True}
+    wanted, result = (one.generate(tokens(), **options).hidden_states for one in (plain, model))
+    for one, other in zip(wanted, result, strict=True):
+        assert all(difference(x, y) < CLOSE for x, y in zip(one, other, strict=True))
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("kind", ["llama", "t5"])
 def test_gradient_checkpointing_changes_nothing(kind, reentrant):

@@ -28,6 +28,11 @@ def _is_traced() -> bool:
     return torch.compiler.is_compiling() or is_transformed()
 
 
+def _is_no_container(value: object) -> bool:
+    """Say whether a value in an output is kept as it is, such as a cache of keys and values."""
+    return not isinstance(value, dict | list | tuple)
+
+
 class SumOfStates(torch.autograd.Function):
     """Returns the streams, with gradients as if they were the sum of the hidden state and their differences from it."""
 
@@ -167,8 +172,13 @@ class Chain:
         if self.unfinished and output is not None:
             self.unfinished = False
             self.refuse_unfinished(module)
-        if any(self.find_state(value) is not None for value in tree_leaves(output)):
-            output = tree_map(lambda value: value if (state := self.find_state(value)) is None else state, output)
+        if any(self.find_state(value) is not None for value in tree_leaves(output, is_leaf=_is_no_container)):
+
+            def reduce(value: Any) -> Any:
+                state = self.find_state(value)
+                return value if state is None else state
+
+            output = tree_map(reduce, output, is_leaf=_is_no_container)
         if not self.calls:
             self.sent.clear()
         return output
