@@ -1,5 +1,6 @@
 """The demonstration on a small scale."""
 
+from dataclasses import replace
 from io import StringIO
 
 import numpy as np
@@ -88,3 +89,12 @@ def test_bad_sizes_are_named():
         DemoConfig(learning_rate=float("nan"))
     with pytest.raises(ValueError, match="no mixer is called 'foo'"):
         DemoConfig(mixers=("foo",))
+
+
+def test_a_lead_of_a_mixer_that_may_scale_the_stream_is_explained():
+    run = train_once(DemoConfig(mixers=("unconstrained",), depth=2, dim=8, steps=3, batch=4, workers=1), PLAIN, 0)
+    config = DemoConfig(mixers=("unconstrained", "cayley", "tests.own:Shrinking"), seeds=1)
+    better = [replace(run, name=name, losses=[0.0], product=[3.0] * 4, start=[1.0] * 4) for name in config.mixers]
+    last = sum_up([run, *better], config)[-1]
+    assert "may also scale the residual stream (largest singular value of the product: unconstrained 3)" in last
+    assert "may also scale" not in sum_up([run, *better[1:]], config)[-1]  # bounded, and with rows that sum to one

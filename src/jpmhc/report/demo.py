@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from rich import box
 from rich.table import Table as TerminalTable
 
 from jpmhc.experiments.demo import PLAIN, SHARES, DemoConfig, DemoRun, Spectra
+from jpmhc.mixers import sample_skips
 from jpmhc.report.charts import Axis, Chart, Line
 from jpmhc.report.page import Section, Table, render_page, write_page
 from jpmhc.report.style import colour_of
@@ -32,6 +34,7 @@ class _Group:
         self.losses = np.array([run.losses[-1] for run in runs])
         self.gradients = np.array([run.gradients for run in runs])
         self.kept = float(np.mean([run.product[-1] if run.product else np.nan for run in runs]))
+        self.grown = float(np.mean([run.product[0] if run.product else np.nan for run in runs]))
         self.spectra = next((run.spectra for run in runs if run.spectra is not None), None)
         self.fresh = next((run.fresh for run in runs if run.fresh is not None), None)
 
@@ -113,9 +116,30 @@ def sum_up(outcomes: Sequence[DemoRun], config: DemoConfig) -> list[str]:
         f"before training, and {low:.2f} to {high:.2f} after it: it takes the layers for independent, and training "
         "adds the same few matrices to all of them. With these matrices as they are, it is "
         f"{min(with_modes, default=np.nan):.2f} to {max(with_modes, default=np.nan):.2f} off.",
-        f"5. This is one small task and {config.count_seeds()}: it shows what skips do, and does not rank mixers for "
-        "your model; jpmhc recommend and docs/guides/which_mixer.md say what is known.",
+        f"5. {_explain_lead(kept, plain)}This is one small task and {config.count_seeds()}: it shows what skips do, "
+        "and does not rank mixers for your model; jpmhc recommend and docs/guides/which_mixer.md say what is known.",
     ]
+
+
+def _explain_lead(groups: Sequence[_Group], plain: _Group) -> str:
+    """Say why mixers that may scale the residual stream have a lower loss than the plain network, if some have."""
+    leading = [one for one in groups if one.losses.mean() < plain.losses.mean() and _may_scale(one)]
+    if not leading:
+        return ""
+    grown = _list({one.name: one.grown for one in leading})
+    return (
+        "A mixer whose rows need not sum to one, and whose singular values are not bounded, may also scale the "
+        f"residual stream (largest singular value of the product: {grown}). Most of its lead in loss comes from that "
+        "(docs/guides/command_line.md has the test), and nothing bounds it in a deeper model. "
+    )
+
+
+def _may_scale(group: _Group) -> bool:
+    """Return whether random skips of the mixer change the mean of the streams and have singular values above 1."""
+    streams = len(group.runs[0].start)
+    skips = sample_skips(group.name, streams, (64,), generator=torch.Generator().manual_seed(0))
+    moved, largest = (skips.sum(-1) - 1).abs().max(), torch.linalg.matrix_norm(skips, 2).max()
+    return bool(moved > 1e-3 and largest > 1 + 1e-3)
 
 
 def _list(values: dict[str, float]) -> str:
