@@ -163,6 +163,11 @@ def test_more_variants_than_there_are_drawn_are_refused(task: ArcConfig) -> None
         make_run(task, evaluate_variants=33)
 
 
+def test_a_graph_is_recorded_on_a_gpu_alone(task: ArcConfig) -> None:
+    with pytest.raises(ValueError, match="record=yes needs a CUDA device, not cpu"):
+        Training(make_run(task, record="yes"), task.build(), torch.device("cpu"))
+
+
 def test_a_run_reads_its_own_configuration(task: ArcConfig) -> None:
     run = make_run(task, minutes=3.0)
     assert ArcDecoderRun.from_json(run.to_json()) == run

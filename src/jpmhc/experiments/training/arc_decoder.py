@@ -226,6 +226,8 @@ class Training:
         self, run: ArcDecoderRun, arc: Arc, device: torch.device, compiled: "PackedLoss | None" = None
     ) -> None:
         self.run, self.arc, self.device = run, arc, device
+        if run.record == "yes" and device.type != "cuda":
+            raise ValueError(f"record=yes needs a CUDA device, not {device.type}: leave it at auto")
         self.pairs = PackedPairs(arc, run.tokens, run.seed)
         self.loss = compiled or PackedLoss(run, len(arc.puzzles), device)
         self.model = self.loss.model
