@@ -77,7 +77,9 @@ def cauchy(
     if network.tied is not None:
         if matrix:
             raise ValueError("the matrix-valued transform needs layers with weights of their own, and these are tied")
-        return tied.solve(network, z, tolerance=tolerance, maximum=maximum, scheme=scheme)
+        options = to_options(tied.DEFAULTS, tolerance, maximum, scheme)
+        known = near.known if near is not None and near.method == "pencil" else None
+        return solve_points(lambda points: tied.solve_row(network, points, options, known), network, z)
     options = to_options(_DEFAULTS, tolerance, maximum, scheme)
     known = near.known if near is not None and near.method == "chain" else None
     return solve_points(lambda points: _solve_row(network, points, options, known, matrix), network, z)

@@ -9,37 +9,63 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from jpmhc.spectra.fixed_point import Equation, FixedPoints, Options, lead_down
+from jpmhc.spectra.fixed_point import solve as solve_equation
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.schemes import Anderson
-from jpmhc.spectra.solution import Solution, method
+from jpmhc.spectra.solution import KnownPoints, Solution
 from jpmhc.spectra.sublayers import HiddenLayer, Sublayer
 
 # Points that are solved at a time, as numbers in their pencils.
 _CHUNK = 2**23
+DEFAULTS = Options(Anderson(), tolerance=1e-9, maximum=500)
 
 
-@method(scheme=Anderson(), tolerance=1e-9, maximum=500)
-def solve(network: Network, z: Tensor, options: Options) -> Solution:
+def solve_row(network: Network, z: Tensor, options: Options, known: KnownPoints | None) -> Solution:
     r"""Solve the Dyson equation of layers whose noises are correlated, at the points z [B].
 
     The noise is isotropic or has read and write vectors; layers without tied weights are independent. The residual is
     relative to the largest unknown of its kind.
+
+    Args:
+        network: The network.
+        z: The points.
+        options: How to iterate.
+        known: Points at which the network has been solved. Points near them start there, all others at a great height.
     """
     if network.covariance is not None or network.slopes is not None:
         raise ValueError("tied weights are known for isotropic noise and for read and write vectors of equal slopes")
     network, gain = network.rescaled()
     equation, points = _Equation(network), z / gain
+    if known is not None:
+        known = replace(known, z=known.z / gain)
     parts = [
-        lead_down(equation, part, options, top=4 * float(part.abs().max()) + 4)
-        for part in points.split(max(1, _CHUNK // equation.pencil.numel()))
+        _solve_part(equation, part, options, known) for part in points.split(max(1, _CHUNK // equation.pencil.numel()))
     ]
     row = FixedPoints.concatenate(parts)
-    return Solution(row.x[:, 0] / gain, row.converged, row.residual, row.iterations, method="pencil")
+    good = row.converged
+    solved = KnownPoints(z[good], row.x[good]) if bool(good.any()) else None
+    return Solution(row.x[:, 0] / gain, good, row.residual, row.iterations, method="pencil", known=solved)
+
+
+def _solve_part(equation: _Equation, z: Tensor, options: Options, known: KnownPoints | None) -> FixedPoints:
+    """Solve at points near known ones from there, and lead the others down from a great height."""
+    result = FixedPoints.unsolved(equation.start(z, torch.arange(len(z), device=z.device)))
+    if known is not None:
+        # The unknowns of points that are far from all known ones are not admissible, and nothing starts from them.
+        start = known.start_near(z, torch.zeros_like(result.x), lambda x: equation.admissible(x, z, z.real.long()))
+        near = (start[:, 0] != 0).nonzero().squeeze(-1)
+        result.merge_pass(near, solve_equation(equation, z[near], start[near], options, near))
+    left = result.unconverged()
+    if len(left):
+        led = lead_down(equation, z[left], options, top=4 * float(z[left].abs().max()) + 4)
+        result.merge_pass(left, led)
+    return result
 
 
 class _Equation(Equation):
