@@ -139,12 +139,13 @@ def parallelize_hyper_llama(
         raise ValueError(
             "hyper-connections need --parallelism.spmd_backend partial_dtensor, got " + parallelism.spmd_backend
         )
-    if parallel_dims.tp_enabled:
-        parallelize_connections(
-            model, parallel_dims.get_mesh("tp"), sequence_parallel=parallelism.enable_sequence_parallel
-        )
-    names = ["dp_replicate", "fsdp"] if parallel_dims.dp_replicate_enabled else ["fsdp"]
-    shard_connections(model, sublayers=False, mesh=parallel_dims.get_mesh(names))
+    if len(model.layers):  # a stage may embed or predict alone
+        if parallel_dims.tp_enabled:
+            parallelize_connections(
+                model, parallel_dims.get_mesh("tp"), sequence_parallel=parallelism.enable_sequence_parallel
+            )
+        names = ["dp_replicate", "fsdp"] if parallel_dims.dp_replicate_enabled else ["fsdp"]
+        shard_connections(model, sublayers=False, mesh=parallel_dims.get_mesh(names))
     return parallelize(model, parallel_dims=parallel_dims, parallelism=parallelism, ac_config=ac_config, **others)
 
 
