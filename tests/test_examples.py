@@ -19,18 +19,8 @@ FUNCTIONS = ("project", "violation", "sample", "load", "dump", "best_generating_
 
 # Public names that still lack an example; the list only shrinks.
 MISSING = """
-    HyperConnection HyperConnectionStack StreamExpansion StreamHead expand_streams generators.best_generating_set
-    generators.spectral_gap load_plain_weights manifolds.birkhoff.project manifolds.birkhoff.sample
-    manifolds.birkhoff.violation manifolds.grassmann.project manifolds.grassmann.sample
-    manifolds.grassmann.violation manifolds.orthogonal.project manifolds.orthogonal.sample
-    manifolds.orthogonal.violation manifolds.permutation.sample manifolds.permutation.violation optim.AdamAtan2
-    optim.GrassmannianOptimizer optim.SignSGD optim.grassmann_frames paper.generators.best_generating_set
-    paper.generators.spectral_gap parameter_groups reduce_streams spectra.Density
-    spectra.Distances spectra.MLP spectra.Network spectra.Propagation spectra.Solution spectra.Summary
-    spectra.cauchy spectra.choose spectra.density spectra.distances spectra.edges spectra.gap_radii
-    spectra.geometric_mean spectra.gradient_gains spectra.growth_edges spectra.layers_until_collapse
-    spectra.moments spectra.projector_rate spectra.propagate spectra.share_below spectra.share_of_growth_below
-    spectra.simulate spectra.simulate_nonlinear spectra.summary
+    expand_streams HyperConnection HyperConnectionStack load_plain_weights manifolds.permutation.violation
+    parameter_groups reduce_streams spectra.choose StreamExpansion StreamHead
 """
 
 

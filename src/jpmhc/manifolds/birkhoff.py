@@ -55,6 +55,10 @@ def project(
     Note:
         The paper's backward forgets the clamp; here the gradient is zero where a logit was clipped.
         A NaN makes its own matrix NaN and no other; an infinite logit is clipped like any large one.
+
+    >>> matrix = project(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    >>> matrix.sum(-1).tolist(), matrix.sum(-2).tolist()
+    ([1.0, 1.0], [1.0, 1.0])
     """
     checks.square(logits, "logits")
     check_settings(iterations, tolerance, gradient, eps, clamp, first, gradient_iterations)
@@ -115,7 +119,11 @@ def normalise(
 
 
 def violation(matrix: Tensor) -> Tensor:
-    """Measure how far each matrix is from doubly stochastic: its worst row sum, column sum or negative entry. [...]"""
+    """Measure how far each matrix is from doubly stochastic: its worst row sum, column sum or negative entry. [...]
+
+    >>> float(violation(torch.full((2, 2), 0.5)))
+    0.0
+    """
     checks.square(matrix)
     rows = (matrix.sum(-1) - 1).abs().amax(-1)
     columns = (matrix.sum(-2) - 1).abs().amax(-1)
@@ -131,7 +139,11 @@ def sample(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Draw doubly stochastic matrices: the converged Sinkhorn projection of normal logits. [*shape, n, n]"""
+    """Draw doubly stochastic matrices: the converged Sinkhorn projection of normal logits. [*shape, n, n]
+
+    >>> sample(4, (3,)).shape
+    torch.Size([3, 4, 4])
+    """
     checks.whole_number(n, "n")
     logits = torch.randn(*shape, n, n, generator=generator, dtype=torch.float64, device=device)
     return _sinkhorn(logits, iterations=1000, tolerance=1e-15).to(dtype)

@@ -37,7 +37,12 @@ def orthonormalize(frame: Tensor) -> Tensor:
 
 
 def project(frame: Tensor) -> Tensor:
-    """Compute the projector onto the span of any full-rank frame. [..., n, p] → [..., n, n]"""
+    """Compute the projector onto the span of any full-rank frame. [..., n, p] → [..., n, n]
+
+    >>> matrix = project(torch.randn(4, 2))
+    >>> bool(((matrix @ matrix - matrix).abs() < 1e-5).all())
+    True
+    """
     return projector(orthonormalize(frame))
 
 
@@ -78,7 +83,11 @@ def retract(frame: Tensor, direction: Tensor, step: float | Tensor, iterations: 
 
 
 def violation(matrix: Tensor) -> Tensor:
-    r"""Measure how far a matrix is from an orthogonal projector: the worst entry of $P - P^\top$ or $P^2 - P$. [...]"""
+    r"""Measure how far a matrix is from an orthogonal projector: the worst entry of $P - P^\top$ or $P^2 - P$. [...]
+
+    >>> float(violation(torch.diag(torch.tensor([1.0, 0.0]))))
+    0.0
+    """
     checks.square(matrix)
     with precision.without_autocast(matrix):
         idempotence = (matrix @ matrix - matrix).abs().amax((-2, -1))
@@ -117,5 +126,9 @@ def sample(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Draw projectors onto uniformly distributed subspaces. [*shape, n, n]"""
+    """Draw projectors onto uniformly distributed subspaces. [*shape, n, n]
+
+    >>> sample(4, 2, (3,)).shape
+    torch.Size([3, 4, 4])
+    """
     return projector(sample_frame(n, rank, shape, generator=generator, device=device)).to(dtype)

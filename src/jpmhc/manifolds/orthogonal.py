@@ -33,6 +33,10 @@ def project(matrix: Tensor, scale: float = 0.1, iterations: int | None = None) -
 
     Note:
         The two signs in the paper are inverses of each other; this is the appendix's, which the iteration converges to.
+
+    >>> matrix = project(torch.randn(4, 4))
+    >>> bool(((matrix @ matrix.mT - torch.eye(4)).abs() < 1e-6).all())
+    True
     """
     checks.square(matrix)
     checks.optional_whole_number(iterations, "iterations")
@@ -90,7 +94,11 @@ def cayley(k: Tensor, iterations: int | None = None) -> Tensor:
 
 
 def violation(matrix: Tensor) -> Tensor:
-    r"""Measure how far the columns are from orthonormal: the largest entry of $|H^\top H - I|$. [...]"""
+    r"""Measure how far the columns are from orthonormal: the largest entry of $|H^\top H - I|$. [...]
+
+    >>> float(violation(torch.eye(2)))
+    0.0
+    """
     checks.tall(matrix)
     with precision.without_autocast(matrix):
         gram = matrix.mT @ matrix
@@ -105,7 +113,11 @@ def sample(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Draw Haar-distributed orthogonal matrices, of both determinants. [*shape, n, n]"""
+    """Draw Haar-distributed orthogonal matrices, of both determinants. [*shape, n, n]
+
+    >>> sample(4, (3,)).shape
+    torch.Size([3, 4, 4])
+    """
     checks.whole_number(n, "n")
     return to_haar(torch.randn(*shape, n, n, generator=generator, dtype=torch.float64, device=device)).to(dtype)
 

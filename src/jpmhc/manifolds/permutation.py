@@ -80,6 +80,10 @@ def sample(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Draw random mixtures over the basis of `size` permutations, with standard normal logits. [*shape, n, n]"""
+    """Draw random mixtures over the basis of `size` permutations, with standard normal logits. [*shape, n, n]
+
+    >>> sample(4, 6, (3,)).shape
+    torch.Size([3, 4, 4])
+    """
     logits = torch.randn(*shape, size, generator=generator, dtype=torch.float64, device=device)
     return mix(logits, basis(n, size)).to(dtype)

@@ -39,6 +39,13 @@ class AdamAtan2(Optimizer):
 
     Note:
         The paper credits the method to another work; the update is the one above.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> optimizer = AdamAtan2([weight], lr=0.1)
+    >>> weight.sum().backward()
+    >>> optimizer.step()
+    >>> bool((weight < 1).all())
+    True
     """
 
     STATE: ClassVar = ("step", "exp_avg", "exp_avg_sq")

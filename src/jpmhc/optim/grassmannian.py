@@ -16,6 +16,11 @@ def grassmann_frames(model: nn.Module) -> dict[str, Tensor]:
 
     A module lists the names of its frames in the attribute `grassmann_frames`; each may be a parameter or, where a
     sharding wrapper must not see it, a buffer.
+
+    >>> model = nn.Module()
+    >>> model.frame, model.grassmann_frames = nn.Parameter(torch.eye(4, 2)), ("frame",)
+    >>> list(grassmann_frames(model))
+    ['frame']
     """
     while isinstance(inner := getattr(model, "module", None), nn.Module):
         model = inner
@@ -49,6 +54,14 @@ class GrassmannianOptimizer(Optimizer):
 
     Note:
         The paper's algorithm adds :math:`+\alpha \hat M`, which climbs; this one goes down, along :math:`-\hat M`.
+
+    >>> model = nn.Module()
+    >>> model.frame, model.grassmann_frames = nn.Parameter(torch.eye(4, 2)), ("frame",)
+    >>> optimizer = GrassmannianOptimizer(model, lr=0.1)
+    >>> model.frame[2:].sum().backward()
+    >>> optimizer.step()
+    >>> bool((model.frame.mT @ model.frame - torch.eye(2)).abs().max() < 1e-5)
+    True
     """
 
     STATE: ClassVar = ("step", "momentum", "second")

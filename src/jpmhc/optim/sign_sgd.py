@@ -30,6 +30,13 @@ class SignSGD(Optimizer):
         weight_decay: Decoupled weight decay of touched rows.
         gather: Collect sparse rows from all ranks. Dense gradients are the caller's to reduce.
         group: Process group to gather over; None is the default group.
+
+    >>> table = torch.nn.Parameter(torch.ones(3, 2))
+    >>> optimizer = SignSGD([table], lr=0.1, weight_decay=0.0)
+    >>> table[0].sum().backward()
+    >>> optimizer.step()
+    >>> bool(table[0, 0] < 1), table[1, 0].item()
+    (True, 1.0)
     """
 
     def __init__(

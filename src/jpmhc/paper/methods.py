@@ -43,13 +43,29 @@ def cauchy(
         tolerance: A point has converged when its residual is below this number; None takes the method's default.
         maximum: The largest number of iterations per point; None takes the method's default.
         scheme: How to iterate: a name in `SCHEMES` or an object such as `Newton()`; None takes the method's default.
+
+    >>> import torch
+    >>> import torch
+    >>> network = Network.repeated(torch.eye(2), 0.1, 3)
+    >>> solution = cauchy(network, torch.tensor([1 + 0.1j]), "z1")
+    >>> solution.method, solution.exact
+    ('z1', True)
     """
     checks.choice(method, METHODS, "method")
     return METHODS[method](network, z, tolerance=tolerance, maximum=maximum, scheme=scheme)
 
 
 def transform(method: str) -> Transform:
-    """Return the Cauchy transform by one of the paper's methods, as `spectra.density` and `spectra.edges` take it."""
+    """Return the Cauchy transform by one of the paper's methods, as `spectra.density` and `spectra.edges` take it.
+
+    >>> import torch
+    >>> import torch
+    >>> from jpmhc import spectra
+    >>> network = Network.repeated(torch.eye(2), 0.1, 3)
+    >>> curve = spectra.density(network, transform=transform("z1"))
+    >>> curve.method, round(curve.mass, 2)
+    ('z1', 1.0)
+    """
     checks.choice(method, METHODS, "method")
 
     def compute(

@@ -132,7 +132,12 @@ def paper_grid(sampled: Tensor) -> Tensor:
 
 
 def panel(config: PanelConfig, progress: Callable[[str], None] | None = None) -> list[Cell]:
-    """Compute all cells, row by row; `progress` is called with each cell's name when it begins."""
+    """Compute all cells, row by row; `progress` is called with each cell's name when it begins.
+
+    >>> cells = panel(PanelConfig(mixers=("identity",), depths=(1,), samples=(2,), streams=2, width=4))
+    >>> [(cell.mixer, cell.depth) for cell in cells]
+    [('identity', 1)]
+    """
     cells: list[Cell] = []
     with one_thread():
         for depth, samples in zip(config.depths, config.samples):

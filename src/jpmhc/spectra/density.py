@@ -61,6 +61,11 @@ class Density:
         method: The method that solved it.
         exact: Whether its equation is exact for the network.
         note: The method's note, such as the case in which it is not exact.
+
+    >>> network = Network.repeated(torch.eye(2), 0.1, 3)
+    >>> curve = density(network)
+    >>> round(curve.quantile(0.5), 1), round(curve.collapsed(), 3)
+    (1.0, 0.0)
     """
 
     x: Tensor
@@ -161,6 +166,10 @@ def density(
         levels: How many smoothings Richardson extrapolation uses, each twice the one before.
         tolerance: A point has converged when its residual is below this number.
         maximum: The largest number of iterations per point.
+
+    >>> curve = density(Network.repeated(torch.eye(2), 0.1, 3))
+    >>> round(curve.mass, 2), curve.exact
+    (1.0, True)
     """
     require_network(network)
     if refine is not None:

@@ -36,6 +36,9 @@ def moments(network: Network, count: int, top: float, transform: Transform = cau
 
     Args:
         top: A number above the spectrum, such as the end of a density's grid.
+
+    >>> moments(Network.repeated(torch.eye(2), 0.1, 1), 1, top=3.0).round(decimals=4).tolist()
+    [1.1]
     """
     require_network(network)
     count, top = (
@@ -67,6 +70,11 @@ def edges(network: Network, density: Density, transform: Transform = cauchy) -> 
     begins at zero if its beginning is less than 1e-12 of the grid's end; the last band's end is looked for beyond the
     grid's. A gap that falls between two points of the grid is not seen, and one in which the density is low but not
     zero ends where the grid shows it.
+
+    >>> from jpmhc.spectra import density as compute_density
+    >>> network = Network.repeated(torch.eye(2), 0.1, 1)
+    >>> edges(network, compute_density(network)).shape
+    torch.Size([1, 2])
     """
 
     require_network(network)

@@ -29,6 +29,9 @@ def share_of_growth_below(
         kappa: Growth factors, above zero, of any shape.
         squares: $s_i$, the squared singular values of the skip.
         variance: $\sigma^2$ of one layer.
+
+    >>> round(float(share_of_growth_below(0.5, [1.0, 0.25], 0.01)), 2)
+    0.5
     """
     kappa, squares, variance = checks.real_tensor(kappa, "kappa"), _to_squares(squares), _to_variance(variance)
     if bool((kappa <= 0).any()):
@@ -53,6 +56,10 @@ def growth_edges(squares: Tensor | Sequence[float], variance: float) -> tuple[fl
     r"""Return the smallest and the largest growth factor $s(J)^{2/L}$; the smallest is zero where there is no gap.
 
     They solve $\sigma^2\,\mathrm{mean}\,1/|\kappa - s_i| = 1$ below and above all $s_i$.
+
+    >>> edges = growth_edges([1.0], 0.1)
+    >>> len(edges)
+    2
     """
     squares, variance = _to_squares(squares), _to_variance(variance)
 
@@ -75,6 +82,9 @@ def projector_rate(streams: int, rank: int) -> float:
 
     $\frac{1}{2k} \sum_{j=1}^{k} [\psi(\tfrac{k-j+1}{2}) - \psi(\tfrac{n-j+1}{2})]$ with the digamma function: below
     zero unless the rank is all streams, so that only a shared projector does not collapse.
+
+    >>> projector_rate(4, 2) < 0
+    True
     """
     n, k = checks.whole_number(streams, "streams"), checks.whole_number(rank, "rank")
     if k > n:
@@ -91,6 +101,10 @@ def layers_until_collapse(skips: Tensor, threshold: float = 0.1) -> float:
     Args:
         skips: Skips with row sums one, a sample of the layers. [L, n, n]
         threshold: The singular value that counts as collapsed.
+
+    >>> skip = torch.full((2, 2), 0.1) + 0.8 * torch.eye(2)
+    >>> round(layers_until_collapse(skip[None].double()), 1)
+    10.3
     """
     n = skips.shape[-1]
     rate = float(torch.linalg.slogdet(skips).logabsdet.mean()) / max(1, n - 1)

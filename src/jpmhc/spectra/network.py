@@ -51,6 +51,10 @@ class Network:
             all layers; one per stream, or for the block one. [K, L, n] or [K, L, 1]
         tied: Correlations of the layers' noises [L, L], or labels [L]: layers with one label share their weights.
         ends: "streams" for the Jacobian J of all streams; "model" for the model's own map, T = reduce ∘ J ∘ expand.
+
+    >>> network = Network.repeated(torch.eye(2), 0.1, 3)
+    >>> network.depth, network.streams, round(network.mean_square(), 3)
+    (3, 2, 1.331)
     """
 
     skips: Tensor

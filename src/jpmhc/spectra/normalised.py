@@ -26,6 +26,10 @@ class MLP:
             $s_2$ over its columns. PyTorch's default for `nn.Linear` is 1/3.
         ratio: Hidden features over features.
         gated: Whether $\phi(W_1 u)$ is multiplied by $W_3 u$, as in SwiGLU.
+
+    >>> mlp = MLP("relu", ratio=4.0)
+    >>> round(mlp.output_variance(1.0), 3)
+    0.5
     """
 
     activation: str | Activation = "gelu"

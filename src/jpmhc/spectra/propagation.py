@@ -29,6 +29,10 @@ class Propagation:
         v: Mean square of the streams before layer 1, after layer 1, …, after layer L. [L + 1]
         e: Mean square slope $\psi(q)$. [L]
         variance: Noise variance of the Jacobian, $\sigma_w^2 \psi(q)$, as `Network` takes it. [L]
+
+    >>> signals = propagate("tanh", torch.eye(2).repeat(3, 1, 1), weight_scale=0.5)
+    >>> signals.variance.shape
+    torch.Size([3])
     """
 
     q: Tensor
@@ -79,6 +83,10 @@ def propagate(
         read: What each stream contributes to the sublayer's input. [L, n] or [n]
         write: What each stream receives of the sublayer's output. [L, n] or [n]
         form: One of `FORMS`.
+
+    >>> signals = propagate("tanh", torch.eye(2).repeat(3, 1, 1), weight_scale=0.5)
+    >>> bool((signals.q.diff() > 0).all())
+    True
     """
     activation = get_activation(activation)
     skips = to_skips(skips, depth=depth)

@@ -42,6 +42,9 @@ def simulate(
 
     Returns:
         [samples, n * width]
+
+    >>> simulate(Network.repeated(torch.eye(2), 0.1, 3), width=5, samples=4, seed=0).shape
+    torch.Size([4, 10])
     """
 
     require_network(network)
@@ -78,6 +81,9 @@ def simulate_nonlinear(
         weight_scale: $\sigma_w$: entries of $W_l$ have variance $\sigma_w^2$ over its width.
         input_variance: The mean square of the inputs, independent in all streams.
         bias_scale: $\sigma_b$.
+
+    >>> simulate_nonlinear(Network.repeated(torch.eye(2), 0.1, 3), "tanh", 0.5, width=5, samples=4, seed=0).shape
+    torch.Size([4, 10])
     """
     require_network(network)
     weight_scale = checks.non_negative_number(weight_scale, "weight_scale")

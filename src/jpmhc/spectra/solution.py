@@ -91,6 +91,11 @@ class Solution:
         known: The solved points, from which a later call of `cauchy` starts; None for the paper's methods.
         hardest_layer: Where a point did not converge, the number of the layer, from one, that is farthest from it, for
             the chain; zero elsewhere. [...] int
+
+    >>> from jpmhc import spectra
+    >>> solution = spectra.cauchy(Network.repeated(torch.eye(2), 0.1, 3), torch.tensor([1 + 0.1j]))
+    >>> solution.method, solution.exact, solution.converged.tolist()
+    ('chain', True, [True])
     """
 
     G: Tensor
@@ -150,7 +155,11 @@ class Solver(Protocol):
 
 
 class Transform(Protocol):
-    """A function that computes a network's Cauchy transform, as `cauchy` does."""
+    """A function that computes a network's Cauchy transform, as `cauchy` does.
+
+    >>> from jpmhc import paper, spectra
+    >>> transforms: list[Transform] = [spectra.cauchy, paper.transform("z1")]
+    """
 
     def __call__(
         self,

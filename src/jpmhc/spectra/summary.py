@@ -36,6 +36,10 @@ class Summary:
         collapsed_differences: The part of `collapsed` that stream differences make up.
         collapsed_mean: The part of it that the mean stream makes up: of T's singular values the share below the
             threshold, over n.
+
+    >>> result = summary(Network.repeated(torch.eye(2), 0.1, 3))
+    >>> round(result.mean_square, 3), round(result.collapsed, 3)
+    (1.331, 0.0)
     """
 
     geometric_mean: float
@@ -56,6 +60,10 @@ def summary(network: Network, threshold: float = COLLAPSED) -> Summary:
     Args:
         network: Any network; its ends do not matter.
         threshold: Singular values below it count as collapsed.
+
+    >>> result = summary(Network.repeated(torch.eye(2), 0.1, 3))
+    >>> result.gap_margin < 1, result.direct_path
+    (True, 1.0)
     """
     require_network(network)
     threshold = checks.positive_number(threshold, "the threshold")
@@ -90,6 +98,9 @@ def gap_radii(network: Network) -> Tensor:
     It is $\sigma_l \sqrt{\mathrm{tr}(A_l A_l^\top)^{-1}}$ for isotropic noise, $\sigma_l |r_l^\top A_l^{-1} w_l|$ for
     the block, and for general noise the root of the spectral radius of
     $M \mapsto \sum_k A_l^{-1} B_{lk} M B_{lk}^\top A_l^{-\top}$. Infinite for a singular skip.
+
+    >>> gap_radii(Network.repeated(torch.eye(2), 0.25, 2)).tolist()
+    [0.5, 0.5]
     """
     inverse, info = torch.linalg.inv_ex(network.skips)
     if network.isotropic:
@@ -111,6 +122,9 @@ def geometric_mean(network: Network) -> float:
     $\log\Delta^2 = \mathrm{mean} \log(s_i + v) - v/\sigma^2$ with $\sigma^2\,\mathrm{mean}\,1/(s_i + v) = 1$, and for
     the block, by the determinant lemma, a layer $1 + \tau X$ with $\tau = \sigma |r^\top A^{-1} w|$. NaN
     where the noise is general, tied or no Gaussian.
+
+    >>> round(geometric_mean(Network.repeated(2 * torch.eye(2), 0.1, 3)), 3)
+    8.0
     """
     radii = gap_radii(network)
     logs = torch.linalg.slogdet(network.skips).logabsdet / network.streams
@@ -139,6 +153,9 @@ def gradient_gains(network: Network, end: Tensor | None = None) -> Tensor:
     Args:
         network: Any network.
         end: $B_L$ for an output other than the mean stream; the identity for all streams. [n, n]
+
+    >>> gradient_gains(Network.repeated(torch.eye(2), 0.1, 3, read=[0.5, 0.5], write=[1.0, 1.0])).shape
+    torch.Size([3])
     """
     moment = torch.full_like(network.skips[0], 1 / network.streams**2) if end is None else end.to(network.skips)
     eye = torch.eye(network.streams, dtype=moment.dtype, device=moment.device)
@@ -168,6 +185,9 @@ def share_below(network: Network, threshold: float, *, points: int = 12, toleran
         threshold: A singular value.
         points: Points of the arc.
         tolerance: Of their residuals.
+
+    >>> round(share_below(Network.repeated(torch.diag(torch.tensor([1.0, 0.01])), 1e-6, 1), 0.1), 3)
+    0.5
     """
     require_network(network)
     z, weight = _arc(threshold, points, network.skips.device)

@@ -38,6 +38,9 @@ def spectral_gap(perms: ArrayLike) -> float:
 
     Args:
         perms: Distinct permutations, [K, n], row σ listing σ(0), …, σ(n − 1); n from 2 to 8.
+
+    >>> round(spectral_gap([[0, 1, 2], [1, 0, 2], [1, 2, 0]]), 3)
+    0.667
     """
     perms = symmetric_group.as_permutations(perms)
     if symmetric_group.is_odd(perms).all() or not symmetric_group.generates(perms):
