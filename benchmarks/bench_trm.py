@@ -5,6 +5,7 @@ AdamAtan2 on the weights, SignSGD on the touched rows of a full-size puzzle tabl
 
     python benchmarks/bench_trm.py --device cuda --batch 192 --h-cycles 3 --l-cycles 4
     python benchmarks/bench_trm.py --device cuda --models plain cayley sinkhorn --attend cudnn
+    python benchmarks/bench_trm.py --device cuda --models plain cayley sinkhorn --form paper --batch 96 --l-cycles 6
 """
 
 import argparse
@@ -137,6 +138,7 @@ def main() -> None:
         "--attend", nargs="+", default=["auto"], help="auto, cudnn, flash, efficient, math; one run each"
     )
     parser.add_argument("--kernels", choices=("auto", "fused", "reference"), default="auto")
+    parser.add_argument("--form", choices=("exact", "paper"), default="exact", help="the mixers' settings")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--mode", default="default", help="mode of torch.compile")
     parser.add_argument("--warm-up", type=int, default=5)
@@ -155,7 +157,10 @@ def main() -> None:
     failed: list[str] = []
     for name in options.models:
         for attend in options.attend:
-            change = {} if name == "plain" else {"mixer": name, "streams": options.streams, "kernels": options.kernels}
+            change: dict[str, Any] = {}
+            if name != "plain":
+                change = {"mixer": name, "mixer_form": options.form, "streams": options.streams}
+                change["kernels"] = options.kernels
             try:
                 rows.append(measure(name, dataclasses.replace(base, attend=attend, **change), options))
             except RuntimeError as error:  # out of memory, or a kernel that does not compile: the others still count

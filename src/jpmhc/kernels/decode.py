@@ -81,7 +81,7 @@ def _decode(
                 square += step * (z_TD - mean)
             else:
                 square += z_TD * z_TD
-    # The sums of the weight's rows, which a layer norm needs: this token's place for them.
+    # The sums of the weight's rows, which a layer norm needs: this token's row of them.
     tl.store(sums_TP + tl.program_id(0) * KP + k, tl.sum(weights_PD, axis=1))
     tl.debug_barrier()
     product = tl.sum(products_PD, axis=1)[None, :]
@@ -104,8 +104,8 @@ def _decode(
             if WRITES:
                 z_TD = tl.load(out_TND + token[:, None] * ND + i * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
             else:
-                place = x_TMD + token[:, None] * (M * D) + (i % M) * D + c[None, :]
-                z_TD = tl.load(place, mask=mask, other=0.0).to(tl.float32)
+                address = x_TMD + token[:, None] * (M * D) + (i % M) * D + c[None, :]
+                z_TD = tl.load(address, mask=mask, other=0.0).to(tl.float32)
             sum_TD += tl.sum(tl.where(tl.arange(0, N)[None, :] == i, r_TN, 0.0), axis=1)[:, None] * z_TD
         tl.store(h_TD + token[:, None] * D + c[None, :], sum_TD.to(h_TD.dtype.element_ty), mask=mask)
 

@@ -264,8 +264,8 @@ def _sum_backward(
     mask = inside[:, None] & (c < D)[None, :]
     streams = load_streams(x_TMD, token, c, mask, M, D)
     gh_TD = tl.load(grad_h_TD + token[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
-    place = grad_read_TN + token[:, None] * N + tl.arange(0, N)[None, :]
-    tl.store(place, inner_products(gh_TD, streams, BT, N), mask=inside[:, None])
+    address = grad_read_TN + token[:, None] * N + tl.arange(0, N)[None, :]
+    tl.store(address, inner_products(gh_TD, streams, BT, N), mask=inside[:, None])
 
 
 @functools.cache
@@ -296,9 +296,9 @@ def _logits_backward(
         tl.debug_barrier()  # read back in another layout
         k = tl.arange(0, KP)
         known = inside[:, None] & (k < S.logits)[None, :]
-        place = token[:, None] * S.logits + k[None, :]
-        gl_TP = tl.load(grad_logits_TK + place, mask=known, other=0.0)
-        raw_TP = tl.load(logits_TK + place, mask=known, other=0.0)
+        address = token[:, None] * S.logits + k[None, :]
+        gl_TP = tl.load(grad_logits_TK + address, mask=known, other=0.0)
+        raw_TP = tl.load(logits_TK + address, mask=known, other=0.0)
         raw_TP -= tl.load(bias_K + k, mask=k < S.logits, other=0.0)[None, :]
         mean_T = tl.load(stats_T2 + token * 2, mask=inside, other=0.0)
         scale_T = tl.load(stats_T2 + token * 2 + 1, mask=inside, other=0.0)
@@ -309,8 +309,8 @@ def _logits_backward(
         if S.norm == "layer":
             level_T -= tl.sum(gl_TP * tl.load(sums_P + k)[None, :], axis=1) * scale_T / ND
         scaled = gl_TP * scale_T[:, None]
-        place = scaled_TP + token[:, None] * KP + k[None, :]
-        tl.store(place, scaled.to(scaled_TP.dtype.element_ty), mask=inside[:, None])
+        address = scaled_TP + token[:, None] * KP + k[None, :]
+        tl.store(address, scaled.to(scaled_TP.dtype.element_ty), mask=inside[:, None])
         tl.store(level_and_along_T2 + token * 2, level_T, mask=inside)
         tl.store(level_and_along_T2 + token * 2 + 1, along_T, mask=inside)
         out = partial_2P + tl.program_id(0) * (2 * KP) + k
@@ -338,8 +338,8 @@ def _streams_backward(
     weight = ()
     if DYNAMIC:
         for m in tl.static_range(M):
-            place = w_PMD + k[:, None] * (M * D) + m * D + c[None, :]
-            weight = weight + (tl.load(place, mask=within[None, :], other=0.0),)
+            address = w_PMD + k[:, None] * (M * D) + m * D + c[None, :]
+            weight = weight + (tl.load(address, mask=within[None, :], other=0.0),)
     first = tl.program_id(1) * CHUNK
     for start in tl.range(first, tl.minimum(first + CHUNK, T), BT, num_stages=STAGES):
         token = (start + tl.arange(0, BT)).to(tl.int64)
@@ -466,15 +466,15 @@ def _finish_gradients(
     means = tl.zeros([BP], tl.float32)
     for start in tl.range(0, PROGRAMS, BP):
         p = start + tl.arange(0, BP)
-        place = partial_R2P + p * (2 * KP) + k
-        plain += tl.load(place, mask=p < PROGRAMS, other=0.0)
+        address = partial_R2P + p * (2 * KP) + k
+        plain += tl.load(address, mask=p < PROGRAMS, other=0.0)
         if CENTRED:
-            means += tl.load(place + KP, mask=p < PROGRAMS, other=0.0)
+            means += tl.load(address + KP, mask=p < PROGRAMS, other=0.0)
     rows = tl.zeros([BS, BC], tl.float32)
     for start in tl.range(0, SPLITS, BS):
         split = start + tl.arange(0, BS)
-        place = partial_w_SKW + (split * K + k).to(tl.int64)[:, None] * WIDTH + c[None, :]
-        rows += tl.load(place, mask=(split < SPLITS)[:, None] & (c < WIDTH)[None, :], other=0.0)
+        address = partial_w_SKW + (split * K + k).to(tl.int64)[:, None] * WIDTH + c[None, :]
+        rows += tl.load(address, mask=(split < SPLITS)[:, None] & (c < WIDTH)[None, :], other=0.0)
     row = (tl.sum(rows, axis=0) - tl.sum(means, axis=0)) * SCALE
     for fold in tl.static_range(FOLDS):
         tl.store(grad_weight_KW + (k.to(tl.int64) * FOLDS + fold) * WIDTH + c, row, mask=c < WIDTH)

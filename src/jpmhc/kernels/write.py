@@ -51,11 +51,11 @@ def _write(
         if MEAN:
             total_TD += z_TD
         else:
-            place = out_TND + token[:, None] * (N * D) + i * D + c[None, :]
-            tl.store(place, z_TD.to(out_TND.dtype.element_ty), mask=mask)
+            address = out_TND + token[:, None] * (N * D) + i * D + c[None, :]
+            tl.store(address, z_TD.to(out_TND.dtype.element_ty), mask=mask)
     if MEAN:
-        place = out_TND + token[:, None] * D + c[None, :]
-        tl.store(place, (total_TD / N).to(out_TND.dtype.element_ty), mask=mask)
+        address = out_TND + token[:, None] * D + c[None, :]
+        tl.store(address, (total_TD / N).to(out_TND.dtype.element_ty), mask=mask)
 
 
 @functools.cache
@@ -91,8 +91,8 @@ def _write_backward(
         grads = ()
         for i in tl.static_range(N):
             if POST_NORM:
-                place = grad_TGD + token[:, None] * (G * D) + (i % G) * D + c[None, :]
-                g_TD = tl.load(place, mask=mask, other=0.0).to(tl.float32)
+                address = grad_TGD + token[:, None] * (G * D) + (i % G) * D + c[None, :]
+                g_TD = tl.load(address, mask=mask, other=0.0).to(tl.float32)
             else:
                 g_TD = loaded[i % G]
             g_TD *= G / N
@@ -103,8 +103,8 @@ def _write_backward(
                 factor_T = norm_factor(square_T, EPS)
                 g_TD = factor_T[:, None] * (g_TD - z_TD * (along_T * factor_T * factor_T)[:, None])
             if (POST_NORM or G < N) and not PULL:
-                place = grad_x_TMD + token[:, None] * (N * D) + i * D + c[None, :]
-                tl.store(place, g_TD.to(grad_x_TMD.dtype.element_ty), mask=mask)
+                address = grad_x_TMD + token[:, None] * (N * D) + i * D + c[None, :]
+                tl.store(address, g_TD.to(grad_x_TMD.dtype.element_ty), mask=mask)
             gy_TD += mixing[i] * g_TD
             along_y = replaced(along_y, i, along_y[i] + tl.sum(g_TD * y, axis=1))
             along_x = replaced(along_x, i, along_x[i] + inner_products(g_TD, streams, BT, N))
@@ -117,14 +117,14 @@ def _write_backward(
                 for j in tl.static_range(m, N, M):
                     for i in tl.static_range(N):
                         gx_TD += mixing[N + i * N + j] * grads[i]
-                place = grad_x_TMD + token[:, None] * (M * D) + m * D + c[None, :]
-                tl.store(place, gx_TD.to(grad_x_TMD.dtype.element_ty), mask=mask)
+                address = grad_x_TMD + token[:, None] * (M * D) + m * D + c[None, :]
+                tl.store(address, gx_TD.to(grad_x_TMD.dtype.element_ty), mask=mask)
     base = grad_coef_TC + token * (N * (N + 2))
     for i in tl.static_range(N):
         tl.store(base + i, tl.zeros([BT], tl.float32), mask=inside)
         tl.store(base + N + i, along_y[i], mask=inside)
-        place = base[:, None] + (2 + i) * N + tl.arange(0, N)[None, :]
-        tl.store(place, along_x[i], mask=inside[:, None])
+        address = base[:, None] + (2 + i) * N + tl.arange(0, N)[None, :]
+        tl.store(address, along_x[i], mask=inside[:, None])
 
 
 @functools.cache

@@ -150,12 +150,12 @@ def _write_read(
             y = tl.load(y_TD + token[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
             streams = load_streams(x_TMD, token, c, mask, M, D)
         for i in tl.static_range(N):
-            place = out_TND + token[:, None] * ND + i * D + c[None, :]
+            address = out_TND + token[:, None] * ND + i * D + c[None, :]
             if POST_NORM:
                 z_TD = (mix_stream(streams, y, mixing, i, N) * factors[i]).to(out_TND.dtype.element_ty)
-                tl.store(place, z_TD, mask=mask)
+                tl.store(address, z_TD, mask=mask)
             else:
-                z_TD = tl.load(place, mask=mask, other=0.0)
+                z_TD = tl.load(address, mask=mask, other=0.0)
             sum_TD += weights[i] * z_TD.to(tl.float32)
         tl.store(h_TD + token[:, None] * D + c[None, :], sum_TD.to(h_TD.dtype.element_ty), mask=mask)
 
