@@ -239,6 +239,7 @@ def test_single_tokens_that_would_take_too_long_are_left_out(monkeypatch):
     assert not found.comparisons
     assert len(found.layers) == 4
     assert sum("are left out" in note for note in found.notes) == 2
+    assert found.modes.count == 0
     assert "too costly" in found.verdict[4]
 
 

@@ -106,6 +106,7 @@ def test_a_trained_network_shares_modes_and_the_verdict_says_so():
     assert "in the space of layers carr" in trained.verdict[4]
     assert "layers work together, and gains add up" in trained.verdict[4]
     assert any("every sublayer at those tokens and its shared modes, about" in line and "MiB" in line for line in said)
+    assert trained.modes.share == pytest.approx(item.modes.share, abs=0.15)
     short = jpmhc.diagnose(model, x, seconds=1e-3, say=None)  # too short for matrices: random vectors
     assert short.comparisons[0].rotated is None
     assert short.comparisons[0].modes.share == pytest.approx(item.modes.share, abs=0.1)

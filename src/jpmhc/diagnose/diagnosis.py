@@ -14,6 +14,7 @@ import numpy as np
 from jpmhc.diagnose.compare import TheoryComparison
 from jpmhc.diagnose.layers import LayerMeasurement, StreamStatistics
 from jpmhc.diagnose.methods import Part, describe_time
+from jpmhc.diagnose.shared_modes import SharedModes
 from jpmhc.diagnose.spectrum import EXPLODED, Spectrum
 from jpmhc.spectra.density import COLLAPSED, Density
 
@@ -51,6 +52,8 @@ class Diagnosis:
         layers: The measurements of each layer, in the order of the calls.
         streams: What the connections do to the streams; None without hyper-connections.
         comparisons: The map through all layers at single tokens, beside the theory.
+        modes: The shared modes of the sublayers over all tokens, paths between tokens included, estimated from four
+            random vectors; None if fewer than two layers follow each other.
         parts: The plan of the measurements.
         positions: The number of tokens (or examples) of the map.
         notes: Remarks on how it was measured.
@@ -66,6 +69,7 @@ class Diagnosis:
     layers: Sequence[LayerMeasurement]
     streams: StreamStatistics | None
     comparisons: Sequence[TheoryComparison]
+    modes: SharedModes | None
     parts: Sequence[Part]
     positions: int
     notes: Sequence[str]
@@ -275,13 +279,14 @@ def _theory(diagnosis: Diagnosis) -> str:
     known = [item for item in diagnosis.comparisons if item.predicted is not None]
     if not known:
         why = "a token through all layers was too costly: raise seconds=" if diagnosis.layers else "there are no layers"
-        return f"Theory: no prediction ({diagnosis.comparisons[0].note if diagnosis.comparisons else why})."
+        why = diagnosis.comparisons[0].note if diagnosis.comparisons else why
+        return f"Theory: no prediction ({why}){_describe_modes(diagnosis.modes)}."
     if max(len(item.gains) for item in known) == 1:
         return (
             f"Theory: of {len(diagnosis.layers)} layers one alone was followed, whose singular values the theory is "
             "given: nothing was predicted."
         )
-    line = f"Theory: {_describe_bulk(diagnosis, known)}{_describe_tail(known)}{_describe_modes(known)}"
+    line = f"Theory: {_describe_bulk(diagnosis, known)}{_describe_tail(known)}{_describe_token_modes(known)}"
     aligned = [item.aligned for item in known if item.rotated is not None]
     if not aligned:
         return f"{line}; whether sublayers are aligned was too costly to find out."
@@ -293,21 +298,24 @@ def _theory(diagnosis: Diagnosis) -> str:
     return f"{line}; aligned {value:.2f}: the largest directions grow as much as those of rotated sublayers."
 
 
-def _describe_modes(known: Sequence[TheoryComparison]) -> str:
-    """Say how many modes the layers share, how much they carry, and what the theory with them predicts."""
-    modes = [item.modes for item in known if item.modes is not None]
-    count = max((one.count for one in modes), default=0)
-    if count == 0:
+def _describe_modes(modes: SharedModes | None) -> str:
+    """Say how many modes the layers share, and how much of the sublayers they carry."""
+    if modes is None or modes.count == 0:
         return ""
-    number = _NUMBERS[count] if count < len(_NUMBERS) else str(count)
-    share = float(np.mean([one.share for one in modes]))
-    line = (
-        f"; {number} direction{'s' if count > 1 else ''} in the space of layers {'carry' if count > 1 else 'carries'} "
-        f"{share:.0%} of what the sublayers add: layers work together, and gains add up"
-    )
+    number = _NUMBERS[modes.count] if modes.count < len(_NUMBERS) else str(modes.count)
+    subject = f"{number} directions in the space of layers carry"
+    if modes.count == 1:
+        subject = "one direction in the space of layers carries"
+    return f"; {subject} {modes.share:.0%} of what the sublayers add: layers work together, and gains add up"
+
+
+def _describe_token_modes(known: Sequence[TheoryComparison]) -> str:
+    """Describe the modes of the token that has most of them, and what the theory with modes predicts."""
+    modes = [item.modes for item in known if item.modes is not None]
+    line = _describe_modes(max(modes, key=lambda one: (one.count, one.share), default=None))
     pairs = [(item.rotated_kolmogorov, item.mean_rotated_kolmogorov) for item in known if item.rotated is not None]
     worst = [max(value for value in pair if not np.isnan(value)) for pair in pairs]
-    return f"{line} (with these modes KS {np.mean(worst):.2g})" if worst else line
+    return f"{line} (with these modes KS {np.mean(worst):.2g})" if line and worst else line
 
 
 def _describe_bulk(diagnosis: Diagnosis, known: Sequence[TheoryComparison]) -> str:

@@ -40,6 +40,7 @@ from jpmhc.diagnose.run import (
     record_graph,
     run_between,
 )
+from jpmhc.diagnose.shared_modes import SharedModes, find_modes, multiply_all
 from jpmhc.diagnose.spectrum import Spectrum
 
 # The shares of a diagnosis's time.
@@ -120,7 +121,7 @@ def diagnose(
         }
         streams = measure_streams(work.chain) if work.chain and work.chain[0].coefficients is not None else None
         comparisons = [work.compare(position) for position in work.layer_positions]
-        layers = work.measure_layers(comparisons)
+        layers, modes = work.measure_layers(comparisons)
     mode = "train" if model.training else "eval"
     return Diagnosis(
         model=f"{type(model).__name__} in {mode} mode",
@@ -132,6 +133,7 @@ def diagnose(
         layers=layers,
         streams=streams,
         comparisons=comparisons,
+        modes=modes,
         parts=list(work.all_parts()),
         positions=math.prod(work.at.positions),
         notes=work.notes,
@@ -283,36 +285,43 @@ class _Work:
 
         return count
 
-    def measure_layers(self, comparisons: Sequence[TheoryComparison]) -> list[LayerMeasurement]:
-        """Measure every layer's gain and gradient, and the similarity of the streams after it.
+    def measure_layers(
+        self, comparisons: Sequence[TheoryComparison]
+    ) -> tuple[list[LayerMeasurement], SharedModes | None]:
+        """Measure every layer's gain and gradient, the similarity of the streams after it, and the shared modes.
 
         Args:
             comparisons: The comparisons at single tokens, whose mean is the theory's prediction of the gradients.
         """
         if not self.calls:
-            return []
+            return [], None
         gradients = measure_gradients(
             self.calls, self.at.y, draw_vectors(_VECTORS, self.at.y.numel(), self.at.y, self.seed + 1)
         )
         total, count = Counter(call.name for call in self.calls), Counter[str]()
-        layers = []
+        layers, sketches = [], {}
         for call, gradient in zip(self.calls, gradients):
             count[call.name] += 1
             name = call.name if total[call.name] == 1 else f"{call.name} (call {count[call.name]})"
-            skip, gain, _ = measure_gain(call, draw_vectors(_VECTORS, call.output.numel(), self.at.y, self.seed + 2))
+            vectors = draw_vectors(_VECTORS, call.output.numel(), self.at.y, self.seed + 2)
+            skip, gain, sketches[call.number] = measure_gain(call, vectors)
             streams = measure_streams([call]) if call.coefficients is not None else None
             similarity = float(streams.similarity[0]) if streams else 1.0
             dominance = float(streams.dominance[0]) if streams else 1.0
             layers.append(LayerMeasurement(name, skip, gain, gradient, similarity, dominance))
+        modes = None
+        if len(self.chain) > 1:
+            chain = torch.stack([sketches[call.number] for call in self.chain])
+            modes = find_modes(multiply_all(chain).double(), chain[0].numel())
         if not comparisons:
-            return layers
+            return layers, modes
         rows = {call.number: row for row, call in enumerate(self.calls)}
         predicted = torch.stack([item.gradients for item in comparisons]).mean(0)
         # The modules after the last layer, such as a norm and a head, are no part of the theory.
         predicted = predicted * (layers[rows[self.chain[-1].number]].gradient / predicted[-1])
         for call, value in zip(self.chain, predicted.tolist()):
             layers[rows[call.number]] = replace(layers[rows[call.number]], predicted=value)
-        return layers
+        return layers, modes
 
     def compare(self, position: int) -> TheoryComparison:
         """Measure the map through all layers at one token, and compare it with the theory."""
