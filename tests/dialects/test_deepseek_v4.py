@@ -193,12 +193,12 @@ def test_accelerate_refuses_weights_of_other_streams(model):
 def test_what_dump_cannot_name_is_refused():
     dump = jpmhc.dialects.deepseek_v4.dump
     block = jpmhc.HyperConnection(None, 8)
-    with pytest.raises(ValueError, match="connections must be what load returned, by place, got list"):
+    with pytest.raises(ValueError, match="connections must be what load returned, by site, got list"):
         dump([1])
     with pytest.raises(ValueError, match=r"must be a connection or a head that load returned, got HyperConnection"):
         dump({"layers.0.attn": block})
     with pytest.raises(
-        ValueError, match=r"no connection is at 'zzz' in these names; places are such as layers\.0\.attn"
+        ValueError, match=r"no connection is at 'zzz' in these names; sites are such as layers\.0\.attn"
     ):
         jpmhc.dialects.qwen4_exp.dump({"zzz": block})
     with pytest.raises(ValueError, match=r"has a tensor 'map\.bias', for which there is no name"):

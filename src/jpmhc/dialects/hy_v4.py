@@ -52,8 +52,8 @@ def load(
     Example:
         >>> import jpmhc, torch
         >>> parts = {"fn": torch.zeros(8, 32), "base": torch.zeros(8), "scale": torch.ones(2)}
-        >>> places = ("layers.0.attn_hc", "layers.0.ffn_hc")
-        >>> weights = {f"model.{place}.{part}": parts[part] for place in places for part in parts}
+        >>> sites = ("layers.0.attn_hc", "layers.0.ffn_hc")
+        >>> weights = {f"model.{site}.{part}": parts[part] for site in sites for part in parts}
         >>> connections = jpmhc.dialects.hy_v4.load(weights, streams=4)
         >>> connections["layers.0.ffn"].dim
         8

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-Places = dict[str, dict[str, Tensor]]  # the tensors at "layers.0.attn", by the name of the part
+Sites = dict[str, dict[str, Tensor]]  # the tensors at "layers.0.attn", by the name of the part
 
 
 class Naming:
@@ -13,52 +13,50 @@ class Naming:
 
     Args:
         prefix: Stands before every key in the model that the names are from.
-        templates: For each place, such as `"layers.{}.attn"`, the key of its parts: `"layers.{}.attn_hc.[part]"`.
-        parts: For each place, its parts and their names in the key. Other places have the parts of "".
+        templates: For each site, such as `"layers.{}.attn"`, the key of its parts: `"layers.{}.attn_hc.[part]"`.
+        parts: For each site, its parts and their names in the key. Other sites have the parts of "".
     """
 
     def __init__(self, prefix: str, templates: dict[str, str], parts: dict[str, dict[str, str]]) -> None:
         self.prefix, self.templates = prefix, templates
-        self.parts = {place: parts.get(place, parts[""]) for place in templates}
+        self.parts = {site: parts.get(site, parts[""]) for site in templates}
 
-    def parts_of(self, place: str) -> dict[str, str]:
-        """Return the parts of a place such as "layers.0.attn", with their names in the key."""
-        kind = _kind_of(str(place))
+    def parts_of(self, site: str) -> dict[str, str]:
+        """Return the parts of a site such as "layers.0.attn", with their names in the key."""
+        kind = _kind_of(str(site))
         if kind not in self.parts:
             known = ", ".join(kind.format(0) for kind in self.parts)
-            raise ValueError(f"no connection is at {place!r} in these names; places are such as {known}")
+            raise ValueError(f"no connection is at {site!r} in these names; sites are such as {known}")
         return self.parts[kind]
 
-    def make_key(self, place: str, part: str, prefix: str | None = None) -> str:
-        """Return the key of one part of a place such as "layers.0.attn"."""
-        parts, number = self.parts_of(place), "".join(re.findall(r"\d+", place))
+    def make_key(self, site: str, part: str, prefix: str | None = None) -> str:
+        """Return the key of one part of a site such as "layers.0.attn"."""
+        parts, number = self.parts_of(site), "".join(re.findall(r"\d+", site))
         if part not in parts:
-            raise ValueError(f"{place} has a tensor {part!r}, for which there is no name: it was not made by this load")
-        key = self.templates[_kind_of(place)].format(number).replace("[part]", parts[part])
+            raise ValueError(f"{site} has a tensor {part!r}, for which there is no name: it was not made by this load")
+        key = self.templates[_kind_of(site)].format(number).replace("[part]", parts[part])
         return (self.prefix if prefix is None else prefix) + key
 
     def find(self, key: str) -> tuple[str, str, str] | None:
-        """Return prefix, place and part of a key; None if the key has no such name."""
-        for place, template in self.templates.items():
-            names = {name: part for part, name in self.parts[place].items()}
+        """Return prefix, site and part of a key; None if the key has no such name."""
+        for site, template in self.templates.items():
+            names = {name: part for part, name in self.parts[site].items()}
             pattern = re.escape(template).replace(r"\{\}", r"(?P<number>\d+)")
             pattern = pattern.replace(r"\[part\]", f"(?P<part>{'|'.join(map(re.escape, names))})")
             match = re.fullmatch(rf"(?P<prefix>(?:\w+\.)*?){pattern}", key)
             if match:
                 groups = match.groupdict()
-                return groups["prefix"], place.format(groups.get("number")), names[groups["part"]]
+                return groups["prefix"], site.format(groups.get("number")), names[groups["part"]]
         return None
 
 
-def _kind_of(place: str) -> str:
-    """Replace the number in a place: "layers.{}.attn" for "layers.0.attn"."""
-    return re.sub(r"\d+", "{}", place)
+def _kind_of(site: str) -> str:
+    """Replace the number in a site: "layers.{}.attn" for "layers.0.attn"."""
+    return re.sub(r"\d+", "{}", site)
 
 
-def collect_places(
-    state_dict: Mapping[str, Tensor], namings: Mapping[str, Naming], marker: str, dialect: str
-) -> Places:
-    """Sort the connections' tensors by place; raise an error if keys are missing or not the dialect's.
+def collect_sites(state_dict: Mapping[str, Tensor], namings: Mapping[str, Naming], marker: str, dialect: str) -> Sites:
+    """Sort the connections' tensors by site; raise an error if keys are missing or not the dialect's.
 
     Args:
         state_dict: The tensors of a model, or of its connections alone.
@@ -67,7 +65,7 @@ def collect_places(
         dialect: The dialect's name, for messages.
     """
     check_state_dict(state_dict)
-    places: Places = {}
+    sites: Sites = {}
     used: tuple[str, str] | None = None  # the set of names and the prefix of the keys so far
     for key in (key for key in state_dict if re.search(marker, key)):
         check_numbers(state_dict[key], key)
@@ -75,29 +73,29 @@ def collect_places(
             match = naming.find(key)
             if match and used in (None, (name, match[0])):
                 used = (name, match[0])
-                places.setdefault(match[1], {})[match[2]] = state_dict[key]
+                sites.setdefault(match[1], {})[match[2]] = state_dict[key]
                 break
         else:
             raise ValueError(f"the key {key!r} is not one of {dialect}'s, or not named like the keys before it")
     if used is None:
         raise ValueError(f"the state dict has no keys of {dialect}, such as {_example(namings)!r}")
     naming, prefix = namings[used[0]], used[1]
-    for place, parts in places.items():
-        for part in naming.parts_of(place):
+    for site, parts in sites.items():
+        for part in naming.parts_of(site):
             if part not in parts:
-                raise ValueError(f"the key {naming.make_key(place, part, prefix)!r} is missing from the state dict")
-    _check_layers(places, naming, prefix)
-    return places
+                raise ValueError(f"the key {naming.make_key(site, part, prefix)!r} is missing from the state dict")
+    _check_layers(sites, naming, prefix)
+    return sites
 
 
-def _check_layers(places: Places, naming: Naming, prefix: str) -> None:
+def _check_layers(sites: Sites, naming: Naming, prefix: str) -> None:
     """Raise an error if a layer lacks one of its connections, or a layer is missing."""
     for group in {pattern.split(".")[0] for pattern in naming.templates if "{}" in pattern}:
-        kinds = {_kind_of(place) for place in places if place.startswith(f"{group}.")}
-        numbers = {int(place.split(".")[1]) for place in places if place.startswith(f"{group}.")}
+        kinds = {_kind_of(site) for site in sites if site.startswith(f"{group}.")}
+        numbers = {int(site.split(".")[1]) for site in sites if site.startswith(f"{group}.")}
         for number in range(max(numbers, default=-1) + 1):
             for kind in sorted(kinds):
-                if kind.format(number) not in places:
+                if kind.format(number) not in sites:
                     part = next(iter(naming.parts[kind]))
                     key = naming.make_key(kind.format(number), part, prefix)
                     raise ValueError(f"the key {key!r} is missing from the state dict")
@@ -105,8 +103,8 @@ def _check_layers(places: Places, naming: Naming, prefix: str) -> None:
 
 def _example(namings: Mapping[str, Naming]) -> str:
     naming = next(iter(namings.values()))
-    place = next(place for place in naming.templates if place.startswith("layers"))
-    return naming.make_key(place.format(0), next(iter(naming.parts[place])))
+    site = next(site for site in naming.templates if site.startswith("layers"))
+    return naming.make_key(site.format(0), next(iter(naming.parts[site])))
 
 
 def check_state_dict(state_dict: object) -> None:
@@ -118,9 +116,9 @@ def check_state_dict(state_dict: object) -> None:
 
 
 def check_connections(connections: object) -> None:
-    """Raise an error for anything but a dict of connections by place, as `load` returns it."""
+    """Raise an error for anything but a dict of connections by site, as `load` returns it."""
     if not isinstance(connections, Mapping):
-        raise ValueError(f"connections must be what load returned, by place, got {type(connections).__name__}")
+        raise ValueError(f"connections must be what load returned, by site, got {type(connections).__name__}")
 
 
 def check_numbers(tensor: object, key: str) -> None:

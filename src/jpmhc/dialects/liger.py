@@ -1,6 +1,6 @@
 """Liger-Kernel's `LigerMHC`: the connections of DeepSeek-V4 with the Sinkhorn matrix itself, not its transpose.
 
-The module wraps any layer, so its author chooses the places: each path in the state dict with an `alpha_res` below it
+The module wraps any layer, so its author chooses the sites: each path in the state dict with an `alpha_res` below it
 is a connection. The projection `phi` is stored transposed, and the scales as three numbers.
 """
 
@@ -48,18 +48,18 @@ def load(
     checks.whole_number(streams, "streams")
     checks.whole_number(iterations, "iterations")
     keys.check_state_dict(state_dict)
-    places = [key.removesuffix(_ALPHAS[-1]) for key in state_dict if f".{key}".endswith(f".{_ALPHAS[-1]}")]
-    if not places:
+    sites = [key.removesuffix(_ALPHAS[-1]) for key in state_dict if f".{key}".endswith(f".{_ALPHAS[-1]}")]
+    if not sites:
         raise ValueError("the state dict has no keys of LigerMHC, such as 'blocks.0.attn.alpha_res'")
     connections: dict[str, nn.Module] = {}
-    for place in places:
+    for site in sites:
         for name in ("phi", "b", *_ALPHAS):
-            if place + name not in state_dict:
-                raise ValueError(f"the key {place + name!r} is missing from the state dict")
-            keys.check_numbers(state_dict[place + name], place + name)
-        phi, base, *alphas = (state_dict[place + name] for name in ("phi", "b", *_ALPHAS))
+            if site + name not in state_dict:
+                raise ValueError(f"the key {site + name!r} is missing from the state dict")
+            keys.check_numbers(state_dict[site + name], site + name)
+        phi, base, *alphas = (state_dict[site + name] for name in ("phi", "b", *_ALPHAS))
         parts = {"fn": phi.mT.contiguous(), "base": base, **dict(zip(mhc.SCALES, alphas))}
-        path = place.removesuffix(".")
+        path = site.removesuffix(".")
         connections[path] = mhc.make_scaled_connection(
             mhc.join_scales(parts, path),
             streams,
@@ -92,8 +92,8 @@ def dump(connections: Mapping[str, nn.Module], prefix: str = "") -> dict[str, Te
     """
     state: dict[str, Tensor] = {}
     for path, module in connections.items():
-        place = f"{prefix}{path}." if path else prefix
+        site = f"{prefix}{path}." if path else prefix
         parts = mhc.read_parts(module, path, "LigerMHC", "Sinkhorn's matrix")
-        state |= {f"{place}phi": parts["fn"].mT.contiguous(), f"{place}b": parts["base"]}
-        state |= {place + name: scale.reshape(()) for name, scale in zip(_ALPHAS, parts["scale"])}
+        state |= {f"{site}phi": parts["fn"].mT.contiguous(), f"{site}b": parts["base"]}
+        state |= {site + name: scale.reshape(()) for name, scale in zip(_ALPHAS, parts["scale"])}
     return state

@@ -69,8 +69,8 @@ def load(
         >>> import jpmhc, torch
         >>> parts = {"mapping_proj.weight": torch.zeros(24, 32), "bias": torch.zeros(24)}
         >>> parts |= {f"alpha_{part}": torch.ones(1) for part in ("pre", "post", "res")}
-        >>> places = ("self_attention_hyper_connection", "mlp_hyper_connection")
-        >>> weights = {f"decoder.layers.0.{place}.{part}": parts[part] for place in places for part in parts}
+        >>> sites = ("self_attention_hyper_connection", "mlp_hyper_connection")
+        >>> weights = {f"decoder.layers.0.{site}.{part}": parts[part] for site in sites for part in parts}
         >>> list(jpmhc.dialects.megatron.load(weights, branch="main", streams=4))
         ['layers.0.attn', 'layers.0.ffn', 'head']
     """
@@ -102,7 +102,7 @@ def dump(
     Example:
         >>> import jpmhc, torch
         >>> parts = {"fn": torch.zeros(24, 32), "base": torch.zeros(24), "scale": torch.ones(3)}
-        >>> weights = {f"layers.0.hc_{place}_{part}": parts[part] for place in ("attn", "ffn") for part in parts}
+        >>> weights = {f"layers.0.hc_{site}_{part}": parts[part] for site in ("attn", "ffn") for part in parts}
         >>> connections = jpmhc.dialects.deepseek_v4.load(weights)
         >>> next(iter(jpmhc.dialects.megatron.dump(connections, branch="dev")))
         'decoder.layers.0.self_attention_hyper_connection.mapping_proj.weight'

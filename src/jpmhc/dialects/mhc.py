@@ -15,7 +15,7 @@ from jpmhc import checks
 from jpmhc.connections import HyperConnection, StreamHead
 from jpmhc.connections.coefficients import CoefficientMap
 from jpmhc.connections.hyper import KERNELS
-from jpmhc.dialects.keys import Naming, check_connections, check_shape, collect_places
+from jpmhc.dialects.keys import Naming, check_connections, check_shape, collect_sites
 from jpmhc.mixers import Identity, Mixer, SettingsModule, Sinkhorn
 
 PARTS = ("fn", "base", "scale")
@@ -185,7 +185,7 @@ class Dialect:
         Example:
             >>> import jpmhc, torch
             >>> parts = {"fn": torch.zeros(24, 32), "base": torch.zeros(24), "scale": torch.ones(3)}
-            >>> weights = {f"layers.0.hc_{place}_{part}": parts[part] for place in ("attn", "ffn") for part in parts}
+            >>> weights = {f"layers.0.hc_{site}_{part}": parts[part] for site in ("attn", "ffn") for part in parts}
             >>> connections = jpmhc.dialects.deepseek_v4.load(weights, streams=4)
             >>> list(connections), connections["layers.0.attn"].dim
             (['layers.0.attn', 'layers.0.ffn'], 8)
@@ -206,23 +206,23 @@ class Dialect:
         norm_eps: float,
         **settings: Any,
     ) -> dict[str, ScaledConnection | StreamHead]:
-        """Make a connection, or a learned head, for every place in a state dict."""
+        """Make a connection, or a learned head, for every site in a state dict."""
         checks.whole_number(streams, "streams")
         checks.optional_whole_number(iterations, "iterations")
-        places = collect_places(state_dict, self.namings, self.marker, self.title)
+        sites = collect_sites(state_dict, self.namings, self.marker, self.title)
         connections: dict[str, ScaledConnection | StreamHead] = {
-            place: make_head(parts, streams, eps, norm_eps, place)
-            if place.endswith("head")
+            site: make_head(parts, streams, eps, norm_eps, site)
+            if site.endswith("head")
             else make_scaled_connection(
-                join_scales(parts, place), streams, iterations, eps, norm_eps, borrowed=False, what=place, **settings
+                join_scales(parts, site), streams, iterations, eps, norm_eps, borrowed=False, what=site, **settings
             )
-            for place, parts in places.items()
+            for site, parts in sites.items()
         }
         first = next(iter(connections))
-        for place, module in connections.items():
+        for site, module in connections.items():
             if module.dim != connections[first].dim:
                 raise ValueError(
-                    f"{place}.fn is for streams of width {module.dim}, {first}.fn for {connections[first].dim}"
+                    f"{site}.fn is for streams of width {module.dim}, {first}.fn for {connections[first].dim}"
                 )
         return connections
 
@@ -239,7 +239,7 @@ class Dialect:
         Example:
             >>> import jpmhc, torch
             >>> parts = {"fn": torch.zeros(24, 32), "base": torch.zeros(24), "scale": torch.ones(3)}
-            >>> weights = {f"layers.0.hc_{place}_{part}": parts[part] for place in ("attn", "ffn") for part in parts}
+            >>> weights = {f"layers.0.hc_{site}_{part}": parts[part] for site in ("attn", "ffn") for part in parts}
             >>> connections = jpmhc.dialects.deepseek_v4.load(weights)
             >>> next(iter(jpmhc.dialects.deepseek_v4.dump(connections, "huggingface")))
             'model.layers.0.attn_hc.fn'
@@ -249,12 +249,12 @@ class Dialect:
         checks.choice(names, self.namings, "set of names")
         naming = self.namings[names]
         state: dict[str, Tensor] = {}
-        for place, module in connections.items():
-            tensors = read_parts(module, place, self.title, self.skip)
-            if tensors and SCALES[0] in naming.parts_of(place):
+        for site, module in connections.items():
+            tensors = read_parts(module, site, self.title, self.skip)
+            if tensors and SCALES[0] in naming.parts_of(site):
                 tensors |= dict(zip(SCALES, tensors.pop("scale").split(1)))
             for part, tensor in tensors.items():
-                state[naming.make_key(place, part, prefix)] = tensor
+                state[naming.make_key(site, part, prefix)] = tensor
         return state
 
 
@@ -273,7 +273,7 @@ def read_parts(module: nn.Module, what: str, dialect: str, skip: str) -> dict[st
 
     Args:
         module: The connection or the head.
-        what: Its place, for messages.
+        what: Its site, for messages.
         dialect: The dialect's name, for messages.
         skip: The dialect's skip. The tensors of a connection with another skip would mean something else.
     """
@@ -308,7 +308,7 @@ def make_scaled_connection(
         eps: Added to the reads, and in the Sinkhorn iterations.
         norm_eps: The norm's, inside its root.
         borrowed: Whether the module stays part of another model.
-        what: The parameters' place, for messages.
+        what: The parameters' site, for messages.
         kernels: As in `HyperConnection`.
         transposed: Whether the skip is the transpose of the Sinkhorn matrix.
         settings: Others, as in `ScaledMap`; `read_eps` replaces `eps` at the reads.

@@ -137,15 +137,15 @@ def load(state_dict: Mapping[str, Tensor], *, streams: int = 4, norm_eps: float 
         torch.Size([2, 8])
     """
     checks.whole_number(streams, "streams")
-    places = keys.collect_places(state_dict, NAMINGS, MARKER, "Qwen3.8-Flash-Next")
-    for place, parts in places.items():
+    sites = keys.collect_sites(state_dict, NAMINGS, MARKER, "Qwen3.8-Flash-Next")
+    for site, parts in sites.items():
         width, rank = parts["norm"].numel(), parts["down"].shape[0]
         if width % streams:
-            raise ValueError(f"with {streams} streams {place}.norm must have {streams} * dim numbers, got {width}")
+            raise ValueError(f"with {streams} streams {site}.norm must have {streams} * dim numbers, got {width}")
         shapes = {"norm": (width,), "down": (rank, width), "up": (width, rank), "inject": (streams, width)}
         for part, tensor in parts.items():
-            keys.check_shape(tensor, shapes[part], f"with {streams} streams {place}.{part}")
-    return {place: GatedResidual(**parts, streams=streams, eps=norm_eps) for place, parts in places.items()}
+            keys.check_shape(tensor, shapes[part], f"with {streams} streams {site}.{part}")
+    return {site: GatedResidual(**parts, streams=streams, eps=norm_eps) for site, parts in sites.items()}
 
 
 def dump(
@@ -171,8 +171,8 @@ def dump(
     checks.choice(names, NAMINGS, "set of names")
     naming = NAMINGS[names]
     return {
-        naming.make_key(place, part, prefix): tensor
-        for place, module in connections.items()
+        naming.make_key(site, part, prefix): tensor
+        for site, module in connections.items()
         for part, tensor in module.state_dict().items()
     }
 
