@@ -145,7 +145,7 @@ def test_files_are_named_after_step_and_choices_and_lie_in_the_run(
     ]
     assert all(path.is_file() for path in written)
     assert json.loads(written[1].read_text())["results"][0]["step"] == 200
-    assert [test["task"] for test in read_run(run).votes] == [TASKS[1]]  # of the newest file
+    assert [test.puzzle for test in read_run(run).answered] == [TASKS[1]]  # of the newest file
     assert not list(tmp_path.iterdir())
 
 
