@@ -1,4 +1,4 @@
-"""Sets of matrices as pure functions: project onto them, say how far from them, sample them."""
+"""Sets of matrices: for each set, functions that project onto it, measure the distance from it and sample it."""
 
 from jpmhc.manifolds import birkhoff, grassmann, orthogonal, permutation
 

@@ -1,8 +1,8 @@
 r"""The Birkhoff polytope: doubly stochastic matrices, reached by Sinkhorn–Knopp.
 
-`project` runs Alg. sinkhorn-forward without recording it. Its derivative is implicit: at a matrix with row sums r and
-column sums c, a change dX of the logits moves P by $P \odot (dX - u 1^\top - 1 v^\top)$, where (u, v) keep the sums
-fixed. That map is self-adjoint, so one function serves reverse mode and forward mode, and P is all it needs.
+`project` runs Alg. sinkhorn-forward without recording it for autograd. Its derivative is implicit: a change dX of the
+logits moves P by $P \odot (dX - u 1^\top - 1 v^\top)$, with u and v such that the row and column sums stay fixed. This
+map is self-adjoint, so one function of P serves reverse mode and forward mode.
 See docs/derivations/sinkhorn.md.
 """
 
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from jpmhc import checks, modes, precision
 
-# Alg. sinkhorn-forward clamps the logits to ±10. Whole: with dynamic=True torch.compile takes a float for variable, and
-# two projections in one graph then fail inside it.
+# Alg. sinkhorn-forward clamps the logits to ±10. An integer, because torch.compile with dynamic=True treats floats as
+# variable and then fails on two projections in one graph.
 LOGIT_BOUND = 10
 GRADIENTS = ("direct", "gauss_seidel", "unrolled")
 SIDES = ("rows", "columns")
@@ -33,28 +33,30 @@ def project(
     first: str = "rows",
     gradient_iterations: int | None = None,
 ) -> Tensor:
-    r"""Turn logits into doubly stochastic matrices, by Sinkhorn–Knopp.
+    r"""Turn logits into doubly stochastic matrices with Sinkhorn–Knopp iterations.
 
     Args:
         logits: Any real matrices. [..., n, n]
         iterations: Row-then-column normalisations, T = 20 in the paper.
-        tolerance: Freeze each matrix once its row sums are within this of one. The loop length never depends on data.
+        tolerance: Freeze a matrix once its row sums differ from one by at most this much. The loop's length never
+            depends on the data.
         gradient: `"direct"` solves the implicit system exactly; `"gauss_seidel"` is the paper's iteration, which
-            stalls at sharp matrices; `"unrolled"` records the loop and differentiates it, which is all that
-            `torch.jit.trace` can do.
-        eps: Added to the entries after the first normalisation, which is a softmax, and to every sum that divides
-            after it, as DeepSeek-V4 does. Its gradient is `"unrolled"`.
-        clamp: Bound of the logits' absolute values. None leaves them as they are; then eps keeps the sums above zero.
-        first: The side of every iteration that is normalised first, `"rows"` or `"columns"`; the other one is exact.
-        gradient_iterations: Iterations k of `"gauss_seidel"`. None: by the formula of the paper, 16 at n = 4.
+            stalls near permutation matrices; `"unrolled"` differentiates the recorded loop (`torch.jit.trace` can only
+            do this).
+        eps: Added, as in DeepSeek-V4, to the entries after the first normalisation (a softmax) and to all later sums
+            that divide. Needs the gradient `"unrolled"`.
+        clamp: Bound of the logits' absolute values. None: no bound; then eps must keep the sums above zero.
+        first: Normalise `"rows"` or `"columns"` first in every iteration; the sums of the other side end exactly at
+            one.
+        gradient_iterations: Iterations k of `"gauss_seidel"`. None: from the paper's formula, 16 at n = 4.
 
     Returns:
-        Matrices with unit sums on the side normalised last and, as far as T allows, on the other one: `violation`
-        tells. [..., n, n]
+        Matrices with exact unit sums on the side normalised last. The other side's sums are one as far as the
+        iterations converged, which `violation` measures. [..., n, n]
 
     Note:
-        The paper's backward forgets the clamp; here the gradient is zero where a logit was clipped.
-        A NaN makes its own matrix NaN and no other; an infinite logit is clipped like any large one.
+        The gradient is zero where a logit was clipped (the paper's backward pass ignores the clamp).
+        A NaN spreads over its own matrix alone; an infinite logit is clipped like any large logit.
 
     >>> matrix = project(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
     >>> matrix.sum(-1).tolist(), matrix.sum(-2).tolist()
@@ -74,7 +76,7 @@ def check_settings(
     first: str,
     gradient_iterations: int | None = None,
 ) -> None:
-    """Refuse settings that `project` does not know or cannot combine."""
+    """Raise a ValueError for settings that `project` does not know or cannot combine."""
     checks.whole_number(iterations, "iterations")
     checks.choice(gradient, GRADIENTS, "gradient")
     checks.choice(first, SIDES, "side to normalise first")
@@ -102,7 +104,7 @@ def normalise(
     first: str,
     gradient_iterations: int | None = None,
 ) -> Tensor:
-    """Do what `project` does, with settings that have been checked."""
+    """Turn logits into doubly stochastic matrices like `project`, without checking the settings."""
     if first == "columns":
         return normalise(logits.mT, iterations, tolerance, gradient, eps, clamp, "rows", gradient_iterations).mT
     logits = precision.single_or_double(logits)
@@ -119,7 +121,7 @@ def normalise(
 
 
 def violation(matrix: Tensor) -> Tensor:
-    """Measure how far each matrix is from doubly stochastic: its worst row sum, column sum or negative entry. [...]
+    """Return each matrix's largest deviation of a row or column sum from one, or its worst negative entry. [...]
 
     >>> float(violation(torch.full((2, 2), 0.5)))
     0.0
@@ -139,7 +141,7 @@ def sample(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Draw doubly stochastic matrices: the converged Sinkhorn projection of normal logits. [*shape, n, n]
+    """Draw doubly stochastic matrices: converged Sinkhorn projections of standard normal logits. [*shape, n, n]
 
     >>> sample(4, (3,)).shape
     torch.Size([3, 4, 4])
@@ -150,7 +152,7 @@ def sample(
 
 
 def _iterate(logits: Tensor, iterations: int, eps: float) -> Tensor:
-    """Normalise rows, then columns, T times, with eps where DeepSeek-V4 has it; the first time is a softmax."""
+    """Normalise rows (the first time by a softmax), then columns, T times, and add eps as DeepSeek-V4 does."""
     matrix = logits.softmax(-1) + eps
     for step in range(iterations):
         if step:
@@ -160,10 +162,10 @@ def _iterate(logits: Tensor, iterations: int, eps: float) -> Tensor:
 
 
 def _sinkhorn(logits: Tensor, iterations: int, tolerance: float | None, clamp: float = LOGIT_BOUND) -> Tensor:
-    r"""Alg. sinkhorn-forward in its scaled form $P = \operatorname{diag}(u)\, K \operatorname{diag}(v)$.
+    r"""Run Alg. sinkhorn-forward on the scalings u and v of $P = \operatorname{diag}(u)\, K \operatorname{diag}(v)$.
 
-    The clamp keeps K's entries above e^-20 of their row's largest, so that u and v neither overflow nor underflow and
-    the logarithms of the paper's form, which cost most of its time, are not needed.
+    The clamp keeps K's entries above e^-20 of the largest entry in their row. So u and v neither overflow nor
+    underflow, and the paper's slow logarithms are not needed.
     """
     clamped = logits.clamp(-clamp, clamp)
     k = (clamped - clamped.detach().amax(-1, keepdim=True)).exp()
@@ -176,15 +178,16 @@ def _sinkhorn(logits: Tensor, iterations: int, tolerance: float | None, clamp: f
         if tolerance is None or step == 0:
             u, v = new_u, new_v
         else:
-            # The column sums are one after the first step: the row sums alone say whether a matrix has converged.
+            # The column sums are exact after every step, so the row sums say whether a matrix has converged.
             converged = (u * rows - 1).abs().amax(-2, keepdim=True) <= tolerance
             u, v = torch.where(converged, u, new_u), torch.where(converged, v, new_v)
     return u * k * v.mT
 
 
 def _choose_product(matrix: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """Choose how such small matrices are multiplied with columns. [..., n, n], [..., n, 1] → [..., n, 1]"""
-    # A product is one operator instead of two; a compiler would call a library for it, and a GPU might round it.
+    """Return the best function to multiply small matrices by columns. [..., n, n], [..., n, 1] → [..., n, 1]"""
+    # On the CPU matmul is one operator instead of two. Compiled code would call a library for it, and a GPU might
+    # compute it with reduced precision.
     if matrix.is_cpu and not torch.compiler.is_compiling():
         return torch.bmm if matrix.ndim == 3 else torch.matmul
     return lambda matrix, column: (matrix * column.mT).sum(-1, keepdim=True)
@@ -197,18 +200,18 @@ def _is_differentiated() -> bool:
 
 
 def gauss_seidel_steps(n: int) -> int:
-    """eq. gs-iters with the paper's bounds 10..50 (the paper rounds 16.008 at n = 4 to 16)."""
+    """Return the number of Gauss–Seidel iterations of eq. gs-iters, between 10 and 50 (the paper has 16 at n = 4)."""
     steps = math.ceil(math.log(0.01) / math.log(1 - 1 / n) - 0.01) if n > 1 else 1
     return min(max(steps, 10), 50)
 
 
 def _tangent(p: Tensor, direction: Tensor, steps: int | None = None) -> Tensor:
-    r"""eq. implicit-grad: $P \odot (D - u 1^\top - 1 v^\top)$ with (u, v) such that row and column sums stay."""
+    r"""Return $P \odot (D - u 1^\top - 1 v^\top)$, with u and v such that its rows and columns sum to zero."""
     if steps is not None:
         return _tangent_gauss_seidel(p, direction, steps)
     # Eliminating v leaves the Laplacian of the graph with weights P diag(1/c) P^T, which fixes u up to a constant.
-    # Sums of differences instead of differences of sums: at a sharp P the latter would cancel to nothing.
-    share = p / p.sum(-2, keepdim=True)  # of column j, how much lies in row k
+    # Sums of differences, because differences of sums would cancel when P is near a permutation.
+    share = p / p.sum(-2, keepdim=True)  # the share of column j's sum that lies in row k
     paths = share.unsqueeze(-3) * p.unsqueeze(-2)  # [..., i, k, j]
     right = (paths * (direction.unsqueeze(-2) - direction.unsqueeze(-3))).sum((-2, -1))
     left = direction - _solve_laplacian(paths.sum(-1), right).unsqueeze(-1)
@@ -216,7 +219,7 @@ def _tangent(p: Tensor, direction: Tensor, steps: int | None = None) -> Tensor:
 
 
 def _tangent_gauss_seidel(p: Tensor, direction: Tensor, steps: int) -> Tensor:
-    """Alg. sinkhorn-implicit-bwd: the paper's iteration for the same u and v."""
+    """Return the same as `_tangent`, with u and v from the paper's iteration (Alg. sinkhorn-implicit-bwd)."""
     h = p * direction
     h_row, h_col = h.sum(-1), h.sum(-2)  # eq. h-row-col
     v = torch.zeros_like(h_col)
@@ -229,8 +232,8 @@ def _tangent_gauss_seidel(p: Tensor, direction: Tensor, steps: int) -> Tensor:
 def _solve_laplacian(weights: Tensor, right: Tensor) -> Tensor:
     """Solve L u = right for the graph Laplacian of non-negative `weights`, with u = 0 at the last node.
 
-    Nodes are eliminated one by one (star–mesh transform). Nothing is ever subtracted, so a nearly disconnected graph,
-    which is what a sharp P gives, costs no accuracy.
+    Nodes are eliminated one by one (star–mesh transform) without subtractions, so nothing cancels in a nearly
+    disconnected graph, which belongs to a P near a permutation.
     """
     n = weights.shape[-1]
     links: list[Tensor] = []  # row k towards the nodes after it, divided by their sum
@@ -252,7 +255,7 @@ def _solve_laplacian(weights: Tensor, right: Tensor) -> Tensor:
 
 
 class _Projection(torch.autograd.Function):
-    """Sinkhorn with its implicit derivative. The second output marks the entries that the clamp left free."""
+    """Sinkhorn–Knopp with the implicit derivative. The second output marks the logits that were not clipped."""
 
     generate_vmap_rule = True
 

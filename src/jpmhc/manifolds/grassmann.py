@@ -1,4 +1,4 @@
-r"""The Grassmann manifold: p-dimensional subspaces of R^n, as projectors $UU^\top$ of orthonormal frames U."""
+r"""The Grassmann manifold: p-dimensional subspaces of R^n, stored as frames U or as projectors $UU^\top$."""
 
 import torch
 from torch import Tensor
@@ -15,10 +15,10 @@ def projector(frame: Tensor) -> Tensor:
 
 
 def orthonormalize(frame: Tensor) -> Tensor:
-    """Compute an orthonormal basis of the frame's span: Q of its QR factors (eq. qr-retraction). [..., n, p]
+    """Return an orthonormal basis of the frame's span: the factor Q of its QR (eq. qr-retraction). [..., n, p]
 
-    Gram–Schmidt, each column cleaned twice, which is as orthonormal as Householder and batches well. A frame whose
-    columns are zero, or dependent to rounding, gives NaN, for itself alone.
+    Gram–Schmidt batches well and, with every column projected twice, is as accurate as Householder's method. A frame
+    with a zero column, or with columns that are dependent to rounding, becomes NaN; other frames do not.
     """
     _, rank = checks.tall(frame)
     frame = precision.single_or_double(frame)
@@ -47,7 +47,10 @@ def project(frame: Tensor) -> Tensor:
 
 
 def horizontal(frame: Tensor, grad: Tensor) -> Tensor:
-    r"""Keep the part $(I - UU^\top)\nabla$ of a gradient that moves the subspace (eq. horizontal-proj). [..., n, p]"""
+    r"""Return the component $(I - UU^\top)\nabla$ of a gradient, which moves the subspace (eq. horizontal-proj).
+
+    [..., n, p]
+    """
     checks.tall(frame)
     if grad.shape != frame.shape:
         raise ValueError(f"the gradient must have the frame's shape {list(frame.shape)}, got {list(grad.shape)}")
@@ -61,11 +64,12 @@ def retract(frame: Tensor, direction: Tensor, step: float | Tensor, iterations: 
     Args:
         frame: Orthonormal frame U. [..., n, p]
         direction: Tangent direction M, usually horizontal. [..., n, p]
-        step: How far; negative to descend along a gradient.
-        iterations: Fixed-point steps of eq. cayley-retract-iter (2 in the paper); None solves exactly.
+        step: Length of the step; negative to descend along a gradient.
+        iterations: Fixed-point steps of eq. cayley-retract-iter (2 in the paper); None: the exact solution.
 
     Returns:
-        The new frame: orthonormal to rounding when exact, to higher orders of the step otherwise. [..., n, p]
+        The new frame. The exact solution is orthonormal; with fixed-point steps, the error is of higher order in the
+        step. [..., n, p]
     """
     n, _ = checks.tall(frame)
     checks.optional_whole_number(iterations, "iterations")
@@ -83,7 +87,7 @@ def retract(frame: Tensor, direction: Tensor, step: float | Tensor, iterations: 
 
 
 def violation(matrix: Tensor) -> Tensor:
-    r"""Measure how far a matrix is from an orthogonal projector: the worst entry of $P - P^\top$ or $P^2 - P$. [...]
+    r"""Return the largest absolute entry of $P - P^\top$ and $P^2 - P$, zero for orthogonal projectors P. [...]
 
     >>> float(violation(torch.diag(torch.tensor([1.0, 0.0]))))
     0.0
@@ -95,7 +99,7 @@ def violation(matrix: Tensor) -> Tensor:
 
 
 def default_rank(n: int) -> int:
-    """Return the paper's default rank p = ⌊n/2⌋, and at least one."""
+    """Return the paper's default rank p = ⌊n/2⌋, but at least one."""
     return max(n // 2, 1)
 
 
@@ -108,7 +112,7 @@ def sample_frame(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Draw orthonormal frames of uniformly distributed subspaces. [*shape, n, rank]"""
+    """Draw orthonormal bases of uniformly distributed subspaces. [*shape, n, rank]"""
     checks.whole_number(n, "n")
     rank = default_rank(n) if rank is None else rank
     if not 1 <= rank <= n:

@@ -1,8 +1,8 @@
 r"""The orthogonal group, reached by the Cayley transform of a skew-symmetric matrix.
 
-With $K = \tfrac{\alpha}{2}(M - M^\top)$ the transform is $H = (I + K)(I - K)^{-1}$. Up to n = 4 it is a polynomial in K
-over a positive scalar (docs/derivations/cayley.md), so no matrix is factored; beyond, it is one small solve, for
-entries of K up to 1e8.
+With $K = \tfrac{\alpha}{2}(M - M^\top)$ the transform is $H = (I + K)(I - K)^{-1}$. Up to n = 4, H is a polynomial in K
+divided by a positive number (docs/derivations/cayley.md), so no matrix is factored. Above n = 4, H is the solution of a
+linear system, for entries of K up to 1e8.
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ from torch import Tensor
 
 from jpmhc import checks, precision
 
-# Entries of K from which on, beyond n = 4, the transform is NaN: the solve would leave fewer than eight digits.
+# Above n = 4, a larger entry of K makes the transform NaN: the solution would have fewer than eight digits.
 LARGEST = 1e8
-# Where the entries above the diagonal of a skew 4 × 4 matrix stand in its dual: (0,1) changes places with (2,3), (0,2)
-# with -(1,3) = (3,1), (0,3) with (1,2).
+# The dual of a skew 4 × 4 matrix exchanges the entries (0,1) and (2,3), (0,2) and (3,1), (0,3) and (1,2). These are the
+# indices in the dual of the entries above the diagonal.
 _DUAL = ((2, 3), (3, 1), (1, 2), (0, 3), (2, 0), (0, 1))
 
 
@@ -23,8 +23,8 @@ def project(matrix: Tensor, scale: float = 0.1, iterations: int | None = None) -
     r"""Turn any square matrices into orthogonal ones.
 
     Args:
-        matrix: Only its skew part counts: $W = M - M^\top$ (eq. skew-sym). [..., n, n]
-        scale: The paper's step size α, 0.1 by default.
+        matrix: Matrices M, of which only the skew part $W = M - M^\top$ counts (eq. skew-sym). [..., n, n]
+        scale: The paper's step size α.
         iterations: None gives the exact transform (eq. cayley-closed); an integer s gives the paper's fixed-point
             iteration (s = 2 there), which is orthogonal only for small entries.
 
@@ -32,7 +32,8 @@ def project(matrix: Tensor, scale: float = 0.1, iterations: int | None = None) -
         Matrices with determinant +1. [..., n, n]
 
     Note:
-        The two signs in the paper are inverses of each other; this is the appendix's, which the iteration converges to.
+        The paper has two signs of the transform, which give H and its inverse. This is the appendix's sign, to which
+        the paper's iteration converges.
 
     >>> matrix = project(torch.randn(4, 4))
     >>> bool(((matrix @ matrix.mT - torch.eye(4)).abs() < 1e-6).all())
@@ -43,7 +44,7 @@ def project(matrix: Tensor, scale: float = 0.1, iterations: int | None = None) -
     checks.finite_number(scale, "scale")
     matrix = precision.single_or_double(matrix)
     with precision.without_autocast(matrix):
-        wide = matrix.double()  # large entries cost the transform their digits
+        wide = matrix.double()  # large entries make the transform inexact in float32
         return cayley((wide - wide.mT) * (scale / 2), iterations).to(matrix.dtype)  # eq. skew-sym, times α/2
 
 
@@ -57,7 +58,7 @@ def _above_diagonal(n: int) -> list[tuple[int, int]]:
 
 
 def _place(entries: Sequence[Tensor], n: int, *places: Sequence[tuple[int, int]]) -> Tensor:
-    """Build a skew matrix for each list of places: the entries stand there, their negatives opposite. [..., m, n, n]"""
+    """Build one skew matrix for each of the m lists of (row, column) indices of the entries. [..., m, n, n]"""
     cells = [torch.zeros_like(entries[0])] * (len(places) * n * n)
     for m, some in enumerate(places):
         for entry, (i, j) in zip(entries, some):
@@ -75,7 +76,7 @@ def cayley_of_entries(entries: Tensor, n: int, iterations: int | None = None) ->
 
 
 def cayley(k: Tensor, iterations: int | None = None) -> Tensor:
-    r"""Compute the Cayley transform $(I + K)(I - K)^{-1}$ of skew matrices, or the paper's iteration for it."""
+    r"""Compute the Cayley transform $(I + K)(I - K)^{-1}$ of skew matrices, exactly or by the paper's iteration."""
     n = k.shape[-1]
     identity = torch.eye(n, dtype=k.dtype, device=k.device)
     if iterations is not None:
@@ -94,7 +95,7 @@ def cayley(k: Tensor, iterations: int | None = None) -> Tensor:
 
 
 def violation(matrix: Tensor) -> Tensor:
-    r"""Measure how far the columns are from orthonormal: the largest entry of $|H^\top H - I|$. [...]
+    r"""Return the largest entry of $|H^\top H - I|$, zero if the columns are orthonormal. [...]
 
     >>> float(violation(torch.eye(2)))
     0.0
@@ -123,16 +124,17 @@ def sample(
 
 
 def to_haar(gaussian: Tensor) -> Tensor:
-    """Turn matrices of independent normal numbers into Haar-distributed orthogonal ones. [..., n, n]"""
+    """Turn matrices of independent normal numbers into Haar-distributed orthogonal matrices. [..., n, n]"""
     q, r = torch.linalg.qr(gaussian)
     # Without the signs of R's diagonal, Q is not uniform.
     return q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
 
 
 def _cayley_polynomial(k: Tensor, dual: Tensor | None) -> Tensor:
-    r"""$I + 2 (K^2 + K + f K^* - f^2 I) / (1 + s + f^2)$ for n <= 4.
+    r"""Return the Cayley transform $I + 2 (K^2 + K + f K^* - f^2 I) / (1 + s + f^2)$ of skew matrices K with n <= 4.
 
-    s is the sum of the squares above the diagonal, f the Pfaffian and $K^*$ the dual of K (both zero below n = 4).
+    s is the sum of the squares above the diagonal, f the Pfaffian and $K^*$ the dual of K (f and $K^*$ are zero below
+    n = 4).
     """
     identity = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
     twice, total = (k * k).sum((-2, -1), keepdim=True) + 2, k  # 2 (1 + s)

@@ -1,4 +1,4 @@
-r"""Mixtures of a few fixed permutations: points of the Birkhoff polytope named by K logits."""
+r"""Mixtures of K fixed permutations with softmax weights, which are doubly stochastic."""
 
 import itertools
 import math
@@ -9,12 +9,12 @@ from torch import Tensor
 from jpmhc import precision
 from jpmhc.manifolds import birkhoff
 
-violation = birkhoff.violation  # every mixture is doubly stochastic, and by Birkhoff's theorem nothing else is
-FILL_SEED = 42  # the paper's seed for the permutations that fill a basis up
+violation = birkhoff.violation  # the mixtures of permutations are the doubly stochastic matrices (Birkhoff's theorem)
+FILL_SEED = 42  # the paper's seed for the random permutations of a basis
 
 
 def basis(n: int, size: int, seed: int = FILL_SEED) -> Tensor:
-    """Build the paper's basis: identity, disjoint adjacent transpositions, cyclic shifts by ±1, then a seeded fill.
+    """Return the paper's basis: identity, disjoint adjacent transpositions, cyclic shifts by ±1, random permutations.
 
     Returns:
         Distinct permutations, each as the images of 0..n−1. [size, n]
@@ -44,14 +44,14 @@ def matrices(perms: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def check_rows(perms: Tensor) -> None:
-    """Refuse rows that are not permutations of 0..n-1."""
+    """Raise a ValueError if a row is not a permutation of 0..n-1."""
     n = perms.shape[-1] if perms.ndim == 2 else 0
     if not n or len(perms) == 0 or any(sorted(row) != list(range(n)) for row in perms.tolist()):
         raise ValueError("expected permutations as rows that hold each of 0..n-1 once, of shape [K, n] with K >= 1")
 
 
 def indicator(perms: Tensor) -> Tensor:
-    """Mark where the permutation matrices are one. [K, n] → [K, n, n]"""
+    """Return the permutation matrices as boolean masks. [K, n] → [K, n, n]"""
     return perms.unsqueeze(-2) == torch.arange(perms.shape[-1], device=perms.device).unsqueeze(-1)
 
 
@@ -59,8 +59,8 @@ def mix(logits: Tensor, basis: Tensor) -> Tensor:
     """Mix permutation matrices with softmax weights.
 
     Args:
-        logits: One logit for each permutation. [..., K]
-        basis: Permutations [K, n], or their matrices [K, n, n], which saves building them.
+        logits: One logit per permutation. [..., K]
+        basis: Permutations [K, n], or their matrices [K, n, n], which need not be built then.
     """
     if basis.shape[0] != logits.shape[-1]:
         raise ValueError(f"{basis.shape[0]} permutations need as many logits, got {logits.shape[-1]}")

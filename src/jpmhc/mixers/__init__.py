@@ -1,4 +1,4 @@
-"""Residual mixers, one file each: rule, start, set, random matrices. NAME_triton.py is the mixer in the kernels."""
+"""Residual mixers: NAME.py defines a mixer for PyTorch, NAME_triton.py computes it inside the fused kernels."""
 
 from jpmhc.mixers.base import Mixer, SettingsModule, TritonForm
 from jpmhc.mixers.cayley import Cayley

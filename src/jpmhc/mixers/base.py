@@ -1,7 +1,7 @@
-r"""What a residual mixer is: a rule that turns logits into the n × n matrix H that carries streams past a sublayer.
+r"""The base class of residual mixers, which turn logits into the n × n matrix H that carries n streams past a layer.
 
-A mixer says how many logits it needs, which logits it starts from, and how logits become H. Every start maps equal
-streams to themselves (H has row sums 1) and stays away from the corners of its set, where gradients die.
+A mixer says how many logits it needs, which logits it starts from, and how logits become H. At the start H has row
+sums 1, so equal streams stay equal, and lies away from the corners of the mixer's set, where gradients vanish.
 """
 
 import math
@@ -20,24 +20,24 @@ START_MASS = 0.01  # off-diagonal mass at the start of bistochastic mixers: at z
 
 @dataclass(frozen=True, eq=False)
 class TritonForm:
-    """How the fused kernels compute a mixer: sizes, constants, and three Triton functions.
+    """A mixer's sizes, constants and three Triton functions, which the fused kernels call.
 
-    A mixer makes one object for the same settings: kernels are compiled for the object.
+    Kernels are compiled once per object, so equal settings must share one object.
 
     A kernel loads the logits of a block of tokens as matrices M [tokens, rows, columns] and calls the three functions,
     which get this form as `F`, a compile-time constant.
 
     Attributes:
         streams: n.
-        logits: How many logits make one matrix.
+        logits: Number of logits per matrix.
         rows: Rows of M, a power of two.
         columns: Columns of M, a power of two.
-        entries: `entries(F)` returns which logit is entry (i, j) of M, and its sign. +1: the entry is the logit itself;
-            -1: its negative, and the logit has a place of its own; 0: padding.
+        entries: `entries(F)` returns the logit's index for every entry of M, and a sign: +1 if the entry is the logit,
+            -1 if the entry is the negative of a logit that another entry has with +1, 0 if the entry is padding.
         mix: `mix(m, F)` returns H. [tokens, rows, columns] → [tokens, n, n]
-        derivative: `derivative(m, h, grad, F)` returns the gradient of the logits from that of H, each at its place in
-            M with the sign +1; other places are not looked at. A logit that stands twice, as in a skew matrix, needs
-            the sum of both places' gradients there. [tokens, rows, columns]
+        derivative: `derivative(m, h, grad, F)` turns the gradient of H into the gradient of the logits, written to the
+            entries of M with sign +1; the other entries are ignored. A logit with two entries, as in a skew matrix,
+            needs the sum of both entries' gradients. [tokens, rows, columns]
         constants: Settings of the mixer that the functions read as `F.constants`; hashable, and printed in full.
     """
 
@@ -54,8 +54,7 @@ class TritonForm:
 class SettingsModule(nn.Module):
     """A module that keeps its plain settings as one text, `settings_text`.
 
-    What was made for the settings (a kernel, a compiled graph) is looked up by this text, so it cannot go stale when
-    one of them is changed.
+    Kernels and compiled graphs are cached under this text, so changed settings never meet an old kernel.
     """
 
     settings_text: str
@@ -77,17 +76,17 @@ class Mixer(SettingsModule, ABC):
     """A set of n × n matrices, parametrised by logits.
 
     Attributes:
-        name: The word that selects it.
-        ensemble: Another word for its random matrices in the theory, if it has one.
+        name: The word that selects the mixer.
+        ensemble: The theory's word for the mixer's random matrices, if there is one.
         mixes: False for the identity, whose product with the streams need not be computed.
         streams: n.
-        logits: How many logits make one matrix.
+        logits: Number of logits per matrix.
     """
 
     name: ClassVar[str]
     ensemble: ClassVar[str | None] = None
     mixes: ClassVar[bool] = True
-    grassmann_frames: tuple[str, ...] = ()  # names of parameters that are orthonormal frames and move on a manifold
+    grassmann_frames: tuple[str, ...] = ()  # names of the parameters that are orthonormal frames on a manifold
 
     def __init__(self, streams: int, logits: int) -> None:
         super().__init__()
@@ -102,7 +101,7 @@ class Mixer(SettingsModule, ABC):
 
     @classmethod
     def by_default(cls, streams: int, dynamic: bool) -> "Mixer":
-        """Make the mixer that its name stands for, with coefficients that depend on the token (dynamic) or not."""
+        """Return the mixer with default settings, for coefficients that depend on the token (dynamic) or not."""
         return cls(streams)  # type: ignore[call-arg]
 
     @abstractmethod
@@ -115,24 +114,24 @@ class Mixer(SettingsModule, ABC):
 
     @abstractmethod
     def violation(self, matrix: Tensor) -> Tensor:
-        """Measure how far each matrix is from the set; zero on it. [..., n, n] → [...]"""
+        """Return each matrix's distance from the mixer's set, zero for its members. [..., n, n] → [...]"""
 
     @classmethod
     def sample(cls, streams: int, shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None) -> Tensor:
-        """Draw random matrices of the set in float64, as the theory of spectra does. [*shape, n, n]
+        """Draw random matrices of the set in float64, for the theory of spectra. [*shape, n, n]
 
-        They are those of standard normal logits, unless a mixer has a more natural law.
+        The logits are standard normal, unless a mixer overrides this with a more natural law.
         """
         mixer = cls.by_default(streams, dynamic=True).double()
         with torch.no_grad():
             return mixer(torch.randn(*shape, mixer.logits, dtype=torch.float64, generator=generator))
 
     def triton_form(self) -> TritonForm | str:
-        """Return how the fused kernels compute this mixer, or one sentence saying why they cannot."""
+        """Return the mixer's form for the fused kernels, or one sentence saying why they cannot compute the mixer."""
         return f"the kernels do not know the mixer {type(self).__name__}"
 
     def reset_parameters(self) -> None:
-        """Put the mixer's own parameters and buffers, if it has any, to their start."""
+        """Set the mixer's own parameters and buffers, if it has any, to their initial values."""
         return
 
     def extra_repr(self) -> str:
@@ -140,12 +139,12 @@ class Mixer(SettingsModule, ABC):
 
 
 def start_logit(choices: int) -> float:
-    """Return the logit of one choice among so many that leaves `START_MASS` for the others, whose logits are zero."""
+    """Return the logit that gives one choice the softmax weight 1 - `START_MASS` if all other logits are zero."""
     return math.log((1 - START_MASS) * (choices - 1) / START_MASS) if choices > 1 else 0.0
 
 
 def check_stream_count(mixer: type[Mixer], streams: int) -> None:
-    """Refuse a number of streams that the mixer cannot take."""
+    """Raise a ValueError if the mixer cannot take this number of streams."""
     checks.whole_number(streams, "streams")
     if streams > MOST_STREAMS:
         raise ValueError(

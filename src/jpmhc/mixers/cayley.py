@@ -9,7 +9,7 @@ from jpmhc.mixers.base import Mixer, TritonForm
 
 
 class Cayley(Mixer):
-    """Orthogonal: the singular values of every product of skips are one.
+    """Orthogonal matrices: all singular values of every product of skips are one.
 
     Args:
         streams: n. The logits are the upper triangle of a skew matrix.
@@ -34,7 +34,7 @@ class Cayley(Mixer):
         if self.streams == 1:
             return torch.ones_like(logits.sum(-1))[..., None, None]
         with precision.without_autocast(logits):
-            # Beyond four streams large logits cost the transform their digits.
+            # With more than four streams, large logits make the transform inexact in float32.
             wide = logits.double() if self.streams > 4 else logits
             matrix = orthogonal.cayley_of_entries(wide * (self.scale / 2), self.streams, self.iterations)
             return matrix.to(logits.dtype)

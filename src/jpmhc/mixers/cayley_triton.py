@@ -43,7 +43,7 @@ def mix(m, F: tl.constexpr):
 
 @triton.jit
 def _iteration_derivative(skew, grad, F: tl.constexpr):
-    """Go back through the iterates, which are computed again."""
+    """Compute the iterates again and return the gradient of the scaled skew matrix. [tokens, n, n]"""
     ITERATIONS: tl.constexpr = F.constants.iterations
     iterates = (identity_matrix(F.streams) + skew,)
     for k in tl.static_range(ITERATIONS):
@@ -57,7 +57,7 @@ def _iteration_derivative(skew, grad, F: tl.constexpr):
 
 @triton.jit
 def derivative(m, h, grad, F: tl.constexpr):
-    """Compute the logits' gradient; each stands above the diagonal and, negated, below it."""
+    """Compute the gradient of the logits. A logit is entry (i, j) of M, and its negative is entry (j, i)."""
     if F.constants.iterations is None:
         g = cayley_derivative(h, grad, F.streams)
     else:
@@ -67,7 +67,7 @@ def derivative(m, h, grad, F: tl.constexpr):
 
 @functools.cache
 def make_form(streams: int, scale: float, iterations: int | None) -> TritonForm:
-    """Describe a Cayley mixer."""
+    """Return the form of a Cayley mixer."""
     n = streams
     constants = Constants(n, float(scale), iterations)
     return TritonForm(n, n * (n - 1) // 2, n, n, skew_entries, mix, derivative, constants)

@@ -9,7 +9,7 @@ from jpmhc.mixers.base import Mixer, TritonForm, start_logit
 
 
 class Circulant(Mixer):
-    r"""$\sum_k \mathrm{softmax}(z)_k C^k$ with C the cyclic shift: doubly stochastic, commuting, n logits."""
+    r"""Mixtures $\sum_k \mathrm{softmax}(z)_k C^k$ of cyclic shifts: doubly stochastic and commuting, with n logits."""
 
     name = "circulant"
 

@@ -11,7 +11,7 @@ from jpmhc.mixers.triton_matrices import entries_by_rows, pick, softmax_derivati
 
 @triton.jit
 def _shift(K: tl.constexpr, N: tl.constexpr):
-    """Where C^K is one. [1, n, n]"""
+    """Return the mask of the entries where the shift C^K is one. [1, n, n]"""
     i = tl.arange(0, N)[None, :, None]
     j = tl.arange(0, N)[None, None, :]
     return (i - j + N) % N == K
@@ -43,5 +43,5 @@ def derivative(m, h, grad, F: tl.constexpr):
 
 @functools.cache
 def make_form(streams: int) -> TritonForm:
-    """Describe a circulant mixer."""
+    """Return the form of a circulant mixer."""
     return TritonForm(streams, streams, 1, streams, entries_by_rows, mix, derivative)

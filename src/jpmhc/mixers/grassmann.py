@@ -11,16 +11,16 @@ from jpmhc.mixers.base import Mixer, TritonForm
 
 
 class Grassmann(Mixer):
-    r"""A rank-p projector $UU^\top$.
+    r"""A rank-p projector $UU^\top$ with orthonormal columns U.
 
-    Per token (the default), the logits are an n × p frame that is orthonormalised. Static, U is a parameter on the
-    Stiefel manifold for `jpmhc.optim.GrassmannianOptimizer` to move; it is orthonormalised too, so that H is a
-    projector whatever moves it, and its gradient is horizontal.
+    By default each token's logits are an n × p frame, and U is its orthonormal basis. With `static=True` the frame is
+    one parameter, which `jpmhc.optim.GrassmannianOptimizer` moves. The parameter is orthonormalised as well, so that H
+    is a projector under any optimiser, and the parameter's gradient is horizontal.
 
     Args:
         streams: n.
         rank: p, half the streams by default.
-        static: Keep one frame as a parameter instead of taking it from the token's logits.
+        static: Use one frame for all tokens, a parameter, instead of the logits.
     """
 
     name = "grassmann"

@@ -1,4 +1,4 @@
-"""Projectors onto the span of a frame, for the fused kernels. A static frame arrives as logits like any other."""
+"""Projectors onto the span of a frame, for the fused kernels. The kernels get a static frame as logits, too."""
 
 import functools
 from typing import NamedTuple
@@ -16,7 +16,7 @@ class Constants(NamedTuple):
 
 @triton.jit
 def _spread(frame, F: tl.constexpr):
-    """F (FᵀF)⁻¹, with ones on the diagonal of the padding. [tokens, n, columns]"""
+    """Return U (UᵀU)⁻¹ of the frame U, with zeros in the padding columns. [tokens, n, columns]"""
     a = tl.arange(0, F.columns)[None, :, None]
     b = tl.arange(0, F.columns)[None, None, :]
     gram = tl.sum(frame[:, :, :, None] * frame[:, :, None, :], axis=1)
@@ -26,7 +26,10 @@ def _spread(frame, F: tl.constexpr):
 
 @triton.jit
 def _lengths(m):
-    """The largest entry of each column, by which it is divided: huge squares overflow. [tokens, 1, columns]"""
+    """Return the largest absolute entry of each column, by which columns are divided so that squares do not overflow.
+
+    [tokens, n, columns] → [tokens, 1, columns]
+    """
     largest = tl.max(tl.abs(m), axis=1)[:, None, :]
     return tl.where(largest > 0.0, largest, 1.0)
 
@@ -43,7 +46,7 @@ def mix(m, F: tl.constexpr):
 
 @triton.jit
 def derivative(m, h, grad, F: tl.constexpr):
-    """dP = (I - P) dF C Fᵀ + its transpose, with C = (FᵀF)⁻¹."""
+    """Compute the gradient of the frame U, from dP = (I - P) dU (UᵀU)⁻¹ Uᵀ + its transpose."""
     if F.constants.rank == F.streams:
         return m * 0.0
     else:
@@ -54,6 +57,6 @@ def derivative(m, h, grad, F: tl.constexpr):
 
 @functools.cache
 def make_form(streams: int, rank: int) -> TritonForm:
-    """Describe a Grassmann mixer."""
+    """Return the form of a Grassmann mixer."""
     columns = 1 << (rank - 1).bit_length()
     return TritonForm(streams, streams * rank, streams, columns, entries_by_rows, mix, derivative, Constants(rank))

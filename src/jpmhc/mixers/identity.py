@@ -1,4 +1,4 @@
-"""The identity: streams that never mix on the skip path."""
+"""The identity: the skip path does not mix the streams."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from jpmhc.mixers.base import Mixer, TritonForm
 
 
 class Identity(Mixer):
-    """H = I. With one stream this is the plain residual connection."""
+    """The identity matrix H = I. With one stream this is the plain residual connection."""
 
     name = "identity"
     mixes = False

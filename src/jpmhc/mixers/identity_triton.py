@@ -11,7 +11,7 @@ from jpmhc.mixers.triton_matrices import identity_matrix, no_entries
 
 @triton.jit
 def mix(m, F: tl.constexpr):
-    """Return the identity for every token."""
+    """Return the identity matrix for every token."""
     return m * 0.0 + identity_matrix(F.streams)
 
 
@@ -23,5 +23,5 @@ def derivative(m, h, grad, F: tl.constexpr):
 
 @functools.cache
 def make_form(streams: int) -> TritonForm:
-    """Describe the identity mixer."""
+    """Return the form of the identity mixer."""
     return TritonForm(streams, 0, 1, 1, no_entries, mix, derivative)

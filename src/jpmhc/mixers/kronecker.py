@@ -9,7 +9,7 @@ from jpmhc.mixers.base import START_MASS, Mixer, TritonForm, check_stream_count
 
 
 class Kronecker(Mixer):
-    """The Kronecker product of k doubly stochastic 2 × 2 matrices, for n = 2^k streams: exact, with k logits."""
+    """Kronecker products of k doubly stochastic 2 × 2 matrices, for n = 2^k streams: exactly doubly stochastic."""
 
     name = "kronecker"
 

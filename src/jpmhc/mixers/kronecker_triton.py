@@ -11,9 +11,10 @@ from jpmhc.mixers.triton_matrices import entries_by_rows, pick
 
 @triton.jit
 def _factor(a, K: tl.constexpr, F: tl.constexpr):
-    """[[a, 1 - a], [1 - a, a]] of factor K at every entry of H, and its sign. [tokens, columns] → [tokens, n, n] each
+    """Return the entry of the 2 × 2 factor K that each entry of H contains (a or 1 - a), and its derivative by a (±1).
 
-    The first factor is the leftmost of the product: the highest bit of the indices.
+    Factor 0 is the leftmost of the product: it belongs to the highest bit of H's indices.
+    [tokens, columns] → [tokens, n, n] each
     """
     i = tl.arange(0, F.streams)[None, :, None]
     j = tl.arange(0, F.streams)[None, None, :]
@@ -24,13 +25,13 @@ def _factor(a, K: tl.constexpr, F: tl.constexpr):
 
 @triton.jit
 def _stays(m):
-    """The sigmoid of the one row of logits. [tokens, columns]"""
+    """Return the sigmoid of the logits. [tokens, 1, columns] → [tokens, columns]"""
     return 1.0 / (1.0 + tl.exp(-tl.sum(m, axis=1)))
 
 
 @triton.jit
 def mix(m, F: tl.constexpr):
-    """Multiply the factors entry by entry."""
+    """Compute the Kronecker product of the 2 × 2 factors."""
     COUNT: tl.constexpr = F.logits
     a = _stays(m)
     h, _ = _factor(a, 0, F)
@@ -42,7 +43,7 @@ def mix(m, F: tl.constexpr):
 
 @triton.jit
 def derivative(m, h, grad, F: tl.constexpr):
-    """Differentiate the product factor by factor."""
+    """Compute the gradient of the logits with the product rule, factor by factor."""
     COUNT: tl.constexpr = F.logits
     a = _stays(m)
     column = tl.arange(0, F.columns)[None, :]
@@ -60,7 +61,7 @@ def derivative(m, h, grad, F: tl.constexpr):
 
 @functools.cache
 def make_form(streams: int) -> TritonForm:
-    """Describe a Kronecker mixer."""
+    """Return the form of a Kronecker mixer."""
     logits = streams.bit_length() - 1
     columns = 1 << (logits - 1).bit_length()
     return TritonForm(streams, logits, 1, columns, entries_by_rows, mix, derivative)

@@ -1,4 +1,4 @@
-"""mHC-lite (arXiv 2601.05732): mixtures of all n! permutations, doubly stochastic without an iteration."""
+"""mHC-lite (arXiv 2601.05732): mixtures of all n! permutations, which are doubly stochastic without iterating."""
 
 import itertools
 
@@ -11,7 +11,7 @@ MOST_PERMUTED = 5  # 120 permutations; six streams would need 720 logits
 
 
 class MHCLite(Permutation):
-    """A softmax mixture of all n! permutations: by Birkhoff's theorem its closure is all doubly stochastic matrices."""
+    """Softmax mixtures of all n! permutations, which come close to every doubly stochastic matrix (Birkhoff)."""
 
     name = "mhc_lite"
 

@@ -1,4 +1,4 @@
-"""go-mHC (arXiv 2604.02309): doubly stochastic matrices from the squared entries of an orthogonal one."""
+"""go-mHC (arXiv 2604.02309): doubly stochastic matrices from the squared entries of orthogonal matrices."""
 
 import torch
 from torch import Tensor
@@ -15,11 +15,12 @@ class Orthostochastic(Mixer):
 
     Args:
         streams: n.
-        blocks: s. At s = 1 these are the orthostochastic matrices; a larger s reaches more doubly stochastic ones.
-        scale: Multiplies the logits, which are the upper triangle of a skew matrix; Q is its Cayley transform.
+        blocks: s. With s = 1 H is orthostochastic; a larger s reaches more of the doubly stochastic matrices.
+        scale: Factor of the logits. The scaled logits are the upper triangle of a skew matrix, whose Cayley transform
+            is Q.
 
     Note:
-        At Q = I every derivative vanishes, so the start is a small rotation with 1 % off-diagonal mass.
+        At Q = I every derivative of H vanishes, so Q starts as a small rotation that gives H 1 % off-diagonal mass.
     """
 
     name = "orthostochastic"

@@ -1,4 +1,4 @@
-"""Squared entries of an orthogonal matrix, summed over blocks, for the fused kernels."""
+"""The orthostochastic mixer for the fused kernels: squared entries of an orthogonal matrix, averaged over blocks."""
 
 import functools
 from typing import NamedTuple
@@ -28,7 +28,7 @@ def mix(m, F: tl.constexpr):
 
 @triton.jit
 def derivative(m, h, grad, F: tl.constexpr):
-    """Pull the gradient back through the squares and the Cayley transform."""
+    """Compute the gradient of the logits through the block averages, the squares and the Cayley transform."""
     q = cayley(F.constants.scale * m, F.rows)
     shape: tl.constexpr = [m.shape[0], F.streams, F.constants.blocks, F.streams, F.constants.blocks]
     wide = tl.reshape(tl.broadcast_to(grad[:, :, None, :, None], shape), m.shape)
@@ -38,7 +38,7 @@ def derivative(m, h, grad, F: tl.constexpr):
 
 @functools.cache
 def make_form(streams: int, blocks: int, scale: float) -> TritonForm | str:
-    """Describe an orthostochastic mixer."""
+    """Return the form of an orthostochastic mixer, or one sentence saying why the kernels cannot compute it."""
     order = streams * blocks
     if order > MOST_ROWS or order & (order - 1):
         return f"the kernels take an orthostochastic n·s that is a power of two up to {MOST_ROWS}, not {order}"

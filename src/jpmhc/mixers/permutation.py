@@ -12,12 +12,12 @@ from jpmhc.mixers.base import Mixer, TritonForm, start_logit
 
 
 class Permutation(Mixer):
-    """A softmax mixture of K permutations: doubly stochastic, in a polytope with K corners.
+    """Softmax mixtures of K permutation matrices, which are doubly stochastic.
 
     Args:
         streams: n.
-        size: K, for the paper's basis; n + 2 (at most n!) by default.
-        basis: Other permutations, each as the images of 0..n-1. [K, n]
+        size: K, the size of the paper's basis; n + 2 (at most n!) by default.
+        basis: Permutations to use instead of the paper's basis, each as the images of 0..n-1. [K, n]
     """
 
     name = "permutation"
@@ -46,7 +46,7 @@ class Permutation(Mixer):
         self.basis.copy_(torch.tensor(self.perms, device="cpu"))
 
     def start(self) -> Tensor:
-        """Put most of the mass on the identity; a basis without it starts from the plain average."""
+        """Give the identity most of the weight, or all permutations equal weight if the basis lacks the identity."""
         identity = tuple(range(self.streams))
         stay = start_logit(self.logits)
         return torch.tensor([stay if perm == identity else 0.0 for perm in self.perms], dtype=torch.float64)

@@ -11,12 +11,12 @@ from jpmhc.mixers.triton_matrices import entries_by_rows, identity_matrix, pick,
 
 
 class Constants(NamedTuple):
-    codes: tuple[int, ...]  # each permutation in one integer, three bits an image
+    codes: tuple[int, ...]  # one integer per permutation, three bits per image
 
 
 @triton.jit
 def _matrix(CODE: tl.constexpr, N: tl.constexpr):
-    """P with P[σ(j), j] = 1. [1, n, n]"""
+    """Return the permutation matrix P with P[σ(j), j] = 1. [1, n, n]"""
     i = tl.arange(0, N)[None, :, None]
     j = tl.arange(0, N)[None, None, :]
     return (((CODE >> (3 * j)) & 7) == i).to(tl.float32)
@@ -48,7 +48,7 @@ def derivative(m, h, grad, F: tl.constexpr):
 
 @functools.cache
 def make_form(streams: int, perms: tuple[tuple[int, ...], ...]) -> TritonForm:
-    """Describe a permutation mixer with this basis."""
+    """Return the form of a permutation mixer with this basis."""
     codes = tuple(sum(image << (3 * j) for j, image in enumerate(perm)) for perm in perms)
     columns = 1 << (len(perms) - 1).bit_length()
     return TritonForm(streams, len(perms), 1, columns, entries_by_rows, mix, derivative, Constants(codes))

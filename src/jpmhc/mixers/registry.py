@@ -1,4 +1,4 @@
-"""Every mixer by the word that selects it. A new one is a file beside this one, an import and an entry here."""
+"""All mixers by name. A new mixer needs a file in this folder, an import here and an entry in `_ALL`."""
 
 from torch import Generator, Tensor
 
@@ -49,7 +49,7 @@ def get_mixer(name: str) -> type[Mixer]:
 
 
 def make_mixer(mixer: str | Mixer, streams: int, dynamic: bool = True) -> Mixer:
-    """Make the mixer of a name (see `get_mixer`), or return the object itself after a check that it fits."""
+    """Return the mixer with this name (see `get_mixer`), or the given mixer if it is for this number of streams."""
     if isinstance(mixer, str):
         kind = get_mixer(mixer)
         check_stream_count(kind, streams)
@@ -62,7 +62,7 @@ def make_mixer(mixer: str | Mixer, streams: int, dynamic: bool = True) -> Mixer:
 
 
 def sample_skips(name: str, streams: int, shape: tuple[int, ...] = (), *, generator: Generator | None = None) -> Tensor:
-    """Draw random skip matrices by the name of a mixer or of its ensemble, as "bistochastic". [*shape, n, n]"""
+    """Draw random skip matrices of a mixer ("sinkhorn") or ensemble ("bistochastic"), by its name. [*shape, n, n]"""
     if ":" not in name:
         checks.choice(name, [*MIXERS, *ENSEMBLES], "random skip")
     mixer = ENSEMBLES.get(name) or get_mixer(name)

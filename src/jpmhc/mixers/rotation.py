@@ -1,7 +1,7 @@
 r"""Rotations of the stream differences: orthogonal matrices whose rows sum to one.
 
-$H = 11^\top/n + U O U^\top$ with $O$ orthogonal of order n - 1 and U an orthonormal basis of the complement of 1.
-Nothing is ever contracted, and the mean over the streams passes every layer unchanged, as in a plain residual network.
+$H = 11^\top/n + U O U^\top$ with $O$ orthogonal of order n - 1 and U an orthonormal basis of the vectors that sum to
+zero. H keeps all lengths, and leaves the mean over the streams unchanged, as in a plain residual network.
 """
 
 import math
@@ -15,9 +15,9 @@ from jpmhc.mixers.base import Mixer, TritonForm
 
 
 class Rotation(Mixer):
-    r"""Orthogonal, with row and column sums of one.
+    r"""Orthogonal matrices with row and column sums of one.
 
-    $U\,\mathrm{cayley}(K)\,U^\top + 11^\top/n$ is the Cayley transform of $U K U^\top$, so that is what is computed.
+    H is computed as the Cayley transform of $U K U^\top$, which equals $U\,\mathrm{cayley}(K)\,U^\top + 11^\top/n$.
 
     Args:
         streams: n. The logits are the upper triangle of a skew matrix of order n - 1.
@@ -40,7 +40,7 @@ class Rotation(Mixer):
         if not self.logits:  # one or two streams: nothing to turn
             return torch.eye(n, dtype=logits.dtype, device=logits.device).expand(*logits.shape[:-1], n, n)
         with precision.without_autocast(logits):
-            # The mean stream passes a large K only as exactly as K is known: in double precision.
+            # In double precision, because rounding errors of a large K would change the mean stream.
             basis = complement_of_ones(n, torch.float64, logits.device)
             skew = orthogonal.skew(logits.double() * (self.scale / 2), n - 1)
             return orthogonal.cayley(basis @ skew @ basis.mT).to(logits.dtype)
@@ -51,7 +51,7 @@ class Rotation(Mixer):
 
     @classmethod
     def sample(cls, streams: int, shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None) -> Tensor:
-        """Draw them with O uniform on the orthogonal group. [*shape, n, n]"""
+        """Draw the matrices with O uniform on the orthogonal group. [*shape, n, n]"""
         mean = torch.full((streams, streams), 1 / streams, dtype=torch.float64)
         if streams == 1:
             return mean.expand(*shape, 1, 1)
@@ -65,7 +65,7 @@ class Rotation(Mixer):
 
 
 def complement_of_ones(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return an orthonormal basis of the vectors that sum to zero: cosines. [n, n - 1]"""
+    """Return an orthonormal basis of the vectors that sum to zero, made of cosines. [n, n - 1]"""
     place = torch.arange(n, dtype=dtype, device=device) + 0.5
     wave = torch.arange(1, n, dtype=dtype, device=device) * (math.pi / n)
     return (place[:, None] * wave).cos() * (2 / n) ** 0.5

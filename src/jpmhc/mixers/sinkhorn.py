@@ -1,4 +1,4 @@
-"""Manifold-constrained hyper-connections (mHC): doubly stochastic matrices, by Sinkhorn–Knopp."""
+"""Manifold-constrained hyper-connections (mHC): doubly stochastic matrices from Sinkhorn–Knopp iterations."""
 
 import torch
 from torch import Tensor
@@ -9,18 +9,19 @@ from jpmhc.mixers.base import Mixer, TritonForm, start_logit
 
 
 class Sinkhorn(Mixer):
-    """Doubly stochastic as far as the iterations converge.
+    """Matrices that Sinkhorn–Knopp iterations have made doubly stochastic, as far as the iterations converged.
 
     Args:
         streams: n.
         iterations: Row-then-column normalisations, T = 20 in the paper.
-        tolerance: Freeze each matrix once its row sums are within this of one; None never does.
-        gradient: "direct" (exact, of the limit), "gauss_seidel" (the paper's) or "unrolled" (of the T iterations).
-        eps: Added where DeepSeek-V4 adds it (see `birkhoff.project`); its gradient is "unrolled".
-        clamp: Bound of the logits' absolute values; None, with an eps, leaves them as they are.
-        first: The side of H that every iteration normalises first, "rows" or "columns"; the other one is exact.
-        gradient_iterations: Iterations k of "gauss_seidel"; None: by the paper's formula, 16 for four streams.
-        transposed: Take the logits for Hᵀ by rows, as models do that multiply the streams by the transposed matrix.
+        tolerance: Freeze a matrix once its row sums differ from one by at most this much; None: never.
+        gradient: "direct" (exact gradient of the limit), "gauss_seidel" (the paper's iteration for it) or "unrolled"
+            (gradient of the T iterations).
+        eps: Added to sums and entries as in DeepSeek-V4 (see `birkhoff.project`); needs the gradient "unrolled".
+        clamp: Bound of the logits' absolute values; None: no bound, which needs an eps.
+        first: Normalise "rows" or "columns" first in every iteration; the sums of the other side end exactly at one.
+        gradient_iterations: Iterations k of "gauss_seidel"; None: from the paper's formula, 16 for four streams.
+        transposed: The logits are the rows of Hᵀ, as in models that multiply the streams by the transposed matrix.
     """
 
     name = "sinkhorn"
@@ -69,7 +70,7 @@ class Sinkhorn(Mixer):
 
     @classmethod
     def sample(cls, streams: int, shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None) -> Tensor:
-        """Draw converged Sinkhorn projections of normal logits. [*shape, n, n]"""
+        """Draw Sinkhorn projections of standard normal logits, iterated until they converge. [*shape, n, n]"""
         return birkhoff.sample(streams, shape, generator=generator)
 
     def triton_form(self) -> TritonForm | str:

@@ -15,12 +15,15 @@ from jpmhc.mixers.triton_matrices import entries_by_rows
 
 
 class Constants(NamedTuple):
-    """The settings of a Sinkhorn mixer, and the axes of [tokens, n, n] that it sums over first and second."""
+    """The settings of a Sinkhorn mixer, and the axes of [tokens, n, n] that it sums over first and second.
+
+    `steps` is the number of iterations of the gradient "gauss_seidel".
+    """
 
     iterations: int
     tolerance: float | None
     gradient: str
-    steps: int  # of the gradient "gauss_seidel"
+    steps: int
     eps: float
     clamp: float | None
     transposed: bool
@@ -30,7 +33,7 @@ class Constants(NamedTuple):
 
 @triton.jit
 def entries_by_columns(F: tl.constexpr):
-    """Place the logits column by column, so that they are the rows of the transposed matrix."""
+    """Place the logits in M column by column: the logits of one row of Hᵀ are a column of M."""
     i = tl.arange(0, F.rows)[:, None]
     j = tl.arange(0, F.columns)[None, :]
     return j * F.rows + i, (i + j >= 0).to(tl.float32)
@@ -38,7 +41,7 @@ def entries_by_columns(F: tl.constexpr):
 
 @triton.jit
 def clamp_logits(m, F: tl.constexpr):
-    """Clamp the logits as the mixer says."""
+    """Clamp the logits to the mixer's bound, if it has one."""
     if F.constants.clamp is None:
         return m
     else:
@@ -47,7 +50,7 @@ def clamp_logits(m, F: tl.constexpr):
 
 @triton.jit
 def drop_clamped(m, grad, F: tl.constexpr):
-    """Return the gradient of the logits from that of the clamped ones."""
+    """Turn the gradient of the clamped logits into the gradient of the logits: zero where the clamp acted."""
     if F.constants.clamp is None:
         return grad
     else:
@@ -56,11 +59,11 @@ def drop_clamped(m, grad, F: tl.constexpr):
 
 @triton.jit
 def mix(m, F: tl.constexpr):
-    """Alg. sinkhorn-forward: normalisations of exp(clamp(logits)), the first side, then the second, as two scalings.
+    """Scale the rows and columns of exp(clamp(logits)) alternately to unit sums (Alg. sinkhorn-forward).
 
-    With |logits| ≤ 10 every factor stays inside e^±40, so this is the log-space iteration without its logarithms. With
-    a tolerance, a matrix keeps its scalings once the sums of its first side are within it of one; those of the second
-    are exact.
+    With |logits| ≤ 10 every factor stays inside e^±40, so the paper's logarithms are not needed. With a tolerance, a
+    matrix is frozen once the sums of its first side differ from one by at most the tolerance; the sums of its second
+    side are exact.
     """
     ITERATIONS: tl.constexpr = F.constants.iterations
     FIRST: tl.constexpr = F.constants.first
@@ -83,7 +86,7 @@ def mix(m, F: tl.constexpr):
 
 @triton.jit
 def softmax_first(m, F: tl.constexpr):
-    """The first normalisation of the T iterations, a softmax. [tokens, n, n]"""
+    """Return the softmax along the first side: the first normalisation of the T iterations. [tokens, n, n]"""
     FIRST: tl.constexpr = F.constants.first
     x = clamp_logits(m, F)
     e = tl.exp(x - tl.max(x, axis=FIRST, keep_dims=True))
@@ -92,7 +95,7 @@ def softmax_first(m, F: tl.constexpr):
 
 @triton.jit
 def iterate(m, F: tl.constexpr):
-    """Exactly T normalisations of both sides, with eps where DeepSeek-V4 has it."""
+    """Normalise both sides exactly T times, and add eps as DeepSeek-V4 does."""
     ITERATIONS: tl.constexpr = F.constants.iterations
     EPS: tl.constexpr = F.constants.eps
     FIRST: tl.constexpr = F.constants.first
@@ -107,9 +110,9 @@ def iterate(m, F: tl.constexpr):
 
 @triton.jit
 def iterate_derivative(m, h, grad, F: tl.constexpr):
-    r"""Differentiate the T iterations: run them again, keep the scalings of both sides, and go back through them.
+    r"""Compute the gradient of the logits through the T iterations, which are run again to get their scalings.
 
-    A normalisation C' = C / (s + eps) with the sums s turns the gradient G of C' into (G - Σ G ⊙ C') / (s + eps).
+    For a normalisation C' = C / (s + eps) with sums s, a gradient G of C' becomes (G - Σ G ⊙ C') / (s + eps).
     """
     ITERATIONS: tl.constexpr = F.constants.iterations
     EPS: tl.constexpr = F.constants.eps
@@ -142,9 +145,9 @@ def iterate_derivative(m, h, grad, F: tl.constexpr):
 
 @triton.jit
 def gauss_seidel_derivative(m, h, grad, F: tl.constexpr):
-    r"""Alg. sinkhorn-implicit-bwd: k steps for the u and v of eq. implicit-grad, $P \odot (G - u 1^\top - 1 v^\top)$.
+    r"""Compute the gradient $P \odot (G - u 1^\top - 1 v^\top)$ of eq. implicit-grad, with u and v from k steps.
 
-    A step is $u = (P \odot G) 1 - P v$, then $v = (P \odot G)^\top 1 - P^\top u$ (eq. coupled-u, coupled-v).
+    A step is $u = (P \odot G) 1 - P v$, then $v = (P \odot G)^\top 1 - P^\top u$ (Alg. sinkhorn-implicit-bwd).
     """
     STEPS: tl.constexpr = F.constants.steps
     FIRST: tl.constexpr = F.constants.first
@@ -161,17 +164,18 @@ def gauss_seidel_derivative(m, h, grad, F: tl.constexpr):
 
 @triton.jit
 def direct_derivative(m, h, grad, F: tl.constexpr):
-    r"""Solve eq. implicit-grad directly: $P \odot (G - u 1^\top - 1 v^\top)$ with the true row and column sums of P.
+    r"""Compute the gradient $P \odot (G - u 1^\top - 1 v^\top)$ of eq. implicit-grad, with the exact u and v.
 
-    Eliminating v leaves the Laplacian of the graph with weights P diag(1/c) Pᵀ. Its nodes are eliminated one by one
-    without a subtraction, so that a sharp P, a nearly disconnected graph, costs no accuracy.
+    Eliminating v leaves a linear system for u with the Laplacian of a graph, whose weights are P diag(1/c) Pᵀ with the
+    column sums c. The graph's nodes are eliminated one by one without subtractions, so that nothing cancels when P is
+    near a permutation.
     """
     N: tl.constexpr = F.streams
     i = tl.arange(0, N)[None, :, None]
     j = tl.arange(0, N)[None, None, :]
     node = tl.arange(0, N)[None, :]
     q = h / tl.sum(h, axis=1)[:, None, :]
-    mean = tl.sum(q * grad, axis=1)[:, None, :]  # of G down each column
+    mean = tl.sum(q * grad, axis=1)[:, None, :]  # weighted mean of each column of G
     centred = grad - mean
     right = tl.sum(h * centred, axis=2)  # [tokens, n]
     weights = tl.sum(q[:, :, None, :] * h[:, None, :, :], axis=3)
@@ -203,7 +207,7 @@ DERIVATIVES = {
 
 @functools.cache
 def make_form(streams: int, constants: Constants) -> TritonForm:
-    """Describe a Sinkhorn mixer with these settings."""
+    """Return the form of a Sinkhorn mixer with these settings."""
     n = streams
     entries = entries_by_columns if constants.transposed else entries_by_rows
     forward = iterate if constants.gradient == "unrolled" else mix

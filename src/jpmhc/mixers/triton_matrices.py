@@ -1,4 +1,4 @@
-"""Small matrices for the Triton forms of mixers: a block of tokens holds one matrix each. [tokens, rows, columns]"""
+"""Functions of small matrices for the Triton forms of mixers, one matrix per token. [tokens, rows, columns]"""
 
 import triton
 import triton.language as tl
@@ -6,17 +6,17 @@ import triton.language as tl
 
 @triton.jit
 def entries_by_rows(F: tl.constexpr):
-    """Place the logits row by row; columns behind the last one are padding."""
+    """Place the logits row by row; M has padding columns if the rows' length is not a power of two."""
     i = tl.arange(0, F.rows)[:, None]
     j = tl.arange(0, F.columns)[None, :]
     WIDTH: tl.constexpr = F.logits // F.rows
-    # The last term is zero: it gives the signs the shape of M.
+    # The last term is zero and broadcasts the signs to M's shape.
     return tl.where(j < WIDTH, i * WIDTH + j, 0), (j < WIDTH).to(tl.float32) + (i < 0).to(tl.float32)
 
 
 @triton.jit
 def no_entries(F: tl.constexpr):
-    """Place nothing: the mixer has no logits."""
+    """Mark all entries as padding: the mixer has no logits."""
     i = tl.arange(0, F.rows)[:, None]
     j = tl.arange(0, F.columns)[None, :]
     return i + j, (i + j < 0).to(tl.float32)
@@ -38,7 +38,7 @@ def skew_entries(F: tl.constexpr):
 
 @triton.jit
 def identity_matrix(N: tl.constexpr):
-    """[1, n, n]"""
+    """Return the identity matrix. [1, n, n]"""
     i = tl.arange(0, N)
     return (i[:, None] == i[None, :]).to(tl.float32)[None, :, :]
 
@@ -50,13 +50,13 @@ def transpose(m):
 
 @triton.jit
 def product(a, b):
-    """Multiply the matrices of two blocks; one of the blocks may hold a single matrix for all tokens."""
+    """Multiply matrices token by token; a or b may be a single matrix for all tokens."""
     return tl.sum(a[:, :, :, None] * b[:, None, :, :], axis=2)
 
 
 @triton.jit
 def inverse(m, SIZE: tl.constexpr):
-    """Gauss–Jordan without pivoting: for matrices whose symmetric part is positive definite."""
+    """Invert matrices whose symmetric part is positive definite, by Gauss–Jordan elimination without pivoting."""
     i = tl.arange(0, SIZE)[None, :, None]
     j = tl.arange(0, SIZE)[None, None, :]
     for k in tl.static_range(SIZE):
@@ -68,13 +68,13 @@ def inverse(m, SIZE: tl.constexpr):
     return m
 
 
-# Beyond this the entries of A/2 leave fewer than four digits of the inverse in float32: what comes out is NaN.
+# Larger entries of A/2 would leave the inverse fewer than four digits in float32; `cayley` then returns NaN.
 LARGEST_SKEW = tl.constexpr(16.0)
 
 
 @triton.jit
 def cayley(skew, SIZE: tl.constexpr):
-    """(I + A/2)(I - A/2)⁻¹ for a skew matrix A; beyond order 4, NaN for entries of A/2 above LARGEST_SKEW."""
+    """Return (I + A/2)(I - A/2)⁻¹ of skew matrices A; NaN if SIZE > 4 and an entry of A/2 exceeds LARGEST_SKEW."""
     k = 0.5 * skew
     if SIZE == 2:
         return 2.0 * inverse(identity_matrix(SIZE) - k, SIZE) - identity_matrix(SIZE)
@@ -89,7 +89,7 @@ def cayley(skew, SIZE: tl.constexpr):
 
 @triton.jit
 def _above(k, I: tl.constexpr, J: tl.constexpr):
-    """Entry (I, J) of matrices of order 4. [tokens, 1, 1]"""
+    """Return the entry (I, J) of 4 × 4 matrices. [tokens, 1, 1]"""
     i = tl.arange(0, 4)[None, :, None]
     j = tl.arange(0, 4)[None, None, :]
     return tl.sum(tl.sum(tl.where((i == I) & (j == J), k, 0.0), axis=2), axis=1)[:, None, None]
@@ -97,14 +97,17 @@ def _above(k, I: tl.constexpr, J: tl.constexpr):
 
 @triton.jit
 def _cayley_polynomial(k):
-    """[(1 + s - f²) I + 2K² + 2K + 2f K*] / (1 + s + f²) for skew K of order 4 (docs/derivations/cayley.md)."""
+    """Return [(1 + s - f²) I + 2K² + 2K + 2f K*] / (1 + s + f²), the Cayley transform of a skew 4 × 4 matrix K.
+
+    See docs/derivations/cayley.md.
+    """
     i = tl.arange(0, 4)[None, :, None]
     j = tl.arange(0, 4)[None, None, :]
     a, b, c = _above(k, 0, 1), _above(k, 0, 2), _above(k, 0, 3)
-    d, e, f = _above(k, 2, 3), _above(k, 3, 1), _above(k, 1, 2)  # what the dual has in their places
+    d, e, f = _above(k, 2, 3), _above(k, 3, 1), _above(k, 1, 2)  # the dual K* has d, e, f where K has a, b, c
     s = a * a + b * b + c * c + d * d + e * e + f * f
     pfaffian = a * d + b * e + c * f
-    # A dual's entry stands where the two other indices stand in K.
+    # Entry (i, j) of the dual is the entry of K at the two other indices.
     low = tl.minimum(i, j)
     high = tl.maximum(i, j)
     dual = tl.where((low == 0) & (high == 1), d, 0.0) + tl.where((low == 0) & (high == 2), e, 0.0)
@@ -118,14 +121,14 @@ def _cayley_polynomial(k):
 
 @triton.jit
 def cayley_derivative(h, grad, SIZE: tl.constexpr):
-    """The gradient of A from that of H = cayley(A): MᵀGMᵀ with M = (I - A/2)⁻¹ = (I + H)/2."""
+    """Turn the gradient G of H = cayley(A) into the gradient MᵀGMᵀ of A, with M = (I - A/2)⁻¹ = (I + H)/2."""
     m = 0.5 * transpose(identity_matrix(SIZE) + h)
     return product(m, product(grad, m))
 
 
 @triton.jit
 def softmax_row(m, F: tl.constexpr):
-    """The softmax of logits in one row, zero behind the last of them. [tokens, 1, columns] → [tokens, columns]"""
+    """Return the softmax of one row of logits, zero in the padding. [tokens, 1, columns] → [tokens, columns]"""
     column = tl.arange(0, F.columns)[None, :]
     z = tl.where(column < F.logits, tl.sum(m, axis=1), float("-inf"))
     e = tl.exp(z - tl.max(z, axis=1)[:, None])
@@ -134,11 +137,11 @@ def softmax_row(m, F: tl.constexpr):
 
 @triton.jit
 def softmax_derivative(p, grad):
-    """The gradient of one row of logits from that of their softmax p. [tokens, columns] → [tokens, 1, columns]"""
+    """Turn the gradient of the softmax p into the gradient of its logits. [tokens, columns] → [tokens, 1, columns]"""
     return (p * (grad - tl.sum(p * grad, axis=1)[:, None]))[:, None, :]
 
 
 @triton.jit
 def pick(p, K: tl.constexpr, F: tl.constexpr):
-    """Column K of a block of rows. [tokens, columns] → [tokens, 1, 1]"""
+    """Return column K of p. [tokens, columns] → [tokens, 1, 1]"""
     return tl.sum(tl.where(tl.arange(0, F.columns)[None, :] == K, p, 0.0), axis=1)[:, None, None]

@@ -1,4 +1,4 @@
-"""Hyper-connections without a constraint (HC): the logits are the matrix."""
+"""Hyper-connections without a constraint (HC): the logits are the entries of H."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from jpmhc.mixers.base import Mixer, TritonForm
 
 
 class Unconstrained(Mixer):
-    """Any matrix. Products over many layers may explode or vanish."""
+    """All n × n matrices. Products over many layers may explode or vanish."""
 
     name = "unconstrained"
     ensemble = "gaussian"

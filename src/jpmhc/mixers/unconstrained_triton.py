@@ -11,17 +11,17 @@ from jpmhc.mixers.triton_matrices import entries_by_rows
 
 @triton.jit
 def mix(m, F: tl.constexpr):
-    """Return the logits, which are the matrix."""
+    """Return the logits, which are the entries of H."""
     return m
 
 
 @triton.jit
 def derivative(m, h, grad, F: tl.constexpr):
-    """Return the gradient as it is."""
+    """Return the gradient unchanged."""
     return grad
 
 
 @functools.cache
 def make_form(streams: int) -> TritonForm:
-    """Describe the unconstrained mixer."""
+    """Return the form of the unconstrained mixer."""
     return TritonForm(streams, streams**2, streams, streams, entries_by_rows, mix, derivative)

@@ -1,5 +1,4 @@
-"""Optimisers: AdamAtan2 for weights, NorMuon for hidden matrices, SignSGD for embedding tables, a Riemannian one for
-Grassmann frames."""
+"""Optimisers: AdamAtan2 (weights), NorMuon (hidden matrices), SignSGD (embeddings), Cayley-Adam (Grassmann frames)."""
 
 from jpmhc.optim.adam_atan2 import AdamAtan2
 from jpmhc.optim.grassmannian import GrassmannianOptimizer, grassmann_frames

@@ -1,4 +1,4 @@
-"""AdamAtan2: Adam whose quotient is an arctangent, so that no epsilon is needed."""
+"""AdamAtan2: Adam with an arctangent instead of a quotient, so that no epsilon is needed."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Literal
@@ -21,24 +21,24 @@ class AdamAtan2(Optimizer):
     :math:`c_i = 1 - \beta_i^t`,
 
     - ``form="trm"``: :math:`p \leftarrow p - (\eta / c_1) \operatorname{atan2}(m, \sqrt v / \sqrt{c_2})`, the form of
-      the public Tiny Recursive Model; its first steps are larger than the other form's, as the correction of the first
-      moment stands outside the arctangent;
+      the public Tiny Recursive Model; its first steps are larger, because the correction of the first moment is outside
+      the arctangent;
     - ``form="corrected"``: :math:`p \leftarrow p - \eta\, a \operatorname{atan2}(m / c_1, b \sqrt{v / c_2})`, both
       moments corrected inside, with the two scales of the source.
 
     Args:
         params: Parameters or groups of them.
         lr: Learning rate; a 0-dimensional tensor may be changed in place, also inside a captured graph.
-        betas: Decay of the two moments; (0.9, 0.95) is the public model's.
+        betas: Decay of the two moments; the public model has (0.9, 0.95).
         weight_decay: Decoupled weight decay.
         form: Which of the two forms above.
         a: Scale of the arctangent; only ``form="corrected"`` has it.
         b: Scale of the denominator; only ``form="corrected"`` has it.
-        foreach: Use multi-tensor operations; None: on CUDA, where launching many small kernels is what costs.
+        foreach: Use multi-tensor operations; None: only on CUDA, where launching many small kernels is slow.
         capturable: Keep the step counter on the parameters' device, so that a step can be captured in a CUDA graph.
 
     Note:
-        The paper credits the method to another work; the update is the one above.
+        The paper credits the method to another work than Everett et al., but means this update.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> optimizer = AdamAtan2([weight], lr=0.1)
@@ -49,7 +49,7 @@ class AdamAtan2(Optimizer):
     """
 
     STATE: ClassVar = ("step", "exp_avg", "exp_avg_sq")
-    """Tensors that are kept for each parameter; the first is a counter, the others are like the parameter."""
+    """Tensors of each parameter's state: a step counter, then tensors of the parameter's shape."""
 
     def __init__(
         self,
@@ -115,8 +115,8 @@ class AdamAtan2(Optimizer):
         first = [self.state[p]["exp_avg"] for p in params]
         second = [self.state[p]["exp_avg_sq"] for p in params]
         foreach = params[0].is_cuda if group["foreach"] is None else group["foreach"]
-        # One scalar step per bucket: parameters that have seen equally many gradients share their corrections. Counters
-        # on the device must not be read by the host, so there each parameter is a bucket with a counter of its own.
+        # Parameters with equal step counts share a bucket and its bias corrections. Counters on the device must not be
+        # read by the host, so with `capturable` each parameter is a bucket of its own.
         if group["capturable"]:
             buckets = [[i] for i in range(len(params))]
         else:

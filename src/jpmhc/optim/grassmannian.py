@@ -12,10 +12,10 @@ from jpmhc.manifolds import grassmann
 
 
 def grassmann_frames(model: nn.Module) -> dict[str, Tensor]:
-    """Find every Grassmann frame of a model by name, also inside wrappers that keep the model as `module`.
+    """Return every Grassmann frame of a model by name, also inside wrappers that keep the model as `module`.
 
-    A module lists the names of its frames in the attribute `grassmann_frames`; each may be a parameter or, where a
-    sharding wrapper must not see it, a buffer.
+    A module lists the names of its frames in the attribute `grassmann_frames`. A frame is a parameter, or a buffer if
+    sharding wrappers must leave it whole.
 
     >>> model = nn.Module()
     >>> model.frame, model.grassmann_frames = nn.Parameter(torch.eye(4, 2)), ("frame",)
@@ -32,7 +32,7 @@ def grassmann_frames(model: nn.Module) -> dict[str, Tensor]:
 
 
 class GrassmannianOptimizer(Optimizer):
-    r"""Cayley-Adam on the Grassmann frames of a model, and another optimiser on everything else.
+    r"""Cayley-Adam for the Grassmann frames of a model, and an inner optimiser for its other parameters.
 
     For a frame :math:`U \in St(n, p)` with Euclidean gradient :math:`G` (alg. cayley-adam):
 
@@ -41,19 +41,21 @@ class GrassmannianOptimizer(Optimizer):
     3. Cayley retraction along the skew matrix :math:`W = \hat M U^\top - U \hat M^\top` by fixed-point iteration;
     4. QR correction with the signs of the diagonal of R, which makes the frame orthonormal to rounding.
 
-    All frames of one shape are stepped together, the step counter is a tensor, and nothing is read by the host.
+    All frames of one shape are stepped together. The step counter is a tensor, and the host reads nothing from the
+    device.
 
     Args:
-        model: Where frames are looked for; wrappers are looked through.
-        inner: Optimiser of the other parameters; frames found in its groups are taken out of them. None: frames alone.
-        lr: Step along the manifold; 0.01 in the paper's table of variants.
+        model: The model with the frames, wrapped or not.
+        inner: Optimiser of the other parameters; frames are removed from its groups. None: step the frames alone.
+        lr: Step size along the manifold; 0.01 in the paper's table of variants.
         betas: Decay of the moments (eqs. cayley-adam-m and cayley-adam-v).
         adaptive: Scale the momentum by second moments (eq. cayley-adam-scaled); off by default, as in the paper.
         eps: Added to the root of the second moment.
-        iterations: Fixed-point iterations of the retraction; None: the exact transform.
+        iterations: Fixed-point iterations of the retraction; None: the exact retraction.
 
     Note:
-        The paper's algorithm adds :math:`+\alpha \hat M`, which climbs; this one goes down, along :math:`-\hat M`.
+        The paper's algorithm steps along :math:`+\alpha \hat M`, which ascends; this class steps along
+        :math:`-\alpha \hat M`.
 
     >>> model = nn.Module()
     >>> model.frame, model.grassmann_frames = nn.Parameter(torch.eye(4, 2)), ("frame",)
@@ -65,7 +67,7 @@ class GrassmannianOptimizer(Optimizer):
     """
 
     STATE: ClassVar = ("step", "momentum", "second")
-    """Tensors that are kept for each parameter; the first is a counter, the others are like the parameter."""
+    """Tensors of each frame's state: a step counter, then tensors of the frame's shape."""
 
     def __init__(
         self,
@@ -93,7 +95,7 @@ class GrassmannianOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step the other optimiser, then every frame that has a gradient."""
+        """Step the inner optimiser, then every frame that has a gradient; return the result of ``closure``."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -139,17 +141,17 @@ class GrassmannianOptimizer(Optimizer):
             state["step"].copy_(step[i])
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients of the frames and of the other optimiser's parameters."""
+        """Clear the gradients of the frames and of the inner optimiser's parameters."""
         super().zero_grad(set_to_none)
         if self.inner is not None:
             self.inner.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the frames' state under "frames", and the other optimiser's under "inner"."""
+        """Return a dictionary of the frames' state ("frames") and the inner optimiser's state ("inner")."""
         return {"frames": super().state_dict(), "inner": None if self.inner is None else self.inner.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore both states."""
+        """Restore the states of the frames and of the inner optimiser."""
         if (state_dict["inner"] is None) != (self.inner is None):
             raise ValueError("the saved state and this optimiser differ in having an inner optimiser")
         super().load_state_dict(state_dict["frames"])

@@ -1,10 +1,11 @@
-r"""NorMuon: an optimiser for hidden matrices whose updates are orthogonal, with rows of equal size.
+r"""NorMuon: an optimiser for hidden matrices whose updates are nearly orthogonal, with rows of similar size.
 
 The momentum $M \leftarrow \beta_1 M + (1 - \beta_1) G$ and the gradient give $U = (1 - \beta_1) G + \beta_1 M$
-(Nesterov). Five steps of a Newton–Schulz iteration bring the singular values of U near one: O. Each row is divided by
-the root of a running mean of its squares, $v \leftarrow \beta_2 v + (1 - \beta_2) \operatorname{mean}_j O_{ij}^2$, and
-the whole is scaled back to the norm of O. The step is $\eta \sqrt{\max(1, m/n)}$ times that, for matrices [m, n]
-(Li et al., "NorMuon: Making Muon more efficient and scalable", 2025).
+(Nesterov). Five steps of a Newton–Schulz iteration turn U into a matrix O with singular values near one. Each row of O
+is divided by the root of a running mean of its squares,
+$v \leftarrow \beta_2 v + (1 - \beta_2) \operatorname{mean}_j O_{ij}^2$, and the resulting matrix is scaled to the norm
+of O. A parameter [m, n] moves by this matrix times $-\eta \sqrt{\max(1, m/n)}$ (Li et al., "NorMuon: Making Muon more
+efficient and scalable", 2025).
 """
 
 from collections.abc import Callable, Iterable
@@ -16,14 +17,14 @@ from torch.optim.optimizer import Optimizer
 
 from jpmhc import checks
 
-# The quintic a x + b x³ + c x⁵ whose iteration moves every number in (0, 1] near one the fastest (Jordan, 2024).
+# Coefficients of a x + b x³ + c x⁵, whose iteration quickly brings all numbers in (0, 1] near one (Jordan, 2024).
 _QUINTIC = (3.4445, -4.7750, 2.0315)
 _STEPS = 5
 _SMALL = 1e-10
 
 
 class NorMuon(Optimizer):
-    """Moves matrices; all matrices of one shape are worked on together.
+    """The NorMuon optimiser for matrices; matrices of one shape are updated together.
 
     >>> weight = torch.nn.Parameter(torch.eye(4))
     >>> optimiser = NorMuon([weight], lr=0.1)
@@ -34,8 +35,8 @@ class NorMuon(Optimizer):
 
     Args:
         params: Matrices, or groups of them.
-        lr: Learning rate: the singular values of a step are about so large. A group's `lr` may become a tensor on the
-            matrices' device, which a recorded CUDA graph reads anew.
+        lr: Learning rate, which is about the size of an update's singular values. A group's `lr` may be replaced by a
+            tensor on the matrices' device, which a CUDA graph reads at every replay.
         betas: Decay of the momentum and of the rows' squares.
         weight_decay: Decoupled weight decay.
     """
@@ -59,7 +60,7 @@ class NorMuon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Move every matrix that has a gradient; returns what ``closure`` returned."""
+        """Update every matrix that has a gradient; return the result of ``closure``."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -98,7 +99,7 @@ class NorMuon(Optimizer):
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
-    """Bring the singular values of matrices [..., m, n] near one, between 0.7 and 1.2.
+    """Return matrices with the same singular vectors and singular values near one, between 0.7 and 1.2. [..., m, n]
 
     The iteration runs in bfloat16 on a GPU, and in float32 elsewhere.
 

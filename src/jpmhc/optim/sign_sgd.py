@@ -1,4 +1,4 @@
-"""SignSGD for embedding tables: only the rows that a batch touched move."""
+"""SignSGD for embedding tables: a step changes only the rows that the batch looked up."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,23 +12,23 @@ from jpmhc import checks
 
 
 class SignSGD(Optimizer):
-    r"""Moves parameters by the gradient's sign: :math:`p \leftarrow p(1 - \eta\lambda) - \eta \operatorname{sign}(g)`.
+    r"""SignSGD: :math:`p \leftarrow p(1 - \eta\lambda) - \eta \operatorname{sign}(g)`, for rows with a gradient alone.
 
-    A table looked up with ``F.embedding(ids, table, sparse=True)`` receives a sparse gradient, one row per lookup. Rows
-    looked up more than once add their gradients first; only touched rows are decayed and moved, so the cost is that of
-    the batch and not of the table. A dense gradient moves every entry.
+    A table looked up with ``F.embedding(ids, table, sparse=True)`` receives a sparse gradient, one row per lookup.
+    Gradients of the same row are added first. Only rows that were looked up decay and move, so the cost depends on the
+    batch and not on the table. A dense gradient moves every entry.
 
     With ``gather=True`` and an initialised process group, the rows of all ranks are collected before the sign is taken,
     and every rank applies the same update to its own copy of the table. Every rank must look up equally many rows.
 
-    The update is deterministic and never waits for the device: sums over equal identifiers are one matrix product of a
-    fixed shape, and the copies of a repeated row all write the same number.
+    The update is deterministic and never waits for the device: gradients of equal identifiers are summed by one matrix
+    product of a fixed shape, and all copies of a repeated row write the same numbers.
 
     Args:
         params: Tables or groups of them.
         lr: Learning rate; 1e-2 for the puzzle table (Table training-config).
-        weight_decay: Decoupled weight decay of touched rows.
-        gather: Collect sparse rows from all ranks. Dense gradients are the caller's to reduce.
+        weight_decay: Decoupled weight decay of the rows that were looked up.
+        gather: Collect sparse rows from all ranks. Dense gradients must be reduced by the caller.
         group: Process group to gather over; None is the default group.
 
     >>> table = torch.nn.Parameter(torch.ones(3, 2))
@@ -56,7 +56,7 @@ class SignSGD(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Move the touched rows of every table; returns what ``closure`` returned."""
+        """Update the rows of every table that have a gradient; return the result of ``closure``."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -75,7 +75,7 @@ class SignSGD(Optimizer):
         return loss
 
     def _touched(self, grad: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the identifiers [k] and gradient rows [k, d] of every lookup, on all ranks, in rank order."""
+        """Return the identifiers [k] and gradient rows [k, d] of the lookups on all ranks, in rank order."""
         if grad.sparse_dim() != 1:
             raise ValueError(f"a sparse gradient must be sparse in rows alone, not in {grad.sparse_dim()} dimensions")
         ids, rows = grad._indices()[0], grad._values()
@@ -90,8 +90,8 @@ class SignSGD(Optimizer):
 
 
 def _sum_equal(ids: Tensor, rows: Tensor) -> Tensor:
-    """Sum for each lookup the rows of all lookups with its identifier."""
+    """Return, for each lookup, the sum of the gradient rows of all lookups with the same identifier. [k, d]"""
     same = ids[:, None] == ids[None, :]  # [k, k]
     total = same.to(rows.dtype) @ rows  # [k, d]
-    # Repeated identifiers take the first one's sum: their writes must agree to the bit.
+    # Equal identifiers use one and the same sum, because they must write identical bits.
     return total[same.to(torch.int8).argmax(dim=1)]
