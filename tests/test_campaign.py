@@ -150,7 +150,7 @@ class TestTiny:
     def test_no_layers(self):
         self.make().h[0](0)
 
-    def test_initialization(self):
+    def test_feed_forward_chunking(self):
         assert len(list(self.make().h[0].children())) == 4
 """
 

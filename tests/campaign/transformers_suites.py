@@ -19,12 +19,7 @@ suite = Path()  # what the option --suite names
 SECONDS = 1200  # for one suite, plain or wrapped
 # Tests that look at a model's own parts, and why a wrapped model has others.
 MEANINGLESS = {
-    "initialization": "the test asks for the start of every parameter, and the plugin changes the connections",
-    "test_can_init_all_missing_weights": "likewise",
-    "test_init_weights_can_init_buffers": "likewise",
     "test_model_weights_reload_no_missing_tied_weights": "the test removes keys of the plain model's file",
-    "test_can_load_with_meta_device_context_manager": "the test compares a loaded model with a plain one",
-    "tensor_parallel": "the test starts processes without the plugin",
     "test_feed_forward_chunking": "the two models of the test have connections at other additions",
     "test_from_pretrained_no_checkpoint": "the test loads a wrapped model's weights with a plain configuration",
 }
