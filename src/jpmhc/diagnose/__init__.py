@@ -1,4 +1,4 @@
-"""A model's Jacobian, measured and compared with the theory; `watch` during training; `recommend` a mixer."""
+"""Measure a model's Jacobian and compare it with the theory; watch a training run; recommend a mixer."""
 
 from jpmhc.diagnose.diagnosis import Diagnosis
 from jpmhc.diagnose.lens import Lens, lens
@@ -9,6 +9,6 @@ from jpmhc.diagnose.watch import watch
 
 __all__ = ["Candidate", "Diagnosis", "Lens", "Recommendation", "Spectrum", "diagnose", "lens", "recommend", "watch"]
 
-# `jpmhc.diagnose` is the function, so that `watch` and `lens` have to be attributes of the function.
+# `jpmhc.diagnose` is the function and not this package, so `watch` and `lens` become attributes of the function.
 diagnose.watch = watch  # type: ignore[attr-defined]
 diagnose.lens = lens  # type: ignore[attr-defined]

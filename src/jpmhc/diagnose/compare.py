@@ -1,4 +1,4 @@
-"""A token's Jacobian through all layers, measured and compared with the theory."""
+"""Measure one token's Jacobian through all layers, and compare it with the theory."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ from jpmhc.diagnose.theory import (
     token_coefficients,
 )
 
-# Random vectors for blocks from stream to stream, and for the sublayers' gains and shared modes.
+# The numbers of random vectors for the blocks from stream to stream, and for the sublayers' gains and shared modes.
 _VECTORS, _PROBES = 4, 16
 
 
 @dataclass(frozen=True, eq=False)
 class TheoryComparison:
-    """One token's Jacobian through all layers, measured and predicted.
+    """The measured and the predicted spectrum of one token's Jacobian through all layers.
 
     Attributes:
         position: The token's number.
-        measured: The spectrum of the streams after the last layer by those before the first.
+        measured: The spectrum of the derivative of the streams after the last layer by the streams before the first.
         blocks: Mean squared singular value from stream j to stream i. [n, n]
         gains: Mean squared singular value of each sublayer at this token, without its multiple of the identity. [L]
         gradients: The theory's mean squared singular value of the derivative of the mean stream (or of all streams, if
             the map ends with them) by each sublayer's output. [L]
-        predicted: The theory's density; None if it has none.
-        wasserstein: W1 between prediction and measurement, in singular values.
-        kolmogorov: KS between prediction and measurement, see `find_distances`.
+        predicted: The theory's density; None if the theory gives none.
+        wasserstein: The distance W1 between prediction and measurement, in singular values.
+        kolmogorov: The distance KS between prediction and measurement, see `find_distances`.
         modes: The shared modes of the sublayers at this token; None for a single layer.
-        rotated: The spectrum with shared modes as they are and random singular vectors in the rest of every sublayer;
-            None if it was too costly.
-        rotated_kolmogorov: KS between the rotated spectrum and the measurement: the theory's with shared modes.
-        mean_stream: The spectrum of the same map from n copies of a stream to their mean, which is the model's own map;
+        rotated: The spectrum of the same layers with unchanged shared modes and random singular vectors in the rest of
+            every sublayer, which is the theory's prediction with shared modes; None if it was too costly.
+        rotated_kolmogorov: The distance KS between `rotated` and `measured`.
+        mean_stream: The spectrum of the model's own map, from n copies of a stream to the mean of the final streams;
             None for one stream, or if the map was not measured densely.
         mean_predicted: The theory's density for `mean_stream`.
-        mean_kolmogorov: KS between the two.
+        mean_kolmogorov: The distance KS between `mean_predicted` and `mean_stream`.
         mean_rotated: The rotated spectrum for `mean_stream`.
-        mean_rotated_kolmogorov: KS between the two.
+        mean_rotated_kolmogorov: The distance KS between `mean_rotated` and `mean_stream`.
         note: The reason for a missing prediction, or the theory's warnings.
     """
 
@@ -82,7 +82,7 @@ class TheoryComparison:
 
     @property
     def aligned(self) -> float:
-        """The measured 99 % quantile over the rotated one: above 1, layers amplify each other's directions."""
+        """The measured 99 % quantile divided by the rotated one: above 1, layers amplify each other's directions."""
         return float("nan") if self.rotated is None else self.measured.quantile(0.99) / self.rotated.quantile(0.99)
 
 
@@ -100,11 +100,11 @@ def compare_token(
 
     Args:
         chain: The layers.
-        jacobian: The map through them at the token.
+        jacobian: The Jacobian of the map through the layers at the token.
         part: The plan of its measurement.
         all_streams: Whether the model's own map ends with all streams, and not with their mean.
-        by_matrices: Whether every sublayer's Jacobian is computed as a matrix, for its law and for rotated draws.
-        seed: Of the random vectors.
+        by_matrices: Whether to compute every sublayer's Jacobian as a matrix, for its singular values and for rotation.
+        seed: The seed of the random vectors.
         progress: Called with the number of products done since the last call.
     """
     position, n = jacobian.position, chain[0].streams
@@ -155,7 +155,10 @@ def compare_token(
 def _measure_sublayers(
     chain: Sequence[LayerCall], jacobian: Jacobian, chunk: int, by_matrices: bool, seed: int
 ) -> tuple[list[float], Tensor, list[Tensor], SharedModes | None]:
-    """Return every sublayer's multiple of the identity, the gains of the rest, its matrices, and the shared modes."""
+    """Return each sublayer's multiple of the identity, gain and matrix without it, and the layers' shared modes.
+
+    The list of matrices is empty unless `by_matrices`.
+    """
     position = jacobian.position
     assert position is not None
     if by_matrices:
@@ -174,12 +177,12 @@ def _measure_sublayers(
 
 
 def draw_vectors(count: int, size: int, like: Tensor, seed: int) -> Tensor:
-    """Draw standard normal vectors of a tensor's type, on its device. [count, size]"""
+    """Draw standard normal vectors with the type and device of a tensor. [count, size]"""
     return torch.randn(count, size, generator=torch.Generator().manual_seed(seed)).to(like.device, like.dtype)
 
 
 def _estimate_blocks(jacobian: Jacobian, n: int, seed: int) -> Tensor:
-    """Estimate the mean squared singular value from stream to stream by random vectors in single streams. [n, n]"""
+    """Estimate the mean squared singular value from stream j to stream i from random vectors. [n, n]"""
     vectors = draw_vectors(_VECTORS, jacobian.shape[0], jacobian.at.y, seed).reshape(_VECTORS, n, -1)
     rows = []
     for stream in range(n):

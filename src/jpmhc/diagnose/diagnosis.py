@@ -1,4 +1,4 @@
-"""A diagnosis: its measurements, its verdict in five sentences, and its text."""
+"""The result of a diagnosis: measurements, a verdict in five sentences, and a printed table."""
 
 from __future__ import annotations
 
@@ -23,41 +23,43 @@ if TYPE_CHECKING:
 
 _QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 _MOST_LAYERS = 16
-# Shares of directions up to the first are hardly any, and from the second on a collapse or an explosion. Between them
-# lie fresh deep residual networks: the theory has 10 % below a tenth at 48 pre-norm layers.
+# A share of directions up to the first number is negligible; a share above the second is a collapse or an explosion.
+# Fresh deep residual networks lie between: in theory, 48 pre-norm layers shrink 10 % of the directions below a tenth.
 _FEW, _MANY = 0.02, 0.15
-# Squared gradients that differ between layers by less than the first factor are alike, by more than the second uneven.
+# Squared gradients of the layers are called alike if they differ by less than the first factor, and uneven if they
+# differ by more than the second.
 _ALIKE, _UNEVEN = 2.0, 100.0
-# A KS distance up to this counts as agreement: a finite width and attention cause about as much.
+# A KS distance below this counts as agreement: a finite width and attention cause distances of about this size.
 _AGREES = 0.05
 # A 99 % quantile that is off by more than this factor is reported, even if KS is small.
 _FAR_OFF = 1.5
-# Above this, sublayers are called aligned; below its inverse, they cancel each other.
+# With `TheoryComparison.aligned` above this, sublayers amplify each other's largest directions; below the inverse, they
+# weaken them.
 _ALIGNED = 1.25
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six")
 
 
 @dataclass(frozen=True, eq=False)
 class Diagnosis:
-    """The singular spectrum of a model's Jacobian, the layers that it comes from, and the theory beside it.
+    """The measured singular spectrum of a model's Jacobian, measurements of its layers, and the theory's predictions.
 
     Attributes:
         model: The model's class and mode.
-        start: The beginning of the map.
-        stop: Its end.
-        gain: The signal's own gain, the ratio of the root mean squares of output and input. It counts all that the
-            layers add; collapsed and exploded directions are counted relative to `whole.typical()`.
+        start: The beginning of the map, in words.
+        stop: The end of the map, in words.
+        gain: The signal's gain: the output's root mean square divided by the input's. Collapsed and exploded directions
+            are counted relative to `whole.typical()` instead.
         whole: The spectrum of the whole map.
-        tokens: The spectra of single tokens, output by own input, by the tokens' numbers.
+        tokens: For each measured token's number, the spectrum of the derivative of its output by its own input.
         layers: The measurements of each layer, in the order of the calls.
-        streams: What the connections do to the streams; None without hyper-connections.
-        comparisons: The map through all layers at single tokens, beside the theory.
+        streams: Statistics of the streams and of the connections' coefficients; None without hyper-connections.
+        comparisons: For each measured token, the map through all layers and the theory's prediction.
         modes: The shared modes of the sublayers over all tokens, paths between tokens included, estimated from four
             random vectors; None if fewer than two layers follow each other.
-        parts: The plan of the measurements.
+        parts: The planned measurements.
         positions: The number of tokens (or examples) of the map.
-        notes: Remarks on how it was measured.
-        seconds: The time that it took.
+        notes: Remarks on the measurement.
+        seconds: The duration of the diagnosis.
     """
 
     model: str
@@ -81,7 +83,7 @@ class Diagnosis:
         return find_verdict(self)
 
     def list_spectra(self) -> Iterator[tuple[str, Spectrum | Density]]:
-        """Yield each spectrum after its name; a name that begins with … belongs to the spectrum before it."""
+        """Yield a name and a spectrum for each row of the table; a name with … continues the row before it."""
         yield "whole map", self.whole
         for position, spectrum in self.tokens.items():
             yield f"token {position}", spectrum
@@ -97,7 +99,7 @@ class Diagnosis:
             yield from ((name, part) for name, part in parts if part is not None)
 
     def plot(self, path: str | Path | None = None) -> Figure:
-        """Return a figure of matplotlib with the verdict, the spectra beside the theory, and the layers.
+        """Return a matplotlib figure with the verdict, the measured and predicted spectra, and the layers.
 
         Args:
             path: A file to write the figure to as well: PNG, SVG or PDF by its ending.
@@ -116,7 +118,7 @@ class Diagnosis:
         return figure
 
     def save_page(self, path: str | Path) -> Path:
-        """Write one HTML page about the diagnosis, which opens from disk without a network, and return its path."""
+        """Write the diagnosis as a self-contained HTML page, which needs no network, and return the file's path."""
         from jpmhc.report.diagnosis import render_diagnosis
         from jpmhc.report.page import write_page
 
@@ -178,7 +180,7 @@ class Diagnosis:
 
 
 def _describe_spectrum(spectrum: Spectrum | Density) -> str:
-    """Return quantiles, largest singular value and collapsed share; a density has no largest one."""
+    """Return a table row with the quantiles, the largest singular value (– for a density) and the collapsed share."""
     if isinstance(spectrum, Density):
         row = "".join(f"{spectrum.quantile(p):9.3g}" for p in _QUANTILES)
         return f"{row}{'–':>9}  {spectrum.collapsed():.1%}"
@@ -189,7 +191,7 @@ def _describe_spectrum(spectrum: Spectrum | Density) -> str:
 
 
 def _describe_value(value: float, floor: float) -> str:
-    """Return a singular value in nine columns; one below the floor as "<" and the floor."""
+    """Format a singular value in nine characters; write a value below the floor as "<" and the floor."""
     return f"{value:9.3g}" if value > floor else f"{f'<{floor:.0e}':>9}"
 
 
@@ -227,7 +229,7 @@ def _collapse(diagnosis: Diagnosis) -> str:
     if diagnosis.streams is None:
         return f"{first}."
     if lost < _FEW:
-        what = "nothing" if lost < 5e-4 else "hardly anything"  # 0.0 % in print
+        what = "nothing" if lost < 5e-4 else "hardly anything"  # a smaller share prints as 0.0 %
         return f"{first}; between the streams {what} is lost ({lost:.1%})."
     smallest, largest = (float(diagnosis.streams.product[index]) for index in (-1, 0))
     what = (
@@ -299,7 +301,7 @@ def _theory(diagnosis: Diagnosis) -> str:
 
 
 def _describe_modes(modes: SharedModes | None) -> str:
-    """Say how many modes the layers share, and how much of the sublayers they carry."""
+    """Return a clause on the number of shared modes and their share of the sublayers; empty without shared modes."""
     if modes is None or modes.count == 0:
         return ""
     number = _NUMBERS[modes.count] if modes.count < len(_NUMBERS) else str(modes.count)
@@ -310,7 +312,7 @@ def _describe_modes(modes: SharedModes | None) -> str:
 
 
 def _describe_token_modes(known: Sequence[TheoryComparison]) -> str:
-    """Describe the modes of the token that has most of them, and what the theory with modes predicts."""
+    """Return a clause on the shared modes of the token with most modes, and on the theory's KS with shared modes."""
     modes = [item.modes for item in known if item.modes is not None]
     line = _describe_modes(max(modes, key=lambda one: (one.count, one.share), default=None))
     pairs = [(item.rotated_kolmogorov, item.mean_rotated_kolmogorov) for item in known if item.rotated is not None]
@@ -319,9 +321,10 @@ def _describe_token_modes(known: Sequence[TheoryComparison]) -> str:
 
 
 def _describe_bulk(diagnosis: Diagnosis, known: Sequence[TheoryComparison]) -> str:
-    """Compare the bulk with the prediction, for all streams and for the model's own map.
+    """Return a clause on the distance from measurement to theory, for all streams and for the model's own map.
 
-    Most singular values of all streams may come from the skips alone, which are easy to predict.
+    The model's own map is compared too, because the skips alone, which are easy to predict, may give most singular
+    values of the map of all streams.
     """
     ks = float(np.mean([item.kolmogorov for item in known]))
     numbers = f"KS {ks:.2g}, W1 {np.mean([item.wasserstein for item in known]):.2g}"
@@ -338,7 +341,7 @@ def _describe_bulk(diagnosis: Diagnosis, known: Sequence[TheoryComparison]) -> s
 
 
 def _describe_tail(known: Sequence[TheoryComparison]) -> str:
-    """Say of the 99 % quantile that is furthest from its prediction how far it is off, where that is far."""
+    """Return a clause on the 99 % quantile with the worst prediction; empty if all predictions are close."""
     pairs = [
         (name, measured.quantile(0.99), predicted.quantile(0.99))
         for item in known
@@ -356,12 +359,12 @@ def _describe_tail(known: Sequence[TheoryComparison]) -> str:
 
 
 def _taken_by_norms(diagnosis: Diagnosis) -> float:
-    """Return the share of directions that a norm removes: up to two of every token."""
+    """Return the largest share of directions that norms remove: two directions per token."""
     return 2 * diagnosis.positions / min(diagnosis.whole.shape)
 
 
 def _collapsed(diagnosis: Diagnosis) -> float:
-    """Return the share of directions below a tenth of the typical singular value, without those that a norm removes."""
+    """Return the share of singular values below a tenth of the typical one, minus the share that norms remove."""
     whole = diagnosis.whole
     return max(whole.below(COLLAPSED * whole.typical()) - _taken_by_norms(diagnosis), 0.0)
 
@@ -371,7 +374,7 @@ def _exploded(diagnosis: Diagnosis) -> float:
 
 
 def _stream_loss(diagnosis: Diagnosis) -> float:
-    """Return the share of the streams' directions below a tenth of the typical one, the mean over the tokens."""
+    """Return the share of singular values of all streams below a tenth of the typical one, averaged over tokens."""
     if diagnosis.streams is None or not diagnosis.comparisons:
         return 0.0
     return float(np.mean([item.measured.below(COLLAPSED * item.measured.typical()) for item in diagnosis.comparisons]))

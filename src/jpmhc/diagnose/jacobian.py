@@ -1,4 +1,4 @@
-"""Products with the Jacobian of a real model, J v and Jᵀ u, without ever forming it."""
+"""Products J v and Jᵀ u with the Jacobian of a real model, computed without forming J."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-# Errors of forward mode if an operation has no forward derivative.
+# The errors that PyTorch raises if an operation has no forward-mode derivative.
 _NO_FORWARD_MODE = (RuntimeError, ValueError)
-# The largest relative difference of ⟨u, J v⟩ and ⟨Jᵀ u, v⟩ for one and the same map.
+# The largest tolerated relative difference of ⟨u, J v⟩ and ⟨Jᵀ u, v⟩.
 _ADJOINT_TOLERANCE = {"forward mode": 1e-3, "central differences": 3e-2}
 
 
 @dataclass
 class Linearised:
-    """A map at one point: its graph, and the method of its derivatives.
+    """A map at one input: its autograd graph, and the methods that compute its derivatives.
 
     Attributes:
-        x: The point, in a graph that leads to y.
-        y: The map's value.
-        run: The map itself: a new x to a new y, without a graph.
-        positions: The leading sizes that input and output share: tokens, or examples where there are no tokens.
+        x: The input, from which the autograd graph leads to y.
+        y: The output.
+        run: The map as a function from an input to an output.
+        positions: The leading sizes that input and output share: tokens, or examples of a model without tokens.
         forward: The method for J v: "forward mode" or "central differences".
-        batched: Whether several Jᵀ u are computed in one backward pass.
-        seconds: The time of one product J v, of one Jᵀ u, and of one row among several Jᵀ u.
+        batched: Whether one backward pass computes several Jᵀ u.
+        seconds: The time of one product J v ("forward"), of one Jᵀ u alone ("backward"), and of one Jᵀ u among several
+            ("row").
     """
 
     x: Tensor
@@ -44,11 +45,11 @@ class Linearised:
 
 @dataclass(frozen=True)
 class Jacobian:
-    """The Jacobian of a linearised map, whole or the block of one position.
+    """The Jacobian of a linearised map, or the block of one token: the derivative of its output by its own input.
 
     Attributes:
         at: The linearised map.
-        position: The number of a token whose output is differentiated by its own input; None for the whole map.
+        position: The token's number; None for the whole Jacobian.
     """
 
     at: Linearised
@@ -56,12 +57,12 @@ class Jacobian:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows (outputs) and columns (inputs)."""
+        """The numbers of rows (outputs) and columns (inputs)."""
         count = 1 if self.position is None else math.prod(self.at.positions)
         return self.at.y.numel() // count, self.at.x.numel() // count
 
     def multiply_transposed(self, vectors: Tensor) -> Tensor:
-        """Compute Jᵀ u for rows u. [k, M] → [k, N]"""
+        """Compute Jᵀ u for each row u of a matrix. [k, M] → [k, N]"""
         at = self.at
         wide = self._place(vectors, at.y)
         if at.batched:
@@ -71,14 +72,14 @@ class Jacobian:
         return self._take(gradients, at.x).to(vectors.dtype)
 
     def multiply(self, vectors: Tensor) -> Tensor:
-        """Compute J v for rows v, by forward mode or central differences. [k, N] → [k, M]"""
+        """Compute J v for each row v of a matrix. [k, N] → [k, M]"""
         at = self.at
         push = push_forward if at.forward == "forward mode" else push_by_differences
         wide = self._place(vectors, at.x)
         return self._take(torch.stack([push(at.run, at.x, row) for row in wide]), at.y).to(vectors.dtype)
 
     def _place(self, vectors: Tensor, like: Tensor) -> Tensor:
-        """Shape rows as the map's input or output; outside the position they are zero."""
+        """Reshape rows to the map's input or output, with zeros at all tokens other than `position`."""
         vectors = vectors.to(like.dtype)
         if self.position is None:
             return vectors.reshape(len(vectors), *like.shape)
@@ -95,22 +96,22 @@ class Jacobian:
 def linearise(
     run: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, positions: tuple[int, ...], ends: str, seed: int
 ) -> Linearised:
-    """Choose the methods for the map's derivatives, check J v and Jᵀ u against each other, and time them.
+    """Choose the methods that compute J v and Jᵀ u, check J v against Jᵀ u, and time both.
 
     Args:
         run: The map.
-        x: The point, in a graph that leads to y.
-        y: The map's value there.
-        positions: The leading sizes that number the tokens.
+        x: The input, from which the autograd graph leads to y.
+        y: The map's output at x.
+        positions: The leading sizes of x and y that count the tokens.
         ends: The ends of the map in words, for messages.
-        seed: Of the vectors of the check.
+        seed: The seed of the check's random vectors.
     """
     if not bool(torch.isfinite(y.detach()).all()):
         raise ValueError(f"the map {ends} gives NaN or infinity at these inputs: its Jacobian is not defined there")
     at = Linearised(x, y, run, positions)
     generator = torch.Generator().manual_seed(seed)
     u, v = (torch.randn(2, t.numel(), generator=generator).to(t.device, t.dtype) for t in (y, x))
-    # A random vector: outputs with a constant sum, such as those of a layer norm or a softmax, have Jᵀ1 = 0.
+    # The vector is random because Jᵀ1 = 0 for outputs with a constant sum, such as a softmax.
     if not y.requires_grad or not bool(_gradient(y, x, u[0].reshape(y.shape), batched=False).any()):
         raise ValueError(
             f"the map {ends} does not depend on its input: the output may be detached, made without gradients, or "
@@ -134,7 +135,7 @@ def linearise(
 
 
 def shared_positions(x: Tensor, y: Tensor) -> tuple[int, ...]:
-    """Return the leading sizes that number tokens: all equal ones but the last; for images only the first."""
+    """Return the leading sizes that x and y share, without the last; for images, at most the first."""
     most = 1 if max(x.ndim, y.ndim) > 3 else min(x.ndim, y.ndim) - 1
     same = 0
     while same < most and x.shape[same] == y.shape[same]:
@@ -150,7 +151,7 @@ def push_forward(run: Callable[[Tensor], Tensor], x: Tensor, direction: Tensor) 
 
 
 def push_by_differences(run: Callable[[Tensor], Tensor], x: Tensor, direction: Tensor) -> Tensor:
-    """Compute J v by central differences; good to about four digits in float32."""
+    """Compute J v by central differences, to about four digits in float32."""
     point, length = x.detach(), float(direction.norm())
     if length == 0:
         return torch.zeros_like(run(point))
@@ -161,7 +162,7 @@ def push_by_differences(run: Callable[[Tensor], Tensor], x: Tensor, direction: T
 
 
 class plain_connections(warnings.catch_warnings):
-    """A context without the warning of connections that they run without their kernels, which is intended here."""
+    """A context that silences the warning of connections that run without their kernels."""
 
     def __enter__(self) -> Any:
         entered = super().__enter__()
@@ -178,7 +179,7 @@ def _has_forward_mode(at: Linearised, direction: Tensor) -> bool:
 
 
 def _can_batch(at: Linearised, u: Tensor) -> bool:
-    """Say whether several gradients can be taken in one pass; with custom backward passes that often fails."""
+    """Return whether one backward pass can compute several gradients; custom backward passes often cannot."""
     try:
         _gradient(at.y, at.x, u.reshape(2, *at.y.shape), batched=True)
     except RuntimeError:
@@ -194,7 +195,7 @@ def _gradient(y: Tensor, x: Tensor, u: Tensor, batched: bool) -> Tensor:
 
 
 def _time(work: Callable[[], Any], like: Tensor) -> float:
-    """Return the shortest of a few times; work of more than a second is done once."""
+    """Return the shortest time in seconds of up to four calls; stop after a call of more than a second."""
     best = math.inf
     for _ in range(4):
         begin = time.perf_counter()

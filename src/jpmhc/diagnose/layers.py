@@ -1,4 +1,4 @@
-"""What is measured of the layers: their gains and gradients, and what their skips do to the streams."""
+"""Measurements of single layers (gains and gradients) and of the streams between them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class LayerMeasurement:
     """The measurements of one call of one layer.
 
     Attributes:
-        name: The module's name, with the number of the call if it is called more than once.
+        name: The module's name, with the number of the call if the module is called more than once.
         skip: The mean diagonal of the Jacobian of a plain layer, or of a connection's sublayer.
         gain: The mean squared singular value of the rest of this Jacobian, over all tokens.
         gradient: The mean squared singular value of the derivative of the map's output by this layer's output.
         similarity: The mean cosine between two streams after the layer.
-        dominance: The largest share of the streams' squared length in one stream.
-        predicted: The theory's gradient for the coefficients and gains at the compared tokens, scaled so that the last
-            layer's is the measured one; NaN for a layer that is not compared.
+        dominance: The share of the streams' squared length that the longest stream holds.
+        predicted: The theory's prediction of `gradient`, scaled to the measured gradient of the last layer; NaN for a
+            layer without a prediction.
     """
 
     name: str
@@ -39,13 +39,13 @@ class LayerMeasurement:
 
 
 class Gain(NamedTuple):
-    """A layer's Jacobian, estimated from a few random vectors.
+    """Statistics of a layer's Jacobian, estimated from a few random vectors.
 
     Attributes:
-        skip: Its mean diagonal, a multiple of the identity.
-        gain: The mean squared singular value of the rest.
-        sketch: The products of the transposed rest with the vectors. The inner products of two layers' sketches, with
-            the same vectors, estimate those of the matrices. [k, size]
+        skip: The mean of the Jacobian's diagonal.
+        gain: The mean squared singular value of the rest R, the Jacobian minus `skip` times the identity.
+        sketch: The products of Rᵀ with the random vectors. The inner product of two layers' sketches with the same
+            vectors estimates the inner product of their rests. [k, size]
     """
 
     skip: float
@@ -54,12 +54,12 @@ class Gain(NamedTuple):
 
 
 def measure_gain(call: LayerCall, vectors: Tensor, position: int | None = None) -> Gain:
-    """Estimate a layer's skip and gain from a few random vectors, over all tokens or at one of them.
+    """Estimate a layer's skip and gain from a few random vectors, over all tokens or at one token.
 
     Args:
-        call: The layer's call, in its graph.
-        vectors: Standard normal numbers; a row for each probe. [k, size of the output, of one token with a position]
-        position: The number of the token.
+        call: The layer's call, whose tensors are in the model's graph.
+        vectors: Standard normal vectors of the output's size, or with `position` of one token's size. [k, size]
+        position: The token's number; None for all tokens.
     """
     jacobian = Jacobian(Linearised(call.inside, call.output, _no_run, call.positions, batched=False), position)
     size = jacobian.shape[1]
@@ -72,10 +72,10 @@ def measure_gain(call: LayerCall, vectors: Tensor, position: int | None = None) 
 
 
 def measure_sublayer(call: LayerCall, position: int, chunk: int, batched: bool) -> tuple[float, Tensor]:
-    """Split a sublayer's Jacobian at one token into a multiple of the identity and the rest, a matrix [d, d].
+    """Split a sublayer's Jacobian at one token into a multiple of the identity and a remaining matrix [d, d].
 
-    The multiple is the median eigenvalue of the symmetric part. For a rest without preferred directions it is the mean
-    diagonal. In trained sublayers a few directions can make up the mean diagonal, while all others have none of it.
+    The multiple is the median eigenvalue of the Jacobian's symmetric part. The mean of the diagonal would do for fresh
+    sublayers, but in trained sublayers a few directions can dominate that mean.
     """
     at = Linearised(call.inside, call.output, _no_run, call.positions, batched=batched)
     matrix = measure_matrix(Jacobian(at, position), chunk).double()
@@ -84,7 +84,7 @@ def measure_sublayer(call: LayerCall, position: int, chunk: int, batched: bool) 
 
 
 def measure_gradients(calls: Sequence[LayerCall], y: Tensor, vectors: Tensor) -> list[float]:
-    """Estimate the mean squared singular value of the derivative of y by each layer's output."""
+    """Estimate the mean squared singular value of the derivative of y by each layer's output, from random vectors."""
     totals = [0.0] * len(calls)
     for vector in vectors:
         outputs = [call.output for call in calls]
@@ -101,16 +101,16 @@ def _no_run(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class StreamStatistics:
-    """What the layers do to the streams, averaged over tokens.
+    """Statistics of the streams and of the connections' coefficients, averaged over tokens.
 
     Attributes:
-        similarity: Mean cosine between two streams after each layer: 1 means that they are copies. [L]
-        dominance: The largest share of the streams' squared length in one stream after each layer. [L]
+        similarity: Mean cosine between two streams after each layer: 1 means that the streams are copies. [L]
+        dominance: The share of the streams' squared length that the longest stream holds after each layer. [L]
         read: Mean read weights. [L, n]
         write: Mean write weights. [L, n]
         product: Singular values of the product of all skips, descending. [n]
-        geometric_mean: The n-th root of its determinant, which is the geometric mean of its singular values.
-        direct: 1ᵀ H_L … H_1 1 / n: the share of the mean stream that passes the skips.
+        geometric_mean: The geometric mean of the singular values of that product.
+        direct: 1ᵀ H_L … H_1 1 / n: the factor by which the skips alone multiply the mean stream.
     """
 
     similarity: Tensor
@@ -123,7 +123,7 @@ class StreamStatistics:
 
 
 def measure_streams(calls: Sequence[LayerCall]) -> StreamStatistics:
-    """Summarise the coefficients and streams of a chain of connections; a norm after the write is no part of a skip."""
+    """Compute the statistics of a chain of connections; the skips do not include a norm after the write."""
     n = calls[0].streams
     reads, writes, skips = zip(*(_read_coefficients(call) for call in calls))
     total = skips[0].reshape(-1, n, n)
@@ -143,17 +143,18 @@ def measure_streams(calls: Sequence[LayerCall]) -> StreamStatistics:
 
 
 def _read_coefficients(call: LayerCall) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the reads, writes and skips of every token, in float64 on the CPU."""
+    """Return read, write and skip of a connection for every token, in float64 on the CPU."""
     assert call.coefficients is not None
     read, write, skip = (part.double().cpu() for part in call.coefficients)
     return read, write, skip
 
 
 def effective_coefficients(call: LayerCall) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the reads, writes and skips of every token, with the norm after the write, in float64 on the CPU.
+    """Return read, write and skip of a connection for every token, with the norm after the write multiplied in.
 
-    The norm divides each stream by its length R, so the skip is R⁻¹H and the write R⁻¹w. A layer norm divides by the
-    length of the centred stream; the direction that centring removes, and the norm's weights, are left out.
+    The norm divides each stream by its root mean square R, so the skip is R⁻¹H and the write R⁻¹w. For a layer norm, R
+    belongs to the centred stream; the direction that centring removes and the norm's weights are left out. All are in
+    float64 on the CPU.
     """
     read, write, skip = _read_coefficients(call)
     if call.post_norm:
@@ -167,7 +168,7 @@ def effective_coefficients(call: LayerCall) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def stream_similarity(x: Tensor) -> Tensor:
-    """Return the mean cosine between two different streams. [..., n, d]"""
+    """Return the cosine between two different streams, averaged over pairs and tokens. [..., n, d]"""
     n = x.shape[-2]
     if n == 1:
         return torch.ones((), dtype=torch.float64)
@@ -177,6 +178,6 @@ def stream_similarity(x: Tensor) -> Tensor:
 
 
 def stream_dominance(x: Tensor) -> Tensor:
-    """Return the mean share of a token's squared length in its longest stream: 1 / n to 1. [..., n, d]"""
+    """Return the longest stream's share of a token's squared length, averaged over tokens: 1 / n to 1. [..., n, d]"""
     squares = x.detach().double().square().sum(-1)
     return (squares.max(-1).values / squares.sum(-1).clamp_min(1e-300)).mean().cpu()

@@ -1,8 +1,8 @@
 """A lens: the linear map from the streams after a layer to the final residual, averaged over prompts.
 
-The logit lens reads a hidden state with the model's head as if no layer followed. The Jacobian lens first applies the
-average derivative of the final residual by the hidden state. For a model with n streams that map is [d, n d], which
-takes all streams into account.
+The logit lens reads a hidden state with the model's head as if no layer followed. The Jacobian lens first multiplies
+the hidden state by the average derivative of the final residual. A model with n streams has a derivative by all
+streams. [d, n d]
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from jpmhc.diagnose.run import (
 )
 from jpmhc.machine import free_memory
 
-# Rows at a time, and the share of the free memory that they may take.
+# The largest number of rows computed together, and the share of the free memory that these rows may take.
 _CHUNK, _SHARE = 64, 0.4
 
 
@@ -41,9 +41,9 @@ class Lens:
 
     Attributes:
         layer: The layer's name.
-        matrix: The map: the average of the final residual's derivative by each stream of its own token. [d, n, d]
-        offset: The average final residual minus the map of the average streams. [d]
-        tokens: The number of tokens that the average was taken over.
+        matrix: The average derivative of a token's final residual by the token's streams. [d, n, d]
+        offset: The average final residual minus `matrix` times the average streams. [d]
+        tokens: The number of tokens in the average.
     """
 
     layer: str
@@ -55,10 +55,10 @@ class Lens:
         return f"Lens({self.layer!r}, {self.matrix.shape[1]} streams of {self.matrix.shape[2]}, {self.tokens} tokens)"
 
     def __call__(self, streams: Tensor) -> Tensor:
-        """Estimate the final residual from the streams after the layer; read it out with the model's norm and head.
+        """Estimate the final residual, which the model's norm and head turn into logits, from the layer's streams.
 
         Args:
-            streams: The streams. [..., n, d], or [..., d] for a model without hyper-connections
+            streams: The streams after the layer. [..., n, d], or [..., d] for a model without hyper-connections
 
         Returns:
             The estimate. [..., d]
@@ -72,11 +72,11 @@ class Lens:
         return torch.einsum("onc,...nc->...o", matrix, streams) + self.offset.to(streams)
 
     def read(self, model: nn.Module, inputs: Any) -> Tensor:
-        """Run the model and estimate the final residual of each token from the streams after the layer. [..., d]
+        """Run the model, and estimate each token's final residual from the streams after the layer. [..., d]
 
         Args:
             model: The model that the lens was made for.
-            inputs: The arguments of its call.
+            inputs: The arguments of the model's call.
         """
         model = find_inner_model(model)
         args, kwargs = checks.call_arguments(inputs)
@@ -89,7 +89,7 @@ class Lens:
         return self(calls[0].after)
 
     def save(self, path: Path | str) -> Path:
-        """Save the lens into a file and return its path."""
+        """Save the lens into a file and return the file's path."""
         path = Path(path)
         torch.save(asdict(self), path)
         return path
@@ -109,19 +109,19 @@ def lens(
     seed: int = 0,
     say: Callable[[str], None] | None = print,
 ) -> Lens:
-    """Compute the average linear map from the streams after a layer to the final residual, the mean stream at the end.
+    """Compute the average linear map from the streams after a layer to the mean of the streams after the last layer.
 
-    Derivatives are those of a token's final residual by its own streams. One backward pass serves all tokens of a
-    prompt: each token has a random sign, so that derivatives by other tokens cancel on average. The time is printed
-    after the first prompt.
+    The map is the average derivative of a token's final residual by the token's own streams. One backward pass serves
+    all tokens of a prompt: each token gets a random sign, so that derivatives by other tokens cancel on average. The
+    estimated time is printed during the first prompt.
 
     Args:
         model: A model with hyper-connections, or with a list of like layers.
         layer: A layer's name, or its number in the order of calls.
-        prompts: The inputs of several calls of the model; a hundred are a good average.
-        rank: The rank of the map's difference to the mean of the streams. It takes 2 rank products per prompt in place
-            of d. By default the map is computed in full.
-        seed: Of the random signs and directions.
+        prompts: The inputs of several calls of the model; a hundred give a good average.
+        rank: Approximate the map as the mean of the streams plus a matrix of this rank, with 2 rank products per prompt
+            instead of d. None computes the map in full.
+        seed: The seed of the random signs and directions.
         say: Called with the estimated time; None for silence.
 
     Example:
@@ -150,10 +150,10 @@ def lens(
 
 
 class _Work:
-    """The sums over prompts of which a lens is made.
+    """The sums over prompts from which a lens is computed.
 
     Attributes:
-        sketch: In the second pass of a map of low rank: directions of the streams that it does not forget. [n d, rank]
+        sketch: For a map of low rank, in the second pass: orthonormal directions of the streams. [n d, rank]
     """
 
     def __init__(
@@ -193,19 +193,19 @@ class _Work:
         self.total += (products * signs).sum(1).double().cpu()
 
     def _spread(self, rows: Tensor, signs: Tensor) -> Tensor:
-        """Place rows at every token, with its sign. [k, size] → [k, tokens size]"""
+        """Copy rows to every token, multiplied by the token's sign. [k, size] → [k, tokens size]"""
         return (rows.to(signs).unsqueeze(1) * signs).flatten(1)
 
     def begin_second_pass(self) -> None:
-        """Choose the directions of the streams on which the map differs most from the mean of the streams."""
+        """Set the sketch to the directions in which the map differs most from the mean of the streams."""
         difference = self.total / self.tokens - self._mean_streams(self.directions)
         self.sketch = torch.linalg.qr(difference.mT)[0]
         self.total = torch.zeros(len(self.directions), len(self.final), dtype=torch.float64)
 
     def make_lens(self) -> Lens:
-        """Return the average."""
+        """Return the lens: the average over all tokens."""
         width = len(self.final)
-        matrix = self.total / self.tokens  # [d, n d], or with a rank its products with the sketch [rank, d]
+        matrix = self.total / self.tokens  # the map [d, n d], or after a second pass (map @ sketch)ᵀ [rank, d]
         if len(self.sketch):
             mean = self._mean_streams(torch.eye(width, dtype=torch.float64))
             matrix = mean + (matrix.mT - mean @ self.sketch) @ self.sketch.mT
@@ -213,7 +213,7 @@ class _Work:
         return Lens(self.name, matrix.reshape(width, -1, width).float(), offset.float(), self.tokens)
 
     def _mean_streams(self, rows: Tensor) -> Tensor:
-        """Return the products of rows with the map that takes the mean of the streams. [k, d] → [k, n d]"""
+        """Multiply rows by the matrix that takes the mean of the streams. [k, d] → [k, n d]"""
         n = len(self.streams) // len(self.final)
         return (rows / n).repeat(1, n)
 
@@ -241,7 +241,7 @@ class _Work:
         return self.first
 
     def _find(self, chain: Sequence[LayerCall]) -> int:
-        """Return the layer's position in the chain; raise an error if it is not there or if nothing follows it."""
+        """Return the layer's index in the chain; raise an error if the layer is missing or the last one."""
         names = [call.name for call in chain]
         index = self.layer if isinstance(self.layer, int) else -1
         if isinstance(self.layer, str) and self.layer in names:
@@ -255,7 +255,7 @@ class _Work:
         return index
 
     def _plan(self, at: Linearised, saved: int) -> None:
-        """Set up the sums, choose how many rows fit into memory, and say how long it takes."""
+        """Initialise the sums, choose the number of rows that fit into memory, and print the estimated time."""
         width, size = at.y.shape[-1], at.x.numel() // math.prod(at.positions)
         free_bytes = _SHARE * free_memory(at.y.device)
         self.chunk = max(1, min(_CHUNK, int(free_bytes / max(saved / 4, 1)))) if at.batched else _CHUNK

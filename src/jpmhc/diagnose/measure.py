@@ -1,4 +1,4 @@
-"""diagnose: measure a model's Jacobian, its layers, and the theory beside them."""
+"""diagnose: measure a model's Jacobian and its layers, and compare them with the theory."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ from jpmhc.diagnose.run import (
 from jpmhc.diagnose.shared_modes import SharedModes, find_modes, multiply_all
 from jpmhc.diagnose.spectrum import Spectrum
 
-# The shares of a diagnosis's time.
+# The share of the time limit that each kind of measurement may use.
 _SHARES = {"whole": 0.4, "tokens": 0.15, "layers": 0.25, "sublayers": 0.2}
-# Random vectors for gains and gradients, and the widest matrix that is rotated.
+# The number of random vectors for gains and gradients, and the largest n d for which sublayers are rotated.
 _VECTORS = 4
 _WIDEST = 3072
-# Seconds that one token may take, even if the limit is lower.
+# A measurement of one token may take this many seconds even if the time limit is lower.
 _BEARABLE = 10.0
 
 
@@ -68,27 +68,27 @@ def diagnose(
 ) -> Diagnosis:
     """Measure the singular values of a model's Jacobian at real inputs, and compare them with the theory.
 
-    The model may be any module: a plain network, a Hugging Face model, one with hyper-connections. It is measured in
-    its mode (eval or train), in float32 at least, and left as it was: weights, gradients, buffers and random numbers.
-    The plan, with time and memory, is printed before the measurement begins.
+    The model may be any module: a plain network, a Hugging Face model, a model with hyper-connections. It is measured
+    in its current mode (eval or train), in float32 at least. Its weights, gradients and buffers and the state of the
+    random numbers do not change. The plan, with time and memory, is printed before the measurement begins.
 
     Args:
         model: The model.
-        inputs: The arguments of its call: a tensor, a tuple of arguments, or a dict of them.
+        inputs: The arguments of the model's call: a tensor, a tuple of arguments, or a dict of arguments.
         between: The names of two modules; the map leads from the output of the first to the output of the second. None
             instead of a name means the model's input or output. Integer inputs are differentiated at the embeddings.
         method: "dense" (every row by a backward pass), "lanczos" (quadrature from random vectors, with error bars), or
             "auto": dense if it fits into memory and time.
         tokens: The number of single tokens to measure, evenly spaced.
-        probes: Random vectors of Lanczos quadrature.
-        steps: Steps for each of them.
+        probes: The number of random vectors of Lanczos quadrature.
+        steps: The number of Lanczos steps per random vector.
         seconds: The time limit; longer measurements are shortened or left out, with a note.
-        seed: Of the random vectors.
+        seed: The seed of the random vectors.
         say: Called with each sentence of the plan; None for silence.
-        progress: Called with the current measurement and the share of it that is done.
+        progress: Called with the name of the current measurement and the finished share of that measurement.
 
     Returns:
-        The diagnosis: print it, or read its attributes; `verdict` is five sentences.
+        The diagnosis, to print or to read by its attributes; the attribute `verdict` is five sentences.
 
     Example:
         >>> import jpmhc, torch
@@ -142,7 +142,7 @@ def diagnose(
 
 
 class _Work:
-    """A diagnosis in the making: the model's graph, the plan, and the notes."""
+    """The state of a running diagnosis: the model's graph, the planned measurements, and the notes."""
 
     def __init__(
         self,
@@ -182,11 +182,11 @@ class _Work:
     def _positions(self, x: Tensor, y: Tensor) -> tuple[int, ...]:
         n = max((call.streams for call in self.calls), default=1)
         if n > 1 and x.shape == y.shape and x.ndim > 2 and x.shape[-2] == n:
-            return tuple(x.shape[:-2])  # streams in, streams out: the streams of a token belong together
+            return tuple(x.shape[:-2])  # x and y are streams, and all streams of a token form one position
         return shared_positions(x, y)
 
     def _run_layers(self, start: Tensor) -> Tensor:
-        """Run the model with other streams before the chain, and return the streams after it."""
+        """Run the model with the streams before the first layer replaced; return the streams after the last layer."""
         recording = Recording(replacement=(self.chain[0].number, start))
         with record_layers(self.model, self.found_layers, recording):
             run_between(self.ends, self.call, self.at.x.detach())
@@ -194,7 +194,7 @@ class _Work:
         return next(call.after for call in recording.calls if call.number == last)
 
     def plan(self, tokens: int) -> None:
-        """Decide which measurements are made, and how."""
+        """Choose the measurements, and a method for each."""
         self.parts["whole"] = self._plan_part("the whole map", Jacobian(self.at), "whole")
         if math.prod(self.at.positions) > 1:
             self.tokens = self._plan_tokens("token", self.at, "tokens", tokens)
@@ -207,9 +207,9 @@ class _Work:
         self.layer_positions = self._plan_tokens("all layers at token", self.layers_at, "layers", tokens)
         width = self.chain[0].inside.shape[-1]
         wide = width * self.chain[0].streams
-        # the rows of every sublayer, and the decomposition of the rotated layers
+        # seconds for the rows of every sublayer's Jacobian, and for the decomposition of the rotated layers
         cost = len(self.layer_positions) * (width * self.at.seconds["row"] + SVD_SECONDS * wide**3)
-        # A sublayer's own Jacobian at every token of an image or the like has no width to speak of.
+        # Rotation needs sublayers that map vectors of `width` at each token, which sublayers on images do not.
         plain = math.prod(positions) * width == self.chain[0].inside.numel()
         self.rotating = plain and wide <= _WIDEST and 0 < cost < _SHARES["sublayers"] * self.seconds
         self.rotating_seconds = cost if self.rotating else 0.0
@@ -230,7 +230,7 @@ class _Work:
             )
 
     def _plan_tokens(self, what: str, at: Linearised, share: str, tokens: int) -> dict[int, Part]:
-        """Plan single tokens, evenly spaced; leave them out with a note if each would exceed the whole time limit."""
+        """Plan evenly spaced single tokens; add a note and plan none if one token would exceed the time limit."""
         positions = _spread(tokens, math.prod(at.positions))
         parts = {
             position: self._plan_part(f"{what} {position}", Jacobian(at, position), share, len(positions))
@@ -253,14 +253,14 @@ class _Work:
         return [*self.parts.values(), *self.tokens.values(), *self.layer_positions.values()]
 
     def describe_plan(self) -> list[str]:
-        """Return the plan as sentences: each measurement, and the sum."""
+        """Return one sentence per measurement, and a sentence with the total time and memory."""
         parts = self.all_parts()
         total = sum(part.seconds for part in parts) + self.rotating_seconds
         memory = self.saved + max(part.bytes for part in parts)
         lines = [f"from {self.ends.start_name} to {self.ends.stop_name}", *map(str, parts)]
         if self.rotating:
             depth, streams, width = len(self.chain), self.chain[0].streams, self.chain[0].inside.shape[-1]
-            # matrices, their stack and rotated copies; the map of all streams, its product and its decomposition
+            # bytes of the sublayers' matrices, their stack and rotated copies, and of four matrices of all streams
             matrices = 8 * (4 * depth * width**2 + 4 * (streams * width) ** 2)
             lines.append(
                 "the Jacobian of every sublayer at those tokens and its shared modes, about "
@@ -269,7 +269,7 @@ class _Work:
         return [*lines, f"in all about {describe_time(total)} and {describe_bytes(memory)} with the model's own graph"]
 
     def measure(self, part: Part, jacobian: Jacobian) -> Spectrum:
-        """Measure one Jacobian as planned."""
+        """Measure the spectrum of one Jacobian as planned."""
         if part.method == "dense":
             return spectrum_of(measure_matrix(jacobian, part.chunk, self._count(part)))
         return measure_quadrature(jacobian, part.probes, part.steps, self.seed, self._count(part))
@@ -288,10 +288,11 @@ class _Work:
     def measure_layers(
         self, comparisons: Sequence[TheoryComparison]
     ) -> tuple[list[LayerMeasurement], SharedModes | None]:
-        """Measure every layer's gain and gradient, the similarity of the streams after it, and the shared modes.
+        """Measure each layer's gain, gradient and streams, and the shared modes of all layers.
 
         Args:
-            comparisons: The comparisons at single tokens, whose mean is the theory's prediction of the gradients.
+            comparisons: The comparisons at single tokens; the mean of their predicted gradients is each layer's
+                prediction.
         """
         if not self.calls:
             return [], None
@@ -317,7 +318,7 @@ class _Work:
             return layers, modes
         rows = {call.number: row for row, call in enumerate(self.calls)}
         predicted = torch.stack([item.gradients for item in comparisons]).mean(0)
-        # The modules after the last layer, such as a norm and a head, are no part of the theory.
+        # The theory ends at the last layer, so its gradients are scaled to the measured gradient of that layer.
         predicted = predicted * (layers[rows[self.chain[-1].number]].gradient / predicted[-1])
         for call, value in zip(self.chain, predicted.tolist()):
             layers[rows[call.number]] = replace(layers[rows[call.number]], predicted=value)
@@ -345,6 +346,6 @@ def _spread(count: int, among: int) -> list[int]:
 
 
 def _signal_gain(at: Linearised) -> float:
-    """Return the ratio of the root mean squares of output and input; 1 where either is zero."""
+    """Return the output's root mean square divided by the input's; 1 if either is zero."""
     x, y = (float(tensor.detach().double().square().mean().sqrt()) for tensor in (at.x, at.y))
     return y / x if x > 0 and y > 0 else 1.0

@@ -1,6 +1,6 @@
-"""Losses that were measured when mixers trained side by side on text, for `recommend` to show beside its theory.
+"""Measured losses of models with each mixer, trained on text; `recommend` prints them beside the theory.
 
-`measured.json` is written by `python benchmarks/draw_mixers.py` from the stored comparison.
+`python benchmarks/draw_mixers.py` writes `measured.json` from the stored comparison.
 """
 
 import functools
@@ -10,16 +10,17 @@ from typing import TypedDict
 
 
 class MeasuredLosses(TypedDict):
-    """The losses of one comparison."""
+    """The losses of one comparison of mixers."""
 
-    model: str  # what was trained, in words
-    command: str  # repeats the comparison
-    minus_plain: dict[str, float]  # validation loss minus the plain model's, each at its best learning rate, by mixer
+    model: str  # the trained model, in words
+    command: str  # the command that repeats the comparison
+    # For each mixer, the validation loss minus the plain model's, both at their best learning rate.
+    minus_plain: dict[str, float]
 
 
 @functools.cache
 def read_losses() -> MeasuredLosses:
-    """Read the losses that the package ships.
+    """Return the losses in the package's file `measured.json`.
 
     >>> sorted(read_losses())
     ['command', 'minus_plain', 'model']

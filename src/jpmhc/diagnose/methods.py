@@ -1,4 +1,4 @@
-"""How the spectrum of one Jacobian is measured: what it costs, as a matrix, or by Lanczos quadrature."""
+"""Measure the spectrum of one Jacobian, as a matrix or by Lanczos quadrature, and estimate the cost beforehand."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from jpmhc.machine import free_memory
 from jpmhc.spectra import trace
 
 METHODS = ("auto", "dense", "lanczos")
-# Seconds of one multiplication and addition in a singular value decomposition, and the largest matrix for it.
+# Seconds per multiplication and addition in a singular value decomposition, and the largest size to decompose.
 SVD_SECONDS = 4e-10
 _LARGEST = 6000
-# The share of the free memory for one measurement.
+# The share of the free memory that one measurement may use.
 _SHARE = 0.4
 _FEWEST_STEPS, _FEWEST_PROBES = 24, 2
-# Rows at a time: larger chunks are no faster.
+# The largest number of rows per backward pass: more are no faster.
 _CHUNK = 64
 
 
@@ -33,12 +33,12 @@ class Part:
         what: The name of the map.
         shape: The Jacobian's rows and columns.
         method: "dense" or "lanczos".
-        chunk: Rows at a time of a dense measurement.
-        probes: Random vectors of Lanczos.
-        steps: Steps for each of them.
+        chunk: The number of rows per backward pass of a dense measurement.
+        probes: The number of random vectors of Lanczos quadrature.
+        steps: The number of Lanczos steps per random vector.
         seconds: The estimated time.
-        bytes: The estimated memory beside the model's own run.
-        shortened: Whether it has fewer probes or steps than asked for, to keep to the limit.
+        bytes: The estimated memory, without the memory of the model's own run.
+        shortened: Whether probes or steps were reduced below the requested numbers to keep to the limits.
     """
 
     what: str
@@ -53,7 +53,7 @@ class Part:
 
     @property
     def products(self) -> int:
-        """The number of rows, or of products with the Jacobian."""
+        """The number of rows of a dense measurement, or of Lanczos quadrature's products with the Jacobian."""
         return self.shape[0] if self.method == "dense" else self.probes * (2 * self.steps - 1)
 
     def __str__(self) -> str:
@@ -67,20 +67,20 @@ class Part:
 
 
 def plan_part(what: str, jacobian: Jacobian, saved: int, seconds: float, method: str, probes: int, steps: int) -> Part:
-    """Choose how one Jacobian is measured.
+    """Choose the method, the size and the cost of the measurement of one Jacobian.
 
     Args:
         what: The name of the map.
         jacobian: The Jacobian.
-        saved: Bytes of the model's graph.
-        seconds: The time that the measurement may take.
-        method: "auto", or the method to use at any cost.
-        probes: Random vectors for Lanczos.
-        steps: Steps for each of them.
+        saved: The bytes that the model's graph saves.
+        seconds: The time limit of the measurement.
+        method: "dense" or "lanczos" at any cost, or "auto" for a choice by cost.
+        probes: The number of random vectors for Lanczos quadrature.
+        steps: The number of Lanczos steps per random vector.
     """
     (rows, columns), at = jacobian.shape, jacobian.at
     free_bytes = _SHARE * free_memory(at.y.device)
-    # A batched backward pass holds about a quarter of the graph for each row at its peak.
+    # At its peak, a batched backward pass needs about a quarter of the graph's memory per row.
     chunk = max(1, min(_CHUNK, rows, int(free_bytes / max(saved / 4, 1)))) if at.batched else min(_CHUNK, rows)
     small = min(rows, columns)
     dense_seconds = rows * at.seconds["row"] + SVD_SECONDS * rows * columns * small
@@ -116,8 +116,8 @@ def measure_matrix(jacobian: Jacobian, chunk: int, progress: Callable[[int], Non
 
     Args:
         jacobian: The Jacobian.
-        chunk: Rows at a time.
-        progress: Called with the number of rows done since the last call.
+        chunk: The number of rows per backward pass.
+        progress: Called with the number of rows computed since the last call.
     """
     rows, columns = jacobian.shape
     like = jacobian.at.y
@@ -133,11 +133,11 @@ def measure_matrix(jacobian: Jacobian, chunk: int, progress: Callable[[int], Non
 
 
 def spectrum_of(matrix: Tensor, precision: torch.dtype | None = None) -> Spectrum:
-    """Compute the singular values of a matrix in float64; the matrix is never squared.
+    """Compute the singular values of a matrix in float64, without squaring the matrix.
 
     Args:
-        matrix: [M, N]
-        precision: The type in which the matrix was computed, which sets the floor; its own type by default.
+        matrix: The matrix. [M, N]
+        precision: The type in which the matrix was computed, which sets the floor; by default the matrix's type.
     """
     values = np.sort(torch.linalg.svdvals(matrix.double()).numpy())[None]
     floor = torch.finfo(precision or matrix.dtype).eps * float(values.max()) * max(matrix.shape) ** 0.5
@@ -149,16 +149,17 @@ def spectrum_of(matrix: Tensor, precision: torch.dtype | None = None) -> Spectru
 def measure_quadrature(
     jacobian: Jacobian, probes: int, steps: int, seed: int, progress: Callable[[int], None] | None = None
 ) -> Spectrum:
-    """Estimate the spectrum by Golub–Kahan–Lanczos quadrature, with `steps` products with J and with Jᵀ per vector.
+    """Estimate the spectrum by Golub–Kahan–Lanczos quadrature from random vectors.
 
-    The vectors are on the Jacobian's smaller side. JᵀJ is never formed, so small singular values keep their digits.
+    The random vectors are inputs or outputs of the map, whichever are smaller. JᵀJ is never formed, so small singular
+    values keep their digits.
 
     Args:
-        jacobian: The Jacobian.
+        jacobian: The Jacobian J.
         probes: The number of random vectors; their scatter gives the error bars.
-        steps: Lanczos steps for each of them.
-        seed: Of the vectors.
-        progress: Called with the number of products done since the last call.
+        steps: The number of Lanczos steps per random vector, each with one product with J and one with Jᵀ.
+        seed: The seed of the random vectors.
+        progress: Called with the number of products computed since the last call.
     """
     rows, columns = jacobian.shape
     ahead, back, size = jacobian.multiply, jacobian.multiply_transposed, columns
@@ -178,7 +179,7 @@ def measure_quadrature(
     device, generator = jacobian.at.x.device, torch.Generator().manual_seed(seed)
     nodes, weights = [], []
     for _ in range(probes):
-        # One vector at a time: the model runs on one vector anyway, and only one basis is in memory.
+        # One vector at a time, so that only one Lanczos basis is in memory; products take one vector anyway.
         start = trace.probes(1, size, generator=generator).to(device)
         quadrature = trace.singular_quadrature(counted(ahead), counted(back), start, steps)
         order = quadrature.nodes[0].argsort()

@@ -1,8 +1,8 @@
-r"""recommend: rank the mixers for a model of given depth by the theory of networks with norms.
+r"""recommend: rank the mixers for a model of a given depth by the theory of networks with norms.
 
-The theory judges each mixer at its start and after its skips have drifted from the identity, with random weights: the
-collapsed share of the Jacobian J of all streams, the gradients of the model's own map T = reduce ∘ J ∘ expand, the
-layers until stream differences are lost, and the cost.
+For random weights, the theory gives each mixer's numbers at its start and after its skips have drifted from the
+identity: the collapsed share of the Jacobian J of all streams, the gradients of the model's own map
+T = reduce ∘ J ∘ expand, the number of layers until differences between streams are lost, and the cost.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 NORMS = ("pre", "post")
 _SEED = 0
-# Shares of collapsed singular values are right to about one per cent.
+# With these settings, shares of collapsed singular values have an error of about one per cent.
 _ARC = 6
 _TOLERANCE = 2e-3
 # The relative tolerance of the mean distance from the identity.
@@ -40,22 +40,23 @@ _DRIFT_TOLERANCE = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    r"""The theory's judgement of one mixer.
+    r"""The theory's numbers for one mixer: J is the Jacobian of all streams, T the Jacobian of the model's own map.
 
     Attributes:
-        mixer: Its name.
-        drift: The mean distance of its drifted skips from the identity, $\|H - 1\|_F / \sqrt n$.
-        collapsed_at_start: The share of J's singular values below 0.1 with the skips of a fresh connection. With a
-            post-norm, which shrinks all directions alike, below 0.1 times the plain network's geometric mean.
-        collapsed: The same with drifted skips.
-        collapsed_model: The same share of T's singular values with drifted skips.
+        mixer: The mixer's name.
+        drift: The mean distance of the drifted skips from the identity, $\|H - 1\|_F / \sqrt n$.
+        collapsed_at_start: The share of J's singular values below 0.1 with the skips of a fresh connection. With
+            post-norms, which shrink all directions alike, the limit is 0.1 times the plain network's geometric mean.
+        collapsed: The share of J's singular values below the same limit, with drifted skips.
+        collapsed_model: The share of T's singular values below the same limit, with drifted skips.
         geometric_mean: The geometric mean of J's singular values with drifted skips.
-        direct_path: $1^\top H_L \cdots H_1 1/n$ with drifted skips: the factor T without sublayers.
-        gradient_gains: The mean square of T's derivative by each sublayer's output, with drifted skips. [L]
+        direct_path: $1^\top H_L \cdots H_1 1/n$ with drifted skips: the factor to which T reduces without sublayers.
+        gradient_gains: The mean squared singular value of T's derivative by each sublayer's output, with drifted
+            skips. [L]
         layers_until_collapse: The number of drifted layers after which differences between streams are below 0.1.
-        parameters: Parameters of one connection whose coefficients depend on the token.
-        flops: Operations of one connection per token, without its sublayer.
-        bytes: The least memory traffic of one connection per token, in 16 bits, without its sublayer.
+        parameters: The number of parameters of one connection whose coefficients depend on the token.
+        flops: The number of operations of one connection per token, without its sublayer.
+        bytes: The smallest memory traffic of one connection per token, in 16 bits, without its sublayer.
         network: The drifted network: `spectra.density(candidate.network)` is J's spectrum, and
             `spectra.density(candidate.network.end_to_end())` is T's.
         fresh_network: The network with the skips of fresh connections.
@@ -78,20 +79,20 @@ class Candidate:
 
     @property
     def measured_loss(self) -> float | None:
-        """The loss minus the plain model's in the language comparison; None if the mixer was not trained there."""
+        """The measured loss on text minus the plain model's loss; None if no model with this mixer was trained."""
         return read_losses()["minus_plain"].get(self.mixer)
 
 
 @dataclass(frozen=True, eq=False)
 class Recommendation:
-    """All mixers for this number of streams, the best first; the identity, which mixes nothing, comes last.
+    """The ranked mixers, the best first; the identity, which mixes nothing, comes last.
 
     Attributes:
-        candidates: Ranked by what the theory says random skips lose: by the collapsed share of J after drifting, then
-            by the distance of T's gradients from the plain residual network's, then by the distance of J's geometric
-            mean from the plain network's, then by cost. It is no ranking by the loss of trained models. A mixer that
-            another one beats in the first three, or in some of them while the others are equal, is never first.
-        assumptions: The assumptions behind the numbers.
+        candidates: The mixers, ranked by the theory and not by the loss of trained models: by the collapsed share of J
+            with drifted skips, then by the distance of T's gradients from the plain residual network's, then by the
+            distance of J's geometric mean from the plain network's, then by cost. The first mixer is one that no other
+            mixer beats in one of the first three numbers without being worse in another.
+        assumptions: The assumptions behind the numbers, in words.
     """
 
     candidates: tuple[Candidate, ...]
@@ -99,11 +100,11 @@ class Recommendation:
 
     @property
     def best(self) -> Candidate:
-        """The first choice."""
+        """The first mixer of the ranking."""
         return self.candidates[0]
 
     def plot(self, path: str | Path | None = None) -> Figure:
-        """Return a figure of matplotlib with collapse, gradients and layers until collapse of each mixer.
+        """Return a matplotlib figure with the collapsed share, gradients and layers until collapse of each mixer.
 
         Args:
             path: A file to write the figure to as well: PNG, SVG or PDF by its ending.
@@ -158,17 +159,18 @@ def recommend(
 
     Args:
         depth: The number of sublayers, L: two for each block of a transformer.
-        streams: n.
+        streams: The number of streams, n.
         activation: The sublayers' activation: a name in `spectra.activations.ACTIVATIONS`, or a `spectra.Activation`.
-        norm: "pre" for a norm before each sublayer, "post" for one of every stream after each write.
+        norm: "pre" for a norm before each sublayer, "post" for a norm of every stream after each write.
         drift: The distance of a drifted skip from the identity, $\|H - 1\|_F / \sqrt n$, at most 1. A mixer whose
             start is farther away keeps its start.
-        dim: Features per stream, for the costs.
-        ratio: Hidden features of a sublayer over its features.
-        scales: Variances of the sublayers' weights times their columns; PyTorch's default is (1/3, 1/3).
-        gated: Whether sublayers are gated, as SwiGLU.
+        dim: The number of features per stream, for the costs.
+        ratio: The number of hidden features of a sublayer divided by its number of features.
+        scales: For each of a sublayer's two weight matrices, the variance of an entry times the number of columns;
+            PyTorch's default is (1/3, 1/3).
+        gated: Whether sublayers are gated, such as SwiGLU.
         start_variance: The mean square of the model's embeddings.
-        mixers: Names in `MIXERS`, MODULE:CLASS for a mixer of your own, or mixers; by default all names that exist for
+        mixers: Mixers, names in `MIXERS`, or MODULE:CLASS for a mixer of your own; by default all names that allow
             this number of streams.
 
     Example:
@@ -201,7 +203,7 @@ def recommend(
     candidates = [_describe_mixer(name, mixer.logits, model, *skips[name], dim) for name, mixer in chosen.items()]
 
     def losses(candidate: Candidate) -> tuple[float, float, float]:
-        """Return the three numbers of which less is better, rounded to differences that matter."""
+        """Return the three numbers that rank a candidate (smaller is better), rounded to relevant differences."""
         gains = abs(float(candidate.gradient_gains[0].log()) - plain)
         mean = candidate.geometric_mean / model.scale
         lost = abs(math.log(mean)) if mean > 0 else math.inf
@@ -234,7 +236,7 @@ def recommend(
 
 
 class _Model:
-    """The layers that all mixers share, and a cache of the results for their skips."""
+    """The layers that are the same for all mixers, with caches of the networks and shares for each set of skips."""
 
     def __init__(self, depth: int, streams: int, norm: str, mlp: spectra.MLP, start_variance: float) -> None:
         self.depth, self.streams, self.mlp, self.start_variance = depth, streams, mlp, start_variance
@@ -244,7 +246,7 @@ class _Model:
         self.write = torch.ones(depth, streams, dtype=torch.float64)
         self.plain = torch.eye(streams, dtype=torch.float64).expand(depth, -1, -1)
         self.networks: dict[bytes, spectra.Network] = {}
-        # The plain network's geometric mean: 1, or with post-norms the factor by which they shrink all directions.
+        # The plain network's geometric mean: 1, or the factor by which post-norms shrink all directions.
         self.scale = math.exp(float(torch.linalg.slogdet(self.network(self.plain).skips).logabsdet.sum()) / streams)
         self.shares: dict[bytes, float] = {}
 
@@ -256,7 +258,7 @@ class _Model:
         return self.networks[key]
 
     def find_shares(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Compute the collapsed shares of all mixers at once, for their fresh and drifted skips."""
+        """Compute the collapsed shares for the fresh and drifted skips of all mixers at once."""
         questions = {}
         for start, drifted in pairs:
             for skips, ends in ((start, "streams"), (drifted, "streams"), (drifted, "model")):
@@ -266,20 +268,20 @@ class _Model:
         self.shares = dict(zip(questions, shares))
 
     def share_collapsed(self, skips: Tensor, ends: str) -> float:
-        """Return a collapsed share that `find_shares` has computed."""
+        """Return the collapsed share for these skips, which `find_shares` has computed."""
         return self.shares[self._question(skips, ends)]
 
     def _question(self, skips: Tensor, ends: str) -> bytes:
-        """Return a key that is equal for questions with the same answer."""
+        """Return a dictionary key, equal for skips with the same collapsed share."""
         return ends.encode() + _key(self._with_same_map(skips) if ends == "model" else skips)
 
     def _with_same_map(self, skips: Tensor) -> Tensor:
-        """Return the plain skips if these have row sums one: the model's own map T is then the same."""
+        """Return skips with the same map T: the plain skips if all row sums are one, else the skips themselves."""
         return self.plain if float((skips.sum(-1) - 1).abs().max()) < 1e-6 else skips
 
 
 def _name(mixer: str | Mixer) -> str:
-    """Return the name of a mixer in tables: its class's name if it has none of its own."""
+    """Return a mixer's name for tables; for a mixer without a name, return the name of its class."""
     return mixer if isinstance(mixer, str) else getattr(mixer, "name", type(mixer).__name__)
 
 
@@ -297,9 +299,9 @@ def _describe_mixer(name: str, mixer_logits: int, model: _Model, start: Tensor, 
         gradient_gains=spectra.gradient_gains(network),
         layers_until_collapse=spectra.layers_until_collapse(drifted),
         parameters=logits * (n * dim + 1),
-        # a projection of all streams to the logits, then skip, read and write
+        # the projection of all streams to the logits, the skip, and read and write
         flops=2 * logits * n * dim + 2 * n * n * dim + 4 * n * dim,
-        # streams read and written once, and the sublayer's input and output
+        # all streams in and out once, and the sublayer's input and output once
         bytes=2 * (2 * n * dim + 2 * dim),
         network=network,
         fresh_network=model.network(start),
@@ -307,10 +309,11 @@ def _describe_mixer(name: str, mixer_logits: int, model: _Model, start: Tensor, 
 
 
 def drift_skips(mixer: Mixer, depth: int, drift: float) -> tuple[Tensor, Tensor]:
-    r"""Return a mixer's skips at its start and after drifting, with random logits added to its start. [L, n, n] each
+    r"""Return a mixer's skips at its start, and after random logits were added to the start. [L, n, n] each
 
-    Bisection finds the size of the random part for which the mean of $\|H - 1\|_F / \sqrt n$ over the layers is the
-    drift. If the start is farther from the identity already, or no logits lead so far, the nearest skips are returned.
+    Bisection chooses the size of the random logits so that the mean of $\|H - 1\|_F / \sqrt n$ over the layers is
+    `drift`. If the start is already farther away, the start is returned twice. If no logits lead so far, the farthest
+    skips are returned.
     """
     generator = torch.Generator().manual_seed(_SEED)
     start = mixer.start().double().expand(depth, -1)
@@ -331,7 +334,7 @@ def drift_skips(mixer: Mixer, depth: int, drift: float) -> tuple[Tensor, Tensor]
 
 
 def _key(skips: Tensor) -> bytes:
-    """Return a key that is equal for skips that agree to six digits."""
+    """Return a dictionary key, equal for skips that agree to six decimals."""
     return skips.mul(1e6).round().long().numpy().tobytes()
 
 

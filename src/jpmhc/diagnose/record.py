@@ -1,7 +1,7 @@
-"""Record what every connection of a model reads, writes and skips while the model runs.
+"""Record every call of a model's hyper-connections: streams, sublayer input and output, and coefficients.
 
-A model without hyper-connections is recorded at its layers: the longest list of modules that map a hidden state to one
-of the same shape, each of them one stream with a read and a write of one.
+Of a model without hyper-connections the layers are recorded: its longest list of modules of one class that map a hidden
+state to a hidden state of the same shape. Such a layer counts as one stream with read and write weights of one.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class LayerCall:
     Attributes:
         name: The module's name.
         module: The module.
-        before: The streams that it was given, all n of them. [..., n, d]
+        before: The streams before the connection. [..., n, d]
         inside: The sublayer's input. [..., d]
         output: The sublayer's output. [..., d]
-        after: The streams that it returned. [..., n, d]
-        number: How many calls began before this one.
-        coefficients: Its read, write and skip for every token; None for a plain layer.
+        after: The streams after the connection. [..., n, d]
+        number: The number of recorded calls that began before this call.
+        coefficients: The connection's read, write and skip for every token; None for a plain layer.
     """
 
     name: str
@@ -46,12 +46,12 @@ class LayerCall:
 
     @property
     def streams(self) -> int:
-        """How many streams there are: 1 for a plain layer."""
+        """The number of streams: 1 for a plain layer."""
         return 1 if self.coefficients is None else self.before.shape[-2]
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """The leading sizes that number the tokens."""
+        """The leading sizes of the tensors, whose product is the number of tokens."""
         return shared_positions(self.inside, self.output)
 
     @property
@@ -62,13 +62,13 @@ class LayerCall:
 
 @dataclass
 class Recording:
-    """What was recorded in one run of a model.
+    """The recorded calls of one run of a model.
 
     Attributes:
         calls: The calls, in the order in which they ended.
-        replacement: What to put in the place of the streams before the call of this number; coefficients are then not
-            computed again.
-        begun: How many calls have begun.
+        replacement: The number of a call, and streams to use instead of the streams before that call; with a
+            replacement, coefficients are not recorded.
+        begun: The number of calls that have begun.
     """
 
     calls: list[LayerCall] = field(default_factory=list)
@@ -76,7 +76,7 @@ class Recording:
     begun: int = 0
 
     def enter_call(self, streams: Tensor) -> tuple[int, Tensor]:
-        """Count one more call; return its number and the streams it begins with."""
+        """Count one more call; return the call's number and its streams, or their replacement."""
         number, self.begun = self.begun, self.begun + 1
         if self.replacement is not None and self.replacement[0] == number:
             return number, self.replacement[1]
@@ -85,12 +85,12 @@ class Recording:
 
 @contextmanager
 def record_layers(model: nn.Module, layers: Sequence[nn.Module], recording: Recording) -> Iterator[Recording]:
-    """Record every call of these connections or layers while the context lasts; the model's result does not change.
+    """Record every call of these connections or layers inside the context, without a change of the model's result.
 
     Args:
         model: The model.
-        layers: What `find_layers` found.
-        recording: Where to put the calls.
+        layers: The model's layers, from `find_layers`.
+        recording: The recording, to which the calls are added.
     """
     names = {module: name for name, module in model.named_modules()}
     with ExitStack() as stack:
@@ -103,7 +103,11 @@ def record_layers(model: nn.Module, layers: Sequence[nn.Module], recording: Reco
 
 
 class RecordedState(NamedTuple):
-    """The state of a read that is recorded: it writes as `chosen` does, the state of the form that read."""
+    """The state between a connection's read and its write, which records the call when it writes.
+
+    Attributes:
+        chosen: The state of the form that computed the read, which also computes the write.
+    """
 
     x: Tensor
     streams: Tensor
@@ -174,7 +178,7 @@ def _watch_layer(layer: nn.Module, name: str, recording: Recording) -> Iterator[
 
 
 def find_hidden_state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | str, Tensor | None]:
-    """Return the place and value of the first floating-point tensor in a call that is no attention mask."""
+    """Return the position or name, and the value, of a call's first floating-point tensor except attention masks."""
     places: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     for place, value in places:
         if isinstance(value, Tensor) and value.is_floating_point() and place != "attention_mask":
@@ -183,9 +187,9 @@ def find_hidden_state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[in
 
 
 def find_layers(model: nn.Module) -> list[nn.Module]:
-    """Return a model's hyper-connections; without any, the modules of its longest list of like ones.
+    """Return a model's hyper-connections, or without hyper-connections its longest list of modules of one class.
 
-    Of a list in a list the outer one is taken: layers, not the experts or the parts in each of them.
+    A list inside another list does not count: the layers are returned, not the experts inside each layer.
     """
     connections: list[nn.Module] = [module for module in model.modules() if isinstance(module, HyperConnection)]
     if connections:
@@ -201,7 +205,7 @@ def find_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def longest_chain(calls: Sequence[LayerCall]) -> list[LayerCall]:
-    """Return the longest run of calls in which each one gets exactly the streams that the one before returned."""
+    """Return the longest series of calls in which each call begins with the streams after the call before."""
     runs: list[list[LayerCall]] = []
     for call in calls:
         linked = runs and runs[-1] and _same(runs[-1][-1].after, call.before)

@@ -1,4 +1,4 @@
-"""Run a model from one end of a map to the other: borrow it, find the two ends, and fit the batch into memory."""
+"""Run a model as a map between two of its tensors, with a batch that fits into memory, and restore the model."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,22 +17,22 @@ from jpmhc.diagnose.jacobian import plain_connections
 from jpmhc.diagnose.record import LayerCall, Recording, find_hidden_state, record_layers
 from jpmhc.machine import free_memory
 
-SEED = 0  # of the random numbers that a model in train mode draws: the same in every run of it
+SEED = 0  # before every run of the model, so that a model in train mode draws the same random numbers
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-# The entry of a Hugging Face output that is the model's output: the first of these that is there.
+# The first of these entries that a Hugging Face output has is the model's output.
 _OUTPUTS = ("last_hidden_state", "logits")
-# Smaller inputs are measured without asking whether the graph fits into memory. For inputs of integers, the numbers of
-# an embedding are counted.
+# Inputs with fewer numbers are measured without a check that the graph fits into memory. An integer counts as an
+# embedding of _EMBEDDING numbers.
 _LARGE, _EMBEDDING = 30_000, 256
-_GRAPH_SHARE = 0.4  # of the free memory, for a graph
+_GRAPH_SHARE = 0.4  # the share of the free memory that a graph may use
 
 
 @contextmanager
 def borrow_model(model: nn.Module) -> Iterator[Callable[..., Any]]:
     """Yield a function that calls the model, and restore the model afterwards.
 
-    Inside, half-precision weights are float32, weights take no gradients, buffers are copies, every call draws the same
-    random numbers, and attention is computed by its plain formula, which has forward derivatives.
+    Inside the context, half-precision weights are float32, weights take no gradients, buffers are copies, every call
+    draws the same random numbers, and attention uses its plain formula, which has forward-mode derivatives.
 
     Args:
         model: Any module; its mode (eval or train) does not change.
@@ -80,7 +80,7 @@ def widen_halves(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def _kept_random_state() -> Iterator[None]:
-    """Restore the random numbers of torch, Python and NumPy afterwards."""
+    """Restore the random states of torch, Python and NumPy at the end of the context."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
     try:
@@ -99,12 +99,12 @@ class Ends:
 
     Attributes:
         arguments: The arguments of the model's call.
-        start: The module whose output is the map's input, or the position or name of the argument that is.
+        start: The module whose output is the map's input, or the position or name of the argument that is the input.
         stop: The module whose output is the map's output; None for the model's own output.
         start_name: The beginning in words.
         stop_name: The end in words.
-        begins_at: The number of the start module's call at which the map begins: the first one with gradients. The
-            first run sets it.
+        begins_at: The number of the start module's call at which the map begins, which is the first call with
+            gradients; set during the first run.
     """
 
     arguments: Arguments
@@ -116,11 +116,11 @@ class Ends:
 
 
 class _EmbeddingFound(Exception):
-    """Ends the run that looks for the first embedding."""
+    """Raised in the first call of an embedding, to stop the model's run."""
 
 
 def read_arguments(inputs: Any) -> Arguments:
-    """Return the positional and keyword arguments of one call, with float32 for half-precision tensors."""
+    """Return copies of one call's positional and keyword arguments, with half-precision tensors as float32."""
     args, kwargs = checks.call_arguments(inputs)
 
     def copy(value: Any) -> Any:
@@ -130,7 +130,7 @@ def read_arguments(inputs: Any) -> Arguments:
 
 
 def cut_batch(arguments: Arguments, batch: int, examples: int) -> Arguments:
-    """Cut every tensor of the whole batch to its first examples."""
+    """Return the arguments with only the first `examples` rows of every tensor that has `batch` rows."""
 
     def cut(value: Any) -> Any:
         return value[:examples] if isinstance(value, Tensor) and value.ndim and len(value) == batch else value
@@ -139,7 +139,7 @@ def cut_batch(arguments: Arguments, batch: int, examples: int) -> Arguments:
 
 
 def find_inner_model(model: nn.Module) -> nn.Module:
-    """Return the model inside a container of torch.compile or of data parallelism."""
+    """Return the model inside the wrappers of torch.compile and data parallelism."""
     inner: Any = model
     while hasattr(inner, "_orig_mod") or isinstance(inner, nn.DataParallel | nn.parallel.DistributedDataParallel):
         inner = inner._orig_mod if hasattr(inner, "_orig_mod") else inner.module
@@ -147,7 +147,7 @@ def find_inner_model(model: nn.Module) -> nn.Module:
 
 
 def check_model(model: nn.Module, arguments: Arguments) -> None:
-    """Raise an error if the model is no module, its weights hold NaN, or inputs are empty or on another device."""
+    """Raise an error if the model is no module or its weights contain NaN, or if inputs are empty or elsewhere."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"the model must be a torch.nn.Module, not a {type(model).__name__}")
     broken = [
@@ -180,7 +180,7 @@ def find_ends(
         arguments: The arguments of its call.
         between: The names of two modules: the map leads from the first one's output to the second one's output. None
             instead of a name, or of both, means the model's input or output.
-        call: The borrowed model.
+        call: The function that calls the borrowed model.
     """
     if between is not None and not (
         isinstance(between, tuple | list)
@@ -244,7 +244,7 @@ def _find_embedding(model: nn.Module, arguments: Arguments, call: Callable[..., 
 
 
 def call_model(call: Callable[..., Any], arguments: Arguments) -> Any:
-    """Call a model for the first time; turn its error into one sentence about its inputs."""
+    """Call a model for the first time; turn an error into a ValueError with one sentence about the inputs."""
     try:
         return call(*arguments[0], **arguments[1])
     except (RuntimeError, TypeError, IndexError) as error:
@@ -252,12 +252,12 @@ def call_model(call: Callable[..., Any], arguments: Arguments) -> Any:
 
 
 def run_between(ends: Ends, call: Callable[..., Any], start: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Run the model with its map's input replaced, and return the input that was used and the output.
+    """Run the model with a given input of the map, and return the map's input and output.
 
     Args:
-        ends: Where the map begins and ends.
-        call: The borrowed model.
-        start: The new input of the map; None takes the model's own tensor there, as a new leaf.
+        ends: The beginning and the end of the map.
+        call: The function that calls the borrowed model.
+        start: The map's input; None for a copy, with gradients, of the tensor that the model itself computes there.
     """
     args, kwargs = list(ends.arguments[0]), dict(ends.arguments[1])
     used: list[Tensor] = []
@@ -273,7 +273,7 @@ def run_between(ends: Ends, call: Callable[..., Any], start: Tensor | None = Non
         number, started = started, started + 1
         if ends.begins_at is None and torch.is_grad_enabled():
             ends.begins_at = number
-        # Only one call: if the module is called again, that is part of the map.
+        # Only one call's output is replaced; further calls of the module are part of the map.
         return replace_tensor(output, replace, ends.start_name) if number == ends.begins_at else None
 
     with ExitStack() as stack:
@@ -305,7 +305,7 @@ def _hooked(module: nn.Module, hook: Callable[..., Any]) -> Iterator[None]:
 
 
 def find_tensor(output: Any, name: str) -> Tensor:
-    """Return the floating-point tensor that an output is or contains."""
+    """Return a module's output if it is a floating-point tensor, or else the first such tensor inside the output."""
     tensor = output
     if isinstance(output, Mapping):
         tensor = next((output[key] for key in (*_OUTPUTS, *output) if output.get(key) is not None), None)
@@ -318,7 +318,7 @@ def find_tensor(output: Any, name: str) -> Tensor:
 
 
 def replace_tensor(output: Any, replace: Callable[[Tensor], Tensor], name: str) -> Any:
-    """Return the output of a module with its first tensor replaced."""
+    """Return a module's output with the first tensor replaced."""
     if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
         return type(output)([replace(output[0]), *output[1:]])
     if not isinstance(output, Tensor) or not output.is_floating_point():
@@ -327,7 +327,7 @@ def replace_tensor(output: Any, replace: Callable[[Tensor], Tensor], name: str) 
 
 
 def fit_batch(model: nn.Module, ends: Ends, call: Callable[..., Any]) -> list[str]:
-    """Cut the batch to as many examples as its autograd graph fits into memory; return a note if it was cut."""
+    """Cut the batch to the largest number of examples whose graph fits into memory; return a note if it was cut."""
     tensors = [value for value in (*ends.arguments[0], *ends.arguments[1].values()) if isinstance(value, Tensor)]
     batch = tensors[0].shape[0] if tensors and tensors[0].ndim > 1 else 1
     numbers = sum(tensor.numel() * (1 if tensor.is_floating_point() else _EMBEDDING) for tensor in tensors)
@@ -345,7 +345,7 @@ def fit_batch(model: nn.Module, ends: Ends, call: Callable[..., Any]) -> list[st
 
 
 def measure_graph(model: nn.Module, run: Callable[[], Any]) -> tuple[int, Any]:
-    """Run the model. Return the bytes that its graph saves beside the weights, and the result of the run."""
+    """Run the model; return the bytes that its graph saves in addition to the weights, and the run's result."""
     sizes: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -361,13 +361,13 @@ def measure_graph(model: nn.Module, run: Callable[[], Any]) -> tuple[int, Any]:
 def record_graph(
     model: nn.Module, layers: Sequence[nn.Module], ends: Ends, call: Callable[..., Any]
 ) -> tuple[Tensor, Tensor, list[LayerCall], int]:
-    """Run the model once and keep its graph; connections use plain operations, which can be batched.
+    """Run the model once with an autograd graph, with connections computed by plain operations, which can be batched.
 
     Args:
         model: The model.
         layers: The layers to record.
         ends: The ends of the map.
-        call: The borrowed model.
+        call: The function that calls the borrowed model.
 
     Returns:
         The map's input and output, the layers' calls, and the bytes that the graph saves.

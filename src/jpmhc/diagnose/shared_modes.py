@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# An eigenvalue is a shared mode above this times the bulk's upper edge for independent layers: in fresh networks
-# sublayers of one kind correlate a little, by their norms and slopes.
+# An eigenvalue above this factor times the upper edge of the bulk for independent layers is a shared mode. The factor
+# is above 1 because sublayers of one kind correlate a little even in fresh networks, by their norms and slopes.
 _ABOVE_BULK = 1.45
 
 
@@ -27,9 +27,9 @@ class SharedModes:
     Attributes:
         correlations: The Gram matrix over layers of the normalised sublayer Jacobians. [L, L]
         eigenvalues: Its eigenvalues, descending. [L]
-        directions: The eigenvectors of the shared modes: each layer's part in each mode. [L, K]
-        shares: The share of each sublayer's squared length that lies in its shared part. [L]
-        share: The same for all layers together.
+        directions: The eigenvectors of the shared modes: each layer's weight in each mode. [L, K]
+        shares: For each sublayer, the shared part's share of the squared Frobenius norm. [L]
+        share: The shared parts' share of the squared Frobenius norm of all layers together.
     """
 
     correlations: Tensor
@@ -53,7 +53,7 @@ def find_modes(products: Tensor, samples: int) -> SharedModes:
 
     Args:
         products: Inner products of the Jacobians without their multiples of the identity. [L, L]
-        samples: The number of products of entries in each inner product: d² for matrices, k d for k random probes.
+        samples: The number of summands in each inner product: d² for matrices, k d for k random probes.
 
     Example:
         >>> layers = torch.randn(6, 40, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -89,7 +89,7 @@ def split_shared(matrices: Sequence[Tensor], modes: SharedModes) -> list[tuple[T
 
     Args:
         matrices: The Jacobians without their multiples of the identity. [d, d] each
-        modes: Their shared modes.
+        modes: The layers' shared modes.
     """
     if modes.count == 0:
         return [(torch.zeros_like(matrix), matrix) for matrix in matrices]

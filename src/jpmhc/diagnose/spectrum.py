@@ -15,21 +15,21 @@ from jpmhc.spectra.sublayers import gauss_nodes, jacobi_matrix
 
 # Singular values above this count as exploded.
 EXPLODED = 10.0
-# Steps of a bisection for a quantile: they halve the logarithm of twenty decades to one per cent.
+# Steps of a bisection for a quantile: each halves the logarithmic interval, from twenty decades to one per cent.
 _BISECTIONS = 14
 
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """The singular values of a measured Jacobian.
+    """The measured singular values of a Jacobian, with weights.
 
-    Quadrature with few nodes leaves the distribution function open between two bounds. Shares are the middle of the
-    bounds, and `error` includes the bounds.
+    Quadrature with few nodes gives only a lower and an upper bound of the distribution function. Shares are the middle
+    between the bounds, and `error` includes the distance to the bounds.
 
     Attributes:
         values: Singular values, ascending in each row. One row for a dense measurement, one for each probe of Lanczos
             quadrature. [s, k]
-        weights: The share of all singular values that each one represents; rows sum to one. [s, k]
+        weights: The share of all singular values that each of `values` represents; rows sum to one. [s, k]
         shape: Rows and columns of the Jacobian.
         method: "dense" or "lanczos".
         floor: Singular values below this are rounding errors.
@@ -58,10 +58,10 @@ class Spectrum:
         return float(self.values.min())
 
     def quantile(self, probability: float) -> float:
-        """Return the singular value below which this share of all singular values lies."""
+        """Return the singular value below which the share `probability` of all singular values lies."""
         if self.exact or self.side == "middle":
             values, weights = self._pooled()
-            if not self.exact:  # nothing is known below the first node but that the share falls to zero
+            if not self.exact:  # below the first node, the share falls from the node's to zero at the floor
                 values, weights = np.append(self.floor, values), np.append(0.0, weights)
             return _quantile(values, weights, probability)
         low, high = max(self.floor, self.largest * 1e-20), 2 * self.largest
@@ -85,11 +85,11 @@ class Spectrum:
 
     @property
     def exact(self) -> bool:
-        """Whether all singular values that a probe can see are known, so that the bounds are equal."""
+        """Whether the distribution function is known exactly, and not only between bounds."""
         return self.method == "dense" or self.values.shape[1] >= min(self.shape)
 
     def typical(self) -> float:
-        """Return the geometric mean of the singular values that are above a tenth of it: of those not collapsed."""
+        """Return the geometric mean of the singular values that have not collapsed below a tenth of that mean."""
         values, weights = self._pooled()
         typical = _quantile(values, weights, 0.9)
         for _ in range(20):
@@ -107,16 +107,15 @@ class Spectrum:
         return float((self.weights * self.values**2).sum() / len(self.weights))
 
     def geometric_mean(self) -> float:
-        """Return the geometric mean of the singular values; smaller ones than the floor count as the floor."""
+        """Return the geometric mean of the singular values; values below the floor count as the floor."""
         safe = np.maximum(self.values, max(self.floor, 1e-300))
         return float(np.exp((self.weights * np.log(safe)).sum() / len(self.weights)))
 
     def error(self, read: Callable[[Spectrum], float]) -> float:
-        """Return the error of a statistic of the spectrum; 0 for a dense one.
+        """Return the error of a statistic of the spectrum; 0 for a dense measurement.
 
-        It is the standard error over the probes plus the error of a quadrature with few nodes. The latter is the
-        distance to the further bound for shares and quantiles, and for other statistics the difference to the
-        quadrature of half as many steps, which is zero for moments.
+        The error is the standard error over the probes plus the error from few quadrature nodes. The latter is the
+        largest change of the statistic at the lower bound, at the upper bound, or with half as many steps.
 
         Args:
             read: The statistic, such as `Spectrum.mean_square` or `lambda s: s.quantile(0.5)`.
@@ -134,7 +133,7 @@ class Spectrum:
         return scatter + max(abs(read(other) - read(self)) for other in others)
 
     def _halved(self) -> Spectrum:
-        """Return the quadrature of half as many steps, with its missing nodes at zero and without weight."""
+        """Return the quadrature with half as many steps, padded with nodes at zero without weight."""
         values, weights = np.zeros_like(self.values), np.zeros_like(self.weights)
         for row, (own, shares) in enumerate(zip(self.values, self.weights)):
             nodes, halved = gauss_nodes(torch.from_numpy(own**2), torch.from_numpy(shares), max(len(own) // 2, 1))
@@ -147,7 +146,7 @@ class Spectrum:
         return replace(self, values=self.values[rows], weights=self.weights[rows])
 
     def squares(self, count: int = 4000) -> Tensor:
-        """Return squared singular values of equal weight, as `spectra.distances` takes them; all where it is dense."""
+        """Return squared singular values of equal weight: all of a dense measurement, otherwise `count` quantiles."""
         if self.method == "dense":
             return torch.from_numpy(self.values[0] ** 2)
         probabilities = (np.arange(count) + 0.5) / count
@@ -156,25 +155,25 @@ class Spectrum:
         return torch.from_numpy(values[np.minimum(order, len(values) - 1)] ** 2)
 
     def wasserstein(self, other: Spectrum) -> float:
-        """Return W1, the mean distance between the singular values of the two spectra in their order."""
+        """Return the distance W1: the mean distance between equally ranked singular values of the two spectra."""
         points, mine, theirs = self._compared(other)
         return float((np.abs(mine - theirs)[:-1] * np.diff(points)).sum())
 
     def kolmogorov(self, other: Spectrum) -> float:
-        """Return KS, the largest difference of the two distribution functions."""
+        """Return the distance KS: the largest difference between the two distribution functions."""
         _, mine, theirs = self._compared(other)
         return float(np.abs(mine - theirs).max())
 
     def cumulative(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the singular values of all probes in one ascending row, and the share of all up to each. [s k] each"""
+        """Return all probes' singular values in ascending order, and the distribution function at each. [s k] each"""
         values, weights = self._pooled()
         return values, np.cumsum(weights) / weights.sum()
 
     def bound_cumulative(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return a lower and an upper bound of the share of singular values up to each point.
 
-        The bounds of Chebyshev, Markov and Stieltjes: no law with the same moments leaves them. Where all singular
-        values are known, there is a gap between the bounds only at a singular value, where the share jumps.
+        These are the bounds of Chebyshev, Markov and Stieltjes: every law with the same moments lies between them. If
+        all singular values are known, the bounds differ only at a singular value, where the share jumps.
         """
         bounds = np.zeros((2, len(points)))
         for values, weights in zip(self.values, self.weights):
@@ -194,13 +193,13 @@ class Spectrum:
         return np.concatenate([[0.0], shares])[np.searchsorted(values, points, side="right")]
 
     def _pooled(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the values of all probes in one ascending row, and their weights."""
+        """Return all probes' singular values in ascending order, and their weights. [s k] each"""
         order = np.argsort(self.values, axis=None, kind="stable")
         return self.values.ravel()[order], self.weights.ravel()[order]
 
 
 def _quantile(values: np.ndarray, weights: np.ndarray, probability: float) -> float:
-    """Interpolate between values, each in the middle of its weight."""
+    """Return a quantile of weighted values, interpolated between values at the middle of their weights."""
     middle = (np.cumsum(weights) - weights / 2) / weights.sum()
     return float(np.interp(probability, middle, values))
 
@@ -208,9 +207,10 @@ def _quantile(values: np.ndarray, weights: np.ndarray, probability: float) -> fl
 def _bound_shares(values: np.ndarray, weights: np.ndarray, points: np.ndarray) -> np.ndarray:
     """Return the lower and the upper bound of the share of one probe's singular values up to each point. [2, points]
 
-    The quadrature of as many nodes that has a node at the point x² gives both: the weight below x², and that weight
-    plus the one at x². Its Jacobi matrix differs from that of the Gauss quadrature in the last diagonal entry alone:
-    x² + b² (T - x²)⁻¹, with b the entry beside it and T the matrix without the last row and column.
+    Both come from the quadrature with the same number of nodes and one node at the point x²: the weight below x², and
+    the weight up to x². Its Jacobi matrix differs from the Gauss quadrature's only in the last diagonal entry, which is
+    x² + b² [(T - x²)⁻¹]: T is the matrix without the last row and column, [.] the last diagonal entry, and b the entry
+    beside the last diagonal entry.
     """
     jacobi = jacobi_matrix(torch.from_numpy(values**2), torch.from_numpy(weights), len(values)).numpy()
     if len(jacobi) < 2:

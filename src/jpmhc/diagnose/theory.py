@@ -1,4 +1,4 @@
-"""The theory's spectrum for a token's coefficients and gains, and the same layers with rotated sublayers."""
+"""The theory's spectrum for one token's coefficients and gains, and the spectrum of layers with rotated sublayers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jpmhc.spectra import sublayers
 
 # KS ignores relative shifts of singular values up to this size.
 _LEEWAY = 0.01
-# Rotated sublayers are drawn so often that there are about so many singular values.
+# The number of draws of rotated sublayers is chosen for about this many singular values, up to the second number.
 _DRAWN_VALUES, _MOST_DRAWS = 512, 16
 
 
@@ -36,7 +36,7 @@ def token_coefficients(
 
     Args:
         calls: A chain of layers.
-        skips: The multiple of the identity in each plain layer or connection's sublayer.
+        skips: The multiple of the identity in the Jacobian of each plain layer or connection's sublayer.
         position: The token's number.
     """
     one = torch.ones(1, dtype=torch.float64)
@@ -60,7 +60,7 @@ def make_network(
     Args:
         layers: Read, write and skip of each layer.
         gains: The sublayers' mean squared singular values. [L]
-        matrices: The sublayers' Jacobians, whose singular values set their laws; without them, sublayers are
+        matrices: The sublayers' Jacobians, whose singular values the network takes; without matrices, sublayers are
             Gaussian. [d, d] each
     """
     network = spectra.Network.from_coefficients(layers, gains.tolist())
@@ -72,7 +72,7 @@ def make_network(
 
 
 def predict_spectrum(network: spectra.Network) -> tuple[spectra.Density | None, str]:
-    """Return the theory's density for a network and its warnings, or None and the reason."""
+    """Return the theory's density for a network with the theory's warnings, or None with the reason."""
     with warnings.catch_warnings(record=True) as messages:
         warnings.simplefilter("always")
         try:
@@ -83,11 +83,10 @@ def predict_spectrum(network: spectra.Network) -> tuple[spectra.Density | None, 
 
 
 def find_distances(measured: Spectrum, predicted: spectra.Density | Spectrum) -> tuple[float, float]:
-    """Return W1 in singular values, and KS with a tolerance of 1 % in each singular value.
+    """Return the distances W1 in singular values, and KS with a tolerance of 1 % in each singular value.
 
-    Skips alone give many equal singular values, which the theory smooths: without the tolerance KS would find half of
-    them on the wrong side. KS leaves out singular values below the floor, and the uncertainty of a quadrature with few
-    nodes.
+    Skips alone give many equal singular values, which the theory smooths: without the tolerance, KS would be large at
+    each such value. KS ignores singular values below the floor, and differences within the bounds of a quadrature.
     """
     if isinstance(predicted, Spectrum):
         (grid, cumulative), w1 = predicted.cumulative(), predicted.wasserstein(measured)
@@ -106,7 +105,7 @@ def find_distances(measured: Spectrum, predicted: spectra.Density | Spectrum) ->
 
 
 def compose_layers(layers: Sequence[tuple[Tensor, Tensor, Tensor]], matrices: Sequence[Tensor]) -> Tensor:
-    """Multiply out the Jacobian of a chain of layers with constant coefficients, ∏ (H ⊗ 1 + w rᵀ ⊗ F′). [n d, n d]
+    """Compute the Jacobian of a chain of layers with constant coefficients, ∏ (H ⊗ 1 + w rᵀ ⊗ F′). [n d, n d]
 
     Args:
         layers: Read, write and skip of each layer.
@@ -128,15 +127,15 @@ def rotate_sublayers(
     seed: int,
     modes: SharedModes | None = None,
 ) -> tuple[Spectrum, Spectrum]:
-    """Compute the spectra of the same layers with random singular vectors in every sublayer: J and T.
+    """Compute the spectra of J (all streams) and T (the mean stream) with random singular vectors in every sublayer.
 
-    Shared parts stay as they are; the own parts alone are rotated. Small matrices are drawn several times.
+    Only the sublayers' own parts are rotated, not their shared parts. Small matrices are drawn several times.
 
     Args:
         layers: Read, write and skip of each layer.
         matrices: The sublayers' Jacobians. [d, d] each
-        seed: Of the random orthogonal matrices.
-        modes: The shared modes of the layers, if there are any.
+        seed: The seed of the random orthogonal matrices.
+        modes: The shared modes of the layers; None for sublayers without shared parts.
     """
     generator = torch.Generator().manual_seed(seed)
     parts = [(0.0, m) for m in matrices] if modes is None else split_shared(matrices, modes)
@@ -154,13 +153,13 @@ def rotate_sublayers(
 
 
 def mean_stream_of(matrix: Tensor, streams: int) -> Tensor:
-    """Return the map from n copies of a stream to their mean, of a map of all streams. [n d, n d] → [d, d]"""
+    """Turn a map of all streams into the map from n copies of one stream to the mean stream. [n d, n d] → [d, d]"""
     width = len(matrix) // streams
     return matrix.double().reshape(streams, width, streams, width).sum((0, 2)) / streams
 
 
 def _merge(drawn: Sequence[Spectrum]) -> Spectrum:
-    """Return the dense spectra of several draws as one."""
+    """Merge the dense spectra of several draws into one spectrum."""
     values = np.sort(np.concatenate([spectrum.values[0] for spectrum in drawn]))[None]
     floor = max(spectrum.floor for spectrum in drawn)
     return replace(drawn[0], values=values, weights=np.full_like(values, 1 / values.shape[1]), floor=floor)

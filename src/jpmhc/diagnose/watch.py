@@ -1,4 +1,4 @@
-"""Watch the cheap part of a diagnosis while a model trains: the product of the skips, the streams, the gains."""
+"""Log the cheap numbers of a diagnosis while a model trains: the product of the skips, the streams, the gains."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from jpmhc.diagnose.record import LayerCall, Recording, find_layers, longest_cha
 
 @dataclass
 class Watch:
-    """The numbers seen so far.
+    """The numbers logged so far.
 
     Attributes:
-        records: For each watched step its number, under "step", and the numbers by name.
+        records: For each watched step, a dict with the step's number as "step" and with the logged numbers by name.
         step: The number of the current training step.
     """
 
@@ -37,18 +37,18 @@ def watch(
     *,
     start: int = 0,
 ) -> AbstractContextManager[Watch]:
-    """Log skips, streams and sublayers during training, every so many steps.
+    """Log statistics of skips, streams and sublayers during training, once every `every` steps.
 
     A step begins with the first call of the model in train mode after a step of an optimizer that has the model's
     parameters; further calls before the next optimizer step (gradient accumulation) belong to the same step. The
     model's results, gradients and random numbers do not change. Steps that are not watched cost nothing.
 
     Args:
-        model: The model; its hyper-connections are watched, or its layers where it has none.
-        every: Watch step 1, and then every so many steps.
-        log: Called with the step and the numbers, for example to write them to TensorBoard; prints a line by default.
+        model: The model, whose hyper-connections are watched, or whose layers if it has no hyper-connections.
+        every: The number of steps between watched steps; step 1 is the first watched step.
+        log: Called with the step and the numbers, for example to write to TensorBoard; by default a line is printed.
             Of several processes only the first one logs.
-        start: The number of steps of an earlier run that this one resumes.
+        start: The number of steps before this run, if it resumes an earlier run.
 
     Example:
         >>> import jpmhc
@@ -84,7 +84,7 @@ def _watching(
 
     def note_step(optimizer: Optimizer, *ignored: Any) -> None:
         nonlocal stepped
-        if not stepped:  # of several optimizers, or of a scheduler's calls, the first one after the model's call counts
+        if not stepped:  # only the first optimizer step after the model's call counts
             own = set(map(id, model.parameters()))
             stepped = any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
 
@@ -126,7 +126,7 @@ def _watching(
 
 @torch.no_grad()
 def summarise_calls(calls: list[LayerCall]) -> dict[str, float]:
-    """Return the cheap numbers of one run: what the skips do to the streams, and each sublayer's signal gain."""
+    """Return the logged numbers of one run: statistics of skips and streams, and of the sublayers' signal gains."""
     numbers: dict[str, float] = {}
     chain = longest_chain(calls) or calls
     if chain[0].coefficients is not None:
@@ -145,14 +145,14 @@ def summarise_calls(calls: list[LayerCall]) -> dict[str, float]:
 
 
 def _distance_to_identity(call: LayerCall) -> float:
-    """Return ‖H − I‖ (Frobenius) of a connection's skips, the mean over tokens: 0 while they have not drifted."""
+    """Return the Frobenius norm ‖H − I‖ of a connection's skips H, averaged over tokens."""
     assert call.coefficients is not None
     skip = call.coefficients.skip.double()
     return float(torch.linalg.matrix_norm(skip - torch.eye(skip.shape[-1]).to(skip)).mean())
 
 
 def _signal_gain(call: LayerCall) -> float:
-    """Return the ratio of the root mean squares of a sublayer's output (a plain layer's change) and its input."""
+    """Return the root mean square of a sublayer's output (or a plain layer's change) divided by the input's."""
     change = call.output if call.coefficients is not None else call.output - call.inside
     size = float(call.inside.detach().float().square().mean().sqrt())
     return float(change.detach().float().square().mean().sqrt()) / max(size, 1e-30)
