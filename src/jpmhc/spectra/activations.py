@@ -1,4 +1,4 @@
-r"""Gaussian moments of activations: what a nonlinearity contributes to signal propagation and to the noise of a layer.
+r"""Activations and their Gaussian moments, from which signal propagation and the layers' noise are computed.
 
 For $Z \sim \mathcal N(0, 1)$ and a variance $v$ the theory needs three numbers (eqs. psi, kappa, phi_moment):
 $\psi = E[\phi'(\sqrt v Z)^2]$, $\kappa = E[\phi(\sqrt v Z)^2]$ and $\varphi = E[\phi(\sqrt v Z)]$.
@@ -25,9 +25,10 @@ Function = Callable[[Tensor], Tensor]
 class Activation:
     r"""An activation and its Gaussian moments.
 
-    Moments that have a closed form carry it; the others are quadratures. A smooth activation uses Gauss–Hermite with
-    100 nodes (appendix "Activation Functions") as long as its features, of width one, are wide against the spacing of
-    the nodes, and panels of Gauss–Legendre beyond; an activation with kinks always uses panels that end at them.
+    A moment is computed from its closed form if there is one, and by quadrature otherwise. A smooth activation uses
+    Gauss–Hermite quadrature with 100 nodes (appendix "Activation Functions") for small variances, and Gauss–Legendre
+    quadrature on panels for large variances, where the nodes are too far apart to resolve the activation. An activation
+    with kinks always uses panels, which end at the kinks.
 
     Note:
         The paper uses Gauss–Hermite throughout. It is poor across a kink (hard-tanh, $\psi(1)$: 0.655 with 100 nodes,
@@ -37,8 +38,8 @@ class Activation:
         name: The name in `ACTIVATIONS`.
         function: $\phi$.
         derivative: $\phi'$ almost everywhere.
-        kinks: Where $\phi$ or $\phi'$ is not smooth.
-        closed: $(\psi, \kappa, \varphi)$ as functions of $v$, where they have a closed form.
+        kinks: The points at which $\phi$ or $\phi'$ is not smooth.
+        closed: The closed forms of $(\psi, \kappa, \varphi)$ as functions of $v$; None if there are none.
 
     >>> square = Activation("square", torch.square, lambda x: 2 * x)
     >>> float(square.psi(1.0)), float(square.kappa(1.0))  # E 4 Z², E Z⁴
@@ -76,8 +77,8 @@ class Activation:
         return torch.where(variance <= HERMITE_LIMIT, hermite_expectation(integrand, scale), panels)
 
 
-# Up to here 100 Gauss–Hermite nodes are right to 2e-14 for every activation below; at 1 tanh is off by 8e-10, at 4 by
-# 3e-4.
+# Up to this variance 100 Gauss–Hermite nodes are right to 2e-14 for every activation below. At variance 1 tanh is off
+# by 8e-10, at 4 by 3e-4.
 HERMITE_LIMIT = 0.5
 
 
@@ -103,15 +104,16 @@ def _legendre(nodes: int) -> tuple[Tensor, Tensor]:
 def panel_nodes(scale: Tensor, kinks: tuple[float, ...] = (), nodes: int = 32) -> tuple[Tensor, Tensor]:
     r"""Return $z_k$ and weights with $E[f(s Z)] \approx \sum_k w_k f(s z_k)$; scale $s$ [..., 1] -> [..., K] each.
 
-    Gauss–Legendre quadrature on panels. They are bounded by the kinks of $f$, by $\pm 1, \pm 2, \pm 4, \dots$ (its own
-    width is one) and by multiples of $s$ (the width of the density), up to ten standard deviations.
+    The method is Gauss–Legendre quadrature on panels. The panels are bounded by the kinks of $f$, by
+    $\pm 1, \pm 2, \pm 4, \dots$ (the width of $f$ is one) and by multiples of $s$ (the width of the density), up to ten
+    standard deviations.
     """
     x, weight = (part.to(scale.device) for part in _legendre(nodes))
     reach = 10.0
     own = [2.0**k for k in range(-1, 1 + max(1, math.ceil(math.log2(max(2.0, reach * float(scale.max()))))))]
     fixed = torch.tensor([0.0, *kinks, *own, *(-b for b in own)], dtype=torch.float64, device=scale.device)
     sigmas = torch.arange(-reach, reach + 1, dtype=torch.float64, device=scale.device)
-    # Bounds in units of s; those outside the reach collapse to panels of no length.
+    # Bounds in units of s; bounds outside the reach give panels of length zero.
     tiny = torch.finfo(torch.float64).tiny
     bounds = torch.cat([(fixed / scale.clamp_min(tiny)), sigmas.expand(*scale.shape[:-1], -1)], -1)
     bounds = bounds.clamp(-reach, reach).sort(-1).values
@@ -128,7 +130,7 @@ def panel_expectation(function: Function, scale: Tensor, kinks: tuple[float, ...
 
 
 def leaky_relu(slope: float = 0.01) -> Activation:
-    r"""Make the activation $\max(x, \text{slope} \cdot x)$ with its closed moments."""
+    r"""Return the activation $\max(x, \text{slope} \cdot x)$ with closed forms of its moments."""
     square = (1 + slope**2) / 2
     return Activation(
         name="relu" if slope == 0 else "leaky_relu",
@@ -144,7 +146,7 @@ def leaky_relu(slope: float = 0.01) -> Activation:
 
 
 def _hard_tanh_kappa(variance: Tensor) -> Tensor:
-    # With c = 1/√v: v E[Z²; |Z| < c] + P(|Z| > c); the first term by parts. At v = 0 both vanish.
+    # With c = 1/√v: v E[Z²; |Z| < c] + P(|Z| > c); the first term is integrated by parts. At v = 0 both terms vanish.
     c = variance.clamp_min(torch.finfo(torch.float64).tiny).rsqrt()
     inside = torch.erf(c / math.sqrt(2)) - c * torch.exp(-c.square() / 2) * math.sqrt(2 / math.pi)
     return variance * inside + torch.erfc(c / math.sqrt(2))
@@ -189,7 +191,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 def get_activation(activation: str | Activation) -> Activation:
-    """Return the activation of a name in `ACTIVATIONS`, or of MODULE:NAME; return an `Activation` as it is.
+    """Return the activation with a name in `ACTIVATIONS` or at MODULE:NAME; return an `Activation` unchanged.
 
     >>> get_activation("gelu").name
     'gelu'

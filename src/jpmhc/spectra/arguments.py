@@ -1,4 +1,4 @@
-"""Argument checks that the functions of this package share: skips, one number per layer, read and write vectors."""
+"""Checks of arguments that the functions of this package share: skips, numbers per layer, read and write vectors."""
 
 from collections.abc import Sequence
 
@@ -15,9 +15,9 @@ def to_skips(value: Tensor | np.ndarray | Sequence, name: str = "skips", depth: 
     """Return one square matrix per layer, [L, n, n].
 
     Args:
-        value: [L, n, n], or with a depth also one matrix [n, n] that stands for all layers.
-        name: What the value is called in an error.
-        depth: How many layers there must be; any number if None.
+        value: The matrices [L, n, n], or, if a depth is given, one matrix [n, n] for all layers.
+        name: The value's name in an error message.
+        depth: The number of layers that there must be; any number if None.
     """
     skips = checks.real_tensor(value, name)
     if skips.ndim not in (2, 3) or skips.shape[-1] != skips.shape[-2] or 0 in skips.shape:
@@ -39,7 +39,7 @@ def to_skips(value: Tensor | np.ndarray | Sequence, name: str = "skips", depth: 
 
 
 def to_layer_numbers(value: Tensor | Sequence[float] | float, name: str, like: Tensor) -> Tensor:
-    """Return one number per layer [L], none of them negative; a single number stands for all layers of `like`."""
+    """Return one non-negative number per layer [L]; a single number stands for all layers of `like` [L, ...]."""
     numbers = checks.real_tensor(value, name).to(like.device)
     if numbers.ndim == 0:
         numbers = numbers.expand(len(like)).clone()
@@ -53,7 +53,7 @@ def to_layer_numbers(value: Tensor | Sequence[float] | float, name: str, like: T
 def to_read_and_write(
     read: Tensor | Sequence | None, write: Tensor | Sequence | None, skips: Tensor
 ) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """Return read and write vectors [L, n] for skips [L, n, n], or None for both; one vector [n] serves all layers."""
+    """Return the read and the write vectors [L, n], or two Nones if neither is given; one vector [n] is repeated."""
     if read is None and write is None:
         return None, None
     if read is None or write is None:
@@ -70,7 +70,7 @@ def to_read_and_write(
 
 
 def to_correlations(value: Tensor | Sequence, skips: Tensor) -> Tensor:
-    """Return the correlations of the layers' noises [L, L], given as such or as labels [L]."""
+    """Return the correlations of the layers' noises [L, L]; labels [L] give equally labelled layers correlation one."""
     tied = checks.real_tensor(value, "tied").to(skips.device)
     if tied.ndim == 1:
         tied = (tied.unsqueeze(0) == tied.unsqueeze(1)).double()
@@ -84,7 +84,7 @@ def to_correlations(value: Tensor | Sequence, skips: Tensor) -> Tensor:
 
 
 def check_points(z: Tensor, device: torch.device) -> Tensor:
-    """Return the points as complex128 on the device, if they lie where the transform is defined."""
+    """Return spectral points as complex128 on the device; raise ValueError unless all lie above the real axis."""
     try:
         points = torch.as_tensor(z, dtype=torch.complex128, device=device)
     except (TypeError, ValueError, RuntimeError):

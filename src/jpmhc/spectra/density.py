@@ -1,4 +1,4 @@
-r"""The density of squared singular values: its mass, moments and quantiles, and how it is computed."""
+r"""The density of squared singular values, with its mass, moments and quantiles."""
 
 from __future__ import annotations
 
@@ -21,25 +21,27 @@ from jpmhc.spectra.refine import aaa, richardson
 from jpmhc.spectra.solution import Solution, Transform
 
 REFINEMENTS = ("richardson", "richardson-paper", "aaa")
-# The exact curve's smoothing: eta is this fraction of x.
+# By default the smoothing eta is this fraction of x.
 RELATIVE_ETA = 1e-3
 # Singular values below this count as collapsed.
 COLLAPSED = 0.1
-# Beyond this share of unconverged points a density is refused; below it they are interpolated (the paper's rule).
+# With a larger share of unconverged points no density is returned; otherwise these points are interpolated (the paper's
+# rule).
 _INTERPOLABLE = 0.1
-# A point with a residual below this counts as converged: where one singular value is a billion times another, rounding
-# keeps some points above the tolerance.
+# A point with a residual below this number counts as converged: if one singular value is a billion times another,
+# rounding keeps the residual of some points above the tolerance.
 _ROUNDED = 1e-5
-# A first moment that misses the exact one by more than this share is worth a warning.
+# The user is warned if the first moment misses the exact one by more than this share.
 _MOMENT_TOLERANCE = 0.05
-# Where the grid begins outside the spectrum, the mass below it is read at this fraction of its first point.
+# If the grid begins outside the spectrum, the mass below the grid is read at this fraction of the grid's first point.
 _BELOW = 0.01
 # The grid of a network whose squared singular values are all zero.
 _ZERO_GRID = (1e-12, 1.0)
-# The tolerance of that mass, relative to it. A larger residual is accepted if it is at most this share of all mass.
+# The tolerance of the mass below the grid, relative to that mass. A larger error is accepted if it is at most
+# _BELOW_SHARE of all mass.
 _BELOW_TOLERANCE = 1e-4
 _BELOW_SHARE = 1e-5
-# The error of the mass below a grid that is accepted, and of the whole mass that is worth a warning.
+# The accepted error of the mass below a grid. If the whole mass misses one by more, the user is warned.
 _MISREAD = 0.02
 
 
@@ -51,16 +53,17 @@ class Density:
         x: The grid of squared singular values, ascending. [P]
         values: The density, clipped at zero and not normalised. [P]
         eta: The smoothing at each point. [P]
-        mass: What the grid captures, before any normalisation.
-        below: The law's mass below the grid: an atom at zero, or singular values smaller than the grid's first. With
-            `mass` it makes up one, up to smoothing. Zero for a fixed eta, which spreads that mass over the grid.
+        mass: The density's integral over the grid, before any normalisation.
+        below: The law's mass below the grid: an atom at zero, or singular values smaller than the grid's first. `mass`
+            and `below` add up to one, apart from smoothing. Zero for a fixed eta, which spreads this mass over the
+            grid.
         first_moment: $\int x \rho\,dx$ over the grid.
         exact_moment: The mean squared singular value by the exact recursion.
-        interpolated: Which points did not converge and were interpolated from their neighbours. [P]
+        interpolated: True at points that did not converge and were interpolated from their neighbours. [P]
         residual: The largest residual of the points that were not interpolated.
-        method: The method that solved it.
-        exact: Whether its equation is exact for the network.
-        note: The method's note, such as the case in which it is not exact.
+        method: The name of the method that computed the Cauchy transform.
+        exact: Whether the method's equation is exact for the network.
+        note: The method's note, such as the reason why the method is not exact.
 
     >>> network = Network.repeated(torch.eye(2), 0.1, 3)
     >>> curve = density(network)
@@ -94,7 +97,7 @@ class Density:
         return s, 2 * s * self.values
 
     def moments(self, count: int) -> Tensor:
-        r"""Integrate $x^k \rho$ for k = 1, …, count, from the grid; `spectra.moments` has them without smoothing."""
+        r"""Integrate $x^k \rho$ over the grid, k = 1, …, count; `spectra.moments` does so without smoothing. [count]"""
         orders = range(1, checks.whole_number(count, "the number of moments") + 1)
         return torch.stack([_integral(self.x, self.x**k * self.values) for k in orders])
 
@@ -105,7 +108,7 @@ class Density:
         return total / total[-1]
 
     def quantile(self, probability: float) -> float:
-        """Return the singular value with the given fraction of all below it, or 0 if that many lie below the grid."""
+        """Return the singular value below which this fraction of all lies, or 0 if it lies below the grid."""
         if checks.non_negative_number(probability, "a quantile's probability") > 1:
             raise ValueError(f"a quantile's probability must not exceed 1, and {probability:g} does")
         cumulative = self.cumulative().numpy()
@@ -120,18 +123,21 @@ class Density:
         return float(np.interp(threshold, s, cumulative, left=cumulative[0]))
 
     def condition(self, tail: float = 0.01) -> float:
-        """Return a condition number: the ratio of the singular values that leave a fraction `tail` above and below."""
+        """Return a condition number: the ratio of the quantiles at `1 - tail` and at `tail`."""
         if checks.non_negative_number(tail, "tail") >= 0.5:
             raise ValueError(f"tail must be below 0.5, not {tail:g}")
         low = self.quantile(tail)
         return self.quantile(1 - tail) / low if low > 0 else float("inf")
 
     def wasserstein(self, samples: Tensor | np.ndarray) -> float:
-        r"""Compute $W_1$ in singular values to samples of squared singular values; `distances` has other distances."""
+        r"""Compute the distance $W_1$, in singular values, to samples of squared singular values.
+
+        `spectra.distances` computes other distances too.
+        """
         return wasserstein(self, samples)
 
     def normalised(self) -> Density:
-        """Return the curve with unit integral over its grid, as the paper draws it; `mass` stays what was captured."""
+        """Return the density divided by its mass, as the paper draws it; the attribute `mass` keeps its value."""
         return Density(**{**self.__dict__, "values": self.values / self.mass})
 
 
@@ -149,18 +155,19 @@ def density(
 ) -> Density:
     r"""Compute the density of squared singular values by Stieltjes inversion, $\rho = -\mathrm{Im}\,G(x + i\eta)/\pi$.
 
-    A network that maps everything to zero has an atom of mass one there, which is the density's `below`.
+    By default the grid is chosen so that it covers the whole spectrum, over any number of orders of magnitude, and
+    $\eta$ is proportional to x: a fixed $\eta$ would smear the singular values that have collapsed towards zero.
 
-    By default the grid finds the spectrum by itself, over as many orders of magnitude as it has, and $\eta$ is
-    proportional to x: a fixed $\eta$ would smear what has collapsed towards zero.
+    For a network that maps everything to zero, `below` is one: all mass is an atom at zero.
 
     Args:
         network: Any network.
-        x: Squared singular values, positive and ascending; a grid that finds the spectrum by default.
+        x: Squared singular values, positive and ascending; by default a grid that covers the spectrum.
         eta: A fixed smoothing, the paper's $\eta$; proportional to x by default.
-        refine: None; "richardson" extrapolates to $\eta = 0$ from `levels` smoothings; "richardson-paper" does with the
-            paper's tableau, which assumes an error of order $\eta^2$ where it is of order $\eta$; "aaa" fits one
-            rational function to G at few points and evaluates that on the grid.
+        refine: None for no refinement. "richardson" extrapolates to $\eta = 0$ from `levels` smoothings.
+            "richardson-paper" does the same with the paper's tableau, which assumes an error of order $\eta^2$ although
+            the error is of order $\eta$. "aaa" fits a rational function to G at few points and evaluates the function
+            on the grid.
         transform: The function that computes the Cauchy transform, such as `paper.transform("z1")`.
         relative_eta: $\eta / x$ where `eta` is not given.
         levels: How many smoothings Richardson extrapolation uses, each twice the one before.
@@ -216,12 +223,12 @@ def density(
 
 
 def _hide_no_band(lost: Tensor) -> bool:
-    """Return whether no band can lie among the lost points: the first is not lost, and no three in a row are."""
+    """Return True if the first point converged and no three lost points in a row could hide a band."""
     return not bool(lost[0]) and not bool((lost[2:] & lost[1:-1] & lost[:-2]).any())
 
 
 def _check_grid(x: Tensor) -> Tensor:
-    """Return a grid of squared singular values as a tensor, if it is positive and ascending."""
+    """Return a grid of squared singular values as a tensor; raise ValueError unless it is positive and ascending."""
     x = checks.real_tensor(x, "the grid of squared singular values").cpu()
     if x.ndim != 1 or len(x) < 2 or bool((x <= 0).any()) or bool((x.diff() <= 0).any()):
         raise ValueError(
@@ -233,9 +240,9 @@ def _check_grid(x: Tensor) -> Tensor:
 def _solve_grid(
     network: Network, z: Tensor, *, transform: Transform, tolerance: float, maximum: int | None, near: Solution | None
 ) -> tuple[Tensor, Tensor, float]:
-    """Return G on a grid, the points that did not converge and were interpolated, and the residual of the others."""
+    """Return G on a grid, a mask of the interpolated (unconverged) points, and the largest residual of the others."""
     with warnings.catch_warnings():
-        # A method says once why it is not exact, in the evaluation below the grid.
+        # The user is told why a method is not exact only once, when the mass below the grid is computed.
         warnings.simplefilter("ignore", UserWarning)
         points = z.to(network.skips.device)
         solution = transform(network, points, tolerance=tolerance, maximum=maximum, near=near)
@@ -244,7 +251,7 @@ def _solve_grid(
     if lost > _INTERPOLABLE * len(z):
         raise ValueError(f"{solution.why_unconverged()}: raise eta, the tolerance or the number of iterations")
     if lost:
-        # z G over log x: the points may be orders of magnitude apart, and G grows as fast towards zero.
+        # z G is interpolated over log x: points may be orders of magnitude apart, and G grows like 1/z towards zero.
         log_x, moment = z.real.log().numpy(), z * green
         parts = [np.interp(log_x, log_x[good], part[good].numpy()) for part in (moment.real, moment.imag)]
         green = torch.where(good, green, torch.complex(*(torch.from_numpy(part) for part in parts)) / z)
@@ -253,15 +260,15 @@ def _solve_grid(
 
 
 def _invert_fixed(z: Tensor, green: Tensor) -> Tensor:
-    """Return the density at a fixed eta (eq. stieltjes_inversion)."""
+    """Return the density from G at a fixed eta (eq. stieltjes_inversion)."""
     return -green.imag / torch.pi  # eq. stieltjes_inversion
 
 
 def _invert_relative(z: Tensor, green: Tensor) -> Tensor:
-    """Return the density where eta is proportional to x.
+    """Return the density from G at an eta proportional to x.
 
-    The limit is the one of `_invert_fixed`, but the smoothed function is x rho: outside the spectrum it falls off on
-    both sides, where -Im G would leave a tail of constant mass per order of magnitude.
+    For small eta the result equals that of `_invert_fixed`, but the smoothed function is x rho. It falls off on both
+    sides of the spectrum, whereas -Im G would leave a tail of constant mass per order of magnitude.
     """
     return -(z * green).imag / (torch.pi * z.real)
 
@@ -274,7 +281,7 @@ def _evaluate_curve(
     refine: str | None,
     levels: int,
 ) -> tuple[Tensor, Tensor, float]:
-    """Return the density on a grid with the given refinement, its lost points and the largest residual."""
+    """Return the density on a grid with a refinement, a mask of the lost points, and the largest residual."""
     z = torch.complex(grid, smoothing)
     if refine is None:
         green, lost, residual = solve(z)
@@ -290,7 +297,7 @@ def _evaluate_curve(
 
 
 def _warn_of_missed_moments(curve: Density) -> None:
-    """Warn if the curve's mass is not one, or its mean squared singular value is not the exact one."""
+    """Warn if the curve's mass is not one, or if its mean squared singular value differs from the exact value."""
     miss = abs(curve.first_moment / curve.exact_moment - 1) if curve.exact_moment > 0 else 0.0
     if curve.exact and miss > _MOMENT_TOLERANCE:
         warnings.warn(
@@ -316,15 +323,16 @@ def _mass_below(
     maximum: int | None,
     complete: bool,
 ) -> tuple[float, Solution]:
-    r"""Return the law's mass below a grid, and the solution it was read from.
+    r"""Return the law's mass below a grid, and the solution from which this mass was read.
 
-    $\mathrm{Re}\, z G$ at $z = iy$ is the mass below y up to the weight $y^2 / (x^2 + y^2)$: y is the first point where
-    that lies inside the spectrum, so that the weight's two sides make up for each other, and far below it otherwise.
-    Halving the smoothing halves the density outside the spectrum and leaves it alone inside.
+    $\mathrm{Re}\, z G$ at $z = iy$ is the integral of the law with the weight $y^2 / (x^2 + y^2)$, which is about the
+    mass below y. If the grid's first point lies inside the spectrum, y is this point: the weight then takes away about
+    as much below y as it adds above. Otherwise y lies far below the first point. The first point is inside the spectrum
+    if halving the smoothing does not halve the density there.
 
-    A `complete` grid leaves nothing out above its first point. If no point below it converges, or its first point lies
-    in a band, the mass below is one minus the mass of the curve, unless the mass that was read contradicts it: without
-    the curve's share in it, it is between a half and all of the mass below.
+    A `complete` grid misses no mass above its first point. For such a grid, if no point below it converges, or if its
+    first point lies in a band, the mass below the grid is one minus the mass of the curve. The mass that was read must
+    agree: after subtracting the curve's share it must be between a half and all of the mass below the grid.
     """
 
     def moment_at(z: Tensor) -> tuple[Tensor, Solution]:
@@ -337,7 +345,7 @@ def _mass_below(
     inside = bool(moment[1].imag / moment[2].imag < math.sqrt(2))
     if not inside:
         with warnings.catch_warnings():
-            # The method has just said why it is not exact.
+            # The method has just warned why it is not exact.
             warnings.simplefilter("ignore", UserWarning)
             moment, solution = moment_at(1j * first * _BELOW)
     below, residual = float(moment[0].real), float(solution.residual[0])
@@ -353,5 +361,5 @@ def _mass_below(
 
 
 def _integral(x: Tensor, values: Tensor) -> Tensor:
-    """Integrate by the trapezium rule in log x, because the grid may span many orders of magnitude."""
+    """Integrate values over x by the trapezium rule in log x, because x may span many orders of magnitude."""
     return torch.trapezoid(x * values, x.log())

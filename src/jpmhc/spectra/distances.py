@@ -1,4 +1,4 @@
-"""How far a predicted spectrum is from sampled singular values."""
+"""Distances between a predicted spectrum and sampled singular values."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Distances:
-    """Distances between a density and samples, all in singular values.
+    """Distances between a density and samples, all computed in singular values.
 
     Attributes:
-        wasserstein: The mean distance mass must move, W1.
+        wasserstein: The mean distance by which mass must move, W1.
         kolmogorov: The largest difference of the distribution functions.
-        l1: The integral of the difference of the densities, the samples' one being a histogram.
-        l2: The root of the integral of the squared difference.
-        linf: The largest difference.
+        l1: The integral of the absolute difference between the density and the samples' histogram.
+        l2: The root of the integral of the squared difference between density and histogram.
+        linf: The largest difference between density and histogram.
 
     >>> Distances(0.01, 0.02, 0.1, 0.1, 0.3).wasserstein
     0.01
@@ -40,9 +40,9 @@ def distances(density: Density, samples: Tensor | np.ndarray, bins: int = 60) ->
     """Compute all distances between a density and samples of squared singular values.
 
     Args:
-        samples: Squared singular values of any shape, as `simulate` gives them.
-        bins: Of the histogram that stands for the samples' density in l1, l2 and linf: the theory is averaged over
-            the same bins, so that its own features are not counted as errors of the histogram.
+        samples: Squared singular values of any shape, as `simulate` returns them.
+        bins: The number of bins of the samples' histogram for l1, l2 and linf. The density is averaged over the same
+            bins, so that its fine structure does not count as a difference.
 
     >>> from jpmhc.spectra import Network
     >>> import torch
@@ -60,7 +60,7 @@ def distances(density: Density, samples: Tensor | np.ndarray, bins: int = 60) ->
     edges = np.linspace(0, max(s[-1], grid[-1]), bins + 1)
     width = edges[1]
     theory = np.diff(_cumulative_at(edges, grid, cumulative))
-    theory[0] += cumulative[0]  # what lies below the grid
+    theory[0] += cumulative[0]  # the mass below the grid
     empirical = np.histogram(s, edges)[0] / len(s)
     difference = np.abs(theory - empirical) / width
     return Distances(
@@ -73,7 +73,7 @@ def distances(density: Density, samples: Tensor | np.ndarray, bins: int = 60) ->
 
 
 def wasserstein(density: Density, samples: Tensor | np.ndarray) -> float:
-    r"""Compute $W_1 = \int |F - F_n|\,ds$ in singular values; mass below the density's grid counts as zero."""
+    r"""Compute $W_1 = \int |F - F_n|\,ds$ in singular values; mass below the density's grid is taken to lie at zero."""
     s = singular_values(samples)
     grid, cumulative = density.x.sqrt().numpy(), density.cumulative().numpy()
     points = np.unique(np.concatenate([[0.0], s, grid]))
@@ -84,7 +84,7 @@ def wasserstein(density: Density, samples: Tensor | np.ndarray) -> float:
 
 
 def kolmogorov(density: Density, samples: Tensor | np.ndarray) -> float:
-    """Compute the largest difference of the distribution functions at singular values that the grid resolves."""
+    """Compute the largest difference of the distribution functions at samples that are not below the density's grid."""
     s = singular_values(samples)
     grid, cumulative = density.x.sqrt().numpy(), density.cumulative().numpy()
     resolved = s >= grid[0]
@@ -96,7 +96,7 @@ def kolmogorov(density: Density, samples: Tensor | np.ndarray) -> float:
 
 
 def singular_values(samples: Tensor | np.ndarray) -> np.ndarray:
-    """Return samples of squared singular values as a sorted row of singular values."""
+    """Return the square roots of samples of squared singular values, sorted, in one row."""
     squares = checks.real_tensor(samples, "samples of squared singular values").cpu().numpy().ravel()
     if not len(squares) or squares.min() < 0:
         raise ValueError("samples must be squared singular values, at least one and none of them negative")
@@ -104,5 +104,5 @@ def singular_values(samples: Tensor | np.ndarray) -> np.ndarray:
 
 
 def _cumulative_at(s: np.ndarray, grid: np.ndarray, cumulative: np.ndarray) -> np.ndarray:
-    """Evaluate the distribution function; what lies below the grid counts as zero."""
+    """Interpolate the distribution function at s; mass below the grid is taken to lie at zero."""
     return np.interp(s, grid, cumulative, left=cumulative[0], right=1.0)

@@ -1,4 +1,4 @@
-r"""Moments and edges of a spectrum without smoothing: by a contour around it, and by how $\mathrm{Im}\,G$ vanishes."""
+r"""Moments and edges of a spectrum without smoothing, from a contour integral and from the zeros of the density."""
 
 import math
 from collections.abc import Callable
@@ -12,9 +12,10 @@ from jpmhc.spectra.density import Density
 from jpmhc.spectra.network import Network, require_network
 from jpmhc.spectra.solution import Solution, Transform
 
-# Points on the contour's upper half; the rule converges geometrically in them.
+# The number of points on the contour's upper half; the rule's error falls geometrically with this number.
 _CONTOUR = 48
-# The smoothing at which the outside is told from the inside; Im G is of its order outside and has to be known better.
+# The smoothing at which points outside the spectrum are told from points inside. Outside, Im G is of the order of the
+# smoothing, so that the tolerance has to be smaller.
 _EDGE_ETA = 1e-5
 _EDGE_TOLERANCE = 1e-7
 # The first band begins at zero if it begins below this share of the largest squared singular value.
@@ -22,17 +23,19 @@ _ZERO = 1e-12
 # An edge's bracket, in log x, is divided by four until it is this narrow.
 _BRACKET = 2e-3
 _NARROWEST = 1e-4
-# At this smoothing, so many brackets inside, the squared density is extrapolated to its zero.
+# The squared density is extrapolated to its zero from these points, in bracket widths inside the edge, at this
+# smoothing.
 _FINE_ETA = 1e-7
 _INWARD = (1.0, 2.0, 3.0, 4.0)
-# Where that zero is not in the bracket, the edge is no square root, and the bracket is divided so often again.
+# If that zero does not lie in the bracket, the density is no square root there; the bracket is then divided by four so
+# many more times.
 _QUARTERINGS = 6
 # A band is where x rho is above this on a density's grid.
 _BAND = 5e-3
 
 
 def moments(network: Network, count: int, top: float, transform: Transform = cauchy) -> Tensor:
-    r"""Compute the moments $\int x^k \rho\,dx = \frac{1}{2\pi i}\oint z^k G(z)\,dz$ for k = 1, …, count to nine digits.
+    r"""Compute $\int x^k \rho\,dx = \frac{1}{2\pi i}\oint z^k G(z)\,dz$ for k = 1, …, count to nine digits. [count]
 
     Args:
         top: A number above the spectrum, such as the end of a density's grid.
@@ -45,8 +48,8 @@ def moments(network: Network, count: int, top: float, transform: Transform = cau
         checks.whole_number(count, "the number of moments"),
         checks.positive_number(top, "top, a number above the spectrum,"),
     )
-    # A circle through -top and 2 top, symmetric about the real axis: the upper half is enough. The rule's error falls
-    # with the ratio of its radius to the distance of the spectrum from its centre.
+    # The contour is a circle through -top and 2 top. It is symmetric about the real axis: its upper half is enough. The
+    # larger its radius relative to the spectrum's distance from its centre, the smaller the rule's error.
     centre, radius = top / 2, 1.5 * top
     angle = (torch.arange(_CONTOUR, dtype=torch.float64, device=network.skips.device) + 0.5) * (math.pi / _CONTOUR)
     arm = radius * torch.exp(1j * angle)
@@ -63,13 +66,13 @@ def moments(network: Network, count: int, top: float, transform: Transform = cau
 def edges(network: Network, density: Density, transform: Transform = cauchy) -> Tensor:
     r"""Find where the bands of squared singular values begin and end, [k, 2], to about five digits.
 
-    Halving $\eta$ halves $\mathrm{Im}\,G$ outside the spectrum and leaves it alone inside; at an edge, where the
-    density is a square root, it is divided by $\sqrt 2$. Each edge lies between the peak of its band and the grid's
-    first point beyond it; that interval is divided a few times, and the zero of the squared density, which is analytic
-    there, is extrapolated from the inside, where the equation is easier to solve than at the edge. The first band
-    begins at zero if its beginning is less than 1e-12 of the grid's end; the last band's end is looked for beyond the
-    grid's. A gap that falls between two points of the grid is not seen, and one in which the density is low but not
-    zero ends where the grid shows it.
+    Halving $\eta$ halves $\mathrm{Im}\,G$ outside the spectrum, does not change $\mathrm{Im}\,G$ inside, and divides
+    $\mathrm{Im}\,G$ by $\sqrt 2$ at an edge, where the density is a square root. Each edge lies between the peak of its
+    band and the grid's first point outside the band. This interval is divided a few times. Then the squared density,
+    which is analytic near the edge, is extrapolated to its zero from points inside the band, where the equation is
+    easier to solve than at the edge. The first band begins at zero if its lower edge is less than 1e-12 of the grid's
+    end. The upper edge of the last band may lie beyond the grid. A gap between two neighbouring points of the grid is
+    not detected. The edges of a gap in which the density is low but not zero are those that the grid shows.
 
     >>> from jpmhc.spectra import density as compute_density
     >>> network = Network.repeated(torch.eye(2), 0.1, 1)
@@ -100,7 +103,7 @@ def edges(network: Network, density: Density, transform: Transform = cauchy) -> 
     outside = [max(start - 1, 0) for start in starts] + [min(end, len(weight) - 1) for end in ends]
     x = density.x.to(network.skips.device)
     outer, inner = x[outside].log(), x[peaks + peaks].log()
-    # The curve shows a band where it is high: the first may begin, and the last end, beyond what it shows.
+    # The grid shows a band only where the curve is high: the first band may begin below it, and the last end above it.
     steps = torch.arange(1, 16, dtype=x.dtype, device=x.device) * math.log(4.0)
     below = torch.cat([x[: outside[0] + 1].log().flip(0), x[:1].log() - steps])
     beyond = {
@@ -124,7 +127,7 @@ def edges(network: Network, density: Density, transform: Transform = cauchy) -> 
 def _locate(
     outer: Tensor, inner: Tensor, within: Callable[[Tensor], Tensor], fine: Callable[[Tensor], Solution]
 ) -> Tensor:
-    """Find edges between places outside and inside the spectrum, given and asked about as log x. [edges]"""
+    """Find the edge between each point `outer` outside the spectrum and `inner` inside, both as log x. [edges]"""
     quarters = torch.arange(5, dtype=outer.dtype, device=outer.device).unsqueeze(-1) / 4
 
     def divide(outer: Tensor, inner: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,7 +155,7 @@ def _locate(
 
 
 def _interpolate_zero(places: Tensor, values: Tensor) -> Tensor:
-    """Return where each column of a function vanishes, by the polynomial that gives its places by its values. [k, m]"""
+    """Return the zero of each column of `values` [k, m] at `places` [k, m], by inverse polynomial interpolation. [m]"""
     terms = []
     for k, position in enumerate(places):
         others = torch.cat([values[:k], values[k + 1 :]])

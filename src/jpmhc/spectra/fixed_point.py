@@ -1,8 +1,9 @@
-r"""The loop that solves every equation of this package and of `paper`, and the continuation that gives it good starts.
+r"""The loop that solves the equations of `spectra` and `paper`, and the continuation that finds good starts for it.
 
-An `Equation` is a batch of small systems $x = g(x; z)$ with the spectral point z as its parameter, one row per point. A
-`Scheme` says how to go from one iterate to the next. `solve` runs a scheme until every row has converged; `lead_down`
-and `lead_along` call it at points between one where the solution is known and the points asked for.
+An `Equation` is a batch of small systems $x = g(x; z)$ with the spectral point z as the parameter, one row per point. A
+`Scheme` computes the next iterate from the present one. `solve` runs a scheme until every row has converged.
+`lead_down` and `lead_along` call `solve` at a sequence of points, from a point with a known solution to the wanted
+points.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ from typing import Generic, Self, TypeVar
 import torch
 from torch import Tensor
 
-# By how much the height falls from one stage to the next; rows that do not converge try the next ratio.
+# The ratio of the heights of one stage and the next; rows that do not converge are tried with the next ratio.
 _RATIOS = (4.0, 2.0, 1.4)
-# The first step from one point to another, as a share of the way between them, and the most steps.
+# The first step from one point to another, as a share of the distance between them, and the largest number of steps.
 _FIRST_STEP, _STEPS = 0.25, 6
-# A stage before the last only starts the next one: a rough solution is enough.
+# The solution of a stage before the last is only the start of the next stage: a rough solution is enough.
 _STAGE_TOLERANCE = 1e-3
 
 
 class Equation:
-    """A batch of systems of equations of one size, by fixed points x = g(x) or by Newton corrections.
+    """A batch of systems of equations of one size, given by a map g with x = g(x), by Newton corrections, or by both.
 
-    Every method takes the rows that are still being solved: their unknowns x [b, d], their points z [b], and their
-    numbers in the whole batch, index [b]. An equation has `image` or `newton_correction`, or both.
+    The methods' arguments describe the rows that are still being solved: the unknowns x [b, d], the points z [b], and
+    the rows' numbers in the whole batch, index [b]. A subclass defines `image` or `newton_correction`, or both.
     """
 
     def start(self, z: Tensor, index: Tensor) -> Tensor:
-        """Return the solution at a large height, to leading order. [b, d]"""
+        """Return the solution to leading order at points z far above the real axis. [b, d]"""
         raise NotImplementedError
 
     def image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
@@ -41,7 +42,7 @@ class Equation:
         raise ValueError("this method's equation is given by its Newton corrections alone; use the scheme 'newton'")
 
     def newton_correction(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the residual's size [b] and the correction that Newton adds to x [b, d]; by differences of g here."""
+        """Return the residual's size [b] and Newton's correction to x [b, d]; by default from differences of g."""
         residual = self.image(x, z, index) - x
         width = 1e-7 * x.abs().clamp_min(1.0)  # [b, d]
         columns = []
@@ -54,39 +55,39 @@ class Equation:
         return (residual.abs() / self.scale(x, z, index)).amax(-1), correction
 
     def admissible(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
-        """Return whether x lies where the solution must be. [b]"""
+        """Return a mask of the rows whose x lies in the region that holds the solution. [b]"""
         return torch.ones(len(x), dtype=torch.bool, device=x.device)
 
     def scale(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
-        """Return the size that a residual is measured against. [b, d], or [1, 1] for all"""
+        """Return the numbers by which residuals are divided. [b, d], or [1, 1] for one number"""
         return torch.ones(1, 1, dtype=torch.float64, device=x.device)
 
     def rounding(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor | None:
-        """Return the number to add to the scale because rounding moves g(x), if it may be large. [b, d]"""
+        """Return the numbers to add to the scale to allow for rounding of g(x); None if rounding is small. [b, d]"""
         return None
 
     def between(self, x: Tensor, image: Tensor, share: float) -> Tensor:
-        """Return a point a share of the way from x to g(x), which is admissible if both are. [b, d]"""
+        """Return the point at a share of the way from x to g(x); it is admissible if x and g(x) are. [b, d]"""
         return x + share * (image - x)
 
     def clamp(self, x: Tensor) -> Tensor:
-        """Return the admissible point nearest to x, for equations that know it. [b, d]"""
+        """Return an admissible point near x if the equation defines one, and x otherwise. [b, d]"""
         return x
 
     def safe_image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor | None:
-        """Return a point that is always admissible, for rows that no Newton correction improves. [b, d]"""
+        """Return an admissible point for rows that no Newton correction improves; None if there is none. [b, d]"""
         return None
 
 
 @dataclass(frozen=True, eq=False)
 class FixedPoints:
-    """The results of a batch of rows.
+    """The solutions of a batch of rows.
 
     Attributes:
         x: The unknowns. [B, d]
         converged: Whether the residual fell below the tolerance at an admissible x. [B]
-        residual: How far x is from solving its equation, as the scheme measures it. [B]
-        iterations: How many iterations the row took. [B]
+        residual: The size of the residual at x, as the scheme measures residuals. [B]
+        iterations: The number of iterations of each row. [B]
     """
 
     x: Tensor
@@ -96,7 +97,7 @@ class FixedPoints:
 
     @classmethod
     def unsolved(cls, start: Tensor) -> FixedPoints:
-        """Return the state before the first iteration."""
+        """Return the results before the first iteration: the start [B, d], unconverged."""
         return cls(
             x=start.clone(),
             converged=torch.zeros(len(start), dtype=torch.bool, device=start.device),
@@ -106,13 +107,17 @@ class FixedPoints:
 
     @classmethod
     def concatenate(cls, parts: Sequence[FixedPoints]) -> FixedPoints:
-        """Put the results of several batches one after the other."""
+        """Return the results of several batches as one batch, in their order."""
         return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in cls.__annotations__))
 
     def merge_pass(self, rows: Tensor, later: FixedPoints) -> None:
-        """Take the rows that a later pass improved, in place; its iterations are added for all its rows.
+        """Replace, in place, the rows that a later pass improved; add the pass's iterations to all of its rows.
 
-        A row that converged is better than one that did not; of two equal ones the smaller residual is better.
+        A converged row is better than an unconverged row; otherwise the row with the smaller residual is better.
+
+        Args:
+            rows: The numbers of the later pass's rows in this batch. [b]
+            later: The results of the later pass.
         """
         smaller = later.residual < self.residual[rows]
         better = (later.converged & ~self.converged[rows]) | (smaller & (later.converged | ~self.converged[rows]))
@@ -128,7 +133,7 @@ class FixedPoints:
 
 @dataclass
 class State:
-    """An iterate of some rows, to which a scheme adds its own memory: one row per row in all of its tensors.
+    """An iterate of some rows; a scheme's subclass adds tensors of its own, with one entry per row.
 
     Attributes:
         x: The unknowns. [b, d]
@@ -139,7 +144,7 @@ class State:
     residual: Tensor
 
     def select(self, rows: Tensor) -> Self:
-        """Return the state of some rows alone, given by a mask [b]."""
+        """Return the state of the rows that a mask [b] selects."""
         part = copy(self)
         for name, value in vars(self).items():
             if isinstance(value, Tensor) and len(value) == len(rows):
@@ -151,12 +156,12 @@ S = TypeVar("S", bound=State)
 
 
 class Scheme(ABC):
-    """A way to iterate: one iteration, or several that take turns.
+    """A way to iterate: one iteration, or several iterations that take turns.
 
     Attributes:
-        first_try: After how many iterations continuation helps a row that has not converged more than iterations do.
+        first_try: The number of iterations after which an unconverged row is solved by continuation instead.
         stage_iterations: The most iterations on one stage of a continuation.
-        uses_corrections: Whether it uses an equation's Newton corrections (else: its images).
+        uses_corrections: Whether the scheme uses an equation's Newton corrections; otherwise it uses the images g(x).
     """
 
     first_try: int
@@ -165,32 +170,32 @@ class Scheme(ABC):
 
     @abstractmethod
     def phases(self, maximum: int) -> Iterator[tuple[Iteration, int]]:
-        """Yield the iterations that take turns on the rows that are left, each with its most steps."""
+        """Yield the iterations that take turns on the unconverged rows, each with its largest number of steps."""
 
     def for_hard_rows(self) -> Scheme:
-        """Return the scheme for rows that resisted the first try."""
+        """Return the scheme for rows that did not converge in the first try."""
         return self
 
 
 class Iteration(Scheme, Generic[S]):
-    """A step function: `init` evaluates the equation at the start, `step` goes from one iterate to the next.
+    """A scheme of one kind of step: `init` evaluates the equation at the start, `step` computes the next iterate.
 
     Attributes:
-        compact: Rows that ended leave the batch when the share of the others falls below this number.
+        compact: Finished rows are removed from the batch when the share of unfinished rows falls below this number.
     """
 
     compact: float = 1.0
 
     @abstractmethod
     def init(self, equation: Equation, x: Tensor, z: Tensor, index: Tensor, tolerance: float) -> S:
-        """Return the state of the first iteration."""
+        """Return the state at the start x."""
 
     @abstractmethod
     def step(self, equation: Equation, state: S, z: Tensor, index: Tensor, tolerance: float) -> S:
-        """Return the state of the next iteration."""
+        """Return the state after one more iteration."""
 
     def terminate(self, state: S, tolerance: float) -> Tensor:
-        """Return which rows end here. [b]"""
+        """Return a mask of the rows whose iteration ends. [b]"""
         return state.residual <= tolerance
 
     def phases(self, maximum: int) -> Iterator[tuple[Iteration, int]]:
@@ -199,12 +204,12 @@ class Iteration(Scheme, Generic[S]):
 
 @dataclass(frozen=True)
 class Options:
-    """How an equation is solved.
+    """The scheme, the tolerance and the limit with which an equation is solved.
 
     Attributes:
-        scheme: How to iterate.
+        scheme: The way to iterate.
         tolerance: A row has converged when its residual is below this number.
-        maximum: The most iterations of a row; of a scheme whose phases alternate, the most images.
+        maximum: The most iterations of a row; for `AndersonNewton`, the most images g(x).
     """
 
     scheme: Scheme
@@ -213,7 +218,7 @@ class Options:
 
     @property
     def rough(self) -> Options:
-        """The options of a stage that only starts the next one."""
+        """The options for a stage whose solution is only the start of the next stage."""
         return Options(self.scheme, _STAGE_TOLERANCE, self.scheme.stage_iterations)
 
 
@@ -223,9 +228,9 @@ def solve(equation: Equation, z: Tensor, start: Tensor, options: Options, index:
     Args:
         equation: The equation.
         z: The rows' points. [B]
-        start: Their first iterates. [B, d]
-        options: How to iterate, and how long.
-        index: The rows' numbers in the equation's batch; all rows in order by default. [B]
+        start: The rows' first iterates. [B, d]
+        options: The scheme, the tolerance and the most iterations.
+        index: The rows' numbers in the equation's batch; 0, …, B - 1 by default. [B]
     """
     index = torch.arange(len(z), device=z.device) if index is None else index
     result = FixedPoints.unsolved(start)
@@ -242,7 +247,7 @@ def solve(equation: Equation, z: Tensor, start: Tensor, options: Options, index:
 def _iterate(
     equation: Equation, z: Tensor, start: Tensor, scheme: Iteration, tolerance: float, maximum: int, index: Tensor
 ) -> FixedPoints:
-    """Run one scheme; each row returns its iterate of smallest residual."""
+    """Run one iteration scheme and return, for each row, the iterate with the smallest residual."""
     result = FixedPoints.unsolved(start)
     rows = torch.arange(len(start), device=start.device)
     active = torch.ones_like(result.converged)
@@ -267,10 +272,10 @@ def _iterate(
 
 
 def lead_down(equation: Equation, z: Tensor, options: Options, *, top: float | Tensor) -> FixedPoints:
-    """Solve an equation at all points z [B] at once: down from a large height in stages, then to the tolerance.
+    """Solve an equation at all points z [B] at once, by continuation from points far above z down to z.
 
-    Every transform here is known at a large height and analytic in the upper half-plane, so that the solution keeps its
-    branch on the way down. Rows that did not converge are led down again in smaller stages.
+    The solution is known far above the real axis and analytic in the upper half-plane, so that it stays on its branch
+    on the way down. Rows that did not converge are solved again with smaller steps between the heights.
 
     Note:
         The paper's continuation runs along the grid, one point after the other. This one runs down to all points of the
@@ -279,8 +284,8 @@ def lead_down(equation: Equation, z: Tensor, options: Options, *, top: float | T
     Args:
         equation: The equation.
         z: Points of the upper half-plane. [B]
-        options: How to iterate; `maximum` is the most iterations of the last stage.
-        top: A height at which `equation.start` is good; one for all points, or one for each [B].
+        options: The scheme and the tolerance; `maximum` is the most iterations of the last stage.
+        top: A height at which `equation.start` is a good start; one for all points, or one per point [B].
     """
     top = torch.as_tensor(top, dtype=torch.float64, device=z.device).expand(len(z))
     result = FixedPoints.unsolved(equation.start(z, torch.arange(len(z), device=z.device)))
@@ -300,14 +305,15 @@ def lead_down(equation: Equation, z: Tensor, options: Options, *, top: float | T
 
 
 def lead_along(equation: Equation, known: Tensor, x: Tensor, z: Tensor, index: Tensor, options: Options) -> FixedPoints:
-    """Solve an equation at points z [B] from its solutions x [B, d] at points `known` [B], in steps between them.
+    """Solve an equation at points z [B] by continuation from points `known` [B] with the solutions x [B, d].
 
-    The steps lie on straight lines of log z, in which the unknowns are analytic. Each begins where the slope of the
-    step before it leads; after one that fails the next is half as long, after one that succeeds twice.
+    The steps lie on straight lines in log z, because the unknowns are analytic in log z. The start of each step is
+    extrapolated with the slope of the step before. A step that fails halves the length of the next step; a step that
+    converges doubles it.
     """
     result = FixedPoints.unsolved(x)
     x, slope = x.clone(), torch.zeros_like(x)
-    done = torch.zeros_like(z.real)  # the share of the way that has been gone
+    done = torch.zeros_like(z.real)  # the solved share of the way from `known` to z
     step = torch.full_like(done, _FIRST_STEP)
     left = torch.arange(len(z), device=z.device)
     for _ in range(_STEPS):
@@ -336,7 +342,7 @@ def lead_along(equation: Equation, known: Tensor, x: Tensor, z: Tensor, index: T
 
 
 def points_above(z: Tensor, top: float | Tensor, ratio: float) -> list[Tensor]:
-    """Return the points above z at heights falling from `top` by `ratio` or less, z itself last."""
+    """Return the points above z at heights that fall from `top` in factors of at most `ratio`; the last point is z."""
     start = torch.maximum(z.imag, torch.as_tensor(top, dtype=torch.float64, device=z.device))
     stages = math.ceil(math.log(max(1.0, float((start / z.imag).max()))) / math.log(ratio))
     heights = [z.imag * (start / z.imag) ** (1 - k / stages) for k in range(stages)] if stages else []

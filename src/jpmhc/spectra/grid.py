@@ -1,7 +1,8 @@
-r"""The grid of a density: it finds the spectrum by itself, over however many orders of magnitude the spectrum has.
+r"""Choose a density's grid so that it covers the whole spectrum, over any number of orders of magnitude.
 
-All of it happens in t = log x, on the curve $-\mathrm{Im}\,zG/\pi$, the density of t. First the decades that hold mass
-are found; then the curve is followed from a wide smoothing, which lets no band slip through, down to the one asked for.
+The search works in t = log x, on the curve $-\mathrm{Im}\,zG/\pi$, which is the density of t. The first step finds the
+decades that hold mass. The next steps refine the grid in these decades while the smoothing falls from a wide one, which
+shows every band, to the wanted one.
 """
 
 import math
@@ -15,30 +16,31 @@ from torch import Tensor
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.solution import Solution, Transform
 
-# The search ends so many decades below the mean square: squares of singular values in doubles reach no further.
+# The search ends this many decades below the mean square: double precision resolves no smaller squared singular values.
 _DECADES = 30
-# Most spectra end within so many decades below the mean square; only where mass is left there are the others asked.
+# Most spectra end within this many decades below the mean square; lower decades are searched only if mass lies there.
 _FIRST_DECADES = 5
-# By Markov's inequality at most this share of the singular values lies above the mean square divided by it.
+# By Markov's inequality at most this share of the singular values lies above the mean square divided by this number.
 _LOST_ABOVE = 1e-8
-# The smoothing and the spacing of the first grid, in t: equal, so that each point sees as far as its neighbours.
+# The smoothing and the spacing of the first grid, in t. They are equal, so that no band lies unseen between points.
 _WIDE = 0.4
-# In so many rounds the smoothing falls to the one asked for; from 0.3 to 1e-3 each is a quarter of the one before.
+# The number of rounds in which the smoothing falls to the wanted one; each smoothing is about a quarter of the one
+# before.
 _ROUNDS = 5
-# The search needs no more digits of a mass than this, and no more iterations of a point: its neighbours stand for it.
+# The tolerance and the most iterations of a point in the search; an unconverged point is replaced by its neighbours.
 _TOLERANCE, _ITERATIONS = 1e-4, 150
-# An interval between two points holds at most this mass, and the trapezium rule errs on it by at most this.
+# The largest mass between two points of the grid, and the largest error of the trapezium rule between two points.
 _MASS, _ERROR = 1 / 100, 2e-5
-# A density of t below this is not resolved: over five decades it is a mass of 0.002.
+# The grid does not resolve a density of t below this number, which over five decades is a mass of 0.002.
 _FLOOR = 2e-4
-# A share of the mean square counts as this much mass, so that the first moment is resolved too.
+# The weight of the first moment beside the mass when the grid is refined, so that both are resolved.
 _MOMENT = 0.25
-# A grid does not grow beyond this: some hundred points are usual.
+# The grid grows up to about this many points; a few hundred points are usual.
 _LARGEST = 1200
 
 
 def upper_bound(network: Network) -> float:
-    r"""Bound the squared singular values from above by $\prod_l (\|A_l\| + \|\sigma_l W_l\|)^2$."""
+    r"""Return the bound $\prod_l (\|A_l\| + \|\sigma_l W_l\|)^2$ on the squared singular values."""
     if network.covariance is not None:
         factors = network.noise_factors()
         rows = torch.linalg.matrix_norm((factors @ factors.mT).sum(1), 2)
@@ -59,13 +61,13 @@ def upper_bound(network: Network) -> float:
 def find_grid(
     network: Network, transform: Transform, eta: float | None, relative_eta: float
 ) -> tuple[Tensor, Solution]:
-    r"""Find squared singular values at which to evaluate a density, ascending, and solve the network roughly there.
+    r"""Return the grid of a density, ascending squared singular values [P], and a rough solution from the search.
 
     Args:
         network: The network.
-        transform: The Cauchy transform.
+        transform: The function that computes the Cauchy transform.
         eta: A fixed smoothing; None for $\eta$ proportional to x.
-        relative_eta: $\eta / x$ where `eta` is None.
+        relative_eta: $\eta / x$ if `eta` is None.
     """
     mean = min(float(network.gains().clamp_min(1e-300).log().sum()), 690.0)
     curve = _Curve(network, transform, eta, mean)
@@ -96,14 +98,14 @@ def find_grid(
 
 @dataclass
 class _Curve:
-    """The density of t = log x, with every point that was solved on the way; each starts from the nearest of them.
+    """The density of t = log x, and all solutions computed so far, from which new points start.
 
     Attributes:
         network: The network.
-        transform: Its Cauchy transform.
+        transform: The function that computes the Cauchy transform.
         eta: A fixed smoothing, or None.
-        mean: The logarithm of the mean square.
-        parts: What was solved.
+        mean: The logarithm of the mean squared singular value.
+        parts: The solutions of all calls so far.
     """
 
     network: Network
@@ -113,11 +115,11 @@ class _Curve:
     parts: list[Solution] = field(default_factory=list)
 
     def solution(self) -> Solution:
-        """Return everything that was solved."""
+        """Return all solved points as one solution."""
         return Solution.concatenate(self.parts)
 
     def solve(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Return z G and which points converged."""
+        """Return z G [P] and a mask of the points that converged [P]."""
         near = self.solution() if self.parts else None
         with warnings.catch_warnings():
             # A method says why it is not exact when the density is computed.
@@ -128,28 +130,28 @@ class _Curve:
         return z * part.G.cpu(), part.converged.cpu()
 
     def evaluate(self, t: Tensor, relative_eta: float) -> tuple[Tensor, Tensor]:
-        """Return the smoothed density of t, with the mean square's share in it, and which points converged.
+        """Return the smoothed density of t plus a weighted density of the first moment, and a mask of converged points.
 
         A point that did not converge is interpolated.
         """
         x = t.exp()
         z = torch.complex(x, torch.maximum(x * relative_eta, torch.full_like(x, self.eta or 0.0)))
         moment, converged = self.solve(z)
-        # As the density is read off: z G for a smoothing proportional to x, x G for a fixed one.
+        # As in `density`: from z G if the smoothing is proportional to x, from x G if it is fixed.
         weight = -(moment if self.eta is None else moment * x / z).imag.clamp_max(0) / torch.pi
         if not bool(converged.any()):
             return torch.zeros_like(t), converged
         weight = torch.from_numpy(np.interp(t.numpy(), t[converged].numpy(), weight[converged].numpy()))
-        # Where the density is below the tolerance its share of the mean square is noise.
+        # If the density is below the tolerance, its contribution to the first moment is noise.
         share = torch.where(weight > _TOLERANCE, weight * (t - self.mean).exp(), 0.0)
         return weight + _MOMENT * share, converged
 
 
 def _decades_with_mass(curve: _Curve) -> Tensor:
-    r"""Return t = log x, evenly in each decade that holds mass and in its neighbours.
+    r"""Return evenly spaced t = log x in all decades that hold mass and in the decades beside them.
 
-    $\mathrm{Re}\,zG$ at $z = iy$ is the mass below y, and easy to solve for; points below the spectrum are not. The
-    search goes down from the mean until nothing is left below.
+    $\mathrm{Re}\,zG$ at $z = iy$ is about the mass below y, and the equation is easy to solve there. The search goes
+    down from the mean until no mass is left below.
     """
     top = min(math.log(1.5) + max(math.log(upper_bound(curve.network)), curve.mean), curve.mean - math.log(_LOST_ABOVE))
     tens, mass = torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.float64)
@@ -163,7 +165,7 @@ def _decades_with_mass(curve: _Curve) -> Tensor:
         if mass[0] < _TOLERANCE:
             break
     width = tens.diff()
-    # A decade with an end that did not converge is searched.
+    # If an end of a decade did not converge, the decade counts as one that holds mass.
     near = _widen(~(mass.diff() < _TOLERANCE) & (width > 0))
     count = math.ceil(math.log(10) / _WIDE)
     inside = (
@@ -173,7 +175,7 @@ def _decades_with_mass(curve: _Curve) -> Tensor:
 
 
 def _widen(seen: Tensor) -> Tensor:
-    """Return a mask with one more place on each side of every run."""
+    """Return a mask with every run of True extended by one entry on each side."""
     near = seen.clone()
     near[1:] |= seen[:-1]
     near[:-1] |= seen[1:]
@@ -181,12 +183,12 @@ def _widen(seen: Tensor) -> Tensor:
 
 
 def _middles(t: Tensor, weight: Tensor, tolerance: float = math.inf) -> Tensor:
-    """Return the middles of intervals that hold too much mass, or on which the trapezium rule errs too much.
+    """Return the middles of the intervals with too much mass or too large an error of the trapezium rule.
 
     Args:
         t: The grid, log x. [P]
         weight: The density of t. [P]
-        tolerance: Of the trapezium rule's error on one interval, as the bend of the curve at its ends tells it.
+        tolerance: The largest error of the trapezium rule on one interval, estimated from second differences.
     """
     width = t.diff()
     mass = width * torch.maximum(weight[1:], weight[:-1])

@@ -1,7 +1,7 @@
 r"""How fast singular values grow or collapse with depth: closed forms at infinite depth.
 
-One normal skip is shared by all layers, with squared singular values $s_i$ and isotropic noise $\sigma^2$. A growth
-factor is $\kappa = \lim s(J)^{2/L}$ (docs/derivations/real_networks.md).
+All layers share one normal skip with squared singular values $s_i$ and have isotropic noise of variance $\sigma^2$. A
+growth factor is $\kappa = \lim s(J)^{2/L}$ for a singular value s(J) (docs/derivations/real_networks.md).
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ def share_of_growth_below(
 ) -> Tensor:
     r"""Return the share of growth factors $s(J)^{2/L}$ below $\kappa$, for infinitely many equal layers.
 
-    $F = \frac12 - \frac12 \mathrm{mean}\, u_i / \sqrt{u_i^2 + 4\beta^2}$ with $u_i = s_i - \kappa + \beta^2/\kappa$;
-    $\beta$ solves $1/\sigma^2 = \mathrm{mean}\,1/\sqrt{u_i^2 + 4\beta^2}$; it is zero where no growth factors are.
+    $F = \frac12 - \frac12 \mathrm{mean}\, u_i / \sqrt{u_i^2 + 4\beta^2}$ with $u_i = s_i - \kappa + \beta^2/\kappa$,
+    where $\beta$ solves $1/\sigma^2 = \mathrm{mean}\,1/\sqrt{u_i^2 + 4\beta^2}$. Outside the range of the growth
+    factors $\beta$ is zero.
 
     Args:
         kappa: Growth factors, above zero, of any shape.
@@ -42,7 +43,7 @@ def share_of_growth_below(
         u = squares - kappa + beta.square() / kappa
         return u, (u.square() + 4 * beta.square()).sqrt()
 
-    # The mean decreases in beta, and is below 1/σ² at beta = σ²: one root or none.
+    # The mean decreases with beta and is below 1/σ² at beta = σ²: there is one root or none.
     low, high = torch.zeros_like(kappa), torch.full_like(kappa, variance)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
@@ -53,9 +54,9 @@ def share_of_growth_below(
 
 
 def growth_edges(squares: Tensor | Sequence[float], variance: float) -> tuple[float, float]:
-    r"""Return the smallest and the largest growth factor $s(J)^{2/L}$; the smallest is zero where there is no gap.
+    r"""Return the smallest and the largest growth factor $s(J)^{2/L}$; the smallest is zero without a gap at zero.
 
-    They solve $\sigma^2\,\mathrm{mean}\,1/|\kappa - s_i| = 1$ below and above all $s_i$.
+    Both solve $\sigma^2\,\mathrm{mean}\,1/|\kappa - s_i| = 1$, one below all $s_i$ and the other above all $s_i$.
 
     >>> edges = growth_edges([1.0], 0.1)
     >>> len(edges)
@@ -67,7 +68,7 @@ def growth_edges(squares: Tensor | Sequence[float], variance: float) -> tuple[fl
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
             inside = variance * float((1 / (squares - middle).abs()).mean()) > 1
-            # towards the squares inside, away from them outside
+            # go away from the squares if the middle is nearer to them than the edge, and towards them otherwise
             low, high = (middle, high) if inside == (sign > 0) else (low, middle)
         return (low + high) / 2
 
@@ -78,10 +79,11 @@ def growth_edges(squares: Tensor | Sequence[float], variance: float) -> tuple[fl
 
 
 def projector_rate(streams: int, rank: int) -> float:
-    r"""Return the mean $\log s$ per layer of what independent random projectors of one rank keep, without noise.
+    r"""Return the mean $\log s$ per layer of the nonzero singular values of a product of random projectors of one rank.
 
-    $\frac{1}{2k} \sum_{j=1}^{k} [\psi(\tfrac{k-j+1}{2}) - \psi(\tfrac{n-j+1}{2})]$ with the digamma function: below
-    zero unless the rank is all streams, so that only a shared projector does not collapse.
+    It is $\frac{1}{2k} \sum_{j=1}^{k} [\psi(\tfrac{k-j+1}{2}) - \psi(\tfrac{n-j+1}{2})]$ with the digamma function
+    $\psi$, for rank k of n streams and no noise. The rate is below zero unless k = n: products of independent
+    projectors collapse, and only a projector shared by all layers does not.
 
     >>> projector_rate(4, 2) < 0
     True
@@ -94,13 +96,14 @@ def projector_rate(streams: int, rank: int) -> float:
 
 
 def layers_until_collapse(skips: Tensor, threshold: float = 0.1) -> float:
-    r"""Return after how many such layers the differences between streams fall below a threshold, in geometric mean.
+    r"""Return the number of layers after which the differences between streams fall below a threshold.
 
-    Each layer multiplies them by $|\det H|^{1/(n-1)}$ if it keeps the mean stream. Infinite where skips lose nothing.
+    In geometric mean a layer that keeps the mean stream multiplies the differences by $|\det H|^{1/(n-1)}$. The number
+    is infinite if the differences do not shrink.
 
     Args:
-        skips: Skips with row sums one, a sample of the layers. [L, n, n]
-        threshold: The singular value that counts as collapsed.
+        skips: A sample of the layers' skips H, with row sums one. [L, n, n]
+        threshold: The factor to which the differences fall.
 
     >>> skip = torch.full((2, 2), 0.1) + 0.8 * torch.eye(2)
     >>> round(layers_until_collapse(skip[None].double()), 1)

@@ -1,4 +1,4 @@
-r"""What is asked: a stack of twisted skips with Gaussian noise, $Y_l = A_l \otimes I_p + \sigma_l W_l$."""
+r"""The description of a network for the theory: layers $Y_l = A_l \otimes I_p + \sigma_l W_l$ with random $W_l$."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jpmhc.spectra.propagation import draw_slopes, propagate
 from jpmhc.spectra.sublayers import Sublayer, to_sublayers
 
 ENDS = ("streams", "model")
-# A layer whose gain is this fraction of what its skip could do maps all that reaches it to zero.
+# A layer maps its whole input to zero if its gain is at most this fraction of the skip's squared norm.
 _NOTHING = 1e-30
 _FIELDS = ("skips", "variance", "read", "write", "covariance", "slopes", "tied")
 
@@ -29,7 +29,7 @@ _FIELDS = ("skips", "variance", "read", "write", "covariance", "slopes", "tied")
 class Network:
     r"""The layers of a Jacobian $J = Y_L \cdots Y_1$ in the limit of infinitely many features per stream.
 
-    Three structures of noise, $X$ being a real Gaussian $p \times p$ matrix of entry variance $1/p$:
+    The noise has one of three structures, in which $X$ is a real Gaussian $p \times p$ matrix of entry variance $1/p$:
 
     - isotropic (neither `read` and `write` nor `covariance`): every entry of the $np \times np$ matrix $W_l$ is
       independent with variance $1/(np)$ (eq. jacobian-kronecker);
@@ -40,16 +40,16 @@ class Network:
 
     Attributes:
         skips: The mixing matrices $A_l$, first layer first. [L, n, n]
-        variance: The noise variance $\sigma_l^2$, the mean squared singular value of $\sigma_l X$; a number stands for
-            all layers; None takes the sublayers' own. [L]
-        read: What each stream contributes to the sublayer's input. [L, n]
-        write: What each stream receives of the sublayer's output. [L, n]
+        variance: The noise variance $\sigma_l^2$, the mean squared singular value of $\sigma_l X$; one number is used
+            for all layers; None takes the variances of `sublayers`. [L]
+        read: The weight of each stream in the sublayer's input. [L, n]
+        write: The weight of the sublayer's output in each stream. [L, n]
         covariance: The matrices $B_{lk}$ of the general noise. [L, K, n, n]
-        sublayers: Laws of the sublayers' Jacobians in place of the Gaussian $X$ of the block, one for all layers or one
-            each (`sublayers.py`).
-        slopes: Squared slopes with mean one by which the rows of the noise are multiplied, drawn for K paths through
-            all layers; one per stream, or for the block one. [K, L, n] or [K, L, 1]
-        tied: Correlations of the layers' noises [L, L], or labels [L]: layers with one label share their weights.
+        sublayers: Laws of the sublayers' Jacobians, which replace the Gaussian $X$ of the block: one law for all layers
+            or one per layer (`sublayers.py`).
+        slopes: Squares, with mean one, of the slopes that multiply the noise's rows, drawn for K paths through all
+            layers: one per layer and stream, or one per layer for the block. [K, L, n] or [K, L, 1]
+        tied: Correlations of the layers' noises [L, L], or labels [L]: layers with the same label share their weights.
         ends: "streams" for the Jacobian J of all streams; "model" for the model's own map, T = reduce ∘ J ∘ expand.
 
     >>> network = Network.repeated(torch.eye(2), 0.1, 3)
@@ -122,7 +122,7 @@ class Network:
         write: Tensor | Sequence | None = None,
         covariance: Tensor | Sequence | None = None,
     ) -> Network:
-        """The same layer `depth` times: skip [n, n], read and write [n], covariance [K, n, n]."""
+        """Return a network of `depth` equal layers: skip [n, n], read and write [n], covariance [K, n, n]."""
         skips = to_skips(skip, "skip", checks.whole_number(depth, "depth"))
         if covariance is not None:
             covariance = checks.real_tensor(covariance, "covariance")
@@ -143,12 +143,12 @@ class Network:
         read: Tensor | Sequence | None = None,
         write: Tensor | Sequence | None = None,
     ) -> Network:
-        """Random skips of a kind, different in each layer or `shared` by all.
+        """Return a network with random skips of one kind, one skip per layer or one `shared` by all layers.
 
         Args:
             mixer: The name of a mixer or of its random matrices, one of `SKIPS`, or MODULE:CLASS for a mixer of your
                 own. The mixer's `sample` draws the skips.
-            rank: The subspace's dimension for "grassmann", half the streams by default.
+            rank: The dimension of the subspace for "grassmann"; half the number of streams by default.
         """
         depth, streams = checks.whole_number(depth, "depth"), checks.whole_number(streams, "streams")
         skips = sample_skips(mixer, 1 if shared else depth, streams, checks.whole_number(seed, "seed", 0), rank)
@@ -158,11 +158,11 @@ class Network:
     def from_coefficients(
         cls, layers: Iterable[tuple[Tensor, Tensor, Tensor]], variance: Tensor | Sequence[float] | float
     ) -> Network:
-        """The network a trained stack is at one token: what `block.coefficients(x)` gives, layer by layer.
+        """Return the network of a trained model at one token, from the `block.coefficients(x)` of its layers.
 
         Args:
-            layers: For each layer the read vector [n], the write vector [n] and the skip [n, n], in that order.
-            variance: The noise variance of the sublayers' Jacobians: the mean square of their singular values.
+            layers: For each layer the read vector [n], the write vector [n] and the skip [n, n], in this order.
+            variance: The noise variance of the layers: the mean squared singular value of each sublayer's Jacobian.
         """
         layers = list(layers) if isinstance(layers, Iterable) else []
         parts = [tuple(checks.real_tensor(part, "coefficients") for part in layer) for layer in layers]
@@ -190,12 +190,14 @@ class Network:
         form: str = "mean_field",
         paths: int | None = None,
     ) -> Network:
-        """The linearisation of a nonlinear network: its noise variance comes from `propagation.propagate`.
+        """Return the linearisation of a nonlinear network, with the noise variance from `propagate`.
+
+        The other arguments are those of `propagate`.
 
         Args:
-            paths: Over how many draws of all layers' slopes the law is averaged, at a cost that grows with them; by
-                default the fewer the deeper the network, because slopes matter less there. One puts their mean square
-                in place of the slopes, which is right only where each layer's noise is small.
+            paths: The number of draws of all layers' slopes over which the law is averaged; time grows with this
+                number. The default is smaller for deeper networks, in which slopes matter less. With `paths=1` the mean
+                squared slope replaces the slopes, which is right only if each layer's noise is small.
         """
         skips = to_skips(skips, depth=depth)
         signals = propagate(
@@ -223,15 +225,15 @@ class Network:
         *,
         depth: int | None = None,
     ) -> Network:
-        r"""Layers $x \leftarrow H x + w \otimes F(u / \mathrm{rms}(u))$, $u = r^\top x$, with random weights.
+        r"""Return the network of layers $x \leftarrow H x + w \otimes F(u / \mathrm{rms}(u))$ with $u = r^\top x$.
 
         Args:
             skips: $H$, [L, n, n], or one [n, n] for `depth` layers.
             read: $r$, [L, n] or [n].
             write: $w$, [L, n] or [n].
-            mlp: The sublayer $F$; GELU with hidden layers four times as wide by default. A norm with weights multiplies
-                its first scale by their mean square.
-            start_variance: The mean square of the streams at the input, where they are copies of one.
+            mlp: The sublayer $F$, with random weights; by default GELU with a hidden layer four times as wide. For a
+                norm with weights, multiply the first of the MLP's `scales` by the mean square of the norm's weights.
+            start_variance: The mean square of the streams at the input, where all streams are equal.
         """
         return cls._normalised(follow_prenorm, skips, read, write, mlp, start_variance, depth)
 
@@ -246,9 +248,10 @@ class Network:
         *,
         depth: int | None = None,
     ) -> Network:
-        r"""Layers $x \leftarrow \mathrm{norm}(H x + w \otimes F(r^\top x))$, the norm of each stream by itself.
+        r"""Return the network of layers $x \leftarrow \mathrm{norm}(H x + w \otimes F(r^\top x))$.
 
-        The arguments are those of `prenorm`. The norms are part of the skips and writes that the network then has.
+        Each stream is normalised by itself. The arguments are those of `prenorm`. The returned network's skips and
+        write vectors include the division by the norms.
         """
         return cls._normalised(follow_postnorm, skips, read, write, mlp, start_variance, depth)
 
@@ -274,11 +277,11 @@ class Network:
         return cls(layers.skips, layers.variance, reads, layers.write, sublayers=layers.sublayers)
 
     def end_to_end(self) -> Network:
-        r"""The same layers with the ends of the model: $T = \frac1n 1^\top J 1$, what its gradients pass."""
+        r"""Return a network with the same layers and the model's ends, $T = \frac1n 1^\top J 1$."""
         return replace(self, ends="model")
 
     def end_moments(self) -> tuple[Tensor, Tensor]:
-        r"""The ends: $E E^\top$ of the map into the streams and $R^\top R$ of the map out of them. [n, n] each"""
+        r"""Return $E E^\top$ for the map E into the streams and $R^\top R$ for the map R out of them. [n, n] each"""
         if self.ends == "streams":
             eye = torch.eye(self.streams, dtype=torch.float64, device=self.skips.device)
             return eye, eye
@@ -287,12 +290,12 @@ class Network:
 
     @property
     def depth(self) -> int:
-        """How many layers, L."""
+        """The number of layers, L."""
         return self.skips.shape[0]
 
     @property
     def streams(self) -> int:
-        """How many streams, n (the paper's q)."""
+        """The number of streams, n (the paper's q)."""
         return self.skips.shape[-1]
 
     @property
@@ -302,35 +305,36 @@ class Network:
 
     @property
     def gaussian_streams(self) -> bool:
-        """Whether the noise is Gaussian, independent and of equal slopes, and all streams are asked about."""
+        """Whether the noise is Gaussian, independent and of equal slopes, and the ends are all streams."""
         beyond = (self.sublayers, self.slopes, self.tied)
         return self.ends == "streams" and all(field is None for field in beyond)
 
     @property
     def identical(self) -> bool:
-        """Whether all layers of a network of the paper's model are the same."""
+        """Whether all layers have the same skip, variance, read and write vectors and covariance."""
         fields = (self.skips, self.variance, self.read, self.write, self.covariance)
         return all(bool((field == field[:1]).all()) for field in fields if field is not None)
 
     def to(self, device: torch.device | str) -> Network:
-        """Return the same network with its tensors on a device, "cpu" or "cuda"."""
+        """Return a copy of the network with its tensors on a device, "cpu" or "cuda"."""
         names = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
         checks.choice(str(device).split(":")[0], names, "available device")
         moved = {name: value.to(device) for name in _FIELDS if (value := getattr(self, name)) is not None}
         return replace(self, **moved)
 
     def gains(self) -> Tensor:
-        r"""By what factor each layer multiplies the mean squared singular value; their product is its exact value.
+        r"""Return the factor by which each layer multiplies the mean squared singular value. [L]
 
-        The trace of $M \leftarrow A_l M A_l^\top + \sigma_l^2 \sum_k B_{lk} M B_{lk}^\top$ from $M = I$, by layers; for
-        the ends of the model from $M = 1 1^\top$, the last layer's being what leaves them. For tied weights they are
-        those of independent ones. [L]
+        The product of the factors is the exact mean squared singular value, except for tied weights, for which the
+        factors are those of independent weights. A factor is the growth of the trace of M in
+        $M \leftarrow A_l M A_l^\top + \sigma_l^2 \sum_k B_{lk} M B_{lk}^\top$ from $M = I$. For the ends of the model M
+        starts from $1 1^\top$, and the last layer's factor includes the map out of the streams.
         """
         return self._gains.clone()
 
     @cached_property
     def _gains(self) -> Tensor:
-        # In NumPy, which takes a tenth of the time for so small matrices.
+        # NumPy takes a tenth of PyTorch's time for such small matrices.
         skips, variance = self.skips.cpu().numpy(), self.variance.cpu().numpy()
         factors = self.noise_factors().cpu().numpy() if not self.isotropic else None
         first, last = (moment.cpu().numpy() for moment in self.end_moments())
@@ -343,7 +347,7 @@ class Network:
             else:
                 grown += (factors[layer] @ moment @ factors[layer].transpose(0, 2, 1)).sum(0)
             gain = grown.trace()
-            if gain <= floor[layer]:  # what rounding leaves of a product that is zero
+            if gain <= floor[layer]:  # rounding errors of a product that is zero
                 gain = 0.0
             if layer == self.depth - 1 and self.ends == "model":
                 gain = (grown * last).sum() * self.streams
@@ -357,11 +361,11 @@ class Network:
         return not bool((self.gains() > 0).all())
 
     def mean_square(self) -> float:
-        """Return the mean squared singular value; NaN for tied weights, of which no recursion is known here."""
+        """Return the mean squared singular value; NaN for tied weights, for which `gains` is not exact."""
         return float(self.gains().log().sum().exp()) if self.tied is None else math.nan
 
     def rescaled(self) -> tuple[Network, float]:
-        """The network with every layer's gain divided out, and the squared factor that was: G(z) = G'(z / g) / g."""
+        """Return the network with all gains scaled to one, and the product g of the gains: G(z) = G'(z / g) / g."""
         gains = self.gains()
         gains = torch.where(gains > 0, gains, 1.0)
         total = gains.log().sum().item()
@@ -371,9 +375,9 @@ class Network:
         return scaled, math.exp(total)
 
     def noise_factors(self) -> Tensor:
-        r"""The matrices $\sigma_l B_{lk}$ in $\sigma_l W_l = \sum_k \sigma_l B_{lk} \otimes X_k$, for any structure.
+        r"""Return $\sigma_l B_{lk}$ of $\sigma_l W_l = \sum_k \sigma_l B_{lk} \otimes X_k$ for any noise. [L, K, n, n]
 
-        Isotropic noise is the sum over all $n^2$ matrices $e_i e_j^\top / \sqrt n$.
+        For isotropic noise the $B_{lk}$ are all $n^2$ matrices $e_i e_j^\top / \sqrt n$.
         """
         n = self.streams
         if self.covariance is not None:
@@ -387,7 +391,7 @@ class Network:
 
 
 def require_network(network: Network) -> None:
-    """Refuse what is no network, such as the matrix of one."""
+    """Raise ValueError if the argument is not a `Network`, for example if it is a matrix of skips."""
     if not isinstance(network, Network):
         raise ValueError(
             f"a Network is needed, not a {type(network).__name__}; Network(skips, variance) is one, of skips [L, n, n]"
@@ -395,18 +399,18 @@ def require_network(network: Network) -> None:
 
 
 SKIPS = (*mixers.MIXERS, *mixers.ENSEMBLES)
-_ALIVE = 12  # arrays of all skips that are alive at the same time when a network is solved
+_ALIVE = 12  # the number of arrays as large as all skips that are in memory at once when a network is solved
 
 
 def sample_skips(mixer: str, count: int, streams: int, seed: int, rank: int | None = None) -> Tensor:
     """Draw random skips of one kind. [count, n, n]
 
     Args:
-        mixer: A mixer's name, or that of its random matrices: one of `SKIPS`.
-        count: How many skips to draw.
-        streams: How many streams n each of them mixes.
-        seed: The same seed gives the same skips.
-        rank: The dimension of the subspace of "grassmann" skips; half the streams if None.
+        mixer: The name of a mixer or of an ensemble of random matrices: one of `SKIPS`.
+        count: The number of skips.
+        streams: The number of streams n.
+        seed: The seed; equal seeds give equal skips.
+        rank: The dimension of the subspace for "grassmann"; half the number of streams if None.
     """
     if not isinstance(mixer, str) or ":" not in mixer:
         checks.choice(mixer, SKIPS, "random skip")

@@ -1,7 +1,7 @@
-r"""Signal propagation through hyper-connected layers with norms: the block that is trained, as layers of the theory.
+r"""Signal propagation through hyper-connected layers with norms, which turns trained blocks into layers of the theory.
 
-A sublayer is $F(u) = W_2\,\phi(W_1 u)$, or gated, $W_2(\phi(W_1 u) \odot W_3 u)$. The norm before it fixes the mean
-square of what it sees, and divides its Jacobian by the root mean square of the read.
+A sublayer is $F(u) = W_2\,\phi(W_1 u)$, or gated, $W_2(\phi(W_1 u) \odot W_3 u)$. A norm before the sublayer fixes the
+mean square of the sublayer's input, and divides the sublayer's Jacobian by the root mean square of the norm's input.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class MLP:
 
     Attributes:
         activation: $\phi$, a name in `ACTIVATIONS` or an `Activation`.
-        scales: $s_1$ and $s_2$: entries of $W_1$ (and $W_3$) have variance $s_1$ over its columns, those of $W_2$ have
-            $s_2$ over its columns. PyTorch's default for `nn.Linear` is 1/3.
-        ratio: Hidden features over features.
+        scales: $s_1$ and $s_2$: entries of $W_1$ (and $W_3$) have variance $s_1$ divided by the number of columns,
+            entries of $W_2$ have $s_2$ divided by the number of columns. PyTorch's default for `nn.Linear` is 1/3.
+        ratio: The number of hidden features divided by the number of features.
         gated: Whether $\phi(W_1 u)$ is multiplied by $W_3 u$, as in SwiGLU.
 
     >>> mlp = MLP("relu", ratio=4.0)
@@ -38,12 +38,12 @@ class MLP:
     gated: bool = False
 
     def law(self, input_variance: float) -> HiddenLayer:
-        """Return the law of its Jacobian at inputs of a given mean square."""
+        """Return the law of the sublayer's Jacobian at inputs of a given mean square."""
         make = gated if self.gated else two_matrix
         return make(self.activation, input_variance, scales=self.scales, ratio=self.ratio)
 
     def output_variance(self, input_variance: float) -> float:
-        """Return the mean square of its output at inputs of a given mean square."""
+        """Return the mean square of the sublayer's output at inputs of a given mean square."""
         inner = self.scales[0] * input_variance
         output = self.scales[1] * float(get_activation(self.activation).kappa(inner))
         return output * inner if self.gated else output
@@ -51,13 +51,13 @@ class MLP:
 
 @dataclass(frozen=True, eq=False)
 class Layers:
-    """What norms and sublayers make of the layers, as `Network` takes them.
+    """Layers whose skips, writes and noise variances include the norms, as arguments of `Network`.
 
     Attributes:
-        skips: [L, n, n]
-        write: [L, n]
-        variance: Mean squared singular values of the sublayers' Jacobians, norm included. [L]
-        sublayers: Their laws, one per layer.
+        skips: The skips. [L, n, n]
+        write: The write vectors. [L, n]
+        variance: Mean squared singular values of the sublayers' Jacobians, including a norm before them. [L]
+        sublayers: The laws of the sublayers' Jacobians, one per layer.
     """
 
     skips: Tensor
@@ -67,10 +67,10 @@ class Layers:
 
 
 def follow_prenorm(skips: Tensor, read: Tensor, write: Tensor, mlp: MLP, start_variance: float) -> Layers:
-    r"""Follow the second moments through $x \leftarrow H x + w \otimes F(u / \mathrm{rms}(u))$ with $u = r^\top x$.
+    r"""Return the layers $x \leftarrow H x + w \otimes F(u / \mathrm{rms}(u))$ with $u = r^\top x$.
 
-    $\rho_l^2 = r^\top C r$ and $C \leftarrow H C H^\top + \kappa\, w w^\top$ from $C = v_0 1 1^\top$; the noise has the
-    sublayer's own variance over $\rho_l^2$.
+    The streams' second moments are $C \leftarrow H C H^\top + \kappa\, w w^\top$ from $C = v_0 1 1^\top$. The noise
+    variance is the sublayer's own variance divided by $r^\top C r$.
     """
     law, kappa = mlp.law(1.0), mlp.output_variance(1.0)
     second = checks.positive_number(start_variance, "start_variance") * torch.ones_like(skips[0])
@@ -82,9 +82,10 @@ def follow_prenorm(skips: Tensor, read: Tensor, write: Tensor, mlp: MLP, start_v
 
 
 def follow_postnorm(skips: Tensor, read: Tensor, write: Tensor, mlp: MLP, start_variance: float) -> Layers:
-    r"""Follow the second moments through $x \leftarrow \mathrm{norm}(H x + w \otimes F(r^\top x))$, stream by stream.
+    r"""Return the layers $x \leftarrow \mathrm{norm}(H x + w \otimes F(r^\top x))$ with a norm of each stream.
 
-    With $R^2 = \mathrm{diag}(H C H^\top + \kappa\, w w^\top)$ the layer's skip is $R^{-1} H$ and its write $R^{-1} w$.
+    With $R^2 = \mathrm{diag}(H C H^\top + \kappa\, w w^\top)$ for second moments C of the streams, the layer's skip is
+    $R^{-1} H$ and its write vector is $R^{-1} w$.
     """
     second = checks.positive_number(start_variance, "start_variance") * torch.ones_like(skips[0])
     new_skips, new_write, laws = [], [], []

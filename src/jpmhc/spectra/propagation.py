@@ -1,4 +1,4 @@
-r"""Signal propagation: how strong the activations are in each layer, and so how much noise its Jacobian carries.
+r"""Signal propagation: the variance of the activations in each layer, which gives the noise of the layer's Jacobian.
 
 A layer maps $x \mapsto A x + \phi(W x + b)$ on $n$ streams of $p$ features. In the limit of many features the
 pre-activations are Gaussian of some variance $q$, and the layer's Jacobian $A + D W$ has noise of variance
@@ -22,7 +22,7 @@ FORMS = ("mean_field", "isotropic", "paper")
 
 @dataclass(frozen=True, eq=False)
 class Propagation:
-    r"""The operating point of every layer.
+    r"""Variances of the signal in every layer, and the resulting noise variances of the layers' Jacobians.
 
     Attributes:
         q: Variance of the pre-activations. [L]
@@ -53,20 +53,21 @@ def propagate(
     write: Tensor | None = None,
     form: str = "mean_field",
 ) -> Propagation:
-    r"""Follow the second moments of a signal through the layers (appendix "Signal Propagation").
+    r"""Compute the second moments of a signal in all layers (appendix "Signal Propagation").
 
-    Three forms of the recursion:
+    The recursion has three forms:
 
     - `mean_field` follows the streams' second moments $C$ [n, n] and means $m$ [n], which is exact in the limit of many
       features: $q = \sigma_w^2 \mathrm{tr}\,C + \sigma_b^2$ and
       $C \leftarrow A C A^\top + \kappa I + \varphi^2 (1 1^\top - I) + \varphi (A m 1^\top + 1 m^\top A^\top)$;
-    - `isotropic` keeps the trace alone, $v \leftarrow \kappa(q) + \|A\|_F^2/n \cdot v$: the same where $C$ stays a
-      multiple of the identity and the mean output $\varphi$ is zero (orthogonal skips with an odd activation);
+    - `isotropic` follows only the mean square, $v \leftarrow \kappa(q) + \|A\|_F^2/n \cdot v$. It equals `mean_field`
+      if $C$ stays a multiple of the identity and the mean output $\varphi$ is zero (orthogonal skips with an odd
+      activation);
     - `paper` is eqs. q_recursion, e_recursion and v_recursion as printed: it adds the slope's moment to the variance,
       $q = \sigma_w^2 (v + e)$, and divides $\|A\|_F^2$ by the features p of a stream, not by all np coordinates.
 
-    With `read` and `write` the sublayer acts on one stream, the true hyper-connection block: $q = \sigma_w^2
-    h_\text{read}^\top C h_\text{read} + \sigma_b^2$ and the output is written along $h_\text{write}$.
+    With `read` and `write` the sublayer acts on one stream, as in the hyper-connection block: $q = \sigma_w^2
+    h_\text{read}^\top C h_\text{read} + \sigma_b^2$, and the output is written along $h_\text{write}$.
 
     Note:
         For $A = A_n \otimes I_p$ the paper's gain $\|A\|_F^2/p$ is $\|A_n\|_F^2$, n for an orthogonal skip; the gain
@@ -75,13 +76,14 @@ def propagate(
     Args:
         activation: A name in `ACTIVATIONS`, or an `Activation`.
         skips: The mixing matrices, [L, n, n], or one [n, n] for `depth` layers.
-        weight_scale: $\sigma_w$, shared or per layer: entries of $W$ have variance $\sigma_w^2$ over its width.
-        input_variance: The mean square of each stream at the input, streams independent; or their second moments
-            [n, n] (all equal for streams that start as copies).
-        depth: How many layers, when `skips` is one matrix.
+        weight_scale: $\sigma_w$, one number or one per layer: entries of $W$ have variance $\sigma_w^2$ divided by the
+            width of $W$.
+        input_variance: The mean square of each stream at the input, for independent streams; or the second moments of
+            the streams [n, n], with equal entries for streams that start as copies.
+        depth: The number of layers if `skips` is one matrix.
         bias_scale: $\sigma_b$.
-        read: What each stream contributes to the sublayer's input. [L, n] or [n]
-        write: What each stream receives of the sublayer's output. [L, n] or [n]
+        read: The weight of each stream in the sublayer's input. [L, n] or [n]
+        write: The weight of the sublayer's output in each stream. [L, n] or [n]
         form: One of `FORMS`.
 
     >>> signals = propagate("tanh", torch.eye(2).repeat(3, 1, 1), weight_scale=0.5)
@@ -112,7 +114,8 @@ def propagate(
 def draw_slopes(activation: str | Activation, propagation: Propagation, width: int, paths: int) -> Tensor | None:
     r"""Draw squared slopes $\phi'(\sqrt{q_l} Z)^2$ with mean one for paths through all layers. [paths, L, width]
 
-    They are quasi-random, the same in every call. None where there is nothing to draw: equal slopes, or one path.
+    The slopes are quasi-random and the same in every call. The result is None if all slopes are equal or if there is
+    only one path.
     """
     depth = len(propagation.q)
     if paths == 1:
@@ -135,7 +138,7 @@ def _mean_field_recursion(
     read: Tensor | None,
     write: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Carry the streams' second moments [n, n] and means [n] through the layers; return q [L] and v [L + 1]."""
+    """Return q [L] and v [L + 1] from the recursion of the streams' second moments [n, n] and means [n]."""
     mean = torch.zeros_like(second[0])
     ones, eye = torch.ones_like(mean), torch.eye(len(mean), dtype=torch.float64, device=mean.device)
     qs, vs = [], [second.diagonal().mean()]
@@ -147,7 +150,8 @@ def _mean_field_recursion(
             target = write[layer]
             output = kappa * torch.outer(target, target)
         else:
-            # Different streams see independent pre-activations, so that only their means multiply.
+            # Pre-activations of different streams are independent, so that the streams' outputs correlate only by
+            # their means.
             target = ones
             output = kappa * eye + phi.square() * (torch.outer(ones, ones) - eye)
         mean = skip @ mean
@@ -162,7 +166,7 @@ def _mean_field_recursion(
 def _isotropic_recursion(
     activation: Activation, skips: Tensor, scale: Tensor, second: Tensor, bias: float
 ) -> tuple[Tensor, Tensor]:
-    """Carry the mean square of the streams alone through the layers; return q [L] and v [L + 1]."""
+    """Return q [L] and v [L + 1] from the recursion of the streams' mean square."""
     qs, vs = [], [second.diagonal().mean()]
     for layer, skip in enumerate(skips):
         qs.append(scale[layer].square() * vs[-1] + bias**2)
@@ -171,7 +175,7 @@ def _isotropic_recursion(
 
 
 def _paper_recursion(activation: Activation, skips: Tensor, scale: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Carry mean square and mean square slope as the paper prints it; return q [L] and v [L + 1]."""
+    """Return q [L] and v [L + 1] from the recursion of mean square and mean squared slope that the paper prints."""
     qs, vs = [], [second.diagonal().mean()]
     slope = activation.psi(scale[0].square() * vs[0])
     for layer, skip in enumerate(skips):

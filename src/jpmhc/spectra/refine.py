@@ -1,4 +1,4 @@
-"""Sharper densities from smoothed ones: Richardson extrapolation in eta, and a rational fit of the Cauchy transform."""
+"""Refinements of a density: Richardson extrapolation in eta, and a rational fit of the Cauchy transform."""
 
 from collections.abc import Callable
 
@@ -6,20 +6,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Evaluations of G that the rational fit is made from ("typically 20-50" in the paper; deep networks need more).
+# The number of values of G from which the fit is made ("typically 20-50" in the paper; deep networks need more).
 AAA_POINTS = 120
-# At how many points of the grid the fit is checked, and how far it may miss z G there, whose largest values are near 1.
+# The number of points at which the fit is checked, and the largest error of z G there; z G is of the order of one.
 _CHECKED, _MISS = 40, 0.05
 
 
 def richardson(values: Tensor, base: int = 2) -> Tensor:
-    r"""Extrapolate values at $\eta, 2\eta, 4\eta, \ldots$ (rows) to $\eta = 0$ (eq. richardson).
+    r"""Extrapolate values [levels, P] at $\eta, 2\eta, 4\eta, \ldots$ to $\eta = 0$ (eq. richardson). [P]
 
     Column j of the tableau removes the error term of order $\eta^j$ with base 2, and of order $\eta^{2j}$ with base 4.
 
     Note:
         The paper's tableau has base 4, although the smoothing error of a density is of order $\eta$: base 4 leaves most
-        of it, base 2 removes it. As printed the tableau also runs from fine to coarse; it must run the other way.
+        of the error, base 2 removes it. The printed tableau also runs from fine to coarse; it must run from coarse to
+        fine.
     """
     column = values.flip(0)  # from coarse to fine
     for j in range(1, len(values)):
@@ -28,14 +29,17 @@ def richardson(values: Tensor, base: int = 2) -> Tensor:
 
 
 def aaa(transform: Callable[[Tensor], tuple[Tensor, Tensor, float]], z: Tensor) -> tuple[Tensor, float]:
-    """Compute G at all points of a grid from a rational function through its values at Chebyshev nodes of log x.
+    """Return G on a grid, from a rational fit to G at Chebyshev nodes of log x, and the largest residual at the nodes.
 
-    Where the function misses G at points of the grid that it was not made from, it is refused: narrow bands, and
-    singular values over many orders of magnitude, need more nodes than there are.
+    The fit is checked at points of the grid that are not nodes. It may fail for narrow bands, and for singular values
+    over many orders of magnitude, which need more nodes.
 
     Args:
-        transform: points -> (G, which did not converge, residual).
-        z: The grid, ascending in its real part.
+        transform: A function from points to G, a mask of the unconverged points, and the largest residual.
+        z: The grid, ascending in its real part. [P]
+
+    Raises:
+        ValueError: If the fit misses G.
     """
     try:
         from scipy.interpolate import AAA

@@ -1,6 +1,6 @@
-"""The ways to iterate: the plain iteration, Anderson mixing, Newton's method, and mixing that Newton ends.
+"""The schemes: plain iteration, Anderson mixing, Newton's method, and Anderson mixing followed by Newton's method.
 
-A scheme's options are its fields. `fixed_point.solve` runs it.
+The fields of a scheme are its options. `fixed_point.solve` runs a scheme.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from torch import Tensor
 
 from jpmhc.spectra.fixed_point import Equation, Iteration, Scheme, State
 
-# Ridge of the normalised normal equations: their condition is the square of the history's, so that 1e-14 is rounding.
+# Ridge of the normalised normal equations. Their condition is the square of the history's condition, so that 1e-14 is
+# of the order of rounding.
 _RIDGE = 1e-14
-# A residual that falls by less than this factor is no progress.
+# A smallest residual counts as progress only if it is below this fraction of the one before.
 _IMPROVED = 0.9
-# Where g(x) does not exist because rounding made a matrix singular, the next iterate is this multiple of x.
+# If g(x) does not exist because rounding made a matrix singular, the next iterate is this multiple of x.
 _NUDGE = 1.01
-# Rounding takes two images: it is computed once in so many iterations.
+# `Equation.rounding` evaluates two images: it is called once in this many iterations.
 _ROUNDING_EVERY = 10
 _TINY = torch.finfo(torch.float64).tiny
 
@@ -34,10 +35,10 @@ class _Images(State):
 
 @dataclass(frozen=True)
 class Plain(Iteration[_Images]):
-    r"""The damped iteration $x \leftarrow (1 - \beta) x + \beta g(x)$: slow, and the yardstick of the other schemes.
+    r"""The damped iteration $x \leftarrow (1 - \beta) x + \beta g(x)$, a slow scheme to compare other schemes with.
 
     Attributes:
-        step_length: $\beta$; one takes the whole step.
+        step_length: $\beta$; one for an undamped step.
 
     >>> Plain(step_length=0.5).first_try
     200
@@ -57,20 +58,20 @@ class Plain(Iteration[_Images]):
 
 @dataclass(frozen=True)
 class Anderson(Iteration["_Mixing"]):
-    r"""Anderson mixing: a fixed-point iteration that learns from its last steps.
+    r"""Anderson mixing: a fixed-point iteration that extrapolates from its last iterates.
 
-    The accelerated point $\sum_i c_i g(x_i)$ minimises $\|\sum_i c_i r_i\|^2$ over the last iterates with
-    $\sum_i c_i = 1$ and $r_i = g(x_i) - x_i$ (appendix "Anderson/DIIS acceleration"). A candidate that is not finite or
-    not admissible is replaced by the plain step $(1-\beta) x + \beta g(x)$.
+    The next iterate is $\sum_i c_i g(x_i)$ over the last iterates, with the coefficients $c_i$ that minimise
+    $\|\sum_i c_i r_i\|^2$ for $r_i = g(x_i) - x_i$ under $\sum_i c_i = 1$ (appendix "Anderson/DIIS acceleration"). If
+    this point is not finite or not admissible, the next iterate is $(1-\beta) x + \beta g(x)$ instead.
 
     Attributes:
-        history: How many differences of iterates are kept, the paper's 5.
-        long_history: How many are kept at most once a row has taken `grows_after` iterations. Near a hard edge at zero,
-            or with much noise in many layers, the equation is neutral in many directions, and a short history does not
-            span them.
-        grows_after: When the history begins to grow.
-        step_length: The $\beta$ of a plain step; one takes the whole step.
-        patience: A row ends when its smallest residual has not fallen by a tenth in so many iterations.
+        history: The number of stored differences of iterates, 5 as in the paper.
+        long_history: The largest number of stored differences after `grows_after` iterations. Near a hard edge at zero,
+            or with much noise in many layers, the equation is nearly neutral in more directions than a short history
+            spans.
+        grows_after: The number of iterations after which the history grows.
+        step_length: The $\beta$ of a plain step; one for an undamped step.
+        patience: A row ends when its smallest residual has not fallen by a tenth in this many iterations.
 
     >>> Anderson(history=10).history
     10
@@ -83,10 +84,10 @@ class Anderson(Iteration["_Mixing"]):
     patience: int = 60
     first_try: int = 150
     stage_iterations: int = 50
-    compact: float = 0.75  # a copy of the history for each row that ends would take more time than it saves
+    compact: float = 0.75  # copying the history each time a row ends would take more time than it saves
 
     def for_hard_rows(self) -> Anderson:
-        """Return the scheme with the long history from the beginning."""
+        """Return the scheme with the long history from the first iteration on."""
         return replace(self, history=self.long_history)
 
     def init(self, equation: Equation, x: Tensor, z: Tensor, index: Tensor, tolerance: float) -> _Mixing:
@@ -120,10 +121,10 @@ class _Mixing(State):
 
     Attributes:
         past: The history.
-        best: The smallest residual so far, counted in steps of a tenth. [b]
-        since: How many iterations ago that was. [b]
-        count: How many iterations there were.
-        rounding: The number to add to the scale for rounding, from the last time that it was computed. [b, d]
+        best: The smallest residual so far; a fall by less than a tenth does not count. [b]
+        since: The number of iterations since `best` last changed. [b]
+        count: The number of iterations so far.
+        rounding: The last computed number to add to the scale for rounding. [b, d]
         image: g(x). [b, d]
         difference: g(x) - x. [b, d]
         weight: One over the scale of differences. [b, d] or [1, 1]
@@ -144,7 +145,7 @@ class _Mixing(State):
         return part
 
     def evaluate(self, equation: Equation, z: Tensor, index: Tensor, tolerance: float) -> None:
-        """Compute the image of x and everything that is measured there."""
+        """Compute the image of x, the residual, its weights and the progress, in place."""
         self.count += 1
         self.image = equation.image(self.x, z, index)
         self.difference = self.image - self.x
@@ -153,7 +154,7 @@ class _Mixing(State):
         scale = equation.scale(self.x, z, index)
         self.weight = 1 / (scale if self.rounding is None else scale + self.rounding)
         if self.rounding is not None:
-            # Rounding changes from iteration to iteration: it is computed again for rows that seem to have converged.
+            # Rounding errors differ between iterations: they are computed again for rows that seem to have converged.
             small = ((self.difference.abs() * self.weight).amax(-1) <= tolerance).nonzero().squeeze(-1)
             if len(small):
                 now = equation.rounding(self.x[small], z[small], index[small])
@@ -166,13 +167,13 @@ class _Mixing(State):
 
 
 class _History:
-    """The last differences of r = g(x) - x (weighted) and of g, and the Gram matrix of r's.
+    """The last differences of weighted residuals r = g(x) - x and of images g, and the Gram matrix of the former.
 
-    Both differences are divided by the length of r's difference.
+    Both differences are divided by the length of the difference of r.
 
     Args:
         like: An iterate of all rows. [b, d]
-        most: How many differences are kept at most.
+        most: The largest number of stored differences.
     """
 
     def __init__(self, like: Tensor, most: int) -> None:
@@ -182,14 +183,14 @@ class _History:
         self.last: tuple[Tensor, Tensor] | None = None  # r, without weights, and g
 
     def select(self, rows: Tensor) -> _History:
-        """Forget all other rows."""
+        """Keep only the rows that a mask [b] selects, in place."""
         self.r, self.g, self.gram = self.r[rows], self.g[rows], self.gram[rows]
         if self.last is not None:
             self.last = self.last[0][rows], self.last[1][rows]
         return self
 
     def remember(self, r: Tensor, g: Tensor, weight: Tensor, length: int) -> None:
-        """Add the differences to the last r and g [b, d]; they replace the oldest where there are `length` of them."""
+        """Store the differences between r, g [b, d] and the last r, g; replace the oldest if `length` are stored."""
         last, self.last = self.last, (r, g)
         if last is None:
             return
@@ -217,7 +218,7 @@ class _History:
 
 @dataclass
 class _Corrections(State):
-    """The state of Newton's method: x, its residual, the next correction, and whether the last step moved the row."""
+    """The state of Newton's method: x, the residual, the next correction, and a mask of the rows that moved last."""
 
     correction: Tensor
     moved: Tensor
@@ -227,13 +228,13 @@ class _Corrections(State):
 class Newton(Iteration[_Corrections]):
     """Newton's method with Armijo backtracking.
 
-    A row that no step improves takes the equation's safe image, or ends unconverged.
+    If no step length improves a row, the row moves to the equation's safe image; without one, it ends unconverged.
 
     Attributes:
-        lengths: The step lengths tried in turn (appendix "Newton iteration"); the first that decreases the residual and
-            stays admissible is taken.
-        stubborn: Whether a row that no length improves takes the shortest all the same. Where one direction is nearly
-            neutral, the way to the solution leads over larger residuals.
+        lengths: The step lengths, tried in turn (appendix "Newton iteration"); a row takes the first that decreases its
+            residual at an admissible point.
+        stubborn: Whether a row that no length improves takes the shortest step nevertheless. If the equation is nearly
+            neutral in one direction, the residual must first grow on the way to the solution.
 
     >>> Newton(lengths=(1.0, 0.1)).lengths
     (1.0, 0.1)
@@ -266,7 +267,7 @@ class Newton(Iteration[_Corrections]):
             size, correction = equation.newton_correction(x, z[rows], index[rows])
             good = torch.isfinite(x).all(-1) & equation.admissible(x, z[rows], index[rows])
             if not self.stubborn or length != self.lengths[-1]:
-                # The Armijo constant is small, as usual: any real decrease will do.
+                # The Armijo constant is small, as usual: any decrease beyond rounding is enough.
                 good &= size <= (1 - 1e-4 * length) * state.residual[rows]
             move(rows[good], x[good], size[good], correction[good])
         stuck = (~new.moved).nonzero().squeeze(-1)
@@ -281,16 +282,16 @@ class Newton(Iteration[_Corrections]):
 
 @dataclass(frozen=True)
 class AndersonNewton(Scheme):
-    """Anderson mixing to come near a solution, and Newton's method from there.
+    """Anderson mixing until the iterate is near a solution, followed by Newton's method.
 
-    For equations whose Newton corrections cost a few images: where an equation is neutral in many directions, mixing
-    takes hundreds of images to the last digits, and Newton three or four corrections.
+    It suits equations whose Newton correction takes no more time than a few images. If such an equation is nearly
+    neutral in many directions, the last digits take hundreds of images by mixing, but three or four Newton corrections.
 
     Attributes:
-        mixing: The scheme that comes near.
-        newton: The scheme that ends.
-        turns: How many images each turn of mixing takes before Newton's turn.
-        corrections: The most Newton corrections of one turn.
+        mixing: The Anderson mixing.
+        newton: Newton's method.
+        turns: The number of images in each turn of mixing before a turn of Newton's method.
+        corrections: The most Newton corrections in one turn.
 
     >>> [limit for _, limit in AndersonNewton().phases(100)]
     [12, 12, 40, 12, 48]
@@ -305,7 +306,7 @@ class AndersonNewton(Scheme):
     uses_corrections: bool = True
 
     def for_hard_rows(self) -> AndersonNewton:
-        """Return the scheme whose mixing has the long history from the beginning."""
+        """Return the scheme with mixing that has the long history from the first iteration on."""
         return replace(self, mixing=self.mixing.for_hard_rows())
 
     def phases(self, maximum: int) -> Iterator[tuple[Iteration, int]]:

@@ -1,4 +1,4 @@
-r"""Monte Carlo: squared singular values of sampled Jacobians $J = Y_L \cdots Y_1$, also of real nonlinear networks."""
+r"""Sampled squared singular values of Jacobians $J = Y_L \cdots Y_1$, from the theory's model or nonlinear networks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jpmhc.spectra.activations import Activation, get_activation
 from jpmhc.spectra.network import Network, require_network
 from jpmhc.spectra.sublayers import gaussian
 
-# How many N x N matrices one sample keeps alive at the peak, and which share of the free memory a batch may take.
+# The number of N x N matrices of one sample at the peak, and the share of the free memory that a batch may take.
 _ALIVE = 8
 _SHARE = 0.5
 
@@ -35,10 +35,10 @@ def simulate(
 
     Args:
         width: Features per stream, p.
-        samples: How many networks to sample. Sample i depends on the seed and i alone, not on batches.
-        device: Where to sample; the network's own device by default.
-        batch: Samples at a time; from the free memory by default, halved when it runs out.
-        progress: Called with the number of samples done since the last call.
+        samples: The number of networks to sample. Sample i depends only on the seed and i, not on the batches.
+        device: The device; the network's own device by default.
+        batch: The number of samples in one batch; by default as many as fit into memory.
+        progress: A function that is called with the number of samples finished since its last call.
 
     Returns:
         [samples, n * width]
@@ -73,13 +73,13 @@ def simulate_nonlinear(
 ) -> Tensor:
     r"""Sample squared singular values of real networks $x \leftarrow A_l x + \phi(W_l x + b)$ at Gaussian inputs.
 
-    The slopes $D_l = \phi'(h_l)$ come from the data that flow through each sampled network, so that nothing of the
-    theory's mean-field step is assumed. The network gives the skips and, where it has them, the read and write
-    vectors; its `variance` is what the theory made of the activation and takes no part here.
+    The slopes $D_l = \phi'(h_l)$ are computed from the input of each sampled network, without the theory's mean-field
+    approximation. The argument `network` gives the skips and, if there are any, the read and write vectors; its
+    `variance` is not used.
 
     Args:
-        weight_scale: $\sigma_w$: entries of $W_l$ have variance $\sigma_w^2$ over its width.
-        input_variance: The mean square of the inputs, independent in all streams.
+        weight_scale: $\sigma_w$: entries of $W_l$ have variance $\sigma_w^2$ divided by the width of $W_l$.
+        input_variance: The mean square of the inputs, which are independent in all streams.
         bias_scale: $\sigma_b$.
 
     >>> simulate_nonlinear(Network.repeated(torch.eye(2), 0.1, 3), "tanh", 0.5, width=5, samples=4, seed=0).shape
@@ -105,7 +105,7 @@ def simulate_nonlinear(
 
 
 def refuse_size(streams: int, width: int) -> None:
-    """Refuse to sample networks of which not even one fits into memory."""
+    """Raise an error if a single sampled network does not fit into memory."""
     checks.fits_memory(
         _ALIVE * (streams * width) ** 2 * 8, f"a sampled network of {streams} streams of {width} features"
     )
@@ -121,7 +121,10 @@ def _in_batches(
     progress: Callable[[int], None] | None,
     sample: Callable[[list[torch.Generator], Tensor], Tensor],
 ) -> Tensor:
-    """Run `sample` over batches as large as memory allows; halve the batch and repeat it when memory runs out."""
+    """Return the squared singular values of matrices from `sample`, drawn in batches that fit into memory.
+
+    When memory runs out, the batch is halved and repeated.
+    """
     device = network.skips.device
     samples, seed = checks.whole_number(samples, "samples"), checks.whole_number(seed, "seed", 0)
     size = network.streams * checks.whole_number(width, "width, the features per stream,")
@@ -152,7 +155,7 @@ def _in_batches(
 
 
 def _normal(generators: list[torch.Generator], shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Draw standard normal numbers, each sample from its own generator. [b, *shape]"""
+    """Draw standard normal numbers, with one generator per sample. [b, *shape]"""
     out = like.new_empty(len(generators), *shape)
     for row, generator in zip(out, generators):
         row.normal_(generator=generator)
@@ -180,14 +183,14 @@ def _linear_jacobian(network: Network, width: int, generators: list[torch.Genera
             noise = torch.einsum("bkqp,bkipc->biqc", weights, mixed)
         else:
             noise = _through_block(network, layer, streams, weights.__matmul__)
-        jacobian = skipped.add_(noise).flatten(1, 2)  # eq. jacobian-kronecker, times the layers before
+        jacobian = skipped.add_(noise).flatten(1, 2)  # eq. jacobian-kronecker, multiplied by the earlier layers
     return jacobian.unflatten(1, (n, width)).mean(1) if network.ends == "model" else jacobian
 
 
 def _weight_source(
     network: Network, width: int, generators: list[torch.Generator], skips: Tensor
 ) -> Callable[[int], Tensor]:
-    """Return a function that draws what a layer's noise multiplies: [b, N, N], [b, width, width] or [b, K, ...]."""
+    """Return a function that draws a layer's random matrices [b, N, N], [b, width, width] or [b, K, width, width]."""
     fan = width * (network.streams if network.isotropic else 1)
 
     def normal(*shape: int) -> Tensor:
@@ -198,13 +201,13 @@ def _weight_source(
         nonzero = values > 1e-12 * values[-1]
         mixing = (vectors[:, nonzero] * values[nonzero].sqrt()).to(skips.dtype)  # [L, rank]
         laws = network.sublayers or (gaussian(),) * network.depth
-        owners = mixing.abs().argmax(0).tolist()  # a layer of each set of shared weights
+        owners = mixing.abs().argmax(0).tolist()  # for each set of shared weights, one layer that uses the set
         size = fan if network.isotropic else width
         shared = [laws[layer].sample(normal, size) for layer in owners]
         return lambda layer: sum((m * one for m, one in zip(mixing[layer], shared)), start=torch.zeros_like(shared[0]))
     if network.slopes is not None:
         slopes = network.slopes.to(skips.dtype)
-        # A path for each feature, the same in all layers: the skips tie a feature of all layers together.
+        # Each feature has one path through all layers, because skips connect a feature with itself in the next layer.
         path = (torch.special.ndtr(normal(width)) * len(slopes)).long().clamp_max(len(slopes) - 1)  # [b, width]
 
         def draw_rows(layer: int) -> Tensor:
@@ -231,7 +234,7 @@ def _nonlinear_jacobian(
     generators: list[torch.Generator],
     skips: Tensor,
 ) -> Tensor:
-    """Compute J [b, N, N] at one random input of each sampled network; the signal is carried as its last column."""
+    """Compute J [b, N, N] at one random input of each sampled network; the signal is an extra last column."""
     n, size = network.streams, network.streams * width
     signal = _normal(generators, (size, 1), skips) * input_variance**0.5
     eye = torch.eye(size, dtype=skips.dtype, device=skips.device).expand(len(generators), size, size)
@@ -258,7 +261,7 @@ def _nonlinear_jacobian(
 
 
 def _through_block(network: Network, layer: int, streams: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-    """Read the streams [b, n, p, c] into one, apply the sublayer, write it back to all."""
+    """Read the streams [b, n, p, c] into one, apply the sublayer, and write its output to all. [b, n, p, c]"""
     assert network.read is not None
     assert network.write is not None
     inner = torch.einsum("j,bjpc->bpc", network.read[layer].to(streams.dtype), streams)

@@ -1,4 +1,4 @@
-"""The contract of every method: points and options in, the Cauchy transform and how far to trust it out."""
+"""The interface that all methods share: arguments, options, and the solution with its convergence."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from jpmhc.spectra.fixed_point import Options, Scheme
 from jpmhc.spectra.network import Network, require_network
 from jpmhc.spectra.schemes import SCHEMES
 
-# A known point farther away than this, in the logarithm of z, is no better than the equation's own start.
+# A known point farther away than this, in the logarithm of z, is no better start than the equation's own.
 _NEAR = 2.5
-# A slope is not followed farther than this many times the distance it was taken over.
+# An extrapolation goes no farther than this many times the distance between the points that give the slope.
 _FARTHEST = 2.0
 
 
 @dataclass(frozen=True, eq=False)
 class KnownPoints:
-    """Spectral points at which a network has been solved, from which its equation can be solved elsewhere.
+    """Solved spectral points of a network, from which its equation can be solved at other points.
 
     Attributes:
         z: The points. [B]
-        unknowns: The solution at each of them: G first, then the equation's unknowns. [B, d]
+        unknowns: The solution at each point: G first, then the equation's unknowns. [B, d]
         separated: Whether the unknowns belong to bases that separate directions by their growth.
-        call: The number of the call that solved each point; None for one call. [B]
+        call: The number of the call that solved each point; None if one call solved all. [B]
     """
 
     z: Tensor
@@ -40,7 +40,7 @@ class KnownPoints:
 
     @classmethod
     def concatenate(cls, parts: list[KnownPoints]) -> KnownPoints:
-        """Join the points of one kind of bases, the kind with more points: unknowns of two kinds do not mix."""
+        """Join the points with separated bases or the other points, whichever are more: their unknowns differ."""
         kinds = [[part for part in parts if part.separated == separated] for separated in (False, True)]
         same = max(kinds, key=lambda kind: sum(len(part.z) for part in kind))
         calls, count = [], 0
@@ -55,10 +55,10 @@ class KnownPoints:
         return torch.zeros_like(self.z.real, dtype=torch.int64) if self.call is None else self.call
 
     def start_near(self, z: Tensor, start: Tensor, admissible: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the unknowns to start from at z [b], and `start` [b, d] where no known point is near. [b, d]
+        """Return the unknowns from which to start at z [b]; rows of `start` [b, d] if no known point is near. [b, d]
 
-        The unknowns are analytic in log z: their slope between the nearest point's neighbours leads from it to z in any
-        direction. Where that is not admissible the nearest point's own unknowns are taken.
+        The unknowns are analytic in log z: they are extrapolated from the nearest known point with the slope between
+        this point's two neighbours. If the result is not admissible, the nearest point's own unknowns are returned.
         """
         order = self.z.abs().argsort()
         order = order[self.calls()[order].argsort(stable=True)]
@@ -79,18 +79,18 @@ class Solution:
     r"""The Cauchy transform $G(z) = \lim \frac{1}{N} \mathrm{Tr}(z - J^\top J)^{-1}$.
 
     Attributes:
-        G: The values; where `converged` is false, the last iterate, never to be used as an answer. [...] complex
+        G: The values; if `converged` is false, the value is only the last iterate and no answer. [...] complex
         converged: Whether the point's residual fell below the tolerance. [...] bool
-        residual: How far the point is from solving the method's equation. [...]
-        iterations: How many iterations the point took. [...] int
+        residual: The size of the residual of the method's equation. [...]
+        iterations: The number of iterations. [...] int
         method: The method's name.
         exact: Whether the method's equation is exact for this network (in the limit of many features per stream).
-        note: What the user should know beyond the numbers, such as the case in which the method is not exact.
-        matrix: $E[(z - J^\top J)^{-1}]$ averaged over the features alone, if asked: entry (i, j) belongs to the input
+        note: A remark for the user, such as the reason why the method is not exact.
+        matrix: If requested, $E[(z - J^\top J)^{-1}]$ averaged over the features: entry (i, j) belongs to the input
             streams i and j, and G is the mean of the diagonal. [..., n, n] complex
         known: The solved points, from which a later call of `cauchy` starts; None for the paper's methods.
-        hardest_layer: Where a point did not converge, the number of the layer, from one, that is farthest from it, for
-            the chain; zero elsewhere. [...] int
+        hardest_layer: For the chain, the number, from one, of the layer with the largest residual at an unconverged
+            point; zero at a converged point. [...] int
 
     >>> from jpmhc import spectra
     >>> solution = spectra.cauchy(Network.repeated(torch.eye(2), 0.1, 3), torch.tensor([1 + 0.1j]))
@@ -110,7 +110,7 @@ class Solution:
     hardest_layer: Tensor | None = None
 
     def why_unconverged(self) -> str:
-        """Say how many points did not converge, how far they are from it, and which layer makes it hard."""
+        """Return a sentence with the number of unconverged points, their largest residual, and the hardest layer."""
         lost = ~self.converged
         worst = float(self.residual[lost].max())
         text = f"{int(lost.sum())} of {lost.numel()} points did not converge (residual up to {worst:.1e})"
@@ -120,7 +120,7 @@ class Solution:
 
     @classmethod
     def concatenate(cls, parts: list[Solution]) -> Solution:
-        """Join solutions of one method for one network at rows of points."""
+        """Join solutions of one network by one method, each at a row of points."""
         matrices = [part.matrix for part in parts if part.matrix is not None]
         layers = [part.hardest_layer for part in parts if part.hardest_layer is not None]
         known = [part.known for part in parts if part.known is not None]
@@ -137,10 +137,10 @@ class Solution:
 
 
 class Solver(Protocol):
-    """A method: it computes the Cauchy transform of a network that it is defined for, at points z of any shape.
+    """A method, which computes the Cauchy transform of a network at points z of any shape.
 
     `tolerance` is the residual below which a point has converged, `maximum` the largest number of iterations per point,
-    and `scheme` the way to iterate, a name in `SCHEMES` or an object; None takes the method's own.
+    and `scheme` a name in `SCHEMES` or a `Scheme`. None stands for the method's default.
     """
 
     def __call__(
@@ -155,7 +155,7 @@ class Solver(Protocol):
 
 
 class Transform(Protocol):
-    """A function that computes a network's Cauchy transform, as `cauchy` does.
+    """A function that computes a network's Cauchy transform and has the arguments of `cauchy`.
 
     >>> from jpmhc import paper, spectra
     >>> transforms: list[Transform] = [spectra.cauchy, paper.transform("z1")]
@@ -173,7 +173,7 @@ class Transform(Protocol):
 
 
 def method(*, scheme: Scheme, tolerance: float, maximum: int) -> Callable[[Rows], Solver]:
-    """Make a method of a function that solves at rows of points z [B], with these options as its defaults."""
+    """Return a decorator that turns a function for rows of points z [B] into a method with these default options."""
     defaults = Options(scheme, tolerance, maximum)
 
     def decorate(function: Rows) -> Solver:
@@ -197,7 +197,7 @@ Rows = Callable[[Network, Tensor, Options], Solution]
 
 
 def to_options(defaults: Options, tolerance: float | None, maximum: int | None, scheme: str | Scheme | None) -> Options:
-    """Return the options with the given ones, checked, instead of the defaults."""
+    """Return the default options, replaced by the arguments that are not None, after checking the arguments."""
     if isinstance(scheme, str):
         checks.choice(scheme, SCHEMES, "scheme")
         scheme = SCHEMES[scheme]
@@ -209,7 +209,7 @@ def to_options(defaults: Options, tolerance: float | None, maximum: int | None, 
 
 
 def solve_points(solve: Callable[[Tensor], Solution], network: Network, z: Tensor) -> Solution:
-    """Check a network and points of any shape, solve at the points in a row, and return a solution of their shape."""
+    """Check a network and its points z, and return the solution of `solve` in the shape of z."""
     require_network(network)
     points = check_points(z, network.skips.device)
     with torch.no_grad(), one_thread():
@@ -226,11 +226,11 @@ def solve_points(solve: Callable[[Tensor], Solution], network: Network, z: Tenso
 
 
 def _solve_in_parts(solve: Callable[[Tensor], Solution], z: Tensor) -> Solution:
-    """Solve at points z [B]; where memory runs out, solve the two halves one after the other (appendix "GPU")."""
+    """Solve at points z [B]; if memory runs out, solve the two halves one after the other (appendix "GPU")."""
     try:
         return solve(z)
     except RuntimeError as error:
         if len(z) == 1 or not ran_out_of_memory(error):
             raise
-    # Outside the handler, whose traceback would keep alive what filled the memory.
+    # Outside the handler, because its traceback would keep the tensors in memory.
     return Solution.concatenate([_solve_in_parts(solve, part) for part in z.chunk(2)])
