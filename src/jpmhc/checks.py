@@ -1,8 +1,8 @@
-"""The package's argument checks: each raises a ValueError of one sentence that says what would be right.
+"""Argument checks: each raises a ValueError whose one sentence says which values are right.
 
-Arguments are checked once, where they enter the package. A check is named for the value that it accepts, and takes the
-value and the name that its sentence has for it; where the computation needs another type, the check returns it. The
-values inside a tensor are not looked at, except by `real_tensor`: a NaN propagates, as it does in PyTorch.
+Arguments are checked once, where they enter the package. A check is named after the values that it accepts. Its
+arguments are the value and the name that the message uses for the value. A check that converts the value returns the
+result. Only `real_tensor` looks at the numbers inside a tensor: elsewhere a NaN propagates, as it does in PyTorch.
 
 >>> from jpmhc import checks
 >>> checks.whole_number(0, "depth")
@@ -30,12 +30,12 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
 
 
 def quote(value: object) -> str:
-    """Return a value as Python writes it, shortened for a message."""
+    """Return the `repr` of a value, shortened for a message."""
     return _SHORT.repr(value)
 
 
 def whole_number(value: int, name: str, least: int = 1) -> int:
-    """Return the value as an int, if it is a whole number and large enough."""
+    """Return the value as an int. Raise a ValueError unless it is a whole number of at least `least`."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -46,13 +46,13 @@ def whole_number(value: int, name: str, least: int = 1) -> int:
 
 
 def optional_whole_number(value: int | None, name: str) -> None:
-    """Accept None and a whole number of at least 1."""
+    """Raise a ValueError unless the value is None or a whole number of at least 1."""
     if value is not None:
         whole_number(value, name)
 
 
 def positive_number(value: float, name: str) -> float:
-    """Return the value as a float, if it is a positive finite number."""
+    """Return the value as a float. Raise a ValueError unless it is positive and finite."""
     number = _to_float(value)
     if not 0 < number < math.inf:
         raise ValueError(f"{name} must be positive and finite, got {quote(value)}")
@@ -60,7 +60,7 @@ def positive_number(value: float, name: str) -> float:
 
 
 def non_negative_number(value: float, name: str) -> float:
-    """Return the value as a float, if it is a finite number and not negative."""
+    """Return the value as a float. Raise a ValueError if it is negative or not finite."""
     number = _to_float(value)
     if not 0 <= number < math.inf:
         raise ValueError(f"{name} must be finite and not negative, got {quote(value)}")
@@ -68,14 +68,14 @@ def non_negative_number(value: float, name: str) -> float:
 
 
 def finite_number(value: float, name: str) -> None:
-    """Accept a finite number."""
-    # By comparisons, which torch.compile can trace for a setting that differs from module to module.
+    """Raise a ValueError unless the value is a finite number."""
+    # torch.compile can trace these comparisons for a setting that differs between modules.
     if not (_is_number(value) and -math.inf < value < math.inf):
         raise ValueError(f"{name} must be a finite number, got {quote(value)}")
 
 
 def inside(value: float | None, interval: str, name: str) -> None:
-    """Accept a number in an interval such as "[0, 1)", and None."""
+    """Raise a ValueError unless the value is None or a number in an interval such as "[0, 1)"."""
     if value is None:
         return
     low, high = map(float, interval[1:-1].split(","))
@@ -85,20 +85,20 @@ def inside(value: float | None, interval: str, name: str) -> None:
 
 
 def switch(value: bool, name: str) -> None:
-    """Accept True and False."""
+    """Raise a ValueError unless the value is True or False."""
     if not isinstance(value, bool):
         raise ValueError(f"{name} must be True or False, got {quote(value)}")
 
 
 def choice(value: object, choices: Iterable[object], kind: str) -> None:
-    """Accept one of the choices; `kind` is the word for them, such as "mixer"."""
+    """Raise a ValueError unless the value is one of the choices; `kind` is the message's word for a choice."""
     choices = list(choices)
     if not (value is None or isinstance(value, str)) or value not in choices:
         raise ValueError(f"no {kind} is called {quote(value)}; choose one of {', '.join(map(str, choices))}")
 
 
 def named_object(name: str) -> object:
-    """Return the object MODULE:NAME of a module that can be imported.
+    """Import the module in the text MODULE:NAME and return its object NAME.
 
     >>> named_object("math:pi")
     3.141592653589793
@@ -117,28 +117,28 @@ def named_object(name: str) -> object:
 
 
 def fits_memory(size: float, name: str) -> None:
-    """Accept a number of bytes that the machine has."""
+    """Raise a ValueError if `size` is more bytes than the machine's memory has."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if size > memory:
         raise ValueError(f"{name} needs about {size / 2**30:,.0f} GiB, and this machine has {memory / 2**30:,.0f} GiB")
 
 
 def square(matrix: Tensor, name: str = "matrix") -> int:
-    """Return the order n of a batch of square matrices. [..., n, n]"""
+    """Return the order n of a batch of square matrices [..., n, n]. Raise a ValueError for another shape."""
     if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2] or matrix.shape[-1] < 1:
         raise ValueError(f"expected {name} of shape [..., n, n], got {list(matrix.shape)}")
     return matrix.shape[-1]
 
 
 def tall(frame: Tensor) -> tuple[int, int]:
-    """Return the rows n and the rank p of a batch of frames with 1 <= p <= n. [..., n, p]"""
+    """Return n and p of a batch of frames [..., n, p]. Raise a ValueError unless 1 <= p <= n."""
     if frame.ndim < 2 or not 1 <= frame.shape[-1] <= frame.shape[-2]:
         raise ValueError(f"expected a frame of shape [..., n, p] with 1 <= p <= n, got {list(frame.shape)}")
     return frame.shape[-2], frame.shape[-1]
 
 
 def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return positional and keyword arguments of one call of a model, given as a tensor, a tuple or a dict of them."""
+    """Return the positional and keyword arguments of one model call, given as a tensor, a tuple or a dict."""
     if isinstance(inputs, Tensor):
         return (inputs,), {}
     if isinstance(inputs, tuple | list):
@@ -149,14 +149,14 @@ def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def real_tensor(value: Tensor | np.ndarray | Sequence | float, name: str) -> Tensor:
-    """Return the value as a finite float64 tensor."""
+    """Return the value as a float64 tensor. Raise a ValueError unless its numbers are real and finite."""
     try:
         if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor):
             value = torch.stack(value)
         # Through NumPy, because torch would make Python numbers single precision.
         tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
     except (ValueError, TypeError, RuntimeError):
-        # Text from a damaged file may hold bytes that are no characters, and cannot be shown.
+        # Text from a damaged file may contain bytes that are not characters and cannot be printed.
         shown = "text" if isinstance(value, np.ndarray) and value.dtype.kind in "US" else repr(value)
         if len(shown) > 40 or "\n" in shown:
             shown = f"the content of this {type(value).__name__}"
@@ -172,7 +172,7 @@ def real_tensor(value: Tensor | np.ndarray | Sequence | float, name: str) -> Ten
 
 
 def _to_float(value: float) -> float:
-    """Return a real number, or NaN for anything else: NaN fails every comparison."""
+    """Return a real number as a float, and NaN for any other value, because NaN fails every comparison."""
     try:
         return math.nan if isinstance(value, str | bool) else float(value)
     except (TypeError, ValueError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Writing and reading files: the former content of a file stays until its new content is whole and on the disk."""
+"""Write and read files. A file keeps its old content until the new content is complete and on the disk."""
 
 import contextlib
 import csv
@@ -14,18 +14,18 @@ from typing import Any, BinaryIO
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Yield a new file, which takes the place of `path` when the block ends without an error.
+    """Yield a temporary file that replaces `path` if the block ends without an error.
 
-    The new file lies hidden in the folder of `path`, which is made if it does not exist. At the end it is synced to the
-    disk and renamed. An error removes it and leaves `path` as it was. A path that is no regular file, such as
-    /dev/stdout, is written to directly. A write error raises an OSError whose `filename` is `path`.
+    The temporary file is a hidden file in the folder of `path`; the folder is created if needed. At the end the file is
+    synced to the disk and renamed. After an error the file is removed, and `path` stays as it was. A path that is not a
+    regular file, such as /dev/stdout, is written directly. A write error raises an OSError whose `filename` is `path`.
 
     >>> with replacing(Path("/dev/null")) as file:
     ...     _ = file.write(b"content")
     """
     with _naming_file(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        target = Path(os.path.realpath(path))  # a symbolic link stays one
+        target = Path(os.path.realpath(path))  # a symbolic link stays a link
         if not _is_replaceable(target):
             with open(target, "wb") as file:
                 yield file
@@ -45,7 +45,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_file(path: Path, content: str | bytes) -> Path:
-    """Replace the content of a file and return its path; text is written as UTF-8.
+    """Write content to a file, in place of any former content, and return the path. Text is written as UTF-8.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -58,7 +58,7 @@ def write_file(path: Path, content: str | bytes) -> Path:
 
 
 def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Path:
-    """Replace the content of a file by a table with one heading per column, and return the file's path."""
+    """Write a CSV table with one heading per column to a file, and return the file's path."""
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(columns)
@@ -67,11 +67,11 @@ def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Iterable[object
 
 
 class NotJson(ValueError):
-    """A text is not JSON that can be read; the message says why."""
+    """The error for text that is not valid JSON; the message says why."""
 
 
 def parse_json(text: bytes) -> Any:
-    """Parse the bytes of a JSON file, which is UTF-8; whatever is wrong raises `NotJson`.
+    """Parse the bytes of a JSON file in UTF-8. Raise `NotJson` if they are not valid JSON.
 
     >>> parse_json(b'{"steps": 4}')
     {'steps': 4}
@@ -80,12 +80,12 @@ def parse_json(text: bytes) -> Any:
         return json.loads(text.decode())
     except RecursionError:
         raise NotJson("JSON that is nested too deeply") from None
-    except ValueError as error:  # also of bytes that are not UTF-8, and of numbers with thousands of digits
+    except ValueError as error:  # also for bytes that are not UTF-8, and for numbers with thousands of digits
         raise NotJson(f"not a JSON file ({str(error).partition(';')[0]})") from None
 
 
 def require_writable(path: Path) -> None:
-    """Raise the OSError that writing a file would raise, without a trace; a full disk is not noticed."""
+    """Raise an OSError if a file cannot be written. Nothing is written, and a full disk is not noticed."""
     with _naming_file(path):
         target = Path(os.path.realpath(path))
         if _is_replaceable(target):
@@ -94,7 +94,7 @@ def require_writable(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Write the names in a folder through to the disk."""
+    """Sync a folder's list of file names to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -103,7 +103,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _is_replaceable(target: Path) -> bool:
-    """Whether a path may be replaced; a folder or a read-only file raises an OSError, although it could be."""
+    """Return whether a path is new or a regular file. Raise an OSError for a folder or a read-only file."""
     if target.exists():
         with open(target, "ab"):
             pass
@@ -112,7 +112,7 @@ def _is_replaceable(target: Path) -> bool:
 
 @contextlib.contextmanager
 def _naming_file(path: Path) -> Iterator[None]:
-    """Let an OSError inside the block name this file."""
+    """Turn an OSError inside the block into one whose `filename` is `path`."""
     try:
         yield
     except (OSError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""The machine: how many threads small matrices are worth, and how much memory is free."""
+"""Set the number of CPU threads, and measure a device's free memory."""
 
 import math
 import os
@@ -12,10 +12,10 @@ import torch
 
 @contextmanager
 def use_threads(count: int | None) -> Iterator[None]:
-    """Compute with so many threads inside the context (None: as many as before), and with the user's number after it.
+    """Set PyTorch's number of threads inside the context, and restore it afterwards. None changes nothing.
 
-    Batches of matrices of a few rows gain little from a second thread. Where the cores are shared with other work they
-    lose much: threads that wait for each other spin (docs/LOG.md has the times).
+    Batches of small matrices gain little from a second thread. If other programs use the cores too, a second thread
+    costs much, because threads that wait for each other spin (docs/LOG.md has the times).
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(threads if count is None else count)
@@ -27,12 +27,12 @@ def use_threads(count: int | None) -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute with one thread inside the context."""
+    """Set PyTorch's number of threads to one inside the context, and restore it afterwards."""
     with use_threads(1):
         yield
 
 
-# What PyTorch's allocators on the host say, which raise a plain RuntimeError.
+# Words in the plain RuntimeError that PyTorch raises when the CPU's memory runs out.
 _HOST = ("can't allocate memory", "not enough memory")
 
 
@@ -42,7 +42,7 @@ def ran_out_of_memory(error: RuntimeError) -> bool:
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the free bytes of a device; on a host, cached files count as free, and the limit of a container holds."""
+    """Return a device's free bytes. On a CPU, cached files count as free, and a container's limit applies."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     known = Path("/proc/meminfo")
@@ -52,14 +52,14 @@ def free_memory(device: torch.device) -> int:
     return int(min(free, _free_in_container()))
 
 
-_CONTAINER = Path("/sys/fs/cgroup")  # of the control group (version 2) that a container runs in
+_CONTAINER = Path("/sys/fs/cgroup")  # the control group (version 2) of a container
 
 
 def _free_in_container() -> float:
-    """Return the bytes that a container's limit leaves, cached files included; infinity without a limit."""
+    """Return the free bytes below a container's limit (cached files count as free), or infinity without a limit."""
     try:
         limit, used = ((_CONTAINER / name).read_text().strip() for name in ("memory.max", "memory.current"))
         cached = re.search(r"^inactive_file (\d+)$", (_CONTAINER / "memory.stat").read_text(), re.MULTILINE)
-    except OSError:  # no container, or another kind
+    except OSError:  # no container, or one without these files
         return math.inf
     return math.inf if limit == "max" else int(limit) - int(used) + (int(cached[1]) if cached else 0)

@@ -1,4 +1,4 @@
-"""Modes of torch that change what a computation is: tensors without numbers, transforms, traces."""
+"""Detect and leave PyTorch's special modes: tensors without values, function transforms, tracing, export."""
 
 import contextlib
 
@@ -8,18 +8,18 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 
 def with_real_numbers() -> contextlib.AbstractContextManager[object]:
-    """Return a context whose tensors hold numbers, also where `FakeTensorMode` gives all others a shape alone."""
+    """Return a context in which new tensors have values, even inside `FakeTensorMode`, where they have only shapes."""
     return _disable_current_modes()
 
 
 def is_transformed() -> bool:
-    """Say whether the code runs under `torch.func`, forward-mode differentiation or `torch.jit.trace`."""
+    """Return whether the code runs under `torch.func`, forward-mode differentiation or `torch.jit.trace`."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0 or torch._C._is_tracing()
 
 
 def is_exported() -> bool:
-    """Say whether `torch.export` traces the code that runs now.
+    """Return whether `torch.export` is tracing the running code.
 
-    Inside every compilation torch 2.11 answers True to `torch.compiler.is_exporting()`; the flag behind it is right.
+    In torch 2.11 `torch.compiler.is_exporting()` returns True in every compilation; the private flag is right.
     """
     return torch.compiler._is_exporting_flag

@@ -1,4 +1,4 @@
-"""The precision of small matrices: float32 or float64, whatever type a model has and whatever autocast asks for."""
+"""The precision of small matrices: float32 or float64, independent of the model's type and of autocast."""
 
 import contextlib
 
@@ -9,14 +9,14 @@ _UNCHANGED = contextlib.nullcontext()
 
 
 def single_or_double(tensor: Tensor) -> Tensor:
-    """Return the tensor in the precision of small matrices: float64 stays, other types become float32."""
+    """Return a float64 tensor unchanged, and any other floating-point tensor as float32."""
     if not tensor.is_floating_point():
         raise ValueError(f"expected a floating-point tensor, got {tensor.dtype}")
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def without_autocast(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
-    """Return a context in which autocast leaves the small matrices on this tensor's device in full precision."""
+    """Return a context in which autocast is off on the tensor's device."""
     if not torch._C._is_any_autocast_enabled():
         return _UNCHANGED
     device = tensor.device.type
@@ -29,6 +29,6 @@ def _has_autocast(device: str) -> bool:
     return torch.amp.is_autocast_available(device)
 
 
-# torch 2.11 cannot trace the question. This is what torch.compiler.assume_constant_result sets; calling it here would
-# import all of the compiler.
+# torch 2.11 cannot trace this function. `torch.compiler.assume_constant_result` sets the same attribute, but calling it
+# here would import the whole compiler.
 _has_autocast._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What a model is built from: hyper-connections and the streams between them."""
+"""Hyper-connections: modules that connect a model's layers by n parallel residual streams."""
 
 from jpmhc.connections.coefficients import Coefficients
 from jpmhc.connections.ends import StreamExpansion, StreamHead

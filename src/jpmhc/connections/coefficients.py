@@ -1,4 +1,4 @@
-"""The map from streams to a connection's coefficients, with the parameters behind it."""
+"""The module that computes a connection's coefficients from the streams."""
 
 import warnings
 from collections.abc import Callable
@@ -15,7 +15,7 @@ NORMS = ("rms", "layer", "rms_outside")
 
 
 class Coefficients(NamedTuple):
-    """What a connection does to each token: read weights [..., n], write weights [..., n], skip matrix [..., n, n]."""
+    """A connection's weights for each token: read weights [..., n], write weights [..., n], skip matrix [..., n, n]."""
 
     read: Tensor
     write: Tensor
@@ -30,14 +30,14 @@ def _project(x: Tensor, weight: Tensor, norm: str, eps: float) -> tuple[Tensor, 
 
 
 class CoefficientMap(SettingsModule):
-    """Turns streams into logits and logits into coefficients; it stays in float32 when a model becomes half precision.
+    """A module that computes logits from streams and coefficients from logits; it stays in float32 in a half model.
 
     Attributes:
-        tokens_apart: Whether each process of a tensor-parallel group has other tokens (`parallelize_connections`).
-        bias: The logits that every token has: those of the start, and all there are if the coefficients are static. [K]
-        weight: Multiplies the normalised streams, divided by √(n · dim) so that an optimiser's step moves the logits of
-            a wide model no more than those of a narrow one; zero at the start, None if the coefficients are static.
-            [K, n * dim]
+        tokens_apart: Whether processes of a tensor-parallel group have different tokens (`parallelize_connections`).
+        bias: The share of the logits that is the same for every token. Static coefficients have no other. [K]
+        weight: The projection from the normalised streams to logits, None if the coefficients are static. It is zero at
+            the start. Each use divides it by √(n · dim), so that an optimiser's step moves the logits of a wide model
+            no more than a narrow model's. [K, n * dim]
     """
 
     tokens_apart = False
@@ -61,7 +61,7 @@ class CoefficientMap(SettingsModule):
         super().__init__()
         self.configure(dim, mixer, norm, read, write, temperature, eps, read_eps)
         self.favoured = favoured
-        # float32 at least, whatever the model's type: rounded logits would move the skip off its set
+        # At least float32, whatever the model's type: with rounded logits the skip matrix would miss its constraint.
         dtype = torch.promote_types(dtype or torch.get_default_dtype(), torch.float32)
         options: Any = {"dtype": dtype, "device": device}
         self.bias = nn.Parameter(torch.empty(sum(self.sizes), **options))
@@ -84,7 +84,7 @@ class CoefficientMap(SettingsModule):
         write_peak: float = 2.0,
         write_eps: float = 0.0,
     ) -> None:
-        """Check and keep the settings, all but the parameters."""
+        """Check and store the settings; the parameters are not made here."""
         for name, value, known in (("norm", norm, NORMS), ("read", read, gates.READS), ("write", write, gates.WRITES)):
             checks.choice(value, known, name)
         temperature = checks.positive_number(temperature, "temperature")
@@ -100,7 +100,10 @@ class CoefficientMap(SettingsModule):
         self.sizes = (gates.READS[read].size(n), gates.WRITES[write].size(n), mixer.logits)
 
     def reset_parameters(self) -> None:
-        """Start as the plain residual on equal streams: reads sum to one, writes are one, the skip has row sums one."""
+        """Set the parameters so that a block on equal streams is the plain residual block.
+
+        The read weights then sum to one, the write weights are one, and so are the skip matrix's row sums.
+        """
         n = self.mixer.streams
         with torch.no_grad(), torch.device("cpu"):
             read = gates.READS[self.read].start(gates.favouring(self.favoured, n) - self.read_eps) * self.temperature
@@ -113,7 +116,7 @@ class CoefficientMap(SettingsModule):
 
     @property
     def scale(self) -> float:
-        """What the weight is multiplied by: 1/√(n · dim)."""
+        """The factor 1/√(n · dim), by which the weight is multiplied."""
         return (self.mixer.streams * self.dim) ** -0.5
 
     def parameters_in_use(self) -> tuple[Tensor | None, Tensor]:
@@ -121,14 +124,14 @@ class CoefficientMap(SettingsModule):
         return self.weight, self.bias
 
     def parameters_for_kernels(self) -> tuple[Tensor | None, Tensor]:
-        """Return weight and bias from which the kernels compute the coefficients themselves. [K, n * dim], [K]
+        """Return the weight and bias from which the kernels compute the coefficients. [K, n * dim], [K]
 
-        They give all logits, a static frame's entries included; the weight is to be multiplied by `scale`.
+        K also counts the entries of a static frame. The kernels multiply the weight by `scale`.
         """
-        return self(None)  # a call of the module, so that hooks run which gather sharded parameters
+        return self(None)  # a call of the module, so that its hooks gather sharded parameters
 
     def _plain_parameters(self) -> tuple[Tensor | None, Tensor]:
-        """Return `parameters_in_use` as plain tensors in float32 or float64, also if they are DTensors or rounded."""
+        """Return `parameters_in_use`, with DTensors as plain tensors and half types as float32."""
         weight, bias = self.parameters_in_use()
         weight = None if weight is None else dtensors.leave(weight, self.tokens_apart)
         bias = dtensors.leave(bias, self.tokens_apart)
@@ -153,7 +156,7 @@ class CoefficientMap(SettingsModule):
         return weight, bias
 
     def constrain(self, logits: Tensor) -> Coefficients:
-        """Turn logits into coefficients. [T, K]"""
+        """Compute the coefficients from the logits. [T, K]"""
         n = self.mixer.streams
         read, write, skip = torch.split_with_sizes(logits, self.sizes, -1)
         if self.temperature != 1:
@@ -168,19 +171,19 @@ class CoefficientMap(SettingsModule):
     def forward(
         self, x: Tensor | None, project: Project = _project
     ) -> tuple[Coefficients, Tensor | None] | tuple[Tensor | None, Tensor]:
-        """Compute the coefficients of each token, and hand x on for the next steps (None under hooks). [T, n, d]
+        """Return the coefficients of each token, and x for the following steps (None if the module has hooks).
 
-        With None for x, return what `parameters_for_kernels` does.
+        If x is None, return the weight and bias that `parameters_for_kernels` describes.
 
         Args:
-            x: The streams.
-            project: Computes the logits, and hands the streams on.
+            x: The streams. [T, n, d]
+            project: A function that returns the logits and the streams.
         """
         self.check_filled()
         hooked = bool(self._forward_hooks)
         if x is None:
             weight, bias = self._map_to_all_logits()
-            if hooked:  # a hook may register hooks on these, which parameters would keep for ever
+            if hooked:  # a hook may register hooks on the result, which would stay on parameters
                 return None if weight is None else weight.clone(), bias.clone()
             return weight, bias
         weight, bias = self._plain_parameters()
@@ -192,7 +195,7 @@ class CoefficientMap(SettingsModule):
         return self.constrain(bias + self.scale * logits), None if hooked else x
 
     def check_filled(self) -> None:
-        """Refuse to run on memory that nothing was ever written to."""
+        """Raise an error if the parameters left the meta device and were never given values."""
         if not self._filled:
             raise RuntimeError(
                 "this connection came off the meta device and holds no values yet: call reset_parameters() or load a "
@@ -212,12 +215,12 @@ class CoefficientMap(SettingsModule):
         return self
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        old = state_dict.pop(prefix + "logits", None)  # the bias was called so up to version 0.1
+        old = state_dict.pop(prefix + "logits", None)  # the bias's name up to version 0.1
         if old is not None:
             state_dict[prefix + "bias"] = old
         names = [prefix + name for name in self.state_dict()]
         self._filled = self._filled or all(name in state_dict for name in names)
-        for name in names:  # as in `_apply`: coefficients need float32
+        for name in names:  # as in `_apply`: the parameters stay in float32
             value = state_dict.get(name)
             if isinstance(value, Tensor) and value.is_floating_point() and value.dtype.itemsize < 4:
                 state_dict[name] = value.float()

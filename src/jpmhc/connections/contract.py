@@ -1,12 +1,12 @@
-r"""The contract of a connection: its four steps, and the state that the read leaves for the write.
+r"""The interface of a connection: its four steps, and the state that the read passes to the write.
 
 A connection reads its sublayer's input $h = \sum_j r_j x_j$ from n streams x, and writes the sublayer's output y back
 beside the mixed streams: $x_i \leftarrow \sum_j H_{ij} x_j + w_i y$. Stacks, recomputing, wrapped models and dialects
-use a `Connection`. They carry its `State` from the read to the write, and only the state knows what it holds.
+use a `Connection`. They pass its `State` from the read to the write without looking inside.
 
-A form is one way to compute these steps: a function that reads (`Form`), and the `State` that it returns, which writes.
-`HyperConnection` reads by the first one that applies, of `dtensor.py`, `fused.py`, `eager.py` and `reference.py`. Under
-`HyperConnection.computed_by` another form comes before them, such as the recorder in `diagnose/record.py`.
+A form is one implementation of these steps: a function that reads (`Form`) and returns a `State`, whose methods write.
+`HyperConnection` uses the first form that applies among `dtensor.py`, `fused.py`, `eager.py` and `reference.py`. Inside
+`HyperConnection.computed_by` another form comes first, such as the recorder in `diagnose/record.py`.
 
 Shapes: x is [..., n, d], or [..., 1, d] where one stream stands for n equal ones; h and y are [..., d].
 """
@@ -21,49 +21,49 @@ if TYPE_CHECKING:
 
 
 class Connection(Protocol):
-    """What every user of a connection may call."""
+    """The attributes and methods that every connection has."""
 
     streams: int
     dim: int
 
     def read(self, x: Tensor) -> tuple[Tensor, "State"]:
-        """Return the sublayer's input h, and the state for the write."""
+        """Read the streams x. Return the sublayer's input h and the state for the write."""
 
     def write(self, x: Tensor, y: Tensor, state: "State") -> Tensor:
         """Write the sublayer's output y to the streams x. Return the new streams."""
 
     def write_mean(self, x: Tensor, y: Tensor, state: "State") -> Tensor:
-        """Write, and return the mean of the new streams [..., d]."""
+        """Write y to the streams x. Return the mean of the new streams [..., d]."""
 
     def write_read(self, x: Tensor, y: Tensor, state: "State", following: Self) -> tuple[Tensor, Tensor, "State"]:
-        """Write, and read for the next connection. Return the new streams, the next h and the next state."""
+        """Write y to x, and read for the next connection. Return the new streams, the next h and the next state."""
 
 
 class State(Protocol):
-    """What the read of the connection `block` leaves for its write."""
+    """The result of a connection's read that its write needs; `block` is the connection."""
 
     @property
     def x(self) -> Tensor:
-        """The streams that were read, as they were given."""
+        """The streams that were passed to the read."""
 
     def fits(self, block: "HyperConnection") -> bool:
-        """Say whether a connection with the streams and the width of `block` made this state."""
+        """Return whether the number and width of the streams that were read are those of `block`."""
 
     def write(self, block: "HyperConnection", x: Tensor, y: Tensor, mean: bool) -> Tensor:
-        """Return the new streams, or their mean."""
+        """Write y to the streams x. Return the new streams, or their mean if `mean` is true."""
 
     def join(
         self, block: "HyperConnection", x: Tensor, following: "HyperConnection"
     ) -> "Callable[[Tensor], tuple[Tensor, Tensor, State]] | None":
-        """Return `Connection.write_read` as a function of y, if it is one pass over the streams; else None."""
+        """Return a function of y that does `Connection.write_read` in one pass over the streams; None if none can."""
 
     def make_rewrite(
         self, block: "HyperConnection", y: Tensor, following: "HyperConnection | None"
     ) -> Callable[[Tensor], Tensor]:
-        """Return a function that repeats the write on given streams, bit for bit and without gradients.
+        """Return a function that repeats the write of y on the streams it gets, bit for bit and without gradients.
 
-        It uses the settings and weights of now, even if they change later. `following` is the connection whose read was
-        joined to the write, if there was one.
+        The function uses the present settings and weights, even if they change later. `following` is the connection
+        whose read was fused with the write, or None.
         """
 
 

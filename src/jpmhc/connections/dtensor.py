@@ -1,8 +1,8 @@
-"""The form of a connection for streams that are a DTensor: each process computes with its own tokens, in another form.
+"""The form of a connection for DTensor streams: each process applies one of the other forms to its own tokens.
 
-Connections compute token by token. Streams that are sharded along the sequence, as `SequenceParallel` leaves them, thus
-need no communication. The sublayer gets a DTensor that is sharded as the streams are, and may return a plain tensor of
-this process's tokens or a DTensor of any placement.
+Connections compute token by token, so that streams which are sharded along the sequence, as `SequenceParallel` leaves
+them, need no communication. The sublayer gets a DTensor with the placements of the streams. It may return a DTensor
+with any placements, or a plain tensor of this process's tokens.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ class DTensorState(NamedTuple):
     """The state of a read from a DTensor."""
 
     x: Any  # the DTensor
-    own: State  # of this process's tokens, whose form computes
+    own: State  # the state of the form that read this process's tokens
 
     def fits(self, block: "HyperConnection") -> bool:
         return self.own.fits(block)
@@ -55,7 +55,7 @@ class DTensorState(NamedTuple):
 
 
 def read(block: "HyperConnection", x: Any) -> tuple[Tensor, DTensorState] | None:
-    """Read this process's tokens in the best form, and return the sublayer's input as a DTensor; None for others."""
+    """Read this process's tokens of a DTensor. Return the sublayer's input as a DTensor and the state; else None."""
     if not dtensors.is_dtensor(x):
         return None
     own = find_own(x, 2, block.map.tokens_apart)
@@ -64,12 +64,12 @@ def read(block: "HyperConnection", x: Any) -> tuple[Tensor, DTensorState] | None
 
 
 def find_own(x: Any, size_dims: int, tokens_apart: bool) -> Tensor:
-    """Return this process's tokens of a DTensor; raise an error if they are not as weights were prepared for.
+    """Return this process's tokens of a DTensor. Raise an error unless the weights were prepared for its sharding.
 
     Args:
         x: The DTensor. [..., d] or [..., n, d]
-        size_dims: How many of its last dimensions are within a token: 1 or 2.
-        tokens_apart: Whether the weights were prepared for other tokens on each process.
+        size_dims: The number of dimensions within a token, which are the last ones: 1 or 2.
+        tokens_apart: Whether the weights were prepared for different tokens on each process.
     """
     for placement in x.placements:
         if not (placement.is_replicate() or (placement.is_shard() and placement.dim < x.ndim - size_dims)):
@@ -85,14 +85,17 @@ def find_own(x: Any, size_dims: int, tokens_apart: bool) -> Tensor:
 
 
 def take_own(y: Any, x: Any) -> Tensor:
-    """Return this process's tokens of a sublayer's output, for streams x that are a DTensor. [..., d]"""
+    """Return this process's tokens of a sublayer's output y, sharded like the DTensor x. [..., d]"""
     if not dtensors.is_dtensor(y):
         return y
     return y.redistribute(x.device_mesh, x.placements).to_local()
 
 
 def spread(own: Tensor, x: Any, size_dims: int = 2) -> Tensor:
-    """Return this process's tokens as a DTensor that is placed as x, of which `size_dims` dimensions are in a token."""
+    """Return the DTensor with the placements of x whose tokens on this process are `own`.
+
+    The last `size_dims` dimensions of x are within a token.
+    """
     from torch.distributed.tensor import DTensor
 
     shape = torch.Size((*x.shape[:-size_dims], *own.shape[x.ndim - size_dims :]))

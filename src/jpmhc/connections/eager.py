@@ -1,9 +1,9 @@
-r"""The arithmetic of `reference.py` with a backward pass of its own, for eager training on any device.
+r"""The arithmetic of `reference.py` with a hand-written backward pass, for eager training on any device.
 
-`compute_logits` and `gather` hand x on as an extra output, so that in the backward pass one gradient tensor travels
-scatter → gather → compute_logits and each step adds its share in place, where autograd alone would allocate and sum
-four tensors of the size of x: on two cores a training step of one connection takes 40 % less time. Compilers and
-function transforms get the reference instead.
+`compute_logits` and `gather` also return x. In the backward pass, one gradient tensor therefore goes from scatter to
+gather to compute_logits, and each step adds its share in place. Autograd alone would allocate and add four tensors of
+the size of x. On two cores, the hand-written pass makes a training step of one connection 40 % shorter. Compilers and
+function transforms use the reference.
 """
 
 from collections.abc import Callable
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class EagerState(NamedTuple):
-    """The state of a read with a backward pass of its own."""
+    """The state that the eager form's read returns."""
 
     x: Tensor
-    streams: Tensor  # as the gradient passes them from the write to the read. [T, n, d]
+    streams: Tensor  # the second result of `gather`, through which the write's gradient reaches the read. [T, n, d]
     coefficients: "Coefficients"
 
     def fits(self, block: "HyperConnection") -> bool:
@@ -55,7 +55,7 @@ class EagerState(NamedTuple):
 
 
 def read(block: "HyperConnection", x: Tensor) -> tuple[Tensor, EagerState] | None:
-    """Read the streams, and hand them on to the write; None where autograd does not record plain operations."""
+    """Read the streams. Return the sublayer's input and the state, or None if this form does not apply."""
     if not applies(x, block.map.bias):
         return None
     flat = flatten_streams(x, block.streams, block.dim)
@@ -65,35 +65,35 @@ def read(block: "HyperConnection", x: Tensor) -> tuple[Tensor, EagerState] | Non
 
 
 def applies(x: Tensor, coefficient: Tensor) -> bool:
-    """Say whether this form can take the place of the reference for streams and coefficients of these types."""
+    """Return whether this form can replace the reference for streams and coefficients of these types."""
     return x.dtype == torch.promote_types(coefficient.dtype, torch.float32) and is_eager()
 
 
 def is_eager() -> bool:
-    """Say whether autograd records plain operations now, without a compiler or a function transform."""
+    """Return whether autograd records plain operations now, without a compiler or a function transform."""
     return torch.is_grad_enabled() and not torch.compiler.is_compiling() and not modes.is_transformed()
 
 
 def compute_logits(x: Tensor, weight: Tensor, norm: str, eps: float = reference.EPS) -> tuple[Tensor, Tensor]:
-    r"""Compute the logits $W\,\mathrm{norm}(x)$, divided after the product, and hand x on (eq. fused-proj).
+    r"""Return the logits $W\,\mathrm{norm}(x)$ and x; the norm divides after the product with W (eq. fused-proj).
 
     Args:
         x: Streams. [T, n, d]
         weight: Projection. [K, n * d]
-        norm: As in `reference.compute_logits`; none has weights of its own, W would absorb them.
-        eps: The norm's.
+        norm: As in `reference.compute_logits`. No norm has weights, because W would absorb them.
+        eps: The norm's eps.
     """
     return _run(_Project, x, weight, norm, eps)
 
 
 def gather(x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the sublayer's input, a mixture of the streams, and hand x on. [T, n, d], [T, n] → [T, d]"""
+    """Return the sublayer's input Σ_j r_j x_j, and x. [T, n, d], [T, n] → [T, d], [T, n, d]"""
     return _run(_Gather, x, read)
 
 
 def scatter(x: Tensor, y: Tensor, write: Tensor, skip: Tensor | None) -> Tensor:
     """Compute the new streams H x + w ⊗ y; a skip of None is the identity (eq. cayley-fwd). [T, n, d]"""
-    # Whatever y's type: the steps before this one add to its gradient in place, so it has to be their own.
+    # The result has x's type, whatever y's: the other steps of the backward pass add to its gradient in place.
     return _run(_Scatter, x, y.to(x.dtype), write, skip)
 
 
@@ -103,17 +103,17 @@ def _run(function: type[Function], x: Tensor, *others: Any) -> Any:
 
 
 def _asks_for_more(*gradients: Tensor | None) -> bool:
-    """Say whether autograd wants more than numbers: a graph of the gradients, or several gradients as one tensor.
+    """Return whether autograd wants a graph of the gradients, or several gradients batched in one tensor.
 
-    Neither takes operations in place. The second is `is_grads_batched`, as of `jacobian(vectorize=True)`.
+    Both forbid operations in place. Gradients are batched by `is_grads_batched`, as in `jacobian(vectorize=True)`.
     """
     batched = torch._C._functorch.is_legacy_batchedtensor
     return torch.is_grad_enabled() or any(g is not None and batched(g) for g in gradients)
 
 
 def _differentiable(plain: Any, inputs: tuple[Any, ...], gradient: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Differentiate the reference as a graph of its own, for what `_asks_for_more`."""
-    # Aliases: one input may have been computed from another, and that way is not to be counted here.
+    """Compute the gradients by autograd through the reference function `plain`, for when `_asks_for_more` is true."""
+    # Aliases, because one input may have been computed from another, and that path must not count here.
     with torch.enable_grad():
         given = [t.view_as(t) if isinstance(t, Tensor) else t for t in inputs]
     wanted = [t for t in given if isinstance(t, Tensor) and t.requires_grad]
@@ -157,12 +157,12 @@ class _Project(Function):
             flat = reference.centre(x.flatten(1)) if centred else x.flatten(1)
             raw = grad_logits * scale
             along = -(grad_logits * logits).sum(-1, keepdim=True) * scale.square() / flat.shape[-1]
-            if ctx.norm == "rms_outside":  # 1 - eps · scale is the share of the root in what x was divided by
+            if ctx.norm == "rms_outside":  # 1 - eps · scale is the share of the root in the divisor of x
                 along = along / (1 - ctx.eps * scale).clamp(min=torch.finfo(scale.dtype).eps)
             grad_weight = raw.mT @ flat
             rows, columns = raw, weight
             if centred:
-                # What centring takes away is the same for all entries of a token: one more row for the product.
+                # Centring subtracts one number from all entries of a token: one more term of the product.
                 shift = -(raw @ weight.sum(-1, keepdim=True)) / flat.shape[-1]
                 rows = torch.cat([raw, shift], -1)
                 columns = torch.cat([weight, weight.new_ones(1, flat.shape[-1])])
@@ -175,7 +175,7 @@ class _Gather(Function):
     def forward(ctx: Any, x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x, read)
         ctx.set_materialize_grads(False)
-        # Not a view of something: sublayers may begin with an operation in place.
+        # Not a view, because sublayers may begin with an operation in place.
         h = x.new_empty(x.shape[0], x.shape[2])
         torch.bmm(read.unsqueeze(-2), x, out=h.unsqueeze(-2))
         return h, x.view_as(x)
@@ -200,7 +200,7 @@ class _Scatter(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, write: Tensor, skip: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, y, write, skip)
-        # Not a matrix product: selective checkpointing keeps products, and a tensor that it keeps must not change.
+        # Not a matrix product: selective checkpointing saves products, and a saved tensor must not change.
         out = write.unsqueeze(-1) * y.unsqueeze(-2)
         return out.add_(x) if skip is None else out.baddbmm_(skip, x)
 
@@ -219,6 +219,6 @@ class _Scatter(Function):
             grad = grad.contiguous()
             grad_write = torch.bmm(grad, y.unsqueeze(-1)).squeeze(-1)
             grad_y = torch.bmm(write.unsqueeze(-2), grad).squeeze(-2)
-            # A tensor of our own in either case: the steps before this one add to it in place.
+            # A new tensor in either case, because the next steps of the backward pass add to it in place.
             grad_x = grad.clone() if skip is None else torch.bmm(skip.mT, grad)
             return grad_x, grad_y, grad_write, None if skip is None else torch.bmm(grad, x.mT)

@@ -1,4 +1,4 @@
-"""The ends of a model: how one hidden state becomes n streams (StreamExpansion), and n streams one (StreamHead)."""
+"""Modules at a model's ends: StreamExpansion makes n streams of a hidden state, StreamHead one hidden state of n."""
 
 import math
 
@@ -13,18 +13,18 @@ KINDS = ("learned", "mean", "sum")
 
 
 class StreamExpansion(nn.Module):
-    """Makes n streams of a hidden state, each multiplied by a learned number of its own; it starts as plain copies.
+    """A module that copies a hidden state into n streams and multiplies each by a learned number (one at the start).
 
     Args:
-        streams: n.
-        device: Where the numbers are made.
-        dtype: Their type; float32 if a half type is asked for.
+        streams: The number n of streams.
+        device: The device of the learned numbers.
+        dtype: The type of the learned numbers; float32 if a half type is asked for.
 
     Shapes:
         x: [..., d] → [..., n, d]
     """
 
-    tokens_apart = False  # as of a `CoefficientMap`
+    tokens_apart = False  # as in `CoefficientMap`
 
     def __init__(
         self, streams: int = 4, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -45,24 +45,24 @@ class StreamExpansion(nn.Module):
 
 
 class StreamHead(nn.Module):
-    r"""Turns the streams of each token into one hidden state: by learned weights, their mean or their sum.
+    r"""A module that combines the streams of each token into one hidden state: by learned weights, mean or sum.
 
     The learned head computes $\sum_i (\sigma(s\,(W\,\mathrm{rms}(x))_i + b_i) + \epsilon)\, x_i$, which DeepSeek-V4
-    puts before its last norm. It starts as the mean.
+    puts before its last norm. At the start it computes the mean.
 
     Args:
         dim: Width of one stream.
-        streams: n.
+        streams: The number n of streams.
         kind: `"learned"`, `"mean"` or `"sum"`.
-        eps: The norm's, inside its root.
+        eps: Added to the mean square under the norm's root.
         read_eps: ε, added to the learned weights.
-        device: Where the parameters are made.
+        device: The device of the parameters.
 
     Shapes:
         x: [..., n, d], or [..., 1, d] for equal streams → [..., d]
     """
 
-    tokens_apart = False  # as of a `CoefficientMap`
+    tokens_apart = False  # as in `CoefficientMap`
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class StreamHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         check_streams(x, self.streams, self.dim)
-        if x.shape[-2] != self.streams:  # one that stands for n equal ones
+        if x.shape[-2] != self.streams:  # one stream that stands for n equal streams
             x = x.expand(*x.shape[:-2], self.streams, self.dim)
         if self.kind == "learned":
             own = dtensor.find_own(x, 2, self.tokens_apart) if dtensors.is_dtensor(x) else x

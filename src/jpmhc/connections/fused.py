@@ -1,7 +1,7 @@
-"""The form of a connection that runs on the Triton kernels: when it does, and its steps.
+"""The form of a connection that runs on the Triton kernels: when it applies, and its steps.
 
-Each step calls one of the passes in `jpmhc.kernels`, which are imported where they are used: they need Triton, which is
-not there on every platform.
+Each step calls one of the passes in `jpmhc.kernels`. The functions here import the passes themselves, because Triton is
+not available on every platform.
 """
 
 import importlib.util
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class FusedState(NamedTuple):
-    """The state of a read by the kernels."""
+    """The state that the fused form's read returns."""
 
     x: Tensor
     link: Tensor | None  # carries the streams' gradient from the write to the read, without memory. [..., n, d]
@@ -70,16 +70,16 @@ class FusedState(NamedTuple):
                 return normalise(write_streams(y, state))
             if following is None:
                 return write_streams(y, state)
-            # Another kernel than the one that wrote would add up the squares in another order.
+            # The kernel that wrote first, because another kernel would add up the squares in another order.
             next_spec = following.find_spec(x)
-            assert next_spec is not None  # the write was joined to this read
+            assert next_spec is not None  # the write was fused with this read
             return write_read_streams(y, state, *following.map.parameters_for_kernels(), next_spec)[0].detach()
 
         return rewrite
 
 
 def read(block: "HyperConnection", x: Tensor) -> tuple[Tensor, FusedState] | None:
-    """Read the streams by the kernels; None where they are not wanted or cannot run the connection."""
+    """Read the streams by the kernels. Return None if the kernels are not wanted or cannot run the connection."""
     spec = block.find_spec(x)
     return None if spec is None else read_streams(x, *block.map.parameters_for_kernels(), spec)
 
@@ -91,7 +91,7 @@ def read_streams(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> 
         x: The streams, in float32, bfloat16 or float16. [..., n or 1, d]
         weight: W in float32, to be multiplied by `spec.scale`; if None, the logits are the bias. [K, n·d]
         bias: b in float32. [K]
-        spec: The connection; `spec.logits` is K.
+        spec: The kernels' record of the connection; `spec.logits` is K.
     """
     from jpmhc.kernels.read import read
 
@@ -100,13 +100,13 @@ def read_streams(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> 
 
 
 def write_streams(y: Tensor, state: FusedState, x: Tensor | None = None, mean: bool = False) -> Tensor:
-    r"""Compute the new streams $H x + w \otimes y$, normed if `spec.post_norm` says so, or their mean.
+    r"""Compute the new streams $H x + w \otimes y$, or their mean; they are normalised if `spec.post_norm` is true.
 
     Args:
         y: The sublayer's output. [..., d]
-        state: From the read.
-        x: Other streams than the ones that were read. [..., n or 1, d]
-        mean: Return the mean of the new streams, which then never reach memory. [..., d]
+        state: The state from the read.
+        x: The streams, if they are not the ones that were read. [..., n or 1, d]
+        mean: Return the mean of the new streams, and do not store the streams. [..., d]
     """
     from jpmhc.kernels.write import write
 
@@ -121,8 +121,8 @@ def write_read_streams(
 
     Args:
         y: The sublayer's output. [..., d]
-        state: From the read of the connection that writes.
-        weight, bias, spec: Of the connection that reads.
+        state: The state from the read of the connection that writes.
+        weight, bias, spec: The parameters and the record of the connection that reads.
     """
     from jpmhc.kernels.write_read import one_kernel_decodes, one_kernel_pays, write_read
 
@@ -136,7 +136,7 @@ def write_read_streams(
 
 
 def describe(block: "HyperConnection") -> Spec | str:
-    """Describe the connection to the kernels, or say in one sentence why they cannot run it."""
+    """Return the kernels' record of the connection, or one sentence on why the kernels cannot run it."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     coefficients = block.map
@@ -160,7 +160,10 @@ def describe(block: "HyperConnection") -> Spec | str:
 
 
 def _find_triton_form(mixer: Mixer) -> TritonForm | str:
-    """Return the mixer's Triton form, unless a subclass changed what the mixer computes and left the form as it was."""
+    """Return the mixer's Triton form, or one sentence on why there is none.
+
+    A mixer whose class overrides `forward` without `triton_form` has none.
+    """
     kind = type(mixer)
     described = next(base for base in kind.__mro__ if "triton_form" in vars(base))
     if kind.forward is not getattr(described, "forward", None):
@@ -169,16 +172,17 @@ def _find_triton_form(mixer: Mixer) -> TritonForm | str:
 
 
 def are_wanted(kernels: str, device: str) -> bool:
-    """Say whether the setting `kernels` asks for the kernels on such a device."""
+    """Return whether the setting `kernels` asks for the fused kernels on this type of device."""
     return kernels == "fused" or (kernels == "auto" and device == "cuda")
 
 
-_CHOSEN: dict[tuple[object, ...], Spec] = {}  # by the texts of a connection's settings, which name all that matters
+_CHOSEN: dict[tuple[object, ...], Spec] = {}  # keys: a connection's settings as text, its types and devices
 
 
 def choose_spec(block: "HyperConnection", device: str, dtype: torch.dtype) -> Spec | None:
-    """Return the kernels' record of the connection. Where they cannot run it, warn and return None, or raise an error
-    if the connection asks for them.
+    """Return the kernels' record of the connection, if the kernels can run it.
+
+    Otherwise warn and return None, or raise an error if the connection has `kernels="fused"`.
     """
     coefficients = block.map
     texts = (block.settings_text, coefficients.settings_text, coefficients.mixer.settings_text)
@@ -186,7 +190,7 @@ def choose_spec(block: "HyperConnection", device: str, dtype: torch.dtype) -> Sp
     bias = coefficients.bias
     case = (*texts, device, runs, dtype, bias.dtype, bias.device.type, coefficients.weight is None)
     if torch._guards.CompileContext.try_get() is not None:
-        from jpmhc.kernels import write, write_read  # noqa: F401  (their operators)
+        from jpmhc.kernels import write, write_read  # noqa: F401  (the imports register operators)
         from jpmhc.kernels.passes import declare_to_inductor
 
         declare_to_inductor()
@@ -206,7 +210,7 @@ def choose_spec(block: "HyperConnection", device: str, dtype: torch.dtype) -> Sp
 
 
 def _find_obstacle(block: "HyperConnection", spec: Spec, device: str, dtype: torch.dtype) -> str | None:
-    """Say in one sentence what keeps the kernels from running a connection that they cover; None if nothing does."""
+    """Return one sentence on why the kernels cannot run a connection that has a record; None if they can."""
     bias = block.map.bias
     if device != "cuda" and not _is_interpreted():
         return f"the kernels need a CUDA device, the streams are on {device}"

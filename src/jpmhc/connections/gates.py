@@ -1,8 +1,8 @@
-r"""How logits become the read weights (which mixture of streams the sublayer sees) and the write weights (how its
-output fans back out).
+r"""Gates: functions from logits to read weights or to write weights.
 
-The paper's pre and post mixers are n × n matrices that enter only through a column mean and row sums, so they are
-computed as n-vectors. Reads and writes are chosen independently of the residual mixer.
+The read weights mix the streams to the sublayer's input. The write weights multiply the sublayer's output for each
+stream. In the paper these are n × n matrices, of which only column means (reads) and row sums (writes) matter, so that
+gates compute n-vectors. Reads and writes are chosen independently of the residual mixer.
 """
 
 from abc import ABC, abstractmethod
@@ -12,23 +12,23 @@ from torch import Tensor
 
 
 class Gate(ABC):
-    """One constraint on n weights: how many logits it needs, which logits give chosen weights, logits → weights."""
+    """A function from logits to n constrained weights, with its number of logits and its inverse."""
 
     def size(self, n: int) -> int:
-        """Logits for n streams."""
+        """Return the number of logits for n streams."""
         return n
 
     @abstractmethod
     def start(self, weights: Tensor) -> Tensor:
-        """Logits that give these weights. [n] → [size]"""
+        """Return logits that give these weights. [n] → [size]"""
 
     @abstractmethod
     def __call__(self, logits: Tensor, n: int) -> Tensor:
-        """Weights from logits. [..., size] → [..., n]"""
+        """Compute the weights from logits. [..., size] → [..., n]"""
 
 
 class SoftmaxRead(Gate):
-    """n logits, a convex combination of the streams."""
+    """Read weights softmax(logits), which sum to one."""
 
     def start(self, weights: Tensor) -> Tensor:
         return weights.log()
@@ -38,7 +38,7 @@ class SoftmaxRead(Gate):
 
 
 class SoftmaxMatrixRead(Gate):
-    """eq. cayley-constraints: a row-stochastic n × n matrix, of which the stream mean leaves the column means."""
+    """Read weights that are the column means of a row-stochastic n × n matrix (eq. cayley-constraints)."""
 
     def size(self, n: int) -> int:
         return n * n
@@ -51,7 +51,7 @@ class SoftmaxMatrixRead(Gate):
 
 
 class SigmoidRead(Gate):
-    """mHC's form: σ of n logits, weights that need not sum to one."""
+    """Read weights σ(logits), as in mHC; they need not sum to one."""
 
     def start(self, weights: Tensor) -> Tensor:
         return weights.logit()
@@ -61,7 +61,7 @@ class SigmoidRead(Gate):
 
 
 class SoftmaxWrite(SoftmaxRead):
-    """n logits, weights that sum to n."""
+    """Write weights n · softmax(logits), which sum to n."""
 
     def start(self, weights: Tensor) -> Tensor:
         return (weights / len(weights)).log()
@@ -71,7 +71,7 @@ class SoftmaxWrite(SoftmaxRead):
 
 
 class SoftmaxMatrixWrite(SoftmaxMatrixRead):
-    """eq. cayley-constraints: a column-stochastic n × n matrix, of which equal inputs leave the row sums."""
+    """Write weights that are the row sums of a column-stochastic n × n matrix (eq. cayley-constraints)."""
 
     def start(self, weights: Tensor) -> Tensor:
         return (weights / len(weights)).log().repeat_interleave(len(weights))
@@ -81,7 +81,7 @@ class SoftmaxMatrixWrite(SoftmaxMatrixRead):
 
 
 class SigmoidWrite(Gate):
-    """mHC's form: 2σ of n logits, so that zero logits write with weight one."""
+    """Write weights 2σ(logits), as in mHC; zero logits give weights of one."""
 
     def start(self, weights: Tensor) -> Tensor:
         return (weights / 2).logit()
@@ -96,11 +96,11 @@ WRITES: dict[str, Gate] = {
     "softmax_matrix": SoftmaxMatrixWrite(),
     "sigmoid": SigmoidWrite(),
 }
-FAVOUR = 2.0  # by how much the start prefers one stream's logit: equal reads would keep equal streams equal for ever
+FAVOUR = 2.0  # added at the start to one stream's read logit: equal reads would keep equal streams equal for ever
 
 
 def favouring(stream: int, n: int) -> Tensor:
-    """Read weights that sum to one and favour one stream. [n]"""
+    """Return read weights that sum to one and are largest for one stream. [n]"""
     logits = torch.zeros(n, dtype=torch.float64)
     logits[stream % n] = FAVOUR
     return logits.softmax(-1)

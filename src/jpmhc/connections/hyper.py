@@ -1,7 +1,7 @@
 r"""HyperConnection: n parallel residual streams around any sublayer.
 
-A block reads one mixture of the streams, runs the sublayer on it, and writes the result back beside the mixed streams:
-$x \leftarrow H_{res} x + h_{post} \otimes F(h_{pre}^\top x)$ (eq. hc-general; pre and post as the vectors they are).
+A block reads one mixture of the streams, runs the sublayer on this mixture, mixes the streams, and adds the sublayer's
+output: $x \leftarrow H_{res} x + h_{post} \otimes F(h_{pre}^\top x)$ (eq. hc-general, where pre and post are vectors).
 """
 
 import contextlib
@@ -27,40 +27,40 @@ TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 class HyperConnection(SettingsModule):
     r"""A sublayer wrapped in n residual streams.
 
-    A fresh block on n equal streams is the plain residual block $x + F(x)$, whatever the mixer.
+    With every mixer, a new block computes the plain residual $x + F(x)$ on n equal streams.
 
     Args:
-        sublayer: Any module or function on [..., dim], without a residual of its own; norms inside it are its affair.
-            None makes a connection for `read` and `write` alone.
+        sublayer: Any module or function on [..., dim] that does not add its own input; it may contain norms. None makes
+            a connection with `read` and `write` only.
         dim: Width of one stream.
-        streams: n.
+        streams: The number n of streams.
         mixer: The skip's constraint: a name from `MIXERS` or a `Mixer`.
-        index: The layer's number: its read favours stream `index` mod n at the start, which is what lets equal streams
-            part. None draws it from torch's generator.
-        norm: `"rms"`, `"layer"` or `"rms_outside"`, whose eps is added to the root: over all streams of a token, before
-            the projection to logits, without weights.
+        index: The layer's number. At the start the read favours stream `index` mod n, so that equal streams become
+            different. None draws a stream from torch's generator.
+        norm: The norm over all streams of a token before the projection to logits, without weights: `"rms"`, `"layer"`
+            or `"rms_outside"`, which adds eps to the root and not under the root.
         read: `"softmax"`, `"sigmoid"`, or `"softmax_matrix"` (the paper's Cayley variant).
-        write: Likewise.
-        temperature: τ of eq. cayley-constraints, dividing the read and write logits.
+        write: `"softmax"`, `"sigmoid"`, or `"softmax_matrix"` (the paper's Cayley variant).
+        temperature: τ of eq. cayley-constraints, which divides the read and write logits.
         dynamic: Whether coefficients depend on the token (a projection of the streams) or are parameters only.
-        post_norm: `"rms"` normalises each stream after the write, without weights; `"layer"` is a layer norm with
-            weights there (fig. jpmhc-block); None does not.
+        post_norm: The norm of each stream after the write: `"rms"` without weights, `"layer"` with weights
+            (fig. jpmhc-block), or None.
         write_scale: The output scale s of eq. cayley-fwd4, which multiplies the write weights; with another scale than
             one a fresh block is $x + s F(x)$.
         kernels: `"fused"` Triton kernels, the PyTorch `"reference"`, or `"auto"`: fused on CUDA where the kernels cover
             the case (otherwise a warning says why not), reference elsewhere and under `torch.func` transforms.
-        eps: The norm's, inside its root.
-        read_eps: Added to the read weights, as DeepSeek-V4 does.
-        device: Where the coefficients' parameters are made.
-        dtype: Their type; float32 if a half type is asked for.
+        eps: The norms' eps.
+        read_eps: Added to the read weights, as in DeepSeek-V4.
+        device: The device of the coefficients' parameters.
+        dtype: The type of the coefficients' parameters; float32 if a half type is asked for.
 
     Shapes:
-        x: [..., streams, dim], and the same out. Streams that are all equal may be given once, as [..., 1, dim]: the
-            fused kernels then move one stream instead of n.
+        x: [..., streams, dim] → [..., streams, dim]. For n equal streams x may be [..., 1, dim]: the fused kernels then
+            move one stream instead of n.
     """
 
-    form: Form | None = None  # reads in place of the form that the connection would choose: see `computed_by`
-    _begins = False  # whether the next streams may be a model's first, which are looked at once
+    form: Form | None = None  # replaces the form that the connection would choose: see `computed_by`
+    _begins = False  # whether the next streams may be a model's first ones, which are checked once
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class HyperConnection(SettingsModule):
                 "connection"
             )
         super().__setattr__(name, value)
-        if name == "sublayer":  # now, because no compiler follows the question what a sublayer takes
+        if name == "sublayer":  # now, because compilers cannot trace `find_accepted`
             super().__setattr__("_accepted", find_accepted(value))
 
     @property
@@ -129,7 +129,7 @@ class HyperConnection(SettingsModule):
         return self.map.mixer
 
     def reset_parameters(self) -> None:
-        """Put the coefficients back to their start, where the block is the plain residual; the sublayer stays."""
+        """Reset all parameters but the sublayer's, so that the block is the plain residual block again."""
         self.map.reset_parameters()
         if self.layer_norm is not None:
             self.layer_norm.reset_parameters()
@@ -145,13 +145,13 @@ class HyperConnection(SettingsModule):
         return Coefficients(*(c.reshape(*x.shape[:-2], *c.shape[1:]) for c in parts))
 
     def read(self, x: Tensor) -> tuple[Tensor, State]:
-        """Compute the sublayer's input [..., dim], and the state that `write` needs."""
+        """Read the streams. Return the sublayer's input [..., dim] and the state that `write` needs."""
         check_streams(x, self.streams, self.dim)
         read = None if self.form is None else self.form(self, x)
         return read or self.read_in_best_form(x)
 
     def read_in_best_form(self, x: Tensor) -> tuple[Tensor, State]:
-        """Read by the first form that applies."""
+        """Read the streams x in the first form that applies."""
         return dtensor.read(self, x) or fused.read(self, x) or eager.read(self, x) or reference.read(self, x)
 
     def write(self, x: Tensor, y: Tensor, state: State) -> Tensor:
@@ -160,17 +160,17 @@ class HyperConnection(SettingsModule):
         return state.write(self, x, y, False)
 
     def write_mean(self, x: Tensor, y: Tensor, state: State) -> Tensor:
-        """Write as `write` does and return the mean of the new streams [..., dim], in one pass where kernels run."""
+        """Write as `write` does. Return the mean of the new streams [..., dim], which the kernels take in one pass."""
         check_write(self, x, y, state)
         return state.write(self, x, y, True)
 
     def write_read(
         self, x: Tensor, y: Tensor, state: State, following: "HyperConnection"
     ) -> tuple[Tensor, Tensor, State]:
-        """Write to the streams and read them for the next connection, in one pass where both run on kernels.
+        """Write to the streams and read them for the next connection, in one pass if both use the kernels.
 
         Returns:
-            The streams between the two [..., n, dim], the next sublayer's input [..., dim], and its state.
+            The new streams [..., n, dim], the next sublayer's input [..., dim], and the next connection's state.
         """
         check_sublayer_output(y, x)
         joined = state.join(self, x, following)
@@ -181,7 +181,7 @@ class HyperConnection(SettingsModule):
 
     @contextlib.contextmanager
     def computed_by(self, form: Form) -> Iterator[None]:
-        """Return a context in which `form` reads, in place of the form that this connection would choose."""
+        """Use `form` for this connection's reads inside the context, not the form that it would choose."""
         self.__dict__["form"] = form
         try:
             yield
@@ -189,7 +189,10 @@ class HyperConnection(SettingsModule):
             del self.__dict__["form"]
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Read, run the sublayer with any extra arguments, write; of a tuple it returns, the first is written."""
+        """Read the streams, run the sublayer with the extra arguments, and write its output to the streams.
+
+        If the sublayer returns a tuple, its first item is written, and the others are returned as they are.
+        """
         if self.sublayer is None:
             raise ValueError("this connection was made without a sublayer: call its read and write")
         self.look_at_first_streams(x)
@@ -199,13 +202,13 @@ class HyperConnection(SettingsModule):
         return (out, *y[1:]) if isinstance(y, tuple) else out
 
     def look_at_first_streams(self, x: Tensor) -> None:
-        """Warn once, in the first layer, if its streams may be tokens; a compiled first call does not look."""
+        """Warn if the streams of a model's first call may be tokens. A compiled first call is not checked."""
         if not torch.compiler.is_compiling() and self._begins:
             check_streams(x, self.streams, self.dim)
             self._begins = not notice_tokens(x, self.streams)
 
     def find_spec(self, x: Tensor) -> Spec | None:
-        """Return the kernels' record of this connection if they read streams like these, else None."""
+        """Return the kernels' record of this connection if the kernels run on streams like x, else None."""
         if not fused.are_wanted(self.kernels, x.device.type):
             return None
         parts = self.map
@@ -214,14 +217,14 @@ class HyperConnection(SettingsModule):
         return find_spec(key) if key else None
 
     def _choose_key(self, device: str, dtype: torch.dtype, *texts: str) -> str:
-        """Return the key of the kernels' record, or "". Tracing asks once.
+        """Return the key of the kernels' record, or "" without one. A trace takes the result as a constant.
 
-        The texts are what torch.compile watches, so that a changed setting is traced anew.
+        torch.compile watches the texts, so that a changed setting causes a new trace.
         """
         spec = fused.choose_spec(self, device, dtype)
         return "" if spec is None else spec.key
 
-    # What torch.compiler.assume_constant_result sets; calling it here would import all of the compiler.
+    # `torch.compiler.assume_constant_result` sets this attribute; calling it here would import the whole compiler.
     _choose_key._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def extra_repr(self) -> str:

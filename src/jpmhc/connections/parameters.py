@@ -1,4 +1,4 @@
-"""A model's parameters: which of them weight decay may touch, and how those of a plain model are loaded."""
+"""Group a model's parameters for weight decay, and load a plain model's weights into a model with connections."""
 
 import sys
 from collections.abc import Mapping
@@ -15,14 +15,14 @@ from jpmhc.connections.stack import HyperConnectionStack
 def parameter_groups(model: nn.Module, weight_decay: float, *, projections_apart: bool = False) -> list[dict[str, Any]]:
     """Return two optimiser groups: matrices with weight decay; mixing logits, frames, norms and biases without.
 
-    Decay would pull mixing logits to zero over a long run: to equal reads, and for mixtures to the uniform skip. The
-    projection behind dynamic coefficients does decay: towards the static coefficients.
+    Over a long run, decay would pull the mixing logits to zero, and with them the reads to equal weights and mixtures
+    to the uniform skip. The projection of dynamic coefficients is a matrix and decays, towards static coefficients.
 
     Args:
         model: Any module with hyper-connections inside.
-        weight_decay: Of the matrices.
-        projections_apart: Return three groups, the second of them the coefficients' projections, with weight decay. An
-            optimiser for hidden matrices such as Muon wants the first group; the other two are for AdamW.
+        weight_decay: The weight decay of the matrices.
+        projections_apart: Return three groups, the second with the coefficients' projections and weight decay. The
+            first group is for an optimiser of hidden matrices such as Muon, the other two are for AdamW.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"parameter_groups takes the model itself, got {type(model).__name__}")
@@ -55,17 +55,17 @@ def parameter_groups(model: nn.Module, weight_decay: float, *, projections_apart
 def load_plain_weights(
     model: nn.Module, weights: Mapping[str, Tensor], rename: Mapping[str, str] | None = None
 ) -> None:
-    """Load a plain model's weights into a model with hyper-connections, which then computes what the plain one did.
+    """Load a plain model's weights into the same model with hyper-connections, whose outputs are then the same.
 
     Each weight of the plain model must have a name in this model, and each weight of this model, except the
     connections' own, must get a value of its shape. Otherwise nothing is loaded, and the error lists the names. A
     connection keeps the name of the layer that it wraps: `layers.0.linear.weight` goes to
-    `layers.connections.0.sublayer.linear.weight` by itself.
+    `layers.connections.0.sublayer.linear.weight` without a `rename`.
 
     Args:
-        model: The model with fresh connections, which are left as they are.
+        model: The model with new connections, whose own parameters do not change.
         weights: The plain model's `state_dict()`.
-        rename: Beginnings of names that differ, {plain model's: this model's}. The longest that fits is replaced.
+        rename: New beginnings of names, {plain model's: this model's}. The longest matching beginning is replaced.
     """
     if not isinstance(weights, Mapping):
         raise ValueError(f"weights must be a plain model's state_dict(), got {type(weights).__name__}")
@@ -78,7 +78,7 @@ def load_plain_weights(
                 f"no weight's name begins with {beginning!r}; the first one is {next(iter(weights), None)!r}"
             )
     now = model.state_dict()
-    own_names = {_plain_name(model, name): name for name in now}  # by the plain model's
+    own_names = {_plain_name(model, name): name for name in now}  # {plain model's name: this model's name}
     own = {
         f"{path}.{name}" if path else name
         for path, module in model.named_modules()
@@ -111,7 +111,7 @@ def load_plain_weights(
 
 
 def _plain_name(model: nn.Module, name: str) -> str:
-    """Return the name that a parameter would have if stacks and connections were the layers inside them."""
+    """Return a parameter's name without the parts that stacks and connections add to it."""
     parts, module = [], model
     for part in name.split("."):
         is_inner = isinstance(module, HyperConnection) and part == "sublayer"

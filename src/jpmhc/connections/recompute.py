@@ -1,18 +1,19 @@
-r"""Recomputed streams: the backward pass of a stack writes most of them again, instead of keeping them.
+r"""Recompute most of a stack's streams in the backward pass, instead of keeping them in memory.
 
-A stack of L connections keeps L stream tensors, n times as large as a sublayer's input each. The write
+Without this, a stack of L connections keeps L stream tensors, each n times as large as a sublayer's input. The write
 $x_{l+1} = H_l x_l + w_l \otimes y_l$ needs only the streams before it, the sublayer's output and the coefficients, and
-the last two are kept anyway. So only some stream tensors are kept. Each starts a segment of connections, and when the
-backward pass reaches a segment, it writes the other streams there again, without running a sublayer twice. It begins in
-the last segment, whose streams are therefore not freed at all.
+autograd keeps the output and the coefficients anyway. So only some stream tensors are kept. Each of them starts a
+segment of connections. When the backward pass reaches a segment, it repeats the segment's writes to recompute the other
+streams, without running a sublayer twice. The backward pass begins in the last segment, so that the streams of this
+segment are not freed at all.
 
-Memory is fullest when the backward pass begins: the activations of all sublayers are then alive, and every connection
-that it has passed frees some. So the segments at the end of the stack are short, and those before them longer and
-longer, as there is more and more room to write streams again. Counted in stream tensors, while the j-th segment is
-differentiated, whose connections are a to b - 1, there are alive j kept tensors, b - a - 1 that were written again, and
-4/n for each of the b sublayers that are still to come, which keep four hidden states at least: the input, its norm, an
-inner state and the output. The segments are chosen so that the largest of the sums $j + (b - a - 1) + 4b/n$ is as small
-as it can be.
+The peak of memory is at the beginning of the backward pass: all sublayers' activations are then in memory, and the
+backward pass of each connection frees some. So the last segments of the stack are short, and earlier segments are
+longer, because more memory is free for recomputed streams. Let the j-th segment consist of the connections a to b - 1.
+During its backward pass the memory contains, in units of one stream tensor, j kept tensors, b - a - 1 recomputed ones,
+and 4/n for each of the b sublayers up to its end: a sublayer keeps at least four hidden states, which are its input,
+the normed input, an inner state and the output. The segments minimise the largest of the sums
+$j + (b - a - 1) + 4b/n$.
 """
 
 import functools
@@ -35,11 +36,11 @@ SUBLAYER_KEEPS = 4  # hidden states, at least: the input, its norm, an inner sta
 
 @functools.cache
 def choose_starts(connections: int, streams: int) -> frozenset[int]:
-    """Return the numbers of the connections before which streams are kept, so that the peak of memory is lowest.
+    """Return the indices of the connections whose input streams are kept, chosen for the lowest peak of memory.
 
-    For a given limit of memory, each segment from the first one on is as long as the limit allows: the further one
-    reaches, the further the next can. The limit grows until the segments reach the end of the stack. Other choices may
-    have the same peak; this one keeps few streams, which is best if sublayers keep more than is assumed.
+    For a given limit of memory, each segment is as long as the limit allows, because a longer segment lets the next one
+    reach further. The limit grows until the segments reach the end of the stack. Other choices may have the same peak;
+    this one keeps few streams, which is best if sublayers keep more than `SUBLAYER_KEEPS` hidden states.
     """
     limit = streams + SUBLAYER_KEEPS * connections  # in hidden states; one kept tensor is needed in any case
     while True:
@@ -55,13 +56,13 @@ def choose_starts(connections: int, streams: int) -> frozenset[int]:
 
 
 class Kept(NamedTuple):
-    """A detached tensor for the backward pass: autograd holds it, and it must not hold the graph in turn."""
+    """A tensor saved for the backward pass, detached so that it does not keep autograd's graph in memory."""
 
     tensor: Tensor
-    version: int  # counts the changes in place
+    version: int  # the number of its changes in place
 
     def find(self) -> Tensor:
-        """Return the tensor. Raise an error if it was changed in place, as autograd does."""
+        """Return the tensor. Raise an error if it was changed in place after it was saved, as autograd does."""
         if _count_changes(self.tensor) != self.version:
             raise RuntimeError(
                 f"a tensor of shape {list(self.tensor.shape)} that the backward pass of a stack needs was changed in "
@@ -71,29 +72,29 @@ class Kept(NamedTuple):
 
 
 def keep(tensor: Tensor) -> Kept:
-    """Keep a tensor as it is now."""
+    """Save a tensor and its present version for the backward pass."""
     return Kept(tensor.detach(), _count_changes(tensor))
 
 
 def _count_changes(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version  # inference tensors do not count
+    return 0 if tensor.is_inference() else tensor._version  # inference tensors have no version
 
 
 def may_recompute(x: Tensor) -> bool:
-    """Say whether a stack may write these streams again in the backward pass.
+    """Return whether a stack may recompute the streams x in the backward pass.
 
-    It may not where other hooks take all saved tensors, as activation checkpointing and `save_on_cpu` do. And it tells
-    streams apart by their memory, which empty and transformed ones and DTensors do not have.
+    It may not inside other hooks on saved tensors, such as those of activation checkpointing and `save_on_cpu`. Nor may
+    it recompute DTensors and empty or transformed streams: they have no memory address by which to identify streams.
     """
     saved_elsewhere = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
     return not (saved_elsewhere or x.numel() == 0 or modes.is_transformed() or dtensors.is_dtensor(x))
 
 
 class Segment:
-    """One kept stream tensor and the writes after it, from which the streams up to the next kept one come back.
+    """A kept stream tensor and the writes that follow, which recompute the streams before the next kept tensor.
 
     Args:
-        first: The streams that are kept.
+        first: The kept streams.
     """
 
     def __init__(self, first: Tensor) -> None:
@@ -101,7 +102,7 @@ class Segment:
         self.writes: list[Callable[[Tensor], Tensor]] = []
 
     def forget_streams(self) -> None:
-        """Free all streams but the first ones, which the forward pass has left behind."""
+        """Free all streams of the segment but the first ones, when the forward pass no longer needs them."""
         self.streams = {0: self.streams[0]}
 
     def find_streams(self, index: int) -> Tensor:
@@ -113,7 +114,7 @@ class Segment:
     def _write_again(self, index: int) -> Tensor:
         start = max(k for k in self.streams if k <= index)
         x = self.streams[start].find()
-        with torch.enable_grad():  # as they were first written, so that the same code runs; the result is detached
+        with torch.enable_grad():  # as in the forward pass, so that the same code runs; `keep` detaches the result
             for k in range(start, index):
                 self.streams[k + 1] = keep(self.writes[k](x))
                 x = self.streams[k + 1].tensor
@@ -124,9 +125,9 @@ _untraced: Callable[[Callable[..., Any], tuple[Any, ...]], Any] | None = None
 
 
 def run_untraced() -> Callable[[Callable[..., Any], tuple[Any, ...]], Any]:
-    """Return a function that calls another one, untraced by `torch.compile`.
+    """Return a function that calls a function with a tuple of arguments, hidden from `torch.compile`.
 
-    It is made when it is first needed, because that imports all of the compiler.
+    It is made at the first call, and not on import, because making it imports the whole compiler.
     """
     global _untraced
     if _untraced is None:
@@ -135,25 +136,25 @@ def run_untraced() -> Callable[[Callable[..., Any], tuple[Any, ...]], Any]:
 
 
 class StreamKeeper:
-    """Runs the steps of a stack. In place of streams that are not kept, autograd saves how to write them again.
+    """A runner of a stack's steps that makes autograd save, for most streams, only how to recompute them.
 
-    No compiler traces the steps: it would trace every connection anew, without what is replaced here.
+    No compiler traces the steps: a compiler would trace every connection anew, and keep all streams.
 
     Args:
-        starts: Numbers of the connections before which streams are kept, the first being 0; with the number of all
-            connections, the streams after the last one are kept too.
-        first: The streams that come first.
+        starts: The indices of the connections whose input streams are kept; 0 is one. If the number of connections is
+            one too, the last connection's output is kept.
+        first: The streams at the start of the stack.
     """
 
     def __init__(self, starts: Container[int], first: Tensor) -> None:
         self.starts = starts
-        self.passed = 0  # connections that have written
+        self.passed = 0  # the number of connections that have written
         self.segment: Segment = run_untraced()(Segment, (first,))
-        self.numbers: dict[int, tuple[Segment, int]] = {}  # of the streams in use, by their memory's address
+        self.numbers: dict[int, tuple[Segment, int]] = {}  # {memory address of streams in use: their segment and index}
         self.saved_shape: tuple[int, ...] | None = None
 
     def begin(self, x: Tensor) -> None:
-        """Keep the streams that a connection returned as a whole, and start a segment with them."""
+        """Start a segment with the kept streams x, the output of a connection that was called as a whole."""
         run_untraced()(self._begin, (x,))
 
     def read(self, block: "HyperConnection", x: Tensor) -> "tuple[Tensor, State]":
@@ -177,10 +178,13 @@ class StreamKeeper:
         self.numbers = {}
 
     def _watch(self, step: Callable[..., Any], given: tuple[Any, ...], saved_shape: tuple[int, ...] | None) -> Any:
-        """Run a step. `saved_shape` is the shape of new streams that the step saves by itself."""
+        """Run a step under the hook on saved tensors.
+
+        `saved_shape` is the shape of the new streams if the step itself saves them for its backward pass, else None.
+        """
         starts_segment = self.passed + 1 in self.starts  # the new streams will be kept
         self.saved_shape = None if starts_segment else saved_shape
-        # Autograd holds the hook as long as the graph; the hook must not hold this keeper and so the last streams.
+        # Autograd keeps the hook as long as the graph. A weak reference in the hook lets the last streams be freed.
         pack: Any = weakref.WeakMethod(self._pack)
         with saved_tensors_hooks(lambda tensor: pack()(tensor), _unpack):
             return step(*given)

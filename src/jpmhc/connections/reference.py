@@ -1,4 +1,4 @@
-r"""The arithmetic of one hyper-connection in plain PyTorch: the truth that every faster form is compared with.
+r"""The arithmetic of one hyper-connection in plain PyTorch, with which the tests compare every faster form.
 
 A connection turns the streams x [T, n, d] of T tokens into logits, the logits into coefficients (read weights r, write
 weights w, skip matrix H), and then computes (eq. hc-general, cayley-fwd)
@@ -27,9 +27,9 @@ EPS = 1e-6
 def compute_logits(x: Tensor, weight: Tensor, norm: str, eps: float = EPS) -> Tensor:
     """Compute the logits W norm(x) of each token (eq. fused-proj). [T, n, d], [K, n * d] → [T, K]
 
-    The norm, "rms", "layer" or "rms_outside", is over all n · d numbers of a token and has no weights. The last one
-    divides by the root mean square plus eps, where "rms" adds eps to the mean square, under the root. A token whose
-    mean square overflows gives NaN: in float32 its numbers must stay below about 1e18.
+    The norm is over all n · d numbers of a token and has no weights. "rms" adds eps to the mean square, under the root;
+    "rms_outside" adds eps to the root; "layer" subtracts the mean before "rms". A token whose mean square overflows
+    gives NaN: in float32 its numbers must stay below about 1e18.
     """
     with precision.without_autocast(x):
         flat, weight = _widen(x.flatten(1), weight)
@@ -42,7 +42,7 @@ def compute_logits(x: Tensor, weight: Tensor, norm: str, eps: float = EPS) -> Te
 
 
 def centre(x: Tensor) -> Tensor:
-    """Subtract the mean over the last dimension, twice: the first one is rounded to the digits of a large offset."""
+    """Subtract the mean over the last dimension, twice, because a large offset makes the first mean inexact."""
     x = x - x.mean(-1, keepdim=True)
     return x - x.mean(-1, keepdim=True)
 
@@ -61,32 +61,32 @@ def scatter(x: Tensor, y: Tensor, write: Tensor, skip: Tensor) -> Tensor:
 
 
 def normalise_streams(x: Tensor, eps: float = EPS) -> Tensor:
-    """Divide each stream by the root of its mean square, where a connection has a post-norm. [..., n, d]"""
+    """Divide each stream by its root mean square, as the post-norm "rms" does. [..., n, d]"""
     return _divide_by_rms(x.to(torch.promote_types(x.dtype, torch.float32)), eps).to(x.dtype)
 
 
 def _divide_by_rms(x: Tensor, eps: float) -> Tensor:
-    """Divide by the root of the mean square over the last dimension; NaN where that overflows."""
+    """Divide x by its root mean square over the last dimension. If the mean square overflows, return NaN."""
     square = x.square().mean(-1, keepdim=True)
     return x * torch.add((square + eps).rsqrt(), square, alpha=0)  # 0 · ∞ is NaN
 
 
 def normalise_layer(x: Tensor, weight: Tensor, bias: Tensor, eps: float = EPS) -> Tensor:
-    """Apply a layer norm with weights to each stream, where a connection has one (fig. jpmhc-block). [..., n, d]"""
+    """Apply a layer norm with weights to each stream, as the post-norm "layer" does (fig. jpmhc-block). [..., n, d]"""
     wide = torch.promote_types(x.dtype, weight.dtype)
     return F.layer_norm(x.to(wide), x.shape[-1:], weight.to(wide), bias.to(wide), eps).to(x.dtype)
 
 
 def _mix(weights: Tensor, x: Tensor) -> Tensor:
-    """Multiply each token's small matrix with its streams. [T, m, n], [T, n, d] → [T, m, d]"""
+    """Multiply each token's matrix of weights with the token's streams. [T, m, n], [T, n, d] → [T, m, d]"""
     weights, x = _widen(weights, x)
-    if torch.compiler.is_compiling():  # a compiler unrolls the short sum; for a product it would call a library
+    if torch.compiler.is_compiling():  # a compiler unrolls a short sum, but calls a library for a product
         return (weights.unsqueeze(3) * x.unsqueeze(1)).sum(2)
     return torch.bmm(weights, x)
 
 
 def _widen(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both in the wider type of the two."""
+    """Convert two tensors to the wider of their types."""
     if one.dtype == other.dtype:
         return one, other
     wide = torch.promote_types(one.dtype, other.dtype)
@@ -94,7 +94,7 @@ def _widen(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class ReferenceState(NamedTuple):
-    """The state of a read in plain PyTorch."""
+    """The state that the reference's read returns."""
 
     x: Tensor
     coefficients: "Coefficients"
@@ -118,26 +118,26 @@ class ReferenceState(NamedTuple):
 
 
 def read(block: "HyperConnection", x: Tensor) -> tuple[Tensor, ReferenceState]:
-    """Read the streams in plain PyTorch."""
+    """Read the streams in plain PyTorch. Return the sublayer's input and the state."""
     flat = flatten_streams(x, block.streams, block.dim)
     coefficients, _ = block.map(flat)
     return gather(flat, coefficients.read).reshape(*x.shape[:-2], block.dim), ReferenceState(x, coefficients)
 
 
 def scale_output(block: "HyperConnection", y: Tensor) -> Tensor:
-    """Multiply a sublayer's output by the output scale (eq. cayley-fwd4)."""
+    """Multiply a sublayer's output by the block's write scale (eq. cayley-fwd4)."""
     return y if block.write_scale == 1 else y * block.write_scale
 
 
 def normalise(block: "HyperConnection", x: Tensor) -> Tensor:
-    """Apply the norm that follows the write, if there is one. [..., n, d]"""
+    """Apply the block's post-norm to the streams, if it has one. [..., n, d]"""
     if block.layer_norm is not None:
         return normalise_layer(x, *_norm_parameters(block), block.map.eps)
     return x if block.post_norm is None else normalise_streams(x, block.map.eps)
 
 
 def freeze_norm(block: "HyperConnection") -> Callable[[Tensor], Tensor]:
-    """Return `normalise` with the settings and weights of now, and without gradients for the weights."""
+    """Return `normalise` as a function of x, with the present settings and without gradients for the weights."""
     eps = block.map.eps
     if block.layer_norm is not None:
         weight, bias = map(keep, _norm_parameters(block))
@@ -152,9 +152,9 @@ def _norm_parameters(block: "HyperConnection") -> tuple[Tensor, Tensor]:
 
 
 def finish_write(block: "HyperConnection", x: Tensor, out: Tensor, mean: bool) -> Tensor:
-    """Give the new streams [T, n, d] the leading shape of x and the block's norm. Return them, or their mean."""
+    """Reshape the new streams [T, n, d] like x and apply the post-norm. Return the streams, or their mean."""
     shape = (*x.shape[:-2], block.streams, block.dim)
-    # FSDP warns of a module that returns a view. Nobody else has this tensor, so that it need not be one.
+    # FSDP warns of a module that returns a view. No other code uses `out`, so that its new shape need not be a view.
     traced = torch.compiler.is_compiling() or modes.is_transformed()
     out = normalise(block, out.view(shape) if traced else torch.ops.aten._unsafe_view(out, shape))
     return out.mean(-2) if mean else out
@@ -163,7 +163,7 @@ def finish_write(block: "HyperConnection", x: Tensor, out: Tensor, mean: bool) -
 def repeat_scatter(
     block: "HyperConnection", y: Tensor, coefficients: "Coefficients", step: Callable[..., Tensor]
 ) -> Callable[[Tensor], Tensor]:
-    """Return a function that repeats a write with `scatter` or a form of it."""
+    """Return a function that repeats a write on the streams it gets; `step` is `scatter` or the eager form's."""
     output, write, skip = keep(y), keep(coefficients.write), keep(coefficients.skip)
     scale, normalise, streams, dim = block.write_scale, freeze_norm(block), block.streams, block.dim
 

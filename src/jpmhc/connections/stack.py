@@ -1,4 +1,4 @@
-"""Adjacent connections, the write of one fused with the read of the next: a stack, or modules that read ahead."""
+"""Fuse each connection's write with the read of the next connection: in a stack, or in layers that read ahead."""
 
 from collections.abc import Container, Iterable, Iterator
 from typing import Any
@@ -17,30 +17,30 @@ from jpmhc.connections.sublayer import check_sublayer_output, first_of, route_ke
 
 
 class HyperConnectionStack(nn.Module):
-    """Adjacent connections, applied in order; of a tuple that a sublayer returns, the first is written.
+    """A sequence of connections. If a sublayer returns a tuple, its first item is written to the streams.
 
-    An extra argument with a name goes to the sublayers that take that name, such as attention's mask; one without a
-    name goes to all of them.
+    An extra keyword argument, such as attention's mask, goes to the sublayers that accept its name. An extra positional
+    argument goes to all sublayers.
 
-    Where two neighbours run on the fused kernels, the write of one and the read of the next are one pass over the
-    streams; the result is the same. A connection with hooks, or of a subclass with its own steps, is called as a whole.
+    If two neighbours use the fused kernels, the write of the first and the read of the second are one pass over the
+    streams, with the same result. A connection with hooks, or of a subclass with its own steps, is called as a whole.
 
     Args:
-        connections: One or more, all of the same `dim` and `streams`; also wrapped ones (`checkpoint_wrapper`).
-        expand: Take a hidden state [..., dim] and copy it into all streams, in place of streams [..., streams, dim].
-            With `reduce`, streams exist inside the stack alone, and there is nothing to forget at its ends. None takes
-            streams too, and warns at the first call if they may be tokens: [batch, n, dim] with different streams.
-        reduce: Return the mean over the streams [..., dim] instead of the streams; the fused kernels then take it
-            while they write, and the last streams never reach memory.
-        delayed: Let each sublayer read with the weights that the connection before it computed, as DeepSeek-V4.1 does,
-            so that a sublayer need not wait for its connection's coefficients. The first sublayer reads stream 0, and
-            `reduce` is the read of the last connection. This form runs in PyTorch, without the fused kernels.
-        recompute: Keep for the backward pass only the streams of every so many connections, and write those between
-            again from the sublayers' outputs; no sublayer runs twice, and the results are the same bits. "auto" chooses
-            the connections so that the peak of memory is lowest: close together at the end of the stack, further and
-            further apart towards its beginning. Under `torch.compile` the sublayers are then compiled each by itself.
-            Where all saved tensors are in other hands (`torch.utils.checkpoint` of the whole stack, `save_on_cpu`), and
-            under `torch.func` transforms and export, nothing is recomputed.
+        connections: One or more connections with the same `dim` and `streams`, also wrapped in `checkpoint_wrapper`.
+        expand: True takes a hidden state [..., dim] and copies it into all streams; with `reduce`, streams then exist
+            only inside the stack. False takes streams [..., streams, dim]. None takes streams too, and warns at the
+            first call if they may be tokens: [batch, n, dim] with different streams.
+        reduce: Return the mean over the streams [..., dim] instead of the streams. The fused kernels take the mean
+            while they write, and do not store the last streams.
+        delayed: Let each sublayer read with the read weights of the connection before it, as DeepSeek-V4.1 does, so
+            that a sublayer need not wait for its own connection's coefficients. The first sublayer reads stream 0, and
+            `reduce` reads with the last connection's weights. Delayed reads run in PyTorch, without the fused kernels.
+        recompute: The number of connections per kept stream tensor, or "auto". The backward pass recomputes all other
+            streams from the sublayers' outputs; no sublayer runs twice, and the results are the same bits. "auto" gives
+            the lowest peak of memory: kept tensors are close together at the end of the stack, and further apart
+            towards its beginning. Under `torch.compile` each sublayer is then compiled by itself. Nothing is recomputed
+            inside other hooks on saved tensors (`torch.utils.checkpoint` of the whole stack, `save_on_cpu`), under
+            `torch.func` transforms and under export.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class HyperConnectionStack(nn.Module):
             raise ValueError(f"a stack is made of a list of HyperConnections, got one {type(connections).__name__}")
         blocks = list(connections)
         for block in blocks:
-            # A wrapper, such as activation checkpointing's, shows what it wraps and is called as a whole.
+            # A wrapper, such as activation checkpointing's, has the connection's attributes and is called as a whole.
             if not all(hasattr(block, name) for name in ("streams", "dim", "sublayer", "map")):
                 raise ValueError(f"a stack is made of HyperConnections, got {type(block).__name__}")
         self.connections = nn.ModuleList(blocks)
@@ -70,7 +70,7 @@ class HyperConnectionStack(nn.Module):
             checks.whole_number(recompute, 'recompute, unless it is "auto" or None,')  # type: ignore[arg-type]
         if recompute is not None and delayed:
             raise ValueError("a stack with delayed=True keeps all its streams: leave recompute out")
-        if recompute is not None:  # here, and not as a decorator, because it imports all of the compiler
+        if recompute is not None:  # here, and not as a decorator, because this imports the whole compiler
             torch.compiler.disable(HyperConnectionStack._forward_recomputing, recursive=False)
             run_untraced()
         self.reduce, self.expand, self.delayed, self.recompute = reduce, expand, delayed, recompute
@@ -80,7 +80,7 @@ class HyperConnectionStack(nn.Module):
         if len(shapes) > 1:
             sizes = " and ".join(f"{streams} streams of {dim}" for streams, dim in shapes)
             raise ValueError(f"the connections of a stack must have the same streams and dim, got {sizes}")
-        if expand is not None:  # the streams are said to be streams, or made here
+        if expand is not None:  # the caller says that x is streams, or the stack makes the streams
             for module in self.modules():
                 if isinstance(module, HyperConnection):
                     module._begins = False
@@ -111,9 +111,9 @@ class HyperConnectionStack(nn.Module):
         return self._forward_keeping(x, args, named)
 
     def _forward_keeping(self, x: Tensor, args: tuple[Any, ...], named: list[dict[str, Any]]) -> Tensor:
-        """Run the connections one after the other; autograd keeps what it needs."""
+        """Run the connections in order; autograd saves all streams."""
         blocks: list[Any] = list(self.connections)
-        begun: tuple[Tensor, State] | None = None  # what the block before has already read for this one
+        begun: tuple[Tensor, State] | None = None  # this block's read, if the block before did it
         separable = [_may_take_apart(block) for block in blocks] + [False]
         for k, block in enumerate(blocks):
             if not separable[k]:
@@ -132,7 +132,7 @@ class HyperConnectionStack(nn.Module):
         return reduce_streams(x) if self.reduce else x
 
     def _forward_recomputing(self, x: Tensor, args: tuple[Any, ...], named: list[dict[str, Any]]) -> Tensor:
-        """Run the connections so that autograd keeps the streams before some of them alone."""
+        """Run the connections in order; autograd saves the input streams of only some connections."""
         if not run_untraced()(may_recompute, (x,)):
             return self._forward_keeping(x, args, named)
         blocks: list[Any] = list(self.connections)
@@ -157,7 +157,7 @@ class HyperConnectionStack(nn.Module):
         return reduce_streams(x) if self.reduce else x
 
     def _forward_delayed(self, x: Tensor, args: tuple[Any, ...], named: list[dict[str, Any]]) -> Tensor:
-        """Run the sublayers, each on the read weights of the connection before it."""
+        """Run the connections in order, each sublayer with the read weights of the connection before it."""
         lead, read = x.shape[:-2], None
         blocks: list[Any] = list(self.connections)
         for block, keywords in zip(blocks, named):
@@ -175,7 +175,7 @@ class HyperConnectionStack(nn.Module):
 
 
 def _may_take_apart(block: HyperConnection) -> bool:
-    """Say whether a stack may run the block's steps itself: nobody else has a say in its forward."""
+    """Return whether a stack may run the block's steps one by one: no hook or subclass changes its forward."""
     if not isinstance(block, HyperConnection):
         return False
     own = "forward" in vars(block) or any(
@@ -185,14 +185,14 @@ def _may_take_apart(block: HyperConnection) -> bool:
     return not own and not any(hooks) and not _has_any_global_hook() and block.sublayer is not None
 
 
-ReadAhead = tuple[Tensor, int, bool, Any]  # the streams, their version, whether gradients were on, what was read
+ReadAhead = tuple[Tensor, int, bool, Any]  # the streams, their version, whether gradients were on, the read's result
 
 
 def may_read_ahead(owner: nn.Module, x: Tensor) -> bool:
-    """Say whether the next layer's connection may read these streams before that layer is called.
+    """Return whether the next layer's connection may read the streams x before that layer is called.
 
-    It may not where a compiler, another process, device or recomputation has a say in when that layer runs and its
-    parameters are there.
+    It may not if a compiler, another process or a recomputation decides when that layer runs and when its parameters
+    are available, nor if the layer is on another device.
 
     Args:
         owner: The module whose parameters the connection uses.
@@ -212,14 +212,14 @@ def _may_be_recomputed() -> bool:
 
 
 def keep_read(x: Tensor, read: Any) -> ReadAhead:
-    """Return what was read, with the streams it was read from."""
+    """Return the streams x, their version, whether gradients are on, and the result of their read."""
     return x, x._version, torch.is_grad_enabled(), read
 
 
 def use_read(ahead: ReadAhead | None, x: Tensor) -> Any:
-    """Return what was read ahead, if it was read from these streams as they are now; else None.
+    """Return the result of a read ahead, if it read the streams x and they have not changed since; else None.
 
-    A layer that is recomputed reads for itself: what was read before it began is not there when it runs again.
+    A layer that is recomputed reads for itself, because the earlier result does not exist when the layer runs again.
     """
     if ahead is None or torch.compiler.is_compiling() or _may_be_recomputed():
         return None

@@ -1,4 +1,4 @@
-"""Streams: copy one to n and average them back, and check what arrives."""
+"""Copy a hidden state into n streams, average streams, and check the shapes of streams and hidden states."""
 
 import warnings
 from typing import Any
@@ -9,7 +9,7 @@ from torch._subclasses import FakeTensor
 
 from jpmhc import checks, modes
 
-_ROUNDED = 1e-3  # by how much of the largest number equal streams may differ after others have mixed them
+_ROUNDED = 1e-3  # largest relative difference that rounding may leave between equal streams
 
 
 def expand_streams(x: Tensor, streams: int) -> Tensor:
@@ -23,7 +23,7 @@ def expand_streams(x: Tensor, streams: int) -> Tensor:
 
 
 def reduce_streams(x: Tensor) -> Tensor:
-    """Take the mean over the streams, which undoes `expand_streams`. [..., n, d] → [..., d]"""
+    """Return the mean over the streams, the inverse of `expand_streams`. [..., n, d] → [..., d]"""
     if not isinstance(x, Tensor) or x.ndim < 2 or x.shape[-2] < 1:
         given = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(f"expected streams of shape [..., n, d] with n >= 1, got {given}")
@@ -33,7 +33,7 @@ def reduce_streams(x: Tensor) -> Tensor:
 
 
 def check_streams(x: Any, streams: int, dim: int) -> None:
-    """Raise an error if x is not [..., n, d] or [..., 1, d]: n streams of this width, or one for n equal ones."""
+    """Raise an error unless x is n streams [..., n, d], or one stream [..., 1, d] that stands for n equal streams."""
     if not isinstance(x, Tensor):
         raise ValueError(f"expected streams of shape [..., {streams}, {dim}], got {type(x).__name__}")
     if x.ndim < 2 or x.shape[-1] != dim or x.shape[-2] not in (streams, 1):
@@ -43,10 +43,10 @@ def check_streams(x: Any, streams: int, dim: int) -> None:
 
 
 def notice_tokens(x: Tensor, streams: int) -> bool:
-    """Warn if streams [batch, n, d] may be the hidden states of n tokens. Return whether their values were looked at.
+    """Warn if streams [batch, n, d] may be the hidden states of n tokens. Return whether the check was possible.
 
-    A model's first streams come from `expand_streams` and are equal; different ones are taken for tokens. Tensors that
-    are transformed, captured or without values are not looked at.
+    A model's first streams come from `expand_streams` and are equal, so different streams may be tokens. Tensors
+    without values, in a function transform or in the capture of a CUDA graph cannot be checked.
     """
     if x.is_meta or isinstance(x, FakeTensor) or modes.is_transformed():
         return False
@@ -65,7 +65,7 @@ def notice_tokens(x: Tensor, streams: int) -> bool:
 
 
 def check_hidden_state(x: Any, dim: int) -> None:
-    """Raise an error if x is not a hidden state [..., d] of this width."""
+    """Raise an error unless x is a hidden state [..., d] of width `dim`."""
     if not isinstance(x, Tensor) or x.ndim < 1 or x.shape[-1] != dim:
         given = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(f"expected a hidden state of shape [..., {dim}], got {given}")
@@ -74,6 +74,6 @@ def check_hidden_state(x: Any, dim: int) -> None:
 
 
 def flatten_streams(x: Tensor, streams: int, dim: int) -> Tensor:
-    """Return the streams of all tokens in one row, with n copies of a stream that stands for n equal ones. [T, n, d]"""
+    """Return the streams of all tokens as [T, n, d]. A single stream, which stands for n equal ones, is copied."""
     flat = x.reshape(-1, x.shape[-2], dim)
     return flat if flat.shape[1] == streams else expand_streams(flat.squeeze(1), streams)

@@ -1,4 +1,4 @@
-"""What a connection knows of its sublayer: the arguments it takes, its result, and whether it adds its own input."""
+"""Inspect a connection's sublayer: the arguments it takes, the result, and whether it adds its own input."""
 
 import ast
 import functools
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class Accepted(NamedTuple):
-    """What a sublayer takes beside its input.
+    """The arguments that a sublayer takes besides its input.
 
     Attributes:
-        positional: How many extra arguments without a name; None: any number.
-        keywords: The names of its other arguments; None: any name.
+        positional: The number of positional arguments; None means any number.
+        keywords: The names of keyword arguments; None means any name.
     """
 
     positional: int | None = None
@@ -31,7 +31,7 @@ class Accepted(NamedTuple):
 
 
 def find_accepted(sublayer: Any) -> Accepted:
-    """Read from a sublayer's signature what it takes beside its input; everything, where it has no signature."""
+    """Return the arguments that a sublayer's signature accepts besides its input; any, if it has no signature."""
     function = sublayer.forward if isinstance(sublayer, nn.Module) else sublayer
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -49,7 +49,7 @@ def find_accepted(sublayer: Any) -> Accepted:
 def route_keywords(blocks: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[dict[str, Any]]:
     """Return for each connection the keyword arguments that its sublayer takes.
 
-    Raise an error for a keyword that no sublayer takes, and for more arguments without a name than a sublayer takes.
+    Raise an error for a keyword that no sublayer takes, and for more positional arguments than a sublayer takes.
     """
     takes = [block._accepted for block in blocks]
     for k, one in enumerate(takes):
@@ -68,13 +68,13 @@ def route_keywords(blocks: Sequence[Any], args: tuple[Any, ...], kwargs: dict[st
 
 
 def first_of(result: Any) -> Any:
-    """Return the part of a sublayer's result that is written to the streams: the first of a tuple."""
+    """Return the part of a sublayer's result that is written to the streams: all of it, or a tuple's first item."""
     return result[0] if isinstance(result, tuple) and result else result
 
 
 def check_sublayer_output(y: Any, x: Tensor) -> Tensor:
-    """Return a sublayer's output, if it can be written back to the streams x; else raise an error. [..., d]"""
-    if dtensors.is_dtensor(x) and not dtensors.is_dtensor(y):  # sublayers may return this process's tokens alone
+    """Return a sublayer's output [..., d]. Raise an error if it cannot be written to the streams x."""
+    if dtensors.is_dtensor(x) and not dtensors.is_dtensor(y):  # a sublayer may return only this process's tokens
         x = x.to_local()  # type: ignore[attr-defined]
     wanted = (*x.shape[:-2], x.shape[-1])
     if not isinstance(y, Tensor) or y.shape != wanted:
@@ -86,7 +86,7 @@ def check_sublayer_output(y: Any, x: Tensor) -> Tensor:
 
 
 def check_write(block: "HyperConnection", x: Tensor, y: Tensor, state: "State") -> None:
-    """Raise an error if streams, a sublayer's output or a state do not belong to this connection's read."""
+    """Raise an error unless x, the sublayer's output y and the state match the connection's read."""
     check_streams(x, block.streams, block.dim)
     check_sublayer_output(y, x)
     if not hasattr(state, "fits"):
@@ -99,9 +99,9 @@ def check_write(block: "HyperConnection", x: Tensor, y: Tensor, state: "State") 
 
 
 def warn_of_own_residual(sublayer: Any) -> None:
-    """Warn if the source of a sublayer's forward adds the input to something computed from it.
+    """Warn if the source of a sublayer's forward adds the input to a value computed from the input.
 
-    It understands `x + f(x)`, and `residual = x` with `residual + h` later. Other code passes without a warning.
+    Two patterns are recognised: `x + f(x)`, and `residual = x` with a later `residual + h`.
     """
     while isinstance(sublayer, nn.Sequential) and len(sublayer) == 1:
         sublayer = sublayer[0]
@@ -120,7 +120,7 @@ def warn_of_own_residual(sublayer: Any) -> None:
 
 @functools.cache
 def _find_addition(forward: Any) -> str | None:
-    """Return the expression that adds a function's first argument to something computed from it, if there is one."""
+    """Return the first expression that adds a module's input to a value computed from the input, or None."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(forward)))
     except (OSError, TypeError, SyntaxError):  # no source, as in an interpreter's session
@@ -133,13 +133,13 @@ def _find_addition(forward: Any) -> str | None:
 
 
 class _Additions:
-    """A walk through a function's statements that tracks which names are its input, and which are made from it."""
+    """A search through a function's statements that tracks the names of the input and of values computed from it."""
 
     def __init__(self, argument: str) -> None:
         self.input, self.made = {argument}, {argument}
 
     def search(self, statements: list[ast.stmt]) -> str | None:
-        """Return the first addition of the input among these statements and those inside them."""
+        """Return the first expression in these (nested) statements that adds the input to a value computed from it."""
         for statement in statements:
             inner = [getattr(statement, part, []) for part in ("body", "orelse")]
             addition = self._look_at(statement) if not any(inner) else None
@@ -171,7 +171,7 @@ class _Additions:
         return isinstance(node, ast.Name) and node.id in self.input
 
     def _is_made(self, node: ast.AST) -> bool:
-        """Say whether an expression calls a function on the input, or names what such a call returned."""
+        """Return whether an expression calls a function on the input, or is the name of such a call's result."""
         if isinstance(node, ast.Name):
             return node.id in self.made - self.input
         calls = (call for call in ast.walk(node) if isinstance(call, ast.Call))
