@@ -1,4 +1,4 @@
-"""Comparing mixers when nothing else differs: arms × learning rates × seeds on one task."""
+"""Comparisons of mixers under equal conditions: arms × learning rates × seeds on one task."""
 
 from jpmhc.experiments.comparison.comparison import Comparison, collect, compare
 from jpmhc.experiments.comparison.language import LanguageExperiment

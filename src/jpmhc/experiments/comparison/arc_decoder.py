@@ -1,4 +1,4 @@
-"""Training the ARC decoder for a comparison: every run ends with its answers to the tests."""
+"""Training the ARC decoder for a comparison; at its end every run answers the test grids."""
 
 import dataclasses
 import json
@@ -32,22 +32,22 @@ from jpmhc.experiments.training.processes import World
 from jpmhc.experiments.training.progress import Display
 from jpmhc.mixers import MIXERS
 
-# Settings that a comparison decides itself, or that say where a run lies and not what it does.
+# Settings that a comparison decides itself, or that do not change the outcome of a run.
 DECIDED = ("preset", "seed", "device", "out", "resume", "minutes")
 _METRICS = {"lm_loss": "loss", "pass@1": "pass@1", "pass@2": "pass@2", "exact_accuracy": "exact_accuracy"}
 
 
 @dataclass(frozen=True)
 class ArcDecoderExperiment(Experiment):
-    """The ARC decoder, repeated with every arm, rate and seed on the same variants of the puzzles."""
+    """The ARC decoder, trained with every arm, learning rate and seed on the same variants of the puzzles."""
 
     run: ArcDecoderRun = field(default_factory=lambda: ArcDecoderRun())
-    """The run; a seed decides initial weights, the order of pairs and the variants that each epoch takes."""
+    """The run that is repeated; its seed decides the initial weights, the order of pairs and each epoch's variants."""
 
     def settings(self) -> dict[str, object]:
         fields = json.loads(self.run.to_json())
         del fields["model"]["mixer"], fields["model"]["streams"], fields["lr"]
-        # Where the puzzles lie does not matter: each run records the fingerprint of what it read.
+        # The puzzles' folder does not matter: each run records the fingerprint of the puzzles.
         for name in (*self.run.task.places, "version"):
             del fields["task"][name]
         fields["task"] = {"kind": "arc", **fields["task"]}
@@ -61,11 +61,11 @@ class ArcDecoderExperiment(Experiment):
         return self.run.lr
 
     def count_steps(self, arm: str) -> int:
-        """Return a run's epochs: how many packs an epoch needs is known when the puzzles are read."""
+        """Return the number of epochs; optimiser steps cannot be counted before the puzzles are read."""
         return self.configure(arm).epochs
 
     def configure(self, arm: str) -> ArcDecoderRun:
-        """Return the run of one arm; its options are those of the run or of the model."""
+        """Return the settings of one arm's run; the arm's options change settings of the run or of the model."""
         mixer, options = split_arm(arm)
         if ":" not in mixer:
             checks.choice(mixer, (PLAIN, *MIXERS), "mixer")
@@ -81,7 +81,7 @@ class ArcDecoderExperiment(Experiment):
 
 
 class ArcDecoderSession:
-    """One process that trains ARC decoders; runs of one arm, one after the other, share a compiled model."""
+    """One process that trains ARC decoders; consecutive runs of the same arm share a compiled model."""
 
     def __init__(self, experiment: ArcDecoderExperiment, device: torch.device) -> None:
         self.experiment, self.device = experiment, device
@@ -89,16 +89,16 @@ class ArcDecoderSession:
         self.display = Display()
         self.arm: str | None = None
         self.compiled: PackedLoss | None = None
-        self.answer_seconds = 0.0  # of the run before
+        self.answer_seconds = 0.0  # that the previous run's answers took
 
     def train(self, job: Job, folder: Path, stop: Callable[[], bool], show: Show) -> Run | None:
-        """Train one run and score it, or go on with it; see `Session`."""
+        """Start or resume one run, train it to the end and score it; see `Session`."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.device)
         if job.arm != self.arm:
             self.arm, self.compiled = job.arm, None
-            torch.compiler.reset()  # graphs of the arm before
+            torch.compiler.reset()  # frees the previous arm's graphs
         run = dataclasses.replace(self.experiment.configure(job.arm), seed=job.seed, lr=job.learning_rate)
         training = Training(run, self.arc, self.device, self.compiled)
         self.compiled = training.loss
@@ -129,7 +129,7 @@ class ArcDecoderSession:
             training.save(checkpoint)
             return None
         self.display.finish(str(job))
-        training.save(checkpoint)  # the answers may be interrupted
+        training.save(checkpoint)  # in case answering is interrupted
         score = score_decoder(training.model, self.arc, run.evaluate_variants, 0, run.slots, self.display, stop)
         if score is None:
             return None

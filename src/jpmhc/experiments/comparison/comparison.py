@@ -1,4 +1,4 @@
-"""A comparison: arms are trained with learning rates and seeds on one task, and their runs are compared."""
+"""A comparison trains every arm with several learning rates and seeds on one task, and compares the losses."""
 
 import time
 from collections.abc import Callable
@@ -28,23 +28,23 @@ class Comparison:
     arms: tuple[str, ...] = (PLAIN, *MIXERS)
     """Arms to train: plain, or a mixer, and options such as cayley:streams=2,read=sigmoid. More can be added later."""
     learning_rates: tuple[float, ...] = ()
-    """Learning rates: the first seed is trained with all of them, the others with the arm's best one. None named: the
-    experiment's."""
+    """Learning rates. The first seed is trained with all learning rates, the other seeds with the arm's best one. If
+    none is named, the experiment's default is used."""
     seeds: tuple[int, ...] = (0,)
     """Seeds of initial weights and of the order of the data. More can be added later."""
     baselines: tuple[str, ...] = (PLAIN, "identity")
-    """Arms that are subtracted from the others, seed by seed; those that were not trained are left out."""
+    """Arms whose losses are subtracted from the others' seed by seed; arms that were not trained are left out."""
     processes: int = 1
-    """Runs trained at the same time; on one GPU they share it."""
+    """Number of runs trained at the same time, on the same GPU."""
     minutes: float | None = None
-    """Time after which all processes have stopped. No run is begun that cannot end in time, and runs that go on are
-    saved for the next command."""
+    """Time limit of the command. No run is started that cannot end in time, and unfinished runs are saved for the next
+    command."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train."""
+    """Device to train on."""
     out: Path = Path("out/compare")
-    """Folder of the comparison. Finished runs in it are not done again."""
+    """Folder of the comparison. Its finished runs are not repeated."""
     runs: tuple[Path, ...] = ()
-    """Files comparison.json of other folders with the same settings, whose runs are taken over."""
+    """Files comparison.json of other folders with the same settings; their runs are copied."""
 
     def __post_init__(self) -> None:
         checks.whole_number(self.processes, "processes")
@@ -65,14 +65,14 @@ class Comparison:
 
     @property
     def rates(self) -> tuple[float, ...]:
-        """The learning rates, with the experiment's where none is named."""
+        """The learning rates, or the experiment's default if none is named."""
         return self.learning_rates or (self.experiment.default_rate(),)
 
 
 class Result(TypedDict):
     """The content of `comparison.json`."""
 
-    settings: dict[str, object]  # what all runs share; `task` has its `kind`
+    settings: dict[str, object]  # shared by all runs; `settings["task"]["kind"]` names the experiment
     summary: list[ArmSummary]
     equal_means: list[EqualMeans]
     runs: list[Run]
@@ -83,12 +83,12 @@ def compare(
     show: Show = lambda job, progress: None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Result:
-    """Train the runs that are missing, and write everything to `comparison.json`, after every run.
+    """Train the missing runs, and write the results to `comparison.json` after every run.
 
     Args:
-        comparison: What to compare, and where.
+        comparison: The comparison.
         show: Called with a job and its progress.
-        say: Called with a sentence about each run that has ended.
+        say: Called with a sentence about each finished run.
     """
     deadline = None if comparison.minutes is None else time.monotonic() + 60 * comparison.minutes
     out = comparison.out
@@ -123,7 +123,7 @@ def compare(
 
 
 def collect(comparison: Comparison) -> Result:
-    """Summarize all runs in a comparison's folder: first the arms that it names, then the others."""
+    """Summarize all runs in the comparison's folder: first the comparison's arms, then other arms in the folder."""
     runs = folder.read_runs(comparison.out)
     arms = tuple(dict.fromkeys([*comparison.arms, *sorted(run["arm"] for run in runs)]))
     return {
@@ -135,7 +135,7 @@ def collect(comparison: Comparison) -> Result:
 
 
 def _describe_run(run: Run, left: int) -> str:
-    """Describe the end of a run in one line."""
+    """Return one line about a finished run; `left` is the number of runs not yet started."""
     loss = f"loss {run['final']['loss']:.4f}" if run["final"] else f"diverged at step {run['diverged']}"
     parts = [f"{folder.job_of(run)}: {loss}", f"{run['seconds']:.0f} s"]
     if (pace := run["step_seconds"]) is not None:

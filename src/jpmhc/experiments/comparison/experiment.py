@@ -1,7 +1,7 @@
-"""The contract between a comparison and the models that it trains: arms, jobs, runs, and experiments.
+"""The interface between a comparison and the models that it trains: arms, jobs, runs, and experiments.
 
 With the same seed every arm gets the same data in the same order, the same number of steps, and the same initial
-weights outside its connections; an arm's options are the only exception.
+weights outside its connections, unless the arm's options change them.
 """
 
 import dataclasses
@@ -20,14 +20,14 @@ from jpmhc import checks
 from jpmhc.experiments.models.connections import ConnectionConfig, is_for_connections, read_basis
 from jpmhc.mixers import MIXERS
 
-PLAIN = "plain"  # the word for plain residual connections, beside the mixers' names
+PLAIN = "plain"  # the arm with plain residual connections; other arms have the mixers' names
 
 Config = TypeVar("Config", bound=ConnectionConfig)
 Settings = TypeVar("Settings")
 Curves = dict[str, list[float]]
 
-POINTS = 100  # of a training curve
-_TAIL = 0.1  # share of a training curve, at its end, that makes its final number
+POINTS = 100  # most points of a training curve
+_TAIL = 0.1  # the last tenth of a training curve is averaged to its final number
 
 
 class Job(NamedTuple):
@@ -42,31 +42,31 @@ class Job(NamedTuple):
 
     @property
     def file_name(self) -> str:
-        """The job as the name of a file without its ending."""
+        """The job's file name, without an extension."""
         arm = quote(self.arm, safe=":=,").replace(":", "+")  # a path in an option has slashes
         return f"{arm}-lr-{self.learning_rate:g}-seed-{self.seed}"
 
 
 class Run(TypedDict):
-    """The outcome of a job, as it is written to JSON."""
+    """The outcome of a job, ready to be written as JSON."""
 
     arm: str
     learning_rate: float
     seed: int
     steps: int
     parameters: int
-    seconds: float  # of training, with measurements and compilation
-    step_seconds: float | None  # median over the run, with whatever else used the machine
+    seconds: float  # of training, including measurements and compilation
+    step_seconds: float | None  # median over the run; other processes on the machine may have slowed it down
     tokens_per_second: float | None
     peak_bytes: int | None  # of GPU memory
-    diverged: int | None  # the step after which the loss was no finite number
-    final: dict[str, float]  # the curves' ends, `loss` among them; empty if the run diverged
+    diverged: int | None  # the step after which the loss was not finite; None if the run did not diverge
+    final: dict[str, float]  # the curves' final values, including `loss`; empty if the run diverged
     curves: dict[str, Curves]  # `train`, `validation` and `mixing`, each with its own `step`
     environment: dict[str, object]  # device, versions, commit, command, data
 
 
 class Progress(NamedTuple):
-    """The state of a run that goes on."""
+    """The progress of a run in training."""
 
     step: int
     steps: int
@@ -78,15 +78,15 @@ Show = Callable[[Job, Progress], None]
 
 
 class Session(Protocol):
-    """One process that trains jobs one after the other, and may keep its compiled model between them."""
+    """One process that trains jobs one after the other, and may reuse a compiled model for the next job."""
 
     def train(self, job: Job, folder: Path, stop: Callable[[], bool], show: Show) -> Run | None:
-        """Train a job, or go on with it.
+        """Start or resume a job, and return its run; None if `stop` interrupted it.
 
         Args:
-            job: The run.
-            folder: Its own folder, for checkpoints. It is removed when the run has ended.
-            stop: Asked after a few steps whether the time is over. The run then saves itself and None is returned.
+            job: The job.
+            folder: The job's folder for checkpoints, which the caller removes after the run.
+            stop: Called every few steps; if it returns True, the run saves a checkpoint and stops.
             show: Called now and then with the run's progress.
         """
         ...
@@ -97,15 +97,15 @@ class Experiment(ABC):
 
     @abstractmethod
     def settings(self) -> dict[str, object]:
-        """Return everything that decides the outcome, except arm, learning rate and seed, ready for JSON."""
+        """Return all settings that decide a run's outcome except arm, learning rate and seed, ready for JSON."""
 
     @abstractmethod
     def check(self, arms: Sequence[str]) -> None:
-        """Raise an error for an arm that these settings cannot train."""
+        """Raise a ValueError for an arm that these settings cannot train."""
 
     @abstractmethod
     def default_rate(self) -> float:
-        """Return the learning rate of a comparison that names none."""
+        """Return the learning rate for comparisons that name no learning rates."""
 
     @abstractmethod
     def count_steps(self, arm: str) -> int:
@@ -113,11 +113,11 @@ class Experiment(ABC):
 
     @abstractmethod
     def open(self, device: torch.device) -> Session:
-        """Load the data and prepare to train jobs."""
+        """Load the data and return a session that trains jobs."""
 
 
 def split_arm(arm: str) -> tuple[str, dict[str, str]]:
-    """Split an arm into its mixer and its options.
+    """Split an arm's text into its mixer and its options.
 
     >>> split_arm("cayley:streams=2,read=sigmoid")
     ('cayley', {'streams': '2', 'read': 'sigmoid'})
@@ -134,7 +134,7 @@ def split_arm(arm: str) -> tuple[str, dict[str, str]]:
 
 
 def change_settings(settings: Settings, options: Mapping[str, str], arm: str) -> Settings:
-    """Return a dataclass with some fields changed, whose values are written as text."""
+    """Return a copy of a dataclass with the fields changed that `options` gives as text, such as streams=2."""
     fields = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}  # type: ignore[arg-type]
     changes = {}
     for name, text in options.items():
@@ -157,7 +157,7 @@ def change_settings(settings: Settings, options: Mapping[str, str], arm: str) ->
 
 
 def configure_mixer(config: Config, mixer: str) -> Config:
-    """Return a model's configuration with a mixer; `PLAIN` takes away streams and all options of connections."""
+    """Return a model's configuration with this mixer; `PLAIN` also resets streams and all options of connections."""
     if mixer != PLAIN:
         return dataclasses.replace(config, mixer=mixer)
     plain: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(config) if is_for_connections(f.name)}
@@ -165,7 +165,7 @@ def configure_mixer(config: Config, mixer: str) -> Config:
 
 
 def average_stretches(values: Sequence[float], count: int = POINTS) -> tuple[list[int], list[float]]:
-    """Average a list over at most `count` stretches, and return each one's end and mean.
+    """Split a list into at most `count` stretches, and return the index after each stretch and its mean.
 
     >>> average_stretches([1.0, 3.0, 5.0, 7.0, 10.0], 3)
     ([2, 4, 5], [2.0, 6.0, 10.0])
@@ -177,13 +177,13 @@ def average_stretches(values: Sequence[float], count: int = POINTS) -> tuple[lis
 
 
 def append_values(curves: Curves, step: int, values: Mapping[str, float]) -> None:
-    """Add the values at a step to the curves of the same names."""
+    """Append the values at a step to the curves of the same names."""
     for name, value in {"step": step, **values}.items():
         curves.setdefault(name, []).append(value)
 
 
 def summarize_mixing(statistics: Mapping[str, Any]) -> dict[str, float]:
-    """Select the statistics of a model's mixers that a comparison keeps."""
+    """Select the statistics of a model's mixers that a comparison records."""
     distances = statistics["distance_to_identity"].values()
     return {
         **statistics["product_singular_values"],
@@ -193,7 +193,7 @@ def summarize_mixing(statistics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def final_values(train: Curves, validation: Curves, mixing: Curves) -> dict[str, float]:
-    """Return the ends of the curves; noisy training curves are averaged over the last tenth."""
+    """Return the curves' final values; for noisy training curves, the mean of their last tenth."""
     last = {name: values[-1] for curves in (validation, mixing) for name, values in curves.items()}
     tail = {name: values[-max(1, round(_TAIL * len(values))) :] for name, values in train.items()}
     means = {name: sum(values) / len(values) for name, values in tail.items()}

@@ -1,9 +1,9 @@
 """The folder of a comparison: its settings, a file for every finished run, and the result.
 
-- `settings.json`: what all runs share;
+- `settings.json`: the settings that all runs share;
 - `runs/ARM-lr-RATE-seed-N.json`: a finished run (`experiment.Run`);
-- `training/`: checkpoints of runs that go on;
-- `comparison.json`: everything in one file (`comparison.Result`), from which the runs can be taken over.
+- `training/`: checkpoints of unfinished runs;
+- `comparison.json`: settings, runs and statistics (`comparison.Result`); another comparison can copy its runs.
 """
 
 import json
@@ -18,10 +18,10 @@ from jpmhc.files import write_file
 
 
 def open_folder(out: Path, settings: dict[str, object]) -> None:
-    """Write the settings of a new comparison; raise an error if the folder holds something else.
+    """Write the settings of a new comparison; raise a ValueError if the folder belongs to something else.
 
     Args:
-        out: The folder, made if need be.
+        out: The folder, which is created if it does not exist.
         settings: The settings that all runs of the folder must share.
     """
     path = out / "settings.json"
@@ -36,12 +36,12 @@ def open_folder(out: Path, settings: dict[str, object]) -> None:
 
 
 def read_settings(out: Path) -> dict[str, object]:
-    """Read the settings that all runs of a folder share."""
+    """Read the settings that all runs of a comparison's folder share."""
     return _read_json(out / "settings.json", "name another folder")
 
 
 def refuse_other_settings(path: Path, there: dict[str, object], here: dict[str, object]) -> None:
-    """Raise an error if runs were made with other settings."""
+    """Raise a ValueError that names the differences if the settings `there`, at `path`, are not those `here`."""
     old, new = flatten_fields(there), flatten_fields(here)
     differing = [name for name in old | new if old.get(name) != new.get(name)]
     if differing:
@@ -53,7 +53,7 @@ def refuse_other_settings(path: Path, there: dict[str, object], here: dict[str, 
 
 
 def take_over_runs(out: Path, path: Path) -> None:
-    """Write those runs of a comparison.json that the folder does not have."""
+    """Copy the runs of a comparison.json (`path`) that the folder `out` does not have."""
     if not path.is_file():
         raise ValueError(f"{path} is no file: --runs takes the comparison.json of another folder")
     result = _read_json(path, "leave it out")
@@ -68,7 +68,7 @@ def take_over_runs(out: Path, path: Path) -> None:
 
 
 def job_of(run: Run) -> Job:
-    """Return the job that a run did."""
+    """Return a run's arm, learning rate and seed."""
     return Job(run["arm"], run["learning_rate"], run["seed"])
 
 
@@ -78,17 +78,17 @@ def loss_of(run: Run) -> float:
 
 
 def run_path(out: Path, job: Job) -> Path:
-    """Return the file of one run."""
+    """Return the path of the file for a finished run."""
     return out / "runs" / f"{job.file_name}.json"
 
 
 def read_runs(out: Path) -> list[Run]:
-    """Read all runs that have ended."""
+    """Read all finished runs."""
     return [read_run(path) for path in sorted((out / "runs").glob("*.json"))]
 
 
 def read_run(path: Path) -> Run:
-    """Read the file of one run."""
+    """Read a finished run from its file."""
     advice = "remove it, and its run is done again"
     run = cast(Run, _read_json(path, advice))
     try:
@@ -101,7 +101,7 @@ def read_run(path: Path) -> Run:
 
 
 def _read_json(path: Path, advice: str) -> dict[str, object]:
-    """Read a file of a comparison; where it is damaged, the advice says what to do."""
+    """Read a JSON object from a file; the error for a damaged file ends with the advice."""
     try:
         content = json.loads(path.read_text())
     except (ValueError, RecursionError) as fault:
@@ -112,12 +112,12 @@ def _read_json(path: Path, advice: str) -> dict[str, object]:
 
 
 def write_json(path: Path, value: Mapping[str, object]) -> None:
-    """Write a file whole or not at all; numbers that are not finite become null."""
+    """Write a JSON file whole or not at all; numbers that are not finite become null."""
     write_file(path, json.dumps(_round_numbers(value)))
 
 
 def _as_read(value: dict[str, object]) -> dict[str, object]:
-    """Return a value as JSON gives it back."""
+    """Return the value as it is after being written to JSON and read again."""
     return json.loads(json.dumps(_round_numbers(value), default=str))
 
 

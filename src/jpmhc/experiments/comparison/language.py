@@ -1,4 +1,4 @@
-"""Training a decoder on text for a comparison."""
+"""Training a language model on text for a comparison."""
 
 import dataclasses
 import math
@@ -46,48 +46,49 @@ from jpmhc.mixers import MIXERS
 
 WIDE, LONG = f"{PLAIN}-wide", f"{PLAIN}-long"
 _COUNTS = ("batch", "steps", "evaluate_every", "validation_rows", "final_validation_rows", "epochs")
-_LOOK = 20  # steps between looks at the clock and at the loss, which wait for the device
+_LOOK = 20  # steps between checks of the clock and of the loss, which wait for the device
 _SAVE_SECONDS = 300.0  # between checkpoints
 _MIXING_ROWS = 2
 
 
 @dataclass(frozen=True)
 class LanguageExperiment(Experiment):
-    """A decoder that learns text."""
+    """A decoder that is trained on text."""
 
     tokens: Path = Path("out/tokens")
-    """Token folder."""
+    """Folder with the tokens of the text."""
     model: DecoderConfig = field(default_factory=lambda: DecoderConfig(streams=4))
     """The decoder; its fields are options without a prefix."""
     batch: int = 32
-    """Rows of a step."""
+    """Rows per step."""
     steps: int = 1800
     """Optimiser steps."""
     epochs: int = 1
-    """How often training may read a token."""
+    """How many times training may read each token."""
     lr: float = 2e-3
-    """Highest learning rate, where the comparison names none; it rises linearly over the warm-up and falls to a tenth
-    as a cosine."""
+    """Highest learning rate, unless the comparison names others. The rate rises linearly during the warm-up and then
+    falls to a tenth along a cosine."""
     warmup: int = 200
-    """Steps over which the learning rate rises."""
+    """Number of steps in which the learning rate rises."""
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """Muon is for the matrices of attention and feed-forward layers; all else has AdamW in either case."""
+    """Optimiser of the matrices in attention and feed-forward layers; all other parameters have AdamW."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay of AdamW's moments."""
     weight_decay: float = 0.1
-    """Decoupled weight decay; mixing logits and other vectors have none."""
+    """Decoupled weight decay of matrices; mixing logits and other vectors do not decay."""
     clip: float = 1.0
-    """Largest norm of the gradient."""
+    """Norm to which larger gradients are clipped."""
     time_factor: float = 1.5
-    """Steps of the arm plain-long per step of the others: the time of a step with streams over that of a plain one."""
+    """Steps of the arm plain-long for each step of the other arms. Choose the time of a step with streams divided by
+    the time of a plain step."""
     evaluate_every: int = 300
     """Steps between measurements on validation text."""
     validation_rows: int = 256
-    """Rows of validation text that are measured along the way."""
+    """Rows of validation text for each measurement during training."""
     final_validation_rows: int = 2048
-    """Rows of validation text that are measured at the end."""
+    """Rows of validation text for the measurement at the end."""
     compile: Literal["auto", "no", "default", "reduce-overhead"] = "auto"
-    """Mode of torch.compile; auto is default on CUDA, and no elsewhere."""
+    """Mode of torch.compile; auto means default on CUDA and no elsewhere."""
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -122,7 +123,7 @@ class LanguageExperiment(Experiment):
         return self.configure(arm).steps
 
     def configure(self, arm: str) -> "LanguageExperiment":
-        """Return the settings of one arm."""
+        """Return the experiment with the model and options of one arm."""
         mixer, options = split_arm(arm)
         own = {name: text for name, text in options.items() if name in _OPTIONS}
         changed: LanguageExperiment = change_settings(self, own, arm)
@@ -142,14 +143,14 @@ class LanguageExperiment(Experiment):
         return LanguageSession(self, device)
 
     def rate_factor(self, step: int) -> float:
-        """Return the factor of the learning rate at a step: linear warm-up, then a cosine down to a tenth."""
+        """Return the learning rate's factor at a step: linear warm-up, then a cosine down to a tenth."""
         if step < self.warmup:
             return (step + 1) / self.warmup
         done = (step - self.warmup) / max(1, self.steps - self.warmup)
         return 0.55 + 0.45 * math.cos(math.pi * done)
 
     def make_optimizers(self, model: Decoder, rate: float) -> list[torch.optim.Optimizer]:
-        """Make AdamW, and Muon if it is asked for."""
+        """Return AdamW for all parameters, or Muon for hidden matrices and AdamW for the rest."""
         fused = model.tokens.is_cuda
         groups = parameter_groups(model, self.weight_decay)
         if self.optimizer == "adamw":
@@ -165,10 +166,10 @@ _OPTIONS = {f.name for f in dataclasses.fields(LanguageExperiment)} - {"tokens",
 
 
 def _widen(config: DecoderConfig) -> DecoderConfig:
-    """Return the plain decoder with as many parameters as the largest of all mixers."""
+    """Return a plain decoder with about as many parameters as the decoder with the largest mixer."""
     plain = configure_mixer(config, PLAIN)
     largest = max(count_parameters(configure_mixer(config, mixer)) for mixer in MIXERS)
-    unit = (3 if plain.feed_forward == "swiglu" else 2) * plain.dim  # parameters of an inner feature
+    unit = (3 if plain.feed_forward == "swiglu" else 2) * plain.dim  # parameters per inner feature
     extra = MULTIPLE * round((largest - count_parameters(plain)) / unit / MULTIPLE)
     return dataclasses.replace(plain, extra_inner=extra)
 
@@ -195,7 +196,7 @@ PRESETS = {
 
 
 class LanguageSession:
-    """One process that trains decoders; runs of one arm, one after the other, share a compiled model."""
+    """One process that trains decoders; consecutive runs of the same arm share a compiled model."""
 
     def __init__(self, experiment: LanguageExperiment, device: torch.device) -> None:
         self.experiment, self.device = experiment, device
@@ -207,13 +208,13 @@ class LanguageSession:
             torch.set_float32_matmul_precision("high")
 
     def train(self, job: Job, folder: Path, stop: Callable[[], bool], show: Show) -> Run | None:
-        """Train one run, or go on with it; see `Session`."""
+        """Start or resume one run; see `Session`."""
         if job.arm != self.arm:
             self._build(job.arm)
         return _Training(self, job, folder).run(stop, show)
 
     def _build(self, arm: str) -> None:
-        """Make the arm's model, and compile it."""
+        """Build the arm's model and compile it if the settings say so."""
         self.arm = None
         self.settings = self.experiment.configure(arm)
         self.model = Decoder(self.settings.model).to(self.device)
@@ -222,13 +223,13 @@ class LanguageSession:
         if mode == "auto":
             mode = "default" if self.device.type == "cuda" else "no"
         if mode != "no":
-            torch.compiler.reset()  # graphs of the arm before
+            torch.compiler.reset()  # frees the previous arm's graphs
             self.loss = torch.compile(self.model, mode=mode, dynamic=False)
         self.arm = arm
 
 
 class _Training:
-    """One run of a session."""
+    """The training of one run in a session."""
 
     def __init__(self, session: LanguageSession, job: Job, folder: Path) -> None:
         self.session, self.job, self.checkpoint = session, job, folder / "checkpoint.pt"

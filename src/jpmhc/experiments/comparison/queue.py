@@ -1,4 +1,4 @@
-"""The queue of a comparison: which run is next, and the processes that train them side by side on one device."""
+"""The queue of a comparison, which chooses the next run, and the processes that train the runs on one device."""
 
 import multiprocessing
 import os
@@ -15,22 +15,22 @@ from jpmhc.experiments.comparison import folder
 from jpmhc.experiments.comparison.experiment import Experiment, Job, Progress, Session, Show
 
 Clock = Callable[[], float]
-_MARGIN = 1.05  # of an estimated time
+_MARGIN = 1.05  # safety factor of estimated times
 
 
 class Queue:
-    """The runs that are missing, in order: a first look at all arms, then the other learning rates, then seeds.
+    """The missing runs of a comparison: first all arms with the first learning rate, then other rates, then seeds.
 
-    The first seed is trained with every learning rate, the others with the arm's best one.
+    The first seed is trained with every learning rate, the other seeds with the arm's best learning rate.
 
     Args:
-        arms: The arms, the most important ones first.
-        rates: The learning rates, likewise.
-        seeds: The seeds, likewise.
-        losses: The final losses of runs that have ended; infinite if they diverged.
-        count_steps: The number of steps of an arm.
-        deadline: The time at which all runs must have ended. None: no limit.
-        clock: The time in seconds.
+        arms: The arms, the most important first.
+        rates: The learning rates, the most important first.
+        seeds: The seeds, the most important first.
+        losses: The final losses of finished runs; infinite if they diverged.
+        count_steps: Returns the number of steps of an arm.
+        deadline: The clock's time at which all runs must have ended. None: no limit.
+        clock: Returns the time in seconds.
     """
 
     def __init__(
@@ -47,17 +47,17 @@ class Queue:
         self.losses = dict(losses)
         self.steps = {arm: count_steps(arm) for arm in arms}
         self.deadline, self.clock = deadline, clock
-        self.running: dict[Job, float] = {}  # with the time at which it began
-        self.paces: dict[str, float] = {}  # seconds of a step, by arm
-        self.start_seconds = 0.0  # before the first step, at most
+        self.running: dict[Job, float] = {}  # start time by job
+        self.paces: dict[str, float] = {}  # seconds per step, by arm
+        self.start_seconds = 0.0  # longest time that a run took until its first step was done
 
     def missing(self) -> Iterator[Job]:
-        """Yield the jobs that can be begun, in order."""
+        """Yield the jobs that are neither finished nor running and can be started now, in order."""
         for group in self._groups():
             yield from (job for job in group if job not in self.losses and job not in self.running)
 
     def _groups(self) -> Iterator[list[Job]]:
-        """Yield jobs of equal importance."""
+        """Yield lists of equally important jobs, the most important list first."""
         for rate in self.rates:
             yield [Job(arm, rate, self.seeds[0]) for arm in self.arms]
         for seed in self.seeds[1:]:
@@ -65,18 +65,18 @@ class Queue:
             yield [Job(arm, rate, seed) for arm, rate in best.items() if rate is not None]
 
     def best_rate(self, arm: str) -> float | None:
-        """Return the arm's best learning rate at the first seed; None if some of its runs are missing."""
+        """Return the arm's best learning rate at the first seed; None if a run with that seed is missing."""
         losses = [self.losses.get(Job(arm, rate, self.seeds[0])) for rate in self.rates]
         known = [loss for loss in losses if loss is not None]
         return self.rates[losses.index(min(known))] if len(known) == len(losses) else None
 
     def take(self, arm: str | None = None) -> Job | None:
-        """Return the next job that ends in time, for a process whose model is that of an arm."""
+        """Return the next job that can end in time, if possible with the arm that the process has compiled."""
         for group in self._groups():
             jobs = [job for job in group if job not in self.losses and job not in self.running and self._fits(job, arm)]
             if jobs:
                 busy = {job.arm for job in self.running}
-                # its own arm needs no compilation; an arm of no other process leaves them theirs
+                # prefer the process's own arm, which is compiled already, then an arm that no other process has
                 job = min(jobs, key=lambda job: (job.arm != arm, job.arm in busy))
                 self.running[job] = self.clock()
                 return job
@@ -88,26 +88,26 @@ class Queue:
         return self.clock() + _MARGIN * self.estimate(job, fresh=job.arm != arm) <= self.deadline
 
     def estimate(self, job: Job, fresh: bool) -> float:
-        """Return the seconds that a run takes; an arm that never ran takes as long as the slowest that did."""
+        """Estimate a run's seconds; a fresh run must compile. An arm that never ran is taken for the slowest arm."""
         pace = self.paces.get(job.arm, max(self.paces.values(), default=0.0))
         return pace * self.steps[job.arm] + fresh * self.start_seconds
 
     def observe(self, job: Job, progress: Progress) -> None:
-        """Learn from a run's progress how long runs take."""
+        """Update the estimated times from a run's progress."""
         if progress.step == 1:
             self.start_seconds = max(self.start_seconds, self.clock() - self.running[job])
         elif progress.step_seconds is not None:
             self.paces[job.arm] = progress.step_seconds
 
     def end(self, job: Job, loss: float | None) -> None:
-        """Take a run out of the queue; without a loss the time was over, and it is still missing."""
+        """Mark a job as ended with its final loss, or, if the loss is None, as interrupted and still missing."""
         del self.running[job]
         if loss is not None:
             self.losses[job] = loss
 
 
 def train_job(session: Session, job: Job, out: Path, stop: Callable[[], bool], show: Show) -> float | None:
-    """Train a job, write its run to the comparison's folder and return its loss; None if the time is over."""
+    """Train a job, write its run to the comparison's folder and return its loss; None if `stop` interrupted it."""
     own = out / "training" / job.file_name
     run = session.train(job, own, stop, show)
     if run is None:
@@ -145,7 +145,7 @@ def work_together(
     show: Show,
     ended: Callable[[Job], None],
 ) -> None:
-    """Train the jobs of a queue in several processes, each of which keeps to an arm where it can."""
+    """Train the jobs of a queue in several processes; each process prefers jobs of the arm that it has compiled."""
     context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
     threads = max(1, (os.cpu_count() or 1) // processes)
     workers: dict[Connection, multiprocessing.process.BaseProcess] = {}
@@ -200,7 +200,7 @@ def work_together(
 def _work(
     pipe: Connection, experiment: Experiment, device: torch.device, out: Path, threads: int, deadline: float | None
 ) -> None:
-    """Train the jobs that come through a pipe; send back progress and losses."""
+    """Train the jobs received through a pipe, and send back their progress and losses."""
     torch.set_num_threads(threads)
 
     def stop() -> bool:
@@ -214,6 +214,6 @@ def _work(
         while (job := pipe.recv()) is not None:
             pipe.send(train_job(session, job, out, stop, show))
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
-        return  # the first process has ended, and says why
+        return  # the parent process has ended and reports the reason
     except ValueError as error:
         pipe.send(error)

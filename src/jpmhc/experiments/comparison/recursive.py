@@ -1,4 +1,4 @@
-"""Training the recursive model on a puzzle task for a comparison, through the usual training loop."""
+"""Training the recursive model on a puzzle task for a comparison, with the usual training loop."""
 
 import dataclasses
 import json
@@ -37,17 +37,17 @@ from jpmhc.experiments.training.processes import World
 from jpmhc.experiments.training.progress import Display
 from jpmhc.mixers import MIXERS
 
-# Settings that a comparison decides itself, and the folder of a run.
+# Settings that a comparison decides itself, among them the folder of a run.
 DECIDED = ("out", "resume", "stop_at", "seed", "device", "strategy", "keep", "checkpoint_every")
 _SCORES = {"lm_loss": "loss", "exact_accuracy": "exact_accuracy", "token_accuracy": "token_accuracy"}
 
 
 @dataclass(frozen=True)
 class RecursiveExperiment(Experiment):
-    """The recursive model on a task of the registry."""
+    """The recursive model, trained with every arm, learning rate and seed on a task of the registry."""
 
     run: TrainConfig = field(default_factory=TrainConfig)
-    """The run that is repeated with every arm, rate and seed; a seed also decides the puzzles and their order."""
+    """The run that is repeated; its seed decides the initial weights, the puzzles and their order."""
 
     def __post_init__(self) -> None:
         if self.run.model.streams < 2:
@@ -69,7 +69,7 @@ class RecursiveExperiment(Experiment):
         return self.run.steps
 
     def configure(self, arm: str) -> TrainConfig:
-        """Return the run of one arm, whose options are the model's."""
+        """Return the settings of one arm's run; the arm's options change settings of the model."""
         mixer, options = split_arm(arm)
         if ":" not in mixer:
             checks.choice(mixer, (PLAIN, *MIXERS), "mixer")
@@ -89,7 +89,7 @@ class RecursiveSession:
     device: torch.device
 
     def train(self, job: Job, folder: Path, stop: Callable[[], bool], show: Show) -> Run | None:
-        """Train one run, or go on with its newest checkpoint; see `Session`. The time limit is not looked at."""
+        """Start one run, or resume it from its newest checkpoint; `stop` is ignored. See `Session`."""
         run = self.experiment.configure(job.arm)
         task = dataclasses.replace(run.task, seed=job.seed)  # type: ignore[type-var]
         config = dataclasses.replace(run, task=task, seed=job.seed, lr=job.learning_rate, keep=1, out=folder)
@@ -98,7 +98,7 @@ class RecursiveSession:
             begun = checkpoint.find_checkpoint(folder, "intact")
         else:
             begun = None
-            shutil.rmtree(folder, ignore_errors=True)  # of a run that was ended before its first checkpoint
+            shutil.rmtree(folder, ignore_errors=True)  # the rest of a run without a checkpoint
         trainer = Trainer(config, World(0, 1, self.device), begun, _Progress(job, show))
         try:
             outcome = trainer.run()
@@ -128,7 +128,7 @@ class RecursiveSession:
 
 
 class _Progress(Display):
-    """Passes the steps of a run on and shows nothing itself."""
+    """A progress display that hands each step to the comparison's display."""
 
     def __init__(self, job: Job, report: Show) -> None:
         super().__init__(speaks=False)
@@ -145,7 +145,7 @@ class _Progress(Display):
 
 
 def read_log(path: Path) -> tuple[Curves, Curves, Curves]:
-    """Read the curves of training, of validation and of the mixers from the log of a run."""
+    """Return the training, validation and mixing curves from the log file of a run."""
     lines: dict[str, list[dict]] = {"train": [], "evaluate": [], "mixing": []}
     for line in path.read_text().splitlines():
         record = json.loads(line)

@@ -10,16 +10,16 @@ from jpmhc.experiments.comparison.experiment import PLAIN, Run
 
 
 class Difference(TypedDict):
-    """The mean difference of two arms' losses over the seeds that both have."""
+    """The mean difference of two arms' losses over their common seeds."""
 
     pairs: int
     mean: float | None
     standard_error: float | None
-    interval: tuple[float, float] | None  # 95 %, of a paired t test
+    interval: tuple[float, float] | None  # 95 % confidence interval of a paired t test
 
 
 class Mean(TypedDict):
-    """A mean over seeds."""
+    """A mean over seeds and its standard error; None if there are too few seeds."""
 
     mean: float | None
     standard_error: float | None
@@ -29,8 +29,8 @@ class ArmSummary(TypedDict):
     """The runs of one arm at its best learning rate."""
 
     arm: str
-    learning_rate: float  # the best one at the first seed
-    rates: dict[str, float | None]  # the loss at the first seed by learning rate; None where it diverged
+    learning_rate: float  # the best one (see `best_runs`)
+    rates: dict[str, float | None]  # the loss at the first seed by learning rate; None if the run diverged
     seeds: list[int]
     diverged: int
     parameters: int
@@ -40,11 +40,11 @@ class ArmSummary(TypedDict):
     tokens_per_second: float | None
     peak_bytes: int | None
     metrics: dict[str, Mean]  # by the names in `Run.final`
-    differences: dict[str, Difference]  # of the loss, by baseline: the one with the arm's options where there is one
+    differences: dict[str, Difference]  # from each baseline's loss; a baseline with the arm's options is preferred
 
 
 class EqualMeans(TypedDict):
-    """An F test that arms have the same mean loss, with seeds as blocks."""
+    """An F test of the hypothesis that arms have the same mean loss, with seeds as blocks."""
 
     arms: list[str]
     seeds: list[int]
@@ -53,7 +53,7 @@ class EqualMeans(TypedDict):
 
 
 def best_runs(runs: Sequence[Run], arm: str) -> list[Run]:
-    """Return an arm's runs at its best learning rate: the lowest mean loss at the seeds that all its rates have."""
+    """Return an arm's runs at the learning rate with the lowest mean loss over the seeds that all its rates share."""
     rates: dict[float, dict[int, Run]] = {}
     for run in runs:
         if run["arm"] == arm:
@@ -71,7 +71,7 @@ def best_runs(runs: Sequence[Run], arm: str) -> list[Run]:
 
 
 def summarize(runs: Sequence[Run], arms: Sequence[str], baselines: Sequence[str]) -> list[ArmSummary]:
-    """Summarize the runs of every arm that has some, in the order of `arms`."""
+    """Summarize the runs of each arm in the order of `arms`; arms without runs are left out."""
     chosen = {arm: best for arm in arms if (best := best_runs(runs, arm))}
     losses = {arm: {run["seed"]: run["final"]["loss"] for run in best if run["final"]} for arm, best in chosen.items()}
     return [
@@ -102,7 +102,7 @@ def summarize(runs: Sequence[Run], arms: Sequence[str], baselines: Sequence[str]
 
 
 def _with_options_of(arm: str, baseline: str, arms: Mapping[str, object]) -> str:
-    """Return the baseline with the options of an arm, if that is another arm and was trained, else the baseline."""
+    """Return the baseline with the arm's options if that was trained and is not the arm itself, else the baseline."""
     _, colon, options = arm.partition(":")
     changed = baseline + colon + options
     return changed if changed in arms and changed != arm else baseline
@@ -121,14 +121,14 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 
 def mean_and_error(values: Sequence[float]) -> Mean:
-    """Return the mean and its standard error; None where there are too few values."""
+    """Return the values' mean and its standard error; None if there are too few values."""
     mean = float(np.mean(values)) if len(values) else None
     error = float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else None
     return {"mean": mean, "standard_error": error}
 
 
 def subtract(losses: Mapping[int, float], others: Mapping[int, float]) -> Difference:
-    """Return the mean difference over the seeds of both, with the interval of a paired t test.
+    """Return the mean of losses - others over their common seeds, with the 95 % interval of a paired t test.
 
     >>> subtract({0: 2.0, 1: 3.0}, {0: 1.5, 2: 1.0})
     {'pairs': 1, 'mean': 0.5, 'standard_error': None, 'interval': None}
@@ -143,16 +143,16 @@ def subtract(losses: Mapping[int, float], others: Mapping[int, float]) -> Differ
 
 
 def student_quantile(freedom: int) -> float:
-    """Return the 97.5 % quantile of Student's t distribution."""
+    """Return the 97.5 % quantile of Student's t distribution with these degrees of freedom."""
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, 0.975))
 
 
 def compare_means(runs: Sequence[Run], arms: Sequence[str]) -> list[EqualMeans]:
-    """Test whether all arms, and all arms with streams, have the same mean loss at the seeds that all of them have.
+    """Test whether all arms have the same mean loss over their common seeds, and then whether all arms with streams do.
 
-    Arms with a single seed are left out, and so is a test that lacks arms or seeds.
+    Arms with a single seed are left out. A test needs two arms and two common seeds.
     """
     from scipy.special import fdtrc
 

@@ -1,4 +1,4 @@
-"""The recursive transformer, its layers and its losses."""
+"""The models of the experiments: the recursive transformer, the language decoder and the ARC decoder."""
 
 from jpmhc.experiments.models.config import RecursiveConfig
 from jpmhc.experiments.models.recursive import Carry, Prediction, RecursiveCore, RecursiveModel, Step, refill_rows

@@ -1,9 +1,9 @@
-"""A decoder for ARC: it reads a pair of grids token by token and predicts the tokens of the output.
+"""A decoder for ARC that reads a pair of grids token by token and predicts the tokens of the output grid.
 
-It differs from the language model's decoder in three ways. Positions are rotations by part, row and column of a token.
-Every token also carries a learned vector of its puzzle and one of its symmetry, which is all that the model knows of
-other pairs of the puzzle. Attention is a function that the caller brings: among sequences packed side by side in
-training, to a cache of earlier tokens in generation.
+The decoder differs from the language model's decoder in three ways. Rotary positions have three coordinates: the part,
+row and column of a token. Each token gets a learned vector of its puzzle and a learned vector of its symmetry, and the
+model knows other pairs of the puzzle only through these vectors. The caller supplies the attention function: training
+attends within packed sequences, generation to a cache of earlier tokens.
 """
 
 import math
@@ -22,30 +22,30 @@ from jpmhc.experiments.models.layers import Linear, rms_norm, truncated_normal_,
 from jpmhc.experiments.tasks.arc.augment import SYMMETRIES
 from jpmhc.experiments.tasks.arc.sequences import NO_LABEL, VOCABULARY, Pack
 
-PARTS = (0.25, 0.375, 0.375)  # shares of a head's rotations that turn by part, row and column
-MULTIPLE = 16  # of inner widths, for the tensor cores
+PARTS = (0.25, 0.375, 0.375)  # shares of a head's rotations that depend on part, row and column
+MULTIPLE = 16  # inner widths are multiples of this, for the tensor cores
 
 
 @dataclass(frozen=True)
 class ArcDecoderConfig(ConnectionConfig):
-    """Size and connections of the decoder."""
+    """Size and connections of the ARC decoder."""
 
     dim: int = 768
     """Width of a stream."""
     layers: int = 8
-    """Blocks, each with attention and feed-forward: two connections."""
+    """Number of blocks; each has an attention and a feed-forward layer, with a connection around each."""
     heads: int = 12
-    """Attention heads."""
+    """Number of attention heads."""
     inner: int = 3072
     """Inner width of the gated feed-forward layers."""
     dropout: float = 0.1
-    """Share of the embeddings and of every sublayer's output that training sets to zero."""
+    """Fraction of the embeddings and of every sublayer's output that training sets to zero."""
     rotary_base: float = 100.0
-    """The slowest rotation turns by one radian in about so many rows or columns."""
+    """Number of rows or columns in which the slowest rotation turns by about one radian."""
     qk_norm: bool = False
-    """Normalise queries and keys."""
+    """Whether to normalise queries and keys."""
     compute: Literal["float32", "bfloat16"] = "float32"
-    """Type of activations; weights are float32 in either case."""
+    """Type of activations; weights are always float32."""
 
     def __post_init__(self) -> None:
         for name in ("dim", "layers", "heads", "inner"):
@@ -58,15 +58,15 @@ class ArcDecoderConfig(ConnectionConfig):
 
 
 class Attend(Protocol):
-    """Attention as the caller brings it."""
+    """An attention function that the caller supplies."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend in one layer: queries, keys and values of the tokens at hand, each [..., heads, head_dim]."""
+        """Return the layer's attention for queries, keys and values, each [..., heads, head_dim]."""
         ...
 
 
 class Places(nn.Module):
-    """Rotations by the three coordinates of a token's place."""
+    """The angles of rotary positions with three coordinates: the part, row and column of a token."""
 
     frequencies: Tensor
 
@@ -82,20 +82,20 @@ class Places(nn.Module):
         self.register_buffer("frequencies", table, persistent=False)  # [3, head_dim / 2]
 
     def forward(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines [..., 1, head_dim / 2] of places [..., 3]."""
-        # A sum of three products, one of which is not zero: no matrix product, which a GPU might round.
+        """Return the cosines and sines of the angles, [..., 1, head_dim / 2] each, for places [..., 3]."""
+        # Not a matrix product, which a GPU might round; only one of the three products summed is not zero.
         angles = (places.float()[..., None] * self.frequencies).sum(-2).unsqueeze(-2)
         return angles.cos(), angles.sin()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the first half of a head's features against the second."""
+    """Rotate each pair of a feature in the first half of a head and one in the second. [..., heads, head_dim]"""
     first, second = widen(x).chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
 class PlacedAttention(nn.Module):
-    """Attention behind an RMS norm, with rotations by place."""
+    """Attention after an RMS norm, with rotary positions."""
 
     def __init__(self, config: ArcDecoderConfig, layer: int) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class PlacedAttention(nn.Module):
 
 
 class NormedFeedForward(nn.Module):
-    """A gated feed-forward layer behind an RMS norm."""
+    """A gated feed-forward layer after an RMS norm."""
 
     def __init__(self, config: ArcDecoderConfig) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class NormedFeedForward(nn.Module):
 
 
 class ResidualLayers(nn.ModuleList):
-    """Attention and feed-forward layers in turn, each added to what it reads."""
+    """Attention and feed-forward layers in turn, with plain residual connections."""
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         for attention, feed in zip(self[::2], self[1::2]):
@@ -135,10 +135,10 @@ class ResidualLayers(nn.ModuleList):
 
 
 class ArcDecoder(nn.Module):
-    """The decoder; its forward is the mean cross-entropy in nats over the labels of a pack.
+    """The ARC decoder; its forward returns the mean cross-entropy in nats over the labels of a pack.
 
-    Two decoders built after the same `torch.manual_seed` have the same weights outside their connections, whatever
-    these are, and without dropout they give the same loss: every connection starts as the plain residual.
+    Two decoders built after the same `torch.manual_seed` have the same weights outside their connections. Without
+    dropout they also give the same loss, because every kind of connection starts as the plain residual.
 
     >>> model = ArcDecoder(ArcDecoderConfig(dim=32, layers=1, heads=2, inner=32, streams=4, mixer="cayley"), puzzles=3)
     >>> model.embed(torch.tensor([1, 2]), model.vectors(torch.tensor([0, 1]), torch.tensor([0, 7]))).shape
@@ -157,7 +157,7 @@ class ArcDecoder(nn.Module):
         sublayers: list[nn.Module] = []
         for layer in range(config.layers):
             attention, feed = PlacedAttention(config, layer), NormedFeedForward(config)
-            for last in (attention.out, feed.feed.down):  # so that the residual does not grow with the depth
+            for last in (attention.out, feed.feed.down):  # so that hidden states do not grow with the depth
                 last.weight.data /= math.sqrt(2 * config.layers)
             sublayers += [attention, feed]
         self.head = Linear(config.dim, VOCABULARY)
@@ -170,17 +170,17 @@ class ArcDecoder(nn.Module):
             self.network = HyperConnectionStack(connections, reduce=True, expand=True)
 
     def vectors(self, puzzles: Tensor, symmetries: Tensor) -> Tensor:
-        """Return the vectors that all tokens of these sequences carry, [..., dim]."""
+        """Return the sum of puzzle and symmetry vectors that is added to all tokens of each sequence, [..., dim]."""
         return F.embedding(puzzles, self.puzzles) + F.embedding(symmetries, self.symmetries)
 
     def embed(self, tokens: Tensor, vectors: Tensor) -> Tensor:
-        """Return the first hidden states of tokens [...] that carry the vectors [..., dim]."""
-        # A product with ones and zeros: its gradient is a product too, and not a sum in random order.
+        """Return the embeddings of tokens [...] plus their sequences' vectors [..., dim]."""
+        # The gradient of this product with ones and zeros is a product too, and not a sum in random order.
         ones = (tokens[..., None] == torch.arange(VOCABULARY, device=tokens.device)).to(self.dtype)
         return ones @ self.tokens.to(self.dtype) + vectors.to(self.dtype)
 
     def hidden(self, x: Tensor, places: Tensor, attend: Attend) -> Tensor:
-        """Run the layers on the first hidden states [..., dim] of tokens at places [..., 3]."""
+        """Run the layers on embeddings x [..., dim] of tokens with the coordinates `places` [..., 3]."""
         cos, sin = self.places(places)
         return self.network(self.dropout(x), cos=cos, sin=sin, attend=attend)
 
@@ -189,7 +189,7 @@ class ArcDecoder(nn.Module):
         return widen(self.head(rms_norm(hidden)))
 
     def forward(self, pack: Pack, vectors: Tensor, attend: Attend) -> Tensor:
-        """Compute the loss of a pack whose sequences have these vectors, [S, dim]."""
+        """Compute the loss of a pack of S sequences; `vectors` [S, dim] come from the method `vectors`."""
         owned = (pack.owners[:, None] == torch.arange(len(vectors), device=vectors.device)).to(self.dtype)
         x = self.embed(pack.tokens, owned @ vectors.to(self.dtype))
         logits = self.logits(self.hidden(x, pack.places, attend))

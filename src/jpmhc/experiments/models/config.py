@@ -7,45 +7,46 @@ from jpmhc import checks
 from jpmhc.experiments.models.connections import ConnectionConfig
 from jpmhc.experiments.models.layers import Attend, inner_width
 
-# Fields that count something.
+# Fields that must be positive whole numbers.
 _COUNTS = ["dim", "heads", "layers", "inner_multiple", "puzzle_slots", "h_cycles", "l_cycles", "halt_max_steps"]
 
 
 @dataclass(frozen=True)
 class RecursiveConfig(ConnectionConfig):
-    """Size, recursion and connections of the model; by default as the public TRM on ARC."""
+    """Size, recursion and connections of the model; the defaults are those of the public TRM on ARC."""
 
     heads: int = 8
-    """Attention heads."""
+    """Number of attention heads."""
     layers: int = 2
-    """Blocks of the weight-tied network, each with a layer between positions and a feed-forward layer."""
+    """Number of blocks of the weight-tied network; each has a layer between positions and a feed-forward layer."""
     between_positions: Literal["attention", "mlp"] = "attention"
     """The layer between positions: rotary attention, or a feed-forward layer over all positions of a row."""
     expansion: float = 4.0
-    """Feed-forward expansion; the gated inner width is two thirds of it."""
+    """Expansion of feed-forward layers: their gated inner width is two thirds of expansion · dim."""
     inner_multiple: int = 256
-    """The inner width is rounded up to a multiple of this."""
+    """Number to whose multiples the inner width is rounded up."""
     puzzle_slots: int = 16
-    """Positions before the grid; the first holds the puzzle's vector, the others start empty."""
+    """Number of positions before the grid; the first gets the puzzle's vector, the others zeros."""
     h_cycles: int = 3
-    """Outer cycles of a supervision step; the last one carries gradient."""
+    """Outer cycles per supervision step; gradients pass through the last cycle only."""
     l_cycles: int = 4
-    """Inner cycles of each outer cycle."""
+    """Inner cycles per outer cycle."""
     halt_max_steps: int = 16
-    """Supervision steps after which a row halts in any case; evaluation always takes this many."""
+    """Largest number of supervision steps per row; evaluation always takes this number."""
     halt_exploration: float = 0.1
-    """Probability that a row must take at least a random number (2 to the maximum) of steps."""
+    """Probability that a row may not halt before a random number of steps (from 2 to the maximum)."""
     halting_weight: float = 0.5
     """Weight of the halting head's loss."""
     stream_norm: Literal["stream", "layer", "call"] = "stream"
-    """Where streams are normalised: each after every write, without weights or by a layer norm with weights as in the
-    paper's figure; or once when a call ends."""
+    """Normalisation of the streams. stream: each stream after every write, by an RMS norm without weights; layer: the
+    same by a layer norm with weights, as in the paper's figure; call: once at the end of a call of the network."""
     stream_span: Literal["call", "recursion"] = "call"
-    """The time that streams stay apart: one call of the network, or the whole recursion, in which states carry them."""
+    """How long streams stay separate: during one call of the network, or during the whole recursion, whose states then
+    have streams."""
     attend: Attend = "auto"
     """Attention kernel; auto leaves the choice to PyTorch."""
     compute: Literal["float32", "bfloat16"] = "float32"
-    """Type of activations; weights are float32 in either case."""
+    """Type of activations; weights are always float32."""
 
     def __post_init__(self) -> None:
         for name in _COUNTS:

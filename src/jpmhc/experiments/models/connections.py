@@ -1,4 +1,4 @@
-"""The hyper-connections of a model, as its configuration describes them."""
+"""The configuration of a model's hyper-connections, and the function that builds them from it."""
 
 import inspect
 from dataclasses import dataclass, fields
@@ -17,7 +17,7 @@ from jpmhc.mixers import Mixer, make_mixer
 
 Gate = Literal["softmax_matrix", "softmax", "sigmoid"]
 PostNorm = Literal["rms", "layer"]
-# The norm after every write, by the model's `stream_norm`.
+# The norm after every write, for each value of `stream_norm`.
 POST_NORMS: dict[str, PostNorm | None] = {"stream": "rms", "layer": "layer", "call": None}
 
 
@@ -28,47 +28,51 @@ class ConnectionConfig:
     dim: int = 512
     """Width of a stream."""
     mixer: str = "identity"
-    """Mixer of the hyper-connections: a name in jpmhc.MIXERS or MODULE:CLASS; identity with one stream: no mixer."""
+    """Mixer of the hyper-connections: a name in jpmhc.MIXERS or MODULE:CLASS. The identity with one stream is the plain
+    residual connection."""
     streams: int = 1
-    """Parallel residual streams."""
+    """Number of parallel residual streams."""
     mixer_dynamic: bool = True
-    """Mixing coefficients depend on the token; otherwise they are parameters."""
+    """Whether mixing coefficients depend on the token; otherwise they are parameters."""
     mixer_form: Literal["exact", "paper", "counted"] = "exact"
-    """Exact projections with one norm and constraint for all mixers; paper: each as in the paper's table of variants;
-    counted: with exactly the parameters that the paper's table of counts has as well."""
+    """Defaults of the mixer's options. exact: exact projections, and the same norm and constraints for all mixers;
+    paper: as in the paper's table of variants; counted: as paper, with the parameters of the paper's table of
+    counts."""
     mixer_iterations: int | None = None
-    """Iterations of the projection: T of sinkhorn, s of cayley; None: the form's (exact: 20, and the exact inverse)."""
+    """Iterations of the projection, T of sinkhorn or s of cayley. None: as mixer-form says (exact: 20 for sinkhorn, the
+    exact inverse for cayley)."""
     mixer_tolerance: float | None = None
-    """Of sinkhorn: matrices whose row sums are this close to one are left alone; None: none is."""
+    """For sinkhorn: stop iterating on matrices whose row sums differ from one by at most this much; None: never."""
     mixer_gradient: Literal["direct", "gauss_seidel", "unrolled"] | None = None
-    """Of sinkhorn: exact, the paper's iteration, or through the iterations; None: the form's (exact: direct)."""
+    """For sinkhorn: the gradient, exact (direct), by the paper's iteration (gauss_seidel) or through the recorded
+    iterations (unrolled). None: as mixer-form says (exact: direct)."""
     mixer_gradient_iterations: int | None = None
-    """Of sinkhorn: iterations k of gauss_seidel; None: by the paper's formula, 16 for four streams."""
+    """For sinkhorn: iterations k of gauss_seidel. None: from the paper's formula, 16 for four streams."""
     mixer_scale: float | None = None
-    """Factor of the logits: α of cayley, and of rotation and orthostochastic; None: the mixer's."""
+    """For cayley (the paper's α), rotation and orthostochastic: factor of the logits. None: the mixer's default."""
     mixer_rank: int | None = None
-    """Rank p of Grassmann frames; None: half the streams."""
+    """For grassmann: rank p of the frames. None: half the streams."""
     mixer_size: int | None = None
-    """Number of permutations K; None: two more than streams."""
+    """For permutation: number of permutations K. None: two more than streams."""
     mixer_basis: tuple[tuple[int, ...], ...] | None = None
-    """The permutations themselves."""
+    """For permutation: the permutations themselves."""
     mixer_frames: Literal["dynamic", "static"] | None = None
-    """Of mixers with Grassmann frames: from the token, or parameters that a Riemannian optimiser moves, whatever the
-    gates do; None: as mixer-dynamic says."""
+    """For grassmann: frames that depend on the token (dynamic), or parameters that a Riemannian optimiser moves
+    (static). None: as mixer-dynamic says."""
     mixer_norm: Literal["layer", "rms"] | None = None
-    """Norm before the projection to mixing coefficients; None: the form's (exact: rms)."""
+    """Norm before the projection to mixing coefficients. None: as mixer-form says (exact: rms)."""
     mixer_read: Gate | None = None
-    """Constraint of the read coefficients; None: the form's (exact: softmax)."""
+    """Constraint of the read coefficients. None: as mixer-form says (exact: softmax)."""
     mixer_write: Gate | None = None
-    """Constraint of the write coefficients; None: the form's (exact: sigmoid)."""
+    """Constraint of the write coefficients. None: as mixer-form says (exact: sigmoid)."""
     mixer_temperature: float = 1.0
     """Temperature of the read and write softmax."""
     mixer_write_scale: float = 1.0
     """Factor of a sublayer's output before it is written to the streams: the paper's output scale s."""
     mixer_eps: float = 1e-6
-    """Added under the root of the connections' norms; the plain recursive model has 1e-5."""
+    """Added under the root of the connections' norms (the plain recursive model's norms have 1e-5)."""
     kernels: Literal["auto", "fused", "reference"] = "auto"
-    """Which implementation of the hyper-connection's steps."""
+    """Implementation of the hyper-connections."""
 
     def __post_init__(self) -> None:
         for name in ("dim", "streams"):
@@ -84,10 +88,10 @@ class ConnectionConfig:
         if self.plain:
             self._refuse_options_of_connections()
         else:
-            make_connection(self, nn.Identity(), 0, device="meta")  # refuses what does not go together
+            make_connection(self, nn.Identity(), 0, device="meta")  # raises an error for options that do not fit
 
     def mixer_settings(self) -> dict[str, object]:
-        """Return the settings of the mixer that are set here, by the names that it gives them.
+        """Return the mixer's arguments that this configuration sets, by their names in the mixer's constructor.
 
         >>> ConnectionConfig(mixer="sinkhorn", streams=4, mixer_iterations=5).mixer_settings()
         {'iterations': 5}
@@ -96,7 +100,7 @@ class ConnectionConfig:
         return {name: value for name, value in values.items() if value is not None}
 
     def _refuse_options_of_connections(self) -> None:
-        """Raise an error for an option without effect on the plain model; `mixer_form` has none on some mixers too."""
+        """Raise a ValueError if an option without effect on the plain model is set, except `mixer_form`."""
         for option in fields(self):
             value = getattr(self, option.name)
             if is_for_connections(option.name) and option.name != "mixer_form" and value != option.default:
@@ -107,21 +111,21 @@ class ConnectionConfig:
 
     @property
     def unmixed(self) -> bool:
-        """Whether there are several streams that no skip mixes."""
+        """Whether there are several streams and the skip path does not mix them."""
         return self.mixer == "identity" and self.streams > 1
 
     @property
     def plain(self) -> bool:
-        """Whether the connections are plain residual ones, without streams and mixers."""
+        """Whether the connections are plain residual connections, without streams and mixers."""
         return self.mixer == "identity" and self.streams == 1
 
 
-# Fields of the configuration, without `mixer_`, that are arguments of mixers.
+# Arguments of mixers; the configuration's fields for them have the prefix `mixer_`.
 MIXER_SETTINGS = ("iterations", "tolerance", "gradient", "gradient_iterations", "scale", "rank", "size", "basis")
 
 
 def read_basis(path: Path) -> tuple[tuple[int, ...], ...]:
-    """Read permutations from a file of `jpmhc generators --json`, or from one that has a list of permutations alone."""
+    """Read permutations from a JSON file: the output of `jpmhc generators --json`, or a list of permutations."""
     try:
         content = parse_json(path.read_bytes())
     except OSError as error:
@@ -137,18 +141,18 @@ def read_basis(path: Path) -> tuple[tuple[int, ...], ...]:
 
 
 def is_for_connections(option: str) -> bool:
-    """Whether an option is for hyper-connections alone; a plain model has no use for such options."""
+    """Return whether an option of the configuration affects only hyper-connections, not the plain model."""
     return option.startswith(("mixer_", "stream_")) or option == "kernels"
 
 
 class Form(NamedTuple):
-    """The settings of a mixer that the configuration leaves open."""
+    """Default settings of a mixer and its connection, used if the configuration does not set them."""
 
-    options: dict[str, Any]  # of the mixer
+    options: dict[str, Any]  # arguments of the mixer
     norm: Literal["layer", "rms"]
     read: Gate
     write: Gate
-    counted: Counted | None = None  # the parameters, if they are not the usual ones
+    counted: Counted | None = None  # the parameters that the paper counts; None: the usual parameters
 
 
 EXACT_FORM = Form({}, "rms", "softmax", "sigmoid")
@@ -157,8 +161,8 @@ _SINKHORN: dict[str, Any] = {"iterations": 20, "gradient": "gauss_seidel"}
 _CAYLEY: dict[str, Any] = {"scale": 0.1, "iterations": 2}
 _FULL = Counted(static=False, scales=(), norm_weights=True, full_skew=True)
 
-# Table variant-hparams, and with the parameters of Table param-counts; mixers they do not have are set up as elsewhere.
-# The table of counts gives Grassmann n + n logits for its softmax gates, so that they are vectors there.
+# "paper" is Table variant-hparams; "counted" adds the parameters of Table param-counts. Other mixers have EXACT_FORM.
+# Table param-counts has n + n logits for Grassmann's softmax gates, so these gates are vectors in "counted".
 FORMS: dict[str, dict[str, Form]] = {
     "exact": {},
     "paper": {
@@ -176,7 +180,7 @@ FORMS: dict[str, dict[str, Form]] = {
 
 
 class PositionNormConnection(HyperConnection):
-    """A connection around a layer over positions, after whose write each stream is normalised over positions."""
+    """A connection around a layer over positions; it normalises each stream over positions after the write."""
 
     def forward(self, x: Tensor, *args: object, **kwargs: object) -> Tensor:
         return rms_norm(super().forward(x, *args, **kwargs), dim=-3)
@@ -189,7 +193,7 @@ def make_connection(
     post_norm: PostNorm | None = None,
     device: str | None = None,
 ) -> HyperConnection:
-    """Put a hyper-connection around one sublayer; the norm after it is over the dimension that the sublayer mixes."""
+    """Return a hyper-connection around a sublayer; `post_norm` acts on the dimension that the sublayer mixes."""
     over_positions = isinstance(sublayer, PositionSwiGLU) and post_norm == "rms"
     form = FORMS[config.mixer_form].get(config.mixer, EXACT_FORM)
     connection = (PositionNormConnection if over_positions else HyperConnection)(
@@ -215,7 +219,7 @@ def make_connection(
 
 
 def _make_mixer(config: ConnectionConfig, form: Form) -> Mixer:
-    """Make the mixer with the form's options, and with the settings and frames that the configuration asks for."""
+    """Return the configuration's mixer; settings that the configuration leaves out come from the form."""
     kind: Any = mixers.get_mixer(config.mixer)
     options = {**form.options, **config.mixer_settings()}
     known = inspect.signature(kind).parameters

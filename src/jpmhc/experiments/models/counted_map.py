@@ -1,9 +1,10 @@
 """A connection's coefficients with exactly the parameters that the paper counts (Table param-counts).
 
-The table's totals for n = 4, d = 512 have constants that the paper does not explain: 36, 28 and 22. One static logit
-for each of D outputs and one learned scale for each stream in the read, the write and the rows of the skip give them
-all: Sinkhorn 24 + 3 · 4, Grassmann 16 + 3 · 4, and Perm Mix, whose K logits belong to no stream, 14 + 2 · 4. Cayley has
-neither, but a layer norm with weights and biases, 2 · n d, and three full n × n matrices.
+The table's totals for n = 4, d = 512 contain constants that the paper does not explain: 36, 28 and 22. They are the
+numbers of outputs (one static logit each) plus the numbers of learned scales (one per stream for the read, the write
+and the rows of the skip): Sinkhorn 24 + 3 · 4, Grassmann 16 + 3 · 4, and Perm Mix 14 + 2 · 4, because its K skip logits
+belong to no stream. Cayley has neither, but a layer norm with weights and biases (2 · n d) and three full n × n
+matrices.
 """
 
 from typing import Any, NamedTuple
@@ -13,26 +14,26 @@ from torch import Tensor, nn
 
 from jpmhc.connections.coefficients import CoefficientMap
 
-_SPREAD = 0.1  # of the logits at the start where no static logit tells the streams apart
+_SPREAD = 0.1  # standard deviation of initial weights if no static logits distinguish the streams
 
 
 class Counted(NamedTuple):
-    """Which parameters a variant of the paper has, beside the projection."""
+    """The parameters of a variant of the paper, besides the projection to logits."""
 
-    static: bool = True  # a static logit for each output
-    scales: tuple[str, ...] = ("read", "write", "skip")  # what has a learned scale for each stream
+    static: bool = True  # one static logit per output
+    scales: tuple[str, ...] = ("read", "write", "skip")  # coefficients with one learned scale per stream
     norm_weights: bool = False  # weights and biases of the norm
-    full_skew: bool = False  # the skip's logits are an n × n matrix, of which the skew part counts
+    full_skew: bool = False  # the skip has n × n logits, and only the skew part of their matrix is used
 
 
 class CountedMap(CoefficientMap):
-    """Computes logits as scale · (W (g · norm(x) + b)) + bias.
+    """A coefficient map with the logits scale · (W (g · norm(x) + b)) + bias.
 
-    The norm's weights and the scales are multiplied into W before use, so that it runs wherever other maps do.
+    The norm's weights g and the scales are multiplied into W before use, so kernels see a usual `CoefficientMap`.
 
     Args:
-        counted: Which of these parameters there are.
-        arguments: As for `CoefficientMap`.
+        counted: The parameters that the map has.
+        arguments: Arguments of `CoefficientMap`.
     """
 
     def __init__(self, counted: Counted, *arguments: Any, **options: Any) -> None:
@@ -52,10 +53,10 @@ class CountedMap(CoefficientMap):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start as other maps do where there are static logits, and otherwise near the plain residual."""
+        """Initialise like `CoefficientMap`; without static logits, start from small random weights instead."""
         super().reset_parameters()
         if not hasattr(self, "scales"):
-            return  # called by the constructor of the base class, which calls it for a map without the rest
+            return  # called by the base class's constructor, before the other parameters exist
         with torch.no_grad():
             if not self.counted.static:
                 self.bias.zero_()
@@ -79,7 +80,7 @@ class CountedMap(CoefficientMap):
         return weight, bias
 
     def _logit_scales(self) -> Tensor:
-        """Return what multiplies each logit: the scale of its stream, or one. [K]"""
+        """Return the factor of each logit: its stream's scale, or one if there are no scales. [K]"""
         parts = []
         for name, size in zip(("read", "write", "skip"), self.sizes):
             scale = self.scales[name] if name in self.scales else self.bias.new_ones(1)

@@ -1,6 +1,6 @@
-"""A decoder for language models: causal attention and feed-forward layers behind RMS norms.
+"""A decoder for language models: causal attention and feed-forward layers, each after an RMS norm.
 
-Its residual connections are plain ones or hyper-connections, as the configuration says.
+The configuration chooses plain residual connections or hyper-connections.
 """
 
 import math
@@ -16,39 +16,39 @@ from jpmhc.connections import HyperConnectionStack
 from jpmhc.experiments.models.connections import ConnectionConfig, make_connection
 from jpmhc.experiments.models.layers import Linear, Rotary, inner_width, rms_norm, truncated_normal_, widen
 
-MULTIPLE = 16  # of inner widths, for the tensor cores
+MULTIPLE = 16  # inner widths are multiples of this, for the tensor cores
 
 
 @dataclass(frozen=True)
 class DecoderConfig(ConnectionConfig):
-    """Size and connections of the decoder."""
+    """Size and connections of the language decoder."""
 
     dim: int = 384
     """Width of a stream."""
     layers: int = 8
-    """Blocks, each with attention and feed-forward: two connections."""
+    """Number of blocks; each has an attention and a feed-forward layer, with a connection around each."""
     heads: int = 6
-    """Attention heads."""
+    """Number of attention heads."""
     length: int = 1024
-    """Tokens of a row."""
+    """Tokens per row."""
     vocabulary: int = 2**14
     """Number of different tokens."""
     positions: Literal["rotary", "learned"] = "rotary"
-    """Position embeddings: rotations of queries and keys, or learned vectors that are added to the tokens'."""
+    """Position embeddings: rotations of queries and keys, or learned vectors that are added to token embeddings."""
     qk_norm: bool = True
-    """Normalise queries and keys."""
+    """Whether to normalise queries and keys."""
     feed_forward: Literal["swiglu", "gelu"] = "swiglu"
-    """Activation of the feed-forward layers; the gated one has two thirds of the inner width."""
+    """Activation of the feed-forward layers; swiglu, which is gated, has two thirds of the inner width."""
     expansion: float = 4.0
-    """Feed-forward expansion."""
+    """Expansion of feed-forward layers: the inner width of gelu is expansion · dim."""
     embedding_std: float = 0.02
-    """Standard deviation of the token embeddings at the start."""
+    """Standard deviation of the initial token embeddings."""
     extra_inner: int = 0
-    """Inner features added to the feed-forward layers, all together; they give a model the parameters of another."""
+    """Number of inner features to add to the feed-forward layers in total, to match another model's parameters."""
     mixer_delayed: bool = False
-    """Each sublayer reads with the weights that the connection before it computed."""
+    """Whether each sublayer reads with the coefficients that the previous connection computed."""
     compute: Literal["float32", "bfloat16"] = "float32"
-    """Type of activations; weights are float32 in either case."""
+    """Type of activations; weights are always float32."""
 
     def __post_init__(self) -> None:
         for name in ("dim", "layers", "heads", "length", "vocabulary"):
@@ -69,7 +69,7 @@ class DecoderConfig(ConnectionConfig):
 
 
 class CausalAttention(nn.Module):
-    """Attention to the tokens so far."""
+    """Causal self-attention."""
 
     def __init__(self, config: DecoderConfig, rotary: Rotary | None) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class CausalAttention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """SwiGLU or GELU between two linear maps."""
+    """A feed-forward layer with SwiGLU (gated) or GELU between two linear maps."""
 
     def __init__(self, dim: int, inner: int, gated: bool) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class FeedForward(nn.Module):
 
 
 class PreNorm(nn.Module):
-    """A sublayer behind a weightless RMS norm."""
+    """A sublayer whose input goes through an RMS norm without weights."""
 
     def __init__(self, sublayer: nn.Module) -> None:
         super().__init__()
@@ -124,10 +124,10 @@ class PreNormResidual(PreNorm):
 
 
 class Decoder(nn.Module):
-    """The decoder; its forward is the mean cross-entropy in nats per token.
+    """The language decoder; its forward returns the mean cross-entropy in nats per token.
 
-    Two decoders built after the same `torch.manual_seed` have the same weights outside their connections, whatever
-    these are, and give the same loss: every connection starts as the plain residual.
+    Two decoders built after the same `torch.manual_seed` have the same weights outside their connections. They also
+    give the same loss, because every kind of connection starts as the plain residual.
 
     >>> tokens = torch.arange(16).view(1, 16)
     >>> model = Decoder(DecoderConfig(dim=16, layers=1, heads=2, length=16, vocabulary=32, mixer="cayley", streams=4))
@@ -146,7 +146,7 @@ class Decoder(nn.Module):
         for inner in config.inner_widths():
             attend = CausalAttention(config, rotary)
             feed = FeedForward(config.dim, inner, config.feed_forward == "swiglu")
-            for last in (attend.out, feed.down):  # so that the residual does not grow with the depth
+            for last in (attend.out, feed.down):  # so that hidden states do not grow with the depth
                 last.weight.data /= math.sqrt(2 * config.layers)
             sublayers += [attend, feed]
         self.head = Linear(config.dim, config.vocabulary)
@@ -173,6 +173,6 @@ class Decoder(nn.Module):
 
 
 def count_parameters(config: DecoderConfig) -> int:
-    """Count the parameters of a decoder without making them."""
+    """Return the number of a decoder's parameters, without allocating them."""
     with torch.device("meta"):
         return sum(p.numel() for p in Decoder(config).parameters())

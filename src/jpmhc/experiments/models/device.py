@@ -1,4 +1,4 @@
-"""Checking that a device can run a model, before any work is done there."""
+"""Checks that a device can run a model, before work starts."""
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ from jpmhc.experiments.models.layers import attention, inner_width
 
 
 def refuse_device(config: RecursiveConfig, device: torch.device) -> None:
-    """Raise an error for a model that cannot fit, and for kernels that the device lacks."""
+    """Raise a ValueError if the model cannot fit into memory, or if the device lacks its kernels."""
     _refuse_size(config)
     dtype = getattr(torch, config.compute)
     if config.attend != "auto":
@@ -29,7 +29,7 @@ def refuse_device(config: RecursiveConfig, device: torch.device) -> None:
 
 
 def _refuse_size(config: RecursiveConfig) -> None:
-    """Refuse a model whose weights alone, in float32, need more memory than there is."""
+    """Raise a ValueError if the model's float32 weights alone need more memory than the machine has."""
     inner = inner_width(config.dim, config.expansion, config.inner_multiple)
     weights = config.layers * config.dim * (4 * config.dim + 3 * inner)
     checks.fits_memory(4 * weights, f"a model of {weights:.2g} weights (dim {config.dim}, layers {config.layers})")

@@ -1,8 +1,8 @@
-"""Answers of an ARC decoder to many prompts at once.
+"""Generation of an ARC decoder's answers to many prompts at once.
 
 A generator has a fixed number of slots, each with a cache of keys and values for one prompt and its answer. All slots
-take a step together, which on CUDA is one recorded graph. When answers are finished, the next prompts take their slots,
-so that a long answer never holds up short ones.
+write one token per step; on CUDA a step is one recorded graph. When answers are finished, the next prompts take their
+slots, so that short answers never wait for a long one.
 """
 
 import time
@@ -30,18 +30,18 @@ from jpmhc.experiments.tasks.arc.sequences import (
     Sequences,
 )
 
-LONGEST_ANSWER = LONGEST_GRID + 1  # tokens, the end token among them
-_STEPS = 16  # between looks at which answers are finished, which wait for the device
-_PROMPT_TOKENS = 2**16  # of prompts read at a time, padding included
-_REFILL = 16  # prompts take free slots as soon as one slot in so many is free
+LONGEST_ANSWER = LONGEST_GRID + 1  # tokens, including the end token
+_STEPS = 16  # steps between checks for finished answers, which wait for the device
+_PROMPT_TOKENS = 2**16  # most tokens of prompts that are read together, including padding
+_REFILL = 16  # prompts take free slots as soon as one slot in 16 is free
 
 
 @dataclass(frozen=True)
 class Written:
-    """Answers as they were written."""
+    """The tokens of a generator's answers, before they are read as grids."""
 
     tokens: np.ndarray  # [B, N] uint8
-    counts: np.ndarray  # [B] tokens of each answer, the end token among them
+    counts: np.ndarray  # [B] tokens of each answer, including the end token
     confidence: np.ndarray  # [B] geometric mean of the probabilities of the tokens written
     seconds: float
 
@@ -52,7 +52,7 @@ class Written:
 
 
 def prepare_answering(model: ArcDecoder) -> ArcDecoder:
-    """Copy a model for answering: without dropout, and with matrices in the type that it computes in."""
+    """Return a copy of a model for generation: without dropout, and with matrices in the type of its activations."""
     with model.tokens.device:
         answering = ArcDecoder(model.config, len(model.puzzles))
     answering.load_state_dict(model.state_dict())
@@ -63,12 +63,12 @@ def prepare_answering(model: ArcDecoder) -> ArcDecoder:
 
 
 class Generator:
-    """Writes greedy answers.
+    """A generator of greedy answers, which works on many prompts at the same time.
 
     Args:
-        model: From `prepare_answering`.
-        slots: Prompts that are worked on at the same time.
-        capacity: Tokens of the longest prompt and its answer.
+        model: A model from `prepare_answering`.
+        slots: Number of prompts that are answered at the same time.
+        capacity: Most tokens of a prompt and its answer together.
     """
 
     def __init__(self, model: ArcDecoder, slots: int, capacity: int) -> None:
@@ -108,8 +108,8 @@ class Generator:
 
         Args:
             prompts: Sequences without outputs.
-            progress: Called with the answers finished and all.
-            stop: Asked every few tokens whether to give up; None is returned then.
+            progress: Called with the number of finished answers and the number of prompts.
+            stop: Called every few tokens; if it returns True, the method returns None.
         """
         start, total = time.monotonic(), len(prompts)
         if total and prompts.lengths.max() + LONGEST_ANSWER > self.capacity:
@@ -117,7 +117,7 @@ class Generator:
                 f"a prompt has {prompts.lengths.max()} tokens and its answer up to {LONGEST_ANSWER}, which do not fit "
                 f"into {self.capacity}"
             )
-        waiting = list(np.argsort(-prompts.lengths, kind="stable")[::-1])  # the longest are taken first, from the end
+        waiting = list(np.argsort(-prompts.lengths, kind="stable")[::-1])  # taken from the end, the longest first
         tokens, counts = np.zeros((total, LONGEST_ANSWER), np.uint8), np.zeros(total, np.int64)
         confidence = np.zeros(total)
         owner = np.full(self.slots, -1)  # the prompt in each slot
@@ -146,13 +146,13 @@ class Generator:
 
     @staticmethod
     def _choose_prompts(waiting: list[int], lengths: np.ndarray, most: int) -> list[int]:
-        """Take the next prompts off the list, as many as are read at a time."""
+        """Remove the next prompts from the list and return them, as many as can be read together."""
         each = int(lengths[waiting[-1]])
         count = min(most, len(waiting), max(1, _PROMPT_TOKENS // each))
         return [waiting.pop() for _ in range(count)]
 
     def _read(self, prompts: Sequences, chosen: np.ndarray, slots: Tensor) -> None:
-        """Fill the caches of slots with prompts, which then go on with the separator."""
+        """Fill the caches of slots with the prompts `chosen`, and set the separator as each slot's next token."""
         tokens, places = (t.to(self.device) for t in pad(prompts, chosen))
         longest = tokens.shape[1]
 
@@ -173,7 +173,7 @@ class Generator:
         self.done[slots] = False
 
     def _run_steps(self) -> None:
-        """Let all slots write some tokens."""
+        """Let all slots write `_STEPS` tokens."""
         if self.device.type == "cuda" and self.graph is None:
             self._record()
         for _ in range(_STEPS):
@@ -183,7 +183,7 @@ class Generator:
                 self.graph.replay()
 
     def _record(self) -> None:
-        """Record a step as a CUDA graph; the steps before it, which compile kernels, leave the state as it was."""
+        """Record a step as a CUDA graph, after two steps that compile the kernels, and restore the slots' state."""
         names = ("lengths", "token", "place", "counts", "log_probability", "done", "written")
         saved = {name: getattr(self, name).clone() for name in names}
         stream = torch.cuda.Stream(self.device)
@@ -200,7 +200,7 @@ class Generator:
             getattr(self, name).copy_(tensor)
 
     def _step(self) -> None:
-        """Read each slot's newest token and write the next."""
+        """Run the model on each slot's newest token and write the next token."""
         model = self.model
         x = model.embed(self.token, self.vectors)
         hidden = model.hidden(x, self.place, self._attend)
@@ -239,7 +239,7 @@ class Generator:
 
 
 def pad(sequences: Sequences, chosen: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Return tokens [B, S] and places [B, S, 3] of some sequences, with zeros behind the shorter ones."""
+    """Return tokens [B, S] and places [B, S, 3] of the sequences `chosen`, with zeros after shorter sequences."""
     lengths = sequences.lengths[chosen]
     inside = np.arange(lengths.max()) < lengths[:, None]
     at = (sequences.starts[:-1][chosen][:, None] + np.arange(lengths.max()))[inside]
@@ -256,7 +256,7 @@ def _vectors(model: ArcDecoder, sequences: Sequences, chosen: np.ndarray) -> Ten
 
 @torch.no_grad()
 def measure_losses(model: ArcDecoder, sequences: Sequences) -> np.ndarray:
-    """Return the mean cross-entropy of each sequence's labels, [B]; the sequences hold their outputs."""
+    """Return the mean cross-entropy of each sequence's labels, [B]; the sequences must contain outputs."""
     device = model.tokens.device
     losses = np.zeros(len(sequences))
 

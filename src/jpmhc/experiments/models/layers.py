@@ -1,8 +1,8 @@
 """The layers of the recursive transformer: linear maps, rotary attention, SwiGLU over channels or over positions, and a
 table of puzzle vectors.
 
-Weights are float32; every layer computes in the type of its input, so the same module serves float32 and bfloat16 with
-float32 masters. No sublayer has a residual of its own.
+Weights are float32, and every layer computes in the type of its input, float32 or bfloat16. Sublayers contain no
+residual connection.
 """
 
 import math
@@ -24,21 +24,21 @@ _BACKENDS = {
 
 
 def truncated_normal_(tensor: Tensor, std: float) -> Tensor:
-    """Fill a tensor with a normal cut at two standard deviations, so scaled that its standard deviation is `std`."""
+    """Fill a tensor from a normal distribution that is cut at ±2 and scaled to the standard deviation `std`."""
     inner = std / 0.87962566103423978  # standard deviation of a standard normal cut at ±2
     return nn.init.trunc_normal_(tensor, std=inner, a=-2 * inner, b=2 * inner)
 
 
 def widen(x: Tensor) -> Tensor:
-    """Convert to float32; float64 stays, as checks against rounding need it."""
+    """Convert to float32, but leave float64 as it is."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-NORM_EPS = 1e-5  # of every norm of the public model
+NORM_EPS = 1e-5  # as in the public model
 
 
 def rms_norm(x: Tensor, dim: int = -1) -> Tensor:
-    """Apply a weightless RMS norm over one dimension, computed in float32 at least."""
+    """Apply an RMS norm without weights over one dimension, computed in float32 at least."""
     if dim != -1:
         return rms_norm(x.transpose(dim, -1)).transpose(dim, -1)
     return F.rms_norm(widen(x), x.shape[-1:], eps=NORM_EPS).to(x.dtype)
@@ -58,12 +58,12 @@ class Linear(nn.Module):
 
 
 def pad_rows(weight: Tensor, multiple: int = 16) -> Tensor:
-    """Append zero rows up to a multiple: products over an odd dozen of tokens would leave the tensor cores."""
+    """Append zero rows until their number is a multiple, as tensor cores need."""
     return F.pad(weight, (0, 0, 0, -len(weight) % multiple))
 
 
 class NarrowLinear(Linear):
-    """A linear map to a few outputs, computed with more outputs and cut."""
+    """A linear map to a few outputs, which adds zero rows to its weight for the product and cuts their outputs off."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, pad_rows(self.weight.to(x.dtype)))[..., : len(self.weight)]
@@ -84,14 +84,14 @@ class Rotary(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Rotate x [B, S, heads, head_dim]."""
-        # Written by halves: its backward pass is then the same single kernel with the opposite angle.
+        # Written in halves, so that the backward pass is one kernel too, with the opposite angle.
         first, second = widen(x).chunk(2, dim=-1)
         cos, sin = self.cos[:, None, :], self.sin[:, None, :]
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, attend: Attend, causal: bool = False) -> Tensor:
-    """Compute attention of [B, heads, S, head_dim] with the chosen kernel."""
+    """Compute attention with the chosen kernel; q, k and v are [B, heads, S, head_dim]."""
     if attend == "auto":
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
     with sdpa_kernel(_BACKENDS[attend]):
@@ -118,12 +118,12 @@ class Attention(nn.Module):
 
 
 def inner_width(dim: int, expansion: float, multiple: int) -> int:
-    """Return two thirds of `expansion · dim`, rounded up to a multiple."""
+    """Return two thirds of `expansion · dim`, rounded up to a multiple of `multiple`."""
     return multiple * math.ceil(round(expansion * dim * 2 / 3) / multiple)
 
 
 class SwiGLU(nn.Module):
-    """A gated feed-forward layer; its inner width is two thirds of `expansion · dim`, rounded up to a multiple."""
+    """A gated feed-forward layer, with the inner width from `inner_width`."""
 
     def __init__(self, dim: int, expansion: float = 4.0, multiple: int = 256) -> None:
         super().__init__()
@@ -142,7 +142,10 @@ class SwiGLU(nn.Module):
 
 
 class PositionSwiGLU(SwiGLU):
-    """A gated feed-forward layer over the positions of a row, the same for every channel: [B, positions, d]."""
+    """A gated feed-forward layer over the positions of a row, with the same weights for every channel.
+
+    [B, positions, d] → [B, positions, d]
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.transpose(1, 2)).transpose(1, 2)
@@ -151,7 +154,7 @@ class PositionSwiGLU(SwiGLU):
 class PostNormResidual(nn.Module):
     """The plain residual connection of the recursive model: `rms_norm(x + sublayer(x))`.
 
-    The norm is over the dimension that the sublayer mixes: positions after a layer over positions, else channels.
+    The norm is over the dimension that the sublayer mixes: positions or channels.
     """
 
     def __init__(self, sublayer: nn.Module) -> None:
@@ -164,7 +167,7 @@ class PostNormResidual(nn.Module):
 
 
 class PuzzleTable(nn.Module):
-    """One learned vector per puzzle, zero at the start; its gradient is sparse, a row per lookup."""
+    """A table of one learned vector per puzzle, initially zero; the gradient is sparse, with one row per lookup."""
 
     def __init__(self, identifiers: int, dim: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The losses of the recursive model: stablemax cross-entropy of the grid, and the halting head's error."""
+"""The losses of the recursive model: stablemax cross-entropy of the grid, and the halting head's cross-entropy."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-PAD = 0  # the token that means "nothing here"; a label equal to it is not trained on and not scored
+PAD = 0  # the padding token; labels equal to PAD are neither trained on nor scored
 
 
 class RowLosses(NamedTuple):
@@ -14,23 +14,23 @@ class RowLosses(NamedTuple):
 
     language: Tensor  # [B] float64, mean cross-entropy over the row's labels
     halting: Tensor  # [B] float32 or float64, binary cross-entropy of "this row is exactly right"
-    correct: Tensor  # [B] float32, fraction of the row's labels that the greedy prediction hits
-    exact: Tensor  # [B] bool, every label hit
+    correct: Tensor  # [B] float32, fraction of the row's labels that the greedy prediction gets right
+    exact: Tensor  # [B] bool, whether all labels are right
 
 
 def stablemax_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     r"""Compute the cross-entropy under stablemax, in float64.
 
-    Stablemax normalises :math:`s(x) = x + 1` for :math:`x \ge 0` and :math:`1/(1 - x)` below in place of the
-    exponential: polynomial in the logits, so it neither overflows nor rounds small probabilities to zero. Both
-    branches are :math:`\log s(x) = \operatorname{sign}(x) \log(1 + |x|)`.
+    Stablemax is softmax with the exponential replaced by :math:`s(x) = x + 1` for :math:`x \ge 0` and
+    :math:`s(x) = 1/(1 - x)` for :math:`x < 0`, so that it neither overflows nor rounds small probabilities to zero. In
+    both cases :math:`\log s(x) = \operatorname{sign}(x) \log(1 + |x|)`.
 
     Args:
         logits: [..., V].
         labels: [...] integers in [0, V).
 
     Returns:
-        [...] float64, one loss per label; labels equal to PAD are not treated apart here.
+        [...] float64, one loss per label, also for labels equal to PAD.
     """
     logits = logits.double()
     log_s = torch.where(logits < 0, -torch.log1p(-logits.clamp(max=0)), torch.log1p(logits.clamp(min=0)))
@@ -41,7 +41,7 @@ def stablemax_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def row_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Average the stablemax cross-entropy of each row over its labels that are not PAD.
+    """Return the mean stablemax cross-entropy of each row over its labels other than PAD.
 
     Args:
         logits: [B, S, V].
@@ -56,7 +56,7 @@ def row_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def row_losses(logits: Tensor, labels: Tensor, q_halt: Tensor) -> RowLosses:
-    """Compute both losses of each row, and how much of it is right.
+    """Compute the losses and scores of each row.
 
     Args:
         logits: [B, S, V].

@@ -1,7 +1,7 @@
-"""Causal attention among sequences that lie side by side in one row: no token sees another sequence.
+"""Causal attention within each of many sequences that are packed into one row.
 
-On CUDA it is flex attention, which skips the blocks of keys that no query of a block may see; it has to run inside a
-compiled function. Elsewhere it is ordinary attention with a mask of all pairs.
+On CUDA this is flex attention, which skips blocks of keys that no query of a block may see, and which must run inside a
+compiled function. Elsewhere it is ordinary attention with a mask of all pairs of tokens.
 """
 
 import torch
@@ -14,7 +14,7 @@ from jpmhc.experiments.tasks.arc.sequences import BLOCK, Pack
 
 
 def make_mask(pack: Pack) -> Tensor | BlockMask:
-    """Return who sees whom in a pack, in the form that its device takes."""
+    """Return a pack's attention mask: a block mask on CUDA, elsewhere a boolean [tokens, tokens]."""
     owners = pack.owners
     if owners.device.type != "cuda":
         return (owners[:, None] == owners[None, :]).tril()
@@ -22,14 +22,14 @@ def make_mask(pack: Pack) -> Tensor | BlockMask:
 
 
 def make_block_mask(pack: Pack) -> BlockMask:
-    """Describe the visible pairs of a pack by blocks: each block of queries sees the blocks from its first to itself.
+    """Return a pack's attention mask by blocks: a block of queries sees the key blocks from `first` to its own.
 
-    The device is never waited for, and the constructor is used as `BlockMask.from_kv_blocks` would find out the blocks
-    of queries, which the pack knows, at a great cost on the host.
+    The host never waits for the device. `BlockMask.from_kv_blocks` is not used, because it would compute the blocks of
+    queries, which the pack knows already, at a great cost on the host.
     """
     owners, (first, last) = pack.owners, pack.spans
     own = torch.arange(len(first), dtype=torch.int32, device=owners.device)
-    keys = torch.minimum(first[:, None] + own, own[-1])  # of each block of queries, as many as `own - first + 1` count
+    keys = torch.minimum(first[:, None] + own, own[-1])  # each row's first `own - first + 1` entries count
     queries = torch.minimum(own[:, None] + own, own[-1])
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ def make_block_mask(pack: Pack) -> BlockMask:
 
 
 def packed_loss(model: ArcDecoder, pack: Pack, vectors: Tensor, mask: Tensor | BlockMask) -> Tensor:
-    """Compute the loss of a pack; the function to compile."""
+    """Compute the loss of a pack; on CUDA this function must be compiled."""
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))  # [1, heads, T, head_dim]

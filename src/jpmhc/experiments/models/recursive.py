@@ -1,12 +1,12 @@
-r"""The recursive transformer: two weight-tied blocks applied many times, with a learned decision when to stop.
+r"""The recursive transformer: two weight-tied blocks that are applied many times, until a learned head says stop.
 
-One *call* of the network is :math:`f(z, u)`: add the injection `u` to the state `z`, then attention (or a feed-forward
-layer over positions), feed-forward, attention, feed-forward. One *supervision step* is `h_cycles` times (`l_cycles`
-times ``z_l = f(z_l, z_h + x)``, then ``z_h = f(z_h, z_l)``); only the last of the `h_cycles` carries gradient. The
-answer is read from `z_h` after every supervision step and trained on; the states go on, detached, to the next one until
-the row halts and is refilled.
+One *call* of the network, :math:`f(z, u)`, adds the injection `u` to the state `z` and applies attention (or a
+feed-forward layer over positions), feed-forward, attention, feed-forward. One *supervision step* repeats `h_cycles`
+times: `l_cycles` times ``z_l = f(z_l, z_h + x)``, then ``z_h = f(z_h, z_l)``. Gradients pass through the last of the
+`h_cycles` only. Each supervision step ends with an answer read from `z_h`, and a loss. The detached states enter the
+next supervision step, until the row halts and gets a new puzzle.
 
-With ``mixer="identity"`` and one stream this is the Tiny Recursive Model; with any other mixer, or more streams, each
+With ``mixer="identity"`` and one stream this is the Tiny Recursive Model. With another mixer or more streams, each
 residual connection is a :class:`jpmhc.HyperConnection`.
 """
 
@@ -39,19 +39,19 @@ from jpmhc.experiments.models.losses import row_losses
 
 
 class Carry(NamedTuple):
-    """Everything that a batch of rows carries from one supervision step to the next."""
+    """The states and puzzles that a batch of rows carries from one supervision step to the next."""
 
     z_h: Tensor  # [B, T, d] or [B, T, n, d], T = puzzle slots + grid
-    z_l: Tensor  # the same
+    z_l: Tensor  # same shape as z_h
     steps: Tensor  # [B] int32, supervision steps taken on the current puzzle
-    halted: Tensor  # [B] bool, to be refilled before the next step
+    halted: Tensor  # [B] bool, rows that need a new puzzle before the next step
     inputs: Tensor  # [B, S]
     labels: Tensor  # [B, S]
     identifiers: Tensor  # [B]
 
 
 class Step(NamedTuple):
-    """The results of one supervision step, row by row, so that sums do not depend on how rows are distributed."""
+    """The results of one supervision step, per row, so that sums do not depend on how rows are distributed."""
 
     z_h: Tensor
     z_l: Tensor
@@ -72,7 +72,7 @@ class Prediction(NamedTuple):
 
 
 class RecursiveCore(nn.Module):
-    """Everything but the puzzle table: the part with dense gradients, which is compiled and distributed."""
+    """The recursive model without its puzzle table: the parameters with dense gradients."""
 
     h_init: Tensor
     l_init: Tensor
@@ -99,10 +99,10 @@ class RecursiveCore(nn.Module):
             connections = (make_connection(config, layer, i, post_norm) for i, layer in enumerate(sublayers))
             self.network = HyperConnectionStack(connections, reduce=config.stream_span == "call")
         self.token_head = NarrowLinear(config.dim, vocabulary)
-        # Two outputs (halt, continue) as in the public model, whose parameters are counted; only the first is used.
+        # Two outputs (halt, continue), so that the parameter count is the public model's; only the first is used.
         self.q_head = Linear(config.dim, 2, bias=True)
         with torch.no_grad():
-            # Nothing halts at the start: the logit is −5 whatever the state.
+            # No row halts at the start: the halting logit is −5 for every state.
             self.q_head.weight.zero_()
             assert self.q_head.bias is not None
             self.q_head.bias.fill_(-5.0)
@@ -111,14 +111,14 @@ class RecursiveCore(nn.Module):
 
     @property
     def state_shape(self) -> tuple[int, ...]:
-        """Shape of one row of the states z_h and z_l."""
+        """The shape of one row of the states z_h and z_l."""
         carried = (self.config.streams,) if self.config.stream_span == "recursion" and not self.config.plain else ()
         return (self.positions, *carried, self.config.dim)
 
     def embed_rows(self, puzzle: Tensor, inputs: Tensor) -> Tensor:
-        """Embed tokens [B, S] and the puzzles' vectors [B, d] as positions [B, T, d], scaled to unit entries."""
-        # A product with indicators, not a gather: over a dozen tokens its backward is one small matrix product, where
-        # the gather's would add hundreds of thousands of rows into the same dozen.
+        """Return the network's input [B, T, d] of tokens [B, S] and puzzle vectors [B, d], scaled to entries near one."""
+        # A product with indicators instead of a gather. With a dozen different tokens its backward pass is one small
+        # matrix product; the gather's backward pass would add hundreds of thousands of rows into a dozen.
         tokens = pad_rows(self.tokens.to(self.dtype))
         indicators = inputs[..., None] == torch.arange(len(tokens), device=inputs.device)
         grid = indicators.to(self.dtype) @ tokens
@@ -131,12 +131,12 @@ class RecursiveCore(nn.Module):
         if self.config.plain:
             return self.network(x)
         if self.config.stream_span == "call":
-            x = x.unsqueeze(-2)  # n equal streams, given once; the stack returns their mean
+            x = x.unsqueeze(-2)  # one stream, from which the stack starts n equal ones; it returns their mean
         x = self.network(x)
         return rms_norm(x) if self.config.stream_norm == "call" else x
 
     def run_cycle(self, z_h: Tensor, z_l: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Run one outer cycle: `l_cycles` updates of z_l, then one of z_h."""
+        """Run one outer cycle, `l_cycles` updates of z_l and one update of z_h, and return the new z_h and z_l."""
         for _ in range(self.config.l_cycles):
             z_l = self.apply_network(z_l, z_h + x)
         return self.apply_network(z_h, z_l), z_l
@@ -144,10 +144,10 @@ class RecursiveCore(nn.Module):
     def run_supervision_step(
         self, puzzle: Tensor, inputs: Tensor, z_h: Tensor, z_l: Tensor
     ) -> tuple[Tensor, Tensor, Prediction]:
-        """Run one supervision step; returns the new states, detached, and the answer read from them."""
+        """Run one supervision step and return the new detached states and their prediction."""
         x = self.embed_rows(puzzle, inputs)
         if len(self.state_shape) == 3:
-            x = x[..., None, :]  # every stream of a carried state gets the same input
+            x = x[..., None, :]  # every stream of the states gets the same input
         with torch.no_grad():
             for _ in range(self.config.h_cycles - 1):
                 z_h, z_l = self.run_cycle(z_h, z_l, x)
@@ -158,7 +158,7 @@ class RecursiveCore(nn.Module):
         return z_h.detach(), z_l.detach(), Prediction(logits, q_halt)
 
     def initial_states(self, rows: int) -> tuple[Tensor, Tensor]:
-        """Return the states of fresh rows, as views of the two fixed vectors."""
+        """Return the initial states z_h and z_l of rows with a new puzzle, as views of two fixed vectors."""
         h, l = (init.to(self.dtype).expand(rows, *self.state_shape) for init in (self.h_init, self.l_init))
         return h, l
 
@@ -182,8 +182,8 @@ class RecursiveCore(nn.Module):
             z_h: Outer state, [B, *state_shape].
             z_l: Inner state, the same shape.
             steps: Supervision steps taken so far, [B].
-            fresh: Rows that begin a new puzzle: their states and counts are reset, [B].
-            minimum: Steps before which a row may not halt, [B]; 0 leaves it to the halting head.
+            fresh: Whether a row begins a new puzzle, so that its states and step count are reset, [B].
+            minimum: Number of steps before which a row may not halt, [B]; with 0 the halting head decides alone.
         """
         wide = fresh.view(-1, *(1,) * len(self.state_shape))
         h_init, l_init = self.initial_states(len(fresh))
@@ -203,12 +203,12 @@ class RecursiveCore(nn.Module):
 
 
 class RecursiveModel(nn.Module):
-    """The whole model: the core and the table of puzzle vectors.
+    """The recursive model: the core and the table of puzzle vectors.
 
     Args:
         config: Size, recursion and connections.
-        vocabulary: Number of tokens, PAD (0) included.
-        length: Tokens of a row.
+        vocabulary: Number of tokens, including PAD (0).
+        length: Tokens per row.
         identifiers: Rows of the puzzle table.
     """
 
@@ -222,7 +222,7 @@ class RecursiveModel(nn.Module):
         self._run_step: Callable[..., tuple[Tensor, Tensor, Prediction]] = self.core.run_supervision_step
 
     def empty_carry(self, rows: int, length: int) -> Carry:
-        """Make a carry in which every row is waiting to be refilled."""
+        """Return a carry in which every row has halted and needs a puzzle."""
         device = self.core.h_init.device
         z_h, z_l = self.core.initial_states(rows)
         tokens = torch.zeros(rows, length, dtype=torch.int64, device=device)
@@ -238,7 +238,7 @@ class RecursiveModel(nn.Module):
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, identifiers: Tensor) -> Prediction:
-        """Answer after `halt_max_steps` supervision steps from fresh states, whatever the halting head says."""
+        """Return the prediction after `halt_max_steps` supervision steps from initial states, without early halting."""
         puzzle = self.puzzles(identifiers)
         z_h, z_l = self.core.initial_states(len(inputs))
         for _ in range(self.config.halt_max_steps):
@@ -246,12 +246,12 @@ class RecursiveModel(nn.Module):
         return prediction
 
     def compile_prediction(self) -> None:
-        """Compile the step that `predict` repeats; worth its minute where thousands of rows are predicted."""
+        """Compile the step that `predict` repeats; this takes a minute and pays off for thousands of rows."""
         self._run_step = torch.compile(self.core.run_supervision_step)
 
 
 def refill_rows(carry: Carry, inputs: Tensor, labels: Tensor, identifiers: Tensor) -> Carry:
-    """Give every halted row its next puzzle; `halted` stays set, so the next step knows which rows are fresh."""
+    """Give every halted row a new puzzle; `halted` stays set, so that the next step resets these rows' states."""
     fresh = carry.halted
     return carry._replace(
         inputs=torch.where(fresh[:, None], inputs, carry.inputs),
