@@ -1,7 +1,7 @@
-"""The demonstration: one deep stack is trained as a plain residual network and with several mixers, and compared.
+"""The demonstration: training one deep stack as a plain residual network and with several mixers.
 
-The task is a fixed random function. It is small enough for a minute or two on a laptop, and the stack is deep enough
-for the mixers to differ in the gradients that reach its layers and in what its skips keep of the streams.
+The task is a fixed random function, and all runs take a minute or two on a laptop. The stack is deep enough for the
+mixers to differ in the gradients that reach the layers and in the singular values of the product of all skips.
 """
 
 import multiprocessing
@@ -21,27 +21,27 @@ from jpmhc.machine import one_thread
 PLAIN = "plain"
 # Shares of the singular values at which spectra are recorded.
 SHARES = np.linspace(0.01, 0.99, 99)
-# Steps between two measurements of the loss, and examples that it is measured on.
+# Steps between two measurements of the loss, and the number of examples for a measurement.
 _EVERY, _HELD_OUT = 10, 1024
-# Last steps over which gradients are averaged.
+# Number of last steps over which gradients are averaged.
 _TAIL = 20
 
 
 @dataclass(frozen=True)
 class DemoConfig:
-    """The models and the training of the demonstration.
+    """The settings of the demonstration's models and training.
 
     Attributes:
         mixers: Mixers to compare with the plain residual network.
-        depth: Layers of the stack.
+        depth: Number of layers of the stack.
         dim: Width of one stream.
-        streams: Parallel residual streams.
-        steps: Training steps of each run.
-        batch: Examples a step.
-        learning_rate: Step size of AdamW.
-        seeds: Runs of each mixer, with other weights and batches.
-        seed: Seed of the task, and of the first run.
-        workers: Processes that train side by side; as many as there are cores, at most four, if None.
+        streams: Number of parallel residual streams.
+        steps: Training steps per run.
+        batch: Examples per step.
+        learning_rate: Learning rate of AdamW.
+        seeds: Number of runs per mixer, each with its own weights and batches.
+        seed: Seed of the task and of the first run.
+        workers: Number of processes that train at the same time; None: the number of cores, at most four.
     """
 
     mixers: tuple[str, ...] = ("rotation", "cayley", "sinkhorn", "unconstrained")
@@ -83,14 +83,14 @@ DEFAULT = DemoConfig()
 
 @dataclass
 class Spectra:
-    """Singular values of a model's own Jacobian at one example, at `SHARES`.
+    """Quantiles of the singular values of a model's Jacobian at one example, at the shares `SHARES`.
 
     Attributes:
-        measured: Of the model.
-        predicted: By the theory, from the model's reads, writes, skips and singular values of its sublayers.
-        with_modes: By the theory that also knows the matrices that training adds to the sublayers of all layers.
-        apart: The largest difference between the measured and the predicted distribution (KS).
-        apart_with_modes: The same with modes.
+        measured: Quantiles of the measured singular values.
+        predicted: The theory's prediction from the model's coefficients and its sublayers' singular values.
+        with_modes: The theory's prediction if it also knows the matrices that training adds to all sublayers.
+        apart: Largest difference between the measured and the predicted distribution functions (KS).
+        apart_with_modes: Largest difference between the measured distribution function and the one with modes.
     """
 
     measured: np.ndarray
@@ -108,12 +108,12 @@ class DemoRun:
         name: The mixer, or "plain".
         seed: The run's number.
         steps: Steps after which the loss was measured.
-        losses: Mean squared error on held-out examples as a share of the targets' variance; NaN once it diverged.
-        gradients: Norm of the gradient that arrives at each layer's weights, averaged over the last steps. [depth]
-        start: Singular values of the product of all skips before training. [streams]
-        product: The same after training, averaged over examples. [streams]
-        fresh: Of the plain network's first run before training, when every model computes the same function.
-        spectra: Of each model's first run after training.
+        losses: Mean squared error on held-out examples, divided by the targets' variance; NaN if the run diverged.
+        gradients: Norm of the gradient of each layer's weights, averaged over the last steps. [depth]
+        start: Singular values of the product of all skips before training, averaged over examples. [streams]
+        product: Singular values of the product of all skips after training, averaged over examples. [streams]
+        fresh: The Jacobian's spectra before training, recorded in the plain network's first run only.
+        spectra: The Jacobian's spectra after training, recorded in each model's first run only.
     """
 
     name: str
@@ -128,11 +128,11 @@ class DemoRun:
 
 
 def run_demo(config: DemoConfig, report: Callable[[str, int, int], None] | None = None) -> list[DemoRun]:
-    """Train every mixer with every seed, and return the outcomes by mixer and seed.
+    """Train the plain network and every mixer with every seed, and return the runs ordered by mixer and seed.
 
     Args:
-        config: What to train.
-        report: Called with what has just ended, the number of runs that are done, and the number of all runs.
+        config: The settings of the demonstration.
+        report: Called after each run with its name, the number of finished runs, and the number of all runs.
     """
     jobs = [(name, seed) for seed in range(config.seeds) for name in (PLAIN, *config.mixers)]
     workers = min(config.workers or min(4, os.cpu_count() or 1), len(jobs))
@@ -157,7 +157,7 @@ def _work_through(config: DemoConfig, jobs: list[tuple[str, int]], workers: int)
 
 
 def train_once(config: DemoConfig, name: str, seed: int) -> DemoRun:
-    """Train one stack with one mixer ("plain": none) and one seed, and measure it."""
+    """Train the stack with one mixer ("plain": none) and one seed, and return the measurements."""
     with one_thread():
         torch.manual_seed(config.seed + seed)
         layers = [_make_layer(config.dim) for _ in range(config.depth)]  # the same weights for all mixers of a seed
@@ -194,7 +194,7 @@ def _make_layer(dim: int) -> nn.Module:
 def _make_model(
     config: DemoConfig, name: str, layers: list[nn.Module]
 ) -> tuple[nn.Module, list[jpmhc.HyperConnection]]:
-    """Return the model on hidden states [..., dim], and its connections."""
+    """Return the model, which takes hidden states [..., dim], and a list of its hyper-connections."""
     if name == PLAIN:
         return nn.Sequential(*map(_Residual, layers)), []
     connections = [
@@ -204,7 +204,7 @@ def _make_model(
 
 
 def _make_task(config: DemoConfig) -> Callable[[Tensor], Tensor]:
-    """Return the function to be learned, a fixed random network of two layers."""
+    """Return the function that models learn, a fixed random network with two layers. [..., dim] → [..., dim]"""
     generator = torch.Generator().manual_seed(config.seed)
     first, second = (torch.randn(config.dim, config.dim, generator=generator) / config.dim**0.5 for _ in range(2))
     return lambda x: 2 * torch.tanh(2 * x @ first) @ second
@@ -254,7 +254,7 @@ def _skip_products(connections: list[jpmhc.HyperConnection], x: Tensor) -> Tenso
 
 
 def _compare_with_theory(model: nn.Module, connections: list[jpmhc.HyperConnection], x: Tensor) -> Spectra:
-    """Measure the Jacobian of the model at one example, and let the theory predict it."""
+    """Measure the singular values of the model's Jacobian at one example, and predict them by the theory."""
     stack: nn.Module = jpmhc.HyperConnectionStack(connections) if connections else model
     streams = jpmhc.expand_streams(x, connections[0].streams) if connections else x
     comparison = jpmhc.diagnose(stack, streams.unsqueeze(0), tokens=1, say=None).comparisons[0]

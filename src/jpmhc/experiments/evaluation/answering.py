@@ -1,4 +1,4 @@
-"""Asking a model about test rows, on one process or on many."""
+"""Answers of a model to test rows, computed on one or several processes."""
 
 from collections.abc import Callable
 
@@ -22,16 +22,16 @@ def fill_scorer(
 ) -> None:
     """Fill a scorer with a model's answers to its test rows.
 
-    Memory is bounded by one batch and the scorer's few bytes per row. The scorer is complete on every process
-    afterwards, and equal to the bit for any number of processes, provided that `answer` is.
+    Memory is bounded by one batch and the scorer's few bytes per row. Afterwards every process has the complete scorer,
+    which is equal to the bit for any number of processes if the answers are.
 
     Args:
         scorer: An empty scorer, `task.scorer(task.test_selection(...))`, for the same rows on every process.
-        task: Makes the rows.
-        answer: The model, `greedy_answers(model)`.
-        batch_size: Rows per call of the model; the last batch may be smaller.
-        world: The processes, each of which asks about a part of the rows.
-        progress: Called with (rows done, rows to do) of this process, first before any row is done.
+        task: The task with the test rows.
+        answer: A function that answers a batch, such as `greedy_answers(model)`.
+        batch_size: Rows per call of `answer`; the last batch may be smaller.
+        world: The processes, which divide the rows among themselves.
+        progress: Called with the number of finished rows and the number of all rows of this process, first with 0.
     """
     mine = scorer.rows[world.rank :: world.size]
     progress(0, len(mine))
@@ -47,7 +47,7 @@ def fill_scorer(
 def greedy_answers(model: RecursiveModel) -> Callable[[Batch], Answers]:
     """Return a function that answers batches with a model's most likely tokens after all its supervision steps.
 
-    The answers come back on the CPU, whatever device the model is on.
+    The answers are on the CPU.
     """
     device = next(model.parameters()).device
 

@@ -1,7 +1,7 @@
-"""Evaluation of checkpoints, apart from training: `jpmhc evaluate` scores their answers, `jpmhc predict` writes them.
+"""Evaluation of checkpoints after training: `jpmhc evaluate` scores answers, `jpmhc predict` writes them to a file.
 
-Both load a checkpoint, rebuild its task, ask the model about the task's test rows, and write a file in the run's
-folder, whose name says what was asked.
+Both commands load a checkpoint, rebuild its task, let the model answer the task's test rows, and write a file to the
+run's folder, whose name contains the options.
 """
 
 import dataclasses
@@ -29,28 +29,28 @@ from jpmhc.experiments.training.run_folder import explaining_write_errors
 from jpmhc.machine import use_threads
 
 FORMAT = "jpmhc evaluation 1"
-VOTES = ".votes.json"  # ending of the file beside a submission that also holds the votes
+VOTES = ".votes.json"  # suffix of the file with grids and votes that is written beside a submission
 
 
 @dataclass(frozen=True)
 class Choices:
-    """The rows that checkpoints are asked about, and how the model computes."""
+    """The test rows that checkpoints answer, and how they compute."""
 
     variants: int | None = None
-    """Variants of each puzzle that are asked about, drawn at random; None: all. Fewer are faster and bring an error,
-    which is reported."""
+    """Number of randomly drawn variants of each puzzle to answer; None: all. Fewer variants are faster, with a sampling
+    error that is reported."""
     sample_seed: int = 0
-    """Decides which variants are drawn."""
+    """Seed of the random choice of variants."""
     batch: int = 256
-    """Rows asked about at a time, on each process."""
+    """Rows answered at a time on each process."""
     weights: Literal["average", "last"] = "average"
-    """The running average of the weights, or the weights of the last step."""
+    """Weights to use: the running average, or the weights of the last step."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to compute."""
+    """Device to compute on."""
     compile: bool = False
-    """Compile the model first: half a minute at the start, for evaluations that take longer than a few."""
+    """Whether to compile the model, which takes half a minute and pays off in evaluations of several minutes."""
     task_options: dict[str, Any] = field(default_factory=dict)
-    """Options of the run's task to change, by name; the task's configuration says which it allows."""
+    """Changed options of the run's task by name, among those in the task's `Overrides`."""
 
     def __post_init__(self) -> None:
         checks.optional_whole_number(self.variants, "variants")
@@ -60,7 +60,7 @@ class Choices:
             raise ValueError("sample_seed decides which variants are drawn: say how many with --variants")
 
     def words(self) -> list[str]:
-        """Return the choices that results depend on, as words of a file's name."""
+        """Return the choices that results depend on, as words for a file name."""
         words = [] if self.variants is None else [f"variants-{self.variants}-{self.sample_seed}"]
         words += [] if self.weights == "average" else [f"{self.weights}-weights"]
         return words + [f"{value}-tasks" for value in self.task_options.values() if not isinstance(value, Path)]
@@ -68,38 +68,38 @@ class Choices:
 
 @dataclass(frozen=True)
 class EvaluateConfig(Choices):
-    """An evaluation."""
+    """The settings of an evaluation."""
 
     runs: tuple[Path, ...] = ()
-    """Folders of runs, whose newest checkpoints are taken, or of checkpoints."""
+    """Folders of checkpoints, or of runs, whose newest checkpoint is used."""
     pool: bool = False
-    """Also count the votes of all checkpoints together (ARC)."""
+    """Whether to count the votes of all checkpoints together, too (ARC)."""
     out: Path | None = None
-    """File for the results; None: in the run's folder, named after the step and the choices above."""
+    """File for the results; None: a file in the run's folder, named after the step and the options."""
 
 
 @dataclass(frozen=True)
 class PredictConfig(Choices):
-    """A prediction."""
+    """The settings of a prediction."""
 
     run: Path | None = None
-    """Folder of a run, whose newest checkpoint is taken, or of a checkpoint."""
+    """Folder of a checkpoint, or of a run, whose newest checkpoint is used."""
     tasks: tuple[str, ...] = ()
-    """Names of the tasks to answer; empty: all that the run tests."""
+    """Names of the tasks to answer; empty: all tasks that the run tests."""
     out: Path | None = None
-    """File for the answers, in the form that ARC Prize takes; None: in the run's folder, named after the step and the
-    choices above."""
+    """File for the answers, in the format of ARC Prize; None: a file in the run's folder, named after the step and the
+    options."""
 
 
 def evaluate_checkpoints(config: EvaluateConfig, report: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-    """Score every checkpoint and, if wanted, all of them together; the first process writes the file.
+    """Score every checkpoint and, with `config.pool`, the pooled votes; the first process writes the results' file.
 
-    Several processes (torchrun) divide the rows of each checkpoint among them.
+    Several processes (torchrun) divide the rows of each checkpoint among themselves.
 
     Args:
-        config: The evaluation.
-        report: Called on the first process with a line about every checkpoint, before the file is written: a full disk
-            costs no score.
+        config: The settings of the evaluation.
+        report: Called on the first process with a line about every checkpoint, before the file is written, so that a
+            full disk loses no score.
     """
     if not config.runs:
         raise ValueError("name at least one folder of a run or of a checkpoint to evaluate")
@@ -143,10 +143,10 @@ def evaluate_checkpoints(config: EvaluateConfig, report: Callable[[str], None] =
 
 
 def predict_answers(config: PredictConfig) -> tuple[list[Answered], Path]:
-    """Answer tests by vote; the first process writes the submission and, in a run's folder, the votes.
+    """Answer tests by vote and write the submission and, unless `config.out` is set, the votes.
 
     Returns:
-        The answers, and the file of the submission.
+        The answers, and the submission's file. Only the first process writes.
     """
     if config.run is None:
         raise ValueError("name the folder of a run or of a checkpoint to predict with")
@@ -174,7 +174,7 @@ def predict_answers(config: PredictConfig) -> tuple[list[Answered], Path]:
 def score_checkpoint(
     checkpoint: Checkpoint, choices: Choices, world: World, display: Display
 ) -> tuple[dict[str, Any], RowScorer]:
-    """Score one checkpoint; returns the record of it in the results' file, and the scorer with its votes."""
+    """Score one checkpoint; return its record for the results' file, and its filled scorer."""
     task = rebuild_task(checkpoint, choices, display)
     scorer = task.scorer(task.test_selection(choices.variants, choices.sample_seed))
     if not scorer.scorable:
@@ -195,7 +195,7 @@ def score_checkpoint(
 def answer_rows(
     scorer: RowScorer, task: Task, checkpoint: Checkpoint, choices: Choices, world: World, display: Display
 ) -> float:
-    """Fill a scorer with a checkpoint's answers and return the seconds that this took."""
+    """Fill a scorer with a checkpoint's answers, and return the seconds that the answers took."""
     model = load_model(checkpoint, task, ema=choices.weights == "average", device=world.device)
     if choices.compile:
         model.compile_prediction()
@@ -214,7 +214,7 @@ def answer_rows(
 
 
 def rebuild_task(checkpoint: Checkpoint, choices: Choices, display: Display) -> Task:
-    """Build the task that a checkpoint was trained on; raise an error if its data are not the same."""
+    """Build a checkpoint's task; raise a ValueError if its data differ from the data in training."""
     if choices.variants is not None:
         require_votes(checkpoint, "no variants to choose")
     config = checkpoint.config.task.override(choices.task_options)
@@ -229,19 +229,19 @@ def rebuild_task(checkpoint: Checkpoint, choices: Choices, display: Display) -> 
 
 
 def require_votes(checkpoint: Checkpoint, lack: str) -> None:
-    """Raise an error if the checkpoint's task does not vote; `lack` is what the checkpoint then has, as "no votes"."""
+    """Raise a ValueError that says `lack`, such as "no votes to pool", if the checkpoint's task does not vote."""
     if not checkpoint.config.task.votes:
         raise ValueError(f"{checkpoint.path} has {lack}: its task is not one whose variants vote on the answer")
 
 
 def name_result_file(checkpoint: Checkpoint, folder: str, words: Sequence[str], puzzles: Sequence[str] = ()) -> Path:
-    """Name a file in the checkpoint's run so that results of different questions do not overwrite each other.
+    """Return the path of a results' file in the checkpoint's run, which is different for different choices.
 
     Args:
-        checkpoint: The checkpoint that is asked.
-        folder: The run's folder for this kind of result.
+        checkpoint: The checkpoint.
+        folder: Name of the run's folder for this kind of result.
         words: The choices that the results depend on.
-        puzzles: The puzzles that are asked about; empty: all.
+        puzzles: Names of the puzzles that are answered; empty: all.
     """
     path = checkpoint.path if checkpoint.path.parent.name == "checkpoints" else checkpoint.path.resolve()
     run = path.parent.parent if path.parent.name == "checkpoints" else path.parent
@@ -252,7 +252,7 @@ def name_result_file(checkpoint: Checkpoint, folder: str, words: Sequence[str], 
 
 
 def list_votes(answered: Sequence[Answered]) -> Mapping[str, object]:
-    """Return tests, their candidates and the votes for them, ready for JSON; reports show them."""
+    """Return all tests with their candidate grids and votes, ready for JSON; `jpmhc report` draws them."""
     tests = [
         {
             "task": one.puzzle,

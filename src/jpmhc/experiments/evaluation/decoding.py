@@ -1,4 +1,4 @@
-"""Scoring an ARC decoder: it writes answers to the tests in many variants, which vote."""
+"""Scores of an ARC decoder, which answers each test in many variants; the answers vote."""
 
 import dataclasses
 import json
@@ -31,17 +31,17 @@ from jpmhc.experiments.training.progress import Display
 from jpmhc.experiments.training.run_folder import explaining_write_errors
 from jpmhc.machine import use_threads
 
-SUBMISSIONS = "submissions"  # folder of a run's answers
-_ROWS = 2048  # answers that are scored at a time
-_ROUNDS = 10_000  # of the bootstrap over tasks
+SUBMISSIONS = "submissions"  # folder for a run's answers
+_ROWS = 2048  # answers scored at a time
+_ROUNDS = 10_000  # resamplings of the bootstrap over tasks
 
 
 @dataclass(frozen=True)
 class Score:
-    """How well a decoder answers."""
+    """The scores of a decoder's answers."""
 
     metrics: dict[str, Any]
-    intervals: dict[str, tuple[float, float]]  # 95 % of the bootstrap over tasks, by metric
+    intervals: dict[str, tuple[float, float]]  # 95 % intervals of the bootstrap over tasks, by metric
     answers: int
     tokens: int
     tokens_per_second: float
@@ -49,23 +49,23 @@ class Score:
     answered: list[Answered]  # every test with its two best grids
 
     def to_json(self) -> dict[str, Any]:
-        """Return the score ready for JSON, without the grids."""
+        """Return the score without grids, ready for JSON."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "answered"}
 
     def write(self, path: Path, answers: Path) -> None:
-        """Write the score to a file, and the answers to two others.
+        """Write the score to one file, and the answers to two other files.
 
         Args:
-            path: The score.
-            answers: The answers as ARC Prize takes them; beside this file, all grids with their votes, from which
-                `jpmhc report` draws pictures.
+            path: File for the score.
+            answers: File for the answers in the format of ARC Prize. The grids with their votes, from which
+                `jpmhc report` draws pictures, go to a file beside it.
         """
         files.write_file(answers, json.dumps(Arc.submission(self.answered)) + "\n")
         files.write_file(answers.with_suffix(VOTES), json.dumps(list_votes(self.answered)) + "\n")
         files.write_file(path, json.dumps(self.to_json(), indent=1) + "\n")
 
     def summarize(self) -> str:
-        """Write the main numbers in one line."""
+        """Return the main numbers in one line."""
         parts = []
         for name, (low, high) in self.intervals.items():
             parts.append(f"{name} {100 * self.metrics[name]:.1f} % ({100 * low:.1f} to {100 * high:.1f})")
@@ -85,16 +85,16 @@ def score_decoder(
     display: Display,
     stop: Callable[[], bool] = lambda: False,
 ) -> Score | None:
-    """Ask a decoder about its task's tests and count the votes.
+    """Let a decoder answer its task's tests, and return the score of the votes.
 
     Args:
         model: The decoder.
-        arc: The task that it was trained on.
-        variants: Variants of each puzzle to ask about; None: all.
-        seed: Decides which variants are drawn.
-        slots: Answers that are written at the same time.
-        display: Shows how far it is.
-        stop: Asked while answers are written whether to give up; None is returned then.
+        arc: The decoder's task.
+        variants: Number of variants of each puzzle to answer; None: all.
+        seed: Seed of the random choice of variants.
+        slots: Number of answers that are written at the same time.
+        display: Shows the progress.
+        stop: Called while answers are written; if it returns True, the function returns None.
     """
     scorer = arc.scorer(arc.test_selection(variants, seed), keep_grids=True)
     if not scorer.scorable:
@@ -114,7 +114,7 @@ def score_decoder(
 def fill_with_answers(
     scorer: VoteScorer, model: ArcDecoder, arc: Arc, slots: int, display: Display, stop: Callable[[], bool]
 ) -> Written | None:
-    """Fill a scorer with a decoder's answers, and return them; None if `stop` says so while they are written."""
+    """Fill a scorer with a decoder's answers, and return their tokens; None if `stop` interrupted the answers."""
     model = prepare_answering(model)
     rows = scorer.rows
     _, variant, pair = arc.locate_rows(rows)
@@ -140,7 +140,7 @@ def fill_with_answers(
 
 
 def bootstrap(metrics: dict[str, Any], k: int) -> tuple[float, float]:
-    """Return the 2.5 and 97.5 percentiles of pass@k over tasks drawn with repetition.
+    """Return the 95 % bootstrap interval of pass@k: its 2.5 and 97.5 percentiles over resampled tasks.
 
     >>> bootstrap({"per_task": {"a": [{"rank": 1}], "b": [{"rank": 1}]}}, 1)
     (1.0, 1.0)
@@ -154,7 +154,7 @@ def bootstrap(metrics: dict[str, Any], k: int) -> tuple[float, float]:
 
 
 def find_decoder(run: Path) -> Path | None:
-    """Return the checkpoint of an ARC decoder that a folder or a file is; None for other runs."""
+    """Return the path of an ARC decoder's checkpoint from its run folder or from itself; None for other paths."""
     path = run / CHECKPOINT
     return path if path.is_file() else run if run.name == CHECKPOINT else None
 
@@ -166,11 +166,11 @@ def evaluate_decoder(
 
     Args:
         path: The checkpoint.
-        config: The evaluation; a decoder has one form of its weights, and its slots are those of the run.
+        config: The settings of the evaluation; `pool`, `weights`, `compile` and `batch` must be the defaults.
         report: Called with a line about the score before the file is written.
 
     Returns:
-        The score and the file.
+        The score and its file.
     """
     usual = EvaluateConfig(runs=config.runs)
     for name in ("pool", "weights", "compile", "batch"):
@@ -192,7 +192,7 @@ def evaluate_decoder(
             raise ValueError(f"{path} has {task.augmentations + 1} variants of a puzzle, fewer than {variants}")
         seed = config.sample_seed if config.variants else run.seed
         score = score_decoder(model.to(world.device), arc, variants, seed, run.slots, display)
-        assert score is not None  # nothing stops it
+        assert score is not None  # no `stop` was passed
     report(score.summarize())
     with explaining_write_errors(out):
         score.write(out, out.parent / SUBMISSIONS / out.name)

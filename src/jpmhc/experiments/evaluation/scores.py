@@ -1,7 +1,7 @@
-"""Scores of single rows: how often a row is right, how many of its tokens are right, and at what loss.
+"""Scores of single rows: the shares of rows and of tokens that are right, and the loss.
 
-`RowScorer` is also the contract of every scorer: answers come in row by row, in any order and on any process, and
-become metrics at the end.
+`RowScorer` is also the base class of all scorers, which take answers in any order and on any process, and compute
+metrics at the end.
 """
 
 from collections.abc import Sequence
@@ -18,23 +18,23 @@ from jpmhc.experiments.models.losses import PAD
 class Answers:
     """A model's answers to a batch of rows."""
 
-    tokens: Tensor  # [B, S] integers, the greedy prediction
+    tokens: Tensor  # [B, S] integers, the most likely tokens
     confidence: Tensor  # [B] floats in [0, 1]: sigmoid of the halting logit
     loss: Tensor  # [B] floats: each row's mean cross-entropy over its scored labels
 
 
 class SpoiltAnswers(ValueError):
-    """The model's answers are NaN or infinite."""
+    """The error for a model whose answers are NaN or infinite."""
 
 
 class RowScorer:
-    """Averages exact accuracy, token accuracy and loss over test rows.
+    """A scorer that averages exact accuracy, token accuracy and loss over test rows.
 
-    It keeps a small record for each row and averages in the order of the row numbers. So the result is the same to the
-    bit whatever the order of the updates and their split over processes.
+    The scorer stores a small record per row and averages in the order of row numbers. So the result is equal to the bit
+    for every order of the updates and every number of processes.
 
     Args:
-        rows: Numbers of the test rows that the evaluation covers, at least one.
+        rows: Numbers of the test rows to evaluate, at least one.
 
     >>> import torch
     >>> scorer, labels = RowScorer(np.arange(2)), torch.tensor([[1, 2], [1, 2]])
@@ -57,7 +57,7 @@ class RowScorer:
 
     @property
     def scorable(self) -> bool:
-        """Whether any of the rows has a known answer; `result` raises an error if none has."""
+        """Whether some row has a known answer, without which `result` raises an error."""
         return True
 
     def update(self, rows: np.ndarray, labels: Tensor, answers: Answers) -> None:
@@ -79,12 +79,12 @@ class RowScorer:
         )
 
     def collected(self) -> dict[str, Any]:
-        """Return everything recorded so far, to be sent to another process."""
+        """Return all records so far, for another process's `merge`."""
         seen = self.columns["seen"]
         return {"rows": self.rows[seen], "columns": {name: column[seen] for name, column in self.columns.items()}}
 
     def merge(self, collected: dict[str, Any]) -> None:
-        """Add the records that another process's scorer collected in the same evaluation."""
+        """Add the records of another process's scorer in the same evaluation."""
         self._write(collected["rows"], **collected["columns"])
 
     def _write(self, rows: np.ndarray, **columns: np.ndarray) -> None:
@@ -95,15 +95,15 @@ class RowScorer:
             self.columns[name][at] = values
 
     def require_complete(self) -> None:
-        """Raise an error if a row has no answer yet."""
+        """Raise a ValueError if a row has no answer yet."""
         if missing := int(np.sum(~self.columns["seen"])):
             raise ValueError(f"{missing} of {len(self.rows)} test rows have no answer yet")
 
     def result(self, pool: Sequence[Self] = ()) -> dict[str, Any]:
-        """Return the metrics by name, over the rows whose answer is known; every row must have been answered.
+        """Return the metrics by name over the rows with known answers; the model must have answered every row.
 
         Args:
-            pool: Scorers of other checkpoints over the same rows whose votes count too, for tasks that vote.
+            pool: For tasks that vote, scorers of other checkpoints over the same rows, whose votes are added.
         """
         self.require_complete()
         known = self.columns["known"]
@@ -126,7 +126,7 @@ class RowScorer:
         return ["exact_accuracy", "token_accuracy", "lm_loss"]
 
     def summarize(self, result: dict[str, Any]) -> str:
-        """Write the main numbers of a result in one line, with their standard errors where there are any."""
+        """Return the main numbers of a result in one line, with standard errors if the result has them."""
         errors = result.get("standard_error") or {}
         parts = []
         for name in self.headline(result):

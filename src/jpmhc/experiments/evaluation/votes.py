@@ -1,7 +1,7 @@
-r"""Scores of tasks whose puzzles have variants: every variant casts one vote for each of its puzzle's tests.
+r"""Scores of tasks whose puzzles have variants: every variant of a puzzle casts one vote on each of its tests.
 
-A vote is the grid that the model wrote, with the variant undone, and is represented by a 64-bit digest. Candidates are
-ranked by (votes, mean confidence). docs/derivations/arc_evaluation.md derives the meaning of each number.
+A vote is the model's answer, turned back into a grid of the original puzzle and stored as a 64-bit hash. Candidate
+grids are ranked by number of votes, then by mean confidence. docs/derivations/arc_evaluation.md explains the metrics.
 """
 
 import hashlib
@@ -16,10 +16,10 @@ from torch import Tensor
 from jpmhc.experiments.evaluation.scores import Answers, RowScorer
 
 PASS_AT = (1, 2, 5, 10, 100, 1000)
-_ROUNDS = 200  # resamplings for the standard error of a vote
+_ROUNDS = 200  # resamplings for the standard error of pass@k
 
 Grids = Callable[[np.ndarray, np.ndarray], Sequence[np.ndarray]]
-"""Turns (numbers of test rows [B], a model's tokens [B, S]) into grids of the puzzles as published."""
+"""A function that turns numbers of test rows [B] and a model's tokens [B, S] into grids of the original puzzles."""
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,14 @@ class VotingPuzzle:
     """A puzzle whose variants vote in an evaluation."""
 
     name: str
-    inputs: tuple[np.ndarray, ...]  # of its tests
-    outputs: tuple[np.ndarray | None, ...]  # None: not known
-    at: np.ndarray  # [variants taken, tests]: the positions of its rows among the evaluation's
-    variants: int  # number of variants that the puzzle has in all
+    inputs: tuple[np.ndarray, ...]  # the tests' input grids
+    outputs: tuple[np.ndarray | None, ...]  # the tests' output grids; None: unknown
+    at: np.ndarray  # [evaluated variants, tests]: positions of the puzzle's rows among the evaluation's rows
+    variants: int  # number of all variants of the puzzle, evaluated or not
 
     @property
     def known(self) -> list[int]:
-        """The tests whose output is known."""
+        """The numbers of the puzzle's tests whose output is known."""
         return [test for test, output in enumerate(self.outputs) if output is not None]
 
 
@@ -44,38 +44,38 @@ class Candidate:
 
     grid: np.ndarray  # [h, w] uint8
     votes: int
-    of: int  # votes cast
+    of: int  # number of all votes on the test
 
 
 @dataclass(frozen=True)
 class Answered:
-    """One test of a puzzle and the grids with the most votes."""
+    """One test of a puzzle with the grids that got the most votes."""
 
-    puzzle: str  # its name
+    puzzle: str  # the puzzle's name
     test: int
     input: np.ndarray
-    output: np.ndarray | None  # None: not known
+    output: np.ndarray | None  # None: unknown
     candidates: list[Candidate]  # best first
 
 
 class VoteCount(TypedDict):
-    """The votes on one test; pass@k needs the rank alone."""
+    """The numbers of votes on one test, and the rank of the true grid."""
 
     test: int
-    rank: int | None  # of the true grid among the candidates, 1 being best
+    rank: int | None  # rank of the true grid among the candidates, 1 is best; None: no vote is right
     votes: int
     right: int
     candidates: int
 
 
 class VoteScorer(RowScorer):
-    """Records one vote per row beside the row's own scores: about 50 bytes per row.
+    """A scorer that records a vote and the scores of each row, in about 50 bytes per row.
 
     Args:
-        rows: Numbers of the test rows that the evaluation covers; whole variants, as `test_selection` returns them.
-        puzzles: The puzzles that the rows belong to.
+        rows: Numbers of the test rows to evaluate, with all tests of each variant, as from `test_selection`.
+        puzzles: The rows' puzzles.
         read_grids: Turns a model's tokens into grids.
-        keep_grids: Also keep the grids with votes, which a submission needs and a score does not.
+        keep_grids: Whether to store the grids with votes, which submissions need and scores do not.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class VoteScorer(RowScorer):
         self.columns["votes"] = np.zeros(len(self.rows), np.uint64)
         self.grids: dict[int, np.ndarray] | None = {} if keep_grids else None
         for puzzle in puzzles:
-            # A row stands for as many rows as its puzzle has variants per variant taken.
+            # Each evaluated variant represents an equal share of all variants of its puzzle.
             self.weights[puzzle.at] = puzzle.variants / len(puzzle.at)
 
     @property
@@ -105,21 +105,21 @@ class VoteScorer(RowScorer):
                 self.grids.setdefault(int(vote), grid.copy())
 
     def collected(self) -> dict[str, Any]:
-        """Return everything recorded so far, to be sent to another process."""
+        """Return all records so far, for another process's `merge`."""
         return {**super().collected(), "grids": self.grids}
 
     def merge(self, collected: dict[str, Any]) -> None:
-        """Add the records that another process's scorer collected in the same evaluation."""
+        """Add the records of another process's scorer in the same evaluation."""
         super().merge(collected)
         if self.grids is not None:
             self.grids |= collected["grids"]
 
     def result(self, pool: Sequence[Self] = ()) -> dict[str, Any]:
-        """Return row metrics, pass@k by vote, pass@k of independent answers, and their errors.
+        """Return row metrics, pass@k by vote, pass@k of independent answers, and standard errors.
 
         Args:
-            pool: Scorers of other checkpoints over the same rows, whose votes are counted too. Row metrics are left
-                out then, as they belong to one checkpoint.
+            pool: Scorers of other checkpoints over the same rows, whose votes are added. Row metrics, which belong to
+                one checkpoint, are then left out.
         """
         result = super().result()
         if pool:
@@ -147,12 +147,12 @@ class VoteScorer(RowScorer):
         return result
 
     def headline(self, result: dict[str, Any]) -> list[str]:
-        """Add pass@k where there are as many votes as attempts, and up to the two attempts that ARC Prize allows."""
+        """Return the names of the row metrics and of pass@k, for k up to the number of votes and at least up to 2."""
         votes = max(test["votes"] for tests in result["per_task"].values() for test in tests)
         return super().headline(result) + [f"pass@{k}" for k in PASS_AT if k <= max(2, votes)]
 
     def _standard_errors(self, scored: list[VotingPuzzle], sources: Sequence[RowScorer]) -> dict[str, float] | None:
-        """Estimate the errors that come from drawing some of the variants; None where a single one was drawn."""
+        """Estimate the standard errors due to the choice of variants; None if a puzzle has only one chosen variant."""
         if any(len(puzzle.at) < min(2, puzzle.variants) for puzzle in scored):
             return None
         rows = np.array([puzzle.variants * len(puzzle.known) for puzzle in scored])
@@ -172,7 +172,7 @@ class VoteScorer(RowScorer):
     def answered(self, best: int = 2) -> list[Answered]:
         """Return every test of every puzzle with up to `best` candidates, best first; needs `keep_grids`.
 
-        A vote for an empty grid counts among the votes but is no candidate.
+        Empty grids are not candidates, but their votes count in `Candidate.of`.
         """
         assert self.grids is not None
         self.require_complete()
@@ -187,21 +187,21 @@ class VoteScorer(RowScorer):
 
 
 def hash_grid(grid: np.ndarray) -> np.uint64:
-    """Hash a grid's shape and cells to 64 bits (BLAKE2)."""
+    """Return a 64-bit hash of a grid's shape and cells (BLAKE2)."""
     shape = bytes(grid.shape)  # sides are below 256
     cells = np.ascontiguousarray(grid, np.uint8).tobytes()
     return np.uint64(int.from_bytes(hashlib.blake2b(shape + cells, digest_size=8).digest(), "little"))
 
 
 def rank_candidates(votes: np.ndarray, confidence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rank the distinct candidates, best first, and count the votes for each.
+    """Return the distinct candidates, best first, and their numbers of votes.
 
     Args:
-        votes: Digests voted for, [N].
+        votes: Hash of the grid that each vote is for, [N].
         confidence: Confidence of each vote, [N].
 
     Returns:
-        Digests and counts, sorted by (count, mean confidence). Equals are sorted by digest, so that the order of the
+        The candidates' hashes and counts, sorted by count, then mean confidence, then hash, so that the order of the
         votes does not matter.
 
     >>> rank_candidates(np.array([7, 5, 7], np.uint64), np.array([0.1, 0.9, 0.2]))[0].tolist()
@@ -214,16 +214,16 @@ def rank_candidates(votes: np.ndarray, confidence: np.ndarray) -> tuple[np.ndarr
 
 
 def rank_of(truth: np.uint64, votes: np.ndarray, confidence: np.ndarray) -> int | None:
-    """Return the rank of the truth among the candidates, 1 being best; None if no vote is right."""
+    """Return the rank of the true grid's hash among the candidates (1 is best); None if no vote is right."""
     at = np.flatnonzero(rank_candidates(votes, confidence)[0] == truth)
     return int(at[0]) + 1 if len(at) else None
 
 
 def iid_pass(samples: int, right: int, k: int) -> float:
-    """Estimate the chance that at least one of k independent answers is right, from `samples` with `right` right ones.
+    """Estimate the chance that at least one of k independent answers is right, if `right` of `samples` answers are.
 
-    This is the unbiased estimator `1 − C(N − c, k) / C(N, k)`. It is not defined for k above N, where the value at
-    k = N is returned: 1 if any answer is right, else 0.
+    This is the unbiased estimator `1 − C(N − c, k) / C(N, k)` with N samples, c of them right. For k > N, where it is
+    not defined, the value at k = N is returned: 1 if any answer is right, else 0.
 
     >>> iid_pass(samples=4, right=1, k=2)
     0.5
@@ -233,16 +233,16 @@ def iid_pass(samples: int, right: int, k: int) -> float:
 
 
 def resampled_ranks(truth: np.uint64, votes: np.ndarray, confidence: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Return the truth's rank under many resamplings of the votes.
+    """Return the rank of the true grid in each of R resamplings of the votes.
 
     Args:
-        truth: Digest of the right grid.
-        votes: [N].
-        confidence: [N].
+        truth: Hash of the true grid.
+        votes: Hash of the grid that each vote is for, [N].
+        confidence: Confidence of each vote, [N].
         chosen: Indices of the votes in each resampling, [R, N'].
 
     Returns:
-        Ranks, [R] floats, infinite where no chosen vote is right.
+        Ranks, [R] floats, infinite if no vote in the resampling is right.
     """
     candidates, which = np.unique(votes, return_inverse=True)
     rounds, width = len(chosen), len(candidates)
@@ -262,7 +262,7 @@ def resampled_ranks(truth: np.uint64, votes: np.ndarray, confidence: np.ndarray,
 def _votes_on(
     puzzle: VotingPuzzle, test: int, sources: Sequence[RowScorer]
 ) -> tuple[np.uint64, np.ndarray, np.ndarray]:
-    """Return the true digest of one test, and the digests and confidences of all votes on it."""
+    """Return the hash of a test's true grid, and the hashes and confidences of all votes on the test."""
     at, output = puzzle.at[:, test], puzzle.outputs[test]
     assert output is not None
     votes = np.concatenate([source.columns["votes"][at] for source in sources])
@@ -285,7 +285,7 @@ def _variance_of_mean(values: np.ndarray) -> float:
 
 
 def _vote_variances(puzzle: VotingPuzzle, sources: Sequence[RowScorer]) -> np.ndarray:
-    """Estimate the variance of a puzzle's pass@k over the choice of variants by resampling them. [len(PASS_AT)]"""
+    """Estimate the variance of a puzzle's pass@k due to the choice of variants, by resampling. [len(PASS_AT)]"""
     taken = len(puzzle.at)
     chosen = np.random.default_rng(0).integers(0, taken, (_ROUNDS, taken))
     chosen_of_all = np.concatenate([chosen + taken * s for s in range(len(sources))], 1)

@@ -116,7 +116,7 @@ class RecursiveCore(nn.Module):
         return (self.positions, *carried, self.config.dim)
 
     def embed_rows(self, puzzle: Tensor, inputs: Tensor) -> Tensor:
-        """Return the network's input [B, T, d] of tokens [B, S] and puzzle vectors [B, d], scaled to entries near one."""
+        """Return the network's input [B, T, d] of tokens [B, S] and puzzle vectors [B, d], scaled by √d."""
         # A product with indicators instead of a gather. With a dozen different tokens its backward pass is one small
         # matrix product; the gather's backward pass would add hundreds of thousands of rows into a dozen.
         tokens = pad_rows(self.tokens.to(self.dtype))

@@ -1,4 +1,4 @@
-"""Making a run out of a published checkpoint: a folder that evaluation, prediction and training take."""
+"""Import of a published checkpoint into a run folder, which evaluation, prediction and training can use."""
 
 import dataclasses
 import os
@@ -40,22 +40,22 @@ _REASONS = {
 
 @dataclass(frozen=True)
 class ImportConfig:
-    """An import."""
+    """The settings of an import."""
 
     file: Path | None = None
     """The checkpoint, such as step_518071."""
     identifiers: Path | None = None
-    """The identifiers.json of the model's training data, which says whose each row of the puzzle table is."""
+    """The identifiers.json of the model's training data, which names the puzzle of each row of the puzzle table."""
     config: Path | None = None
-    """The all_config.yaml that lies beside the checkpoint."""
+    """The all_config.yaml from the checkpoint's folder."""
     out: Path | None = None
     """Folder of the new run."""
     mixer: str | None = None
-    """Residual mixer of hyper-connections that the model gets, at equal outputs; None: no hyper-connections."""
+    """Mixer of hyper-connections to add to the model, whose outputs stay equal; None: no hyper-connections."""
     streams: int | None = None
-    """Residual streams of these connections; None: four."""
+    """Number of residual streams of the hyper-connections; None: four."""
     task_options: dict[str, Any] = field(default_factory=dict)
-    """Options of the model's task to set, by name."""
+    """Options of the model's task by name."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,14 @@ class Imported:
     checkpoint: Path
     """Folder of the checkpoint."""
     remark: str
-    """A sentence about the parts of the model's data that are not here; empty: all are."""
+    """A sentence about data of the model that the task lacks; empty if it lacks none."""
 
 
 def import_model(choices: ImportConfig) -> Imported:
-    """Make a run of a published checkpoint; everything is checked before anything is written.
+    """Write a run folder with a published checkpoint, after all files have been checked.
 
-    The run has no optimiser state and no rows in flight, which the published files do not hold: `train --resume` begins
-    at step 0 with these weights.
+    The published files have no optimiser state and no rows in progress, so `train --resume` begins at step 0 with the
+    imported weights.
     """
     file, identifiers, config_file, out = (_require_path(choices, name) for name in _REASONS)
     run_folder.refuse_used_folder(out)
@@ -102,7 +102,7 @@ def import_model(choices: ImportConfig) -> Imported:
             out=out,
             **read_training_settings(settings),
         )
-        config = TrainConfig.from_json(config.to_json())  # as it will be read: numbers of the wrong kind are refused
+        config = TrainConfig.from_json(config.to_json())  # raises an error for values of the wrong type
     except (ValueError, TypeError) as error:
         raise ValueError(f"{config_file}: {error}") from None
     content = {
@@ -128,7 +128,7 @@ def import_model(choices: ImportConfig) -> Imported:
             checkpoint.write_part(path, "shared.pt", content)
             path = checkpoint.finish_checkpoint(path, config, task.fingerprint(), ranks=0)
             write_file(out / "config.json", config.to_json() + "\n")
-        except OSError:  # as on a full disk: the same import can be done again
+        except OSError:  # such as a full disk: remove the new files, so that the import can be repeated
             for path in new:
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
             raise
@@ -143,7 +143,7 @@ def _require_path(choices: ImportConfig, name: str) -> Path:
 
 
 def _add_connections(model: RecursiveConfig, choices: ImportConfig) -> RecursiveConfig:
-    """Return the model with the hyper-connections that were asked for, whose norms have the plain model's eps."""
+    """Return the model's configuration with the hyper-connections of `choices`, with the plain model's norm eps."""
     if choices.mixer is None and choices.streams is not None:
         raise ValueError("--streams is for hyper-connections: name their mixer with --mixer")
     if choices.mixer is None:
@@ -153,7 +153,7 @@ def _add_connections(model: RecursiveConfig, choices: ImportConfig) -> Recursive
 
 
 def _find_task(vocabulary: int, identifiers: Path, choices: ImportConfig) -> PublishedTask:
-    """Find the task of a published model by its vocabulary; refuse options that the task does not have."""
+    """Return the task whose vocabulary the published model has; raise a ValueError for options the task lacks."""
     for cls in TASKS.values():
         known = {option.name for option in dataclasses.fields(cls)}  # type: ignore[arg-type]
         options = {name: value for name, value in choices.task_options.items() if name in known}
@@ -165,7 +165,7 @@ def _find_task(vocabulary: int, identifiers: Path, choices: ImportConfig) -> Pub
 
 
 def _point_to_copy(task: TaskConfig, identifiers: Path, out: Path) -> TaskConfig:
-    """Make a task read its identifiers from the copy in the run's folder."""
+    """Return the task's configuration with the path of the identifiers' copy in the run's folder."""
     original = Path(os.path.abspath(identifiers))
     places = {name: out / _IDENTIFIERS for name in task.places if getattr(task, name) == original}
     return dataclasses.replace(task, **places)  # type: ignore[type-var]

@@ -1,4 +1,4 @@
-"""The configuration that lies beside a published checkpoint, `all_config.yaml`, in this package's terms."""
+"""Conversion of a published checkpoint's configuration, `all_config.yaml`, into this package's settings."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 from jpmhc.experiments.models import RecursiveConfig
 from jpmhc.experiments.models.layers import NORM_EPS
 
-# Settings of the architecture that the configuration must have, and the fields here that they become.
+# Required settings of the architecture, and the names of the fields of `RecursiveConfig` for them.
 _NEEDED = {
     "H_cycles": "h_cycles",
     "L_cycles": "l_cycles",
@@ -18,7 +18,7 @@ _NEEDED = {
     "halt_max_steps": "halt_max_steps",
     "halt_exploration_prob": "halt_exploration",
 }
-# Settings with the values that the public code takes where they are not there.
+# Optional settings, with the public code's defaults.
 _DEFAULTS = {
     "forward_dtype": "bfloat16",
     "mlp_t": False,
@@ -29,7 +29,7 @@ _DEFAULTS = {
     "rope_theta": 1e4,
     "name": "",
 }
-# Settings that do not change an answer: a field that the public code ignores, and two of its training loss.
+# Settings that do not change answers: H_layers, which the public code ignores, and two settings of the training loss.
 _WITHOUT_EFFECT = {"H_layers", "loss", "no_ACT_continue"}
 
 _TRAINING = {
@@ -44,7 +44,7 @@ _TRAINING = {
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Read `all_config.yaml`; raise an error if it is no configuration of a published model."""
+    """Read `all_config.yaml`; raise a ValueError if it is not the configuration of a published model."""
     import yaml  # an extra
 
     try:
@@ -61,7 +61,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def _read_numbers(value: object) -> object:
-    """Turn texts such as 1e-4 into numbers, which YAML 1.1 asks to be written as 1.0e-4."""
+    """Turn texts such as 1e-4 into numbers; YAML 1.1 reads only 1.0e-4 as a number."""
     if isinstance(value, dict):
         return {name: _read_numbers(inner) for name, inner in value.items()}
     if isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value):
@@ -70,7 +70,7 @@ def _read_numbers(value: object) -> object:
 
 
 def read_model_settings(settings: dict[str, Any], path: Path) -> RecursiveConfig:
-    """Return the model that the configuration describes; raise an error for a setting that this package lacks."""
+    """Return the model's configuration from the settings; raise a ValueError for settings that this package lacks."""
     arch = {name: value for name, value in settings["arch"].items() if value is not None}
     if missing := [name for name in _NEEDED if name not in arch]:
         raise ValueError(f"{path} lacks arch.{missing[0]}, which the weights do not tell")
@@ -104,7 +104,7 @@ def read_model_settings(settings: dict[str, Any], path: Path) -> RecursiveConfig
 
 
 def read_training_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a training run that the configuration has."""
+    """Return the fields of `TrainConfig` that the settings contain."""
     settings = {name: value for name, value in settings.items() if value is not None}
     fields = {ours: settings[theirs] for theirs, ours in _TRAINING.items() if theirs in settings}
     if "beta1" in settings and "beta2" in settings:

@@ -1,4 +1,4 @@
-"""The weights of a published checkpoint: read without running any code in the file, checked, and renamed."""
+"""Reading, checking and renaming the weights of a published checkpoint, without running code from the file."""
 
 import pickle
 import zipfile
@@ -10,7 +10,7 @@ from torch import Tensor
 from jpmhc.experiments.models import RecursiveConfig, RecursiveCore
 from jpmhc.experiments.tasks.task import Task
 
-_PREFIXES = ("_orig_mod.model.inner.", "model.inner.")  # of a compiled model, and of one that was not
+_PREFIXES = ("_orig_mod.model.inner.", "model.inner.")  # of names in compiled models and in other models
 _TABLE = "puzzle_emb.weights"
 _TOKENS = "embed_tokens.embedding_weight"
 _NAMES = {
@@ -29,9 +29,9 @@ _FEED_FORWARD = {"mlp.gate_up_proj.weight": "gate_up.weight", "mlp.down_proj.wei
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a checkpoint by name, without the prefix that all names have.
+    """Read the tensors of a checkpoint by name, without the names' common prefix.
 
-    Nothing but tensors is loaded. They stay on disk until they are used, as the puzzle table has gigabytes.
+    Only tensors are loaded. They stay on disk until they are used, because the puzzle table has gigabytes.
     """
     if not path.is_file():
         raise ValueError(f"there is no checkpoint at {path}")
@@ -52,14 +52,14 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
 
 
 def read_vocabulary(weights: dict[str, Tensor], path: Path) -> int:
-    """Return the number of tokens that a model knows."""
+    """Return the number of different tokens that a model knows."""
     if _TOKENS not in weights:
         raise ValueError(f"{path} lacks {_TOKENS}")
     return len(weights[_TOKENS])
 
 
 def refuse_table(weights: dict[str, Tensor], identifiers: int, path: Path, names: Path) -> None:
-    """Raise an error if the puzzle table does not have one row per identifier."""
+    """Raise a ValueError if the puzzle table does not have one row per identifier."""
     if _TABLE in weights and len(weights[_TABLE]) != identifiers:
         raise ValueError(
             f"{names} names {identifiers} rows, but {_TABLE} in {path} has {len(weights[_TABLE])}: they belong to "
@@ -68,12 +68,12 @@ def refuse_table(weights: dict[str, Tensor], identifiers: int, path: Path, names
 
 
 def count_layers(weights: dict[str, Tensor]) -> int:
-    """Return the number of layers that a checkpoint has weights of."""
+    """Return the number of layers in a checkpoint."""
     return len({name.split(".")[2] for name in weights if name.startswith("L_level.layers.")})
 
 
 def name_parameters(config: RecursiveConfig) -> dict[str, str]:
-    """Return the name that each published tensor, but for the puzzle table, has in the core of a model here."""
+    """Return the names in `RecursiveCore` by published name, for all tensors except the puzzle table."""
     names = dict(_NAMES)
     prefix = "network" if config.plain else "network.connections"
     for layer in range(config.layers):
@@ -84,16 +84,16 @@ def name_parameters(config: RecursiveConfig) -> dict[str, str]:
 
 
 def refuse_weights(weights: dict[str, Tensor], config: RecursiveConfig, task: Task, path: Path) -> None:
-    """Raise an error if the names or shapes of weights differ from the configuration and the task.
+    """Raise a ValueError if weights have other names or shapes than the configuration and the task need.
 
     Args:
         weights: The published tensors by name.
-        config: The model, without hyper-connections.
-        task: What it was trained on.
-        path: Where the weights come from.
+        config: The model's configuration, without hyper-connections.
+        task: The model's task.
+        path: The file of the weights, for messages.
     """
     try:
-        with torch.device("meta"):  # shapes alone, whatever size the configuration asks for
+        with torch.device("meta"):  # shapes only, because the configuration may describe a huge model
             core = RecursiveCore(config, task.vocabulary, task.length).state_dict()
     except (OverflowError, RuntimeError, TypeError):
         raise ValueError(f"the configuration asks for larger tensors than there can be, and not for {path}") from None
@@ -119,7 +119,7 @@ def refuse_weights(weights: dict[str, Tensor], config: RecursiveConfig, task: Ta
 def rename_weights(weights: dict[str, Tensor], config: RecursiveConfig, task: Task) -> tuple[dict[str, Tensor], Tensor]:
     """Return published weights as the state dict of a model's core, and the puzzle table.
 
-    Connections, if the model has any, are as they start.
+    Hyper-connections, which published models lack, have their initial parameters.
     """
     core = RecursiveCore(config, task.vocabulary, task.length).state_dict()
     renamed = {ours: weights[theirs].float() for theirs, ours in name_parameters(config).items()}

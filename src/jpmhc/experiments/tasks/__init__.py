@@ -1,1 +1,1 @@
-"""The tasks that models learn, one folder each, and their contract (`task.py`)."""
+"""The tasks that models learn, and the interface that all tasks share (`task.py`)."""

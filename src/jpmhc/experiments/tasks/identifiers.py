@@ -1,10 +1,10 @@
-"""The file `identifiers.json` of a published model's data: entry k names what row k of the puzzle table belongs to."""
+"""The file `identifiers.json` of a published model's data: entry k names the puzzle of row k in the puzzle table."""
 
 from pathlib import Path
 
 from jpmhc.files import NotJson, parse_json
 
-BLANK = "<blank>"  # the name of rows that belong to no puzzle; the first is one
+BLANK = "<blank>"  # the name of rows without a puzzle, such as row 0
 
 
 def read_identifiers(path: Path) -> list[str]:

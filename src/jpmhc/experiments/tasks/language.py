@@ -1,8 +1,8 @@
-"""Text for language models: files become tokens once, and a folder keeps the tokens.
+"""Text for language models, which is encoded as tokens once and stored in a token folder.
 
-Every file is taken once, by its content, and goes whole to training or to validation, by a hash of its content. The
-files' order is the order of these hashes, so that neighbouring files have nothing to do with each other. Byte-pair
-encoding comes from the package `tokenizers` (the extra `text`); a machine that has a token folder does not need it.
+Files with equal content are used once. A hash of the content assigns each file to training or validation, and decides
+the order of files, so that neighbouring files are unrelated. Byte-pair encoding needs the package `tokenizers` (the
+extra `text`); reading a token folder does not.
 
 A token folder holds `tokens.json` (the manifest), `tokenizer.json`, `training.xz` and `validation.xz` (16-bit numbers).
 """
@@ -26,29 +26,29 @@ from jpmhc import checks
 from jpmhc.experiments.tasks import counter
 from jpmhc.files import write_file
 
-PYTHON_SUFFIXES = (".py",)  # of the environment's own text
-SUFFIXES = (".md", ".py", ".rst", ".tex", ".txt")  # of folders that are named
+PYTHON_SUFFIXES = (".py",)  # files that are read if no folder is named
+SUFFIXES = (".md", ".py", ".rst", ".tex", ".txt")  # files that are read in named folders
 LARGEST_VOCABULARY = 2**15  # a token fits into a signed 16-bit number
 VALIDATION_SHARE = 0.05
-_FILE_BYTES = (100, 250_000)  # shorter files say nothing, longer ones are mostly tables
-_TOKENIZER_BYTES = 40_000_000  # text from which the vocabulary is learned
-_BYTES_PER_WORD = 1000  # training bytes per word of the vocabulary, where the text is small
+_FILE_BYTES = (100, 250_000)  # smallest and largest file; larger ones are mostly tables
+_TOKENIZER_BYTES = 40_000_000  # amount of text from which the vocabulary is learned
+_BYTES_PER_WORD = 1000  # training bytes per word of the vocabulary, for small texts
 _PART = 4_000_000  # tokens that one thread compresses
 _SEPARATOR = "<|file|>"  # token 0, before every file
-_ROWS = 301  # purpose of a draw, part of its key
-# 16-bit numbers: a position's parity is part of the context.
+_ROWS = 301  # a word of the random numbers' keys
+# Settings for 16-bit numbers, where the parity of a byte's position is useful context.
 _FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "lc": 3, "lp": 1, "pb": 1}]
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Description of a token folder."""
+    """The description of a token folder."""
 
     fingerprint: str  # equal fingerprints mean equal tokens
     vocabulary: int
-    training: int  # tokens
-    validation: int  # tokens
-    bytes: int  # of the text that was encoded
+    training: int  # number of training tokens
+    validation: int  # number of validation tokens
+    bytes: int  # size of the encoded text
     files: int
     sources: tuple[str, ...]  # names of the folders
     tokenizers: str  # version of the package
@@ -63,18 +63,18 @@ class Tokens:
     validation: Tensor  # [tokens] int16
 
     def count_rows(self, length: int) -> int:
-        """Return the number of training rows of `length` tokens that do not overlap."""
+        """Return the number of non-overlapping training rows of `length` tokens."""
         return (len(self.training) - 1) // length
 
     def validation_rows(self, count: int, length: int) -> Tensor:
-        """Return where validation rows begin: at most `count`, spread evenly, without overlap. [rows]"""
+        """Return the first token's index of at most `count` evenly spread, non-overlapping validation rows. [rows]"""
         available = (len(self.validation) - 1) // length
         chosen = np.linspace(0, available - 1, min(count, available)).astype(np.int64)
         return torch.from_numpy(chosen * length)
 
 
 def draw_rows(available: int, needed: int, length: int, seed: int) -> Tensor:
-    """Return where training rows begin: all rows in a random order, then all again in another order. [needed]
+    """Return the first token's index of training rows: all rows in random order, epoch after epoch. [needed]
 
     >>> sorted(draw_rows(available=4, needed=4, length=10, seed=0).tolist())
     [0, 10, 20, 30]
@@ -84,7 +84,7 @@ def draw_rows(available: int, needed: int, length: int, seed: int) -> Tensor:
 
 
 def refuse_second_reading(available: int, steps: int, batch: int, length: int, epochs: int) -> None:
-    """Raise an error if training would read a token more often than `epochs` times."""
+    """Raise a ValueError if training would read tokens more than `epochs` times."""
     needed = steps * batch
     if available < 1 or needed > epochs * available:
         times = "" if available < 1 else f", so it would read them {needed / available:.2f} times"
@@ -96,7 +96,7 @@ def refuse_second_reading(available: int, steps: int, batch: int, length: int, e
 
 
 def cut_rows(tokens: Tensor, starts: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Return the tokens of each row, and the token after each of them. [B] → twice [B, length] int64"""
+    """Return the tokens of rows and, as labels, each token's next token. [B] → [B, length] int64 each"""
     row = tokens[starts[:, None] + torch.arange(length + 1, device=tokens.device)].long()
     return row[:, :-1], row[:, 1:]
 
@@ -111,10 +111,10 @@ def prepare_tokens(
     """Encode text, unless it was encoded before, and return its token folder.
 
     Args:
-        folders: Folders with text, or one token folder. Empty: the Python source that this environment has.
-        cache: Where token folders are made.
-        vocabulary: Number of different tokens. None: 16,384, and fewer for a small text.
-        limit: Stop after about so many tokens.
+        folders: Folders with text, or one token folder. Empty: the Python source files of this environment.
+        cache: Folder in which token folders are created.
+        vocabulary: Number of different tokens. None: 16,384, or fewer for a small text.
+        limit: Stop after about this many tokens.
     """
     for folder in folders:
         if not folder.is_dir():
@@ -142,7 +142,7 @@ def prepare_tokens(
 
 
 def read_files(folders: Sequence[Path], suffixes: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the hash and the text of every file of readable size, each content once."""
+    """Yield the hash and the text of every file with an allowed size and suffix; equal files are yielded once."""
     seen = set()
     for folder in folders:
         for parent, children, names in os.walk(folder):
@@ -208,11 +208,11 @@ def _encode(texts: dict[str, str], vocabulary: int, limit: int | None, sources: 
         sources,
         tokenizers.__version__,
     )
-    write_file(folder / "tokens.json", json.dumps(asdict(manifest), indent=2) + "\n")  # the folder is whole now
+    write_file(folder / "tokens.json", json.dumps(asdict(manifest), indent=2) + "\n")  # last: marks a complete folder
 
 
 def _first_bytes(texts: dict[str, str]) -> Iterator[str]:
-    """Yield training files until the vocabulary can be learned from them."""
+    """Yield training files until they have enough text to learn the vocabulary from."""
     length = 0
     for key, text in texts.items():
         if not _is_validation(key):
@@ -223,7 +223,7 @@ def _first_bytes(texts: dict[str, str]) -> Iterator[str]:
 
 
 def _write_compressed(path: Path, values: np.ndarray) -> None:
-    """Write parts that are compressed side by side; one after the other they are one file."""
+    """Compress parts in parallel threads and write them one after the other into one xz file."""
     parts = [values[first : first + _PART].tobytes() for first in range(0, len(values), _PART)]
     with ThreadPoolExecutor(os.cpu_count()) as pool, open(path, "wb") as file:
         file.writelines(pool.map(lambda part: lzma.compress(part, lzma.FORMAT_XZ, filters=_FILTERS), parts))
@@ -239,7 +239,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def read_tokens(folder: Path) -> Tokens:
-    """Read a token folder, and check that its tokens are those of its manifest."""
+    """Read a token folder; raise a ValueError if its tokens do not match its manifest."""
     manifest = read_manifest(folder)
     digest = hashlib.blake2b(digest_size=12)
     sides = []

@@ -1,6 +1,6 @@
-"""The tasks of the recursive model by the name that the command line and a saved configuration give them.
+"""The tasks of the recursive model by name, as on the command line and in saved configurations.
 
-The language task beside them is not here: a decoder of its own learns it, in comparisons alone.
+The language task is not among them, because only the language decoder learns it, in comparisons.
 """
 
 from jpmhc.experiments.tasks.arc import ArcConfig
@@ -11,5 +11,5 @@ TASKS: dict[str, type[TaskConfig]] = {"sudoku": SudokuConfig, "arc": ArcConfig}
 
 
 def kind_of(config: TaskConfig) -> str:
-    """Return the name of a configuration's task."""
+    """Return the name of the task that a configuration is for."""
     return next(kind for kind, cls in TASKS.items() if isinstance(config, cls))

@@ -1,12 +1,12 @@
-"""The contract between a task and everything that trains on it or evaluates it.
+"""The interface of tasks for training and evaluation.
 
 A task has two parts: a configuration (`TaskConfig`, a frozen dataclass whose fields are the options), and the task
 itself (`Task`), which turns positions and row numbers into rows of tokens and makes a scorer for a model's answers.
-Training and evaluation use these and know no task by name.
+Training and evaluation use only this interface.
 
-A task is a pure function of its configuration. Training examples form one endless sequence and are requested by their
-position in it, test examples by their row number. Nothing is consumed: any number of processes sees the same rows, and
-a resumed run needs to know its position and nothing else.
+A task is a pure function of its configuration. Training examples form an endless sequence and are requested by
+position; test examples are requested by row number. So all processes see the same rows, and a resumed run needs only
+its position.
 """
 
 import dataclasses
@@ -26,11 +26,11 @@ from jpmhc.experiments.evaluation.votes import Answered, VoteScorer
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of one task, on one device."""
+    """A batch of a task's rows on one device."""
 
     inputs: Tensor  # [B, S] int64, tokens below the task's vocabulary
-    labels: Tensor  # [B, S] int64, PAD where there is nothing to predict
-    identifiers: Tensor  # [B] int64, row of the puzzle-embedding table
+    labels: Tensor  # [B, S] int64, PAD if there is nothing to predict
+    identifiers: Tensor  # [B] int64, row of the puzzle table
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         """Copy the rows to another device."""
@@ -41,7 +41,7 @@ class Batch:
         )
 
     def pin_memory(self) -> "Batch":
-        """Copy the rows to pinned memory, from which a GPU can fetch them while the host goes on."""
+        """Copy the rows to pinned memory, so that copies to a GPU do not block the host."""
         return Batch(self.inputs.pin_memory(), self.labels.pin_memory(), self.identifiers.pin_memory())
 
     def __len__(self) -> int:
@@ -49,63 +49,63 @@ class Batch:
 
 
 class Task(ABC):
-    """The training rows, the test rows and the score of one task."""
+    """The training rows, the test rows and the scorer of one task."""
 
     vocabulary: int
-    """Number of tokens, PAD included."""
+    """Number of different tokens, including PAD."""
     length: int
-    """Tokens of a row (ARC: 900); the model adds its puzzle slots to them."""
+    """Tokens per row (ARC: 900), without the model's puzzle slots."""
     test_rows: int
     """Number of test rows."""
     identifier_count: int = 1
-    """Rows of the puzzle-embedding table; row 0 belongs to no puzzle."""
+    """Number of rows of the puzzle table; row 0 belongs to no puzzle."""
     test_kind: str = "held out"
-    """A word for the test rows: "held out", or that training has seen them."""
+    """Words for the test rows: "held out", or "tests seen in training"."""
 
     @abstractmethod
     def examples(self, positions: np.ndarray) -> Batch:
-        """Return the training rows at these positions (integers >= 0, any order) of the endless sequence."""
+        """Return the training rows at these positions (integers >= 0, in any order) of the endless sequence."""
 
     @abstractmethod
     def test_examples(self, rows: np.ndarray) -> Batch:
-        """Return test rows by number, labels included."""
+        """Return the test rows with these numbers, including labels."""
 
     @abstractmethod
     def describe(self, identifiers: np.ndarray) -> list[str]:
-        """Return a name for each identifier: its puzzle and variant."""
+        """Return the names of the identifiers' puzzles and variants."""
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Return a short digest of everything that decides the rows: equal digests mean equal rows and identifiers."""
+        """Return a short digest that is equal only for tasks with equal rows and identifiers."""
 
     def test_selection(self, variants: int | None = None, seed: int = 0) -> np.ndarray:
-        """Return the numbers of the test rows to evaluate, ascending: all, or at most `variants` of every puzzle."""
+        """Return the ascending numbers of all test rows, or of those in at most `variants` variants per puzzle."""
         return np.arange(self.test_rows)
 
     def scorer(self, rows: np.ndarray) -> RowScorer:
-        """Return an empty scorer for an evaluation over `rows`, as `test_selection` returned them."""
+        """Return an empty scorer for the test rows `rows`, which `test_selection` returned."""
         return RowScorer(rows)
 
 
 class VotingTask(Task):
-    """A task whose puzzles have several variants, which vote on the answer."""
+    """A task whose puzzles have several variants; the answers to the variants vote on the final answer."""
 
     @abstractmethod
     def scorer(self, rows: np.ndarray, keep_grids: bool = False) -> VoteScorer:
-        """Return an empty scorer for an evaluation over `rows`; `keep_grids` is for submissions."""
+        """Return an empty scorer for the test rows `rows`; with `keep_grids` it stores grids for submissions."""
 
     @abstractmethod
     def rows_of_puzzles(self, rows: np.ndarray, names: Sequence[str]) -> np.ndarray:
-        """Return the test rows that belong to the named puzzles; raise an error for a name that is not tested."""
+        """Return the test rows of the named puzzles; raise a ValueError for a puzzle without test rows."""
 
     @abstractmethod
     def submission(self, answered: Sequence[Answered]) -> Mapping[str, object]:
-        """Return answers in the form in which they are handed in, ready for JSON."""
+        """Return answers as a submission, ready for JSON."""
 
 
 @dataclass(frozen=True)
 class NoOverrides:
-    """No option of the task can be changed in an evaluation."""
+    """The options that an evaluation may change: none."""
 
 
 @dataclass(frozen=True)
@@ -114,31 +114,31 @@ class PublishedTask:
 
     config: "TaskConfig"
     remark: str = ""
-    """A sentence about the parts of the model's data that are not here; empty: all are."""
+    """A sentence about data of the model that the task lacks; empty if it lacks none."""
 
 
 class TaskConfig(ABC):
-    """The options of a task; every task derives a frozen dataclass from it and enters that in the registry."""
+    """The options of a task. Each task has a subclass that is a frozen dataclass and is listed in the registry."""
 
     seed: int
 
     votes: ClassVar[bool] = False
-    """Whether puzzles have several variants, which vote on the answer. An evaluation can then draw some variants, pool
-    the votes of several checkpoints, and write a submission; `build` returns a `VotingTask`."""
+    """Whether variants of a puzzle vote on the answer, so that `build` returns a `VotingTask`. Evaluations can then use
+    a sample of the variants, pool the votes of several checkpoints, and write a submission."""
     Overrides: ClassVar[type] = NoOverrides
-    """A dataclass of the options that an evaluation may change: the names are those of fields here, None means no
-    change."""
+    """A dataclass with the options that an evaluation may change, under the same names; None means no change."""
     places: ClassVar[tuple[str, ...]] = ()
-    """Options that name files. They may change when a run is resumed: the fingerprint covers the files' content."""
+    """Options that name files. They may change when a run is resumed, because the fingerprint covers the files'
+    content."""
 
     @classmethod
     def of_published_model(cls, vocabulary: int, identifiers: Path, options: dict[str, Any]) -> PublishedTask | None:
-        """Return the task that a published model was trained on, or None if it was another task.
+        """Return the task of a published model, or None if the model was trained on another task.
 
         Args:
-            vocabulary: Tokens of the model.
+            vocabulary: Number of tokens that the model knows.
             identifiers: The file that names the rows of the model's puzzle table.
-            options: Options of the task to set, by name.
+            options: Options of the task by name.
         """
         return None
 
@@ -147,7 +147,7 @@ class TaskConfig(ABC):
         """Read or generate the puzzles."""
 
     def override(self, options: dict[str, Any]) -> Self:
-        """Return this configuration with the options that an evaluation changes; refuse all others."""
+        """Return a copy with changed options; raise a ValueError for options that an evaluation may not change."""
         allowed = {field.name for field in dataclasses.fields(self.Overrides)}
         for name in options:
             if name not in allowed:

@@ -1,4 +1,4 @@
-"""ARC-AGI: reading puzzles, varying them, and counting the votes on their answers."""
+"""ARC-AGI: puzzles, their variants, and the tasks that models train on."""
 
 from jpmhc.experiments.tasks.arc.dataset import Arc, ArcConfig
 

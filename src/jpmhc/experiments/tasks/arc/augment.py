@@ -1,11 +1,12 @@
 r"""Variants of ARC puzzles: one of the eight symmetries of the square, and a permutation of the colours 1 to 9.
 
-A variant is described by eleven bytes. Its grids are never stored: a turned or mirrored grid is the same memory read
-with another start and other strides, and colours go through a table of ten entries.
+A variant is described by eleven bytes, and its grids are never stored. A turned or mirrored grid is the source grid's
+memory, read with another start and other strides; colours go through a table of ten entries.
 
-Symmetry `k` has three bits: 4 transposes, then 2 reverses the source's rows and 1 its columns, so that the variant's
-cell `(i, j)` is the source's `(a, b)` with `(a, b) = (j, i)` if bit 4 else `(i, j)`, `a → h − 1 − a` if bit 2 and
-`b → w − 1 − b` if bit 1. These are the eight elements of the dihedral group.
+Symmetry `k` has three bits: 4 transposes, 2 reverses the source's rows, and 1 reverses the source's columns. The
+variant's cell `(i, j)` is the source's cell `(a, b)`, where `(a, b) = (j, i)` if bit 4 is set, else `(i, j)`; then
+`a → h − 1 − a` if bit 2 is set, and `b → w − 1 − b` if bit 1 is set. These are the eight elements of the dihedral
+group.
 """
 
 from dataclasses import dataclass
@@ -18,25 +19,25 @@ from jpmhc.experiments.tasks.arc.puzzles import COLOURS, LARGEST, Puzzle
 
 SYMMETRIES = 8
 
-_TRIALS = 5  # draws a wanted variant, as in the public code: puzzles with few distinct variants end up with fewer
-_SYMMETRY, _COLOUR, _PLACE, _SHAPE, _WEIGHT = range(100, 105)  # purposes of a draw, part of its key
+_TRIALS = 5  # most draws per variant, as in the public code; puzzles with few distinct variants get fewer
+_SYMMETRY, _COLOUR, _PLACE, _SHAPE, _WEIGHT = range(100, 105)  # words of the random numbers' keys
 
 
 @dataclass(frozen=True)
 class Variants:
-    """The variants of many puzzles, one after the other; the first of each puzzle is the puzzle itself."""
+    """The variants of many puzzles, ordered by puzzle; the first variant of each puzzle is the puzzle itself."""
 
     symmetry: np.ndarray  # [V] uint8
-    colours: np.ndarray  # [V, 10] uint8: the colour that each colour becomes
+    colours: np.ndarray  # [V, 10] uint8: the new colour of each colour
     starts: np.ndarray  # [puzzles + 1] int64: variants of puzzle p are starts[p] to starts[p + 1]
 
     @property
     def counts(self) -> np.ndarray:
-        """Number of variants of every puzzle."""
+        """The number of variants of each puzzle."""
         return np.diff(self.starts)
 
     def puzzle_of(self, variant: np.ndarray) -> np.ndarray:
-        """Find the puzzle that each variant belongs to."""
+        """Return the index of each variant's puzzle."""
         return np.searchsorted(self.starts, variant, side="right") - 1
 
 
@@ -52,7 +53,7 @@ class Layout:
 
 
 def layout_of_variant(offset: np.ndarray, height: np.ndarray, width: np.ndarray, symmetry: np.ndarray) -> Layout:
-    """Describe how to read the variant of grids that lie row by row at `offset`, `height` × `width`; all arrays [B]."""
+    """Return the layouts of variants of `height` × `width` grids that are stored row by row at `offset`, all [B]."""
     transpose, rows, columns = _bits(symmetry)
     base = offset + rows * (height - 1) * width + columns * (width - 1)
     over_rows, over_columns = (1 - 2 * rows) * width, 1 - 2 * columns
@@ -68,11 +69,11 @@ def layout_of_variant(offset: np.ndarray, height: np.ndarray, width: np.ndarray,
 def layout_of_source(
     offset: np.ndarray, stride: int, height: np.ndarray, width: np.ndarray, symmetry: np.ndarray
 ) -> Layout:
-    """Describe how to read the source of variants, `height` × `width`, that lie in rows of `stride` cells."""
+    """Return the layouts that read the source grids out of stored variants, `height` × `width` in rows of `stride`."""
     transpose, rows, columns = _bits(symmetry)
     h, w = np.where(transpose, width, height), np.where(transpose, height, width)
     over_rows, over_columns = np.where(transpose, 1, stride), np.where(transpose, stride, 1)
-    last_row, last_column = np.maximum(h - 1, 0), np.maximum(w - 1, 0)  # an empty grid is read nowhere
+    last_row, last_column = np.maximum(h - 1, 0), np.maximum(w - 1, 0)  # no negative offset for empty grids
     base = offset + rows * last_row * over_rows + columns * last_column * over_columns
     return Layout(base, (1 - 2 * rows) * over_rows, (1 - 2 * columns) * over_columns, h, w)
 
@@ -83,16 +84,16 @@ def _bits(symmetry: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def draw_variants(puzzles: list[Puzzle], wanted: int, seed: int, keep_answer_colours: bool = False) -> Variants:
-    """Draw up to `wanted` variants of every puzzle beside the puzzle itself, all different from one another.
+    """Draw up to `wanted` different variants of every puzzle, and return them after the puzzle itself.
 
-    With `keep_answer_colours`, colours that a puzzle shows in outputs alone stay as they are, since no input of a
-    variant could tell what became of them.
+    With `keep_answer_colours`, colours that appear only in a puzzle's outputs do not change, because a variant's inputs
+    would not show how they changed.
 
-    Each puzzle's draws are keyed by its name, so they do not depend on what other puzzles there are.
+    Random numbers are keyed by the puzzle's name, so a puzzle's variants do not depend on the other puzzles.
 
     Note:
-        Two variants are the same when they hold the same pairs of grids. They are compared by a 64-bit hash that is
-        linear in the colours' codes, so that it comes from ten sums a grid and symmetry instead of from the grid.
+        Two variants are equal if they have the same pairs of grids. Variants are compared by a 64-bit hash that is
+        linear in the colours' codes, so that it is computed from ten sums per grid and symmetry, and not from cells.
     """
     symmetries, colours, starts = [], [], [0]
     for puzzle in puzzles:
@@ -104,7 +105,7 @@ def draw_variants(puzzles: list[Puzzle], wanted: int, seed: int, keep_answer_col
 
 
 def _draw_distinct(puzzle: Puzzle, wanted: int, seed: int, keep_answer_colours: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Draw the symmetries [V] and the colours [V, 10] of one puzzle's variants."""
+    """Draw one puzzle's variants and return their symmetries [V] and colours [V, 10]."""
     symmetry = np.zeros(1, np.uint8)
     colours = np.arange(COLOURS, dtype=np.uint8)[None]
     if wanted == 0:
@@ -116,7 +117,7 @@ def _draw_distinct(puzzle: Puzzle, wanted: int, seed: int, keep_answer_colours: 
     if keep_answer_colours:
         moving = np.setdiff1d(moving, _answer_colours(puzzle))
     while len(symmetry) <= wanted and drawn < _TRIALS * wanted:
-        # Most puzzles need hardly more draws than variants, so draw in portions.
+        # Most puzzles need few draws more than variants, so draw in portions.
         trials = np.arange(drawn, min(drawn + wanted + wanted // 8 + 1, _TRIALS * wanted))
         drawn = int(trials[-1]) + 1
         draw = counter.bits(seed, key, _COLOUR, trials[:, None], moving)
@@ -131,18 +132,18 @@ def _draw_distinct(puzzle: Puzzle, wanted: int, seed: int, keep_answer_colours: 
 
 
 def _answer_colours(puzzle: Puzzle) -> np.ndarray:
-    """Return the colours that the demonstrations show in outputs alone; the tests' outputs are not looked at."""
+    """Return the colours that are in outputs of the demonstrations but in no input; tests' outputs are ignored."""
     outputs = [pair.output.reshape(-1) for pair in puzzle.demonstrations if pair.output is not None]
     inputs = [pair.input.reshape(-1) for pair in puzzle.demonstrations + puzzle.tests]
     return np.setdiff1d(np.concatenate(outputs), np.concatenate(inputs))
 
 
 def _colour_sums(puzzle: Puzzle) -> tuple[np.ndarray, np.ndarray]:
-    """Sum, for each symmetry, grid and colour, the random weights of the places where that colour ends up.
+    """Sum each colour's random cell weights, for every symmetry of every grid of a puzzle.
 
     Returns:
-        The sums, [8, grids, 10] uint64, and a word for each grid's shape, [8, grids]; grids in the order input,
-        output of every pair, an unknown output counting as nothing.
+        The sums, [8, grids, 10] uint64, and a hash of each grid's shape, [8, grids]. The grids are the input and the
+        output of every pair in turn; unknown outputs have zeros.
     """
     grids = [grid for pair in puzzle.demonstrations + puzzle.tests for grid in (pair.input, pair.output)]
     sums = np.zeros((SYMMETRIES, len(grids), COLOURS), np.uint64)
@@ -157,7 +158,7 @@ def _colour_sums(puzzle: Puzzle) -> tuple[np.ndarray, np.ndarray]:
 
 @lru_cache(maxsize=256)
 def _place_weights(height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw a weight of the place that each cell of a grid moves to, [8, cells], and a word for the shape, [8]."""
+    """Return a random weight for each cell's position after each symmetry, [8, cells], and hashes of shapes, [8]."""
     every = np.arange(SYMMETRIES)
     layout = layout_of_variant(np.zeros_like(every), np.full_like(every, height), np.full_like(every, width), every)
     weights = np.empty((SYMMETRIES, height * width), np.uint64)
@@ -168,7 +169,7 @@ def _place_weights(height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _hashes(sums: np.ndarray, shapes: np.ndarray, symmetry: np.ndarray, colours: np.ndarray) -> np.ndarray:
-    """Hash variants as unordered collections of pairs to 64 bits: [V]."""
+    """Return a 64-bit hash of each variant that does not depend on the order of its pairs. [V]"""
     codes = counter.bits(_WEIGHT, np.arange(COLOURS))[colours]  # [V, 10]
     hashes = np.empty(len(symmetry), np.uint64)
     for k in range(SYMMETRIES):

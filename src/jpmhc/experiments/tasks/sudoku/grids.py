@@ -1,8 +1,8 @@
-"""Sudoku grids by the thousand: solutions, clue sets with one solution and symmetries, vectorised over puzzles.
+"""Solutions, clue sets and symmetries of Sudoku grids, computed for many puzzles at once.
 
 Partly solved grids ("partials") are arrays of bit sets `[M, cells]`: bit `d` of a cell says that digit `d` is still
-possible. Deduction strikes digits that a unit already has and fixes digits with one place left in a unit; where it
-stalls, `solvable` branches.
+possible. A unit is a row, column or box. Deduction removes digits that another cell of a unit has, and fixes a digit
+that only one cell of a unit can have. If deduction is not enough, `solvable` tries digits.
 """
 
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ import numpy as np
 from jpmhc.experiments.tasks import counter
 
 _SHAPES = {4: (2, 2), 6: (2, 3), 9: (3, 3)}  # rows and columns of a box
-_COUNT = np.array([bits.bit_count() for bits in range(2**9)])  # digits in a set
-_CHUNK = 8192  # partials deduced upon at a time: bounds the memory of a search
+_COUNT = np.array([bits.bit_count() for bits in range(2**9)])  # number of digits in a set
+_CHUNK = 8192  # most partials processed at a time, to bound memory
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,17 @@ class Geometry:
 
     @property
     def box(self) -> tuple[int, int]:
-        """Rows and columns of a box."""
+        """The numbers of rows and columns of a box."""
         return _SHAPES[self.size]
 
     @property
     def cells(self) -> int:
-        """Number of cells."""
+        """The number of cells."""
         return self.size**2
 
     @property
     def full(self) -> np.uint16:
-        """The set of all digits."""
+        """The bit set of all digits."""
         return np.uint16(2**self.size - 1)
 
     @cached_property
@@ -56,7 +56,7 @@ class Geometry:
         return np.stack([np.flatnonzero((self.units == cell).any(1)) for cell in range(self.cells)])
 
     def lines(self, band: int, *key: np.ndarray | int) -> np.ndarray:
-        """Draw random orders of rows (or columns) that keep bands of `band` lines together: [..., size]."""
+        """Return random orders of rows (or columns) in which bands of `band` rows stay together. [..., size]"""
         bands, keys = self.size // band, [np.asarray(word)[..., None] for word in key]
         outer = np.argsort(counter.bits(*keys, 0, np.arange(bands)), -1)  # [..., bands]
         inner = np.argsort(counter.bits(*(k[..., None] for k in keys), 1, *np.ogrid[:bands, :band]), -1)
@@ -64,14 +64,14 @@ class Geometry:
 
 
 def deduce_digits(partials: np.ndarray, geometry: Geometry) -> tuple[np.ndarray, np.ndarray]:
-    """Apply both deductions until nothing changes.
+    """Apply both deductions to partly solved grids until nothing changes.
 
     Args:
-        partials: partly solved grids as bit sets, [M, cells].
-        geometry: the grid's shape.
+        partials: Partly solved grids as bit sets, [M, cells].
+        geometry: The grid's geometry.
 
     Returns:
-        The partials with everything deduced, and whether each is free of contradiction, [M].
+        The partials after all deductions, and whether each is free of contradictions, [M].
     """
     partials, alive = partials.copy(), np.ones(len(partials), bool)
     active = np.arange(len(partials))
@@ -83,8 +83,8 @@ def deduce_digits(partials: np.ndarray, geometry: Geometry) -> tuple[np.ndarray,
         new = np.where(fixed, now, now & ~others)
         once, twice = _once(new[:, geometry.units])
         hidden = np.bitwise_or.reduce(once[:, geometry.units_of], -1) & new
-        # A digit with one place left in a unit decides that place; two such digits in one cell are a contradiction,
-        # which the missing digit of the next round reports.
+        # A digit that only one cell of a unit can have is fixed there. If a cell has two such digits, only one is
+        # fixed, and the next round finds the contradiction: the other digit is missing in its unit.
         lowest = hidden & (~hidden + np.uint16(1))
         new = np.where(hidden, lowest, new)
         fine = ~clash.any(-1) & ((once | twice) == geometry.full).all(-1) & new.all(-1)
@@ -96,7 +96,7 @@ def deduce_digits(partials: np.ndarray, geometry: Geometry) -> tuple[np.ndarray,
 
 
 def _once(sets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Find the digits that occur in exactly one, and in more than one, of the sets along the last axis."""
+    """Return the digits that are in exactly one, and those in more than one, of the sets along the last axis."""
     any_, more = np.zeros(sets.shape[:-1], np.uint16), np.zeros(sets.shape[:-1], np.uint16)
     for k in range(sets.shape[-1]):
         more |= any_ & sets[..., k]
@@ -105,7 +105,7 @@ def _once(sets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def solvable(partials: np.ndarray, geometry: Geometry) -> np.ndarray:
-    """Return whether each partial has a solution, [M], by deduction and, if that stalls, by exhaustive search."""
+    """Return whether each partial has a solution, [M], by deduction and, where needed, exhaustive search."""
     answer = np.zeros(len(partials), bool)
     stack = [(np.arange(len(partials)), partials)]
     while stack:
@@ -132,10 +132,10 @@ def solvable(partials: np.ndarray, geometry: Geometry) -> np.ndarray:
 
 
 def draw_solutions(count: int, geometry: Geometry, seed: int) -> np.ndarray:
-    """Draw random solutions with digits 0 to size − 1: [count, cells].
+    """Draw random solutions with digits 0 to size − 1. [count, cells]
 
-    A digit of a most constrained cell is guessed and everything deduced from it; a contradiction starts the grid over.
-    Every grid can come up; their probabilities are not equal.
+    Digits are guessed one by one in a cell with the fewest choices, with deductions after each guess; after a
+    contradiction the grid starts again. Every solution is possible, but not all are equally likely.
     """
     partials = np.full((count, geometry.cells), geometry.full)
     active, guess = np.arange(count), 0
@@ -158,7 +158,7 @@ def draw_solutions(count: int, geometry: Geometry, seed: int) -> np.ndarray:
 
 
 def list_solutions(geometry: Geometry) -> np.ndarray:
-    """List every solution of the 4 × 4 grid, in a fixed order: [288, 16]."""
+    """Return all solutions of the 4 × 4 grid in a fixed order. [288, 16]"""
     partials = np.full((1, geometry.cells), geometry.full)
     for cell in range(geometry.cells):
         parent, digit = np.nonzero(partials[:, cell, None] >> np.arange(geometry.size) & 1)
@@ -170,10 +170,9 @@ def list_solutions(geometry: Geometry) -> np.ndarray:
 
 
 def draw_minimal_clues(solutions: np.ndarray, geometry: Geometry, seed: int) -> np.ndarray:
-    """Draw for each solution a random clue set that has no other solution and no clue to spare: [M, cells].
+    """Draw a random minimal set of clues for each solution, which no other solution has. [M, cells]
 
-    Clues are taken away one by one in random order; a clue stays where the grid without it has a solution with
-    another digit in that cell.
+    Clues are removed one by one in random order. A clue stays if, without it, a solution has another digit in its cell.
     """
     puzzles = np.arange(len(solutions))
     order = np.argsort(counter.bits(seed, 13, puzzles[:, None], np.arange(geometry.cells)), -1)
@@ -187,18 +186,19 @@ def draw_minimal_clues(solutions: np.ndarray, geometry: Geometry, seed: int) -> 
 
 
 def relabel_digits(solution: np.ndarray, size: int) -> bytes:
-    """Rename a grid's digits in order of appearance: the result is equal for grids that differ by a renaming."""
+    """Rename a grid's digits in order of appearance, so that grids equal up to renaming give equal results."""
     names = np.full(size, -1)
     names[solution[:size]] = np.arange(size)  # the first row has every digit once
     return names[solution].astype(np.uint8).tobytes()
 
 
 def signature(solution: np.ndarray, geometry: Geometry) -> bytes:
-    """Compute a value that no symmetry of the grid changes; different values prove two grids inequivalent.
+    """Return a value that no symmetry of the grid changes; grids with different values are not equivalent.
 
-    Two rows define a permutation of the digits (what stands under each digit). Its cycle lengths survive a renaming of
-    digits and any exchange of columns; collected over the pairs of rows within bands and across them, they survive
-    exchanges of rows and bands too. Columns alike; where boxes are square, transposing swaps the two collections.
+    Two rows define a permutation of the digits, which takes each digit of one row to the digit below it in the other.
+    Renaming digits or exchanging columns does not change the permutation's cycle lengths. Exchanging rows or bands does
+    not change the collections of cycle lengths over pairs of rows, within bands and across bands. The same holds for
+    columns. If boxes are square, transposing swaps the collections of rows and columns.
     """
     grid = solution.reshape(geometry.size, geometry.size)
     height, width = geometry.box
