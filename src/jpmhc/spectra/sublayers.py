@@ -1,8 +1,8 @@
-r"""Laws of sublayer Jacobians: what a sublayer adds to the noise of its layer, beyond its mean square.
+r"""Laws of sublayer Jacobians, for sublayers that are not one Gaussian matrix.
 
-A sublayer's Jacobian $F'$ [p, p] is taken as bi-invariant: its singular vectors have no preferred directions. Its
-determining series $C(t)$ then says everything that the chain needs (docs/derivations/real_networks.md). All laws here
-have mean square one; `Network.variance` is their scale, $C_l(t) = C(\sigma_l^2 t)$.
+A sublayer's Jacobian $F'$ [p, p] is assumed to be bi-invariant: its singular vectors have no preferred directions. The
+chain then depends only on the determining series $C(t)$ of the Jacobian (docs/derivations/real_networks.md). All laws
+here have mean square one; `Network.variance` is their scale, $C_l(t) = C(\sigma_l^2 t)$.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from jpmhc import checks
 from jpmhc.manifolds import orthogonal
 from jpmhc.spectra.activations import Activation, get_activation, hermite_nodes, panel_nodes
 
-# Standard normal numbers of a shape, one set for each of b samples. [b, *shape]
+# A function that draws standard normal numbers of a given shape for each of b samples. [b, *shape]
 NormalSource = Callable[..., Tensor]
-# Nodes of a law of slopes, and of a law of measured singular values: at least so many for each decade of squares. The
-# integrands are rational with poles off the support, so that Gauss quadrature converges geometrically.
+# The number of nodes of a law of slopes, of a law of measured singular values, and the smallest number for each decade
+# of squares. The integrands are rational with poles off the support, so that Gauss quadrature converges geometrically.
 _SLOPE_NODES = 16
 _MEASURED_NODES, _DECADE_NODES = 48, 8
-# Decades of squares below the largest that are told apart: five decades of singular values.
+# Squares that are smaller than the largest by more than this many decades share the nodes of the lowest decade.
 _MOST_DECADES = 10
 
 
@@ -35,9 +35,9 @@ class Sublayer(ABC):
     """The law of a sublayer's Jacobian, as a discrete law of squares with mean one.
 
     Attributes:
-        variance: The mean squared singular value that the law came with, which `Network` takes unless it is given one.
+        variance: The mean squared singular value of the Jacobian, which is the default variance of a `Network`.
         squares: The nodes, with mean one. [K]
-        weights: Their weights, which sum to one. [K]
+        weights: The nodes' weights, which sum to one. [K]
     """
 
     variance: float
@@ -47,28 +47,28 @@ class Sublayer(ABC):
     @property
     @abstractmethod
     def norm(self) -> float:
-        """A bound on the largest singular value of the law with mean square one."""
+        """An upper bound on the singular values of the law with mean square one."""
 
     @abstractmethod
     def sample(self, normal: NormalSource, width: int) -> Tensor:
         """Draw Jacobians with mean square one. [b, width, width]
 
         Args:
-            normal: Draws standard normal numbers [b, *shape].
+            normal: A function that draws standard normal numbers [b, *shape].
             width: Features p.
         """
 
 
 @dataclass(frozen=True, eq=False)
 class HiddenLayer(Sublayer):
-    r"""Two Gaussian matrices around a layer of slopes, $F' = W_2\,\mathrm{diag}(d)\,W_1$.
+    r"""The law of two Gaussian matrices around a layer of slopes, $F' = W_2\,\mathrm{diag}(d)\,W_1$.
 
     $C(t) = E_d[\,d^2 t / (1 - d^2 t / e)\,]$ for slopes with mean square one; `squares` are the $d^2$.
 
     Attributes:
         ratio: $e$, hidden features over features; infinite for a single Gaussian matrix, for which $C(t) = t$.
-        draw_squares: Draws squared slopes with mean one [b, hidden, 1] from the activation itself, so that samples do
-            not share the nodes' errors; None for equal slopes.
+        draw_squares: A function that draws squared slopes with mean one [b, hidden, 1] from the activation instead of
+            the nodes, so that samples do not share the nodes' errors; None for equal slopes.
     """
 
     ratio: float = math.inf
@@ -91,12 +91,12 @@ class HiddenLayer(Sublayer):
 
 @dataclass(frozen=True, eq=False)
 class Rotated(Sublayer):
-    r"""Given singular values between random rotations, $F' = U\,\mathrm{diag}(s)\,V$; `squares` are the $s^2$.
+    r"""The law of fixed singular values between random rotations, $F' = U\,\mathrm{diag}(s)\,V$.
 
-    $C(z G(z)^2) = z G(z) - 1$ with $G(z) = E\,1/(z - s^2)$.
+    `squares` are the $s^2$. $C(z G(z)^2) = z G(z) - 1$ with $G(z) = E\,1/(z - s^2)$.
 
     Attributes:
-        sorted_squares: All squares, ascending, with mean one: samples take them, not the nodes. [N]
+        sorted_squares: All squares, ascending, with mean one; samples use these instead of the nodes. [N]
     """
 
     sorted_squares: Tensor
@@ -113,7 +113,7 @@ class Rotated(Sublayer):
 
 
 def gaussian(variance: float = 1.0) -> HiddenLayer:
-    """Return the law of one Gaussian matrix, whose entries have this variance over the number of features."""
+    """Return the law of a Gaussian matrix whose entries have this variance divided by the number of features."""
     one = torch.ones(1, dtype=torch.float64)
     return HiddenLayer(checks.positive_number(variance, "variance"), one, one)
 
@@ -136,7 +136,8 @@ def two_matrix(
     Args:
         activation: $\phi$, a name in `ACTIVATIONS` or an `Activation`.
         input_variance: The mean square of the entries of $u$.
-        scales: $s_1$ and $s_2$: entries of $W_1$ have variance $s_1$ over its columns, those of $W_2$ $s_2$ over its.
+        scales: $s_1$ and $s_2$: entries of $W_1$ have variance $s_1$ divided by the number of its columns, and entries
+            of $W_2$ have variance $s_2$ divided by the number of its columns.
         ratio: Hidden features over features.
     """
     phi = get_activation(activation)
@@ -193,9 +194,9 @@ def measured(singular_values: Tensor | np.ndarray | Sequence[float]) -> Rotated:
 
 
 def decade_nodes(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return nodes and weights of a law of equally likely values: a Gauss quadrature for each decade of them.
+    """Return nodes and weights for a law of equally likely values, from one Gauss quadrature per decade of values.
 
-    One quadrature for several decades would leave the small values without nodes. The mean stays exact.
+    One quadrature for several decades would give no nodes to the small values. The mean stays exact.
     """
     largest = float(values.max())
     smallest = max(float(values[values > 0].min()), largest * 10.0**-_MOST_DECADES)
@@ -214,8 +215,9 @@ def decade_nodes(values: Tensor) -> tuple[Tensor, Tensor]:
 def tail_nodes(values: Tensor, weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return at most `count` nodes and weights of a law of mean one with a heavy tail; mass and mean stay exact.
 
-    It is the Gauss quadrature in y = q / (1 + q) of the law of q times 1 + q. The theory integrates rational functions
-    of q, which are smooth in y up to y = 1; nodes of a quadrature in q itself would follow the tail.
+    For a law of q, this is a Gauss quadrature in y = q / (1 + q) with the weights multiplied by 1 + q. The theory
+    integrates rational functions of q, which are smooth in y up to y = 1. A quadrature in q itself would put its nodes
+    into the tail.
     """
     nodes, shares = gauss_nodes(values / (1 + values), weights * (1 + values), count)
     shares = shares * (1 - nodes)
@@ -223,15 +225,15 @@ def tail_nodes(values: Tensor, weights: Tensor, count: int) -> tuple[Tensor, Ten
 
 
 def gauss_nodes(values: Tensor, weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return at most `count` nodes and weights with the same moments up to order 2 count - 1."""
+    """Return at most `count` nodes and weights with the law's moments up to order 2 count - 1."""
     nodes, vectors = torch.linalg.eigh(jacobi_matrix(values, weights, count))
     return nodes.clamp_min(0), vectors[0].square()
 
 
 def jacobi_matrix(values: Tensor, weights: Tensor, count: int) -> Tensor:
-    """Compute the Jacobi matrix of a discrete law by the Lanczos method. [k, k] with k at most `count`
+    """Compute the Jacobi matrix of a discrete law by the Lanczos method. [k, k]
 
-    It is smaller than `count` if the law has fewer values.
+    k is `count`, or the number of the law's values if the law has fewer.
     """
     positive = weights > 0
     values, start = values[positive], (weights[positive] / weights[positive].sum()).sqrt()
@@ -241,7 +243,7 @@ def jacobi_matrix(values: Tensor, weights: Tensor, count: int) -> Tensor:
         image = values * basis[-1]
         diagonal.append(float(image @ basis[-1]))
         frame = torch.stack(basis)
-        for _ in range(2):  # orthogonalised twice, which is enough
+        for _ in range(2):  # two orthogonalisations are enough
             image = image - (frame @ image) @ frame
         length = float(image.norm())
         if length <= 1e-10 * size:
@@ -275,7 +277,7 @@ def _check_hidden(
 
 
 def to_sublayers(value: Sublayer | Sequence[Sublayer] | None, depth: int) -> tuple[Sublayer, ...] | None:
-    """Return one law per layer; a single one stands for all layers."""
+    """Return one law per layer, from one law per layer or a single law for all layers; None for None."""
     if value is None:
         return None
     laws = (value,) * depth if isinstance(value, Sublayer) else tuple(value)

@@ -1,4 +1,4 @@
-r"""A network in a few numbers, most of them exact and all without a density (docs/derivations/real_networks.md)."""
+r"""Numbers that summarise a network's spectrum without computing a density (docs/derivations/real_networks.md)."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from jpmhc.spectra.network import Network, require_network
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    r"""What a network does to gradients and to signals.
+    r"""Numbers that say how a network changes signals and gradients.
 
     Attributes:
-        geometric_mean: The geometric mean of J's singular values. Below the threshold `gap_margin` = 1 it is
-            $\prod_l |\det A_l|^{1/n}$ whatever the noise; NaN beyond it where the noise is not Gaussian.
-        gap_margin: The worst layer's spectral radius of $A_l^{-1}$ times the noise. J has no singular values near zero
-            exactly if it is below one; infinite for a singular skip.
+        geometric_mean: The geometric mean of J's singular values. If `gap_margin` is below 1 it is
+            $\prod_l |\det A_l|^{1/n}$ for any noise; otherwise it is NaN for general, tied or non-Gaussian noise.
+        gap_margin: The largest spectral radius, over the layers, of $A_l^{-1}$ times the noise. J has no singular
+            values near zero exactly if `gap_margin` is below one. Infinite for a singular skip.
         total_noise: $c = \sum_l \sigma_l^2$.
         mean_square: J's mean squared singular value; NaN for tied weights.
-        model_mean_square: The same of the model's own map T.
-        direct_path: $q = 1^\top A_L \cdots A_1 1 / n$, what T would be without its sublayers.
+        model_mean_square: The mean squared singular value of the model's own map T; NaN for tied weights.
+        direct_path: $q = 1^\top A_L \cdots A_1 1 / n$, the factor by which T multiplies without its sublayers.
         gradient_gains: The mean square of the derivative of T's output by each sublayer's output, for weights that no
             two layers share. [L]
         collapsed: The share of J's singular values below the threshold.
-        collapsed_differences: The part of `collapsed` that stream differences make up.
-        collapsed_mean: The part of it that the mean stream makes up: of T's singular values the share below the
-            threshold, over n.
+        collapsed_differences: The part of `collapsed` that comes from differences between streams.
+        collapsed_mean: The part of `collapsed` that comes from the mean stream: the share of T's singular values below
+            the threshold, divided by n.
 
     >>> result = summary(Network.repeated(torch.eye(2), 0.1, 3))
     >>> round(result.mean_square, 3), round(result.collapsed, 3)
@@ -58,7 +58,7 @@ def summary(network: Network, threshold: float = COLLAPSED) -> Summary:
     """Compute a network's summary.
 
     Args:
-        network: Any network; its ends do not matter.
+        network: Any network; `network.ends` is ignored.
         threshold: Singular values below it count as collapsed.
 
     >>> result = summary(Network.repeated(torch.eye(2), 0.1, 3))
@@ -85,7 +85,7 @@ def summary(network: Network, threshold: float = COLLAPSED) -> Summary:
 
 
 def direct_path(network: Network) -> float:
-    r"""Return $1^\top A_L \cdots A_1 1 / n$: what the model's own map T would be without its sublayers."""
+    r"""Return $1^\top A_L \cdots A_1 1 / n$, the factor by which the model's map T multiplies without its sublayers."""
     through = torch.ones_like(network.skips[0, 0])
     for skip in network.skips:
         through = skip @ through
@@ -93,11 +93,12 @@ def direct_path(network: Network) -> float:
 
 
 def gap_radii(network: Network) -> Tensor:
-    r"""Return the spectral radius of $A_l^{-1}$ times each layer's noise; J has a gap at zero iff all are below 1. [L]
+    r"""Return the spectral radius of $A_l^{-1}$ times the noise of each layer. [L]
 
-    It is $\sigma_l \sqrt{\mathrm{tr}(A_l A_l^\top)^{-1}}$ for isotropic noise, $\sigma_l |r_l^\top A_l^{-1} w_l|$ for
-    the block, and for general noise the root of the spectral radius of
-    $M \mapsto \sum_k A_l^{-1} B_{lk} M B_{lk}^\top A_l^{-\top}$. Infinite for a singular skip.
+    J has a gap at zero exactly if all radii are below 1. A radius is $\sigma_l \sqrt{\mathrm{tr}(A_l A_l^\top)^{-1}}$
+    for isotropic noise and $\sigma_l |r_l^\top A_l^{-1} w_l|$ for the block. For general noise it is the root of the
+    spectral radius of $M \mapsto \sum_k A_l^{-1} B_{lk} M B_{lk}^\top A_l^{-\top}$, $\sigma_l$ included in $B_{lk}$.
+    It is infinite for a singular skip.
 
     >>> gap_radii(Network.repeated(torch.eye(2), 0.25, 2)).tolist()
     [0.5, 0.5]
@@ -116,12 +117,13 @@ def gap_radii(network: Network) -> Tensor:
 
 
 def geometric_mean(network: Network) -> float:
-    r"""Return the geometric mean of J's singular values: $\prod_l |\det A_l|^{1/n}$ where there is a gap at zero.
+    r"""Return the geometric mean of J's singular values: $\prod_l |\det A_l|^{1/n}$ if J has a gap at zero.
 
-    Beyond the threshold the noise adds to it: for isotropic noise
-    $\log\Delta^2 = \mathrm{mean} \log(s_i + v) - v/\sigma^2$ with $\sigma^2\,\mathrm{mean}\,1/(s_i + v) = 1$, and for
-    the block, by the determinant lemma, a layer $1 + \tau X$ with $\tau = \sigma |r^\top A^{-1} w|$. NaN
-    where the noise is general, tied or no Gaussian.
+    A layer whose radius of `gap_radii` is at least one contributes more than $|\det A_l|^{1/n}$. For isotropic noise it
+    contributes $\Delta$ with $\log\Delta^2 = \mathrm{mean} \log(s_i + v) - v/\sigma^2$ and
+    $\sigma^2\,\mathrm{mean}\,1/(s_i + v) = 1$. For the block, by the determinant lemma, $|\det A_l|$ is multiplied by
+    the determinant of $1 + \tau X$ with $\tau = \sigma |r^\top A^{-1} w|$. NaN if such a layer's noise is general, tied
+    or not Gaussian.
 
     >>> round(geometric_mean(Network.repeated(2 * torch.eye(2), 0.1, 3)), 3)
     8.0
@@ -146,13 +148,13 @@ def geometric_mean(network: Network) -> float:
 def gradient_gains(network: Network, end: Tensor | None = None) -> Tensor:
     r"""Return the mean square of the derivative of the model's output by each sublayer's output. [L]
 
-    $\gamma_l = w_l^\top B_l w_l$ with $B_L = 1 1^\top / n^2$ and
+    The mean square is $\gamma_l = w_l^\top B_l w_l$ with $B_L = 1 1^\top / n^2$ and
     $B_{l-1} = A_l^\top B_l A_l + \sigma_l^2 \gamma_l\, r_l r_l^\top$. For noise without read and write vectors it is
-    $\mathrm{Tr}\,B_l$, which counts the outputs of all streams together.
+    $\mathrm{Tr}\,B_l$, summed over the outputs of all streams.
 
     Args:
         network: Any network.
-        end: $B_L$ for an output other than the mean stream; the identity for all streams. [n, n]
+        end: $B_L$ if the output is not the mean stream; the identity matrix if the output is all streams. [n, n]
 
     >>> gradient_gains(Network.repeated(torch.eye(2), 0.1, 3, read=[0.5, 0.5], write=[1.0, 1.0])).shape
     torch.Size([3])
@@ -177,14 +179,15 @@ def gradient_gains(network: Network, end: Tensor | None = None) -> Tensor:
 def share_below(network: Network, threshold: float, *, points: int = 12, tolerance: float = 1e-5) -> float:
     r"""Return the share of singular values below a threshold, $\frac1\pi \int_0^\pi \mathrm{Re}\,zG\,d\varphi$.
 
-    The arc $z = \theta^2 e^{i\varphi}$ encloses what lies below; Gauss–Legendre quadrature in $\varphi$ needs few
-    points, because $G$ is smooth up to the real axis unless an edge of the spectrum lies at the threshold.
+    The arc $z = \theta^2 e^{i\varphi}$ encloses the spectrum below the threshold $\theta$. Gauss–Legendre quadrature in
+    $\varphi$ needs few points, because $G$ is smooth up to the real axis unless an edge of the spectrum lies at the
+    threshold.
 
     Args:
         network: Any network.
-        threshold: A singular value.
-        points: Points of the arc.
-        tolerance: Of their residuals.
+        threshold: A singular value, $\theta$.
+        points: The number of points on the arc.
+        tolerance: The tolerance of `cauchy` at these points.
 
     >>> round(share_below(Network.repeated(torch.diag(torch.tensor([1.0, 0.01])), 1e-6, 1), 0.1), 3)
     0.5
@@ -195,7 +198,7 @@ def share_below(network: Network, threshold: float, *, points: int = 12, toleran
 
 
 def shares_below(networks: Sequence[Network], threshold: float, *, points: int, tolerance: float) -> list[float]:
-    """Return `share_below` of several networks of one shape with the block's noise, in less time than one by one."""
+    """Return `share_below` of several networks of one shape with the block's noise, solved together in one batch."""
     z, weight = _arc(threshold, points, networks[0].skips.device)
     with torch.no_grad(), one_thread():
         rows = solve_together(networks, z, tolerance=tolerance)
@@ -203,7 +206,7 @@ def shares_below(networks: Sequence[Network], threshold: float, *, points: int, 
 
 
 def _arc(threshold: float, points: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return points of the half circle that ends at a threshold's square, and their weights, which sum to two."""
+    """Return points of the half circle around zero with radius threshold², and quadrature weights that sum to two."""
     threshold, points = checks.positive_number(threshold, "the threshold"), checks.whole_number(points, "points")
     angle, weight = (torch.from_numpy(part) for part in np.polynomial.legendre.leggauss(points))
     return threshold**2 * torch.exp(0.5j * math.pi * (angle + 1)).to(device), weight
@@ -215,7 +218,7 @@ def _integrate_share(z: Tensor, green: Tensor, weight: Tensor) -> float:
 
 
 def _log_determinant(squares: Tensor, variance: float) -> float:
-    """Return the mean logarithm of the singular values of a skip with isotropic noise beyond the threshold."""
+    """Return the mean logarithm of a layer's singular values, for isotropic noise whose gap radius is at least one."""
     low, high = 0.0, variance
     for _ in range(100):
         middle = (low + high) / 2

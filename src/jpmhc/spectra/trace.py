@@ -1,8 +1,8 @@
-r"""Traces and spectra of operators known by products with vectors (appendix "Stochastic Trace Estimation").
+r"""Traces and spectra of operators that are given by products with vectors (appendix "Stochastic Trace Estimation").
 
-An operator is a function of rows: it maps a block of k vectors [k, N] to the block of their images. With `quadrature`
-and `singular_quadrature` a few dozen products give the whole spectral measure, and with it
-$\frac1N \mathrm{Tr}\, f(A)$ for every $f$, among them the Cauchy transform: no solve per spectral point is needed.
+An operator is a function of rows: it maps a block of k vectors [k, N] to the block of their images. `quadrature` and
+`singular_quadrature` estimate the whole spectral measure from a few dozen products, and thereby
+$\frac1N \mathrm{Tr}\, f(A)$ for every $f$, for example the Cauchy transform at all spectral points.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def probes(
     r"""Draw random vectors of unit norm with $E[g g^*] = I/N$. [count, size]
 
     Note:
-        The paper's complex Gaussian vectors need $g^*$: the expectation of $g^\top A g$ is zero.
+        For the paper's complex Gaussian vectors one must use $g^*$: the expectation of $g^\top A g$ is zero.
     """
     count, size = checks.whole_number(count, "the number of probes"), checks.whole_number(size, "the size of a probe")
     checks.choice(kind, PROBES, "kind of probe")
@@ -51,11 +51,11 @@ def probes(
 
 
 def hutchinson(operator: Operator, start: Tensor) -> Estimate:
-    r"""Estimate $\mathrm{Tr}\, A \approx \frac{N}{s} \sum_i g_i^* A g_i$ with unit vectors $g_i$, one product for each.
+    r"""Estimate $\mathrm{Tr}\, A \approx \frac{N}{s} \sum_i g_i^* A g_i$ with s unit vectors $g_i$, by s products.
 
     Args:
         operator: $A$, on rows.
-        start: The vectors $g_i$, as `probes` gives them. [s, N]
+        start: The vectors $g_i$, as `probes` returns them. [s, N]
     """
     _check_probes(start)
     return _estimate(start.shape[-1] * _inner(start, operator(start)))
@@ -64,9 +64,9 @@ def hutchinson(operator: Operator, start: Tensor) -> Estimate:
 def hutchpp(operator: Operator, sketch: Tensor, start: Tensor) -> Estimate:
     r"""Estimate a trace by Hutch++ (eq. hutchpp): exactly on the range of a sketch, the rest by Hutchinson.
 
-    $\mathrm{Tr}(Q^* A Q) + \frac{N}{s} \sum_i g_i^* (1 - QQ^*) A (1 - QQ^*) g_i$ takes twice as many products as
-    sketch vectors and one per probe. It pays where a few directions carry most of A; for the Jacobian of a network near
-    isometry no direction does, and Hutchinson with as many products is as good.
+    The estimate $\mathrm{Tr}(Q^* A Q) + \frac{N}{s} \sum_i g_i^* (1 - QQ^*) A (1 - QQ^*) g_i$ takes two products per
+    sketch vector and one per probe. It is better than Hutchinson's with as many products if a few directions carry most
+    of A. For the Jacobian of a network near isometry it is not.
 
     Args:
         operator: $A$, on rows.
@@ -86,18 +86,18 @@ def hutchpp(operator: Operator, sketch: Tensor, start: Tensor) -> Estimate:
 
 @dataclass(frozen=True, eq=False)
 class Quadrature:
-    r"""The spectral measures of some vectors, as nodes and weights; their mean estimates the operator's.
+    r"""Nodes and weights of the spectral measures of s vectors, whose mean estimates the operator's spectral measure.
 
     Attributes:
-        nodes: Where the mass sits; squared singular values for `singular_quadrature`. [s, steps]
-        weights: How much; each row sums to one. [s, steps]
+        nodes: Eigenvalues, or squared singular values from `singular_quadrature`. [s, steps]
+        weights: The mass at each node; each row sums to one. [s, steps]
     """
 
     nodes: Tensor
     weights: Tensor
 
     def mean(self, function: Callable[[Tensor], Tensor]) -> Estimate:
-        r"""Estimate $\frac1N \mathrm{Tr}\, f(A)$ for a function of the eigenvalue."""
+        r"""Estimate $\frac1N \mathrm{Tr}\, f(A)$ for a function f of eigenvalues."""
         return _estimate((self.weights * function(self.nodes)).sum(-1))
 
     def cauchy(self, z: Tensor) -> Tensor:
@@ -111,20 +111,20 @@ class Quadrature:
         return self.mean(lambda x: x**order)
 
     def below(self, threshold: float) -> Estimate:
-        """Estimate the share of eigenvalues below a threshold, up to the distance between nodes."""
+        """Estimate the share of eigenvalues below a threshold; the nodes' distance limits the resolution."""
         return self.mean(lambda x: (x < threshold).to(self.weights.dtype))
 
 
 def quadrature(operator: Operator, start: Tensor, steps: int) -> Quadrature:
     r"""Estimate the spectral measure of a Hermitian operator by stochastic Lanczos quadrature.
 
-    After k steps a row integrates every polynomial of degree below 2k exactly against its vector's spectral measure.
-    The basis is kept and reorthogonalised: memory for s · k · N numbers.
+    After k steps each row of the result integrates every polynomial of degree below 2k exactly, for the spectral
+    measure of the row's vector. The basis is stored and reorthogonalised, which takes memory for s · k · N numbers.
 
     Args:
         operator: A Hermitian $A$, on rows.
-        start: Unit vectors, as `probes` gives them. [s, N]
-        steps: Lanczos steps k, and so products per vector.
+        start: Unit vectors, as `probes` returns them. [s, N]
+        steps: The number k of Lanczos steps, with one product per vector each.
     """
     _check_steps(steps, start)
     basis = [start]
@@ -144,14 +144,14 @@ def quadrature(operator: Operator, start: Tensor, steps: int) -> Quadrature:
 def singular_quadrature(operator: Operator, adjoint: Operator, start: Tensor, steps: int) -> Quadrature:
     r"""Estimate the squared singular values of an operator $J$ from products with $J$ and $J^*$ (Golub–Kahan).
 
-    Bidiagonalisation from the vectors gives $B$ with $B^\top B$ their Lanczos matrix of $J^* J$, without squaring the
-    condition number: small singular values are resolved as well as large ones.
+    Bidiagonalisation from each vector gives a matrix $B$ such that $B^\top B$ is the vector's Lanczos matrix of
+    $J^* J$. It does not square the condition number: small singular values are resolved as well as large ones.
 
     Args:
         operator: $J$, on rows: [s, N] -> [s, M].
         adjoint: $J^*$, on rows: [s, M] -> [s, N]. For a network, a vector-Jacobian product.
         start: Unit vectors of the input space. [s, N]
-        steps: Steps k: k products with J and k - 1 with its adjoint per vector.
+        steps: The number of steps k: k products with J and k - 1 products with its adjoint per vector.
     """
     _check_steps(steps, start)
     right: list[Tensor] = [start]
@@ -177,7 +177,7 @@ def singular_quadrature(operator: Operator, adjoint: Operator, start: Tensor, st
 
 
 def _next(image: Tensor, basis: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the part of images that is orthogonal to the basis: its length [s] and direction [s, N], or zero."""
+    """Return length [s] and direction [s, N] of the images' components orthogonal to the basis; zero without one."""
     size = torch.linalg.vector_norm(image, dim=-1)
     if basis:
         known = torch.stack(basis, 1)  # [s, j, N]

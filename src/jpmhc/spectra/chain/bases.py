@@ -1,9 +1,10 @@
 r"""Bases in which a chain of skips is block diagonal, one block for each rate of growth.
 
-A deep product of skips has singular values that differ by many orders of magnitude. In a common basis the small ones
-drown in the rounding of the large ones; in a basis that follows the product's own directions from layer to layer, every
-entry keeps its own relative precision. The basis after layer l belongs to the intersections of what the layers up to l
-have stretched most with what the layers after l will stretch least (docs/derivations/chain.md).
+A deep product of skips has singular values that differ by many orders of magnitude. In a common basis the small
+singular values are lost in the rounding of the large ones. In bases that follow the product's singular directions from
+layer to layer, every entry keeps its own relative precision. The basis after layer l comes from intersections of the
+subspaces that layers up to l stretch most with the subspaces that layers after l stretch least
+(docs/derivations/chain.md).
 """
 
 import math
@@ -13,21 +14,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Directions whose stretch over the whole chain differs by less than this factor may stay in one block.
+# Directions whose stretch over the whole chain differs by less than this factor stay in one block.
 _APART = 1e2
-# What is stretched less than the first direction by this factor is null: rounding has no directions in it.
+# Directions stretched less than the first by more than this factor count as equally stretched: rounding hides them.
 _NULL = 1e80
-# A basis worse conditioned than this costs more digits than it saves.
+# A basis with a larger condition number costs more digits than it saves.
 _CONDITION = 1e3
-# Sweeps there and back that turn any frame into the product's own.
+# The number of sweeps through the chain and back, which turn any frame into the product's singular directions.
 _SWEEPS = 2
 
 
 def separating_bases(skips: Tensor) -> tuple[Tensor, Tensor] | None:
-    r"""Find matrices $T_0, \ldots, T_L$ that make all $T_l A_l T_{l-1}^{-1}$ block diagonal, or None where not needed.
+    r"""Return $T_0, \ldots, T_L$ that make all $T_l A_l T_{l-1}^{-1}$ block diagonal, or None if no bases would help.
 
     Args:
-        skips: First layer first. [L, n, n]
+        skips: The skips $A_l$, first layer first. [L, n, n]
 
     Returns:
         The matrices $T_l$ [L + 1, n, n] and the transformed skips [L, n, n], exactly block diagonal.
@@ -43,7 +44,7 @@ def separating_bases(skips: Tensor) -> tuple[Tensor, Tensor] | None:
     stretch = stretch.clamp_min(float(stretch[0]) - math.log(_NULL))
     gaps = (stretch[:-1] - stretch[1:]).tolist()
     order = sorted((i for i in range(n - 1) if gaps[i] > math.log(_APART)), key=gaps.__getitem__, reverse=True)
-    # The widest gaps first: a narrow one may not be worth the condition that its basis has.
+    # While the bases are badly conditioned, the narrowest gap is given up.
     while order:
         starts = [0, *sorted(i + 1 for i in order)]
         bases = _intersections(grown, shrinking, starts)
@@ -59,9 +60,9 @@ def separating_bases(skips: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def _frames(skips: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-    """Carry a frame through the skips; return all frames [L + 1, n, n] and the log of each column's stretch [n]."""
+    """Multiply a frame by all skips, with a QR in each layer; return the frames [L + 1, n, n] and log stretches [n]."""
     frames, stretch = [first.numpy()], np.zeros(first.shape[-1])
-    for skip in skips.numpy():  # a decomposition of one small matrix takes NumPy a tenth of the time
+    for skip in skips.numpy():  # NumPy decomposes one small matrix in a tenth of PyTorch's time
         frame, triangle = np.linalg.qr(skip @ frames[-1])
         frames.append(frame)
         stretch += np.log(np.abs(np.diagonal(triangle)).clip(1e-300))
@@ -69,10 +70,15 @@ def _frames(skips: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _intersections(grown: Tensor, shrinking: Tensor, starts: list[int]) -> Tensor:
-    r"""Compute $T = U Q^\top$ with $B^\top Q = L U$ for frames Q grown so far and B of what will grow, by blocks.
+    r"""Compute $T = U Q^\top$ from the block factorisation $B^\top Q = L U$ of frames Q and B. [L + 1, n, n]
 
-    $T_l A_l T_{l-1}^{-1}$ is block upper triangular because Q carries A into a triangle, and block lower triangular
-    because B does from the other side.
+    The frames Q of the forward sweep make $T_l A_l T_{l-1}^{-1}$ block upper triangular, and the frames B of the
+    backward sweep make it block lower triangular.
+
+    Args:
+        grown: The frames Q, sorted by the stretch of the layers before. [L + 1, n, n]
+        shrinking: The frames B, sorted by the stretch of the layers after. [L + 1, n, n]
+        starts: The first index of each block.
     """
     n = grown.shape[-1]
     left = shrinking.mT @ grown

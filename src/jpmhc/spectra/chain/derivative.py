@@ -1,7 +1,8 @@
-r"""The derivative of the chain's equation for general noise, by its products with vectors (docs/derivations/chain.md).
+r"""Products of vectors with the derivative of the chain's equation, for general noise (docs/derivations/chain.md).
 
-A matrix would have a row and a column for each of the $2 L n (n + 1) / 2$ unknowns. A product is a sweep in both
-directions, with the recursions of the chain differentiated; it takes less time than an evaluation of the equation.
+The derivative's matrix would have a row and a column for each of the $2 L n (n + 1) / 2$ unknowns. A product is instead
+computed by a sweep in both directions with the differentiated recursions of the chain, which takes less time than an
+evaluation of the equation.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from collections.abc import Callable
 
 
 class LinearisedChain:
-    r"""The chain's equation near one iterate a point.
+    r"""The chain's equation linearised at one iterate per point.
 
-    With $B = A\,(1 - P \Sigma_x)^{-1}$ and $C = B P$ the forward recursion becomes
-    $dP_l = B\,dP_{l-1} B^\top + C\,d\Sigma_x C^\top + d\Sigma_y$, and the backward one mirrors it.
+    With $B = A\,(1 - P \Sigma_x)^{-1}$ and $C = B P$ the differentiated forward recursion is
+    $dP_l = B\,dP_{l-1} B^\top + C\,d\Sigma_x C^\top + d\Sigma_y$; the backward recursion mirrors it.
 
     Args:
-        equation: The equation of general noise.
-        noise: Its noise.
+        equation: The chain's equation.
+        noise: The equation's noise, which is general.
         x: The iterates' coordinates. [b, columns]
         z: The points. [b]
     """
@@ -44,7 +45,7 @@ class LinearisedChain:
         )
         unknown_x, unknown_y = equation.split(values)
         sigma_y, sigma_x = noise.energy(unknown_x, 0), noise.energy(unknown_y, 1)
-        # Both directions one after the other, each in the order of its own sweep. [L, 2, b, n, n]
+        # Forward and backward direction, each in the order of its own sweep. [L, 2, b, n, n]
         state = torch.stack([forward[:-1], backward[1:].flip(0)], 1)
         saturated = torch.stack([sigma_x, sigma_y.flip(0)], 1)
         self.carry = equation.skips.transpose(0, 1) @ solve_linear(one_minus(state @ saturated), equation.eye)
@@ -55,7 +56,7 @@ class LinearisedChain:
         self.trace = equation.trace / green[:, None, None]
 
     def product(self, change: Tensor) -> Tensor:
-        """Return the change of the image's coordinates with a change of x. [b, columns]"""
+        """Return the change of the image's coordinates caused by a small change of x. [b, columns]"""
         blocks = self.noise.change_of_unknowns(self.factors, change[:, 1:].unflatten(1, (-1, self.noise.coordinates)))
         caused_y, caused_x = (
             self.noise.energy(part.flatten(-2), side)
@@ -86,30 +87,30 @@ def find_couplings(
     vectors: list[Tensor],
     to_streams: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    r"""Compute sums of squares of $V_i^\top M_{ij} V_j$ for all pairs of blocks, and $M_{x_0 j} V_j$ in streams.
+    r"""Compute the sum of squares of $V_i^\top M_{ij} V_j$ for each pair of blocks, and $M_{x_0 j} V_j$ in streams.
 
     Args:
         forward: P of docs/derivations/chain.md. [L + 1, b, n, n]
-        backward: N. [L + 1, b, n, n]
+        backward: N of docs/derivations/chain.md. [L + 1, b, n, n]
         resolvent: $(1 - N P)^{-1}$. [L + 1, b, n, n]
         sigma_x: The self-energies of the x blocks. [L, b, n, n] or [L, b, 1, 1]
         skips: The layers' skips. [L, 1, n, n]
-        vectors: V of all x and of all y blocks. [L, 1, n, k] each
-        to_streams: From the first block's basis to the streams. [n, n]
+        vectors: V of all x blocks and V of all y blocks. [L, 1, n, k] each
+        to_streams: The matrix from the first block's basis to the streams. [n, n]
 
     Returns:
-        The squares [b, 2 L, 2 L], x blocks first, and the couplings of the input [b, 2 L, n, k].
+        The sums of squares [b, 2 L, 2 L], x blocks first, and the couplings of the input [b, 2 L, n, k].
     """
     depth, batch, n, k = len(skips), forward.shape[1], *vectors[0].shape[-2:]
     eye = torch.eye(n, dtype=forward.dtype, device=forward.device)
     blocked = one_minus(sigma_x * forward[:-1] if sigma_x.shape[-1] == 1 else sigma_x @ forward[:-1])
-    # M_{y_l j} = (1 - Sigma_x P)^-1 A^T M_{y_(l+1) j} and M_{x_l j} = P M_{y_l j} for every block j further on.
+    # M_{y_l j} = (1 - Sigma_x P)^-1 A^T M_{y_(l+1) j} and M_{x_l j} = P M_{y_l j} for every later block j.
     back = solve_linear(blocked, eye) @ skips.mT
     x_start = resolvent[:-1] @ vectors[0]
     y_start = resolvent[1:] @ (backward[1:] @ vectors[1])
     x_read, y_read = vectors[0].mT @ forward[:-1], vectors[1].mT
-    # Blocks in the order of the chain, x_0, y_1, x_1, ..., y_L, from the last to the first: each is coupled to itself
-    # and to those after it, which are carried along.
+    # The blocks x_0, y_1, x_1, ..., y_L of the chain from the last to the first. Each block is coupled to itself and to
+    # the blocks after it, whose columns are in `carried`.
     squares = forward.new_zeros(batch, 2 * depth, 2 * depth)
     carried = forward.new_empty(batch, n, 2 * depth * k)
     for block in reversed(range(2 * depth)):
@@ -128,21 +129,21 @@ def find_couplings(
     return squares[:, order][:, :, order], first[:, order]
 
 
-# How often the residual is asked for.
+# The residual is computed once in this many products.
 _CHECKED_EVERY = 4
 
 
 def gmres(
     product: Callable[[Tensor], Tensor], right: Tensor, weight: Tensor, *, steps: int, tolerance: float
 ) -> Tensor:
-    """Solve c - product(c) = right for all rows, where the products of most directions are small.
+    """Solve c - product(c) = right for c [b, d] by GMRES, for a linear map that is small in most directions.
 
     Args:
-        product: A linear map, [b, d] -> [b, d].
-        right: What the equations have on their right. [b, d]
-        weight: What a change of each unknown is multiplied with to be compared with others. [b, d]
+        product: The linear map, [b, d] -> [b, d].
+        right: The right-hand sides. [b, d]
+        weight: The weights of the unknowns in the norm of the residual. [b, d]
         steps: The most products.
-        tolerance: Of the residual, relative to the right-hand side.
+        tolerance: The largest norm of the residual, relative to the norm of the right-hand side.
     """
     first = right * weight
     size = torch.linalg.vector_norm(first, dim=-1, keepdim=True)
@@ -155,7 +156,7 @@ def gmres(
         known = basis[:, :count]
         change = known[:, -1] / weight
         new = (change - product(change)) * weight
-        for _ in range(2):  # once more, because the first time leaves some of the known directions
+        for _ in range(2):  # rounding leaves components along the basis after one orthogonalisation
             shares = known.conj() @ new.unsqueeze(-1)
             new = new - (shares.mT @ known).squeeze(-2)
             reduced[:, :count, count - 1] += shares.squeeze(-1)

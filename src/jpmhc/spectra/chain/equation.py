@@ -2,20 +2,21 @@ r"""The matrix Dyson equation of a chain of layers $Y_l = A_l + \sigma_l X_l$, f
 
 $(z - J^\top J)^{-1}$ is the first block of the inverse of a block-tridiagonal pencil over $(x_0, y_1, x_1, \ldots, y_L,
 x_L)$, with $z$ at $x_0$, $-Y_l$ between $x_{l-1}$ and $y_l$, $1$ between $y_l$ and $x_l$, and $-1$ at $x_L$. The noise
-enters through self-energies of the diagonal blocks M of its mean inverse; for isotropic noise, with normalised traces,
+enters through self-energies, which depend on the diagonal blocks M of the pencil's mean inverse. For isotropic noise,
+with normalised traces,
 
 $$\Sigma_{y_l} = \sigma_l^2\,\mathrm{tr}(M_{x_{l-1}})\,I, \qquad
 \Sigma_{x_{l-1}} = \sigma_l^2\,\mathrm{tr}(M_{y_l})\,I,$$
 
-and other structures of noise are in noise.py. Given the self-energies, block elimination from the input and from the
+and noise.py has other structures of noise. Given the self-energies, block elimination from the input and from the
 output gives all M in O(L n³): with $P_0 = 1/z$ and $N_L = 1$,
 
 $$P_l = \Sigma_{y_l} + A_l (1 - P_{l-1}\Sigma_{x_{l-1}})^{-1} P_{l-1} A_l^\top, \qquad
 N_{l-1} = \Sigma_{x_{l-1}} + A_l^\top (1 - N_l \Sigma_{y_l})^{-1} N_l A_l,$$
 $$M_{x_l} = P_l (1 - N_l P_l)^{-1}, \qquad M_{y_l} = (1 - N_l P_l)^{-1} N_l, \qquad G(z) = \mathrm{tr}\,M_{x_0}.$$
 
-One evaluation of the equation g maps self-energies to the blocks and those to new self-energies. Derivation:
-docs/derivations/chain.md.
+One evaluation of the equation's g computes the blocks M from the self-energies, and new self-energies from the blocks
+M. Derivation: docs/derivations/chain.md.
 """
 
 from __future__ import annotations
@@ -45,33 +46,33 @@ from jpmhc.spectra.chain.sweep import one_minus, solve_linear, sweep
 from jpmhc.spectra.fixed_point import Equation
 from jpmhc.spectra.network import Network
 
-# Working memory of one chunk of points, and the number of square matrices of the unknowns that Newton keeps in it.
+# Bytes of memory for one chunk of points, and the number of matrices [unknowns, unknowns] that Newton's method needs.
 MEMORY = {"cpu": 2**29, "cuda": 2**33}
 _DERIVATIVES = 5
-# After so many plain steps the blocks' sizes are known well enough to sort their streams.
+# The number of plain steps after which the blocks' entries are known well enough to sort the streams by size.
 _ROUGH = 20
 _LONGEST = 600
-# Rounding may turn a number on the edge of the half-plane out of it by this angle.
+# The angle by which rounding may turn a number on the boundary of the half-plane out of the half-plane.
 _ROUNDED_ANGLE = 1e-7
-# The relative change of an unknown by rounding. A residual may be 30 times the change of g(x) that it causes, and at
-# most a tenth of the scale.
+# The relative change of an unknown by rounding. A residual is accepted if it is at most 30 times the change of g(x)
+# that this causes, and at most a tenth of the scale.
 _ROUNDING = 1e-15
 _ABOVE_ROUNDING, _MOST_ROUNDING = 30.0, 0.1
-# The most products with the derivative for one correction of general noise, and how well it solves its equation.
+# The most products for one Newton correction with general noise, and the correction's relative tolerance.
 _PRODUCTS, _INEXACT = 40, 1e-3
-# On a CPU at most so many points through at least so many layers are solved in blocks of layers.
+# On a CPU, at most this many points with at least this many layers are solved in blocks of layers.
 _FEW, _DEEP = 8, 40
-# Below this fraction of the mean squared singular value the rounding of large singular values would be felt.
+# Below this fraction of the mean squared singular value, points need separating bases against rounding errors.
 SMALL = 1e-5
 
 
 class ChainEquation(Equation):
     """The chain's equation as a fixed point: rows are points, columns G and the unknowns of all x and all y blocks.
 
-    G itself takes no part in the equation; as a column its convergence is watched, and it needs no sweep of its own.
-    Scalars of the lower half-plane are iterated as logarithms: their sizes differ by many orders of magnitude along a
-    deep chain, and the guard that keeps Im G < 0 becomes a bound on the argument. Matrices are iterated as the factors
-    of their triangular decomposition, with the pivots' logarithms.
+    The image does not depend on G; G is a column so that its convergence is checked and no extra sweep computes it.
+    Scalar unknowns lie in the lower half-plane and are iterated as logarithms: their sizes differ by many orders of
+    magnitude along a deep chain, and the condition Im < 0 becomes a bound on the imaginary part of the logarithm.
+    Matrix unknowns are iterated as the factors of their triangular decomposition, with logarithms of the pivots.
     """
 
     def __init__(self, network: Network, z: Tensor, tolerance: float = 1e-9) -> None:
@@ -82,7 +83,7 @@ class ChainEquation(Equation):
         bases, skips = (None, network.skips) if separated is None else separated
         self.noise = self_energy(network, bases)
         self.separated = separated is not None and not self.noise.scalar
-        # The end moments in the new bases; `trace` is the first basis's inverse metric, so that G is a trace.
+        # The end moments in the new bases; `trace` is the inverse metric of the first basis, with which G is a trace.
         first, last = network.end_moments()
         self.trace, self.to_streams = self.eye, self.eye
         if bases is not None:
@@ -93,7 +94,7 @@ class ChainEquation(Equation):
         self.input, self.output = first.to(torch.complex128), last.to(torch.complex128)
         skips = skips.to(torch.complex128)
         self.skips = torch.stack([skips, skips.mT.flip(0)]).unsqueeze(2)  # forward and backward sweep, [2, L, 1, n, n]
-        # Blocks of layers side by side are faster where the time goes into launching small operations.
+        # Blocks of layers, solved at the same time, are faster if launching small operations takes most of the time.
         few = len(z) <= _FEW and self.depth >= _DEEP
         self.blocks = math.isqrt(self.depth) if few or z.device.type == "cuda" else 1
         if isinstance(self.noise, General):
@@ -109,7 +110,7 @@ class ChainEquation(Equation):
         noise.sort_streams(self.values(x)[0, 1:].unflatten(0, (-1, noise.count)))
 
     def start(self, z: Tensor, index: Tensor) -> Tensor:
-        """Return -i times numbers that interpolate geometrically between 1/|z| at the input and 1 at the output."""
+        """Return a start with blocks -i c I, where c goes geometrically from 1/|z| at the input to 1 at the output."""
         layer = torch.arange(self.depth, dtype=torch.float64, device=z.device).view(-1, 1, 1, 1) / self.depth
         size = z.abs().log().view(1, -1, 1, 1)
         x = -1j * torch.exp((layer - 1) * size) * self.eye
@@ -122,7 +123,7 @@ class ChainEquation(Equation):
         return self.coordinates(values)
 
     def image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
-        """Return the coordinates of the unknowns after one evaluation of the equation. [b, columns]"""
+        """Return the coordinates of g(x), from one evaluation of the equation. [b, columns]"""
         return self.coordinates(self._evaluate(z, self.values(x)))
 
     def newton_correction(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -147,7 +148,7 @@ class ChainEquation(Equation):
         derivative, green = self.noise.differentiate(couplings, first, *blocks)
         residual = image - x
         correction, _ = torch.linalg.solve_ex(one_minus(derivative), residual[:, 1:])
-        # d log(i G) = dG / G, and the logarithm is that of the column.
+        # The first column is log(i G), and d log(i G) = dG / G.
         green = green * torch.exp(-image[:, :1]) * 1j / self.streams
         change = residual[:, :1] + (green * correction).sum(-1, keepdim=True)
         size = (residual.abs() / self.scale(x, z, z)).amax(-1)
@@ -161,7 +162,7 @@ class ChainEquation(Equation):
         return (residual.abs() * weight).amax(-1), correction
 
     def between(self, x: Tensor, image: Tensor, share: float) -> Tensor:
-        """Return a point between x and its image: among logarithms of scalars, or among the matrices themselves."""
+        """Return the point at a share of the way from x to its image, in logarithms of scalars or in matrices."""
         if self.noise.scalar:
             return x + share * (image - x)
         return self.coordinates((1 - share) * self.values(x) + share * self.values(image))
@@ -170,12 +171,12 @@ class ChainEquation(Equation):
         return self.inside(x)
 
     def inside(self, x: Tensor) -> Tensor:
-        """Return whether G and all unknowns, or the pivots of matrices, lie in the lower half-plane. [b]"""
+        """Return a mask of the rows in which G and all unknowns (for matrices: pivots) lie in their half-plane. [b]"""
         logs = self._logarithms(x)
         return (logs.imag.abs() <= torch.pi / 2 + _ROUNDED_ANGLE).all(-1) & (logs.real.abs() < _LONGEST).all(-1)
 
     def scale(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
-        """Return one for logarithms, which are relative already, and the size that is usual for other coordinates."""
+        """Return one for logarithms, whose changes are relative, and a typical size for the other coordinates."""
         if self.noise.scalar:
             return torch.ones(1, 1, dtype=torch.float64, device=x.device)
         blocks = self.noise.scale(x[:, 1:].unflatten(1, (-1, self.noise.coordinates))).flatten(1)
@@ -185,14 +186,14 @@ class ChainEquation(Equation):
         return None if self.noise.scalar else self._rounding(x, z, index, self.image(x, z, index))
 
     def _rounding(self, x: Tensor, z: Tensor, index: Tensor, image: Tensor) -> Tensor:
-        """Return the number to add to the scale so that rounding stays below the tolerance; zero for G. [b, columns]"""
+        """Return the numbers to add to the scale so that rounding stays below the tolerance. [b, columns]"""
         lost = self.lost_by_rounding(x, z, index, image) * _ABOVE_ROUNDING
         lost = torch.minimum(lost, _MOST_ROUNDING * self.scale(x, z, index)) / self.tolerance
         lost[:, 0] = 0.0
         return lost
 
     def lost_by_rounding(self, x: Tensor, z: Tensor, index: Tensor, image: Tensor) -> Tensor:
-        """Return how far g(x) moves when x changes in its last digit. [b, columns]"""
+        """Return the change of g(x) when the unknowns change by rounding. [b, columns]"""
         columns = torch.arange(x.shape[-1], dtype=torch.float64, device=x.device)
         floor = torch.zeros_like(x.real)
         for period in (2, 3):
@@ -201,7 +202,7 @@ class ChainEquation(Equation):
         return floor
 
     def clamp(self, x: Tensor) -> Tensor:
-        """Return x with pivots of matrices turned back into the half-plane."""
+        """Return x with the arguments of G and of the matrices' pivots clamped to their half-plane. [b, columns]"""
         if self.noise.scalar:
             return x
         first, blocks = x[:, :1], x[:, 1:].unflatten(1, (-1, self.noise.coordinates))
@@ -210,29 +211,29 @@ class ChainEquation(Equation):
         return torch.cat([first, torch.cat([logs, rest], -1).flatten(1)], 1)
 
     def values(self, x: Tensor) -> Tensor:
-        """Return G and the unknowns of coordinates. [b, columns]"""
+        """Return G and the unknowns from their coordinates x. [b, columns]"""
         blocks = self.noise.to_unknowns(x[:, 1:].unflatten(1, (-1, self.noise.coordinates)))
         return torch.cat([torch.exp(x[:, :1]) * -1j, blocks.flatten(1)], 1)
 
     def hardest_layer(self, x: Tensor, z: Tensor) -> Tensor:
-        """Return the number of the layer, from one, whose unknowns are farthest from solving their equations. [b]"""
+        """Return the number, from one, of the layer whose unknowns have the largest residual. [b]"""
         index = torch.arange(len(x), device=x.device)
         change = ((self.image(x, z, index) - x).abs() / self.scale(x, z, index)).nan_to_num(nan=torch.inf)[:, 1:]
         layers = change.unflatten(1, (2, self.depth, self.noise.coordinates)).amax((1, 3))
         return layers.argmax(-1) + 1
 
     def input_block(self, z: Tensor, x: Tensor) -> Tensor:
-        """Return the block of the resolvent that belongs to the input, in the streams' own basis. [b, n, n]"""
+        """Return the resolvent's block at the input, in the basis of the streams. [b, n, n]"""
         forward, _, resolvent = self.sweep(z, self.values(x))
         block = self.to_streams @ forward[0] @ resolvent[0] @ self.to_streams.mT
         return block.unflatten(0, (-1, self.noise.paths)).mean(1)
 
     def _evaluate(self, z: Tensor, values: Tensor) -> Tensor:
-        """Sweep over the layers once: from the self-energies of the unknowns to G and new unknowns. [b, columns]"""
+        """Return G and new unknowns from G and unknowns, by one sweep over the layers. [b, columns]"""
         return self.from_sweep(values, *self.sweep(z, values))
 
     def from_sweep(self, values: Tensor, forward: Tensor, backward: Tensor, resolvent: Tensor) -> Tensor:
-        """Return G and new unknowns from the ends of a sweep. [b, columns]"""
+        """Return G and new unknowns from the results of a sweep. [b, columns]"""
         # M_x = P (1 - N P)^-1 and M_y = (1 - N P)^-1 N
         new_x = self.noise.order(forward[:-1], resolvent[:-1], 0)
         new_y = self.noise.order(resolvent[1:], backward[1:], 1)
@@ -246,7 +247,7 @@ class ChainEquation(Equation):
         """Return P and N of docs/derivations/chain.md and (1 - N P)^-1 after every layer. [L + 1, b, n, n] each"""
         x, y = self.split(values)  # [L, b, count]
         sigma_y, sigma_x = self.noise.energy(x, 0), self.noise.energy(y, 1)
-        # P_0 = 1/z and N_L = 1, or the ends of the model: forward from the input, backward from the output
+        # P_0 = 1/z at the input and N_L = 1 at the output, or the model's end moments in place of the ones
         every = z.repeat_interleave(self.noise.paths)
         first = torch.stack([self.input / every[:, None, None], self.output.expand(len(every), -1, -1)])
         add = torch.stack([sigma_y, sigma_x.flip(0)], 1)
@@ -260,12 +261,12 @@ class ChainEquation(Equation):
         return blocks[: self.depth], blocks[self.depth :]
 
     def coordinates(self, values: Tensor) -> Tensor:
-        """Return the coordinates of G and the unknowns. [b, columns]"""
+        """Return the coordinates of G and unknowns. [b, columns]"""
         blocks = self.noise.to_coordinates(values[:, 1:].unflatten(1, (-1, self.noise.count)))
         return torch.cat([to_logarithm(values[:, :1]), blocks.flatten(1)], 1)
 
     def _logarithms(self, x: Tensor) -> Tensor:
-        """Return the coordinates that are logarithms. [b, ...]"""
+        """Return the coordinates that are logarithms: all coordinates of scalars, or G and the pivots. [b, ...]"""
         if self.noise.scalar:
             return x
         blocks = x[:, 1:].unflatten(1, (-1, self.noise.coordinates))[..., : self.streams]
@@ -273,7 +274,7 @@ class ChainEquation(Equation):
 
 
 class SeveralChains(Equation):
-    """The equations of several networks as one, at equally many points each; the rows of one network are together."""
+    """The equations of several networks as one batch, with equally many consecutive rows (points) per network."""
 
     def __init__(self, parts: Sequence[ChainEquation], points: int) -> None:
         self.parts = parts
@@ -290,7 +291,7 @@ class SeveralChains(Equation):
         return self.parts[0].admissible(x, z, index)
 
     def _joined(self, index: Tensor) -> ChainEquation:
-        """Return the equation of these rows: every row has the tensors of its network."""
+        """Return one equation for the rows `index`, whose tensors hold each row's network."""
         if self.known is None or not torch.equal(self.known[0], index):
             rows = self.owner[index]
             joined = copy(self.parts[0])
@@ -305,7 +306,7 @@ class SeveralChains(Equation):
 
 
 def self_energy(network: Network, bases: Tensor | None = None) -> SelfEnergy:
-    """The self-energies of a network's structure of noise, in bases [L + 1, n, n] of its layers' ends if given."""
+    """Return the self-energies for a network's noise, in the bases [L + 1, n, n] between the layers if given."""
     if network.slopes is not None:
         return Paths(network, network.slopes, bases)
     if network.isotropic:

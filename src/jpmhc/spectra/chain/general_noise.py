@@ -6,18 +6,19 @@ from torch import Tensor
 from jpmhc.spectra.chain.noise import TINY, SelfEnergy
 from jpmhc.spectra.network import Network
 
-# A pivot is known to the tolerance, or to the tolerance times this fraction of the entry it is what is left of.
+# The allowed error of a pivot is the tolerance times the sum of the pivot and this fraction of its diagonal entry.
 _DROWNED = 1e-5
 
 
 class General(SelfEnergy):
-    r"""$\Sigma_{y_l} = \sum_k B_{lk} M_{x_{l-1}} B_{lk}^\top$ and, mirrored, $\sum_k B_{lk}^\top M_{y_l} B_{lk}$.
+    r"""General noise: $\Sigma_{y_l} = \sum_k B_{lk} M_{x_{l-1}} B_{lk}^\top$ and its mirror image for $\Sigma_x$.
 
-    The unknowns are the matrices $M$. Their coordinates are those of $i M = R D R^\top$ with $D$ diagonal and $R$ unit
-    lower triangular: $\log D$ and the entries of $R$ below its diagonal. The real part of $i M$ is positive, so that
-    every pivot exists and has a positive real part; sizes that differ by orders of magnitude between directions, as
-    they do in a deep chain, are then all known to their own relative precision. Between bands $M$ is nearly real and
-    indefinite, and a pivot may come close to zero: streams are eliminated in the order of their size, in each block.
+    The mirror image is $\Sigma_{x_{l-1}} = \sum_k B_{lk}^\top M_{y_l} B_{lk}$. The unknowns are the matrices $M$. Their
+    coordinates are $\log D$ and the entries of $R$ below its diagonal, for $i M = R D R^\top$ with $D$ diagonal and $R$
+    unit lower triangular. The real part of $i M$ is positive, so that every pivot in $D$ has a positive real part.
+    Directions of very different sizes, as in a deep chain, then each keep their own relative precision. Between bands
+    $M$ is nearly real and indefinite, and a pivot may come close to zero; in each block the largest streams are
+    therefore eliminated first.
     """
 
     scalar = False
@@ -54,10 +55,10 @@ class General(SelfEnergy):
         return triangle, triangle * coordinates[..., : self.streams].exp().unsqueeze(-2)
 
     def sort_streams(self, unknowns: Tensor) -> None:
-        """Choose the order in which each block's streams are eliminated: the largest of its diagonal first.
+        """Choose the elimination order of each block's streams: largest diagonal entry first.
 
         Args:
-            unknowns: Matrices that are typical of the blocks, x blocks first. [2 L, count]
+            unknowns: Typical matrices of the blocks, x blocks first. [2 L, count]
         """
         sizes = unknowns.unflatten(-1, (self.streams, self.streams)).diagonal(dim1=-2, dim2=-1).abs()
         self.sorted = sizes.argsort(-1, descending=True)
@@ -68,7 +69,7 @@ class General(SelfEnergy):
         return _permute(blocks, self.sorted)
 
     def _unsort(self, blocks: Tensor) -> Tensor:
-        """Return sorted blocks [b, 2 L, n, n] with their streams in place."""
+        """Return blocks [b, 2 L, n, n] with rows and columns back in the original order of the streams."""
         return _permute(blocks, self.places)
 
     def scale(self, coordinates: Tensor) -> Tensor:
@@ -79,14 +80,14 @@ class General(SelfEnergy):
         return torch.cat([1 + _DROWNED * diagonal / sizes, usual], -1)
 
     def _triangle(self, coordinates: Tensor) -> Tensor:
-        """Return R. [..., n, n]"""
+        """Return R from the coordinates. [..., n, n]"""
         triangle = torch.eye(self.streams, dtype=coordinates.dtype, device=coordinates.device)
         triangle = triangle.repeat(*coordinates.shape[:-1], 1, 1)
         triangle[..., self.below[0], self.below[1]] = coordinates[..., self.streams :]
         return triangle
 
     def change_of_unknowns(self, factors: tuple[Tensor, Tensor], change: Tensor) -> Tensor:
-        """Return the change of matrices M [b, 2 L, n, n], factorised, with a change of their coordinates."""
+        """Return the change of M [b, 2 L, n, n], whose R and R D are given, caused by a change of its coordinates."""
         triangle, scaled = factors
         below = torch.zeros_like(triangle)
         below[..., self.below[0], self.below[1]] = change[..., self.streams :]
@@ -95,8 +96,9 @@ class General(SelfEnergy):
         return self._unsort(pivots + half + half.mT) * -1j
 
     def change_of_coordinates(self, factors: tuple[Tensor, Tensor], change: Tensor) -> Tensor:
-        """Return the change of the coordinates of matrices M, factorised, with a change of M [b, 2 L, n, n]."""
-        # With i M = R D R^T and S = R^-1 d(iM) R^-T D^-1: d log D is the diagonal of S, dR is R times what is below it.
+        """Return the change of the coordinates of M, whose R and R D are given, caused by a change of M."""
+        # With i M = R D R^T and S = R^-1 d(iM) R^-T D^-1: d log D is the diagonal of S, and dR is R times the strictly
+        # lower triangle of S.
         triangle, scaled = factors
         inner = torch.linalg.solve_triangular(triangle, self._sort(change) * 1j, upper=False, unitriangular=True)
         inner = torch.linalg.solve_triangular(triangle, inner.mT, upper=False, unitriangular=True).mT
@@ -114,6 +116,6 @@ class General(SelfEnergy):
 
 
 def _permute(blocks: Tensor, order: Tensor) -> Tensor:
-    """Return blocks [b, N, n, n] with rows and columns in an order [N, n] for each of the N."""
+    """Return blocks [b, N, n, n] whose rows and columns are permuted, by one order of `order` [N, n] per block."""
     rows = order.unsqueeze(0).unsqueeze(-1).expand_as(blocks)
     return blocks.gather(-2, rows).gather(-1, rows.mT)

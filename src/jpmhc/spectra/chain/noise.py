@@ -1,8 +1,8 @@
-r"""How noise enters the chain's Dyson equation: blocks of the resolvent cause self-energies.
+r"""Structures of noise in the chain's Dyson equation: how blocks of the resolvent determine the self-energies.
 
-Side 0 stands for the blocks $M_{x_{l-1}}$, which cause $\Sigma_{y_l}$; side 1 for $M_{y_l}$, which cause
-$\Sigma_{x_{l-1}}$. Each structure of noise needs only some numbers of a block, its order parameters: those are the
-equation's unknowns.
+Side 0 stands for the blocks $M_{x_{l-1}}$, which determine $\Sigma_{y_l}$; side 1 for the blocks $M_{y_l}$, which
+determine $\Sigma_{x_{l-1}}$. The self-energies depend on a block only through a few numbers, its order parameters,
+which are the equation's unknowns.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ from torch import Tensor
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.sublayers import HiddenLayer, Sublayer
 
-# Stands for an unknown that is zero, because its logarithm has to be admissible.
+# This number replaces an unknown that is zero, whose logarithm would not be finite.
 TINY = 1e-250
 
 
@@ -25,13 +25,13 @@ class SelfEnergy(ABC):
     """A structure of noise.
 
     Attributes:
-        count: How many unknowns a block has: its order parameters, or functions of them for other sublayers.
-        scalar: Whether they are scalars of the lower half-plane (else: the entries of one matrix).
-        coordinates: How many numbers of a block are iterated; logarithms come first.
-        paths: How many draws of the slopes a block is averaged over. Blocks of all paths follow each other: the
-            batch of blocks is B times this number.
-        vectors: The directions that the noise reads and writes, where a derivative is known (`Differentiable`), else
-            None. [L, 1, n, k] each
+        count: The number of unknowns of a block: its order parameters, or for `Sublayers` functions of them.
+        scalar: Whether the unknowns are scalars in the lower half-plane; otherwise they are the entries of a matrix.
+        coordinates: The number of coordinates of a block, which are the iterated numbers; logarithms come first.
+        paths: The number of draws of the slopes over which a block is averaged. A batch of B points has B times this
+            number of blocks; the paths of one point follow each other.
+        vectors: The directions that the noise reads and the directions that it writes, if Newton's method can
+            differentiate the equation (`Differentiable`); otherwise None. [L, 1, n, k] each
     """
 
     count: int = 1
@@ -42,31 +42,31 @@ class SelfEnergy(ABC):
 
     @abstractmethod
     def energy(self, unknowns: Tensor, side: int) -> Tensor:
-        """Compute self-energies: [L, B, count] -> [L, B, n, n], or [L, B, 1, 1] for multiples of I."""
+        """Compute self-energies [L, B, n, n], or [L, B, 1, 1] for multiples of I, from unknowns [L, B, count]."""
 
     @abstractmethod
     def order(self, left: Tensor, right: Tensor, side: int) -> Tensor:
-        """Compute order parameters [L, B, count] of blocks that are given as products left @ right of [L, B, n, n]."""
+        """Compute the order parameters [L, B, count] of the blocks left @ right [L, B, n, n]."""
 
     def respond(self, orders: tuple[Tensor, Tensor], unknowns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Compute new unknowns from order parameters of x and y and the unknowns that led to them."""
+        """Compute new unknowns from the order parameters of the x and the y blocks and from the old unknowns."""
         return orders
 
     def to_coordinates(self, unknowns: Tensor) -> Tensor:
-        """Return the numbers that are iterated: [..., count] -> [..., coordinates]."""
+        """Return the coordinates [..., coordinates] of unknowns [..., count]."""
         return to_logarithm(unknowns)
 
     def to_unknowns(self, coordinates: Tensor) -> Tensor:
-        """Return the unknowns that belong to coordinates: [..., coordinates] -> [..., count]."""
+        """Return the unknowns [..., count] with these coordinates [..., coordinates]."""
         return torch.exp(coordinates) * -1j
 
     def scale(self, coordinates: Tensor) -> Tensor:
-        """Return the sizes that changes of the coordinates are measured against. [..., coordinates]"""
+        """Return the numbers by which changes of the coordinates are divided. [..., coordinates]"""
         return torch.ones_like(coordinates.real)
 
 
 class Differentiable(SelfEnergy):
-    """A structure of noise whose equation Newton's method can differentiate, where it has `vectors`."""
+    """A structure of noise whose equation has a known derivative for Newton's method, unless `vectors` is None."""
 
     @abstractmethod
     def differentiate(
@@ -76,26 +76,26 @@ class Differentiable(SelfEnergy):
 
         Args:
             couplings: The squared couplings of the vectors, from `find_couplings`. [b, 2 L, 2 L]
-            first: The couplings of the input. [b, 2 L, n, k]
+            first: The couplings of the input, from `find_couplings`. [b, 2 L, n, k]
             coordinates: The unknowns' coordinates, x blocks first. [b, 2 L, coordinates]
             image: The image's coordinates. [b, 2 L, coordinates]
 
         Returns:
-            The derivative [b, 2 L coordinates, 2 L coordinates], and that of n G by the coordinates.
+            The derivative [b, 2 L coordinates, 2 L coordinates], and the derivative of n G by the coordinates.
         """
 
 
 def to_logarithm(values: Tensor) -> Tensor:
-    """Return log(i v) of numbers v, whose branch cut lies in the upper half-plane that they never enter."""
-    # A read vector of zeros makes an unknown zero: any number stands for it.
+    """Return log(i v) of numbers v in the lower half-plane; the branch cut lies in the upper half-plane."""
+    # A read vector of zeros makes an unknown zero: TINY replaces it.
     return torch.log(torch.where(values == 0, -1j * TINY, values) * 1j)
 
 
 class Quadratic(Differentiable):
-    r"""Noise with one unknown a block, $\theta = s\,\mathrm{tr}(V^\top M V)$.
+    r"""Noise with one unknown per block, $\theta = s\,\mathrm{tr}(V^\top M V)$.
 
-    It causes the self-energy $\sigma_l^2 \theta V V^\top$ with the V of the layer's other block, so that the derivative
-    of $\theta_i$ by $\theta_j$ is a sum of squares of $V_i^\top M V_{j'}$, where $j'$ is that other block.
+    Let $j'$ be the other block of block j's layer. The self-energy of $j'$ is $\sigma_l^2 \theta_j V_{j'} V_{j'}^\top$,
+    so that the derivative of $\theta_i$ by $\theta_j$ is a sum of squares of $V_i^\top M V_{j'}$.
 
     Attributes:
         variance: $\sigma_l^2$. [L, 1, 1, 1]
@@ -115,7 +115,7 @@ class Quadratic(Differentiable):
 
 
 class Isotropic(Quadratic):
-    r"""$\Sigma_{y_l} = \sigma_l^2\,\mathrm{tr}(M_{x_{l-1}})\,I$ and, mirrored, $\sigma_l^2\,\mathrm{tr}(M_{y_l}) I$."""
+    r"""Isotropic noise: $\Sigma_{y_l} = \sigma_l^2\,\mathrm{tr}(M_{x_{l-1}})\,I$, and mirrored for the x blocks."""
 
     def __init__(self, network: Network) -> None:
         self.variance = network.variance.view(-1, 1, 1, 1)
@@ -131,9 +131,10 @@ class Isotropic(Quadratic):
 
 
 class IsotropicInBases(Quadratic):
-    r"""The same in bases $T_l$: with $K_l = T_l T_l^\top$, I becomes $K_l$ for the y blocks, $K_{l-1}^{-1}$ for x.
+    r"""Isotropic noise in bases $T_l$, with $K_l = T_l T_l^\top$.
 
-    The traces become $\mathrm{tr}(K_{l-1}^{-1} M_{x_{l-1}})$ and $\mathrm{tr}(K_l M_{y_l})$.
+    $\Sigma_{y_l} = \sigma_l^2\,\mathrm{tr}(K_{l-1}^{-1} M_{x_{l-1}})\,K_l$ and
+    $\Sigma_{x_{l-1}} = \sigma_l^2\,\mathrm{tr}(K_l M_{y_l})\,K_{l-1}^{-1}$.
     """
 
     def __init__(self, network: Network, bases: Tensor) -> None:
@@ -166,7 +167,7 @@ class Block(Quadratic):
 
     @classmethod
     def for_rows(cls, noises: Sequence[Self], rows: Tensor) -> Self:
-        """Return the noise of points that belong to different networks; rows [B] are the numbers of their networks."""
+        """Return the noise of a batch of points of several networks; rows [B] are the points' network numbers."""
         joined = copy(noises[0])
         joined.vectors = None
         for name in ("ends", "outer"):
@@ -183,18 +184,18 @@ class Block(Quadratic):
 
 
 class Sublayers(Block):
-    r"""The block with sublayers that are not Gaussian matrices.
+    r"""The hyper-connection block with sublayers that are not Gaussian matrices.
 
-    $\Sigma_{y_l} = (C_l(ab)/b)\, w w^\top$ and $\Sigma_{x_{l-1}} = (C_l(ab)/a)\, r r^\top$. The unknowns
-    are the two factors. A hidden layer gives them as functions of $a = r^\top M_{x_{l-1}} r$ and
-    $b = w^\top M_{y_l} w$. Rotated singular values do not: there the sublayer between the rest of the chain,
-    $u = 1/a + C/a$ and $v = 1/b + C/b$, is solved by itself, which keeps both half-planes
-    (docs/derivations/real_networks.md).
+    $\Sigma_{y_l} = (C_l(ab)/b)\, w w^\top$ and $\Sigma_{x_{l-1}} = (C_l(ab)/a)\, r r^\top$ with
+    $a = r^\top M_{x_{l-1}} r$ and $b = w^\top M_{y_l} w$. The unknowns are the two factors $C_l(ab)/b$ and
+    $C_l(ab)/a$. For a hidden layer (`HiddenLayer`) they are functions of a and b. For `Rotated` singular values they
+    are computed from $u = 1/a + C/a$ and $v = 1/b + C/b$, the chain without this sublayer, which keeps a and b in their
+    half-planes (docs/derivations/real_networks.md).
     """
 
     def __init__(self, network: Network, sublayers: tuple[Sublayer, ...]) -> None:
         super().__init__(replace(network, variance=torch.ones_like(network.variance), sublayers=None))
-        self.vectors = None  # the unknowns are more than order parameters
+        self.vectors = None  # no derivative is known: the unknowns are functions of the order parameters
         device, most = network.skips.device, max(len(law.squares) for law in sublayers)
 
         def pad(part: Tensor) -> Tensor:
@@ -228,7 +229,7 @@ class Sublayers(Block):
             factor = (weights * squares / (1 - squares / self.ratio * (a * b))).sum(-1, keepdim=True)
             new[0][here], new[1][here] = a * factor, b * factor
         if len(here := self.rotated):
-            # 1/u and 1/v: the chain without this sublayer, as read and write see it
+            # 1/u and 1/v: a and b of the chain without this sublayer
             a = read[here] / (1 + unknowns[1][here] * read[here])
             b = written[here] / (1 + unknowns[0][here] * written[here])
             squares, share = self.squares[here], self.weights[here] / (1 - self.squares[here] * (a * b))
@@ -238,11 +239,11 @@ class Sublayers(Block):
 
 
 class Paths(SelfEnergy):
-    r"""Slopes that differ from feature to feature: the chain is averaged over draws of the slopes of all layers.
+    r"""Noise with slopes that differ between features: the chain is averaged over draws of all layers' slopes.
 
     $\Sigma_{y_l} = \sigma_l^2 a_l D_l^2$ with $a_l = E_D\,\mathrm{tr} M_{x_{l-1}}$, and
     $\Sigma_{x_{l-1}} = \sigma_l^2 b_l I$ with $b_l = E_D\,\mathrm{tr} D_l^2 M_{y_l}$. For the block,
-    $w w^\top d_l^2$ stands for $D_l^2$ and $r r^\top$ for $I$.
+    $w w^\top d_l^2$ replaces $D_l^2$, and $r r^\top$ replaces $I$.
     """
 
     def __init__(self, network: Network, slopes: Tensor, bases: Tensor | None) -> None:

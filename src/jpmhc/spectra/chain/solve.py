@@ -1,10 +1,12 @@
 r"""The exact method for any depth: the Cauchy transform by the matrix Dyson equation of the whole chain of layers.
 
-`ChainEquation` is the equation, `fixed_point` iterates it; this file has the order in which its points are solved.
+`ChainEquation` is the equation, and `fixed_point` iterates the equation. This file decides in which order points are
+solved and from where each point starts.
 
 Note:
-    The paper composes layers through scalar or twisted S-transforms. The former is exact for multiples of orthogonal
-    skips only and the latter for two layers; this equation is exact, in the limit of many features, for every network.
+    The paper composes layers through scalar or twisted S-transforms. Scalar S-transforms are exact only for multiples
+    of orthogonal skips, and twisted S-transforms for two layers. The chain's equation is exact for every network, in
+    the limit of many features.
 """
 
 from __future__ import annotations
@@ -23,24 +25,24 @@ from jpmhc.spectra.network import Network
 from jpmhc.spectra.schemes import Anderson, AndersonNewton, Newton
 from jpmhc.spectra.solution import KnownPoints, Solution, solve_points, to_options
 
-# How many arrays of all layers' states and of all unknowns are alive in the memory of one chunk of points.
+# The numbers of arrays [layers, n, n] and of arrays [unknowns] per point that are in memory at the same time.
 _ALIVE = 12
 _HISTORY = 60
 _DEFAULTS = Options(Anderson(), tolerance=1e-9, maximum=500)
-# Between bands mixing stands still, and this scheme solves points.
+# Points between bands, where Anderson mixing makes no progress, are solved by this scheme.
 _STUBBORN = Newton(lengths=(1.0, 0.3), first_try=12, stage_iterations=8, stubborn=True)
-# Newton's method ends the iteration where its matrix, a row and a column for each unknown, has no more rows than this;
-# beyond the smaller number only for points that take many iterations.
+# With at most the first number of unknowns, Newton's method follows after a few iterations of Anderson mixing; with at
+# most the second, after many iterations; with more unknowns, never.
 _NEWTON_SMALL, _NEWTON_LARGEST = 128, 256
 _LATE = (60,)
-# Points no farther apart than this, in the logarithm of z, are led from one to the other at once; edges of bands lie
-# along the axis, where distances count so many times.
+# Points no farther apart than _NEAR, in the logarithm of z, are solved by continuation from one to the other. Distances
+# along the real axis, on which band edges lie, count _ALONG times.
 _NEAR, _ALONG = 2.0, 3.0
-# Of at least so many points every 20th is solved first, and the others start from there: it takes a third to a half of
-# the evaluations away.
+# If there are at least 200 points, every 20th is solved first, and the others start from these: this saves a third to a
+# half of the evaluations.
 _SWEPT, _SEED_EVERY = 200, 20
-# A point is accepted above the tolerance where its residual is at most so many times what rounding causes, and that is
-# at most the second number.
+# A point above the tolerance is accepted if its residual is at most the first number times the change caused by
+# rounding, and if this change is at most the second number.
 _ACCEPTED_ABOVE_ROUNDING = 10.0
 _ACCEPTED_ROUNDING = 1e-2
 
@@ -68,11 +70,11 @@ def cauchy(
         z: The points, of any shape.
         tolerance: A point has converged when no unknown changes by more than this fraction of itself; 1e-9 if None.
         maximum: The largest number of iterations per point; 500 if None.
-        scheme: How to iterate: a name in `SCHEMES`, or an object such as `Anderson(history=10)`. None takes Anderson
-            mixing, ended by Newton's method where that is cheap. Points of general noise that the scheme leaves
-            unsolved are led from solved ones by Newton's method.
-        near: An earlier solution of the same network. Each point starts from the nearest point there.
-        matrix: Whether to compute the matrix-valued transform too. It needs layers with weights of their own.
+        scheme: The way to iterate: a name in `SCHEMES`, or an object such as `Anderson(history=10)`. None stands for
+            Anderson mixing, followed by Newton's method if there are few unknowns. For general noise, points that the
+            scheme does not solve are solved by Newton's method with continuation from solved points.
+        near: An earlier solution of the same network; each point starts from the nearest point of this solution.
+        matrix: Whether to compute the matrix-valued transform too, which is not defined for tied weights.
     """
     if network.tied is not None:
         if matrix:
@@ -86,7 +88,7 @@ def cauchy(
 
 
 def _solve_row(network: Network, z: Tensor, options: Options, known: KnownPoints | None, matrix: bool) -> Solution:
-    """Solve the Dyson equation of the whole chain of layers at the points z [B]."""
+    """Solve the Dyson equation of the whole chain of layers at points z [B], from `known` points if given."""
     if network.is_zero:
         return _solve_zero(network, z, matrix)
     if network.streams == 1 and network.covariance is not None:  # noise of one stream has one variance
@@ -100,7 +102,7 @@ def _solve_row(network: Network, z: Tensor, options: Options, known: KnownPoints
         options = replace(options, scheme=_choose_scheme(equation, columns))
     blocks_size = (network.depth + 1) * network.streams**2 * 2 * _ALIVE * equation.noise.paths
     chunk = max(1, MEMORY[z.device.type] // (16 * (blocks_size + columns * _HISTORY)))
-    # The unknowns of a general covariance depend on the bases of the call.
+    # With a general covariance, unknowns in separating bases cannot start an equation without them, nor the reverse.
     if known is not None and known.separated != equation.separated:
         known = None
     if known is not None:
@@ -131,7 +133,10 @@ def _solve_row(network: Network, z: Tensor, options: Options, known: KnownPoints
 def _solve_in_chunks(
     equation: ChainEquation, z: Tensor, known: KnownPoints | None, options: Options, chunk: int
 ) -> FixedPoints:
-    """Solve at points z [B], so many at a time; a pre-sweep seeds large batches (appendix "OV pipeline")."""
+    """Solve at points z [B] in chunks of at most `chunk` points; of many points, a few are solved first as starts.
+
+    The first solutions are the pre-sweep of the appendix "OV pipeline".
+    """
     if known is None and len(z) >= _SWEPT:
         order = z.abs().argsort()
         seeds, others = order[::_SEED_EVERY], order[torch.arange(len(z), device=z.device) % _SEED_EVERY != 0]
@@ -153,7 +158,7 @@ def _solve_zero(network: Network, z: Tensor, matrix: bool) -> Solution:
 
 
 def _choose_scheme(equation: ChainEquation, columns: int) -> Scheme:
-    """Return Anderson mixing, ended by Newton's method where its matrix is known and has few columns."""
+    """Return Anderson mixing, followed by Newton's method if the derivative is known and there are few unknowns."""
     if equation.noise.vectors is None or columns > _NEWTON_LARGEST:
         return _DEFAULTS.scheme
     return AndersonNewton(newton=_STUBBORN) if columns <= _NEWTON_SMALL else AndersonNewton(turns=_LATE)
@@ -162,13 +167,13 @@ def _choose_scheme(equation: ChainEquation, columns: int) -> Scheme:
 def solve_together(networks: Sequence[Network], z: Tensor, *, tolerance: float = 1e-9) -> Tensor:
     r"""Solve several networks at the same points z [B] in one batch and return G [K, B].
 
-    They are solved by Anderson mixing. A network whose points resist the first try, or need bases of their own, is
-    solved by itself.
+    The batch is solved by Anderson mixing. A network is solved alone if one of its points does not converge at the
+    first try, or if it needs separating bases.
 
     Args:
-        networks: Networks of the block's noise, with as many layers and streams and the same kinds of sublayers.
+        networks: Networks of the block's noise, with equal numbers of layers and streams and equal kinds of sublayers.
         z: Points of the upper half plane.
-        tolerance: As in `cauchy`.
+        tolerance: The tolerance of `cauchy`.
     """
     scaled = [network.rescaled() for network in networks]
     gains = torch.tensor([gain for _, gain in scaled], dtype=torch.float64, device=z.device)
@@ -194,7 +199,7 @@ def solve_together(networks: Sequence[Network], z: Tensor, *, tolerance: float =
 
 
 def _solve_points(equation: ChainEquation, z: Tensor, known: KnownPoints | None, options: Options) -> FixedPoints:
-    """Solve the equation at all points at once; those that resist are led there from others or from above."""
+    """Solve the equation at all points at once; solve unconverged points from other points or by continuation."""
     start = equation.start(z, torch.arange(len(z), device=z.device))
     start = start if known is None else known.start_near(z, start, equation.inside)
     first = replace(options, maximum=min(options.maximum, options.scheme.first_try))
@@ -219,7 +224,10 @@ def _solve_from_others(
     known: KnownPoints | None,
     options: Options,
 ) -> Tensor:
-    """Solve rows that are left from points that have been solved: matrices are led along, scalars start there."""
+    """Solve the rows `left` from solved points, update `result`, and return the rows that are still unsolved.
+
+    For matrix unknowns the solution is continued from a solved point; for scalar unknowns the iteration starts there.
+    """
     if not equation.noise.scalar:
         return _lead_from_known(equation, z, result, left, known, options.tolerance)
     before = len(left) + 1
@@ -235,7 +243,10 @@ def _solve_from_others(
 def _lead_from_known(
     equation: ChainEquation, z: Tensor, result: FixedPoints, left: Tensor, known: KnownPoints | None, tolerance: float
 ) -> Tensor:
-    """Solve rows that are left from the nearest points that have been solved; rows far from all wait for others."""
+    """Solve the rows `left` by continuation from the nearest solved points, nearest rows first.
+
+    The function updates `result` and returns the rows that are still unsolved.
+    """
     waiting = torch.ones_like(result.converged)
     while len(left):
         solved = KnownPoints(z[result.converged], result.x[result.converged])
@@ -254,15 +265,16 @@ def _lead_from_known(
         result.merge_pass(rows, led)
         left = _left_above_rounding(equation, z, result)
         if float(distance.min()) > _NEAR and not bool(led.converged.any()):
-            break  # the rest is farther still
+            break  # all other rows are farther away
     return left
 
 
 def _left_above_rounding(equation: ChainEquation, z: Tensor, result: FixedPoints) -> Tensor:
-    """Mark rows as converged that only rounding keeps above the tolerance; return the numbers of the others.
+    """Mark rows as converged that only rounding keeps above the tolerance; return the other unconverged rows.
 
-    Where unknowns differ by many orders of magnitude the smallest are known to few digits. So is G itself at points
-    far below the largest singular values: nothing would make it better, and its residual says how good it is.
+    If unknowns differ by many orders of magnitude, rounding leaves few digits in the smallest. At points far below the
+    largest singular values, rounding also leaves few digits in G. More iterations would not help, and the residual
+    shows the precision.
     """
     left = result.unconverged()
     if len(left):

@@ -1,24 +1,25 @@
 r"""The chain's two eliminations as one recursion, run layer by layer or in blocks of layers side by side.
 
-With $N_l = -D_{x_l}$ and $P_l = -F_{y_l}$ the backward and the forward elimination of docs/derivations/chain.md mirror
-each other. Both are $S \leftarrow \text{add} + C\,(S^{-1} - \text{sat})^{-1} C^\top$, written without $S^{-1}$, which
-need not exist: $$S \leftarrow \text{add} + C\,(I - S\,\text{sat})^{-1} S\,C^\top .$$
-Such maps compose, so that blocks of layers can be reduced to one map each, all blocks at the same time.
+In docs/derivations/chain.md the backward elimination of $N_l = -D_{x_l}$ and the forward elimination of
+$P_l = -F_{y_l}$ mirror each other. Both are $S \leftarrow \text{add} + C\,(S^{-1} - \text{sat})^{-1} C^\top$, so that
+one function computes both, without $S^{-1}$: $$S \leftarrow \text{add} + C\,(I - S\,\text{sat})^{-1} S\,C^\top .$$
+The composition of such maps is such a map, so that each block of layers can be reduced to one map, for all blocks at
+the same time.
 """
 
 import torch
 from torch import Tensor
 
-_FEW_STREAMS = 4  # up to so many, one product with a matrix of n² rows takes less time than two with matrices of n rows
+_FEW_STREAMS = 4  # up to here one product with a matrix [n², n²] takes less time than two with matrices [n, n]
 
 
 def times(matrix: Tensor, energy: Tensor) -> Tensor:
-    """Return matrix @ energy, where an energy of shape [..., 1, 1] stands for a multiple of the identity."""
+    """Return matrix @ energy; an energy of shape [..., 1, 1] stands for a multiple of the identity."""
     return matrix * energy if energy.shape[-1] == 1 else matrix @ energy
 
 
 def plus(matrix: Tensor, energy: Tensor) -> Tensor:
-    """Add an energy in place, where an energy of shape [..., 1, 1] stands for a multiple of the identity."""
+    """Add an energy to a matrix in place; an energy of shape [..., 1, 1] stands for a multiple of the identity."""
     if energy.shape[-1] == 1 and matrix.shape[-1] > 1:
         matrix.diagonal(dim1=-2, dim2=-1).add_(energy.squeeze(-1))
         return matrix
@@ -37,7 +38,7 @@ def one_minus(matrix: Tensor) -> Tensor:
 
 
 def solve_linear(matrix: Tensor, right: Tensor) -> Tensor:
-    """Return matrix^{-1} right; a singular matrix gives infinities, and the scheme rejects the step."""
+    """Return matrix^{-1} right; a singular matrix gives values that are not finite, which the schemes reject."""
     if matrix.shape[-1] == 1:
         return right / matrix
     return torch.linalg.solve_ex(matrix, right.expand_as(matrix) if right.ndim == 2 else right)[0]
@@ -48,11 +49,11 @@ def sweep(first: Tensor, skips: Tensor, add: Tensor, sat: Tensor, blocks: int = 
 
     Args:
         first: $S_0$. [W, B, n, n]
-        skips: $C_l$ of each of the W directions, for all points or for each. [W, L, 1 or B, n, n]
-        add: What is added after layer l; [..., 1, 1] for a multiple of the identity. [L, W, B, n, n]
-        sat: What the inverse state is reduced by before layer l. [L, W, B, n, n]
-        blocks: Into how many blocks the layers are cut: 1 is the plain recursion; on a GPU, where the time goes into
-            launching small kernels, about the square root of L makes it three short recursions instead of a long one.
+        skips: $C_l$ of each of the W directions, shared by all points or one per point. [W, L, 1 or B, n, n]
+        add: The $\text{add}_l$; [..., 1, 1] for multiples of the identity. [L, W, B, n, n]
+        sat: The $\text{sat}_l$; [..., 1, 1] for multiples of the identity. [L, W, B, n, n]
+        blocks: The number of blocks of layers; 1 for the plain recursion. About the square root of L gives three short
+            recursions instead of a long one, which is faster if launching small GPU kernels takes most of the time.
     """
     length = -(-skips.shape[1] // blocks)
     if blocks == 1 or length == 1:
@@ -61,7 +62,7 @@ def sweep(first: Tensor, skips: Tensor, add: Tensor, sat: Tensor, blocks: int = 
 
 
 def _recur(first: Tensor, skips: Tensor, add: Tensor, sat: Tensor) -> Tensor:
-    """Run the recursion layer by layer: first [..., n, n], skips, add and sat [L, ..., n, n]."""
+    """Compute the states [L + 1, ..., n, n] layer by layer: first [..., n, n]; skips, add and sat [L, ..., n, n]."""
     states = first.new_empty(len(skips) + 1, *first.shape)
     states[0] = first
     doubled = _double(skips) if skips.shape[-3] == 1 and skips.shape[-1] <= _FEW_STREAMS else None
@@ -77,23 +78,22 @@ def _recur(first: Tensor, skips: Tensor, add: Tensor, sat: Tensor) -> Tensor:
 
 
 def _double(skips: Tensor) -> Tensor:
-    r"""Return what takes the columns of X, one after another, to the rows of $C X C^\top$, for many X at a time.
+    r"""Return a matrix D with $\mathrm{rows}(C X C^\top) = \mathrm{columns}(X)\,D$ for all X. [..., n², n²]
+
+    Here rows(X) and columns(X) are the rows or the columns of X, one after another in one row [n²].
 
     Args:
         skips: One C for all points. [..., 1, n, n]
-
-    Returns:
-        What the columns, as the rows of one matrix [B, n²], are multiplied with. [..., n², n²]
     """
     return torch.einsum("...ia,...jb->...baij", skips, skips).flatten(-2).flatten(-3, -2).squeeze(-3)
 
 
 def _blocked(first: Tensor, skips: Tensor, add: Tensor, sat: Tensor, length: int) -> Tensor:
-    """Run the recursion with blocks of `length` layers that are reduced, and later unrolled, side by side."""
+    """Compute the states with blocks of `length` layers: reduce all blocks at once, chain them, unroll all at once."""
     width, depth, each, n, _ = skips.shape
     count = -(-depth // length)
     padding = count * length - depth
-    # Layers that fill the last block: what they compute is cut off at the end.
+    # Extra layers fill the last block; their states are cut off at the end.
     skips = torch.cat([skips, skips.new_zeros(width, padding, each, n, n)], 1).unflatten(1, (count, length))
     skips = skips.permute(2, 1, 0, 3, 4, 5)  # [length, count, W, 1 or B, n, n]
     add, sat = (
@@ -102,8 +102,8 @@ def _blocked(first: Tensor, skips: Tensor, add: Tensor, sat: Tensor, length: int
     )  # [length, count, W, B, n or 1, n or 1]
     batch = (count, *first.shape)
     eye = torch.eye(n, dtype=first.dtype, device=first.device)
-    # One map S -> E + C (I - S R)^{-1} S C^T per block, built up layer by layer: composing it with a layer's own map
-    # (add, skip, sat) needs one inverse.
+    # Each block becomes one map S -> E + C (I - S R)^{-1} S C^T, built up layer by layer: its composition with the next
+    # layer's map (add, skip, sat) needs one inverse.
     energy, gain, reduction = add[0] * eye if add.shape[-1] == 1 else add[0], skips[0].expand(batch), sat[0]
     reduction = reduction * eye if sat.shape[-1] == 1 else reduction
     for layer in range(1, length):

@@ -1,8 +1,8 @@
-r"""Layers that share their weights: the Dyson equation of the whole pencil, dense (docs/derivations/real_networks.md).
+r"""The exact method for layers with tied weights: a dense Dyson equation (docs/derivations/real_networks.md).
 
-Noises of two layers that are correlated couple their blocks: $\Sigma_{y_l y_m} = \rho_{lm}\sigma_l\sigma_m\,
-\mathrm{tr}(M_{x_{l-1}x_{m-1}})\, I$, and mirrored. The pencil is then inverted whole, O(L³ n³) per point and iteration.
-Sublayers of two matrices that share both have a hidden layer each, which couples in the same way.
+Correlated noises of two layers couple the layers' blocks: $\Sigma_{y_l y_m} = \rho_{lm}\sigma_l\sigma_m\,
+\mathrm{tr}(M_{x_{l-1}x_{m-1}})\, I$, and mirrored. The whole pencil is therefore inverted, in O(L³ n³) per point and
+iteration. Sublayers of two matrices that share both matrices also couple through their hidden layers.
 """
 
 from __future__ import annotations
@@ -21,22 +21,21 @@ from jpmhc.spectra.schemes import Anderson
 from jpmhc.spectra.solution import KnownPoints, Solution
 from jpmhc.spectra.sublayers import HiddenLayer, Sublayer
 
-# Points that are solved at a time, as numbers in their pencils.
+# The largest number of entries in the pencils of the points that are solved at the same time.
 _CHUNK = 2**23
 DEFAULTS = Options(Anderson(), tolerance=1e-9, maximum=500)
 
 
 def solve_row(network: Network, z: Tensor, options: Options, known: KnownPoints | None) -> Solution:
-    r"""Solve the Dyson equation of layers whose noises are correlated, at the points z [B].
+    r"""Solve the Dyson equation of layers whose noises are correlated, at points z [B].
 
-    The noise is isotropic or has read and write vectors; layers without tied weights are independent. The residual is
-    relative to the largest unknown of its kind.
+    The noise is isotropic or has read and write vectors. Residuals are relative to the largest unknown of each kind.
 
     Args:
         network: The network.
         z: The points.
-        options: How to iterate.
-        known: Points at which the network has been solved. Points near them start there, all others at a great height.
+        options: The scheme, the tolerance and the most iterations.
+        known: Solved points of the network, from which points near them start; other points start far above the axis.
     """
     if network.covariance is not None or network.slopes is not None:
         raise ValueError("tied weights are known for isotropic noise and for read and write vectors of equal slopes")
@@ -54,10 +53,10 @@ def solve_row(network: Network, z: Tensor, options: Options, known: KnownPoints 
 
 
 def _solve_part(equation: _Equation, z: Tensor, options: Options, known: KnownPoints | None) -> FixedPoints:
-    """Solve at points near known ones from there, and lead the others down from a great height."""
+    """Solve points near known points from these, and the others by continuation from far above the real axis."""
     result = FixedPoints.unsolved(equation.start(z, torch.arange(len(z), device=z.device)))
     if known is not None:
-        # The unknowns of points that are far from all known ones are not admissible, and nothing starts from them.
+        # Points far from all known points get zeros here, and do not start from a known point.
         start = known.start_near(z, torch.zeros_like(result.x), lambda x: equation.admissible(x, z, z.real.long()))
         near = (start[:, 0] != 0).nonzero().squeeze(-1)
         result.merge_pass(near, solve_equation(equation, z[near], start[near], options, near))
@@ -69,9 +68,9 @@ def _solve_part(equation: _Equation, z: Tensor, options: Options, known: KnownPo
 
 
 class _Equation(Equation):
-    """The pencil's equation: rows are points, columns G, the couplings of all pairs of x blocks and those of y blocks.
+    """The equation of the whole pencil: rows are points, columns G and the couplings of all pairs of x and of y blocks.
 
-    The first block is the input of the ends: n numbers for all streams, one for the model.
+    The first block of the pencil is the input: n rows for all streams, one row for the model's own map.
     """
 
     def __init__(self, network: Network) -> None:
@@ -84,8 +83,8 @@ class _Equation(Equation):
         eye = torch.eye(n, dtype=torch.float64, device=self.device)
         expand = eye if network.ends == "streams" else torch.ones(n, 1, dtype=torch.float64, device=self.device)
         self.inputs = expand.shape[1]
-        # The pencil in the order x_0, ..., x_{L-1}, y_1, ..., y_L, x_L. Its x_0 is kept in streams here; `narrow` takes
-        # it to the input.
+        # The pencil in the order x_0, ..., x_{L-1}, y_1, ..., y_L, x_L. Its block x_0 has n rows here; `narrow` maps
+        # these to the rows of the input.
         size = (2 * depth + 1) * n
         pencil = torch.zeros(size, size, dtype=torch.float64, device=self.device)
         for layer in range(depth):
@@ -99,23 +98,23 @@ class _Equation(Equation):
         narrow[:n, : self.inputs] = expand
         narrow[n:, self.inputs :] = torch.eye(size - n, dtype=torch.float64, device=self.device)
         self.narrow, self.pencil = narrow.to(torch.complex128), pencil.to(torch.complex128)
-        # What is taken of a pair of blocks, and what it causes: traces and unit matrices, or the read and the write.
+        # The directions of the noise: the read and write vectors, or None for isotropic noise.
         if network.read is None or network.write is None:
             self.vectors = None
         else:
             self.vectors = network.read.to(torch.complex128), network.write.to(torch.complex128)
 
     def start(self, z: Tensor, index: Tensor) -> Tensor:
-        """Return the couplings at a large height: the noise of each layer sees 1/z before it and -i after it."""
+        """Return G = 1/z, couplings 1/z of each x block with itself, and -0.001i of each y block with itself."""
         eye = torch.eye(self.depth, dtype=torch.complex128, device=z.device).flatten()
         return torch.cat([1 / z.unsqueeze(-1), torch.outer(1 / z, eye), (-1e-3j * eye).expand(len(z), -1)], 1)
 
     def image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
-        """Return G and the couplings that the self-energies of the given couplings lead to. [b, columns]"""
+        """Return G and the couplings of the inverse pencil, with self-energies from the couplings x. [b, columns]"""
         couplings = x[:, 1:].unflatten(1, (2, self.depth, self.depth))
         half, n = self.depth * self.streams, self.streams
         matrix = self.pencil.repeat(len(z), 1, 1)
-        # M_x causes the energies of y, and M_y those of x
+        # M_x determines the self-energies of y, and M_y the self-energies of x
         energy_y, energy_x = self._respond(couplings[:, 0], couplings[:, 1])
         matrix[:, :half, :half] -= self._energy(energy_x, 0)
         matrix[:, half : 2 * half, half : 2 * half] -= self._energy(energy_y, 1)
@@ -136,15 +135,15 @@ class _Equation(Equation):
         return (x[:, 0].imag < 0) & (own.imag <= 0).all(-1).all(-1)
 
     def scale(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
-        """Return the largest unknown of each kind. [b, columns]"""
+        """Return, for each column, the largest size of an unknown of its kind: G, x or y. [b, columns]"""
         parts = x[:, :1], *x[:, 1:].unflatten(1, (2, -1)).unbind(1)
         return torch.cat([part.abs().amax(-1, keepdim=True).expand(-1, part.shape[1]) for part in parts], 1)
 
     def _respond(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        r"""Return what the couplings a of x and b of y [b, L, L] make of the noise: the energies of y and of x.
+        r"""Return the energies of y and of x, from the couplings a of x and b of y. [b, L, L] each
 
-        For sublayers of two matrices, with $X = K \circ a$ and $K = \rho\,\sigma\sigma^\top d d^\top$ at the slopes d
-        of one hidden feature: $E\,X (1 - bX/e)^{-1}$ and $E\,K \circ (1 - bX/e)^{-1} b$.
+        For sublayers of two matrices the energies are $E\,X (1 - bX/e)^{-1}$ and $E\,K \circ (1 - bX/e)^{-1} b$, with
+        $X = K \circ a$ and $K = \rho\,\sigma\sigma^\top d d^\top$ for the slopes d of one hidden feature.
         """
         energy_y, energy_x = self.coupling * a, self.coupling * b
         for layers, slopes, weights, ratio in self.groups:
@@ -158,7 +157,7 @@ class _Equation(Equation):
         return energy_y, energy_x
 
     def _energy(self, coupling: Tensor, side: int) -> Tensor:
-        """Energies of pairs of layers [b, L, L] -> self-energies [b, L n, L n] of x (side 0) or y (side 1)."""
+        """Return self-energies [b, L n, L n] of x (side 0) or y (side 1), from energies of layer pairs [b, L, L]."""
         if self.vectors is None:
             eye = torch.eye(self.streams, dtype=coupling.dtype, device=coupling.device)
             blocks = torch.einsum("blm,ij->blimj", coupling, eye)
@@ -167,18 +166,18 @@ class _Equation(Equation):
         return blocks.flatten(3, 4).flatten(1, 2)
 
     def _order(self, blocks: Tensor, side: int) -> Tensor:
-        """Blocks [b, L, n, L, n] of pairs of layers -> their couplings [b, L, L]."""
+        """Return the couplings [b, L, L] of the blocks of pairs of layers [b, L, n, L, n]."""
         if self.vectors is None:
             return torch.einsum("blimi->blm", blocks) / self.streams
         return torch.einsum("blimj,li,mj->blm", blocks, self.vectors[side], self.vectors[side])
 
 
 def find_groups(tied: Tensor, laws: Sequence[Sublayer]) -> list[tuple[Tensor, Tensor, Tensor, float]]:
-    """Return, for each set of layers with one sublayer of two matrices: their places, slopes, weights and width ratio.
+    """Return indices, slopes, weights and width ratio for each group of layers that share a sublayer of two matrices.
 
     Args:
         tied: Correlations of the layers' noises. [L, L]
-        laws: One for each layer.
+        laws: The laws of the sublayers' Jacobians, one per layer.
     """
     groups, left = [], list(range(len(laws)))
     while left:
