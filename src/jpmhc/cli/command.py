@@ -1,8 +1,8 @@
-"""A command's `main`: it parses the words of a command line, and explains wrong ones in one sentence.
+"""Make a command's `main`, which parses a command line and explains a wrong command line in one sentence.
 
-tyro reads the options of a command from the arguments of its function, and would draw a box of many lines about a wrong
-command line. Its hook for errors, `tyro._errors.on_parse_error`, is not public yet; pyproject.toml names the versions
-that have it.
+tyro reads a command's options from the arguments of its function. By default, tyro prints a box of many lines about a
+wrong command line. The hook `tyro._errors.on_parse_error`, which replaces that box, is not public yet; pyproject.toml
+names the versions of tyro that have it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tyro import _errors
 from tyro._arguments import ArgumentDefinition
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-Main = Callable[[Sequence[str]], None]  # runs a command with the words after its name
+Main = Callable[[Sequence[str]], None]  # runs a command; its argument is the words after the command's name
 _NUMBERS = {int: "a whole number", float: "a number"}
 
 
 def make_main(function: Callable[..., None]) -> Main:
-    """Return the `main` of a command from its function: `import_trm` is the command `jpmhc import-trm`."""
+    """Return the `main` of a command, which is named after its function: `import_trm` is `jpmhc import-trm`."""
 
     def main(words: Sequence[str]) -> None:
         parse_and_call(function, f"jpmhc {function.__name__.replace('_', '-')}", words)
@@ -34,11 +34,11 @@ def make_main(function: Callable[..., None]) -> Main:
 
 
 def parse_and_call(function: Callable[..., None], program: str, words: Sequence[str]) -> None:
-    """Call a function with the arguments that the words name.
+    """Parse the words of a command line as a function's arguments, and call the function.
 
     Args:
-        function: The function. Its docstring becomes the help, with each "Example:" in a line of its own.
-        program: The name of the command in its help.
+        function: The function. Its docstring becomes the help, with each "Example:" on a line of its own.
+        program: The command's name in its help.
         words: The words after the command's name.
     """
     text = cleandoc(function.__doc__ or "").partition("\n\nArgs:")[0]
@@ -47,10 +47,10 @@ def parse_and_call(function: Callable[..., None], program: str, words: Sequence[
 
 @contextlib.contextmanager
 def refusing_in_one_sentence(main: Main, words: Sequence[str]) -> Iterator[None]:
-    """Make tyro raise a ValueError of one sentence on a wrong command line.
+    """Make tyro raise a ValueError with one sentence for a wrong command line.
 
     Args:
-        main: The command's `main`, which lists the options where a name is misspelt.
+        main: The command's `main`, whose help gives the option names for suggestions.
         words: The words after the command's name.
     """
 
@@ -64,7 +64,7 @@ def refusing_in_one_sentence(main: Main, words: Sequence[str]) -> Iterator[None]
 
 
 def _read_number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """Return the rule by which tyro reads a number, so that its errors are in plain English."""
+    """Return tyro's rule to parse a number, with errors in plain English; None for other types."""
     kind: Any = info.type
     if kind is not int and kind is not float:
         return None
@@ -72,7 +72,7 @@ def _read_number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | Non
     def read(words: list[str]) -> Any:
         try:
             return kind(words[0])
-        except ValueError:  # after a TypeError tyro tries no other meaning of the word, and keeps the sentence
+        except ValueError:  # after a TypeError tyro tries no other type, and keeps the message
             raise TypeError(f"takes {_NUMBERS[kind]}, not {words[0]!r}") from None
 
     return PrimitiveConstructorSpec(
@@ -85,7 +85,7 @@ def _read_number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | Non
 
 
 def _explain(event: _errors.ParseErrorEvent, main: Main, words: Sequence[str]) -> str:
-    """Say what is wrong with the command line, and what would be right."""
+    """Return a sentence that says what is wrong with the command line, and what would be right."""
     more = f"{event.prog} --help explains the options"
     match event:
         case _errors.UnrecognizedArgs(tokens=[word, *_]) | _errors.MissingArgs(unrecognized_tokens=[word, *_]):
@@ -112,13 +112,13 @@ def _explain(event: _errors.ParseErrorEvent, main: Main, words: Sequence[str]) -
 
 
 def _describe_missing(argument: ArgumentDefinition) -> str:
-    """Say that an argument without a default is missing, with the first clause of its help."""
+    """Return a sentence about a missing argument, with the first clause of the argument's help."""
     wanted = str(argument.field.helptext).partition(";")[0]
     return f"{argument.display_name()} is missing: {' '.join(wanted.split())}"
 
 
 def _name_values(argument: ArgumentDefinition) -> str:
-    """Return the placeholder of the option's values in its help, such as INT."""
+    """Return the placeholder of an option's values in the help, such as INT."""
     return str(argument.lowered.metavar).removeprefix("{None}|")
 
 

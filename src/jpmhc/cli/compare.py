@@ -28,15 +28,15 @@ from jpmhc.experiments.training.progress import Display
 from jpmhc.files import write_file
 
 _LANGUAGE, _ARC_DECODER = "language", "arc-decoder"
-_FIXED = (tyro.conf.Fixed, tyro.conf.Suppress)  # of options that a comparison decides itself
+_FIXED = (tyro.conf.Fixed, tyro.conf.Suppress)  # marks the options that a comparison sets itself
 _LANGUAGE_ARMS: tuple[str, ...] = ("plain", "identity", "sinkhorn", "cayley", "rotation")
 
-Reader = Callable[[Any], Experiment]  # of a form that was filled in
+Reader = Callable[[Any], Experiment]  # turns a form with the parsed options into an experiment
 
 
 def main(words: Sequence[str]) -> None:
-    """Run the task that the first word names, with its options; language if none is named."""
-    named = [word for word in words[:2] if word in (_LANGUAGE, _ARC_DECODER, *TASKS)]  # words may begin with --help
+    """Parse the words after `jpmhc compare`, and run the task that the first word names (by default language)."""
+    named = [word for word in words[:2] if word in (_LANGUAGE, _ARC_DECODER, *TASKS)]  # the words may begin with --help
     kind = named[0] if named else _LANGUAGE
     words = [word for position, word in enumerate(words) if position > 1 or word != kind]
     if kind == _LANGUAGE:
@@ -52,7 +52,13 @@ def main(words: Sequence[str]) -> None:
 
 
 def compare_with_form(form: Any, read: Reader, arms: tuple[str, ...]) -> Callable[..., None]:
-    """Return the command's function for one task's options."""
+    """Return the command's function with the options of one task.
+
+    Args:
+        form: The task's options with their defaults.
+        read: Turns the form with the parsed options into an experiment.
+        arms: The arms by default.
+    """
     own: Any = type(form)
 
     def compare(
@@ -75,26 +81,26 @@ def compare_with_form(form: Any, read: Reader, arms: tuple[str, ...]) -> Callabl
         Example: jpmhc compare sudoku --task.size 6 --steps 1000 --out out/sudoku6
         Example: jpmhc compare arc-decoder --arms plain cayley cayley:epochs=70 --seeds 0 1 --minutes 30
 
-        The first word is the task: language (a decoder that learns text, if none is named), arc-decoder (a decoder
-        that learns ARC and answers its evaluation puzzles), sudoku or arc (the recursive model). With one seed all
-        arms see the same data in the same order and start from the same weights outside their connections. The first
-        seed is trained with all learning rates, the others with each arm's best one. A command that was interrupted
-        goes on where it was; arms, rates and seeds can be added later.
+        The first word is the task: language (the default, a decoder that learns text), arc-decoder (a decoder that
+        learns ARC and answers its evaluation puzzles), sudoku or arc (the recursive model). With one seed all arms see
+        the same data in the same order and start from the same weights outside their connections. The first seed is
+        trained with all learning rates, other seeds with each arm's best learning rate. An interrupted command
+        continues when it is repeated; arms, rates and seeds can be added later.
 
         The preset tiny takes a minute on two idle cores. 27m needs a GPU: one run reads 59 million tokens and takes
         about a minute on an H200. A run of 112m reads 150 million tokens and takes about ten minutes.
 
         Args:
-            run: What is trained.
+            run: The model and its training.
             arms: plain, plain-wide, plain-long or a mixer, and options such as cayley:streams=2,read=sigmoid.
-            learning_rates: The first seed is trained with all of them, the others with the arm's best one.
+            learning_rates: The first seed is trained with all learning rates, other seeds with each arm's best one.
             seeds: Seeds of initial weights and of the order of the data.
-            baselines: Arms that are subtracted from the others, seed by seed.
-            processes: Runs trained at the same time; on one GPU they share it.
-            minutes: Stop all runs after this time; the same command goes on later.
-            device: Where to train.
-            out: Folder for comparison.json, .md, .png and .html. Finished runs in it are not done again.
-            runs: Files comparison.json of other folders with the same settings, whose runs are taken over.
+            baselines: Arms whose loss is subtracted from the other arms' losses, seed by seed.
+            processes: Number of runs trained at the same time; on one GPU they share the GPU.
+            minutes: Stop all runs after this time; the same command continues the runs later.
+            device: Device for the training.
+            out: Folder for comparison.json, .md, .png and .html. Runs that are finished there are not repeated.
+            runs: Files comparison.json of other folders with the same settings; their runs are used too.
         """
         from jpmhc.report.comparison import draw_comparison, format_table, render_comparison
         from jpmhc.report.page import write_page
@@ -123,16 +129,16 @@ def compare_with_form(form: Any, read: Reader, arms: tuple[str, ...]) -> Callabl
 
 @dataclasses.dataclass(frozen=True)
 class _Text:
-    """The text that is learned."""
+    """The options that choose the training text."""
 
     text: tuple[Path, ...] = ()
-    """Folders with text, or one token folder. None named: the Python source that this environment has."""
+    """Folders with text, or one token folder; by default the Python source of this environment."""
     cache: Path = Path("out/tokens")
     """Folder in which token folders are made."""
     vocabulary: int | None = None
-    """Number of different tokens; 16,384, and fewer for a small text, if none is named."""
+    """Number of different tokens; by default 16,384, and fewer for a small text."""
     limit: int | None = None
-    """Stop reading text after about so many tokens."""
+    """Stop reading text after about this many tokens."""
 
 
 def _language_form(default: LanguageExperiment) -> tuple[Any, Reader]:

@@ -17,7 +17,7 @@ def demo(config: Annotated[DemoConfig, tyro.conf.arg(name="")] = DEFAULT, out: P
     Example: jpmhc demo --mixers rotation mhc_lite --depth 24 --out out/mine
 
     Args:
-        config: What to train.
+        config: The models and their training.
         out: Folder for the page.
     """
     from jpmhc.report.demo import sum_up, tabulate_outcomes, write_demo_page

@@ -43,18 +43,18 @@ def diagnose(
         model: FILE.py:FUNCTION or MODULE:FUNCTION, a function without arguments that returns a model and its inputs (a
             tensor, a tuple or a dict); or the folder or name of a Hugging Face model; or the folder of a run of `jpmhc
             train`, which is measured at its first test from the first call with gradients to the tokens' head.
-        between: Two names of modules: measure from what the first returns to what the second returns. None in the
-            place of a name is the model's input or output.
-        text: What a Hugging Face model reads; by default tokens spread over its vocabulary.
-        length: How many of those tokens; 16 by default.
-        method: Every row by a backward pass (dense), or quadrature from random vectors (lanczos); auto: dense where it
-            fits.
-        tokens: How many tokens to measure by themselves.
-        probes: Random vectors of Lanczos quadrature.
-        steps: Steps for each of them.
-        seconds: What it may take.
-        device: Where to compute: cpu or cuda.
-        seed: Of the random vectors.
+        between: Two names of modules: measure from the output of the first to the output of the second. None instead
+            of a name is the model's input or output.
+        text: Text that a Hugging Face model reads; by default tokens spread over its vocabulary.
+        length: Number of tokens without --text; 16 by default.
+        method: Every row by a backward pass (dense), or quadrature from random vectors (lanczos); auto is dense if it
+            fits into memory and time.
+        tokens: Number of single tokens to measure.
+        probes: Number of random vectors of Lanczos quadrature.
+        steps: Number of Lanczos steps per random vector.
+        seconds: Time limit of the measurements in seconds.
+        device: Device for the computation: cpu or cuda.
+        seed: Seed of the random vectors.
         out: Folder for diagnosis.png, diagnosis.html, diagnosis.txt and singular_values.csv.
     """
     from jpmhc.report.diagnosis import write_singular_values
@@ -103,7 +103,13 @@ def _is_run(folder: Path) -> bool:
 
 
 def _load(model: str, text: str | None, length: int) -> tuple[nn.Module, Any]:
-    """Return the model and its inputs."""
+    """Return the model that a function or a Hugging Face name makes, and its inputs.
+
+    Args:
+        model: FILE.py:FUNCTION, MODULE:FUNCTION, or the folder or name of a Hugging Face model.
+        text: The text that a Hugging Face model reads.
+        length: The number of tokens of a Hugging Face model without `text`.
+    """
     module, colon, name = model.rpartition(":")
     if not colon and model.endswith(".py"):
         raise ValueError(f"{model} needs the function that makes the model: {model}:build, say")
@@ -166,7 +172,7 @@ def _load_hugging_face(name: str, text: str | None, length: int) -> tuple[nn.Mod
 
 
 def _load_run(folder: Path) -> tuple[nn.Module, Any]:
-    """Return the recursive model of a run, computing in float32, and the arguments of one step on its first test."""
+    """Return a run's recursive model, set to compute in float32, and the arguments of one step on its first test."""
     checkpoint = locate_checkpoint(folder)
     model = load_model(checkpoint)
     core = model.core

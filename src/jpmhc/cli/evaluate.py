@@ -16,14 +16,14 @@ from jpmhc.experiments.tasks.registry import TASKS
 
 
 def task_options() -> tuple[Any, Any]:
-    """Return the annotation and the default of a field with the options that some task lets an evaluation change."""
+    """Return the annotation and the default value of a form's field for task options that an evaluation may change."""
     overrides = tuple(dict.fromkeys(config.Overrides for config in TASKS.values()))
     options = dataclasses.make_dataclass("TaskOptions", [], bases=overrides, frozen=True)
     return Annotated[options, tyro.conf.arg(name="")], options()
 
 
 def chosen_options(options: Any) -> dict[str, Any]:
-    """Return the task's options that were typed, by name."""
+    """Return the names and values of the task options that the command line gives."""
     return {name: value for name, value in vars(options).items() if value is not None}
 
 

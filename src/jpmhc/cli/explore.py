@@ -12,7 +12,7 @@ def explore(out: Path = Path("out/explore.html")) -> None:
     Example: jpmhc explore --out out/explore.html
 
     Args:
-        out: The page, which opens from disk and needs no network.
+        out: File of the page, which needs no network.
     """
     from jpmhc.report.explorer import read_atlas, render_explorer
     from jpmhc.report.page import write_page

@@ -1,7 +1,7 @@
-"""Dataclasses of the library in the form in which the command line takes them.
+"""Forms: dataclasses that extend the library's dataclasses by annotations for the command line.
 
-tyro reads from annotations how a field is typed. The library does not import tyro, so a command makes a form of the
-library's dataclass here, with annotations of its own, and turns what was typed back into the library's.
+tyro reads from annotations how a user gives a field. The library does not import tyro, so a command makes a form with
+annotations from the library's dataclass, lets tyro fill it in, and turns the result back into the library's dataclass.
 """
 
 import dataclasses
@@ -11,11 +11,11 @@ Library = TypeVar("Library")
 
 
 def make_option_form(default: Any, **fields: tuple[Any, Any]) -> Any:
-    """Make an instance of a derived dataclass in which some fields have other annotations and values.
+    """Return a form: an instance of a derived dataclass with new annotations and values of some fields.
 
     Args:
-        default: An instance of the library's dataclass; all other values are taken from it.
-        fields: The annotation and the value of each field that differs, or that is new.
+        default: An instance of the library's dataclass, which has the values of all other fields.
+        fields: The annotation and the value of each changed or new field.
     """
     cls = type(default)
     new = [(name, hint, dataclasses.field(default=value)) for name, (hint, value) in fields.items()]
@@ -25,6 +25,12 @@ def make_option_form(default: Any, **fields: tuple[Any, Any]) -> Any:
 
 
 def read_option_form(form: Any, cls: type[Library], **changes: Any) -> Library:
-    """Turn what was typed back into the library's dataclass, with some fields changed."""
+    """Turn a form with the parsed options back into the library's dataclass.
+
+    Args:
+        form: The form.
+        cls: The library's dataclass.
+        changes: Values that replace the form's values.
+    """
     fields = {field.name: getattr(form, field.name) for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     return cls(**{**fields, **changes})

@@ -29,18 +29,18 @@ def generators(
 
     Example: jpmhc generators --streams 5 --size 4 --json out/generators/n5-k4.json
 
-    The file's `perms` is a basis for the permutation mixer. An interrupted search with --state goes on where it was.
+    The result's entry `perms` is a basis for the permutation mixer. With --state, an interrupted search continues.
 
     Args:
         streams: Number of streams n, 2 to 8.
         size: Number of permutations in a set.
-        contains_identity: Only sets that hold the identity, as a mixer that starts as the plain residual needs.
-        reversible: Only sets that hold the inverse of each of their elements.
-        method: Look at every class of sets (n up to 7), search locally, or decide by their number.
-        workers: Processes of an exhaustive search; every core if not given.
-        moves: Sets that a local search looks at; 500,000 if not given.
-        seed: Of a local search; 0 if not given.
-        state: File in which an exhaustive search keeps what it has done.
+        contains_identity: Only sets with the identity, which a mixer that starts as the plain residual needs.
+        reversible: Only sets that contain the inverse of each of their elements.
+        method: Check every class of sets (n up to 7), search locally, or choose by the number of classes.
+        workers: Number of processes of an exhaustive search; by default one per core.
+        moves: Number of sets that a local search checks; 500,000 by default.
+        seed: Seed of a local search; 0 by default.
+        state: File in which an exhaustive search saves its progress.
         json: File for the result.
     """
     if json is not None and json.is_dir():

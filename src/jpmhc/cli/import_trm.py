@@ -21,7 +21,7 @@ def import_trm(config: Annotated[type(_FORM), tyro.conf.arg(name="")]) -> None: 
 
     Example: jpmhc import-trm step_518071 --identifiers identifiers.json --config all_config.yaml --out out/trm-arc1
 
-    --mixer cayley gives the model hyper-connections at equal outputs.
+    --mixer cayley gives the model hyper-connections without changing its outputs.
     """
     imported = import_model(read_option_form(config, ImportConfig, task_options=chosen_options(config.task_options)))
     print(f"wrote {imported.checkpoint}")

@@ -1,4 +1,4 @@
-"""The output of commands: the folder of results, the progress, and the process that prints."""
+"""The output of commands: the results' folder, the progress display, warnings, and which process prints."""
 
 import contextlib
 import math
@@ -14,12 +14,12 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-_SECONDS = 2.0  # between lines where the output is not a terminal
+_SECONDS = 2.0  # between progress lines if the output is not a terminal
 
 
 @contextlib.contextmanager
 def result_folder(folder: Path) -> Iterator[None]:
-    """Make the folder for the results before any work is done that could be lost; remove it if the work fails."""
+    """Make the folder for the results at the beginning of the context; remove it if the context raises an error."""
     new_folders = [one for one in (folder, *folder.parents) if not one.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -30,19 +30,19 @@ def result_folder(folder: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        with contextlib.suppress(OSError):  # a folder that holds something stays
+        with contextlib.suppress(OSError):  # a folder that is not empty stays
             for one in new_folders:
                 one.rmdir()
         raise
 
 
 def is_first_process() -> bool:
-    """Return whether this process prints: of the processes of torchrun only the first does."""
+    """Return whether this process prints: of torchrun's processes, only the first one prints."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 class StageProgress:
-    """Shows the current stage of the work: with a bar on a terminal, elsewhere as a line now and then."""
+    """A display of the current stage: a bar on a terminal, or elsewhere a line every few seconds."""
 
     def __init__(self, stages: int | None = None) -> None:
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -59,7 +59,7 @@ class StageProgress:
         self.bar.stop()
 
     def show(self, stage: str) -> None:
-        """Show that a stage begins and the one before it has ended."""
+        """Show the name of a stage that begins, and count the previous stage as finished."""
         self.bar.update(self.task, description=stage, advance=1 if self.has_begun else 0)
         self.has_begun = True
         if not self.console.is_terminal and time.monotonic() - self.last_line > _SECONDS:
@@ -67,14 +67,14 @@ class StageProgress:
             self.console.print(f"{stage} …", markup=False)
 
     def finish(self, sentence: str) -> None:
-        """Print that all stages have ended; on a terminal the bar goes away by itself."""
+        """Print a closing sentence, except on a terminal, where the bar disappears."""
         if not self.console.is_terminal and self.has_begun:
             self.console.print(sentence, markup=False)
 
 
 @contextlib.contextmanager
 def warnings_in_one_line() -> Iterator[None]:
-    """Print warnings without the line of code that they come from."""
+    """Print each warning in one line, without the line of code that raised the warning."""
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *source: print(f"jpmhc: warning: {message}", file=sys.stderr)
         yield

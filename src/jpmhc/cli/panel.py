@@ -21,7 +21,7 @@ def panel(
 
     Args:
         out: Folder for panel.png, panel_log.png (logarithmic axes) and panel.csv.
-        kernel: Draw a Gaussian kernel estimate of the sampled singular values beside their histogram.
+        kernel: Also draw a Gaussian kernel estimate of the sampled singular values.
     """
     from jpmhc.report.spectrum_figures import draw_panel
     from jpmhc.report.spectrum_tables import print_panel, write_panel

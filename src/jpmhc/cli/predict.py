@@ -21,7 +21,7 @@ def predict(config: Annotated[type(_FORM), tyro.conf.arg(name="")]) -> None:  # 
 
     Example: jpmhc predict out/arc-small --tasks 00576224 009d5c81 --out out/submission.json
 
-    Pictures are drawn of the tasks that --tasks names.
+    Pictures are drawn only for the tasks that --tasks names.
     """
     chosen = read_option_form(config, PredictConfig, task_options=chosen_options(config.task_options))
     answered, out = predict_answers(chosen)

@@ -10,9 +10,9 @@ from jpmhc.diagnose.recommend import Candidate
 from jpmhc.diagnose.recommend import recommend as rank_mixers
 from jpmhc.spectra import Density, density
 
-# Of the drawn spectra, relative to the squared singular value.
+# The smoothing of the drawn spectra, relative to the squared singular value.
 _SMOOTHING = 0.01
-# A depth beyond which one answer takes long enough to be announced.
+# Progress is shown for depths above this, whose computation takes long.
 _LONG = 200
 
 
@@ -38,19 +38,20 @@ def recommend(
     Example: jpmhc recommend --mixers cayley my_mixers:Shrinking --activation my_activations:SQUARED_RELU
 
     Args:
-        depth: How many sublayers the streams pass: two for each block of a transformer.
-        streams: Streams n.
+        depth: Number of sublayers: two for each block of a transformer.
+        streams: Number of streams n.
         mixers: Names of mixers, or MODULE:CLASS for a mixer of your own; by default all names.
         activation: The sublayers' activation: gelu, silu, relu, tanh, ..., or MODULE:NAME for a spectra.Activation.
         norm: A norm before each sublayer (pre), or of every stream after each write (post).
-        drift: How far each skip has come from the identity.
-        dim: Features per stream, for the costs.
-        ratio: Hidden features of a sublayer over its features.
-        scales: Variances of the sublayers' two weights times their columns; 0.333 0.333 is PyTorch's default.
-        gated: Gated sublayers, as SwiGLU.
+        drift: Distance of each drifted skip from the identity, at most 1.
+        dim: Number of features per stream, for the costs.
+        ratio: Number of hidden features of a sublayer divided by its number of features.
+        scales: For each of a sublayer's two weight matrices, the variance of an entry times the number of columns;
+            0.333 0.333 is PyTorch's default.
+        gated: Gated sublayers, such as SwiGLU.
         start_variance: Mean square of the embeddings.
-        depth_range: Several depths in place of one, for a curve over depth.
-        spectra: Draw the predicted spectra of so many of the first choices at the last depth; up to a minute each.
+        depth_range: Several depths instead of --depth, for a curve over depth.
+        spectra: Draw the predicted spectra of this many of the best mixers at the last depth; up to a minute each.
         out: Folder for recommendation.png and recommendation.csv.
     """
     from jpmhc.report.recommendation import (
@@ -101,7 +102,7 @@ main = make_main(recommend)
 
 
 def _predict_spectra(one: Candidate, show: Callable[[str], None]) -> dict[str, Density]:
-    """Return the densities of J at the start, of J after drifting, and of T after drifting, by name."""
+    """Return the density of J at the start, and the densities of J and T after drifting, by name."""
     show(f"spectra of {one.mixer}")
     networks = {
         "J at the start": one.fresh_network,

@@ -15,8 +15,8 @@ def report(runs: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path | 
     Example: jpmhc report out/cayley-seed0 out/cayley-seed1 out/sinkhorn-seed0 --out out/comparison.html
 
     Args:
-        runs: Folders of runs; those that differ by their seed alone are drawn as one line with its spread.
-        out: The page; by default report.html in the folder of the run, and out/report.html for several.
+        runs: Folders of runs; runs that differ only in their seed are drawn as one line with a band.
+        out: File of the page; by default report.html in the run's folder, or out/report.html for several runs.
     """
     from jpmhc.report.page import write_page
     from jpmhc.report.run_page import render_runs

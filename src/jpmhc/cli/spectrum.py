@@ -1,4 +1,4 @@
-"""The command `jpmhc spectrum`: the words of a command line become a network, and the network becomes numbers."""
+"""The command `jpmhc spectrum`: make a network from the options, and compute its spectrum."""
 
 from __future__ import annotations
 
@@ -33,47 +33,46 @@ from jpmhc.spectra.simulate import refuse_size, simulate
 
 T = TypeVar("T")
 
-# What reading a damaged file raises: NumPy tokenizes the header of .npy, and the unpickler of torch pops from lists.
+# The errors that reading a damaged file raises: NumPy tokenizes the header of .npy, torch's unpickler pops from lists.
 _UNREADABLE = (
     *(ValueError, EOFError, RuntimeError, UnpicklingError, TokenError),
     *(LookupError, TypeError, AttributeError, OverflowError, OSError, BadZipFile),
 )
 
-# What is asked where nothing is said.
+# The defaults of the options.
 EXACT_METHOD = "chain"
 MIXER, DEPTH, STREAMS, NOISE, SAMPLES, WIDTH = "sinkhorn", 10, 4, 0.05, 100, 25
 
 
 @dataclass(frozen=True)
 class Query:
-    r"""A network and how to solve it; an option that another one makes meaningless is refused.
+    r"""The options that describe a network and the method for its spectrum; contradictory options raise an error.
 
     Attributes:
-        mixer: Random skips, by the name of the mixer that they are of, or of the random matrices that it draws;
-            sinkhorn by default.
-        matrix: A file with the skips instead, [n, n] for all layers or [L, n, n]: .npy, .pt, or rows of text such as
-            .csv.
-        depth: Layers L; 10 by default, or as many as --matrix holds.
-        streams: Streams n of random skips; 4 by default.
+        mixer: Random skips, by the name of their mixer or of an ensemble of random matrices; sinkhorn by default.
+        matrix: File with the skips, instead of random skips, [n, n] for all layers or [L, n, n]: .npy, .pt, or rows of
+            text such as .csv.
+        depth: Number of layers L; 10 by default, or the number of matrices in --matrix.
+        streams: Number of streams n of random skips; 4 by default.
         noise: $L \sigma^2$, the noise variance of all layers together; 0.05 by default.
         activation: Take the noise of each layer from this activation and --weight-scale instead.
         weight_scale: $\sigma_w$ of the sublayers' weights, with --activation; 1 by default.
         input_variance: Mean square of the network's input, with --activation; 1 by default.
-        paths: Over how many draws of the slopes the law is averaged, with --activation; 1 by default, which puts their
-            mean square in their place: seconds instead of minutes, and right where each layer's noise is small.
-        block: Noise of the true hyper-connection block, which reads the mean of the streams and writes to all of them,
+        paths: Number of draws of the slopes to average over, with --activation. The default 1 uses the mean square of
+            the slopes instead, which takes seconds instead of minutes and is right if each layer's noise is small.
+        block: Noise of the true hyper-connection block, which reads the mean of the streams and writes to all streams,
             instead of noise that is the same in every direction.
-        shared: One skip for all layers instead of a new one in each.
-        seed: Of random skips and samples.
-        method: chain, which is exact, or one of the paper's: dyson, z1, z1-matrix, subordination, stransform, twisted,
-            twisted-paper.
-        eta: A fixed smoothing; by default it is --relative-eta times x.
+        shared: One skip for all layers instead of a new skip for each layer.
+        seed: Seed of random skips and samples.
+        method: chain, which is exact, or one of the paper's methods: dyson, z1, z1-matrix, subordination, stransform,
+            twisted, twisted-paper.
+        eta: A fixed smoothing; by default the smoothing is --relative-eta times x.
         relative_eta: The smoothing as a fraction of x; 0.001 by default.
         refine: richardson (extrapolates to eta = 0), richardson-paper, or aaa.
-        simulate: Sample networks too, and say how far they are.
-        samples: How many networks, with --simulate; 100 by default.
-        width: Features per stream of sampled networks, with --simulate; 25 by default.
-        device: Where to compute: cpu or cuda.
+        simulate: Also sample networks, and print their distances from the prediction.
+        samples: Number of sampled networks, with --simulate; 100 by default.
+        width: Number of features per stream of sampled networks, with --simulate; 25 by default.
+        device: Device for the computation: cpu or cuda.
     """
 
     mixer: str | None = None
@@ -158,10 +157,10 @@ def _or(value: T | None, default: T) -> T:
 
 
 def answer_query(query: Query, progress: Callable[[str], None] | None = None) -> Answer:
-    """Compute the spectrum that a query asks for, and sample networks beside it if it says so.
+    """Compute the predicted spectrum of a query's network, and with `query.simulate` sample such networks.
 
     Args:
-        query: What to compute.
+        query: The options.
         progress: Called with the name of each stage when it begins.
     """
 
@@ -179,7 +178,7 @@ def answer_query(query: Query, progress: Callable[[str], None] | None = None) ->
     found = density(network, None, query.eta, query.refine, transform=compute, relative_eta=relative)
     stage("edges and moments")
     with warnings.catch_warnings():
-        # That a method is not exact for the network has been said by the density.
+        # The density has already warned if the method is not exact for the network.
         warnings.filterwarnings("ignore", "method '", UserWarning)
         bands = edges(network, found, compute).sqrt()
         exact = moments(network, 4, float(found.x[-1]), compute)
@@ -194,7 +193,7 @@ def answer_query(query: Query, progress: Callable[[str], None] | None = None) ->
 
 
 def read_skips(path: Path, depth: int | None = None) -> Tensor:
-    """Read skips [L, n, n] from a file; one matrix [n, n] there stands for `depth` layers (10 if None)."""
+    """Read skips [L, n, n] from a file; a single matrix [n, n] is repeated for `depth` layers (10 if None)."""
     if not path.is_file():
         raise ValueError(f"there is no file {path} to read a matrix from")
     try:
@@ -206,12 +205,12 @@ def read_skips(path: Path, depth: int | None = None) -> Tensor:
             held = np.load(path, allow_pickle=False)
         else:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # that an empty file is empty is said below
+                warnings.simplefilter("ignore", UserWarning)  # about an empty file, which raises an error below
                 held = np.loadtxt(path.read_text().replace(",", " ").splitlines(), ndmin=2)
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not text; a matrix is read from .npy, .pt, or rows of numbers as text") from None
     except _UNREADABLE as error:
-        # The first sentence says it; torch goes on with advice on its own options.
+        # Only the first sentence names the reason; torch's further sentences give advice on its own options.
         said = (str(error) or type(error).__name__).splitlines()[0].split(". ")[0]
         raise ValueError(f"{path} holds no matrix: {said[:200]}") from None
     if not isinstance(held, Tensor | np.ndarray):

@@ -26,16 +26,16 @@ Basis = tuple[tuple[int, ...], ...] | None
 
 
 def main(words: Sequence[str]) -> None:
-    """Parse the words after `jpmhc train` and run it with the defaults of the preset and the task they name."""
+    """Parse the words after `jpmhc train`, and train with the defaults of the named preset and task."""
     decoder = value_of("--preset", words, DECODERS)
     function = train_with_defaults(defaults_in(words)) if decoder is None else train_decoder(DECODERS[decoder])
     parse_and_call(function, "jpmhc train", words)
 
 
 def defaults_in(words: Sequence[str]) -> TrainConfig:
-    """Return the defaults of all options: the preset that the words name, or the configuration of a resumed run.
+    """Return the options' defaults: from the preset that the words name, or from the run that --resume continues.
 
-    The task that the words name takes the place of another one.
+    If the words name a task, it replaces the task of the preset or run.
     """
     preset, kind = value_of("--preset", words, PRESETS), value_of("--task.kind", words, TASKS)
     default = PRESETS[preset or "laptop"]
@@ -45,12 +45,12 @@ def defaults_in(words: Sequence[str]) -> TrainConfig:
         run_folder.refuse_busy_folder(out)
         default = dataclasses.replace(find_checkpoint(out, str(resume)).config, out=out, stop_at=None)
     if default.compile and (value_of("--device", words, ("cpu",)) or not torch.cuda.is_available()):
-        default = dataclasses.replace(default, compile=False)  # on a CPU it takes minutes and gains little
+        default = dataclasses.replace(default, compile=False)  # on a CPU, compilation takes minutes and gains little
     return default if kind in (None, kind_of(default.task)) else default.with_task(str(kind))
 
 
 def value_of(option: str, words: Sequence[str], known: Collection[str] | None = None) -> str | None:
-    """Return the value that follows an option, if it is a known one; tyro refuses others."""
+    """Return an option's value in the words if the value is in `known`; otherwise return None."""
     for word, following in zip(words, [*words[1:], ""]):
         name, equals, value = word.partition("=")
         value = value if equals else following
@@ -60,7 +60,7 @@ def value_of(option: str, words: Sequence[str], known: Collection[str] | None = 
 
 
 def train_with_defaults(default: TrainConfig) -> Callable[[Any], None]:
-    """Return the command's function with the given defaults."""
+    """Return the function of `jpmhc train` for the recursive model, with these defaults."""
     known: Any = Literal[tuple(TASKS)]
     kinds = Annotated[known, tyro.conf.arg(help="Which task; it decides the other options of this group.")]
     task = make_option_form(default.task, kind=(kinds, kind_of(default.task)))
@@ -76,9 +76,9 @@ def train_with_defaults(default: TrainConfig) -> Callable[[Any], None]:
         Example: jpmhc train --preset arc-small --task.kind sudoku --task.size 9
         Example: jpmhc train --resume latest --out out/cayley
 
-        Every default below is that of the preset named on the command line (laptop, if none is), and with --resume
-        that of the checkpoint. --task.kind puts another task in the place of the preset's, and the options --task.…
-        are then that task's. On a CPU nothing is compiled unless --compile asks for it. Several processes:
+        The defaults below come from the preset that the command line names (by default laptop), or with --resume from
+        the checkpoint. --task.kind replaces the preset's task, and the options --task.… are then the new task's. On a
+        CPU nothing is compiled without --compile. Several processes:
         torchrun --nproc-per-node 8 -m jpmhc train --preset paper
 
         The presets arc-decoder, arc-decoder-long and arc-decoder-tiny train another model, a decoder for ARC, with
@@ -93,7 +93,7 @@ def train_with_defaults(default: TrainConfig) -> Callable[[Any], None]:
 
 
 def train_decoder(default: ArcDecoderRun) -> Callable[[Any], None]:
-    """Return the command's function for the ARC decoder with the given defaults."""
+    """Return the function of `jpmhc train` for the ARC decoder, with these defaults."""
     model = make_model_form(default.model)
     task = make_option_form(default.task)
     form = make_option_form(
@@ -106,8 +106,9 @@ def train_decoder(default: ArcDecoderRun) -> Callable[[Any], None]:
         Example: jpmhc train --preset arc-decoder --mixer cayley --streams 4 --out out/cayley
         Example: jpmhc train --preset arc-decoder-long --minutes 10 --resume --out out/arc-decoder-long
 
-        arc-decoder takes a few minutes of an H200 and its answers another one, arc-decoder-long half an hour;
-        arc-decoder-tiny is for a CPU. A run that --minutes or a signal stopped goes on with --resume, to the same bits.
+        On an H200, arc-decoder trains for a few minutes and answers for one more, and arc-decoder-long takes half an
+        hour; arc-decoder-tiny is for a CPU. --resume continues a run that --minutes or a signal stopped, to the same
+        bits.
         """
         run = read_option_form(
             config,
@@ -129,7 +130,7 @@ def train_decoder(default: ArcDecoderRun) -> Callable[[Any], None]:
 
 
 def run_training(config: TrainConfig) -> None:
-    """Train and print how the run ended; a run that a signal ended exits as a shell reports it."""
+    """Train, print the end of the run, and after a signal exit with status 128 plus the signal's number."""
     outcome = loop.train(config)
     end = "stopped by a signal" if outcome.stopped else "finished"
     if outcome.checkpoint is None and is_first_process():
@@ -142,14 +143,14 @@ def run_training(config: TrainConfig) -> None:
 
 
 def make_model_form(default: ConnectionConfig, **fields: tuple[Any, Any]) -> Any:
-    """Make the form of a model, whose permutations are read from a file."""
+    """Return the form of a model, with permutations that the command line reads from a file."""
     return make_option_form(default, **{"mixer_basis": (_BASIS, default.mixer_basis), **fields})
 
 
 def _read_basis(words: list[str]) -> Basis:
     try:
         return None if words == ["None"] else read_basis(Path(words[0]))
-    except ValueError as error:  # tyro keeps the sentence of a TypeError
+    except ValueError as error:  # tyro keeps a TypeError's message
         raise TypeError(f"takes a file with permutations: {error}") from None
 
 
