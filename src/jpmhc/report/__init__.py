@@ -1,1 +1,1 @@
-"""Tables, figures and files made from results; nothing here computes one."""
+"""Write tables, figures and pages from computed results."""

@@ -1,4 +1,4 @@
-"""ARC answers as coloured grids: each test's input, its two attempts with their votes, and its truth if it is known."""
+"""Draw ARC answers as coloured grids: a test's input, the two attempts with their votes, and the truth if known."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from jpmhc.report.page import Picture, Section
 from jpmhc.report.style import ARC_COLOURS, save_figure
 
 _FRAMES = {"right": "#1a7f37", "wrong": "#b42318", "": "#444444"}
-_COLUMNS, _ROWS = 4, 12  # of a figure
-_CELL = 12  # pixels
+_COLUMNS, _ROWS = 4, 12  # the columns, and the most rows, of a figure
+_CELL = 12  # the pixels of a cell's side
 _RULE = (0.4, 0.4, 0.4)
-_BUDGET = 1_200_000  # the most characters of all grids of a page
+_BUDGET = 1_200_000  # the largest number of characters for all grids of a page
 
 
 def draw_answers(answered: Sequence[Answered], path: Path) -> list[Path]:
-    """Draw one row of grids for each test, a dozen tests to a figure, and return the figures' paths.
+    """Draw one row of grids per test into figures of up to twelve tests, and return the figures' paths.
 
     Args:
         answered: Tests with their candidates.
-        path: The file, whose ending decides the format; the second figure and later ones get a number.
+        path: The first figure's file, whose ending decides the format; further figures get a number.
     """
     pages = [answered[start : start + _ROWS] for start in range(0, len(answered), _ROWS)]
     return [_draw_page(page, path.with_stem(f"{path.stem}-{k}") if k > 1 else path) for k, page in enumerate(pages, 1)]
@@ -51,7 +51,7 @@ def _draw_page(answered: Sequence[Answered], path: Path) -> Path:
 
 
 def show_answers(run: str, answered: Sequence[Answered], runs: int = 1) -> Section:
-    """Return the section of a page with a run's answers, empty where it has none.
+    """Return a page's section with the answers of a run; the section is empty if there are no answers.
 
     Args:
         run: The run's name.
@@ -78,7 +78,7 @@ def show_answers(run: str, answered: Sequence[Answered], runs: int = 1) -> Secti
 
 
 def _describe(answer: Answered) -> Iterator[tuple[str, str, np.ndarray | None, np.ndarray | None]]:
-    """Yield the words, the tone, the grid and the wrong cells of the input, the two attempts and the truth."""
+    """Yield caption, tone, grid and wrong cells for each picture of a test: input, two attempts, truth."""
     truth = answer.output
     yield "input", "", answer.input, None
     for number, name in enumerate(("first", "second")):
@@ -106,7 +106,7 @@ def paint_grid(grid: np.ndarray, wrong: np.ndarray | None = None) -> np.ndarray:
     pixels[_CELL::_CELL] = _RULE
     pixels[:, _CELL::_CELL] = _RULE
     middle = np.arange(_CELL) - (_CELL - 1) / 2
-    apart = np.minimum(abs(middle[:, None] - middle), abs(middle[:, None] + middle))  # distance to the diagonals
+    apart = np.minimum(abs(middle[:, None] - middle), abs(middle[:, None] + middle))  # to a diagonal
     inside = np.maximum(abs(middle)[:, None], abs(middle)) < _CELL / 3
     for row, column in () if wrong is None else np.argwhere(wrong):
         cell = pixels[row * _CELL : (row + 1) * _CELL, column * _CELL : (column + 1) * _CELL]
@@ -116,7 +116,7 @@ def paint_grid(grid: np.ndarray, wrong: np.ndarray | None = None) -> np.ndarray:
 
 
 def _embed(grid: np.ndarray, wrong: np.ndarray | None, words: str) -> Markup:
-    """Return a grid as an image inside the page."""
+    """Return a grid as an HTML image with embedded data."""
     file = io.BytesIO()
     imsave(file, paint_grid(grid, wrong), format="png")
     content = base64.b64encode(file.getvalue()).decode()

@@ -1,6 +1,6 @@
-"""Charts: lines over two axes as data, drawn by matplotlib into a figure file or, one by one, onto a page.
+"""Charts as data (lines and two axes), which matplotlib draws into a figure file or onto a page.
 
-A page draws a chart as inline SVG, whose text and axes take the colours of the page's style sheet, light or dark.
+A page shows each chart as inline SVG, whose text and axes have the colours of the page's style sheet, light or dark.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from matplotlib.lines import Line2D
 
 from jpmhc.report.style import INK, PAPER, RULE, SOFT, finish_axes, save_figure
 
-_WIDTH, _HEIGHT = 390, 240  # of a chart on a page, in pixels
+_WIDTH, _HEIGHT = 390, 240  # the size of a chart on a page, in pixels
 _MARGINS = {"left": 0.16, "right": 0.97, "bottom": 0.19, "top": 0.96}
-# The points that all lines of a chart may have together, and the most and the fewest points of one line.
+# The largest number of points of all lines of a chart, and the upper and lower end of the limit for each line.
 _POINTS, _MOST, _FEWEST = 4000, 600, 60
-_MARKED = 25  # a line of at most so many points has a dot at each
+_MARKED = 25  # a line with at most this many points has a dot at each point
 _SVG: Any = {
     "svg.hashsalt": "jpmhc",
     "svg.fonttype": "none",
@@ -34,7 +34,7 @@ _SVG: Any = {
     "font.sans-serif": ["DejaVu Sans"],
 }
 _LEGEND: dict[str, Any] = {"frameon": False, "labelcolor": INK}
-_DECADES = 12  # of a logarithmic axis below its largest value
+_DECADES = 12  # the most decades of a logarithmic axis below the largest value
 
 Dashes = tuple[float, ...]  # lengths of dashes and gaps in pixels; empty: a solid line
 DASHES: tuple[Dashes, ...] = ((), (7, 3), (2, 3), (9, 3, 2, 3), (12, 4), (4, 2, 1, 2))
@@ -45,15 +45,15 @@ class Line:
     """A line of a chart.
 
     Attributes:
-        name: The name in the legend; lines of one name share an entry, and a line without a name has none.
+        name: The name in the legend; lines with the same name share an entry, a line without a name has no entry.
         x: The positions along the axis, ascending.
         y: The values; a value that is not finite leaves a gap.
         colour: The colour, as #rrggbb.
         dashes: The lengths of dashes and gaps.
-        low: The lower end of a band around the line.
+        low: The lower end of a band around the line; None for no band.
         high: The upper end of the band.
-        steps: Whether each value holds up to the next position.
-        marker: The marker of matplotlib at each point; by default a dot where there are few points.
+        steps: Whether the line is a step function, constant from each position to the next.
+        marker: The matplotlib marker at each point; by default a dot if the line has few points.
         filled: Whether markers are filled.
     """
 
@@ -74,11 +74,11 @@ class Axis:
     """One axis of a chart.
 
     Attributes:
-        label: What the axis measures.
-        logarithmic: Whether equal distances are equal factors.
-        limits: The two ends; None: the ends of the data.
+        label: The label beside the axis.
+        logarithmic: Whether the axis is logarithmic.
+        limits: The two ends; None for the ends of the data.
         whole: Whether only whole numbers have ticks.
-        names: Names at 0, 1, 2, … in place of numbers; the first name is at the top of a vertical axis.
+        names: Names at 0, 1, 2, … instead of numbers; on a vertical axis, the first name is at the top.
     """
 
     label: str
@@ -90,14 +90,14 @@ class Axis:
 
 @dataclass(frozen=True, eq=False)
 class Chart:
-    """Lines over two axes.
+    """A chart: lines over two axes, with a title.
 
     Attributes:
         title: The title.
-        lines: The lines, the first lowest. A chart without lines is empty, and figures and pages leave it out.
+        lines: The lines, drawn in this order. Figures and pages leave out a chart without lines.
         x: The horizontal axis.
-        y: The vertical axis. Values beyond its ends are drawn at the end as triangles.
-        marks: Vertical lines: a position and a word each.
+        y: The vertical axis. Values beyond the ends of the axis are drawn as triangles at the end.
+        marks: The position and the word of each vertical line.
         note: A sentence below the chart on a page.
     """
 
@@ -110,16 +110,16 @@ class Chart:
 
     @property
     def legend(self) -> dict[str, Line]:
-        """The lines of the legend by their names; empty for a single line, which the title names."""
+        """The legend's lines by name; empty for a single line, because the title names that line."""
         named: dict[str, Line] = {}
         for line in filter(lambda line: line.name, self.lines):
             entry = named.setdefault(line.name, line)
-            if entry.colour != line.colour:  # the name says which marker it is, not which colour
+            if entry.colour != line.colour:  # lines of several colours share this name, so their entry is grey
                 named[line.name] = replace(entry, colour=SOFT)
         return named if len(named) > 1 else {}
 
     def draw(self, ax: Axes) -> None:
-        """Draw the chart on axes of matplotlib, without title and legend."""
+        """Draw the chart, without title and legend, on matplotlib axes."""
         points = min(_MOST, max(_FEWEST, _POINTS // max(1, len(self.lines))))
         lines = [_thin(line, points) for line in self.lines]
         values = np.concatenate([np.zeros(0), *(part for line in lines for part in line[1:])])
@@ -143,7 +143,7 @@ class Chart:
 
 
 class NotebookFigure(Figure):
-    """A figure that a notebook shows, also without pyplot."""
+    """A matplotlib figure that a notebook displays without pyplot."""
 
     def _repr_png_(self) -> bytes:
         file = io.BytesIO()
@@ -154,20 +154,20 @@ class NotebookFigure(Figure):
 def write_figure(
     charts: Sequence[Chart], path: Path, *, columns: int = 2, heading: str = "", shared_legend: bool = False
 ) -> Path:
-    """Draw charts into one file, without those that are empty, and return its path; PNG, SVG or PDF by its ending.
+    """Draw all charts that have lines into one file, and return the file's path.
 
     Args:
         charts: The charts, row by row.
-        path: The file.
-        columns: The charts of a row.
+        path: The file, whose ending .png, .svg or .pdf decides the format.
+        columns: The number of charts in a row.
         heading: Text above the charts.
-        shared_legend: Draw one legend for all charts in place of one legend below each.
+        shared_legend: Draw one legend for all charts instead of a legend below each chart.
     """
     return save_figure(draw_figure(charts, columns=columns, heading=heading, shared_legend=shared_legend), path)
 
 
 def draw_figure(charts: Sequence[Chart], *, columns: int = 2, heading: str = "", shared_legend: bool = False) -> Figure:
-    """Draw charts as a figure of matplotlib, with the arguments of `write_figure`."""
+    """Return a matplotlib figure of all charts that have lines, with the arguments of `write_figure`."""
     charts = [chart for chart in charts if chart.lines]
     columns = max(1, min(columns, len(charts)))
     rows = -(-len(charts) // columns)
@@ -195,8 +195,8 @@ def draw_figure(charts: Sequence[Chart], *, columns: int = 2, heading: str = "",
 
 
 def draw_svg(chart: Chart) -> Markup:
-    """Draw a chart as SVG for a page; its lines have their names as titles."""
-    figure = Figure(figsize=(_WIDTH / 72, _HEIGHT / 72))  # 72 units of SVG an inch
+    """Return a chart as SVG for a page, in which each line's title is its name."""
+    figure = Figure(figsize=(_WIDTH / 72, _HEIGHT / 72))  # SVG has 72 units per inch
     ax = figure.subplots(gridspec_kw=_MARGINS if not chart.y.names else _MARGINS | {"left": 0.3})
     text = io.StringIO()
     with matplotlib.rc_context(_SVG):
@@ -218,7 +218,7 @@ def draw_svg(chart: Chart) -> Markup:
 
 
 def _round(tag: str) -> str:
-    """Round the coordinates in a tag to a hundredth of a pixel."""
+    """Cut the coordinates in an SVG tag to hundredths of a pixel."""
     return re.sub(r"(\d\.\d\d)\d+", r"\1", tag)
 
 
@@ -250,7 +250,7 @@ def _draw_line(ax: Axes, line: Line, x: np.ndarray, y: np.ndarray, identity: str
 
 
 def _draw_mark(ax: Axes, value: float, word: str, row: int) -> None:
-    """Draw a vertical line with its word; the word of each line has a row of its own."""
+    """Draw a vertical line at a value, and its word in the given row above the axis."""
     ax.axvline(value, color=SOFT, linewidth=0.8, linestyle="--")
     left = ax.transLimits.transform(ax.transScale.transform((value, ax.get_ylim()[0])))[0] < 0.7
     place = ((4 if left else -4), 4 + 13 * row)
@@ -259,7 +259,7 @@ def _draw_mark(ax: Axes, value: float, word: str, row: int) -> None:
 
 
 def _find_limits(axis: Axis, values: np.ndarray) -> tuple[float, float, bool]:
-    """Return the two ends of an axis, and whether it is logarithmic: without positive values it cannot be."""
+    """Return the two ends of an axis, and whether the axis is logarithmic, which needs positive values or limits."""
     positive = values[values > 0]
     logarithmic = axis.logarithmic and (len(positive) > 0 or axis.limits is not None)
     if axis.names:
@@ -279,7 +279,7 @@ def _find_limits(axis: Axis, values: np.ndarray) -> tuple[float, float, bool]:
 
 
 def _thin(line: Line, points: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return a line's positions, values and band; of a long line the lowest and the highest value of each stretch."""
+    """Return a line's x, y and band; of a line with too many points, keep each stretch's lowest and highest value."""
     x, y = np.asarray(line.x, dtype=float), np.asarray(line.y, dtype=float)
     y = np.where(np.isfinite(y), y, np.nan)
     low, high = (y if part is None else np.asarray(part, dtype=float) for part in (line.low, line.high))

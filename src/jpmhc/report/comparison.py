@@ -1,4 +1,4 @@
-"""A comparison of mixers as a table, a figure and a page, from the content of `comparison.json`."""
+"""Write the result of a comparison, the content of `comparison.json`, as a table, a figure and a page."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from jpmhc.report.page import Folded, Section, Table, render_page
 from jpmhc.report.style import PLAIN, SOFT, colour_of
 
 _STEP = Axis("step", whole=True)
-ArmCurves = dict[str, dict[int, dict[str, Curves]]]  # by arm and seed
+ArmCurves = dict[str, dict[int, dict[str, Curves]]]  # a run's curves by arm and seed
 
 
 def format_table(result: Result) -> str:
-    """Write a comparison as a table in Markdown: means with standard errors, paired differences with 95 % intervals."""
+    """Return a Markdown table of means with standard errors and of paired differences with 95 % intervals."""
     titles, *rows = table_rows(result)
     lines = [titles, ["---", *["---:"] * (len(titles) - 1)], *rows]
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -29,7 +29,7 @@ def format_table(result: Result) -> str:
 
 
 def describe_tests(result: Result) -> list[str]:
-    """Say whether the arms' means differ."""
+    """Return a sentence with F and p for each test that the arms' mean losses are equal."""
     return [
         f"Equal mean losses of {', '.join(test['arms'])} over seeds {', '.join(map(str, test['seeds']))}: "
         f"F = {test['f']:.3g}, p = {test['p']:.2g}."
@@ -38,12 +38,12 @@ def describe_tests(result: Result) -> list[str]:
 
 
 def find_baselines(result: Result) -> list[str]:
-    """Return the arms that the others are compared with."""
+    """Return the arms whose losses were subtracted from other arms' losses."""
     return list(dict.fromkeys(name for row in result["summary"] for name in row["differences"]))
 
 
 def table_rows(result: Result) -> list[list[str]]:
-    """Return the cells of the table, the heading first."""
+    """Return the table's rows of cells; the first row is the heading."""
     baselines = find_baselines(result)
     accuracy = any("exact_accuracy" in row["metrics"] for row in result["summary"])
     titles = ["arm", "runs", "parameters", "learning rate", "loss"]
@@ -59,7 +59,7 @@ def table_rows(result: Result) -> list[list[str]]:
 
 
 def _list_votes(result: Result) -> list[str]:
-    """Return the scores by vote that any run has, of the attempts that ARC Prize allows."""
+    """Return the names pass@1 and pass@2, as far as any run has these scores."""
     return [name for name in ("pass@1", "pass@2") if any(name in row["metrics"] for row in result["summary"])]
 
 
@@ -95,7 +95,7 @@ def _format_mean(metric: Mean | None, form: str) -> str:
 
 
 def draw_comparison(result: Result, path: Path) -> Path:
-    """Draw the charts of a comparison into one file and return its path."""
+    """Draw the charts of a comparison into one file, and return the file's path."""
     charts = make_charts(result)
     return write_figure(charts, path, columns=3 if len(charts) > 4 else 2, shared_legend=True)
 
@@ -120,11 +120,11 @@ def render_comparison(result: Result) -> str:
 
 
 def make_charts(result: Result) -> list[Chart]:
-    """Return the charts of a comparison that are not empty.
+    """Return the charts of a comparison, without charts that would be empty.
 
-    They are the validation loss along training, and minus the loss of the baseline's run with the same seed; the final
-    loss by learning rate; the norm of the gradient; the collapsed share of the product of all skips; and the final
-    differences to the baseline.
+    The charts are: validation loss by step; the same minus the loss of the baseline's run with the same seed; final
+    loss by learning rate; gradient norm by step; collapsed share of the product of all skips by step; final differences
+    from the baseline.
     """
     curves = _curves_of(result)
     looks = arm_looks(list(curves))
@@ -154,7 +154,7 @@ def make_charts(result: Result) -> list[Chart]:
 
 
 def arm_looks(arms: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return each arm's colour and dashes: the colour of its mixer, with other dashes for each arm of the mixer."""
+    """Return each arm's colour, which is its mixer's, and dashes, which differ between arms with the same mixer."""
     counts: dict[str, int] = {}
     looks = {}
     for arm in arms:
@@ -166,7 +166,7 @@ def arm_looks(arms: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _curves_of(result: Result) -> ArmCurves:
-    """Return the curves of the runs that ended at each arm's best learning rate, by arm and seed."""
+    """Return the curves of each arm's finished runs at the arm's best learning rate, by arm and seed."""
     return {
         row["arm"]: {run["seed"]: run["curves"] for run in best_runs(result["runs"], row["arm"]) if run["final"]}
         for row in result["summary"]
@@ -174,11 +174,11 @@ def _curves_of(result: Result) -> ArmCurves:
 
 
 def find_band(curves: Any, as_factor: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the mean over seeds, and the lower and upper end of its 95 % interval.
+    """Return the mean over seeds, and the lower and upper end of the mean's 95 % interval. [points] each
 
     Args:
         curves: The values of each seed. [seeds, points]
-        as_factor: Take the interval of the logarithms, so that the ends of positive values are positive too.
+        as_factor: Compute the interval from logarithms, so that positive values have positive ends.
     """
     values = np.array(curves, float)
     mean, spread = values.mean(0), np.log(np.maximum(values, 1e-300)) if as_factor else values
@@ -191,7 +191,7 @@ def find_band(curves: Any, as_factor: bool = False) -> tuple[np.ndarray, np.ndar
 def _draw_mean(
     arm: str, looks: dict[str, dict[str, Any]], curves: Any, name: str, as_factor: bool = False
 ) -> list[Line]:
-    """Return the line of a logged number, averaged over the seeds that have logged it; no line where none has."""
+    """Return one line with a logged number's mean over seeds, or no line if no seed has logged the number."""
     logged = [one for one in curves if one.get("step")]
     return [_mean_line(arm, looks, logged[0]["step"], [one[name] for one in logged], as_factor)] if logged else []
 
@@ -205,7 +205,7 @@ def _mean_line(
 
 
 def _draw_rates(result: Result, looks: dict[str, dict[str, Any]]) -> Chart:
-    """Return the final loss of the first seed by learning rate; the dot of the best rate is full."""
+    """Return a chart of the first seed's final loss by learning rate, with a filled dot at the best rate."""
     lines = []
     for row in result["summary"]:
         points = sorted((float(rate), loss) for rate, loss in row["rates"].items() if loss is not None)
@@ -218,9 +218,9 @@ def _draw_rates(result: Result, looks: dict[str, dict[str, Any]]) -> Chart:
 
 
 def draw_differences(result: Result) -> Chart:
-    """Return the paired difference of every arm's final loss to the first baseline's loss, with its 95 % interval.
+    """Return a chart of each arm's final loss minus the first baseline's, paired by seed, with 95 % intervals.
 
-    The dot is full where zero lies outside the interval.
+    An arm's dot is filled if its interval does not contain zero.
     """
     baseline = next(iter(find_baselines(result)), "")
     rows = [

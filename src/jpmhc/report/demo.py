@@ -1,4 +1,4 @@
-"""The table, the closing lines and the page of the demonstration."""
+"""The demonstration's table for a terminal, its summary in five lines, and its page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jpmhc.report.page import Section, Table, render_page, write_page
 from jpmhc.report.style import colour_of
 
 _HEADING = ("model", "loss", "over plain", "weakest", "kept", "J 90 %", "theory", "J 10 %", "theory")
-_ON_TERMINAL = 7  # columns that fit a terminal of 80
+_ON_TERMINAL = 7  # the number of columns that fit into a terminal of 80 characters
 _NOTE = (
     "loss: held-out squared error over the targets' variance, mean ± deviation of seeds; over plain: the same seed's "
     "difference; weakest: the weakest layer's gradient over the last layer's; kept: smallest singular value of the "
@@ -27,7 +27,7 @@ _NOTE = (
 
 
 class _Group:
-    """The runs of one mixer."""
+    """The runs of one mixer with different seeds, and their means."""
 
     def __init__(self, name: str, runs: Sequence[DemoRun]) -> None:
         self.name, self.runs = name, runs
@@ -40,7 +40,7 @@ class _Group:
 
     @property
     def weakest(self) -> float:
-        """The smallest of the layers' gradients as a share of the last layer's."""
+        """The smallest gradient of all layers divided by the last layer's gradient."""
         layers = self.gradients.mean(0)
         return float(layers.min() / layers[-1])
 
@@ -82,7 +82,7 @@ def tabulate_outcomes(outcomes: Sequence[DemoRun], config: DemoConfig) -> Termin
 
 
 def sum_up(outcomes: Sequence[DemoRun], config: DemoConfig) -> list[str]:
-    """Say in five lines what the runs show; every number is one of the table's."""
+    """Return five sentences that summarise the runs: loss, gradients, streams, theory, and a caution."""
     from scipy import stats
 
     plain, *others = _group(outcomes)
@@ -122,7 +122,7 @@ def sum_up(outcomes: Sequence[DemoRun], config: DemoConfig) -> list[str]:
 
 
 def _explain_lead(groups: Sequence[_Group], plain: _Group) -> str:
-    """Say why mixers that may scale the residual stream have a lower loss than the plain network, if some have."""
+    """Return a remark on mixers that beat the plain network and may scale the stream; empty if there are none."""
     leading = [one for one in groups if one.losses.mean() < plain.losses.mean() and _may_scale(one)]
     if not leading:
         return ""
@@ -135,7 +135,7 @@ def _explain_lead(groups: Sequence[_Group], plain: _Group) -> str:
 
 
 def _may_scale(group: _Group) -> bool:
-    """Return whether random skips of the mixer change the mean of the streams and have singular values above 1."""
+    """Return whether the mixer's random skips have row sums other than 1 and singular values above 1."""
     streams = len(group.runs[0].start)
     skips = sample_skips(group.name, streams, (64,), generator=torch.Generator().manual_seed(0))
     moved, largest = (skips.sum(-1) - 1).abs().max(), torch.linalg.matrix_norm(skips, 2).max()
@@ -147,7 +147,7 @@ def _list(values: dict[str, float]) -> str:
 
 
 def write_demo_page(outcomes: Sequence[DemoRun], config: DemoConfig, path: Path) -> Path:
-    """Write the page about the demonstration, and return its path."""
+    """Write the demonstration's page, and return the file's path."""
     groups = _group(outcomes)
     rows = [_cells(group, groups[0]) for group in groups]
     spectra = [_draw_spectrum("before training, all models", PLAIN, groups[0].fresh)]
@@ -174,7 +174,7 @@ def write_demo_page(outcomes: Sequence[DemoRun], config: DemoConfig, path: Path)
 
 
 def _draw_curves(groups: Sequence[_Group]) -> list[Chart]:
-    """Return the loss by step, the gradient by layer, and the singular values of the product of all skips."""
+    """Return charts of the loss by step, the gradient by layer, and the singular values of the product of all skips."""
     learned = [group for group in groups if not group.diverged]
     losses = [_line(one, one.runs[0].steps, np.array([run.losses for run in one.runs])) for one in learned]
     layers = range(1, groups[0].gradients.shape[1] + 1)
@@ -200,7 +200,7 @@ def _line(group: _Group, x: Sequence[float], values: np.ndarray) -> Line:
 
 
 def _draw_spectrum(title: str, name: str, spectra: Spectra | None) -> Chart:
-    """Return a measured and a predicted spectrum; an empty chart where there is none."""
+    """Return a chart of the measured and the predicted spectrum; the chart is empty without spectra."""
     x, y = Axis("share of singular values below"), Axis("singular value", logarithmic=True)
     if spectra is None:
         return Chart(title, (), x, y)

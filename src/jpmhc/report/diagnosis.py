@@ -1,4 +1,4 @@
-"""A diagnosis as a figure and as a page, and its singular values as a file."""
+"""Write a diagnosis as a figure and a page, and the measured singular values as CSV."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from jpmhc.report.page import Folded, Section, Table, render_page, show_matrix
 from jpmhc.report.style import COMPARED
 from jpmhc.spectra.density import COLLAPSED
 
-_DECADES = 6  # of singular values below the largest that a chart shows
+_DECADES = 6  # a chart shows singular values down to this many decades below the largest
 _LAYER = Axis("layer", whole=True)
 _BELOW = Axis("share of directions below", limits=(0.0, 1.02))
 _LEVELS = (0.01, 0.25, 0.5, 0.75, 0.99)
 
 
 def plot_diagnosis(diagnosis: Diagnosis) -> Figure:
-    """Return a figure of a diagnosis: the verdict, the spectra beside the theory, layers and streams."""
+    """Return a figure with a diagnosis's verdict, measured and predicted spectra, layers and streams."""
     lines = [f"{number}. {line}" for number, line in enumerate(diagnosis.verdict, 1)]
     wrapped = "\n".join(textwrap.fill(line, 150, subsequent_indent="    ") for line in lines)
     heading = f"{diagnosis.model}, from {diagnosis.start} to {diagnosis.stop}\n\n{wrapped}\n"
@@ -55,7 +55,7 @@ def render_diagnosis(diagnosis: Diagnosis) -> str:
 
 
 def write_singular_values(diagnosis: Diagnosis, path: Path) -> Path:
-    """Write every measured singular value with its weight as CSV, and return the file's path."""
+    """Write all measured singular values and their weights as CSV, and return the file's path."""
     spectra = {"whole map": diagnosis.whole} | {f"token {key}": value for key, value in diagnosis.tokens.items()}
     for item in diagnosis.comparisons:
         spectra[f"layers, token {item.position}"] = item.measured
@@ -73,7 +73,7 @@ def write_singular_values(diagnosis: Diagnosis, path: Path) -> Path:
 def _tabulate(diagnosis: Diagnosis) -> Table:
     rows = []
     for name, spectrum in diagnosis.list_spectra():
-        floor = spectrum.floor if isinstance(spectrum, Spectrum) else 0.0  # below it are rounding errors
+        floor = spectrum.floor if isinstance(spectrum, Spectrum) else 0.0  # smaller values are rounding errors
         values = [spectrum.quantile(level) for level in _LEVELS]
         cells = [f"{value:.3g}" if value > floor else f"< {floor:.0e}" for value in values]
         if isinstance(spectrum, Spectrum):
@@ -86,7 +86,7 @@ def _tabulate(diagnosis: Diagnosis) -> Table:
 
 
 def _draw_spectrum(name: str, spectrum: Spectrum, colour: str) -> Line:
-    """Return the empirical distribution function of the singular values; unlike a density it shows equal values."""
+    """Return the distribution function of measured singular values, in which equal values show as a jump."""
     values, shares = spectrum.cumulative()
     return Line(name, np.maximum(values, spectrum.floor), np.minimum(shares, 1.0), colour, steps=True)
 
@@ -126,7 +126,7 @@ def _draw_layers(diagnosis: Diagnosis) -> list[Chart]:
         Line("gain of the sublayer", numbers, [layer.gain for layer in diagnosis.layers], COMPARED[1]),
         Line("squared gradient at its output", numbers, [layer.gradient for layer in diagnosis.layers], COMPARED[0]),
     ]
-    predicted = np.array([layer.predicted for layer in diagnosis.layers])  # NaN where the theory says nothing
+    predicted = np.array([layer.predicted for layer in diagnosis.layers])  # NaN for layers without a prediction
     known = predicted > 0
     if known.any():
         line = Line("the same by the theory", numbers[known], predicted[known], COMPARED[2], (6, 3), marker="")

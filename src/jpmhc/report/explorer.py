@@ -1,4 +1,4 @@
-"""The page with which spectra are explored: sliders over an atlas of spectra that were computed beforehand."""
+"""Write the page of `jpmhc explore`, whose sliders select spectra from a precomputed atlas."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from jpmhc.report.style import colour_of
 
 # Powers of ten at the ends of the axes of singular values.
 _VIEW = (-4, 2)
-# Where the sliders stand at first, by the place of each value.
+# Each slider's first position, as the index of a value on its axis.
 _START = {"mixer": 2, "streams": 1, "depth": 3, "noise": 1, "activation": 1, "norm": 1}
 
 
 def render_explorer(atlas: Atlas) -> str:
-    """Return the HTML page of an atlas."""
+    """Return the HTML page that shows the spectra of an atlas."""
     data: dict[str, Any] = {
-        "axes": [(name, list(values)) for name, values in atlas.axes.items()],  # in order, which JSON's objects lose
+        "axes": [(name, list(values)) for name, values in atlas.axes.items()],  # in order, unlike an object
         "levels": LEVELS,
         "range": (LOWEST, HIGHEST),
         "view": _VIEW,
@@ -41,25 +41,25 @@ def _encode(values: np.ndarray) -> str:
     return base64.b64encode(values.astype("<u2").tobytes()).decode()
 
 
-# The levels of the quantiles; the first and the last stand for the ends of the spectrum.
+# The levels of the stored quantiles; the first and the last represent the ends of the spectrum.
 LEVELS = (0.01, *(k / 40 for k in range(1, 40)), 0.99)
-# Quantiles are kept as 16-bit numbers, equally spaced in their logarithm between these powers of ten.
+# Quantiles are stored as 16-bit numbers, with equal steps of the logarithm between these powers of ten.
 LOWEST, HIGHEST = -8.0, 8.0
-# A spectrum that was not computed.
+# The 16-bit number that marks a spectrum that was not computed.
 MISSING = 65535
-FEATURES = 128  # of all streams of a sampled network together
+FEATURES = 128  # the number of features of a sampled network, n d
 SAMPLES = 5
 
 
 @dataclass(frozen=True, eq=False)
 class Atlas:
-    """The spectra under every choice.
+    """The spectra for every combination of mixer, streams, depth, noise, activation and norm.
 
     Attributes:
-        axes: The values of each axis, by name.
-        theory: Quantiles at `LEVELS` as 16-bit numbers, then the collapsed share of `MISSING - 1`.
-            [*axes, len(LEVELS) + 1]
-        sampled: The same of sampled networks.
+        axes: The values of each of these axes, by the axis's name.
+        theory: Predicted spectra: quantiles at `LEVELS` as 16-bit numbers, and then the collapsed share times
+            `MISSING - 1`. [*axes, len(LEVELS) + 1]
+        sampled: The spectra of sampled networks, in the same format.
     """
 
     axes: Mapping[str, tuple]
@@ -68,7 +68,7 @@ class Atlas:
 
 
 def read_atlas(path: Path) -> Atlas:
-    """Read an atlas from its file."""
+    """Read an atlas from an .npz file."""
     with np.load(path, allow_pickle=False) as held:
         axes = {name: tuple(held[name].tolist()) for name in held if name not in ("theory", "sampled")}
         return Atlas(axes, held["theory"], held["sampled"])

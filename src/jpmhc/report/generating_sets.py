@@ -1,4 +1,4 @@
-"""Tables of a search for generating sets: what it will cost, how far it has come, what it found."""
+"""The output of a search for generating sets: its cost, its progress and its result."""
 
 import time
 from dataclasses import asdict
@@ -13,13 +13,13 @@ from jpmhc.paper.generators.question import Question
 from jpmhc.paper.generators.search import GeneratingSet, Search
 from jpmhc.paper.generators.symmetric_group import cycle_notation
 
-# Classes a table lists; the file holds all of them.
+# The most classes that a table lists; the file lists all classes.
 SHOWN = 10
-_SECONDS = 10.0  # between lines where the output is not a terminal
+_SECONDS = 10.0  # between progress lines if the output is not a terminal
 
 
 def describe_question(question: Question) -> str:
-    """Say in words which sets are searched for."""
+    """Return a phrase that describes the sets of a search, such as "sets of 4 permutations of 5 streams"."""
     plural = "s" if question.size > 1 else ""
     words = f"sets of {question.size} permutation{plural} of {question.n} streams"
     limits = []
@@ -31,7 +31,7 @@ def describe_question(question: Question) -> str:
 
 
 def describe_cost(search: Search) -> str:
-    """Say what a search will look at and about how long that takes."""
+    """Return a sentence on the number of sets that a search checks, and on its duration if that is long."""
     counted = ""
     if search.classes is not None and search.subsets is not None:
         counted = f"{_number(search.subsets)} {describe_question(search.question)} in {_number(search.classes)} classes"
@@ -53,12 +53,12 @@ def _duration(seconds: int) -> str:
 
 
 def _number(value: int) -> str:
-    """Write a number with all its digits where a reader may want to check them, a larger one as a power of ten."""
+    """Write a number below 10¹⁵ with all digits, and a larger number as a power of ten."""
     return f"{value:,}" if value < 10**15 else f"about 10^{len(str(value)) - 1}"
 
 
 class SearchProgress:
-    """Shows how far a search has come: a bar on a terminal, a line now and then elsewhere."""
+    """A display of a search's progress: a bar on a terminal, or elsewhere a line every few seconds."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True)
@@ -73,7 +73,7 @@ class SearchProgress:
         self.started = self.spoken = time.monotonic()
 
     def show(self, done: int, total: int, gap: float) -> None:
-        """Show that `done` of `total` classes or sets have been looked at, and that `gap` is the best so far."""
+        """Show that `done` of `total` classes or sets have been checked, and that `gap` is the largest gap so far."""
         self.bar.update(self.task, completed=done, total=total, gap=max(gap, 0.0), visible=True)
         if not self.console.is_terminal and time.monotonic() - self.spoken > _SECONDS:
             self.spoken = time.monotonic()
@@ -91,11 +91,11 @@ class SearchProgress:
 
 
 def print_result(result: GeneratingSet, plain_gap: float | None) -> None:
-    """Print the best set, its ties, and how the search went.
+    """Print the best set, other sets with the same gap, and the numbers of checked and dropped sets.
 
     Args:
-        result: What a search found.
-        plain_gap: The best set's gap by the plain n! × n! matrix, where that was computed.
+        result: The result of the search.
+        plain_gap: The best set's gap, computed from the plain n! × n! matrix; None if it was not computed.
     """
     console = Console(soft_wrap=True)
     table = Table("permutation", "cycles", title=f"Spectral gap {result.gap:.10f}", title_justify="left")
@@ -133,7 +133,7 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 def as_record(result: GeneratingSet, plain_gap: float | None) -> dict[str, Any]:
-    """Return a result as plain types for JSON; `perms` is what the permutation mixer takes as `basis`."""
+    """Return a result as a dict for JSON, whose entry `perms` is a `basis` for the permutation mixer."""
     return {
         **asdict(result.question),
         "perms": result.perms.tolist(),

@@ -1,4 +1,4 @@
-"""One self-contained HTML page of sections with charts, tables and text: no script, no network, light and dark."""
+"""Write a self-contained HTML page with charts, tables and text, without scripts, for light and dark displays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jpmhc import __version__
 from jpmhc.files import write_file
 from jpmhc.report.charts import Chart, Line, draw_svg
 
-LARGEST = 3_000_000  # the most bytes of a page
+LARGEST = 3_000_000  # the largest size of a page in bytes
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Picture:
 
     Attributes:
         title: The caption.
-        content: The picture, as SVG, image or table.
-        legend: The lines of a chart by their names.
+        content: The picture, as SVG, image or table; None for a caption alone.
+        legend: The lines of a chart by their names; None for other pictures.
         note: A sentence below the picture.
-        small: Whether several pictures stand in a row, as heat maps do.
-        tone: "right", "wrong" or "", for the frame of an answer.
+        small: Whether the picture is small enough for several pictures in a row, such as a heat map.
+        tone: The colour of an answer's frame: "right", "wrong" or "" for none.
     """
 
     title: str
@@ -43,7 +43,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under a heading; the first column names the row.
+    """A table of text with a heading, whose first column names the rows.
 
     Attributes:
         heading: The columns' names.
@@ -57,13 +57,13 @@ class Table:
 
     @property
     def long(self) -> set[int]:
-        """The columns whose text is long and may run over several lines."""
+        """The indices of columns with long text, which may be broken into lines."""
         return {k for row in self.rows for k, cell in enumerate(row) if k and len(cell) > 30}
 
 
 @dataclass(frozen=True)
 class Folded:
-    """Text that a click on its line shows."""
+    """A line of a page that shows a longer text when a reader clicks on it."""
 
     line: str
     text: str
@@ -71,15 +71,15 @@ class Folded:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page: text, tables, charts, pictures and folded text, in this order.
+    """A section of a page, which shows text, tables, charts, pictures and folded texts in this order.
 
     Attributes:
         title: The heading.
-        text: Paragraphs.
-        tables: Tables.
-        charts: Charts; an empty chart is left out.
-        pictures: Rows of pictures, each with a heading, which may be empty.
-        folded: Folded texts.
+        text: The paragraphs.
+        tables: The tables.
+        charts: The charts; charts without lines are left out.
+        pictures: The rows of pictures, each with a heading, which may be empty.
+        folded: The folded texts.
     """
 
     title: str
@@ -91,7 +91,7 @@ class Section:
 
     @property
     def rows(self) -> list[tuple[str, Sequence[Picture]]]:
-        """The rows of pictures with their headings: the charts, then the others."""
+        """The non-empty rows of pictures with their headings: one row of charts, and then `pictures`."""
         charts = [_show_chart(chart) for chart in self.charts if chart.lines]
         return [row for row in (("", charts), *self.pictures) if row[1]]
 
@@ -103,12 +103,12 @@ def _show_chart(chart: Chart) -> Picture:
 
 
 def show_matrix(title: str, matrix: Sequence[Sequence[float]], *, logarithmic: bool = False) -> Picture:
-    """Return a small matrix as a heat map with its numbers: blue above zero, red below, grey for what is not finite.
+    """Return a heat map of a small matrix: positive entries blue, negative entries red, non-finite entries grey.
 
     Args:
         title: The caption.
-        matrix: The rows.
-        logarithmic: Colour positive numbers by their logarithm, from 10⁻⁴ to the largest.
+        matrix: The rows of the matrix.
+        logarithmic: Colour positive numbers by their logarithm, from 10⁻⁴ to the largest number.
     """
     values = np.array(matrix, dtype=float)
     finite = np.isfinite(values)
@@ -130,7 +130,7 @@ def render_page(title: str, lead: Sequence[str], sections: Sequence[Section]) ->
 
     Args:
         title: The heading.
-        lead: Paragraphs below it.
+        lead: Paragraphs below the heading.
         sections: The sections; a section without content is left out.
     """
     parts = [(one, one.rows) for one in sections]
@@ -144,15 +144,15 @@ def _templates() -> Environment:
 
 
 def render_template(name: str, **values: Any) -> str:
-    """Fill a template of this folder; every value is escaped unless it is `Markup`."""
+    """Fill in a template from the folder `templates`; values are escaped unless they are `Markup`."""
     return _templates().get_template(name).render(version=__version__, **values)
 
 
 def write_page(html: str, path: Path) -> Path:
-    """Write a page and return its path; make its folder if need be."""
-    if path.suffix not in (".html", ".htm"):  # the ending tells a browser what the file is
+    """Write a page and return the file's path; make the file's folder if it is missing."""
+    if path.suffix not in (".html", ".htm"):  # a browser recognises a page by its ending
         raise ValueError(f"a page's name must end in .html, got {path}")
-    content = html.encode(errors="replace")  # half characters of a damaged name
+    content = html.encode(errors="replace")  # replaces the invalid characters of a damaged file name
     if len(content) > LARGEST:
         size = f"{len(content) / 1e6:.1f} MB, more than {LARGEST / 1e6:g}"
         raise ValueError(f"the page would have {size}: name fewer results")

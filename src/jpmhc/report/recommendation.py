@@ -1,4 +1,4 @@
-"""A recommendation as a table for a terminal, a file and figures."""
+"""Write a recommendation as a table for a terminal, a CSV file and figures."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from jpmhc.report.style import INK, colour_of
 from jpmhc.spectra import Density
 from jpmhc.spectra.density import COLLAPSED
 
-_MOST_LAYERS = 1e4  # until collapse, on the axis of a figure; beyond it nothing collapses that a model would see
+_MOST_LAYERS = 1e4  # the largest number of layers until collapse on a figure's axis; no model has so many layers
 
 
 def print_recommendation(recommendation: Recommendation) -> None:
-    """Print the ranked mixers and the assumptions."""
+    """Print a recommendation's ranked mixers and assumptions."""
     table = Table(box=None, pad_edge=False)
     table.add_column("mixer", no_wrap=True)
     for column in (
@@ -73,7 +73,7 @@ def _cells(one: Candidate) -> tuple[str, ...]:
 
 
 def write_recommendation(recommendations: Sequence[tuple[int, Recommendation]], path: Path) -> Path:
-    """Write one row for each depth and mixer as CSV."""
+    """Write one CSV row per depth and mixer, and return the file's path."""
     names = (
         "drift",
         "collapsed_at_start",
@@ -104,10 +104,10 @@ def write_recommendation(recommendations: Sequence[tuple[int, Recommendation]], 
 
 
 def plot_recommendations(recommendations: Sequence[tuple[int, Recommendation]]) -> Figure:
-    """Return a figure of collapse, gradients and layers until collapse, with one row for each mixer.
+    """Return a figure of collapsed shares, gradients and layers until collapse, with one row per mixer.
 
     Args:
-        recommendations: Depths and the recommendations for them; with several depths each row has a dot for each, the
+        recommendations: The recommendation for each depth; with several depths, each row has one dot per depth, the
             first depth at the top.
     """
     depths = ", ".join(str(depth) for depth, _ in recommendations)
@@ -116,7 +116,7 @@ def plot_recommendations(recommendations: Sequence[tuple[int, Recommendation]]) 
 
 
 def make_charts(recommendations: Sequence[tuple[int, Recommendation]]) -> list[Chart]:
-    """Return charts of collapse, gradients and layers until collapse, in which each mixer has a row of its own."""
+    """Return charts of collapsed shares, gradients and layers until collapse, each with one row per mixer."""
     names = [one.mixer for one in recommendations[-1][1].candidates]
     collapse, gradients, layers = [], [], []
     for depth_number, (_, recommendation) in enumerate(recommendations):
@@ -148,9 +148,9 @@ def make_charts(recommendations: Sequence[tuple[int, Recommendation]]) -> list[C
 
 
 def draw_spectra(curves: Mapping[str, Mapping[str, Density]], path: Path) -> Path:
-    """Draw distribution functions of singular values, a chart for each mixer and a curve for each of its maps.
+    """Draw distribution functions of singular values, with one chart per mixer and one curve per map of the mixer.
 
-    Skips alone put many singular values in one place; a density would show nothing else.
+    Densities would be hard to read: skips alone give many equal singular values, hence one very high peak.
     """
     x, y = Axis("singular value", True, (1e-4, 1e2)), Axis("share of singular values below", limits=(0, 1.02))
     charts = []

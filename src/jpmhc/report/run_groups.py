@@ -1,4 +1,4 @@
-"""Runs that differ by their seed alone belong together: one line on a chart, with the spread of the seeds."""
+"""Group runs that differ only in their seed, and draw each group as one line with a band for its seeds."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from jpmhc.report.charts import DASHES, Dashes, Line
 from jpmhc.report.run_record import RunRecord, flatten_options
 from jpmhc.report.style import colour_of
 
-# Options that say where and how a run was done, not what was trained.
+# The options that do not change the trained model, apart from its seed.
 _WHERE = {"out", "resume", "seed", "preset", "device", "keep", "checkpoint_every"}
-_SHOWN = 3  # options in a name
-_LONGEST = 60  # characters of a value
+_SHOWN = 3  # the most options in a group's name
+_LONGEST = 60  # the most characters of an option's value in a group's name
 
 Series = Callable[[RunRecord], tuple[np.ndarray, np.ndarray]]
 
@@ -26,8 +26,8 @@ class RunGroup:
     Attributes:
         name: The name in legends.
         runs: The runs.
-        colour: The colour of their mixer.
-        dashes: The dashes that tell the group from another group of the same mixer.
+        colour: The colour of the runs' mixer.
+        dashes: The dashes that distinguish the group from other groups with the same mixer.
     """
 
     name: str
@@ -36,10 +36,10 @@ class RunGroup:
     dashes: Dashes
 
     def line(self, series: Series) -> Line | None:
-        """Return a number over steps as a line: of several seeds the mean, with a band from lowest to highest.
+        """Return a line of the mean over seeds by step, with a band from the lowest to the highest seed.
 
         Args:
-            series: Returns the steps and the numbers of one run.
+            series: A function that returns the steps and values of one run.
         """
         logged = [pair for pair in map(series, self.runs) if len(pair[0])]
         if not logged:
@@ -52,12 +52,12 @@ class RunGroup:
 
 
 def draw_lines(groups: Sequence[RunGroup], series: Series) -> list[Line]:
-    """Return the line of each group that has logged the series."""
+    """Return one line for each group that has logged the series' number."""
     return [line for group in groups if (line := group.line(series)) is not None]
 
 
 def group_runs(runs: Sequence[RunRecord]) -> list[RunGroup]:
-    """Gather runs whose options are the same but for the seed, in the order in which they are named."""
+    """Group the runs with the same options apart from the seed, in the order of each group's first run."""
     members: dict[tuple[tuple[str, str], ...], list[RunRecord]] = {}
     for run in runs:
         options = {name: value for name, value in flatten_options(run.config) if name not in _WHERE}
@@ -74,7 +74,7 @@ def group_runs(runs: Sequence[RunRecord]) -> list[RunGroup]:
 
 
 def list_differing(options: Sequence[dict[str, str]]) -> list[str]:
-    """Return the names of the options that are not the same everywhere, in their order."""
+    """Return the names of the options whose values differ between runs, in the order of the options."""
     names = dict.fromkeys(name for one in options for name in one)
     return [name for name in names if len({one.get(name) for one in options}) > 1]
 

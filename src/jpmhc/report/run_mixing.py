@@ -1,4 +1,4 @@
-"""The mixers of a run: skips as heat maps, their distance to the identity and to their set, and their product."""
+"""Show a run's skips as heat maps, with their distance to the identity, their constraint error and their product."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from jpmhc.report.run_groups import RunGroup, Series, draw_lines
 from jpmhc.report.run_record import RunRecord, to_number
 from jpmhc.report.style import PLAIN
 
-_MOST_MAPS = 24  # of a section
+_MOST_MAPS = 24  # the most heat maps of a section
 _MOST_STREAMS = 16
-_DECADES = 6  # of the axis of singular values
+_DECADES = 6  # the most decades of the axis of singular values
 
 
 def mixing_section(group: RunGroup) -> Section:
-    """Return the section about the mixers of a group of runs, empty where none of their numbers were logged."""
+    """Return the section about a group's skips; the section is empty if the first run logged no "mixing" lines."""
     logged = group.runs[0].of_kind("mixing")
     if not logged:
         return Section("")
@@ -59,7 +59,7 @@ def _tabulate(last: dict[str, Any]) -> list[Table]:
 
 
 def _draw_product(group: RunGroup, last: dict[str, Any]) -> Chart:
-    """Return the singular values of the product of all skips over depth, beside those of random skips."""
+    """Return a chart of the singular values of H_k … H_1 by depth k, for the measured skips and for random skips."""
     lines: list[Line] = []
     for key, name, colour, dashes in (
         ("random_product_over_depth", "random skips of this mixer, as the theory draws them", PLAIN, (4.0, 3.0)),
@@ -90,7 +90,7 @@ def _draw_history(group: RunGroup) -> list[Chart]:
 
 
 def _combine(key: str, combine: Callable[[list[float]], float]) -> Series:
-    """Return the series of a number that each connection logs, combined over connections."""
+    """Return the series of a number that is logged per connection, combined (mean or maximum) over connections."""
 
     def series(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:
         logged = [line for line in run.of_kind("mixing") if isinstance(line.get(key), dict) and line[key]]

@@ -1,4 +1,4 @@
-"""The page of one run, or of several side by side."""
+"""Write the HTML page about one run, or about several runs side by side."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from jpmhc.report.run_mixing import mixing_section
 from jpmhc.report.run_record import RunRecord, flatten_options, to_number
 
 _STEP = Axis("step", whole=True)
-MOST = 48  # runs of a page
-_LONGEST = 400  # characters of an option's value
+MOST = 48  # the most runs of a page
+_LONGEST = 400  # the most characters of an option's value
 
-# The charts of each kind of logged line: title, name in the log, label of the axis, whether the axis is logarithmic.
+# Charts for each kind of logged line: title, number's name in the log, axis label, whether the axis is logarithmic.
 _CHARTS = {
     "train": (
         ("training loss", "loss", "loss of a step", True),
@@ -63,7 +63,7 @@ def render_runs(runs: Sequence[RunRecord]) -> str:
 
 
 def name_runs(runs: Sequence[RunRecord]) -> list[str]:
-    """Name every run by its folder, with as many folders above it as it takes to tell the names apart."""
+    """Name each run by its folder, preceded by as many parent folders as the names need to differ."""
     parts = [run.folder.absolute().parts for run in runs]
     for count in range(1, max(map(len, parts)) + 1):
         names = ["/".join(path[-count:]) for path in parts]
@@ -86,13 +86,13 @@ def _summarize(names: Sequence[str], runs: Sequence[RunRecord]) -> Table:
 
 
 def _drop_empty(heading: Sequence[str], rows: Sequence[Sequence[str]], first: int, note: str) -> Table:
-    """Return a table without those columns from the first one on that hold nothing."""
+    """Return a table without the columns, counted from column `first`, in which all cells are empty."""
     columns = [k for k in range(len(heading)) if k < first or any(row[k] != "–" for row in rows)]
     return Table([heading[k] for k in columns], [[row[k] for k in columns] for row in rows], note)
 
 
 def _tabulate_spread(groups: Sequence[RunGroup]) -> list[Table]:
-    """Return the table of means and standard deviations over seeds, where there are several."""
+    """Return a table of means and standard deviations over seeds, or no table if each group has one run."""
     if all(len(group.runs) == 1 for group in groups):
         return []
     columns: list[tuple[str, str, str, Callable[[float], str]]] = [
@@ -116,7 +116,7 @@ def _tabulate_spread(groups: Sequence[RunGroup]) -> list[Table]:
 
 
 def draw_logged(groups: Sequence[RunGroup], kind: str) -> list[Chart]:
-    """Return the charts of one kind of logged line, "train" or "evaluate", over steps."""
+    """Return charts by step of the numbers in logged lines of one kind, "train" or "evaluate"."""
     return [
         Chart(title, draw_lines(groups, _logged(kind, key)), _STEP, Axis(label, logarithmic))
         for title, key, label, logarithmic in _CHARTS[kind]
@@ -124,7 +124,7 @@ def draw_logged(groups: Sequence[RunGroup], kind: str) -> list[Chart]:
 
 
 def _logged(kind: str, key: str) -> Series:
-    """Return the series of a logged number; accuracies of a step in which no row halted are no measurement."""
+    """Return the series of a logged number, without training accuracies of steps in which no row halted."""
 
     def series(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:
         steps, values = run.series(kind, key)
@@ -138,7 +138,7 @@ def _logged(kind: str, key: str) -> Series:
 
 
 def find_rates(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:
-    """Return steps and the learning rates there, also before a resumption that changed the base rate."""
+    """Return the logged steps and their learning rates, with changes of the base rate at resumptions."""
     steps, factor = run.series("train", "rate")
     base = np.full(len(steps), to_number(run.config.get("lr")))
     for line in reversed(run.of_kind("resume")):
@@ -154,7 +154,7 @@ def _draw_rates(groups: Sequence[RunGroup]) -> Chart:
 
 
 def _draw_layers(groups: Sequence[RunGroup]) -> Chart:
-    """Return each layer's gradient norm, averaged over the last tenth of the log."""
+    """Return a chart of each layer's gradient norm, averaged over the last tenth of the log."""
     layers: list[str] = []
     lines = []
     for group in groups:
@@ -172,7 +172,7 @@ def _draw_layers(groups: Sequence[RunGroup]) -> Chart:
 
 
 def _draw_attempts(groups: Sequence[RunGroup]) -> Chart:
-    """Return pass@k over k, of the last evaluation."""
+    """Return a chart of pass@k by k, from the last evaluation during training."""
     lines = []
     for group in groups:
         logged = group.runs[0].of_kind("evaluate")
@@ -190,7 +190,7 @@ def _draw_attempts(groups: Sequence[RunGroup]) -> Chart:
 
 
 def _tabulate_evaluations(names: Sequence[str], runs: Sequence[RunRecord]) -> list[Table]:
-    """Return the table of the results that `jpmhc evaluate` wrote."""
+    """Return a table of the results that `jpmhc evaluate` wrote, or no table without results."""
     rows = []
     for name, run in zip(names, runs):
         for file, evaluation in run.evaluations.items():
@@ -234,7 +234,7 @@ def _show_configuration(names: Sequence[str], runs: Sequence[RunRecord]) -> Sect
 
 
 def _name_program(command: str) -> str:
-    """Return a command without the folder of this package or of its script."""
+    """Return a command line without the folder of the program `jpmhc`."""
     program, space, rest = command.partition(" ")
     known = {"__main__.py": "python -m jpmhc", "jpmhc": "jpmhc"}
     return known.get(program.rpartition("/")[2], program) + space + rest

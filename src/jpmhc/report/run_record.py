@@ -1,4 +1,4 @@
-"""Reading the folder of a run: configuration, log, evaluations and votes, whichever are there."""
+"""Read a run's folder: the configuration and the log, and evaluations and votes if there are any."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from jpmhc.experiments.evaluation.votes import Answered, Candidate
 
 @dataclass(frozen=True, eq=False)
 class RunRecord:
-    """The files of a run's folder.
+    """The content of the files in a run's folder.
 
     Attributes:
         folder: The folder.
-        config: The configuration, as it was written.
+        config: The configuration, from config.json.
         lines: The lines of the log in their order.
-        evaluations: What `jpmhc evaluate` wrote, by the file's name.
-        answered: The tests that `jpmhc predict` answered last.
-        notes: What is missing or was left out.
+        evaluations: The results that `jpmhc evaluate` wrote, by the file's name.
+        answered: The tests with answers from the newest `jpmhc predict`.
+        notes: Notes on damaged files, lines and tests, which were left out.
     """
 
     folder: Path
@@ -41,30 +41,30 @@ class RunRecord:
         return str(model["mixer"]) if model.get("mixer") is not None and model.get("streams", 1) != 1 else None
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
-        """Return the lines of one kind: "start", "train", "evaluate", "mixing" or "resume"."""
+        """Return the log's lines of one kind: "start", "train", "evaluate", "mixing" or "resume"."""
         return [line for line in self.lines if line["kind"] == kind]
 
     def series(self, kind: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the steps at which a number was logged, and the numbers; those that are not finite stay so."""
+        """Return the steps at which a number was logged, and its values, which may be infinite or NaN."""
         logged = [(line["step"], to_number(line[name])) for line in self.of_kind(kind) if name in line]
         steps, values = zip(*logged) if logged else ((), ())
         return np.array(steps, dtype=float), np.array(values, dtype=float)
 
     def last(self, kind: str, name: str) -> float:
-        """Return the last number that was logged; NaN where none was."""
+        """Return a logged number's last value; NaN if the number was never logged."""
         values = self.series(kind, name)[1]
         return float(values[-1]) if len(values) else math.nan
 
 
 def to_number(value: Any) -> float:
-    """Return a logged number, which is a name where it is not finite; NaN for anything else."""
+    """Turn a value of the log into a float: a number, "inf" or "-inf"; anything else becomes NaN."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return (math.inf if value > 0 else -math.inf) if abs(value) > 1e308 else float(value)
     return float(value) if value in ("inf", "-inf") else math.nan
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Read the folder of a run; one that is empty, half written or of another kind is refused."""
+    """Read the folder of a run; raise an error if the folder is empty, damaged or not the folder of a run."""
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}; name the --out of a jpmhc train")
     if (folder / "comparison.json").is_file():
@@ -102,7 +102,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_log(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the lines of a log, and notes about those that cannot be read, as a last one that was being written."""
+    """Return the lines of a log, and notes about damaged lines, such as an unfinished last line."""
     try:
         texts = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
     except OSError as refusal:
@@ -128,7 +128,7 @@ def _is_step(value: Any) -> bool:
 
 
 def _read_votes(folder: Path) -> tuple[list[Answered], list[str]]:
-    """Return the tests of the newest file of votes that are whole, and notes about the others."""
+    """Return the undamaged tests of the newest votes file, and notes about damaged tests."""
     files = sorted((folder / "submissions").glob("*.votes.json"), key=lambda path: path.stat().st_mtime)
     if not files:
         return [], []
@@ -141,7 +141,7 @@ def _read_votes(folder: Path) -> tuple[list[Answered], list[str]]:
 
 
 def _to_answered(test: Any) -> Answered | None:
-    """Return one test of a file of votes; None if it is damaged."""
+    """Return one test of a votes file; None if the test is damaged."""
     try:
         candidates = [Candidate(_to_grid(one["grid"]), int(one["votes"]), int(one["of"])) for one in test["candidates"]]
         truth = None if test.get("output") is None else _to_grid(test["output"])
@@ -160,7 +160,7 @@ def _to_grid(cells: list[list[int]]) -> np.ndarray:
 
 
 def flatten_options(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every option of a configuration with its value as text, such as ("model.dim", "64")."""
+    """Yield the name and value of every option of a configuration as text, such as ("model.dim", "64")."""
     for name, value in config.items():
         if isinstance(value, dict):
             yield from flatten_options(value, f"{prefix}{name}.")

@@ -1,4 +1,4 @@
-"""Pictures of spectra: one spectrum, and the panel of depths by mixers."""
+"""Draw figures of spectra: one spectrum, or a panel of spectra for several depths and mixers."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _LABELS = {
     "scalar": "scalar theory, η = {eta:g}",
     "printed": "printed operator-valued theory, η = {eta:g}",
 }
-# Neighbouring grid points further apart than this factor, with less than this density of log s on both, have a gap
-# between bands between them.
+# Two neighbouring grid points enclose a gap between bands if their ratio is above _GAP and the density of log s at both
+# is below _DARK.
 _GAP = 1.5
 _DARK = 0.01
-_SAMPLES = "#7d8590"  # of what is said of the samples: darker than they are drawn
+_SAMPLES = "#7d8590"  # the colour of text and curves about the samples, darker than the histogram
 _KERNEL: dict[str, Any] = {"color": _SAMPLES, "linewidth": 1.0}
 _PLACES = 300
-# A collapsed fraction below this is not worth a line.
+# Shares of singular values below this are not mentioned.
 _WORTH_SAYING = 0.005
 _STYLES: dict[str, dict[str, Any]] = {
     "printed": {"color": PRINTED, "linestyle": "-.", "linewidth": 1.1},
@@ -49,17 +49,17 @@ _STYLES: dict[str, dict[str, Any]] = {
 def draw_panel(
     cells: Sequence[Cell], eta: float, path: Path, *, logarithmic: bool = False, kernel: bool = False
 ) -> Path:
-    """Draw all cells of a panel, depths downwards and mixers to the right, and return the file's path.
+    """Draw all cells of a panel, with a row per depth and a column per mixer, and return the file's path.
 
     The exact theory has the mixer's colour.
 
     Args:
-        cells: What `spectra.panel` computed.
+        cells: The panel's cells.
         eta: The fixed smoothing that the legend names.
         path: The file to write.
-        logarithmic: Singular values on a logarithmic axis, and densities per decade: everything that has collapsed
-            becomes visible.
-        kernel: Draw a Gaussian kernel estimate of the samples' density beside their histogram.
+        logarithmic: Draw singular values on a logarithmic axis and densities per decade, which shows all collapsed
+            singular values.
+        kernel: Also draw a Gaussian kernel estimate of the samples' density.
     """
     mixers = list(dict.fromkeys(cell.mixer for cell in cells))
     depths = list(dict.fromkeys(cell.depth for cell in cells))
@@ -95,7 +95,7 @@ def draw_panel(
 
 
 def _style(name: str, mixer: str) -> dict[str, Any]:
-    """Return how the curve of a theory is drawn: the exact one in the mixer's colour."""
+    """Return matplotlib's options for the curve of a theory; the exact theory has the mixer's colour."""
     return _STYLES[name] | {"color": colour_of(mixer)} if name == "exact" else _STYLES[name]
 
 
@@ -116,12 +116,12 @@ def _linear_cell(ax: Any, cell: Cell) -> None:
 
 
 def _drawn(cell: Cell) -> list[str]:
-    """Return the names of a cell's curves in the order in which they are drawn, the exact one last."""
+    """Return the names of a cell's curves in drawing order, with the exact theory last."""
     return [name for name in _STYLES if name in cell.curves]
 
 
 def _draw_kernel_estimate(ax: Any, cell: Cell, logarithmic: bool) -> None:
-    """Draw the samples' density, of singular values or of their logarithms, as a sum of Gaussians."""
+    """Draw a Gaussian kernel estimate of the samples' density, in singular values or in their logarithms."""
     from scipy.stats import gaussian_kde
 
     s = singular_values(cell.sampled)
@@ -135,7 +135,7 @@ def _draw_kernel_estimate(ax: Any, cell: Cell, logarithmic: bool) -> None:
 
 
 def _full_curve(curve: Density, top: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the curve from its first point to the axis' end, zero outside its grid and across gaps between bands."""
+    """Return a density's curve up to the end of the axis, with zeros outside its grid and in gaps between bands."""
     s, values = (part.numpy() for part in curve.singular_values())
     dark = s * values < _DARK
     gap = np.flatnonzero((s[1:] > _GAP * s[:-1]) & dark[1:] & dark[:-1])
@@ -165,7 +165,7 @@ def _logarithmic_cell(ax: Any, cell: Cell) -> None:
 
 
 def _draw_curves(ax: Any, curves: Mapping[str, tuple[np.ndarray, np.ndarray]], mixer: str) -> None:
-    """Draw the theories of a cell whose limits are set; a triangle marks where one goes on above the cell."""
+    """Draw the theories' curves in a cell with set limits; a triangle marks a peak above the cell."""
     (low, high), ceiling = ax.get_xlim(), ax.get_ylim()[1]
     for name, (grid, values) in curves.items():
         style = _style(name, mixer)
@@ -177,7 +177,7 @@ def _draw_curves(ax: Any, curves: Mapping[str, tuple[np.ndarray, np.ndarray]], m
 
 
 def _annotate(ax: Any, cell: Cell) -> None:
-    """Write above a cell, each theory in its colour, W1 and the collapsed mass where there is any."""
+    """Write W1 and the collapsed share (if any has collapsed) above a cell, in each theory's colour."""
     collapsed = cell.collapsed()
     found = {name: f"{item.wasserstein:.2g}" for name, item in cell.distances.items()}
     lines = [("W₁", found)]
@@ -194,15 +194,15 @@ def _annotate(ax: Any, cell: Cell) -> None:
 
 
 def draw_spectrum(answer: Answer, title: str, path: Path, colour: str = EXACT) -> Path:
-    """Draw one spectrum: the density of its upper bands, and over all of it the share of singular values below each.
+    """Draw one spectrum as two charts: the density of its upper bands, and its distribution function.
 
-    The share shows what a density cannot: mass at zero and in narrow bands far below the others.
+    Only the distribution function shows mass at zero and in narrow bands far below the upper bands.
 
     Args:
         answer: The spectrum, with sampled singular values if there are any.
-        title: The first line above the figure; the second says in words what it shows.
+        title: The first line above the figure; further lines describe the spectrum in words.
         path: The file to write.
-        colour: Of the theory's curve, where it is exact.
+        colour: The colour of the theory's curve if the theory is exact.
     """
     figure = Figure(figsize=(10, 3.9), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -213,13 +213,13 @@ def draw_spectrum(answer: Answer, title: str, path: Path, colour: str = EXACT) -
     figure.suptitle(f"{title}\n{words}", fontsize=11, color=INK)
     for ax in (left, right):
         ax.spines[["top", "right"]].set_visible(False)
-    # the curve of shares leaves free what lies below its first value, or its upper left
+    # the legend goes below the curve if the curve starts high, or else to its upper left
     right.legend(frameon=False, fontsize=9, loc="lower center" if answer.density.below > 0.3 else "upper left")
     return save_figure(figure, path)
 
 
 def describe_spectrum(answer: Answer) -> str:
-    """Say in words where the singular values lie."""
+    """Return a sentence about the range of the singular values and the share that has collapsed."""
     curve, bands = answer.density, answer.edges
     collapsed, low, high = curve.collapsed(), float(bands.min()), float(bands.max())
     if curve.below > _WORTH_SAYING:
@@ -241,7 +241,7 @@ def describe_spectrum(answer: Answer) -> str:
 
 
 def _upper_bands(answer: Answer) -> tuple[float, float]:
-    """Return the lower and upper end of the bands that lie close together at the top: within a factor of 30."""
+    """Return the lower and upper end of the bands whose lower ends are within a factor of 30 of the largest value."""
     bands = answer.edges
     high = float(bands.max())
     near = bands[(bands[:, 0] > high / 30)]
@@ -249,14 +249,14 @@ def _upper_bands(answer: Answer) -> tuple[float, float]:
 
 
 def _lowest(answer: Answer) -> float:
-    """Return where the spectrum begins above what lies below its grid, at most twelve decades below its end."""
+    """Return the lower end of the spectrum on its grid, or twelve decades below the upper end if that is larger."""
     curve = answer.density
     below = float(curve.cumulative()[0])
     return max(curve.quantile(below + 0.002 * (1 - below)), float(answer.edges.max()) * 1e-12)
 
 
 def _draw_upper_bands(ax: Any, answer: Answer, style: dict[str, Any]) -> None:
-    """Draw the density of the upper bands, and say how much lies left of the axis."""
+    """Draw the density of the upper bands, and write the share of singular values left of the axis."""
     low, high = _upper_bands(answer)
     logarithmic = high > 10 * low
     if logarithmic:
@@ -280,7 +280,7 @@ def _draw_upper_bands(ax: Any, answer: Answer, style: dict[str, Any]) -> None:
             ax.stairs(heights, edges, fill=True, color=SAMPLED)
             peak = max(peak, min(float(heights.max()), 1.6 * peak))
     ax.plot(grid, values, **style)
-    room = 1.12 if left_out < _WORTH_SAYING else 1.35  # for the words above the curve
+    room = 1.12 if left_out < _WORTH_SAYING else 1.35  # leaves space for the words above the curve
     ax.set(xscale="log" if logarithmic else "linear", xlim=limits, ylim=(0, room * max(peak, 1e-12)))
     name_ticks(ax.xaxis, limits, logarithmic)
     name_ticks(ax.yaxis, ax.get_ylim(), False)
@@ -291,7 +291,7 @@ def _draw_upper_bands(ax: Any, answer: Answer, style: dict[str, Any]) -> None:
 
 
 def _draw_shares(ax: Any, answer: Answer, style: dict[str, Any]) -> None:
-    """Draw which share of singular values lies below each, over all of the spectrum or its upper twelve decades."""
+    """Draw the distribution function of the singular values, down to at most twelve decades below the largest."""
     curve, high = answer.density, float(answer.edges.max())
     lowest = _lowest(answer)
     logarithmic = curve.below > _WORTH_SAYING or high > 10 * lowest
@@ -321,14 +321,15 @@ def _draw_shares(ax: Any, answer: Answer, style: dict[str, Any]) -> None:
 
 
 def fitting_edges(s: np.ndarray, count: int = 60) -> np.ndarray:
-    """Return the edges of bins that fit narrow bands and wide ones: equal on a logarithmic axis within each band.
+    """Return a histogram's bin edges, equally spaced on a logarithmic axis within each band of values.
 
-    A band has as many of the `count` bins as it has of the values, and at least ten; gaps between bands are bins too.
+    Each band gets a number of the `count` bins proportional to its number of values, and at least ten bins. Each gap
+    between bands is one bin.
     """
     logs = np.sort(np.log10(s))
     gaps = np.diff(logs)
     wide = np.flatnonzero(gaps > max(20 * float(np.median(gaps)), 1e-9)) + 1
-    least = max(10, len(logs) // 50)  # values of a band: fewer are a tail of the next one
+    least = max(10, len(logs) // 50)  # the fewest values of a band: smaller groups belong to a neighbouring band
     starts = [0]
     for cut in wide:
         if cut - starts[-1] >= least and len(logs) - cut >= least:
@@ -341,7 +342,7 @@ def fitting_edges(s: np.ndarray, count: int = 60) -> np.ndarray:
 
 
 def _ceiling(heights: np.ndarray, curve: np.ndarray) -> float:
-    """Return the axis' upper end: collapsed mass would make the first bars, or a spike, tower over all others."""
+    """Return the upper end of the density axis, chosen so that very high first bars or spikes are cut off."""
     rest = max(heights[2:].max(), 1e-12)
     top = rest if heights[:2].max() > 6 * rest else heights.max()
     return max(1.2 * top, 1.05 * min(curve.max(), 1.6 * top))

@@ -1,4 +1,4 @@
-"""Tables of spectra for a terminal, and the panel's numbers as a file."""
+"""Print tables of spectra, and write the panel's numbers as CSV."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,14 +17,16 @@ from jpmhc.spectra.network import Network
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """One network's spectrum: what its table and its figure show.
+    """The predicted spectrum of one network, and sampled singular values to compare.
 
     Attributes:
-        edges: The bands' ends as singular values. [k, 2]
+        network: The network.
+        density: The predicted density.
+        edges: The lower and upper end of each band, in singular values. [k, 2]
         moments: The first four moments of squared singular values, without smoothing. [4]
-        sampled: Squared singular values of sampled networks, if asked.
-        distances: Of the density to them.
-        seconds: How long the theory took.
+        sampled: Squared singular values of sampled networks; None if no networks were sampled.
+        distances: The distances between `density` and `sampled`; None without samples.
+        seconds: The computation time of the theory.
     """
 
     network: Network
@@ -62,7 +64,7 @@ def print_answer(answer: Answer) -> None:
 
 
 def print_panel(cells: Sequence[Cell]) -> None:
-    """Print W1 and the collapsed fraction of every cell, in lines that fit a terminal of 85 columns."""
+    """Print W1 and the collapsed share of every cell, in lines of at most 85 characters."""
     print("W1 in singular values to the sampled networks; share of singular values below 0.1")
     print("  L mixer          W1 exact  fixed eta  scalar |  sampled   exact  fixed eta  scalar")
     for cell in cells:

@@ -1,4 +1,4 @@
-"""One style for all figures and pages: colours, the ticks of axes, and how a figure is saved."""
+"""The style of all figures and pages: colours and ticks, and a function that saves a figure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from jpmhc.files import replacing
 from jpmhc.mixers import ENSEMBLES, MIXERS
 
-# The mixers' colours, in the order of the registry. Each has a contrast of at least 3 to a white and to a dark page.
+# The mixers' colours, in the order of the registry, each with a contrast of at least 3 on white and on dark pages.
 _PALETTE = (
     "#7d8797",
     "#d5403b",
@@ -38,18 +38,18 @@ ARC_COLOURS = (
     "#7FDBFF",
     "#870C25",
 )
-# The parts of a comparison that are no mixers: measured, changed, predicted.
+# The colours of lines that do not stand for mixers, such as measured, changed and predicted values.
 COMPARED = ("#2f7de1", "#dd7a16", "#2c9a4b", "#9a5fd0", "#7d8797")
 PLAIN = "#8a8a8a"  # a model without hyper-connections
 SAMPLED = "#c9ced6"  # sampled or measured values behind a curve
 EXACT = "#0b4f9c"  # the exact theory
-# Text, axes, lines behind the data, and the page. A page replaces them by the colours of its style sheet.
+# The colours of text, axes, grid lines and background. A page replaces these colours by its style sheet's.
 INK, SOFT, RULE, PAPER = "#1d1d1f", "#5b6470", "#e3e6ea", "#ffffff"
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def colour_of(mixer: str | None) -> str:
-    """Return the colour of a mixer, known by its name or by that of its random skips; grey for none or another."""
+    """Return the colour of a mixer, given its name or the name of its random skips; grey for any other name or None."""
     names = list(MIXERS)
     name = ENSEMBLES[mixer].name if mixer in ENSEMBLES else mixer
     if name not in names:
@@ -59,17 +59,17 @@ def colour_of(mixer: str | None) -> str:
 
 
 def _make_colour(number: int) -> str:
-    """Make a further colour that can be seen on both pages: its hue a golden angle on, its luminance 0.2."""
+    """Return a colour that is readable on light and dark pages, with luminance 0.2 and a different hue per number."""
     pure = colorsys.hsv_to_rgb(number * (math.sqrt(5) - 1) / 2 % 1, 1, 1)
     luminance = 0.2126 * pure[0] + 0.7152 * pure[1] + 0.0722 * pure[2]
-    white = max(0.0, (0.2 - luminance) / (1 - luminance))  # a dark hue is mixed with white, a bright one with black
+    white = max(0.0, (0.2 - luminance) / (1 - luminance))  # white is mixed into a dark hue, black into a bright hue
     light = [0.2 / max(0.2, luminance) * (c + white * (1 - c)) for c in pure]
     encoded = (12.92 * c if c <= 0.0031308 else 1.055 * c ** (1 / 2.4) - 0.055 for c in light)
     return "#" + "".join(f"{round(255 * c):02x}" for c in encoded)
 
 
 def linear_ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Return round numbers inside an interval, at steps of 1, 2 or 5 times a power of ten, at most `most` of them."""
+    """Return at most `most` round numbers inside an interval, in steps of 1, 2 or 5 times a power of ten."""
     if not high > low:
         return [low]
     step = 10.0 ** math.floor(math.log10((high - low) / most))
@@ -81,7 +81,7 @@ def linear_ticks(low: float, high: float, most: int = 6) -> list[float]:
 
 
 def logarithmic_ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Return round numbers inside an interval of a logarithmic axis: powers of ten, and 2, 5 or finer between few."""
+    """Return round numbers inside an interval of a logarithmic axis: powers of ten, and multiples if these are few."""
     first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
     if last - first >= 2:
         stride = -(-(last - first + 1) // most)
@@ -94,7 +94,7 @@ def logarithmic_ticks(low: float, high: float, most: int = 6) -> list[float]:
 
 
 def tick_labels(ticks: Sequence[float]) -> list[str]:
-    """Write the ticks of an axis alike: as 0.05 and 20, or with powers of ten where they are very small or large."""
+    """Return labels for the ticks of an axis: all plain (0.05), or all with powers of ten if some are very small."""
     largest = max(map(abs, ticks), default=0.0)
     smallest = min((abs(tick) for tick in ticks if tick), default=1.0)
     if largest >= 1e-4 and smallest >= max(1e-5, 1e-4 * min(1.0, largest)) and largest < 1e6:
@@ -117,13 +117,13 @@ def _write_power(value: float) -> str:
 
 
 def name_ticks(axis: Any, limits: tuple[float, float], logarithmic: bool, most: int = 6, whole: bool = False) -> None:
-    """Give an axis of matplotlib the ticks and labels of this style; it has no ticks between them.
+    """Give a matplotlib axis the major ticks and labels of this style, without minor ticks.
 
     Args:
         axis: `ax.xaxis` or `ax.yaxis`.
         limits: The two ends of the axis.
         logarithmic: Whether the axis is logarithmic.
-        most: The most ticks.
+        most: The largest number of ticks.
         whole: Leave out ticks that are not whole numbers.
     """
     ticks = (logarithmic_ticks if logarithmic else linear_ticks)(*limits, most)
@@ -133,11 +133,11 @@ def name_ticks(axis: Any, limits: tuple[float, float], logarithmic: bool, most: 
 
 
 def finish_axes(ax: Any, most: int = 6, whole: tuple[bool, bool] = (False, False)) -> None:
-    """Give finished axes of matplotlib two spines, the colours of this style, and its ticks where they are numbers.
+    """Give matplotlib axes two spines and the colours of this style, and numeric axes the ticks of this style.
 
     Args:
         ax: The axes, with their limits and scales set.
-        most: The most ticks on an axis.
+        most: The largest number of ticks on an axis.
         whole: Whether x and y are counts, whose ticks are whole numbers.
     """
     from matplotlib.ticker import FixedLocator
@@ -148,20 +148,20 @@ def finish_axes(ax: Any, most: int = 6, whole: tuple[bool, bool] = (False, False
     limits = ax.get_xlim(), ax.get_ylim()
     for axis, ends, counts in zip((ax.xaxis, ax.yaxis), limits, whole):
         axis.label.set_color(INK)
-        if not isinstance(axis.get_major_locator(), FixedLocator):  # names, or numbers chosen by hand, stay
+        if not isinstance(axis.get_major_locator(), FixedLocator):  # ticks that were set before stay
             name_ticks(axis, (min(ends), max(ends)), axis.get_scale() == "log", most, counts)
         axis.set_ticks([], minor=True)
     ax.set(xlim=limits[0], ylim=limits[1])
 
 
 def save_figure(figure: Any, path: Path, dpi: int = 170) -> Path:
-    """Write a figure of matplotlib to a PNG, SVG or PDF file and return the file's path; make its folder if need be."""
+    """Write a matplotlib figure to a PNG, SVG or PDF file and return the file's path; make a missing folder."""
     import matplotlib
 
     kind = path.suffix.removeprefix(".").lower()
     if kind not in ("png", "svg", "pdf"):
         raise ValueError(f"a figure's name must end in .png, .svg or .pdf, got {path}")
-    stamp = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]  # the same figure, the same file
+    stamp = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]  # no date in the file
     with matplotlib.rc_context({"svg.hashsalt": "jpmhc"}), replacing(path) as file:
         figure.savefig(file, dpi=dpi, format=kind, metadata=stamp)
     return path
