@@ -1,1 +1,1 @@
-"""Other packages' training engines with hyper-connections; each module needs its package."""
+"""Hyper-connections for the training engines of other packages; each module needs the package that it is named for."""

@@ -1,11 +1,11 @@
-r"""torchtitan: its Llama 3 with hyper-connections, for its own trainer.
+r"""torchtitan's Llama 3 with hyper-connections, for torchtitan's trainer.
 
     torchrun --nproc-per-node 8 -m torchtitan.train --module jpmhc.integrations.torchtitan --config llama3_8b \
         --parallelism.tensor_parallel_degree 2
 
 Each of a block's two residual additions becomes a connection. Everything else is torchtitan's: the trainer, data,
 checkpoints, FSDP2, tensor and pipeline parallelism, activation checkpointing. `add_hyper_connections` changes any
-configuration of a Llama 3; the functions below are those of torchtitan's own registry, changed so.
+configuration of a Llama 3. The `llama3_…` functions return configurations of torchtitan's registry with this change.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from jpmhc.connections import HyperConnection, parallelize_connections, shard_co
 
 
 class HyperBlock(Llama3TransformerBlock):
-    """A block of Llama 3 between n residual streams; the first block makes them, the last returns their mean."""
+    """A block of Llama 3 with n residual streams. The first block makes the streams, the last returns their mean."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Llama3TransformerBlock.Config):
@@ -67,7 +67,7 @@ class HyperLlama3Model(Llama3Model):
         pass
 
     def verify_module_protocol(self) -> None:
-        """Check the modules as torchtitan does, but for the connections, which the blocks initialise."""
+        """Check the modules as torchtitan does, except the connections, which the blocks initialise."""
         ours = {id(part) for one in self.modules() if isinstance(one, HyperConnection) for part in one.modules()}
         for name, module in self.named_modules():
             if id(module) not in ours and not isinstance(module, Module):
@@ -77,18 +77,18 @@ class HyperLlama3Model(Llama3Model):
 def add_hyper_connections(
     config: Trainer.Config, streams: int = 4, mixer: str = "cayley", **options: Any
 ) -> Trainer.Config:
-    """Give the Llama 3 of a trainer's configuration hyper-connections, and return the configuration.
+    """Add hyper-connections to the Llama 3 of a trainer's configuration, and return the configuration.
 
     Args:
         config: The configuration, such as `torchtitan.models.llama3.config_registry.llama3_8b()`.
         streams: The number of residual streams.
         mixer: A name from `MIXERS`.
-        options: Of `HyperConnection`, such as `dynamic` and `norm`.
+        options: Other arguments of `HyperConnection`, such as `dynamic` and `norm`.
     """
     spec = config.model_spec
     if spec is None or not isinstance(spec.model, Llama3Model.Config):
         raise ValueError(f"hyper-connections are added to a Llama 3, got {None if spec is None else spec.name}")
-    HyperConnection(None, spec.model.dim, streams, mixer, index=0, device="meta", **options)  # refuse mistakes now
+    HyperConnection(None, spec.model.dim, streams, mixer, index=0, device="meta", **options)  # raises errors now
     layers = [
         HyperBlock.Config(
             **_fields_of(layer),
@@ -123,12 +123,12 @@ def parallelize_hyper_llama(
     ac_config: Any,
     **others: Any,
 ) -> nn.Module:
-    """Prepare the connections for tensor parallelism and FSDP2, and leave all else to torchtitan's function.
+    """Prepare the connections for tensor parallelism and FSDP2, then call torchtitan's function for all else.
 
     Args:
         parallelize: torchtitan's function.
         model: The model, or a stage of it.
-        parallel_dims, parallelism, ac_config, others: The arguments of that function.
+        parallel_dims, parallelism, ac_config, others: The arguments of torchtitan's function.
     """
     if isinstance(ac_config, SelectiveAC.Config):
         raise ValueError(
@@ -139,7 +139,7 @@ def parallelize_hyper_llama(
         raise ValueError(
             "hyper-connections need --parallelism.spmd_backend partial_dtensor, got " + parallelism.spmd_backend
         )
-    if len(model.layers):  # a stage may embed or predict alone
+    if len(model.layers):  # a stage may have only the embedding or the output layer
         if parallel_dims.tp_enabled:
             parallelize_connections(
                 model, parallel_dims.get_mesh("tp"), sequence_parallel=parallelism.enable_sequence_parallel
@@ -150,12 +150,12 @@ def parallelize_hyper_llama(
 
 
 def llama3_debugmodel() -> Trainer.Config:
-    """torchtitan's smallest Llama 3, with hyper-connections."""
+    """Return the configuration of torchtitan's smallest Llama 3, with hyper-connections."""
     return _with_backend(config_registry.llama3_debugmodel())
 
 
 def llama3_8b() -> Trainer.Config:
-    """torchtitan's Llama 3 of eight billion parameters, with hyper-connections."""
+    """Return the configuration of torchtitan's Llama 3 with eight billion parameters, with hyper-connections."""
     return _with_backend(config_registry.llama3_8b())
 
 

@@ -1,9 +1,9 @@
-r"""Attention of one new token per row to the tokens before it, whose keys and values lie in a cache.
+r"""Attention of one new token per row to the row's earlier tokens, whose keys and values are in a cache.
 
 With $s_j = q \cdot k_j / \sqrt{D}$ over the row's tokens, the new one included, the output is
 $\sum_j e^{s_j} v_j / \sum_j e^{s_j}$. One program computes one head of one row: it writes the new key and value into
-the cache and reads the others once, block by block, with a running maximum of the s_j. The time is the time of reading
-the cache up to each row's length.
+the cache and reads the earlier ones once, block by block, with a running maximum of the s_j. The kernel takes as long
+as reading the cache up to each row's length.
 """
 
 import math
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from jpmhc.kernels.launch import kernel
 
-TOKENS = 64  # of the cache that a program reads at a time
+TOKENS = 64  # cached tokens that a program reads at a time
 
 
 @kernel
@@ -51,15 +51,15 @@ def _attend(
 
 
 def attend_to_cache(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
-    """Append one token per row to the cache, and let it attend to its row.
+    """Append one token per row to the cache, and return the attention's output for each of these tokens.
 
     Args:
-        q, k, v: Of the new tokens, [B, heads, D]; D is a power of two.
+        q, k, v: The new tokens' queries, keys and values, [B, heads, D]; D is a power of two.
         keys, values: The cache, [B, heads, capacity, D], contiguous. Changed in place.
-        lengths: Tokens of each row in the cache so far, below the capacity, [B] int32.
+        lengths: Number of tokens of each row in the cache before the call, below the capacity, [B] int32.
 
     Returns:
-        [B, heads, D].
+        The attention's output, [B, heads, D].
     """
     batch, heads, width = q.shape
     q, k, v = q.contiguous(), k.contiguous(), v.contiguous()

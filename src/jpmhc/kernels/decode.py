@@ -1,8 +1,8 @@
-"""Few tokens without gradients, as in decoding: one kernel from one sublayer's output to the next one's input.
+"""One kernel from one sublayer's output to the next sublayer's input, for few tokens without gradients (decoding).
 
-A program takes one token: it writes the streams, multiplies them by the next connection's weight as it goes, constrains
-the logits and reads the streams back. Each token fetches the whole weight from the cache, which for few tokens is
-cheaper than preparing it in a launch of its own and waiting for tiles of sixteen tokens.
+One program handles one token. It writes the streams while it multiplies them by the next connection's weight,
+constrains the logits and reads the streams back. Each program fetches the whole weight from the cache. For few tokens
+this is cheaper than preparing the weight in a launch of its own and filling tiles of sixteen tokens.
 """
 
 import functools
@@ -33,7 +33,7 @@ from jpmhc.kernels.launch import (
 from jpmhc.kernels.spec import Spec
 
 MOST_TOKENS = 256
-TILE = 16384  # sums that a program keeps, 32 a thread
+TILE = 16384  # sums that a program keeps, 32 per thread
 
 
 # z = H x + w ⊗ y, or x as it is; logits = (W z - mean · W 1) · scale + b; r, w, H of the logits; h = Σ_j r_j z_j
@@ -43,11 +43,11 @@ def _decode(
     WRITES: tl.constexpr, OLD_PER_TOKEN: tl.constexpr, KP: tl.constexpr, M: tl.constexpr, BD: tl.constexpr,
     S: tl.constexpr,
 ):  # fmt: skip
-    """S is the connection that reads; without WRITES the streams are read as they are."""
+    """S describes the connection that reads. Without WRITES there is no write: the streams x are read."""
     N: tl.constexpr = S.n
     D: tl.constexpr = S.d
     ND: tl.constexpr = N * D
-    token = (tl.program_id(0) + tl.arange(0, 1)).to(tl.int64)  # one token, as a block of one
+    token = (tl.program_id(0) + tl.arange(0, 1)).to(tl.int64)  # a block of one token
     inside = token < T
     k = tl.arange(0, KP)
     if WRITES:
@@ -55,7 +55,7 @@ def _decode(
     products_PD = tl.zeros([KP, BD], tl.float32)
     weights_PD = tl.zeros([KP, BD], tl.float32)
     square = tl.zeros([1, BD], tl.float32)
-    mean = tl.zeros([1, BD], tl.float32)  # of what each lane has seen
+    mean = tl.zeros([1, BD], tl.float32)  # of the numbers that each lane has seen
     seen = tl.zeros([1, BD], tl.float32)
     for start in tl.range(0, D, BD):
         c = start + tl.arange(0, BD)
@@ -81,7 +81,7 @@ def _decode(
                 square += step * (z_TD - mean)
             else:
                 square += z_TD * z_TD
-    # The sums of the weight's rows, which a layer norm needs: this token's row of them.
+    # The sums of the weight's rows, which a layer norm needs. Each program stores a copy of its own.
     tl.store(sums_TP + tl.program_id(0) * KP + k, tl.sum(weights_PD, axis=1))
     tl.debug_barrier()
     product = tl.sum(products_PD, axis=1)[None, :]
@@ -93,7 +93,7 @@ def _decode(
         product, whole, tl.sum(square, axis=1), sums_TP + tl.program_id(0) * KP, bias_K, logits_TK, stats_T2,
         token, inside, ND, KP, S,
     )  # fmt: skip
-    tl.debug_barrier()  # what was stored is read back in another layout
+    tl.debug_barrier()  # the stored numbers are read back in another layout
     constrain_tokens(logits_TK, coef_TC, token, inside, S)
     r_TN = load_read_weights(logits_TK, token, inside, S)
     for start in tl.range(0, D, BD):
@@ -120,18 +120,18 @@ def _launcher(spec: Spec, dtype: torch.dtype, held: int, writes: bool, per_token
 
 
 def are_few(tokens: int) -> bool:
-    """Say whether so many tokens are few."""
+    """Return whether a number of tokens is small enough for the decoding kernel."""
     return 0 < tokens <= MOST_TOKENS
 
 
 def _allocate_between(tokens: int, bias: Tensor, spec: Spec) -> list[BufferPart]:
-    """Make memory for logits, statistics and the sums of the weight's rows."""
+    """Allocate memory for the logits, the norm's statistics and the sums of the weight's rows."""
     layout = tuple((tokens * size, torch.float32) for size in (spec.logits, 2, padded(spec.logits)))
     return split_buffer(make_buffer(layout, bias), layout)
 
 
 def read(x: Tensor, weight: Tensor, bias: Tensor, spec: Spec, h: Tensor, coef: Tensor) -> None:
-    """Fill in the sublayer's input h [..., d] and the coefficients [T, C] of few tokens."""
+    """Compute the sublayer's input h [..., d] and the coefficients `coef` [T, C] of few tokens, in place."""
     tokens = count_tokens(x, spec.d)
     logits, stats, sums = _allocate_between(tokens, bias, spec)
     launcher = _launcher(spec, x.dtype, x.shape[-2], False, False)
@@ -149,7 +149,7 @@ def write_read(
     h: Tensor,
     coef: Tensor,
 ) -> None:
-    """Fill in the new streams [..., n, d], the next sublayer's input h [..., d] and its coefficients [T, C]."""
+    """Compute in place the new streams `out` [..., n, d], and the next connection's h [..., d] and `coef` [T, C]."""
     tokens = count_tokens(x, following.d)
     logits, stats, sums = _allocate_between(tokens, bias, following)
     launcher = _launcher(following, x.dtype, x.shape[-2], True, old.shape[0] == tokens)

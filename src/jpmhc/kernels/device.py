@@ -1,10 +1,10 @@
-r"""What the kernels share: Triton functions on the streams and on the logits of a block of tokens.
+r"""Triton functions that the kernels share, on the streams and on the logits of a block of tokens.
 
-Names end in shapes. T: tokens, N: streams, M: streams that x holds (N, or 1 where all are equal), D: width of a
-stream, W: width of all that x holds, M · D, K: logits, P: logits padded for the tensor cores, C: coefficients, which
-are n read weights r, n write weights w and the skip matrix H by rows. A pointer is named after the tensor in memory, a
-value after its tile: z_TD is [BT, BD]. `token` holds the numbers of a program's tokens and `inside` says which of them
-there are. S is the connection's `Spec`.
+Names end in shapes. T: tokens, N: streams, M: stored streams (N, or 1 if all are equal), D: width of a stream, W: width
+of all stored streams, M · D, K: logits, P: logits padded for the tensor cores, C: coefficients, which are n read
+weights r, n write weights w and the skip matrix H by rows. A pointer is named after the tensor in memory, a value after
+its tile: z_TD is [BT, BD]. `token` contains the indices of a program's tokens, and `inside` says which of these indices
+are below T. S is the connection's `Spec`.
 
 A kind of read or write with n logits repeats them along the rows (read) or the columns (write) of an n × n matrix, so
 that one formula serves all kinds. The derivatives are in docs/derivations/kernels.md.
@@ -22,14 +22,14 @@ import triton.language as tl
 
 @triton.jit
 def norm_factor(square, eps, OUTSIDE: tl.constexpr = False):
-    """1 / sqrt(square + eps), or 1 / (sqrt(square) + eps); NaN where the square has overflowed and they are zero."""
+    """Return 1 / sqrt(square + eps), or 1 / (sqrt(square) + eps) if OUTSIDE; NaN if the square has overflowed."""
     factor = 1.0 / (tl.sqrt(square) + eps) if OUTSIDE else tl.rsqrt(square + eps)
     return tl.where(square < float("inf"), factor, float("nan"))
 
 
 @triton.jit
 def load_streams(x_TMD, token, c, mask, M: tl.constexpr, D: tl.constexpr):
-    """The columns c of each stream of each token, in float32. M tiles [T, D]"""
+    """Load the columns c of each stream of each token, as M tiles [T, D] in float32."""
     streams = ()
     for j in tl.static_range(M):
         value = tl.load(x_TMD + token[:, None] * (M * D) + j * D + c[None, :], mask=mask, other=0.0)
@@ -39,13 +39,13 @@ def load_streams(x_TMD, token, c, mask, M: tl.constexpr, D: tl.constexpr):
 
 @triton.jit
 def load_coefficient(coef_TC, token, inside, index, N: tl.constexpr, PER_TOKEN: tl.constexpr):
-    """One coefficient of each token; without PER_TOKEN all tokens have the same. [T, 1]"""
+    """Load one coefficient of each token; without PER_TOKEN all tokens share it. [T, 1]"""
     return tl.load(coef_TC + token * (PER_TOKEN * N * (N + 2)) + index, mask=inside, other=0.0)[:, None]
 
 
 @triton.jit
 def load_mixing(coef_TC, token, inside, N: tl.constexpr, PER_TOKEN: tl.constexpr):
-    """Each token's w, then its H by rows. N(N+1) columns [T, 1]"""
+    """Load each token's w, and then its H by rows, as N(N+1) columns [T, 1]."""
     entries = ()
     for entry in tl.static_range(N, N * (N + 2)):
         entries = entries + (load_coefficient(coef_TC, token, inside, entry, N, PER_TOKEN),)
@@ -54,7 +54,7 @@ def load_mixing(coef_TC, token, inside, N: tl.constexpr, PER_TOKEN: tl.constexpr
 
 @triton.jit
 def mix_stream(streams, y_TD, mixing, i, N: tl.constexpr):
-    """New stream i: z_i = w_i y + Σ_j H_ij x_j. [T, D]"""
+    """Compute the new stream i: z_i = w_i y + Σ_j H_ij x_j. [T, D]"""
     z_TD = mixing[i] * y_TD
     for j in tl.static_range(N):
         z_TD += mixing[N + i * N + j] * streams[j % len(streams)]
@@ -63,7 +63,7 @@ def mix_stream(streams, y_TD, mixing, i, N: tl.constexpr):
 
 @triton.jit
 def replaced(values, index: tl.constexpr, value):
-    """The tuple with one entry changed."""
+    """Return the tuple with one entry changed."""
     new = ()
     for i in tl.static_range(len(values)):
         new = new + (value if i == index else values[i],)
@@ -72,7 +72,7 @@ def replaced(values, index: tl.constexpr, value):
 
 @triton.jit
 def _side_by_side(values):
-    """2^k tensors as one with k more dimensions."""
+    """Join 2^k tensors into one tensor with k more dimensions."""
     if len(values) == 1:
         return values[0]
     else:
@@ -81,7 +81,7 @@ def _side_by_side(values):
 
 @triton.jit
 def inner_products(g_TD, streams, BT: tl.constexpr, N: tl.constexpr):
-    """⟨g, x_j⟩ of all streams, in one reduction: each costs a barrier where a row has several warps. [T, N]"""
+    """Compute ⟨g, x_j⟩ of all streams in one reduction, which needs a barrier if a row has several warps. [T, N]"""
     products = ()
     for m in tl.static_range(len(streams)):
         products = products + (g_TD * streams[m],)
@@ -94,7 +94,7 @@ def inner_products(g_TD, streams, BT: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def _read_entries(S: tl.constexpr):
-    """Which logit is entry (i, j) of the read's matrix R. [N, N]"""
+    """Return the index of the logit that is entry (i, j) of the read's matrix R. [N, N]"""
     i = tl.arange(0, S.n)[:, None]
     j = tl.arange(0, S.n)[None, :]
     if S.read == "softmax_matrix":
@@ -105,7 +105,7 @@ def _read_entries(S: tl.constexpr):
 
 @triton.jit
 def _write_entries(S: tl.constexpr):
-    """Which logit is entry (i, j) of the write's matrix V. [N, N]"""
+    """Return the index of the logit that is entry (i, j) of the write's matrix V. [N, N]"""
     i = tl.arange(0, S.n)[:, None]
     j = tl.arange(0, S.n)[None, :]
     if S.write == "softmax_matrix":
@@ -116,7 +116,7 @@ def _write_entries(S: tl.constexpr):
 
 @triton.jit
 def _read_probabilities(r_TNN, S: tl.constexpr):
-    """The softmax over the last axis, or the sigmoid, of R / τ. [T, N, N]"""
+    """Return the softmax of R / τ over the last axis, or the sigmoid of R / τ. [T, N, N]"""
     z_TNN = r_TNN / S.temperature
     if S.read == "sigmoid":
         return 1.0 / (1.0 + tl.exp(-z_TNN))
@@ -127,7 +127,7 @@ def _read_probabilities(r_TNN, S: tl.constexpr):
 
 @triton.jit
 def _write_probabilities(v_TNN, S: tl.constexpr):
-    """The softmax over the axis before the last, or the sigmoid, of V / τ. [T, N, N]"""
+    """Return the softmax of V / τ over the second-last axis, or the sigmoid of V / τ. [T, N, N]"""
     z_TNN = v_TNN / S.temperature
     if S.write == "sigmoid":
         return 1.0 / (1.0 + tl.exp(-z_TNN))
@@ -138,13 +138,13 @@ def _write_probabilities(v_TNN, S: tl.constexpr):
 
 @triton.jit
 def _read_weights(r_TNN, S: tl.constexpr):
-    """r_j: the mean over the rows, plus the read's eps. [T, N]"""
+    """Return r: the mean of the probabilities over the rows, plus the read's eps. [T, N]"""
     return tl.sum(_read_probabilities(r_TNN, S), axis=1) / S.n + S.read_eps
 
 
 @triton.jit
 def _write_weights(v_TNN, S: tl.constexpr):
-    """w_i: the sum over the columns, or a multiple of the sigmoid, plus the write's eps. [T, N]"""
+    """Return w: the sum of the softmax over the columns, or `write_peak` · sigmoid, plus the write's eps. [T, N]"""
     total = tl.sum(_write_probabilities(v_TNN, S), axis=2)
     if S.write == "sigmoid":
         total = total * (S.write_peak / S.n)
@@ -153,7 +153,7 @@ def _write_weights(v_TNN, S: tl.constexpr):
 
 @triton.jit
 def _read_derivative(r_TNN, grad_TN, S: tl.constexpr):
-    """The gradient of R from the gradient of r. [T, N, N]"""
+    """Compute the gradient of R from the gradient of r. [T, N, N]"""
     p_TNN = _read_probabilities(r_TNN, S)
     g = grad_TN[:, None, :] / S.n / S.temperature
     if S.read == "sigmoid":
@@ -164,7 +164,7 @@ def _read_derivative(r_TNN, grad_TN, S: tl.constexpr):
 
 @triton.jit
 def _write_derivative(v_TNN, grad_TN, S: tl.constexpr):
-    """The gradient of V from the gradient of w. [T, N, N]"""
+    """Compute the gradient of V from the gradient of w. [T, N, N]"""
     p_TNN = _write_probabilities(v_TNN, S)
     g = grad_TN[:, :, None] / S.temperature
     if S.write == "sigmoid":
@@ -178,10 +178,10 @@ def _write_derivative(v_TNN, grad_TN, S: tl.constexpr):
 
 @triton.jit
 def centre_moments(near_T, total_T, square_T, COUNT: tl.constexpr):
-    """The mean of COUNT numbers and the sum of their squared distances from it, from sums over their distances from
-    `near` and over the squares of these.
+    """Return the mean of COUNT numbers, and the sum of the squared distances from the mean.
 
-    `near` is the mean of some of the numbers. With zero in its place a large offset would leave nothing of the squares.
+    `total` is the sum of the distances from `near`, and `square` is the sum of the squares of these distances. `near`
+    is the mean of some of the numbers, because with zero in its place a large offset would make the squares inexact.
     """
     return near_T + total_T / COUNT, tl.maximum(square_T - total_T * (total_T / COUNT), 0.0, tl.PropagateNan.ALL)
 
@@ -207,7 +207,7 @@ def store_logits(
 
 @triton.jit
 def load_read_weights(logits_TK, token, inside, S: tl.constexpr):
-    """Each token's read weights, from logits in memory. [T, N]"""
+    """Compute each token's read weights from the logits in memory. [T, N]"""
     entries = _read_entries(S)[None, :, :]
     r_TNN = tl.load((logits_TK + token * S.logits)[:, None, None] + entries, mask=inside[:, None, None], other=0.0)
     return _read_weights(r_TNN, S)
@@ -215,9 +215,9 @@ def load_read_weights(logits_TK, token, inside, S: tl.constexpr):
 
 @triton.jit
 def _load_mixer_logits(base, here, S: tl.constexpr):
-    """Each token's matrix M of the mixer's logits; where each entry stands among all logits; its sign.
+    """Return each token's matrix of mixer logits, the index of each entry among all logits, and its sign.
 
-    `base` points at each token's first logit, `here` says which tokens there are. [T, 1, 1]
+    `base` points to each token's first logit, and `here` says which tokens are below T. [T, 1, 1]
     """
     F: tl.constexpr = S.mixer
     index, sign = F.entries(F)
@@ -238,7 +238,7 @@ def _store_coefficients(coef_TC, token, inside, r_TN, w_TN, h_TNN, N: tl.constex
 
 @triton.jit
 def constrain_tokens(logits_TK, coef_TC, token, inside, S: tl.constexpr):
-    """Turn logits in memory into coefficients in memory: r, w and the mixer's H."""
+    """Compute the coefficients (r, w and the mixer's H) from the logits, both in memory."""
     base = (logits_TK + token * S.logits)[:, None, None]
     here = inside[:, None, None]
     r_TNN = tl.load(base + _read_entries(S)[None, :, :], mask=here, other=0.0)
@@ -255,8 +255,9 @@ def constrain_tokens(logits_TK, coef_TC, token, inside, S: tl.constexpr):
 def differentiate_logits(
     logits_TK, coef_TC, grad_read_TN, grad_coef_TC, grad_logits_TK, token, inside, S: tl.constexpr
 ):
-    """Turn the coefficients' gradients in memory into the logits'; `grad_read` is the part of r's from the sum of
-    streams.
+    """Compute the logits' gradient from the coefficients' gradients, both in memory.
+
+    `grad_read` is the share of r's gradient that comes from the sum of streams.
     """
     N: tl.constexpr = S.n
     gbase = grad_coef_TC + token * (N * (N + 2))

@@ -1,7 +1,8 @@
-"""Launching a compiled kernel through CUDA's driver, with its arguments packed into one buffer.
+"""Launch compiled kernels through CUDA's driver, with the arguments packed into one buffer.
 
-Triton's launcher takes the arguments apart one by one in Python objects and takes most of a small kernel's time on the
-host. Here they go as they are into a buffer laid out as the kernel's parameters, and one call of the driver follows.
+Triton's launcher converts the arguments one by one from Python objects, which is most of a small kernel's time on the
+host. Here all arguments are packed at once into a buffer with the layout of the kernel's parameters, and one call of
+the driver follows.
 """
 
 import ctypes
@@ -11,7 +12,7 @@ import struct
 from collections.abc import Callable, Iterable
 from typing import Any
 
-_FORMATS = {"i32": "i", "i64": "q", "fp32": "f"}  # of `struct`, by Triton's names of types; pointers are "P"
+_FORMATS = {"i32": "i", "i64": "q", "fp32": "f"}  # {Triton's type: `struct`'s format}; pointers are "P"
 
 
 @functools.cache
@@ -30,10 +31,10 @@ class DirectLaunch:
 
     def __init__(self, compiled: Any) -> None:
         types = list(compiled.src.signature.values())
-        # None and some ones are constants.
+        # Triton compiles None, and 1 for some arguments, as constants.
         self.runtime_arguments = [k for k, kind in enumerate(types) if kind != "constexpr"]
         formats = ["P" if types[k].startswith("*") else _FORMATS[types[k]] for k in self.runtime_arguments]
-        # Triton adds pointers to memory for its own use at the end, which these kernels do not ask for.
+        # At the end Triton adds pointers to scratch memory, which these kernels do not need.
         self.scratch_pointers = (0,) * (count_kernel_parameters(compiled.asm["ptx"]) - len(formats))
         self.layout = struct.Struct("@" + "".join(formats) + "P" * len(self.scratch_pointers))
         self.buffer = ctypes.create_string_buffer(self.layout.size)
@@ -45,12 +46,12 @@ class DirectLaunch:
         self.function, self.call = compiled.function, _driver()
 
     def select_arguments(self, arguments: list[Any]) -> list[Any]:
-        """Return the arguments that the compiled kernel takes: all but its constants."""
+        """Return the arguments that the compiled kernel takes, which are all but its constants."""
         all_taken = len(arguments) == len(self.runtime_arguments)
         return arguments if all_taken else [arguments[k] for k in self.runtime_arguments]
 
     def launch(self, rows: int, columns: int, stream: int, arguments: list[int | None]) -> bool:
-        """Run the kernel on `rows` × `columns` blocks. Return whether the driver took it."""
+        """Run the kernel on `rows` × `columns` blocks. Return whether the driver accepted the launch."""
         self.layout.pack_into(self.buffer, 0, *self.select_arguments(arguments), *self.scratch_pointers)
         return not self.call(self.function, rows, columns, 1, self.threads, 1, 1, self.shared, stream, None, self.extra)
 
@@ -63,17 +64,17 @@ def _extended_driver() -> Callable[..., int]:
 
 
 _CONFIG = struct.Struct("@7IPPI4x")  # CUlaunchConfig: grid, block, shared memory, stream, attributes and their number
-_STREAM = 32  # where the stream stands in it
+_STREAM = 32  # the byte at which the stream starts in `_CONFIG`
 
 
 class PackedLaunches:
-    """Several launches of compiled kernels, whose pointers are filled in all at once. One thread at a time may use it.
+    """A sequence of launches of compiled kernels with one list of pointers. One thread at a time may use it.
 
     Args:
         kernels: Triton's compiled kernels, in the order in which they run.
-        grids: Their numbers of blocks, one or two each.
-        arguments: Their arguments: `("slot", k)` is the k-th of the pointers, `("value", number or None)` a constant.
-        pointers: How many pointers there are.
+        grids: Each kernel's number of blocks, in one or two dimensions.
+        arguments: Each kernel's arguments: `("slot", k)` is the k-th pointer, `("value", number or None)` a constant.
+        pointers: The number of pointers.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class PackedLaunches:
         self.call, self.stream = _extended_driver(), 0
 
     def launch(self, pointers: Iterable[int], stream: int) -> bool:
-        """Run all kernels on a stream. Return whether the driver took them."""
+        """Run all kernels on a CUDA stream. Return whether the driver accepted the launches."""
         if stream != self.stream:
             for number in range(len(self.calls)):
                 struct.pack_into("@P", self.configs, _CONFIG.size * number + _STREAM, stream)
@@ -127,13 +128,13 @@ class PackedLaunches:
 
 
 def count_kernel_parameters(ptx: str) -> int:
-    """Return how many parameters the kernel of a PTX text has."""
+    """Return the number of parameters of the kernel in a PTX text."""
     head = re.search(r"\.entry\s+\w+\s*\((.*?)\)", ptx, re.DOTALL)
     return 0 if head is None else head.group(1).count(".param")
 
 
 def can_launch_directly(compiled: Any) -> bool:
-    """Say whether `DirectLaunch` gives a compiled kernel all that it asks for: no clusters, no memory of its own."""
+    """Return whether `DirectLaunch` can launch a compiled kernel: one without clusters and scratch memory."""
     metadata = compiled.metadata
     extras = ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl")
     if "ptx" not in compiled.asm or any(getattr(metadata, name, 0) for name in extras) or metadata.num_ctas != 1:

@@ -1,12 +1,12 @@
 """Fused passes with their derivatives: autograd functions in eager mode, operators under a compiler.
 
-Both forms run the same two steps, `forward` and `backward`, and keep the same tensors between them. Eager mode calls
-the steps without the dispatcher, which would take longer on the host than they do. A compiler traces the operator NAME
-by its derivative, and runs it as NAME_plain, which has none: at run time autograd's part would be a second way through
-the dispatcher. An operator takes a connection's `Spec` as its key, and returns an empty tensor where a step returns
-None.
+Both forms run the same two steps, `forward` and `backward`, and keep the same tensors between the steps. Eager mode
+calls the steps without PyTorch's dispatcher, which would take longer on the host than the steps. A compiler traces the
+operator NAME, which has a derivative, but calls NAME_plain at run time, which has none, because autograd's part would
+be a second pass through the dispatcher. An operator takes the key of a connection's `Spec` in its place, and returns an
+empty tensor where a step returns None.
 
-Streams are [..., n or 1, d] here: to line up the tokens outside would make autograd keep a node for every reshape.
+Streams are [..., n or 1, d] here, because each reshape outside would add a node to autograd's graph.
 """
 
 import inspect
@@ -29,18 +29,18 @@ _TYPES: dict[object, str] = {Tensor: "Tensor", Tensor | None: "Tensor?", Spec: "
 class Pass:
     """A pass, described by the signatures of its two steps. Call it with a link or None, and the inputs of `forward`.
 
-    The link comes from the read of the same streams (see write.py): it takes the gradient that would go to the first
+    The link comes from the read of the same streams (see write.py) and gets the gradient that would go to the first
     input.
 
     Args:
         name: The operator's name.
-        forward: Computes the results. It takes tensors, then settings.
-        backward: Returns the gradients of the tensors that `forward` takes. It takes those, the last results of
-            `forward`, the gradients of the first results as `grad_…`, those of the settings that it names, and `pull`,
-            whether there is no link. The first gradient may be None where it is that of the first result. `in_place` is
-            True in eager mode alone: an operator must not change its arguments.
-        allocate: Returns the results of `forward` without their values.
-        allocate_gradients: Returns those of `backward`.
+        forward: The function that computes the results from tensors, followed by settings.
+        backward: The function that returns the gradients of these tensors. Its arguments are the tensors, the last
+            results of `forward`, the gradients `grad_…` of the first results, the settings that it names, and `pull`,
+            which is True without a link. It may return None for the first gradient if this is equal to the first
+            result's gradient. `in_place` is True only in eager mode, because an operator must not change its arguments.
+        allocate: The function that returns the results of `forward` without their values.
+        allocate_gradients: The function that returns the results of `backward` without their values.
     """
 
     operators: ClassVar[list[str]] = []
@@ -70,14 +70,14 @@ class Pass:
         return self.forward(*inputs)
 
     def save(self, ctx: Any, link: Tensor | None, inputs: Sequence[Any], results: Any) -> None:
-        """Save what the backward step needs."""
+        """Save the tensors and settings that the backward step needs."""
         last = results[self.first_saved :] if self.first_saved else ()
         ctx.linked, ctx.settings = link is not None, inputs[self.tensors : self.last_setting]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs[: self.tensors], *last)
 
     def differentiate(self, ctx: Any, run: Step, saved: Tensors, gradients: Tensors, *further: bool) -> Tensors:
-        """Return the gradients of the link and the inputs from those of the results, by the backward step `run`."""
+        """Compute the gradients of the link and the inputs from the results' gradients, by the backward step `run`."""
         pull = (not ctx.linked,) if self.pulls else ()
         first, *others = run(*saved, *gradients[: self.graded], *ctx.settings, *pull, *further)
         if first is None:
@@ -96,7 +96,7 @@ class Pass:
 
 
 class _Differentiable(Function):
-    """A pass in eager mode."""
+    """The autograd function of a pass in eager mode."""
 
     @staticmethod
     def forward(ctx: Any, fused: Pass, link: Tensor | None, *inputs: Input) -> Any:
@@ -108,15 +108,15 @@ class _Differentiable(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Tensors:
         fused: Pass = ctx.fused
-        saved = ctx.saved_tensors  # once: activation checkpointing unpacks them a single time
+        saved = ctx.saved_tensors  # once, because activation checkpointing unpacks the tensors only once
         returned = fused.differentiate(ctx, fused.backward, saved, gradients, *fused.in_eager_mode)
-        if torch.is_grad_enabled():  # someone keeps the gradients' graph
+        if torch.is_grad_enabled():  # the caller asks for the gradients' graph
             returned = _Refuse.apply(len(returned), *returned, *saved, *gradients)
         return None, *returned
 
 
 class _Refuse(Function):
-    """Passes gradients through as functions of what they were computed from, and refuses to be differentiated."""
+    """An autograd function that returns gradients unchanged, and raises an error if they are differentiated."""
 
     @staticmethod
     def forward(ctx: Any, count: int, *tensors: Tensor | None) -> Tensors:
@@ -128,13 +128,13 @@ class _Refuse(Function):
 
 
 def _parameters(step: Step) -> dict[str, str]:
-    """Return a step's parameters and their types in an operator's schema; those with a default are the step's alone."""
+    """Return the types of a step's parameters in an operator's schema by name, without those that have a default."""
     parameters = inspect.signature(step).parameters.values()
     return {p.name: _TYPES[p.annotation] for p in parameters if p.default is inspect.Parameter.empty}
 
 
 def _define(name: str, parameters: dict[str, str], step: Step, allocate: Step, links: int = 0) -> None:
-    """Define an operator and its plain form; the step does not take the links, which come first."""
+    """Define an operator and its plain form. The first `links` arguments of both are not passed to the step."""
     results = get_args(inspect.signature(step).return_annotation) or (Tensor,)
     arguments = ", ".join(f"{kind} {argument}" for argument, kind in parameters.items())
     schema = f"({arguments}) -> ({', '.join('Tensor' for _ in results)})"
@@ -161,7 +161,7 @@ def _find_specs(given: Sequence[Any]) -> list[Any]:
 
 
 def _call_operator(name: str, given: tuple[Input, ...]) -> Any:
-    """Call an operator; results that are empty vectors were None."""
+    """Call an operator and return its results, with None for empty vectors."""
     results = getattr(torch.ops.jpmhc, name)(*[a.key if isinstance(a, Spec) else a for a in given])
     if isinstance(results, Tensor):
         return results
@@ -169,10 +169,10 @@ def _call_operator(name: str, given: tuple[Input, ...]) -> Any:
 
 
 def declare_to_inductor() -> None:
-    """Tell Inductor which operators to call for ours, and that it calls them as they are.
+    """Tell Inductor to call the plain forms of our operators, and not to generate code for the operators.
 
-    Otherwise it decides so when it meets one for the first time, and torch 2.11 then writes the whole expression behind
-    the operator's arguments into a log line that nobody reads, in time exponential in the depth of the model.
+    Otherwise Inductor decides this when it first meets an operator, and torch 2.11 then logs the whole expression
+    behind the operator's arguments, which takes time exponential in the depth of the model.
     """
     from torch._inductor import lowering
 

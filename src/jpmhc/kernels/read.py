@@ -2,11 +2,11 @@ r"""The pass of the read: the sublayer's input $h = \sum_j r_j x_j$, and the coe
 
 The logits of a token are $W\,\mathrm{norm}(x) + b$ (eq. fused-proj). The norm is applied after the product on the
 tensor cores: $W\,\mathrm{norm}(x) = (W x - \mathrm{mean} \cdot W 1) \cdot \mathrm{scale}$. The sum of streams is a
-kernel of its own: at the speed of memory the two cost less than one kernel that keeps a tile on chip between them
-(docs/LOG.md). Where the coefficients are static, the logits are the bias: one row of coefficients serves every token.
+kernel of its own, because two kernels at the speed of memory are faster than one kernel that keeps a tile on chip
+(docs/LOG.md). If the coefficients are static, the logits are the bias, and all tokens share one row of coefficients.
 
-The derivative begins with the logits, because the streams' gradient needs theirs; then it passes over the streams
-twice, for their gradient and for partial sums of the weight's. Names end in shapes, see device.py.
+The derivative begins with the logits' gradient, which the streams' gradient needs. Then it passes over the streams
+twice: for the streams' gradient and for partial sums of the weight's gradient. Names end in shapes, see device.py.
 """
 
 # Triton's compiler knows no starred tuples, and mypy no tuples that grow in a loop.
@@ -60,8 +60,9 @@ def _prepare(
     w_KW, prepared_PW, sums_P, COLUMNS,
     FOLDS: tl.constexpr, K: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Scale a row of the weight and round it to the tensor cores' type. Of n equal streams that are held once, the
-    weights are added up: COLUMNS is then d, and FOLDS is n.
+    """Scale a row of the weight and round it to the tensor cores' type.
+
+    If n equal streams are stored once, the n streams' weights are added up: COLUMNS is then d, and FOLDS is n.
     """
     k = tl.program_id(0)
     total = tl.zeros([BLOCK], tl.float32)
@@ -83,9 +84,9 @@ def _prepare_launcher(rows: int, columns: int, folds: int, scale: float, dtype: 
 
 
 def prepare(weight: Tensor, prepared: BufferPart, sums: BufferPart, columns: int, spec: Spec) -> None:
-    """Bring the weight [K, n·d] into the form that the kernels multiply by: [P, columns], and its row sums [P].
+    """Compute from the weight [K, n·d] the scaled, padded weight [P, columns] for the kernels, and its row sums [P].
 
-    `columns` is n·d, or d for streams that are equal and held once.
+    `columns` is n·d, or d for equal streams that are stored once.
     """
     rows = weight.shape[0]
     launcher = _prepare_launcher(rows, columns, weight.shape[1] // columns, spec.scale, prepared.dtype)
@@ -152,14 +153,14 @@ def _constrain_launcher(spec: Spec) -> Launcher:
 
 
 def constrain(logits: BufferPart, coef: Tensor, spec: Spec) -> None:
-    """Fill in the coefficients [T, C] of logits [T, K]."""
+    """Compute the coefficients `coef` [T, C] from the logits [T, K], in place."""
     tokens = coef.shape[0]
     _constrain_launcher(spec).launch((ceil_div(tokens, 128),), logits, coef, tokens)
 
 
 @triton.jit
 def _backwards(BT: tl.constexpr):
-    """This program's tokens, from the last to the first: the last are those that the pass before left in the cache."""
+    """Return this program's tokens. The first programs get the last tokens, which are still in the cache."""
     return ((tl.num_programs(0) - 1 - tl.program_id(0)) * BT + tl.arange(0, BT)).to(tl.int64)
 
 
@@ -186,8 +187,10 @@ def _sum_launcher(spec: Spec, dtype: torch.dtype, held: int, per_token: bool) ->
 
 
 def kept_layout(tokens: int, width: int, dtype: torch.dtype, spec: Spec) -> Layout:
-    """Return what a read keeps for its derivative: logits [T, K], statistics [T, 2], and the weight as `prepare` made
-    it, [P, width] and [P]. Where the logits are the bias there are no tokens and no width, and one row of logits.
+    """Return the layout of the buffer that a read keeps for its derivative.
+
+    Its parts are the logits [T, K], the norm's statistics [T, 2], and the results of `prepare`, [P, width] and [P]. For
+    static coefficients `tokens` and `width` are zero, and the logits have one row.
     """
     height = padded(spec.logits) if width else 0
     float32 = torch.float32
@@ -195,7 +198,7 @@ def kept_layout(tokens: int, width: int, dtype: torch.dtype, spec: Spec) -> Layo
 
 
 def layout_of_read(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> Layout:
-    """Return what the read of these streams keeps for its derivative."""
+    """Return the layout of the buffer that the read of the streams x keeps for its derivative."""
     if weight is None:
         return kept_layout(0, 0, bias.dtype, spec)
     return kept_layout(count_tokens(x, spec.d), x.shape[-2] * spec.d, x.dtype, spec)
@@ -205,7 +208,7 @@ Results = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
 
 
 def allocate(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec, keeps: bool) -> Results:
-    """Make the results of a read without their values."""
+    """Allocate the results of a read, without their values."""
     rows = 1 if weight is None else count_tokens(x, spec.d)
     layout = layout_of_read(x, weight, bias, spec)
     return (
@@ -220,13 +223,15 @@ def allocate(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec, keeps: 
 def _forward(
     x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec, keeps: bool
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
-    """Return h [..., d], the coefficients [T or 1, C], and for a derivative the link and what is kept for it.
+    """Return h [..., d], the link, the coefficients [T or 1, C] and the buffer for the derivative.
+
+    The link and the buffer are None without `keeps`.
 
     Args:
         x: The streams. [..., n or 1, d]
-        weight: W, or None where the logits are the bias. [K, n·d]
+        weight: W, or None if the logits are the bias. [K, n·d]
         bias: b. [K]
-        spec: The connection.
+        spec: The connection's record.
         keeps: Whether there will be a derivative.
     """
     x, bias = aligned(x), aligned(bias)
@@ -280,20 +285,20 @@ def _differentiate_sum(x: Tensor, grad_h: Tensor, grad_read: BufferPart | Tensor
 
 # With ν the normed token and gν = Wᵀ gl:
 #     grad x = scale (gν - mean(gν) - ν mean(gν ν)) = Wᵀ (scale gl) + level - along · x,
-# because both means are inner products of K numbers. Of n equal streams held once the sum of their gradients is asked
-# for, and with the sum of their weights for W and d for n·d this is it.
+# because both means are inner products of K numbers. If n equal streams are stored once, the same formula gives the sum
+# of their gradients, with the sum of their weights for W and with d for n·d.
 @kernel
 def _logits_backward(
     logits_TK, bias_K, sums_P, stats_T2, coef_TC, grad_read_TN, grad_coef_TC,
     grad_logits_TK, scaled_TP, level_and_along_T2, partial_2P, T,
     ND: tl.constexpr, KP: tl.constexpr, DYNAMIC: tl.constexpr, BT: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
-    """The logits' gradient gl, and what the passes over the streams need of it."""
+    """Compute the logits' gradient gl, and the numbers from it that the passes over the streams need."""
     token = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
     inside = token < T
     differentiate_logits(logits_TK, coef_TC, grad_read_TN, grad_coef_TC, grad_logits_TK, token, inside, S)
     if DYNAMIC:
-        tl.debug_barrier()  # read back in another layout
+        tl.debug_barrier()  # the gradient is read back in another layout
         k = tl.arange(0, KP)
         known = inside[:, None] & (k < S.logits)[None, :]
         address = token[:, None] * S.logits + k[None, :]
@@ -303,7 +308,7 @@ def _logits_backward(
         mean_T = tl.load(stats_T2 + token * 2, mask=inside, other=0.0)
         scale_T = tl.load(stats_T2 + token * 2 + 1, mask=inside, other=0.0)
         along_T = tl.sum(gl_TP * raw_TP, axis=1) * scale_T * scale_T / ND
-        if S.norm == "rms_outside":  # 1 - eps · scale is the share of the root in what x was divided by
+        if S.norm == "rms_outside":  # 1 - eps · scale is the share of the root in the divisor of x
             along_T = along_T / tl.maximum(1.0 - S.eps * scale_T, 1e-7)
         level_T = mean_T * along_T
         if S.norm == "layer":
@@ -320,7 +325,7 @@ def _logits_backward(
 
 @functools.cache
 def _logits_launcher(spec: Spec, operand: torch.dtype | None, width: int) -> Launcher:
-    """Without an operand the coefficients are static: one row of logits."""
+    """Return the launcher. `operand` is None for static coefficients, which have one row of logits."""
     blocks = {"BT": 1, "num_warps": 1} if operand is None else {"BT": 32, "num_warps": 2}
     return Launcher(_logits_backward, DYNAMIC=operand is not None, ND=width, KP=padded(spec.logits), S=spec, **blocks)
 
@@ -355,7 +360,7 @@ def _streams_backward(
             grads = load_streams(grad_TND, token, c, mask, N, D)
         for m in tl.static_range(M):
             held = token[:, None] * (M * D) + m * D + c[None, :]
-            # Not added to zeros: Triton 3.6 then keeps the tiles on chip without swizzling and takes 1.4 times as long.
+            # A sum that begins with zeros takes 1.4 times as long: Triton 3.6 then stores the tiles without swizzling.
             gx_TD = tl.load(cbase + m, mask=inside, other=0.0)[:, None] * gh_TD
             for j in tl.static_range(m + M, N, M):
                 gx_TD += tl.load(cbase + j, mask=inside, other=0.0)[:, None] * gh_TD
@@ -394,10 +399,10 @@ def _differentiate_streams(
     spec: Spec,
     in_place: bool,
 ) -> Tensor:
-    """Compute the gradient of the streams; `grad` is grad z, if they were written back. Shape of x
+    """Compute the gradient of the streams, in the shape of x. `grad` is grad z from a linked write, or None.
 
-    Where the coefficients are static there is no weight and no part that comes from the logits. With `in_place` the
-    result overwrites `grad`: each tile is read before it is written.
+    Static coefficients have no weight, and no gradient through the logits. With `in_place` the result overwrites
+    `grad`, because each tile is read before it is written.
     """
     tokens, held = count_tokens(x, spec.d), x.shape[-2]
     grad_x = grad if in_place and grad is not None and grad.shape == x.shape else torch.empty_like(x)
@@ -405,7 +410,7 @@ def _differentiate_streams(
         operand = None if prepared is None else prepared.dtype
         launcher, width = _streams_launcher(spec, x.dtype, operand, held, grad is not None)
         slices, chunk = ceil_div(spec.d, width), 256
-        # Many tokens a program, which loads its weights once, if the last programs leave few processors idle.
+        # Many tokens per program, which loads its weights once, but enough programs to keep all processors busy.
         while chunk > 64 and slices * ceil_div(tokens, chunk) < 16 * multiprocessors(x):
             chunk //= 2
         grid = (slices, ceil_div(tokens, chunk))
@@ -457,8 +462,8 @@ def _finish_gradients(
 ):  # fmt: skip
     """Add up the partial sums of one row, in a fixed order.
 
-    A layer norm subtracts the mean from every entry of a token, so its part is the same in the whole row. Equal streams
-    that are held once have equal gradients: the row is written FOLDS times.
+    A layer norm subtracts the mean from every entry of a token, so that its share is the same in the whole row. Equal
+    streams that are stored once have equal gradients: the row is written FOLDS times.
     """
     k = tl.program_id(0)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
@@ -511,8 +516,8 @@ def differentiate_read(
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Return the gradients of the streams, the weight and the bias. `grad_link` is grad z, from the write.
 
-    With `in_place` and a post-norm the streams' gradient takes the memory of `grad_link`. The write has made that for
-    this read alone; without a post-norm it is the gradient of what the write returned, which others may hold.
+    With `in_place` and a post-norm the streams' gradient overwrites `grad_link`, which the write made for this read
+    alone. Without a post-norm `grad_link` is the gradient of the write's result, which other code may use.
     """
     x, bias = aligned(x), aligned(bias)
     grad_h = x.new_zeros((*x.shape[:-2], x.shape[-1])) if grad_h is None else aligned(grad_h)
@@ -576,12 +581,15 @@ read = Pass("read", _forward, replayed(differentiate_read), allocate, _allocate_
 
 
 def _weight_column_bytes(spec: Spec, operand: torch.dtype) -> int:
-    """Return what one column of the n streams' weights takes on chip in `_streams_backward`: float32 in two parts."""
+    """Return the bytes of one column of the n streams' weights on chip in `_streams_backward` (float32: two parts)."""
     return spec.n * padded(spec.logits) * (2 if operand == torch.bfloat16 else 8)
 
 
 def why_not(spec: Spec, dtype: torch.dtype, dynamic: bool = True) -> str | None:
-    """Say why the kernels do not take this connection in that type; None if they do. `dynamic`: it has a weight."""
+    """Return one sentence on why the kernels cannot run a connection on streams of a type, or None if they can.
+
+    `dynamic` says whether the connection has a weight.
+    """
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"x must be float32, bfloat16 or float16, got {dtype}"
     if dynamic and dtype != torch.bfloat16 and 16 * _weight_column_bytes(spec, dtype) > 200 * 1024:

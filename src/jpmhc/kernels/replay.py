@@ -1,10 +1,10 @@
-"""Running a step again with little work on the host.
+"""Record the steps of passes, and replay them with little work on the host.
 
 A step allocates tensors and launches kernels. For arguments of the same shapes it always does the same, only at other
-addresses. So the second run of a step is recorded: which tensors it allocates, and which kernels it launches on what.
-Later runs allocate those tensors, write the addresses into one block of memory and launch the kernels from it; none of
-the step's Python runs. A step that asks PyTorch for anything else, such as a sum, is never replayed. Kernels have to be
-launched by a `Launcher`, as all of this package are: nothing else is recorded.
+addresses in memory. So the second run of a step is recorded: the tensors that it allocates, and the kernels that it
+launches, with their arguments. Later runs allocate such tensors, write the addresses into one block of memory and
+launch the kernels from there, without the step's Python code. A step that calls another operation of PyTorch, such as a
+sum, is never replayed. A step must launch its kernels by a `Launcher`: other launches are not recorded.
 """
 
 import functools
@@ -22,7 +22,7 @@ from jpmhc.kernels.launch import BufferPart, Launcher, interception
 
 Launch = tuple[Launcher, tuple[int, ...], list[Any]]  # a kernel, its grid and its arguments
 
-MOST_RECORDINGS = 1024  # of all steps together; when there are more, all are forgotten
+MOST_RECORDINGS = 1024  # of all steps together; when there are more, all are deleted
 _ALLOCATIONS = {
     torch.ops.aten.empty.memory_format,
     torch.ops.aten.empty_like.default,
@@ -34,23 +34,23 @@ _ALLOCATIONS = {
 _BYTES = operator.attrgetter("nbytes")
 
 _RAN_ONCE, _NOT_REPLAYABLE = "ran once", "cannot be replayed"
-_recordings: dict[tuple[Any, ...], "Recording | str"] = {}  # or one of these two, by step, thread and arguments
+_recordings: dict[tuple[Any, ...], "Recording | str"] = {}  # by step, thread and arguments; a text is one of these two
 
 
 def replayed(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a step run from its recording where it can.
+    """Return a function that replays a step's recording, or runs the step if it has none.
 
-    Its arguments are tensors, the first one and maybe others, specs, switches and None. The caller has checked them:
-    the first tensor's shape and type, together with the sizes of the others in bytes, say everything about them. A
-    recording belongs to one thread, as it has memory of its own for the addresses.
+    The step's first argument is a tensor; the others are tensors, specs, switches and None. The first tensor's shape
+    and type and the other tensors' sizes in bytes must determine all shapes and types. A recording belongs to one
+    thread, because it has its own memory for the addresses.
     """
 
     @functools.wraps(step)
     def run(*arguments: Any) -> Any:
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
         addresses = list(map(Tensor.data_ptr, tensors))
-        # A step copies tensors that are not in one piece or do not start at a multiple of 16 bytes. And one that runs
-        # inside another, which is being recorded, becomes a part of that recording.
+        # No replay if the step copies a tensor, which is not contiguous or does not start at a multiple of 16 bytes.
+        # Nor inside a step that is being recorded, because its recording must contain this step's launches.
         if (
             interception.on_launch is not None
             or functools.reduce(operator.or_, addresses) & 15
@@ -73,9 +73,9 @@ def replayed(step: Callable[..., Any]) -> Callable[..., Any]:
 def _run_or_record(
     key: tuple[Any, ...], step: Callable[..., Any], arguments: tuple[Any, ...], tensors: list[Tensor]
 ) -> Any:
-    """Run a step; record it the second time, or later if two of its tensors then have one address.
+    """Run a step, and record its second run, or a later run if two of its tensors have the same address.
 
-    Shapes that come only once are not worth a recording.
+    Shapes that occur only once are not worth a recording.
     """
     seen = _recordings.get(key)
     if seen is None:
@@ -91,7 +91,7 @@ def _run_or_record(
 
 
 class _Tape(TorchDispatchMode):
-    """Writes down what a step allocates and launches, and whether it does anything else."""
+    """A recorder of a step's allocations and launches, and of whether the step calls other operations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class _Tape(TorchDispatchMode):
 
     def write_launch(self, launcher: Launcher, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
         self.launches.append((launcher, grid, arguments))
-        self.launching = True  # what a launch itself asks of PyTorch is no part of the step
+        self.launching = True  # PyTorch's operations inside a launch are not the step's
         launcher.run(grid, *arguments)
         self.launching = False
 
@@ -125,7 +125,7 @@ class _Tape(TorchDispatchMode):
 
 
 def make_recording(tape: _Tape, tensors: list[Tensor], results: Any) -> "Recording | None":
-    """Make the recording of a step that was run with these tensors, or None if it cannot be replayed."""
+    """Return the recording of a step that was run with these tensors, or None if the step cannot be replayed."""
     sources = [*tensors, *tape.allocated]
     indices = {t.data_ptr(): k for k, t in enumerate(sources) if t.numel()}
     several = isinstance(results, tuple)
@@ -152,13 +152,13 @@ def make_recording(tape: _Tape, tensors: list[Tensor], results: Any) -> "Recordi
 
 
 def _are_same(one: Tensor, other: Tensor) -> bool:
-    """Say whether two tensors lie in the same place in the same way; empty ones lie nowhere."""
+    """Return whether two tensors have the same address, type, shape and strides; empty tensors have no address."""
     same_place = one.data_ptr() == other.data_ptr() and one.dtype == other.dtype and one.numel() > 0
     return same_place and one.shape == other.shape and one.stride() == other.stride()
 
 
 class Source:
-    """Where an argument of a kernel comes from: one of the step's tensors, given or allocated, or a part of it."""
+    """The origin of a kernel's argument: a tensor that the step got or allocated, or a part of such a tensor."""
 
     def __init__(self, index: int, part: BufferPart | None) -> None:
         self.index = index
@@ -166,11 +166,11 @@ class Source:
 
     @property
     def offset(self) -> int:
-        """How many bytes after the tensor's first one the argument begins."""
+        """The number of bytes in the tensor before the argument."""
         return 0 if self.place is None else self.place[0]
 
     def find(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Return the argument as a tensor."""
+        """Return the argument as a tensor, from the tensors that the step got and allocated."""
         tensor = tensors[self.index]
         if self.place is None:
             return tensor
@@ -179,13 +179,13 @@ class Source:
 
 
 class Recording:
-    """What a step does, to be done again for tensors of the same shapes.
+    """A step's allocations and launches, which can be repeated for tensors of the same shapes.
 
     Args:
-        allocated: Those that it allocates, in their order.
-        launches: The kernels, their grids and arguments, whose tensors are each a `Source`.
-        returned: Which tensors, given or allocated, the step returns; None stands for None.
-        several: Whether it returns a tuple.
+        allocated: The tensors that the step allocates, in order.
+        launches: The kernels with their grids and arguments, in which each tensor is a `Source`.
+        returned: The indices of the tensors, got or allocated, that the step returns; None stands for None.
+        several: Whether the step returns a tuple.
         like: A tensor on the step's device.
     """
 
@@ -210,7 +210,7 @@ class Recording:
                 self.packed = PackedLaunches(compiled, [grid for _, grid, _ in launches], arguments, len(slots))
 
     def run(self, tensors: list[Any], addresses: list[int]) -> Any:
-        """Do the step for these tensors, which are at these addresses. None if the driver did not take it."""
+        """Repeat the step for tensors at these addresses. Return its results, or None if it must run without replay."""
         if self.device >= 0 and torch._C._cuda_getDevice() != self.device:
             return None
         made = [allocate() for allocate in self.allocations]
@@ -230,8 +230,8 @@ class Recording:
 
 
 def _prepare_allocation(like: Tensor) -> Callable[[], Tensor]:
-    """Return a function that allocates a tensor like this one; on CUDA, where the current device is the tensor's."""
-    fast = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)  # what Inductor's graphs allocate by
+    """Return a function that allocates a tensor like this one. A CUDA tensor's device must be current at the call."""
+    fast = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)  # as Inductor's graphs allocate
     if like.is_cuda and fast is not None:
         return functools.partial(fast, tuple(like.shape), like.stride(), like.dtype)
     return functools.partial(

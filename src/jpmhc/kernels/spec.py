@@ -1,4 +1,4 @@
-"""What a fused hyper-connection computes: one record that selects and specialises the kernels."""
+"""The record of a fused hyper-connection's settings, for which the kernels are compiled."""
 
 import functools
 import hashlib
@@ -11,26 +11,26 @@ MAX_DIM = 8192  # the write kernels keep one stream's row in the registers of on
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Spec:
-    """The shape and the constraints of one connection: everything the kernels are compiled for.
+    """The sizes and settings of one connection for which the kernels are compiled.
 
     Make it with `make_spec`, which returns the same record for the same settings.
 
     Attributes:
-        mixer: How H comes from its logits: the mixer's `TritonForm`. The kernels call its functions, whatever they do.
+        mixer: The mixer's `TritonForm`, whose functions compute H from the logits.
         d: Width of a stream, a multiple of 8, at most 8192.
         norm: Weightless norm before the projection, over all n·d numbers of a token: `"layer"`, `"rms"`, or
             `"rms_outside"`, which divides by the root mean square plus eps.
         eps: Added to the variance (or mean square) inside the norm, or to its root.
-        read: How the read logits become n weights: `"softmax_matrix"` (n² logits), `"softmax"` or `"sigmoid"` (n).
-        write: The same for the write weights.
+        read: The gate of the read: `"softmax_matrix"` (n² logits), `"softmax"` or `"sigmoid"` (n logits).
+        write: The gate of the write, with the same names.
         temperature: Divides the read and write logits.
-        post_norm: A weightless RMS norm of every stream after the write, with the same eps.
-        scale: Multiplies the weight.
+        post_norm: Whether a weightless RMS norm of every stream, with the same eps, follows the write.
+        scale: The factor of the projection's weight.
         read_eps: Added to the read weights.
         write_peak: The largest write weight of the sigmoid.
         write_eps: Added to the write weights.
-        n: Streams: 2, 4 or 8.
-        key: The record as a short text, the form in which it passes through `torch.library`; `find_spec` reads it.
+        n: The number of streams: 2, 4 or 8.
+        key: A short text that stands for the record in operators; `find_spec` returns the record.
     """
 
     mixer: Any
@@ -47,7 +47,7 @@ class Spec:
     write_eps: float
     n: int = field(init=False)
     key: str = field(init=False)
-    cache_key: str = field(init=False)  # Triton asks for it: which functions, with which source, stand behind `mixer`
+    cache_key: str = field(init=False)  # read by Triton; it changes with the source of the mixer's functions
 
     def __post_init__(self) -> None:
         form = self.mixer
@@ -75,17 +75,17 @@ class Spec:
 
     @property
     def gate_logits(self) -> int:
-        """How many logits come before the mixer's."""
+        """The number of logits before the mixer's."""
         return self.read_logits + self.write_logits
 
     @functools.cached_property
     def logits(self) -> int:
-        """K: the read logits, then the write logits, then the mixer's."""
+        """The number K of logits: first the read's, then the write's, then the mixer's."""
         return self.gate_logits + self.mixer.logits
 
     @functools.cached_property
     def coefficients(self) -> int:
-        """How many numbers a token's logits give: n read weights, n write weights, then H by rows."""
+        """The number of coefficients per token: n read weights, n write weights, and H by rows."""
         return self.n * (2 + self.n)
 
 
@@ -107,7 +107,7 @@ def make_spec(
     write_peak: float = 2.0,
     write_eps: float = 0.0,
 ) -> Spec | str:
-    """Make the record of a connection, or say in one sentence why the kernels do not cover it."""
+    """Return the record of a connection, or one sentence on why the kernels do not cover it."""
     if mixer.streams not in STREAMS:
         return f"the kernels take {', '.join(map(str, STREAMS))} streams, not {mixer.streams}"
     if d % 8 or not 8 <= d <= MAX_DIM:
@@ -117,5 +117,5 @@ def make_spec(
 
 
 def find_spec(key: str) -> Spec:
-    """Find the record that a `Spec.key` stands for."""
+    """Return the record with this `Spec.key`."""
     return _SPECS[key]

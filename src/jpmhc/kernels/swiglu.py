@@ -1,8 +1,8 @@
-r"""The gated feed-forward layer's second half, $(\mathrm{silu}(g) \odot u)\, W^\top$, keeping nothing but g and u.
+r"""The second half of a gated feed-forward layer, $(\mathrm{silu}(g) \odot u)\, W^\top$, which saves only g, u and W.
 
-Left to autograd, the hidden product is stored for W's gradient (a third of the layer's activations), and a compiler
-writes the gradient of the concatenated (g, u) at half the memory's speed. Here one pass over g, u and the hidden
-gradient writes both the gradient of (g, u) and the hidden product again.
+Autograd would also store the hidden product for W's gradient, a third of the layer's activations, and a compiler would
+write the gradient of the concatenated (g, u) at half the speed of memory. Here the backward pass goes once over g, u
+and the hidden gradient, and computes both the gradient of (g, u) and the hidden product.
 """
 
 from typing import Any
@@ -38,7 +38,7 @@ def _backward(gate_up, grad, grad_gate_up, hidden, T, WIDTH, ROWS: tl.constexpr,
 
 @torch.library.custom_op("jpmhc::swiglu_backward", mutates_args=())
 def swiglu_backward(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradient of (g, u) [T, 2F] and the hidden product [T, F], from (g, u) and the hidden gradient [T, F]."""
+    """Compute the gradient of (g, u) [T, 2F] and the hidden product [T, F] from (g, u) and the hidden gradient."""
     gate_up, grad = gate_up.contiguous(), grad.contiguous()
     grad_gate_up, hidden = torch.empty_like(gate_up), torch.empty_like(grad)
     tokens, width = grad.shape
@@ -69,7 +69,7 @@ class _GatedLinear(torch.autograd.Function):
 
 
 def gated_linear(gate_up: Tensor, weight: Tensor) -> Tensor:
-    """silu(g) ⊙ u times the transposed weight; (g, u) are the halves of `gate_up`. [..., 2F], [D, F] → [..., D]"""
+    """Multiply silu(g) ⊙ u by the transposed weight; `gate_up` is (g, u). [..., 2F], [D, F] → [..., D]"""
     flat = gate_up.reshape(-1, gate_up.shape[-1])
     out: Tensor = _GatedLinear.apply(flat, weight)
     return out.reshape(*gate_up.shape[:-1], weight.shape[0])

@@ -1,15 +1,16 @@
 r"""The pass of the write: $z_i = \sum_j H_{ij} x_j + w_i y$, with a post-norm divided by $\sqrt{\mathrm{mean}\,z_i^2 +
 \epsilon}$.
 
-In each kernel a program takes one token and holds its streams in registers, so that every tensor is moved once and a
-sum over a stream costs no memory. Names end in shapes, see device.py; G is how many rows a gradient holds: N, or one if
-it is the gradient of the mean over the streams.
+In each kernel one program handles one token and keeps its streams in registers, so that every tensor is moved once and
+a sum over a stream needs no memory. Names end in shapes, see device.py; G is the number of a gradient's rows: N, or one
+for the gradient of the mean over the streams.
 
-One connection is a read and a write of the same streams, and the streams' gradient has a part from each. Left to
-autograd, the write would store Hᵀ grad, the read its own part, and a third kernel would add them. So the read returns a
-*link* beside its results: a tensor with the shape of n streams and memory for one number. The write takes it in place
-of the streams, and sends back through it grad z, the gradient of H x + w ⊗ y. The read's derivative multiplies grad z
-by Hᵀ in the kernel that computes everything else. Without a link (`pull`) the write's derivative does this itself.
+One connection is a read and a write of the same streams, and the streams' gradient is the sum of a share from each.
+With autograd alone, the write's derivative would store Hᵀ grad z, the read's derivative its own share, and a third
+kernel would add the shares. So the read also returns a *link*: a tensor with the shape of n streams and with memory for
+one number. The write takes the link as an input, and its derivative returns grad z, the gradient of H x + w ⊗ y, as the
+link's gradient. The read's derivative multiplies grad z by Hᵀ in the kernel that computes everything else. Without a
+link (`pull`), the write's derivative multiplies grad z by Hᵀ.
 """
 
 # Triton's compiler knows no starred tuples, and mypy no tuples that grow in a loop.
@@ -71,7 +72,10 @@ def _write_backward(
     N: tl.constexpr, M: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PER_TOKEN: tl.constexpr,
     POST_NORM: tl.constexpr, PULL: tl.constexpr, EPS: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """A row longer than BD is taken slice by slice; a post-norm needs the whole row. Without PULL, grad_x is grad z."""
+    """Compute the gradients slice by slice if a row is longer than BD; a post-norm needs a whole row in one slice.
+
+    Without PULL, grad_x is grad z.
+    """
     token = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
     inside = token < T
     mixing = load_mixing(coef_TC, token, inside, N, PER_TOKEN)
@@ -158,7 +162,7 @@ def _forward(x: Tensor, y: Tensor, coef: Tensor, spec: Spec, mean: bool) -> Tens
 def _allocate_gradients(
     x: Tensor, y: Tensor, coef: Tensor, grad_out: Tensor, spec: Spec, mean: bool, pull: bool
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    # Without a norm and a mean, the gradient of z is that of what the write returned.
+    # Without a post-norm and a mean, grad z is the gradient of the write's result.
     first = x.shape if pull else (*y.shape[:-1], spec.n, spec.d) if spec.post_norm or mean else None
     return None if first is None else x.new_empty(first), y.new_empty(y.shape), coef.new_empty(coef.shape)
 
@@ -167,8 +171,9 @@ def _allocate_gradients(
 def _backward(
     x: Tensor, y: Tensor, coef: Tensor, grad_out: Tensor, spec: Spec, mean: bool, pull: bool
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Return the gradients of the streams, of y and of the coefficients. Without `pull` the first is grad z, or None
-    where that is `grad_out` itself.
+    """Return the gradients of the streams, of y and of the coefficients.
+
+    Without `pull` the first result is grad z, or None if grad z is `grad_out`.
     """
     x, y, grad = aligned(x), aligned(y), aligned(grad_out)
     gradients = _allocate_gradients(x, y, coef, grad, spec, mean, pull)
@@ -187,7 +192,7 @@ def differentiate_write(
     grad_y: Tensor,
     grad_coef: Tensor,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Compute the gradients in the last three tensors and return them; `grad_x` may be `grad`."""
+    """Compute the write's gradients, store them in the last three arguments and return them; `grad_x` may be `grad`."""
     tokens = count_tokens(x, spec.d)
     per_token = coef.shape[0] == tokens
     if not per_token:

@@ -1,13 +1,14 @@
-r"""The pass from one sublayer to the next: the write of a connection and the read of the one that follows.
+r"""The pass from one sublayer to the next: the write of a connection and the read of the next connection.
 
 One kernel computes $z_i = \sum_j H_{ij} x_j + w_i y$, the next connection's logits from z, and $h = \sum_i r_i z_i$. A
-program takes its tokens' streams slice by slice: it mixes them, stores them and multiplies them by the next
-connection's weight, which gives the statistics, the logits and the read weights. Then it goes back over the slices, the
-last one first, because that is still in the cache, and sums them up to the next sublayer's input. A post-norm's factors
-are known only after the first pass: then it is the second one that mixes the slices again, norms and stores them, and
-the projection, being linear, is multiplied by the factors afterwards.
+program goes over its tokens' streams slice by slice. It mixes each slice, stores it and multiplies it by the next
+connection's weight. The sums over all slices give the norm's statistics, the logits and the read weights. Then the
+program goes over the slices again, from the last one, which is still in the cache, to the first, and adds them up to
+the next sublayer's input. The factors of a post-norm are known only after the first pass. With a post-norm the second
+pass therefore mixes the slices again, normalises and stores them, and the projection, which is linear, is multiplied by
+the factors after the first pass.
 
-The derivative is the read's, then the write's. Names end in shapes, see device.py.
+The derivative runs the read's derivative and then the write's. Names end in shapes, see device.py.
 """
 
 # Triton's compiler knows no starred tuples, and mypy no tuples that grow in a loop.
@@ -53,10 +54,10 @@ from jpmhc.kernels.write import differentiate_write
 
 @triton.jit
 def _opaque(value, COMPILED: tl.constexpr):
-    """The value itself, behind an instruction that the compiler may not repeat.
+    """Return the value through an instruction that the compiler must not repeat.
 
-    Without it the compiler computes the streams twice, once in the layout of the store and once in that of the tensor
-    cores, instead of moving them from one to the other. The interpreter knows no such instruction and needs none.
+    Without this instruction the compiler computes the streams twice, once in the layout of the store and once in the
+    layout of the tensor cores, instead of converting them. The interpreter does not have the instruction.
     """
     if COMPILED:
         if value.dtype.primitive_bitwidth == 16:
@@ -68,14 +69,14 @@ def _opaque(value, COMPILED: tl.constexpr):
 
 
 # z_i = Σ_j H_ij x_j + w_i y, normed with a post-norm; logits = (W z - mean · W 1) · scale + b; h = Σ_i r_i z_i
-@triton.jit  # compiled anew where T is no multiple of 16: whole tiles need 45 registers less
+@triton.jit  # compiled anew if T is not a multiple of 16: whole tiles need 45 registers less
 def _write_read(
     x_TMD, y_TD, old_TC, out_TND, w_PW, sums_P, bias_K, logits_TK, stats_T2, h_TD, T,
     OLD_PER_TOKEN: tl.constexpr, POST_NORM: tl.constexpr, OLD_EPS: tl.constexpr, KP: tl.constexpr,
     PRECISION: tl.constexpr, COMPILED: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr, STAGES: tl.constexpr,
     BACK: tl.constexpr, BACK_STAGES: tl.constexpr, M: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
-    """S is the connection that reads, `old` are the coefficients of the one that writes."""
+    """S describes the connection that reads; `old` are the coefficients of the connection that writes."""
     N: tl.constexpr = S.n
     D: tl.constexpr = S.d
     ND: tl.constexpr = N * D
@@ -83,7 +84,7 @@ def _write_read(
     inside = token < T
     k = tl.arange(0, KP)
     mixing = load_mixing(old_TC, token, inside, N, OLD_PER_TOKEN)
-    products = ()  # with a post-norm each stream has its own sums, as its factor comes only after them
+    products = ()  # with a post-norm each stream has its own sums, because its factor is not known yet
     squares = ()
     for _ in tl.static_range(N if POST_NORM else 1):
         products = products + (tl.zeros([BT, KP], tl.float32),)
@@ -104,7 +105,7 @@ def _write_read(
             product_TP = tl.dot(rounded_TD, w_DP, products[i * POST_NORM], input_precision=PRECISION)
             products = replaced(products, i * POST_NORM, product_TP)
             if S.norm == "layer":
-                if i == 0:  # the mean of the first tile is near enough to that of all
+                if i == 0:  # the mean of the first tile is near enough to the mean of all
                     near_T = tl.where(start == 0, tl.sum(z_TD, axis=1) / min(BD, D), near_T)
                 z_TD -= near_T[:, None]
                 if D % BD != 0:
@@ -137,7 +138,7 @@ def _write_read(
         if S.norm == "layer":
             mean_T, square_T = centre_moments(near_T, total_T, square_T, ND)
     store_logits(acc_TP, mean_T, square_T, sums_P, bias_K, logits_TK, stats_T2, token, inside, ND, KP, S)
-    tl.debug_barrier()  # what was stored is read back in another layout
+    tl.debug_barrier()  # the stored numbers are read back in another layout
     r_TN = load_read_weights(logits_TK, token, inside, S)
     weights = ()
     for i in tl.static_range(N):
@@ -161,10 +162,10 @@ def _write_read(
 
 
 def one_kernel_pays(spec: Spec, following: Spec) -> bool:
-    """Say whether one kernel is no slower than two.
+    """Return whether one kernel for the write and the next read is no slower than two kernels.
 
-    It keeps the weights of a slice of n streams for every logit, and with a post-norm n sums of each. With a post-norm
-    it has no layer norm, which would need still more of them.
+    The one kernel keeps the weights of a slice of n streams for every logit, and with a post-norm n sums per logit. It
+    does not combine a post-norm with a layer norm, which would need even more sums.
     """
     size = spec.n * padded(following.logits)
     return size <= 64 and following.norm != "layer" if spec.post_norm else size <= 256
@@ -174,13 +175,13 @@ def one_kernel_pays(spec: Spec, following: Spec) -> bool:
 def _launcher(
     spec: Spec, following: Spec, dtype: torch.dtype, held: int, per_token: bool, compiled: bool, whole: bool, one: bool
 ) -> Launcher:
-    """`whole`, `one`: whether the number of tokens is a multiple of 16, or one; the kernel is compiled for that too."""
+    """Return the launcher. Triton compiles anew for a multiple of 16 tokens (`whole`) and for one token (`one`)."""
     kp, size = padded(following.logits), dtype.itemsize
     width = 64
     while width > 16 and (width >= 2 * spec.d or spec.n * kp * width * size > SHARED_BYTES // 4):
         width //= 2
     depth = stages((16 * (held + 1) + spec.n * kp) * width * size, 3)
-    # The way back only adds up, in wide slices and without a pipeline, unless it has to mix again.
+    # The second pass only adds up, in wide slices and without a pipeline, unless a post-norm makes it mix again.
     back = (width, depth) if spec.post_norm else (2 * width, 1)
     old = {"OLD_PER_TOKEN": int(per_token), "POST_NORM": int(spec.post_norm), "OLD_EPS": spec.eps}
     blocks = {"BT": 16, "BD": width, "STAGES": depth, "BACK": back[0], "BACK_STAGES": back[1], "num_warps": 2}
@@ -189,7 +190,7 @@ def _launcher(
 
 
 def one_kernel_decodes(tokens: int, spec: Spec) -> bool:
-    """Say whether few tokens without gradients have a kernel of their own: a post-norm must not be in between."""
+    """Return whether the decoding kernel applies: few tokens, no gradients, and no post-norm of the write."""
     return not torch.is_grad_enabled() and not spec.post_norm and decode.are_few(tokens)
 
 
@@ -205,11 +206,13 @@ def _allocate(
 def _forward(
     x: Tensor, y: Tensor, coef: Tensor, weight: Tensor, bias: Tensor, spec: Spec, following: Spec, keeps: bool
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor | None]:
-    """Return what the read returns for the connection `following`, and before its coefficients the new streams.
+    """Return h, the link, the new streams, the coefficients and the buffer for the derivative.
+
+    All but the new streams are the results of the read for the connection `following`.
 
     Args:
-        x, y, coef: What the write takes: streams, the sublayer's output, coefficients of the connection `spec`.
-        weight, bias, following, keeps: What the read takes.
+        x, y, coef: The write's inputs: streams, the sublayer's output and coefficients of the connection `spec`.
+        weight, bias, following, keeps: The read's inputs.
     """
     x, y, bias = aligned(x), aligned(y), aligned(bias)
     tokens, held, width = count_tokens(x, spec.d), x.shape[-2], spec.n * spec.d
@@ -254,7 +257,7 @@ def _backward(
     pull: bool,
     in_place: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of the streams with `pull`, else grad z, and of y, coefficients, weight and bias."""
+    """Return the gradients of the streams (without `pull`: of z), y, the coefficients, the weight and the bias."""
     grad, grad_weight, grad_bias = reading.differentiate_read(
         out, weight, bias, new, kept, grad_h, grad_link, grad_new, following, in_place
     )
