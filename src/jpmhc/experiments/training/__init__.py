@@ -1,1 +1,1 @@
-"""Training the recursive model on a task, and evaluating its checkpoints."""
+"""Training of the recursive model and of the ARC decoder: configurations, loops, checkpoints and logs."""

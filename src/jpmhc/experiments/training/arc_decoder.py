@@ -1,7 +1,7 @@
-"""The ARC decoder in training: a run's configuration, its steps, and its one checkpoint.
+"""Training of the ARC decoder: a run's configuration, steps and checkpoint.
 
-A step is a pure function of its number and of the state before it: packs come from the epoch and their number in it,
-and dropout is drawn from a generator that each step seeds anew. A run that was stopped goes on to the same bits.
+A step is a pure function of its number and the previous state: an epoch and a pack number decide the pack, and every
+step seeds the generator of dropout. So a resumed run gives the same bits as an uninterrupted one.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ _ENTRIES: dict[str, tuple[type, ...]] = {
     "curves": (dict,),
     "sums": (Tensor,),
 }
-_SEED = 220  # purpose of a draw, part of its key
+_SEED = 220  # a word of the random numbers' keys
 _COUNTS = ("epochs", "tokens", "log_every", "slots", "evaluate_variants", "threads")
 _INTERVALS = {
     "[0, inf)": ("lr", "other_lr", "weight_decay", "light_weight_decay"),
@@ -54,57 +54,57 @@ _INTERVALS = {
 
 @dataclass(frozen=True)
 class ArcDecoderRun:
-    """A training run of the ARC decoder, and its score."""
+    """The settings of a training run of the ARC decoder and its final evaluation."""
 
     preset: Literal["arc-decoder", "arc-decoder-long", "arc-decoder-tiny"] = "arc-decoder"
-    """Where every other default comes from."""
+    """The preset of all other defaults."""
     task: ArcConfig = field(default_factory=lambda: ArcConfig(augmentations=80, keep_answer_colours=True))
     """The puzzles and their variants."""
     model: ArcDecoderConfig = field(default_factory=ArcDecoderConfig)
     """The model; its fields are options without a prefix."""
     epochs: int = 90
-    """How often training sees every pair, each time in a random variant."""
+    """Number of times that training sees every pair, each time in a random variant."""
     tokens: int = 12_288
-    """Tokens of a step; pairs are packed side by side into so many."""
+    """Tokens per step, into which several pairs are packed."""
     lr: float = 1.66e-3
     """Highest learning rate of NorMuon, for the matrices of attention and feed-forward layers."""
     other_lr: float = 3e-4
-    """Highest learning rate of AdamW, for everything else."""
+    """Highest learning rate of AdamW, for all other parameters."""
     weight_decay: float = 0.1
     """Decoupled weight decay of feed-forward matrices and of the projections of hyper-connections."""
     light_weight_decay: float = 0.01
     """Decoupled weight decay of attention, of the embeddings and of the last layer."""
     clip: float = 1.0
-    """Largest norm of the gradient."""
+    """Norm to which larger gradients are clipped."""
     warmup: float = 0.02
     """Share of the run in which the learning rates rise."""
     decay: float = 0.2
-    """Share of the run, at its end, in which they fall to zero."""
+    """Share of the run, at its end, in which the learning rates fall to zero."""
     seed: int = 0
-    """Seed of initial weights, of the order of pairs and of dropout; the task has its own."""
+    """Seed of initial weights, order of pairs and dropout; the task has its own seed."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train."""
+    """Device to train on."""
     threads: int | None = None
-    """Threads to compute with on a CPU; None: PyTorch's number."""
+    """Number of CPU threads; None: PyTorch's default."""
     compile: Literal["auto", "yes", "no"] = "auto"
-    """Compile the step; auto: on CUDA, which needs it."""
+    """Whether to compile the step; auto: on CUDA, which needs it."""
     record: Literal["auto", "yes", "no"] = "auto"
-    """Record the step as a CUDA graph, which spares the host the launches of its kernels; auto: on CUDA."""
+    """Whether to record the step as a CUDA graph, so that the host need not launch its kernels; auto: on CUDA."""
     out: Path = Path("out/arc-decoder")
-    """Folder of the run: configuration, log, checkpoint, score."""
+    """Folder of the run, for configuration, log, checkpoint and score."""
     resume: bool = False
-    """Go on with the run in the folder."""
+    """Whether to resume the run in the folder."""
     minutes: float | None = None
-    """Stop after this time, with what is then trained saved; the same command with --resume goes on."""
+    """Minutes after which the run saves a checkpoint and stops; --resume continues it. None: no limit."""
     save_minutes: float = 4.0
     """Minutes between checkpoints; one is always written at the end."""
     log_every: int = 50
     """Steps between lines of the log."""
     evaluate_variants: int | None = 80
-    """Variants of each test that the final evaluation asks about; None: all."""
+    """Number of variants of each test that the final evaluation answers; None: all."""
     slots: int = 1024
-    """Answers that are written at the same time."""
+    """Number of answers that are written at the same time."""
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -121,7 +121,7 @@ class ArcDecoderRun:
             )
 
     def rate_factor(self, progress: float) -> float:
-        """Return the factor of both learning rates at a share of the run: a rise, a plateau, a fall to zero.
+        """Return the factor of the learning rates after a share of the run; it rises, stays at one, and falls to zero.
 
         >>> [ArcDecoderRun().rate_factor(progress) for progress in (0.01, 0.5, 0.9)]
         [0.5, 1.0, 0.5]
@@ -131,7 +131,7 @@ class ArcDecoderRun:
         return round(min(1.0, rise, fall), 12)
 
     def to_json(self) -> str:
-        """Write the configuration as JSON."""
+        """Return the configuration as JSON text."""
         return json.dumps(dataclasses.asdict(self), indent=2, default=str)
 
     @classmethod
@@ -146,7 +146,7 @@ class ArcDecoderRun:
         )
 
 
-# Settings that may differ when a run goes on: they do not change its result.
+# Settings that may change when a run is resumed, because they do not change its result.
 _FREE = (
     "preset",
     "device",
@@ -165,12 +165,12 @@ _FREE = (
 
 @dataclass(frozen=True)
 class Progress:
-    """The state of a run that goes on."""
+    """The progress of a run in training."""
 
     epoch: int
-    pack: int  # of this epoch, the next to train on
+    pack: int  # number of the next pack in this epoch
     step: int
-    share: float  # of the run
+    share: float  # finished share of the run
     loss: float | None
     gradient_norm: float | None
     tokens_per_second: float | None
@@ -178,7 +178,7 @@ class Progress:
 
 
 def summarize(progress: Progress) -> str:
-    """Write the main numbers of a step in one line."""
+    """Return the main numbers of a step in one line."""
     peak = "" if progress.peak_bytes is None else f" · {progress.peak_bytes / 2**30:.1f} GiB"
     return (
         f"step {progress.step} · loss {progress.loss:.4f} · gradient {progress.gradient_norm:.3g} · "
@@ -187,12 +187,12 @@ def summarize(progress: Progress) -> str:
 
 
 class PackedLoss:
-    """The loss of packs, compiled on CUDA or where the run asks for it, and the decoder that it belongs to.
+    """A decoder and its loss function, which is compiled on CUDA or if the run says so.
 
     Args:
-        run: The run.
+        run: The settings of the run.
         puzzles: Number of puzzles.
-        device: Where to compute.
+        device: Device to compute on.
     """
 
     def __init__(self, run: ArcDecoderRun, puzzles: int, device: torch.device) -> None:
@@ -216,10 +216,10 @@ class Training:
     """A decoder in training.
 
     Args:
-        run: The run.
-        arc: Its puzzles.
-        device: Where to train.
-        compiled: A loss that was compiled for the same model and tokens per step; its model is trained anew.
+        run: The settings of the run.
+        arc: The puzzles.
+        device: Device to train on.
+        compiled: A loss that was compiled for the same model and tokens per step; its model gets new initial weights.
     """
 
     def __init__(
@@ -244,22 +244,22 @@ class Training:
 
     @property
     def finished(self) -> bool:
-        """Whether every epoch is done."""
+        """Whether all epochs are finished."""
         return self.epoch >= self.run.epochs
 
     @property
     def share(self) -> float:
-        """The share of the run that is done."""
+        """The finished share of the run, from 0 to 1."""
         if self.finished:
             return 1.0
         return (self.epoch + self.index / self.pairs.count_packs(self.epoch)) / self.run.epochs
 
     def train(self, stop: Callable[[], bool], show: Callable[[Progress], None]) -> None:
-        """Take steps until the run is finished or `stop`, which is asked before every step, says so.
+        """Train until the run is finished or `stop` returns True.
 
         Args:
-            stop: Whether to stop now.
-            show: Called every `log_every` steps.
+            stop: Called before every step.
+            show: Called with the progress every `log_every` steps.
         """
         began, steps = time.monotonic() - self.seconds, 0
         looked = time.monotonic()
@@ -284,7 +284,7 @@ class Training:
                 self.seconds = time.monotonic() - began
 
     def _packs(self, pool: ThreadPoolExecutor) -> Iterator[Pack]:
-        """Yield the packs from here on, each made while the one before it is trained on."""
+        """Yield the remaining packs of the run; a thread makes the next pack during each training step."""
 
         def make(epoch: int, index: int) -> Pack:
             pack = self.pairs.pack(epoch, index)
@@ -307,7 +307,7 @@ class Training:
             yield waiting.result()
 
     def _take_step(self, pack: Pack) -> Tensor:
-        """Train on one pack; returns the loss and the gradient's norm, on the device."""
+        """Train on one pack and return the loss and the gradient's norm, on the device. [2]"""
         run = self.run
         factor = run.rate_factor((self.epoch + (self.index + 0.5) / self._packs_here()) / run.epochs)
         for optimizer, rates in zip(self.optimizers, self.rates):
@@ -329,7 +329,7 @@ class Training:
         return sums
 
     def compute(self, pack: Pack) -> Tensor:
-        """Do the part of a step that the device does; returns the loss and the gradient's norm."""
+        """Run the device's operations of a training step, and return the loss and the gradient's norm. [2]"""
         loss = self.loss(pack)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.run.clip)
@@ -341,7 +341,7 @@ class Training:
         return sums
 
     def tensors(self) -> dict[tuple[int | str, ...], Tensor]:
-        """Return all tensors that a step changes, by name."""
+        """Return all tensors that a training step changes, by name."""
         tensors: dict[tuple[int | str, ...], Tensor] = {("sums",): self._sums}
         for name, parameter in self.model.named_parameters():
             tensors["model", name] = parameter.data
@@ -359,7 +359,7 @@ class Training:
         return Progress(self.epoch, self.index, self.step, self.share, loss, norm, speed, peak)
 
     def save(self, path: Path) -> None:
-        """Write everything that the next step depends on."""
+        """Write a checkpoint with the complete state of the training."""
         content = {
             "format": FORMAT,
             "run": self.run.to_json(),
@@ -374,7 +374,7 @@ class Training:
             torch.save(content, file)
 
     def load(self, path: Path) -> None:
-        """Go on from a checkpoint; one of another run or of other puzzles raises an error."""
+        """Restore the state from a checkpoint; raise a ValueError if it has other settings or other puzzles."""
         content = read_checkpoint(path, self.device)
         there, here = (dataclasses.asdict(run) for run in (ArcDecoderRun.from_json(content["run"]), self.run))
         for name in _FREE:
@@ -390,19 +390,20 @@ class Training:
             self.model.load_state_dict(content["model"])
         with explaining_misfit(path, "optimizers"):
             for optimizer, state in zip(self.optimizers, content["optimizers"]):
-                own = optimizer.state_dict()["param_groups"]  # this device's; rates are set before every step
+                own = optimizer.state_dict()["param_groups"]  # made for this device; rates are set before every step
                 optimizer.load_state_dict({"state": state["state"], "param_groups": own})
         self.epoch, self.index, self.step, self.seconds = content["progress"]
         self.curves, self._sums = content["curves"], content["sums"]
 
 
 class RecordedStep:
-    """The device's part of a step as a CUDA graph.
+    """A CUDA graph of the device's operations in a training step.
 
-    Its first steps, which compile and choose kernels, are undone: every step of a run is a replay of the same graph.
+    Before recording, three steps compile and choose kernels. Their effect is undone, so that every step of a run is a
+    replay of the graph.
 
     Args:
-        training: The training, before its next step.
+        training: The training whose next step is recorded.
     """
 
     def __init__(self, training: Training) -> None:
@@ -426,7 +427,7 @@ class RecordedStep:
             self.sums = training.compute(self.pack)
 
     def replay(self, pack: Pack) -> Tensor:
-        """Take a step on another pack; returns the loss and the gradient's norm, until the next step."""
+        """Train on a pack; return the loss and the gradient's norm in a tensor that the next step overwrites. [2]"""
         for name, tensor in vars(pack).items():
             getattr(self.pack, name).copy_(tensor, non_blocking=True)
         self.graph.replay()
@@ -434,12 +435,12 @@ class RecordedStep:
 
 
 def make_optimizers(run: ArcDecoderRun, model: ArcDecoder, recorded: bool = False) -> list[torch.optim.Optimizer]:
-    """Make NorMuon for the matrices of attention and feed-forward layers, and AdamW for everything else.
+    """Return NorMuon for the matrices of attention and feed-forward layers, and AdamW for all other parameters.
 
     Args:
-        run: The rates.
+        run: The settings with learning rates and weight decays.
         model: The decoder.
-        recorded: Whether steps are recorded as a CUDA graph, which reads its rates from tensors on the device.
+        recorded: Whether steps are recorded as a CUDA graph, which needs learning rates in tensors on the device.
     """
     attention = {
         id(linear.weight)
@@ -469,7 +470,7 @@ def make_optimizers(run: ArcDecoderRun, model: ArcDecoder, recorded: bool = Fals
 
 
 def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Read a decoder's checkpoint; another file raises an error."""
+    """Read a decoder's checkpoint; raise a ValueError if the file is something else."""
     if not path.is_file():
         raise ValueError(f"there is no checkpoint of an ARC decoder at {path}")
     content = load_content(path, _ENTRIES, device)

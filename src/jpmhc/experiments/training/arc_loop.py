@@ -1,4 +1,4 @@
-"""A run of the ARC decoder: training with its log, checkpoints and signals, and the score at the end."""
+"""A run of the ARC decoder: training with log and checkpoints, handling of signals, and the score at the end."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ from jpmhc.machine import use_threads
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended."""
+    """The end of a run."""
 
     step: int
     finished: bool
@@ -29,7 +29,7 @@ class Outcome:
 
 
 def train_decoder(run: ArcDecoderRun) -> Outcome:
-    """Train a decoder and score it; SIGTERM, Ctrl-C or the end of the time save it first."""
+    """Train and score a decoder; on SIGTERM, Ctrl-C or the time limit, save a checkpoint and stop."""
     started = time.monotonic()
     if not run.resume:
         run_folder.refuse_used_folder(run.out)
@@ -85,7 +85,7 @@ def train_decoder(run: ArcDecoderRun) -> Outcome:
 
 @contextlib.contextmanager
 def _signals(asked: list[signal.Signals]) -> Iterator[None]:
-    """Note SIGTERM and Ctrl-C instead of ending at once; the second one ends the process."""
+    """Append the first SIGTERM or Ctrl-C to `asked` instead of ending the process; the second signal ends it."""
 
     def note(number: int, frame: FrameType | None) -> None:
         if asked:

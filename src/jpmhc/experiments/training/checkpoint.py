@@ -1,11 +1,12 @@
-"""Checkpoints: folders that appear whole or not at all, and are verified before they are used.
+"""Checkpoints: folders that appear whole or not at all, and are verified before use.
 
-A checkpoint is `step-00001234/` with `manifest.json` (step, configuration, the task's fingerprint, size and checksum of
-every file and of itself), `shared.pt` (weights, averages, optimisers) and one `rank-N.pt` per process (its rows in
-flight, the random generators, its part of a sharded optimiser). It is written under a temporary name, flushed to disk,
-and renamed when all processes are done. An imported checkpoint counts no processes and has weights alone: a run that
-resumes it begins with fresh rows and optimisers. Checkpoints newer than the one that a run resumes are renamed: they
-are neither resumed nor counted any more.
+A checkpoint is a folder `step-00001234/` with three kinds of files: `manifest.json` (step, configuration, the task's
+fingerprint, size and checksum of every file and of the manifest), `shared.pt` (weights, averages, optimisers), and one
+`rank-N.pt` per process (rows in progress, random generators, the process's shard of the optimiser). The folder is
+written under a temporary name, flushed to disk, and renamed when all processes have finished.
+
+An imported checkpoint has weights only and counts no processes; a run that resumes it begins with new rows and new
+optimisers. When a run resumes a checkpoint, newer checkpoints are renamed, so that they are ignored from then on.
 """
 
 import contextlib
@@ -37,14 +38,14 @@ from jpmhc.experiments.training.contents import (
 from jpmhc.files import NotJson, parse_json, replacing, sync_folder, write_file
 
 FORMAT = "jpmhc checkpoint 2"
-_FORMER = "jpmhc checkpoint 1"  # the same, but its manifest has no checksum of itself
+_FORMER = "jpmhc checkpoint 1"  # differs only in the manifest, which has no checksum of itself
 _CHECKSUM = re.compile(rb'"checksum": "([0-9a-f]{8})"')
-_ENTRIES = {"step": int, "ranks": int, "fingerprint": str, "config": dict, "files": dict}  # of a manifest
+_ENTRIES = {"step": int, "ranks": int, "fingerprint": str, "config": dict, "files": dict}  # entries of a manifest
 _NAME = re.compile(r"step-(\d{8})")
 
 
 class Damaged(ValueError):
-    """The files of a checkpoint are not those that were written."""
+    """The error for a checkpoint whose files are missing or have changed since they were written."""
 
 
 @dataclass(frozen=True)
@@ -67,18 +68,18 @@ class Checkpoint:
 
 
 def list_folders(run: Path) -> list[Path]:
-    """List the checkpoint folders of a run, oldest first, without unfinished ones."""
+    """Return the finished checkpoint folders of a run, oldest first."""
     parent = run / "checkpoints"
     return sorted(p for p in parent.iterdir() if _NAME.fullmatch(p.name)) if parent.is_dir() else []
 
 
 def unfinished_folder(run: Path, step: int) -> Path:
-    """Return the temporary folder that the files of a new checkpoint go to."""
+    """Return the path of the temporary folder for a new checkpoint."""
     return run / "checkpoints" / f"step-{step:08d}.unfinished"
 
 
 def begin_checkpoint(run: Path, step: int) -> Path:
-    """Make the temporary folder of a new checkpoint, empty, and return it."""
+    """Create an empty temporary folder for a new checkpoint and return its path."""
     path = unfinished_folder(run, step)
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
@@ -86,13 +87,13 @@ def begin_checkpoint(run: Path, step: int) -> Path:
 
 
 def write_part(path: Path, name: str, content: Mapping[str, object]) -> None:
-    """Write one file of a checkpoint through to the disk."""
+    """Write one file of a checkpoint and flush it to disk."""
     with replacing(path / name) as file:
         torch.save(content, file)
 
 
 def finish_checkpoint(path: Path, config: TrainConfig, fingerprint: str, ranks: int) -> Path:
-    """Write the manifest, give the folder its final name, and remove the oldest checkpoints; returns the new name."""
+    """Write the manifest, rename the folder to its final name, remove old checkpoints, and return the final path."""
     step = _step(path)
     manifest = {
         "format": FORMAT,
@@ -113,13 +114,13 @@ def finish_checkpoint(path: Path, config: TrainConfig, fingerprint: str, ranks: 
 
 
 def write_manifest(path: Path, manifest: Mapping[str, object]) -> None:
-    """Write a checkpoint's manifest, with a checksum of its own bytes, through to the disk."""
+    """Write a checkpoint's manifest with a checksum of its own bytes, and flush it to disk."""
     blank = json.dumps({**manifest, "checksum": "0" * 8}, indent=2).encode()
     write_file(path / "manifest.json", _CHECKSUM.sub(f'"checksum": "{zlib.crc32(blank):08x}"'.encode(), blank))
 
 
 def set_newer_aside(run: Path, step: int) -> list[str]:
-    """Rename checkpoints newer than the one that a run resumes; returns a sentence about each."""
+    """Rename checkpoints that are newer than `step`, where a run resumes; return a sentence about each of them."""
     said = []
     for path in list_folders(run):
         if _step(path) <= step:
@@ -137,7 +138,7 @@ def set_newer_aside(run: Path, step: int) -> list[str]:
 
 
 def verify_checkpoint(path: Path) -> Checkpoint:
-    """Open a checkpoint; raise an error that names a foreign, incomplete or damaged one."""
+    """Return a checkpoint after checking its files; raise an error if it is foreign, incomplete or damaged."""
     if not path.is_dir():
         raise ValueError(f"there is no checkpoint at {path}")
     try:
@@ -172,7 +173,7 @@ def _fault_of_checksum(written: bytes, form: object) -> str | None:
 
 
 def _fault_of_manifest(manifest: object) -> str | None:
-    """Return a sentence about the fault of a manifest, or None."""
+    """Return a sentence about a manifest's fault, or None if it has none."""
     if not isinstance(manifest, dict) or not manifest.get("format"):
         return "manifest.json does not say its format"
     missing = sorted(name for name, kind in _ENTRIES.items() if type(manifest.get(name)) is not kind)
@@ -186,7 +187,7 @@ def _fault_of_manifest(manifest: object) -> str | None:
 
 
 def _fault_of_files(path: Path, files: Mapping[str, object]) -> str | None:
-    """Return a sentence about the first file that differs from the manifest, or None."""
+    """Return a sentence about the first file that differs from the manifest, or None if none does."""
     for name, expected in files.items():
         file = path / name
         if not isinstance(expected, dict) or any(type(expected.get(entry)) is not int for entry in ("bytes", "crc32")):
@@ -201,7 +202,7 @@ def _fault_of_files(path: Path, files: Mapping[str, object]) -> str | None:
 
 
 def list_intact(run: Path) -> list[Path]:
-    """List the checkpoint folders of a run that can be used, newest first."""
+    """Return the undamaged checkpoint folders of a run, newest first."""
     intact = []
     for path in reversed(list_folders(run)):
         with contextlib.suppress(ValueError):
@@ -210,12 +211,12 @@ def list_intact(run: Path) -> list[Path]:
 
 
 def find_checkpoint(run: Path, which: str) -> Checkpoint:
-    """Find the checkpoint that a run resumes.
+    """Return the checkpoint that a run resumes.
 
     Args:
         run: Folder of the run.
-        which: "latest" (refused if it is damaged), "intact" (the newest that is not), or the folder of a checkpoint or
-            of another run.
+        which: "latest" (raises an error if it is damaged), "intact" (the newest undamaged checkpoint), or the folder of
+            a checkpoint or of another run.
     """
     if which not in ("latest", "intact"):
         return locate_checkpoint(which)
@@ -236,7 +237,7 @@ def find_checkpoint(run: Path, which: str) -> Checkpoint:
 
 
 def locate_checkpoint(path: Path | str) -> Checkpoint:
-    """Open the checkpoint in a folder, or the newest one of a run; raise an error if it is damaged."""
+    """Return the checkpoint in a folder, or the newest checkpoint of a run; raise an error if it is damaged."""
     path = Path(path)
     folders = list_folders(path)
     named = _NAME.fullmatch(path.absolute().name) or (path / "manifest.json").exists()
@@ -253,13 +254,13 @@ def locate_checkpoint(path: Path | str) -> Checkpoint:
 def load_model(
     checkpoint: Checkpoint, task: Task | None = None, *, ema: bool = True, device: torch.device | str = "cpu"
 ) -> RecursiveModel:
-    """Load the model of a checkpoint, ready to answer.
+    """Load the model of a checkpoint in evaluation mode.
 
     Args:
         checkpoint: The checkpoint.
-        task: The task whose rows the model must fit; None: not checked.
-        ema: Take the averaged weights; a run with `ema=0` has only the weights themselves.
-        device: Where to put the model.
+        task: The task whose rows the model must fit; None: no check.
+        ema: Whether to use the averaged weights, which runs with `ema=0` do not have.
+        device: Device of the model.
     """
     shared, file = checkpoint.shared(), checkpoint.path / "shared.pt"
     if task is not None:

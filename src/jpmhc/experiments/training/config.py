@@ -1,4 +1,4 @@
-"""The configuration of a training run, and its differences from the configuration of a checkpoint."""
+"""The configuration of a training run, and the comparison of two configurations when a run is resumed."""
 
 import dataclasses
 import json
@@ -37,90 +37,90 @@ _INTERVALS = {
     "[0, 1)": ("ema",),
 }
 
-_ELSEWHERE = {"out", "resume", "stop_at"}  # of one command, not of the run
-_BINDING = ("task.", "model.", "batch", "seed")  # a checkpoint fits these alone
+_ELSEWHERE = {"out", "resume", "stop_at"}  # settings of one command, not of the run
+_BINDING = ("task.", "model.", "batch", "seed")  # settings that must not change when a checkpoint is resumed
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """A training run."""
+    """The settings of a training run of the recursive model."""
 
     preset: Preset = "laptop"
     """The preset of all other defaults."""
     task: TaskConfig = field(default_factory=TASKS["sudoku"])
-    """The task that is learned."""
+    """The task that the model learns."""
     model: RecursiveConfig = field(default_factory=RecursiveConfig)
     """The model; its fields are options without a prefix."""
 
     steps: int = 1000
-    """Optimiser steps; one supervision step each."""
+    """Number of optimiser steps; each is one supervision step."""
     stop_at: int | None = None
-    """Step after which the run ends as if it were the last one, with the learning rates of all steps; None: the last.
-    --resume latest goes on to the last step."""
+    """Step after which to stop early, without a change of the learning rates; None: the last step. --resume latest
+    continues to the last step."""
     batch: int = 768
-    """Rows of a step, over all processes."""
+    """Rows per step, over all processes."""
     accumulate: int = 1
-    """Parts into which each process cuts its rows, worked on one after the other to save memory."""
+    """Number of parts into which each process divides its rows, to process them one after the other in less memory."""
     lr: float = 1e-4
     """Learning rate of AdamAtan2."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay of AdamAtan2's moments."""
     weight_decay: float = 0.1
-    """Decoupled weight decay; mixing logits, norms and biases have none."""
+    """Decoupled weight decay of matrices; mixing logits, norms and biases do not decay."""
     decay_everything: bool = False
-    """Apply weight decay to mixing logits, norms and biases too."""
+    """Whether mixing logits, norms and biases decay, too."""
     clip: float | None = None
-    """Largest norm of the dense gradient (AdamAtan2's parameters); None: no clipping."""
+    """Norm to which larger gradients of AdamAtan2's parameters are clipped; None: no clipping."""
     warmup: int = 2000
-    """Steps over which all learning rates rise linearly."""
+    """Number of steps in which all learning rates rise linearly."""
     decay_at: tuple[float, ...] = ()
     """Fractions of the run at which the learning rates drop."""
     decay_to: tuple[float, ...] = ()
-    """Factor of the base rate after each drop, between 0 and 1."""
+    """Factor of the base learning rates after each drop, between 0 and 1."""
     puzzle_lr: float = 1e-2
-    """Learning rate of the puzzle table (SignSGD on touched rows)."""
+    """Learning rate of the puzzle table (SignSGD on the rows in the batch)."""
     puzzle_weight_decay: float = 0.1
-    """Weight decay of touched rows of the puzzle table."""
+    """Weight decay of the puzzle table's rows in the batch."""
     frame_lr: float = 1e-2
-    """Step of the Riemannian optimiser on Grassmann frames."""
+    """Learning rate of the Riemannian optimiser of Grassmann frames."""
     frame_iterations: int = 2
-    """Iterations of its Cayley retraction."""
+    """Iterations of the Riemannian optimiser's Cayley retraction."""
     frame_adaptive: bool = False
-    """Scale its momentum by second moments, as Adam does."""
+    """Whether the Riemannian optimiser scales its momentum by second moments, as Adam does."""
     ema: float = 0.999
-    """Decay of the averaged weights that are evaluated; 0: evaluate the weights themselves."""
+    """Decay of the averaged weights that are evaluated; 0: evaluate the weights of the last step."""
     seed: int = 0
-    """Seed of initial weights and of exploration in halting; the task has its own."""
+    """Seed of initial weights and of exploration in halting; the task has its own seed."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train."""
+    """Device to train on."""
     threads: int | None = None
-    """Threads that each process computes with on a CPU; None: PyTorch's number, one a core. Small models take no longer
-    with one, and much less time where the cores do other work too."""
+    """Number of CPU threads per process; None: PyTorch's default, one per core. Small models are as fast with one
+    thread, and much faster if the cores are busy with other work."""
     compile: bool = False
-    """Compile the step."""
+    """Whether to compile the step."""
     strategy: Strategy = "ddp"
-    """Strategy of several processes (start them with torchrun): replicas, or DeepSpeed's ZeRO stages."""
+    """Strategy of several processes (started with torchrun): replicas (ddp), or DeepSpeed's ZeRO stages."""
     patience: float = PATIENCE
-    """Seconds that processes wait for one that does not answer before they give the run up."""
+    """Seconds that processes wait for a process that does not answer before they end the run."""
 
     out: Path = Path("out/train")
-    """Folder of the run: configuration, log, checkpoints."""
+    """Folder of the run, for configuration, log and checkpoints."""
     resume: str = "no"
-    """no; latest: go on from the newest checkpoint; intact: from the newest undamaged one; or the folder of a
-    checkpoint or of another run."""
+    """Checkpoint to resume. no: start a new run; latest: the newest checkpoint; intact: the newest undamaged one; or
+    the folder of a checkpoint or of another run."""
     checkpoint_every: int = 1000
     """Steps between checkpoints; one is always written at the end."""
     keep: int = 2
-    """Checkpoints kept; older ones are removed."""
+    """Number of newest checkpoints to keep."""
     log_every: int = 10
     """Steps between lines of the log."""
     evaluate_every: int = 0
-    """Steps between evaluations on held-out rows; 0: at the end alone."""
+    """Steps between evaluations on test rows; 0: only at the end."""
     evaluate_variants: int | None = None
-    """Variants of each test puzzle that these evaluations look at; None: all."""
+    """Number of variants of each test puzzle in these evaluations; None: all."""
     evaluate_batch: int = 256
-    """Rows of an evaluation batch, on each process."""
+    """Rows per evaluation batch on each process."""
 
     def __post_init__(self) -> None:
         for name in (*_COUNTS, "evaluate_variants", "threads", "stop_at"):
@@ -143,7 +143,7 @@ class TrainConfig:
             raise ValueError(f"evaluate_variants is for tasks whose variants vote; {kind_of(self.task)} has none")
 
     def with_task(self, kind: str) -> "TrainConfig":
-        """Return the same run on another task of the registry, with that task's own defaults."""
+        """Return a copy for another task of the registry, with the task's default options."""
         variants = self.evaluate_variants if TASKS[kind].votes else None
         return dataclasses.replace(self, task=TASKS[kind](), evaluate_variants=variants)
 
@@ -153,7 +153,7 @@ class TrainConfig:
         return self.steps if self.stop_at is None else self.stop_at
 
     def learning_rate_factor(self, step: int) -> float:
-        """Return the factor of all learning rates at a step: linear warm-up, then the drops."""
+        """Return the factor of all learning rates at a step, from the linear warm-up and the drops."""
         factor = 1.0
         for at, to in zip(self.decay_at, self.decay_to):
             if step >= at * self.steps:
@@ -161,7 +161,7 @@ class TrainConfig:
         return factor * min(1.0, (step + 1) / self.warmup) if self.warmup else factor
 
     def to_json(self) -> str:
-        """Write the resolved configuration as JSON, with the task's kind beside its fields."""
+        """Return the configuration as JSON text, with the task's name as `kind` among the task's fields."""
         fields = dataclasses.asdict(self)
         fields["task"] = {"kind": kind_of(self.task), **fields["task"]}
         return json.dumps(fields, indent=2, default=str)
@@ -173,7 +173,7 @@ class TrainConfig:
 
     @classmethod
     def from_fields(cls, fields: Any) -> "TrainConfig":
-        """Make the configuration from JSON; raise an error for a field of another type."""
+        """Return the configuration from parsed JSON; raise a ValueError for unknown fields and wrong types."""
         parts = [fields] + [fields.get(name) if isinstance(fields, dict) else None for name in ("task", "model")]
         for name, part in zip(("the saved configuration", "its task", "its model"), parts):
             if not isinstance(part, dict):
@@ -191,7 +191,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class Change:
-    """One setting that differs, with its values as in JSON."""
+    """A setting that differs between a checkpoint and the present run, with both values as in JSON."""
 
     name: str
     """Field of the configuration, with a dot before a field of the task or of the model."""
@@ -200,21 +200,21 @@ class Change:
     here: object
     """Value now."""
     refused: bool
-    """Whether it keeps a checkpoint from being resumed."""
+    """Whether the difference forbids resuming the checkpoint."""
 
     def __str__(self) -> str:
-        """Write the change as an option: its value now, and the one that it replaces."""
+        """Return the change as a command-line option with the present value, "instead of" the checkpoint's value."""
         there = _spell(self.name, self.there)
         return f"{self.option} instead of {there.removeprefix(f'{_option(self.name)} ')}"
 
     @property
     def option(self) -> str:
-        """The value now as it is typed after `jpmhc train`."""
+        """The present value as an option of `jpmhc train`."""
         return _spell(self.name, self.here)
 
 
 def list_changes(there: TrainConfig, here: TrainConfig) -> list[Change]:
-    """List all settings that differ, in the order of the fields.
+    """Return all settings that differ between two configurations, in the order of the fields.
 
     Args:
         there: The configuration in the checkpoint.
@@ -230,7 +230,7 @@ def list_changes(there: TrainConfig, here: TrainConfig) -> list[Change]:
 
 
 def flatten_fields(fields: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """Return nested fields as one level, with a dot between the names of a field and of the field in it."""
+    """Return nested dictionaries as one flat dictionary, with keys such as "model.dim"."""
     flat: dict[str, object] = {}
     for name, value in fields.items():
         flat |= flatten_fields(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
@@ -251,7 +251,7 @@ def _spell(name: str, value: object) -> str:
 
 
 def restore_types(cls: Any, fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Give values read from JSON, which has neither tuples nor paths, the types of the fields."""
+    """Convert values from JSON, which has neither tuples nor paths, to the types of a dataclass's fields."""
     hints = get_type_hints(cls)
     known = {field.name for field in dataclasses.fields(cls)}
     if unknown := fields.keys() - known:
@@ -261,7 +261,7 @@ def restore_types(cls: Any, fields: dict[str, Any], prefix: str = "") -> dict[st
 
 
 def _restore_type(value: Any, hint: Any, name: str) -> Any:
-    """Give a value the type of a field's annotation, or raise an error."""
+    """Convert a JSON value to the type `hint`; raise a ValueError if it has another type."""
     arms = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     for arm in arms:
         if get_origin(arm) is Literal and any(value == word and type(value) is type(word) for word in get_args(arm)):

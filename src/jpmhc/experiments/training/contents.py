@@ -1,7 +1,7 @@
-"""The content of a checkpoint's files: it is loaded and compared with the needs of a run, so that errors name a misfit.
+"""Loading the content of a checkpoint's files, with checks that the content fits a run.
 
-A checksum says that a file is the one that was written. It does not say that this version can use the content, which
-may come from another program or from an edit. Every error here names the file and the key.
+A checksum proves that a file has not changed since it was written, but not that this version can use its content,
+which another program may have written. Every error of this module names the file and the key.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from jpmhc import checks
 from jpmhc.experiments.tasks.task import Task
 
-# The entries of each file, with the types that each may have.
+# The entries of each file, with their allowed types.
 SHARED_ENTRIES: dict[str, tuple[type, ...]] = {
     "shape": (tuple, list),
     "core": (dict,),
@@ -37,12 +37,12 @@ _MISFITS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError, Ov
 
 
 def load_content(file: Path, entries: Mapping[str, tuple[type, ...]], device: torch.device | str) -> dict[str, Any]:
-    """Load a file of a checkpoint, run no code in it, and check that it has these entries.
+    """Load a file of a checkpoint without running code from it, and check its entries.
 
     Args:
         file: The file.
-        entries: The types that each entry may have.
-        device: Where to put tensors.
+        entries: The required entries with their allowed types.
+        device: Device of the tensors.
     """
     try:
         if not is_zipfile(file):
@@ -63,7 +63,7 @@ def load_content(file: Path, entries: Mapping[str, tuple[type, ...]], device: to
 
 @contextlib.contextmanager
 def explaining_misfit(file: Path, key: str) -> Iterator[None]:
-    """Turn the errors of content that does not fit into one sentence that names the file and the key."""
+    """Turn errors from loading an entry into a ValueError of one sentence that names the file and the key."""
     try:
         yield
     except _MISFITS as error:
@@ -71,7 +71,7 @@ def explaining_misfit(file: Path, key: str) -> Iterator[None]:
 
 
 def load_weights(module: nn.Module, content: dict[str, Any], key: str, file: Path) -> None:
-    """Load the entry of a file into a module, by present names or by names of earlier versions."""
+    """Load one entry of a file's content into a module; names of earlier versions are allowed."""
     with explaining_misfit(file, key):
         expected = module.state_dict()
         for name, tensor in content[key].items():
@@ -83,7 +83,7 @@ def load_weights(module: nn.Module, content: dict[str, Any], key: str, file: Pat
 
 
 def require_shape(content: dict[str, Any], task: Task, file: Path) -> None:
-    """Raise an error if the model in a file was made for rows of another shape."""
+    """Raise a ValueError if the model in a file has another vocabulary, row length or puzzle count than the task."""
     shape = (task.vocabulary, task.length, task.identifier_count)
     if tuple(content["shape"]) != shape:
         raise ValueError(f"{file}: shape is {checks.quote(content['shape'])}, and must be {shape} for this task")
@@ -93,9 +93,9 @@ def require_optimiser_state(optimiser: torch.optim.Optimizer, saved: Any, names:
     """Raise an error if the saved state does not match the optimiser's parameters (PyTorch does not check this).
 
     Args:
-        optimiser: The optimiser that is to load it.
-        saved: The state.
-        names: The tensors that the optimiser keeps for each parameter, the first of them a number.
+        optimiser: The optimiser that will load the state.
+        saved: The saved state.
+        names: Names of the tensors in each parameter's state; the first tensor is a number.
     """
     groups = torch.optim.Optimizer.state_dict(optimiser)["param_groups"]
     require_like(saved["param_groups"], groups, "param_groups")
@@ -108,13 +108,13 @@ def require_optimiser_state(optimiser: torch.optim.Optimizer, saved: Any, names:
 
 
 def require_parameter_state(saved: object, parameter: Tensor, names: Sequence[str], what: str) -> None:
-    """Raise an error if a parameter's saved state lacks one of these tensors in the parameter's shape and type."""
+    """Raise a ValueError if a parameter's saved state lacks a named tensor, or has it in another shape or type."""
     step = torch.zeros((), dtype=torch.float32)
     require_like(saved, {name: parameter if number else step for number, name in enumerate(names)}, what)
 
 
 def require_like(value: object, expected: object, what: str = "it") -> None:
-    """Raise an error if a value differs from the expected one in keys, lengths, shapes, types or words; numbers may."""
+    """Raise a ValueError if keys, lengths, shapes, types or texts differ from the expected ones; numbers may differ."""
     if isinstance(expected, Tensor):
         if not isinstance(value, Tensor) or _form(value) != _form(expected):
             raise ValueError(f"{what} is {_describe(value)}, and must be {_describe(expected)}")
@@ -132,7 +132,7 @@ def require_like(value: object, expected: object, what: str = "it") -> None:
         for one, other in zip(value, expected):
             require_like(one, other, what)
     elif isinstance(expected, str):
-        if value != expected:  # a word chooses a formula
+        if value != expected:  # texts select formulas
             raise ValueError(f"{what} is {_describe(value)}, and must be {_describe(expected)}")
     elif type(value) is not type(expected) and not {type(value), type(expected)} <= {int, float}:
         raise ValueError(f"{what} is {_describe(value)}, and must be {_describe(expected)}")
@@ -152,7 +152,7 @@ def _describe(value: object) -> str:
 
 
 def _say_in_one_line(error: Exception) -> str:
-    """Return the first line of an error's message, cut if it is long."""
+    """Return the first line of an error's message, shortened to 200 characters."""
     if isinstance(error, KeyError):
         return f"{checks.quote(error.args[0])} is missing"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]

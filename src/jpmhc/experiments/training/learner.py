@@ -1,7 +1,7 @@
-"""The learner: everything that changes from one training step to the next, one such step, and its way to a checkpoint.
+"""The learner: the state of a training run, a training step, and writing the state to a checkpoint.
 
-A step takes rows in, accumulates gradients over supervision steps, updates weights, puzzle vectors and averages, and
-returns the numbers that describe it.
+A step takes new rows, accumulates gradients over parts of the batch, updates weights, puzzle vectors and averages, and
+returns the step's losses and gradient norms.
 """
 
 import math
@@ -30,34 +30,35 @@ from jpmhc.experiments.training.processes import World
 from jpmhc.experiments.training.strategies import distribute_core
 from jpmhc.optim import GrassmannianOptimizer, SignSGD, grassmann_frames
 
-# Stages 1 and 2 cut each parameter group's flat tensor into shards, stage 3 every parameter by itself.
+# Strategies with the same layout of the optimiser's state: ZeRO stages 1 and 2 shard one flat tensor per parameter
+# group, stage 3 shards every parameter.
 _SAME_OPTIMISER_STATE = (("ddp",), ("zero1", "zero2"), ("zero3",))
 
 
 class NonFiniteLoss(ValueError):
-    """The loss is not a finite number; the message names the step, the rows and the saved state."""
+    """The error for a loss that is not finite; the message names the step, the rows and the saved state."""
 
 
 class Sums(NamedTuple):
-    """Sums over the rows of a step, over all processes."""
+    """Sums over the rows of a step on all processes."""
 
     loss: float
     language: float
     halting: float
-    halted: float  # rows that halted; the next three are sums over them
+    halted: float  # number of rows that halted; `exact`, `correct` and `steps` are sums over these rows
     exact: float
     correct: float
     steps: float
-    stop: float  # processes that were asked to stop
+    stop: float  # number of processes that were asked to stop
 
 
 class Learner:
-    """The model, its optimisers and averages, the rows in flight, and the number of steps done.
+    """The state of a run: model, optimisers, averages, rows in progress, and the number of finished steps.
 
     Args:
-        config: The run.
-        world: The processes that train it.
-        task: What it learns.
+        config: The settings of the run.
+        world: The processes of the run.
+        task: The task.
         resume: Verified checkpoint to resume.
     """
 
@@ -103,16 +104,16 @@ class Learner:
     def take_step(
         self, rows: Batch, minimum: Tensor, *, logs: bool = False, stop: bool = False
     ) -> tuple[Sums, dict[str, Tensor]]:
-        """Train by one step on this process's rows.
+        """Train one step on this process's rows.
 
         Args:
-            rows: New rows; each replaces the row before it if that one has halted.
-            minimum: Supervision steps before which each row may not halt.
-            logs: Whether the norms of all gradients are wanted.
+            rows: New rows; a new row is used only if the present row in its position has halted.
+            minimum: Number of supervision steps before which each row may not halt.
+            logs: Whether to return the gradient norm of every parameter.
             stop: Whether this process was asked to stop.
 
         Returns:
-            Sums over all processes, and norms of the gradient (of every parameter if `logs`, and "total").
+            Sums over all processes, and gradient norms: "total" and, with `logs`, every parameter's by name.
         """
         config, carries, last = self.config, self.carries, len(self.carries) - 1
         size = len(self.rows) // len(carries)
@@ -135,7 +136,7 @@ class Learner:
                 self.distributed.backward(out.loss / config.batch, i == last)
             before[i] = carry
             carries[i] = carry._replace(z_h=out.z_h, z_l=out.z_l, steps=out.steps, halted=out.halted)
-        # The forward pass is long done when the backward pass has been queued, so reading the loss here costs no wait.
+        # The forward pass has ended by the time the backward pass is queued, so reading the loss need not wait.
         sums = Sums(*fetched.values())
         if not math.isfinite(sums.loss):
             self._save_and_refuse(sums.loss, before, finite)
@@ -168,9 +169,9 @@ class Learner:
         )
 
     def snapshot(self) -> RecursiveModel:
-        """Copy the averaged weights into a whole, uncompiled model with the present puzzle table.
+        """Return a whole, uncompiled model with the averaged weights and the present puzzle table.
 
-        Every process must call this.
+        Every process must call this method.
         """
         task, device = self.task, self.world.device
         with torch.random.fork_rng(devices=[]):  # the state that a checkpoint saves must not depend on evaluations
@@ -181,7 +182,7 @@ class Learner:
         return model.eval()
 
     def save(self, run: Path) -> Path:
-        """Write a checkpoint of the present step under a run's folder; every process must call this."""
+        """Write a checkpoint to a run's folder, and return its path; every process must call this method."""
         chief = self.world.rank == 0
         path = checkpoint.unfinished_folder(run, self.step)
         if chief:
@@ -215,7 +216,7 @@ class Learner:
         return path.with_suffix("")
 
     def _state_dict_with(self, tensors: list[Tensor]) -> dict[str, Tensor]:
-        """Return the core's state dict with these tensors as its dense parameters."""
+        """Return the core's state dict, with these tensors in place of its dense parameters."""
         return {**self.core.state_dict(), **self.distributed.gather_whole(tensors)}
 
     def _restore(self, resume: Checkpoint, saved: dict[str, Any]) -> None:
@@ -257,7 +258,7 @@ class Learner:
 
 
 def describe_step(learner: Learner, sums: Sums, norms: dict[str, Tensor]) -> dict[str, Any]:
-    """Return what the log records of the step just done."""
+    """Return the values that the log records about the last step."""
     batch, halted = learner.config.batch, max(sums.halted, 1.0)
     layers: dict[str, float] = {}
     for name, norm in norms.items():
@@ -282,7 +283,7 @@ def describe_step(learner: Learner, sums: Sums, norms: dict[str, Tensor]) -> dic
 
 
 def refuse_other_run(config: TrainConfig, world: World, resume: Checkpoint) -> None:
-    """Raise an error for a checkpoint that does not fit a configuration, before any work is done with it."""
+    """Raise a ValueError if a checkpoint does not fit a configuration."""
     if refused := [change for change in list_changes(resume.config, config) if change.refused]:
         named = "; ".join(f"{change.name} ({change.there} there, {change.here} here)" for change in refused)
         raise ValueError(f"{resume.path} belongs to another configuration: {named}")
@@ -292,7 +293,7 @@ def refuse_other_run(config: TrainConfig, world: World, resume: Checkpoint) -> N
             f"{resume.path} has done more than the {config.last_step} steps asked for: raise {option} to go on, or "
             f"score it with jpmhc evaluate {resume.path}"
         )
-    if not resume.ranks:  # weights alone, which fit every strategy
+    if not resume.ranks:  # an imported checkpoint, which fits every strategy
         return
     fitting = next(group for group in _SAME_OPTIMISER_STATE if resume.config.strategy in group)
     if config.strategy not in fitting:
@@ -305,11 +306,11 @@ def refuse_other_run(config: TrainConfig, world: World, resume: Checkpoint) -> N
 
 
 class WeightAverage:
-    """Averages tensors over training steps, in one multi-tensor operation; the host reads no tensor.
+    """Running averages of tensors over training steps, which are updated without the host reading a tensor.
 
     Args:
-        tensors: The tensors to average; on each process the part of the weights that it holds.
-        decay: Weight of the past in each update; 0.999 is the public model's.
+        tensors: The tensors to average: a process's weights or shards of weights.
+        decay: Factor of the old average in each update; the public model has 0.999.
     """
 
     def __init__(self, tensors: list[Tensor], decay: float) -> None:
@@ -319,18 +320,18 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Move the averages towards the present weights."""
+        """Update the averages with the present tensors."""
         torch._foreach_lerp_(self.averages, [t.detach() for t in self.tensors], 1 - self.decay)
 
     @torch.no_grad()
     def load(self, averages: list[Tensor]) -> None:
-        """Replace the averages by saved ones."""
+        """Replace the averages with saved averages."""
         for mine, saved in zip(self.averages, averages, strict=True):
             mine.copy_(saved)
 
 
 class _Fetched:
-    """A tensor on its way to the host, which waits for this tensor alone and not for work queued after it."""
+    """A copy of a tensor to the host, which waits for the tensor but not for later work on the device."""
 
     def __init__(self, tensor: Tensor | None = None) -> None:
         self.event: torch.cuda.Event | None = None
@@ -342,7 +343,7 @@ class _Fetched:
             self.event.record()
 
     def values(self) -> list[float]:
-        """Return the numbers, once they have arrived."""
+        """Wait for the copy and return its numbers."""
         if self.event is not None:
             self.event.synchronize()
         assert self.host is not None
@@ -350,7 +351,7 @@ class _Fetched:
 
 
 def _sum_rows(out: Step) -> Tensor:
-    """Add up the numbers of `Sums` over the rows of one part, `stop` being 0."""
+    """Return the fields of `Sums` for one part of the rows, with 0 for `stop`. [8]"""
     halted = out.halted.double()
     parts = (
         out.loss.detach(),

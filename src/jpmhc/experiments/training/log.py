@@ -1,4 +1,4 @@
-"""The log of a run: a file with one JSON object per line, and TensorBoard where it is installed."""
+"""The log of a run: a file with one JSON object per line, and TensorBoard if it is installed."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 
 class Log:
-    """Appends lines to `log.jsonl`, whose `step` is the number of steps done.
+    """The log file `log.jsonl` of a run; each line records the number of finished steps as `step`.
 
-    Lines of steps that a resumed run will do again are dropped first.
+    At the start, lines of steps after `done`, which a resumed run repeats, are removed from the file.
 
     Args:
         run: Folder of the run.
-        done: Steps already done.
-        writes: Whether this process writes: the first of several does.
-        require_folder: Called before every line; raises `FolderGone` where the folder is no longer there.
+        done: Number of finished steps.
+        writes: Whether this process writes; only the first of several processes does.
+        require_folder: Called before every line; raises `FolderGone` if the folder was removed or renamed.
     """
 
     def __init__(
@@ -44,8 +44,8 @@ class Log:
         self.require_folder = require_folder
         self.file: IO[str] | None = None
         self.board: SummaryWriter | None = None
-        self.known: set[tuple[str, int]] = set()  # (kind, step) of the lines kept
-        self.damaged = 0  # lines that were left out because they could not be read, as one that a kill cut
+        self.known: set[tuple[str, int]] = set()  # (kind, step) of the lines in the file at the start
+        self.damaged = 0  # number of unreadable lines, such as one cut by a kill, which were removed
         if not writes:
             return
         path = run / "log.jsonl"
@@ -66,7 +66,7 @@ class Log:
             self.board = SummaryWriter(str(run / "tensorboard"), purge_step=done + 1)
 
     def write(self, kind: str, step: int, values: Mapping[str, object]) -> None:
-        """Write values under a kind ("train", "evaluate", …); numbers also go to TensorBoard as kind/name."""
+        """Write a line with values of one kind ("train", "evaluate", …), and numbers as kind/name to TensorBoard."""
         self.require_folder()
         if self.file is not None:
             self.file.write(
@@ -79,7 +79,7 @@ class Log:
         if self.board is not None:
             for name, value in _list_numbers(values):
                 self.board.add_scalar(f"{kind}/{name}", value, step)
-            self.board.flush()  # its thread would fail with a traceback where the folder goes before it has written
+            self.board.flush()  # TensorBoard's thread would fail if the folder were removed before it writes
 
     def __enter__(self) -> Self:
         return self
@@ -89,12 +89,12 @@ class Log:
     ) -> None:
         if self.file is not None:
             self.file.close()
-        if self.board is not None and not isinstance(error, FolderGone):  # whose thread would write once more, and fail
+        if self.board is not None and not isinstance(error, FolderGone):  # without the folder, closing would fail
             self.board.close()
 
 
 def _parse_line(line: bytes) -> dict[str, Any] | None:
-    """Return the record in a line of the log, or None for a line that is not whole."""
+    """Return the record in a line of the log, or None if the line is incomplete."""
     try:
         record = parse_json(line)
     except NotJson:
@@ -104,7 +104,7 @@ def _parse_line(line: bytes) -> dict[str, Any] | None:
 
 
 def _name_non_finite(value: object) -> object:
-    """Replace NaN and infinities, which JSON does not have, by their names."""
+    """Return the value with NaN and infinities, which JSON lacks, replaced by their names as text."""
     if isinstance(value, dict):
         return {name: _name_non_finite(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -125,7 +125,7 @@ def _list_numbers(values: Mapping[str, object], prefix: str = "") -> list[tuple[
 
 
 def describe_environment(world: World) -> dict[str, object]:
-    """Return versions, commit, command and device, which the log records at the start."""
+    """Return versions, commit, command and device, for the first line of a log."""
     gpu = world.device.type == "cuda"
     return {
         "jpmhc": __version__,
@@ -139,7 +139,7 @@ def describe_environment(world: World) -> dict[str, object]:
 
 
 def find_commit(folder: Path) -> str | None:
-    """Return the commit of a folder of source, with a plus if files have changed since; None without git."""
+    """Return the git commit of a source folder, with a plus if files have changed since; None if there is none."""
     if shutil.which("git") is None:
         return None
 

@@ -37,21 +37,21 @@ class Outcome:
     """The end of a run."""
 
     step: int
-    """Steps done."""
+    """Number of finished steps."""
     stopped: signal.Signals | None
-    """The signal that ended it early."""
+    """The signal that ended the run early; None if the run was finished."""
     checkpoint: Path | None
-    """The last checkpoint; None if the run was ended before its first step."""
+    """The last checkpoint; None if the run ended before its first step."""
     metrics: dict[str, Any]
-    """The last evaluation; empty when stopped, or where no test has a known answer."""
+    """The last evaluation's metrics; empty if the run was stopped, or if no test has a known answer."""
 
 
 class Stopped(BaseException):
-    """The run was asked to stop, and everything trained is saved. Not an Exception, as it is no error."""
+    """The end of a run that a signal stopped after it was saved. Not an Exception, because it is not an error."""
 
 
 def train(config: TrainConfig) -> Outcome:
-    """Run a configuration to its end, or until SIGTERM or Ctrl-C, which save a checkpoint first."""
+    """Train to the last step; on SIGTERM or Ctrl-C, save a checkpoint and stop."""
     if config.resume == "no":
         run_folder.refuse_used_folder(config.out)
     else:
@@ -66,13 +66,13 @@ def train(config: TrainConfig) -> Outcome:
 
 
 class Trainer:
-    """Carries out a training run.
+    """A training run with its log, checkpoints and evaluations.
 
     Args:
-        config: The run.
-        world: The processes that train it.
+        config: The settings of the run.
+        world: The processes of the run.
         resume: Verified checkpoint to resume.
-        display: Shows the progress; None: nothing does.
+        display: Shows the progress; None: no display.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Trainer:
         self.metrics: dict[str, Any] = {}
 
     def run(self) -> Outcome:
-        """Train to the last step."""
+        """Train to the last step, or until a signal stops the run."""
         out, chief = self.config.out, self.world.rank == 0
         lock = run_folder.lock_folder(out, self.resumed is None) if chief else contextlib.nullcontext(lambda: None)
         with lock as self.require_folder:
@@ -121,7 +121,7 @@ class Trainer:
         return Outcome(self.learner.step, self.stop, self.saved, {} if self.stop else self.metrics)
 
     def _prepare_folder(self) -> None:
-        """Write the configuration, and rename checkpoints newer than the one that is resumed."""
+        """Write the configuration, and rename checkpoints that are newer than the resumed one."""
         out, resumed = self.config.out, self.resumed
         if resumed is not None:
             if changed := list_changes(resumed.config, self.config):
@@ -147,7 +147,7 @@ class Trainer:
             log.write("resume", step, {"checkpoint": str(resumed.path), "changes": changes})
 
     def _train_steps(self, log: Log) -> None:
-        """Do the remaining steps, with their log, checkpoints and evaluations."""
+        """Train the remaining steps, and write their log lines, checkpoints and evaluations."""
         config, learner, last = self.config, self.learner, self.config.last_step
         if learner.step == last:
             self.display.say(f"{self.saved} has done all {last} steps: nothing is left to train")
@@ -156,7 +156,7 @@ class Trainer:
         kind = "evaluate" if self.scores else "mixing"
         evaluated = any(self.world.collect((kind, learner.step) in log.known))  # the first process knows
         if learner.step and self._evaluates(learner.step) and not evaluated:
-            # The run was ended during an evaluation, which is done now.
+            # The resumed run ended during this evaluation: repeat it.
             self._report(log, self.prefetcher.make_batch(learner.step - 1)[0].to(self.world.device))
         first, started = learner.step, time.monotonic()
         for step, rows, minimum in self.prefetcher.prefetch_batches(first, last):
@@ -173,9 +173,9 @@ class Trainer:
                 detail = _summarize_step(values)
             self.display.show("step", learner.step, last, detail)
             evaluates = self._evaluates(learner.step)
-            # Saved before it is evaluated, which may take long: what was trained cannot be lost any more.
+            # Save before an evaluation, which may take long, so that no training is lost.
             if evaluates or sums.stop or learner.step % config.checkpoint_every == 0:
-                self.require_folder()  # or it would be made again
+                self.require_folder()  # otherwise a removed folder would be created again
                 self.saved = learner.save(config.out)
             if sums.stop:
                 raise Stopped
@@ -186,7 +186,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _compiling(self, compiles: bool) -> Iterator[None]:
-        """Show that a step is being compiled; SIGTERM and Ctrl-C end that at once, as nothing is trained in it."""
+        """Show that the step is being compiled; SIGTERM and Ctrl-C end the compilation at once."""
         if not compiles:
             yield
             return
@@ -200,7 +200,7 @@ class Trainer:
         return step == self.config.last_step or bool(every and step % every == 0)
 
     def _report(self, log: Log, rows: Batch) -> None:
-        """Evaluate and log what can be scored, and log statistics of the mixers on a few of the step's rows."""
+        """Log an evaluation, if test answers are known, and statistics of the mixers on a few of the step's rows."""
         step = self.learner.step
         if self.scores:
             self.metrics, line = self.evaluate()
@@ -211,15 +211,15 @@ class Trainer:
             log.write("mixing", step, mixing)
 
     def evaluate(self) -> tuple[dict[str, Any], str]:
-        """Score the averaged weights on test rows; SIGTERM and Ctrl-C end this at once.
+        """Score the averaged weights on test rows; SIGTERM and Ctrl-C end the evaluation at once.
 
         Returns:
-            The metrics, the same on every process, and a line that sums them up.
+            The metrics, equal on every process, and a line with the main metrics.
         """
         name = f"evaluating step {self.learner.step}: rows"
         self.evaluating = True
         try:
-            if self.stop:  # asked while the checkpoint was being written
+            if self.stop:  # a signal came while the checkpoint was being written
                 raise Stopped
             model = self.learner.snapshot()
             if self.config.compile:
@@ -258,7 +258,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _heeding_signals(self) -> Iterator[None]:
-        """Take SIGTERM and Ctrl-C as requests to end the run."""
+        """Treat SIGTERM and Ctrl-C as requests to stop the run."""
         previous = {number: signal.signal(number, self._request_stop) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
@@ -269,24 +269,24 @@ class Trainer:
     def _request_stop(self, number: int, frame: FrameType | None) -> None:
         waits = not (self.evaluating or self.compiling)
         if number == signal.SIGINT and self.stop and waits:
-            raise KeyboardInterrupt  # asked twice: at once, without a checkpoint
-        self.stop = signal.Signals(number)  # seen by every process in the sums of the next step
+            raise KeyboardInterrupt  # the second Ctrl-C ends the run at once, without a checkpoint
+        self.stop = signal.Signals(number)  # the sums of the next step tell every process
         if not waits:
             raise Stopped
 
     @contextlib.contextmanager
     def _explaining_ends(self) -> Iterator[None]:
-        """End a run without an error if it was asked to stop, else with a sentence about the newest checkpoint."""
+        """End a stopped run without an error, and add the step and the newest checkpoint to other errors' messages."""
         out, pulse = self.config.out, self.world.pulse
         if pulse is not None:
             pulse.describe = self._describe_state
         try:
             yield
         except Stopped:
-            self.stop = self.stop or signal.SIGTERM  # where another process was asked
+            self.stop = self.stop or signal.SIGTERM  # if another process got the signal
             if pulse is not None and (lost := pulse.find_silent()):
                 raise LostProcess(f"{name_ranks(lost)} lost {self._describe_state()}") from None
-            if self.saved is None and self.world.rank == 0:  # in compilation: a run that never began leaves nothing
+            if self.saved is None and self.world.rank == 0:  # stopped before the first step: remove the run's files
                 for name in ("config.json", "log.jsonl"):
                     (out / name).unlink()
         except LostProcess:
@@ -298,19 +298,19 @@ class Trainer:
             ) from None
         except OSError as refusal:
             reason = refusal.strerror or refusal
-            if self.world.rank == 0:  # half a checkpoint would take the room that a full disk lacks
+            if self.world.rank == 0:  # remove the unfinished checkpoint, in case the disk is full
                 shutil.rmtree(checkpoint.unfinished_folder(out, self.learner.step), ignore_errors=True)
             raise OSError(f"cannot write to {out} ({reason}) {self._describe_state()}") from refusal
 
     def _describe_state(self) -> str:
-        """Describe the current step and the newest checkpoint."""
-        saved = checkpoint.list_folders(self.config.out)  # this process may not know yet that one was finished
+        """Return the current step and the newest checkpoint as the end of a sentence."""
+        saved = checkpoint.list_folders(self.config.out)  # another process may have finished a newer one
         rest = f"--resume latest goes on from {saved[-1].name}" if saved else "nothing was saved"
         return f"after step {self.learner.step}; {rest}"
 
 
 def _summarize_step(values: dict[str, Any]) -> str:
-    """Write the main numbers of a step in one line."""
+    """Return the main numbers of a step in one line."""
     return (
         f"loss {values['loss']:.4f} · exact {values['exact_accuracy']:.1%} · gradient {values['gradient_norm']:.3g} "
         f"(largest {values['largest_layer_gradient_norm']:.3g} in {values['largest_layer']}) · "

@@ -1,7 +1,8 @@
-"""The memory that training takes, estimated before it is taken.
+"""Estimates of the memory that training needs, before it starts.
 
-The estimate is a lower bound: weights with their optimiser and average, the puzzle table, and the activations that the
-backward pass needs whatever is recomputed. A run that passes can still run out of memory; one that is refused would.
+The estimate is a lower bound: weights with their optimiser state and average, the puzzle table, and the activations
+that the backward pass needs in any case. A run that passes the check may still run out of memory, but a run that fails
+the check certainly would.
 """
 
 import torch
@@ -17,11 +18,11 @@ _GIB = 2**30
 
 
 def refuse_memory(config: TrainConfig, task: Task, world: World) -> None:
-    """Raise an error if training needs more memory than is free; its advice is a number of parts that fits."""
+    """Raise a ValueError if training needs more memory than is free; its message names an --accumulate that fits."""
     rows = config.batch // world.size
     fixed, per_row = state_bytes(config, task), activation_bytes(config, task)
     free = free_memory(world.device)
-    if world.device.type == "cuda":  # memory that this process has and does not use
+    if world.device.type == "cuda":  # add memory that this process has reserved and does not use
         free += torch.cuda.memory_reserved(world.device) - torch.cuda.memory_allocated(world.device)
     if (needed := fixed + per_row * (rows // config.accumulate)) <= free:
         return
@@ -43,10 +44,10 @@ def state_bytes(config: TrainConfig, task: Task) -> int:
 
 
 def activation_bytes(config: TrainConfig, task: Task) -> int:
-    """Return the bytes that the backward pass of one row needs: of the last outer cycle, which alone has gradients.
+    """Return the bytes of activations that the backward pass needs per row, all from the last outer cycle.
 
-    A layer keeps what its matrix products read or make: queries, keys, values and the attention's output, gates and
-    values of the feed-forward layer, both layers' outputs, and the streams before each connection.
+    Each layer saves the inputs and outputs of its matrix products: queries, keys, values and the attention's output,
+    gates and values of the feed-forward layer, both layers' outputs, and the streams before each connection.
     """
     model = config.model
     positions = model.puzzle_slots + task.length

@@ -1,4 +1,4 @@
-"""Statistics of a model's residual mixers: their distance to their set and to the identity, and their product."""
+"""Statistics of a model's mixing matrices H_res: violations of their set, distance to the identity, and products."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,17 +12,17 @@ from jpmhc.mixers import Mixer
 
 @torch.no_grad()
 def mixing_statistics(model: nn.Module, run: Callable[[], object]) -> dict[str, Any]:
-    """Measure every H_res of a model while it runs on a few rows.
+    """Run a model on a few rows, and return statistics of the mixing matrices H_res of its connections.
 
     Args:
-        model: The model, whole on this rank.
-        run: Runs it on the rows; a recursive model for one supervision step from fresh states.
+        model: The whole model, not sharded.
+        run: A function that runs the model on the rows; a recursive model runs one supervision step.
 
     Returns:
-        By connection, the mean H_res, the mean distance of H_res to the identity (Frobenius) and the largest violation
-        of its set; for the product of all H_res that a token passes in the run, quantiles of its singular values and
-        the share of them below 0.1; its mean singular values after each connection, and beside them those of as many
-        random skips of the same mixer. Empty for a plain model.
+        For each connection, the mean H_res, its mean Frobenius distance to the identity, and the largest violation of
+        its set. For the product of all H_res that a token passes, quantiles of the singular values, and the share of
+        singular values below 0.1. After each connection, the product's mean singular values, for the model and for
+        random matrices of the same mixer. Empty for a plain model.
     """
     modules = {name: m for name, m in model.named_modules() if isinstance(m, HyperConnection)}
     if not modules:
@@ -42,7 +42,7 @@ def mixing_statistics(model: nn.Module, run: Callable[[], object]) -> dict[str, 
         products.append(wide if not products else wide @ products[-1])
 
     def observe(name: str, block: HyperConnection) -> Any:
-        """Record a connection whenever it runs. A stack with delayed reads calls its connections' maps alone."""
+        """Hook a function into a connection that records H_res; stacks with delayed reads call only its map."""
         if name in delayed:
             return block.map.register_forward_hook(
                 lambda _, arguments, result: record(name, result[0][2], len(arguments[0]))
@@ -75,7 +75,7 @@ def mixing_statistics(model: nn.Module, run: Callable[[], object]) -> dict[str, 
 
 
 def _random_product_over_depth(mixer: Mixer, depth: int, draws: int = 64) -> Tensor:
-    """Return the mean singular values of products of 1, …, depth random skips, as the theory draws them. [depth, n]"""
+    """Return the mean singular values of products of 1, …, depth random matrices from `Mixer.sample`. [depth, n]"""
     drawn = type(mixer).sample(mixer.streams, (depth, draws), generator=torch.Generator().manual_seed(0))
     products = [drawn[0]]
     for skip in drawn[1:]:
@@ -84,5 +84,5 @@ def _random_product_over_depth(mixer: Mixer, depth: int, draws: int = 64) -> Ten
 
 
 def _round_all(values: Tensor) -> list[list[float]]:
-    """Round a matrix to six digits per number, which is enough for readers of the log."""
+    """Return a matrix as lists of numbers that are rounded to six digits, for the log."""
     return [[float(f"{value:.6g}") for value in row] for row in values.tolist()]

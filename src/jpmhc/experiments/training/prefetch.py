@@ -1,4 +1,4 @@
-"""Preparing the rows of training steps ahead of the steps that need them."""
+"""Preparation of the rows of training steps in advance, in a thread."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,10 +15,10 @@ _EXPLORE, _MINIMUM = counter.key_of("halting exploration"), counter.key_of("halt
 
 
 def minimum_steps(seed: int, step: int, rows: np.ndarray, probability: float, maximum: int) -> np.ndarray:
-    """Draw the number of steps before which each row may not halt.
+    """Return the random number of supervision steps before which each row may not halt. [rows]
 
-    It is uniform on 2..maximum with the given probability and 0 otherwise; a pure function of (seed, step, row), so
-    that the numbers do not depend on how the rows are split over processes.
+    With the given probability, the number is uniform on 2..maximum, and otherwise 0. It depends only on seed, step and
+    row, and so not on the division of rows among processes.
     """
     if maximum < 2:
         return np.zeros(len(rows), np.int32)
@@ -28,12 +28,12 @@ def minimum_steps(seed: int, step: int, rows: np.ndarray, probability: float, ma
 
 
 class Prefetcher:
-    """Prepares batches and halting minima in a thread while earlier steps run.
+    """A thread that prepares batches and halting minima while earlier steps run.
 
     Args:
-        task: Makes the rows.
-        config: The run.
-        rows: The rows of each batch that this process works on.
+        task: The task.
+        config: The settings of the run.
+        rows: The range of each batch's rows that belong to this process.
         device: The device of the batches.
         ahead: Number of steps to prepare in advance.
     """
@@ -43,7 +43,7 @@ class Prefetcher:
         self.rows = np.arange(rows.start, rows.stop)
 
     def make_batch(self, step: int) -> tuple[Batch, Tensor]:
-        """Make the rows and the minima of one step, in the host's memory."""
+        """Return the rows and the halting minima of one step, in the host's memory."""
         config, model = self.config, self.config.model
         rows = self.task.examples(step * config.batch + self.rows)
         minimum = torch.from_numpy(
@@ -54,7 +54,7 @@ class Prefetcher:
         return rows, minimum
 
     def prefetch_batches(self, start: int, stop: int) -> Iterator[tuple[int, Batch, Tensor]]:
-        """Yield the steps from `start` to `stop` with their rows and minima on the device."""
+        """Yield each step from `start` to `stop` - 1 with its rows and halting minima, on the device."""
         with ThreadPoolExecutor(1, thread_name_prefix="prefetch") as pool:
             waiting: list[Future[tuple[Batch, Tensor]]] = [
                 pool.submit(self.make_batch, step) for step in range(start, min(start + self.ahead, stop))

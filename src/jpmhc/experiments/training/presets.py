@@ -1,4 +1,4 @@
-"""Configurations that a training run can start from, by name."""
+"""Named configurations with the defaults of training runs."""
 
 from pathlib import Path
 
@@ -9,8 +9,8 @@ from jpmhc.experiments.tasks.registry import TASKS
 from jpmhc.experiments.training.arc_decoder import ArcDecoderRun
 from jpmhc.experiments.training.config import TrainConfig
 
-# Tables trm-config and training-config of the paper; its "6 cycles" are read as inner ones, and it evaluates every
-# 12,951 steps, which are 2500 epochs with ConceptARC and more without (docs/results/paper_preset.md).
+# Tables trm-config and training-config of the paper. Its "6 cycles" are taken for inner cycles. It evaluates every
+# 12,951 steps, which are 2500 epochs with ConceptARC and more epochs without (docs/results/paper_preset.md).
 _PAPER = TrainConfig(
     preset="paper",
     task=TASKS["arc"](),
@@ -39,7 +39,7 @@ _TRM = TrainConfig(
     out=Path("out/trm"),
 )
 
-# One GPU, hours: a narrower model, smaller batches, fewer variants.
+# For hours on one GPU: a narrower model, smaller batches, and fewer variants in evaluations.
 _ARC_SMALL = TrainConfig(
     preset="arc-small",
     task=TASKS["arc"](),
@@ -56,7 +56,7 @@ _ARC_SMALL = TrainConfig(
     out=Path("out/arc-small"),
 )
 
-# Two cores, minutes: 4 × 4 Sudoku. Held-out puzzles are solved within 250 steps or so from step 1500 on.
+# For minutes on two cores: 4 × 4 Sudoku. Test puzzles become solved within about 250 steps after step 1500.
 _LAPTOP = TrainConfig(
     preset="laptop",
     task=TASKS["sudoku"](),
@@ -75,10 +75,10 @@ _LAPTOP = TrainConfig(
 
 PRESETS: dict[str, TrainConfig] = {c.preset: c for c in (_PAPER, _TRM, _ARC_SMALL, _LAPTOP)}
 
-# Minutes of one large GPU: 75 million weights, 95 million tokens of the 800 public puzzles.
+# For minutes on one large GPU: 75 million weights, 95 million tokens of the 800 public puzzles.
 _ARC_DECODER = ArcDecoderRun(model=ArcDecoderConfig(compute="bfloat16"))
 
-# The same for half an hour.
+# For half an hour on one large GPU: more epochs and more variants.
 _ARC_DECODER_LONG = ArcDecoderRun(
     preset="arc-decoder-long",
     task=ArcConfig(augmentations=300, keep_answer_colours=True),
@@ -88,7 +88,7 @@ _ARC_DECODER_LONG = ArcDecoderRun(
     out=Path("out/arc-decoder-long"),
 )
 
-# Two cores, minutes: a handful of puzzles with small grids.
+# For minutes on two cores: the few puzzles with small grids.
 _ARC_DECODER_TINY = ArcDecoderRun(
     preset="arc-decoder-tiny",
     task=ArcConfig(augmentations=16, keep_answer_colours=True, side=6),

@@ -1,12 +1,12 @@
-"""The processes that share a run or an evaluation: how they meet, exchange values, and notice that one was lost.
+"""The processes of a run or an evaluation: how they join, exchange values, and detect a lost process.
 
-The transport says only that a connection was closed or that the time is over. So every process also writes a number to
-the group's store twice a second, its pulse: a process that died or was stopped has none. If all have a pulse, some
-process is busy with work that does not end: it is the one that does not give up waiting when the others do.
+PyTorch's connections report only a closed connection or a timeout, not the process at fault. So every process writes a
+new number, its pulse, to the group's store twice a second; a process that died or was stopped has no pulse. If all
+processes have a pulse, the process at fault is the one that does not time out with the others, because it is busy.
 
-Libraries open connections of their own, for which they wait as long as they like. So each process also watches the
-others' pulses, and ends itself if one has been missing for longer than its patience. The store does not answer at all
-if the process that has it was stopped: a second thread watches for that.
+Libraries open connections with other timeouts. So each process also watches the others' pulses, and ends itself if a
+pulse is missing for longer than its patience. The store does not answer if its own process was stopped, so a second
+thread watches the store.
 """
 
 import contextlib
@@ -26,25 +26,25 @@ from torch import Tensor
 Value = TypeVar("Value")
 
 PATIENCE = 600.0  # seconds
-_BEAT = 0.5  # seconds between two numbers
-_SILENCE = 3.0  # seconds without a new number after which a process counts as lost
-_GRACE = 5.0  # seconds in which processes that wait for the same one give up after each other
+_BEAT = 0.5  # seconds between two pulses
+_SILENCE = 3.0  # seconds without a new pulse after which a process counts as lost
+_GRACE = 5.0  # seconds within which processes that wait for the same process time out
 
-_LEFT = b"left"  # in the place of a number: the process ended its part by itself
+_LEFT = b"left"  # the last pulse of a process that has ended normally
 
 
 @dataclass(frozen=True)
 class World:
-    """The number of this process, how many there are, and the device it uses."""
+    """The number of this process, the number of all processes, and the device of this process."""
 
     rank: int
     size: int
     device: torch.device
     pulse: "Pulse | None" = None
-    """Finds lost processes, if there are several."""
+    """Detects lost processes; None if there is one process."""
 
     def rows(self, batch: int, accumulate: int) -> range:
-        """Return this process's part of the rows of a batch."""
+        """Return the range of a batch's rows that belong to this process."""
         if batch % (self.size * accumulate):
             raise ValueError(
                 f"batch ({batch}) must be a multiple of processes × accumulate ({self.size} × {accumulate})"
@@ -59,12 +59,12 @@ class World:
         return values
 
     def wait(self) -> None:
-        """Wait until every process is here."""
+        """Wait until every process has called this method."""
         if self.size > 1:
             dist.barrier()
 
     def collect(self, value: Value) -> list[Value]:
-        """Return every process's object, in the order of their numbers."""
+        """Return the values of all processes, in the order of their numbers."""
         if self.size == 1:
             return [value]
         values = [value] * self.size
@@ -77,11 +77,11 @@ ALONE = World(0, 1, torch.device("cpu"))
 
 @contextlib.contextmanager
 def join_processes(device: str, patience: float = PATIENCE) -> Iterator[World]:
-    """Enter the group of processes that torchrun started; without torchrun, this process is alone.
+    """Join the processes that torchrun started, and yield the `World`; without torchrun, this process is alone.
 
     Args:
-        device: "cpu", "cuda", or "auto" for a GPU where there is one.
-        patience: Seconds that a process waits for another one before it gives up.
+        device: "cpu", "cuda", or "auto" for a GPU if there is one.
+        patience: Seconds that a process waits for another process before it ends.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device=cuda was asked for, but PyTorch sees no CUDA device")
@@ -109,24 +109,24 @@ def join_processes(device: str, patience: float = PATIENCE) -> Iterator[World]:
 
 
 class LostProcess(ConnectionError):
-    """A process of the group died or does not answer; the message says which and what to do."""
+    """The error for a process that died or does not answer; the message names the process and says what to do."""
 
 
 class Pulse:
-    """Tells the other processes that this one lives, and finds out which of them do not.
+    """The sign of life of this process for the others, and a check of the others' signs of life.
 
     Args:
         rank: Number of this process.
-        size: How many processes there are.
-        patience: Seconds after which a process without pulse is given up, whatever this one is doing.
+        size: Number of processes.
+        patience: Seconds without a pulse of another process after which this process ends itself.
     """
 
     def __init__(self, rank: int, size: int, patience: float = math.inf) -> None:
         self.rank, self.size, self.patience = rank, size, patience
         self.describe: Callable[[], str] = lambda: "before the end: start the processes again"
-        """Returns the end of a sentence: when a process was lost, and how to go on."""
+        """A function that returns the end of a sentence: when a process was lost, and how to resume."""
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        # A connection of its own: one that waits for an answer would keep the thread from writing.
+        # Two connections, because a connection that waits for an answer would keep the thread from writing.
         self.beating, self.asking = (
             dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=_GRACE)) for _ in range(2)
         )
@@ -149,7 +149,7 @@ class Pulse:
             self.beating.set(f"pulse {self.rank}", _LEFT.decode())
 
     def _watch(self, heard: dict[int, tuple[bytes, float]], now: float) -> None:
-        """End this process, whose main thread may wait for ever, where another one has no pulse for too long."""
+        """End this process, whose main thread may wait for ever, if another process has had no pulse for too long."""
         for rank, (before, when) in heard.items():
             pulse = self.beating.get(f"pulse {rank}") if self.beating.check([f"pulse {rank}"]) else b""
             if pulse != before:
@@ -158,8 +158,8 @@ class Pulse:
                 self._give_up(rank)
 
     def _watch_store(self) -> None:
-        """End this process where the store has not answered the other thread for too long."""
-        before, silent = self.number, 0.0  # seconds that this process was running, which may have been stopped itself
+        """End this process if the store has not answered the other thread for too long."""
+        before, silent = self.number, 0.0  # `silent` counts only seconds in which this process was running
         while not self.ended.wait(_BEAT) and self.thread.is_alive():
             before, silent = self.number, silent + _BEAT if self.number == before else 0.0
             if silent > self.patience + _SILENCE + _GRACE:
@@ -170,20 +170,20 @@ class Pulse:
         os._exit(2)
 
     def end(self) -> None:
-        """Stop writing numbers, and tell the others that this process left of its own will."""
+        """Stop the pulse, and tell the other processes that this process has ended normally."""
         self.ended.set()
         self.thread.join(_SILENCE)
 
     def find_silent(self) -> list[int]:
-        """Return the processes that have no pulse and did not leave by themselves; takes some seconds."""
+        """Return the numbers of processes that have no pulse and did not end normally; takes some seconds."""
         return self._ask(self._compare_pulses)
 
     def find_lost(self) -> list[int]:
-        """Return the processes that have no pulse, or else those that have not given up as this one does now."""
+        """Return the numbers of processes without a pulse; if all have one, of processes that have not timed out."""
         return self._ask(self._compare_pulses_and_patience)
 
     def _ask(self, question: Callable[[], list[int]]) -> list[int]:
-        """Ask the store in a thread: an answer never comes from a store whose process was stopped."""
+        """Run a query of the store in a thread with a time limit; without an answer, return [0]."""
         answers: list[list[int]] = []
 
         def ask() -> None:
@@ -222,7 +222,7 @@ class Pulse:
 
 @contextlib.contextmanager
 def naming_lost_processes(pulse: Pulse | None) -> Iterator[None]:
-    """Turn the transport's errors into a sentence that names the processes that were lost; without a pulse, none."""
+    """Turn errors of connections between processes into a `LostProcess` that names the lost processes."""
     try:
         yield
     except RuntimeError as error:
@@ -232,7 +232,7 @@ def naming_lost_processes(pulse: Pulse | None) -> Iterator[None]:
 
 
 def name_ranks(ranks: list[int]) -> str:
-    """Write the numbers of processes as the subject of a sentence, with its verb."""
+    """Return the beginning of a sentence about lost processes, such as "ranks 1 and 2 were"."""
     if not ranks:
         return "the connection between the processes was"
     if len(ranks) == 1:

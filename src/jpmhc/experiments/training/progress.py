@@ -1,4 +1,4 @@
-"""The display of training and evaluation: bars on a terminal, a line now and then in a log."""
+"""The progress display of training and evaluation: bars on a terminal, lines in other outputs."""
 
 import contextlib
 import sys
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-_SECONDS = 10.0  # between lines of a job where the output is not a terminal
+_SECONDS = 10.0  # between two lines about a job, if the output is not a terminal
 
 
 @dataclass
 class _Job:
-    first: int  # done when it was first shown: a resumed run does not begin at 0
+    first: int  # units done when the job was first shown; not 0 in a resumed run
     started: float
     spoken: float
     bar: Any = None
@@ -21,10 +21,10 @@ class _Job:
 
 
 class Display:
-    """Shows jobs as bars on a terminal; elsewhere as a line when they begin and one every ten seconds.
+    """A display of jobs: bars on a terminal; elsewhere one line when a job begins, and one every ten seconds.
 
     Args:
-        speaks: Whether this process shows anything: the first of several does.
+        speaks: Whether this process shows anything; only the first of several processes does.
     """
 
     def __init__(self, speaks: bool = True) -> None:
@@ -33,14 +33,14 @@ class Display:
         self.bars = make_bars() if speaks and sys.stderr.isatty() else None
 
     def say(self, line: str) -> None:
-        """Show a line that stays."""
+        """Print a line permanently, above the bars."""
         if self.bars is not None:
             self.bars.console.print(line, markup=False)
         elif self.speaks:
             print(line, file=sys.stderr, flush=True)
 
     def show(self, name: str, done: int, total: int, detail: str | None = None) -> None:
-        """Show that `done` of `total` of a job are done; its detail stays until there is a new one."""
+        """Show that `done` of `total` units of a job are done; without a new detail, the old detail stays."""
         now = time.monotonic()
         job = self.jobs.setdefault(name, _Job(done, now, now))
         if detail is not None:
@@ -49,7 +49,7 @@ class Display:
             if job.bar is None:
                 job.bar = self.bars.add_task(name, total=total, completed=done, count="", detail="")
             self.bars.update(job.bar, completed=done, count=f"{done}/{total}", detail=job.detail)
-        elif done == 0:  # so that a log shows the job before its first part is done
+        elif done == 0:  # so that a log shows the job before its first unit is done
             self.say(f"{name} 0/{total}")
         elif now - job.spoken >= _SECONDS and done > job.first:
             job.spoken = now
@@ -57,7 +57,7 @@ class Display:
             self.say(" · ".join(part for part in (f"{name} {done}/{total}", job.detail, f"{left:.0f} s left") if part))
 
     def finish(self, name: str) -> None:
-        """Take a job's bar away."""
+        """Remove a job and its bar."""
         job = self.jobs.pop(name, None)
         if self.bars is not None and job is not None:
             self.bars.remove_task(job.bar)
@@ -88,16 +88,16 @@ class Display:
 
 
 def make_bars() -> Any:
-    """Make rich's progress bars with a count, the time left and a detail, or return None without rich."""
+    """Return rich's progress bars with a count, the time left and a detail, or None if rich is not installed."""
     try:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
         from rich.table import Column
     except ModuleNotFoundError:
         return None
-    # Lines are never broken: a terminal folds them by itself.
+    # rich does not break lines, because terminals wrap them.
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    # A narrow terminal cuts the detail.
+    # On a narrow terminal the detail is shortened.
     detail = TextColumn("{task.fields[detail]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
     columns = (TextColumn("{task.description}"), TextColumn("{task.fields[count]}"), BarColumn(bar_width=10))
     return Progress(*columns, TimeRemainingColumn(), detail, console=console, expand=True)

@@ -1,4 +1,4 @@
-"""The folder of a run: a new run begins in a folder of its own, and one process at a time writes to it."""
+"""Checks of a run's folder: a new run needs a folder without another run, and only one process may write to it."""
 
 import contextlib
 import fcntl
@@ -14,34 +14,34 @@ _LOCK = ".lock"
 
 
 def refuse_used_folder(run: Path) -> None:
-    """Raise an error if another run is going on in a folder, or has left files there."""
+    """Raise a ValueError if another run is training in a folder, or has left files there."""
     refuse_busy_folder(run)
     _refuse_remains(run)
 
 
 def refuse_busy_folder(run: Path) -> None:
-    """Raise an error if another process is training in a folder: its checkpoints come and go."""
+    """Raise a ValueError if another process is training in a folder."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), open(run / _LOCK) as file:
         _take_lock(file, fcntl.LOCK_SH, run)
 
 
 class FolderGone(OSError):
-    """The folder of a run was removed or renamed while the run went on."""
+    """The error for a run's folder that was removed or renamed during the run."""
 
 
 @contextlib.contextmanager
 def lock_folder(run: Path, new: bool) -> Iterator[Callable[[], None]]:
-    """Lock the folder, made if need be, for this process; the lock ends with the process, however that ends.
+    """Create a run's folder if needed, and lock it for this process; the lock always ends with the process.
 
-    Yields a function that raises `FolderGone` when the folder is no longer where it was.
+    Yields a function that raises `FolderGone` if the folder was removed or renamed.
 
     Args:
         run: The folder.
-        new: Whether the run is a new one, which must not find another one's remains.
+        new: Whether the run is new, so that files of another run in the folder are an error.
     """
     with explaining_write_errors(run):
         run.mkdir(parents=True, exist_ok=True)
-        (run / _LOCK).touch()  # never removed: a lock on a removed file keeps nobody out
+        (run / _LOCK).touch()  # never removed, because a lock on a removed file has no effect
     with open(run / _LOCK, "a") as file:
         _take_lock(file, fcntl.LOCK_EX, run)
         if new:
@@ -60,7 +60,7 @@ def lock_folder(run: Path, new: bool) -> Iterator[Callable[[], None]]:
 
 @contextlib.contextmanager
 def explaining_write_errors(path: Path) -> Iterator[None]:
-    """Turn the error of a path that cannot be written to into a sentence that says what to do."""
+    """Turn an OSError from writing to a path into a ValueError that advises to name another --out."""
     try:
         yield
     except OSError as refusal:
@@ -85,7 +85,7 @@ def _take_lock(file: IO[str], kind: int, run: Path) -> None:
     except BlockingIOError:
         raise ValueError(f"another process is training in {run}: wait for its end, or choose another --out") from None
     except OSError as refusal:
-        # Some cluster file systems have no locks; that is no reason not to train there.
+        # Some cluster file systems have no locks; training there is allowed, with a warning.
         warnings.warn(
             f"{run} cannot be locked ({refusal.strerror}): see to it that no second run writes to it", stacklevel=2
         )

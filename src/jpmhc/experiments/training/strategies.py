@@ -1,7 +1,7 @@
-"""How several processes train one core: as replicas (DDP), or as shards (DeepSpeed's ZeRO stages).
+"""Strategies for training one core on several processes: replicas (DDP), or shards (DeepSpeed's ZeRO stages).
 
-Under every strategy process r works on a contiguous part of every batch's rows, gradients are summed over the rows of
-all processes, and Grassmann frames and puzzle vectors are stepped identically everywhere.
+With every strategy, each process works on a contiguous range of every batch's rows, gradients are summed over the rows
+of all processes, and every process makes the same updates of Grassmann frames and puzzle vectors.
 """
 
 import contextlib
@@ -24,31 +24,31 @@ from jpmhc.optim.grassmannian import grassmann_frames
 
 
 class DistributedCore(ABC):
-    """A model's core with the optimiser of its dense parameters, spread over processes."""
+    """A model's core and the optimiser of its dense parameters, distributed over processes."""
 
     sharded: bool
-    """Whether each process has a part of the optimiser's state, not all of it."""
+    """Whether each process has only a shard of the optimiser's state."""
     module: nn.Module
-    """The module that a forward pass calls."""
+    """The module to call for a forward pass."""
 
     def exchanging_gradients(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Surround the forward and backward pass of one part of the rows; gradients are exchanged after the last."""
+        """Return a context for one part's forward and backward pass; only the last part's exchanges gradients."""
         return contextlib.nullcontext()
 
     @abstractmethod
     def backward(self, loss: Tensor, last: bool) -> None:
-        """Accumulate the gradient of one part; `loss` is its sum over rows divided by the size of the whole batch."""
+        """Accumulate the gradient of one part of the rows; `loss` is the sum of their losses over the batch size."""
 
     @abstractmethod
     def gradient_norms(self) -> dict[str, Tensor]:
-        """Return the norm of the whole gradient of each parameter; every process must call this."""
+        """Return the norm of each parameter's gradient over all rows; every process must call this method."""
 
     @abstractmethod
     def step(self, rate: float) -> Tensor:
-        """Clip, update the dense parameters and clear their gradients.
+        """Clip the gradients, update the dense parameters, and clear the gradients.
 
         Args:
-            rate: factor of the base learning rate.
+            rate: Factor of the base learning rate.
 
         Returns:
             The gradient's norm before clipping.
@@ -56,19 +56,19 @@ class DistributedCore(ABC):
 
     @abstractmethod
     def tensors(self) -> list[Tensor]:
-        """Return the dense parameters, or this process's shards of them."""
+        """Return the dense parameters or, with ZeRO stage 3, this process's shards of the dense parameters."""
 
     @abstractmethod
     def gather_whole(self, tensors: list[Tensor]) -> dict[str, Tensor]:
-        """Return whole parameters by name from tensors shaped like `tensors()`; every process must call this."""
+        """Return whole parameters by name from tensors shaped like `tensors()`; every process must call this method."""
 
     @abstractmethod
     def cut_own(self, whole: dict[str, Tensor]) -> list[Tensor]:
-        """Return this process's tensors from whole parameters: the inverse of `gather_whole`."""
+        """Return tensors shaped like `tensors()` from whole parameters: the inverse of `gather_whole`."""
 
     @abstractmethod
     def optimiser_state(self) -> dict[str, Any]:
-        """Return the optimiser's state, or this process's part of it where `sharded`."""
+        """Return the optimiser's state or, if it is sharded, this process's shard of the state."""
 
     @abstractmethod
     def load_optimiser_state(self, saved: dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ class DistributedCore(ABC):
 
 
 class Replicas(DistributedCore):
-    """A core of which every process holds a copy; a single process does the same without DDP."""
+    """A core with a copy on every process (DDP), or on a single process without DDP."""
 
     sharded = False
 
@@ -90,7 +90,7 @@ class Replicas(DistributedCore):
         self.module = core
         if world.size > 1:
             devices = [world.device] if world.device.type == "cuda" else None
-            # No buffer changes in training, so none is sent; newer releases of PyTorch call the option otherwise.
+            # Buffers never change in training, so they are not sent. Newer releases of PyTorch renamed the option.
             names = inspect.signature(DistributedDataParallel).parameters
             sending: dict[str, Any] = {
                 "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": False
@@ -103,7 +103,7 @@ class Replicas(DistributedCore):
         return contextlib.nullcontext()
 
     def backward(self, loss: Tensor, last: bool) -> None:
-        # DDP averages over processes, so each one's loss is scaled up first; both factors are exact for 2, 4, 8 ….
+        # DDP averages over processes, so the loss is multiplied by their number, which is exact for 2, 4, 8, ….
         (loss * self.world.size).backward()
 
     def gradient_norms(self) -> dict[str, Tensor]:
@@ -141,8 +141,8 @@ class Replicas(DistributedCore):
 class Zero(DistributedCore):
     """A core whose optimiser state (stage 1), gradients (2) and parameters (3) are sharded by DeepSpeed.
 
-    Sharding flattens parameters, so Grassmann frames, which are matrices on a manifold, are hidden from it (kept as
-    buffers with a gradient) and reduced here.
+    Sharding flattens parameters, but Grassmann frames must stay matrices. So frames are turned into buffers, which
+    DeepSpeed does not shard, and this class averages their gradients.
     """
 
     sharded = True
@@ -156,7 +156,7 @@ class Zero(DistributedCore):
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         self.world, self.stage, self.accumulate = world, stage, config.accumulate
         self.base = config.lr
-        self.named: dict[str, Any] = dict(dense_parameters(core))  # stage 3 gives parameters attributes of its own
+        self.named: dict[str, Any] = dict(dense_parameters(core))  # stage 3 adds attributes such as `ds_tensor`
         self.frames = list(hide_frames(core).values())
         if config.compile:
             core.compile()
@@ -175,7 +175,7 @@ class Zero(DistributedCore):
             },
         )
         self.module = self.engine
-        # Setting up may take a trial step to create the states: the first real step must find none.
+        # DeepSpeed's set-up may make a trial step that creates states; the first real step must begin without.
         self.optimiser.state.clear()
 
     def backward(self, loss: Tensor, last: bool) -> None:
@@ -232,13 +232,13 @@ class Zero(DistributedCore):
             self.optimiser.state[shard] = values
 
     def _shards(self) -> list[Tensor]:
-        """Return the flat float32 tensors that the optimiser steps on this process."""
+        """Return the flat float32 tensors that this process's optimiser updates."""
         sharded = self.engine.optimizer
         return sharded.fp32_partitioned_groups_flat if self.stage == 3 else sharded.single_partition_of_fp32_groups
 
 
 def refuse_strategy(config: TrainConfig, world: World) -> None:
-    """Raise an error for a strategy that these processes cannot follow, or a batch that they cannot divide."""
+    """Raise a ValueError if the processes cannot use the strategy, or cannot divide the batch evenly."""
     world.rows(config.batch, config.accumulate)
     if config.strategy == "ddp":
         return
@@ -255,14 +255,14 @@ def refuse_strategy(config: TrainConfig, world: World) -> None:
 def distribute_core(
     core: nn.Module, groups: list[dict[str, Any]], config: TrainConfig, world: World
 ) -> DistributedCore:
-    """Spread a core over the processes by the configured strategy, with an optimiser over the parameter `groups`."""
+    """Distribute a core over the processes by the configured strategy, with an optimiser of the parameter `groups`."""
     if config.strategy == "ddp":
         return Replicas(world, core, groups, config)
     return Zero(world, core, groups, config, int(config.strategy.removeprefix("zero")))
 
 
 def dense_parameters(core: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """List the parameters that AdamAtan2 steps: all but the Grassmann frames."""
+    """Yield the names and parameters that AdamAtan2 updates: all parameters except Grassmann frames."""
     frames = grassmann_frames(core)
     for name, p in core.named_parameters():
         if name not in frames:
@@ -270,7 +270,7 @@ def dense_parameters(core: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def hide_frames(core: nn.Module) -> dict[str, Tensor]:
-    """Turn frames from parameters into buffers of the same names: still in the state dict, no longer sharded."""
+    """Turn Grassmann frames from parameters into buffers, which are in the state dict but not sharded; return them."""
     frames = grassmann_frames(core)
     for name, frame in frames.items():
         path, _, leaf = name.rpartition(".")
