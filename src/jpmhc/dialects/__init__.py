@@ -1,4 +1,4 @@
-"""Published models with hyper-connections: their weights become our connections and back."""
+"""Convert the weights of published models to this package's connections, and back to the models' names."""
 
 from jpmhc.dialects import deepseek_v4, deepseek_v41, glm5_next, hy_v4, liger, megatron, qwen4_exp
 from jpmhc.dialects.accelerate import DIALECTS, accelerate

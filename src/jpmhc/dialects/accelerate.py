@@ -1,4 +1,4 @@
-"""Every dialect by its name, and accelerate: a model with hyper-connections of its own runs them on our kernels."""
+"""The dialects by name, and `accelerate`: run a published model's hyper-connections on this package's kernels."""
 
 from types import ModuleType
 
@@ -22,8 +22,8 @@ DIALECTS: dict[str, ModuleType] = {
 def accelerate(model: nn.Module, kernels: str = "auto") -> nn.Module:
     """Run the hyper-connections of a `transformers` model of a known dialect on the fused kernels, in place.
 
-    The model keeps its parameters and their names; its logits stay equal up to rounding. On a GPU the fused kernels run
-    where they cover the case (for Qwen3.8-Flash-Next compiled functions do), elsewhere the PyTorch reference does.
+    The model keeps its parameters and their names, and its logits stay equal up to rounding. On a GPU the fused kernels
+    run if they cover the model (for Qwen3.8-Flash-Next compiled functions run), otherwise the PyTorch reference runs.
 
     Args:
         model: A model with the decoder layers of one of `jpmhc.dialects.DIALECTS`.

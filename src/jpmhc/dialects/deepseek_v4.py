@@ -1,6 +1,6 @@
 """DeepSeek-V4: mHC with eps, the transposed Sinkhorn matrix as skip, and a learned head before the last norm.
 
-With the norm over all n · d numbers of a token, and its eps inside the root,
+The norm is over all n · d numbers of a token, with its eps under the root. With logits from this norm,
 
     read = σ + eps,  write = 2σ,  H = Cᵀ,
     C = softmax over rows + eps, then columns, rows, …, columns, each divided by its sum + eps.
@@ -33,7 +33,7 @@ load, dump = DIALECT.load, DIALECT.dump
 
 
 class Layer(ConnectedLayer):
-    """Runs a decoder layer of `transformers` with our connections, which use the layer's parameters."""
+    """A runner of a `transformers` decoder layer with this package's connections, which use the layer's parameters."""
 
     def forward(self, hidden_states: Tensor, input_ids: Tensor | None = None, **kwargs: Any) -> Tensor:
         layer = self.layer
@@ -44,7 +44,7 @@ class Layer(ConnectedLayer):
 
 
 class Head:
-    """Runs the learned head of `transformers` with our arithmetic."""
+    """A runner of the learned head in `transformers` with this package's arithmetic."""
 
     def __init__(self, head: Any, name: str, kernels: str) -> None:
         self.head = head

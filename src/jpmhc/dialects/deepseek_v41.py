@@ -1,7 +1,7 @@
-"""DeepSeek-V4.1: the connections of DeepSeek-V4, whose read weights are used by the next sublayer.
+"""DeepSeek-V4.1: the connections of DeepSeek-V4, but each connection's read weights are for the next sublayer.
 
-The first sublayer reads stream 0, and the read of the last connection replaces the head. This is
-`HyperConnectionStack(connections, reduce=True, delayed=True)`.
+The first sublayer reads stream 0, and the read of the last connection replaces the head.
+`HyperConnectionStack(connections, reduce=True, delayed=True)` computes this.
 """
 
 from jpmhc.dialects import keys, mhc

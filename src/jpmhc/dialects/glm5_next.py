@@ -1,4 +1,4 @@
-"""GLM-5.3-Flash: the connections of DeepSeek-V4 with another eps in the norm; the streams end as their mean."""
+"""GLM-5.3-Flash: the connections of DeepSeek-V4 with another eps in the norm, and the streams' mean as head."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ load, dump = DIALECT.load, DIALECT.dump
 
 
 class Layer(ConnectedLayer):
-    """Runs a decoder layer of `transformers` with our connections, which use the layer's parameters."""
+    """A runner of a `transformers` decoder layer with this package's connections, which use the layer's parameters."""
 
     def forward(
         self,

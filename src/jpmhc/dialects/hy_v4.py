@@ -1,6 +1,7 @@
 """HY-V4: sigmoid reads and writes with eps, the identity as skip, and DeepSeek-V4's learned head.
 
-read = σ + eps and write = magnitude · σ + eps, with the norm over all n · d numbers of a token.
+The read weights are σ + eps and the write weights are magnitude · σ + eps, where σ is the sigmoid of the logits. The
+norm is over all n · d numbers of a token.
 """
 
 from collections.abc import Mapping
@@ -62,7 +63,7 @@ def load(
 
 
 class Layer(ConnectedLayer):
-    """Runs a decoder layer of `transformers` with our connections, which use the layer's parameters."""
+    """A runner of a `transformers` decoder layer with this package's connections, which use the layer's parameters."""
 
     @staticmethod
     def borrow(connection: Any, name: str, kernels: str) -> HyperConnection:

@@ -1,20 +1,20 @@
-"""Find the hyper-connections of a model in its state dict, by the dialect's names for their tensors."""
+"""Find the tensors of hyper-connections in a model's state dict by the dialect's names for these tensors."""
 
 import re
 from collections.abc import Mapping
 
 from torch import Tensor
 
-Sites = dict[str, dict[str, Tensor]]  # the tensors at "layers.0.attn", by the name of the part
+Sites = dict[str, dict[str, Tensor]]  # {a site such as "layers.0.attn": {a part's name: its tensor}}
 
 
 class Naming:
-    """One set of names for the tensors of a model's connections.
+    """A set of names for the tensors of a model's connections.
 
     Args:
-        prefix: Stands before every key in the model that the names are from.
+        prefix: The text before every key in the published model.
         templates: For each site, such as `"layers.{}.attn"`, the key of its parts: `"layers.{}.attn_hc.[part]"`.
-        parts: For each site, its parts and their names in the key. Other sites have the parts of "".
+        parts: For each site, {part: the part's name in the key}. Sites that are not listed have the parts of "".
     """
 
     def __init__(self, prefix: str, templates: dict[str, str], parts: dict[str, dict[str, str]]) -> None:
@@ -22,7 +22,7 @@ class Naming:
         self.parts = {site: parts.get(site, parts[""]) for site in templates}
 
     def parts_of(self, site: str) -> dict[str, str]:
-        """Return the parts of a site such as "layers.0.attn", with their names in the key."""
+        """Return {part: the part's name in the key} for a site such as "layers.0.attn"."""
         kind = _kind_of(str(site))
         if kind not in self.parts:
             known = ", ".join(kind.format(0) for kind in self.parts)
@@ -38,7 +38,7 @@ class Naming:
         return (self.prefix if prefix is None else prefix) + key
 
     def find(self, key: str) -> tuple[str, str, str] | None:
-        """Return prefix, site and part of a key; None if the key has no such name."""
+        """Return the prefix, the site and the part of a key, or None if the key is not one of these names."""
         for site, template in self.templates.items():
             names = {name: part for part, name in self.parts[site].items()}
             pattern = re.escape(template).replace(r"\{\}", r"(?P<number>\d+)")
@@ -51,16 +51,16 @@ class Naming:
 
 
 def _kind_of(site: str) -> str:
-    """Replace the number in a site: "layers.{}.attn" for "layers.0.attn"."""
+    """Return a site without its number: "layers.{}.attn" for "layers.0.attn"."""
     return re.sub(r"\d+", "{}", site)
 
 
 def collect_sites(state_dict: Mapping[str, Tensor], namings: Mapping[str, Naming], marker: str, dialect: str) -> Sites:
-    """Sort the connections' tensors by site; raise an error if keys are missing or not the dialect's.
+    """Return the connections' tensors by site. Raise an error if keys are missing or not the dialect's.
 
     Args:
-        state_dict: The tensors of a model, or of its connections alone.
-        namings: The dialect's sets of names; all keys must be of the same one.
+        state_dict: The tensors of a model, or only of its connections.
+        namings: The dialect's sets of names; all keys must be from one set.
         marker: A pattern that every key of a connection matches, and no other key.
         dialect: The dialect's name, for messages.
     """
@@ -89,7 +89,7 @@ def collect_sites(state_dict: Mapping[str, Tensor], namings: Mapping[str, Naming
 
 
 def _check_layers(sites: Sites, naming: Naming, prefix: str) -> None:
-    """Raise an error if a layer lacks one of its connections, or a layer is missing."""
+    """Raise an error if a layer is missing, or if a connection of a layer is missing."""
     for group in {pattern.split(".")[0] for pattern in naming.templates if "{}" in pattern}:
         kinds = {_kind_of(site) for site in sites if site.startswith(f"{group}.")}
         numbers = {int(site.split(".")[1]) for site in sites if site.startswith(f"{group}.")}
@@ -108,7 +108,7 @@ def _example(namings: Mapping[str, Naming]) -> str:
 
 
 def check_state_dict(state_dict: object) -> None:
-    """Raise an error for anything but a state dict, such as the model itself."""
+    """Raise an error unless the argument is a state dict (and not, for example, the model)."""
     if not isinstance(state_dict, Mapping):
         raise ValueError(
             f"the state dict must hold tensors by name, as model.state_dict(), got {type(state_dict).__name__}"
@@ -116,19 +116,19 @@ def check_state_dict(state_dict: object) -> None:
 
 
 def check_connections(connections: object) -> None:
-    """Raise an error for anything but a dict of connections by site, as `load` returns it."""
+    """Raise an error unless the argument is a dict of connections by site, as `load` returns."""
     if not isinstance(connections, Mapping):
         raise ValueError(f"connections must be what load returned, by site, got {type(connections).__name__}")
 
 
 def check_numbers(tensor: object, key: str) -> None:
-    """Raise an error for anything but a tensor of floating-point numbers."""
+    """Raise an error unless the argument is a tensor of floating-point numbers."""
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
         kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
         raise ValueError(f"{key!r} in the state dict must be a tensor of floating-point numbers, got {kind}")
 
 
 def check_shape(tensor: Tensor, shape: tuple[int, ...], what: str) -> None:
-    """Raise an error if a tensor has another shape than the dialect's."""
+    """Raise an error unless the tensor has the given shape; `what` names the tensor in the message."""
     if tuple(tensor.shape) != shape:
         raise ValueError(f"{what} must have the shape {list(shape)}, got {list(tensor.shape)}")

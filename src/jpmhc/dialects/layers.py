@@ -1,4 +1,4 @@
-"""A decoder layer of `transformers` with two of our connections, which reads ahead for the next layer."""
+"""Run a decoder layer of `transformers` with two of this package's connections, and read ahead for the next layer."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -12,28 +12,28 @@ from jpmhc.dialects.mhc import make_scaled_connection
 
 
 class Runner(Protocol):
-    """An object with a new forward for a module of `transformers`."""
+    """An object whose forward replaces the forward of a module of `transformers`."""
 
     forward: Callable[..., Any]
 
 
-# For the names of classes in `transformers`: makes the runner of a module, from its name in the model and `kernels`.
+# {class name in `transformers`: function from a module, its name in the model and `kernels` to the module's runner}
 Runners = dict[str, Callable[[Any, str, str], Runner]]
 
 
 class ConnectedLayer:
-    """A layer and its two connections, which use the layer's parameters. Subclasses have its forward.
+    """A layer of `transformers` with two connections that use the layer's parameters; subclasses define `forward`.
 
     Args:
         layer: The layer of `transformers`.
-        name: Its name in the model, for messages.
+        name: The layer's name in the model, for messages.
         kernels: As in `HyperConnection`.
 
     Attributes:
-        attention: The connection around its attention.
-        feedforward: The connection around its MLP.
-        following: The layer after this one, if there is one.
-        ahead: The read that the layer before has made for this one.
+        attention: The connection around the layer's attention.
+        feedforward: The connection around the layer's MLP.
+        following: The layer after this one, or None.
+        ahead: The read for this layer's attention that the layer before has made, or None.
     """
 
     forward: Callable[..., Any]
@@ -47,7 +47,7 @@ class ConnectedLayer:
 
     @staticmethod
     def borrow(connection: Any, name: str, kernels: str) -> HyperConnection:
-        """Make our connection from a connection of `transformers` with DeepSeek-V4's parameters and settings."""
+        """Make a `HyperConnection` that uses the parameters of a connection of `transformers` in DeepSeek-V4's form."""
         return make_scaled_connection(
             connection,
             connection.hc_mult,
@@ -60,14 +60,14 @@ class ConnectedLayer:
         )
 
     def begin(self, x: Tensor) -> tuple[Tensor, Any]:
-        """Return the attention's input and the state, which the layer before may have read."""
+        """Return the attention's input and the state, from the layer before if it has read ahead, else from a read."""
         ahead = None
         if not torch.compiler.is_compiling():
             ahead, self.ahead = self.ahead, None
         return use_read(ahead, x) or self.attention.read(x)
 
     def end(self, x: Tensor, y: Tensor, state: Any) -> Tensor:
-        """Write the MLP's output, and read ahead for the next layer if that is one pass over the streams."""
+        """Write the MLP's output y and return the new streams. Read ahead for the next layer if this is allowed."""
         following = self.following
         if following is None or not may_read_ahead(following.layer.attn_hc, x):
             return self.feedforward.write(x, y, state)
@@ -77,7 +77,7 @@ class ConnectedLayer:
 
 
 def link_layers(runners: Sequence[tuple[str, Runner]]) -> None:
-    """Give each layer the next one in the same list of modules, by the layers' names."""
+    """Set `following` of each layer to the next layer, found by the numbers in the layers' names."""
     by_name = {name: runner for name, runner in runners if isinstance(runner, ConnectedLayer)}
     for name, runner in by_name.items():
         path, _, number = name.rpartition(".")

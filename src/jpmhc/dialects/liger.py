@@ -1,7 +1,7 @@
 """Liger-Kernel's `LigerMHC`: the connections of DeepSeek-V4 with the Sinkhorn matrix itself, not its transpose.
 
-The module wraps any layer, so its author chooses the sites: each path in the state dict with an `alpha_res` below it
-is a connection. The projection `phi` is stored transposed, and the scales as three numbers.
+A `LigerMHC` may wrap any layer, so a model's author chooses the sites: each path with an `alpha_res` in the state dict
+is a connection. The projection `phi` is stored transposed, and the scales are stored as three numbers.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ def load(
     """Make the connections of a model with `LigerMHC` modules from its state dict.
 
     Args:
-        state_dict: The model's tensors; those of the wrapped layers and others are left alone.
+        state_dict: The model's tensors; tensors that are not a connection's are ignored.
         streams: `hc` of the modules.
         iterations: `tmax`.
         eps: `sinkhorn_eps`.
@@ -36,7 +36,7 @@ def load(
         write_peak: `post_mult`.
 
     Returns:
-        A `HyperConnection` for the path of each module.
+        A dict from the path of each module to its `HyperConnection`.
 
     Example:
         >>> import jpmhc, torch
@@ -79,8 +79,8 @@ def dump(connections: Mapping[str, nn.Module], prefix: str = "") -> dict[str, Te
     """Return the tensors of connections that `load` made, under the names of `LigerMHC`.
 
     Args:
-        connections: What `load` returned.
-        prefix: Stands before every key.
+        connections: The connections by path, as `load` returns them.
+        prefix: The text before every key.
 
     Example:
         >>> import jpmhc, torch

@@ -1,10 +1,11 @@
-"""Megatron-LM: two dialects with the same keys and shapes, one for its branch "dev" and one for its branch "main".
+"""Megatron-LM: two dialects with the same keys and shapes, for Megatron's branches "dev" and "main".
 
-Both divide the projection by the root mean square of a token plus eps; DeepSeek-V4 adds eps under the root. Otherwise
-"dev" computes as DeepSeek-V4. With `mhc_single_pass` it computes as DeepSeek-V4.1: eps under the root, and reads that
-are used by the next sublayer. "main" multiplies the streams by Sinkhorn's matrix itself, adds no eps to the reads, and
-ends with the mean of the streams. It bounds the sums of rows and columns from below by 1e-6 instead of adding eps to
-them; our matrices are equal to its matrices as long as no sum is smaller.
+Both branches divide the projection by a token's root mean square plus eps, where DeepSeek-V4 adds eps under the root.
+Otherwise "dev" computes as DeepSeek-V4. With `mhc_single_pass`, "dev" computes as DeepSeek-V4.1: eps is under the root,
+and each connection's read weights are for the next sublayer. "main" multiplies the streams by Sinkhorn's matrix without
+transposing it, adds no eps to the reads, and ends with the mean of the streams. In the Sinkhorn iterations "main" does
+not add eps to the sums of rows and columns, but replaces sums below 1e-6 by 1e-6. This package's matrices are equal to
+the matrices of "main" unless a sum is below 1e-6.
 """
 
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ _LAYERS = {
 }
 _PARTS = {"": {"fn": "mapping_proj.weight", "base": "bias", **_ALPHAS}, "head": mhc.SAME_NAMES[""]}
 _MARKER = r"(^|\.)((self_attention|mlp)_hyper_connection\.|hc_head_)"
-_HEAD = "hc_head_"  # in every key of a learned head, which "dev" alone has
+_HEAD = "hc_head_"  # in every key of a learned head, which only "dev" has
 BRANCHES = {
     "main": mhc.Dialect(
         "Megatron's branch main",
@@ -36,7 +37,7 @@ BRANCHES = {
         _MARKER,
     ),
 }
-_NEGLIGIBLE = 1e-12  # stands for no eps in the Sinkhorn iterations, which need one to work on logits of any size
+_NEGLIGIBLE = 1e-12  # in place of a zero eps: the Sinkhorn iterations need an eps to work on logits of any size
 
 
 def load(
@@ -52,13 +53,13 @@ def load(
     """Make the connections of a model that Megatron-LM trained from its state dict.
 
     Args:
-        state_dict: The model's tensors; other tensors are left alone.
+        state_dict: The model's tensors; tensors that are not a connection's are ignored.
         branch: The branch of Megatron-LM that trained the model, "main" or "dev". It may be left out if the model has a
-            learned head, which "dev" alone has; other keys do not tell.
+            learned head, which only "dev" has; the other keys are the same in both branches.
         streams: `num_residual_streams` of the configuration.
         iterations: `mhc_sinkhorn_iterations`.
-        eps: Of "dev": added to the reads and in the Sinkhorn iterations; with `single_pass` it is `mhc_epsilon`.
-        norm_eps: The norm's; with `single_pass` it is `layernorm_epsilon`.
+        eps: For "dev" only, added to the reads and in the Sinkhorn iterations; `mhc_epsilon` with `single_pass`.
+        norm_eps: The norm's eps; `layernorm_epsilon` with `single_pass`.
         single_pass: `mhc_single_pass` of "dev"; use the connections in a `HyperConnectionStack(…, delayed=True)`.
 
     Returns:
@@ -91,13 +92,13 @@ def load(
 def dump(
     connections: Mapping[str, nn.Module], *, branch: str | None = None, prefix: str | None = None
 ) -> dict[str, Tensor]:
-    """Return the tensors of connections that a `load` made, under Megatron's names.
+    """Return the tensors of connections that a dialect's `load` made, under Megatron's names.
 
     Args:
-        connections: The connections.
-        branch: The branch of Megatron-LM that shall load the tensors, "main" or "dev"; it may be left out if the
+        connections: The connections by site, as `load` returns them.
+        branch: The branch of Megatron-LM that will load the tensors, "main" or "dev". It may be left out if the
             connections have a learned head.
-        prefix: Stands before every key instead of "decoder.".
+        prefix: The text before every key, in place of "decoder.".
 
     Example:
         >>> import jpmhc, torch
@@ -113,7 +114,7 @@ def dump(
 
 
 def _check_branch(branch: str | None, learned_head: bool) -> str:
-    """Return the branch; raise an error if it is not known, or cannot have a learned head."""
+    """Return the branch. Raise an error if it is unknown, missing without a learned head, or "main" with one."""
     if branch is None and not learned_head:
         raise ValueError(
             "Megatron's branches main and dev use the same keys for different formulas: "

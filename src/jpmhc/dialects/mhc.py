@@ -1,7 +1,7 @@
-"""The connections of DeepSeek's mHC and of the dialects that follow it: one learned scale for each kind of logits.
+"""The connections of DeepSeek's mHC and its successors, with one learned scale for each kind of logits.
 
-With m = fn · norm(x) for the flattened streams x of a token, the logits are m · scale + base. Reads and writes are
-sigmoids of their logits, and the skip is the identity or a Sinkhorn matrix, in most dialects transposed.
+With m = fn · norm(x) for the flattened streams x of a token, the logits are m · scale + base. The read and write
+weights are sigmoids of their logits. The skip is the identity or a Sinkhorn matrix, which most dialects transpose.
 """
 
 from collections.abc import Mapping
@@ -19,11 +19,11 @@ from jpmhc.dialects.keys import Naming, check_connections, check_shape, collect_
 from jpmhc.mixers import Identity, Mixer, SettingsModule, Sinkhorn
 
 PARTS = ("fn", "base", "scale")
-# The three numbers of "scale", if a model keeps each in a tensor of its own.
+# The names of the three numbers of "scale", if a model has a tensor for each number.
 SCALES = ("read_scale", "write_scale", "skip_scale")
 MARKER = r"(^|\.)hc_|_hc\."  # matches every key of a connection in the family of DeepSeek-V4
 SAME_NAMES = {"": {part: part for part in PARTS}}  # the model uses the same names for the parts
-# The names of the tensors of a layer's two connections: in a module for each connection, or as the layer's own.
+# The names of the tensors of a layer's two connections: in one module per connection, or in the layer itself.
 LAYERS_WITH_MODULES = {
     "layers.{}.attn": "layers.{}.attn_hc.[part]",
     "layers.{}.ffn": "layers.{}.ffn_hc.[part]",
@@ -32,12 +32,12 @@ LAYERS_WITH_TENSORS = {
     "layers.{}.attn": "layers.{}.hc_attn_[part]",
     "layers.{}.ffn": "layers.{}.hc_ffn_[part]",
 }
-# The names in `transformers` of the connections and the head of several families.
+# The names of the connections and the head that several families share in `transformers`.
 TRANSFORMERS_NAMES = Naming("model.", {**LAYERS_WITH_MODULES, "head": "hc_head.hc_[part]"}, SAME_NAMES)
 
 
 class ConnectionTensors(Protocol):
-    """The tensors of one connection, as published models keep them."""
+    """The tensors of one connection, in the form of published models."""
 
     @property
     def fn(self) -> Tensor:
@@ -49,11 +49,11 @@ class ConnectionTensors(Protocol):
 
     @property
     def scale(self) -> Tensor:
-        """The factors of the projection's logits of the read, of the write and of the skip. [2 or 3]"""
+        """The factors of the read's, the write's and, if there are any, the skip's projected logits. [2 or 3]"""
 
 
 class ScaledParameters(nn.Module):
-    """`ConnectionTensors` as parameters of a module of their own."""
+    """A module whose parameters are copies of a connection's three tensors (a `ConnectionTensors`)."""
 
     def __init__(self, fn: Tensor, base: Tensor, scale: Tensor) -> None:
         super().__init__()
@@ -61,16 +61,16 @@ class ScaledParameters(nn.Module):
 
 
 class ScaledMap(CoefficientMap):
-    """Computes logits as m · scale + base with m = fn · norm(x), from the parameters of another module.
+    """A coefficient map with the logits m · scale + base and m = fn · norm(x), which uses another module's parameters.
 
     Args:
-        parameters: The module with the parameters. They are looked up at every call, so that moved, sharded or replaced
-            ones are used.
-        borrowed: Whether the module stays part of another model; otherwise it becomes a part of the map.
+        parameters: The module with the parameters. Every call looks the parameters up, so that the map uses moved,
+            sharded or replaced parameters.
+        borrowed: Whether the module stays a part of another model; otherwise the module becomes a part of the map.
         dim: Width of one stream.
         mixer: The mixer.
         norm: As in `HyperConnection`.
-        settings: As in `CoefficientMap.configure`.
+        settings: Other settings, as in `CoefficientMap.configure`.
     """
 
     source: ConnectionTensors
@@ -94,12 +94,12 @@ class ScaledMap(CoefficientMap):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """The projection, without its scales. [K, n * dim]"""
+        """The projection, not yet multiplied by the scales. [K, n * dim]"""
         return self.source.fn
 
     @property
     def bias(self) -> Tensor:  # type: ignore[override]
-        """The bias, in float32 at least. [K]"""
+        """The bias, in float32 or float64. [K]"""
         return _widen(self.source.base)
 
     @property
@@ -122,12 +122,12 @@ def _widen(tensor: Tensor) -> Tensor:
 
 
 class ScaledConnection(HyperConnection):
-    """A hyper-connection with a `ScaledMap`; it reads, writes and uses kernels like any other.
+    """A hyper-connection whose coefficients come from a `ScaledMap`.
 
     Args:
         coefficients: The map.
         sublayer: As in `HyperConnection`.
-        kernels: Likewise.
+        kernels: As in `HyperConnection`.
     """
 
     map: ScaledMap
@@ -143,15 +143,15 @@ class ScaledConnection(HyperConnection):
 
 @dataclass(frozen=True)
 class Dialect:
-    """A family of models: the names of its connections' tensors, and its settings.
+    """A family of models: the names of the connections' tensors, and the connections' settings.
 
     Attributes:
         title: The family's name, for messages.
-        namings: Its sets of names, by name.
+        namings: The family's sets of names, such as `"huggingface"`, by the name of the set.
         marker: A pattern that every key of a connection matches, and no other key.
-        norm_eps: `rms_norm_eps` of its configurations.
-        mean_head: Whether its streams end as their mean, which has no key in the state dict.
-        skip: Its skip matrix, in the words of `describe_skip`.
+        norm_eps: `rms_norm_eps` of the family's configurations.
+        mean_head: Whether the head is the mean of the streams, which has no key in the state dict.
+        skip: The skip matrix, in the words of `describe_skip`.
     """
 
     title: str
@@ -170,14 +170,15 @@ class Dialect:
         eps: float = 1e-6,
         norm_eps: float | None = None,
     ) -> dict[str, nn.Module]:
-        """Make the connections of a model, and its head if it has one, from its state dict.
+        """Make a model's connections, and its head if it has one, from the model's state dict.
 
         Args:
-            state_dict: The model's tensors under Hugging Face's or the original names; other tensors are left alone.
+            state_dict: The model's tensors under Hugging Face's or the original names. Tensors that are not a
+                connection's are ignored.
             streams: `hc_mult` of the model's configuration.
             iterations: `hc_sinkhorn_iters`.
             eps: `hc_eps`.
-            norm_eps: `rms_norm_eps`; None takes the family's.
+            norm_eps: `rms_norm_eps`; None takes the family's value.
 
         Returns:
             A `HyperConnection` for each of "layers.0.attn", "layers.0.ffn", …, and a `StreamHead` for "head".
@@ -206,7 +207,7 @@ class Dialect:
         norm_eps: float,
         **settings: Any,
     ) -> dict[str, ScaledConnection | StreamHead]:
-        """Make a connection, or a learned head, for every site in a state dict."""
+        """Make the connection or the learned head of every site in a state dict, and return them by site."""
         checks.whole_number(streams, "streams")
         checks.optional_whole_number(iterations, "iterations")
         sites = collect_sites(state_dict, self.namings, self.marker, self.title)
@@ -229,12 +230,12 @@ class Dialect:
     def dump(
         self, connections: Mapping[str, nn.Module], names: str | None = None, prefix: str | None = None
     ) -> dict[str, Tensor]:
-        """Return the tensors of connections that `load` made, under the names of a model.
+        """Return the tensors of connections that `load` made, under the names of the published model.
 
         Args:
-            connections: The connections.
-            names: The set of names, such as "huggingface" or "original"; None takes the dialect's first one.
-            prefix: Stands before every key instead of the names' own prefix.
+            connections: The connections by site, as `load` returns them.
+            names: The set of names, such as "huggingface" or "original"; None takes the dialect's first set.
+            prefix: The text before every key, in place of the prefix of the names.
 
         Example:
             >>> import jpmhc, torch
@@ -259,7 +260,7 @@ class Dialect:
 
 
 def join_scales(parts: Mapping[str, Tensor], what: str) -> ScaledParameters:
-    """Make the parameters of one connection, whose scales may be three tensors of one number each."""
+    """Return one connection's parameters as a module, with separate scales joined into one tensor."""
     if "scale" in parts:
         return ScaledParameters(**parts)
     for name in SCALES:
@@ -269,13 +270,13 @@ def join_scales(parts: Mapping[str, Tensor], what: str) -> ScaledParameters:
 
 
 def read_parts(module: nn.Module, what: str, dialect: str, skip: str) -> dict[str, Tensor]:
-    """Return the tensors of a connection or a head by part; a head without parameters has none.
+    """Return the tensors of a connection or a head by part, and an empty dict for a head without parameters.
 
     Args:
         module: The connection or the head.
-        what: Its site, for messages.
+        what: The module's site, for messages.
         dialect: The dialect's name, for messages.
-        skip: The dialect's skip. The tensors of a connection with another skip would mean something else.
+        skip: The dialect's skip. A connection with another skip raises an error.
     """
     if isinstance(module, ScaledConnection):
         if describe_skip(module.mixer) != skip:
@@ -303,15 +304,15 @@ def make_scaled_connection(
 
     Args:
         parameters: The module with the parameters.
-        streams: n.
-        iterations: T of the Sinkhorn skip; None takes the identity as skip.
+        streams: The number n of streams.
+        iterations: The number of Sinkhorn iterations; None makes the skip the identity.
         eps: Added to the reads, and in the Sinkhorn iterations.
-        norm_eps: The norm's, inside its root.
-        borrowed: Whether the module stays part of another model.
+        norm_eps: The norm's eps.
+        borrowed: Whether the module stays a part of another model.
         what: The parameters' site, for messages.
         kernels: As in `HyperConnection`.
         transposed: Whether the skip is the transpose of the Sinkhorn matrix.
-        settings: Others, as in `ScaledMap`; `read_eps` replaces `eps` at the reads.
+        settings: Other settings of `ScaledMap`; `read_eps` replaces `eps` for the reads.
     """
     mixer = make_skip(streams, iterations, eps, transposed)
     logits, fn = 2 * streams + mixer.logits, parameters.fn
@@ -327,7 +328,10 @@ def make_scaled_connection(
 
 
 def make_skip(streams: int, iterations: int | None, eps: float, transposed: bool = True) -> Mixer:
-    """Make the skip H = Cᵀ or C: C is normalised by rows first, then columns, T times."""
+    """Return the mixer with the skip Cᵀ or C, or the identity if `iterations` is None.
+
+    Each of the iterations normalises the rows of C and then its columns.
+    """
     if iterations is None:
         return Identity(streams)
     first = "columns" if transposed else "rows"
@@ -337,14 +341,14 @@ def make_skip(streams: int, iterations: int | None, eps: float, transposed: bool
 
 
 def describe_skip(mixer: Mixer) -> str:
-    """Describe the skip of a connection with this mixer."""
+    """Return the words for a mixer's skip matrix that `Dialect.skip` and the messages use."""
     if not isinstance(mixer, Sinkhorn):
         return "the identity"
     return "Sinkhorn's matrix transposed" if mixer.transposed else "Sinkhorn's matrix"
 
 
 def make_head(parts: Mapping[str, Tensor], streams: int, eps: float, norm_eps: float, what: str) -> StreamHead:
-    """Make the learned head of `fn`, `base` and `scale`."""
+    """Return the learned head with the tensors `fn`, `base` and `scale`."""
     fn = parts["fn"]
     if fn.ndim != 2 or fn.shape[1] % streams:
         raise ValueError(f"{what}.fn must have the shape [{streams}, {streams} * dim], got {list(fn.shape)}")

@@ -1,10 +1,10 @@
 r"""Qwen3.8-Flash-Next: a gated residual, whose skip is the identity and whose read has a weight for every channel.
 
-With x̂ the streams, each divided by its own root mean square and multiplied by 1 + hc_norm, and flattened,
+Let x̂ be the flattened streams, each divided by its root mean square and multiplied by 1 + hc_norm. Then
 
     read = mean over streams of σ(U silu(D x̂ / n)) ⊙ x̂,   write = 2σ(B x̂ / n),   x_i ← x_i + write_i y.
 
-The sublayer's input is already normalised, so a block has no other norm, and the model has no last one.
+The sublayer's input is already normalised, so that blocks have no other norm and the model has no last norm.
 """
 
 import functools
@@ -37,15 +37,15 @@ MARKER = r"(^|\.)((attn|mlp)_hyper_connection|hyper_connection_mixer)\."
 
 
 class GatedResidual(nn.Module):
-    """Reads n streams with a weight per channel, and adds to them; without `inject` it is a head.
+    """A module that reads n streams with one weight per channel and writes to the streams; without `inject`, a head.
 
     Args:
         norm: The norm's weight minus one. [n * dim]
         down: The first matrix of the read's gate. [rank, n * dim]
         up: The second matrix of the read's gate. [n * dim, rank]
         inject: The projection to the write weights; None makes a head, which has no write. [n, n * dim]
-        streams: n.
-        eps: The norm's, inside its root.
+        streams: The number n of streams.
+        eps: Added to the mean square under the norm's root.
 
     Shapes:
         x: [..., n, dim]
@@ -69,16 +69,16 @@ class GatedResidual(nn.Module):
         self.inject = None if inject is None else nn.Parameter(inject.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Read the streams, as the model's head does. [..., dim]"""
+        """Read the streams and return the result without write weights, as the model's head does. [..., dim]"""
         return self.read(x)[0]
 
     def read(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Compute the sublayer's input [..., dim], and the write weights [..., n] for `write`."""
+        """Read the streams. Return the sublayer's input [..., dim], and the write weights [..., n] for `write`."""
         check_streams(x, self.streams, self.dim)
         return read_gated(x, self.norm, self.down, self.up, self.inject, self.eps)
 
     def write(self, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-        """Add the sublayer's output y [..., dim] to each stream, times its weight."""
+        """Add the sublayer's output y [..., dim], times a stream's write weight, to each stream."""
         return write_gated(x, check_sublayer_output(y, x), weights)
 
 
@@ -96,18 +96,18 @@ def read_gated(
 
 
 def write_gated(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-    """Add y to each stream, times its weight. [..., n, d], [..., d], [..., n] → [..., n, d]"""
+    """Add y, times a stream's write weight, to each stream. [..., n, d], [..., d], [..., n] → [..., n, d]"""
     return x + y.unsqueeze(-2) * weights.unsqueeze(-1)
 
 
 def write_read_gated(x: Tensor, y: Tensor, weights: Tensor, *following: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Write to the streams and read them for the next sublayer, in one graph for a compiler."""
+    """Write to the streams and read them for the next sublayer, in one function that a compiler can fuse."""
     x = write_gated(x, y, weights)
     return x, *read_gated(x, *following)
 
 
 def read_head(x: Tensor, norm: Tensor, down: Tensor, up: Tensor, eps: float) -> Tensor:
-    """Compute the gated read alone. [..., n, d] → [..., d]"""
+    """Compute the gated read without write weights. [..., n, d] → [..., d]"""
     return read_gated(x, norm, down, up, None, eps)[0]
 
 
@@ -120,7 +120,7 @@ def load(state_dict: Mapping[str, Tensor], *, streams: int = 4, norm_eps: float 
     """Make the gated residuals of a Qwen3.8-Flash-Next model from its state dict.
 
     Args:
-        state_dict: The model's tensors under Hugging Face's names; other tensors are left alone.
+        state_dict: The model's tensors under Hugging Face's names; tensors that are not a connection's are ignored.
         streams: `hc_count` of the model's configuration.
         norm_eps: `rms_norm_eps`.
 
@@ -154,9 +154,9 @@ def dump(
     """Return the tensors of gated residuals that `load` made, under `"huggingface"` names.
 
     Args:
-        connections: The gated residuals.
+        connections: The gated residuals by site, as `load` returns them.
         names: The set of names.
-        prefix: Stands before every key instead of the names' own prefix.
+        prefix: The text before every key, in place of the prefix of the names.
 
     Example:
         >>> import jpmhc, torch
@@ -178,20 +178,20 @@ def dump(
 
 
 class GatedResidualRunner:
-    """Runs a gated residual of `transformers` with our arithmetic: the model's head, or a connection called alone."""
+    """A runner of a gated residual of `transformers`, the head or a connection, with this package's arithmetic."""
 
     def __init__(self, module: Any, name: str, kernels: str) -> None:
         checks.choice(kernels, KERNELS, "kind of kernels")
         self.module, self.kernels = module, kernels
 
     def flatten(self, hidden_states: Tensor) -> Tensor:
-        """Return the streams of all tokens. [..., n * d] → [T, n, d]"""
+        """Reshape the streams of all tokens. [..., n * d] → [T, n, d]"""
         return hidden_states.reshape(-1, self.module.hc_count, self.module.hidden_size)
 
     def run(self, function: Callable[..., Any], x: Tensor, *arguments: Any) -> Any:
-        """Call a function with the module's parameters; compile it where kernels run, so that its passes are fused.
+        """Call a function with the module's parameters, compiled if `kernels` asks for fused passes.
 
-        The parameters are looked up at every call, so that moved or sharded ones are used.
+        Every call looks the parameters up, so that moved or sharded parameters are used.
         """
         module = self.module
         if function is not write_gated:
@@ -210,7 +210,7 @@ class GatedResidualRunner:
 
 
 class Layer:
-    """Runs a decoder layer of `transformers` with the write of one sublayer and the read of the next as one."""
+    """A runner of a `transformers` decoder layer that fuses the attention's write with the MLP's read."""
 
     def __init__(self, layer: Any, name: str, kernels: str) -> None:
         self.layer = layer
