@@ -30,7 +30,7 @@ def _project(x: Tensor, weight: Tensor, norm: str, eps: float) -> tuple[Tensor, 
 
 
 class CoefficientMap(SettingsModule):
-    """A module that computes logits from streams and coefficients from logits; it stays in float32 in a half model.
+    """A module that computes the coefficients of each token from the streams, always in float32 or float64.
 
     Attributes:
         tokens_apart: Whether processes of a tensor-parallel group have different tokens (`parallelize_connections`).
@@ -120,7 +120,7 @@ class CoefficientMap(SettingsModule):
         return (self.mixer.streams * self.dim) ** -0.5
 
     def parameters_in_use(self) -> tuple[Tensor | None, Tensor]:
-        """Return the weight, to be multiplied by `scale`, and the bias. [K, n * dim], [K]"""
+        """Return the weight, not yet multiplied by `scale`, and the bias. [K, n * dim], [K]"""
         return self.weight, self.bias
 
     def parameters_for_kernels(self) -> tuple[Tensor | None, Tensor]:

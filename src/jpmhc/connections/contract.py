@@ -40,7 +40,7 @@ class Connection(Protocol):
 
 
 class State(Protocol):
-    """The result of a connection's read that its write needs; `block` is the connection."""
+    """The object that a connection's read returns for the connection's write; `block` is the connection."""
 
     @property
     def x(self) -> Tensor:
@@ -55,7 +55,7 @@ class State(Protocol):
     def join(
         self, block: "HyperConnection", x: Tensor, following: "HyperConnection"
     ) -> "Callable[[Tensor], tuple[Tensor, Tensor, State]] | None":
-        """Return a function of y that does `Connection.write_read` in one pass over the streams; None if none can."""
+        """Return a function of y that does `Connection.write_read` in one pass, or None if there is no such pass."""
 
     def make_rewrite(
         self, block: "HyperConnection", y: Tensor, following: "HyperConnection | None"

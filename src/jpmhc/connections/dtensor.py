@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class DTensorState(NamedTuple):
-    """The state of a read from a DTensor."""
+    """The state that the read of a DTensor returns."""
 
     x: Any  # the DTensor
     own: State  # the state of the form that read this process's tokens
@@ -55,7 +55,7 @@ class DTensorState(NamedTuple):
 
 
 def read(block: "HyperConnection", x: Any) -> tuple[Tensor, DTensorState] | None:
-    """Read this process's tokens of a DTensor. Return the sublayer's input as a DTensor and the state; else None."""
+    """Read this process's tokens of a DTensor. Return the sublayer's input and the state; None for a plain tensor."""
     if not dtensors.is_dtensor(x):
         return None
     own = find_own(x, 2, block.map.tokens_apart)
@@ -64,7 +64,7 @@ def read(block: "HyperConnection", x: Any) -> tuple[Tensor, DTensorState] | None
 
 
 def find_own(x: Any, size_dims: int, tokens_apart: bool) -> Tensor:
-    """Return this process's tokens of a DTensor. Raise an error unless the weights were prepared for its sharding.
+    """Return this process's tokens of a DTensor. Raise an error unless the weights were prepared for this sharding.
 
     Args:
         x: The DTensor. [..., d] or [..., n, d]
@@ -92,7 +92,7 @@ def take_own(y: Any, x: Any) -> Tensor:
 
 
 def spread(own: Tensor, x: Any, size_dims: int = 2) -> Tensor:
-    """Return the DTensor with the placements of x whose tokens on this process are `own`.
+    """Make a DTensor with the placements of x from this process's tokens `own`.
 
     The last `size_dims` dimensions of x are within a token.
     """

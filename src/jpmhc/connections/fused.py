@@ -85,7 +85,7 @@ def read(block: "HyperConnection", x: Tensor) -> tuple[Tensor, FusedState] | Non
 
 
 def read_streams(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Tensor, FusedState]:
-    r"""Compute $h = \sum_j r_j x_j$, with r, w and H from the logits $W\,\mathrm{norm}(x) + b$.
+    r"""Compute the sublayer's input $h = \sum_j r_j x_j$, and r, w and H from the logits $W\,\mathrm{norm}(x) + b$.
 
     Args:
         x: The streams, in float32, bfloat16 or float16. [..., n or 1, d]

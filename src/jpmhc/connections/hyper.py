@@ -160,7 +160,7 @@ class HyperConnection(SettingsModule):
         return state.write(self, x, y, False)
 
     def write_mean(self, x: Tensor, y: Tensor, state: State) -> Tensor:
-        """Write as `write` does. Return the mean of the new streams [..., dim], which the kernels take in one pass."""
+        """Write y to the streams and return the mean of the new streams [..., dim]; the kernels need one pass."""
         check_write(self, x, y, state)
         return state.write(self, x, y, True)
 
@@ -181,7 +181,7 @@ class HyperConnection(SettingsModule):
 
     @contextlib.contextmanager
     def computed_by(self, form: Form) -> Iterator[None]:
-        """Use `form` for this connection's reads inside the context, not the form that it would choose."""
+        """Use `form` for this connection's reads inside the context, instead of the form that it would choose."""
         self.__dict__["form"] = form
         try:
             yield

@@ -55,7 +55,7 @@ def parameter_groups(model: nn.Module, weight_decay: float, *, projections_apart
 def load_plain_weights(
     model: nn.Module, weights: Mapping[str, Tensor], rename: Mapping[str, str] | None = None
 ) -> None:
-    """Load a plain model's weights into the same model with hyper-connections, whose outputs are then the same.
+    """Load a plain model's weights into the same model with hyper-connections, which then gives the same outputs.
 
     Each weight of the plain model must have a name in this model, and each weight of this model, except the
     connections' own, must get a value of its shape. Otherwise nothing is loaded, and the error lists the names. A

@@ -212,7 +212,7 @@ def _may_be_recomputed() -> bool:
 
 
 def keep_read(x: Tensor, read: Any) -> ReadAhead:
-    """Return the streams x, their version, whether gradients are on, and the result of their read."""
+    """Return the result of a read together with the streams x, their version and whether gradients are on."""
     return x, x._version, torch.is_grad_enabled(), read
 
 

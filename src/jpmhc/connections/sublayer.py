@@ -47,7 +47,7 @@ def find_accepted(sublayer: Any) -> Accepted:
 
 
 def route_keywords(blocks: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return for each connection the keyword arguments that its sublayer takes.
+    """Return the keyword arguments that each connection's sublayer takes, as one dict per connection.
 
     Raise an error for a keyword that no sublayer takes, and for more positional arguments than a sublayer takes.
     """

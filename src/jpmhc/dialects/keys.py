@@ -56,7 +56,7 @@ def _kind_of(site: str) -> str:
 
 
 def collect_sites(state_dict: Mapping[str, Tensor], namings: Mapping[str, Naming], marker: str, dialect: str) -> Sites:
-    """Return the connections' tensors by site. Raise an error if keys are missing or not the dialect's.
+    """Return the connections' tensors by site. Raise an error for missing keys and for names of another dialect.
 
     Args:
         state_dict: The tensors of a model, or only of its connections.

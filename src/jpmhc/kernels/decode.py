@@ -43,7 +43,7 @@ def _decode(
     WRITES: tl.constexpr, OLD_PER_TOKEN: tl.constexpr, KP: tl.constexpr, M: tl.constexpr, BD: tl.constexpr,
     S: tl.constexpr,
 ):  # fmt: skip
-    """S describes the connection that reads. Without WRITES there is no write: the streams x are read."""
+    """Write one token's streams and read them for the next connection S. Without WRITES, read x without a write."""
     N: tl.constexpr = S.n
     D: tl.constexpr = S.d
     ND: tl.constexpr = N * D

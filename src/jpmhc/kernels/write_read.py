@@ -76,7 +76,7 @@ def _write_read(
     PRECISION: tl.constexpr, COMPILED: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr, STAGES: tl.constexpr,
     BACK: tl.constexpr, BACK_STAGES: tl.constexpr, M: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
-    """S describes the connection that reads; `old` are the coefficients of the connection that writes."""
+    """Write the streams of BT tokens with the coefficients `old`, and read them for the next connection S."""
     N: tl.constexpr = S.n
     D: tl.constexpr = S.d
     ND: tl.constexpr = N * D
