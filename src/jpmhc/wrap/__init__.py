@@ -1,4 +1,4 @@
-"""A model's residual additions become hyper-connections, in place, whatever the model."""
+"""Turn the residual additions of any transformer model into hyper-connections, in place."""
 
 from jpmhc.wrap.installation import prepare_stage
 from jpmhc.wrap.pretrained import load_wrapped

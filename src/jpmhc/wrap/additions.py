@@ -1,4 +1,4 @@
-"""How many of a model's residual additions became connections, and which stay plain."""
+"""Count a model's residual additions, and describe how many became connections and which stay plain."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Self
@@ -11,21 +11,22 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from jpmhc.wrap.layers import LayerPlan
 
-# Functions that compute something new from a hidden state, as a residual branch does; so does any with a weight matrix.
+# The functions of a residual branch; any other function with a weight matrix as an argument also counts.
 BRANCHES = {"addmm", "baddbmm", "bmm", "einsum", "linear", "matmul", "mm", "scaled_dot_product_attention"}
 BRANCHES |= {"__matmul__", "__rmatmul__", "grouped_mm", "_grouped_mm"}
 ADDITIONS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
 
 
 class ResidualAdditions(TorchFunctionMode):
-    """Watches a run of a plain model, and counts the additions x + f(x) that each module makes.
+    """A mode that counts the residual additions x + f(x) of each module during a run of a plain model.
 
-    Every tensor gets a bit. It knows by two masks from which tensors it was computed: with only casts, norms, sums and
-    the like between (`same`), or with a weight matrix or an attention between (`branched`). An addition is residual if
-    one term is the same as a tensor from which the other one branched, and they are not both the same as a later one.
+    Every tensor gets a bit and two masks of earlier tensors' bits. The mask `same` has the tensors that led to this
+    tensor by casts, norms, sums and the like alone. The mask `branched` has the tensors that led to this tensor through
+    a weight matrix or an attention. An addition is residual if the newest tensor in one term's `same` and the other
+    term's `branched` is newer than all tensors in both terms' `same`.
 
     Attributes:
-        counts: For each module by name, number of dimensions and width: the number of additions in one call.
+        counts: The number of additions in one call, by the module's name and the sum's number of dimensions and width.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -62,7 +63,7 @@ class ResidualAdditions(TorchFunctionMode):
         if not outputs or name == "__get__":
             return result
         with torch._C.DisableTorchFunction():
-            filled = name.endswith("_like") or name.startswith("new_")  # takes no more than the shape
+            filled = name.endswith("_like") or name.startswith("new_")  # uses only the shape of its arguments
             inputs = [] if filled else _tensors([*args, *(kwargs or {}).values()])
             terms = [self._masks_of(x) for x in inputs if x.is_floating_point() and not isinstance(x, nn.Parameter)]
             if name in ADDITIONS and len(terms) == 2 and self._calls:
@@ -96,7 +97,7 @@ def _is_matrix(weight: Tensor) -> bool:
 
 
 def _tensors(values: Sequence[Any]) -> list[Tensor]:
-    """Return the tensors among these values and in the lists and tuples among them."""
+    """Return the tensors among these values, and inside lists and tuples among these values."""
     flat = [entry for value in values for entry in (value if isinstance(value, tuple | list) else (value,))]
     return [value for value in flat if isinstance(value, Tensor)]
 
@@ -104,12 +105,12 @@ def _tensors(values: Sequence[Any]) -> list[Tensor]:
 def describe_wrapping(
     model: nn.Module, plans: Sequence[LayerPlan], counts: dict[tuple[str, int, int], int]
 ) -> tuple[str, bool]:
-    """Return one sentence about the additions that became connections, and whether something is left to be said.
+    """Return one sentence about the additions that became connections, and whether that sentence is worth a warning.
 
     Args:
         model: The model.
-        plans: Of its wrapped layers.
-        counts: Of its residual additions, as `ResidualAdditions` has counted them.
+        plans: The plans of the model's wrapped layers.
+        counts: The model's residual additions, counted by `ResidualAdditions`.
     """
     sizes = {(plan.ndim, plan.dim) for plan in plans}
     plain = {name: count for (name, *size), count in counts.items() if tuple(size) in sizes}

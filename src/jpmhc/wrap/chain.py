@@ -1,4 +1,4 @@
-"""Layers that hand streams to each other: the hooks that make their hidden state streams and turn it back."""
+"""Hooks on a chain of layers, which turn the hidden state into streams before the chain and back after it."""
 
 import functools
 import itertools
@@ -19,22 +19,22 @@ from jpmhc.modes import is_transformed
 from jpmhc.wrap.layers import CHILD, Args, Kwargs, LayerPlan, connections_of
 from jpmhc.wrap.streams import Read, Route, Streams
 
-CHECKPOINT = "_gradient_checkpointing_func"  # the attribute by which transformers recomputes a layer
+CHECKPOINT = "_gradient_checkpointing_func"  # a layer's attribute with the function that recomputes the layer
 Sent = tuple[StorageWeakRef, Tensor | None]  # the storage of streams, and the hidden state if gradients flow through it
 
 
 def _is_traced() -> bool:
-    """Say whether a compiler or a transform looks at the computation: then tensors have no storage to know them by."""
+    """Return whether a compiler or a transform traces the computation, so that tensors have no storage."""
     return torch.compiler.is_compiling() or is_transformed()
 
 
 def _is_no_container(value: object) -> bool:
-    """Say whether a value in an output is kept as it is, such as a cache of keys and values."""
+    """Return whether a value in an output is a leaf, such as a tensor or a cache of keys and values."""
     return not isinstance(value, dict | list | tuple)
 
 
 class SumOfStates(torch.autograd.Function):
-    """Returns the streams, with gradients as if they were the sum of the hidden state and their differences from it."""
+    """An identity on the streams whose backward pass sends the sum of the streams' gradients to the hidden state."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, state: Tensor) -> Tensor:
@@ -46,28 +46,29 @@ class SumOfStates(torch.autograd.Function):
 
 
 class Chain:
-    """A run of layers in which each gets the streams that the one before returned, and their hooks.
+    """The hooks of a chain of layers, in which each layer gets the streams that the layer before returned.
 
-    Inside a call of the module that owns the layers they return streams, and what the owner returns of them is reduced.
-    Where something else calls the layers, such as a method `forward_intermediates`, each returns its hidden state, and
-    the next layer finds the streams that belong to it.
+    Inside a call of the owner (the module that contains the layers), the layers return streams, and streams in the
+    owner's output are reduced to hidden states. If other code calls the layers, such as a method
+    `forward_intermediates`, each layer returns its hidden state, and the next layer looks up the streams that belong to
+    this hidden state.
 
-    A layer may read ahead for the next one: its last write and the next layer's first read are then one pass. What was
-    read is used only if the next layer gets the same streams.
+    A layer may read ahead for the next layer: one pass then computes its last write and the next layer's first read.
+    The result is used only if the next layer gets the same streams.
 
     Args:
         plans: The layers' plans, in the order of their calls.
         layers: The layers.
-        owner: The innermost module that contains the layers and is no list of modules.
+        owner: The innermost module that contains the layers and is not a list of modules.
         streams: The number of streams.
 
     Attributes:
-        staged: Whether some of the layers are a stage of a pipeline: they return streams, whatever calls them.
-        calls: The calls that are under way of the owner and of modules that contain it.
-        unfinished: Whether the first layer was called, and the last one not yet.
-        gives_states: Whether these calls return the hidden states, so that gradients shall flow through them.
-        sent: The streams that the layers have returned inside these calls.
-        apart: For each hidden state that a layer has returned outside a call of the owner, its streams.
+        staged: Whether some of the layers are a stage of a pipeline: such layers always return streams.
+        calls: The running calls of the owner and of modules that contain the owner.
+        unfinished: Whether the first layer was called, but the last layer not yet.
+        gives_states: Whether the running calls return hidden states, so that gradients must flow through these states.
+        sent: The streams that the layers have returned inside the running calls.
+        apart: The streams of each hidden state that a layer has returned outside a call of the owner.
     """
 
     def __init__(self, plans: Sequence[LayerPlan], layers: Sequence[nn.Module], owner: nn.Module, streams: int) -> None:
@@ -98,7 +99,7 @@ class Chain:
         self._forget_calls()
 
     def begin(self, layer: nn.Module, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
-        """Before a layer: make its hidden state streams."""
+        """Turn the hidden state among a layer's arguments into streams (a hook before the layer)."""
         plan, connections = connections_of(layer).plan, connections_of(layer).connections
         x = plan.entering(args, kwargs)
         if not isinstance(x, Tensor):
@@ -107,7 +108,7 @@ class Chain:
         if not plan.first and not _is_traced():
             x = self.apart.get(x, x)
         if plan.first:
-            x = x.unsqueeze(-2)  # equal streams are held once
+            x = x.unsqueeze(-2)  # n equal streams are stored as one stream
             self.unfinished = True
         elif (x.ndim, *x.shape[-2:]) != self.shape:
             raise RuntimeError(
@@ -125,21 +126,24 @@ class Chain:
         return plan.with_entering(args, kwargs, entering)
 
     def end(self, layer: nn.Module, args: Args, kwargs: Kwargs, output: Any) -> Any:
-        """After a layer: make its streams a tensor [..., n, d], or after the last layer a hidden state."""
+        """Turn the streams in a layer's output into a tensor [..., n, d], or after the last layer into a hidden state.
+
+        This is a hook after the layer.
+        """
         plan, streams = connections_of(layer).plan, leaving_streams(layer, output)
         if streams.onward is not None:
             self.ahead = (self.following[plan.name], keep_read(streams.x, streams.onward))
         if plan.last:
             self.unfinished = False
-            streams.hidden = reduce_streams(streams.x)  # for whoever has seen these streams inside the layer
+            streams.hidden = reduce_streams(streams.x)  # for code that kept these streams inside the layer
             return plan.with_leaving(output, streams.hidden)
         return plan.with_leaving(output, self.send(streams.x))
 
     def send(self, x: Tensor) -> Tensor:
-        """Return the streams for the next layer, or their hidden state where something else than the owner gets it."""
+        """Return the streams for the next layer, or their mean if the layer was called outside a call of the owner."""
         if self.staged or _is_traced():
             return x
-        if self.owner not in self.calls and torch._C._current_graph_task_id() == -1:  # and no backward pass recomputes
+        if self.owner not in self.calls and torch._C._current_graph_task_id() == -1:  # outside recomputation too
             state = reduce_streams(x)
             self.apart[state] = x
             return state
@@ -151,7 +155,7 @@ class Chain:
         return x
 
     def enter(self, module: nn.Module, args: Args, kwargs: Kwargs) -> None:
-        """Before the owner, or a module that contains it: from now on the layers return streams."""
+        """Note that a call of the owner, or of a module around the owner, begins (a hook before that module)."""
         if self.staged or _is_traced():
             return
         if not self.calls:
@@ -162,7 +166,7 @@ class Chain:
         self.gives_states |= bool(setting) or bool(kwargs.get("output_hidden_states"))
 
     def leave(self, module: nn.Module, args: Args, output: Any) -> Any:
-        """After the owner, or a module that contains it: reduce every tensor of streams that it returns."""
+        """Reduce all streams in the output of the owner or of a module around it (a hook after that module)."""
         if self.staged:
             return output
         if _is_traced():
@@ -184,7 +188,7 @@ class Chain:
         return output
 
     def find_state(self, value: object) -> Tensor | None:
-        """Return the hidden state of a value that is streams, as they entered a layer or left it; else None."""
+        """Return the hidden state of a value that is a layer's streams; None for any other value."""
         if isinstance(value, Streams):
             return reduce_streams(value.x) if value.hidden is None else value.hidden
         if not self.sent or not isinstance(value, Tensor) or (value.ndim, *value.shape[-2:]) != self.shape:
@@ -196,11 +200,11 @@ class Chain:
         return None
 
     def reduce_by_name(self, module: nn.Module, output: Any) -> Any:
-        """Reduce the hidden states in an output that is traced, where streams are known by names and shapes alone.
+        """Reduce the streams in a traced output, in which only names and shapes tell which entries are streams.
 
         Args:
-            module: The module that returns them.
-            output: A tuple, or a dict, whose names say which entries are hidden states.
+            module: The module that returns the output.
+            output: A tuple, or a dict whose keys name the hidden states.
         """
         first = next(iter(output.values()), None) if isinstance(output, dict) else first_of(output)
         if self.length > 1 and isinstance(first, Tensor) and (first.ndim, *first.shape[-2:]) == self.shape:
@@ -215,14 +219,14 @@ class Chain:
         return output
 
     def refuse_unfinished(self, module: nn.Module) -> None:
-        """Raise an error after a call in which the last layer did not reduce the streams."""
+        """Raise an error that not all layers of the chain were called, so that the streams were not reduced."""
         raise RuntimeError(
             f"{type(module).__name__} did not call all of its layers {self.names}, as it did when the model was "
             "wrapped: unwrap the model before you run fewer of them"
         )
 
     def warn_of_frozen(self, layer: nn.Module, plan: LayerPlan) -> None:
-        """Warn once if a layer is trained and its connections are frozen, as PEFT freezes them."""
+        """Warn once if a layer is trained while its connections are frozen, for example by PEFT."""
         if torch.compiler.is_compiling() or any(p.requires_grad for p in connections_of(layer).parameters()):
             return
         if any(parameter.requires_grad for parameter in layer.parameters()):
@@ -234,7 +238,7 @@ class Chain:
             )
 
     def warn_of_backward_hooks(self, plan: LayerPlan) -> None:
-        """Warn once that PyTorch cannot find the gradient of streams for a layer's full backward hook."""
+        """Warn once that a layer's full backward hook gets no gradient of the streams from PyTorch."""
         self.warned_of_hooks = True
         if not torch.compiler.is_compiling():
             warnings.warn(
@@ -244,21 +248,27 @@ class Chain:
             )
 
     def find_onward(self, plan: LayerPlan, x: Tensor) -> HyperConnection | None:
-        """Return the next layer's first connection, if it may read before that layer is called."""
+        """Return the next layer's first connection if it may read before the next layer is called, else None."""
         if plan.name not in self.following:
             return None
         connection = connections_of(self.following[plan.name]).connections[0]
         return connection if may_read_ahead(connection, x) else None
 
     def take_read(self, layer: nn.Module, x: Tensor) -> Read | None:
-        """Return the mixture that was read for this layer from these streams, with its state; None if there is none."""
+        """Return the mixture and state that the layer before has read ahead from these streams, or None."""
         if torch.compiler.is_compiling() or self.ahead is None:
             return None
         (reader, ahead), self.ahead = self.ahead, None
         return use_read(ahead, x) if reader is layer else None
 
     def _reduce_entries(self, value: Any, named: bool) -> Any:
-        """Reduce the streams in a tuple of hidden states; without a name, only beside hidden states of their shape."""
+        """Reduce the streams in a tuple of hidden states.
+
+        Args:
+            value: The tuple; any other value is returned unchanged.
+            named: Whether the tuple is known to have hidden states. Otherwise a tensor counts as streams only if the
+                tuple also has a hidden state of matching shape.
+        """
         if type(value) not in (tuple, list):
             return value
         states = [reduce_streams(entry.x) if isinstance(entry, Streams) else entry for entry in value]
@@ -273,9 +283,10 @@ class Chain:
 
 
 def follow_recomputing(layer: nn.Module) -> None:
-    """Make a layer that transformers recomputes inside its hooks hand over its streams as a tensor.
+    """Replace the checkpoint function of a layer, so that recomputation gets its streams as a tensor.
 
-    Before version 5.23 such layers had a `__call__` of their own, which recomputes the hooks too, and needs nothing.
+    Before transformers 5.23, such layers had a `__call__` of their own that also recomputes the hooks; these layers
+    stay unchanged.
     """
     checkpoint = vars(layer).get(CHECKPOINT)
     if checkpoint is not None and not _is_ours(checkpoint) and type(layer).__call__ is nn.Module.__call__:
@@ -283,7 +294,7 @@ def follow_recomputing(layer: nn.Module) -> None:
 
 
 def forget_recomputing(layer: nn.Module) -> None:
-    """Give a layer its own checkpoint function back."""
+    """Restore a layer's original checkpoint function."""
     checkpoint: Any = vars(layer).get(CHECKPOINT)
     if _is_ours(checkpoint):
         setattr(layer, CHECKPOINT, checkpoint.args[0])
@@ -294,13 +305,14 @@ def _is_ours(checkpoint: object) -> bool:
 
 
 def recompute_streams(checkpoint: Callable[..., Any], run: Callable[..., Any], *args: Any) -> Any:
-    """Run a layer so that it can be recomputed: each run begins with a streams object of its own.
+    """Run a layer under its checkpoint function, with a new streams object in each run and recomputation.
 
-    Nothing is read ahead, into the layer or out of it, because the checkpoint keeps only the layer's arguments.
+    Neither this layer nor the next one uses a mixture read ahead, because the checkpoint saves only the layer's
+    arguments.
 
     Args:
         checkpoint: The layer's checkpoint function.
-        run: The layer's forward, bound to the layer and its keyword arguments; any other function is left alone.
+        run: The layer's forward, bound to the layer and its keyword arguments; any other function runs unchanged.
         args: The layer's positional arguments.
     """
     layer = run.args[0] if isinstance(run, functools.partial) and run.args else None
@@ -324,7 +336,7 @@ def recompute_streams(checkpoint: Callable[..., Any], run: Callable[..., Any], *
 
 
 def leaving_streams(layer: nn.Module, output: Any) -> Streams:
-    """Return the streams in a layer's output; raise an error if they took another way than the planned one."""
+    """Return the streams in a layer's output; raise an error if their operations differ from the layer's plan."""
     plan = connections_of(layer).plan
     streams = plan.leaving(output)
     if not isinstance(streams, Streams) or streams.trail != plan.steps:

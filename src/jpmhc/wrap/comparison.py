@@ -1,4 +1,4 @@
-"""The calls of a model while it is wrapped: with which inputs, and whether outputs and gradients stay the same."""
+"""Choose the inputs with which `wrap` calls a model, and check that outputs and gradients do not change."""
 
 import contextlib
 import copy
@@ -12,17 +12,17 @@ from jpmhc import checks
 from jpmhc.wrap.additions import ResidualAdditions
 from jpmhc.wrap.layers import Args, Kwargs, LayerPlan
 
-# Errors of models that are called without an argument that they need.
+# The errors that models raise if a necessary argument is missing.
 _FAILURES = (AttributeError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def call_arguments(model: nn.Module, inputs: object) -> tuple[Args, Kwargs]:
-    """Return the arguments of one call: the given ones, or small ones for a model of `transformers`."""
+    """Return the arguments of one call: the given inputs, or small default inputs for a model of `transformers`."""
     return ((), default_inputs(model)) if inputs is None else checks.call_arguments(inputs)
 
 
 def default_inputs(model: nn.Module) -> dict[str, Tensor]:
-    """Return two sequences of eight tokens, or two images of noise, as the model's configuration asks."""
+    """Return two sequences of eight tokens or two images of noise, whichever the model takes."""
     config: Any = getattr(model, "config", None)
     main = getattr(model, "main_input_name", None)
     device = next((parameter.device for parameter in model.parameters()), None)
@@ -47,7 +47,7 @@ def default_inputs(model: nn.Module) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def explaining_guess(model: nn.Module, guess: Kwargs) -> Iterator[None]:
-    """Turn the error of a model that was called with guessed arguments into a sentence that asks for others."""
+    """Turn a model's error inside the context, where it is called with guessed arguments, into a request for inputs."""
     try:
         yield
     except _FAILURES as error:
@@ -59,14 +59,14 @@ def explaining_guess(model: nn.Module, guess: Kwargs) -> Iterator[None]:
 
 
 class OutputComparison:
-    """Runs a model on the same inputs before and after a change, without dropout and with the same random numbers.
+    """A comparison of a model's outputs and gradients before and after wrapping, in eval mode on the same inputs.
 
-    Used as a context, it leaves the model's mode and torch's generator as they were.
+    At its end, the context restores the model's mode and torch's random state.
 
     Args:
         model: The model, not yet wrapped.
-        args: The positional arguments of its call.
-        kwargs: The keyword arguments.
+        args: The positional arguments of the model's call.
+        kwargs: The keyword arguments of the model's call.
     """
 
     def __init__(self, model: nn.Module, args: Args, kwargs: Kwargs) -> None:
@@ -87,7 +87,7 @@ class OutputComparison:
         self._forked.__exit__(*error)
 
     def begin(self) -> dict[tuple[str, int, int], int]:
-        """Run the model, keep its outputs, and count its residual additions."""
+        """Run the plain model, store its outputs, and return the counts of its residual additions."""
         with ResidualAdditions(self.model) as additions:
             self.outputs = floating_tensors(self.run())
         if not self.outputs:
@@ -104,18 +104,18 @@ class OutputComparison:
         return self.model(*copy.copy(self.args), **copy.copy(self.kwargs))
 
     def differentiate(self, plan: LayerPlan) -> None:
-        """Keep the gradient of the outputs with respect to the hidden state that enters this layer."""
+        """Store the gradient of the plain model's outputs with respect to the layer's input."""
         self.plan = plan
         try:
             self.gradient = self._gradient(plan)
         except (AssertionError, RuntimeError):
-            self.gradient = None  # a model that cannot be differentiated has no gradient to lose
+            self.gradient = None  # a model that cannot be differentiated has no gradient to compare
 
     def _gradient(self, plan: LayerPlan) -> Tensor | None:
         entered: list[Tensor] = []
 
         def begin(layer: nn.Module, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
-            # Of several calls the last one counts: earlier ones may have no gradient on purpose.
+            # The last call of the layer counts, because earlier calls may have no gradient on purpose.
             entered[:] = [plan.entering(args, kwargs).detach().requires_grad_()]
             return plan.with_entering(args, kwargs, entered[0])
 
@@ -134,7 +134,7 @@ class OutputComparison:
         return gradient
 
     def check(self) -> None:
-        """Raise an error if the outputs or the gradient have changed by more than rounding."""
+        """Raise an error if outputs or gradient now differ from the stored ones by more than rounding."""
         kind = type(self.model).__name__
         outputs = floating_tensors(self.run())
         if [x.shape for x in outputs] != [x.shape for x in self.outputs]:
@@ -166,7 +166,7 @@ def floating_tensors(output: object) -> list[Tensor]:
 
 
 def relative_difference(old: Tensor, new: Tensor) -> float:
-    """Return the largest difference of two tensors relative to the largest number; NaN if other entries are finite."""
+    """Return the largest difference divided by the largest old entry; NaN if the tensors' finite entries differ."""
     finite = old.isfinite()
     if not torch.equal(finite, new.isfinite()):
         return float("nan")

@@ -1,4 +1,4 @@
-"""Putting connections and hooks into a model, and taking them out."""
+"""Install connections and hooks in a model, and remove them."""
 
 import itertools
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from jpmhc.wrap.stream_modules import StreamModule
 from jpmhc.wrap.streams import register_with_einops
 
 CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
-NESTED = "use_nested_tensor"  # the attribute by which PyTorch's encoder may give its layers a nested tensor
+NESTED = "use_nested_tensor"  # an attribute of PyTorch's encoder: whether its layers may get a nested tensor
 
 
 def install(model: nn.Module, connections: Sequence[LayerConnections]) -> None:
-    """Give each layer its connections and hooks, and the modules around the layers hooks on their hidden states."""
+    """Add connections and hooks to the layers, and hooks to the modules around the layers."""
     register_with_einops()
     for members in _split_chains(connections):
         names = [member.plan.name for member in members]
@@ -33,15 +33,15 @@ def install(model: nn.Module, connections: Sequence[LayerConnections]) -> None:
                 module.register_forward_pre_hook(chain.enter, with_kwargs=True, prepend=True)
                 module.register_forward_hook(chain.leave, prepend=True, always_call=True)
             if isinstance(module, nn.TransformerEncoder) and getattr(module, NESTED):
-                # False, and known to be ours by its type: a nested tensor cannot become streams.
+                # A nested tensor cannot become streams; None counts as False, and `uninstall` recognises it.
                 setattr(module, NESTED, None)
 
 
 def prepare_stage(stage: nn.Module) -> nn.Module:
-    """Let the layers of a wrapped model that are one stage of a pipeline hand over their streams, in place.
+    """Prepare some layers of a wrapped model as a stage of a pipeline that sends streams to the next stage, in place.
 
-    Wrap the whole model on every process, put the stage's layers into a module, and prepare it. What leaves the stage
-    is then streams [..., n, d], which the next stage's first layer takes; after the model's last layer it is the hidden
+    Wrap the whole model on every process, put the stage's layers into a module, and prepare that module. The stage's
+    output is then the streams [..., n, d] for the next stage's first layer, or after the model's last layer the hidden
     state.
 
     Args:
@@ -69,7 +69,7 @@ def prepare_stage(stage: nn.Module) -> nn.Module:
 
 
 def uninstall(model: nn.Module) -> None:
-    """Remove all connections and hooks."""
+    """Remove all connections and hooks from a model."""
     for module in model.modules():
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             for key, hook in list(hooks.items()):
@@ -86,7 +86,7 @@ def uninstall(model: nn.Module) -> None:
 
 
 def _split_chains(connections: Sequence[LayerConnections]) -> list[list[LayerConnections]]:
-    """Return the runs of layers that hand streams to each other."""
+    """Split the layers into chains; within a chain, each layer hands its streams to the next layer."""
     chains: list[list[LayerConnections]] = []
     for member in connections:
         if member.plan.first or not chains:
@@ -96,7 +96,7 @@ def _split_chains(connections: Sequence[LayerConnections]) -> list[list[LayerCon
 
 
 def _find_owner(model: nn.Module, names: Sequence[str]) -> nn.Module:
-    """Return the innermost module that contains all these layers and is no list of modules."""
+    """Return the innermost module that contains all these layers and is not a list of modules."""
     parts = [name.split(".")[:-1] for name in names]
     common = list(itertools.takewhile(lambda level: len(set(level)) == 1, zip(*parts)))
     path = [level[0] for level in common]
@@ -106,5 +106,5 @@ def _find_owner(model: nn.Module, names: Sequence[str]) -> nn.Module:
 
 
 def _modules_around(model: nn.Module, owner: nn.Module) -> list[nn.Module]:
-    """Return the modules of a model that contain this one."""
+    """Return the modules of a model that contain the owner."""
     return [module for module in model.modules() if module is not owner and any(m is owner for m in module.modules())]

@@ -14,28 +14,28 @@ from jpmhc.mixers import Mixer
 from jpmhc.wrap.streams import Streams, Trail, bare
 
 CHILD = "hyper_connections"  # the name of a wrapped layer's child module that holds its connections
-# The options of a connection with which a fresh one is the plain residual addition.
+# The options of a connection that leave a fresh connection equal to the plain residual addition.
 OPTIONS = ("norm", "read", "write", "temperature", "dynamic", "kernels", "eps", "read_eps")
 
 Args = tuple[Any, ...]  # the positional arguments of a model's or a layer's call
-Kwargs = dict[str, Any]  # its keyword arguments
+Kwargs = dict[str, Any]  # the keyword arguments of such a call
 
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """How the residual stream runs through one layer, as a probing run found it.
+    """The path of the residual stream through one layer, recorded in a probing run.
 
     Args:
         name: The layer's name in the model.
         position: The position of the hidden state among the layer's arguments, if it is given by position.
         keyword: The name of the hidden state among the layer's arguments, if it is given by name.
         ndim: The number of dimensions of the hidden state.
-        dim: Its width.
+        dim: The width of the hidden state.
         steps: The operations that carry the residual stream from the layer's input to its output.
         leaves: The index or key of the hidden state in the layer's output; None if it is the output itself.
-        modules: The names in the layer of modules that take the hidden state and are not PyTorch's own.
-        first: Whether the layer expands a hidden state into streams; other layers get the streams.
-        last: Whether the layer reduces its streams to a hidden state; other layers hand them to the next.
+        modules: The names, inside the layer, of modules outside torch.nn that take the hidden state.
+        first: Whether the layer expands a hidden state into streams; other layers get streams.
+        last: Whether the layer reduces its streams to a hidden state; other layers hand streams to the next layer.
         kind: The name of the layer's class.
     """
 
@@ -63,7 +63,7 @@ class LayerPlan:
         return kwargs.get(self.keyword or "")
 
     def with_entering(self, args: Args, kwargs: Kwargs, value: Tensor | Streams) -> tuple[Args, Kwargs]:
-        """Return the layer's arguments with another hidden state."""
+        """Return the layer's arguments with the hidden state replaced by `value`."""
         if self.position is not None and self.position < len(args):
             return (*args[: self.position], value, *args[self.position + 1 :]), kwargs
         return args, {**kwargs, str(self.keyword): value}
@@ -77,12 +77,12 @@ class LayerPlan:
         return output.get(self.leaves) if isinstance(output, dict) else None
 
     def with_leaving(self, output: Any, value: Tensor | Streams) -> Any:
-        """Return the layer's output with another hidden state, and without streams anywhere else."""
+        """Return the layer's output with the hidden state replaced by `value`, and other streams by their mixtures."""
         return value if self.leaves is None else replace_entries(output, {self.leaves: value})
 
 
 def replace_entries(output: Any, values: dict[Any, Tensor | Streams]) -> Any:
-    """Return a layer's output with these entries, and with mixtures instead of streams in all others."""
+    """Return a layer's output with some entries replaced by `values`, and streams elsewhere by their mixtures."""
     if isinstance(output, dict):
         for key, value in output.items():
             output[key] = values[key] if key in values else bare(value)
@@ -99,7 +99,7 @@ class Recipe:
 
     Args:
         streams: The number of streams.
-        mixer: A name from `MIXERS`, or a mixer, of which every connection gets a copy.
+        mixer: A name from `MIXERS`, or a mixer, which is copied for every connection.
         options: All other arguments.
     """
 
@@ -112,11 +112,11 @@ class Recipe:
             checks.choice(name, OPTIONS, "option of wrap")
 
     def make_connection(self, dim: int, index: int) -> HyperConnection:
-        """Make the connection with this number in the model."""
+        """Make a fresh connection of width `dim` with the number `index` in the model."""
         return HyperConnection(None, dim, self.streams, copy.deepcopy(self.mixer), index=index, **self.options)
 
     def make_connections(self, model: nn.Module, plans: Sequence[LayerPlan]) -> list["LayerConnections"]:
-        """Make fresh connections for each planned layer, on the layer's device and numbered through the model."""
+        """Make fresh connections for all planned layers, on each layer's device, numbered through the whole model."""
         connections: list[LayerConnections] = []
         index = 0
         modules = dict(model.named_modules())
@@ -135,7 +135,7 @@ class LayerConnections(nn.Module):
     """The connections of one wrapped layer, one for each of its residual additions.
 
     Args:
-        plan: How the residual stream runs through the layer.
+        plan: The path of the residual stream through the layer.
         recipe: The arguments of all connections.
         index: The number of the first connection in the model.
     """
@@ -151,7 +151,7 @@ class LayerConnections(nn.Module):
         return [*self.additions]
 
     def first_changed(self) -> int | None:
-        """Return the number of the first connection whose parameters are not as they were made; None if all are."""
+        """Return the number of the first connection that differs from a fresh one; None if no connection does."""
         for number, connection in enumerate(self.additions):
             fresh = self.recipe.make_connection(self.plan.dim, self.index + number).state_dict()
             if any(
@@ -163,7 +163,7 @@ class LayerConnections(nn.Module):
 
 
 def connections_of(layer: nn.Module) -> LayerConnections:
-    """Return the connections of a wrapped layer, also where PEFT has put a module around them."""
+    """Return the connections of a wrapped layer, or the module that PEFT has put around the connections."""
     return cast(LayerConnections, getattr(layer, CHILD))
 
 

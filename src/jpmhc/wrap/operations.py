@@ -1,7 +1,7 @@
-"""Operations on a hidden state that can act on each of its streams alike.
+"""Operations on a hidden state [..., d], applied to each of n streams [..., n, d].
 
-Every function here takes the streams x [..., n, d] and the arguments of the operation on the hidden state [..., d]. It
-returns the new streams, or None if the operation mixes the last dimension with others and so cannot act on each stream.
+Every operation here takes the streams x [..., n, d] and the arguments of the operation on the hidden state [..., d]. It
+returns the new streams, or None if it cannot act on each stream because it changes the last dimension.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,22 +15,22 @@ Operation = Callable[..., Tensor | None]
 
 
 def _numbers(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the sizes of a call such as `view(2, 3)`, `view((2, 3))` or `view(torch.Size([2, 3]))`."""
+    """Return the sizes as a tuple, from a call such as `view(2, 3)`, `view((2, 3))` or `view(torch.Size([2, 3]))`."""
     return tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], Sequence) else sizes
 
 
 def _leading(dim: int, x: Tensor) -> bool:
-    """Say whether this is a dimension of the hidden state other than its last one."""
+    """Return whether `dim` is a dimension of the hidden state other than the last one."""
     return -(x.ndim - 1) <= dim < x.ndim - 2 and dim != -1
 
 
 def _from_front(dim: int, x: Tensor) -> int:
-    """Count a dimension of the hidden state from the front."""
+    """Return a dimension of the hidden state as a number from the front."""
     return dim if dim >= 0 else dim + x.ndim - 1
 
 
 def reshape(x: Tensor, *sizes: Any, shape: Any = None) -> Tensor | None:
-    """Give the dimensions before the last other sizes, as `view` and `reshape` do."""
+    """Reshape the dimensions before the last."""
     new_shape = _numbers(sizes) if shape is None else tuple(shape)
     if not new_shape or isinstance(new_shape[0], torch.dtype):
         return None
@@ -99,7 +99,7 @@ def getitem(x: Tensor, index: Any) -> Tensor | None:
 
 
 def _beside(x: Tensor, other: Any) -> Any:
-    """Shape a factor of the hidden state for its streams; None if the result would have another shape."""
+    """Reshape a factor of the hidden state to broadcast over the streams; None if it would enlarge the hidden state."""
     if not isinstance(other, Tensor) or other.ndim <= 1:
         return other if not isinstance(other, Tensor) or other.ndim == 0 or other.shape[0] in (1, x.shape[-1]) else None
     shape = (*x.shape[:-2], x.shape[-1])
@@ -131,7 +131,7 @@ def clone(x: Tensor, **_: Any) -> Tensor:
 
 
 def _normalise(function: Callable[..., Tensor]) -> Operation:
-    """Make the operation of a norm, which must act on the last dimension alone."""
+    """Turn a norm's function into an operation, which returns None unless it normalises only the last dimension."""
 
     def normalise(x: Tensor, normalized_shape: Any, *args: Any, **kwargs: Any) -> Tensor | None:
         return function(x, normalized_shape, *args, **kwargs) if tuple(normalized_shape) == x.shape[-1:] else None
@@ -140,11 +140,11 @@ def _normalise(function: Callable[..., Tensor]) -> Operation:
 
 
 def _dropout(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Drop entries at random, never in place."""
+    """Apply dropout, never in place."""
     return F.dropout(x, *args, **{key: value for key, value in kwargs.items() if key != "inplace"})
 
 
-# By name; `StreamStep.name` is one of these, "add", or "module" with the module's name.
+# The operations by name; a `StreamStep.name` is one of these names, "add", or "module" with the module's name.
 OPERATIONS: dict[str, Operation] = {
     "clone": clone,
     "div": div,
@@ -162,10 +162,10 @@ OPERATIONS: dict[str, Operation] = {
     "transpose": transpose,
     "unsqueeze": unsqueeze,
 }
-# Operations that a layer may apply to its hidden state for some types only: they are no steps of a plan.
+# Operations that a layer may apply only for some data types; they are not steps of a plan.
 TYPE_CHANGES: dict[str, Callable[..., Tensor]] = {"clamp": torch.clamp, "to": Tensor.to}
 
-# PyTorch's functions for these operations; their first argument is the hidden state.
+# PyTorch's functions for these operations, whose first argument is the hidden state.
 FUNCTIONS: dict[Any, str] = {
     F.dropout: "dropout",
     F.layer_norm: "layer_norm",
@@ -185,7 +185,7 @@ FUNCTIONS: dict[Any, str] = {
     torch.transpose: "transpose",
     torch.unsqueeze: "unsqueeze",
 }
-# The tensor's methods for these operations; `Streams` defines a few more.
+# The methods of tensors for these operations; `Streams` itself defines a few more.
 METHODS = {
     "clamp": "clamp",
     "clone": "clone",
@@ -203,7 +203,7 @@ ADDITIONS = {torch.add, torch.Tensor.add, torch.Tensor.add_, torch.Tensor.__add_
 ADDITIONS |= {torch.Tensor.__iadd__}
 PRODUCTS = {torch.mul, torch.multiply, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__}
 
-# Functions that take the hidden state's second dimension for its channels.
+# Functions that treat the second dimension of their input as channels.
 CHANNELS_FIRST = {
     torch.conv1d,
     torch.conv2d,

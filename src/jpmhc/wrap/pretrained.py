@@ -1,4 +1,4 @@
-"""Saving and loading wrapped models of `transformers`: the record in the configuration, and `load_wrapped`."""
+"""Save and load wrapped models of `transformers`: the record in the configuration, and `load_wrapped`."""
 
 import copy
 import dataclasses
@@ -18,21 +18,22 @@ from jpmhc.wrap.layers import CHILD, LayerPlan, Recipe
 from jpmhc.wrap.operations import TYPE_CHANGES
 from jpmhc.wrap.streams import StreamStep
 
-# transformers refuses a configuration with a fusion that it does not know, and prints the fusion's name. A wrapped
-# model that is loaded as a plain one would otherwise lose its connections with no more than a warning.
+# The record's key. transformers refuses a configuration with an unknown fusion, and prints the fusion's name.
+# Otherwise a wrapped model that is loaded as a plain model would lose its connections with only a warning.
 NOTE = "hyper-connections (load this model with jpmhc.load_wrapped)"
-# The arguments of `from_pretrained` that say where the files are; the configuration is there too.
+# The arguments of `from_pretrained` that locate the files of the model and its configuration.
 WHERE = ("subfolder", "revision", "cache_dir", "token", "local_files_only", "trust_remote_code", "force_download")
-# The arguments of `from_pretrained` that some configurations also have, and that say how the weights are loaded.
+# The arguments of `from_pretrained` about the loading of weights, of which some are also settings of configurations.
 LOADING = {"dtype", "torch_dtype", "attn_implementation", "experts_implementation"}
 LOADING |= {"quantization_config", "distributed_config", "fusion_config", "device_map"}
-METHOD = "jpmhc"  # the name under which transformers knows the preparation of a wrapped model
+METHOD = "jpmhc"  # the name under which the preparation of wrapped models is registered in transformers
 
 
 def record_wrapping(model: nn.Module, recipe: Recipe, plans: Sequence[LayerPlan]) -> None:
-    """Note in the configurations of a model of `transformers`, or of those inside a module, how it was wrapped.
+    """Write the recipe and the layers' plans into the configurations of all `transformers` models in a module.
 
-    Parts of a model may have configurations of their own, and may be saved alone: each gets a note of its own layers.
+    Parts of a model may have separate configurations and may be saved alone, so each configuration gets a record of its
+    own part's layers.
     """
     shared = {"streams": recipe.streams, "mixer": _describe_mixer(recipe.mixer), "options": dict(recipe.options)}
     for prefix, config in _own_configs(model):
@@ -47,7 +48,7 @@ def record_wrapping(model: nn.Module, recipe: Recipe, plans: Sequence[LayerPlan]
 
 
 def forget_wrapping(model: nn.Module) -> None:
-    """Remove the notes from a model's configurations."""
+    """Remove the records from a model's configurations."""
     for _, config in _own_configs(model):
         _remove_note(config)
 
@@ -58,7 +59,7 @@ def _remove_note(config: Any) -> None:
 
 
 def _pretrained_parts(model: nn.Module) -> list[tuple[str, Any]]:
-    """Return the models of `transformers` in a module, each after its name there with a final dot, outermost first."""
+    """Return the prefix of names and the module of each `transformers` model in a module, outermost first."""
     return [
         (f"{name}." if name else "", module)
         for name, module in model.named_modules()
@@ -67,15 +68,15 @@ def _pretrained_parts(model: nn.Module) -> list[tuple[str, Any]]:
 
 
 def is_pretrained(model: nn.Module) -> bool:
-    """Say whether a module is a model of `transformers` or contains one."""
+    """Return whether a module is a model of `transformers` or contains one."""
     return bool(_pretrained_parts(model))
 
 
 def _own_configs(model: nn.Module) -> list[tuple[str, Any]]:
-    """Return each configuration in a model after the name of the outermost part that has it.
+    """Return each configuration in a model, with the prefix of names of the outermost part that uses it.
 
-    Other models may have been made of the same object. So a copy replaces it in all modules of this model, unless the
-    model has no head: then it may be the body of a model that is saved as a whole, with this configuration.
+    Other models may share a configuration object, so this model's modules get a copy of it. A model without a head
+    keeps the object, because it may be the body of a larger model that is saved with this configuration.
     """
     outermost: dict[int, tuple[str, Any]] = {}
     for prefix, part in _pretrained_parts(model):
@@ -92,7 +93,12 @@ def _own_configs(model: nn.Module) -> list[tuple[str, Any]]:
 
 
 def read_record(record: dict[str, Any], mixer: Mixer | None = None) -> tuple[Recipe, list[LayerPlan]]:
-    """Make the recipe and the plans that a record describes; it cannot describe a mixer that is not jpmhc's."""
+    """Return the recipe and the plans that a record describes.
+
+    Args:
+        record: The record in a configuration.
+        mixer: The mixer, if it is not one of jpmhc's, which a record cannot describe.
+    """
     for key in ("layers", "streams", "mixer", "options"):
         if key not in record:
             raise ValueError(f"the configuration does not say how the model was wrapped: {key!r} is missing")
@@ -104,7 +110,7 @@ def read_record(record: dict[str, Any], mixer: Mixer | None = None) -> tuple[Rec
 
 
 def _read_mixer(described: str | dict[str, Any] | None, mixer: Mixer | None) -> str | Mixer:
-    """Return the mixer that a record describes, or the one that is given because the record cannot describe it."""
+    """Return the mixer that a record describes, or the given mixer if a record cannot describe it."""
     if isinstance(described, dict) and described["settings"] is None:
         if mixer is None or type(mixer).__name__ != described["name"]:
             raise ValueError(
@@ -123,7 +129,7 @@ def _read_mixer(described: str | dict[str, Any] | None, mixer: Mixer | None) -> 
 
 
 def _describe_mixer(mixer: str | Mixer) -> str | dict[str, Any]:
-    """Describe a mixer in numbers and strings; the settings are None if that is not possible."""
+    """Return a mixer's name, or its name and settings as numbers and strings; the settings are None if they are not."""
     if isinstance(mixer, str):
         return mixer
     if MIXERS.get(mixer.name) is not type(mixer):
@@ -134,7 +140,7 @@ def _describe_mixer(mixer: str | Mixer) -> str | dict[str, Any]:
 
 
 def is_described(mixer: str | Mixer) -> bool:
-    """Say whether a configuration can describe a mixer, so that `load_wrapped` makes it again."""
+    """Return whether a configuration can describe a mixer, so that `load_wrapped` needs no `mixer` argument."""
     described = _describe_mixer(mixer)
     return isinstance(described, str) or described["settings"] is not None
 
@@ -143,13 +149,13 @@ def load_wrapped(auto_class: Any, name_or_path: str | Path, *, mixer: Mixer | No
     """Load a wrapped model with its hyper-connections.
 
     Args:
-        auto_class: The class to load it with, such as `AutoModelForCausalLM` or the model's own.
+        auto_class: The class that loads the model, such as `AutoModelForCausalLM` or the model's own class.
         name_or_path: The folder that `save_pretrained` wrote, or the model's name on the hub.
-        mixer: The mixer, if the model was wrapped with one of your own.
-        kwargs: Of `from_pretrained`.
+        mixer: The mixer, if the model was wrapped with a mixer of your own.
+        kwargs: Further arguments of `from_pretrained`.
 
     Returns:
-        The wrapped model, as it was saved.
+        The wrapped model with the saved weights.
 
     Example:
         >>> import contextlib, jpmhc, tempfile, transformers
@@ -207,9 +213,9 @@ def load_wrapped(auto_class: Any, name_or_path: str | Path, *, mixer: Mixer | No
 
 
 def _load_config(auto_class: Any, name_or_path: str | Path, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the configuration, changed by the arguments that are settings of it, and the other arguments.
+    """Return the configuration, changed by those arguments that are its settings, and the remaining arguments.
 
-    The arguments that remain go to the model's class, as `from_pretrained` does with them.
+    As in `from_pretrained`, the remaining arguments go to the model's class.
     """
     from transformers import AutoConfig
 
@@ -227,7 +233,7 @@ def _load_config(auto_class: Any, name_or_path: str | Path, kwargs: dict[str, An
 
 
 def is_wrapped(config: object) -> bool:
-    """Say whether a configuration of `transformers` belongs to a wrapped model."""
+    """Return whether a configuration of `transformers` belongs to a wrapped model."""
     return NOTE in (getattr(config, "fusion_config", None) or {})
 
 
@@ -241,16 +247,17 @@ def _refuse_shape(key: str, shape: list[int], saved_shape: list[int]) -> None:
 
 @functools.cache
 def _preparation_class() -> Any:
-    """Register, once, the preparation of a wrapped model before transformers loads its weights.
+    """Register a quantizer in transformers that adds connections to a model before its weights are loaded.
 
-    Its quantizers are the only means to give a model modules after it is made and before its weights are loaded.
+    A quantizer is the only way in transformers to add modules between a model's construction and the loading of its
+    weights. The registration happens once; the return value is the quantizer's configuration class.
     """
     from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
     from transformers.utils.quantization_config import QuantizationConfigMixin
 
     @register_quantization_config(METHOD)
     class Preparation(QuantizationConfigMixin):
-        """Holds how a model was wrapped, and whether weights may have other shapes than the model's."""
+        """The recipe and plans of a wrapped model, and whether weights may have other shapes than the model's."""
 
         def __init__(self, recipe: Recipe, plans: list[LayerPlan], may_differ: bool) -> None:
             self.quant_method: Any = METHOD
@@ -258,7 +265,7 @@ def _preparation_class() -> Any:
 
     @register_quantizer(METHOD)
     class Preparer(HfQuantizer):
-        """Gives a model its connections before its weights are loaded, and leaves no other trace."""
+        """A quantizer that only adds connections to a model before its weights are loaded."""
 
         is_trainable = True
 
@@ -277,7 +284,7 @@ def _preparation_class() -> Any:
         def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
             preparation: Any = self.quantization_config
             resized = False
-            for key, value in list(model.named_parameters()):  # before 5.23 a quantizer's weights could have any shape
+            for key, value in list(model.named_parameters()):  # before 5.23 shapes are not checked
                 if list(value.shape) != self.shapes[key]:
                     if not preparation.may_differ or _is_connection(key):
                         _refuse_shape(key, self.shapes[key], list(value.shape))
@@ -299,9 +306,9 @@ def _preparation_class() -> Any:
 
 
 def _fit_names(model: Any, plans: list[LayerPlan]) -> list[LayerPlan]:
-    """Return the plans with the layers' names in this model, which may be a part of the wrapped model, or contain it.
+    """Return the plans with the layers' names in this model, which may be a part of the saved model, or contain it.
 
-    Layers of a part that this model does not have are left out.
+    Layers of parts that this model lacks are left out.
     """
     modules, base = dict(model.named_modules()), f"{model.base_model_prefix}."
     prefixes = {plan.name[:end] for plan in plans for end in range(len(plan.name)) if plan.name[end - 1] == "."}
@@ -316,7 +323,7 @@ def _fit_names(model: Any, plans: list[LayerPlan]) -> list[LayerPlan]:
             plan for plan in named if plan.name in modules and plan.kind in ("", type(modules[plan.name]).__name__)
         ]
         if len(fitting) > len(best):
-            # A chain of layers is needed as a whole: a layer that is missing inside one is refused later, by its name.
+            # Keep all layers of a chain if one fits; a missing layer inside a chain raises an error later.
             chains = itertools.accumulate(plan.first for plan in named)
             present = {chain for plan, chain in zip(named, chains) if plan in fitting}
             chains = itertools.accumulate(plan.first for plan in named)

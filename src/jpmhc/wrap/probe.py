@@ -1,8 +1,8 @@
-"""The search for a model's residual layers by probing runs.
+"""Find a model's residual layers by probing runs.
 
-In a probing run the model computes once with the hidden state of every candidate for a layer replaced by an object that
-follows what is done to it: one stream with plain additions, so that the numbers stay the same. A candidate whose output
-is that object is a residual layer.
+In a probing run, the hidden state of every candidate for a layer is replaced by a `Streams` object of one stream with
+plain additions, which records the operations on it without changing the numbers. A candidate that returns its object is
+a residual layer.
 """
 
 import dataclasses
@@ -20,15 +20,15 @@ from jpmhc.wrap.layers import Args, Kwargs, LayerPlan, replace_entries
 from jpmhc.wrap.stream_modules import StreamModule, foreign_modules
 from jpmhc.wrap.streams import Route, Streams, StreamStep, Trail, register_with_einops
 
-# Errors that a computation may raise when it meets an object instead of a tensor. The plain run comes first, so that
-# the caller's own errors have been raised there.
+# The errors that code may raise if it gets a `Streams` object instead of a tensor. Errors of the model itself have been
+# raised before, in the plain run.
 FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 ONLY_ADDS = "computes nothing from its hidden state and only adds to it: the module that calls it is the layer"
 Descent = Callable[[nn.Module, str], Iterator[list[str]]]
 
 
 class PlainResidual:
-    """The connection of one stream that is x + y."""
+    """The connection of one stream that computes the plain addition x + y."""
 
     def read(self, x: Tensor) -> tuple[Tensor, None]:
         return x.squeeze(-2), None
@@ -38,12 +38,12 @@ class PlainResidual:
 
 
 class EveryRoute(Route):
-    """A route that every operation carries on, whatever becomes of its result.
+    """A route on which every operation carries the residual stream.
 
     Attributes:
         additions: The number of additions.
-        reads: How often something was computed from the hidden state.
-        complaint: An operation that cannot be followed; "" if there is none.
+        reads: The number of other computations from the hidden state.
+        complaint: A clause about an operation that cannot be followed; "" if there is none.
     """
 
     def __init__(self) -> None:
@@ -72,11 +72,11 @@ class Finding:
     """The result of a probing run for one candidate.
 
     Args:
-        calls: The number of its calls.
-        plans: One for each call through which the residual stream could be followed.
-        complaint: Why its residual additions cannot be followed; "" if they can, or if it has none.
-        only_adds: Whether it adds to its hidden state without computing anything from it. A connection there would
-            read nothing and would be reduced at once, so that it would do nothing.
+        calls: The number of the candidate's calls.
+        plans: A plan for each call through which the residual stream could be followed.
+        complaint: A clause on why its residual additions cannot be followed; "" if they can, or if it has none.
+        only_adds: Whether the candidate adds to its hidden state without computing anything else from it. A connection
+            there would have no effect, because nothing reads the streams before they are reduced.
     """
 
     calls: int = 0
@@ -91,7 +91,7 @@ class Finding:
 
 @dataclass
 class Boundary:
-    """A hidden state between two layers: the call that made it, the call that took it, whether it has other uses."""
+    """A hidden state between two layers: the call that returned it, the call that took it, and if it has other uses."""
 
     tensor: Tensor
     maker: tuple[str, int]
@@ -100,12 +100,12 @@ class Boundary:
 
 
 class Probe(TorchFunctionMode):
-    """The hooks of one probing run, and a watch on every torch function that is called in it.
+    """One probing run: hooks on the candidates, and a mode that watches the uses of the candidates' outputs.
 
     Attributes:
         findings: The result for each candidate.
         boundaries: The hidden states that candidates returned.
-        failed: The candidate in which the run was interrupted by an error, or None.
+        failed: The candidate in which an error ended the run; None without an error.
     """
 
     def __init__(self, candidates: dict[str, nn.Module]) -> None:
@@ -118,7 +118,7 @@ class Probe(TorchFunctionMode):
         self._entered: list[tuple[LayerPlan, EveryRoute]] = []
 
     def watch(self, run: Callable[[], object]) -> None:
-        """Run the model under the hooks; an error inside a candidate becomes that candidate's complaint."""
+        """Run the model with the hooks; turn an error inside a candidate into the candidate's complaint."""
         handles = []
         for name, module in self._candidates.items():
             handles.append(module.register_forward_pre_hook(self._make_begin(name), with_kwargs=True))
@@ -192,7 +192,7 @@ class Probe(TorchFunctionMode):
 
 
 def plan_entry(name: str, module: nn.Module, args: Args, kwargs: Kwargs) -> LayerPlan | None:
-    """Find the first argument of a candidate that can be a hidden state; None if there is none."""
+    """Return a plan with the candidate's first argument that can be a hidden state; None if there is none."""
     arguments: list[tuple[int | None, str | None, object]] = [(index, None, value) for index, value in enumerate(args)]
     arguments += [(None, key, value) for key, value in kwargs.items()]
     for position, keyword, value in arguments:
@@ -208,7 +208,7 @@ def plan_entry(name: str, module: nn.Module, args: Args, kwargs: Kwargs) -> Laye
 
 
 def find_streams(output: Any, route: Route) -> tuple[Streams | None, int | str | None]:
-    """Find the streams of a route in a layer's output, and their index or key there."""
+    """Return a route's streams in a layer's output, with their index or key in the output."""
     if isinstance(output, Streams):
         return output, None
     pairs: Any = output.items() if isinstance(output, dict) else ()
@@ -221,15 +221,15 @@ def find_streams(output: Any, route: Route) -> tuple[Streams | None, int | str |
 
 
 def plan_layers(model: nn.Module, names: list[str] | None, run: Callable[[], object]) -> list[LayerPlan]:
-    """Find the residual layers of a model and how the residual stream runs through them.
+    """Find a model's residual layers, and the path of the residual stream through each layer.
 
-    Candidates are the elements of the model's lists of modules: the outermost lists first, and the lists inside them if
-    these cannot be followed. A model without such lists may have its layers as attributes, or be one layer.
+    Candidates are the elements of the model's outermost lists of modules, or of inner lists if those elements cannot be
+    followed. Without followed lists, candidates are the model's children, and finally the model itself.
 
     Args:
         model: The model.
-        names: The names of the layers to follow; None looks for them.
-        run: Runs the model.
+        names: The names of the layers to follow; None to search for layers.
+        run: A function that runs the model.
 
     Returns:
         A plan for each layer.
@@ -268,13 +268,13 @@ def _search(
     complaints: dict[str, str],
     only_adding: dict[str, str],
 ) -> Probe | None:
-    """Probe groups of modules, and the groups inside those that cannot be followed, until nothing changes."""
+    """Probe groups of modules, and replace modules that cannot be followed by groups inside them, until all can be."""
     while groups:
         probe = _run_probe(model, groups, run)
         remaining: list[list[str]] = []
         for group in groups:
             if probe.failed is not None and probe.failed not in group:
-                remaining.append(group)  # the run was interrupted elsewhere
+                remaining.append(group)  # an error outside the group ended the run
                 continue
             layers = _followed_layers(model, group, probe.findings)
             remaining += [layers] if layers else []
@@ -291,7 +291,7 @@ def _search(
 
 
 def _followed_layers(model: nn.Module, group: list[str], findings: dict[str, Finding]) -> list[str]:
-    """Return the layers in a list of modules: none if only some of a kind can be followed, or their widths differ."""
+    """Return a list's modules that are layers; none if only some of a class can be followed, or widths differ."""
     followed = [name for name in group if findings[name].followed]
     others = [name for name in group if name not in followed]
     if any(findings[name].complaint for name in others):
@@ -309,7 +309,7 @@ def _followed_layers(model: nn.Module, group: list[str], findings: dict[str, Fin
 
 
 def _lists_in(module: nn.Module, name: str) -> Iterator[list[str]]:
-    """Yield the outermost lists of modules in a module, each as the names of its elements."""
+    """Yield the names of the elements of each outermost list of modules inside a module."""
     children = [(f"{name}.{child}".lstrip("."), inner) for child, inner in module.named_children()]
     if isinstance(module, CONTAINERS) and children:
         yield [child for child, _ in children]
@@ -319,7 +319,7 @@ def _lists_in(module: nn.Module, name: str) -> Iterator[list[str]]:
 
 
 def _children_of(module: nn.Module, name: str) -> Iterator[list[str]]:
-    """Yield the children of a module that have children themselves, as one group."""
+    """Yield one group: the names of a module's children that have children themselves."""
     group = [f"{name}.{child}".lstrip(".") for child, inner in module.named_children() if any(inner.children())]
     if group:
         yield group
@@ -330,7 +330,7 @@ def _nothing_in(module: nn.Module, name: str) -> Iterator[list[str]]:
 
 
 def _chain_layers(probe: Probe) -> list[LayerPlan]:
-    """Return one plan for each layer, with its place in a chain of layers that hand their hidden state to the next."""
+    """Return one plan for each layer, marked as first or last if it begins or ends a chain of layers."""
     joined = [(b.maker, b.taker) for b in probe.boundaries if b.taker is not None and not b.used]
     plans = []
     for name, finding in probe.findings.items():
@@ -339,7 +339,7 @@ def _chain_layers(probe: Probe) -> list[LayerPlan]:
         if any(plan != finding.plans[0] for plan in finding.plans):
             raise ValueError(f"{name} cannot be wrapped: it computes differently from call to call")
         plans.append(finding.plans[0])
-    # A layer that is called at several places of a chain cannot know its place: it stands alone.
+    # A layer whose calls differ in being first or last of a chain becomes a chain of its own.
     single = set()
     for plan in plans:
         calls = [(plan.name, number + 1) for number in range(probe.findings[plan.name].calls)]
@@ -355,7 +355,7 @@ def _describe(model: nn.Module, name: str) -> str:
 
 
 def _refuse_complaints(model: nn.Module, findings: dict[str, Finding], complaints: dict[str, str]) -> None:
-    """Raise an error if neither a layer's residual additions can be followed nor those of the layers inside it."""
+    """Raise an error if residual additions can be followed neither in a layer nor in the layers inside it."""
     for name, complaint in complaints.items():
         if not any(inner.startswith(f"{name}.") and finding.followed for inner, finding in findings.items()):
             raise ValueError(
@@ -364,7 +364,7 @@ def _refuse_complaints(model: nn.Module, findings: dict[str, Finding], complaint
 
 
 def _refuse_unfollowed(model: nn.Module, names: list[str], findings: dict[str, Finding]) -> None:
-    """Raise an error if a layer in `layers=` cannot be followed, or has another width than the first."""
+    """Raise an error if a layer in `layers=` cannot be followed, or if its width differs from the first layer's."""
     for name in names:
         finding = findings[name]
         if not finding.followed:

@@ -1,4 +1,4 @@
-"""Modules inside a layer that need tensors where the layer gives them its streams."""
+"""Hooks that give tensors instead of `Streams` objects to modules inside a layer."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ from jpmhc.wrap.streams import Streams, StreamStep
 
 
 class StreamModule:
-    """Two hooks that give a module tensors: all streams if it carries the residual stream, else the mixture.
+    """Two hooks that replace a module's `Streams` argument by a tensor: all streams, or their mixture.
 
-    So a norm on the residual stream normalises each stream, and any other module, such as a quantised projection or a
-    kernel, gets an ordinary tensor. Modules of several tensors get the streams object, since they may make the residual
-    addition themselves.
+    A module that carries the residual stream, such as a norm, gets all streams. Any other module, such as a quantised
+    projection, gets the mixture. A module with several tensor arguments keeps the `Streams` object, because it may
+    compute the residual addition itself.
 
     Args:
         name: The module's name in its layer.
@@ -21,7 +21,7 @@ class StreamModule:
     Attributes:
         met: Whether the module was called with streams.
         fits: Whether the module can act on the last dimension of the streams; None before its first call.
-        pending: The streams that the module is computing with, and the step that this is.
+        pending: During a call with all streams: the streams, and the step of the plan.
     """
 
     def __init__(self, name: str) -> None:
@@ -30,8 +30,8 @@ class StreamModule:
         self.pending: tuple[Streams, StreamStep] | None = None
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Replace the module's streams by a tensor."""
-        self.pending = None  # an interrupted call may have left one
+        """Replace the streams among the module's arguments by a tensor (the hook before the module)."""
+        self.pending = None  # an interrupted call may have left a value
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor | Streams)]
         if len(tensors) != 1 or not isinstance(tensors[0], Streams) or not args or tensors[0] is not args[0]:
             return None
@@ -45,7 +45,7 @@ class StreamModule:
         return (streams.x, *args[1:]), kwargs
 
     def end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """Make streams of the module's output, if it was computed from streams."""
+        """Turn the module's output into a `Streams` object if it was computed from all streams (the hook after)."""
         if self.pending is None:
             return None
         (streams, step), self.pending = self.pending, None
@@ -62,13 +62,13 @@ class StreamModule:
 
 
 def acts_on_last_dimension(module: nn.Module, dim: int) -> bool:
-    """Say whether a module can be a norm or a scale of the last dimension, by the shapes of its parameters."""
+    """Return whether all parameters of a module have one entry or the shape [dim], as in a norm or a scale."""
     shapes = [parameter.shape for parameter in module.parameters(recurse=False)]
     return all(shape.numel() == 1 or tuple(shape) == (dim,) for shape in shapes)
 
 
 def foreign_modules(layer: nn.Module) -> dict[str, nn.Module]:
-    """Return a layer's innermost modules that have parameters and are not PyTorch's own, by name."""
+    """Return, by name, a layer's modules with parameters and without children whose classes are not in torch.nn."""
     return {
         name: module
         for name, module in layer.named_modules()

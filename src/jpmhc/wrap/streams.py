@@ -1,4 +1,4 @@
-"""The object that stands for a layer's hidden state while it is n residual streams."""
+"""The object that replaces a layer's hidden state while the layer computes with n residual streams."""
 
 import contextlib
 import functools
@@ -14,24 +14,29 @@ from jpmhc.wrap.operations import ADDITIONS, CHANNELS_FIRST, FUNCTIONS, METHODS,
 
 
 class StreamStep(NamedTuple):
-    """One operation that carries the residual stream on: the `number`-th one of this name on the state before it."""
+    """One operation that carries the residual stream.
+
+    Attributes:
+        name: The operation's name.
+        number: The number of earlier operations with this name on the same hidden state.
+    """
 
     name: str
     number: int
 
 
 Trail = tuple[StreamStep, ...]
-Read = tuple[Tensor, Any]  # what a connection's `read` returned: the mixture [..., d] and the state
+Read = tuple[Tensor, Any]  # the result of a connection's `read`: the mixture [..., d] and the state
 
 
 class Route:
-    """The way of the residual stream through one call of a layer.
+    """The planned path of the residual stream through one call of a layer.
 
     Args:
         steps: The operations that carry the stream from the layer's input to its output.
-        connections: One for each step named "add".
+        connections: A connection for each step named "add".
         onward: The first connection of the next layer, if it may read before that layer is called.
-        reduces: Whether only the mean of the streams is needed at the end.
+        reduces: Whether only the mean of the streams is needed after the last step.
     """
 
     def __init__(
@@ -44,16 +49,16 @@ class Route:
         self.steps, self.connections, self.onward, self.reduces = steps, connections, onward, reduces
 
     def carries(self, trail: Trail, step: StreamStep) -> bool:
-        """Say whether this step follows these on the residual stream's way."""
+        """Return whether `step` is the planned step after the steps in `trail`."""
         return len(trail) < len(self.steps) and self.steps[len(trail)] == step
 
     def connection(self, trail: Trail) -> HyperConnection | None:
-        """Return the connection of the next addition after these steps; None after the last addition."""
+        """Return the connection of the next addition after the steps in `trail`; None after the last addition."""
         done = sum(step.name == "add" for step in trail)
         return self.connections[done] if done < len(self.connections) else None
 
     def following(self, trail: Trail) -> HyperConnection | None:
-        """Return the connection that reads the result of the addition which ends these steps, if it is known."""
+        """Return the connection that reads directly after the addition at the end of `trail`, or None if unknown."""
         if len(trail) == len(self.steps):
             return self.onward
         return self.connection(trail) if self.steps[len(trail)].name == "add" else None
@@ -66,22 +71,22 @@ class Route:
 
 
 class Streams:
-    """n residual streams on their way through a layer, in the place of its hidden state.
+    """The n residual streams inside a layer, in place of the layer's hidden state.
 
-    Any computation with the object gets the mixture of streams that the next connection reads [..., d]. An addition
-    writes to the streams. The few other operations that carry the residual stream, such as the norm of a post-norm
-    layer, act on each stream alike. The route says which operations do.
+    Operations in the route carry the residual stream: an addition writes to the streams, and other such operations, for
+    example the norm of a post-norm layer, act on each stream. All other computations use the mixture of streams that
+    the next connection reads [..., d].
 
     Args:
         x: The streams. [..., n, d]
         route: The operations that carry the residual stream.
         trail: The steps so far.
-        begun: The mixture that the next connection has read from these streams already, and its state.
+        begun: The mixture that the next connection has already read from these streams, and its state.
 
     Attributes:
-        hidden: The hidden state from which a chain of layers began; None for other streams.
-        onward: The same for the first connection of the next layer.
-        counts: How often each operation was applied to these streams.
+        hidden: The hidden state from which these streams were made, at the beginning of a chain; None otherwise.
+        onward: The mixture that the next layer's first connection has already read, and its state.
+        counts: The number of times that each operation was applied to these streams.
         differentiable: Whether gradients were recorded when the streams were read.
     """
 
@@ -112,7 +117,7 @@ class Streams:
         return step if self.route.carries(self.trail, step) else None
 
     def after(self, step: StreamStep, x: Tensor) -> "Streams":
-        """Return the streams after a step."""
+        """Return a `Streams` object for the streams x after one more step."""
         return Streams(x, self.route, (*self.trail, step))
 
     def apply(self, name: str, *args: Any, **kwargs: Any) -> "Streams | None":
@@ -124,7 +129,7 @@ class Streams:
         return None if x is None or step is None else self.after(step, x)
 
     def add(self, other: Any, *, alpha: float = 1) -> Any:
-        """Write to the streams, if this is an addition to the residual stream."""
+        """Write to the streams if this addition carries the residual stream; otherwise add to the mixture."""
         if isinstance(other, Streams):
             if alpha == 1 and other._bends() < self._bends():
                 return other.add(self)
@@ -140,7 +145,7 @@ class Streams:
         return self.read() + other if result is None else result
 
     def _bends(self) -> int:
-        """Count the steps that are no additions: of two streams that are added, the one with fewer is the residual."""
+        """Return the number of steps other than additions; of two added streams, the residual has fewer."""
         return sum(step.name != "add" for step in self.trail)
 
     def _write(self, y: Tensor, step: StreamStep, connection: HyperConnection) -> "Streams":
@@ -153,7 +158,7 @@ class Streams:
             y = y.expand(shape)
         trail = (*self.trail, step)
         if self.route.reduces and trail == self.route.steps:
-            return self.after(step, connection.write_mean(x, y, state).unsqueeze(-2))  # a mean is its own mean
+            return self.after(step, connection.write_mean(x, y, state).unsqueeze(-2))  # one stream
         following = self.route.following(trail)
         if following is None:
             return self.after(step, connection.write(x, y, state))
@@ -174,13 +179,13 @@ class Streams:
         return self
 
     def mul(self, other: Any) -> Any:
-        """Scale each stream, or the mixture."""
+        """Scale each stream if this carries the residual stream; otherwise scale the mixture."""
         other = bare(other)
         scaled = self.apply("mul", other)
         return self.read() * other if scaled is None else scaled
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """Move or cast each stream; a call that changes nothing returns these streams."""
+        """Move or cast each stream; return this object if device and type stay the same."""
         empty = torch.empty(0, dtype=self.dtype, device=self.device).to(*bare(args), **kwargs)
         if (empty.dtype, empty.device) == (self.dtype, self.device):
             return self
@@ -246,7 +251,7 @@ class Streams:
         return self.to(other.dtype)
 
     def __getattr__(self, name: str) -> Any:
-        """Return any other attribute of the mixture, which is a tensor."""
+        """Return any other attribute from the mixture, which is a tensor."""
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.read(), name)
@@ -274,13 +279,13 @@ class Streams:
 
 
 class ChangedStreams(Streams):
-    """Streams after a cast or a clamp, which is computed for all streams only if they are written to or handed on.
+    """Streams after a cast or clamp, which is computed for all streams only when all streams are needed.
 
-    Until then the layer may compute something else from them, from the mixture that was read before the change.
+    Until then, a read applies the change to the mixture of the streams before the change.
 
     Args:
-        source: The streams before it.
-        change: The cast or clamp, of streams or of a mixture.
+        source: The streams before the change.
+        change: The cast or clamp, applicable to streams and to a mixture.
     """
 
     def __init__(self, source: Streams, change: Callable[[Tensor], Tensor]) -> None:
@@ -305,7 +310,7 @@ class ChangedStreams(Streams):
 
 
 def bare(value: Any) -> Any:
-    """Replace streams in a value, and in the lists, tuples and dicts that it consists of, by the mixture to be read."""
+    """Replace `Streams` objects by their mixtures, in a value and inside lists, tuples and dicts."""
     if isinstance(value, Streams):
         return value.read()
     if type(value) in (list, tuple):
@@ -316,7 +321,7 @@ def bare(value: Any) -> Any:
 
 
 def _make_method(method: str, name: str) -> Callable[..., Any]:
-    """Make a tensor's method: it acts on each stream where it carries the residual stream, else on the mixture."""
+    """Make a method that acts on each stream if it carries the residual stream, and otherwise on the mixture."""
 
     def run(self: Streams, *args: Any, **kwargs: Any) -> Any:
         carried = self.apply(name, *args, **kwargs)
@@ -330,15 +335,15 @@ for _called, _name in METHODS.items():
 
 
 def register_with_einops() -> None:
-    """Let einops rearrange streams as it rearranges tensors, if the model's code has imported it."""
+    """Let einops rearrange streams like tensors, if einops has been imported."""
     if "einops" in sys.modules:
-        with contextlib.suppress(ImportError):  # of an einops whose backends are elsewhere: it refuses streams itself
+        with contextlib.suppress(ImportError):  # other versions of einops raise their own error
             _make_einops_backend()
 
 
 @functools.cache
 def _make_einops_backend() -> type:
-    """Make, once, the class that einops finds among the subclasses of its own backends."""
+    """Define, once, einops' backend for streams, which einops finds among the subclasses of its backends."""
     from einops._backends import TorchBackend
 
     class StreamsBackend(TorchBackend):

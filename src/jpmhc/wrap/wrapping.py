@@ -1,4 +1,4 @@
-"""wrap and unwrap: a model's residual additions become hyper-connections, in place, and back."""
+"""wrap and unwrap: turn a model's residual additions into hyper-connections in place, and back."""
 
 import contextlib
 import logging
@@ -33,17 +33,17 @@ def wrap(
 
     The wrapped model computes the same function until it is trained further. No module is moved or renamed: each layer
     gains a child `hyper_connections`. The model runs a few times, to find its layers and to compare outputs and
-    gradients before and after; if they differ, all changes are undone and an error is raised. The logger "jpmhc" says
-    how many additions became connections; a warning names those that stay plain.
+    gradients before and after wrapping; if they differ, all changes are undone and an error is raised. The logger
+    "jpmhc" logs how many additions became connections; a warning names the additions that stay plain.
 
     Args:
-        model: Any transformer: of `transformers`, of PyTorch, or your own.
-        streams: The number of residual streams that the hidden state becomes.
+        model: Any transformer: from `transformers`, from PyTorch, or your own.
+        streams: The number of residual streams.
         mixer: The constraint on the matrices that mix the streams: a name from `MIXERS`, or a `Mixer`.
-        inputs: The arguments of the calls: a tensor, a tuple of arguments, or a dict of them. Not needed for models of
-            `transformers` that take tokens or images. Layers that these inputs do not reach stay plain.
-        layers: The layers to wrap, modules of the model; None finds them.
-        options: Of `HyperConnection`: norm, read, write, temperature, dynamic, kernels, eps, read_eps.
+        inputs: The arguments of the model's call: a tensor, a tuple of arguments, or a dict of arguments. Not needed
+            for models of `transformers` that take tokens or images. Layers that these inputs do not reach stay plain.
+        layers: The layers to wrap, modules of the model; None to find the layers.
+        options: Further options of `HyperConnection`: norm, read, write, temperature, dynamic, kernels, eps, read_eps.
 
     Returns:
         The model itself.
@@ -119,7 +119,7 @@ def unwrap(model: nn.Module, force: bool = False) -> nn.Module:
 
     Args:
         model: A wrapped model.
-        force: Remove them even if they have been trained, which changes what the model computes.
+        force: Remove hyper-connections even if they have been trained, which changes the model's outputs.
 
     Returns:
         The model itself.
@@ -160,7 +160,7 @@ def _names_of(model: nn.Module, layers: Iterable[nn.Module]) -> list[str]:
 
 
 def _refuse_mixer(mixer: Mixer, streams: int) -> None:
-    """Refuse a mixer whose sizes do not fit, or with which a fresh connection is not the plain addition."""
+    """Raise an error if the mixer's sizes do not fit, or if a fresh connection with it is not the plain addition."""
     kind = type(mixer).__name__
     if mixer.streams != streams:
         raise ValueError(f"the mixer is for {mixer.streams} streams, the model shall have {streams}")
@@ -183,7 +183,7 @@ def _refuse_mixer(mixer: Mixer, streams: int) -> None:
 
 
 def _refuse_distributed(model: nn.Module) -> None:
-    """Refuse a model that is spread over processes: connections made now would not be kept equal or sharded."""
+    """Raise an error for a model inside DDP or FSDP, which would not synchronise or shard new connections."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     sharded = () if fsdp is None else (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)
     for name, module in model.named_modules():
@@ -196,7 +196,7 @@ def _refuse_distributed(model: nn.Module) -> None:
 
 
 def _refuse_skipping(model: nn.Module, names: list[str]) -> None:
-    """Refuse a model that skips whole layers in training: the streams would not reach the layer that reduces them."""
+    """Raise an error if the model skips whole layers in training, because the streams might never be reduced."""
     for name in sorted({name.rpartition(".")[0].rpartition(".")[0] for name in names}):
         outer = model.get_submodule(name)
         for owner, setting in ((outer, "its layerdrop"), (getattr(outer, "config", None), "layerdrop in its config")):
