@@ -67,7 +67,7 @@ class DemoConfig:
 
     @property
     def title(self) -> str:
-        """The settings in one line."""
+        """A line with the demonstration's settings."""
         return (
             f"{self.depth} pre-norm MLP layers of width {self.dim}, {self.streams} streams, {self.steps} steps of "
             f"AdamW ({self.learning_rate:g}) on {self.batch} examples, {self.count_seeds()}"

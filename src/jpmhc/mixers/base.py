@@ -96,7 +96,7 @@ class Mixer(SettingsModule, ABC):
 
     @classmethod
     def why_not(cls, streams: int) -> str | None:
-        """Say in one sentence why the mixer cannot take this number of streams; None if it can."""
+        """Return one sentence saying why the mixer cannot take this number of streams, or None if it can."""
         return None
 
     @classmethod
@@ -106,11 +106,11 @@ class Mixer(SettingsModule, ABC):
 
     @abstractmethod
     def start(self) -> Tensor:
-        """Return the logits to start from. [logits]"""
+        """Return the initial logits. [logits]"""
 
     @abstractmethod
     def forward(self, logits: Tensor) -> Tensor:
-        """Turn logits into matrices. [..., logits] → [..., n, n]"""
+        """Turn logits into matrices H. [..., logits] → [..., n, n]"""
 
     @abstractmethod
     def violation(self, matrix: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ class Grassmann(Mixer):
 
     @classmethod
     def sample(cls, streams: int, shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None) -> Tensor:
-        """Draw projectors onto uniformly distributed subspaces of half the streams. [*shape, n, n]"""
+        """Draw projectors onto uniformly distributed subspaces of dimension ⌊n/2⌋, at least one. [*shape, n, n]"""
         return grassmann.sample(streams, None, shape, generator=generator)
 
     def triton_form(self) -> TritonForm | str:

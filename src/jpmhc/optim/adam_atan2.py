@@ -86,7 +86,7 @@ class AdamAtan2(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient; returns what ``closure`` returned."""
+        """Update every parameter that has a gradient; return the result of ``closure``."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -143,7 +143,7 @@ class AdamAtan2(Optimizer):
 
 
 def _scales(group: dict[str, Any], step: float | Tensor) -> tuple[Any, Any, Any]:
-    """Compute the factors of the first moment, of the root of the second, and of the arctangent itself."""
+    """Return the factors of the first moment, of the second moment's root, and of the arctangent."""
     beta1, beta2 = group["betas"]
     correction1 = 1 - beta1**step
     correction2 = 1 - beta2**step

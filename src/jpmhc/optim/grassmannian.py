@@ -1,4 +1,4 @@
-"""Riemannian optimisation of Grassmann frames beside any other optimiser."""
+"""A Riemannian optimiser for Grassmann frames, which works together with any optimiser of the other parameters."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar

@@ -21,10 +21,10 @@ from jpmhc.mixers import MIXERS
 
 @dataclass(frozen=True)
 class Comparison:
-    """Arms × learning rates × seeds on one experiment."""
+    """The settings of a comparison: arms × learning rates × seeds on one experiment."""
 
     experiment: Experiment = field(default_factory=LanguageExperiment)
-    """The experiment that is repeated."""
+    """The experiment that all runs repeat."""
     arms: tuple[str, ...] = (PLAIN, *MIXERS)
     """Arms to train: plain, or a mixer, and options such as cayley:streams=2,read=sigmoid. More can be added later."""
     learning_rates: tuple[float, ...] = ()

@@ -31,7 +31,7 @@ _TAIL = 0.1  # the last tenth of a training curve is averaged to its final numbe
 
 
 class Job(NamedTuple):
-    """One training run of a comparison."""
+    """One training run of a comparison, done or not: an arm, a learning rate and a seed."""
 
     arm: str
     learning_rate: float
@@ -93,7 +93,7 @@ class Session(Protocol):
 
 
 class Experiment(ABC):
-    """A frozen dataclass of settings that all runs of a comparison share."""
+    """The settings that all runs of a comparison share; subclasses are frozen dataclasses."""
 
     @abstractmethod
     def settings(self) -> dict[str, object]:

@@ -58,7 +58,7 @@ class LanguageExperiment(Experiment):
     tokens: Path = Path("out/tokens")
     """Folder with the tokens of the text."""
     model: DecoderConfig = field(default_factory=lambda: DecoderConfig(streams=4))
-    """The decoder; its fields are options without a prefix."""
+    """The decoder; its fields are options without the prefix "model."."""
     batch: int = 32
     """Rows per step."""
     steps: int = 1800
@@ -303,7 +303,7 @@ class _Training:
 
     @torch.no_grad()
     def _evaluate(self, rows: int) -> None:
-        """Measure the loss and the mixers on validation rows; the model runs uncompiled."""
+        """Append the loss and mixing statistics on validation rows to the curves; the model runs uncompiled."""
         length = self.settings.model.length
         starts = self.session.tokens.validation_rows(rows, length).to(self.device)
         total = torch.zeros((), dtype=torch.float64, device=self.device)

@@ -88,7 +88,7 @@ class CountedMap(CoefficientMap):
         return torch.cat(parts)
 
     def _skew_rows(self, weight: Tensor) -> Tensor:
-        """Replace the rows of an n × n matrix M by the upper triangle of M - Mᵀ (eq. skew-sym)."""
+        """Return the weight with the n² rows of the skip's matrix M replaced by the upper triangle of M - Mᵀ."""
         n = self.mixer.streams
         gates, matrix = weight.split([sum(self.sizes[:2]), n * n])
         rows = matrix.unflatten(0, (n, n))

@@ -47,7 +47,7 @@ class Written:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens written per second."""
+        """The number of tokens written per second."""
         return float(self.counts.sum()) / self.seconds
 
 

@@ -83,7 +83,7 @@ class Rotary(nn.Module):
         self.register_buffer("sin", angles.sin().float(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Rotate x [B, S, heads, head_dim]."""
+        """Rotate queries or keys x by their positions. [B, S, heads, head_dim]"""
         # Written in halves, so that the backward pass is one kernel too, with the opposite angle.
         first, second = widen(x).chunk(2, dim=-1)
         cos, sin = self.cos[:, None, :], self.sin[:, None, :]

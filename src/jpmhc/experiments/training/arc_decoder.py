@@ -61,7 +61,7 @@ class ArcDecoderRun:
     task: ArcConfig = field(default_factory=lambda: ArcConfig(augmentations=80, keep_answer_colours=True))
     """The puzzles and their variants."""
     model: ArcDecoderConfig = field(default_factory=ArcDecoderConfig)
-    """The model; its fields are options without a prefix."""
+    """The model; its fields are options without the prefix "model."."""
     epochs: int = 90
     """Number of times that training sees every pair, each time in a random variant."""
     tokens: int = 12_288

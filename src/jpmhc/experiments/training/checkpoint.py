@@ -63,7 +63,7 @@ class Checkpoint:
         return load_content(self.path / "shared.pt", SHARED_ENTRIES, device)
 
     def rank(self, rank: int, device: torch.device | str = "cpu") -> dict[str, Any]:
-        """Load the content of one process."""
+        """Load the content that one process wrote."""
         return load_content(self.path / f"rank-{rank}.pt", RANK_ENTRIES, device)
 
 
@@ -164,7 +164,7 @@ def verify_checkpoint(path: Path) -> Checkpoint:
 
 
 def _fault_of_checksum(written: bytes, form: object) -> str | None:
-    """Return a sentence if a manifest does not match its own checksum, or None."""
+    """Return a sentence about a manifest that does not match its own checksum, or None if it does."""
     if checksum := _CHECKSUM.search(written):
         blank = _CHECKSUM.sub(b'"checksum": "00000000"', written)
         same = f"{zlib.crc32(blank):08x}".encode() == checksum[1]

@@ -50,7 +50,7 @@ class TrainConfig:
     task: TaskConfig = field(default_factory=TASKS["sudoku"])
     """The task that the model learns."""
     model: RecursiveConfig = field(default_factory=RecursiveConfig)
-    """The model; its fields are options without a prefix."""
+    """The model; its fields are options without the prefix "model."."""
 
     steps: int = 1000
     """Number of optimiser steps; each is one supervision step."""
@@ -196,9 +196,9 @@ class Change:
     name: str
     """Field of the configuration, with a dot before a field of the task or of the model."""
     there: object
-    """Value in the checkpoint."""
+    """The setting's value in the checkpoint."""
     here: object
-    """Value now."""
+    """The setting's value in the present run."""
     refused: bool
     """Whether the difference forbids resuming the checkpoint."""
 

@@ -156,7 +156,7 @@ class Learner:
         return sums, norms
 
     def _save_and_refuse(self, loss: float, before: list[Carry], finite: list[Tensor]) -> None:
-        """Save the state before a loss that is not finite, and raise an error that names step, rows and mixer."""
+        """Save the state before the failed step, and raise a NonFiniteLoss that names the step, rows and mixer."""
         self.carries = before
         path = self.save(self.config.out / "failed")
         bad = [number for carry, good in zip(before, finite) for number in carry.identifiers[~good].tolist()]

@@ -248,7 +248,7 @@ class Trainer:
         return self.task.scorer(self.task.test_selection(self.config.evaluate_variants, self.config.seed))
 
     def measure_mixing(self, rows: Batch, count: int = 4) -> dict[str, Any]:
-        """Compute statistics of the residual mixers on a few rows."""
+        """Return statistics of the averaged model's mixing matrices on the first `count` rows."""
         model = self.learner.snapshot()
         inputs, core = rows.inputs[:count], model.core
         with torch.no_grad():

@@ -53,7 +53,7 @@ class World:
         return range(self.rank * count, (self.rank + 1) * count)
 
     def sum(self, values: Tensor) -> Tensor:
-        """Add a tensor over all processes, in place."""
+        """Replace a tensor by its sum over all processes, and return it."""
         if self.size > 1:
             dist.all_reduce(values)
         return values

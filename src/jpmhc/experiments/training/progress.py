@@ -64,7 +64,7 @@ class Display:
 
     @contextlib.contextmanager
     def preparing(self, what: str) -> Iterator[None]:
-        """Show a sentence during work of unknown length."""
+        """Show the sentence `what` while the block runs."""
         if self.bars is None:
             self.say(what)
             yield

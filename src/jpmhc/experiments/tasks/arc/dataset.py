@@ -221,7 +221,7 @@ class Arc(VotingTask):
 
     @property
     def cells(self) -> np.ndarray:
-        """The cells of all grids, one after the other."""
+        """The cells of all grids in one flat array."""
         return self._memory
 
     def grid_layout(self, grid: np.ndarray, variant: np.ndarray) -> augment.Layout:

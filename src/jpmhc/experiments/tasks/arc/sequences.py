@@ -235,7 +235,7 @@ class PackedPairs:
         return len(self._plan(epoch))
 
     def pack(self, epoch: int, index: int) -> Pack:
-        """Return one pack of an epoch."""
+        """Return the pack with number `index` in an epoch."""
         variant, pair = self._plan(epoch)[index]
         return pack_sequences(write_sequences(self.arc, variant, pair), self.length, self.most)
 

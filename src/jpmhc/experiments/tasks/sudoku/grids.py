@@ -52,7 +52,7 @@ class Geometry:
 
     @cached_property
     def units_of(self) -> np.ndarray:
-        """The three units of every cell: [cells, 3]."""
+        """The numbers of the three units that contain each cell: [cells, 3]."""
         return np.stack([np.flatnonzero((self.units == cell).any(1)) for cell in range(self.cells)])
 
     def lines(self, band: int, *key: np.ndarray | int) -> np.ndarray:
