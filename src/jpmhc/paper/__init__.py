@@ -1,4 +1,4 @@
-"""What the paper computes, as it prints it."""
+"""The paper's own methods, as printed in the paper."""
 
 from jpmhc.paper import generators
 from jpmhc.paper.methods import METHODS, cauchy, transform

@@ -1,14 +1,14 @@
-r"""One layer by the two Dyson equations of the paper's main text, as printed. Neither gives the law of the layer.
+r"""The two Dyson equations of the paper's main text for one layer, as printed. Neither gives the law of the layer.
 
-Eq. dyson-fp, $m = a/(z - \sigma^2 m)$ with $G = m/z$, is solved by eq. newton-scalar; $m$ is a scaled semicircle's
-transform. Eq. matrix-dyson, $M = A_h (z - A_h^\top A_h)^{-1}$ with $A_h = A + \sigma^2 M$ and
-$G = \frac1n \mathrm{Tr}\,(z - A_h^\top A_h)^{-1}$, is solved by eq. newton-matrix, Newton's method for its n² unknowns.
+Eq. dyson-fp, $m = a/(z - \sigma^2 m)$ with $G = m/z$, is solved by eq. newton-scalar; $m$ is the transform of a scaled
+semicircle. Eq. matrix-dyson, $M = A_h (z - A_h^\top A_h)^{-1}$ with $A_h = A + \sigma^2 M$ and
+$G = \frac1n \mathrm{Tr}\,(z - A_h^\top A_h)^{-1}$, is solved by eq. newton-matrix, Newton's method for n² unknowns.
 
 Note:
-    The self-energy is diagonal in the linearisation, not off-diagonal, as these two have it: eq. dyson_subordination of
-    the paper's appendix is the law of one layer (one_layer.py). Eq. newton-scalar divides by
-    $1 + a\sigma^2/(z - \sigma^2 m)^2$, and the derivative is $1 - a\sigma^2/(z - \sigma^2 m)^2$: the printed iteration
-    converges linearly. For n = 1 the matrix equation is a cubic one and not eq. dyson-fp.
+    Both equations have an off-diagonal self-energy, but the self-energy of the linearisation is diagonal. The law of
+    one layer is eq. dyson_subordination of the paper's appendix (one_layer.py). Eq. newton-scalar divides by
+    $1 + a\sigma^2/(z - \sigma^2 m)^2$, but the derivative is $1 - a\sigma^2/(z - \sigma^2 m)^2$: the printed iteration
+    converges linearly. For n = 1 the matrix equation is cubic and differs from eq. dyson-fp.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jpmhc.spectra.network import Network
 from jpmhc.spectra.schemes import Newton
 from jpmhc.spectra.solution import Solution, method
 
-# The printed iteration converges linearly.
+# Linear convergence takes more iterations than the defaults of `Newton`.
 _LINEAR = Newton(first_try=200, stage_iterations=50)
 
 
@@ -45,7 +45,7 @@ def solve_scalar(network: Network, z: Tensor, options: Options) -> Solution:
 
 @method(scheme=Newton(), tolerance=1e-12, maximum=100)
 def solve_matrix(network: Network, z: Tensor, options: Options) -> Solution:
-    """Solve eq. matrix-dyson for one layer, at points z [B]; the solution holds the matrix (z - A_hᵀ A_h)⁻¹ too."""
+    """Solve eq. matrix-dyson for one layer, at points z [B]; the solution's `matrix` is (z - A_hᵀ A_h)⁻¹."""
     require_one_layer(network, "matrix-dyson")
     equation = _Matrix(network.skips[0].to(torch.complex128), float(network.variance[0]))
     points = lead_down(equation, z, options, top=_height(network))
@@ -81,7 +81,7 @@ class _Scalar(Equation):
         return (residual.abs() / self.scale(x, z, index)).squeeze(-1), residual / slope
 
     def admissible(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
-        # The product of the two roots is a/σ²; the one that vanishes at infinity is the smaller one.
+        # The product of the two roots is a/σ²; the smaller root is the one that vanishes at infinity.
         return self.variance * x.squeeze(-1).abs().square() <= abs(self.skip) * (1 + 1e-9)
 
     def safe_image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The paper's ways to the Cauchy transform, as printed: each file says where its method is not exact."""
+"""The paper's methods for the Cauchy transform, by name; each method's file says when the method is not exact."""
 
 from torch import Tensor
 
@@ -32,9 +32,8 @@ def cauchy(
 ) -> Solution:
     r"""Compute the Cauchy transform $G(z)$ of $J^\top J$ by one of the paper's methods.
 
-    A method that is defined for the network but not exact warns, and its result has `exact=False` and names the case in
-    `note`. A method that is not defined for the network raises a ValueError. `spectra.cauchy` is exact for every
-    network.
+    If the method is not exact for the network, it warns, and its result has `exact=False` and the reason in `note`. If
+    the method is not defined for the network, it raises a ValueError. `spectra.cauchy` is exact for every network.
 
     Args:
         network: The network.
@@ -42,7 +41,7 @@ def cauchy(
         method: A name in `METHODS`.
         tolerance: A point has converged when its residual is below this number; None takes the method's default.
         maximum: The largest number of iterations per point; None takes the method's default.
-        scheme: How to iterate: a name in `SCHEMES` or an object such as `Newton()`; None takes the method's default.
+        scheme: The way to iterate: a name in `SCHEMES` or an object such as `Newton()`; None for the method's default.
 
     >>> import torch
     >>> import torch
@@ -56,7 +55,7 @@ def cauchy(
 
 
 def transform(method: str) -> Transform:
-    """Return the Cauchy transform by one of the paper's methods, as `spectra.density` and `spectra.edges` take it.
+    """Return the Cauchy transform by one of the paper's methods, as an argument of `spectra.density` or `edges`.
 
     >>> import torch
     >>> import torch

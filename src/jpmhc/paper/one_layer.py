@@ -1,11 +1,11 @@
-r"""One layer, $Y = A + \sigma X$: the subordination equation and its explicit form.
+r"""The law of one layer, $Y = A + \sigma X$: the subordination equation and its explicit form.
 
-With $s_i$ the eigenvalues of $A^\top A$ the Cauchy transform of $Y^\top Y$ solves eq. dyson_subordination,
+For eigenvalues $s_i$ of $A^\top A$ the Cauchy transform of $Y^\top Y$ solves eq. dyson_subordination,
 $G = u \cdot \mathrm{mean}_i\, (\omega - s_i)^{-1}$ with $u = 1 - \sigma^2 G$ and $\omega = z u^2$.
 Derivations: docs/derivations/one_layer.md.
 
-At a matrix b instead of a number z the layer has the $M_n$-valued transform of eq. matrix_dyson_schur, which
-`matrix_cauchy` solves. The equations of the paper's main text, which are not this law, are in main_text.py.
+`matrix_cauchy` solves eq. matrix_dyson_schur for the layer's $M_n$-valued transform, whose argument is a matrix b
+instead of a number z. main_text.py has the equations of the paper's main text, which have another law.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _OPTIONS = Options(Newton(), tolerance=1e-12, maximum=200)
 
 
 def gram_spectrum(skips: Tensor) -> Tensor:
-    r"""Compute the eigenvalues of $A^\top A$, the $s_i$ of eq. dyson_subordination: [..., n, n] -> [..., n]."""
+    r"""Compute the eigenvalues $s_i$ of $A^\top A$ in eq. dyson_subordination: [..., n, n] -> [..., n]."""
     return torch.linalg.svdvals(skips).square()
 
 
 class Explicit(NamedTuple):
-    r"""One layer at a value of $\omega$: $z$, $G$, $w = zG - 1$ and the slopes $dz/d\omega$, $dw/d\omega$."""
+    r"""The values of $z$, $G$, $w = zG - 1$, $dz/d\omega$ and $dw/d\omega$ of one layer at some $\omega$."""
 
     z: Tensor
     g: Tensor
@@ -42,8 +42,8 @@ class Explicit(NamedTuple):
 def explicit(omega: Tensor, spectrum: Tensor, variance: Tensor | float) -> Explicit:
     r"""Evaluate the layer's law in closed form, with $\omega$ as the parameter.
 
-    With $h = \mathrm{mean}_i\,(\omega - s_i)^{-1}$ and $a = 1 + \sigma^2 h$: $z = \omega a^2$ and $G = h / a$. The
-    moment function is $w = \mathrm{mean}_i\, s_i/(\omega - s_i) + \sigma^2 \omega h^2$, free of the
+    $z = \omega a^2$ and $G = h / a$ with $h = \mathrm{mean}_i\,(\omega - s_i)^{-1}$ and $a = 1 + \sigma^2 h$. The
+    moment function is computed as $w = \mathrm{mean}_i\, s_i/(\omega - s_i) + \sigma^2 \omega h^2$, which avoids the
     cancellation in $zG - 1$.
 
     Args:
@@ -72,18 +72,18 @@ def layer_cauchy(
     *,
     weights: Tensor | None = None,
 ) -> FixedPoints:
-    r"""Solve eq. dyson_residual for $G(z)$ of one layer; the unknown of the result is G. [B, 1]
+    r"""Solve eq. dyson_residual for $G(z)$ of one layer; G is the attribute `x` [B, 1] of the result.
 
-    Two passes (appendix "Batch solver"): a continuation that follows the solution down from a height where it is
-    $1/z$, then a refinement of all points at once. The solution is the only one with $\mathrm{Im}\, G < 0$ and
-    $\mathrm{Im}\, zG \le 0$; Newton steps that leave this region are replaced by half of a fixed-point step, which
-    never does.
+    The solver has two passes (appendix "Batch solver"): a continuation from far above the real axis, where
+    $G \approx 1/z$, and a refinement of all points at once. The equation has exactly one solution with
+    $\mathrm{Im}\, G < 0$ and $\mathrm{Im}\, zG \le 0$. A Newton step that leaves this region is replaced by half of a
+    fixed-point step, which stays inside.
 
     Args:
         z: Points of the upper half plane. [B]
-        spectrum: The eigenvalues $s_i$ of $A^\top A$, of one layer or of one per point. [n] or [B, n]
-        variance: $\sigma^2$, likewise. A number or [B]
-        options: How to iterate; the residual is relative to $|G|$.
+        spectrum: The eigenvalues $s_i$ of $A^\top A$, of one layer for all points or one layer per point. [n] or [B, n]
+        variance: $\sigma^2$ of one layer for all points, or of one layer per point. A number or [B]
+        options: The scheme, the tolerance relative to $|G|$, and the most iterations.
         weights: The share of each eigenvalue, as `low_rank_spectrum` returns them; equal by default. [n]
 
     >>> z = torch.tensor([1 + 0.1j], dtype=torch.complex128)
@@ -141,19 +141,19 @@ def matrix_cauchy(
 ) -> tuple[Tensor, Tensor]:
     r"""Compute the layer's $M_n$-valued transform $E_B[(b - Y^\top Y)^{-1}]$ at matrices b (eq. matrix_dyson_schur).
 
-    The self-energies are two scalars, $g_{11} = \mathrm{tr}\, G(b)$ and
-    $g_{22} = u^{-1} + u^{-2}\, \mathrm{tr}\, A\, G(b) A^\top$, found by Newton with the analytic Jacobian, following
-    $b + i t$ down to $t = 0$.
+    The unknowns are two scalars, $g_{11} = \mathrm{tr}\, G(b)$ and
+    $g_{22} = u^{-1} + u^{-2}\, \mathrm{tr}\, A\, G(b) A^\top$. They are computed by Newton's method with the analytic
+    Jacobian, and by continuation at $b + i t$ from a large t to $t = 0$.
 
     Args:
         b: Matrices whose imaginary part $(b - b^*)/2i$ is positive. [B, n, n] complex
         skip: $A$. [n, n]
         variance: $\sigma^2$.
-        tolerance: Of the two self-consistency residuals, relative to the unknowns.
+        tolerance: The largest residual of the two equations, relative to the unknowns.
         maximum: The most Newton iterations at $t = 0$.
 
     Returns:
-        $G(b)$ [B, n, n] and whether each converged [B].
+        $G(b)$ [B, n, n] and a mask of the matrices that converged [B].
 
     >>> b = torch.diag(torch.tensor([1 + 0.1j, 2 + 0.1j], dtype=torch.complex128))
     >>> green, converged = matrix_cauchy(b[None], torch.eye(2, dtype=torch.float64), 0.05)
@@ -163,7 +163,7 @@ def matrix_cauchy(
     if b.ndim != 3 or b.shape[1:] != skip.shape:
         raise ValueError(f"b must be matrices [B, n, n] of the skip's size {len(skip)}, not of shape {list(b.shape)}")
     equation = _Schur(b, skip, variance)
-    # Points of the equation are heights it: from the top, where the resolvent is 1/(it), down to 0.
+    # The equation's points are i t, from a large t, where the resolvent is about 1/(i t), down to 0.
     top = 4 * float(torch.linalg.matrix_norm(skip, 2) + variance**0.5) ** 2 + float(b.abs().max()) * len(skip)
     options = Options(Newton(), tolerance, maximum)
     heights = [top * 4.0**-k for k in range(24)]
@@ -176,7 +176,7 @@ def matrix_cauchy(
 
 
 class _Schur(Equation):
-    """Eq. matrix_dyson_schur at b + i t with $(g_{11}, g_{22})$ as the unknowns and i t as the points."""
+    """Eq. matrix_dyson_schur at b + i t, with $(g_{11}, g_{22})$ as unknowns and i t as points."""
 
     def __init__(self, b: Tensor, skip: Tensor, variance: float) -> None:
         self.b, self.variance = b, variance
@@ -188,7 +188,7 @@ class _Schur(Equation):
         return torch.stack([first, torch.ones_like(first) - 1e-3j], -1)
 
     def resolvent(self, x: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """Return u and G(b) for given self-energies."""
+        """Return u [b] and G(b) [b, n, n] from the unknowns x."""
         u = (1 - self.variance * x[:, 0])[:, None, None]
         shift = self.variance * x[:, 1, None, None]
         return u[:, 0, 0], torch.linalg.inv(b - shift * self.eye - self.gram / u)  # eq. matrix_dyson_schur
@@ -226,10 +226,10 @@ def _trace(matrix: Tensor) -> Tensor:
 def low_rank_spectrum(scale: float, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     r"""Compute the eigenvalues of $A^\top A$ and their weights for $A = a I + U V^\top$, in $O(p r^2)$.
 
-    This is the set-up of the appendix "Woodbury acceleration", for `layer_cauchy`.
+    The results are arguments of `layer_cauchy` (appendix "Woodbury acceleration").
 
-    $A^\top A - a^2 = [U\ V] \begin{pmatrix} 0 & a \\ a & U^\top U \end{pmatrix} [U\ V]^\top$ has rank $2r$ at most: one
-    QR of $[U\ V]$ leaves a $2r \times 2r$ eigenproblem.
+    $A^\top A - a^2 = [U\ V] \begin{pmatrix} 0 & a \\ a & U^\top U \end{pmatrix} [U\ V]^\top$ has at most rank $2r$: a
+    QR decomposition of $[U\ V]$ reduces the problem to a $2r \times 2r$ eigenproblem.
 
     Args:
         scale: $a$.
@@ -237,7 +237,8 @@ def low_rank_spectrum(scale: float, left: Tensor, right: Tensor) -> tuple[Tensor
         right: $V$. [p, r]
 
     Returns:
-        The values $s_i$ and the weights that sum to one, $a^2$ standing for all directions outside $U$ and $V$.
+        The eigenvalues $s_i$, and weights that sum to one; the last eigenvalue $a^2$ stands for all directions
+        orthogonal to $U$ and $V$. [2 r + 1] each
 
     >>> values, weights = low_rank_spectrum(1.0, torch.ones(4, 1).double() / 4, torch.ones(4, 1).double())
     >>> values.round(decimals=6).tolist(), weights.tolist()
@@ -271,7 +272,7 @@ def require_one_layer(network: Network, method: str) -> None:
 
 
 def require_isotropic(network: Network, method: str) -> None:
-    """Raise an error unless the network is of the paper's model: Gaussian noise, the same in every direction."""
+    """Raise an error unless the network has the paper's noise: Gaussian and the same in every direction."""
     if not network.isotropic:
         raise ValueError(
             f"method '{method}' needs isotropic noise, and this network's is structured (read and write vectors or "
@@ -281,7 +282,7 @@ def require_isotropic(network: Network, method: str) -> None:
 
 
 def require_gaussian_streams(network: Network, method: str) -> None:
-    """Raise an error for what no method of the paper knows: other sublayers, slopes, tied weights, the model's ends."""
+    """Raise an error if the network has `sublayers`, `slopes`, `tied` weights or the model's ends."""
     if not network.gaussian_streams:
         raise ValueError(
             f"method '{method}' knows independent Gaussian noise and the Jacobian of all streams, not other sublayers, "

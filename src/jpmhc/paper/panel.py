@@ -1,4 +1,4 @@
-"""The paper's Figure 1: depths by mixers, each cell with sampled singular values and three theories."""
+"""The paper's Figure 1: a row per depth and a column per mixer, with sampled singular values and theories per cell."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ _POINTS = 500
 
 @dataclass(frozen=True)
 class PanelConfig:
-    r"""What the panel shows; the defaults are the paper's (appendix "Operator-Valued Spectral Density Panel").
+    r"""The panel's networks, samples and curves, by default as in "Operator-Valued Spectral Density Panel".
 
     Attributes:
-        mixers: The columns, names of random skips.
-        depths: The rows; all layers of a cell share one skip, as in the paper.
-        samples: How many networks are sampled in each row; by default as in the paper, 300 of one layer, 200 of two and
-            100 of more.
-        streams: Streams n.
-        width: Features per stream p.
+        mixers: The columns, as names of random skips.
+        depths: The rows, as numbers of layers; all layers of a cell share one skip, as in the paper.
+        samples: The number of sampled networks in each row; by default as in the paper, 300 for one layer, 200 for two
+            layers and 100 for more.
+        streams: The number of streams n.
+        width: The number of features per stream p.
         budget: $L \sigma^2$, the noise of all layers together.
-        eta: The fixed smoothing of the scalar theory and of the second exact curve.
-        grid: The points of the curves at a fixed eta: "s" for 500 uniform in the singular value; "x" for the paper's,
-            uniform in its square from 0.01 (alg. ov_panel), and with them the paper's operator-valued curve as printed.
-            Skips that expand make that grid long: ten Gaussian layers have 400,000 points, which take minutes.
-        seed: Of the skips and of the samples.
+        eta: The fixed smoothing of the scalar theory and of one exact curve.
+        grid: The points of the curves with fixed eta. "s" gives 500 points uniform in the singular value. "x" gives the
+            paper's points, uniform in the squared singular value from 0.01 (alg. ov_panel), and adds the paper's
+            operator-valued curve as printed. Expanding skips make grid "x" long: ten Gaussian layers have 400,000
+            points, which take minutes.
+        seed: The seed of the skips and of the samples.
     """
 
     mixers: tuple[str, ...] = ("identity", "bistochastic", "orthogonal", "gaussian")
@@ -62,7 +63,7 @@ class PanelConfig:
         for name, values in (("mixer", self.mixers), ("depth", self.depths)):
             if len(set(values)) < len(values):
                 raise ValueError(f"each {name} has one place in the panel, and one is named twice")
-        # All of it now: a cell that fails after others would lose their work.
+        # All cells are checked now: an error in a later cell would lose the work of the earlier cells.
         for mixer in self.mixers:
             Network.from_mixer(mixer, 1, checks.non_negative_number(self.budget, "budget"), self.streams, self.seed)
         for depth, samples in zip(self.depths, self.samples):
@@ -74,14 +75,16 @@ class PanelConfig:
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """One cell: the samples, the three curves and how far each is from the samples.
+    """One cell of the panel: samples, theoretical curves, and the distance of each curve from the samples.
 
     Attributes:
+        mixer: The name of the random skips.
+        depth: The number of layers.
         sampled: Squared singular values. [samples, N]
-        curves: "scalar" (the scalar theory at the paper's eta), "fixed" (the exact theory at the paper's eta) and
-            "exact" (the exact theory with eta proportional to x); on the paper's grid also "printed" (its
-            operator-valued theory at its eta).
-        distances: Of each curve to the samples, in singular values.
+        curves: "scalar" (the scalar theory at the fixed eta), "fixed" (the exact theory at the fixed eta) and "exact"
+            (the exact theory with eta proportional to x); on the paper's grid also "printed" (the paper's
+            operator-valued theory at the fixed eta).
+        distances: The distances of each curve from the samples, in singular values.
     """
 
     mixer: str
@@ -91,18 +94,18 @@ class Cell:
     distances: dict[str, Distances]
 
     def collapsed(self) -> dict[str, float]:
-        """Return the fraction of singular values below 0.1, sampled and by each theory."""
+        """Return the fraction of singular values below 0.1 in the samples ("sampled") and in each curve."""
         fractions = {name: curve.collapsed() for name, curve in self.curves.items()}
         return {"sampled": float((self.sampled < COLLAPSED**2).double().mean()), **fractions}
 
 
 def cell(mixer: str, depth: int, samples: int, config: PanelConfig) -> Cell:
-    """Sample one network, solve it in three ways, and compare."""
+    """Compute one cell: sample a network, compute its theoretical curves, and compare them with the samples."""
     network = Network.from_mixer(mixer, depth, config.budget / depth, config.streams, seed=config.seed, shared=True)
     sampled = simulate(network, config.width, samples, config.seed)
     grid = paper_grid(sampled) if config.grid == "x" else singular_value_grid(sampled)
     with warnings.catch_warnings():
-        # That the scalar theory is not exact here is what the panel is there to show.
+        # No warning that the scalar theory is not exact: the panel is meant to show its error.
         warnings.simplefilter("ignore", UserWarning)
         methods = {"scalar": "dyson" if depth == 1 else "z1", "printed": "z1-matrix"}
         if config.grid == "s":
@@ -116,23 +119,23 @@ def cell(mixer: str, depth: int, samples: int, config: PanelConfig) -> Cell:
 
 
 def singular_value_grid(sampled: Tensor) -> Tensor:
-    """Return squared singular values that are uniform in the singular value, to beyond the largest sample."""
+    """Return 500 squared singular values, uniform in the singular value up to 1.25 times the largest sample or 1.5."""
     top = max(float(sampled.max()) ** 0.5 * 1.25, 1.5)
     return torch.linspace(0, top, _POINTS + 1, dtype=torch.float64)[1:].square()
 
 
 def paper_grid(sampled: Tensor) -> Tensor:
-    """Return the paper's grid, uniform in the squared singular value to 1.5 times the largest sample (alg. ov_panel).
+    """Return the paper's grid of squared singular values, uniform up to 1.5 times the largest sample (alg. ov_panel).
 
     Note:
-        It begins at 0.01, a singular value of 0.1: what has collapsed below that is not on it.
+        The grid begins at 0.01, a singular value of 0.1: collapsed singular values are not on it.
     """
     top = max(1.5 * float(sampled.max()), 10.0)
     return torch.linspace(0.01, top, max(400, int(40 * top)), dtype=torch.float64)
 
 
 def panel(config: PanelConfig, progress: Callable[[str], None] | None = None) -> list[Cell]:
-    """Compute all cells, row by row; `progress` is called with each cell's name when it begins.
+    """Compute all cells, row by row; `progress` is called with a cell's name before the cell is computed.
 
     >>> cells = panel(PanelConfig(mixers=("identity",), depths=(1,), samples=(2,), streams=2, width=4))
     >>> [(cell.mixer, cell.depth) for cell in cells]
@@ -149,7 +152,7 @@ def panel(config: PanelConfig, progress: Callable[[str], None] | None = None) ->
 
 
 def rows(cells: Sequence[Cell]) -> list[dict[str, str | int | float]]:
-    """Return the panel's numbers, a row for each cell."""
+    """Return the panel's numbers as a table with one row per cell."""
     table: list[dict[str, str | int | float]] = []
     for item in cells:
         row: dict[str, str | int | float] = {"mixer": item.mixer, "depth": item.depth}

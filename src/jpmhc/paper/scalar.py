@@ -1,7 +1,7 @@
-r"""What the scalar theories share: they know each layer's singular values and noise, but not their directions.
+r"""Layers of the scalar theories, which use each layer's singular values and noise, but not the singular vectors.
 
-The methods `z1`, `subordination` and `stransform` all compute the free product of the layers' laws. That is the law of
-$J^\top J$ only where the directions do not matter. Derivations: docs/derivations/scalar_composition.md.
+The methods `z1`, `subordination` and `stransform` compute the free product of the layers' laws. The free product is the
+law of $J^\top J$ only if the singular vectors do not matter. Derivations: docs/derivations/scalar_composition.md.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from jpmhc.spectra.fixed_point import FixedPoints
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.solution import Solution
 
-# A skip counts as a multiple of an orthogonal matrix when its squared singular values agree to this.
+# A skip counts as a multiple of an orthogonal matrix if its squared singular values differ by at most this fraction.
 _FLAT = 1e-9
-# The largest product of points, layers and singular values in memory at a time.
+# The largest number of points times layers times singular values in memory at the same time.
 _CHUNK = 2**22
 
 
 @dataclass(frozen=True, eq=False)
 class ScalarLayers:
-    r"""The layers' laws, each rescaled to mean one so that a product of a thousand neither overflows nor vanishes.
+    r"""The layers' laws, each rescaled to mean one so that products of a thousand layers neither overflow nor vanish.
 
     Attributes:
-        spectrum: Squared singular values of the skips over the layer's mean. [L, n]
-        variance: Noise variance over the layer's mean. [L]
-        log_mean: Sum over layers of the logarithm of the means: $\log z$ falls by it. A number.
+        spectrum: Squared singular values of the skips, divided by the layer's mean. [L, n]
+        variance: The noise variance divided by the layer's mean. [L]
+        log_mean: The sum over layers of the means' logarithms, which is subtracted from $\log z$. A number.
     """
 
     spectrum: Tensor
@@ -39,7 +39,7 @@ class ScalarLayers:
 
     @classmethod
     def of(cls, network: Network, method: str) -> ScalarLayers:
-        """Return the laws of a network's layers, if the scalar theory is defined for it."""
+        """Return the laws of a network's layers; raise ValueError if the scalar theory is not defined for it."""
         require_isotropic(network, method)
         spectrum = gram_spectrum(network.skips)  # [L, n]
         mean = spectrum.mean(-1) + network.variance
@@ -50,7 +50,7 @@ class ScalarLayers:
 
     @property
     def depth(self) -> int:
-        """How many layers."""
+        """The number of layers."""
         return len(self.spectrum)
 
     @property
@@ -61,12 +61,12 @@ class ScalarLayers:
 
     @property
     def top(self) -> float:
-        """A height, after rescaling, from which on the solution is a perturbation of that at infinity."""
+        """A height, after rescaling, above which the solution is close to its form at infinity."""
         norm = (self.spectrum.amax(-1).sqrt() + self.variance.sqrt()).square()
         return 10 * float(norm.max() + norm.sum())
 
     def rescale(self, z: Tensor) -> Tensor:
-        """Return the points that belong to z after the layers are rescaled."""
+        """Return the points for the rescaled layers that correspond to the network's points z."""
         return z * torch.exp(-self.log_mean)
 
     def chunks(self, z: Tensor) -> tuple[Tensor, ...]:
@@ -75,16 +75,16 @@ class ScalarLayers:
 
 
 def why_not_exact(network: Network) -> str:
-    r"""Name the case in which the free product of the layers' laws is not the law of $J^\top J$; empty where it is.
+    r"""Return why the free product of the layers' laws is not the law of $J^\top J$; an empty string if it is.
 
-    It is for one layer, and where at most one skip is not a multiple of an orthogonal matrix: then the noise and the
-    rotations leave no direction that two skips could share. Nor can they where a layer without a skip, which is pure
-    noise, lies between them.
+    It is the law if the singular vectors of no two skips can align. This holds for one layer, and if at most one skip
+    is not a multiple of an orthogonal matrix. It also holds if, between any two such skips, a layer has no skip and is
+    pure noise.
     """
     spectrum = gram_spectrum(network.skips)
     largest = spectrum.amax(-1)
     exceptional = largest - spectrum.amin(-1) > _FLAT * largest
-    stretches = (largest == 0).cumsum(0)  # layers between two that have no skip share a number
+    stretches = (largest == 0).cumsum(0)  # layers without a layer of pure noise between them share a number
     twisted = int(exceptional.sum())
     if network.depth == 1 or not twisted or int(stretches[exceptional].bincount().max()) <= 1:
         return ""
@@ -95,7 +95,7 @@ def why_not_exact(network: Network) -> str:
 
 
 def scalar_solution(network: Network, method: str, green: Tensor, points: FixedPoints, note: str = "") -> Solution:
-    """Return the result of a scalar method, and warn where the method is not exact."""
+    """Return the solution of a scalar method, and warn if the method is not exact for the network."""
     reason = why_not_exact(network)
     if reason:
         warnings.warn(f"method '{method}': {reason}", stacklevel=3)

@@ -1,6 +1,7 @@
-r"""The S-transform round trip: $G_l \to S_l \to \prod_l S_l \to G$ (appendix "S-Transform").
+r"""The scalar theory by S-transforms: $G_l \to S_l \to \prod_l S_l \to G$ (appendix "S-Transform").
 
-$S(zG(z) - 1) = G(z) / (zG(z) - 1)$ (eq. s_transform_def) turns the free product into a product (eq. s_product).
+The S-transform, $S(zG(z) - 1) = G(z) / (zG(z) - 1)$ (eq. s_transform_def), of a free product is the product of the
+factors' S-transforms (eq. s_product).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from jpmhc.spectra.solution import Solution, method
 def solve(network: Network, z: Tensor, options: Options) -> Solution:
     """Solve the scalar theory of layers with isotropic noise by composing their S-transforms, at points z [B].
 
-    The residual is the one of $z S(w) w = 1 + w$ in logarithms; the equation is given by its Newton corrections alone.
+    The residual is that of $z S(w) w = 1 + w$ in logarithms. Only Newton's method can solve the equation.
     """
     layers = ScalarLayers.of(network, "stransform")
     solution = solve_inverse_w(layers, layers.rescale(z), options)
@@ -29,10 +30,10 @@ def solve(network: Network, z: Tensor, options: Options) -> Solution:
 
 
 def solve_inverse_w(layers: ScalarLayers, z: Tensor, options: Options) -> FixedPoints:
-    r"""Solve $z\, S(w)\, w = 1 + w$ for $1/w$ at each point, S being the product over the layers; $zG = 1 + w$.
+    r"""Solve $z\, S(w)\, w = 1 + w$ for $1/w$ at each point, where S is the product of the layers' S-transforms.
 
-    The unknown is $1/w$, which is about $z$ far from the spectrum; the equation is taken in logarithms, where a product
-    of a thousand layers stays in range.
+    The Cauchy transform follows from $zG = 1 + w$. The unknown $1/w$ is about $z$ far from the spectrum. The equation
+    is solved in logarithms, so that a product of a thousand layers neither overflows nor vanishes.
     """
     return FixedPoints.concatenate(
         [
@@ -43,16 +44,16 @@ def solve_inverse_w(layers: ScalarLayers, z: Tensor, options: Options) -> FixedP
 
 
 class _RoundTrip(Equation):
-    r"""$z S(w) w = 1 + w$ in the unknown $1/w$."""
+    r"""The equation $z S(w) w = 1 + w$ in the unknown $1/w$."""
 
     def __init__(self, layers: ScalarLayers, points: int, tolerance: float) -> None:
         self.layers, self.tolerance = layers, tolerance
-        # The last solution of each layer's inner iteration, where the next outer step starts.
+        # The last solution of each layer's inner iteration, from which the inner iteration of the next step starts.
         self.omega = torch.empty(points, layers.depth, dtype=torch.complex128, device=layers.spectrum.device)
 
     def start(self, z: Tensor, index: Tensor) -> Tensor:
         self.omega[index] = z.unsqueeze(-1).repeat(1, self.layers.depth)
-        return z.unsqueeze(-1)  # w is the mean, one, over z
+        return z.unsqueeze(-1)  # w is about 1/z, because the mean is one
 
     def newton_correction(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         inverse = x.squeeze(-1)
@@ -70,17 +71,18 @@ class _RoundTrip(Equation):
 def s_transform(
     w: Tensor, layers: ScalarLayers, start: Tensor, tolerance: float = 1e-13, maximum: int = 50
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    r"""Compute $\sum_l \log S_l(w)$, by solving $z_l G_l(z_l) - 1 = w$ in every layer.
+    r"""Compute $\sum_l \log S_l(w)$ by solving $z_l G_l(z_l) - 1 = w$ in every layer.
 
     Args:
-        w: Where to evaluate; of negative imaginary part. [B]
+        w: The arguments, with negative imaginary part. [B]
         layers: The layers' laws.
-        start: Where to start $\omega_l$. [B, L]
-        tolerance: Of $z_l G_l - 1$ against $w$, relative.
+        start: The first iterates of $\omega_l$. [B, L]
+        tolerance: The largest relative difference between $z_l G_l - 1$ and $w$.
         maximum: The most Newton iterations.
 
     Returns:
-        The sum of logarithms [B], its derivative in $w$ [B], whether every layer converged [B], and $\omega_l$ [B, L].
+        The sum of logarithms [B], its derivative in $w$ [B], a mask of the rows in which every layer converged [B], and
+        $\omega_l$ [B, L].
     """
     depth = layers.depth
     target = w.unsqueeze(-1).expand(-1, depth).reshape(-1)
@@ -94,7 +96,7 @@ def s_transform(
 
 
 class _LayerPoints(Equation):
-    r"""Find the $\omega$ at which each layer's $zG - 1$ is $w$, the point of a row; one row per w and layer."""
+    r"""The equation $zG - 1 = w$ of one layer, with the unknown $\omega$ and the point w; one row per w and layer."""
 
     def __init__(self, layers: ScalarLayers) -> None:
         self.layers = layers

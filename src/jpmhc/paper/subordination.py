@@ -1,11 +1,12 @@
 r"""Subordination for layers of different laws (appendix "Multi-Layer Composition: Heterogeneous Layers").
 
-Every layer is asked at a point $z_l$ of its own such that all $z_l G_l(z_l) - 1$ equal one $w$, and
+Each layer's $G_l$ is evaluated at a point $z_l$ of its own. At these points all $z_l G_l(z_l) - 1$ equal one $w$, and
 $z = \frac{w + 1}{w} \prod_l \frac{1}{S_l(w)}$ (eq. z_L_w) with $S_l = G_l(z_l)/w$.
 
 Note:
-    The paper nests a Newton for each $z_l$ inside a Newton for $w$ with a finite-difference derivative. Here $w$ and
-    the layers' $\omega_l$ move together: the Jacobian is an arrow, solved in $O(L)$, and analytic.
+    The paper solves for each $z_l$ by a Newton iteration inside a Newton iteration for $w$ with a finite-difference
+    derivative. Here one Newton iteration changes $w$ and the layers' $\omega_l$ together. Its Jacobian is analytic and
+    an arrow matrix, with which a step takes $O(L)$.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from jpmhc.spectra.network import Network
 from jpmhc.spectra.schemes import Newton
 from jpmhc.spectra.solution import Solution, method
 
-# The convergence probe: how many points, and which share of them must converge for the whole grid to be tried.
+# The number of points of the convergence test, and the share that must converge before all points are solved.
 PROBE_POINTS = 10
 PROBE_SHARE = 0.8
 
@@ -33,11 +34,11 @@ PROBE_SHARE = 0.8
 def solve(network: Network, z: Tensor, options: Options) -> Solution:
     r"""Solve the scalar theory of layers with isotropic noise by subordination, at points z [B].
 
-    Ten points are tried first. If fewer than eight converge, the S-transform's own nested iteration takes over, with a
-    warning, and the result carries its name. The residual is the one of eq. z_L_w in logarithms.
+    Ten points are tried first. If fewer than eight converge, all points are solved by the method "stransform", with a
+    warning, and the result has this method's name. The residual is that of eq. z_L_w in logarithms.
 
-    Newton moves $w$ and the layers' $\omega_l$ together. A scheme of images iterates the fixed point
-    $z_l = z / \prod_{j \ne l} (z_j - 1/G_j)$, with five times as many iterations at most.
+    Newton's method changes $w$ and the layers' $\omega_l$ together. Other schemes iterate the fixed point
+    $z_l = z / \prod_{j \ne l} (z_j - 1/G_j)$, with up to five times as many iterations.
     """
     layers = ScalarLayers.of(network, "subordination")
     points = layers.rescale(z)
@@ -56,7 +57,7 @@ def solve(network: Network, z: Tensor, options: Options) -> Solution:
 
 
 def _solve_points(layers: ScalarLayers, z: Tensor, options: Options) -> tuple[Tensor, FixedPoints]:
-    """Return zG = 1 + w at each point, and how the iteration went."""
+    """Return zG = 1 + w at each point [B], and the results of the iteration."""
     if options.scheme.uses_corrections:
         solution = lead_down(_Arrow(layers), z, options, top=layers.top)
         return 1 + 1 / solution.x[:, 0], solution
@@ -70,15 +71,15 @@ def _solve_points(layers: ScalarLayers, z: Tensor, options: Options) -> tuple[Te
 class _Arrow(Equation):
     r"""Eq. z_L_w and the layers' own equations, in the unknowns $(1/w, \omega_1, \dots, \omega_L)$.
 
-    $1/w$ is nearly linear in every $\omega_l$, both far from the spectrum ($1/w \approx \omega$) and near that of a
-    layer with little noise ($1/w \approx (\omega - s)/s$); $w$ itself is in neither.
+    The unknown is $1/w$ and not $w$, because $1/w$ is nearly linear in every $\omega_l$, both far from the spectrum
+    ($1/w \approx \omega$) and near the spectrum of a layer with little noise ($1/w \approx (\omega - s)/s$).
     """
 
     def __init__(self, layers: ScalarLayers) -> None:
         self.layers = layers
 
     def start(self, z: Tensor, index: Tensor) -> Tensor:
-        return z.unsqueeze(-1).repeat(1, 1 + self.layers.depth)  # every z_l is z, and w the mean, one, over z
+        return z.unsqueeze(-1).repeat(1, 1 + self.layers.depth)  # every z_l is z; w is about 1/z: the mean is one
 
     def newton_correction(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         inverse, others = x[:, :1], self.layers.depth - 1
@@ -88,7 +89,7 @@ class _Arrow(Equation):
         # eq. z_L_w in logarithms: with S_l = (1 + w)/(w z_l) = (1 + 1/w)/z_l it is a sum over the z_l.
         total = each.z.log().sum(-1, keepdim=True) - others * (1 + inverse).log() - z.log().unsqueeze(-1)
         total_slope = each.z_slope / each.z
-        # Arrow elimination: δω_l = (δ(1/w) − common_l)/common_slope_l, put into the equation for the total.
+        # Arrow elimination: insert δω_l = (δ(1/w) − common_l)/common_slope_l into the equation for the total.
         pull = (total_slope / common_slope).sum(-1, keepdim=True) - others / (1 + inverse)
         push = total - (total_slope * common / common_slope).sum(-1, keepdim=True)
         step = -push / pull

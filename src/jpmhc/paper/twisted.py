@@ -1,14 +1,15 @@
 r"""Dykema's twisted S-transform: the free product of matrix-valued layers (appendices "Dykema", "OV pipeline").
 
 Over $B = M_n$ the layers' $x_l = Y_l^\top Y_l$ are free with amalgamation, and their S-transforms compose by
-$S_{xy}(W) = S_y(W)\, S_x(S_y(W)^{-1} W S_y(W))$ (eq. twisted_product). What that computes is the law of the product
-$x_L \cdots x_1$. For two layers it is that of $J^\top J$, provided $x_1 = Y_1 Y_1^\top$; for more it is not in general,
-because $B$-valued laws are not cyclic. Derivations and measured deviations: docs/derivations/twisted.md.
+$S_{xy}(W) = S_y(W)\, S_x(S_y(W)^{-1} W S_y(W))$ (eq. twisted_product). This composition gives the law of the product
+$x_L \cdots x_1$. For two layers, with $x_1 = Y_1 Y_1^\top$, it is the law of $J^\top J$. For more layers it is not in
+general, because $B$-valued laws are not cyclic. Derivations and measured deviations: docs/derivations/twisted.md.
 
 Note:
-    The paper takes $x_1 = Y_1^\top Y_1$, which is wrong for a non-normal skip already at two layers; it is kept as
-    "twisted-paper". The paper's n² unknowns per point, with an inner Newton per layer, reduce to two per layer, because
-    a layer's S-transform is explicit in its self-energies and the twisted arguments are rotations of one product.
+    The paper takes $x_1 = Y_1^\top Y_1$, which is wrong for a non-normal skip already at two layers; this form is the
+    method "twisted-paper". The paper has n² unknowns per point and an inner Newton iteration per layer. Here there are
+    two unknowns per layer, because a layer's S-transform is an explicit function of its self-energies and the twisted
+    arguments are rotations of one product.
 """
 
 from __future__ import annotations
@@ -26,18 +27,19 @@ from jpmhc.spectra.network import Network
 from jpmhc.spectra.schemes import Newton
 from jpmhc.spectra.solution import Solution, method
 
-# Above this condition number of the Newton matrix, this fraction of its norm is added (appendix "Numerical Stability").
+# If the condition number of the Newton matrix is above CONDITION, TIKHONOV times its norm is added to its diagonal
+# (appendix "Numerical Stability").
 CONDITION = 1e10
 TIKHONOV = 1e-8
 # Step lengths of the appendix "Operator-Valued Multi-Layer Pipeline".
 _SCHEME = Newton(lengths=(1.0, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01))
-# The most complex numbers, points × layers² × n², in memory at a time.
+# The largest number of complex numbers, points × layers² × n², in memory at the same time.
 _CHUNK = 2**22
 
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    r"""Positive factors $x = Y^\top Y$ with $Y = A + \sigma W$, by what their self-energies need.
+    r"""The layers' $x = Y^\top Y$ with $Y = A + \sigma W$, stored as the matrices in their self-energies.
 
     $\Sigma_y = \sigma^2 \alpha P_y$ with $\alpha = \langle Q_x, M \rangle$ and $\Sigma_x = \sigma^2 \beta P_x$ with
     $\beta = \langle Q_y, M_y \rangle$, where $\langle Q, M \rangle = \mathrm{Tr}\, Q M$. All fields are complex.
@@ -60,7 +62,12 @@ class Factors:
 
     @classmethod
     def of(cls, network: Network, first: str) -> Factors:
-        """The factors of a network, first layer first, or one sentence about why there are none."""
+        r"""Return a network's factors, first layer first; raise ValueError if the method is not defined for it.
+
+        Args:
+            network: The network.
+            first: "outer" for the first factor $Y_1 Y_1^\top$, "gram" for $Y_1^\top Y_1$.
+        """
         require_gaussian_streams(network, "twisted")
         if network.covariance is not None:
             raise ValueError(
@@ -92,11 +99,11 @@ class Factors:
         return factors
 
     def parts(self) -> tuple[Tensor, ...]:
-        """Return the fields in order."""
+        """Return the six tensors in the order of the attributes."""
         return tuple(getattr(self, field.name) for field in fields(self))
 
     def rescaled(self) -> tuple[Factors, float]:
-        """Return factors whose means have trace one, and the number that their product was divided by."""
+        """Return factors whose means have normalised trace one, and the number by which their product was divided."""
         gain = _trace(self.mean()).real.view(-1, 1, 1)
         parts = dict(zip((field.name for field in fields(self)), self.parts()))
         parts |= {"skip": self.skip / gain.sqrt(), "variance": self.variance / gain}
@@ -108,9 +115,9 @@ class Factors:
         return self.inverse_s(zero, self.source_y.diagonal(dim1=-1, dim2=-2).sum(-1))[0]
 
     def inverse_s(self, alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-        r"""Return $S^{-1} = \sigma^2 \beta P_x + A^\top U^{-1} A$ with $U = 1 - \sigma^2 \alpha P_y$; and $U^{-1}$.
+        r"""Return $S^{-1} = \sigma^2 \beta P_x + A^\top U^{-1} A$ and $U^{-1}$, for $U = 1 - \sigma^2 \alpha P_y$.
 
-        Both orders [..., L] -> [..., L, n, n].
+        $\alpha$ and $\beta$ are [..., L]; both results are [..., L, n, n].
         """
         eye = torch.eye(self.skip.shape[-1], dtype=self.skip.dtype, device=self.skip.device)
         u, _ = torch.linalg.inv_ex(eye - self.variance * alpha[..., None, None] * self.target_y)
@@ -126,8 +133,8 @@ class Factors:
 def solve(network: Network, z: Tensor, options: Options) -> Solution:
     r"""Solve the equation of the twisted product with $Y_1 Y_1^\top$ as the first factor, at points z [B].
 
-    It is exact for one and two layers. The noise is isotropic or has read and write vectors. The residual is relative
-    to the layers' self-energies; the equation is given by its Newton corrections alone.
+    The solution is exact for one and two layers. The noise is isotropic or has read and write vectors. The residual is
+    relative to the layers' self-energies. Only Newton's method can solve the equation.
     """
     return _solve(network, z, options, "outer")
 
@@ -154,7 +161,7 @@ def _solve(network: Network, z: Tensor, options: Options, first: str) -> Solutio
 
 
 def why_not_exact(network: Network, first: str = "outer") -> str:
-    r"""Name the case in which the twisted product is not the law of $J^\top J$; an empty string where it is."""
+    r"""Return why the twisted product is not the law of $J^\top J$; an empty string if it is."""
     if network.depth == 1 or (network.isotropic and not why_not_scalar(network)):
         return ""
     if network.depth == 2:
@@ -172,10 +179,10 @@ def why_not_exact(network: Network, first: str = "outer") -> str:
 class _Product(Equation):
     r"""$z\, W S(W) = 1 + W$ (eq. outer_newton) in the unknowns $(\alpha_1, \dots, \alpha_L, \beta_1, \dots, \beta_L)$.
 
-    With $T_l$ the layers' S-transforms, $W = (z T_1 \cdots T_L - 1)^{-1}$, and layer $l$ is asked at the rotation
-    $b_l = z T_{l+1} \cdots T_L T_1 \cdots T_{l-1}$: its resolvent is $M_l = (b_l - T_l^{-1})^{-1}$. The products may
-    span more orders of magnitude than a double holds; the $-M_l$ are also the diagonal blocks of $K^{-1}$, where $K$
-    has the $T_l^{-1}$ on its diagonal and $-z^{1/L}$ on the cyclic superdiagonal, and that inverse is stable.
+    For S-transforms $T_l$ of the layers, $W = (z T_1 \cdots T_L - 1)^{-1}$. The resolvent of layer $l$ is
+    $M_l = (b_l - T_l^{-1})^{-1}$ at the rotated product $b_l = z T_{l+1} \cdots T_L T_1 \cdots T_{l-1}$. Such products
+    may exceed the range of a double. Therefore the $-M_l$ are computed as the diagonal blocks of $K^{-1}$, a stable
+    inverse, where $K$ has the $T_l^{-1}$ on its diagonal and $-z^{1/L}$ on the cyclic superdiagonal.
     """
 
     def __init__(self, factors: Factors, positive: bool) -> None:
@@ -214,12 +221,12 @@ class _Product(Equation):
     def admissible(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
         finite = torch.isfinite(x).all(-1)
         if not self.positive:
-            return finite  # the law of three or more factors need not be that of a positive variable
+            return finite  # the law of three or more factors need not be a law of positive numbers
         product = self.product(x, z)
         return finite & (product.imag < 0) & ((product / z).imag < 0)
 
     def product(self, x: Tensor, z: Tensor) -> Tensor:
-        """Return zG = 1 + tr W = z tr M_1 T_2…T_L, which is a block beside the diagonal of K⁻¹. [b]"""
+        """Return zG = 1 + tr W = z tr M_1 T_2…T_L, from the trace of a block beside the diagonal of K⁻¹. [b]"""
         blocks, _ = self._inverse(x, z)
         return self._link(z) * _trace(blocks[:, 1 % self.depth, 0])
 
@@ -233,7 +240,7 @@ class _Product(Equation):
         layers = torch.arange(self.depth, device=x.device)
         matrix[:, layers, :, layers] += inverse.transpose(0, 1)
         size = self.depth * self.streams
-        # The resolvents of all rotations of the S-transforms' product, in the order of eq. twisted_product.
+        # The blocks contain the resolvents of all rotations of the S-transforms' product (eq. twisted_product).
         blocks = -torch.linalg.inv_ex(matrix.reshape(-1, size, size))[0]
         return blocks.view(-1, self.depth, self.streams, self.depth, self.streams).transpose(2, 3), u
 
@@ -243,7 +250,7 @@ def _diagonal(blocks: Tensor) -> Tensor:
 
 
 def _slopes(factors: Factors, m: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Return the derivatives of $S^{-1}$ by $\alpha$ and by $\beta$, and that of $\beta$ by $\alpha$ at fixed $M$."""
+    r"""Return $dS^{-1}/d\alpha$ and $dS^{-1}/d\beta$ [b, L, n, n], and $d\beta/d\alpha$ at fixed $M$ [b, L]."""
     u_slope = factors.variance * u @ factors.target_y @ u
     by_alpha = factors.skip.mT @ u_slope @ factors.skip
     by_beta = (factors.variance * factors.target_x).expand_as(by_alpha)
@@ -253,13 +260,13 @@ def _slopes(factors: Factors, m: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 def _seen(factors: Factors, u: Tensor) -> Tensor:
-    r"""Return $A^\top U^{-1} Q_y U^{-1} A$, which is what $\beta$ sees of $M$."""
+    r"""Return $Q = A^\top U^{-1} Q_y U^{-1} A$, with which $\beta$ depends on $M$ through $\mathrm{Tr}\, Q M$."""
     reach = u @ factors.skip
     return factors.skip.mT @ u @ factors.source_y @ reach
 
 
 def _newton_correction(jacobian: Tensor, residual: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the residual's relative size and the Newton step, with Tikhonov where the matrix is singular."""
+    """Return the residual's relative size and the Newton step, with Tikhonov regularisation of singular matrices."""
     eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
     matrix = jacobian - eye
     bad = ~torch.isfinite(matrix).all(-1).all(-1)
@@ -269,7 +276,7 @@ def _newton_correction(jacobian: Tensor, residual: Tensor, x: Tensor) -> tuple[T
     size = torch.linalg.matrix_norm(matrix)
     matrix = matrix + torch.where(singular, TIKHONOV * size, 0.0)[:, None, None] * eye
     step = torch.linalg.solve_ex(matrix, -residual)[0]
-    # A layer without noise or with a read vector of zeros has self-energies of zero: those are compared with one.
+    # A layer without noise or with a read vector of zeros has self-energies of zero: their residuals are absolute.
     relative = (residual.abs() / torch.where(x.abs() > 1e-30, x.abs(), 1.0)).amax(-1)
     return torch.where(bad, torch.inf, relative), step
 

@@ -1,7 +1,7 @@
-r"""The matrix-valued S-transform of one layer, and the fold of layers, as the paper has them (appendix "Dykema").
+r"""The matrix-valued S-transforms of one layer and of a product of layers, at a given W (appendix "Dykema").
 
-`twisted.py` solves the same product with two unknowns per layer and no nested iteration; these two functions evaluate
-one S-transform at a given W.
+These functions follow the paper's nested computation. `twisted.py` computes the Cauchy transform of the same product
+with two unknowns per layer and no nested iteration.
 """
 
 import torch
@@ -17,22 +17,22 @@ def psi_inverse(
 ) -> tuple[Tensor, Tensor, Tensor]:
     r"""Solve the Ψ-inversion of one layer, $G(b)\, b - 1 = W$ for $b$, and return its S-transform $W^{-1} G(b)$.
 
-    With $G(b)^{-1} = b - S^{-1}$ the equation says $G(b) = W S$, so that only the two self-energies are unknown:
-    $S^{-1} = \sigma^2 \beta P_x + A^\top U^{-1} A$ (docs/derivations/twisted.md).
+    Because $G(b)^{-1} = b - S^{-1}$ the equation is $G(b) = W S$. The only unknowns are the self-energies $\alpha$ and
+    $\beta$ in $S^{-1} = \sigma^2 \beta P_x + A^\top U^{-1} A$ (docs/derivations/twisted.md).
 
     Note:
-        The paper's eq. ov_s_transform has $b\, G(b) - 1 = W$ and $S = G(b) W^{-1}$: the mirror image of Dykema's
-        definition, for which eq. twisted_product would need its factors reversed.
+        The paper's eq. ov_s_transform has $b\, G(b) - 1 = W$ and $S = G(b) W^{-1}$. This is the mirror image of
+        Dykema's definition; with it the factors of eq. twisted_product would have to be reversed.
 
     Args:
         factor: One layer.
         w: $W$. [B, n, n]
-        start: $(\alpha, \beta)$ to start from. [B, 2]
-        tolerance: Of $\alpha$ and $\beta$, relative.
+        start: The first iterates of $(\alpha, \beta)$. [B, 2]
+        tolerance: The relative tolerance of $\alpha$ and $\beta$.
         maximum: The most Newton iterations.
 
     Returns:
-        $S(W)$ [B, n, n], $b$ [B, n, n] and whether each converged [B].
+        $S(W)$ [B, n, n], $b$ [B, n, n] and a mask of the rows that converged [B].
 
     >>> from jpmhc.spectra import Network
     >>> layer = Factors.of(Network.repeated(torch.eye(2), 0.1, 1), "gram")
@@ -42,7 +42,7 @@ def psi_inverse(
     True
     """
 
-    nowhere = torch.zeros(len(w), dtype=w.dtype, device=w.device)  # W stands in the equation's rows, not in its points
+    nowhere = torch.zeros(len(w), dtype=w.dtype, device=w.device)  # the equation has W in its rows and uses no points
     solution = solve(_SelfEnergies(factor, w), nowhere, start, Options(Newton(), tolerance, maximum))
     inverse = factor.inverse_s(solution.x[:, :1], solution.x[:, 1:])[0].squeeze(1)
     s = torch.linalg.inv_ex(inverse)[0]
@@ -68,10 +68,10 @@ def twisted_fold(factors: Factors, w: Tensor, start: Tensor) -> tuple[Tensor, Te
     Args:
         factors: The layers.
         w: $W$. [B, n, n]
-        start: The layers' self-energies to start from, $\alpha$ first. [B, 2L]
+        start: The first iterates of the layers' self-energies, all $\alpha$ first. [B, 2L]
 
     Returns:
-        $S(W)$ [B, n, n] and whether every layer's Ψ-inversion converged [B].
+        $S(W)$ [B, n, n] and a mask of the rows in which every layer's Ψ-inversion converged [B].
 
     >>> from jpmhc.spectra import Network
     >>> layers = Factors.of(Network.repeated(torch.eye(2), 0.1, 2), "gram")

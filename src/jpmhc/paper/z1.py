@@ -1,12 +1,13 @@
-r"""The $z_1$-mapping: L equal layers from one (appendix "Multi-Layer Composition: Identical Layers").
+r"""The $z_1$-mapping: L equal layers from one layer (appendix "Multi-Layer Composition: Identical Layers").
 
-$z_L = z_1 (z_1 - 1/G_1(z_1))^{L-1}$ (eq. z1_mapping) is solved for the point $z_1$ at which one layer must be asked.
+Eq. z1_mapping, $z_L = z_1 (z_1 - 1/G_1(z_1))^{L-1}$, is solved for $z_1$, the argument of one layer's transform $G_1$.
 
 Note:
-    The paper's operator-valued form finds $z_1$ by this same scalar equation (eq. ov_z1_scalar), and then raises one
-    layer's matrix-valued transform to a power (eq. ov_GL_matrix_power) instead of its trace. The two agree where
-    $A^\top A$ is a multiple of the identity; elsewhere the power is further off than the scalar form.
-    The unknown here is $\omega$, of which $z_1$ and $G_1$ are explicit functions, so that there is no inner Newton.
+    The paper's operator-valued form computes $z_1$ from the same scalar equation (eq. ov_z1_scalar), and then raises
+    one layer's matrix-valued transform, instead of its trace, to a power (eq. ov_GL_matrix_power). Both forms agree if
+    $A^\top A$ is a multiple of the identity; otherwise the operator-valued form has the larger error.
+    The unknown here is $\omega$. $z_1$ and $G_1$ are explicit functions of $\omega$, so that no inner Newton iteration
+    is needed.
 """
 
 from __future__ import annotations
@@ -26,16 +27,15 @@ from jpmhc.spectra.solution import Solution, method
 
 # From this depth on the equation is solved in logarithms (algorithm z1_mapping).
 LOG_DEPTH = 5
-# More halvings than usual before a step is given up.
+# The step is halved more often than by default before the row ends.
 _SCHEME = Newton(lengths=tuple(0.5**k for k in range(8)))
 
 
 @method(scheme=_SCHEME, tolerance=1e-11, maximum=100)
 def solve(network: Network, z: Tensor, options: Options) -> Solution:
-    """Solve the scalar theory of layers with isotropic noise and one law, at points z [B].
+    """Solve the scalar theory of layers with isotropic noise and equal laws, at points z [B].
 
-    The residual is the one of eq. z1_mapping, relative or in logarithms; the equation is given by its Newton
-    corrections alone.
+    The residual is that of eq. z1_mapping, relative or in logarithms. Only Newton's method can solve the equation.
     """
     mapping, solution = _find_omega(ScalarLayers.of(network, "z1"), z, options)
     green = (1 + mapping.layer(solution.x).w) / z  # eq. GL_from_G1, which says z_L G_L = z_1 G_1
@@ -47,8 +47,8 @@ def solve_matrix_power(network: Network, z: Tensor, options: Options) -> Solutio
     r"""Compute the paper's operator-valued transform of equal layers as printed (eq. ov_GL_matrix_power).
 
     This is the transform of alg. ov_panel: $G_L = G_1(z_1)^L\,(z_1 G_1(z_1) - 1)^{-(L-1)}$ with the matrix
-    $G_1(z_1) = u\,(\omega - A^\top A)^{-1}$ of one layer at the $z_1$ of `solve`. The layers' skips must have one
-    $A^\top A$. The solution holds the matrix, and the mean of its diagonal as G.
+    $G_1(z_1) = u\,(\omega - A^\top A)^{-1}$ of one layer at the $z_1$ of `solve`. All skips must have the same
+    $A^\top A$. In the solution, `matrix` is $G_L$, and G is the mean of its diagonal.
     """
     layers = ScalarLayers.of(network, "z1-matrix")
     gram = network.skips.mT @ network.skips
@@ -58,7 +58,7 @@ def solve_matrix_power(network: Network, z: Tensor, options: Options) -> Solutio
     one = mapping.layer(solution.x)
     vectors, values, _ = torch.linalg.svd(gram[0])
     spectrum = values * (mapping.spectrum.sum() / values.sum().clamp_min(torch.finfo(torch.float64).tiny))
-    # All factors are functions of AᵀA, so that the powers are those of eigenvalues.
+    # All factors are functions of AᵀA, so that powers of matrices are powers of eigenvalues.
     g = (1 - mapping.variance * one.g).unsqueeze(-1) / (mapping.omega(solution.x).unsqueeze(-1) - spectrum)  # [B, n]
     w = one.z.unsqueeze(-1) * g - 1
     # eq. ov_GL_matrix_power
@@ -68,7 +68,7 @@ def solve_matrix_power(network: Network, z: Tensor, options: Options) -> Solutio
 
 
 def _find_omega(layers: ScalarLayers, z: Tensor, options: Options) -> tuple[_Mapping, FixedPoints]:
-    """Solve eq. z1_mapping for ω at all points."""
+    """Solve eq. z1_mapping for ω at all points; return the equation and the results."""
     if not layers.identical:
         raise ValueError("method 'z1' needs layers of one law, and these differ; use 'subordination' or 'chain'")
     points = layers.rescale(z)
@@ -104,7 +104,8 @@ class _Mapping(Equation):
         rest = one.z * one.w / (1 + one.w)  # z₁ − 1/G₁
         log_slope = (1 + self.power) * one.z_slope / one.z + self.power * one.w_slope / (one.w * (1 + one.w))
         if self.logarithmic:
-            # The arguments of z₁ and of z₁ − 1/G₁ lie in (−π, π) and add up to that of z: no multiple of 2πi is lost.
+            # The arguments of z₁ and of z₁ − 1/G₁ lie in (−π, π) and add up to the argument of z: no multiple of 2πi is
+            # lost.
             residual = one.z.log() + self.power * rest.log() - z.log()  # eq. z1_mapping
             step = -residual / (log_slope * self.omega(x))
         else:
@@ -120,9 +121,10 @@ class _Mapping(Equation):
 
 
 def _restart(mapping: _Mapping, z: Tensor, solution: FixedPoints, options: Options) -> None:
-    """Restart lost points from z₁ between $z^{1/L}$ and $z$, from fixed points and from their neighbours.
+    """Solve the unconverged points from other starts, and update the solution in place.
 
-    Only admissible roots count: the equation has others.
+    The starts are the nearest solved points, several z₁ between $z^{1/L}$ and $z$, and constants. Only admissible
+    solutions count; the equation has others too.
     """
     lost = solution.unconverged()
     here = z[lost]

@@ -1,8 +1,8 @@
-"""Generating sets of the symmetric group: which few permutations mix streams fastest.
+"""Search for the sets of a few permutations that mix streams fastest, as generating sets of the symmetric group.
 
 `search.py` answers a `Question` by `exhaustive_search.py` or by `local_search.py`. `subset_orbits.py`, `pruning.py` and
-`exact_radius.py` make the exhaustive search fast and its answer exact; `random_walk.py` has the spectral gap itself,
-`symmetric_group.py` and `representations.py` have the group.
+`exact_radius.py` make the exhaustive search fast and its answer exact. `random_walk.py` computes spectral gaps.
+`symmetric_group.py` and `representations.py` implement the group and its representations.
 """
 
 from jpmhc.paper.generators.random_walk import spectral_gap, stream_gap

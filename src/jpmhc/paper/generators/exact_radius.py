@@ -1,9 +1,10 @@
-r"""Spectral radii of $A_\lambda = \sum_{\sigma\in S} \rho_\lambda(\sigma)$ from exact polynomials.
+r"""Spectral radii of $A_\lambda = \sum_{\sigma\in S} \rho_\lambda(\sigma)$ from exact characteristic polynomials.
 
-A walk that is not reversible may be defective, and a Jordan block of size m lets rounding move an eigenvalue by
-$\varepsilon^{1/m}$: 1e-8, 1e-5, 1e-4, … The characteristic polynomial of $A_\lambda$ has integer coefficients,
-found here without rounding: powers of $\sum\sigma$ in the integral group ring, characters, Newton's identities.
-The roots of its squarefree part are simple, and Newton's method in integer arithmetic gives them to full precision.
+The matrix of a walk that is not reversible may be defective, and rounding moves an eigenvalue in a Jordan block of size
+m by $\varepsilon^{1/m}$: 1e-8, 1e-5, 1e-4, … The characteristic polynomial of $A_\lambda$ has integer coefficients,
+which are computed without rounding from powers of $\sum\sigma$ in the integral group ring, characters and Newton's
+identities. The roots of its squarefree part are simple, and Newton's method in integer arithmetic computes them to full
+precision.
 """
 
 from functools import lru_cache
@@ -14,9 +15,9 @@ from numpy.typing import NDArray
 
 from jpmhc.paper.generators import representations, symmetric_group
 
-# Degrees up to which radii are exact: at n = 8 polynomials of degree 90 would take minutes a set.
+# The largest n for which radii are exact: for n = 8 polynomials of degree 90 would take minutes per set.
 EXACT_DEGREE = 7
-# Fixed-point bits of a root, and the change (in its last bits) at which Newton's method has converged.
+# The fraction bits of a fixed-point root, and the number of last bits that may still change at convergence.
 BITS, CONVERGED_BITS = 96, 24
 
 Polynomial = list[int]  # highest power first
@@ -24,11 +25,11 @@ Polynomial = list[int]  # highest power first
 
 @lru_cache
 def _classes(n: int) -> tuple[NDArray[np.int64], NDArray[np.int64], dict[representations.Partition, list[int]]]:
-    """Return the elements sorted by conjugacy class, where each class starts, and each character on the classes."""
+    """Return the ranks of the group's elements sorted by class, the classes' first indices, and the character table."""
     group = symmetric_group.elements(n)
     identity = np.arange(n)
     power, fixed = group, []
-    for _ in range(n):  # fixed points of g, g², …, gⁿ determine the cycle type
+    for _ in range(n):  # the numbers of fixed points of g, g², …, gⁿ determine the cycle type
         fixed.append((power == identity).sum(axis=1))
         power = symmetric_group.compose(power, group)
     _, label = np.unique(np.stack(fixed, axis=1), axis=0, return_inverse=True)
@@ -46,7 +47,7 @@ def _classes(n: int) -> tuple[NDArray[np.int64], NDArray[np.int64], dict[represe
 
 
 class ExactSpectrum:
-    """Exact spectral radii of a set of permutations, one irreducible representation at a time.
+    """The exact spectral radii of a set of permutations in irreducible representations.
 
     Args:
         perms: Distinct permutations, [K, n] with n ≤ 7.
@@ -93,7 +94,7 @@ class ExactSpectrum:
 
 
 def squarefree(polynomial: Polynomial) -> Polynomial:
-    """Return the primitive polynomial with the same roots other than zero, each of them once."""
+    """Return the primitive polynomial whose simple roots are all roots of `polynomial` other than zero."""
     degree = max(k for k, c in enumerate(polynomial) if c)
     polynomial = polynomial[: degree + 1]
     common, rest = polynomial, _derivative(polynomial)
@@ -105,8 +106,11 @@ def squarefree(polynomial: Polynomial) -> Polynomial:
 def find_roots(polynomial: Polynomial, guesses: NDArray) -> list[complex]:
     """Find all roots of a squarefree polynomial from guesses, by Newton's method in integer arithmetic.
 
-    The roots are counted: guesses that lead to fewer roots than the degree are joined by those of the companion
-    matrix, and ArithmeticError is raised should a root still be missing.
+    If the guesses do not lead to as many roots as the degree, the eigenvalues of the companion matrix are used as
+    guesses too.
+
+    Raises:
+        ArithmeticError: If a root is still missing.
     """
     degree = len(polynomial) - 1
     roots: list[tuple[int, int]] = []
@@ -125,7 +129,7 @@ def _close(left: tuple[int, int], right: tuple[int, int]) -> bool:
 
 
 def _newton(polynomial: Polynomial, guess: complex, iterations: int = 60) -> tuple[int, int] | None:
-    """Find one root as a pair of fixed-point integers; None where the iteration does not settle."""
+    """Return one root as a pair of fixed-point integers, or None if the iteration does not converge."""
     a, b = int(guess.real * 2**BITS), int(guess.imag * 2**BITS)
     for _ in range(iterations):
         # Horner's rule for p and p′ at (a + ib) / 2^BITS, each scaled by its own power of 2^BITS.
@@ -148,14 +152,14 @@ def _derivative(p: Polynomial) -> Polynomial:
 
 
 def _primitive(p: Polynomial) -> Polynomial:
-    """Divide by the greatest common divisor of the coefficients, and drop leading zeros."""
+    """Return p without leading zeros, divided by the greatest common divisor of its coefficients."""
     start = next((k for k, c in enumerate(p) if c), len(p))
     content = gcd(*p) or 1
     return [c // content for c in p[start:]]
 
 
 def _remainder(p: Polynomial, q: Polynomial) -> Polynomial:
-    """Return the primitive pseudo-remainder of p by q."""
+    """Return the primitive part of the pseudo-remainder of p divided by q."""
     p = list(p)
     while len(p) >= len(q):
         lead, own = p[0], q[0]
@@ -164,7 +168,7 @@ def _remainder(p: Polynomial, q: Polynomial) -> Polynomial:
 
 
 def _quotient(p: Polynomial, q: Polynomial) -> Polynomial:
-    """Return a multiple of p / q, which must be a polynomial."""
+    """Return an integer multiple of p / q, where q must divide p."""
     p, result = list(p), []
     scale = q[0] ** (len(p) - len(q) + 1)
     p = [c * scale for c in p]

@@ -1,6 +1,6 @@
-"""The exhaustive search: look at one set of each class, drop it on a proof or compare it exactly.
+"""The exhaustive search: one set of each class is either proven worse than the best set or compared with it exactly.
 
-A `SearchRecord` holds what has been done so far. It may be kept in a file, from which an interrupted search goes on.
+A `SearchRecord` contains the results so far. It may be saved in a file, from which an interrupted search continues.
 """
 
 import json
@@ -24,11 +24,11 @@ from jpmhc.paper.generators.pruning import BlockPruner
 from jpmhc.paper.generators.question import Question, find_classes
 from jpmhc.paper.generators.random_walk import float_radius
 
-# Sets looked at together: few at first, when nothing can be pruned yet, then as many as the cache holds.
+# The sizes of the first and of the largest batch of sets: small at first, when nothing can be pruned yet.
 FIRST_BATCH, BATCH = 64, 16384
-# Below this many classes starting processes takes longer than the search.
+# Searches of fewer classes run in one process, because starting more would take longer than the search.
 PARALLEL_CLASSES = 1_500_000
-# Exact radii nearer than this are ties (they are right to 1e-14), and a gap below it is zero.
+# Exact radii that differ by less than this are ties (they are right to 1e-14), and a gap below this is zero.
 TIE = 1e-9
 
 Unit = tuple[int, int]
@@ -36,17 +36,17 @@ Unit = tuple[int, int]
 
 @dataclass
 class SearchRecord:
-    """What a search has done: counts, and every set whose |λ₂| equals the smallest one found.
+    """The progress of a search, and all best sets so far, one per class.
 
     Args:
-        question: What is searched for.
-        done: Units of the enumeration that are finished.
-        examined: Classes looked at.
-        covered: Sets in those classes.
-        pruned: Classes dropped by each representation.
-        sets: Radius and ranks of each set kept.
-        seconds: Time spent.
-        path: The file that keeps the record, if any.
+        question: The sets that the search is for.
+        done: The finished units of the enumeration.
+        examined: The number of classes examined.
+        covered: The number of sets in the examined classes.
+        pruned: The number of classes dropped by each representation.
+        sets: The radius |λ₂| and the ranks of each best set.
+        seconds: The time spent.
+        path: The file that stores the record, if any.
     """
 
     question: Question
@@ -60,7 +60,7 @@ class SearchRecord:
 
     @property
     def radius(self) -> float:
-        """The smallest |λ₂| found; just below 1 at first, so that a set with no gap is never kept."""
+        """The smallest |λ₂| so far; just below 1 at first, so that sets without a gap are never stored."""
         return min((radius for radius, _ in self.sets), default=1.0 - 2 * TIE)
 
     def add_unit(self, unit_result: "UnitResult") -> None:
@@ -76,7 +76,7 @@ class SearchRecord:
 
     @classmethod
     def open(cls, question: Question, path: Path | None) -> "SearchRecord":
-        """Read the record that a file holds, or begin a new one that will be kept there."""
+        """Read the record from a file, or return a new record if the file does not exist or no file is named."""
         if path is None or not path.exists():
             return cls(question, path=path)
         try:
@@ -98,7 +98,7 @@ class SearchRecord:
         return record
 
     def save(self) -> None:
-        """Write the record to its file, whole or not at all."""
+        """Write the record to its file, atomically; do nothing if it has no file."""
         if self.path is None:
             return
         state = {
@@ -115,7 +115,7 @@ class SearchRecord:
 
 @dataclass
 class UnitResult:
-    """What one unit of the enumeration gave; the fields are those of `SearchRecord`."""
+    """The results of one unit of the enumeration, with the fields of `SearchRecord`."""
 
     unit: Unit
     examined: int = 0
@@ -125,13 +125,13 @@ class UnitResult:
 
 
 class UnitSearcher:
-    """Searches unit after unit in one process, and shares the smallest radius with the other processes.
+    """A searcher of units in one process, which shares the smallest radius with the other processes.
 
     Args:
-        question: What is searched for.
-        radius: The smallest |λ₂| found by any process, a shared double.
-        examined: Classes looked at by all processes, a shared integer.
-        after_batch: Called after every batch of sets.
+        question: The sets that the search is for.
+        radius: The smallest |λ₂| of all processes, a shared double.
+        examined: The number of classes examined by all processes, a shared integer.
+        after_batch: A function that is called after every batch of sets.
     """
 
     def __init__(self, question: Question, radius: Any, examined: Any, after_batch: Callable[[], None] = lambda: None):
@@ -143,7 +143,7 @@ class UnitSearcher:
         self.batch = FIRST_BATCH
 
     def search_unit(self, unit: Unit) -> UnitResult:
-        """Look at every class of a unit and return the best sets."""
+        """Examine every class of a unit and return the best sets and the counts."""
         result = UnitResult(unit)
         for sets, class_sizes in self.classes.representatives(unit):
             result.covered += int(class_sizes.sum())
@@ -163,10 +163,10 @@ class UnitSearcher:
             self.batch = min(2 * self.batch, BATCH)
 
     def _keep_best(self, sets: NDArray[np.int64], result: UnitResult) -> None:
-        """Find the exact |λ₂| of sets that could not be pruned, the most promising first, and keep the best."""
+        """Compute the exact |λ₂| of sets that could not be pruned, and add the best sets to the result."""
         if not len(sets):
             return
-        # One column for each representation; floating point decides only the order in which exact values are found.
+        # One column per representation. Floating-point values only decide the order of the exact computations.
         rough = np.stack(
             [[float_radius(block) for block in self.pruner.blocks(shape, sets)] for shape in self.shapes], axis=1
         )
@@ -180,7 +180,7 @@ class UnitSearcher:
         result.sets = [entry for entry in result.sets if entry[0] <= best + TIE]
 
     def _find_radius(self, perms: NDArray[np.int64], order: NDArray[np.int64]) -> float | None:
-        """Return the exact |λ₂| of a set, or None once some representation shows it to be larger than the best."""
+        """Return the exact |λ₂| of a set, or None if a representation shows that |λ₂| is above the smallest so far."""
         spectrum, worst = ExactSpectrum(perms), 0.0
         for k in order:
             worst = max(worst, spectrum.radius(self.shapes[k]))
@@ -192,13 +192,14 @@ class UnitSearcher:
 def search_exhaustively(
     classes: int, workers: int, record: SearchRecord, progress: Callable[[int, int, float], None]
 ) -> SearchRecord:
-    """Finish a search, and check that it looked at every class and covered every set.
+    """Run or finish a search, and check that it examined every class and covered every set.
 
     Args:
-        classes: The number of classes that there are.
-        workers: Processes that share the work.
-        record: What has been done before; it is brought up to date and saved after every unit.
-        progress: Called now and then with the classes looked at, all classes, and the best gap so far.
+        classes: The number of all classes.
+        workers: The number of processes.
+        record: The record of the search so far, which is updated and saved after every unit.
+        progress: A function that is called now and then with the number of examined classes, the number of all classes,
+            and the best gap so far.
 
     Returns:
         The record.
@@ -234,7 +235,7 @@ def search_exhaustively(
 
 
 def _collect_results(pool: Pool, units: list[Unit], waiting: Callable[[], None]) -> Iterator[UnitResult]:
-    """Yield the results of units as they come, and call `waiting` twice a second in between."""
+    """Yield the results of units in the order in which they finish, and call `waiting` every half second until then."""
     results = pool.imap_unordered(_search_unit, units)
     for _ in units:
         while True:
@@ -246,7 +247,7 @@ def _collect_results(pool: Pool, units: list[Unit], waiting: Callable[[], None])
         yield unit_result
 
 
-_searcher: UnitSearcher | None = None  # of a worker process
+_searcher: UnitSearcher | None = None  # the searcher of a worker process
 
 
 def _start_worker(question: Question, radius: Any, examined: Any) -> None:
@@ -256,7 +257,7 @@ def _start_worker(question: Question, radius: Any, examined: Any) -> None:
 
 
 def _exit_if_orphaned() -> None:
-    """End a worker whose parent was killed, so that it does not go on to the end of its unit."""
+    """End this worker process if its parent process was killed."""
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
         sys.exit()

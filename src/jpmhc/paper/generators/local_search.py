@@ -1,4 +1,4 @@
-"""The local search: improve random sets of permutations one exchange at a time, where there are too many for all."""
+"""The local search: improve random sets of permutations by exchanges, when there are too many sets to examine all."""
 
 from collections.abc import Callable, Iterator
 
@@ -9,9 +9,9 @@ from jpmhc.paper.generators import representations, symmetric_group
 from jpmhc.paper.generators.pruning import BlockPruner
 from jpmhc.paper.generators.question import Question
 
-# Sets looked at together: few while most changes improve a set, many when few do.
+# The sizes of the first and of the largest batch of neighbours: small first, because often many changes are better.
 FIRST_BATCH, BATCH = 32, 4096
-# Changes of a set that are tried, in random order, before it counts as a local optimum.
+# The number of changes of a set that are tried, in random order, before the set counts as a local optimum.
 NEIGHBOURS = 6000
 # A set replaces another only if its |λ₂| is smaller by more than rounding.
 ROUNDING = 1e-9
@@ -21,20 +21,20 @@ SQUARINGS = 6  # powers up to 2⁷ = 128 are traced
 def search_locally(
     question: Question, moves: int, seed: int, progress: Callable[[int, float], None]
 ) -> tuple[list[int], float]:
-    """Find a set with a small |λ₂|.
+    """Find a set with a small |λ₂| by descents from random sets.
 
-    From a random set, exchange one atom (an element, or an element and its inverse) for the one of many that makes
-    |λ₂| smallest, until none does; then from another random set.
+    Each step of a descent exchanges one atom (an element, or an element and its inverse) for another atom such that
+    |λ₂| falls as much as possible. When no exchange lowers |λ₂|, a new descent starts from another random set.
 
     Args:
-        question: What is searched for.
-        moves: Sets to look at.
-        seed: Seed of the random choices.
-        progress: Called with the sets looked at and the smallest |λ₂| so far.
+        question: The sets that the search is for.
+        moves: The number of sets to examine.
+        seed: The seed of the random choices.
+        progress: A function that is called with the number of examined sets and the smallest |λ₂| so far.
 
     Returns:
-        The ranks of the set's permutations in ascending order, and its |λ₂|; an arbitrary set and 1 where none with
-        a gap was found.
+        The ranks of the set's permutations in ascending order, and its |λ₂|. If no set with a gap was found, these are
+        an arbitrary set and 1.
     """
     neighbourhood, radii = _Neighbourhood(question, np.random.default_rng(seed)), _RadiusTable(question)
     best, smallest, looked = neighbourhood.draw_sets(1)[0], 1.0, 0
@@ -64,7 +64,7 @@ def search_locally(
 
 
 class _RadiusTable:
-    """Finds the set with the smallest |λ₂| among many, cheapest representation first."""
+    """A finder of the set with the smallest |λ₂| among many sets, which uses the cheapest representation first."""
 
     def __init__(self, question: Question):
         self.pruner = BlockPruner(question.n, question.size)
@@ -72,7 +72,7 @@ class _RadiusTable:
         self.sign = 1 - 2 * symmetric_group.is_odd(symmetric_group.elements(question.n)).astype(np.int64)
 
     def find_smallest(self, sets: NDArray[np.int64], limit: float) -> tuple[NDArray[np.int64], float] | None:
-        """Return the set with the smallest |λ₂| and that |λ₂|, or None if it is above the limit."""
+        """Return the set with the smallest |λ₂| and this |λ₂|, or None if all are above the limit."""
         radii = np.abs(self.sign[sets].mean(axis=1))
         alive = np.flatnonzero(radii <= limit)
         for shape in self.shapes:
@@ -92,18 +92,18 @@ class _RadiusTable:
 
 
 def _select_not_above(blocks: NDArray[np.float64], limit: float) -> NDArray[np.int64]:
-    r"""Return the indices of the blocks whose traces of powers allow a spectral radius within the limit.
+    r"""Return the indices of the blocks whose traces of powers allow a spectral radius of at most the limit.
 
-    $|\mathrm{tr}\,M^k| \le d\,\rho(M)^k$: by k = 128 a real eigenvalue of a few per cent too much is seen, at a tenth
-    of the cost of all eigenvalues. Unlike `BlockPruner.select_survivors` this proves nothing, because of rounding, but
-    the winner of a local search is verified in the end.
+    The bound $|\mathrm{tr}\,M^k| \le d\,\rho(M)^k$ up to k = 128 excludes blocks with a real eigenvalue a few per cent
+    above the limit, in a tenth of the time of all eigenvalues. Because of rounding this is no proof, unlike
+    `BlockPruner.select_survivors`, but the result of a local search is verified in the end.
     """
     size, possible = blocks.shape[1], np.arange(len(blocks))
     power, half = blocks / limit, None
     for _ in range(SQUARINGS + 1):
         ok = np.abs(np.einsum("bij,bji->b", power, power)) <= size * (1 + ROUNDING)
         if half is not None:
-            # A complex pair may have its phase turned away from one power, rarely from two.
+            # The trace of one power may vanish by the phases of a complex pair; the traces of two powers rarely do.
             ok &= np.abs(np.einsum("bij,bji->b", power, half)) <= size * (1 + ROUNDING)
         possible, half = possible[ok], power[ok]
         power = half @ half
@@ -111,9 +111,9 @@ def _select_not_above(blocks: NDArray[np.float64], limit: float) -> NDArray[np.i
 
 
 class _Neighbourhood:
-    """Draws random sets that satisfy a question, and lists what one exchange makes of a set, a row of ranks [K].
+    """A source of random sets that satisfy a question, and of the neighbours of a set. A set is a row of ranks [K].
 
-    In a row the identity comes first where it is prescribed, then elements that stand alone, then pairs of inverses.
+    A row begins with the identity if it is prescribed, followed by single elements and then by pairs of inverses.
     """
 
     def __init__(self, question: Question, random: np.random.Generator):
@@ -126,7 +126,7 @@ class _Neighbourhood:
     def draw_sets(self, count: int) -> NDArray[np.int64]:
         """Draw random sets. [count, K]"""
         total = self.question.free_size
-        # Numbers of pairs that leave as many elements as can stand alone.
+        # The possible numbers of pairs: enough single elements must exist for the rest of the set.
         choices = [k for k in range(min(len(self.doubles), total // 2) + 1) if total - 2 * k <= len(self.singles)]
         sets = []
         for pairs in self.random.choice(choices, count):
@@ -136,13 +136,13 @@ class _Neighbourhood:
         return self._add_identity(np.array(sets, dtype=np.int64).reshape(count, total))
 
     def list_neighbours(self, ranks: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        """Yield the sets that differ from one by an atom, in random order and in growing batches [b, K].
+        """Yield the sets that differ from a set by one atom, in random order and in growing batches [b, K].
 
-        Where an element that stands alone is exchanged for a pair, a second one leaves with it, and where a pair is for
-        one that stands alone, a second one comes with it, both at random.
+        When a pair replaces a single element, another random single element leaves the set too. When a single element
+        replaces a pair, another random single element joins the set too.
         """
         row, alone = self._arrange_set(ranks)
-        places = np.concatenate([np.arange(alone), np.arange(alone, len(row), 2)])  # where each atom of the set begins
+        places = np.concatenate([np.arange(alone), np.arange(alone, len(row), 2)])  # the first index of each atom
         total = len(places) * len(self.atoms)
         order = self.random.permutation(total)[:NEIGHBOURS] if total else np.empty(0, dtype=np.int64)
         start, size = 0, FIRST_BATCH
@@ -157,10 +157,10 @@ class _Neighbourhood:
     def _exchange_atoms(
         self, row: NDArray[np.int64], alone: int, position: NDArray[np.int64], atom: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Exchange the atom at each place for another, and leave the set as it is where that is impossible."""
+        """Return copies of a set with the atom at each `position` [b] replaced by `atom` [b], if possible. [b, K]"""
         sets, which = np.repeat(row[None], len(position), axis=0), np.arange(len(position))
         from_pair, to_pair = position >= alone, self.doubled[atom]
-        # A single needs company to become a pair: another single, the next or the one before at random.
+        # Two single elements are replaced by a pair: the one at `position` and a random other one, `company`.
         company = (position + self.random.integers(1, max(alone, 2), len(position))) % max(alone, 1)
         possible = from_pair | ~to_pair | (alone >= 2)
         which, position, atom = which[possible], position[possible], atom[possible]
@@ -173,7 +173,7 @@ class _Neighbourhood:
         return self._add_identity(sets)
 
     def _arrange_set(self, ranks: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-        """Return the elements of a set without a prescribed identity, and how many of them stand alone."""
+        """Return a set's elements, without a prescribed identity, and the number of single elements among them."""
         free = ranks[ranks != 0] if self.question.contains_identity else ranks
         if self.partner is None:
             return free, len(free)

@@ -1,13 +1,14 @@
-r"""Drops sets of permutations that provably have a larger |λ₂| than a limit, cheapest representation first.
+r"""Drop sets of permutations that provably have a larger |λ₂| than a limit, with the cheapest representation first.
 
-Each block $M_\lambda$ has norm at most 1, being an average of orthogonal matrices, so that rounding is bounded in
-absolute terms, and a set is dropped only on a proof:
+Each block $M_\lambda$ is an average of orthogonal matrices and has norm at most 1, so that rounding errors have a known
+bound. A set is dropped only if one of three tests proves that it is above the limit:
 
-- the sign representation is an integer divided by K;
-- $|\mathrm{tr}\,M^k| \le d\,\rho(M)^k$ for every k;
-- eigenvalues in floating point, allowing for how far a backward error η can have moved them. For d ≤ 6 that is at most
-  $2^{1-1/d}\eta^{1/d}$ (Elsner 1985), however defective the block is; for larger blocks at most $2d\,\kappa(V)^2\eta$
-  (Bauer and Fike 1960), V being the matrix of eigenvectors, which is of use where the block is not defective.
+- the sign representation, an integer divided by K;
+- the bound $|\mathrm{tr}\,M^k| \le d\,\rho(M)^k$ for powers k;
+- the eigenvalues in floating point, minus the largest possible effect of a backward error η. The effect is at most
+  $2^{1-1/d}\eta^{1/d}$ (Elsner 1985), which is used for d ≤ 6 and holds for every block. For larger blocks the bound
+  $2d\,\kappa(V)^2\eta$ (Bauer and Fike 1960) is used, where V is the matrix of eigenvectors; it is useful only if the
+  block is not defective.
 """
 
 import numpy as np
@@ -15,17 +16,17 @@ from numpy.typing import NDArray
 
 from jpmhc.paper.generators import representations, symmetric_group
 
-# Backward error of an eigenvalue solver on a block of norm 1 (measured: below 2e-15) and of a power's trace.
+# Bounds on the backward error of eigenvalues for a block of norm 1 (measured: below 2e-15) and on the error of a trace.
 BACKWARD_ERROR, TRACE_ERROR = 1e-14, 1e-11
-# Largest block for which the allowance for any defect is small enough (8e-3) to be of use.
+# The largest block for which Elsner's bound is small enough (8e-3) to be useful.
 LARGEST_DEFECTIVE_BLOCK = 6
-# Largest table of a representation that is kept; larger ones (n = 8) are formed for the sets at hand.
+# The largest number of entries in a stored table; larger representations (n = 8) are computed for each batch of sets.
 TABLE_ENTRIES = 10_000_000
 SQUARINGS = 4  # powers up to 2 · 2⁴ = 32 are traced
 
 
 class BlockPruner:
-    """Drops sets of K permutations of n streams that cannot reach a limit on |λ₂|."""
+    """A filter for sets of K permutations of n streams, which drops sets whose |λ₂| is provably above a limit."""
 
     def __init__(self, n: int, size: int):
         self.n, self.size = n, size
@@ -35,10 +36,10 @@ class BlockPruner:
         self._formed: dict[representations.Partition, int] = {}
 
     def blocks(self, shape: representations.Partition, sets: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the matrices M_λ [B, d, d] of sets of ranks [B, K]."""
+        """Return the blocks M_λ [B, d, d] of sets of permutations, given as ranks [B, K]."""
         group, size = symmetric_group.elements(self.n), representations.dimension(shape)
         if shape not in self._tables:
-            # Few sets are represented one by one; once those are as many as the table would hold, it pays.
+            # A table is computed once the represented permutations are as many as its rows.
             formed = self._formed[shape] = self._formed.get(shape, 0) + sets.size
             if formed < len(group) or len(group) * size**2 > TABLE_ENTRIES:
                 return representations.represent(shape, group[sets]).mean(axis=1)
@@ -52,7 +53,7 @@ class BlockPruner:
     def select_survivors(
         self, sets: NDArray[np.int64], limit: float, pruned: dict[representations.Partition, int]
     ) -> NDArray[np.int64]:
-        """Return the sets that are not proven to have |λ₂| > limit, and count the others in `pruned`."""
+        """Return the sets that are not proven to have |λ₂| > limit, and add the numbers of the others to `pruned`."""
         imbalance = np.abs(self.size - 2 * self._odd[sets].sum(axis=1))
         keep = imbalance <= limit * self.size + 1e-9
         pruned[self.sign] = pruned.get(self.sign, 0) + int((~keep).sum())
@@ -77,7 +78,7 @@ class BlockPruner:
         keep, current = keep[ok], blocks[ok]
         exponent, half = 1, None
         for _ in range(SQUARINGS + 1):
-            # Tr M^(2e) and, of the powers at hand, Tr M^(e + e/2): two phases of a complex pair rarely both vanish.
+            # Tr M^(2e) and Tr M^(e + e/2), from known powers: for a complex pair both traces rarely vanish.
             ok = may_stay(np.einsum("bij,bji->b", current, current), 2 * exponent)
             if half is not None:
                 ok &= may_stay(np.einsum("bij,bji->b", current, half), 3 * exponent // 2)
@@ -93,7 +94,7 @@ class BlockPruner:
         else:
             eigenvalues, vectors = np.linalg.eig(blocks[keep])
             singular = np.linalg.svd(vectors, compute_uv=False)
-            # Singular vectors make the condition infinite, and the allowance with it.
+            # A singular matrix of eigenvectors makes the condition number, and so the allowance, infinite.
             with np.errstate(divide="ignore"):
                 allowance = 2 * size * (singular[:, 0] / singular[:, -1]) ** 2 * BACKWARD_ERROR
         return keep[np.abs(eigenvalues).max(axis=1) <= limit + allowance]

@@ -1,4 +1,4 @@
-"""The sets that a search looks for: their size and conditions, and one set of each class of equivalent ones."""
+"""The question of a search: the size and conditions of the wanted sets, and the classes of equivalent sets."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from jpmhc.paper.generators.subset_orbits import SubsetOrbits
 
 @dataclass(frozen=True)
 class Question:
-    """Sets of `size` permutations of n streams, and the conditions that they must satisfy.
+    """The size of the wanted sets of permutations of n streams, and the conditions that the sets must satisfy.
 
     Args:
-        n: Number of streams, 2 to 8.
-        size: Number of permutations in a set, K.
-        contains_identity: Only sets that hold the identity, as a mixer that starts as the plain residual needs.
-        reversible: Only sets that hold the inverse of each of their elements; their walk has real eigenvalues.
+        n: The number of streams, 2 to 8.
+        size: The number of permutations in a set, K.
+        contains_identity: Whether sets must contain the identity, for mixers that start as the plain residual.
+        reversible: Whether sets must contain the inverse of each element, so that the walk has real eigenvalues.
     """
 
     n: int
@@ -40,12 +40,12 @@ class Question:
 
     @cached_property
     def free_size(self) -> int:
-        """The number of permutations to choose; the identity is not counted where it is prescribed."""
+        """The number of permutations to choose, which does not count a prescribed identity."""
         return self.size - self.contains_identity
 
     @cached_property
     def atoms(self) -> NDArray[np.int64]:
-        """The parts that sets are made of, as ranks [A, 2]: an element and −1, or an element and its inverse."""
+        """The atoms of which sets consist, as ranks [A, 2]: an element and −1, or an element and its inverse."""
         group = symmetric_group.elements(self.n)
         ranks = np.arange(len(group))
         partner = symmetric_group.rank(symmetric_group.inverse(group)) if self.reversible else ranks
@@ -58,7 +58,7 @@ class Question:
         return 1 + (self.atoms[:, 1] >= 0)
 
     def elements_of(self, atoms: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the ranks [B, K] of the permutations in sets of atoms [B, m], the identity first if prescribed."""
+        """Return the ranks [B, K] of the permutations in sets of atoms [B, m], with a prescribed identity first."""
         pairs = self.atoms[atoms].reshape(len(atoms), 2 * atoms.shape[1])
         ranks = pairs[pairs >= 0].reshape(len(atoms), self.free_size)
         if self.contains_identity:
@@ -67,15 +67,15 @@ class Question:
 
 
 class SetClasses:
-    """The classes of the sets that a question allows, for n ≤ 7.
+    """The classes of equivalent sets among the sets that a question allows, for n ≤ 7.
 
-    Two sets are equivalent if an automorphism of S_n, or inverting every element, turns one into the other: the walks
-    that they drive have the same spectrum.
+    Two sets are equivalent if an automorphism of S_n, or inverting every element, maps one set to the other. The walks
+    of equivalent sets have the same spectrum.
     """
 
     def __init__(self, question: Question):
         self.question = question
-        # Inversion moves no set that is closed under inverses.
+        # Inversion maps each set that is closed under inverses to itself.
         action = symmetric_group.symmetries(question.n, inversion=not question.reversible)
         atoms = question.atoms
         atom_of = np.full(action.shape[1], -1, dtype=action.dtype)
@@ -93,16 +93,16 @@ class SetClasses:
         return self.orbits.count_subsets(self.question.free_size)
 
     def units(self) -> list[tuple[int, int]]:
-        """Return the independent parts of the enumeration, each a small tuple that `representatives` takes."""
+        """Return the units of the enumeration, each of which is an argument of `representatives`."""
         return self.orbits.units(self.question.free_size)
 
     def representatives(self, unit: tuple[int, int]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield the sets of one unit in batches: ranks of their elements [B, K] and the size of each class [B]."""
+        """Yield one set of each class in a unit, in batches: the sets' ranks [B, K] and the classes' sizes [B]."""
         for atoms, stabiliser in self.orbits.representatives(self.question.free_size, unit):
             yield self.question.elements_of(atoms), self.orbits.order // stabiliser
 
 
 @lru_cache(maxsize=1)
 def find_classes(question: Question) -> SetClasses:
-    """Return the classes of a question's sets; the tables of the last question are kept."""
+    """Return the classes of a question's sets; the result for the last question is cached."""
     return SetClasses(question)

@@ -1,8 +1,9 @@
-r"""The spectral gap of the random walk $g \to g\sigma$ that a set of permutations drives on S_n, and on n streams.
+r"""The spectral gaps of the random walk $g \to g\sigma$ of a set of permutations on S_n, and of its walk on n streams.
 
-The walk's n! × n! matrix is the right-regular representation of the set's average, which splits into the blocks
-$M_\lambda = \frac1K\sum_\sigma \rho_\lambda(\sigma)$, one for each partition of n (each d_λ times). The partition (n)
-carries λ₁ = 1, so |λ₂| is the largest spectral radius among the others; (n − 1, 1) alone is the walk on the streams.
+The walk's n! × n! matrix is the right-regular representation of the set's average. It splits into the blocks
+$M_\lambda = \frac1K\sum_\sigma \rho_\lambda(\sigma)$ of all partitions λ of n, each d_λ times. The block of (n) is
+λ₁ = 1, and |λ₂| is the largest spectral radius of the other blocks. The walk on the streams has the blocks of (n) and
+(n − 1, 1).
 """
 
 from fractions import Fraction
@@ -15,7 +16,7 @@ from jpmhc.paper.generators.exact_radius import EXACT_DEGREE, ExactSpectrum
 
 
 def transition_matrix(perms: ArrayLike) -> NDArray[np.float64]:
-    """Return the walk's n! × n! matrix T with T[g, gσ] = 1/K (alg. spectral-gap-search), for n ≤ 6."""
+    """Return the n! × n! matrix T of the walk, with T[g, gσ] = 1/K (alg. spectral-gap-search), for n ≤ 6."""
     perms = symmetric_group.as_permutations(perms)
     size, n = perms.shape
     if n > 6:
@@ -32,12 +33,12 @@ def transition_matrix(perms: ArrayLike) -> NDArray[np.float64]:
 def spectral_gap(perms: ArrayLike) -> float:
     r"""Return the spectral gap $\Delta = |\lambda_1| - |\lambda_2|$ of the walk on S_n (alg. spectral-gap-search).
 
-    It is exactly 0 where the set does not generate S_n or holds odd permutations only, which are the periodic ones.
-    For n ≤ 7 the eigenvalues are roots of exact characteristic polynomials; for n = 8 they come from the blocks in
-    floating point, where a defective block may move them by 1e-8 and more.
+    The gap is exactly 0 if the set does not generate S_n, or if all permutations are odd, which makes the walk
+    periodic. For n ≤ 7 the eigenvalues are roots of exact characteristic polynomials. For n = 8 they are computed from
+    the blocks in floating point, with errors of 1e-8 and more for defective blocks.
 
     Args:
-        perms: Distinct permutations, [K, n], row σ listing σ(0), …, σ(n − 1); n from 2 to 8.
+        perms: Distinct permutations σ as rows σ(0), …, σ(n − 1), with n from 2 to 8. [K, n]
 
     >>> round(spectral_gap([[0, 1, 2], [1, 0, 2], [1, 2, 0]]), 3)
     0.667
@@ -49,16 +50,16 @@ def spectral_gap(perms: ArrayLike) -> float:
 
 
 def plain_spectral_gap(perms: ArrayLike) -> float:
-    """Return the same gap from the eigenvalues of the n! × n! matrix, as the paper computes it (n ≤ 6)."""
+    """Return the gap of the walk on S_n from the eigenvalues of its n! × n! matrix, as in the paper, for n ≤ 6."""
     moduli = np.sort(np.abs(np.linalg.eigvals(transition_matrix(perms))))
     return float(moduli[-1] - moduli[-2])
 
 
 def stream_gap(perms: ArrayLike) -> float:
-    r"""Return the gap $1 - |\lambda_2|$ of the walk on the n streams, driven by the mean permutation matrix."""
+    r"""Return the gap $1 - |\lambda_2|$ of the walk on n streams, whose matrix is the mean permutation matrix."""
     perms = symmetric_group.as_permutations(perms)
     n = perms.shape[1]
-    # For n = 2 the streams' one other representation is the sign (1, 1) = (n − 1, 1).
+    # For n = 2 the representation (n − 1, 1) is the sign (1, 1).
     return 1.0 - min(1.0, max(_find_radii(perms, [(n - 1, 1)])))
 
 
@@ -75,12 +76,12 @@ def float_radius(block: NDArray[np.float64]) -> float:
 
 
 def gap_bound(n: int, size: int, reversible: bool = False) -> float:
-    r"""Return a number that `spectral_gap` exceeds for no set of `size` permutations of n streams.
+    r"""Return an upper bound on `spectral_gap` for all sets of `size` permutations of n streams.
 
-    The characteristic polynomial of $K M_\lambda$ has integer coefficients, so unless every block is nilpotent
-    some product of eigenvalues is an integer other than zero and $|\lambda_2| \ge 1/K$. All blocks nilpotent means that
-    some power of T is uniform, hence that n! divides a power of K. For a set closed under inverses every word that
-    is trivial in the K-regular tree is trivial in S_n, which bounds the traces of even powers from below.
+    The characteristic polynomial of $K M_\lambda$ has integer coefficients. Unless every block is nilpotent, some
+    product of eigenvalues is therefore a nonzero integer, and $|\lambda_2| \ge 1/K$. If all blocks are nilpotent, some
+    power of T is uniform, so that n! divides a power of K. For a set closed under inverses, every word that is trivial
+    in the K-regular tree is trivial in S_n, which gives a lower bound on the traces of even powers.
     """
     order = len(symmetric_group.elements(n))
     radius = 0.0
@@ -95,7 +96,7 @@ def gap_bound(n: int, size: int, reversible: bool = False) -> float:
 
 
 def _count_closed_walks(degree: int, count: int) -> list[int]:
-    """Count the closed walks of length 2, 4, …, 2·count from a vertex of the regular tree."""
+    """Return the numbers of closed walks of length 2, 4, …, 2·count from a vertex of the regular tree."""
     walks, closed = [1], []
     for step in range(1, 2 * count + 1):
         out = [walks[0] * degree, *(w * (degree - 1) for w in walks[1:])]

@@ -1,11 +1,11 @@
 r"""The irreducible representations of S_n as orthogonal matrices, by Young's orthogonal form.
 
-A representation is labelled by a partition of n; its basis is the standard tableaux of that shape, and the adjacent
-transposition $s_i = (i\;i{+}1)$ acts on a tableau t by
+A representation is labelled by a partition of n, its shape. Its basis is the set of standard tableaux of this shape.
+The adjacent transposition $s_i = (i\;i{+}1)$ acts on a tableau t by
 
 .. math:: s_i\, t = \tfrac1r\, t + \sqrt{1 - 1/r^2}\; s_i t,
 
-r being the axial distance (content of i + 1 less content of i). The matrices are orthogonal.
+where r is the axial distance (content of i + 1 minus content of i). The matrices are orthogonal.
 """
 
 from functools import lru_cache
@@ -27,7 +27,7 @@ def partitions(n: int, largest: int | None = None) -> list[Partition]:
 
 @lru_cache
 def standard_tableaux(shape: Partition) -> list[Partition]:
-    """Return the standard tableaux of a shape, each as the row that holds 0, 1, …, n − 1."""
+    """Return the standard tableaux of a shape, each as the rows of the entries 0, 1, …, n − 1."""
     if sum(shape) == 0:
         return [()]
     tableaux = []
@@ -41,13 +41,13 @@ def standard_tableaux(shape: Partition) -> list[Partition]:
 
 @lru_cache
 def dimension(shape: Partition) -> int:
-    """Return the dimension of a representation, the number of standard tableaux."""
+    """Return the dimension of a representation, which is the number of its standard tableaux."""
     return len(standard_tableaux(shape))
 
 
 @lru_cache
 def _adjacent_transpositions(shape: Partition) -> list[tuple[NDArray, NDArray, NDArray]]:
-    """Return for each s_i the diagonal 1/r, the off-diagonal √(1 − 1/r²), and where it sends each tableau."""
+    """Return, for each s_i, the entries 1/r and √(1 − 1/r²) and the index of the image of each tableau. [d] each"""
     tableaux = standard_tableaux(shape)
     index = {t: k for k, t in enumerate(tableaux)}
     n, actions = sum(shape), []
@@ -55,13 +55,13 @@ def _adjacent_transpositions(shape: Partition) -> list[tuple[NDArray, NDArray, N
     for i in range(n - 1):
         diagonal = 1.0 / (contents[:, i + 1] - contents[:, i])
         swapped = [index.get((*t[:i], t[i + 1], t[i], *t[i + 2 :]), k) for k, t in enumerate(tableaux)]
-        # i and i + 1 in one row or column: r = ±1, the off-diagonal part vanishes and any index does.
+        # If i and i + 1 share a row or column, r = ±1: the off-diagonal entry is zero, and the index does not matter.
         actions.append((diagonal, np.sqrt(1.0 - diagonal**2), np.array(swapped)))
     return actions
 
 
 def represent(shape: Partition, perms: NDArray[np.int64]) -> NDArray[np.float64]:
-    r"""Return the orthogonal matrices $\rho(\sigma)$, [..., d, d], of permutations [..., n]."""
+    r"""Return the orthogonal matrices $\rho(\sigma)$ [..., d, d] of permutations [..., n]."""
     size = dimension(shape)
     flat = perms.reshape(-1, perms.shape[-1]).copy()
     matrices = np.broadcast_to(np.eye(size), (len(flat), size, size)).copy()
@@ -78,5 +78,5 @@ def represent(shape: Partition, perms: NDArray[np.int64]) -> NDArray[np.float64]
 
 
 def nontrivial_partitions(n: int) -> list[Partition]:
-    """Return every partition of n but (n), the cheapest representation first; the sign (1, …, 1) leads."""
+    """Return all partitions of n except (n), by dimension; the sign (1, …, 1) is the first."""
     return sorted((p for p in partitions(n) if p != (n,)), key=lambda p: (dimension(p), tuple(-x for x in p)))

@@ -1,8 +1,8 @@
-"""Find the sets of permutations with the largest spectral gap: all of them up to symmetry, or a local search.
+"""Find the sets of permutations with the largest spectral gap, by an exhaustive or a local search.
 
-The exhaustive search replaces alg. spectral-gap-search: it looks at one set of each class of equivalent ones and
-drops it on the first representation that proves it worse than the best set so far. What is left, ties included, is
-compared through exact characteristic polynomials. See docs/derivations/generating.md.
+The exhaustive search replaces alg. spectral-gap-search. It examines one set of each class of equivalent sets, and drops
+the set as soon as one representation proves that it is worse than the best set so far. The remaining sets, including
+ties, are compared by exact characteristic polynomials. See docs/derivations/generating.md.
 """
 
 import os
@@ -24,13 +24,13 @@ from jpmhc.paper.generators.local_search import search_locally
 from jpmhc.paper.generators.question import Question, find_classes
 from jpmhc.paper.generators.random_walk import gap_bound, spectral_gap, stream_gap
 
-# Classes one core looks at in a second (n = 6, K = 4); says what a search will cost, and decides nothing but `auto`.
+# The number of classes that one core examines per second (n = 6, K = 4), to estimate the time of a search.
 CLASSES_PER_SECOND = 400_000
 # `auto` searches exhaustively up to this many classes, about half an hour on two cores.
 AUTO_CLASSES = 1_000_000_000
-# Largest n whose symmetries fit in memory as a table.
+# The largest n whose table of symmetries fits into memory.
 EXHAUSTIVE_DEGREE = 7
-# Sets a local search looks at: at n = 6, K = 4 it needs 350,000 on average to find the best.
+# The number of sets that a local search examines; for n = 6, K = 4 it needs 350,000 on average to find the best.
 MOVES = 500_000
 
 Method = Literal["auto", "exhaustive", "local"]
@@ -39,17 +39,17 @@ Progress = Callable[[int, int, float], None]
 
 @dataclass(frozen=True)
 class Search:
-    """A search that is ready to run; what it will cost is known before it starts.
+    """A search that is ready to run, with the amount of its work.
 
     Args:
-        question: What is searched for.
-        exhaustive: Whether all classes are looked at; otherwise the search is local.
-        classes: Classes of equivalent sets, by Burnside's lemma; None where they were not counted (n = 8).
-        subsets: Sets in all classes together.
-        work: Steps of progress: classes, or the sets a local search looks at.
-        workers: Processes of an exhaustive search.
-        state: File in which an exhaustive search keeps its record.
-        seed: Seed of a local search.
+        question: The sets that the search is for.
+        exhaustive: Whether all classes are examined; otherwise the search is local.
+        classes: The number of classes of equivalent sets, by Burnside's lemma; None if not counted (n = 8).
+        subsets: The number of sets in all classes together; None if not counted.
+        work: The number of classes to examine, or of sets that a local search examines.
+        workers: The number of processes of an exhaustive search.
+        state: The file in which an exhaustive search stores its record, if any.
+        seed: The seed of a local search.
     """
 
     question: Question
@@ -62,29 +62,30 @@ class Search:
     seed: int
 
     def seconds(self) -> int | None:
-        """Estimate how long an exhaustive search takes, as an integer, which may exceed any float; None if local."""
+        """Estimate the seconds of an exhaustive search, as an integer of any size; return None for a local search."""
         return self.work // (CLASSES_PER_SECOND * self.workers) if self.exhaustive else None
 
 
 @dataclass(frozen=True)
 class GeneratingSet:
-    """The best set that a search found, and how the search went.
+    """The best set that a search found, and statistics of the search.
 
     Args:
-        question: What was searched for.
-        perms: The best set, [K, n], usable as the permutation mixer's basis; among ties the one with the largest gap
-            on the streams.
-        gap: Its spectral gap on S_n; 0 where every set that generates S_n holds odd permutations only.
-        stream_gap: Its gap on the n streams.
-        ties: Every set with that gap, one of each class, [T, K, n]; a local search lists only its own.
-        bound: No set of this size has a larger gap, whatever the search found.
-        exhaustive: Whether every class was looked at, so that no set is better.
-        examined: Classes looked at, or sets in a local search.
-        classes: Classes there are by Burnside's lemma, None if not counted.
-        covered: Sets in the classes looked at, which must be all sets there are.
-        subsets: Sets there are, None if not counted.
-        pruned: Classes dropped by each representation, by its partition; the rest were compared exactly.
-        seconds: Wall-clock time, of all runs together where a search was resumed.
+        question: The sets that the search was for.
+        perms: The best set, which can be the basis of the permutation mixer; among ties, the set with the largest gap
+            on the streams. [K, n]
+        gap: The set's spectral gap on S_n; 0 if every set that generates S_n contains only odd permutations.
+        stream_gap: The set's gap on the n streams.
+        ties: All sets with this gap, one of each class; for a local search only the best set. [T, K, n]
+        bound: A proven upper bound on the gap of sets of this size.
+        exhaustive: Whether every class was examined, so that no set is better.
+        examined: The number of examined classes, or of examined sets in a local search.
+        classes: The number of classes by Burnside's lemma; None if not counted.
+        covered: The number of sets in the examined classes, which equals `subsets` after an exhaustive search.
+        subsets: The number of all sets; None if not counted.
+        pruned: The number of classes dropped by each representation, by its partition; all others were compared
+            exactly.
+        seconds: The wall-clock time, of all runs together for a resumed search.
     """
 
     question: Question
@@ -111,7 +112,7 @@ def prepare_search(
     moves: int | None = None,
     seed: int | None = None,
 ) -> Search:
-    """Decide how a question will be answered, and count what there is to look at.
+    """Choose between exhaustive and local search for a question, and count the classes and sets.
 
     The arguments are those of `best_generating_set`.
     """
@@ -153,16 +154,16 @@ def best_generating_set(
     """Find the set of `size` permutations of n streams with the largest spectral gap.
 
     Args:
-        n: Number of streams, 2 to 8.
-        size: Number of permutations, K.
-        contains_identity: Only sets that hold the identity.
-        reversible: Only sets closed under inverses.
+        n: The number of streams, 2 to 8.
+        size: The number of permutations, K.
+        contains_identity: Whether the set must contain the identity.
+        reversible: Whether the set must be closed under inverses.
         method: "exhaustive" (n ≤ 7) proves its answer, "local" does not; "auto" is exhaustive up to 10⁹ classes.
-        workers: Processes of an exhaustive search; every core if None. Short searches use one.
-        state: File in which an exhaustive search keeps what it has done, and from which it goes on.
-        moves: Sets that a local search looks at, 500,000 by default.
-        seed: Of a local search, 0 by default.
-        progress: Called now and then with the work done, all the work, and the best gap so far.
+        workers: The number of processes of an exhaustive search; one per core if None. Short searches use one.
+        state: A file in which an exhaustive search stores its progress, and from which it continues.
+        moves: The number of sets that a local search examines, 500,000 by default.
+        seed: The seed of a local search, 0 by default.
+        progress: A function that is called now and then with the finished work, all work, and the best gap so far.
 
     Raises:
         ValueError: If no such set generates all permutations (one permutation alone, or one and the identity), or
@@ -177,11 +178,11 @@ def best_generating_set(
 
 
 def run_search(search: Search, progress: Progress | None = None) -> GeneratingSet:
-    """Run a search that was prepared.
+    """Run a search that `prepare_search` returned.
 
     Args:
         search: The search.
-        progress: Called now and then with the work done, all the work, and the best gap so far.
+        progress: A function that is called now and then with the finished work, all work, and the best gap so far.
     """
     notify = progress or (lambda done, total, gap: None)
     record = _search_exhaustively(search, notify) if search.exhaustive else _search_locally(search, notify)
@@ -219,9 +220,9 @@ def _search_locally(search: Search, notify: Progress) -> SearchRecord:
 
 
 def _find_generating_sets(search: Search) -> list[list[int]]:
-    """Return the sets that generate S_n although none has a gap, one of each class, as ranks.
+    """Return sets that generate S_n, one of each class, as ranks, for a question whose sets all have a gap of zero.
 
-    Only few and small sets come to that, such as the one transposition of two streams.
+    There are only a few such questions, with small sets, such as the single transposition of two streams.
     """
     question, group = search.question, symmetric_group.elements(search.question.n)
     if search.exhaustive:
@@ -239,15 +240,15 @@ def _find_generating_sets(search: Search) -> list[list[int]]:
 
 
 def _select_fastest_on_streams(question: Question, ties: NDArray[np.int64]) -> tuple[NDArray[np.int64], float]:
-    """Return, of sets with the same gap on S_n, the one with the largest gap on the streams, and that gap."""
+    """Return the set with the largest gap on the streams, among sets with equal gaps on S_n, and its stream gap."""
     if question.n == 6:
-        # The outer automorphism keeps the group's gap and changes the streams'.
+        # The outer automorphism keeps the gap on S_n and changes the gap on the streams.
         ties = np.concatenate([ties, symmetric_group.outer_automorphism()[ties]])
     group = symmetric_group.elements(question.n)
     sets = np.sort(ties, axis=1)
     average = np.eye(question.n)[group[sets]].mean(axis=1)  # [T, n, n]
     second = np.sort(np.abs(np.linalg.eigvals(average)), axis=1)[:, -2]
-    # Rounded, so that the choice among equals falls to the order of the sets and not to rounding errors.
+    # The gaps are rounded, so that the order of the sets, and not rounding errors, decides between equal gaps.
     best = np.lexsort((*sets.T[::-1], np.round(second, 6)))[0]
     return group[sets[best]], stream_gap(group[sets[best]])
 

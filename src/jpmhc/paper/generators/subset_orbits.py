@@ -1,9 +1,9 @@
-"""Orbits of the subsets of a finite set under a group of maps: one representative of each, and how many there are.
+"""Enumerate and count the orbits of the subsets of a finite set under a group of maps.
 
-Every subset of two or more points holds pairs, and every pair lies in a numbered orbit of pairs. A subset is moved so
-that a pair of its lowest-numbered orbit becomes that orbit's representative P; only the maps that do so compete for the
-canonical form. Subsets with different P are never equivalent, so each P is a work unit of its own: it needs no
-memory of what other units found, which makes the enumeration parallel and resumable.
+Every subset of two or more points contains pairs, and every pair lies in a numbered orbit of pairs. A subset is mapped
+such that a pair of its lowest-numbered orbit becomes this orbit's representative P; the least image under such maps is
+the subset's canonical form. Subsets with different P are never equivalent, so that the subsets of each P are a unit of
+work that needs no results of other units. The enumeration can therefore run in parallel and be resumed.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
-# Rows of partial subsets that are extended at once: bounds memory (rows × points bytes), and nothing else.
+# The number of partial subsets that are extended at the same time, which bounds the memory (rows × points bytes).
 FRONTIER = 2048
 
 
@@ -22,7 +22,7 @@ class SubsetOrbits:
 
     Args:
         action: All maps of the group, [maps, N], each a permutation of the points.
-        weights: A positive integer for each point, constant on the group's orbits; 1 each if None.
+        weights: A positive integer per point, constant on the group's orbits; all 1 if None.
     """
 
     def __init__(self, action: NDArray[np.integer], weights: NDArray[np.int64] | None = None):
@@ -32,7 +32,7 @@ class SubsetOrbits:
         self._label_pairs()
 
     def _label_pairs(self) -> None:
-        """Number the orbits of pairs, largest first, and find for each pair a map to its orbit's representative."""
+        """Number the orbits of pairs, largest first, and store for each pair a map to its orbit's representative."""
         point_orbit = self.action.min(axis=0)  # the least image of a point names its orbit
         self.point_representatives = np.unique(point_orbit)
         label = np.full((self.points, self.points), -1, dtype=np.int32)
@@ -40,7 +40,7 @@ class SubsetOrbits:
         inverse_of = self._inverses()
         representatives: list[tuple[int, int]] = []
         stabilisers: list[NDArray[np.int64]] = []
-        for first in self.point_representatives.tolist():  # every orbit of pairs has a pair that holds one of these
+        for first in self.point_representatives.tolist():  # every orbit of pairs has a pair with one of these points
             for second in range(self.points):
                 if second == first or label[first, second] >= 0:
                     continue
@@ -50,7 +50,7 @@ class SubsetOrbits:
                 fixes = ((i == first) & (j == second)) | ((i == second) & (j == first))
                 stabilisers.append(np.flatnonzero(fixes))
                 representatives.append((first, second))
-        # Largest orbits first: most subsets are then pinned down by a pair with a small stabiliser.
+        # Largest orbits first: most subsets then contain a pair with a small stabiliser, which leaves few maps to try.
         ranking = np.argsort([len(s) for s in stabilisers], kind="stable")
         rank_of = np.empty(len(ranking) + 1, dtype=np.int32)
         rank_of[ranking], rank_of[-1] = np.arange(len(ranking)), -1
@@ -69,16 +69,16 @@ class SubsetOrbits:
     def count_orbits(self, weight: int) -> int:
         """Return the number of orbits of subsets of total weight `weight`, by Burnside's lemma, without listing them.
 
-        A map fixes as many subsets as there are sets of its cycles of that total weight.
+        The subsets that a map fixes are the unions of its cycles with this total weight.
         """
         return int(sum(Fraction(m * fixed, self.order) for m, fixed in self._count_fixed_subsets(weight)))
 
     def count_subsets(self, weight: int) -> int:
-        """Return the number of all subsets of that total weight."""
+        """Return the number of all subsets of total weight `weight`."""
         return _count_choices(_cycle_weights(np.arange(self.points), self.weights), weight)
 
     def _count_fixed_subsets(self, weight: int) -> Iterator[tuple[int, int]]:
-        """Yield for each cycle type how many maps have it and how many subsets each of them fixes."""
+        """Yield, for each cycle type, the number of maps of this type and the number of subsets that each map fixes."""
         types: dict[tuple[tuple[int, int], ...], int] = {}
         for row in self.action:
             key = _cycle_weights(row.astype(np.int64), self.weights)
@@ -87,13 +87,13 @@ class SubsetOrbits:
             yield multiplicity, _count_choices(key, weight)
 
     def units(self, weight: int) -> list[tuple[int, int]]:
-        """Return the independent parts of the enumeration: (points of a subset, orbit of pairs), −1 without a pair."""
+        """Return the units of the enumeration as (number of points, orbit of pairs or −1 for fewer than two points)."""
         heaviest = int(self.weights.max())
         sizes = range(-(-weight // heaviest), weight + 1)
         return [(m, p) for m in sizes for p in (range(len(self.pairs)) if m >= 2 else (-1,))]
 
     def representatives(self, weight: int, unit: tuple[int, int]) -> Iterator[tuple[NDArray, NDArray]]:
-        """Yield one subset of each orbit in a unit, in batches: points [B, m] and the order of the stabilisers [B]."""
+        """Yield one subset of each orbit in a unit, in batches: points [B, m] and the stabilisers' orders [B]."""
         size, pair = unit
         if size == 0:
             yield np.empty((1, 0), dtype=np.int64), np.array([self.order])
@@ -106,17 +106,17 @@ class SubsetOrbits:
                 yield subsets[keep], stabiliser
 
     def _extend_pair(self, pair: int, size: int, weight: int) -> Iterator[NDArray]:
-        """Yield subsets that hold the representative of a pair orbit and no pair of a lower orbit."""
+        """Yield the subsets that contain the representative of a pair orbit and no pair of a lower one, in batches."""
         a, b = self.pairs[pair]
         allowed = np.flatnonzero((self.pair_orbit[a] >= pair) & (self.pair_orbit[b] >= pair))
-        if size >= 4:  # which points may follow which: [A, A], upper triangular as points are listed in ascending order
+        if size >= 4:  # a mask of the points that may follow a point, [A, A], upper triangular for ascending points
             joined = np.triu(self.pair_orbit[np.ix_(allowed, allowed)] >= pair, k=1)
         weights = self.weights[allowed]
         extremes = int(self.weights.min()), int(self.weights.max())
 
         def extend(rows: NDArray, mask: NDArray, left: NDArray) -> Iterator[NDArray]:
             missing = size - 2 - rows.shape[1]
-            # What is left to fill must be reachable with the lightest and heaviest points there are.
+            # The missing weight must be possible with the lightest and the heaviest points.
             ok = (missing * extremes[0] <= left) & (left <= missing * extremes[1])
             rows, mask, left = rows[ok], mask[ok], left[ok]
             if missing == 0:
@@ -145,9 +145,9 @@ class SubsetOrbits:
         )
 
     def _select_canonical(self, subsets: NDArray, pair: int) -> tuple[NDArray, NDArray]:
-        """Return the rows that are least among their images, and the order of the stabiliser of each.
+        """Return the indices of the subsets that are least among their images, and the orders of their stabilisers.
 
-        Images are taken under the maps that send a pair of the lowest orbit to its representative P.
+        The images are those under the maps that send a pair of the lowest orbit to its representative P.
         """
         size = subsets.shape[1]
         alive = np.arange(len(subsets))
@@ -171,7 +171,7 @@ class SubsetOrbits:
 
 
 def _compare_rows(left: NDArray, right: NDArray) -> tuple[NDArray, NDArray]:
-    """Say of each row whether it is lexicographically less than its counterpart, and whether it is equal."""
+    """Return two masks: rows of `left` lexicographically less than the rows of `right`, and equal rows."""
     less, equal = np.zeros(len(left), dtype=bool), np.ones(len(left), dtype=bool)
     for column in range(left.shape[1]):
         less |= equal & (left[:, column] < right[:, column])
@@ -180,11 +180,14 @@ def _compare_rows(left: NDArray, right: NDArray) -> tuple[NDArray, NDArray]:
 
 
 def _count_choices(cycles: tuple[tuple[int, int], ...], weight: int) -> int:
-    """Count the ways to choose cycles, given as (weight, how many), of a total weight: Π (1 + x^w)^m has them."""
+    """Return the number of sets of cycles with a total weight, for cycles given as pairs (weight w, number m).
+
+    The number is a coefficient of Π (1 + x^w)^m.
+    """
     total = sum(w * m for w, m in cycles)
     if not 0 <= weight <= total:
         return 0
-    weight = min(weight, total - weight)  # choosing what is left out instead
+    weight = min(weight, total - weight)  # the complements of the sets have the other weight
     polynomial = {0: 1}
     for w, m in cycles:
         product: dict[int, int] = {}
@@ -196,7 +199,7 @@ def _count_choices(cycles: tuple[tuple[int, int], ...], weight: int) -> int:
 
 
 def _cycle_weights(perm: NDArray[np.int64], weights: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
-    """Return the cycles of a map as sorted pairs (total weight of a cycle, how many there are)."""
+    """Return the cycles of a map as sorted pairs (total weight of a cycle, number of such cycles)."""
     least = np.arange(len(perm))
     jump = perm
     # Pointer doubling: after k rounds `least` is the minimum over 2^k steps along the cycle.

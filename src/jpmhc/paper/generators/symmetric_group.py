@@ -1,4 +1,4 @@
-"""The symmetric group S_n as arrays: elements, products, automorphisms, and whether a set generates it."""
+"""The symmetric group S_n as arrays: elements, products, automorphisms, and a test for generating sets."""
 
 import itertools
 from functools import lru_cache
@@ -9,19 +9,19 @@ from numpy.typing import ArrayLike, NDArray
 
 MAX_DEGREE = 8
 
-# The largest order of a primitive subgroup of S_n, other than S_n, that holds an odd permutation: AGL(1,5), PGL(2,5),
-# AGL(1,7) and PGL(2,7) (Dixon & Mortimer, Permutation Groups, appendix B). For n ≤ 4 there is none.
+# The largest order of a primitive subgroup of S_n, other than S_n, with an odd permutation: AGL(1,5), PGL(2,5),
+# AGL(1,7) and PGL(2,7) (Dixon & Mortimer, Permutation Groups, appendix B). For n ≤ 4 there is no such subgroup.
 LARGEST_ODD_PRIMITIVE = {2: 0, 3: 0, 4: 0, 5: 20, 6: 120, 7: 42, 8: 336}
 
 
 def check_degree(n: int) -> None:
-    """Raise ValueError for a number of streams that the tables here do not cover."""
+    """Raise ValueError unless the number of streams is from 2 to 8."""
     if not 2 <= n <= MAX_DEGREE:
         raise ValueError(f"the number of streams must be between 2 and {MAX_DEGREE}, not {n}.")
 
 
 def as_permutations(perms: ArrayLike) -> NDArray[np.int64]:
-    """Check distinct permutations and return them as an integer array [K, n]."""
+    """Return permutations as an integer array [K, n]; raise ValueError unless they are valid and distinct."""
     array = np.asarray(perms)
     if array.ndim != 2 or array.shape[0] < 1:
         raise ValueError(f"permutations must be an array of shape [K, n] with K ≥ 1, not {list(array.shape)}.")
@@ -40,14 +40,14 @@ def as_permutations(perms: ArrayLike) -> NDArray[np.int64]:
 
 @lru_cache
 def elements(n: int) -> NDArray[np.int64]:
-    """Return all n! permutations in lexicographic order: row 0 is the identity, and `rank` finds a row."""
+    """Return all n! permutations in lexicographic order; row 0 is the identity. [n!, n]"""
     table = np.array(list(itertools.permutations(range(n))), dtype=np.int64)  # [n!, n]
     table.flags.writeable = False
     return table
 
 
 def rank(perms: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Return the row of each permutation in `elements(n)`, by its Lehmer code."""
+    """Return the row number of each permutation [..., n] in `elements(n)`, from its Lehmer code. [...]"""
     n = perms.shape[-1]
     position = np.zeros(perms.shape[:-1], dtype=np.int64)
     for i in range(n - 1):
@@ -57,25 +57,25 @@ def rank(perms: NDArray[np.integer]) -> NDArray[np.int64]:
 
 
 def compose(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the product that applies `second`, then `first`: (στ)(i) = σ(τ(i)); leading axes broadcast."""
+    """Return the product (στ)(i) = σ(τ(i)) of σ = `first` and τ = `second`; leading axes are broadcast."""
     shape = np.broadcast_shapes(first.shape, second.shape)
     return np.take_along_axis(np.broadcast_to(first, shape), np.broadcast_to(second, shape), axis=-1)
 
 
 def inverse(perms: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return σ⁻¹ of every permutation along the last axis."""
+    """Return the inverse of every permutation [..., n]."""
     return np.argsort(perms, axis=-1)
 
 
 def is_odd(perms: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Say of each permutation whether it has an odd number of inversions."""
+    """Return a mask of the odd permutations, which have an odd number of inversions. [..., n] -> [...]"""
     n = perms.shape[-1]
     inversions = sum((perms[..., i + 1 :] < perms[..., i : i + 1]).sum(-1) for i in range(n - 1))
     return np.asarray(inversions % 2 == 1)
 
 
 def cycle_notation(perm: ArrayLike) -> str:
-    """Write a permutation as a product of disjoint cycles, such as "(0 1)(2 3)"; "e" is the identity."""
+    """Return a permutation as a product of disjoint cycles, such as "(0 1)(2 3)", or "e" for the identity."""
     image = np.asarray(perm).tolist()
     cycles, seen = [], set()
     for start in range(len(image)):
@@ -91,10 +91,10 @@ def cycle_notation(perm: ArrayLike) -> str:
 
 @lru_cache
 def outer_automorphism() -> NDArray[np.int64]:
-    """Return the outer automorphism of S_6, as the rank of the image of each of the 720 elements.
+    """Return the outer automorphism of S_6, as the rank of the image of each of the 720 elements. [720]
 
     The fifteen synthemes (splittings of six points into three pairs) form six totals (sets of five disjoint
-    synthemes that hold all fifteen pairs); S_6 permutes the totals, and that action is the automorphism.
+    synthemes with all fifteen pairs). S_6 permutes the totals, and this action is the automorphism.
     """
     pairs = list(itertools.combinations(range(6), 2))
     synthemes = [s for s in itertools.combinations(pairs, 3) if len(set(sum(s, ()))) == 6]
@@ -113,10 +113,10 @@ def outer_automorphism() -> NDArray[np.int64]:
 
 @lru_cache
 def symmetries(n: int, outer: bool = True, inversion: bool = True) -> NDArray[np.int16]:
-    """Return the maps of S_n, n ≤ 7, that keep the spectrum of a set's walk, as a table [maps, n!].
+    """Return the maps of S_n, n ≤ 7, that keep the spectrum of a set's walk, as ranks of images. [maps, n!]
 
-    They are the conjugations, for n = 6 their products with the outer automorphism, and all of those followed by
-    g ↦ g⁻¹; `outer` and `inversion` say whether to include the last two. Every map is listed once.
+    The maps are the conjugations, with `outer` and n = 6 also their products with the outer automorphism, and with
+    `inversion` also all of these maps followed by g ↦ g⁻¹. Every map is listed once.
     """
     group = elements(n)
     conjugations = np.empty((len(group), len(group)), dtype=np.int16)
@@ -134,24 +134,24 @@ def symmetries(n: int, outer: bool = True, inversion: bool = True) -> NDArray[np
 
 
 def _count_blocks(perms: NDArray[np.int64], first: int, second: int) -> int:
-    """Count the blocks of the finest partition that joins two points and that every permutation keeps."""
+    """Return the number of blocks of the finest partition that every permutation keeps and that joins two points."""
     label = np.arange(perms.shape[1])
     pending = [(first, second)]
     while pending:
         i, j = pending.pop()
         if label[i] != label[j]:
-            # Blocks are merged whole, and the images of the joining pair must be joined as well.
+            # Whole blocks are merged, and the images of the joined pair must be joined as well.
             label[label == label[j]] = label[i]
             pending += zip(perms[:, i].tolist(), perms[:, j].tolist())
     return len(np.unique(label))
 
 
 def generates(perms: ArrayLike) -> bool:
-    """Say whether the permutations generate all of S_n.
+    """Return whether the permutations generate all of S_n.
 
-    A subgroup of S_n with an odd element that is transitive and primitive is S_n unless it is one of a few small
-    groups, so orbits and blocks of the n points decide, and products are formed only until they outnumber the
-    largest of those groups (20 to 336 elements) instead of all n!.
+    A transitive and primitive subgroup of S_n with an odd element is S_n or one of a few small groups. The test
+    therefore checks parity, orbits and blocks of the n points, and then forms products only until they outnumber the
+    largest of these groups (20 to 336 elements) instead of all n! elements.
     """
     perms = as_permutations(perms)
     n = perms.shape[1]
@@ -162,7 +162,7 @@ def generates(perms: ArrayLike) -> bool:
         reached = grown
     if len(reached) < n:
         return False
-    # Transitive: a system of blocks is determined by the block of point 0, hence by joining 0 to some other point.
+    # For a transitive group, a system of blocks is determined by the block of point 0: join 0 to each other point.
     if any(_count_blocks(perms, 0, j) > 1 for j in range(1, n)):
         return False
     limit = LARGEST_ODD_PRIMITIVE[n]
