@@ -87,9 +87,9 @@ def test_every_page_with_python_is_run():
 
 
 @pytest.mark.parametrize("page", RUNNING_WITH_TRANSFORMERS)
-def test_python_blocks_on_transformers_run(page):
+def test_python_blocks_on_transformers_run(page, tmp_path, monkeypatch):
     pytest.importorskip("transformers", reason="transformers is not installed")
-    test_python_blocks_run(page)
+    test_python_blocks_run(page, tmp_path, monkeypatch)
 
 
 def test_every_page_is_in_the_index():

@@ -206,7 +206,7 @@ def gauss_seidel_steps(n: int) -> int:
 
 
 def _tangent(p: Tensor, direction: Tensor, steps: int | None = None) -> Tensor:
-    r"""Return $P \odot (D - u 1^\top - 1 v^\top)$, with u and v such that its rows and columns sum to zero."""
+    r"""Return $P \odot (D - u 1^\top - 1 v^\top)$ (eq. implicit-grad): rows and columns sum to zero."""
     if steps is not None:
         return _tangent_gauss_seidel(p, direction, steps)
     # Eliminating v leaves the Laplacian of the graph with weights P diag(1/c) P^T, which fixes u up to a constant.
