@@ -78,6 +78,9 @@ def raise_errors() -> dict[str, str]:
         "FSDP1 first": lambda: jpmhc.parameter_groups(
             FullyShardedDataParallel(make_model("own"), device_id=torch.device("cpu")), 0.1
         ),
+        "shards in FSDP1": lambda: jpmhc.shard_connections(
+            FullyShardedDataParallel(make_model("own"), device_id=torch.device("cpu"))
+        ),
         "frames": lambda: prepare(jpmhc.HyperConnection(None, 16, mixer="grassmann", dynamic=False)),
     }
     messages = {}
@@ -95,6 +98,7 @@ def test_what_cannot_work_is_refused():
         assert "not within a token" in messages["streams apart"]
         assert "call shard_connections first" in messages["sharded late"]
         assert "call parameter_groups before it" in messages["FSDP1 first"]
+        assert "shard_connections is for fully_shard" in messages["shards in FSDP1"]
         assert "has parameters of its own" in messages["frames"]
 
 

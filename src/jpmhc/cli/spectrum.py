@@ -64,8 +64,8 @@ class Query:
             instead of noise that is the same in every direction.
         shared: One skip for all layers instead of a new skip for each layer.
         seed: Seed of random skips and samples.
-        method: chain, which is exact, or one of the paper's methods: dyson, z1, z1-matrix, subordination, stransform,
-            twisted, twisted-paper.
+        method: chain, which is exact, or one of the paper's methods: dyson and matrix-dyson (with
+            --depth 1), z1 and z1-matrix (with --shared), subordination, stransform, twisted, twisted-paper.
         eta: A fixed smoothing; by default the smoothing is --relative-eta times x.
         relative_eta: The smoothing as a fraction of x; 0.001 by default.
         refine: richardson (extrapolates to eta = 0), richardson-paper, or aaa.

@@ -45,6 +45,11 @@ def shard_connections(model: nn.Module, *, sublayers: bool = True, **options: An
     checks.switch(sublayers, "sublayers")
     fsdp = sys.modules.get("torch.distributed.fsdp")
     for name, module in model.named_modules():
+        if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
+            raise ValueError(
+                f"{name or 'the model'} is in FullyShardedDataParallel, which shards connections itself: "
+                "shard_connections is for fully_shard"
+            )
         if fsdp is not None and isinstance(module, fsdp.FSDPModule) and any(one in maps for one in module.modules()):
             raise ValueError(
                 f"fully_shard was already applied to {name or 'the model'}, which has connections inside: call "

@@ -159,6 +159,9 @@ def test_arms_have_options_of_the_model_and_of_training():
     assert TINY.configure("plain:layers=4").model.layers == 4
     assert TINY.configure("plain-long:time_factor=2").steps == 6
     assert TINY.configure("cayley").model.vocabulary == 300
+    for arm in ("plain:streams=2", "plain-wide:streams=4", "plain-long:mixer=cayley,streams=4"):
+        with pytest.raises(ValueError, match="is the plain model, which has no streams"):
+            TINY.configure(arm)
 
 
 def test_the_wide_plain_model_is_as_large_as_the_largest():

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypedDict, TypeVar
+from typing import Any, NamedTuple, Protocol, TypedDict, TypeVar, cast
 from urllib.parse import quote
 
 import torch
@@ -153,7 +153,10 @@ def change_settings(settings: Settings, options: Mapping[str, str], arm: str) ->
         if now is not None and type(value) is not type(now):
             raise ValueError(f"{name} in the arm {arm!r} must be like {now}, not {checks.quote(text)}")
         changes[field] = value
-    return dataclasses.replace(settings, **changes)  # type: ignore[type-var]
+    changed: Settings = dataclasses.replace(settings, **changes)  # type: ignore[type-var]
+    if isinstance(settings, ConnectionConfig) and settings.plain and not cast(ConnectionConfig, changed).plain:
+        raise ValueError(f"the arm {arm!r} is the plain model, which has no streams: name a mixer, such as identity")
+    return changed
 
 
 def configure_mixer(config: Config, mixer: str) -> Config:
