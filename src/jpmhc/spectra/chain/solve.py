@@ -21,7 +21,7 @@ from jpmhc.spectra.chain import tied
 from jpmhc.spectra.chain.equation import MEMORY, SMALL, ChainEquation, SeveralChains
 from jpmhc.spectra.fixed_point import FixedPoints, Options, Scheme, lead_along, lead_down
 from jpmhc.spectra.fixed_point import solve as solve_equation
-from jpmhc.spectra.network import Network
+from jpmhc.spectra.network import Network, require_network
 from jpmhc.spectra.schemes import Anderson, AndersonNewton, Newton
 from jpmhc.spectra.solution import KnownPoints, Solution, solve_points, to_options
 
@@ -76,6 +76,7 @@ def cauchy(
         near: An earlier solution of the same network; each point starts from the nearest point of this solution.
         matrix: Whether to compute the matrix-valued transform too, which is not defined for tied weights.
     """
+    require_network(network)
     if network.tied is not None:
         if matrix:
             raise ValueError("the matrix-valued transform needs layers with weights of their own, and these are tied")
