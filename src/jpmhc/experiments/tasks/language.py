@@ -30,6 +30,7 @@ PYTHON_SUFFIXES = (".py",)  # files that are read if no folder is named
 SUFFIXES = (".md", ".py", ".rst", ".tex", ".txt")  # files that are read in named folders
 LARGEST_VOCABULARY = 2**15  # a token fits into a signed 16-bit number
 VALIDATION_SHARE = 0.05
+_SKIPPED = ("__pycache__", "site-packages")  # compiled files, and packages below a folder that is not theirs
 _FILE_BYTES = (100, 250_000)  # smallest and largest file; larger ones are mostly tables
 _TOKENIZER_BYTES = 40_000_000  # amount of text from which the vocabulary is learned
 _BYTES_PER_WORD = 1000  # training bytes per word of the vocabulary, for small texts
@@ -146,7 +147,7 @@ def read_files(folders: Sequence[Path], suffixes: Sequence[str]) -> Iterator[tup
     seen = set()
     for folder in folders:
         for parent, children, names in os.walk(folder):
-            children[:] = sorted(child for child in children if not child.startswith(".") and child != "__pycache__")
+            children[:] = sorted(child for child in children if not child.startswith(".") and child not in _SKIPPED)
             for name in sorted(names):
                 if not name.endswith(tuple(suffixes)):
                     continue
