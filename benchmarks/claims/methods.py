@@ -81,7 +81,7 @@ def time_of_a_point() -> tuple[float, ...]:
     "eqs. twisted-s-transform, twisted_product, twisted_fold",
     "true if",
     "L ≤ 2 and the first factor is Y₁Y₁ᵀ; the printed Y₁ᵀY₁ is wrong for a non-normal A₁, and from L = 3 the fold is "
-    "the law of another product (docs/derivations/twisted.md).",
+    "the law of another product (docs/derivations/paper_methods.md).",
     shows="largest relative error of G, bistochastic skips that differ: L = 2 {:.0e}, L = 2 as printed {:.0%}, L = 3 "
     "{:.0%}",
     stored=(1e-10, 0.1552, 0.03353),

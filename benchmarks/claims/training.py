@@ -252,7 +252,7 @@ def matrices_along_the_recursion() -> tuple[float, ...]:
     "open",
     "Public are 400 and 400; the other 200 are the organisers' hidden tests, which nobody can train or validate on. "
     "How the paper's 200 came about it does not say; its reference model adds the 160 tasks of ConceptARC "
-    "(docs/derivations/recursive_model.md).",
+    "(docs/results/paper_preset.md).",
     shows="public tasks for training {:.0f}, for evaluation {:.0f}",
     stored=(400, 400),
     allowed=0.0,

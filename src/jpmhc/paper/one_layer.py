@@ -2,7 +2,7 @@ r"""The law of one layer, $Y = A + \sigma X$: the subordination equation and its
 
 For eigenvalues $s_i$ of $A^\top A$ the Cauchy transform of $Y^\top Y$ solves eq. dyson_subordination,
 $G = u \cdot \mathrm{mean}_i\, (\omega - s_i)^{-1}$ with $u = 1 - \sigma^2 G$ and $\omega = z u^2$.
-Derivations: docs/derivations/one_layer.md.
+Derivations: docs/derivations/paper_methods.md.
 
 `matrix_cauchy` solves eq. matrix_dyson_schur for the layer's $M_n$-valued transform, whose argument is a matrix b
 instead of a number z. main_text.py has the equations of the paper's main text, which have another law.

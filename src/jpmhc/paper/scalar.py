@@ -1,7 +1,7 @@
 r"""Layers of the scalar theories, which use each layer's singular values and noise, but not the singular vectors.
 
 The methods `z1`, `subordination` and `stransform` compute the free product of the layers' laws. The free product is the
-law of $J^\top J$ only if the singular vectors do not matter. Derivations: docs/derivations/scalar_composition.md.
+law of $J^\top J$ only if the singular vectors do not matter. Derivations: docs/derivations/paper_methods.md.
 """
 
 from __future__ import annotations

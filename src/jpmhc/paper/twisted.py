@@ -3,7 +3,7 @@ r"""Dykema's twisted S-transform: the free product of matrix-valued layers (appe
 Over $B = M_n$ the layers' $x_l = Y_l^\top Y_l$ are free with amalgamation, and their S-transforms compose by
 $S_{xy}(W) = S_y(W)\, S_x(S_y(W)^{-1} W S_y(W))$ (eq. twisted_product). This composition gives the law of the product
 $x_L \cdots x_1$. For two layers, with $x_1 = Y_1 Y_1^\top$, it is the law of $J^\top J$. For more layers it is not in
-general, because $B$-valued laws are not cyclic. Derivations and measured deviations: docs/derivations/twisted.md.
+general, because $B$-valued laws are not cyclic. Derivations and measured deviations: docs/derivations/paper_methods.md.
 
 Note:
     The paper takes $x_1 = Y_1^\top Y_1$, which is wrong for a non-normal skip already at two layers; this form is the

@@ -2,7 +2,7 @@
 
 The exhaustive search replaces alg. spectral-gap-search. It examines one set of each class of equivalent sets, and drops
 the set as soon as one representation proves that it is worse than the best set so far. The remaining sets, including
-ties, are compared by exact characteristic polynomials. See docs/derivations/generating.md.
+ties, are compared by exact characteristic polynomials. See docs/derivations/generating_sets.md.
 """
 
 import os

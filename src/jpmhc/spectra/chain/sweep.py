@@ -1,7 +1,7 @@
 r"""The chain's two eliminations as one recursion, run layer by layer or in blocks of layers side by side.
 
-In docs/derivations/chain.md the backward elimination of $N_l = -D_{x_l}$ and the forward elimination of
-$P_l = -F_{y_l}$ mirror each other. Both are $S \leftarrow \text{add} + C\,(S^{-1} - \text{sat})^{-1} C^\top$, so that
+In docs/derivations/chain.md the backward elimination of $N_l$ and the forward elimination of
+$P_l$ mirror each other. Both are $S \leftarrow \text{add} + C\,(S^{-1} - \text{sat})^{-1} C^\top$, so that
 one function computes both, without $S^{-1}$: $$S \leftarrow \text{add} + C\,(I - S\,\text{sat})^{-1} S\,C^\top .$$
 The composition of such maps is such a map, so that each block of layers can be reduced to one map, for all blocks at
 the same time.
