@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--size", choices=("full", "tiny"), default="full")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--seeds", type=int, help="how many seeds, if not those of the list")
+    parser.add_argument("--seeds", type=int, nargs="*", help="which seeds, if not those of the list")
     parser.add_argument("--arms", nargs="*", help="which arms, if not those of the list; plain first")
     parser.add_argument("--rates", type=float, nargs="*", help="which learning rates, if not those of the list")
     parser.add_argument("--minutes", type=float, help="stop after this time; the same command goes on")
@@ -167,7 +167,7 @@ def change(comparison: Comparison, arguments: argparse.Namespace) -> Comparison:
     return dataclasses.replace(
         comparison,
         experiment=experiment,
-        seeds=comparison.seeds if arguments.seeds is None else tuple(range(arguments.seeds)),
+        seeds=comparison.seeds if arguments.seeds is None else tuple(arguments.seeds),
         arms=comparison.arms if arguments.arms is None else tuple(arguments.arms),
         learning_rates=comparison.learning_rates if arguments.rates is None else tuple(arguments.rates),
     )

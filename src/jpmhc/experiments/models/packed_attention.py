@@ -4,6 +4,8 @@ On CUDA this is flex attention, which skips blocks of keys that no query of a bl
 compiled function. Elsewhere it is ordinary attention with a mask of all pairs of tokens.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,6 +13,13 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from jpmhc.experiments.models.arc_decoder import ArcDecoder
 from jpmhc.experiments.tasks.arc.sequences import BLOCK, Pack
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import FlexKernelOptions
+
+# Tiles of the forward kernel. With PyTorch's default of 128 × 128, the kernel with a pack's mask runs out of registers:
+# it takes 4.7 ms per layer on an H200, and 0.18 ms with these tiles (torch 2.11, 12,288 tokens, 12 heads of 64).
+_TILES: "FlexKernelOptions" = {"fwd_BLOCK_M": 64, "fwd_BLOCK_N": 64, "fwd_num_warps": 4, "fwd_num_stages": 2}  # type: ignore[typeddict-unknown-key]
 
 
 def make_mask(pack: Pack) -> Tensor | BlockMask:
@@ -58,7 +67,7 @@ def packed_loss(model: ArcDecoder, pack: Pack, vectors: Tensor, mask: Tensor | B
         if isinstance(mask, Tensor):
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         else:
-            y = flex_attention(q, k, v, block_mask=mask)
+            y = flex_attention(q, k, v, block_mask=mask, kernel_options=_TILES)
         return y[0].transpose(0, 1)
 
     return model(pack, vectors, attend)

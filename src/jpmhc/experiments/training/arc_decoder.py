@@ -66,6 +66,8 @@ class ArcDecoderRun:
     """Number of times that training sees every pair, each time in a random variant."""
     tokens: int = 12_288
     """Tokens per step, into which several pairs are packed."""
+    predict_inputs: bool = True
+    """Whether training also predicts the tokens of input grids, as the public decoder does."""
     lr: float = 1.66e-3
     """Highest learning rate of NorMuon, for the matrices of attention and feed-forward layers."""
     other_lr: float = 3e-4
@@ -228,7 +230,7 @@ class Training:
         self.run, self.arc, self.device = run, arc, device
         if run.record == "yes" and device.type != "cuda":
             raise ValueError(f"record=yes needs a CUDA device, not {device.type}: leave it at auto")
-        self.pairs = PackedPairs(arc, run.tokens, run.seed)
+        self.pairs = PackedPairs(arc, run.tokens, run.seed, run.predict_inputs)
         self.loss = compiled or PackedLoss(run, len(arc.puzzles), device)
         self.model = self.loss.model
         torch.manual_seed(run.seed)

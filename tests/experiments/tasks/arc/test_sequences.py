@@ -50,6 +50,7 @@ def test_a_sequence_is_the_pair_row_by_row(arc: Arc) -> None:
     first = np.cumsum([0, *(len(p.demonstrations) + len(p.tests) for p in arc.puzzles)])
     pair = first[puzzle] + rng.integers(0, 2, 200)
     sequences = write_sequences(arc, variant, pair)
+    everything = write_sequences(arc, variant, pair, predict_inputs=True)
     pairs = pairs_of(arc)
     assert np.array_equal(sequences.lengths, measure_pairs(arc, variant, pair))
     for k in range(200):
@@ -58,6 +59,7 @@ def test_a_sequence_is_the_pair_row_by_row(arc: Arc) -> None:
         shown, answer = (transformed(grid, *how) for grid in (pairs[pair[k]].input, pairs[pair[k]].output))
         whole = [START, *spell(shown), SEPARATOR, *spell(answer), END]
         assert sequences.tokens[here].tolist() == whole[:-1]
+        assert everything.labels[here].tolist() == whole[1:]
         known = len(spell(answer)) + 1
         assert sequences.labels[here].tolist() == [NO_LABEL] * (len(whole) - 1 - known) + whole[-known:]
         places = [(IN_START, 0, 0), *places_of(IN_INPUT, shown), (IN_SEPARATOR, 0, 0), *places_of(IN_OUTPUT, answer)]

@@ -2,7 +2,7 @@
 
 A sequence is one pair: a start token, the input grid row by row, a separator, the output grid row by row, an end token.
 Every row of a grid ends with a row-end token. A token's place is the part of the sequence that it belongs to, and the
-row and column of its cell. Only the output's tokens and the end token are predicted.
+row and column of its cell. Labels are the output's tokens and the end token, for training also the input's tokens.
 
 An epoch shows every training pair once, in a random variant. `PackedPairs` is a pure function of the epoch's number, so
 a resumed run needs only its number of steps.
@@ -58,7 +58,9 @@ def measure_pairs(arc: Arc, variant: np.ndarray, pair: np.ndarray) -> np.ndarray
     return 2 + sum(size.height * (size.width + 1) for size in sizes)
 
 
-def write_sequences(arc: Arc, variant: np.ndarray, pair: np.ndarray, outputs: bool = True) -> Sequences:
+def write_sequences(
+    arc: Arc, variant: np.ndarray, pair: np.ndarray, outputs: bool = True, predict_inputs: bool = False
+) -> Sequences:
     """Return pairs in the given variants as token sequences.
 
     >>> from jpmhc.experiments.tasks.arc.puzzles import Pair, Puzzle
@@ -73,6 +75,7 @@ def write_sequences(arc: Arc, variant: np.ndarray, pair: np.ndarray, outputs: bo
         variant: The variant of each pair, [B].
         pair: The pairs' numbers among all pairs of the puzzles, [B].
         outputs: Whether to write the outputs too; without outputs, a sequence ends before its separator.
+        predict_inputs: Whether the inputs' tokens and the separators are labels too.
     """
     count = len(pair)
     layouts = [arc.grid_layout(2 * pair + side, variant) for side in (0, 1)]
@@ -81,13 +84,15 @@ def write_sequences(arc: Arc, variant: np.ndarray, pair: np.ndarray, outputs: bo
     starts = np.concatenate([[0], np.cumsum(lengths)])
     tokens = np.full(starts[-1], START, np.uint8)
     places = np.zeros((starts[-1], 3), np.uint8)
-    labels = np.full(starts[-1], NO_LABEL, np.int8)
     colours = arc.variants.colours[variant]
     _write_grids(arc.cells, layouts[0], colours, starts[:-1] + 1, IN_INPUT, tokens, places)
+    labels = np.full(starts[-1], NO_LABEL, np.int8)
     if outputs:
         separators = starts[:-1] + 1 + sizes[0]
         tokens[separators], places[separators, 0] = SEPARATOR, IN_SEPARATOR
         at = _write_grids(arc.cells, layouts[1], colours, separators + 1, IN_OUTPUT, tokens, places)
+        if predict_inputs:
+            labels[:-1] = tokens[1:]
         labels[at - 1] = tokens[at]
         labels[starts[1:] - 1] = END
     puzzles = arc.variants.puzzle_of(variant) if count else np.zeros(0, np.int64)
@@ -208,11 +213,12 @@ class PackedPairs:
         arc: The puzzles.
         length: Tokens per pack.
         seed: Seed of variants and order.
+        predict_inputs: Whether the inputs' tokens are labels too.
     """
 
-    def __init__(self, arc: Arc, length: int, seed: int) -> None:
+    def __init__(self, arc: Arc, length: int, seed: int, predict_inputs: bool = False) -> None:
         checks.whole_number(length, "length")
-        self.arc, self.length, self.seed = arc, length, seed
+        self.arc, self.length, self.seed, self.predict_inputs = arc, length, seed, predict_inputs
         self.most = max(2, length // 32)  # most sequences per pack, including the unused rest
         self.puzzle, self.pair = _without_tests(arc)
         if length % BLOCK:
@@ -237,7 +243,8 @@ class PackedPairs:
     def pack(self, epoch: int, index: int) -> Pack:
         """Return the pack with number `index` in an epoch."""
         variant, pair = self._plan(epoch)[index]
-        return pack_sequences(write_sequences(self.arc, variant, pair), self.length, self.most)
+        sequences = write_sequences(self.arc, variant, pair, predict_inputs=self.predict_inputs)
+        return pack_sequences(sequences, self.length, self.most)
 
     def _make_plan(self, epoch: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return an epoch's packs as variants and pairs; pairs go in random order to the first pack with space left."""
