@@ -29,8 +29,7 @@ def green(asked: spectra.Network, method: str | None = None, z: Tensor = POINTS,
     """Return the exact Cauchy transform or a paper's one, without the warning of methods that are not exact."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        transform = spectra.cauchy if method is None else paper.transform(method)
-        found = transform(asked, z, **options)
+        found = spectra.cauchy(asked, z, **options) if method is None else paper.cauchy(asked, z, method, **options)
     if not bool(found.converged.all()):
         raise ValueError(
             f"{int((~found.converged).sum())} of {len(z)} points of {method or 'the exact equation'} did not converge"

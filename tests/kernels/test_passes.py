@@ -17,7 +17,7 @@ CAPTURED = [
     ("sinkhorn of the paper", {"norm": "rms", "read": "sigmoid", "write": "sigmoid"}),
     ("cayley, two iterations", MATRICES),
     ("grassmann", MATRICES),
-    ("permutation", {"norm": "layer", "read": "softmax", "write": "softmax"}),
+    ("permutation", {"norm": "rms", "read": "softmax", "write": "sigmoid"}),
 ]
 
 

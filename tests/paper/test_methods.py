@@ -59,6 +59,8 @@ def test_methods_refuse_what_they_cannot_solve():
         paper.cauchy(network(), Z, "newton")
     with pytest.raises(ValueError, match="no method is called"):
         paper.transform("chain")
+    with pytest.raises(ValueError, match=r"eq\. dyson-fp, G = m/z, has no density"):
+        paper.transform("dyson-fp")
     with pytest.raises(ValueError, match="one layer"):
         paper.cauchy(network(), Z, "dyson")
     with pytest.raises(ValueError, match="differ"):

@@ -13,12 +13,10 @@ Note:
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import Tensor
 
-from jpmhc.paper.one_layer import require_one_layer
+from jpmhc.paper.one_layer import require_one_layer, to_solution
 from jpmhc.spectra.fixed_point import Equation, Options, lead_down
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.schemes import Newton
@@ -26,6 +24,7 @@ from jpmhc.spectra.solution import Solution, method
 
 # Linear convergence takes more iterations than the defaults of `Newton`.
 _LINEAR = Newton(first_try=200, stage_iterations=50)
+_NOT_THE_LAW = "eq. {} is not the law of a layer; method 'dyson' solves the one that is"
 
 
 @method(scheme=_LINEAR, tolerance=1e-12, maximum=1000)
@@ -38,9 +37,7 @@ def solve_scalar(network: Network, z: Tensor, options: Options) -> Solution:
         raise ValueError("method 'dyson-fp' knows a skip that is a number times the identity; use 'dyson'")
     equation = _Scalar(float(a), float(network.variance[0]))
     points = lead_down(equation, z, options, top=_height(network))
-    note = _warn("dyson-fp")
-    green = points.x.squeeze(-1) / z
-    return Solution(green, points.converged, points.residual, points.iterations, "dyson-fp", exact=False, note=note)
+    return to_solution("dyson-fp", points.x.squeeze(-1) / z, points, _NOT_THE_LAW.format("dyson-fp"))
 
 
 @method(scheme=Newton(), tolerance=1e-12, maximum=100)
@@ -51,16 +48,7 @@ def solve_matrix(network: Network, z: Tensor, options: Options) -> Solution:
     points = lead_down(equation, z, options, top=_height(network))
     resolvent = equation.dress(points.x, z)[1]
     green = resolvent.diagonal(dim1=-1, dim2=-2).mean(-1)
-    return Solution(
-        green,
-        points.converged,
-        points.residual,
-        points.iterations,
-        "matrix-dyson",
-        exact=False,
-        note=_warn("matrix-dyson"),
-        matrix=resolvent,
-    )
+    return to_solution("matrix-dyson", green, points, _NOT_THE_LAW.format("matrix-dyson"), matrix=resolvent)
 
 
 class _Scalar(Equation):
@@ -129,9 +117,3 @@ class _Matrix(Equation):
 def _height(network: Network) -> float:
     norm = torch.linalg.matrix_norm(network.skips[0], 2) + network.variance[0].sqrt()
     return 10 * float(norm.square()) + 10
-
-
-def _warn(name: str) -> str:
-    note = f"eq. {name} is not the law of a layer; method 'dyson' solves the one that is"
-    warnings.warn(f"method '{name}': {note}", stacklevel=4)
-    return note

@@ -19,6 +19,11 @@ METHODS: dict[str, Solver] = {
     "twisted": twisted.solve,
     "twisted-paper": twisted.solve_as_printed,
 }
+# Methods whose values G(z) are not the transform of any law.
+WITHOUT_DENSITY = {
+    "dyson-fp": "eq. dyson-fp, G = m/z, has no density: it grows as 1/x towards zero, so that its mass is infinite; "
+    "paper.cauchy computes its values, and method 'dyson' solves the equation that is right"
+}
 
 
 def cauchy(
@@ -44,7 +49,6 @@ def cauchy(
         scheme: The way to iterate: a name in `SCHEMES` or an object such as `Newton()`; None for the method's default.
 
     >>> import torch
-    >>> import torch
     >>> network = Network.repeated(torch.eye(2), 0.1, 3)
     >>> solution = cauchy(network, torch.tensor([1 + 0.1j]), "z1")
     >>> solution.method, solution.exact
@@ -58,7 +62,6 @@ def transform(method: str) -> Transform:
     """Return the Cauchy transform by one of the paper's methods, as an argument of `spectra.density` or `edges`.
 
     >>> import torch
-    >>> import torch
     >>> from jpmhc import spectra
     >>> network = Network.repeated(torch.eye(2), 0.1, 3)
     >>> curve = spectra.density(network, transform=transform("z1"))
@@ -66,6 +69,8 @@ def transform(method: str) -> Transform:
     ('z1', 1.0)
     """
     checks.choice(method, METHODS, "method")
+    if method in WITHOUT_DENSITY:
+        raise ValueError(WITHOUT_DENSITY[method])
 
     def compute(
         network: Network,

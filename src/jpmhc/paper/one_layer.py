@@ -10,6 +10,7 @@ instead of a number z. main_text.py has the equations of the paper's main text, 
 
 from __future__ import annotations
 
+import warnings
 from typing import NamedTuple
 
 import torch
@@ -142,8 +143,8 @@ def matrix_cauchy(
     r"""Compute the layer's $M_n$-valued transform $E_B[(b - Y^\top Y)^{-1}]$ at matrices b (eq. matrix_dyson_schur).
 
     The unknowns are two scalars, $g_{11} = \mathrm{tr}\, G(b)$ and
-    $g_{22} = u^{-1} + u^{-2}\, \mathrm{tr}\, A\, G(b) A^\top$. They are computed by Newton's method with the analytic
-    Jacobian, and by continuation at $b + i t$ from a large t to $t = 0$.
+    $g_{22} = u^{-1} + u^{-2}\, \mathrm{tr}\, A\, G(b) A^\top$. Newton's method computes them at $b + i t$, from a large
+    t down to $t = 0$.
 
     Args:
         b: Matrices whose imaginary part $(b - b^*)/2i$ is positive. [B, n, n] complex
@@ -166,13 +167,13 @@ def matrix_cauchy(
     # The equation's points are i t, from a large t, where the resolvent is about 1/(i t), down to 0.
     top = 4 * float(torch.linalg.matrix_norm(skip, 2) + variance**0.5) ** 2 + float(b.abs().max()) * len(skip)
     options = Options(Newton(), tolerance, maximum)
-    heights = [top * 4.0**-k for k in range(24)]
-    index = torch.arange(len(b), device=b.device)
-    x = equation.start(torch.full((len(b),), 1j * top, dtype=b.dtype, device=b.device), index)
-    for height in heights:
-        x = solve_equation(equation, torch.full_like(x[:, 0], 1j * height), x, options.rough).x
-    solution = solve_equation(equation, torch.zeros_like(x[:, 0]), x, options)
-    return equation.resolvent(solution.x, b)[1], solution.converged
+    points = torch.full((len(b),), 1j * top, dtype=b.dtype, device=b.device)
+    x = equation.start(points, torch.arange(len(b), device=b.device))
+    for _ in range(24):
+        x = solve_equation(equation, points, x, options.rough).x
+        points = points / 4
+    solution = solve_equation(equation, torch.zeros_like(points), x, options)
+    return equation.resolvent(solution.x, b), solution.converged
 
 
 class _Schur(Equation):
@@ -187,36 +188,23 @@ class _Schur(Equation):
         first = _trace(torch.linalg.inv(self.b[index] + z[:, None, None] * self.eye))
         return torch.stack([first, torch.ones_like(first) - 1e-3j], -1)
 
-    def resolvent(self, x: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """Return u [b] and G(b) [b, n, n] from the unknowns x."""
-        u = (1 - self.variance * x[:, 0])[:, None, None]
-        shift = self.variance * x[:, 1, None, None]
-        return u[:, 0, 0], torch.linalg.inv(b - shift * self.eye - self.gram / u)  # eq. matrix_dyson_schur
+    def resolvent(self, x: Tensor, b: Tensor) -> Tensor:
+        """Return G(b) from the unknowns x. [b, n, n]"""
+        u, shift = (1 - self.variance * x[:, 0])[:, None, None], (self.variance * x[:, 1])[:, None, None]
+        return torch.linalg.inv(b - shift * self.eye - self.gram / u)  # eq. matrix_dyson_schur
 
-    def _respond(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        u, m = self.resolvent(x, self.b[index] + z[:, None, None] * self.eye)
-        return u, m, torch.stack([_trace(m), 1 / u + _trace(self.gram @ m) / u.square()], -1)
-
-    def newton_correction(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        u, m, image = self._respond(x, z, index)
-        residual = image - x
-        # ∂M/∂g₂₂ = σ² M², ∂M/∂g₁₁ = σ² u⁻² M AᵀA M
-        squared = u.square()
-        along_22 = self.variance * m @ m
-        along_11 = self.variance / squared[:, None, None] * m @ self.gram @ m
-        from_u = self.variance / squared + 2 * self.variance * _trace(self.gram @ m) / (squared * u)
-        first = torch.stack([_trace(along_11), _trace(along_22)], -1)
-        second = [from_u + _trace(self.gram @ along_11) / squared, _trace(self.gram @ along_22) / squared]
-        jacobian = torch.stack([first, torch.stack(second, -1)], -2)
-        jacobian = jacobian - torch.eye(2, dtype=x.dtype, device=x.device)
-        correction, _ = torch.linalg.solve_ex(jacobian, -residual)
-        return (residual.abs() / x.abs()).amax(-1), correction
+    def image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        m, u = self.resolvent(x, self.b[index] + z[:, None, None] * self.eye), 1 - self.variance * x[:, 0]
+        return torch.stack([_trace(m), 1 / u + _trace(self.gram @ m) / u.square()], -1)
 
     def safe_image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
-        return (x + self._respond(x, z, index)[2]) / 2
+        return (x + self.image(x, z, index)) / 2
 
     def admissible(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
         return (x.imag < 0).all(-1)
+
+    def scale(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        return x.abs()
 
 
 def _trace(matrix: Tensor) -> Tensor:
@@ -260,8 +248,28 @@ def solve(network: Network, z: Tensor, options: Options) -> Solution:
     """Solve a network of one layer with isotropic noise at points z [B]; the residual is relative to $|G|$."""
     require_one_layer(network, "dyson")
     spectrum, variance = gram_spectrum(network.skips[0]), float(network.variance[0])
-    solution = layer_cauchy(z, spectrum, variance, options)
-    return Solution(solution.x.squeeze(-1), solution.converged, solution.residual, solution.iterations, "dyson")
+    points = layer_cauchy(z, spectrum, variance, options)
+    return to_solution("dyson", points.x.squeeze(-1), points)
+
+
+def to_solution(
+    method: str, green: Tensor, points: FixedPoints, reason: str = "", note: str = "", matrix: Tensor | None = None
+) -> Solution:
+    """Return a method's solution. If there is a reason why it is not exact, warn, and add the reason to its note.
+
+    Args:
+        method: The method's name.
+        green: G at all points. [B]
+        points: The results of the iteration.
+        reason: Why the method's equation is not exact for the network; an empty string if it is.
+        note: Another remark for the user.
+        matrix: The solution's matrix, if the method computes one. [B, n, n]
+    """
+    if reason:
+        warnings.warn(f"method '{method}': {reason}", stacklevel=4)
+    note = "; ".join(part for part in (note, reason) if part)
+    converged, residual, iterations = points.converged, points.residual, points.iterations
+    return Solution(green, converged, residual, iterations, method, exact=not reason, note=note, matrix=matrix)
 
 
 def require_one_layer(network: Network, method: str) -> None:

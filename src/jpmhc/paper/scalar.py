@@ -6,16 +6,13 @@ law of $J^\top J$ only if the singular vectors do not matter. Derivations: docs/
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from jpmhc.paper.one_layer import gram_spectrum, require_isotropic
-from jpmhc.spectra.fixed_point import FixedPoints
 from jpmhc.spectra.network import Network
-from jpmhc.spectra.solution import Solution
 
 # A skip counts as a multiple of an orthogonal matrix if its squared singular values differ by at most this fraction.
 _FLAT = 1e-9
@@ -92,12 +89,3 @@ def why_not_exact(network: Network) -> str:
         f"{twisted} of {network.depth} skips are not multiples of orthogonal matrices, and the scalar theory ignores "
         "how their singular vectors align: its answer is not the Jacobian's spectrum; 'chain' is exact"
     )
-
-
-def scalar_solution(network: Network, method: str, green: Tensor, points: FixedPoints, note: str = "") -> Solution:
-    """Return the solution of a scalar method, and warn if the method is not exact for the network."""
-    reason = why_not_exact(network)
-    if reason:
-        warnings.warn(f"method '{method}': {reason}", stacklevel=3)
-    note = "; ".join(part for part in (note, reason) if part)
-    return Solution(green, points.converged, points.residual, points.iterations, method, exact=not reason, note=note)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jpmhc.paper.one_layer import Explicit, explicit
-from jpmhc.paper.scalar import ScalarLayers, scalar_solution
+from jpmhc.paper.one_layer import Explicit, explicit, to_solution
+from jpmhc.paper.scalar import ScalarLayers, why_not_exact
 from jpmhc.spectra.fixed_point import Equation, FixedPoints, Options, lead_down
 from jpmhc.spectra.fixed_point import solve as solve_equation
 from jpmhc.spectra.network import Network
@@ -25,8 +25,8 @@ def solve(network: Network, z: Tensor, options: Options) -> Solution:
     The residual is that of $z S(w) w = 1 + w$ in logarithms. Only Newton's method can solve the equation.
     """
     layers = ScalarLayers.of(network, "stransform")
-    solution = solve_inverse_w(layers, layers.rescale(z), options)
-    return scalar_solution(network, "stransform", (1 + 1 / solution.x.squeeze(-1)) / z, solution)
+    points = solve_inverse_w(layers, layers.rescale(z), options)
+    return to_solution("stransform", (1 + 1 / points.x.squeeze(-1)) / z, points, why_not_exact(network))
 
 
 def solve_inverse_w(layers: ScalarLayers, z: Tensor, options: Options) -> FixedPoints:
@@ -35,12 +35,11 @@ def solve_inverse_w(layers: ScalarLayers, z: Tensor, options: Options) -> FixedP
     The Cauchy transform follows from $zG = 1 + w$. The unknown $1/w$ is about $z$ far from the spectrum. The equation
     is solved in logarithms, so that a product of a thousand layers neither overflows nor vanishes.
     """
-    return FixedPoints.concatenate(
-        [
-            lead_down(_RoundTrip(layers, len(chunk), 1e-2 * options.tolerance), chunk, options, top=layers.top)
-            for chunk in layers.chunks(z)
-        ]
-    )
+    parts = []
+    for chunk in layers.chunks(z):
+        equation = _RoundTrip(layers, len(chunk), tolerance=1e-2 * options.tolerance)
+        parts.append(lead_down(equation, chunk, options, top=layers.top))
+    return FixedPoints.concatenate(parts)
 
 
 class _RoundTrip(Equation):
@@ -86,7 +85,7 @@ def s_transform(
     """
     depth = layers.depth
     target = w.unsqueeze(-1).expand(-1, depth).reshape(-1)
-    inner = solve_equation(_LayerPoints(layers), target, start.reshape(-1, 1), Options(Newton(), tolerance, maximum))
+    inner = solve_equation(_OneLayer(layers), target, start.reshape(-1, 1), Options(Newton(), tolerance, maximum))
     omega = inner.x.view(len(w), depth)
     each = explicit(omega, layers.spectrum, layers.variance)
     # eq. s_transform_def says S = (1 + w)/(w z_l), and eq. s_product adds the logarithms; dz_l/dw = (dz/dω)/(dw/dω)
@@ -95,7 +94,7 @@ def s_transform(
     return log_s, slope, inner.converged.view(len(w), depth).all(-1), omega
 
 
-class _LayerPoints(Equation):
+class _OneLayer(Equation):
     r"""The equation $zG - 1 = w$ of one layer, with the unknown $\omega$ and the point w; one row per w and layer."""
 
     def __init__(self, layers: ScalarLayers) -> None:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from jpmhc.paper import stransform
-from jpmhc.paper.one_layer import explicit, layer_cauchy
-from jpmhc.paper.scalar import ScalarLayers, scalar_solution
+from jpmhc.paper.one_layer import explicit, layer_cauchy, to_solution
+from jpmhc.paper.scalar import ScalarLayers, why_not_exact
 from jpmhc.spectra.fixed_point import Equation, FixedPoints, Options, lead_down
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.schemes import Newton
@@ -40,7 +40,7 @@ def solve(network: Network, z: Tensor, options: Options) -> Solution:
     Newton's method changes $w$ and the layers' $\omega_l$ together. Other schemes iterate the fixed point
     $z_l = z / \prod_{j \ne l} (z_j - 1/G_j)$, with up to five times as many iterations.
     """
-    layers = ScalarLayers.of(network, "subordination")
+    layers, reason = ScalarLayers.of(network, "subordination"), why_not_exact(network)
     points = layers.rescale(z)
     if len(points) > PROBE_POINTS:
         probed = torch.linspace(0, len(points) - 1, PROBE_POINTS, device=z.device).round().long()
@@ -50,10 +50,9 @@ def solve(network: Network, z: Tensor, options: Options) -> Solution:
             note = f"the iteration converged at {share:.0%} of the probed points; S-transform used instead"
             warnings.warn(f"method 'subordination': {note}", stacklevel=2)
             solution = stransform.solve_inverse_w(layers, points, replace(options, scheme=Newton()))
-            return scalar_solution(network, "stransform", (1 + 1 / solution.x.squeeze(-1)) / z, solution, note)
-    parts = [_solve_points(layers, chunk, options) for chunk in layers.chunks(points)]
-    product = torch.cat([part[0] for part in parts])
-    return scalar_solution(network, "subordination", product / z, FixedPoints.concatenate([part[1] for part in parts]))
+            return to_solution("stransform", (1 + 1 / solution.x.squeeze(-1)) / z, solution, reason, note)
+    products, parts = zip(*[_solve_points(layers, chunk, options) for chunk in layers.chunks(points)])
+    return to_solution("subordination", torch.cat(products) / z, FixedPoints.concatenate(parts), reason)
 
 
 def _solve_points(layers: ScalarLayers, z: Tensor, options: Options) -> tuple[Tensor, FixedPoints]:
@@ -61,7 +60,7 @@ def _solve_points(layers: ScalarLayers, z: Tensor, options: Options) -> tuple[Te
     if options.scheme.uses_corrections:
         solution = lead_down(_Arrow(layers), z, options, top=layers.top)
         return 1 + 1 / solution.x[:, 0], solution
-    equation = _LayerPoints(layers)
+    equation = _BelinschiSpeicher(layers)
     solution = lead_down(equation, z, replace(options, maximum=5 * options.maximum), top=layers.top)
     product = equation.products(solution.x).mean(-1)
     inside = (product.imag < 0) & ((product / z).imag < 0)
@@ -103,7 +102,7 @@ class _Arrow(Equation):
         return inside & (inverse.imag > 0) & (((1 + 1 / inverse) / z).imag < 0)
 
 
-class _LayerPoints(Equation):
+class _BelinschiSpeicher(Equation):
     r"""$\log z_l = \log z - \sum_{j \ne l} \log (z_j - 1/G_j(z_j))$ in the unknowns $\log z_l$."""
 
     def __init__(self, layers: ScalarLayers) -> None:

@@ -14,13 +14,12 @@ Note:
 
 from __future__ import annotations
 
-import warnings
-from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from jpmhc.paper.one_layer import require_gaussian_streams
+from jpmhc.paper.one_layer import require_gaussian_streams, to_solution
 from jpmhc.paper.scalar import why_not_exact as why_not_scalar
 from jpmhc.spectra.fixed_point import Equation, FixedPoints, Options, lead_down
 from jpmhc.spectra.network import Network
@@ -37,8 +36,7 @@ _SCHEME = Newton(lengths=(1.0, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01))
 _CHUNK = 2**22
 
 
-@dataclass(frozen=True, eq=False)
-class Factors:
+class Factors(NamedTuple):
     r"""The layers' $x = Y^\top Y$ with $Y = A + \sigma W$, stored as the matrices in their self-energies.
 
     $\Sigma_y = \sigma^2 \alpha P_y$ with $\alpha = \langle Q_x, M \rangle$ and $\Sigma_x = \sigma^2 \beta P_x$ with
@@ -73,46 +71,33 @@ class Factors:
             raise ValueError(
                 "method 'twisted' knows isotropic noise and read and write vectors, not a general covariance"
             )
-        skips = network.skips.to(torch.complex128)
-        eye = torch.eye(network.streams, dtype=torch.complex128, device=skips.device).expand_as(skips)
+        skips, variance = network.skips.to(torch.complex128), network.variance.view(-1, 1, 1) + 0j
         if network.read is not None and network.write is not None:
-            read, write = (v.to(torch.complex128).unsqueeze(-1) for v in (network.read, network.write))
-            read, write = read @ read.mT, write @ write.mT
-            factors = cls(skips, network.variance.view(-1, 1, 1) + 0j, read, write, read, write)
+            vectors = (v.to(torch.complex128).unsqueeze(-1) for v in (network.read, network.write))
+            target_x, target_y = source_x, source_y = [v @ v.mT for v in vectors]
         else:
-            mean = eye / network.streams
-            factors = cls(skips, network.variance.view(-1, 1, 1) + 0j, mean, mean, eye, eye)
+            target_x = target_y = torch.eye(network.streams, dtype=skips.dtype, device=skips.device).expand_as(skips)
+            source_x = source_y = target_x / network.streams
+        factors = cls(skips, variance, source_x, source_y, target_x, target_y)
         if first == "outer":
-            flipped = cls(
-                factors.skip.mT,
-                factors.variance,
-                factors.source_y,
-                factors.source_x,
-                factors.target_y,
-                factors.target_x,
-            )
-            factors = cls(*(torch.cat([a[:1], b[1:]]) for a, b in zip(flipped.parts(), factors.parts())))
+            flipped = cls(skips.mT, variance, source_y, source_x, target_y, target_x)
+            factors = cls(*(torch.cat([a[:1], b[1:]]) for a, b in zip(flipped, factors)))
         spread = torch.linalg.cond(factors.mean())
         if bool((spread > CONDITION).any()):
             layer = int((spread > CONDITION).nonzero()[0]) + 1
             raise ValueError(f"layer {layer} has a singular mean E[YᵀY] and so no S-transform; use 'chain'")
         return factors
 
-    def parts(self) -> tuple[Tensor, ...]:
-        """Return the six tensors in the order of the attributes."""
-        return tuple(getattr(self, field.name) for field in fields(self))
-
     def rescaled(self) -> tuple[Factors, float]:
         """Return factors whose means have normalised trace one, and the number by which their product was divided."""
         gain = _trace(self.mean()).real.view(-1, 1, 1)
-        parts = dict(zip((field.name for field in fields(self)), self.parts()))
-        parts |= {"skip": self.skip / gain.sqrt(), "variance": self.variance / gain}
-        return Factors(**parts), float(gain.log().sum().exp())
+        rescaled = self._replace(skip=self.skip / gain.sqrt(), variance=self.variance / gain)
+        return rescaled, float(gain.log().sum().exp())
 
     def mean(self) -> Tensor:
         """Return E[x], the inverse of the S-transform at zero. [L, n, n]"""
-        zero = torch.zeros(len(self.skip), dtype=self.skip.dtype, device=self.skip.device)
-        return self.inverse_s(zero, self.source_y.diagonal(dim1=-1, dim2=-2).sum(-1))[0]
+        beta = self.source_y.diagonal(dim1=-1, dim2=-2).sum(-1)
+        return self.inverse_s(torch.zeros_like(beta), beta)[0]
 
     def inverse_s(self, alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
         r"""Return $S^{-1} = \sigma^2 \beta P_x + A^\top U^{-1} A$ and $U^{-1}$, for $U = 1 - \sigma^2 \alpha P_y$.
@@ -146,18 +131,13 @@ def solve_as_printed(network: Network, z: Tensor, options: Options) -> Solution:
 
 
 def _solve(network: Network, z: Tensor, options: Options, first: str) -> Solution:
-    name = "twisted" if first == "outer" else "twisted-paper"
     factors, gain = Factors.of(network, first).rescaled()
-    reason = why_not_exact(network, first)
-    if reason:
-        warnings.warn(f"method '{name}': {reason}", stacklevel=3)
     equation = _Product(factors, positive=network.depth <= 2)
     chunks = (z / gain).split(equation.chunk)
-    solution = FixedPoints.concatenate([lead_down(equation, chunk, options, top=equation.top) for chunk in chunks])
-    parts = zip(solution.x.split(equation.chunk), chunks)
-    green = torch.cat([equation.product(x, chunk) for x, chunk in parts]) / z
-    converged, residual, iterations = solution.converged, solution.residual, solution.iterations
-    return Solution(green, converged, residual, iterations, name, exact=not reason, note=reason)
+    parts = [lead_down(equation, chunk, options, top=equation.top) for chunk in chunks]
+    green = torch.cat([equation.product(part.x, chunk) for part, chunk in zip(parts, chunks)]) / z
+    method = "twisted" if first == "outer" else "twisted-paper"
+    return to_solution(method, green, FixedPoints.concatenate(parts), why_not_exact(network, first))
 
 
 def why_not_exact(network: Network, first: str = "outer") -> str:
@@ -204,19 +184,26 @@ class _Product(Equation):
         return torch.cat(self.factors.orders(_diagonal(blocks), u), -1)
 
     def newton_correction(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        factors = self.factors
         blocks, u = self._inverse(x, z)
         m = _diagonal(blocks)
-        new = torch.cat(self.factors.orders(m, u), -1)
-        by_alpha, by_beta, direct = _slopes(self.factors, m, u)
-        # dM_l = K⁻¹_lj d(T_j⁻¹) K⁻¹_jl
+        # The derivatives of S⁻¹ in α and β [b, L, n, n], and of β in α at fixed M [b, L].
+        u_slope = factors.variance * u @ factors.target_y @ u
+        by_alpha = factors.skip.mT @ u_slope @ factors.skip
+        by_beta = (factors.variance * factors.target_x).expand_as(by_alpha)
+        inner = factors.skip @ m @ factors.skip.mT
+        direct = _pair(factors.source_y, u_slope + u_slope @ inner @ u + u @ inner @ u_slope)
+        # α is Tr Q_x M, and β depends on M by Tr Q M with Q = Aᵀ U⁻¹ Q_y U⁻¹ A.
+        along_m = factors.source_x.expand_as(m), factors.skip.mT @ u @ factors.source_y @ u @ factors.skip
         rows = []
-        for source in (self.factors.source_x.expand_as(m), _seen(self.factors, u)):
+        for source in along_m:  # dM_l = K⁻¹_lj d(T_j⁻¹) K⁻¹_jl
             around = torch.einsum("bjlxy,blyu,bljuv->bljxv", blocks, source, blocks)
             rows.append(torch.cat([_pair(around, by.unsqueeze(1)) for by in (by_alpha, by_beta)], -1))  # [b, L, 2L]
         jacobian = torch.cat(rows, 1)
         layers = torch.arange(self.depth, device=x.device)
         jacobian[:, self.depth + layers, layers] += direct
-        return _newton_correction(jacobian, new - x, x)  # of eq. outer_newton
+        residual = torch.cat(factors.orders(m, u), -1) - x  # of eq. outer_newton
+        return _relative_size(residual, x, jacobian), _regularised_step(jacobian, residual)
 
     def admissible(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
         finite = torch.isfinite(x).all(-1)
@@ -249,36 +236,21 @@ def _diagonal(blocks: Tensor) -> Tensor:
     return blocks.diagonal(dim1=1, dim2=2).permute(0, 3, 1, 2)
 
 
-def _slopes(factors: Factors, m: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Return $dS^{-1}/d\alpha$ and $dS^{-1}/d\beta$ [b, L, n, n], and $d\beta/d\alpha$ at fixed $M$ [b, L]."""
-    u_slope = factors.variance * u @ factors.target_y @ u
-    by_alpha = factors.skip.mT @ u_slope @ factors.skip
-    by_beta = (factors.variance * factors.target_x).expand_as(by_alpha)
-    inner = factors.skip @ m @ factors.skip.mT
-    direct = _pair(factors.source_y, u_slope + u_slope @ inner @ u + u @ inner @ u_slope)
-    return by_alpha, by_beta, direct
-
-
-def _seen(factors: Factors, u: Tensor) -> Tensor:
-    r"""Return $Q = A^\top U^{-1} Q_y U^{-1} A$, with which $\beta$ depends on $M$ through $\mathrm{Tr}\, Q M$."""
-    reach = u @ factors.skip
-    return factors.skip.mT @ u @ factors.source_y @ reach
-
-
-def _newton_correction(jacobian: Tensor, residual: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the residual's relative size and the Newton step, with Tikhonov regularisation of singular matrices."""
-    eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
-    matrix = jacobian - eye
-    bad = ~torch.isfinite(matrix).all(-1).all(-1)
-    matrix = torch.where(bad[:, None, None], eye, matrix)
-    values = torch.linalg.svdvals(matrix)
-    singular = values[:, 0] > CONDITION * values[:, -1]
-    size = torch.linalg.matrix_norm(matrix)
-    matrix = matrix + torch.where(singular, TIKHONOV * size, 0.0)[:, None, None] * eye
-    step = torch.linalg.solve_ex(matrix, -residual)[0]
+def _relative_size(residual: Tensor, x: Tensor, jacobian: Tensor) -> Tensor:
+    """Return the residual's largest relative entry; infinity where the Jacobian is not finite. [b]"""
     # A layer without noise or with a read vector of zeros has self-energies of zero: their residuals are absolute.
     relative = (residual.abs() / torch.where(x.abs() > 1e-30, x.abs(), 1.0)).amax(-1)
-    return torch.where(bad, torch.inf, relative), step
+    return torch.where(torch.isfinite(jacobian).all(-1).all(-1), relative, torch.inf)
+
+
+def _regularised_step(jacobian: Tensor, residual: Tensor) -> Tensor:
+    """Return the Newton step of x = g(x) from the Jacobian of g, with Tikhonov regularisation of singular matrices."""
+    eye = torch.eye(residual.shape[-1], dtype=residual.dtype, device=residual.device)
+    matrix = torch.where(torch.isfinite(jacobian).all(-1).all(-1)[:, None, None], jacobian - eye, eye)
+    values = torch.linalg.svdvals(matrix)
+    singular = values[:, 0] > CONDITION * values[:, -1]
+    shift = torch.where(singular, TIKHONOV * torch.linalg.matrix_norm(matrix), 0.0)
+    return torch.linalg.solve_ex(matrix + shift[:, None, None] * eye, -residual)[0]
 
 
 def _pair(source: Tensor, m: Tensor) -> Tensor:

@@ -85,9 +85,8 @@ def twisted_fold(factors: Factors, w: Tensor, start: Tensor) -> tuple[Tensor, Te
     total = torch.eye(w.shape[-1], dtype=w.dtype, device=w.device).expand_as(w)
     good = torch.ones(len(w), dtype=torch.bool, device=w.device)
     for layer in range(depth):
-        s, _, converged = psi_inverse(
-            Factors(*(part[layer : layer + 1] for part in factors.parts())), w, start[:, [layer, depth + layer]]
-        )
+        factor = Factors(*(part[layer : layer + 1] for part in factors))
+        s, _, converged = psi_inverse(factor, w, start[:, [layer, depth + layer]])
         total, good = total @ s, good & converged
         w = torch.linalg.solve_ex(s, w @ s)[0]  # S⁻¹ W S of eq. twisted_product
     return total, good

@@ -12,13 +12,11 @@ Note:
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
-from jpmhc.paper.one_layer import Explicit, explicit, layer_cauchy
-from jpmhc.paper.scalar import ScalarLayers, scalar_solution
+from jpmhc.paper.one_layer import Explicit, explicit, layer_cauchy, to_solution
+from jpmhc.paper.scalar import ScalarLayers, why_not_exact
 from jpmhc.spectra.fixed_point import Equation, FixedPoints, Options, lead_down
 from jpmhc.spectra.fixed_point import solve as solve_equation
 from jpmhc.spectra.network import Network
@@ -37,9 +35,9 @@ def solve(network: Network, z: Tensor, options: Options) -> Solution:
 
     The residual is that of eq. z1_mapping, relative or in logarithms. Only Newton's method can solve the equation.
     """
-    mapping, solution = _find_omega(ScalarLayers.of(network, "z1"), z, options)
-    green = (1 + mapping.layer(solution.x).w) / z  # eq. GL_from_G1, which says z_L G_L = z_1 G_1
-    return scalar_solution(network, "z1", green, solution)
+    mapping, points = _find_omega(ScalarLayers.of(network, "z1"), z, options)
+    green = (1 + mapping.layer(points.x).w) / z  # eq. GL_from_G1, which says z_L G_L = z_1 G_1
+    return to_solution("z1", green, points, why_not_exact(network))
 
 
 @method(scheme=_SCHEME, tolerance=1e-11, maximum=100)
@@ -54,17 +52,17 @@ def solve_matrix_power(network: Network, z: Tensor, options: Options) -> Solutio
     gram = network.skips.mT @ network.skips
     if not layers.identical or not bool(torch.allclose(gram, gram[:1].expand_as(gram), atol=1e-12)):
         raise ValueError("method 'z1-matrix' needs equal layers, and these differ; use 'chain'")
-    mapping, solution = _find_omega(layers, z, options)
-    one = mapping.layer(solution.x)
+    mapping, points = _find_omega(layers, z, options)
+    one = mapping.layer(points.x)
     vectors, values, _ = torch.linalg.svd(gram[0])
     spectrum = values * (mapping.spectrum.sum() / values.sum().clamp_min(torch.finfo(torch.float64).tiny))
     # All factors are functions of AᵀA, so that powers of matrices are powers of eigenvalues.
-    g = (1 - mapping.variance * one.g).unsqueeze(-1) / (mapping.omega(solution.x).unsqueeze(-1) - spectrum)  # [B, n]
+    g = (1 - mapping.variance * one.g).unsqueeze(-1) / (mapping.omega(points.x).unsqueeze(-1) - spectrum)  # [B, n]
     w = one.z.unsqueeze(-1) * g - 1
     # eq. ov_GL_matrix_power
     power = torch.exp(layers.depth * g.log() - (layers.depth - 1) * w.log() - layers.log_mean)
     matrix = (vectors * power.unsqueeze(-2)) @ vectors.mT.to(power.dtype)
-    return replace(scalar_solution(network, "z1-matrix", power.mean(-1), solution), matrix=matrix)
+    return to_solution("z1-matrix", power.mean(-1), points, why_not_exact(network), matrix=matrix)
 
 
 def _find_omega(layers: ScalarLayers, z: Tensor, options: Options) -> tuple[_Mapping, FixedPoints]:

@@ -36,7 +36,7 @@ def describe_cost(search: Search) -> str:
     if search.classes is not None and search.subsets is not None:
         counted = f"{_number(search.subsets)} {describe_question(search.question)} in {_number(search.classes)} classes"
     if search.exhaustive:
-        seconds = search.seconds() or 0
+        seconds = search.estimate_seconds() or 0
         if seconds < 2:
             return f"{counted}; looking at every class."
         return f"{counted}; looking at every class takes {_duration(seconds)} on {search.workers} cores."

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from jpmhc.paper.generators import symmetric_group
-from jpmhc.paper.generators.local_search import _Neighbourhood, _RadiusTable, _select_not_above, search_locally
+from jpmhc.paper.generators.local_search import ROUNDING, SQUARINGS, _Neighbourhood, _RadiusTable, search_locally
+from jpmhc.paper.generators.pruning import select_by_traces
 from jpmhc.paper.generators.question import Question
 from jpmhc.paper.generators.random_walk import plain_spectral_gap, spectral_gap, transition_matrix
 from jpmhc.paper.generators.search import best_generating_set
@@ -94,7 +95,7 @@ def test_traces_drop_no_block_within_the_limit_and_most_beyond():
     random = np.random.default_rng(1)
     blocks = random.normal(size=(400, 9, 9)) / 3
     radii = np.abs(np.linalg.eigvals(blocks)).max(axis=1)
-    kept = set(_select_not_above(blocks, 0.9).tolist())
+    kept = set(select_by_traces(blocks, 0.9, SQUARINGS, relative=ROUNDING).tolist())
     assert set(np.flatnonzero(radii <= 0.9).tolist()) <= kept
     beyond = np.flatnonzero(radii > 0.9 * 1.1)
     assert len(beyond) > 100

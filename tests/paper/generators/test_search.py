@@ -202,7 +202,7 @@ def test_what_there_is_to_look_at_is_counted_before_the_search():
     assert search.exhaustive
     assert search.classes == 3_929_455
     assert search.subsets == comb(720, 4)
-    assert search.seconds() == 3_929_455 // 800_000
+    assert search.estimate_seconds() == 3_929_455 // 800_000
     beyond = prepare_search(Question(6, 6), moves=10)
     assert not beyond.exhaustive
     assert beyond.classes > AUTO_CLASSES

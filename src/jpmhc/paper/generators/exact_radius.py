@@ -99,8 +99,8 @@ def squarefree(polynomial: Polynomial) -> Polynomial:
     polynomial = polynomial[: degree + 1]
     common, rest = polynomial, _derivative(polynomial)
     while any(rest):
-        common, rest = rest, _remainder(common, rest)
-    return _primitive(_quotient(polynomial, common))
+        common, rest = rest, _primitive(_divide(common, rest)[1])
+    return _primitive(_divide(polynomial, common)[0])
 
 
 def find_roots(polynomial: Polynomial, guesses: NDArray) -> list[complex]:
@@ -158,22 +158,12 @@ def _primitive(p: Polynomial) -> Polynomial:
     return [c // content for c in p[start:]]
 
 
-def _remainder(p: Polynomial, q: Polynomial) -> Polynomial:
-    """Return the primitive part of the pseudo-remainder of p divided by q."""
-    p = list(p)
-    while len(p) >= len(q):
-        lead, own = p[0], q[0]
-        p = [own * c - (lead * q[k] if k < len(q) else 0) for k, c in enumerate(p)][1:]
-    return _primitive(p)
-
-
-def _quotient(p: Polynomial, q: Polynomial) -> Polynomial:
-    """Return an integer multiple of p / q, where q must divide p."""
-    p, result = list(p), []
-    scale = q[0] ** (len(p) - len(q) + 1)
-    p = [c * scale for c in p]
-    while len(p) >= len(q):
-        factor = p[0] // q[0]
-        result.append(factor)
-        p = [c - (factor * q[k] if k < len(q) else 0) for k, c in enumerate(p)][1:]
-    return result
+def _divide(p: Polynomial, q: Polynomial) -> tuple[Polynomial, Polynomial]:
+    """Return the quotient and the remainder of p divided by q, both multiplied by one integer that makes them whole."""
+    quotient: Polynomial = []
+    rest = [c * q[0] ** (len(p) - len(q) + 1) for c in p]
+    while len(rest) >= len(q):
+        factor = rest[0] // q[0]
+        quotient.append(factor)
+        rest = [c - (factor * q[k] if k < len(q) else 0) for k, c in enumerate(rest)][1:]
+    return quotient, rest

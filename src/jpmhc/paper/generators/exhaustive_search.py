@@ -32,6 +32,7 @@ PARALLEL_CLASSES = 1_500_000
 TIE = 1e-9
 
 Unit = tuple[int, int]
+_COUNTS = ("examined", "covered", "seconds")  # fields of a record that its file holds as they are
 
 
 @dataclass
@@ -63,16 +64,19 @@ class SearchRecord:
         """The smallest |λ₂| so far; just below 1 at first, so that sets without a gap are never stored."""
         return min((radius for radius, _ in self.sets), default=1.0 - 2 * TIE)
 
-    def add_unit(self, unit_result: "UnitResult") -> None:
-        """Add the result of a finished unit."""
-        self.done.add(unit_result.unit)
-        self.examined += unit_result.examined
-        self.covered += unit_result.covered
-        for shape, count in unit_result.pruned.items():
+    def add(self, other: "SearchRecord") -> None:
+        """Add the record of other units."""
+        self.done |= other.done
+        self.examined += other.examined
+        self.covered += other.covered
+        for shape, count in other.pruned.items():
             self.pruned[shape] = self.pruned.get(shape, 0) + count
-        self.sets += unit_result.sets
-        best = self.radius
-        self.sets = [entry for entry in self.sets if entry[0] <= best + TIE]
+        self.sets += other.sets
+        self.keep_ties(self.radius)
+
+    def keep_ties(self, radius: float) -> None:
+        """Drop the sets with a radius above this one."""
+        self.sets = [entry for entry in self.sets if entry[0] <= radius + TIE]
 
     @classmethod
     def open(cls, question: Question, path: Path | None) -> "SearchRecord":
@@ -83,13 +87,11 @@ class SearchRecord:
             state = json.loads(path.read_text())
             record = cls(
                 Question(**state["question"]),
-                {(m, p) for m, p in state["done"]},
-                state["examined"],
-                state["covered"],
-                {tuple(shape): count for shape, count in state["pruned"]},
-                [(radius, ranks) for radius, ranks in state["sets"]],
-                state["seconds"],
-                path,
+                done={(m, p) for m, p in state["done"]},
+                pruned={tuple(shape): count for shape, count in state["pruned"]},
+                sets=[(radius, ranks) for radius, ranks in state["sets"]],
+                path=path,
+                **{name: state[name] for name in _COUNTS},
             )
         except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not the state of a search; remove it or name another file.") from error
@@ -104,24 +106,10 @@ class SearchRecord:
         state = {
             "question": asdict(self.question),
             "done": sorted(self.done),
-            "examined": self.examined,
-            "covered": self.covered,
-            "pruned": [[shape, count] for shape, count in self.pruned.items()],
+            "pruned": list(self.pruned.items()),
             "sets": self.sets,
-            "seconds": self.seconds,
         }
-        write_file(self.path, json.dumps(state))
-
-
-@dataclass
-class UnitResult:
-    """The results of one unit of the enumeration, with the fields of `SearchRecord`."""
-
-    unit: Unit
-    examined: int = 0
-    covered: int = 0
-    pruned: dict[representations.Partition, int] = field(default_factory=dict)
-    sets: list[tuple[float, list[int]]] = field(default_factory=list)
+        write_file(self.path, json.dumps(state | {name: getattr(self, name) for name in _COUNTS}))
 
 
 class UnitSearcher:
@@ -142,12 +130,14 @@ class UnitSearcher:
         self.group = symmetric_group.elements(question.n)
         self.batch = FIRST_BATCH
 
-    def search_unit(self, unit: Unit) -> UnitResult:
+    def search_unit(self, unit: Unit) -> SearchRecord:
         """Examine every class of a unit and return the best sets and the counts."""
-        result = UnitResult(unit)
+        result = SearchRecord(self.question, done={unit})
         for sets, class_sizes in self.classes.representatives(unit):
             result.covered += int(class_sizes.sum())
-            for batch in self._split_batches(sets):
+            while len(sets):
+                batch, sets = sets[: self.batch], sets[self.batch :]
+                self.batch = min(2 * self.batch, BATCH)
                 result.examined += len(batch)
                 self._keep_best(self.pruner.select_survivors(batch, self.radius.value + TIE, result.pruned), result)
                 with self.examined.get_lock():
@@ -155,14 +145,7 @@ class UnitSearcher:
                 self.after_batch()
         return result
 
-    def _split_batches(self, sets: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        start = 0
-        while start < len(sets):
-            yield sets[start : start + self.batch]
-            start += self.batch
-            self.batch = min(2 * self.batch, BATCH)
-
-    def _keep_best(self, sets: NDArray[np.int64], result: UnitResult) -> None:
+    def _keep_best(self, sets: NDArray[np.int64], result: SearchRecord) -> None:
         """Compute the exact |λ₂| of sets that could not be pruned, and add the best sets to the result."""
         if not len(sets):
             return
@@ -176,8 +159,7 @@ class UnitSearcher:
                 with self.radius.get_lock():
                     self.radius.value = min(self.radius.value, exact)
                 result.sets.append((exact, sets[row].tolist()))
-        best = self.radius.value
-        result.sets = [entry for entry in result.sets if entry[0] <= best + TIE]
+        result.keep_ties(self.radius.value)
 
     def _find_radius(self, perms: NDArray[np.int64], order: NDArray[np.int64]) -> float | None:
         """Return the exact |λ₂| of a set, or None if a representation shows that |λ₂| is above the smallest so far."""
@@ -209,8 +191,8 @@ def search_exhaustively(
     context = multiprocessing.get_context("spawn")
     radius, examined = context.Value("d", record.radius), context.Value("q", record.examined)
 
-    def add_result(unit_result: UnitResult) -> None:
-        record.add_unit(unit_result)
+    def add_unit(unit_record: SearchRecord) -> None:
+        record.add(unit_record)
         record.seconds = before + time.perf_counter() - start
         record.save()
 
@@ -220,11 +202,11 @@ def search_exhaustively(
     if workers == 1 or classes - record.examined < PARALLEL_CLASSES:
         searcher = UnitSearcher(question, radius, examined, report)
         for unit in units:
-            add_result(searcher.search_unit(unit))
+            add_unit(searcher.search_unit(unit))
     else:
         with context.Pool(workers, _start_worker, (question, radius, examined)) as pool:
-            for unit_result in _collect_results(pool, units, report):
-                add_result(unit_result)
+            for unit_record in _collect_results(pool, units, report):
+                add_unit(unit_record)
     record.seconds = before + time.perf_counter() - start
     if (record.examined, record.covered) != (classes, subsets := find_classes(question).count_sets()):
         raise ArithmeticError(
@@ -234,17 +216,16 @@ def search_exhaustively(
     return record
 
 
-def _collect_results(pool: Pool, units: list[Unit], waiting: Callable[[], None]) -> Iterator[UnitResult]:
-    """Yield the results of units in the order in which they finish, and call `waiting` every half second until then."""
+def _collect_results(pool: Pool, units: list[Unit], waiting: Callable[[], None]) -> Iterator[SearchRecord]:
+    """Yield the records of units in the order in which they finish, and call `waiting` every half second until then."""
     results = pool.imap_unordered(_search_unit, units)
-    for _ in units:
-        while True:
-            try:
-                unit_result = results.next(timeout=0.5)
-                break
-            except multiprocessing.TimeoutError:
-                waiting()
-        yield unit_result
+    while True:
+        try:
+            yield results.next(timeout=0.5)
+        except multiprocessing.TimeoutError:
+            waiting()
+        except StopIteration:
+            return
 
 
 _searcher: UnitSearcher | None = None  # the searcher of a worker process
@@ -263,6 +244,6 @@ def _exit_if_orphaned() -> None:
         sys.exit()
 
 
-def _search_unit(unit: Unit) -> UnitResult:
+def _search_unit(unit: Unit) -> SearchRecord:
     assert _searcher is not None
     return _searcher.search_unit(unit)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jpmhc.paper.generators import representations, symmetric_group
-from jpmhc.paper.generators.pruning import BlockPruner
+from jpmhc.paper.generators.pruning import BlockPruner, select_by_traces
 from jpmhc.paper.generators.question import Question
 
 # The sizes of the first and of the largest batch of neighbours: small first, because often many changes are better.
@@ -79,35 +79,17 @@ class _RadiusTable:
             if not len(alive):
                 return None
             blocks = self.pruner.blocks(shape, sets[alive])
-            possible = _select_not_above(blocks, limit)
+            # Traces exclude most blocks in a tenth of the time of all eigenvalues. Because of rounding they prove
+            # nothing, but the result of a local search is verified in the end.
+            possible = select_by_traces(blocks, limit, SQUARINGS, relative=ROUNDING)
             alive = alive[possible]
-            radii[alive] = np.maximum(
-                radii[alive], np.abs(np.linalg.eigvals(blocks[possible])).max(axis=1, initial=0.0)
-            )
+            largest = np.abs(np.linalg.eigvals(blocks[possible])).max(axis=1, initial=0.0)
+            radii[alive] = np.maximum(radii[alive], largest)
             alive = alive[radii[alive] <= limit]
         if not len(alive):
             return None
         best = alive[radii[alive].argmin()]
         return sets[best], float(radii[best])
-
-
-def _select_not_above(blocks: NDArray[np.float64], limit: float) -> NDArray[np.int64]:
-    r"""Return the indices of the blocks whose traces of powers allow a spectral radius of at most the limit.
-
-    The bound $|\mathrm{tr}\,M^k| \le d\,\rho(M)^k$ up to k = 128 excludes blocks with a real eigenvalue a few per cent
-    above the limit, in a tenth of the time of all eigenvalues. Because of rounding this is no proof, unlike
-    `BlockPruner.select_survivors`, but the result of a local search is verified in the end.
-    """
-    size, possible = blocks.shape[1], np.arange(len(blocks))
-    power, half = blocks / limit, None
-    for _ in range(SQUARINGS + 1):
-        ok = np.abs(np.einsum("bij,bji->b", power, power)) <= size * (1 + ROUNDING)
-        if half is not None:
-            # The trace of one power may vanish by the phases of a complex pair; the traces of two powers rarely do.
-            ok &= np.abs(np.einsum("bij,bji->b", power, half)) <= size * (1 + ROUNDING)
-        possible, half = possible[ok], power[ok]
-        power = half @ half
-    return possible
 
 
 class _Neighbourhood:

@@ -69,22 +69,7 @@ class BlockPruner:
     def _select_within(self, blocks: NDArray[np.float64], limit: float) -> NDArray[np.int64]:
         """Return the indices of the blocks that are not proven to have a spectral radius above the limit."""
         size = blocks.shape[1]
-        keep = np.arange(len(blocks))
-
-        def may_stay(trace: NDArray[np.float64], power: int) -> NDArray[np.bool_]:
-            return np.abs(trace) / size <= limit**power + TRACE_ERROR
-
-        ok = may_stay(np.einsum("bii->b", blocks), 1)
-        keep, current = keep[ok], blocks[ok]
-        exponent, half = 1, None
-        for _ in range(SQUARINGS + 1):
-            # Tr M^(2e) and Tr M^(e + e/2), from known powers: for a complex pair both traces rarely vanish.
-            ok = may_stay(np.einsum("bij,bji->b", current, current), 2 * exponent)
-            if half is not None:
-                ok &= may_stay(np.einsum("bij,bji->b", current, half), 3 * exponent // 2)
-            keep, half = keep[ok], current[ok]
-            current = half @ half
-            exponent *= 2
+        keep = select_by_traces(blocks, limit, SQUARINGS, absolute=TRACE_ERROR)
         if not len(keep):
             return keep
         allowance: float | NDArray[np.float64]
@@ -98,3 +83,34 @@ class BlockPruner:
             with np.errstate(divide="ignore"):
                 allowance = 2 * size * (singular[:, 0] / singular[:, -1]) ** 2 * BACKWARD_ERROR
         return keep[np.abs(eigenvalues).max(axis=1) <= limit + allowance]
+
+
+def select_by_traces(
+    blocks: NDArray[np.float64], limit: float, squarings: int, absolute: float = 0.0, relative: float = 0.0
+) -> NDArray[np.int64]:
+    r"""Return the indices of the blocks whose traces of powers allow a spectral radius of at most the limit.
+
+    The condition is $|\mathrm{tr}\,M^k| \le d\,\rho(M)^k$ for k = 1, 2, 3, 4, 6, 8, 12, …, 2 · 2^squarings.
+
+    Args:
+        blocks: The blocks M. [B, d, d]
+        limit: The largest allowed spectral radius.
+        squarings: How often the blocks are squared.
+        absolute: The allowed error of a trace divided by d.
+        relative: The allowed error of a power of the limit, as a share of the power.
+    """
+    size, keep = blocks.shape[1], np.arange(len(blocks))
+
+    def allow(trace: NDArray[np.float64], power: int) -> NDArray[np.bool_]:
+        return np.abs(trace) / size <= limit**power * (1 + relative) + absolute
+
+    ok = allow(np.einsum("bii->b", blocks), 1)
+    keep, current, half, exponent = keep[ok], blocks[ok], None, 1
+    for _ in range(squarings + 1):
+        # Both traces come from known powers. One of them may vanish by the phases of a complex pair, both rarely do.
+        ok = allow(np.einsum("bij,bji->b", current, current), 2 * exponent)
+        if half is not None:
+            ok &= allow(np.einsum("bij,bji->b", current, half), 3 * exponent // 2)
+        keep, half = keep[ok], current[ok]
+        current, exponent = half @ half, 2 * exponent
+    return keep

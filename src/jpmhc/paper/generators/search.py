@@ -8,7 +8,7 @@ ties, are compared by exact characteristic polynomials. See docs/derivations/gen
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -43,7 +43,7 @@ class Search:
 
     Args:
         question: The sets that the search is for.
-        exhaustive: Whether all classes are examined; otherwise the search is local.
+        exhaustive: Whether all classes are examined, so that no set is better; otherwise the search is local.
         classes: The number of classes of equivalent sets, by Burnside's lemma; None if not counted (n = 8).
         subsets: The number of sets in all classes together; None if not counted.
         work: The number of classes to examine, or of sets that a local search examines.
@@ -61,46 +61,38 @@ class Search:
     state: Path | None
     seed: int
 
-    def seconds(self) -> int | None:
+    def estimate_seconds(self) -> int | None:
         """Estimate the seconds of an exhaustive search, as an integer of any size; return None for a local search."""
         return self.work // (CLASSES_PER_SECOND * self.workers) if self.exhaustive else None
 
 
-@dataclass(frozen=True)
-class GeneratingSet:
-    """The best set that a search found, and statistics of the search.
+@dataclass(frozen=True, kw_only=True)
+class GeneratingSet(Search):
+    """A search with its answer, the best set that it found, and with statistics.
 
     Args:
-        question: The sets that the search was for.
         perms: The best set, which can be the basis of the permutation mixer; among ties, the set with the largest gap
             on the streams. [K, n]
         gap: The set's spectral gap on S_n; 0 if every set that generates S_n contains only odd permutations.
         stream_gap: The set's gap on the n streams.
         ties: All sets with this gap, one of each class; for a local search only the best set. [T, K, n]
         bound: A proven upper bound on the gap of sets of this size.
-        exhaustive: Whether every class was examined, so that no set is better.
         examined: The number of examined classes, or of examined sets in a local search.
-        classes: The number of classes by Burnside's lemma; None if not counted.
         covered: The number of sets in the examined classes, which equals `subsets` after an exhaustive search.
-        subsets: The number of all sets; None if not counted.
         pruned: The number of classes dropped by each representation, by its partition; all others were compared
             exactly.
         seconds: The wall-clock time, of all runs together for a resumed search.
     """
 
-    question: Question
     perms: Tensor
     gap: float
     stream_gap: float
     ties: Tensor
     bound: float
-    exhaustive: bool
     examined: int
-    classes: int | None
     covered: int
-    subsets: int | None
+    pruned: dict[tuple[int, ...], int]
     seconds: float
-    pruned: dict[tuple[int, ...], int] = field(default_factory=dict)
 
 
 def prepare_search(
@@ -185,29 +177,25 @@ def run_search(search: Search, progress: Progress | None = None) -> GeneratingSe
         progress: A function that is called now and then with the finished work, all work, and the best gap so far.
     """
     notify = progress or (lambda done, total, gap: None)
-    record = _search_exhaustively(search, notify) if search.exhaustive else _search_locally(search, notify)
     question, group = search.question, symmetric_group.elements(search.question.n)
+    if search.exhaustive:
+        record = search_exhaustively(search.work, search.workers, SearchRecord.open(question, search.state), notify)
+    else:
+        record = _search_locally(search, notify)
     ties = np.array([ranks for _, ranks in sorted(record.sets)] or _find_generating_sets(search), dtype=np.int64)
     perms, on_streams = _select_fastest_on_streams(question, ties)
     return GeneratingSet(
-        question=question,
+        **vars(search),
         perms=torch.from_numpy(perms),
         gap=spectral_gap(perms),
         stream_gap=on_streams,
         ties=torch.from_numpy(group[ties]),
         bound=gap_bound(question.n, question.size, question.reversible),
-        exhaustive=search.exhaustive,
         examined=record.examined,
-        classes=search.classes,
         covered=record.covered,
-        subsets=search.subsets,
-        seconds=record.seconds,
         pruned=record.pruned,
+        seconds=record.seconds,
     )
-
-
-def _search_exhaustively(search: Search, notify: Progress) -> SearchRecord:
-    return search_exhaustively(search.work, search.workers, SearchRecord.open(search.question, search.state), notify)
 
 
 def _search_locally(search: Search, notify: Progress) -> SearchRecord:

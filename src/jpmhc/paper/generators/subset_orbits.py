@@ -6,8 +6,8 @@ the subset's canonical form. Subsets with different P are never equivalent, so t
 work that needs no results of other units. The enumeration can therefore run in parallel and be resumed.
 """
 
+from collections import Counter
 from collections.abc import Iterator
-from fractions import Fraction
 from math import comb
 
 import numpy as np
@@ -71,20 +71,12 @@ class SubsetOrbits:
 
         The subsets that a map fixes are the unions of its cycles with this total weight.
         """
-        return int(sum(Fraction(m * fixed, self.order) for m, fixed in self._count_fixed_subsets(weight)))
+        types = Counter(_cycle_weights(row.astype(np.int64), self.weights) for row in self.action)
+        return sum(maps * _count_choices(cycles, weight) for cycles, maps in types.items()) // self.order
 
     def count_subsets(self, weight: int) -> int:
         """Return the number of all subsets of total weight `weight`."""
         return _count_choices(_cycle_weights(np.arange(self.points), self.weights), weight)
-
-    def _count_fixed_subsets(self, weight: int) -> Iterator[tuple[int, int]]:
-        """Yield, for each cycle type, the number of maps of this type and the number of subsets that each map fixes."""
-        types: dict[tuple[tuple[int, int], ...], int] = {}
-        for row in self.action:
-            key = _cycle_weights(row.astype(np.int64), self.weights)
-            types[key] = types.get(key, 0) + 1
-        for key, multiplicity in types.items():
-            yield multiplicity, _count_choices(key, weight)
 
     def units(self, weight: int) -> list[tuple[int, int]]:
         """Return the units of the enumeration as (number of points, orbit of pairs or −1 for fewer than two points)."""
