@@ -46,12 +46,11 @@ def count_nodes(result: Tensor) -> int:
 
 @claim(
     46,
-    "20 Sinkhorn iterations on 4 × 4 matrices make about 128,000 autograd nodes",
-    "section H.1; table sinkhorn-complexity",
+    "20 Sinkhorn iterations make about 128,000 autograd nodes",
+    "section H.1",
     "false",
-    "A call makes 83 nodes for any number of matrices; a training step of the paper's model has 28 calls with "
-    "gradient, so about 2,300. The implicit backward has two a call.",
-    shows="nodes of one call: unrolled {:.0f}, implicit {:.0f}",
+    "One call makes 83, a training step 2,300.",
+    shows="nodes per call: unrolled {:.0f}, implicit {:.0f}",
     stored=(83, 2),
     allowed=0.0,
 )
@@ -62,11 +61,10 @@ def autograd_nodes() -> tuple[float, float]:
 
 @claim(
     47,
-    "Implicit differentiation reduces saved memory from O(T) to O(1)",
-    "sections 1 and 7.3; table sinkhorn-complexity",
+    "Implicit differentiation saves O(1) memory instead of O(T)",
+    "sections 1 and 7.3",
     "true",
-    shows="saved bytes at T = 80 over those at T = 5: implicit {:.2f}, unrolled {:.1f}; unrolled over implicit at T = "
-    "20: {:.0f}",
+    shows="saved bytes, T = 80 over T = 5: implicit {:.2f}, unrolled {:.1f}; unrolled over implicit, T = 20: {:.0f}",
     stored=(1, 13.93, 41.6),
     allowed=0.05,
 )
@@ -79,12 +77,11 @@ def saved_memory() -> tuple[float, float, float]:
 
 @claim(
     75,
-    "Autograd nodes and saved tensors of the standard Sinkhorn grow as T n², those of the implicit one are constant",
+    "Nodes and saved tensors of plain Sinkhorn grow as T n², the implicit one's not",
     "table sinkhorn-complexity",
     "in part",
-    "Saved memory grows as T n². Nodes grow with T alone: a node belongs to an operation on all matrices.",
-    shows="nodes at T = 10, 20, 40: {:.0f}, {:.0f}, {:.0f} for n = 4 and {:.0f}, {:.0f}, {:.0f} for n = 8; implicit "
-    "{:.0f}",
+    "Saved memory does; nodes grow with T alone.",
+    shows="nodes at T = 10, 20, 40: {:.0f}, {:.0f}, {:.0f} (n = 4), {:.0f}, {:.0f}, {:.0f} (n = 8); implicit {:.0f}",
     stored=(43, 83, 163, 43, 83, 163, 2),
     allowed=0.0,
 )
@@ -98,22 +95,20 @@ def growth_of_nodes() -> tuple[float, ...]:
 
 claim(
     48,
-    "55 % of the backward pass is spent on DDP stalls with unrolled Sinkhorn, and the implicit one overlaps "
-    "excellently",
-    "section H.1; table sinkhorn-complexity",
+    "Unrolled Sinkhorn spends 55 % of the backward pass in DDP stalls; the implicit one overlaps excellently",
+    "section H.1",
     "open",
-    "It needs eight B200s and the authors' first implementation, which is not published.",
+    "It needs eight B200s and the authors' first implementation.",
 )
 
 
 @claim(
     49,
-    "One fused projection reduces memory bandwidth by about 3 times",
+    "One fused projection cuts memory bandwidth about 3 times",
     "section H.6",
     "true if",
-    "the projection alone is counted; a connection also reads the streams twice more and writes them once.",
-    shows="bytes of three projections over one: {:.2f}; of the whole connection, forward: {:.2f}; time of three over "
-    "one on this CPU: {:.1f}",
+    "the projection alone is counted; a connection reads the streams twice more and writes them.",
+    shows="bytes of three over one: {:.2f}; whole connection {:.2f}; time on this CPU {:.1f}",
     stored=(2.977, 1.443, 2.128),
     allowed=[0.02, 0.02, (1.0, 6.0)],
 )
@@ -154,14 +149,12 @@ def count_operations() -> dict[str, dict[str, int]]:
 
 @claim(
     50,
-    "The Cayley module requires 2.25 times fewer FLOPs than Sinkhorn",
-    "sections 5.1 and 7.1; tables compute and variant-hparams",
+    "The Cayley module needs 2.25 times fewer FLOPs than Sinkhorn",
+    "table compute",
     "in part",
-    "576 / 256 is 2.25: leading orders of the mixer alone. With all its operations the ratio is larger; with the "
-    "linear map to the logits, which has a hundred times as many, Cayley's 48 logits make it less than one. Bytes "
-    "decide the time.",
-    shows="FLOPs, Sinkhorn over Cayley: as stated {:.2f}, all operations of the mixer {:.1f}, of the module {:.2f}; "
-    "measured time of forward and backward on an H200, Sinkhorn over the paper's Cayley: {:.2f}",
+    "576 / 256 counts leading orders. All operations of the mixer favour Cayley more; with the map to the logits, a "
+    "hundred times larger, it loses. Bytes decide the time.",
+    shows="Sinkhorn over Cayley: stated {:.2f}, mixer {:.1f}, module {:.2f}; time on an H200 {:.2f}",
     stored=(2.25, 3.466, 0.5044, 0.9226),
     allowed=[0.0, 0.02, 0.02, 0.02],
     source="python benchmarks/bench_kernels.py --peers --profile",
@@ -181,13 +174,11 @@ def module_operations() -> tuple[float, ...]:
 
 @claim(
     71,
-    "The Grassmann variant has the lowest FLOPs per module, 72",
-    "sections 7.2 and 8; table compute",
+    "Grassmann has the lowest FLOPs per module, 72",
+    "table compute",
     "in part",
-    "It has the lowest. 72 counts np = 8 forward and n³ = 64 backward, where the product UUᵀ alone takes n²(2p − 1) = "
-    "48, and a frame per token has to be made orthonormal first.",
-    shows="as stated {:.0f}; all operations of the mixer, forward and backward: Grassmann {:.0f}, Cayley {:.0f}, "
-    "Sinkhorn {:.0f}",
+    "It has; but UUᵀ alone takes n²(2p − 1) = 48, and frames must be made orthonormal.",
+    shows="stated {:.0f}; whole mixer: Grassmann {:.0f}, Cayley {:.0f}, Sinkhorn {:.0f}",
     stored=(72, 384, 884, 3064),
     allowed=0.0,
 )
@@ -201,18 +192,24 @@ def grassmann_operations() -> tuple[float, ...]:
     51,
     "The mixers' overhead is negligible",
     "sections 1 and 3.1",
-    "false",
-    "The matrices are small, but four streams are moved where one was: fused kernels add a third to a step of the "
-    "recursive model.",
-    shows="training step on an H200: Cayley {:.0%} more than plain, Sinkhorn {:.0%} more",
-    stored=(0.2943, 0.3082),
+    "true if",
+    "the matrices alone are counted; moving four streams instead of one is no small part.",
+    shows="operations of Cayley's matrix over a feed-forward layer's {:.3%}; training step on an H200: Cayley +{:.0%}, "
+    "Sinkhorn +{:.0%}",
+    stored=(0.0000624, 0.2943, 0.3082),
     allowed=0.1,
     source="python benchmarks/bench_trm.py --device cuda --models plain cayley sinkhorn --attend cudnn --name "
     "trm_mixers",
 )
-def overhead_of_a_step() -> tuple[float, float]:
+def overhead_of_a_step() -> tuple[float, float, float]:
+    mixer = count_operations()["cayley"]
+    feed_forward = 3 * 2 * 3 * DIM * 1536  # three matrices of the gated layer, forward and twice backward
     times = {row["model"]: float(row["ms_per_step"]) for row in read_results("trm_mixers")}
-    return times["cayley"] / times["plain"] - 1, times["sinkhorn"] / times["plain"] - 1
+    return (
+        (mixer["forward"] + mixer["backward"]) / feed_forward,
+        times["cayley"] / times["plain"] - 1,
+        times["sinkhorn"] / times["plain"] - 1,
+    )
 
 
 def count_parameters(mixer: str, form: str) -> int:
@@ -225,11 +222,10 @@ def count_parameters(mixer: str, form: str) -> int:
 @claim(
     52,
     "A module has 49,188 (Sinkhorn), 102,400 (Cayley), 32,796 (Grassmann), 28,694 (permutations) parameters",
-    "section D, table param-counts",
+    "table param-counts",
     "true if",
-    "its unexplained constants 36, 28 and 22 are static logits and scales, as in the form `counted` "
-    "(docs/results/paper_preset.md). The package's own form needs fewer, for Cayley a quarter.",
-    shows="form `counted`: {:,.0f}, {:,.0f}, {:,.0f}, {:,.0f}; the package's own: {:,.0f}, {:,.0f}, {:,.0f}, {:,.0f}",
+    "its unexplained constants are static logits and scales, as in the form `counted` (docs/results/paper_preset.md).",
+    shows="`counted` {:,.0f}, {:,.0f}, {:,.0f}, {:,.0f}; exact {:,.0f}, {:,.0f}, {:,.0f}, {:,.0f}",
     stored=(49188, 102400, 32796, 28694, 49176, 28686, 32784, 28686),
     allowed=0.0,
 )
@@ -243,8 +239,7 @@ def parameter_counts() -> tuple[float, ...]:
     "Four modules are 1.6–5.8 % of the model's parameters",
     "section D",
     "true",
-    shows="of 7 million, by its own counts: {:.1%} (permutations) to {:.2%} (Cayley); by ours {:.1%} (permutations, "
-    "Cayley) to {:.1%} (Sinkhorn) of 6,829,058",
+    shows="its counts {:.1%} to {:.2%} of 7 million; ours {:.1%} to {:.1%}",
     stored=(0.0164, 0.05851, 0.0168, 0.0288),
     allowed=0.001,
 )
@@ -255,14 +250,12 @@ def parameter_overhead() -> tuple[float, ...]:
 
 @claim(
     54,
-    "Searching all generating sets of four elements takes an hour at n = 5 and is intractable at n = 6",
-    "section C.2, table spectral-tractability",
+    "Searching sets of four generators takes an hour at n = 5 and is intractable at n = 6",
+    "table spectral-tractability",
     "in part",
-    "The algorithm as printed is intractable at n = 6, and takes longer than stated at n = 5. The search is not: up to "
-    "symmetry there are 3.9 million sets at n = 6, and representations replace the n! × n! matrix "
-    "(docs/results/generators.md).",
-    shows="as printed, from a sample of its sets on one core: n = 4 {:.1f} s, n = 5 {:.0f} hours, n = 6 {:.0f} years; "
-    "here n = 6 exhaustively in {:.0f} s, largest gap {:.6f}",
+    "The printed algorithm is intractable at n = 6 and slower than stated at n = 5. By symmetry and representations "
+    "the search takes seconds (docs/results/generators.md).",
+    shows="as printed: n = 4 {:.1f} s, n = 5 {:.0f} hours, n = 6 {:.0f} years; here n = 6 {:.0f} s, largest gap {:.6f}",
     stored=(2.8, 20, 800, 7, 0.532233),
     allowed=[(0.3, 30), (3, 200), (30, 5000), (0, 300), 1e-5],
 )
@@ -295,12 +288,11 @@ def time_printed_search(n: int, samples: int) -> float:
 
 @claim(
     55,
-    "The default basis of six permutations adds cyclic structure for efficient mixing",
+    "The default basis adds cyclic structure for efficient mixing",
     "section G.3",
     "true",
-    "The shifts are what makes the basis mix; it is not the best six, which nobody said.",
-    shows="spectral gap of the identity and the transpositions {:.2f}, with the shifts {:.2f}, with the random sixth "
-    "{:.2f}; of the best six {:.2f}",
+    "The shifts make it mix.",
+    shows="gap of identity and transpositions {:.2f}, with shifts {:.2f}, with the sixth {:.2f}; best six {:.2f}",
     stored=(0.0, 0.4, 0.3333, 0.7113),
     allowed=[(0, 1e-9), 0.001, 0.001, 0.001],
 )
@@ -312,13 +304,11 @@ def default_basis() -> tuple[float, ...]:
 
 @claim(
     73,
-    "The basis includes generators of S₄: adjacent transpositions generate the full symmetric group",
+    "The basis has generators of S₄: adjacent transpositions",
     "section G.3",
     "in part",
-    "All three adjacent transpositions do; the two that it lists commute and generate a group of four. With the shift "
-    "the basis generates S₄.",
-    shows="order of the group that (1,0,2,3) and (0,1,3,2) generate {:.0f}; all three {:.0f}; the two and the shift "
-    "{:.0f}",
+    "All three generate it; the two listed commute. With the shift they do.",
+    shows="orders: the two {:.0f}, all three {:.0f}, the two and the shift {:.0f}",
     stored=(4, 24, 24),
     allowed=0.0,
 )
@@ -336,12 +326,11 @@ def generated_groups() -> tuple[float, ...]:
 
 @claim(
     56,
-    "Selecting permutations by their spectral gap improves mixing",
-    "table hc-comparison; section C",
+    "Selecting permutations by spectral gap improves mixing",
+    "section C",
     "true if",
-    "the network is shallow: a larger gap delays the collapse of the streams' differences and does not prevent it.",
-    shows="singular values below 0.1, uniform weights: default basis L = 2 {:.2f}, L = 10 {:.2f}; best six L = 2 "
-    "{:.2f}, L = 10 {:.2f}",
+    "the network is shallow: a larger gap delays the collapse and does not prevent it.",
+    shows="below 0.1, uniform weights, L = 2 and 10: default {:.2f}, {:.2f}; best {:.2f}, {:.2f}",
     stored=(0.5491, 0.75, 0.4328, 0.75),
     allowed=0.02,
 )
@@ -357,12 +346,10 @@ def selection_by_gap() -> tuple[float, ...]:
 @claim(
     60,
     "All variants are CUDA-graph compatible",
-    "section I.4; table hc-comparison",
+    "section I.4",
     "true if",
-    "they run in the package's kernels, where the four families and the paper's Cayley (two iterations, or matrices "
-    "for read and write) were replayed; the paper's gates of the other variants were not.",
-    shows="forward and backward on an H200 from CUDA graphs: {:.0f} mixers with the package's gates, {:.0f} of the "
-    "paper's forms",
+    "they run in the package's kernels, where these were replayed.",
+    shows="replayed on an H200: {:.0f} mixers with the package's gates, {:.0f} of the paper's forms",
     stored=(7, 2),
     allowed=0.0,
     source="python benchmarks/bench_kernels.py --peers --profile",

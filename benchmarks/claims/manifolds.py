@@ -30,12 +30,11 @@ def dimension(matrices: Tensor) -> int:
 
 @claim(
     31,
-    "The linear span of O(n) is all n × n matrices, n²",
+    "O(n) spans all n × n matrices",
     "sections 1 and 7.1",
     "true if",
-    "n ≥ 3, or reflections are included; the Cayley transform reaches rotations alone, which at n = 2 span dimension "
-    "2.",
-    shows="span of Cayley's range at n = 2, 3, 4: {:.0f}, {:.0f}, {:.0f}; of O(2): {:.0f}",
+    "n ≥ 3, or reflections are included: Cayley reaches rotations alone.",
+    shows="span of Cayley's range, n = 2, 3, 4: {:.0f}, {:.0f}, {:.0f}; of O(2): {:.0f}",
     stored=(2, 9, 16, 4),
     allowed=0.0,
 )
@@ -47,11 +46,11 @@ def span_of_rotations() -> tuple[float, ...]:
 
 @claim(
     32,
-    "The span of bistochastic matrices has dimension q² − 2q",
-    "section 7.1, paragraph Orthogonal Has Full Mixing Expressivity",
-    "false",
-    "It is (q − 1)² + 1 = q² − 2q + 2, as section 1 says.",
-    shows="at q = 4: {:.0f}, where q² − 2q is 8",
+    "Bistochastic matrices span less than orthogonal ones, dimension q² − 2q",
+    "section 7.1",
+    "in part",
+    "Less, but (q − 1)² + 1, as section 1 says.",
+    shows="q = 4: {:.0f}",
     stored=10,
     allowed=0.0,
 )
@@ -77,8 +76,8 @@ def operator_norm() -> float:
     "det H ∈ [0, 1] for doubly stochastic H",
     "table ds-vs-orth",
     "false",
-    "|det H| ≤ 1, of either sign: swapping two rows keeps a matrix doubly stochastic and changes the sign.",
-    shows="{:.1%} of 2000 have a negative determinant; the largest |det| is {:.2f}",
+    "|det H| ≤ 1 of either sign: swapping two rows changes it.",
+    shows="negative in {:.1%} of 2000; largest |det| {:.2f}",
     stored=(0.5055, 0.2012),
     allowed=[0.05, 0.1],
 )
@@ -92,9 +91,8 @@ def determinant_of_bistochastic_matrices() -> tuple[float, float]:
     "Two Cayley iterations give ‖YᵀY − I‖_max < 10⁻³ at α = 0.1",
     "sections 3.1 and I.3",
     "true if",
-    "the entries of H̃ are of scale 0.3 or less; the exact transform, which costs as much, has no such condition.",
-    shows="share of 10,000 above 10⁻³ at scale 0.3: {:.0%}, at 1: {:.0%} (median {:.1e}), at 3: {:.0%}; exact at 3: "
-    "{:.0e}",
+    "the entries of H̃ are of scale 0.3 or less; the exact transform has no such condition.",
+    shows="above 10⁻³, scale 0.3 {:.0%}, 1 {:.0%} (median {:.1e}), 3 {:.0%}; exact {:.0e}",
     stored=(0.0, 0.6988, 0.001964, 0.9989, 7e-16),
     allowed=[(0, 0.001), 0.05, 0.05, 0.01, (0, 1e-13)],
 )
@@ -107,11 +105,11 @@ def two_cayley_iterations() -> tuple[float, ...]:
 
 @claim(
     36,
-    "|det Y| ≈ 1 after s = 2 iterations",
-    "section I.3, proposition Determinant",
+    "|det Y| ≈ 1 after two iterations",
+    "section I.3",
     "true if",
     "the entries of H̃ are of scale 1 or less.",
-    shows="range of det over 10,000 at scale 1: {:.3f} to {:.3f}; at scale 3: {:.2f} to {:.2f}",
+    shows="range of det at scale 1: {:.3f} to {:.3f}; at 3: {:.2f} to {:.2f}",
     stored=(0.9454, 1.0, 0.2443, 1.607),
     allowed=0.02,
 )
@@ -122,11 +120,11 @@ def determinant_of_cayley_iterates() -> tuple[float, ...]:
 
 @claim(
     37,
-    "The Cayley transform excludes the set where I − W/2 is singular",
-    "section A.5, eq. cayley-closed",
-    "false",
-    "The set is empty: I − W/2 has eigenvalues 1 − iθ, of modulus at least 1, for every skew-symmetric W.",
-    shows="smallest singular value of I − W/2, 10,000 W of scale 10: {:.3f}",
+    "The Cayley transform reaches det = +1 minus where I − W/2 is singular",
+    "eq. cayley-closed",
+    "in part",
+    "I − W/2 is never singular; missed are rotations with an eigenvalue −1.",
+    shows="smallest singular value of I − W/2, W of scale 10: {:.3f}",
     stored=1.0,
     allowed=0.01,
 )
@@ -137,11 +135,11 @@ def cayley_is_never_singular() -> float:
 
 @claim(
     38,
-    "The iteration converges to (I − W/2)(I + W/2)⁻¹ (section 3) and to (I + W/2)(I − W/2)⁻¹ (appendix)",
+    "The iteration converges to (I − W/2)(I + W/2)⁻¹ and to (I + W/2)(I − W/2)⁻¹",
     "section 3.1; eq. cayley-closed",
-    "false",
-    "The two are inverses of each other; the iteration converges to the appendix's.",
-    shows="40 iterations at scale 1: distance to the appendix's form {:.0e}, to section 3's {:.2f}",
+    "in part",
+    "To the second; the first is its inverse.",
+    shows="after 40 iterations: distance to the second {:.0e}, to the first {:.2f}",
     stored=(4e-16, 0.4412),
     allowed=[(0, 1e-12), 0.05],
 )
@@ -176,12 +174,11 @@ def gradient_errors(p: Tensor, steps: int, seed: int = 1) -> Tensor:
 
 @claim(
     39,
-    "Gauss–Seidel contracts with spectral radius ρ ≤ 1 − 1/n",
-    "section H.4, prop. gs-convergence",
+    "Gauss–Seidel contracts with ρ ≤ 1 − 1/n",
+    "prop. gs-convergence",
     "false",
-    "It contracts by the square of P's second singular value, which comes near 1 where P is sharp.",
-    shows="share of 2000 matrices above 3/4: logits of scale 1 {:.1%}, 2 {:.0%}, 4 {:.0%}; measured rate over σ₂²: "
-    "{:.3f}",
+    "It contracts by P's second singular value squared, near 1 for a sharp P.",
+    shows="above 3/4, logits of scale 1, 2, 4: {:.1%}, {:.0%}, {:.0%}; measured rate over σ₂²: {:.3f}",
     stored=(0.0, 0.128, 0.607, 0.9992),
     allowed=[(0, 0.01), 0.05, 0.05, 0.02],
 )
@@ -199,14 +196,12 @@ def gauss_seidel_rate() -> tuple[float, ...]:
 
 @claim(
     40,
-    "Gauss–Seidel's relative residual is 0.75, 0.56, 0.32, 0.10, 0.010, 0.0001 after 1, 2, 4, 8, 16, 32 iterations "
-    "for typical P",
+    "Gauss–Seidel's residual is 0.75, 0.56, 0.32, 0.10, 0.010, 0.0001 after 1, 2, 4, 8, 16, 32 iterations",
     "table gs-convergence",
     "false",
-    "The column is the bound 0.75^k, not a measurement; typical matrices converge faster, sharp ones more slowly "
+    "That is the bound 0.75^k; typical matrices converge faster, sharp ones more slowly "
     "(docs/results/paper_tables.md).",
-    shows="largest relative distance of the printed numbers to 0.75^k: {:.1%}; measured median at k = 16, logits of "
-    "scale 1 {:.0e}, of scale 4 {:.0e}",
+    shows="distance to 0.75^k {:.1%}; measured at k = 16, scale 1 {:.0e}, 4 {:.0e}",
     stored=(0.01136, 1.763e-10, 0.001893),
     allowed=[(0, 0.02), 0.5, 0.5],
 )
@@ -228,10 +223,10 @@ def residual_and_error(scale: float, steps: int) -> tuple[float, float]:
 @claim(
     41,
     "k = 16 iterations give less than 0.1 % gradient error",
-    "section E; table gs-convergence",
+    "table gs-convergence",
     "true if",
-    "the logits are of scale 1 or less; the direct solve, the default here, has no such condition.",
-    shows="share of 2000 matrices above 0.1 %: scale 1 {:.1%}, 2 {:.0%}, 4 {:.0%}, 8 {:.0%}",
+    "the logits are of scale 1 or less; the direct solve has no such condition.",
+    shows="above 0.1 %, scale 1, 2, 4, 8: {:.1%}, {:.0%}, {:.0%}, {:.0%}",
     stored=(0.0005, 0.1865, 0.6695, 0.8695),
     allowed=[(0, 0.01), 0.05, 0.05, 0.05],
 )
@@ -242,11 +237,11 @@ def sixteen_iterations() -> tuple[float, ...]:
 
 @claim(
     42,
-    "n = 2, 3, 4, 5, 6, 8 need k = 7, 12, 16, 21, 26, 37 iterations",
-    "section H.4, eq. gs-iters, table gs-iters",
+    "n = 2, 3, 4, 5, 6, 8 need k = 7, 12, 16, 21, 26, 37",
+    "table gs-iters",
     "false",
-    "The formula itself gives 17 at n = 4 and 35 at n = 8; and it rests on the rate of claim 39.",
-    shows="⌈log 0.01 / log(1 − 1/n)⌉ = {:.0f}, {:.0f}, {:.0f}, {:.0f}, {:.0f}, {:.0f}",
+    "The formula gives 17 at n = 4, 35 at n = 8, and rests on claim 39.",
+    shows="by the formula {:.0f}, {:.0f}, {:.0f}, {:.0f}, {:.0f}, {:.0f}",
     stored=(7, 12, 17, 21, 26, 35),
     allowed=0.0,
 )
@@ -257,10 +252,10 @@ def iteration_table() -> tuple[float, ...]:
 @claim(
     43,
     "T = 20 Sinkhorn iterations give a doubly stochastic matrix",
-    "sections A.2 and H.2; table variant-hparams",
+    "sections A.2 and H.2",
     "true if",
-    "the logits are of scale 1 or less; `tolerance` and `birkhoff.violation` say how far a matrix is.",
-    shows="largest row sum off one of 10,000: scale 1 {:.0e}, 2 {:.0e}, 4 {:.3f}, 8 {:.2f}",
+    "the logits are of scale 1 or less.",
+    shows="largest row error, scale 1, 2, 4, 8: {:.0e}, {:.0e}, {:.3f}, {:.2f}",
     stored=(0.001209, 0.03123, 0.06692, 0.09955),
     allowed=[(0, 1e-2), (0, 5e-2), 0.1, 0.1],
 )
@@ -270,10 +265,10 @@ def twenty_iterations() -> tuple[float, ...]:
 
 @claim(
     44,
-    "Clamped (P ≥ 10⁻⁸) and unclamped P give identical gradients, cosine difference below 10⁻⁶",
-    "section H.5, remark",
+    "Clamped (P ≥ 10⁻⁸) and unclamped P give identical gradients",
+    "section H.5",
     "true",
-    shows="largest 1 − cosine over logits of scale 1 to 8: {:.0e}",
+    shows="largest 1 − cosine, scale 1 to 8: {:.0e}",
     stored=6e-12,
     allowed=(0, 1e-6),
 )
@@ -289,10 +284,10 @@ def clamped_gradients() -> float:
 
 @claim(
     45,
-    "Entries with P ≈ 0 have near-zero gradients whatever the accuracy of u and v",
-    "sections 7.3 and H.5 (Self-Stabilization)",
+    "Entries with P ≈ 0 have near-zero gradients for any u and v",
+    "sections 7.3 and H.5",
     "true",
-    shows="largest gradient of entries with P < 10⁻⁴ over P and the largest upstream entry, 16 steps, scale 4: {:.1f}",
+    shows="largest gradient over P and upstream, P < 10⁻⁴, scale 4: {:.1f}",
     stored=2.973,
     allowed=(0, 100),
 )
@@ -306,10 +301,10 @@ def self_stabilisation() -> float:
 @claim(
     57,
     "The retraction with +α M̂ descends",
-    "section J.2, alg. cayley-adam, alg. riemannian-full",
+    "alg. cayley-adam, alg. riemannian-full",
     "false",
-    "M̂ is the momentum of the gradient, so that +α climbs; the package's optimiser steps along −M̂.",
-    shows="share of 1000 first steps that lower ‖UUᵀ − target‖²: as printed {:.0%}, with −α {:.0%}",
+    "M̂ is the gradient's momentum, so +α climbs; the package steps along −M̂.",
+    shows="first steps that lower ‖UUᵀ − target‖²: as printed {:.0%}, with −α {:.0%}",
     stored=(0.0, 1),
     allowed=[(0, 0.01), 0.01],
 )
@@ -331,11 +326,11 @@ def sign_of_the_step() -> tuple[float, float]:
 
 @claim(
     58,
-    "Two iterations of the retraction keep U on the Stiefel manifold",
-    "section J.2.4, eq. cayley-retract-iter",
+    "Two retraction iterations keep U orthonormal",
+    "eq. cayley-retract-iter",
     "true if",
-    "the step is small, or the QR correction of step 5 follows it, as it does here.",
-    shows="‖UᵀU − I‖_max after 1000 steps along unit directions without QR: α = 0.01 {:.0e}, α = 0.3 {:.0e}",
+    "the step is small, or QR follows, as here.",
+    shows="‖UᵀU − I‖_max, 1000 steps, no QR: α = 0.01 {:.0e}, 0.3 {:.0e}",
     stored=(1.055e-06, 0.4884),
     allowed=0.2,
 )
@@ -354,10 +349,10 @@ def retraction_drift() -> tuple[float, float]:
 
 @claim(
     59,
-    "UUᵀ is idempotent, symmetric and of rank exactly p",
-    "section J, eq. grassmann-projector",
+    "UUᵀ is idempotent, symmetric and of rank p",
+    "eq. grassmann-projector",
     "true",
-    shows="largest violation of 10,000 projectors {:.0e}, ranks {:.0f} to {:.0f}",
+    shows="largest violation {:.0e}, ranks {:.0f} to {:.0f}",
     stored=(6e-16, 2, 2),
     allowed=[(0, 1e-13), 0.0, 0.0],
 )

@@ -12,11 +12,11 @@ from spectra import BUDGET, ETA, KINDS, POINTS, STREAMS, errors, green, network,
 
 @claim(
     1,
-    "The scalar theory matches Monte Carlo perfectly at L = 1 for all mixers",
-    "section 2.3, fig. scalar-vs-mc-panel",
+    "The scalar theory matches Monte Carlo at L = 1 for all mixers",
+    "section 2.3",
     "true if",
-    "the scalar theory is eq. dyson_subordination; eq. dyson-fp, which section 2.1 prints, is another law (claim 9).",
-    shows="largest W₁ of singular values to 100 sampled networks, four kinds of skips: {:.4f}",
+    "eq. dyson_subordination is meant; eq. dyson-fp is another law.",
+    shows="largest W₁ to 100 networks, four kinds: {:.4f}",
     stored=0.001361,
     allowed=(0, 0.005),
 )
@@ -27,10 +27,9 @@ def scalar_theory_of_one_layer() -> float:
 @claim(
     2,
     "The scalar theory fails for bistochastic and Gaussian mixers at L ≥ 2",
-    "sections 2.1 and 2.3, fig. scalar-vs-mc-panel",
+    "sections 2.1 and 2.3",
     "true",
-    shows="relative error of G at L = 2, median of five points: bistochastic {:.0%}, Gaussian {:.0%}; orthogonal "
-    "{:.0e}",
+    shows="median error of G at L = 2: bistochastic {:.0%}, Gaussian {:.0%}; orthogonal {:.0e}",
     stored=(0.3548, 0.5548, 2e-10),
     allowed=[0.02, 0.02, (0, 1e-7)],
 )
@@ -40,13 +39,12 @@ def scalar_theory_of_two_layers() -> tuple[float, ...]:
 
 @claim(
     3,
-    "The operator-valued theory is able to fully catch the spectrum",
-    "fig. scalar-vs-mc-panel; eq. ov_GL_matrix_power, alg. ov_panel",
+    "The operator-valued theory fully catches the spectrum",
+    "alg. ov_panel",
     "false",
-    "As printed it is further off than the scalar theory unless AᵀA is a multiple of the identity; the chain "
-    "(docs/derivations/chain.md) is exact.",
-    shows="relative error of G by the printed matrix power, bistochastic skips: {:.1f} to {:.1f} times G itself at L "
-    "= 2, {:.1e} times at L = 10",
+    "As printed it is worse than the scalar theory unless AᵀA is a multiple of I; the chain is exact "
+    "(docs/derivations/chain.md).",
+    shows="error of G, bistochastic: {:.0%} to {:.0%} at L = 2, {:.0e} times G at L = 10",
     stored=(1.35, 6.637, 5052000000.0),
     allowed=0.02,
 )
@@ -57,11 +55,10 @@ def matrix_power() -> tuple[float, float, float]:
 
 @claim(
     14,
-    "Less than 1 second a point on a CPU for n ≤ 4 and L ≤ 100",
-    "section 2.3, paragraph Operator-valued multi-layer pipeline",
+    "Less than 1 s per point on a CPU for n ≤ 4, L ≤ 100",
+    "section 2.3",
     "true",
-    shows="n = 4, L = 100, bistochastic skips that differ: {:.4f} s a point by the chain, {:.1f} s by the twisted "
-    "fold, the paper's own method",
+    shows="n = 4, L = 100: chain {:.4f} s, twisted fold {:.1f} s",
     stored=(0.0068, 0.6),
     allowed=[(0, 1), (0, 2)],
 )
@@ -78,12 +75,11 @@ def time_of_a_point() -> tuple[float, ...]:
 @claim(
     16,
     "The twisted S-transform product gives the law of JᵀJ",
-    "eqs. twisted-s-transform, twisted_product, twisted_fold",
+    "eq. twisted_fold",
     "true if",
-    "L ≤ 2 and the first factor is Y₁Y₁ᵀ; the printed Y₁ᵀY₁ is wrong for a non-normal A₁, and from L = 3 the fold is "
-    "the law of another product (docs/derivations/paper_methods.md).",
-    shows="largest relative error of G, bistochastic skips that differ: L = 2 {:.0e}, L = 2 as printed {:.0%}, L = 3 "
-    "{:.0%}",
+    "L ≤ 2 and the first factor is Y₁Y₁ᵀ. The printed Y₁ᵀY₁ is wrong for a non-normal A₁; from L = 3 the fold is "
+    "another law (docs/derivations/twisted.md).",
+    shows="error of G, bistochastic: L = 2 {:.0e}, as printed {:.0%}; L = 3 {:.0%}",
     stored=(1e-10, 0.1552, 0.03353),
     allowed=[(0, 1e-7), 0.02, 0.02],
 )
@@ -98,12 +94,11 @@ def twisted_product() -> tuple[float, float, float]:
 
 @claim(
     17,
-    "The twisted fold reduces to the scalar product when all A commute",
-    "section O.2, below eq. twisted_fold",
+    "For commuting A the twisted fold reduces to the scalar product",
+    "section O.2",
     "false",
-    "It reduces to the untwisted product of matrix-valued S-transforms; the scalar product averages over directions "
-    "and is wrong for commuting skips too.",
-    shows="two equal symmetric bistochastic skips: the fold is {:.0e} off the chain, the scalar product {:.0%}",
+    "It reduces to the untwisted matrix-valued product; the scalar one averages over directions.",
+    shows="symmetric bistochastic skips: the fold is {:.0e} off the chain, the scalar product {:.0%}",
     stored=(1e-10, 0.9429),
     allowed=[(0, 1e-7), 0.02],
 )
@@ -115,12 +110,11 @@ def commuting_skips() -> tuple[float, float]:
 
 @claim(
     18,
-    "For identical layers the subordination variable b₁ stays on the scalar manifold z₁ · I",
-    "section V.1, above eq. ov_z1_scalar",
+    "For identical layers b₁ stays on the scalar manifold z₁ · I",
+    "section V.1",
     "false",
-    "b₁ is a matrix: it is scalar only where every AᵀA is a multiple of the identity.",
-    shows="two equal bistochastic layers, x = 0.5: distance of b₁ to the nearest multiple of I, as a share of b₁: "
-    "{:.0%}",
+    "Only where every AᵀA is a multiple of I.",
+    shows="two bistochastic layers: distance of b₁ from multiples of I over b₁ {:.0%}",
     stored=0.884,
     allowed=0.02,
 )
@@ -149,11 +143,10 @@ def subordination_matrix() -> float:
 @claim(
     19,
     "Operator-valued subordination computes the spectrum of heterogeneous layers",
-    "section V.3, alg. ov_hetero",
+    "alg. ov_hetero",
     "false",
-    "Its unknown w is a scalar, so that it is the scalar theory again; 'chain' is exact.",
-    shows="relative error of G at L = 2, bistochastic skips that differ, median and largest of five points: {:.0%}, "
-    "{:.0%}",
+    "Its unknown w is a scalar: it is the scalar theory again.",
+    shows="error of G at L = 2, different bistochastic skips: median {:.0%}, largest {:.0%}",
     stored=(0.4154, 1.099),
     allowed=0.02,
 )

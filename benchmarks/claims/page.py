@@ -20,15 +20,15 @@ WORDS = {
 }
 HEAD = """# Is what the paper says true?
 
-Each claim of the paper, our verdict, the number it rests on. Sections, equations and tables have the paper's labels
-([equations.md](equations.md) has their numbers).
+Each claim of the paper, our verdict, and the numbers behind it. Labels are the paper's ([equations.md](equations.md)
+has their numbers). "Error" is relative to the exact answer, "below 0.1" the share of
+singular values below 0.1, "scale" the standard deviation of normal logits.
 
-    make claims                          # compute all numbers again: a few minutes on two cores
+    make claims                          # compute all numbers again: two minutes on two cores
     python benchmarks/claims --only 34   # one of them
 
-"True in part": the sentence stands and a detail of it is wrong. Both commands fail if a number has left its tolerance.
-A command in the last column made the results from which the number is read, or would decide a claim that is open.
-`python benchmarks/claims --write-page` writes this page from `benchmarks/claims/`.
+Both commands fail if a number has left its tolerance. "True in part": the sentence stands, a detail is wrong. A command
+in the last column made the results that are read, or would decide an open claim. `benchmarks/claims/` writes this page.
 
 """
 
@@ -38,7 +38,7 @@ def render(claims: Iterable[Claim]) -> str:
     claims = sorted(claims, key=lambda item: item.number)
     parts = [HEAD, count_verdicts(claims) + ".\n"]
     for title, numbers in GROUPS.items():
-        parts.append(f"\n## {title}\n\n| | the paper says | verdict | our number |\n|---|---|---|---|\n")
+        parts.append(f"\n## {title}\n\n| the paper says | verdict | our number |\n|---|---|---|\n")
         parts.extend(_row(item) for item in claims if item.number in numbers)
     return "".join(parts)
 
@@ -56,6 +56,7 @@ def _row(item: Claim) -> str:
     number = item.show() or "–"
     if item.source:
         number += f" (`{item.source}`)"
-    cells = (str(item.number), f"{item.says} ({item.where})", verdict, number)
+    where = re.sub(r"\bsections? ", "§", item.where)
+    cells = (f"{item.number}. {item.says} ({where})", verdict, number)
     row = "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
     return re.sub(r"docs/((?:\w+/)*(\w+\.md))", r"[\2](\1)", row)

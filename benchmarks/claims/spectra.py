@@ -59,10 +59,10 @@ def sampled_distance(kind: str, depth: int, method: str | None = None) -> float:
 
 @claim(
     4,
-    "The regularisation η pushes the distribution away from zero and adds mass to the mode at 1",
+    "The regularisation η moves mass away from zero, to the mode at 1",
     "fig. scalar-vs-mc-panel",
     "true",
-    shows="singular values below 0.1, bistochastic skips, L = 10: {:.1%}; at the paper's η = 0.02: {:.1%}",
+    shows="bistochastic, L = 10, below 0.1: {:.1%}; at η = 0.02 {:.1%}",
     stored=(0.75, 0.1789),
     allowed=0.02,
 )
@@ -74,12 +74,12 @@ def smoothing_hides_the_collapse() -> tuple[float, float]:
 
 @claim(
     5,
-    "Bistochastic skips concentrate more than 75 % of the spectral mass around 0",
-    "section 7.1, paragraph Bistochastic Induces Spectral Stalling",
+    "Bistochastic skips put over 75 % of the spectral mass near 0",
+    "section 7.1",
     "true if",
-    "the network is deep: the share tends to 1 − 1/n = 75 % and never exceeds it; differences between streams "
-    "collapse, not weights (docs/derivations/real_networks.md).",
-    shows="singular values below 0.1 at L = 1, 2, 10, 50: {:.1%}, {:.1%}, {:.1%}, {:.1%}",
+    "the network is deep: the share tends to 1 − 1/n = 75 %. Differences between streams collapse, not weights "
+    "(docs/derivations/real_networks.md).",
+    shows="below 0.1 at L = 1, 2, 10, 50: {:.1%}, {:.1%}, {:.1%}, {:.1%}",
     stored=(0.09241, 0.4871, 0.75, 0.75),
     allowed=0.01,
 )
@@ -89,12 +89,11 @@ def collapsed_share() -> tuple[float, ...]:
 
 @claim(
     6,
-    "Orthogonal skips are undistinguishable from identity skips",
-    "section 7.1, paragraph Bistochastic Induces Spectral Stalling",
+    "Orthogonal skips cannot be told from identity skips",
+    "section 7.1",
     "true if",
-    "the noise is isotropic, as in the paper's analysis (eq. hc-simplified); in the trained block orthogonal skips "
-    "spread all directions and identity skips one in n.",
-    shows="largest relative difference of G at L = 10: isotropic {:.0e}; block with equal reads and writes {:.0%}",
+    "the noise is isotropic, as in eq. hc-simplified; in the trained block orthogonal skips spread all directions.",
+    shows="largest difference of G at L = 10: isotropic {:.0e}; block {:.0%}",
     stored=(5e-16, 1.267),
     allowed=[(0, 1e-8), 0.02],
 )
@@ -112,12 +111,12 @@ def orthogonal_against_identity() -> tuple[float, float]:
 
 @claim(
     7,
-    "With L σ² constant the spectra keep a main mode bounded away from 0 and infinity",
+    "With Lσ² constant the main mode stays away from 0 and infinity",
     "fig. scalar-vs-mc-panel",
     "true if",
-    "the skips neither contract nor expand what they keep; Gaussian skips have no such mode.",
-    shows="singular values between 0.5 and 2: orthogonal L = 10 {:.1%}, L = 1000 {:.1%}; root mean square of Gaussian "
-    "skips L = 10 {:.1f}, L = 100 {:.0e}",
+    "the skips keep norms; Gaussian skips have no such mode.",
+    shows="orthogonal, between 0.5 and 2: {:.1%} at L = 10, {:.1%} at 1000; Gaussian, root mean square: {:.1f} "
+    "at 10, {:.0e} at 100",
     stored=(1.0, 1.0, 35.25, 1.545e16),
     allowed=0.01,
 )
@@ -129,12 +128,12 @@ def bounded_mode() -> tuple[float, ...]:
 
 @claim(
     8,
-    "∫ρ = 1 to within 10⁻³ at ε = 0.01 on [λ_min, λ_max]",
-    "section 2.3, paragraph Spectral density extraction",
+    "∫ρ = 1 to 10⁻³ at ε = 0.01",
+    "section 2.3",
     "false",
-    "A width of 0.01 puts mass outside the support, and half of what has collapsed at negative x; η proportional to x "
-    "gives one to 10⁻³ (docs/results/panel.md).",
-    shows="the integral over the support: identity L = 1 {:.3f}, bistochastic L = 1 {:.3f}, bistochastic L = 10 {:.3f}",
+    "That width puts mass outside the support and at negative x; η proportional to x gives one to 10⁻³ "
+    "(docs/results/panel.md).",
+    shows="integral: identity L = 1 {:.3f}; bistochastic L = 1 {:.3f}, L = 10 {:.3f}",
     stored=(0.9941, 0.93, 0.6225),
     allowed=0.005,
 )
@@ -153,10 +152,9 @@ def mass_on_the_support() -> tuple[float, ...]:
 @claim(
     26,
     "The empirical spectrum converges to the theory as N → ∞",
-    "section U (Monte Carlo Validation)",
+    "section U",
     "true",
-    shows="bistochastic skips, L = 2: error of the mean G(0.75 + 0.05i) at N = 60: {:.1%}, four times the width: "
-    "{:.1%}",
+    shows="error of the mean G: N = 60 {:.1%}, 240 {:.1%}",
     stored=(0.08918, 0.02373),
     allowed=0.4,
 )
@@ -174,11 +172,11 @@ def finite_width() -> tuple[float, ...]:
 
 @claim(
     27,
-    "n ≥ 8 may require approximate methods",
-    "section 7.5, paragraph Small n",
-    "false",
-    "The chain is exact for any n at O(L n³) a point and iteration.",
-    shows="n = 16, L = 10, within {:.1%} of 40 sampled networks' mean G, {:.3f} s a point",
+    "The operator-valued pipeline may need approximations for n ≥ 8",
+    "section 7.5",
+    "true if",
+    "the nested O(L n¹⁰) pipeline is meant; the chain is exact at O(L n³).",
+    shows="chain, n = 16, L = 10: within {:.1%} of sampled networks, {:.3f} s per point",
     stored=(0.01845, 0.036),
     allowed=[(0, 0.03), (0, 1)],
 )
@@ -194,14 +192,12 @@ def many_streams() -> tuple[float, float]:
 
 @claim(
     28,
-    "Misalignment between the layers' eigenspaces accelerates the collapse",
-    "section 1, above Contributions",
+    "Misaligned eigenspaces accelerate the collapse",
+    "section 1",
     "true",
-    "It is the second singular value that falls faster; the mean logarithm of all of them does not depend on "
-    "alignment, because log det is additive.",
-    shows="log of the second singular value a layer, mean of 2000 products of 10 bistochastic matrices: of each matrix "
-    "alone {:.2f}, one matrix repeated {:.2f}, independent ones {:.2f}; singular values below 0.1 after 3 layers: one "
-    "matrix {:.3f}, independent ones {:.3f}",
+    "The second singular value falls faster; the mean logarithm of all does not.",
+    shows="log of the second singular value per layer: alone {:.2f}, repeated {:.2f}, independent {:.2f}; "
+    "below 0.1 after three layers: repeated {:.3f}, independent {:.3f}",
     stored=(-0.7085, -1.022, -1.076, 0.666, 0.707),
     allowed=0.01,
 )
@@ -224,12 +220,11 @@ def misalignment() -> tuple[float, ...]:
 
 @claim(
     29,
-    "Projections, also of rank p, preserve more of the gradient's spectrum than bistochastic matrices",
-    "section 7.2 (Grassmann: A Middle Ground)",
+    "Rank-p projections preserve more of the spectrum than bistochastic matrices",
+    "section 7.2",
     "true if",
-    "all layers have the same projector; different projectors collapse more than bistochastic skips.",
-    shows="singular values below 0.1 at L = 10, mean of eight draws: one projector {:.0%}, projectors that differ "
-    "{:.0%}, bistochastic that differ {:.0%}",
+    "all layers have the same projector.",
+    shows="below 0.1 at L = 10: one projector {:.0%}, different ones {:.0%}, different bistochastic {:.0%}",
     stored=(0.5, 0.9688, 0.75),
     allowed=0.02,
 )
@@ -242,14 +237,11 @@ def projectors() -> tuple[float, ...]:
 
 @claim(
     30,
-    "No reparametrisation of the Birkhoff polytope can escape the collapse",
-    "section 1, above Contributions",
+    "No reparametrisation of the Birkhoff polytope escapes the collapse",
+    "section 1",
     "true if",
-    "the skips are generic points of its interior, and the network is deep enough for them: near the identity the "
-    "collapse waits for about 1.7 / (off-diagonal mass) layers at n = 4. Permutation matrices, the vertices, are "
-    "orthogonal and never collapse.",
-    shows="singular values below 0.1: permutations, L = 10 {:.0%}; 1 % of off-diagonal mass, L = 48 {:.0%}, L = 300 "
-    "{:.0%}",
+    "the skips are interior points and the network is deep; permutations, the vertices, never collapse.",
+    shows="below 0.1: permutations {:.0%}; 1 % off-diagonal mass, L = 48 {:.0%}, L = 300 {:.0%}",
     stored=(1e-08, 0.0, 0.75),
     allowed=[(0, 0.001), (0, 0.001), 0.01],
 )
@@ -263,15 +255,14 @@ def permutations_do_not_collapse() -> tuple[float, float, float]:
 
 @claim(
     70,
-    "The collapse becomes a loss of capacity, spectral stalling: the share of the weights that belongs to small "
-    "singular values is ignored",
-    "section 1, contribution 1; section 7.1, paragraph Bistochastic Induces Spectral Stalling",
+    "The collapse becomes a loss of capacity, spectral stalling",
+    "sections 1 and 7.1",
     "in part",
-    "Differences between streams at the input do die out (claim 5), but no weight is cut off: in the trained block "
-    "every sublayer writes into the mean of the streams, which bistochastic skips keep. Trained with them, a language "
-    "model is better than the plain one (docs/results/which_mixer.md).",
-    shows="mean square of the derivative of the output by each sublayer's output, L = 48, least over largest: "
-    "bistochastic skips that differ {:.2f}, orthogonal ones {:.4f}",
+    "Differences between streams die out (claim 5), but no weight is cut off: sublayers write into the mean of the "
+    "streams, which bistochastic skips keep, and a language model trains better with them "
+    "(docs/results/which_mixer.md).",
+    shows="squared derivative of the output by sublayers' outputs, least over largest, L = 48: bistochastic {:.2f}, "
+    "orthogonal {:.4f}",
     stored=(0.9522, 0.001565),
     allowed=0.02,
 )

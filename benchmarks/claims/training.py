@@ -44,21 +44,19 @@ def table(text: str) -> list[tuple[float, ...]]:
 claim(
     61,
     "For 7M parameters DDP is faster than DeepSpeed ZeRO",
-    "section G.2, paragraph DeepSpeed compatibility",
+    "section G.2",
     "open",
-    "It needs several GPUs with their interconnect; here the strategies were compared for their numbers, on two CPU "
-    "processes (docs/results/reliability.md).",
+    "It needs several connected GPUs; here the strategies' numbers were compared (docs/results/reliability.md).",
     source="python benchmarks/check_distributed.py",
 )
 
 
 @claim(
     62,
-    "All variants are compatible with DDP and with DeepSpeed ZeRO",
-    "section G.2; table hc-comparison",
+    "All variants work with DDP and DeepSpeed ZeRO",
+    "section G.2",
     "true",
-    shows="largest difference of the loss over 50 steps between one process and two with static Grassmann frames, the "
-    "hardest variant, over DDP and ZeRO-1, 2, 3: {:.1e}",
+    shows="largest difference of the loss, one process to two, static frames, all strategies: {:.1e}",
     stored=1.2e-7,
     allowed=(0, 1e-6),
     source="python benchmarks/check_distributed.py",
@@ -86,13 +84,13 @@ def mean_of_runs(mixer: str, metric: str, comparison: str = "language", rate: fl
 
 @claim(
     63,
-    "Sinkhorn's gradients are four times Cayley's throughout training (0.39 against 0.10)",
-    "section 7.1, paragraph Empirical Gradient Evidence",
+    "Sinkhorn's gradients are four times Cayley's (0.39, 0.10)",
+    "section 7.1",
     "open",
-    "Its runs on ARC took days on eight B200s, and their gates and norms differed too. Where nothing else differs "
-    "there is no such factor, in a language model or in the first minutes on ARC (docs/results/which_mixer.md).",
-    shows="gradient norm of Sinkhorn over Cayley at the end: language model of 27 million parameters {:.2f}, of 48 "
-    "narrow layers {:.2f}, small tasks of ARC {:.2f}",
+    "Its runs took days on eight B200s, with other gates and norms. Where nothing else differs there is no such "
+    "factor (docs/results/which_mixer.md).",
+    shows="Sinkhorn over Cayley: language models of 27 million parameters {:.2f}, of 48 layers {:.2f}; small "
+    "ARC {:.2f}",
     stored=(1.0, 0.94, 1.02),
     allowed=0.05,
     source=COMPARE,
@@ -106,13 +104,12 @@ def gradient_norms() -> tuple[float, ...]:
 
 @claim(
     64,
-    "At matched steps Cayley is better than Grassmann, and Grassmann better than Sinkhorn",
-    "sections 5.1 and 7.2; table eval-metrics",
+    "At matched steps Cayley beats Grassmann, and Grassmann Sinkhorn",
+    "sections 5.1 and 7.2",
     "open",
-    "On ARC it is one run each, with other gates and norms. In a language model of 27 million parameters in which "
-    "nothing else differs Cayley is better than Sinkhorn, and unconstrained skips are better than both; Grassmann was "
-    "not trained there (docs/results/which_mixer.md).",
-    shows="validation loss at learning rate 3.2e-3: plain {:.3f}, Sinkhorn {:.3f}, Cayley {:.3f}, unconstrained {:.3f}",
+    "On ARC it is one run each, with other gates and norms. In a language model where nothing else differs Cayley "
+    "beats Sinkhorn, and unconstrained skips both (docs/results/which_mixer.md).",
+    shows="validation loss: plain {:.3f}, Sinkhorn {:.3f}, Cayley {:.3f}, unconstrained {:.3f}",
     stored=(2.060, 1.974, 1.952, 1.875),
     allowed=0.001,
     source=COMPARE,
@@ -126,9 +123,9 @@ def order_of_mixers() -> tuple[float, ...]:
     "pass@k is the probability that one of k i.i.d. samples is right",
     "section 4.4",
     "false",
-    "The tables hold places in a vote over augmented variants: the first candidate of a vote is right more often than "
-    "a single answer, which i.i.d. draws cannot be (docs/derivations/arc_evaluation.md).",
-    shows="pass@1 less exact accuracy in table eval-progression: {:.1f} to {:.1f} points, where i.i.d. draws give none",
+    "The tables hold places in a vote, whose first candidate is right more often than a single answer "
+    "(docs/derivations/arc_evaluation.md).",
+    shows="pass@1 less exact accuracy: {:.1f} to {:.1f} points; i.i.d. draws give none",
     stored=(5.1, 12),
     allowed=0.01,
 )
@@ -139,15 +136,13 @@ def votes() -> tuple[float, float]:
 
 @claim(
     66,
-    "Declining pass@k at late checkpoints means overfitting and lost diversity",
+    "Declining pass@k means overfitting",
     "sections 5.1 and 7.5",
     "in part",
-    "With restarts held fixed Cayley's last three processes do decline, as said. Most of the ups and downs of the "
-    "tables are restarts: pass@k falls where the distance between evaluations shows one and rises within a process, "
-    "as it does where votes are pooled over the evaluations of one process.",
-    shows="Cayley's last three processes, pass@1000 at the first evaluation: {:.1f}, {:.1f}, {:.1f}, at the second: "
-    "{:.1f}, {:.1f}, {:.1f}; mean change from one evaluation to the next, both tables: {:+.1f} points within a "
-    "process, {:+.1f} over a restart",
+    "With restarts held fixed Cayley's last three processes decline. Most ups and downs are restarts: pass@k falls "
+    "over each and rises between, as pooled votes do.",
+    shows="last three processes, pass@1000: {:.1f}, {:.1f}, {:.1f} at first, {:.1f}, {:.1f}, {:.1f} next; mean change "
+    "within a process {:+.1f}, over a restart {:+.1f}",
     stored=(56.6, 55.3, 53.3, 60.5, 57.9, 55.6, 1.93, -3.7),
     allowed=0.01,
 )
@@ -169,8 +164,8 @@ def restarts() -> tuple[float, ...]:
 
 @claim(
     67,
-    "Ratios 1.11, 1.13, 1.27; Cayley passes Sinkhorn's best at 58 % (exact) and 40 % (pass@1) of its steps",
-    "section 5.1; table eval-metrics",
+    "Ratios 1.11, 1.13, 1.27; Cayley passes Sinkhorn's best at 58 % and 40 % of its steps",
+    "section 5.1",
     "true",
     shows="from its tables: {:.2f}, {:.2f}, {:.2f}; {:.0%}, {:.0%}",
     stored=(1.11, 1.1254, 1.271, 0.5807, 0.3951),
@@ -187,7 +182,7 @@ def ratios() -> tuple[float, ...]:
 @claim(
     68,
     "The gap between Cayley and Sinkhorn narrows at higher k",
-    "fig. passk-scaling; section 5.1",
+    "fig. passk-scaling",
     "false",
     "It widens, in points and as a ratio.",
     shows="k = 1: {:.1f} points, ratio {:.3f}; k = 1000: {:.1f} points, ratio {:.3f}",
@@ -200,11 +195,11 @@ def gap_with_k() -> tuple[float, ...]:
 
 @claim(
     69,
-    "Cayley's evaluation loss is best near step 310K",
-    "section 7.5, paragraph Late-Stage Overfitting",
-    "false",
-    "The figure beside it has its least loss at 419K.",
-    shows="least loss of fig. eval-lm-loss: {:.3f} at {:.0f}K; at 310K: {:.3f}",
+    "Cayley's evaluation loss rises after its best, near 310K",
+    "section 7.5",
+    "in part",
+    "It rises; the best is at 419K, 310K nearly as good.",
+    shows="{:.3f} at {:.0f}K, {:.3f} at 310K, 0.767 at the end",
     stored=(0.643, 419, 0.646),
     allowed=0.0,
 )
@@ -219,10 +214,8 @@ def best_loss() -> tuple[float, float, float]:
     "12-fold recursion composes the same mixing matrix with itself",
     "section 4.2",
     "true if",
-    "the coefficients are static; in the trained model they are functions of each token's streams, which change from "
-    "pass to pass, and four connections alternate.",
-    shows="Sinkhorn's matrices along twelve passes of two connections with random dynamic weights: mean relative "
-    "distance to the matrix of the first pass {:.0%}; with static coefficients {:.0%}",
+    "coefficients are static; in the trained model they follow each token's streams, and four connections alternate.",
+    shows="Sinkhorn's matrices over twelve passes, distance to the first: random dynamic {:.0%}, static {:.0%}",
     stored=(0.06, 0.0),
     allowed=[(0.02, 2.0), (0, 1e-9)],
 )
@@ -247,13 +240,11 @@ def matrices_along_the_recursion() -> tuple[float, ...]:
 
 @claim(
     74,
-    "The full ARC-AGI-1 corpus of 1000 tasks is split into 400 for training, 400 for evaluation and 200 for ablation",
+    "ARC-AGI-1's 1000 tasks are split 400 / 400 / 200",
     "section 4.1",
     "open",
-    "Public are 400 and 400; the other 200 are the organisers' hidden tests, which nobody can train or validate on. "
-    "How the paper's 200 came about it does not say; its reference model adds the 160 tasks of ConceptARC "
-    "(docs/results/paper_preset.md).",
-    shows="public tasks for training {:.0f}, for evaluation {:.0f}",
+    "Public are 400 and 400; the reference model adds 160 tasks of ConceptARC (docs/derivations/recursive_model.md).",
+    shows="public: {:.0f} and {:.0f}",
     stored=(400, 400),
     allowed=0.0,
 )
