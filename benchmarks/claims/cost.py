@@ -9,7 +9,7 @@ import torch
 from record import claim
 from torch import Tensor
 
-from harness import RESULTS, interleaved, saved_bytes
+from harness import RESULTS, saved_bytes
 from jpmhc import mixers, spectra
 from jpmhc.experiments.models.connections import ConnectionConfig, make_connection
 from jpmhc.manifolds import birkhoff, permutation
@@ -108,23 +108,15 @@ claim(
     "section H.6",
     "true if",
     "the projection alone is counted; a connection reads the streams twice more and writes them.",
-    shows="bytes of three over one: {:.2f}; whole connection {:.2f}; time on this CPU {:.1f}",
-    stored=(2.977, 1.443, 2.128),
-    allowed=[0.02, 0.02, (1.0, 6.0)],
+    shows="bytes of three over one: {:.2f}; whole connection {:.2f}",
+    stored=(2.977, 1.443),
+    allowed=0.02,
 )
-def fused_projection() -> tuple[float, float, float]:
-    tokens, width, sizes = 2000, N * DIM, (N, N, N * N)
-    x = torch.randn(tokens, width)
-    parts = [torch.randn(size, width) for size in sizes]
-    whole = torch.cat(parts)
-    times = interleaved({"one": lambda: x @ whole.T, "three": lambda: [x @ part.T for part in parts]}, 10)
-    outputs = sum(sizes)
+def fused_projection() -> tuple[float, float]:
+    width, outputs = N * DIM, 2 * N + N * N
     rest = 2 * width + 2 * DIM + width  # the read and the write pass over the streams
-    return (
-        (3 * width + outputs) / (width + outputs),
-        (3 * width + outputs + rest) / (width + outputs + rest),
-        times["three"] / times["one"],
-    )
+    three, one = 3 * width + outputs, width + outputs
+    return three / one, (three + rest) / (one + rest)
 
 
 def count_operations() -> dict[str, dict[str, int]]:

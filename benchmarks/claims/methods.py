@@ -78,7 +78,7 @@ def time_of_a_point() -> tuple[float, ...]:
     "eq. twisted_fold",
     "true if",
     "L ≤ 2 and the first factor is Y₁Y₁ᵀ. The printed Y₁ᵀY₁ is wrong for a non-normal A₁; from L = 3 the fold is "
-    "another law (docs/derivations/twisted.md).",
+    "another law (docs/derivations/paper_methods.md).",
     shows="error of G, bistochastic: L = 2 {:.0e}, as printed {:.0%}; L = 3 {:.0%}",
     stored=(1e-10, 0.1552, 0.03353),
     allowed=[(0, 1e-7), 0.02, 0.02],
