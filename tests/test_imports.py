@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "diagnose": {"checks", "connections", "machine", "manifolds", "mixers", "spectra"},
     "experiments": {"checks", "connections", "diagnose", "files", "kernels", "machine", "mixers", "optim"},
     "dialects": {"checks", "connections", "mixers"},
-    "integrations": {"connections"},
+    "integrations": {"connections", "diagnose"},
     "wrap": {"checks", "connections", "mixers", "modes"},
     "report": {"diagnose", "experiments", "files", "mixers", "paper", "spectra"},
     "cli": {"checks", "diagnose", "experiments", "files", "paper", "report", "spectra", "wrap"},

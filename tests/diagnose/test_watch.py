@@ -1,5 +1,7 @@
 """Watching during training: what is logged, and that training does not notice."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -111,3 +113,32 @@ def test_what_cannot_be_watched_is_one_sentence():
         jpmhc.diagnose.watch(3)
     with pytest.raises(ValueError, match="log must be a function of the step and the numbers, got 3"):
         jpmhc.diagnose.watch(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), log=3)
+
+
+def test_alarms_are_given_once_and_name_the_step():
+    blocks = [jpmhc.HyperConnection(nn.Linear(8, 8), 8, mixer="unconstrained", index=k) for k in range(3)]
+    model = jpmhc.HyperConnectionStack(blocks, expand=True, reduce=True)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    with (
+        warnings.catch_warnings(record=True) as warned,
+        jpmhc.diagnose.watch(model, every=1, log=lambda step, numbers: None) as seen,
+    ):
+        for step in range(4):
+            if step == 2:
+                with torch.no_grad():
+                    blocks[0].map.bias[-16:] += 11.5 * torch.eye(4).flatten()
+            model(torch.randn(5, 8)).square().mean().backward()
+            optimizer.step()
+    assert seen.alarms["skips/direct_path"][0] == 3
+    said = [str(one.message) for one in warned if "streams' mean" in str(one.message)]
+    assert said == ["step 3: the skips stretch the streams' mean: their product multiplies it by 12.5"]
+
+
+@pytest.mark.parametrize("mixer", sorted(jpmhc.MIXERS.keys() - {"grassmann"}))  # a projector forgets by design
+def test_a_fresh_model_raises_no_alarm(mixer):
+    blocks = [jpmhc.HyperConnection(nn.Linear(8, 8), 8, mixer=mixer, index=k) for k in range(24)]
+    model = jpmhc.HyperConnectionStack(blocks, expand=True, reduce=True)
+    with jpmhc.diagnose.watch(model, log=lambda step, numbers: None) as seen:
+        model(torch.randn(5, 8))
+    assert len(seen.records) == 1
+    assert not seen.alarms

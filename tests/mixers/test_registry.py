@@ -36,6 +36,34 @@ def test_a_name_that_leads_nowhere_is_one_sentence(name, sentence):
         get_mixer(name)
 
 
+class Misshapen(Shrinking):
+    """A mixer whose `start` or `forward` does not keep to the number of logits or streams."""
+
+    def __init__(self, streams, begun=1, size=4):
+        super().__init__(streams)
+        self.begun, self.size = begun, size
+
+    def start(self):
+        return torch.zeros(self.begun)
+
+    def forward(self, logits):
+        return super().forward(logits)[..., : self.size, : self.size]
+
+
+@pytest.mark.parametrize(
+    ("mixer", "sentence"),
+    [
+        (Misshapen(4, begun=3), r"Misshapen.start must return 1 logits, got the shape \[3\]"),
+        (Misshapen(4, size=2), r"Misshapen must turn logits \[2, 1\] into matrices \[2, 4, 4\], got \[2, 2, 2\]"),
+        (Shrinking(3), "the mixer is for 3 streams, the connection has 4"),
+        (Shrinking, r"or a Mixer, got .*Shrinking.*: give an object, Shrinking\(…\)"),
+    ],
+)
+def test_a_mixer_that_does_not_fit_is_refused_by_the_connection(mixer, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        jpmhc.HyperConnection(nn.Identity(), 8, 4, mixer)
+
+
 def test_an_activation_of_ones_own_goes_where_a_name_goes():
     skips = torch.eye(2, dtype=torch.float64)[None]
     by_object, by_name = (
@@ -44,5 +72,6 @@ def test_an_activation_of_ones_own_goes_where_a_name_goes():
     )
     assert torch.equal(by_object.variance, by_name.variance)
     assert float(SQUARED_RELU.psi(1.0)) == pytest.approx(2.0)  # 4 · E Z² over the positive half
-    with pytest.raises(ValueError, match=r"must be a spectra\.Activation, got"):
-        spectra.Network.from_activation(skips, "tests.own:Shrinking", 1.0, 1.0)
+    for activation in ("tests.own:Shrinking", torch.relu):
+        with pytest.raises(ValueError, match=r"must be a spectra\.Activation, got"):
+            spectra.Network.from_activation(skips, activation, 1.0, 1.0)

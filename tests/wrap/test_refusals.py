@@ -181,7 +181,7 @@ class OwnMixer(jpmhc.mixers.Mixer):
         ),
         (OwnMixer(torch.zeros(2), torch.eye(4)), r"OwnMixer.start must return 1 logits, got the shape \[2\]"),
         (OwnMixer(torch.zeros(1), torch.eye(3)), r"into matrices \[2, 4, 4\], got \[2, 3, 3\]"),
-        (OwnMixer(torch.zeros(1), torch.eye(2), streams=2), "the mixer is for 2 streams, the model shall have 4"),
+        (OwnMixer(torch.zeros(1), torch.eye(2), streams=2), "the mixer is for 2 streams, the connection has 4"),
     ],
 )
 def test_a_mixer_that_does_not_fit(mixer, said):

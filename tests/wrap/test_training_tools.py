@@ -1,6 +1,7 @@
 """Wrapped models in PEFT and in the Trainer of `transformers`."""
 
 import copy
+from typing import ClassVar
 
 import pytest
 import torch
@@ -96,3 +97,32 @@ def test_trainer_trains_saves_and_resumes(tmp_path):
         torch.testing.assert_close(resumed.state_dict()[name], value, rtol=1e-4, atol=1e-6, msg=name)
     loaded = jpmhc.load_wrapped(transformers.AutoModelForCausalLM, tmp_path / "whole" / "checkpoint-4")
     assert difference(whole.eval()(tokens()).logits, loaded(tokens()).logits) < 1e-5
+
+
+def test_the_trainer_logs_what_is_watched_at_its_steps(tmp_path):
+    pytest.importorskip("accelerate", reason="needs accelerate")
+    from jpmhc.integrations.trainer import WatchCallback
+
+    class Tracker(transformers.TrainerCallback):
+        """A tracker as those of `report_to`, which keeps what it is given."""
+
+        seen: ClassVar[list] = []
+
+        def on_log(self, args, state, control, logs, **kwargs):
+            if "jpmhc/similarity" in logs:
+                self.seen.append((state.global_step, logs["jpmhc/similarity"]))
+
+    rows = [{"input_ids": row, "labels": row} for row in tokens(16, 8)]
+    model = disturb(jpmhc.wrap(tiny("gpt2")))
+    for steps, resume in ((3, False), (6, True)):
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path), max_steps=steps, per_device_train_batch_size=2, gradient_accumulation_steps=2,
+            save_steps=3, report_to=[], disable_tqdm=True, use_cpu=True, logging_steps=100,
+        )  # fmt: skip
+        trainer = transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[Tracker()])
+        trainer.add_callback(WatchCallback(trainer, every=2))
+        trainer.train(resume_from_checkpoint=resume)
+        assert not any("watch" in str(hook) for hook in model._forward_hooks.values())
+    steps, values = zip(*Tracker.seen)
+    assert steps == (1, 3, 5)
+    assert all(0 < value < 1 for value in values)

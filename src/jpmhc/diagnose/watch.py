@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +18,19 @@ from jpmhc import checks
 from jpmhc.diagnose.layers import measure_streams
 from jpmhc.diagnose.record import LayerCall, Recording, find_layers, longest_chain, record_layers
 
+FACTOR = 10.0  # numbers beyond this factor raise an alarm; a diagnosis calls it collapse or explosion
+_ALARMS = {  # the alarm of each number, when it is too small and when it is too large; None if it cannot be
+    "skips/geometric_mean": (
+        "the skips forget differences between streams: their product multiplies them by",
+        "the skips stretch the streams: their product multiplies them by",
+    ),
+    "skips/direct_path": (
+        "the skips lose the streams' mean: their product multiplies it by",
+        "the skips stretch the streams' mean: their product multiplies it by",
+    ),
+    "signal_gain/largest": (None, "a sublayer's output is larger than its input, by the factor"),
+}
+
 
 @dataclass
 class Watch:
@@ -24,10 +39,12 @@ class Watch:
     Attributes:
         records: For each watched step, a dict with the step's number as "step" and with the logged numbers by name.
         step: The number of the current training step.
+        alarms: The alarms so far, by the number's name: the step of the first alarm, and its sentence.
     """
 
     records: list[dict[str, float]] = field(default_factory=list)
     step: int = 0
+    alarms: dict[str, tuple[int, str]] = field(default_factory=dict)
 
 
 def watch(
@@ -41,7 +58,9 @@ def watch(
 
     A step begins with the first call of the model in train mode after a step of an optimizer that has the model's
     parameters; further calls before the next optimizer step (gradient accumulation) belong to the same step. The
-    model's results, gradients and random numbers do not change. Steps that are not watched cost nothing.
+    model's results, gradients and random numbers do not change. Steps that are not watched cost nothing. A warning is
+    given the first time that a number is not finite, that the product of the skips loses or stretches the streams
+    tenfold, or that a sublayer's output is ten times its input.
 
     Args:
         model: The model, whose hyper-connections are watched, or whose layers if it has no hyper-connections.
@@ -107,7 +126,12 @@ def _watching(
             return
         numbers = summarise_calls(recording.calls)
         seen.records.append({"step": seen.step, **numbers})
-        if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
+        first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+        for name, alarm in find_alarms(numbers).items():
+            if first and name not in seen.alarms:
+                warnings.warn(f"step {seen.step}: {alarm}", stacklevel=2)
+            seen.alarms.setdefault(name, (seen.step, alarm))
+        if first:
             log(seen.step, numbers)
 
     handles = [
@@ -142,6 +166,23 @@ def summarise_calls(calls: list[LayerCall]) -> dict[str, float]:
     gains = [_signal_gain(call) for call in calls]
     named = {"largest": max(gains), "mean": sum(gains) / len(gains), "last": gains[-1]}
     return numbers | {f"signal_gain/{name}": value for name, value in named.items()}
+
+
+def find_alarms(numbers: dict[str, float]) -> dict[str, str]:
+    """Return a sentence for each number that is not finite, or beyond its limits.
+
+    >>> find_alarms({"skips/direct_path": 0.95, "signal_gain/largest": 20.0})
+    {'signal_gain/largest': "a sublayer's output is larger than its input, by the factor 20"}
+    """
+    alarms = {}
+    for name, value in numbers.items():
+        small, large = _ALARMS.get(name, (None, None))
+        sentence = large if abs(value) > FACTOR else small if abs(value) < 1 / FACTOR else None
+        if not math.isfinite(value):
+            alarms[name] = f"{name} is {value}"
+        elif sentence is not None:
+            alarms[name] = f"{sentence} {value:.3g}"
+    return alarms
 
 
 def _distance_to_identity(call: LayerCall) -> float:

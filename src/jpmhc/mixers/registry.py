@@ -1,5 +1,6 @@
 """All mixers by name. A new mixer needs a file in this folder, an import here and an entry in `_ALL`."""
 
+import torch
 from torch import Generator, Tensor
 
 from jpmhc import checks
@@ -53,12 +54,27 @@ def make_mixer(mixer: str | Mixer, streams: int, dynamic: bool = True) -> Mixer:
     if isinstance(mixer, str):
         kind = get_mixer(mixer)
         check_stream_count(kind, streams)
-        return kind.by_default(streams, dynamic)
+        mixer = kind.by_default(streams, dynamic)
     if not isinstance(mixer, Mixer):
-        raise ValueError(f"mixer must be a name ({', '.join(MIXERS)}) or a Mixer, got {mixer!r}")
+        hint = f": give an object, {mixer.__name__}(…)" if isinstance(mixer, type) and issubclass(mixer, Mixer) else ""
+        raise ValueError(f"mixer must be a name ({', '.join(MIXERS)}) or a Mixer, got {checks.quote(mixer)}{hint}")
     if mixer.streams != streams:
         raise ValueError(f"the mixer is for {mixer.streams} streams, the connection has {streams}")
+    if type(mixer) not in _ALL:
+        _check_shapes(mixer)
     return mixer
+
+
+@torch.no_grad()
+def _check_shapes(mixer: Mixer) -> None:
+    """Raise an error if the logits or the matrices of a mixer of a user's own have other shapes than it says."""
+    kind, logits, n = type(mixer).__name__, mixer.logits, mixer.streams
+    start = mixer.start()
+    if tuple(start.shape) != (logits,):
+        raise ValueError(f"{kind}.start must return {logits} logits, got the shape {list(start.shape)}")
+    shape = list(mixer(start.expand(2, -1)).shape)
+    if shape != [2, n, n]:
+        raise ValueError(f"{kind} must turn logits [2, {logits}] into matrices [2, {n}, {n}], got {shape}")
 
 
 def sample_skips(name: str, streams: int, shape: tuple[int, ...] = (), *, generator: Generator | None = None) -> Tensor:

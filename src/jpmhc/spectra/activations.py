@@ -196,11 +196,11 @@ def get_activation(activation: str | Activation) -> Activation:
     >>> get_activation("gelu").name
     'gelu'
     """
-    if isinstance(activation, str) and ":" in activation:
-        activation = checks.named_object(activation)  # type: ignore[assignment]
-        if not isinstance(activation, Activation):
-            raise ValueError(f"an activation of your own must be a spectra.Activation, got {checks.quote(activation)}")
-    if isinstance(activation, Activation):
-        return activation
+    named = isinstance(activation, str) and ":" in activation
+    own: object = checks.named_object(str(activation)) if named else activation
+    if isinstance(own, Activation):
+        return own
+    if named or callable(own):
+        raise ValueError(f"an activation of your own must be a spectra.Activation, got {checks.quote(own)}")
     checks.choice(activation, ACTIVATIONS, "activation")
-    return ACTIVATIONS[activation]
+    return ACTIVATIONS[str(activation)]

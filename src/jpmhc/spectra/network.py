@@ -413,7 +413,7 @@ def sample_skips(mixer: str, count: int, streams: int, seed: int, rank: int | No
         rank: The dimension of the subspace for "grassmann"; half the number of streams if None.
     """
     if not isinstance(mixer, str) or ":" not in mixer:
-        checks.choice(mixer, SKIPS, "random skip")
+        checks.choice(mixer, (*SKIPS, "MODULE:CLASS"), "random skip")
     if rank is not None and mixer != "grassmann":
         raise ValueError(f"rank is the dimension of a grassmann skip's subspace; a {mixer} skip has none")
     checks.fits_memory(_ALIVE * 8 * count * streams**2, f"a network of {count} layers and {streams} streams")

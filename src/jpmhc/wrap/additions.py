@@ -120,7 +120,9 @@ def describe_wrapping(
         if left > 0:
             plain[plan.name] = left
     connected = sum(plan.additions for plan in plans)
-    text = f"{connected} residual additions in {len(plans)} layers of {type(model).__name__} became hyper-connections"
+    additions, layers = _count(connected, "residual addition"), _count(len(plans), "layer")
+    became = "became hyper-connections" if connected > 1 else "became a hyper-connection"
+    text = f"{additions} in {layers} of {type(model).__name__} {became}"
     if plain:
         names = [f"{name or 'the model'} ({type(model.get_submodule(name)).__name__})" for name in plain]
         more = f" and {len(names) - 3} more" if len(names) > 4 else ""
@@ -135,3 +137,7 @@ def describe_wrapping(
             "between its layers"
         )
     return text, bool(plain) or apart
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

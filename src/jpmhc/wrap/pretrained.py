@@ -208,7 +208,10 @@ def load_wrapped(auto_class: Any, name_or_path: str | Path, *, mixer: Mixer | No
     for keys, verb in ((report["missing_keys"], "are without"), (report["unexpected_keys"], "have")):
         for key in sorted(filter(_is_connection, keys)):
             if key.partition(f"{CHILD}.")[0].removesuffix(".") in layers:
-                raise ValueError(f"the weights of {name_or_path} {verb} {key}, unlike its configuration")
+                raise ValueError(
+                    f"the weights of {name_or_path} {verb} {key}, unlike its configuration; a model that was never "
+                    "wrapped but shared its configuration with a wrapped one is loaded by from_pretrained(…, config=…)"
+                )
     return (model, report) if wants_report else model
 
 

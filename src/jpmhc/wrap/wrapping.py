@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from jpmhc.connections import HyperConnection
-from jpmhc.mixers import Mixer
+from jpmhc.mixers import Mixer, make_mixer
 from jpmhc.wrap.additions import describe_wrapping
 from jpmhc.wrap.comparison import OutputComparison, call_arguments, explaining_guess
 from jpmhc.wrap.installation import install, uninstall
@@ -76,8 +76,7 @@ def wrap(
                 f"{name} is on the meta device, without numbers: load the weights before you wrap the model"
             )
     recipe = Recipe(streams, mixer, options)
-    if isinstance(mixer, Mixer):
-        _refuse_mixer(mixer, streams)
+    _refuse_mixer(make_mixer(mixer, streams))
     args, kwargs = call_arguments(model, inputs)
     with OutputComparison(model, args, kwargs) as comparison:
         with contextlib.nullcontext() if inputs is not None else explaining_guess(model, kwargs):
@@ -159,26 +158,15 @@ def _names_of(model: nn.Module, layers: Iterable[nn.Module]) -> list[str]:
     return [known[id(layer)] for layer in layers]
 
 
-def _refuse_mixer(mixer: Mixer, streams: int) -> None:
-    """Raise an error if the mixer's sizes do not fit, or if a fresh connection with it is not the plain addition."""
-    kind = type(mixer).__name__
-    if mixer.streams != streams:
-        raise ValueError(f"the mixer is for {mixer.streams} streams, the model shall have {streams}")
+def _refuse_mixer(mixer: Mixer) -> None:
+    """Raise an error if a fresh connection with the mixer is not the plain addition."""
     with torch.no_grad():
-        start = mixer.start()
-        if tuple(start.shape) != (mixer.logits,):
-            raise ValueError(f"{kind}.start must return {mixer.logits} logits, got the shape {list(start.shape)}")
-        skips = mixer(start.expand(2, -1))
-    if tuple(skips.shape) != (2, streams, streams):
-        raise ValueError(
-            f"{kind} must turn logits [2, {mixer.logits}] into matrices [2, {streams}, {streams}], got "
-            f"{list(skips.shape)}"
-        )
-    error = float((skips.sum(-1) - 1).abs().max())
+        error = float((mixer(mixer.start()).sum(-1) - 1).abs().max())
     if not error < 1e-3:
         raise ValueError(
-            f"the matrix that {kind} starts from has rows whose sums differ from one by up to {error:.2g}, so that the "
-            "wrapped model would not compute what it computes now: choose a start whose rows sum to one"
+            f"the matrix that {type(mixer).__name__} starts from has rows whose sums differ from one by up to "
+            f"{error:.2g}, so that the wrapped model would not compute what it computes now: choose a start whose rows "
+            "sum to one"
         )
 
 
