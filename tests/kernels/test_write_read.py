@@ -7,7 +7,7 @@ from torch import Tensor
 from jpmhc.connections import fused as kernels
 from jpmhc.kernels import decode, write_read
 from jpmhc.kernels.write_read import one_kernel_pays
-from tests.kernels.connection_cases import TOLERANCE, draw, make_case, reference_read, reference_write
+from tests.kernels.connection_cases import TOLERANCE, Case, draw, make_case, reference_read, reference_write
 
 
 def assert_chain_close(dtype: torch.dtype, d: int, tokens: int, post_norm: bool, held: int = 4) -> None:
@@ -95,3 +95,59 @@ def test_two_kernels_where_one_does_not_pay(settings: dict, decoded: bool, monke
                 next_h, kernels.read_streams(wanted, weight, bias, spec)[0], rtol=1e-4, atol=1e-5
             )
     assert calls == (["write_read"] if decoded else [])
+
+
+def run_stack(cases: list[Case], inputs: list[dict[str, Tensor | None]], fused: bool) -> list[Tensor]:
+    """The result of a stack of connections, and the gradients of its inputs, fused or in float64."""
+    cast = (lambda t: t.clone()) if fused else (lambda t: t.double())
+    x = cast(inputs[0]["x"]).requires_grad_()
+    parameters = [[cast(given[name]).requires_grad_() for name in ("weight", "bias")] for given in inputs]
+    streams: Tensor = x
+    if fused:
+        h, state = kernels.read_streams(x, *parameters[0], cases[0].spec)
+        for case, own in zip(cases[1:], parameters[1:]):
+            _, h, state = kernels.write_read_streams(torch.tanh(h), state, *own, case.spec)
+        out = kernels.write_streams(torch.tanh(h), state)
+    else:
+        for case, own in zip(cases, parameters):
+            h, state = reference_read(streams, *own, case)
+            streams = reference_write(streams, torch.tanh(h), state, case)
+        out = streams
+    leaves = [x, *(tensor for own in parameters for tensor in own)]
+    return [out, *torch.autograd.grad(out, leaves, cast(inputs[0]["grad"]))]
+
+
+def assert_stack_close(dtype: torch.dtype, tokens: int, name: str, n: int, d: int, **settings) -> None:
+    """Three connections in a row; the last has a post-norm if the settings ask for one."""
+    post_norm = settings.pop("post_norm", False)
+    cases = [make_case(name, n, d, **settings) for _ in range(2)] + [make_case("cayley", n, d, post_norm=post_norm)]
+    inputs = [draw(case, tokens, dtype, 1.0, True, seed=k) for k, case in enumerate(cases)]
+    wanted = run_stack(cases, inputs, fused=False)
+    for i, (mine, value) in enumerate(zip(run_stack(cases, inputs, fused=True), wanted)):
+        assert torch.isfinite(mine).all()
+        error = (mine.double() - value).norm() / value.norm()
+        assert error <= 2 * TOLERANCE[dtype][i > 0], f"result {i}: {error:.1e}"
+
+
+GRADIENT_CASES = [
+    ("sinkhorn", 4, 72, 19, {}),
+    ("cayley", 4, 64, 16, {"norm": "rms", "post_norm": True}),
+    ("sinkhorn of DeepSeek-V4", 4, 24, 5, {"norm": "rms_outside", "eps": 0.3, "read": "sigmoid", "write": "sigmoid"}),
+    ("unconstrained", 2, 40, 35, {}),
+    ("permutation", 2, 8, 3, {}),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(("name", "n", "d", "tokens", "settings"), GRADIENT_CASES)
+def test_gradients_of_the_write_and_the_next_read_in_one_kernel(
+    name: str, n: int, d: int, tokens: int, settings: dict, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[None] = []
+    step = write_read._differentiate_both
+    monkeypatch.setattr(write_read, "_differentiate_both", lambda *given: calls.append(None) or step(*given))
+    monkeypatch.setattr(write_read, "one_gradient_kernel_pays", lambda *given: True)
+    empty = torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", lambda t: empty(t).fill_(float("nan")))  # shows what is not written
+    assert_stack_close(dtype, tokens, name, n, d, **settings)
+    assert len(calls) == 2

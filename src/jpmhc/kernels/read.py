@@ -14,6 +14,7 @@ twice: for the streams' gradient and for partial sums of the weight's gradient. 
 # mypy: disable-error-code="assignment"
 
 import functools
+from collections.abc import Callable
 
 import torch
 import triton
@@ -513,11 +514,15 @@ def differentiate_read(
     grad_coef: Tensor | None,
     spec: Spec,
     in_place: bool = False,
+    streams_step: Callable[[BufferPart, BufferPart, BufferPart], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Return the gradients of the streams, the weight and the bias. `grad_link` is grad z, from the write.
 
     With `in_place` and a post-norm the streams' gradient overwrites `grad_link`, which the write made for this read
     alone. Without a post-norm `grad_link` is the gradient of the write's result, which other code may use.
+
+    `streams_step` computes the streams' gradient from the prepared weight, scale · gl, and level and along, instead of
+    `_streams_backward`.
     """
     x, bias = aligned(x), aligned(bias)
     grad_h = x.new_zeros((*x.shape[:-2], x.shape[-1])) if grad_h is None else aligned(grad_h)
@@ -565,7 +570,10 @@ def differentiate_read(
         (parts,), logits, bias, sums, stats, coef, grad_read_TN, grad_coef, grad_logits, scaled, level_and_along,
         partial, tokens,
     )  # fmt: skip
-    grad_x = _differentiate_streams(x, grad_link, grad_h, prepared, coef, scaled, level_and_along, spec, in_place)
+    if streams_step is None:
+        grad_x = _differentiate_streams(x, grad_link, grad_h, prepared, coef, scaled, level_and_along, spec, in_place)
+    else:
+        grad_x = streams_step(prepared, scaled, level_and_along)
     weight_launcher.launch((slices, splits), x, scaled, partial_w, tokens, chunk)
     grad_weight, grad_bias = torch.empty_like(weight), torch.empty_like(bias)
     rows: BufferPart | Tensor = partial

@@ -8,7 +8,8 @@ the next sublayer's input. The factors of a post-norm are known only after the f
 pass therefore mixes the slices again, normalises and stores them, and the projection, which is linear, is multiplied by
 the factors after the first pass.
 
-The derivative runs the read's derivative and then the write's. Names end in shapes, see device.py.
+The derivative runs the read's derivative and then the write's, or computes the gradient of z and all gradients that
+follow from it in one kernel (`_write_read_backward`). Names end in shapes, see device.py.
 """
 
 # Triton's compiler knows no starred tuples, and mypy no tuples that grow in a loop.
@@ -36,12 +37,15 @@ from jpmhc.kernels.device import (
 )
 from jpmhc.kernels.launch import (
     SHARED_BYTES,
+    BufferPart,
     Launcher,
     aligned,
     ceil_div,
     count_tokens,
+    kernel,
     make_buffer,
     padded,
+    power_of_two,
     precision,
     split_buffer,
     stages,
@@ -66,6 +70,13 @@ def _opaque(value, COMPILED: tl.constexpr):
             return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [value], value.dtype, is_pure=False, pack=1)
     else:
         return value
+
+
+@triton.jit
+def _split(value, TYPE: tl.constexpr):
+    """Return the value rounded to a type, and the rest, rounded to the same type."""
+    rounded = value.to(TYPE)
+    return rounded, (value - rounded.to(tl.float32)).to(TYPE)
 
 
 # z_i = Σ_j H_ij x_j + w_i y, normed with a post-norm; logits = (W z - mean · W 1) · scale + b; h = Σ_i r_i z_i
@@ -189,6 +200,116 @@ def _launcher(
     return Launcher(_write_read, **old, **new, **blocks)
 
 
+# The rows of a tile are the streams of its tokens, a = (t, j), and every step is a product of matrices. With H and w of
+# the write (`old`), so that z = H x + w ⊗ y, and with H', r' of the next connection, whose new streams have the gradient g,
+#     grad z_tj = Σ_i H'_ij g_ti + r'_j grad h_t + Wᵀ_j (scale gl)_t + level_t - along_t (Σ_l H_jl x_tl + w_j y_t)
+# (read.py) is a sum of four products: of H'ᵀ with the rows of g, of -along H with the rows of x, of [r', -along w] with
+# the lines grad h and y, and of scale gl with W. H' and r' carry the gradient through all layers; each is therefore
+# split into two numbers of the tensor cores' type. From grad z, rounded as it is stored, follow
+#     grad H_jl = ⟨grad z_tj, x_tl⟩, grad w_j = ⟨grad z_tj, y_t⟩, grad y_t = Σ_j w_j grad z_tj.
+# A group of 16 rows has 16 / N tokens and belongs to one warp. Its matrices are 16 × 16 with a token's N × N block on
+# the diagonal, and the inner products are the diagonal blocks of (grad z) xᵀ and of (grad z) yᵀ, which the tensor cores
+# add up over the slices. So no sum over a row crosses warps.
+@kernel
+def _write_read_backward(
+    x_RD, y_TD, old_TC, grad_RD, grad_h_TD, new_TC, w_PW, scaled_TP, level_and_along_T2,
+    grad_z_RD, grad_y_TD, grad_old_TC, T,
+    N: tl.constexpr, D: tl.constexpr, KP: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr,
+    GROUPS: tl.constexpr, BD: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradient of z, and from it the gradients of y, w and H. R: rows, G: groups."""
+    TOKENS: tl.constexpr = 16 // N  # of a group
+    BT: tl.constexpr = GROUPS * TOKENS
+    C: tl.constexpr = N * (N + 2)
+    first = tl.program_id(0).to(tl.int64) * BT
+    group = first + tl.arange(0, GROUPS)[:, None, None] * TOKENS
+    a = tl.arange(0, 16)[None, :, None]
+    b = tl.arange(0, 16)[None, None, :]
+    token = group + a // N  # of a row. [G, 16, 1]
+    inside = token < T
+    j = a % N
+    base = token * C
+    level = tl.load(level_and_along_T2 + token * 2, mask=inside, other=0.0)
+    along = tl.load(level_and_along_T2 + token * 2 + 1, mask=inside, other=0.0)
+    write = tl.load(old_TC + base + N + j, mask=inside, other=0.0)
+    same = (a // N == b // N) & inside
+    old_entry = base + 2 * N + j * N + b % N  # H_jl
+    mixing = tl.load(new_TC + base + 2 * N + (b % N) * N + j, mask=same, other=0.0)  # H'_ij
+    back = (-along * tl.load(old_TC + old_entry, mask=same, other=0.0)).to(x_RD.dtype.element_ty)
+    # The lines of a group are the rows of grad h, then the rows of y; the others are zero.
+    of_y = (a // N == b - TOKENS) & inside
+    old_write = base + N + j + b * 0
+    lines = tl.load(new_TC + base + j + b * 0, mask=(a // N == b) & inside, other=0.0)
+    lines -= along * tl.load(old_TC + old_write, mask=of_y, other=0.0)
+    mixing, mixing_rest = _split(mixing, x_RD.dtype.element_ty)
+    lines, lines_rest = _split(lines, x_RD.dtype.element_ty)
+    line = group + a % TOKENS
+    known = (a < 2 * TOKENS) & (line < T)
+    # The logits' gradients of a token stand in each of its rows, in the columns of the row's stream.
+    q = tl.arange(0, N * KP)
+    mine = inside & (j == (q // KP)[None, None, :])
+    spread = tl.load(scaled_TP + token * KP + (q % KP)[None, None, :], mask=mine, other=0.0)
+    spread = tl.reshape(spread, [GROUPS * 16, N * KP])
+    weight = (q % KP) * (N * D) + (q // KP) * D
+    t = first + tl.arange(0, BT)
+    along_x = tl.zeros([GROUPS, 16, 16], tl.float32)
+    along_lines = tl.zeros([GROUPS, 16, 16], tl.float32)
+    for start in tl.range(0, D, BD, num_stages=STAGES):
+        c = start + tl.arange(0, BD)
+        within = (c < D)[None, None, :]
+        rows = (group * N + a) * D + c[None, None, :]
+        g_GRD = tl.load(grad_RD + rows, mask=inside & within, other=0.0)
+        x_GRD = tl.load(x_RD + rows, mask=inside & within, other=0.0)
+        place = line * D + c[None, None, :]
+        lines_GRD = tl.load(tl.where(a < TOKENS, grad_h_TD + place, y_TD + place), mask=known & within, other=0.0)
+        w_PD = tl.load(w_PW + weight[:, None] + c[None, :], mask=(c < D)[None, :], other=0.0)
+        gz_GRD = tl.reshape(tl.dot(spread, w_PD, input_precision=PRECISION), [GROUPS, 16, BD])
+        gz_GRD = tl.dot(mixing, g_GRD, gz_GRD, input_precision=PRECISION)
+        gz_GRD = tl.dot(back, x_GRD, gz_GRD, input_precision=PRECISION)
+        gz_GRD = tl.dot(lines, lines_GRD, gz_GRD, input_precision=PRECISION)
+        if SPLIT:
+            gz_GRD = tl.dot(mixing_rest, g_GRD, gz_GRD, input_precision=PRECISION)
+            gz_GRD = tl.dot(lines_rest, lines_GRD, gz_GRD, input_precision=PRECISION)
+        rounded = (gz_GRD + level).to(grad_z_RD.dtype.element_ty)
+        tl.store(grad_z_RD + rows, rounded, mask=inside & within)
+        along_x = tl.dot(rounded, tl.trans(x_GRD, 0, 2, 1), along_x, input_precision=PRECISION)
+        along_lines = tl.dot(rounded, tl.trans(lines_GRD, 0, 2, 1), along_lines, input_precision=PRECISION)
+        gy_TD = tl.sum(tl.reshape(write * rounded.to(tl.float32), [BT, N, BD]), axis=1)
+        mask = (t < T)[:, None] & (c < D)[None, :]
+        tl.store(grad_y_TD + t[:, None] * D + c[None, :], gy_TD.to(grad_y_TD.dtype.element_ty), mask=mask)
+    tl.store(grad_old_TC + base + j, tl.zeros([GROUPS, 16, 1], tl.float32), mask=inside)
+    tl.store(grad_old_TC + old_write, along_lines, mask=of_y)
+    tl.store(grad_old_TC + old_entry, along_x, mask=same)
+
+
+def one_gradient_kernel_pays(spec: Spec, following: Spec, dtype: torch.dtype) -> bool:
+    """Return whether one kernel for the gradients of the streams and of the write is faster than two kernels."""
+    return False
+
+
+@functools.cache
+def _backward_launcher(following: Spec, dtype: torch.dtype) -> tuple[Launcher, int]:
+    n, kp = following.n, padded(following.logits)
+    width = min(64, max(16, power_of_two(following.d)))
+    sizes = {"N": n, "D": following.d, "KP": kp, "PRECISION": precision(dtype), "SPLIT": dtype != torch.float32}
+    blocks = {"GROUPS": 4, "BD": width, "STAGES": 3, "num_warps": 4}
+    return Launcher(_write_read_backward, **sizes, **blocks), 4 * 16 // n
+
+
+def _differentiate_both(
+    x: Tensor, y: Tensor, coef: Tensor, grad: Tensor, grad_h: Tensor, new: Tensor, grad_y: Tensor, grad_coef: Tensor,
+    following: Spec, prepared: BufferPart, scaled: BufferPart, level_and_along: BufferPart,
+) -> Tensor:  # fmt: skip
+    """Return the gradient of z. Store the gradients of y and of the write's coefficients in their tensors."""
+    tokens, grad_z = count_tokens(x, following.d), torch.empty_like(x)
+    launcher, block = _backward_launcher(following, x.dtype)
+    launcher.launch(
+        (ceil_div(tokens, block),), x, y, coef, grad, grad_h, new, prepared, scaled, level_and_along, grad_z, grad_y,
+        grad_coef, tokens,
+    )  # fmt: skip
+    return grad_z
+
+
 def one_kernel_decodes(tokens: int, spec: Spec) -> bool:
     """Return whether the decoding kernel applies: few tokens, no gradients, and no post-norm of the write."""
     return not torch.is_grad_enabled() and not spec.post_norm and decode.are_few(tokens)
@@ -258,13 +379,28 @@ def _backward(
     in_place: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of the streams (without `pull`: of z), y, the coefficients, the weight and the bias."""
-    grad, grad_weight, grad_bias = reading.differentiate_read(
-        out, weight, bias, new, kept, grad_h, grad_link, grad_new, following, in_place
-    )
+    x, y = aligned(x), aligned(y)
+    read = out, weight, bias, new, kept, grad_h, grad_link, grad_new, following, in_place
+    if (
+        grad_h is not None
+        and grad_link is not None
+        and grad_out is None
+        and not pull
+        and coef.shape[0] == new.shape[0]
+        and x.shape == out.shape
+        and one_gradient_kernel_pays(spec, following, x.dtype)
+    ):
+        grad_y, grad_coef = torch.empty_like(y), torch.empty_like(coef)
+        differentiate = functools.partial(
+            _differentiate_both, x, y, coef, aligned(grad_link), aligned(grad_h), new, grad_y, grad_coef, following
+        )
+        grad, grad_weight, grad_bias = reading.differentiate_read(*read, differentiate)
+        assert grad_weight is not None
+        return grad, grad_y, grad_coef, grad_weight, grad_bias
+    grad, grad_weight, grad_bias = reading.differentiate_read(*read)
     assert grad_weight is not None
     if grad_out is not None:
         grad += grad_out
-    x, y = aligned(x), aligned(y)
     first = torch.empty_like(x) if pull else grad if spec.post_norm else None
     gradients = first, torch.empty_like(y), coef.new_empty(coef.shape)
     grad_x, grad_y, grad_coef = differentiate_write(x, y, coef, grad, spec, False, pull, *gradients)
