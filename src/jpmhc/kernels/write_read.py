@@ -201,7 +201,7 @@ def _launcher(
 
 
 # The rows of a tile are the streams of its tokens, a = (t, j), and every step is a product of matrices. With H and w of
-# the write (`old`), so that z = H x + w ⊗ y, and with H', r' of the next connection, whose new streams have the gradient g,
+# the write (`old`), z = H x + w ⊗ y, and with H', r' of the next connection, whose new streams have the gradient g,
 #     grad z_tj = Σ_i H'_ij g_ti + r'_j grad h_t + Wᵀ_j (scale gl)_t + level_t - along_t (Σ_l H_jl x_tl + w_j y_t)
 # (read.py) is a sum of four products: of H'ᵀ with the rows of g, of -along H with the rows of x, of [r', -along w] with
 # the lines grad h and y, and of scale gl with W. H' and r' carry the gradient through all layers; each is therefore
