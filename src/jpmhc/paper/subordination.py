@@ -34,6 +34,8 @@ PROBE_SHARE = 0.8
 def solve(network: Network, z: Tensor, options: Options) -> Solution:
     r"""Solve the scalar theory of layers with isotropic noise by subordination, at points z [B].
 
+    This is alg. subordination_hetero; alg. ov_hetero, with a scalar unknown, is the same.
+
     Ten points are tried first. If fewer than eight converge, all points are solved by the method "stransform", with a
     warning, and the result has this method's name. The residual is that of eq. z_L_w in logarithms.
 
