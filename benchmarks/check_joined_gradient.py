@@ -242,7 +242,7 @@ def time_kernels(n: int, d: int, tokens: int, variants: list[str]) -> dict[str, 
         launched = make(variant, problem.spec)
         runs[variant] = graph_of(lambda launched=launched: problem.one_kernel(*launched))
     runs["two kernels again"] = runs["two kernels"]
-    ms = interleaved(runs, 15, 3, "cuda")
+    ms = interleaved(runs, 15, 3, DEVICE)
     for name, value in ms.items():
         say(f"n={n} d={d} T={tokens} {name}", ms=round(value, 4), ratio=round(value / ms["two kernels"], 3))
     return ms
@@ -268,9 +268,9 @@ def time_chain(d: int, tokens: int, variant: str, links: int = 4) -> None:
     """A read, four writes with the next reads, and a write: forward and backward."""
     spec = make_spec(mixers.Cayley(4).triton_form(), d)
     width = 4 * d
-    x = torch.randn(tokens, 4, d, device="cuda").bfloat16().requires_grad_()
-    weight = (torch.randn(spec.logits, width, device="cuda") / width**0.5).requires_grad_()
-    bias = (0.3 * torch.randn(spec.logits, device="cuda")).requires_grad_()
+    x = torch.randn(tokens, 4, d, device=DEVICE).bfloat16().requires_grad_()
+    weight = (torch.randn(spec.logits, width, device=DEVICE) / width**0.5).requires_grad_()
+    bias = (0.3 * torch.randn(spec.logits, device=DEVICE)).requires_grad_()
     grad = torch.randn_like(x)
 
     def both() -> tuple[Tensor, ...]:
@@ -289,7 +289,7 @@ def time_chain(d: int, tokens: int, variant: str, links: int = 4) -> None:
         float((a.double() - b.double()).norm() / b.double().norm())
         for a, b in zip(found["one kernel"], found["two kernels"])
     ]
-    ms = interleaved(runs, 12, 3, "cuda")
+    ms = interleaved(runs, 12, 3, DEVICE)
     say(f"chain of {links + 1}, d={d}, T={tokens}", **{k: round(v, 3) for k, v in ms.items()},
         saved_per_link=round((ms["two kernels"] - ms["one kernel"]) / links, 4),
         ratio=round(ms["one kernel"] / ms["two kernels"], 3), differences=[f"{e:.1e}" for e in differences])  # fmt: skip
@@ -300,7 +300,7 @@ def time_gpt(size: str, mode: str, variant: str) -> None:
 
     torch._dynamo.config.cache_size_limit = 64
     shape = gpt.SIZES[size]
-    tokens = torch.randint(gpt.VOCABULARY, (shape.batch, shape.length), device="cuda")
+    tokens = torch.randint(gpt.VOCABULARY, (shape.batch, shape.length), device=DEVICE)
     plain = gpt.try_model(shape, "plain", mode, tokens)
     use(None)
     ours = gpt.try_model(shape, "cayley", mode, tokens)
@@ -343,11 +343,14 @@ def main() -> None:
     compiling = [subprocess.Popen([*command, variant], stderr=subprocess.DEVNULL) for variant in VARIANTS]
     say("start", device=torch.cuda.get_device_name(), torch=torch.__version__, triton=triton.__version__)
     for process in compiling:
-        process.wait(max(1, left() - 60))
+        try:
+            process.wait(max(1, left() - 90))
+        except subprocess.TimeoutExpired:
+            process.kill()
     say("compiled", failed=[v for v, process in zip(VARIANTS, compiling) if process.returncode])
     right = []
     for variant in VARIANTS:
-        if left() < 110:
+        if right and left() < 80:
             break
         try:
             say(f"right: {variant}", errors=check(variant))
