@@ -15,6 +15,7 @@ from jpmhc.experiments.tasks.arc.sequences import (
     IN_SEPARATOR,
     IN_START,
     LONGEST,
+    LONGEST_GRID,
     NO_LABEL,
     ROW_END,
     SEPARATOR,
@@ -24,7 +25,7 @@ from jpmhc.experiments.tasks.arc.sequences import (
     read_answers,
     write_sequences,
 )
-from jpmhc.experiments.tasks.arc.tokens import FIRST_COLOUR
+from jpmhc.experiments.tasks.arc.tokens import FIRST_COLOUR, GRID_END
 
 
 def transformed(grid: np.ndarray, symmetry: int, colours: np.ndarray) -> np.ndarray:
@@ -157,8 +158,25 @@ def test_answers_are_read_back(arc: Arc, spoiled: str | None) -> None:
     expected = np.zeros((2, 5, 5), np.uint8)
     if spoiled is None:
         expected[0, :2, :3] = grids[0] + FIRST_COLOUR
+        expected[0, 2, :3] = expected[0, :2, 3] = GRID_END
     expected[1, 0, 0] = 7 + FIRST_COLOUR
+    expected[1, 1, 0] = expected[1, 0, 1] = GRID_END
     assert np.array_equal(squares, expected)
+
+
+def test_a_right_answer_is_the_label_of_its_test(arc: Arc) -> None:
+    """Also where the grid fills the square, so that its end has no place."""
+    rows = arc.test_selection(2, 0)
+    _, variant, pair = arc.locate_rows(rows)
+    sequences = write_sequences(arc, variant, pair)
+    written = np.zeros((len(rows), LONGEST_GRID + 1), np.uint8)
+    counts = np.zeros(len(rows), np.int64)
+    for k in range(len(rows)):
+        labels = sequences.labels[sequences.starts[k] : sequences.starts[k + 1]]
+        answer = labels[labels != NO_LABEL]
+        written[k, : len(answer)], counts[k] = answer, len(answer)
+    squares = read_answers(written, counts, arc.config.side)
+    assert np.array_equal(squares, arc.test_examples(rows).labels)
 
 
 def test_colours_of_outputs_alone_stay() -> None:

@@ -20,7 +20,7 @@ from jpmhc.experiments.tasks import counter
 from jpmhc.experiments.tasks.arc import augment
 from jpmhc.experiments.tasks.arc.dataset import Arc
 from jpmhc.experiments.tasks.arc.puzzles import COLOURS, LARGEST
-from jpmhc.experiments.tasks.arc.tokens import FIRST_COLOUR
+from jpmhc.experiments.tasks.arc.tokens import FIRST_COLOUR, GRID_END
 
 START, ROW_END, SEPARATOR, END = range(COLOURS, COLOURS + 4)  # tokens besides the colours
 VOCABULARY = 16  # two tokens are unused, because matrix products are fastest with multiples of 8
@@ -123,7 +123,7 @@ def _write_grids(
 
 
 def read_answers(written: np.ndarray, counts: np.ndarray, side: int) -> np.ndarray:
-    """Turn a decoder's answers into squares of tokens [B, side²], which the scorer of ARC answers takes.
+    """Turn a decoder's answers into squares of tokens [B, side²] as in `tokens.py`, with the grid in the upper left.
 
     An answer that is not a grid, because its rows differ in length or its end is missing, becomes an empty square.
 
@@ -136,7 +136,9 @@ def read_answers(written: np.ndarray, counts: np.ndarray, side: int) -> np.ndarr
     for square, row, count in zip(squares, written, counts):
         grid = _read_grid(row[:count])
         if grid is not None and max(grid.shape) <= side:
-            square[: grid.shape[0], : grid.shape[1]] = grid + FIRST_COLOUR
+            height, width = grid.shape
+            square[height : height + 1, :width] = square[:height, width : width + 1] = GRID_END
+            square[:height, :width] = grid + FIRST_COLOUR
     return squares.reshape(len(written), side * side)
 
 

@@ -10,6 +10,7 @@ from jpmhc.experiments.models.losses import PAD
 from jpmhc.experiments.tasks.arc.augment import Layout
 from jpmhc.experiments.tasks.arc.puzzles import COLOURS
 
+GRID_END = 1
 FIRST_COLOUR = 2
 VOCABULARY = 12
 
