@@ -22,6 +22,7 @@ from jpmhc.experiments.comparison import Comparison, RecursiveExperiment, collec
 from jpmhc.experiments.comparison.experiment import Job, Progress
 from jpmhc.experiments.comparison.folder import write_json
 from jpmhc.experiments.comparison.language import PRESETS as LANGUAGE
+from jpmhc.experiments.comparison.language import LanguageExperiment
 from jpmhc.experiments.tasks.language import prepare_tokens
 from jpmhc.experiments.tasks.registry import TASKS
 from jpmhc.experiments.training.presets import PRESETS
@@ -36,9 +37,14 @@ SEEDS = (0, 1, 2, 3, 4)
 
 def language(arguments: argparse.Namespace) -> Comparison:
     """A decoder of 27 million parameters on the environment's Python source, with three learning rates."""
-    tokens = prepare_tokens(arguments.text, limit=74_000_000)
-    experiment = dataclasses.replace(LANGUAGE["tiny" if arguments.size == "tiny" else "27m"], tokens=tokens)
+    experiment = read_text(LANGUAGE["tiny" if arguments.size == "tiny" else "27m"], arguments, 74_000_000)
     return Comparison(experiment, (*DEEP, "plain-wide", *OTHERS), (3.2e-3, 5e-3, 2e-3), SEEDS)
+
+
+def read_text(preset: LanguageExperiment, arguments: argparse.Namespace, limit: int) -> LanguageExperiment:
+    """The preset on the text that the arguments name, with their number of steps."""
+    steps = preset.steps if arguments.steps is None else arguments.steps
+    return dataclasses.replace(preset, tokens=prepare_tokens(arguments.text, limit=limit), steps=steps)
 
 
 PARTS = {  # of the connections and of the model around them; the model's are changed for the plain one too
@@ -56,9 +62,8 @@ def parts(arguments: argparse.Namespace) -> Comparison:
 
 def large(arguments: argparse.Namespace) -> Comparison:
     """The comparison `language` with 112 million parameters and 150 million tokens, each of them read at most twice."""
-    preset = LANGUAGE["tiny" if arguments.size == "tiny" else "112m"]
-    tokens = prepare_tokens(arguments.text, limit=100_000_000)
-    experiment = dataclasses.replace(preset, tokens=tokens, epochs=2)
+    experiment = read_text(LANGUAGE["tiny" if arguments.size == "tiny" else "112m"], arguments, 100_000_000)
+    experiment = dataclasses.replace(experiment, epochs=2)
     return Comparison(experiment, DEEP, (1e-3, 1.6e-3), (0, 1))
 
 
@@ -158,12 +163,10 @@ def main() -> None:
 
 
 def change(comparison: Comparison, arguments: argparse.Namespace) -> Comparison:
-    """The comparison with other seeds, arms, learning rates or steps."""
+    """The comparison with other seeds, arms or learning rates; steps of the recursive model too."""
     experiment, steps = comparison.experiment, arguments.steps
     if steps is not None and isinstance(experiment, RecursiveExperiment):
         experiment = RecursiveExperiment(dataclasses.replace(experiment.run, steps=steps))
-    elif steps is not None:
-        experiment = dataclasses.replace(experiment, steps=steps)  # type: ignore[type-var]
     return dataclasses.replace(
         comparison,
         experiment=experiment,

@@ -22,6 +22,7 @@ from jpmhc.report.comparison import draw_differences, format_table, make_charts
 LOSSES = Path(__file__).parents[1] / "src" / "jpmhc" / "diagnose" / "measured.json"
 TITLES = {
     "language": "language model, 27 million parameters",
+    "language_second": "language model, second text and seed",
     "bytes": "bytes read twice, 16 layers",
     "deep": "bytes, 48 layers",
     "sigmoid_gates": "sigmoid gates for all",

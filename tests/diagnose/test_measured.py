@@ -36,3 +36,11 @@ def test_the_pages_show_the_table(page, mixer):
 def test_the_readme_gives_the_range_of_the_table():
     low, high = (f"{-end(LOSSES.values()):.2f}" for end in (max, min))
     assert f"by {low} to {high} nats per token" in (ROOT / "README.md").read_text()
+
+
+def test_the_results_page_gives_the_differences_of_the_second_text():
+    runs = json.loads((ROOT / "benchmarks" / "results" / "mixers" / "language_second.json").read_text())["runs"]
+    loss = {run["arm"]: run["final"]["loss"] for run in runs}
+    numbers = [f"{loss[arm] - loss['plain']:.3f}".replace("-", "−") for arm in ("cayley", "unconstrained")]
+    for page in ("docs/results/which_mixer.md", "docs/guides/which_mixer.md"):
+        assert all(number in (ROOT / page).read_text() for number in numbers)
