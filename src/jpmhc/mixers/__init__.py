@@ -1,6 +1,13 @@
-"""Residual mixers: NAME.py defines a mixer for PyTorch, NAME_triton.py computes it inside the fused kernels."""
+"""Residual mixers: NAME.py defines a mixer for PyTorch, NAME_triton.py computes it inside the fused kernels.
 
-from jpmhc.mixers.base import Mixer, SettingsModule, TritonForm
+A new mixer needs a file in this folder, and here an import, its name in `__all__` and an entry in `MIXERS`.
+"""
+
+import torch
+from torch import Generator, Tensor
+
+from jpmhc import checks
+from jpmhc.mixers.base import Mixer, SettingsModule, TritonForm, check_stream_count
 from jpmhc.mixers.cayley import Cayley
 from jpmhc.mixers.circulant import Circulant
 from jpmhc.mixers.grassmann import Grassmann
@@ -9,7 +16,6 @@ from jpmhc.mixers.kronecker import Kronecker
 from jpmhc.mixers.mhc_lite import MHCLite
 from jpmhc.mixers.orthostochastic import Orthostochastic
 from jpmhc.mixers.permutation import Permutation
-from jpmhc.mixers.registry import ENSEMBLES, MIXERS, get_mixer, make_mixer, sample_skips
 from jpmhc.mixers.rotation import Rotation
 from jpmhc.mixers.sinkhorn import Sinkhorn
 from jpmhc.mixers.unconstrained import Unconstrained
@@ -35,3 +41,73 @@ __all__ = [
     "make_mixer",
     "sample_skips",
 ]
+
+MIXERS: dict[str, type[Mixer]] = {
+    mixer.name: mixer
+    for mixer in (
+        Identity,
+        Unconstrained,
+        Sinkhorn,
+        Cayley,
+        Rotation,
+        Grassmann,
+        Permutation,
+        MHCLite,
+        Kronecker,
+        Orthostochastic,
+        Circulant,
+    )
+}
+ENSEMBLES: dict[str, type[Mixer]] = {mixer.ensemble: mixer for mixer in MIXERS.values() if mixer.ensemble is not None}
+
+
+def get_mixer(name: str) -> type[Mixer]:
+    """Return the class of a mixer: a name in `MIXERS`, or MODULE:CLASS for a class of your own.
+
+    >>> get_mixer("cayley").__name__, get_mixer("jpmhc.mixers:Rotation").__name__
+    ('Cayley', 'Rotation')
+    """
+    if not isinstance(name, str) or ":" not in name:
+        checks.choice(name, MIXERS, "mixer")
+        return MIXERS[name]
+    mixer = checks.named_object(name)
+    if not isinstance(mixer, type) or not issubclass(mixer, Mixer):
+        raise ValueError(f"{name} is no class derived from jpmhc.mixers.Mixer")
+    return mixer
+
+
+def make_mixer(mixer: str | Mixer, streams: int, dynamic: bool = True) -> Mixer:
+    """Return the mixer with this name (see `get_mixer`), or the given mixer if it is for this number of streams."""
+    if isinstance(mixer, str):
+        kind = get_mixer(mixer)
+        check_stream_count(kind, streams)
+        mixer = kind.by_default(streams, dynamic)
+    if not isinstance(mixer, Mixer):
+        hint = f": give an object, {mixer.__name__}(…)" if isinstance(mixer, type) and issubclass(mixer, Mixer) else ""
+        raise ValueError(f"mixer must be a name ({', '.join(MIXERS)}) or a Mixer, got {checks.quote(mixer)}{hint}")
+    if mixer.streams != streams:
+        raise ValueError(f"the mixer is for {mixer.streams} streams, the connection has {streams}")
+    if type(mixer) not in MIXERS.values():
+        _check_shapes(mixer)
+    return mixer
+
+
+@torch.no_grad()
+def _check_shapes(mixer: Mixer) -> None:
+    """Raise an error if the logits or the matrices of a mixer of a user's own have other shapes than it says."""
+    kind, logits, n = type(mixer).__name__, mixer.logits, mixer.streams
+    start = mixer.start()
+    if tuple(start.shape) != (logits,):
+        raise ValueError(f"{kind}.start must return {logits} logits, got the shape {list(start.shape)}")
+    shape = list(mixer(start.expand(2, -1)).shape)
+    if shape != [2, n, n]:
+        raise ValueError(f"{kind} must turn logits [2, {logits}] into matrices [2, {n}, {n}], got {shape}")
+
+
+def sample_skips(name: str, streams: int, shape: tuple[int, ...] = (), *, generator: Generator | None = None) -> Tensor:
+    """Draw random skip matrices of a mixer ("sinkhorn") or ensemble ("bistochastic"), by its name. [*shape, n, n]"""
+    if ":" not in name:
+        checks.choice(name, [*MIXERS, *ENSEMBLES], "random skip")
+    mixer = ENSEMBLES.get(name) or get_mixer(name)
+    check_stream_count(mixer, streams)
+    return mixer.sample(streams, shape, generator=generator)

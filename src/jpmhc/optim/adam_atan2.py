@@ -1,18 +1,18 @@
 """AdamAtan2: Adam with an arctangent instead of a quotient, so that no epsilon is needed."""
 
-from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer
+from torch.optim.optimizer import ParamsT
 
 from jpmhc import checks
+from jpmhc.optim.base import GroupwiseOptimizer
 
 Form = Literal["trm", "corrected"]
 
 
-class AdamAtan2(Optimizer):
+class AdamAtan2(GroupwiseOptimizer):
     r"""Adam with :math:`\operatorname{atan2}(m, \sqrt v)` in place of :math:`m / (\sqrt v + \epsilon)`.
 
     Everett et al., "Scaling Exponents Across Parameterizations and Optimizers" (2024), replace the quotient by an
@@ -53,7 +53,7 @@ class AdamAtan2(Optimizer):
 
     def __init__(
         self,
-        params: Iterable[Any],
+        params: ParamsT,
         lr: float | Tensor = 1e-4,
         betas: tuple[float, float] = (0.9, 0.95),
         weight_decay: float = 0.0,
@@ -64,11 +64,6 @@ class AdamAtan2(Optimizer):
         foreach: bool | None = None,
         capturable: bool = False,
     ) -> None:
-        if not isinstance(lr, Tensor):
-            checks.inside(lr, "[0, inf)", "lr")
-        for beta in betas:
-            checks.inside(beta, "[0, 1)", "betas")
-        checks.inside(weight_decay, "[0, inf)", "weight_decay")
         checks.choice(form, ("trm", "corrected"), "form of AdamAtan2")
         if form == "trm" and (a != 1 or b != 1):
             raise ValueError("the scales a and b belong to form='corrected'; form='trm' has neither")
@@ -84,18 +79,10 @@ class AdamAtan2(Optimizer):
         )
         super().__init__(params, defaults)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient; return the result of ``closure``."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
-            if params:
-                self._update(group, params)
-        return loss
+    def update_group(self, group: dict[str, Any]) -> None:
+        params = [p for p in group["params"] if p.grad is not None]
+        if params:
+            self._update(group, params)
 
     def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
         grads = []

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from jpmhc import checks
 from jpmhc.manifolds import grassmann
+from jpmhc.optim.base import GroupwiseOptimizer
 
 
 def grassmann_frames(model: nn.Module) -> dict[str, Tensor]:
@@ -31,7 +31,7 @@ def grassmann_frames(model: nn.Module) -> dict[str, Tensor]:
     return frames
 
 
-class GrassmannianOptimizer(Optimizer):
+class GrassmannianOptimizer(GroupwiseOptimizer):
     r"""Cayley-Adam for the Grassmann frames of a model, and an inner optimiser for its other parameters.
 
     For a frame :math:`U \in St(n, p)` with Euclidean gradient :math:`G` (alg. cayley-adam):
@@ -80,9 +80,6 @@ class GrassmannianOptimizer(Optimizer):
         eps: float = 1e-8,
         iterations: int | None = 2,
     ) -> None:
-        checks.inside(lr, "[0, inf)", "lr")
-        for beta in betas:
-            checks.inside(beta, "[0, 1)", "betas")
         frames = list(grassmann_frames(model).values())
         if not frames:
             raise ValueError("the model has no Grassmann frame; its other parameters need no GrassmannianOptimizer")
@@ -93,23 +90,20 @@ class GrassmannianOptimizer(Optimizer):
             for group in inner.param_groups:
                 group["params"] = [p for p in group["params"] if id(p) not in ours]
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step the inner optimiser, then every frame that has a gradient; return the result of ``closure``."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Step every frame that has a gradient, and the inner optimiser; return the result of `closure`."""
+        loss = super().step(closure)
         if self.inner is not None:
             self.inner.step()
-        for group in self.param_groups:
-            by_shape: dict[tuple[Any, ...], list[Tensor]] = {}
-            for frame in group["params"]:
-                if frame.grad is not None:
-                    by_shape.setdefault((frame.shape, frame.dtype, frame.device), []).append(frame)
-            for frames in by_shape.values():
-                self._update(group, frames)
         return loss
+
+    def update_group(self, group: dict[str, Any]) -> None:
+        by_shape: dict[tuple[torch.Size, torch.dtype, torch.device], list[Tensor]] = {}
+        for frame in group["params"]:
+            if frame.grad is not None:
+                by_shape.setdefault((frame.shape, frame.dtype, frame.device), []).append(frame)
+        for frames in by_shape.values():
+            self._update(group, frames)
 
     def _update(self, group: dict[str, Any], frames: list[Tensor]) -> None:
         for frame in frames:

@@ -8,14 +8,13 @@ of O. A parameter [m, n] moves by this matrix times $-\eta \sqrt{\max(1, m/n)}$ 
 efficient and scalable", 2025).
 """
 
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer
+from torch.optim.optimizer import ParamsT
 
-from jpmhc import checks
+from jpmhc.optim.base import GroupwiseOptimizer
 
 # Coefficients of a x + b x³ + c x⁵, whose iteration quickly brings all numbers in (0, 1] near one (Jordan, 2024).
 _QUINTIC = (3.4445, -4.7750, 2.0315)
@@ -23,7 +22,7 @@ _STEPS = 5
 _SMALL = 1e-10
 
 
-class NorMuon(Optimizer):
+class NorMuon(GroupwiseOptimizer):
     """The NorMuon optimiser for matrices; matrices of one shape are updated together.
 
     >>> weight = torch.nn.Parameter(torch.eye(4))
@@ -43,36 +42,24 @@ class NorMuon(Optimizer):
 
     def __init__(
         self,
-        params: Iterable[Any],
+        params: ParamsT,
         lr: float = 1.66e-3,
         betas: tuple[float, float] = (0.95, 0.95),
         weight_decay: float = 0.0,
     ) -> None:
-        checks.inside(lr, "[0, inf)", "lr")
-        checks.inside(weight_decay, "[0, inf)", "weight_decay")
-        for beta in betas:
-            checks.inside(beta, "[0, 1)", "betas")
         super().__init__(params, dict(lr=lr, betas=betas, weight_decay=weight_decay))
         for group in self.param_groups:
             for matrix in group["params"]:
                 if matrix.ndim != 2:
                     raise ValueError(f"NorMuon is for matrices, not for a parameter of shape {tuple(matrix.shape)}")
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every matrix that has a gradient; return the result of ``closure``."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            shapes: dict[tuple[torch.Size, torch.device], list[Tensor]] = {}
-            for matrix in group["params"]:
-                if matrix.grad is not None:
-                    shapes.setdefault((matrix.shape, matrix.device), []).append(matrix)
-            for matrices in shapes.values():
-                self._move(matrices, group["lr"], group["betas"], group["weight_decay"])
-        return loss
+    def update_group(self, group: dict[str, Any]) -> None:
+        shapes: dict[tuple[torch.Size, torch.device], list[Tensor]] = {}
+        for matrix in group["params"]:
+            if matrix.grad is not None:
+                shapes.setdefault((matrix.shape, matrix.device), []).append(matrix)
+        for matrices in shapes.values():
+            self._move(matrices, group["lr"], group["betas"], group["weight_decay"])
 
     def _move(
         self, matrices: list[Tensor], lr: float | Tensor, betas: tuple[float, float], weight_decay: float

@@ -1,17 +1,16 @@
 """SignSGD for embedding tables: a step changes only the rows that the batch looked up."""
 
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.optim.optimizer import Optimizer
+from torch.optim.optimizer import ParamsT
 
-from jpmhc import checks
+from jpmhc.optim.base import GroupwiseOptimizer
 
 
-class SignSGD(Optimizer):
+class SignSGD(GroupwiseOptimizer):
     r"""SignSGD: :math:`p \leftarrow p(1 - \eta\lambda) - \eta \operatorname{sign}(g)`, for rows with a gradient alone.
 
     A table looked up with ``F.embedding(ids, table, sparse=True)`` receives a sparse gradient, one row per lookup.
@@ -41,38 +40,28 @@ class SignSGD(Optimizer):
 
     def __init__(
         self,
-        params: Iterable[Any],
+        params: ParamsT,
         lr: float = 1e-2,
         weight_decay: float = 0.0,
         *,
         gather: bool = True,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        checks.inside(lr, "[0, inf)", "lr")
-        checks.inside(weight_decay, "[0, inf)", "weight_decay")
         super().__init__(params, dict(lr=lr, weight_decay=weight_decay))
         self.gather = gather
         self.group = group
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the rows of every table that have a gradient; return the result of ``closure``."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            decay = 1 - group["lr"] * group["weight_decay"]
-            for table in group["params"]:
-                if table.grad is None:
-                    continue
-                if not table.grad.is_sparse:
-                    table.mul_(decay).sub_(table.grad.sign(), alpha=group["lr"])
-                    continue
-                ids, rows = self._touched(table.grad)
-                moved = table[ids].mul_(decay).sub_(_sum_equal(ids, rows).sign_(), alpha=group["lr"])
-                table.index_copy_(0, ids, moved)
-        return loss
+    def update_group(self, group: dict[str, Any]) -> None:
+        decay = 1 - group["lr"] * group["weight_decay"]
+        for table in group["params"]:
+            if table.grad is None:
+                continue
+            if not table.grad.is_sparse:
+                table.mul_(decay).sub_(table.grad.sign(), alpha=group["lr"])
+                continue
+            ids, rows = self._touched(table.grad)
+            moved = table[ids].mul_(decay).sub_(_sum_equal(ids, rows).sign_(), alpha=group["lr"])
+            table.index_copy_(0, ids, moved)
 
     def _touched(self, grad: Tensor) -> tuple[Tensor, Tensor]:
         """Return the identifiers [k] and gradient rows [k, d] of the lookups on all ranks, in rank order."""
