@@ -23,7 +23,7 @@ from jpmhc.diagnose.jacobian import plain_connections
 from jpmhc.diagnose.methods import spectrum_of
 from jpmhc.diagnose.record import LayerCall, Recording, find_layers, record_layers
 from jpmhc.diagnose.theory import find_distances, token_coefficients
-from jpmhc.experiments.models.config import RecursiveConfig
+from jpmhc.experiments.models import RecursiveConfig
 from jpmhc.experiments.models.layers import Attention, SwiGLU, inner_width
 from jpmhc.experiments.models.recursive import RecursiveCore
 from jpmhc.spectra import sublayers

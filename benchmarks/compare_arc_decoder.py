@@ -24,7 +24,6 @@ from jpmhc.experiments.comparison.comparison import Comparison, compare
 from jpmhc.experiments.comparison.experiment import change_settings
 from jpmhc.experiments.evaluation.decoding import score_decoder
 from jpmhc.experiments.tasks.arc import ArcConfig
-from jpmhc.experiments.tasks.arc.dataset import load_puzzles
 from jpmhc.experiments.tasks.arc.puzzles import Puzzle, refuse_leaks
 from jpmhc.experiments.training.arc_decoder import ArcDecoderRun, Progress, Training, summarize
 from jpmhc.experiments.training.presets import DECODERS
@@ -33,7 +32,7 @@ from jpmhc.experiments.training.progress import Display
 
 def export(out: Path, extra_tasks: Path | None) -> None:
     """Write training and evaluation puzzles to two folders, one JSON file per puzzle."""
-    training, evaluation = load_puzzles(ArcConfig(extra_tasks=extra_tasks))
+    training, evaluation = ArcConfig(extra_tasks=extra_tasks).load_puzzles()
     for puzzle in list(training):
         try:
             refuse_leaks([puzzle], evaluation)

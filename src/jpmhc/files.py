@@ -84,6 +84,35 @@ def parse_json(text: bytes) -> Any:
         raise NotJson(f"not a JSON file ({str(error).partition(';')[0]})") from None
 
 
+def read_json(path: Path) -> Any:
+    """Read a JSON file. Raise a ValueError that names the file if it cannot be read or is not valid JSON."""
+    try:
+        return parse_json(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror})") from None
+    except NotJson as error:
+        raise ValueError(f"{path} is {error}") from None
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object. Raise a ValueError that names the file if it does not."""
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold a JSON object")
+    return content
+
+
+def write_json(path: Path, value: object, indent: int | None = None) -> Path:
+    """Write a value as JSON to a file, and return the path. Raise a ValueError for numbers that are not finite.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     read_json(write_json(Path(folder) / "steps.json", {"steps": 4}))
+    {'steps': 4}
+    """
+    return write_file(path, json.dumps(value, indent=indent, allow_nan=False) + "\n")
+
+
 def require_writable(path: Path) -> None:
     """Raise an OSError if a file cannot be written. Nothing is written, and a full disk is not noticed."""
     with _naming_file(path):

@@ -9,7 +9,7 @@ from torch import nn
 
 import jpmhc
 from jpmhc.diagnose import measure, run
-from jpmhc.experiments.models.config import RecursiveConfig
+from jpmhc.experiments.models import RecursiveConfig
 from jpmhc.experiments.models.recursive import RecursiveCore
 from tests.diagnose.models import Residual, StreamNet, TinyLanguageModel, linear_network, make_mlp
 

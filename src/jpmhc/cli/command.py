@@ -1,4 +1,8 @@
-"""Make a command's `main`, which parses a command line and explains a wrong command line in one sentence.
+"""Make a command's `main`, which parses a command line and explains a wrong command line in one sentence; make forms.
+
+A form is a dataclass that extends a dataclass of the library by annotations, from which tyro reads how a user gives a
+field. The library does not import tyro: a command makes a form from the library's dataclass, lets tyro fill it in, and
+turns the result back into the library's dataclass.
 
 tyro reads a command's options from the arguments of its function. By default, tyro prints a box of many lines about a
 wrong command line. The hook `tyro._errors.on_parse_error`, which replaces that box, is not public yet; pyproject.toml
@@ -8,6 +12,7 @@ names the versions of tyro that have it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import io
 import re
@@ -43,6 +48,33 @@ def parse_and_call(function: Callable[..., None], program: str, words: Sequence[
     """
     text = cleandoc(function.__doc__ or "").partition("\n\nArgs:")[0]
     tyro.cli(function, prog=program, args=words, description=re.sub(r"\n+Example:", "\n\nExample:", text))
+
+
+def make_option_form(default: Any, **fields: tuple[Any, Any]) -> Any:
+    """Return a form: an instance of a derived dataclass with new annotations and values of some fields.
+
+    Args:
+        default: An instance of the library's dataclass, which has the values of all other fields.
+        fields: The annotation and the value of each changed or new field; the value may be another form.
+    """
+    cls = type(default)
+    new = [(name, hint, dataclasses.field(default=value)) for name, (hint, value) in fields.items()]
+    namespace = {"__doc__": cls.__doc__, "_library_class": cls}
+    form = dataclasses.make_dataclass(cls.__name__, new, bases=(cls,), frozen=True, namespace=namespace)
+    known = {field.name: getattr(default, field.name) for field in dataclasses.fields(cls)}
+    return form(**{**known, **{name: value for name, (_, value) in fields.items()}})
+
+
+def read_option_form(form: Any, **changes: Any) -> Any:
+    """Turn a form with the parsed options back into the library's dataclass, together with the forms in its fields.
+
+    Args:
+        form: The form.
+        changes: Values that replace the form's values.
+    """
+    cls = form._library_class
+    values = {field.name: getattr(form, field.name) for field in dataclasses.fields(cls)} | changes
+    return cls(**{name: read_option_form(v) if hasattr(v, "_library_class") else v for name, v in values.items()})
 
 
 @contextlib.contextmanager

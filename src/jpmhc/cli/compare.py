@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from jpmhc.cli.command import parse_and_call
-from jpmhc.cli.forms import make_option_form, read_option_form
-from jpmhc.cli.train import defaults_in, make_model_form, value_of
+from jpmhc.cli.command import make_option_form, parse_and_call, read_option_form
+from jpmhc.cli.train import defaults_in, make_run_form, model_field, value_of
 from jpmhc.experiments.comparison.arc_decoder import DECIDED as ARC_DECODER_DECIDED
 from jpmhc.experiments.comparison.arc_decoder import ArcDecoderExperiment
 from jpmhc.experiments.comparison.comparison import Comparison
@@ -17,8 +16,6 @@ from jpmhc.experiments.comparison.comparison import compare as train_and_compare
 from jpmhc.experiments.comparison.experiment import Experiment, Job, Progress
 from jpmhc.experiments.comparison.language import PRESETS, LanguageExperiment
 from jpmhc.experiments.comparison.recursive import DECIDED, RecursiveExperiment
-from jpmhc.experiments.models import RecursiveConfig
-from jpmhc.experiments.models.decoder import DecoderConfig
 from jpmhc.experiments.tasks.language import prepare_tokens
 from jpmhc.experiments.tasks.registry import TASKS
 from jpmhc.experiments.training.arc_decoder import ArcDecoderRun
@@ -28,7 +25,6 @@ from jpmhc.experiments.training.progress import Display
 from jpmhc.files import write_file
 
 _LANGUAGE, _ARC_DECODER = "language", "arc-decoder"
-_FIXED = (tyro.conf.Fixed, tyro.conf.Suppress)  # marks the options that a comparison sets itself
 _LANGUAGE_ARMS: tuple[str, ...] = ("plain", "identity", "sinkhorn", "cayley", "rotation")
 
 Reader = Callable[[Any], Experiment]  # turns a form with the parsed options into an experiment
@@ -142,72 +138,38 @@ class _Text:
 
 
 def _language_form(default: LanguageExperiment) -> tuple[Any, Reader]:
-    model_names = ("mixer", "extra_inner", "vocabulary")
-    decided = {name: (Annotated[Any, *_FIXED], getattr(default.model, name)) for name in model_names}
-    model = make_model_form(default.model, **decided)
     preset: Any = Annotated[Literal[tuple(PRESETS)], tyro.conf.arg(help="Size of the model and of its training.")]
     form = make_option_form(
         default,
         preset=(preset, next(name for name, known in PRESETS.items() if known is default)),
         text=(Annotated[_Text, tyro.conf.arg(name="")], _Text()),
-        tokens=(Annotated[Path, *_FIXED], default.tokens),
-        lr=(Annotated[float, *_FIXED], default.lr),
-        model=(Annotated[type(model), tyro.conf.arg(name="")], model),
+        model=model_field(default.model, **_fixed(default.model, "mixer", "extra_inner", "vocabulary")),
+        **_fixed(default, "tokens", "lr"),
     )
 
     def read(run: Any) -> Experiment:
         text: _Text = run.text
         tokens = prepare_tokens(text.text, text.cache, vocabulary=text.vocabulary, limit=text.limit)
-        return read_option_form(
-            run, LanguageExperiment, tokens=tokens, model=read_option_form(run.model, DecoderConfig)
-        )
+        experiment: LanguageExperiment = read_option_form(run, tokens=tokens)
+        return experiment
 
     return form, read
 
 
 def _arc_decoder_form(default: ArcDecoderRun) -> tuple[Any, Reader]:
-    model = make_model_form(default.model, mixer=(Annotated[str, *_FIXED], default.model.mixer))
-    task = make_option_form(default.task)
     own = [name for name in ARC_DECODER_DECIDED if name != "preset"]
-    decided = {name: (Annotated[Any, *_FIXED], getattr(default, name)) for name in (*own, "lr")}
-    form = make_option_form(
-        default, task=(type(task), task), model=(Annotated[type(model), tyro.conf.arg(name="")], model), **decided
-    )
-
-    def read(run: Any) -> Experiment:
-        return ArcDecoderExperiment(
-            read_option_form(
-                run,
-                ArcDecoderRun,
-                task=read_option_form(run.task, type(default.task)),
-                model=read_option_form(run.model, type(default.model)),
-            )
-        )
-
-    return form, read
+    form = make_run_form(default, {}, _fixed(default.model, "mixer"), **_fixed(default, *own, "lr"))
+    return form, lambda run: ArcDecoderExperiment(read_option_form(run))
 
 
 def _recursive_form(default: TrainConfig) -> tuple[Any, Reader]:
     streams = max(default.model.streams, 4)
     default = dataclasses.replace(default, model=dataclasses.replace(default.model, streams=streams))
-    task = make_option_form(default.task, seed=(Annotated[int, *_FIXED], default.task.seed))
-    model = make_model_form(default.model, mixer=(Annotated[str, *_FIXED], default.model.mixer))
-    decided = {name: (Annotated[Any, *_FIXED], getattr(default, name)) for name in (*DECIDED, "lr")}
-    form = make_option_form(
-        default,
-        task=(type(task), task),
-        model=(Annotated[type(model), tyro.conf.arg(name="")], model),
-        **decided,
-    )
+    task, model = _fixed(default.task, "seed"), _fixed(default.model, "mixer")
+    form = make_run_form(default, task, model, **_fixed(default, *DECIDED, "lr"))
+    return form, lambda run: RecursiveExperiment(read_option_form(run))
 
-    def read(run: Any) -> Experiment:
-        return RecursiveExperiment(
-            read_option_form(
-                run,
-                TrainConfig,
-                task=read_option_form(run.task, type(default.task)),
-                model=read_option_form(run.model, RecursiveConfig),
-            )
-        )
 
-    return form, read
+def _fixed(default: Any, *names: str) -> dict[str, tuple[Any, Any]]:
+    """Return fields of a form that keep their values and are no options, because a comparison sets them itself."""
+    return {name: (Annotated[Any, tyro.conf.Fixed, tyro.conf.Suppress], getattr(default, name)) for name in names}

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from jpmhc.cli.command import make_main
-from jpmhc.cli.forms import make_option_form, read_option_form
+from jpmhc.cli.command import make_main, make_option_form, read_option_form
 from jpmhc.cli.output import is_first_process
 from jpmhc.experiments.evaluation.checkpoints import EvaluateConfig, evaluate_checkpoints
 from jpmhc.experiments.evaluation.decoding import evaluate_decoder, find_decoder
@@ -41,7 +40,7 @@ def evaluate(config: Annotated[type(_FORM), tyro.conf.arg(name="")]) -> None:  #
 
     Several processes: torchrun --nproc-per-node 8 -m jpmhc evaluate out/paper
     """
-    chosen = read_option_form(config, EvaluateConfig, task_options=chosen_options(config.task_options))
+    chosen = read_option_form(config, task_options=chosen_options(config.task_options))
     if decoders := [path for run in chosen.runs if (path := find_decoder(run)) is not None]:
         if len(chosen.runs) > 1:
             raise ValueError("name one run alone to evaluate an ARC decoder")

@@ -1,16 +1,16 @@
 """The command `jpmhc generators`."""
 
 from contextlib import nullcontext
-from json import dumps
 from pathlib import Path
 
 from jpmhc.cli.command import make_main
 from jpmhc.cli.output import result_folder
-from jpmhc.files import write_file
+from jpmhc.experiments.training.progress import Display
+from jpmhc.files import write_json
 from jpmhc.paper.generators.question import Question
 from jpmhc.paper.generators.random_walk import plain_spectral_gap
 from jpmhc.paper.generators.search import Method, prepare_search, run_search
-from jpmhc.report.generating_sets import SearchProgress, as_record, describe_cost, print_result
+from jpmhc.report.generating_sets import as_record, describe_cost, print_result
 
 
 def generators(
@@ -49,12 +49,14 @@ def generators(
         question = Question(streams, size, contains_identity, reversible)
         search = prepare_search(question, method, workers=workers, state=state, moves=moves, seed=seed)
         print(describe_cost(search))
-        with SearchProgress() as progress:
-            result = run_search(search, progress.show)
+        with Display() as display:
+            result = run_search(
+                search, lambda done, total, gap: display.show("search", done, total, f"best gap {max(gap, 0.0):.6f}")
+            )
     plain = plain_spectral_gap(result.perms) if streams <= 6 else None
     print_result(result, plain)
     if json is not None:
-        print(f"wrote {write_file(json, dumps(as_record(result, plain), indent=1))}")
+        print(f"wrote {write_json(json, as_record(result, plain), indent=1)}")
 
 
 main = make_main(generators)

@@ -6,9 +6,8 @@ from typing import Annotated
 
 import tyro
 
-from jpmhc.cli.command import make_main
+from jpmhc.cli.command import make_main, make_option_form, read_option_form
 from jpmhc.cli.evaluate import chosen_options, task_options
-from jpmhc.cli.forms import make_option_form, read_option_form
 from jpmhc.experiments.published.importing import ImportConfig, import_model
 
 _FORM = make_option_form(
@@ -23,7 +22,7 @@ def import_trm(config: Annotated[type(_FORM), tyro.conf.arg(name="")]) -> None: 
 
     --mixer cayley gives the model hyper-connections without changing its outputs.
     """
-    imported = import_model(read_option_form(config, ImportConfig, task_options=chosen_options(config.task_options)))
+    imported = import_model(read_option_form(config, task_options=chosen_options(config.task_options)))
     print(f"wrote {imported.checkpoint}")
     if imported.remark:
         print(imported.remark)

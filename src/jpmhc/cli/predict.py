@@ -5,9 +5,8 @@ from typing import Annotated
 
 import tyro
 
-from jpmhc.cli.command import make_main
+from jpmhc.cli.command import make_main, make_option_form, read_option_form
 from jpmhc.cli.evaluate import chosen_options, task_options
-from jpmhc.cli.forms import make_option_form, read_option_form
 from jpmhc.cli.output import is_first_process
 from jpmhc.experiments.evaluation.checkpoints import VOTES, PredictConfig, predict_answers
 
@@ -23,7 +22,7 @@ def predict(config: Annotated[type(_FORM), tyro.conf.arg(name="")]) -> None:  # 
 
     Pictures are drawn only for the tasks that --tasks names.
     """
-    chosen = read_option_form(config, PredictConfig, task_options=chosen_options(config.task_options))
+    chosen = read_option_form(config, task_options=chosen_options(config.task_options))
     answered, out = predict_answers(chosen)
     if not is_first_process():
         return

@@ -2,7 +2,7 @@
 
 import dataclasses
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,10 +10,8 @@ import torch
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-from jpmhc.cli.command import parse_and_call
-from jpmhc.cli.forms import make_option_form, read_option_form
+from jpmhc.cli.command import make_option_form, parse_and_call, read_option_form
 from jpmhc.cli.output import is_first_process
-from jpmhc.experiments.models import RecursiveConfig
 from jpmhc.experiments.models.connections import ConnectionConfig, read_basis
 from jpmhc.experiments.tasks.registry import TASKS, kind_of
 from jpmhc.experiments.training import arc_loop, loop, run_folder
@@ -23,6 +21,7 @@ from jpmhc.experiments.training.config import TrainConfig
 from jpmhc.experiments.training.presets import DECODERS, PRESETS
 
 Basis = tuple[tuple[int, ...], ...] | None
+Fields = Mapping[str, tuple[Any, Any]]  # the annotation and the value of fields of a form
 
 
 def main(words: Sequence[str]) -> None:
@@ -50,24 +49,20 @@ def defaults_in(words: Sequence[str]) -> TrainConfig:
 
 
 def value_of(option: str, words: Sequence[str], known: Collection[str] | None = None) -> str | None:
-    """Return an option's value in the words if the value is in `known`; otherwise return None."""
+    """Return the value that an option has last in the words if the value is in `known`; otherwise return None."""
+    values = [""]
     for word, following in zip(words, [*words[1:], ""]):
         name, equals, value = word.partition("=")
-        value = value if equals else following
-        if name == option and (value in known if known is not None else value):
-            return value
-    return None
+        if name == option:
+            values.append(value if equals else following)
+    return values[-1] if (values[-1] in known if known is not None else values[-1]) else None
 
 
 def train_with_defaults(default: TrainConfig) -> Callable[[Any], None]:
     """Return the function of `jpmhc train` for the recursive model, with these defaults."""
     known: Any = Literal[tuple(TASKS)]
     kinds = Annotated[known, tyro.conf.arg(help="Which task; it decides the other options of this group.")]
-    task = make_option_form(default.task, kind=(kinds, kind_of(default.task)))
-    model = make_model_form(default.model)
-    form = make_option_form(
-        default, task=(type(task), task), model=(Annotated[type(model), tyro.conf.arg(name="")], model)
-    )
+    form = make_run_form(default, {"kind": (kinds, kind_of(default.task))}, {})
 
     def train(config: Annotated[type(form), tyro.conf.arg(name="")] = form) -> None:  # type: ignore[valid-type]
         """Train the recursive model on Sudoku or ARC.
@@ -84,21 +79,14 @@ def train_with_defaults(default: TrainConfig) -> Callable[[Any], None]:
         The presets arc-decoder, arc-decoder-long and arc-decoder-tiny train another model, a decoder for ARC, with
         options of its own: jpmhc train --preset arc-decoder --help
         """
-        task = read_option_form(config.task, TASKS[config.task.kind])
-        run_training(
-            read_option_form(config, TrainConfig, task=task, model=read_option_form(config.model, RecursiveConfig))
-        )
+        run_training(read_option_form(config))
 
     return train
 
 
 def train_decoder(default: ArcDecoderRun) -> Callable[[Any], None]:
     """Return the function of `jpmhc train` for the ARC decoder, with these defaults."""
-    model = make_model_form(default.model)
-    task = make_option_form(default.task)
-    form = make_option_form(
-        default, task=(type(task), task), model=(Annotated[type(model), tyro.conf.arg(name="")], model)
-    )
+    form = make_run_form(default, {}, {})
 
     def train(config: Annotated[type(form), tyro.conf.arg(name="")] = form) -> None:  # type: ignore[valid-type]
         """Train a decoder for ARC from scratch on pairs of grids, and let it answer the evaluation puzzles.
@@ -110,12 +98,7 @@ def train_decoder(default: ArcDecoderRun) -> Callable[[Any], None]:
         hour; arc-decoder-tiny is for a CPU. --resume continues a run that --minutes or a signal stopped, to the same
         bits.
         """
-        run = read_option_form(
-            config,
-            ArcDecoderRun,
-            task=read_option_form(config.task, type(default.task)),
-            model=read_option_form(config.model, type(default.model)),
-        )
+        run = read_option_form(config)
         outcome = arc_loop.train_decoder(run)
         if outcome.score is not None:
             print(f"finished after {outcome.step} steps; everything is in {run.out}")
@@ -142,9 +125,23 @@ def run_training(config: TrainConfig) -> None:
         sys.exit(128 + outcome.stopped)  # 130 for Ctrl-C
 
 
-def make_model_form(default: ConnectionConfig, **fields: tuple[Any, Any]) -> Any:
-    """Return the form of a model, with permutations that the command line reads from a file."""
-    return make_option_form(default, **{"mixer_basis": (_BASIS, default.mixer_basis), **fields})
+def make_run_form(default: Any, task: Fields, model: Fields, **fields: tuple[Any, Any]) -> Any:
+    """Return the form of a run's configuration, in which the task's options have the prefix "task.".
+
+    Args:
+        default: The configuration, with the fields `task` and `model`.
+        task: Changed or new fields of the task's form, as for `make_option_form`.
+        model: Changed or new fields of the model's form.
+        fields: Changed or new fields of the form.
+    """
+    own = make_option_form(default.task, **task)
+    return make_option_form(default, task=(type(own), own), model=model_field(default.model, **model), **fields)
+
+
+def model_field(default: ConnectionConfig, **fields: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Return a form's field for a model: options without prefix, and permutations that are read from a file."""
+    model = make_option_form(default, mixer_basis=(_BASIS, default.mixer_basis), **fields)
+    return Annotated[type(model), tyro.conf.arg(name="")], model
 
 
 def _read_basis(words: list[str]) -> Basis:

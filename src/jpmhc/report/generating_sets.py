@@ -1,12 +1,9 @@
-"""The output of a search for generating sets: its cost, its progress and its result."""
+"""The output of a search for generating sets: its cost and its result."""
 
-import time
 from dataclasses import asdict
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from jpmhc.paper.generators.question import Question
@@ -15,7 +12,6 @@ from jpmhc.paper.generators.symmetric_group import cycle_notation
 
 # The most classes that a table lists; the file lists all classes.
 SHOWN = 10
-_SECONDS = 10.0  # between progress lines if the output is not a terminal
 
 
 def describe_question(question: Question) -> str:
@@ -55,39 +51,6 @@ def _duration(seconds: int) -> str:
 def _number(value: int) -> str:
     """Write a number below 10¹⁵ with all digits, and a larger number as a power of ten."""
     return f"{value:,}" if value < 10**15 else f"about 10^{len(str(value)) - 1}"
-
-
-class SearchProgress:
-    """A display of a search's progress: a bar on a terminal, or elsewhere a line every few seconds."""
-
-    def __init__(self) -> None:
-        self.console = Console(stderr=True)
-        columns = (
-            BarColumn(),
-            TextColumn("{task.completed:,.0f} of {task.total:,.0f}, best gap {task.fields[gap]:.6f}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
-        self.bar = Progress(*columns, console=self.console, disable=not self.console.is_terminal)
-        self.task = self.bar.add_task("search", total=None, gap=0.0, visible=False)
-        self.started = self.spoken = time.monotonic()
-
-    def show(self, done: int, total: int, gap: float) -> None:
-        """Show that `done` of `total` classes or sets have been checked, and that `gap` is the largest gap so far."""
-        self.bar.update(self.task, completed=done, total=total, gap=max(gap, 0.0), visible=True)
-        if not self.console.is_terminal and time.monotonic() - self.spoken > _SECONDS:
-            self.spoken = time.monotonic()
-            elapsed = self.spoken - self.started
-            self.console.print(f"{done:,} of {total:,} after {elapsed:.0f} s, best gap {max(gap, 0.0):.6f}")
-
-    def __enter__(self) -> Self:
-        self.bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.bar.stop()
 
 
 def print_result(result: GeneratingSet, plain_gap: float | None) -> None:

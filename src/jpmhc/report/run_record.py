@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from jpmhc.experiments.evaluation.votes import Answered, Candidate
+from jpmhc.files import NotJson, parse_json, read_json_object
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,30 +76,20 @@ def read_run(folder: Path) -> RunRecord:
     if not (folder / "config.json").is_file():
         state = "is not the folder of a run" if any(folder.iterdir()) else "is empty"
         raise ValueError(f"{folder} {state}: it has no config.json, which jpmhc train writes first")
-    config = _read_json(folder / "config.json")
+    config = read_json_object(folder / "config.json")
     missing = [name for name in ("model", "task") if not isinstance(config.get(name), dict)]
     if missing:
         raise ValueError(f"{folder / 'config.json'} is not one that this version reads: it lacks {missing[0]}")
     lines, notes = _read_log(folder / "log.jsonl")
     evaluations = {}
     for path in sorted((folder / "evaluations").glob("*.json")):
-        content = _read_json(path)
+        content = read_json_object(path)
         if content.get("format") == "jpmhc evaluation 1" and isinstance(content.get("results"), list):
             evaluations[path.name] = content
         else:
             notes.append(f"{path.name} is not an evaluation that this version reads, and was left out")
     answered, remarks = _read_votes(folder)
     return RunRecord(folder, config, lines, evaluations, answered, [*notes, *remarks])
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is half written or damaged: it is not JSON ({error})") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is not a file that this version reads: it must hold an object")
-    return content
 
 
 def _read_log(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
@@ -110,8 +101,8 @@ def _read_log(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     lines, notes = [], []
     for number, text in enumerate(texts, 1):
         try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):
+            line = parse_json(text.encode())
+        except NotJson:
             which = f"line {number} of the log is damaged" if number < len(texts) else "the last line is half written"
             notes.append(f"{which}, and was left out")
             continue
@@ -132,7 +123,7 @@ def _read_votes(folder: Path) -> tuple[list[Answered], list[str]]:
     files = sorted((folder / "submissions").glob("*.votes.json"), key=lambda path: path.stat().st_mtime)
     if not files:
         return [], []
-    content = _read_json(files[-1])
+    content = read_json_object(files[-1])
     if content.get("format") != "jpmhc votes 1" or not isinstance(content.get("tests"), list):
         return [], [f"{files[-1].name} does not hold votes that this version reads, and was left out"]
     tests = [answered for test in content["tests"] if (answered := _to_answered(test)) is not None]

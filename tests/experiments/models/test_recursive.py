@@ -9,6 +9,7 @@ import torch
 from jpmhc.connections import MIXERS, parameter_groups
 from jpmhc.experiments.models import RecursiveConfig, RecursiveModel, refill_rows
 from jpmhc.experiments.models.losses import row_cross_entropy
+from jpmhc.experiments.models.recursive import refuse_device
 from jpmhc.optim import AdamAtan2, grassmann_frames
 
 SMALL = RecursiveConfig(
@@ -365,3 +366,24 @@ def test_options_that_the_plain_model_would_ignore_are_refused(option, value):
     with pytest.raises(ValueError, match=f"^{option}={value} has no effect on the plain model"):
         RecursiveConfig(**{**vars(SMALL), option: value})
     RecursiveConfig(**{**vars(SMALL), option: value, "streams": 2})
+
+
+@pytest.mark.parametrize("attend", ["cudnn", "efficient"])
+def test_attention_that_the_cpu_does_not_have(attend):
+    config = RecursiveConfig(dim=16, heads=2, attend=attend)
+    with pytest.raises(ValueError, match=f"^attend={attend} is not possible on cpu in float32 with heads of width 8"):
+        refuse_device(config, torch.device("cpu"))
+
+
+def test_fused_kernels_need_a_gpu(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    config = RecursiveConfig(dim=16, heads=2, mixer="cayley", streams=2, kernels="fused")
+    with pytest.raises(ValueError, match=r'^kernels="fused" is not possible: the kernels need a CUDA device'):
+        refuse_device(config, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("attend", ["auto", "math", "flash"])
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_what_the_cpu_has_passes(attend, compute):
+    refuse_device(RecursiveConfig(dim=16, heads=2, attend=attend, compute=compute), torch.device("cpu"))
+    refuse_device(RecursiveConfig(dim=16, heads=2, mixer="cayley", streams=2, kernels="reference"), torch.device("cpu"))

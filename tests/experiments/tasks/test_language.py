@@ -69,7 +69,7 @@ def test_damaged_tokens_are_refused(tmp_path):
     with pytest.raises(ValueError, match="does not hold the tokens of its manifest"):
         read_tokens(folder)
     (folder / "tokens.json").write_text("{")
-    with pytest.raises(ValueError, match=r"tokens\.json is damaged"):
+    with pytest.raises(ValueError, match=r"tokens\.json is not a JSON file"):
         read_tokens(folder)
 
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
+from jpmhc import files
 from jpmhc.experiments.comparison.experiment import Job, Run
 from jpmhc.experiments.training.config import flatten_fields
-from jpmhc.files import write_file
 
 
 def open_folder(out: Path, settings: dict[str, object]) -> None:
@@ -103,17 +103,14 @@ def read_run(path: Path) -> Run:
 def _read_json(path: Path, advice: str) -> dict[str, object]:
     """Read a JSON object from a file; the error for a damaged file ends with the advice."""
     try:
-        content = json.loads(path.read_text())
-    except (ValueError, RecursionError) as fault:
-        raise ValueError(f"{path} is damaged ({fault}): {advice}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is damaged (no JSON object): {advice}")
-    return content
+        return files.read_json_object(path)
+    except ValueError as fault:
+        raise ValueError(f"{fault}: {advice}") from None
 
 
 def write_json(path: Path, value: Mapping[str, object]) -> None:
     """Write a JSON file whole or not at all; numbers that are not finite become null."""
-    write_file(path, json.dumps(_round_numbers(value)))
+    files.write_json(path, _round_numbers(value))
 
 
 def _as_read(value: dict[str, object]) -> dict[str, object]:

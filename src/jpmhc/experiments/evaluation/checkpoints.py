@@ -19,7 +19,7 @@ from jpmhc import checks, files
 from jpmhc.experiments.evaluation.answering import fill_scorer, greedy_answers
 from jpmhc.experiments.evaluation.scores import RowScorer
 from jpmhc.experiments.evaluation.votes import Answered
-from jpmhc.experiments.models.device import refuse_device
+from jpmhc.experiments.models.recursive import refuse_device
 from jpmhc.experiments.tasks import counter
 from jpmhc.experiments.tasks.task import Task, VotingTask
 from jpmhc.experiments.training.checkpoint import Checkpoint, load_model, locate_checkpoint
@@ -138,7 +138,7 @@ def evaluate_checkpoints(config: EvaluateConfig, report: Callable[[str], None] =
             for line in lines:
                 report(line)
             with explaining_write_errors(out):
-                files.write_file(out, json.dumps(evaluation, indent=1, allow_nan=False) + "\n")
+                files.write_json(out, evaluation, indent=1)
     return evaluation
 
 
@@ -165,9 +165,9 @@ def predict_answers(config: PredictConfig) -> tuple[list[Answered], Path]:
         answered = scorer.answered()
         if world.rank == 0:
             with explaining_write_errors(out):
-                files.write_file(out, json.dumps(task.submission(answered)) + "\n")
+                files.write_json(out, task.submission(answered))
                 if config.out is None:
-                    files.write_file(out.with_suffix(VOTES), json.dumps(list_votes(answered)) + "\n")
+                    files.write_json(out.with_suffix(VOTES), list_votes(answered))
     return answered, out
 
 

@@ -1,6 +1,13 @@
 """The models of the experiments: the recursive transformer, the language decoder and the ARC decoder."""
 
-from jpmhc.experiments.models.config import RecursiveConfig
-from jpmhc.experiments.models.recursive import Carry, Prediction, RecursiveCore, RecursiveModel, Step, refill_rows
+from jpmhc.experiments.models.recursive import (
+    Carry,
+    Prediction,
+    RecursiveConfig,
+    RecursiveCore,
+    RecursiveModel,
+    Step,
+    refill_rows,
+)
 
 __all__ = ["Carry", "Prediction", "RecursiveConfig", "RecursiveCore", "RecursiveModel", "Step", "refill_rows"]

@@ -12,7 +12,7 @@ from jpmhc import checks, mixers
 from jpmhc.connections import HyperConnection
 from jpmhc.experiments.models.counted_map import Counted, CountedMap
 from jpmhc.experiments.models.layers import PositionSwiGLU, rms_norm
-from jpmhc.files import NotJson, parse_json
+from jpmhc.files import read_json
 from jpmhc.mixers import Mixer, make_mixer
 
 Gate = Literal["softmax_matrix", "softmax", "sigmoid"]
@@ -126,12 +126,7 @@ MIXER_SETTINGS = ("iterations", "tolerance", "gradient", "gradient_iterations", 
 
 def read_basis(path: Path) -> tuple[tuple[int, ...], ...]:
     """Read permutations from a JSON file: the output of `jpmhc generators --json`, or a list of permutations."""
-    try:
-        content = parse_json(path.read_bytes())
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror})") from None
-    except NotJson as error:
-        raise ValueError(f"{path} is {error}") from None
+    content = read_json(path)
     perms = content.get("perms") if isinstance(content, dict) else content
     rows = perms if isinstance(perms, list) else []
     whole = all(isinstance(row, list) and len(row) == len(rows[0]) and all(type(i) is int for i in row) for row in rows)

@@ -8,7 +8,6 @@ A token folder holds `tokens.json` (the manifest), `tokenizer.json`, `training.x
 """
 
 import hashlib
-import json
 import lzma
 import math
 import os
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from jpmhc import checks
 from jpmhc.experiments.tasks import counter
-from jpmhc.files import write_file
+from jpmhc.files import read_json, write_json
 
 PYTHON_SUFFIXES = (".py",)  # files that are read if no folder is named
 SUFFIXES = (".md", ".py", ".rst", ".tex", ".txt")  # files that are read in named folders
@@ -209,7 +208,7 @@ def _encode(texts: dict[str, str], vocabulary: int, limit: int | None, sources: 
         sources,
         tokenizers.__version__,
     )
-    write_file(folder / "tokens.json", json.dumps(asdict(manifest), indent=2) + "\n")  # last: marks a complete folder
+    write_json(folder / "tokens.json", asdict(manifest), indent=2)  # last: marks a complete folder
 
 
 def _first_bytes(texts: dict[str, str]) -> Iterator[str]:
@@ -232,11 +231,12 @@ def _write_compressed(path: Path, values: np.ndarray) -> None:
 
 def read_manifest(folder: Path) -> Manifest:
     """Read the description of a token folder."""
+    path = folder / "tokens.json"
+    fields = read_json(path)
     try:
-        fields = json.loads((folder / "tokens.json").read_text())
         return Manifest(**{**fields, "sources": tuple(fields["sources"])})
-    except (ValueError, TypeError, KeyError) as fault:
-        raise ValueError(f"{folder / 'tokens.json'} is damaged ({fault}): remove the folder") from None
+    except (TypeError, KeyError) as fault:
+        raise ValueError(f"{path} is damaged ({fault}): remove the folder") from None
 
 
 def read_tokens(folder: Path) -> Tokens:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from jpmhc.experiments.evaluation.scores import RowScorer
 from jpmhc.experiments.evaluation.votes import Answered, VoteScorer
+from jpmhc.files import read_json
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,21 @@ class PublishedTask:
     config: "TaskConfig"
     remark: str = ""
     """A sentence about data of the model that the task lacks; empty if it lacks none."""
+
+
+NO_PUZZLE = "<blank>"  # the name of rows without a puzzle, such as row 0
+
+
+def read_identifiers(path: Path) -> list[str]:
+    """Read the `identifiers.json` of a published model, whose entry k names the puzzle of row k in its puzzle table."""
+    names = read_json(path)
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{path} is not a list of names, as the identifiers.json of a published model is")
+    if names[0] != NO_PUZZLE:
+        raise ValueError(
+            f"the first entry of {path} is {names[0]!r}; row 0 belongs to no task and is named {NO_PUZZLE}"
+        )
+    return names
 
 
 class TaskConfig(ABC):

@@ -14,7 +14,7 @@ import torch
 
 from jpmhc.experiments.evaluation.answering import fill_scorer, greedy_answers
 from jpmhc.experiments.evaluation.scores import RowScorer, SpoiltAnswers
-from jpmhc.experiments.models.device import refuse_device
+from jpmhc.experiments.models.recursive import refuse_device
 from jpmhc.experiments.tasks.task import Batch
 from jpmhc.experiments.training import checkpoint, run_folder
 from jpmhc.experiments.training.checkpoint import Checkpoint

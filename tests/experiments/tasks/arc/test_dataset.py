@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from jpmhc.experiments.tasks.arc import Arc, ArcConfig
-from jpmhc.experiments.tasks.arc.dataset import load_puzzles
 from jpmhc.experiments.tasks.arc.puzzles import LARGEST
 
 
@@ -223,7 +222,7 @@ def test_extra_tasks_with_an_evaluation_answer_are_refused(tmp_path: Path, arc: 
 
 def test_fingerprint_tells_streams_apart() -> None:
     base = ArcConfig(tasks=("007bbfb7",), test_on="training", augmentations=5)
-    training, evaluation = load_puzzles(base)
+    training, evaluation = base.load_puzzles()
     same = Arc(base, training, evaluation).fingerprint()
     assert same == Arc(base, training, evaluation).fingerprint()
     for change in ({"seed": 1}, {"augmentations": 6}, {"translate": False}, {"side": 20}):
@@ -243,4 +242,4 @@ def test_fingerprint_tells_streams_apart() -> None:
 )
 def test_bad_configurations_are_refused(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        load_puzzles(ArcConfig(**options))
+        ArcConfig(**options).load_puzzles()

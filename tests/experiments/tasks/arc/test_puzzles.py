@@ -100,13 +100,13 @@ def test_faults_name_file_and_task(tmp_path: Path, text: str, fault: str) -> Non
 
 def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.json")
-    with pytest.raises(ValueError, match=r"pipe\.json: not a plain file"):
+    with pytest.raises(ValueError, match=r"pipe\.json is not a plain file"):
         from_folder(tmp_path)
 
 
 def test_binary_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "image.json").write_bytes(b"\xff\xd8\xff")
-    with pytest.raises(ValueError, match=r"image\.json: not a JSON file"):
+    with pytest.raises(ValueError, match=r"image\.json is not a JSON file"):
         from_folder(tmp_path)
 
 

