@@ -66,6 +66,9 @@ def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Iterable[object
     return write_file(path, text.getvalue())
 
 
+JsonObject = dict[str, Any]  # the content of a JSON file that holds an object
+
+
 class NotJson(ValueError):
     """The error for text that is not valid JSON; the message says why."""
 
@@ -94,7 +97,7 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path} is {error}") from None
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> JsonObject:
     """Read a JSON file that holds an object. Raise a ValueError that names the file if it does not."""
     content = read_json(path)
     if not isinstance(content, dict):

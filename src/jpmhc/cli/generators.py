@@ -5,7 +5,6 @@ from pathlib import Path
 
 from jpmhc.cli.command import make_main
 from jpmhc.cli.output import result_folder
-from jpmhc.experiments.training.progress import Display
 from jpmhc.files import write_json
 from jpmhc.paper.generators.question import Question
 from jpmhc.paper.generators.random_walk import plain_spectral_gap
@@ -43,6 +42,8 @@ def generators(
         state: File in which an exhaustive search saves its progress.
         json: File for the result.
     """
+    from jpmhc.experiments.training.progress import Display
+
     if json is not None and json.is_dir():
         raise ValueError(f"--json names a file for the result, and {json} is a folder")
     with nullcontext() if json is None else result_folder(json.parent):

@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from jpmhc.report.style import INK, PAPER, RULE, SOFT, finish_axes, save_figure
+from jpmhc.report.style import INK, PAPER, RULE, SOFT, Look, finish_axes, save_figure
 
 _WIDTH, _HEIGHT = 390, 240  # the size of a chart on a page, in pixels
 _MARGINS = {"left": 0.16, "right": 0.97, "bottom": 0.19, "top": 0.96}
@@ -33,7 +33,7 @@ _SVG: Any = {
     "text.parse_math": False,
     "font.sans-serif": ["DejaVu Sans"],
 }
-_LEGEND: dict[str, Any] = {"frameon": False, "labelcolor": INK}
+_LEGEND: Look = {"frameon": False, "labelcolor": INK}
 _DECADES = 12  # the most decades of a logarithmic axis below the largest value
 
 Dashes = tuple[float, ...]  # lengths of dashes and gaps in pixels; empty: a solid line
@@ -184,7 +184,7 @@ def draw_figure(charts: Sequence[Chart], *, columns: int = 2, heading: str = "",
             legend |= {name: line for name, line in chart.legend.items() if name not in legend}
         elif chart.legend:
             handles, names = _make_handles(chart.legend)
-            look: dict[str, Any] = {"bbox_to_anchor": (0.5, -0.17), "ncols": 2 if len(names) > 3 else 1, **_LEGEND}
+            look: Look = {"bbox_to_anchor": (0.5, -0.17), "ncols": 2 if len(names) > 3 else 1, **_LEGEND}
             ax.legend(handles, names, loc="upper center", fontsize=8, **look)
     if legend:
         handles, names = _make_handles(legend)
@@ -226,7 +226,7 @@ def _make_handles(legend: dict[str, Line]) -> tuple[list[Line2D], list[str]]:
     return [Line2D([], [], **_look(line, 2.0)) for line in legend.values()], list(legend)
 
 
-def _look(line: Line, width: float) -> dict[str, Any]:
+def _look(line: Line, width: float) -> Look:
     style = (0, tuple(length / width for length in line.dashes)) if line.dashes else "-"
     look = {"color": line.colour, "linewidth": width, "linestyle": "none" if len(line.x) == 1 else style}
     if line.marker:
@@ -254,7 +254,7 @@ def _draw_mark(ax: Axes, value: float, word: str, row: int) -> None:
     ax.axvline(value, color=SOFT, linewidth=0.8, linestyle="--")
     left = ax.transLimits.transform(ax.transScale.transform((value, ax.get_ylim()[0])))[0] < 0.7
     place = ((4 if left else -4), 4 + 13 * row)
-    look: dict[str, Any] = {"ha": "left" if left else "right", "va": "bottom", "fontsize": 8, "color": SOFT}
+    look: Look = {"ha": "left" if left else "right", "va": "bottom", "fontsize": 8, "color": SOFT}
     ax.annotate(word, (value, 0), xycoords=("data", "axes fraction"), xytext=place, textcoords="offset points", **look)
 
 

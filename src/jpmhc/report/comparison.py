@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,9 +13,11 @@ from jpmhc.experiments.comparison.experiment import Curves, split_arm
 from jpmhc.experiments.comparison.statistics import ArmSummary, Mean, best_runs, student_quantile
 from jpmhc.report.charts import DASHES, Axis, Chart, Line, write_figure
 from jpmhc.report.page import Folded, Section, Table, render_page
-from jpmhc.report.style import PLAIN, SOFT, colour_of
+from jpmhc.report.style import PLAIN, SOFT, Look, colour_of
 
 _STEP = Axis("step", whole=True)
+Looks = dict[str, Look]  # colour and dashes by arm
+Values = Sequence[float] | np.ndarray
 ArmCurves = dict[str, dict[int, dict[str, Curves]]]  # a run's curves by arm and seed
 
 
@@ -153,7 +154,7 @@ def make_charts(result: Result) -> list[Chart]:
     return [chart for chart in charts if chart.lines]
 
 
-def arm_looks(arms: Sequence[str]) -> dict[str, dict[str, Any]]:
+def arm_looks(arms: Sequence[str]) -> Looks:
     """Return each arm's colour, which is its mixer's, and dashes, which differ between arms with the same mixer."""
     counts: dict[str, int] = {}
     looks = {}
@@ -173,7 +174,7 @@ def _curves_of(result: Result) -> ArmCurves:
     }
 
 
-def find_band(curves: Any, as_factor: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def find_band(curves: Sequence[Values], as_factor: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the mean over seeds, and the lower and upper end of the mean's 95 % interval. [points] each
 
     Args:
@@ -188,23 +189,21 @@ def find_band(curves: Any, as_factor: bool = False) -> tuple[np.ndarray, np.ndar
     return (mean, mean * np.exp(-reach), mean * np.exp(reach)) if as_factor else (mean, mean - reach, mean + reach)
 
 
-def _draw_mean(
-    arm: str, looks: dict[str, dict[str, Any]], curves: Any, name: str, as_factor: bool = False
-) -> list[Line]:
+def _draw_mean(arm: str, looks: Looks, curves: Iterable[Curves], name: str, as_factor: bool = False) -> list[Line]:
     """Return one line with a logged number's mean over seeds, or no line if no seed has logged the number."""
     logged = [one for one in curves if one.get("step")]
     return [_mean_line(arm, looks, logged[0]["step"], [one[name] for one in logged], as_factor)] if logged else []
 
 
 def _mean_line(
-    arm: str, looks: dict[str, dict[str, Any]], steps: Sequence[float], curves: Sequence[Any], as_factor: bool = False
+    arm: str, looks: Looks, steps: Sequence[float], curves: Sequence[Values], as_factor: bool = False
 ) -> Line:
     mean, low, high = find_band(curves, as_factor)
     several = len(curves) > 1
     return Line(arm, steps, mean, **looks[arm], low=low if several else None, high=high if several else None)
 
 
-def _draw_rates(result: Result, looks: dict[str, dict[str, Any]]) -> Chart:
+def _draw_rates(result: Result, looks: Looks) -> Chart:
     """Return a chart of the first seed's final loss by learning rate, with a filled dot at the best rate."""
     lines = []
     for row in result["summary"]:

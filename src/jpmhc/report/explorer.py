@@ -6,10 +6,10 @@ import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from jpmhc.files import JsonObject
 from jpmhc.mixers import MIXERS
 from jpmhc.report.page import render_template
 from jpmhc.report.style import colour_of
@@ -22,7 +22,7 @@ _START = {"mixer": 2, "streams": 1, "depth": 3, "noise": 1, "activation": 1, "no
 
 def render_explorer(atlas: Atlas) -> str:
     """Return the HTML page that shows the spectra of an atlas."""
-    data: dict[str, Any] = {
+    data: JsonObject = {
         "axes": [(name, list(values)) for name, values in atlas.axes.items()],  # in order, unlike an object
         "levels": LEVELS,
         "range": (LOWEST, HIGHEST),

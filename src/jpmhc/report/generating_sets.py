@@ -1,11 +1,11 @@
 """The output of a search for generating sets: its cost and its result."""
 
 from dataclasses import asdict
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from jpmhc.files import JsonObject
 from jpmhc.paper.generators.question import Question
 from jpmhc.paper.generators.search import GeneratingSet, Search
 from jpmhc.paper.generators.symmetric_group import cycle_notation
@@ -95,7 +95,7 @@ def _shape(shape: tuple[int, ...]) -> str:
     return "(" + ",".join(map(str, shape)) + ")"
 
 
-def as_record(result: GeneratingSet, plain_gap: float | None) -> dict[str, Any]:
+def as_record(result: GeneratingSet, plain_gap: float | None) -> JsonObject:
     """Return a result as a dict for JSON, whose entry `perms` is a `basis` for the permutation mixer."""
     return {
         **asdict(result.question),

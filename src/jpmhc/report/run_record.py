@@ -7,12 +7,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from jpmhc.experiments.evaluation.votes import Answered, Candidate
-from jpmhc.files import NotJson, parse_json, read_json_object
+from jpmhc.files import JsonObject, NotJson, parse_json, read_json_object
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,9 +28,9 @@ class RunRecord:
     """
 
     folder: Path
-    config: dict[str, Any]
-    lines: Sequence[dict[str, Any]]
-    evaluations: dict[str, dict[str, Any]]
+    config: JsonObject
+    lines: Sequence[JsonObject]
+    evaluations: dict[str, JsonObject]
     answered: Sequence[Answered]
     notes: Sequence[str]
 
@@ -41,7 +40,7 @@ class RunRecord:
         model = self.config["model"]
         return str(model["mixer"]) if model.get("mixer") is not None and model.get("streams", 1) != 1 else None
 
-    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+    def of_kind(self, kind: str) -> list[JsonObject]:
         """Return the log's lines of one kind: "start", "train", "evaluate", "mixing" or "resume"."""
         return [line for line in self.lines if line["kind"] == kind]
 
@@ -57,7 +56,7 @@ class RunRecord:
         return float(values[-1]) if len(values) else math.nan
 
 
-def to_number(value: Any) -> float:
+def to_number(value: object) -> float:
     """Turn a value of the log into a float: a number, "inf" or "-inf"; anything else becomes NaN."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return (math.inf if value > 0 else -math.inf) if abs(value) > 1e308 else float(value)
@@ -92,7 +91,7 @@ def read_run(folder: Path) -> RunRecord:
     return RunRecord(folder, config, lines, evaluations, answered, [*notes, *remarks])
 
 
-def _read_log(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+def _read_log(path: Path) -> tuple[list[JsonObject], list[str]]:
     """Return the lines of a log, and notes about damaged lines, such as an unfinished last line."""
     try:
         texts = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
@@ -114,7 +113,7 @@ def _read_log(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     return lines, notes
 
 
-def _is_step(value: Any) -> bool:
+def _is_step(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
 
 
@@ -131,7 +130,7 @@ def _read_votes(folder: Path) -> tuple[list[Answered], list[str]]:
     return tests, [f"{lost} tests of {files[-1].name} are damaged, and were left out"] if lost else []
 
 
-def _to_answered(test: Any) -> Answered | None:
+def _to_answered(test: JsonObject) -> Answered | None:
     """Return one test of a votes file; None if the test is damaged."""
     try:
         candidates = [Candidate(_to_grid(one["grid"]), int(one["votes"]), int(one["of"])) for one in test["candidates"]]
@@ -150,7 +149,7 @@ def _to_grid(cells: list[list[int]]) -> np.ndarray:
     return grid.astype(np.uint8)
 
 
-def flatten_options(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def flatten_options(config: JsonObject, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield the name and value of every option of a configuration as text, such as ("model.dim", "64")."""
     for name, value in config.items():
         if isinstance(value, dict):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend_handler import HandlerTuple
 from matplotlib.lines import Line2D
@@ -15,7 +16,7 @@ from matplotlib.patches import Rectangle
 
 from jpmhc.paper.panel import Cell
 from jpmhc.report.spectrum_tables import Answer
-from jpmhc.report.style import EXACT, INK, SAMPLED, colour_of, name_ticks, save_figure
+from jpmhc.report.style import EXACT, INK, SAMPLED, Look, colour_of, name_ticks, save_figure
 from jpmhc.spectra.density import COLLAPSED, Density
 from jpmhc.spectra.distances import singular_values
 
@@ -34,11 +35,11 @@ _LABELS = {
 _GAP = 1.5
 _DARK = 0.01
 _SAMPLES = "#7d8590"  # the colour of text and curves about the samples, darker than the histogram
-_KERNEL: dict[str, Any] = {"color": _SAMPLES, "linewidth": 1.0}
+_KERNEL: Look = {"color": _SAMPLES, "linewidth": 1.0}
 _PLACES = 300
 # Shares of singular values below this are not mentioned.
 _WORTH_SAYING = 0.005
-_STYLES: dict[str, dict[str, Any]] = {
+_STYLES: dict[str, Look] = {
     "printed": {"color": PRINTED, "linestyle": "-.", "linewidth": 1.1},
     "scalar": {"color": SCALAR, "linestyle": (0, (1, 1)), "linewidth": 1.6},
     "fixed": {"color": FIXED, "linestyle": "--", "linewidth": 1.1},
@@ -88,21 +89,21 @@ def draw_panel(
     if kernel:
         handles.append(Line2D([], [], **_KERNEL))
         labels.append("kernel estimate of the samples")
-    look: dict[str, Any] = {"frameon": False, "fontsize": 10, "handlelength": 2.6}
+    look: Look = {"frameon": False, "fontsize": 10, "handlelength": 2.6}
     look |= {"ncols": min(4, len(mixers)), "handler_map": {tuple: HandlerTuple(ndivide=None, pad=0.0)}}
     figure.legend(handles, labels, loc="outside upper center", **look)
     return save_figure(figure, path)
 
 
-def _style(name: str, mixer: str) -> dict[str, Any]:
+def _style(name: str, mixer: str) -> Look:
     """Return matplotlib's options for the curve of a theory; the exact theory has the mixer's colour."""
     return _STYLES[name] | {"color": colour_of(mixer)} if name == "exact" else _STYLES[name]
 
 
-def _linear_cell(ax: Any, cell: Cell) -> None:
+def _linear_cell(ax: Axes, cell: Cell) -> None:
     s = singular_values(cell.sampled)
     top = s[-1] * 1.12
-    heights, _, _ = ax.hist(s, bins=_BINS, range=(0, top), density=True, color=SAMPLED)
+    heights = np.asarray(ax.hist(s, bins=_BINS, range=(0, top), density=True, color=SAMPLED)[0])
     curves = {name: _full_curve(cell.curves[name], top) for name in _drawn(cell)}
     ceiling = _ceiling(heights, curves["exact"][1])
     ax.set(xlim=(0, top), ylim=(0, ceiling))
@@ -111,7 +112,7 @@ def _linear_cell(ax: Any, cell: Cell) -> None:
     name_ticks(ax.yaxis, (0, ceiling), False)
     if heights.max() > ceiling:
         share = float(heights[:2].sum() * top / _BINS)
-        look = {"va": "top", "fontsize": 8, "color": INK, "bbox": {"color": "white", "pad": 1}}
+        look: Look = {"va": "top", "fontsize": 8, "color": INK, "bbox": {"color": "white", "pad": 1}}
         ax.text(0.05, 0.94, f"▴ {share:.0%} in the first bars", transform=ax.transAxes, **look)
 
 
@@ -120,7 +121,7 @@ def _drawn(cell: Cell) -> list[str]:
     return [name for name in _STYLES if name in cell.curves]
 
 
-def _draw_kernel_estimate(ax: Any, cell: Cell, logarithmic: bool) -> None:
+def _draw_kernel_estimate(ax: Axes, cell: Cell, logarithmic: bool) -> None:
     """Draw a Gaussian kernel estimate of the samples' density, in singular values or in their logarithms."""
     from scipy.stats import gaussian_kde
 
@@ -144,7 +145,7 @@ def _full_curve(curve: Density, top: float) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([[s[0]], s, [s[-1], max(top, s[-1])]]), np.concatenate([[0.0], values, [0.0, 0.0]])
 
 
-def _logarithmic_cell(ax: Any, cell: Cell) -> None:
+def _logarithmic_cell(ax: Axes, cell: Cell) -> None:
     s = singular_values(cell.sampled)
     bottom = max(s[0] * 0.7, s[-1] * 1e-13)
     limits = (bottom, s[-1] * 1.4)
@@ -164,7 +165,7 @@ def _logarithmic_cell(ax: Any, cell: Cell) -> None:
     name_ticks(ax.yaxis, (0, ceiling), False)
 
 
-def _draw_curves(ax: Any, curves: Mapping[str, tuple[np.ndarray, np.ndarray]], mixer: str) -> None:
+def _draw_curves(ax: Axes, curves: Mapping[str, tuple[np.ndarray, np.ndarray]], mixer: str) -> None:
     """Draw the theories' curves in a cell with set limits; a triangle marks a peak above the cell."""
     (low, high), ceiling = ax.get_xlim(), ax.get_ylim()[1]
     for name, (grid, values) in curves.items():
@@ -176,7 +177,7 @@ def _draw_curves(ax: Any, curves: Mapping[str, tuple[np.ndarray, np.ndarray]], m
             ax.plot(*place, marker="^", color=style["color"], markersize=4, linestyle="none")
 
 
-def _annotate(ax: Any, cell: Cell) -> None:
+def _annotate(ax: Axes, cell: Cell) -> None:
     """Write W1 and the collapsed share (if any has collapsed) above a cell, in each theory's colour."""
     collapsed = cell.collapsed()
     found = {name: f"{item.wasserstein:.2g}" for name, item in cell.distances.items()}
@@ -184,7 +185,7 @@ def _annotate(ax: Any, cell: Cell) -> None:
     if max(collapsed["sampled"], collapsed["exact"]) > _WORTH_SAYING:
         lines.append((f"s < {COLLAPSED:g}", {name: f"{share:.1%}" for name, share in collapsed.items()}))
     for line, (label, numbers) in enumerate(lines):
-        place = {"transform": ax.transAxes, "va": "bottom", "fontsize": 8.5}
+        place: Look = {"transform": ax.transAxes, "va": "bottom", "fontsize": 8.5}
         height = 1.02 + 0.085 * (len(lines) - 1 - line)
         ax.text(0.0, height, label, ha="left", color=INK, **place)
         for name, left in (("sampled", 0.38), ("exact", 0.6), ("fixed", 0.8), ("scalar", 1.0)):
@@ -255,7 +256,7 @@ def _lowest(answer: Answer) -> float:
     return max(curve.quantile(below + 0.002 * (1 - below)), float(answer.edges.max()) * 1e-12)
 
 
-def _draw_upper_bands(ax: Any, answer: Answer, style: dict[str, Any]) -> None:
+def _draw_upper_bands(ax: Axes, answer: Answer, style: Look) -> None:
     """Draw the density of the upper bands, and write the share of singular values left of the axis."""
     low, high = _upper_bands(answer)
     logarithmic = high > 10 * low
@@ -290,7 +291,7 @@ def _draw_upper_bands(ax: Any, answer: Answer, style: dict[str, Any]) -> None:
         ax.text(0.015, 0.97, words, transform=ax.transAxes, va="top", fontsize=9, color=style["color"])
 
 
-def _draw_shares(ax: Any, answer: Answer, style: dict[str, Any]) -> None:
+def _draw_shares(ax: Axes, answer: Answer, style: Look) -> None:
     """Draw the distribution function of the singular values, down to at most twelve decades below the largest."""
     curve, high = answer.density, float(answer.edges.max())
     lowest = _lowest(answer)

@@ -6,10 +6,17 @@ import colorsys
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jpmhc.files import replacing
 from jpmhc.mixers import ENSEMBLES, MIXERS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+Look = dict[str, Any]  # options of matplotlib
 
 # The mixers' colours, in the order of the registry, each with a contrast of at least 3 on white and on dark pages.
 _PALETTE = (
@@ -116,7 +123,7 @@ def _write_power(value: float) -> str:
     return power if abs(mantissa - 1) < 1e-6 else f"{mantissa:.3g}·{power}"
 
 
-def name_ticks(axis: Any, limits: tuple[float, float], logarithmic: bool, most: int = 6, whole: bool = False) -> None:
+def name_ticks(axis: Axis, limits: tuple[float, float], logarithmic: bool, most: int = 6, whole: bool = False) -> None:
     """Give a matplotlib axis the major ticks and labels of this style, without minor ticks.
 
     Args:
@@ -132,7 +139,7 @@ def name_ticks(axis: Any, limits: tuple[float, float], logarithmic: bool, most: 
     axis.set_ticks([], minor=True)
 
 
-def finish_axes(ax: Any, most: int = 6, whole: tuple[bool, bool] = (False, False)) -> None:
+def finish_axes(ax: Axes, most: int = 6, whole: tuple[bool, bool] = (False, False)) -> None:
     """Give matplotlib axes two spines and the colours of this style, and numeric axes the ticks of this style.
 
     Args:
@@ -154,7 +161,7 @@ def finish_axes(ax: Any, most: int = 6, whole: tuple[bool, bool] = (False, False
     ax.set(xlim=limits[0], ylim=limits[1])
 
 
-def save_figure(figure: Any, path: Path, dpi: int = 170) -> Path:
+def save_figure(figure: Figure, path: Path, dpi: int = 170) -> Path:
     """Write a matplotlib figure to a PNG, SVG or PDF file and return the file's path; make a missing folder."""
     import matplotlib
 
