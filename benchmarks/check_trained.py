@@ -32,8 +32,8 @@ from jpmhc.experiments.comparison.experiment import PLAIN, configure_mixer
 from jpmhc.experiments.models import RecursiveConfig, RecursiveModel
 from jpmhc.experiments.models.decoder import Decoder, DecoderConfig
 from jpmhc.experiments.models.losses import row_losses
+from jpmhc.experiments.tasks import TASKS
 from jpmhc.experiments.tasks.language import cut_rows, draw_rows, prepare_tokens, read_tokens
-from jpmhc.experiments.tasks.registry import TASKS
 from jpmhc.mixers.identity import Identity
 from jpmhc.report.style import COMPARED, INK, finish_axes
 from jpmhc.spectra import Density

@@ -23,8 +23,8 @@ from jpmhc.experiments.comparison.experiment import Job, Progress
 from jpmhc.experiments.comparison.folder import write_json
 from jpmhc.experiments.comparison.language import PRESETS as LANGUAGE
 from jpmhc.experiments.comparison.language import LanguageExperiment
+from jpmhc.experiments.tasks import TASKS
 from jpmhc.experiments.tasks.language import prepare_tokens
-from jpmhc.experiments.tasks.registry import TASKS
 from jpmhc.experiments.training.presets import PRESETS
 
 ALL = ("plain", *MIXERS)

@@ -9,7 +9,7 @@ import pytest
 from docs.draw_architecture import SOURCE, SOURCES, folder_of, imported_folders, imports_between_packages
 
 import jpmhc
-from jpmhc.experiments.tasks.registry import TASKS
+from jpmhc.experiments.tasks import TASKS
 from jpmhc.paper import METHODS
 
 # What each folder (or module) of the package imports from it, beside itself and the version: no more, and no less.

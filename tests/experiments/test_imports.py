@@ -11,7 +11,7 @@ def test_everything_of_the_experiment_is_imported_without_extras():
         "import sys\n"
         "from jpmhc.experiments.evaluation import checkpoints\n"
         "from jpmhc.experiments.training import loop, presets\n"
-        "from jpmhc.experiments.tasks.registry import TASKS\n"
+        "from jpmhc.experiments.tasks import TASKS\n"
         "TASKS['sudoku'](puzzles=2, test_puzzles=1).build()\n"
         f"print(*({EXTRAS!r} & set(sys.modules)))"
     )

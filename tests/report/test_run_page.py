@@ -168,7 +168,7 @@ def test_folders_that_are_no_runs_are_refused_in_one_sentence(tmp_path):
     run = write_run(tmp_path / "run")
     whole = (run / "config.json").read_text()
     (run / "config.json").write_text(whole[:50])
-    refused(run, "config.json is half written or damaged")
+    refused(run, "config.json is not a JSON file")
     (run / "config.json").write_text(json.dumps({"version": 2}))
     refused(run, "is not one that this version reads: it lacks model")
     (run / "config.json").write_text(whole)

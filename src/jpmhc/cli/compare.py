@@ -16,8 +16,8 @@ from jpmhc.experiments.comparison.comparison import compare as train_and_compare
 from jpmhc.experiments.comparison.experiment import Experiment, Job, Progress
 from jpmhc.experiments.comparison.language import PRESETS, LanguageExperiment
 from jpmhc.experiments.comparison.recursive import DECIDED, RecursiveExperiment
+from jpmhc.experiments.tasks import TASKS
 from jpmhc.experiments.tasks.language import prepare_tokens
-from jpmhc.experiments.tasks.registry import TASKS
 from jpmhc.experiments.training.arc_decoder import ArcDecoderRun
 from jpmhc.experiments.training.config import TrainConfig
 from jpmhc.experiments.training.presets import DECODERS

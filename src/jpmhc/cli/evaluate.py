@@ -11,7 +11,7 @@ from jpmhc.cli.command import make_main, make_option_form, read_option_form
 from jpmhc.cli.output import is_first_process
 from jpmhc.experiments.evaluation.checkpoints import EvaluateConfig, evaluate_checkpoints
 from jpmhc.experiments.evaluation.decoding import evaluate_decoder, find_decoder
-from jpmhc.experiments.tasks.registry import TASKS
+from jpmhc.experiments.tasks import TASKS
 
 
 def task_options() -> tuple[Any, Any]:

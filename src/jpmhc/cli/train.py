@@ -13,7 +13,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 from jpmhc.cli.command import make_option_form, parse_and_call, read_option_form
 from jpmhc.cli.output import is_first_process
 from jpmhc.experiments.models.connections import ConnectionConfig, read_basis
-from jpmhc.experiments.tasks.registry import TASKS, kind_of
+from jpmhc.experiments.tasks import TASKS, kind_of
 from jpmhc.experiments.training import arc_loop, loop, run_folder
 from jpmhc.experiments.training.arc_decoder import ArcDecoderRun
 from jpmhc.experiments.training.checkpoint import find_checkpoint

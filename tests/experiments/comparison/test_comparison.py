@@ -118,6 +118,20 @@ def test_other_settings_are_refused_and_nothing_is_overwritten(tmp_path):
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.json")} == before
 
 
+def test_the_order_of_an_arms_options_does_not_matter(tmp_path):
+    (first,) = compare(make(tmp_path, arms=("cayley:streams=2,read=sigmoid",)))["runs"]
+    assert first["arm"] == "cayley:read=sigmoid,streams=2"
+    assert compare(make(tmp_path, arms=("cayley:read=sigmoid,streams=2",)))["runs"] == [first]
+    # a file that an earlier version wrote with the options in another order
+    own, other = (Job(arm, 3e-3, 0) for arm in (first["arm"], "cayley:streams=2,read=sigmoid"))
+    path = tmp_path / "runs" / f"{own.file_name}.json"
+    path.with_name(f"{other.file_name}.json").write_text(json.dumps({**first, "arm": other.arm}))
+    path.unlink()
+    assert compare(make(tmp_path, arms=(other.arm,)))["runs"] == [first]
+    with pytest.raises(ValueError, match="arms must be one or more, each named once"):
+        make(tmp_path, arms=(own.arm, other.arm))
+
+
 def test_runs_of_another_folder_are_taken_over(tmp_path):
     first = compare(make(tmp_path / "a", arms=("plain",)))
     result = compare(make(tmp_path / "b", runs=(tmp_path / "a" / "comparison.json",)))
@@ -134,13 +148,16 @@ def test_a_damaged_file_is_named(tmp_path):
     compare(make(tmp_path))
     file = tmp_path / "runs" / "plain-lr-0.003-seed-0.json"
     file.write_text('{"arm": ')
-    with pytest.raises(ValueError, match=r"plain-lr-0\.003-seed-0\.json is damaged .*: remove it, and its run is done"):
+    with pytest.raises(
+        ValueError,
+        match=r"plain-lr-0\.003-seed-0\.json .*: remove it, and its run is done",
+    ):
         compare(make(tmp_path))
     file.write_text((tmp_path / "runs" / "cayley-lr-0.003-seed-0.json").read_text())
     with pytest.raises(ValueError, match=r"plain-lr-0\.003-seed-0\.json does not hold the run of its name"):
         compare(make(tmp_path))
     (tmp_path / "settings.json").write_text("{")
-    with pytest.raises(ValueError, match=r"settings\.json is damaged .*: name another folder"):
+    with pytest.raises(ValueError, match=r"settings\.json .*: name another folder"):
         compare(make(tmp_path))
 
 

@@ -9,7 +9,7 @@ import torch
 
 from jpmhc.experiments.evaluation.scores import Answers
 from jpmhc.experiments.models.losses import PAD
-from jpmhc.experiments.tasks.registry import TASKS, kind_of
+from jpmhc.experiments.tasks import TASKS, kind_of
 from jpmhc.experiments.tasks.task import Batch, Task, TaskConfig
 from jpmhc.experiments.training.config import TrainConfig
 from jpmhc.experiments.training.prefetch import Prefetcher

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from jpmhc.experiments.tasks.registry import TASKS
+from jpmhc.experiments.tasks import TASKS
 from jpmhc.experiments.tasks.task import Task, TaskConfig
 from tests.experiments.tasks import laws
 

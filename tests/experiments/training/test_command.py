@@ -11,7 +11,7 @@ import torch
 from jpmhc.cli import main
 from jpmhc.cli import train as command
 from jpmhc.cli.train import defaults_in
-from jpmhc.experiments.tasks.registry import TASKS
+from jpmhc.experiments.tasks import TASKS
 from jpmhc.experiments.training import checkpoint, loop
 from jpmhc.experiments.training.learner import Learner
 from jpmhc.experiments.training.presets import PRESETS

@@ -3,13 +3,12 @@
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-from jpmhc import checks
 from jpmhc.experiments.comparison.experiment import (
     PLAIN,
     Curves,
@@ -22,7 +21,6 @@ from jpmhc.experiments.comparison.experiment import (
     change_settings,
     configure_mixer,
     final_values,
-    split_arm,
 )
 from jpmhc.experiments.evaluation.decoding import SUBMISSIONS, score_decoder
 from jpmhc.experiments.training import arc_decoder
@@ -30,7 +28,6 @@ from jpmhc.experiments.training.arc_decoder import CHECKPOINT, ArcDecoderRun, Pa
 from jpmhc.experiments.training.log import describe_environment
 from jpmhc.experiments.training.processes import World
 from jpmhc.experiments.training.progress import Display
-from jpmhc.mixers import MIXERS
 
 # Settings that a comparison decides itself, or that do not change the outcome of a run.
 DECIDED = ("preset", "seed", "device", "out", "resume", "minutes")
@@ -53,10 +50,6 @@ class ArcDecoderExperiment(Experiment):
         fields["task"] = {"kind": "arc", **fields["task"]}
         return {name: value for name, value in fields.items() if name not in DECIDED}
 
-    def check(self, arms: Sequence[str]) -> None:
-        for arm in arms:
-            self.configure(arm)
-
     def default_rate(self) -> float:
         return self.run.lr
 
@@ -66,9 +59,7 @@ class ArcDecoderExperiment(Experiment):
 
     def configure(self, arm: str) -> ArcDecoderRun:
         """Return the settings of one arm's run; the arm's options change settings of the run or of the model."""
-        mixer, options = split_arm(arm)
-        if ":" not in mixer:
-            checks.choice(mixer, (PLAIN, *MIXERS), "mixer")
+        mixer, options = self.split_arm(arm)
         names = {f.name for f in dataclasses.fields(self.run)} - {"task", "model", *DECIDED}
         own = {name: text for name, text in options.items() if name in names}
         run: ArcDecoderRun = change_settings(self.run, own, arm)

@@ -10,7 +10,7 @@ import torch
 
 from jpmhc import checks
 from jpmhc.experiments.comparison import folder
-from jpmhc.experiments.comparison.experiment import PLAIN, Experiment, Job, Run, Show
+from jpmhc.experiments.comparison.experiment import PLAIN, Experiment, Job, Run, Show, sort_options
 from jpmhc.experiments.comparison.language import LanguageExperiment
 from jpmhc.experiments.comparison.queue import Queue, work_alone, work_together
 from jpmhc.experiments.comparison.statistics import ArmSummary, EqualMeans, compare_means, summarize
@@ -47,6 +47,8 @@ class Comparison:
     """Files comparison.json of other folders with the same settings; their runs are copied."""
 
     def __post_init__(self) -> None:
+        for name in ("arms", "baselines"):
+            object.__setattr__(self, name, tuple(map(sort_options, getattr(self, name))))
         checks.whole_number(self.processes, "processes")
         if self.minutes is not None:
             checks.positive_number(self.minutes, "minutes")

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypedDict, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, TypedDict, TypeVar, cast
 from urllib.parse import quote
 
 import torch
@@ -95,13 +95,28 @@ class Session(Protocol):
 class Experiment(ABC):
     """The settings that all runs of a comparison share; subclasses are frozen dataclasses."""
 
+    plain_arms: ClassVar[tuple[str, ...]] = (PLAIN,)
+    """The arms without a mixer."""
+
     @abstractmethod
     def settings(self) -> dict[str, object]:
         """Return all settings that decide a run's outcome except arm, learning rate and seed, ready for JSON."""
 
     @abstractmethod
+    def configure(self, arm: str) -> Any:
+        """Return the settings of one arm's runs; raise a ValueError for an arm that these settings cannot train."""
+
     def check(self, arms: Sequence[str]) -> None:
         """Raise a ValueError for an arm that these settings cannot train."""
+        for arm in arms:
+            self.configure(arm)
+
+    def split_arm(self, arm: str) -> tuple[str, dict[str, str]]:
+        """Split an arm's text into its mixer and its options; raise a ValueError for an unknown mixer."""
+        mixer, options = split_arm(arm)
+        if ":" not in mixer:
+            checks.choice(mixer, (*self.plain_arms, *MIXERS), "mixer")
+        return mixer, options
 
     @abstractmethod
     def default_rate(self) -> float:
@@ -157,6 +172,16 @@ def change_settings(settings: Settings, options: Mapping[str, str], arm: str) ->
     if isinstance(settings, ConnectionConfig) and settings.plain and not cast(ConnectionConfig, changed).plain:
         raise ValueError(f"the arm {arm!r} is the plain model, which has no streams: name a mixer, such as identity")
     return changed
+
+
+def sort_options(arm: str) -> str:
+    """Return an arm's text with its options in alphabetical order, so that each arm has one text.
+
+    >>> sort_options("cayley:streams=2,read=sigmoid")
+    'cayley:read=sigmoid,streams=2'
+    """
+    mixer, options = split_arm(arm)
+    return f"{mixer}:{','.join(f'{name}={options[name]}' for name in sorted(options))}" if options else arm
 
 
 def configure_mixer(config: Config, mixer: str) -> Config:

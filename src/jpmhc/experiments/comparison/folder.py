@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import cast
 
 from jpmhc import files
-from jpmhc.experiments.comparison.experiment import Job, Run
+from jpmhc.experiments.comparison.experiment import Job, Run, sort_options
 from jpmhc.experiments.training.config import flatten_fields
 
 
@@ -83,8 +83,11 @@ def run_path(out: Path, job: Job) -> Path:
 
 
 def read_runs(out: Path) -> list[Run]:
-    """Read all finished runs."""
-    return [read_run(path) for path in sorted((out / "runs").glob("*.json"))]
+    """Read all finished runs, with each arm's options in alphabetical order (see `sort_options`)."""
+    runs = [read_run(path) for path in sorted((out / "runs").glob("*.json"))]
+    for run in runs:
+        run["arm"] = sort_options(run["arm"])
+    return list({job_of(run): run for run in runs}.values())
 
 
 def read_run(path: Path) -> Run:

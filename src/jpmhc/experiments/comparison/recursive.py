@@ -4,15 +4,13 @@ import dataclasses
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-from jpmhc import checks
 from jpmhc.experiments.comparison.experiment import (
-    PLAIN,
     Curves,
     Experiment,
     Job,
@@ -25,7 +23,6 @@ from jpmhc.experiments.comparison.experiment import (
     change_settings,
     configure_mixer,
     final_values,
-    split_arm,
     summarize_mixing,
 )
 from jpmhc.experiments.training import checkpoint
@@ -35,7 +32,6 @@ from jpmhc.experiments.training.log import describe_environment
 from jpmhc.experiments.training.loop import Trainer
 from jpmhc.experiments.training.processes import World
 from jpmhc.experiments.training.progress import Display
-from jpmhc.mixers import MIXERS
 
 # Settings that a comparison decides itself, among them the folder of a run.
 DECIDED = ("out", "resume", "stop_at", "seed", "device", "strategy", "keep", "checkpoint_every")
@@ -58,10 +54,6 @@ class RecursiveExperiment(Experiment):
         del fields["task"]["seed"], fields["model"]["mixer"], fields["lr"]
         return {name: value for name, value in fields.items() if name not in DECIDED}
 
-    def check(self, arms: Sequence[str]) -> None:
-        for arm in arms:
-            self.configure(arm)
-
     def default_rate(self) -> float:
         return self.run.lr
 
@@ -70,9 +62,7 @@ class RecursiveExperiment(Experiment):
 
     def configure(self, arm: str) -> TrainConfig:
         """Return the settings of one arm's run; the arm's options change settings of the model."""
-        mixer, options = split_arm(arm)
-        if ":" not in mixer:
-            checks.choice(mixer, (PLAIN, *MIXERS), "mixer")
+        mixer, options = self.split_arm(arm)
         return dataclasses.replace(
             self.run, model=change_settings(configure_mixer(self.run.model, mixer), options, arm)
         )

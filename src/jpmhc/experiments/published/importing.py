@@ -18,7 +18,7 @@ from jpmhc.experiments.published.weights import (
     refuse_weights,
     rename_weights,
 )
-from jpmhc.experiments.tasks.registry import TASKS
+from jpmhc.experiments.tasks import TASKS
 from jpmhc.experiments.tasks.task import PublishedTask, TaskConfig, read_identifiers
 from jpmhc.experiments.training import checkpoint, run_folder
 from jpmhc.experiments.training.config import TrainConfig

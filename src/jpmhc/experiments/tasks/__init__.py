@@ -1,1 +1,15 @@
-"""The tasks that models learn, and the interface that all tasks share (`task.py`)."""
+"""The tasks that models learn, and the tasks of the recursive model by name, as on the command line and in saved runs.
+
+All tasks have the interface in `task.py`, except the language task, which only the language decoder learns.
+"""
+
+from jpmhc.experiments.tasks.arc import ArcConfig
+from jpmhc.experiments.tasks.sudoku import SudokuConfig
+from jpmhc.experiments.tasks.task import TaskConfig
+
+TASKS: dict[str, type[TaskConfig]] = {"sudoku": SudokuConfig, "arc": ArcConfig}
+
+
+def kind_of(config: TaskConfig) -> str:
+    """Return the name of the task that a configuration is for."""
+    return next(kind for kind, cls in TASKS.items() if isinstance(config, cls))

@@ -11,8 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from jpmhc import checks
 from jpmhc.experiments.models import RecursiveConfig
-from jpmhc.experiments.tasks import counter
-from jpmhc.experiments.tasks.registry import TASKS, kind_of
+from jpmhc.experiments.tasks import TASKS, counter, kind_of
 from jpmhc.experiments.tasks.task import TaskConfig
 from jpmhc.experiments.training.processes import PATIENCE
 from jpmhc.files import parse_json

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from jpmhc.experiments.models import RecursiveConfig
 from jpmhc.experiments.models.arc_decoder import ArcDecoderConfig
+from jpmhc.experiments.tasks import TASKS
 from jpmhc.experiments.tasks.arc import ArcConfig
-from jpmhc.experiments.tasks.registry import TASKS
 from jpmhc.experiments.training.arc_decoder import ArcDecoderRun
 from jpmhc.experiments.training.config import TrainConfig
 

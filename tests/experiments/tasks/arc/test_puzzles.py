@@ -145,5 +145,5 @@ def test_a_folder_named_like_a_file_is_searched_and_a_file_that_cannot_be_read_i
     (tmp_path / "set.json" / "a.json").write_text(json.dumps({"train": [pair], "test": [pair]}))
     assert [puzzle.name for puzzle in from_folder(tmp_path)] == ["a"]
     (tmp_path / "b.json").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"b.json: cannot be read \(No such file or directory\)"):
+    with pytest.raises(ValueError, match=r"b.json cannot be read \(No such file or directory\)"):
         from_folder(tmp_path)

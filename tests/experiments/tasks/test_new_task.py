@@ -5,7 +5,7 @@ import json
 import pytest
 
 from jpmhc import cli
-from jpmhc.experiments.tasks.registry import TASKS, kind_of
+from jpmhc.experiments.tasks import TASKS, kind_of
 from tests.experiments.tasks import laws
 from tests.experiments.tasks.copying import CopyingConfig
 
