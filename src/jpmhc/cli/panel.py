@@ -23,8 +23,7 @@ def panel(
         out: Folder for panel.png, panel_log.png (logarithmic axes) and panel.csv.
         kernel: Also draw a Gaussian kernel estimate of the sampled singular values.
     """
-    from jpmhc.report.spectrum_figures import draw_panel
-    from jpmhc.report.spectrum_tables import print_panel, write_panel
+    from jpmhc.report.panel import draw_panel, print_panel, write_panel
 
     with result_folder(out), StageProgress(len(config.mixers) * len(config.depths)) as progress:
         cells = compute_cells(config, progress.show)

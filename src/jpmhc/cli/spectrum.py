@@ -20,12 +20,12 @@ from torch import Tensor
 from jpmhc import checks
 from jpmhc.cli.command import make_main
 from jpmhc.cli.output import StageProgress, result_folder, warnings_in_one_line
-from jpmhc.files import write_csv
 from jpmhc.paper.methods import METHODS, transform
-from jpmhc.report.spectrum_tables import Answer, print_answer
+from jpmhc.report.spectrum import Answer, draw_spectrum, print_answer, write_curve
+from jpmhc.report.style import EXACT, colour_of
 from jpmhc.spectra import cauchy
 from jpmhc.spectra.arguments import to_skips
-from jpmhc.spectra.density import RELATIVE_ETA, Density, density
+from jpmhc.spectra.density import RELATIVE_ETA, density
 from jpmhc.spectra.distances import distances
 from jpmhc.spectra.edges_and_moments import edges, moments
 from jpmhc.spectra.network import Network
@@ -175,21 +175,21 @@ def answer_query(query: Query, progress: Callable[[str], None] | None = None) ->
     stage("density")
     relative = _or(query.relative_eta, RELATIVE_ETA)
     compute = cauchy if query.method == EXACT_METHOD else transform(query.method)
-    found = density(network, None, query.eta, query.refine, transform=compute, relative_eta=relative)
+    curve = density(network, None, query.eta, query.refine, transform=compute, relative_eta=relative)
     stage("edges and moments")
     with warnings.catch_warnings():
         # The density has already warned if the method is not exact for the network.
         warnings.filterwarnings("ignore", "method '", UserWarning)
-        bands = edges(network, found, compute).sqrt()
-        exact = moments(network, 4, float(found.x[-1]), compute)
+        bands = edges(network, curve, compute).sqrt()
+        exact = moments(network, 4, float(curve.x[-1]), compute)
     seconds = time.perf_counter() - start
     sampled, apart = None, None
     if query.simulate:
         samples = _or(query.samples, SAMPLES)
         stage(f"{samples} sampled networks")
         sampled = simulate(network, _or(query.width, WIDTH), samples, query.seed)
-        apart = distances(found, sampled)
-    return Answer(network, found, bands, exact.cpu(), sampled, apart, seconds)
+        apart = distances(curve, sampled)
+    return Answer(network, curve, bands, exact.cpu(), sampled, apart, seconds)
 
 
 def read_skips(path: Path, depth: int | None = None) -> Tensor:
@@ -200,32 +200,24 @@ def read_skips(path: Path, depth: int | None = None) -> Tensor:
         if path.suffix == ".pt" and not is_zipfile(path):
             raise ValueError("it is no file that torch.save wrote")
         if path.suffix == ".pt":
-            held = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True)
         elif path.suffix == ".npy":
-            held = np.load(path, allow_pickle=False)
+            content = np.load(path, allow_pickle=False)
         else:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # about an empty file, which raises an error below
-                held = np.loadtxt(path.read_text().replace(",", " ").splitlines(), ndmin=2)
+                content = np.loadtxt(path.read_text().replace(",", " ").splitlines(), ndmin=2)
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not text; a matrix is read from .npy, .pt, or rows of numbers as text") from None
     except _UNREADABLE as error:
         # Only the first sentence names the reason; torch's further sentences give advice on its own options.
         said = (str(error) or type(error).__name__).splitlines()[0].split(". ")[0]
         raise ValueError(f"{path} holds no matrix: {said[:200]}") from None
-    if not isinstance(held, Tensor | np.ndarray):
-        raise ValueError(f"{path} must hold one array of skips, not a {type(held).__name__}")
-    if held.ndim == 2:
+    if not isinstance(content, Tensor | np.ndarray):
+        raise ValueError(f"{path} must hold one array of skips, not a {type(content).__name__}")
+    if content.ndim == 2:
         depth = DEPTH if depth is None else depth
-    return to_skips(held, f"the skips in {path}", depth)
-
-
-def write_curve(found: Density, path: Path) -> Path:
-    """Write a density as CSV: squared and plain singular values, their densities, and the distribution function."""
-    s, values = found.singular_values()
-    columns = (found.x, found.values, found.eta, s, values, found.cumulative(), found.interpolated.long())
-    names = ["x", "density_x", "eta", "singular_value", "density_s", "cumulative", "interpolated"]
-    return write_csv(path, names, zip(*(column.tolist() for column in columns)))
+    return to_skips(content, f"the skips in {path}", depth)
 
 
 def spectrum(query: Annotated[Query, tyro.conf.arg(name="")], out: Path = Path("out/spectrum")) -> None:
@@ -236,9 +228,6 @@ def spectrum(query: Annotated[Query, tyro.conf.arg(name="")], out: Path = Path("
     Args:
         out: Folder for spectrum.png and spectrum.csv.
     """
-    from jpmhc.report.spectrum_figures import draw_spectrum
-    from jpmhc.report.style import EXACT, colour_of
-
     with result_folder(out), warnings_in_one_line(), StageProgress() as progress:
         answer = answer_query(query, progress.show)
     print_answer(answer)

@@ -148,16 +148,13 @@ def test_a_damaged_file_is_named(tmp_path):
     compare(make(tmp_path))
     file = tmp_path / "runs" / "plain-lr-0.003-seed-0.json"
     file.write_text('{"arm": ')
-    with pytest.raises(
-        ValueError,
-        match=r"plain-lr-0\.003-seed-0\.json .*: remove it, and its run is done",
-    ):
+    with pytest.raises(ValueError, match=r"seed-0\.json is not a JSON file .*: remove it, and its run is done again"):
         compare(make(tmp_path))
     file.write_text((tmp_path / "runs" / "cayley-lr-0.003-seed-0.json").read_text())
     with pytest.raises(ValueError, match=r"plain-lr-0\.003-seed-0\.json does not hold the run of its name"):
         compare(make(tmp_path))
     (tmp_path / "settings.json").write_text("{")
-    with pytest.raises(ValueError, match=r"settings\.json .*: name another folder"):
+    with pytest.raises(ValueError, match=r"settings\.json is not a JSON file .*: name another folder"):
         compare(make(tmp_path))
 
 
@@ -222,7 +219,7 @@ def test_the_recursive_model_is_compared_through_its_training_loop(tmp_path):
 def test_arms_have_settings_of_their_mixers(tmp_path):
     basis = tmp_path / "basis.json"
     basis.write_text('{"perms": [[0, 1, 2, 3], [1, 2, 3, 0]]}')
-    arms = ("sinkhorn:iterations=3,tolerance=1e-3,gradient=gauss_seidel", f"permutation:basis={basis}")
+    arms = ("sinkhorn:gradient=gauss_seidel,iterations=3,tolerance=1e-3", f"permutation:basis={basis}")
     experiments = (TINY, RecursiveExperiment(small(tmp_path, model={"streams": 4}, steps=1)))
     for number, experiment in enumerate(experiments):
         runs = compare(make(tmp_path / f"out-{number}", experiment, arms=arms))["runs"]

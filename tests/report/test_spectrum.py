@@ -1,38 +1,21 @@
-"""Pictures of spectra: what is drawn is the data, and the axes say what it is."""
+"""One spectrum: every number printed and every curve drawn is one that was computed, and the axes say what it is."""
 
 import re
 
 import numpy as np
 import pytest
 import torch
-from matplotlib.colors import to_rgb
 
 from jpmhc.cli.spectrum import Query, answer_query
-from jpmhc.paper.panel import PanelConfig, panel
-from jpmhc.report import spectrum_figures as figures
-from jpmhc.report.spectrum_figures import FIXED, SCALAR, draw_panel, draw_spectrum
-from jpmhc.report.style import EXACT, SAMPLED, colour_of
-
-PNG = b"\x89PNG\r\n\x1a\n"
+from jpmhc.report import spectrum
+from jpmhc.report.spectrum import SCALAR, draw_spectrum, print_answer
+from jpmhc.report.style import EXACT, SAMPLED
+from tests.report.figures import PNG, line_of, saved_figures
 
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The figures that were saved, kept so that they can be looked at."""
-    kept = []
-
-    def keep(figure, path):
-        kept.append(figure)
-        return save(figure, path)
-
-    save = figures.save_figure
-    monkeypatch.setattr(figures, "save_figure", keep)
-    return kept
-
-
-@pytest.fixture(scope="module")
-def cells():
-    return panel(PanelConfig(mixers=("orthogonal", "bistochastic"), depths=(1, 2), samples=(6, 4), streams=4, width=10))
+    return saved_figures(monkeypatch, spectrum)
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +23,43 @@ def answer():
     return answer_query(Query(mixer="orthogonal", depth=2, streams=2, noise=0.2, simulate=True, samples=10, width=20))
 
 
-def line_of(axis, colour):
-    found = [line for line in axis.lines if line.get_color() == colour and line.get_marker() == "None"]
-    assert len(found) == 1
-    return found[0].get_xdata(), found[0].get_ydata()
+def table(printed):
+    """What is printed, by the word that each line begins with."""
+    joined = re.sub(r"\n {3,}", " ", printed)  # a cell that was wrapped
+    return {line.split("  ")[0].strip(): line.strip().split("  ", 1)[1].strip() for line in joined.splitlines() if line}
 
 
-def mass_of_bars(axis):
-    return sum(bar.get_width() * bar.get_height() for bar in axis.patches)
+def test_answer_in_a_table(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    answer = answer_query(Query(mixer="identity", depth=2, streams=1, noise=0.2, simulate=True, samples=3, width=30))
+    print_answer(answer)
+    said = table(capsys.readouterr().out)
+    density = answer.density
+    assert said["method"].startswith("chain (exact)")
+    assert said["mass"] == f"{density.mass:.5f} captured on {len(density.x)} points, {density.below:.5f} below them"
+    low, high = (float(word) for word in said["singular values"].split(" – "))
+    # infinitely many layers would reach from 0.51 to 1.97, one from 0.48 to 1.69
+    assert 0.45 < low < 0.55
+    assert 1.6 < high < 2.0
+    assert float(said["moments of s²"].split()[0]) == pytest.approx(1.1**2, rel=1e-5)
+    assert said["mean of s²"].endswith("1.21 exactly")
+    assert f"W1 {answer.distances.wasserstein:.3g}" in said["to samples"]
+    assert said["collapsed"] == "0.00% of singular values are below 0.1"
+    assert "unconverged" not in said
+
+
+def test_a_method_that_is_not_exact_is_called_so(capsys):
+    with pytest.warns(UserWarning, match="not multiples of orthogonal"):
+        answer = answer_query(Query(depth=2, streams=2, method="z1", shared=True))
+    print_answer(answer)
+    assert "z1 (NOT exact here)" in capsys.readouterr().out
+
+
+def test_unconverged_points_are_counted(capsys):
+    answer = answer_query(Query(mixer="identity", depth=1, streams=1))
+    answer.density.interpolated[:3] = True
+    print_answer(answer)
+    assert "3 points, interpolated" in capsys.readouterr().out
 
 
 def test_one_spectrum(answer, drawn, tmp_path):
@@ -71,19 +83,6 @@ def test_one_spectrum(answer, drawn, tmp_path):
         assert np.interp(answer.density.quantile(level), grid, values) == pytest.approx(level, abs=1e-6)
     grid, values = line_of(shares, SAMPLED)
     assert np.interp(np.median(sampled), grid, values) == pytest.approx(0.5, abs=0.01)
-
-
-@pytest.mark.parametrize("logarithmic", [False, True])
-def test_a_kernel_estimate_has_the_samples_mass(drawn, tmp_path, logarithmic):
-    config = PanelConfig(mixers=("identity",), depths=(1,), samples=(6,), streams=4, width=10, grid="x")
-    draw_panel(panel(config), 0.02, tmp_path / "kernel.png", logarithmic=logarithmic, kernel=True)
-    axis = drawn[0].axes[0]
-    grid, values = line_of(axis, figures._KERNEL["color"])
-    place = np.log10(grid) if logarithmic else grid
-    assert np.trapezoid(values, place) == pytest.approx(1, abs=0.05)
-    assert line_of(axis, figures.PRINTED)
-    named = [text.get_text() for text in drawn[0].legends[0].get_texts()]
-    assert named[-2:] == ["printed operator-valued theory, η = 0.02", "kernel estimate of the samples"]
 
 
 def test_words_of_one_spectrum(answer, drawn, tmp_path):
@@ -133,7 +132,7 @@ def test_inexact_methods_are_said(drawn, tmp_path):
 def test_bins_fit_narrow_bands_and_leave_gaps_empty():
     rng = np.random.default_rng(0)
     s = np.concatenate([10 ** rng.uniform(-9, -8.9, 500), 10 ** rng.uniform(-0.1, 0.1, 500)])
-    edges = figures.fitting_edges(s)
+    edges = spectrum.fitting_edges(s)
     heights = np.histogram(s, edges)[0] / len(s) / np.diff(np.log10(edges))
     middle = np.sqrt(edges[1:] * edges[:-1])
     assert heights[(middle > 1e-8) & (middle < 0.5)].max() < 0.01
@@ -144,21 +143,12 @@ def test_bins_fit_narrow_bands_and_leave_gaps_empty():
 def test_bins_leave_a_gap_between_two_wide_bands_empty():
     rng = np.random.default_rng(0)
     s = np.concatenate([10 ** rng.uniform(-2, -1, 800), 10 ** rng.uniform(-0.5, 0, 800)])
-    edges = figures.fitting_edges(s)
+    edges = spectrum.fitting_edges(s)
     heights = np.histogram(s, edges)[0]
     gap = (edges[:-1] < 0.15) & (edges[1:] > 0.25)
     assert gap.sum() == 1
     assert heights[gap].sum() <= 1  # what lies on its edge
     assert heights.sum() == len(s)
-
-
-def test_a_curve_that_goes_on_above_its_cell_is_marked(drawn, tmp_path):
-    deep = PanelConfig(mixers=("bistochastic",), depths=(10,), samples=(4,), streams=4, width=10)
-    draw_panel(panel(deep), 0.02, tmp_path / "panel.png")
-    axis = drawn[0].axes[0]
-    marks = {line.get_color(): line.get_ydata()[0] for line in axis.lines if line.get_marker() == "^"}
-    assert colour_of("sinkhorn") in marks  # three quarters are at zero
-    assert all(0.9 < height / axis.get_ylim()[1] < 1 for height in marks.values())
 
 
 def test_the_curve_is_zero_across_gaps(drawn, tmp_path):
@@ -172,51 +162,3 @@ def test_the_curve_is_zero_across_gaps(drawn, tmp_path):
     for low, high in ((0.05, 0.2), (0.8, 1.2)):
         band = (grid > low) & (grid < high)
         assert np.trapezoid(values[band], grid[band]) == pytest.approx(0.5, abs=0.02)
-
-
-@pytest.mark.parametrize("logarithmic", [False, True])
-def test_panel(cells, drawn, logarithmic, tmp_path):
-    path = draw_panel(cells, 0.02, tmp_path / "panel.png", logarithmic=logarithmic)
-    assert path.read_bytes()[:8] == PNG
-    axes = np.array(drawn[0].axes).reshape(2, 2)  # depths downwards, mixers to the right
-    assert [axis.get_title() for axis in axes[0]] == ["orthogonal", "bistochastic"]
-    words = " per decade" if logarithmic else ""
-    assert [axis.get_ylabel() for axis in axes[:, 0]] == [f"L = 1\ndensity{words}", f"L = 2\ndensity{words}"]
-    assert [axis.get_xlabel() for axis in axes[1]] == ["singular value"] * 2
-    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == [
-        "sampled networks",
-        "exact, η ∝ x",
-        "exact, η = 0.02",
-        "scalar theory, η = 0.02",
-    ]
-    for axis, cell in zip(axes.ravel(), cells):
-        assert axis.get_xscale() == ("log" if logarithmic else "linear")
-        for name, colour in (("exact", colour_of(cell.mixer)), ("fixed", FIXED), ("scalar", SCALAR)):
-            grid, values = line_of(axis, colour)
-            s = cell.curves[name].x.sqrt().numpy()
-            truth = 2 * s * cell.curves[name].values.numpy() * (s * np.log(10) if logarithmic else 1)
-            assert np.allclose(np.interp(s[3:-3], grid, values), truth[3:-3], atol=1e-9)
-        if logarithmic:
-            share, borders, _ = axis.patches[0].get_data()
-            assert np.sum(share * np.diff(np.log10(borders))) == pytest.approx(1, abs=1e-9)
-        else:
-            assert mass_of_bars(axis) == pytest.approx(1, abs=1e-9)
-            assert axis.patches[0].get_facecolor()[:3] == pytest.approx(to_rgb(SAMPLED))
-        assert axis.get_ylim()[0] == 0
-        lower, upper = axis.get_xlim()
-        assert lower < float(cell.sampled.min()) ** 0.5 < float(cell.sampled.max()) ** 0.5 < upper
-
-
-def test_numbers_above_the_cells(cells, drawn, tmp_path):
-    draw_panel(cells, 0.02, tmp_path / "panel.png")
-    for axis, cell in zip(drawn[0].axes, cells):
-        words = [text.get_text() for text in axis.texts]
-        assert words[0] == "W₁"
-        assert words[1:4] == [f"{cell.distances[name].wasserstein:.2g}" for name in ("exact", "fixed", "scalar")]
-        collapsed = cell.collapsed()
-        if collapsed["exact"] > 0.01:
-            shares = [f"{collapsed[name]:.1%}" for name in ("sampled", "exact", "fixed", "scalar")]
-            assert words[4:] == ["s < 0.1", *shares]
-        else:
-            assert cell.mixer == "orthogonal"
-            assert len(words) == 4

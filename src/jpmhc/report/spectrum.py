@@ -1,0 +1,247 @@
+"""Show one spectrum: a table for a terminal, a figure, and the curve as CSV."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from jpmhc.files import write_csv
+from jpmhc.report.style import EXACT, INK, SAMPLED, Look, name_ticks, save_figure
+from jpmhc.spectra.density import COLLAPSED, Density
+from jpmhc.spectra.distances import Distances, singular_values
+from jpmhc.spectra.network import Network
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SCALAR = "#1d1d1f"
+BINS = 50
+# Shares of singular values below this are not mentioned.
+WORTH_SAYING = 0.005
+# Two neighbouring grid points enclose a gap between bands if their ratio is above _GAP and the density of log s at both
+# is below _DARK.
+_GAP = 1.5
+_DARK = 0.01
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """The predicted spectrum of one network, and sampled singular values to compare.
+
+    Attributes:
+        network: The network.
+        density: The predicted density.
+        edges: The lower and upper end of each band, in singular values. [k, 2]
+        moments: The first four moments of squared singular values, without smoothing. [4]
+        sampled: Squared singular values of sampled networks; None if no networks were sampled.
+        distances: The distances between `density` and `sampled`; None without samples.
+        seconds: The computation time of the theory.
+    """
+
+    network: Network
+    density: Density
+    edges: Tensor
+    moments: Tensor
+    sampled: Tensor | None
+    distances: Distances | None
+    seconds: float
+
+
+def print_answer(answer: Answer) -> None:
+    """Print a short table that describes a spectrum."""
+    curve = answer.density
+    table = Table(show_header=False, box=None)
+    exact = "exact" if curve.exact else "NOT exact here"
+    table.add_row("method", f"{curve.method} ({exact}), residual at most {curve.residual:.0e}, {answer.seconds:.2f} s")
+    table.add_row("mass", f"{curve.mass:.5f} captured on {len(curve.x)} points, {curve.below:.5f} below them")
+    if int(curve.interpolated.sum()):
+        table.add_row("unconverged", f"{int(curve.interpolated.sum())} points, interpolated from their neighbours")
+    bands = ", ".join(f"{low:.4g} – {high:.4g}" for low, high in answer.edges.tolist())
+    table.add_row("singular values", bands)
+    table.add_row("moments of s²", "  ".join(f"{value:.6g}" for value in answer.moments.tolist()))
+    table.add_row("mean of s²", f"{curve.first_moment:.6g} on the grid, {curve.exact_moment:.6g} exactly")
+    quantiles = "  ".join(f"{curve.quantile(p):.4g}" for p in (0.01, 0.1, 0.5, 0.9, 0.99))
+    table.add_row("quantiles of s", f"{quantiles} (1, 10, 50, 90, 99 %); ratio of 99 % to 1 %: {curve.condition():.4g}")
+    table.add_row("collapsed", f"{curve.collapsed():.2%} of singular values are below {COLLAPSED:g}")
+    if answer.distances is not None:
+        d = answer.distances
+        table.add_row(
+            "to samples",
+            f"W1 {d.wasserstein:.3g}, KS {d.kolmogorov:.3g}, L1 {d.l1:.3g}, L2 {d.l2:.3g}, Linf {d.linf:.3g}",
+        )
+    Console().print(table)
+
+
+def write_curve(curve: Density, path: Path) -> Path:
+    """Write a density as CSV: squared and plain singular values, their densities, and the distribution function."""
+    s, values = curve.singular_values()
+    columns = (curve.x, curve.values, curve.eta, s, values, curve.cumulative(), curve.interpolated.long())
+    names = ["x", "density_x", "eta", "singular_value", "density_s", "cumulative", "interpolated"]
+    return write_csv(path, names, zip(*(column.tolist() for column in columns)))
+
+
+def draw_spectrum(answer: Answer, title: str, path: Path, colour: str = EXACT) -> Path:
+    """Draw one spectrum as two charts: the density of its upper bands, and its distribution function.
+
+    Only the distribution function shows mass at zero and in narrow bands far below the upper bands.
+
+    Args:
+        answer: The spectrum, with sampled singular values if there are any.
+        title: The first line above the figure; further lines describe the spectrum in words.
+        path: The file to write.
+        colour: The colour of the theory's curve if the theory is exact.
+    """
+    from matplotlib.figure import Figure  # takes half a second, which the command's help need not wait for
+
+    figure = Figure(figsize=(10, 3.9), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    style = {"color": colour if answer.density.exact else SCALAR, "linewidth": 1.6}
+    _draw_upper_bands(left, answer, style)
+    _draw_shares(right, answer, style)
+    words = textwrap.fill(describe_spectrum(answer), 115)
+    figure.suptitle(f"{title}\n{words}", fontsize=11, color=INK)
+    for ax in (left, right):
+        ax.spines[["top", "right"]].set_visible(False)
+    # the legend goes below the curve if the curve starts high, or else to its upper left
+    right.legend(frameon=False, fontsize=9, loc="lower center" if answer.density.below > 0.3 else "upper left")
+    return save_figure(figure, path)
+
+
+def describe_spectrum(answer: Answer) -> str:
+    """Return a sentence about the range of the singular values and the share that has collapsed."""
+    curve, bands = answer.density, answer.edges
+    collapsed, low, high = curve.collapsed(), float(bands.min()), float(bands.max())
+    if curve.below > WORTH_SAYING:
+        low = 0.0
+    alive = bands[bands[:, 1] > COLLAPSED]
+    if collapsed > 1 - WORTH_SAYING:
+        words = [f"all singular values have collapsed: the largest is {high:.2g}"]
+    elif collapsed > WORTH_SAYING and len(alive):
+        words = [f"{collapsed:.1%} of singular values are below {COLLAPSED:g}"]
+        if float(alive.min()) > COLLAPSED:
+            words[0] += f", the others between {float(alive.min()):.3g} and {high:.3g}"
+    else:
+        words = [f"all singular values lie between {low:.3g} and {high:.3g}"]
+    if abs(curve.mass + curve.below - 1) > 0.02:
+        words.append(f"the curve holds {curve.mass + curve.below:.1%} of the mass")
+    if answer.distances is not None:
+        words.append(f"W₁ to samples {answer.distances.wasserstein:.2g}")
+    return " · ".join(words)
+
+
+def _upper_bands(answer: Answer) -> tuple[float, float]:
+    """Return the lower and upper end of the bands whose lower ends are within a factor of 30 of the largest value."""
+    bands = answer.edges
+    high = float(bands.max())
+    near = bands[(bands[:, 0] > high / 30)]
+    return (float(near.min()) if len(near) else max(float(bands[-1, 0]), high * 1e-12)), high
+
+
+def _lowest(answer: Answer) -> float:
+    """Return the lower end of the spectrum on its grid, or twelve decades below the upper end if that is larger."""
+    curve = answer.density
+    below = float(curve.cumulative()[0])
+    return max(curve.quantile(below + 0.002 * (1 - below)), float(answer.edges.max()) * 1e-12)
+
+
+def _draw_upper_bands(ax: Axes, answer: Answer, style: Look) -> None:
+    """Draw the density of the upper bands, and write the share of singular values left of the axis."""
+    low, high = _upper_bands(answer)
+    logarithmic = high > 10 * low
+    if logarithmic:
+        low = _lowest(answer)
+        limits = (low / 3, high * 3)
+    else:
+        margin = 0.25 * (high - low) or 0.1 * high
+        limits = (max(low / 2, low - margin), high + margin)
+    grid, values = full_curve(answer.density, limits[1])
+    values = values * grid * np.log(10) if logarithmic else values
+    inside = (grid >= limits[0]) & (grid <= limits[1])
+    peak = float(values[inside].max(initial=0.0))
+    left_out = float(np.interp(limits[0], answer.density.x.sqrt().numpy(), answer.density.cumulative().numpy()))
+    if answer.sampled is not None:
+        s = singular_values(answer.sampled)
+        shown = s[(s >= limits[0]) & (s <= limits[1])]
+        if len(shown) > 1:
+            edges = fitting_edges(shown) if logarithmic else np.linspace(*limits, BINS + 1)
+            width = np.diff(np.log10(edges)) if logarithmic else np.diff(edges)
+            heights = np.histogram(shown, edges)[0] / len(s) / width
+            ax.stairs(heights, edges, fill=True, color=SAMPLED)
+            peak = max(peak, min(float(heights.max()), 1.6 * peak))
+    ax.plot(grid, values, **style)
+    headroom = 1.12 if left_out < WORTH_SAYING else 1.35  # leaves space for the words above the curve
+    ax.set(xscale="log" if logarithmic else "linear", xlim=limits, ylim=(0, headroom * max(peak, 1e-12)))
+    name_ticks(ax.xaxis, limits, logarithmic)
+    name_ticks(ax.yaxis, ax.get_ylim(), False)
+    ax.set(xlabel="singular value", ylabel="density per decade" if logarithmic else "density")
+    if left_out > WORTH_SAYING:
+        words = f"◂ {left_out:.1%} of singular values\n    lie left of this axis"
+        ax.text(0.015, 0.97, words, transform=ax.transAxes, va="top", fontsize=9, color=style["color"])
+
+
+def _draw_shares(ax: Axes, answer: Answer, style: Look) -> None:
+    """Draw the distribution function of the singular values, down to at most twelve decades below the largest."""
+    curve, high = answer.density, float(answer.edges.max())
+    lowest = _lowest(answer)
+    logarithmic = curve.below > WORTH_SAYING or high > 10 * lowest
+    bottom = min(lowest / 3, 0.03) if logarithmic else lowest
+    margin = 0.25 * (high - lowest) or 0.1 * high
+    limits = (bottom, high * 2) if logarithmic else (max(bottom / 2, bottom - margin), high + margin)
+    if answer.sampled is not None:
+        s = np.concatenate([[0.0], singular_values(answer.sampled), [limits[1]]])
+        shares = np.concatenate([[0.0], np.arange(1, len(s) - 1) / (len(s) - 2), [1.0]])
+        ax.step(s, shares, where="post", color=SAMPLED, linewidth=5, label="sampled networks")
+    grid = np.concatenate([[limits[0] * 1e-3], curve.x.sqrt().numpy(), [limits[1]]])
+    shares = np.concatenate([[curve.below], curve.cumulative().numpy(), [1.0]])
+    label = "exact theory" if curve.exact else f"{curve.method}: not exact here"
+    ax.plot(grid, shares, label=label, **style)
+    ax.set(xscale="log" if logarithmic else "linear", xlim=limits, ylim=(0, 1.04))
+    name_ticks(ax.xaxis, limits, logarithmic)
+    name_ticks(ax.yaxis, (0.0, 1.0), False)
+    ax.set(xlabel="singular value", ylabel="share of singular values below")
+    left_out = float(np.interp(limits[0], grid, shares))
+    if left_out > WORTH_SAYING:
+        ax.plot([limits[0]], [left_out], marker="<", color=style["color"], clip_on=False, markersize=7)
+        words, offset = f"{left_out:.1%} lie left of this axis", (8, -6 if left_out > 0.15 else 16)
+        look = {"fontsize": 9, "color": style["color"], "va": "top", "bbox": {"color": "white", "pad": 1}}
+        ax.annotate(words, (limits[0], left_out), xytext=offset, textcoords="offset points", **look)
+    if limits[0] < COLLAPSED < limits[1]:
+        ax.axvline(COLLAPSED, color=INK, linewidth=0.8, linestyle="--", label=f"collapsed: below {COLLAPSED:g}")
+
+
+def full_curve(curve: Density, top: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return a density's curve up to the end of the axis, with zeros outside its grid and in gaps between bands."""
+    s, values = (part.numpy() for part in curve.singular_values())
+    dark = s * values < _DARK
+    gap = np.flatnonzero((s[1:] > _GAP * s[:-1]) & dark[1:] & dark[:-1])
+    s = np.insert(s, np.repeat(gap + 1, 2), np.stack([s[gap], s[gap + 1]], -1).ravel())
+    values = np.insert(values, np.repeat(gap + 1, 2), 0.0)
+    return np.concatenate([[s[0]], s, [s[-1], max(top, s[-1])]]), np.concatenate([[0.0], values, [0.0, 0.0]])
+
+
+def fitting_edges(s: np.ndarray, count: int = 60) -> np.ndarray:
+    """Return a histogram's bin edges, equally spaced on a logarithmic axis within each band of values.
+
+    Each band gets a number of the `count` bins proportional to its number of values, and at least ten bins. Each gap
+    between bands is one bin.
+    """
+    logs = np.sort(np.log10(s))
+    gaps = np.diff(logs)
+    wide = np.flatnonzero(gaps > max(20 * float(np.median(gaps)), 1e-9)) + 1
+    least = max(10, len(logs) // 50)  # the fewest values of a band: smaller groups belong to a neighbouring band
+    starts = [0]
+    for cut in wide:
+        if cut - starts[-1] >= least and len(logs) - cut >= least:
+            starts.append(int(cut))
+    edges = []
+    for band in np.split(logs, starts[1:]):
+        bins = max(10, round(count * len(band) / len(logs)))
+        edges.append(np.linspace(band[0], band[-1] + 1e-6, bins + 1))
+    return 10 ** np.unique(np.concatenate(edges))
