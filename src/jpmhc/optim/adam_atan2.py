@@ -101,25 +101,16 @@ class AdamAtan2(GroupwiseOptimizer):
         steps = [self.state[p]["step"] for p in params]
         first = [self.state[p]["exp_avg"] for p in params]
         second = [self.state[p]["exp_avg_sq"] for p in params]
+        torch._foreach_add_(steps, 1)
+        # Parameters with equal step counts share their bias corrections. Counters on the device must not be read by the
+        # host, so with `capturable` each parameter is updated alone, as it is without `foreach`.
         foreach = params[0].is_cuda if group["foreach"] is None else group["foreach"]
-        # Parameters with equal step counts share a bucket and its bias corrections. Counters on the device must not be
-        # read by the host, so with `capturable` each parameter is a bucket of its own.
-        if group["capturable"]:
-            buckets = [[i] for i in range(len(params))]
-        else:
-            by_step: dict[float, list[int]] = {}
-            for i, step in enumerate(steps):
-                by_step.setdefault(float(step), []).append(i)
-            buckets = list(by_step.values())
-        if foreach:
-            torch._foreach_add_(steps, 1)
-        else:
-            for step in steps:
-                step.add_(1)
-        for bucket in buckets:
+        buckets: dict[float, list[int]] = {}
+        for i, step in enumerate(steps):
+            buckets.setdefault(float(step) if foreach and not group["capturable"] else i, []).append(i)
+        for bucket in buckets.values():
             step = steps[bucket[0]]
-            apply = _update_many if foreach else _update_each
-            apply(
+            _update_together(
                 [params[i] for i in bucket],
                 [grads[i] for i in bucket],
                 [first[i] for i in bucket],
@@ -139,25 +130,7 @@ def _scales(group: dict[str, Any], step: float | Tensor) -> tuple[Any, Any, Any]
     return 1 / correction1, group["b"] * correction2**-0.5, group["lr"] * group["a"]
 
 
-def _update_each(
-    params: list[Tensor],
-    grads: list[Tensor],
-    first: list[Tensor],
-    second: list[Tensor],
-    group: dict[str, Any],
-    step: float | Tensor,
-) -> None:
-    beta1, beta2 = group["betas"]
-    numerator, denominator, size = _scales(group, step)
-    decay = 1 - group["lr"] * group["weight_decay"]
-    for p, grad, m, v in zip(params, grads, first, second):
-        m.lerp_(grad, 1 - beta1)
-        v.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-        angle = torch.atan2(m * numerator, v.sqrt().mul_(denominator))
-        p.mul_(decay).sub_(angle.mul_(size))
-
-
-def _update_many(
+def _update_together(
     params: list[Tensor],
     grads: list[Tensor],
     first: list[Tensor],
