@@ -25,6 +25,8 @@ from tyro import _errors
 from tyro._arguments import ArgumentDefinition
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+Form = Any  # an instance of a dataclass that `make_option_form` has derived
+Field = tuple[Any, Any]  # the annotation and the value of a form's field
 Main = Callable[[Sequence[str]], None]  # runs a command; its argument is the words after the command's name
 _NUMBERS = {int: "a whole number", float: "a number"}
 
@@ -50,14 +52,14 @@ def parse_and_call(function: Callable[..., None], program: str, words: Sequence[
     tyro.cli(function, prog=program, args=words, description=re.sub(r"\n+Example:", "\n\nExample:", text))
 
 
-def make_option_form(default: Any, **fields: tuple[Any, Any]) -> Any:
+def make_option_form(default: object, **fields: Field) -> Form:
     """Return a form: an instance of a derived dataclass with new annotations and values of some fields.
 
     Args:
         default: An instance of the library's dataclass, which has the values of all other fields.
         fields: The annotation and the value of each changed or new field; the value may be another form.
     """
-    cls = type(default)
+    cls: Any = type(default)
     new = [(name, hint, dataclasses.field(default=value)) for name, (hint, value) in fields.items()]
     namespace = {"__doc__": cls.__doc__, "_library_class": cls}
     form = dataclasses.make_dataclass(cls.__name__, new, bases=(cls,), frozen=True, namespace=namespace)
@@ -65,7 +67,7 @@ def make_option_form(default: Any, **fields: tuple[Any, Any]) -> Any:
     return form(**{**known, **{name: value for name, (_, value) in fields.items()}})
 
 
-def read_option_form(form: Any, **changes: Any) -> Any:
+def read_option_form(form: Form, **changes: Any) -> Any:
     """Turn a form with the parsed options back into the library's dataclass, together with the forms in its fields.
 
     Args:

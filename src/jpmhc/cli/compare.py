@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from jpmhc.cli.command import make_option_form, parse_and_call, read_option_form
+from jpmhc.cli.command import Field, Form, make_option_form, parse_and_call, read_option_form
 from jpmhc.cli.train import defaults_in, make_run_form, model_field, value_of
 from jpmhc.experiments.comparison.arc_decoder import DECIDED as ARC_DECODER_DECIDED
 from jpmhc.experiments.comparison.arc_decoder import ArcDecoderExperiment
@@ -27,7 +27,7 @@ from jpmhc.files import write_file
 _LANGUAGE, _ARC_DECODER = "language", "arc-decoder"
 _LANGUAGE_ARMS: tuple[str, ...] = ("plain", "identity", "sinkhorn", "cayley", "rotation")
 
-Reader = Callable[[Any], Experiment]  # turns a form with the parsed options into an experiment
+Reader = Callable[[Form], Experiment]  # turns a form with the parsed options into an experiment
 
 
 def main(words: Sequence[str]) -> None:
@@ -47,7 +47,7 @@ def main(words: Sequence[str]) -> None:
     parse_and_call(compare_with_form(form, read, arms), "jpmhc compare", words)
 
 
-def compare_with_form(form: Any, read: Reader, arms: tuple[str, ...]) -> Callable[..., None]:
+def compare_with_form(form: Form, read: Reader, arms: tuple[str, ...]) -> Callable[..., None]:
     """Return the command's function with the options of one task.
 
     Args:
@@ -137,7 +137,7 @@ class _Text:
     """Stop reading text after about this many tokens."""
 
 
-def _language_form(default: LanguageExperiment) -> tuple[Any, Reader]:
+def _language_form(default: LanguageExperiment) -> tuple[Form, Reader]:
     preset: Any = Annotated[Literal[tuple(PRESETS)], tyro.conf.arg(help="Size of the model and of its training.")]
     form = make_option_form(
         default,
@@ -147,7 +147,7 @@ def _language_form(default: LanguageExperiment) -> tuple[Any, Reader]:
         **_fixed(default, "tokens", "lr"),
     )
 
-    def read(run: Any) -> Experiment:
+    def read(run: Form) -> Experiment:
         text: _Text = run.text
         tokens = prepare_tokens(text.text, text.cache, vocabulary=text.vocabulary, limit=text.limit)
         experiment: LanguageExperiment = read_option_form(run, tokens=tokens)
@@ -156,13 +156,13 @@ def _language_form(default: LanguageExperiment) -> tuple[Any, Reader]:
     return form, read
 
 
-def _arc_decoder_form(default: ArcDecoderRun) -> tuple[Any, Reader]:
+def _arc_decoder_form(default: ArcDecoderRun) -> tuple[Form, Reader]:
     own = [name for name in ARC_DECODER_DECIDED if name != "preset"]
     form = make_run_form(default, {}, _fixed(default.model, "mixer"), **_fixed(default, *own, "lr"))
     return form, lambda run: ArcDecoderExperiment(read_option_form(run))
 
 
-def _recursive_form(default: TrainConfig) -> tuple[Any, Reader]:
+def _recursive_form(default: TrainConfig) -> tuple[Form, Reader]:
     streams = max(default.model.streams, 4)
     default = dataclasses.replace(default, model=dataclasses.replace(default.model, streams=streams))
     task, model = _fixed(default.task, "seed"), _fixed(default.model, "mixer")
@@ -170,6 +170,6 @@ def _recursive_form(default: TrainConfig) -> tuple[Any, Reader]:
     return form, lambda run: RecursiveExperiment(read_option_form(run))
 
 
-def _fixed(default: Any, *names: str) -> dict[str, tuple[Any, Any]]:
+def _fixed(default: object, *names: str) -> dict[str, Field]:
     """Return fields of a form that keep their values and are no options, because a comparison sets them itself."""
     return {name: (Annotated[Any, tyro.conf.Fixed, tyro.conf.Suppress], getattr(default, name)) for name in names}

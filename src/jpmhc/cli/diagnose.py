@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import tyro
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from jpmhc.cli.command import make_main
 from jpmhc.cli.output import StageProgress, result_folder
@@ -75,7 +76,7 @@ def diagnose(
             built, inputs = _load(model, text, length or 16)
         diagnosis = diagnose_model(
             built.to(device),
-            _move(inputs, device),
+            tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), inputs),
             between,
             method=method,
             tokens=tokens,
@@ -183,13 +184,3 @@ def _load_run(folder: Path) -> tuple[nn.Module, Any]:
     with torch.no_grad():
         puzzle = model.puzzles(batch.identifiers)
     return core, (puzzle, batch.inputs, batch.labels, *states, steps, torch.ones(1, dtype=torch.bool), steps)
-
-
-def _move(inputs: Any, device: str) -> Any:
-    if isinstance(inputs, torch.Tensor):
-        return inputs.to(device)
-    if isinstance(inputs, dict):
-        return {key: _move(value, device) for key, value in inputs.items()}
-    if isinstance(inputs, tuple | list):
-        return tuple(_move(value, device) for value in inputs)
-    return inputs

@@ -3,25 +3,25 @@
 import dataclasses
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
-from jpmhc.cli.command import make_main, make_option_form, read_option_form
+from jpmhc.cli.command import Field, make_main, make_option_form, read_option_form
 from jpmhc.cli.output import is_first_process
 from jpmhc.experiments.evaluation.checkpoints import EvaluateConfig, evaluate_checkpoints
 from jpmhc.experiments.evaluation.decoding import evaluate_decoder, find_decoder
 from jpmhc.experiments.tasks import TASKS
 
 
-def task_options() -> tuple[Any, Any]:
+def task_options() -> Field:
     """Return the annotation and the default value of a form's field for task options that an evaluation may change."""
     overrides = tuple(dict.fromkeys(config.Overrides for config in TASKS.values()))
     options = dataclasses.make_dataclass("TaskOptions", [], bases=overrides, frozen=True)
     return Annotated[options, tyro.conf.arg(name="")], options()
 
 
-def chosen_options(options: Any) -> dict[str, Any]:
+def chosen_options(options: object) -> dict[str, object]:
     """Return the names and values of the task options that the command line gives."""
     return {name: value for name, value in vars(options).items() if value is not None}
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from jpmhc import checks
 from jpmhc.cli.command import make_main
 from jpmhc.cli.output import StageProgress, result_folder
 from jpmhc.diagnose.recommend import Candidate
@@ -63,10 +64,8 @@ def recommend(
     from jpmhc.report.style import save_figure
 
     depths = sorted(set(depth_range)) or [depth]
-    if spectra < 0:
-        raise ValueError(f"spectra must be a whole number, at least 0, got {spectra}")
-    if depths[0] < 1:
-        raise ValueError(f"depth must be a whole number, at least 1, got {depths[0]}")
+    checks.whole_number(spectra, "spectra", least=0)
+    checks.whole_number(depths[0], "depth")
     ranked = []
     with result_folder(out), StageProgress(len(depths)) as progress:
         for one in depths:

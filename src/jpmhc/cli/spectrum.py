@@ -115,8 +115,7 @@ class Query:
         if not self.simulate:
             refuse("describes sampled networks and needs --simulate", samples=self.samples, width=self.width)
         for name in ("depth", "streams", "samples", "width", "paths"):
-            if getattr(self, name) is not None:
-                checks.whole_number(getattr(self, name), name)
+            checks.optional_whole_number(getattr(self, name), name)
         for name in ("eta", "relative_eta"):
             if getattr(self, name) is not None:
                 checks.positive_number(getattr(self, name), name)

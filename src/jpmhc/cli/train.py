@@ -10,7 +10,7 @@ import torch
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-from jpmhc.cli.command import make_option_form, parse_and_call, read_option_form
+from jpmhc.cli.command import Field, Form, make_option_form, parse_and_call, read_option_form
 from jpmhc.cli.output import is_first_process
 from jpmhc.experiments.models.connections import ConnectionConfig, read_basis
 from jpmhc.experiments.tasks import TASKS, kind_of
@@ -21,7 +21,6 @@ from jpmhc.experiments.training.config import TrainConfig
 from jpmhc.experiments.training.presets import DECODERS, PRESETS
 
 Basis = tuple[tuple[int, ...], ...] | None
-Fields = Mapping[str, tuple[Any, Any]]  # the annotation and the value of fields of a form
 
 
 def main(words: Sequence[str]) -> None:
@@ -58,7 +57,7 @@ def value_of(option: str, words: Sequence[str], known: Collection[str] | None = 
     return values[-1] if (values[-1] in known if known is not None else values[-1]) else None
 
 
-def train_with_defaults(default: TrainConfig) -> Callable[[Any], None]:
+def train_with_defaults(default: TrainConfig) -> Callable[[Form], None]:
     """Return the function of `jpmhc train` for the recursive model, with these defaults."""
     known: Any = Literal[tuple(TASKS)]
     kinds = Annotated[known, tyro.conf.arg(help="Which task; it decides the other options of this group.")]
@@ -84,7 +83,7 @@ def train_with_defaults(default: TrainConfig) -> Callable[[Any], None]:
     return train
 
 
-def train_decoder(default: ArcDecoderRun) -> Callable[[Any], None]:
+def train_decoder(default: ArcDecoderRun) -> Callable[[Form], None]:
     """Return the function of `jpmhc train` for the ARC decoder, with these defaults."""
     form = make_run_form(default, {}, {})
 
@@ -125,7 +124,9 @@ def run_training(config: TrainConfig) -> None:
         sys.exit(128 + outcome.stopped)  # 130 for Ctrl-C
 
 
-def make_run_form(default: Any, task: Fields, model: Fields, **fields: tuple[Any, Any]) -> Any:
+def make_run_form(
+    default: TrainConfig | ArcDecoderRun, task: Mapping[str, Field], model: Mapping[str, Field], **fields: Field
+) -> Form:
     """Return the form of a run's configuration, in which the task's options have the prefix "task.".
 
     Args:
@@ -138,7 +139,7 @@ def make_run_form(default: Any, task: Fields, model: Fields, **fields: tuple[Any
     return make_option_form(default, task=(type(own), own), model=model_field(default.model, **model), **fields)
 
 
-def model_field(default: ConnectionConfig, **fields: tuple[Any, Any]) -> tuple[Any, Any]:
+def model_field(default: ConnectionConfig, **fields: Field) -> Field:
     """Return a form's field for a model: options without prefix, and permutations that are read from a file."""
     model = make_option_form(default, mixer_basis=(_BASIS, default.mixer_basis), **fields)
     return Annotated[type(model), tyro.conf.arg(name="")], model

@@ -6,6 +6,7 @@ sums 1, so equal streams stay equal, and lies away from the corners of the mixer
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -45,10 +46,10 @@ class TritonForm:
     logits: int
     rows: int
     columns: int
-    entries: Any
-    mix: Any
-    derivative: Any
-    constants: Any = None
+    entries: Callable[..., object]
+    mix: Callable[..., object]
+    derivative: Callable[..., object]
+    constants: Hashable = None
 
 
 class SettingsModule(nn.Module):

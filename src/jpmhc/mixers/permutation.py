@@ -1,7 +1,7 @@
 """Mixtures of a few fixed permutations of the streams."""
 
 import math
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -54,7 +54,7 @@ class Permutation(Mixer):
     def forward(self, logits: Tensor) -> Tensor:
         return permutation.mix(logits, permutation.indicator(self.basis))
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(self, state_dict: Mapping[str, Tensor], prefix: str, *args: object) -> None:
         loaded = state_dict.get(prefix + "basis")
         if loaded is not None and tuple(map(tuple, loaded.tolist())) != self.perms:
             raise ValueError("the checkpoint has another permutation basis; build the mixer with that one")

@@ -17,7 +17,7 @@ import torch
 
 from jpmhc import checks, files
 from jpmhc.experiments.evaluation.answering import fill_scorer, greedy_answers
-from jpmhc.experiments.evaluation.scores import RowScorer
+from jpmhc.experiments.evaluation.scores import Metrics, RowScorer
 from jpmhc.experiments.evaluation.votes import Answered
 from jpmhc.experiments.models.recursive import refuse_device
 from jpmhc.experiments.tasks import counter
@@ -91,7 +91,7 @@ class PredictConfig(Choices):
     options."""
 
 
-def evaluate_checkpoints(config: EvaluateConfig, report: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+def evaluate_checkpoints(config: EvaluateConfig, report: Callable[[str], None] = lambda line: None) -> Metrics:
     """Score every checkpoint and, with `config.pool`, the pooled votes; the first process writes the results' file.
 
     Several processes (torchrun) divide the rows of each checkpoint among themselves.
@@ -173,7 +173,7 @@ def predict_answers(config: PredictConfig) -> tuple[list[Answered], Path]:
 
 def score_checkpoint(
     checkpoint: Checkpoint, choices: Choices, world: World, display: Display
-) -> tuple[dict[str, Any], RowScorer]:
+) -> tuple[Metrics, RowScorer]:
     """Score one checkpoint; return its record for the results' file, and its filled scorer."""
     task = rebuild_task(checkpoint, choices, display)
     scorer = task.scorer(task.test_selection(choices.variants, choices.sample_seed))

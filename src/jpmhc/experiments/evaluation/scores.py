@@ -13,6 +13,8 @@ from torch import Tensor
 
 from jpmhc.experiments.models.losses import PAD
 
+Metrics = dict[str, Any]  # numbers and tables of numbers by name, ready for JSON
+
 
 @dataclass(frozen=True)
 class Answers:
@@ -99,7 +101,7 @@ class RowScorer:
         if missing := int(np.sum(~self.columns["seen"])):
             raise ValueError(f"{missing} of {len(self.rows)} test rows have no answer yet")
 
-    def result(self, pool: Sequence[Self] = ()) -> dict[str, Any]:
+    def result(self, pool: Sequence[Self] = ()) -> Metrics:
         """Return the metrics by name over the rows with known answers; the model must have answered every row.
 
         Args:
@@ -121,11 +123,11 @@ class RowScorer:
             "confidence": mean("confidence"),
         }
 
-    def headline(self, result: dict[str, Any]) -> list[str]:
+    def headline(self, result: Metrics) -> list[str]:
         """Return the names of the metrics that `summarize` shows."""
         return ["exact_accuracy", "token_accuracy", "lm_loss"]
 
-    def summarize(self, result: dict[str, Any]) -> str:
+    def summarize(self, result: Metrics) -> str:
         """Return the main numbers of a result in one line, with standard errors if the result has them."""
         errors = result.get("standard_error") or {}
         parts = []

@@ -13,7 +13,7 @@ from typing import Any, Self, TypedDict
 import numpy as np
 from torch import Tensor
 
-from jpmhc.experiments.evaluation.scores import Answers, RowScorer
+from jpmhc.experiments.evaluation.scores import Answers, Metrics, RowScorer
 
 PASS_AT = (1, 2, 5, 10, 100, 1000)
 _ROUNDS = 200  # resamplings for the standard error of pass@k
@@ -114,7 +114,7 @@ class VoteScorer(RowScorer):
         if self.grids is not None:
             self.grids |= collected["grids"]
 
-    def result(self, pool: Sequence[Self] = ()) -> dict[str, Any]:
+    def result(self, pool: Sequence[Self] = ()) -> Metrics:
         """Return row metrics, pass@k by vote, pass@k of independent answers, and standard errors.
 
         Args:
@@ -146,7 +146,7 @@ class VoteScorer(RowScorer):
         result["per_task"] = tests
         return result
 
-    def headline(self, result: dict[str, Any]) -> list[str]:
+    def headline(self, result: Metrics) -> list[str]:
         """Return the names of the row metrics and of pass@k, for k up to the number of votes and at least up to 2."""
         votes = max(test["votes"] for tests in result["per_task"].values() for test in tests)
         return super().headline(result) + [f"pass@{k}" for k in PASS_AT if k <= max(2, votes)]

@@ -6,6 +6,7 @@ from typing import Any
 
 from jpmhc.experiments.models import RecursiveConfig
 from jpmhc.experiments.models.layers import NORM_EPS
+from jpmhc.files import JsonObject
 
 # Required settings of the architecture, and the names of the fields of `RecursiveConfig` for them.
 _NEEDED = {
@@ -43,7 +44,7 @@ _TRAINING = {
 }
 
 
-def read_settings(path: Path) -> dict[str, Any]:
+def read_settings(path: Path) -> JsonObject:
     """Read `all_config.yaml`; raise a ValueError if it is not the configuration of a published model."""
     import yaml  # an extra
 
@@ -69,7 +70,7 @@ def _read_numbers(value: object) -> object:
     return value
 
 
-def read_model_settings(settings: dict[str, Any], path: Path) -> RecursiveConfig:
+def read_model_settings(settings: JsonObject, path: Path) -> RecursiveConfig:
     """Return the model's configuration from the settings; raise a ValueError for settings that this package lacks."""
     arch = {name: value for name, value in settings["arch"].items() if value is not None}
     if missing := [name for name in _NEEDED if name not in arch]:
@@ -103,7 +104,7 @@ def read_model_settings(settings: dict[str, Any], path: Path) -> RecursiveConfig
         raise ValueError(f"{path}: {error}") from None
 
 
-def read_training_settings(settings: dict[str, Any]) -> dict[str, Any]:
+def read_training_settings(settings: JsonObject) -> dict[str, Any]:
     """Return the fields of `TrainConfig` that the settings contain."""
     settings = {name: value for name, value in settings.items() if value is not None}
     fields = {ours: settings[theirs] for theirs, ours in _TRAINING.items() if theirs in settings}
