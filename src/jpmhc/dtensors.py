@@ -23,7 +23,7 @@ def fill(target: Any, values: Tensor) -> None:
 
 
 def leave(parameter: Any, tokens_apart: bool) -> Tensor:
-    """Return a parameter as a plain tensor, also if it is a DTensor that is equal on all processes.
+    """Return a parameter as a plain tensor. A DTensor must be equal on all processes.
 
     Args:
         parameter: The parameter.

@@ -1,4 +1,4 @@
-"""Make a command's `main`, which parses a command line and explains a wrong command line in one sentence; make forms.
+"""Parse a command's words as options, and explain wrong words in one sentence.
 
 A form is a dataclass that extends a dataclass of the library by annotations, from which tyro reads how a user gives a
 field. The library does not import tyro: a command makes a form from the library's dataclass, lets tyro fill it in, and

@@ -48,7 +48,7 @@ def defaults_in(words: Sequence[str]) -> TrainConfig:
 
 
 def value_of(option: str, words: Sequence[str], known: Collection[str] | None = None) -> str | None:
-    """Return the value that an option has last in the words if the value is in `known`; otherwise return None."""
+    """Return an option's value, or its last value if it is given twice; None if it is missing or not in `known`."""
     values = [""]
     for word, following in zip(words, [*words[1:], ""]):
         name, equals, value = word.partition("=")

@@ -60,7 +60,7 @@ def mix(logits: Tensor, basis: Tensor) -> Tensor:
 
     Args:
         logits: One logit per permutation. [..., K]
-        basis: Permutations [K, n], or their matrices [K, n, n], which need not be built then.
+        basis: Permutations [K, n], or their matrices [K, n, n], which saves building them.
     """
     if basis.shape[0] != logits.shape[-1]:
         raise ValueError(f"{basis.shape[0]} permutations need as many logits, got {logits.shape[-1]}")

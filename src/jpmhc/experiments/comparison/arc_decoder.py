@@ -20,13 +20,11 @@ from jpmhc.experiments.comparison.experiment import (
     Show,
     change_settings,
     configure_mixer,
-    final_values,
+    make_run,
 )
 from jpmhc.experiments.evaluation.decoding import SUBMISSIONS, score_decoder
 from jpmhc.experiments.training import arc_decoder
 from jpmhc.experiments.training.arc_decoder import CHECKPOINT, ArcDecoderRun, PackedLoss, Training
-from jpmhc.experiments.training.log import describe_environment
-from jpmhc.experiments.training.processes import World
 from jpmhc.experiments.training.progress import Display
 
 # Settings that a comparison decides itself, or that do not change the outcome of a run.
@@ -133,22 +131,14 @@ class ArcDecoderSession:
         scores = {ours: float(score.metrics[name]) for name, ours in _METRICS.items()}
         scores |= {"answer_seconds": score.seconds, "answer_tokens_per_second": score.tokens_per_second}
         validation: Curves = {"step": [float(run.epochs)], **{name: [value] for name, value in scores.items()}}
-        cuda = self.device.type == "cuda"
-        return {
-            "arm": job.arm,
-            "learning_rate": job.learning_rate,
-            "seed": job.seed,
-            "steps": training.step,
-            "parameters": sum(p.numel() for p in training.model.parameters()),
-            "seconds": training.seconds,
-            "step_seconds": training.seconds / training.step,
-            "tokens_per_second": sorted(paces)[len(paces) // 2] if paces else None,
-            "peak_bytes": torch.cuda.max_memory_allocated(self.device) if cuda else None,
-            "diverged": None,
-            "final": final_values(train, validation, {}),
-            "curves": {"train": train, "validation": validation, "mixing": {}},
-            "environment": {
-                **describe_environment(World(0, 1, self.device)),
-                "data": self.arc.fingerprint(),
-            },
-        }
+        return make_run(
+            job,
+            training.model,
+            self.device,
+            self.arc.fingerprint(),
+            training.step,
+            training.seconds,
+            {"train": train, "validation": validation, "mixing": {}},
+            step_seconds=training.seconds / training.step,
+            tokens_per_second=sorted(paces)[len(paces) // 2] if paces else None,
+        )

@@ -15,9 +15,12 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypedDict, TypeVar, cast
 from urllib.parse import quote
 
 import torch
+from torch import nn
 
 from jpmhc import checks
 from jpmhc.experiments.models.connections import ConnectionConfig, is_for_connections, read_basis
+from jpmhc.experiments.training.log import describe_environment
+from jpmhc.experiments.training.processes import World
 from jpmhc.mixers import MIXERS
 
 PLAIN = "plain"  # the arm with plain residual connections; other arms have the mixers' names
@@ -149,7 +152,7 @@ def split_arm(arm: str) -> tuple[str, dict[str, str]]:
 
 
 def change_settings(settings: Settings, options: Mapping[str, str], arm: str) -> Settings:
-    """Return a copy of a dataclass with the fields changed that `options` gives as text, such as streams=2."""
+    """Return a copy of a dataclass in which options replace fields; options are text, such as streams=2."""
     fields = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}  # type: ignore[arg-type]
     changes = {}
     for name, text in options.items():
@@ -217,6 +220,36 @@ def summarize_mixing(statistics: Mapping[str, Any]) -> dict[str, float]:
         **statistics["product_singular_values"],
         "collapsed": statistics["product_collapsed"],
         "distance_to_identity": sum(distances) / len(distances),
+    }
+
+
+def make_run(
+    job: Job,
+    model: nn.Module,
+    device: torch.device,
+    data: str,
+    steps: int,
+    seconds: float,
+    curves: dict[str, Curves],
+    diverged: int | None = None,
+    step_seconds: float | None = None,
+    tokens_per_second: float | None = None,
+) -> Run:
+    """Return the outcome of a job that was trained on a device; `data` is the fingerprint of the training data."""
+    return {
+        "arm": job.arm,
+        "learning_rate": job.learning_rate,
+        "seed": job.seed,
+        "steps": steps,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "seconds": seconds,
+        "step_seconds": step_seconds,
+        "tokens_per_second": tokens_per_second,
+        "peak_bytes": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+        "diverged": diverged,
+        "final": {} if diverged is not None else final_values(**curves),
+        "curves": curves,
+        "environment": {**describe_environment(World(0, 1, device)), "data": data},
     }
 
 

@@ -41,7 +41,7 @@ def read_settings(out: Path) -> dict[str, object]:
 
 
 def refuse_other_settings(path: Path, there: dict[str, object], here: dict[str, object]) -> None:
-    """Raise a ValueError that names the differences if the settings `there`, at `path`, are not those `here`."""
+    """Raise a ValueError that names differences between the settings `there`, at `path`, and the settings `here`."""
     old, new = flatten_fields(there), flatten_fields(here)
     differing = [name for name in old | new if old.get(name) != new.get(name)]
     if differing:
@@ -53,7 +53,7 @@ def refuse_other_settings(path: Path, there: dict[str, object], here: dict[str, 
 
 
 def take_over_runs(out: Path, path: Path) -> None:
-    """Copy the runs of a comparison.json (`path`) that the folder `out` does not have."""
+    """Copy runs from another comparison.json, `path`, to the folder `out`, except runs that `out` has already."""
     if not path.is_file():
         raise ValueError(f"{path} is no file: --runs takes the comparison.json of another folder")
     result = _read_json(path, "leave it out")

@@ -71,7 +71,7 @@ class Queue:
         return self.rates[losses.index(min(known))] if len(known) == len(losses) else None
 
     def take(self, arm: str | None = None) -> Job | None:
-        """Return the next job that can end in time, if possible with the arm that the process has compiled."""
+        """Return the next job that can end in time, preferably of the given arm, which the process has compiled."""
         for group in self._groups():
             jobs = [job for job in group if job not in self.losses and job not in self.running and self._fits(job, arm)]
             if jobs:
@@ -88,7 +88,7 @@ class Queue:
         return self.clock() + _MARGIN * self.estimate(job, fresh=job.arm != arm) <= self.deadline
 
     def estimate(self, job: Job, fresh: bool) -> float:
-        """Estimate a run's seconds; a fresh run must compile. An arm that never ran is taken for the slowest arm."""
+        """Estimate a run's seconds; a fresh run must compile. An arm that never ran counts as the slowest arm."""
         pace = self.paces.get(job.arm, max(self.paces.values(), default=0.0))
         return pace * self.steps[job.arm] + fresh * self.start_seconds
 

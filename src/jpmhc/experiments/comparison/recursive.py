@@ -22,13 +22,12 @@ from jpmhc.experiments.comparison.experiment import (
     average_stretches,
     change_settings,
     configure_mixer,
-    final_values,
+    make_run,
     summarize_mixing,
 )
 from jpmhc.experiments.training import checkpoint
 from jpmhc.experiments.training.config import TrainConfig
 from jpmhc.experiments.training.learner import NonFiniteLoss
-from jpmhc.experiments.training.log import describe_environment
 from jpmhc.experiments.training.loop import Trainer
 from jpmhc.experiments.training.processes import World
 from jpmhc.experiments.training.progress import Display
@@ -98,23 +97,9 @@ class RecursiveSession:
             if outcome.stopped:
                 raise KeyboardInterrupt
         seconds = time.monotonic() - began
-        train, validation, mixing = read_log(folder / "log.jsonl")
-        cuda = self.device.type == "cuda"
-        return {
-            "arm": job.arm,
-            "learning_rate": job.learning_rate,
-            "seed": job.seed,
-            "steps": trainer.learner.step,
-            "parameters": sum(p.numel() for p in trainer.learner.core.parameters()),
-            "seconds": seconds,
-            "step_seconds": None,
-            "tokens_per_second": None,
-            "peak_bytes": torch.cuda.max_memory_allocated(self.device) if cuda else None,
-            "diverged": diverged,
-            "final": {} if diverged is not None else final_values(train, validation, mixing),
-            "curves": {"train": train, "validation": validation, "mixing": mixing},
-            "environment": {**describe_environment(World(0, 1, self.device)), "data": trainer.task.fingerprint()},
-        }
+        learner, curves = trainer.learner, read_log(folder / "log.jsonl")
+        data = trainer.task.fingerprint()
+        return make_run(job, learner.core, self.device, data, learner.step, seconds, curves, diverged)
 
 
 class _Progress(Display):
@@ -134,7 +119,7 @@ class _Progress(Display):
             self.report(self.job, Progress(done, total, None, pace))
 
 
-def read_log(path: Path) -> tuple[Curves, Curves, Curves]:
+def read_log(path: Path) -> dict[str, Curves]:
     """Return the training, validation and mixing curves from the log file of a run."""
     lines: dict[str, list[dict]] = {"train": [], "evaluate": [], "mixing": []}
     for line in path.read_text().splitlines():
@@ -151,4 +136,5 @@ def read_log(path: Path) -> tuple[Curves, Curves, Curves]:
         append_values(validation, record["step"], {**scores, **votes})
     for record in lines["mixing"]:
         append_values(mixing, record["step"], summarize_mixing(record))
-    return {"step": steps, "loss": losses, "gradient_norm": norms}, validation, mixing
+    train: Curves = {"step": steps, "loss": losses, "gradient_norm": norms}
+    return {"train": train, "validation": validation, "mixing": mixing}

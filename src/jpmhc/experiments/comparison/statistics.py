@@ -102,7 +102,7 @@ def summarize(runs: Sequence[Run], arms: Sequence[str], baselines: Sequence[str]
 
 
 def _with_options_of(arm: str, baseline: str, arms: Mapping[str, object]) -> str:
-    """Return the baseline with the arm's options if that was trained and is not the arm itself, else the baseline."""
+    """Return the arm to subtract: the baseline with the arm's options if it was trained, otherwise the baseline."""
     _, colon, options = arm.partition(":")
     changed = baseline + colon + options
     return changed if changed in arms and changed != arm else baseline

@@ -22,8 +22,8 @@ def fill_scorer(
 ) -> None:
     """Fill a scorer with a model's answers to its test rows.
 
-    Memory is bounded by one batch and the scorer's few bytes per row. Afterwards every process has the complete scorer,
-    which is equal to the bit for any number of processes if the answers are.
+    Memory is bounded by one batch and the scorer's few bytes per row. Afterwards every process has the complete scorer.
+    Its content does not depend on the number of processes, unless the answers do.
 
     Args:
         scorer: An empty scorer, `task.scorer(task.test_selection(...))`, for the same rows on every process.

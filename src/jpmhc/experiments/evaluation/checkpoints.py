@@ -60,7 +60,7 @@ class Choices:
             raise ValueError("sample_seed decides which variants are drawn: say how many with --variants")
 
     def words(self) -> list[str]:
-        """Return the choices that results depend on, as words for a file name."""
+        """Return words for a file name, which differ between choices with different results."""
         words = [] if self.variants is None else [f"variants-{self.variants}-{self.sample_seed}"]
         words += [] if self.weights == "average" else [f"{self.weights}-weights"]
         return words + [f"{value}-tasks" for value in self.task_options.values() if not isinstance(value, Path)]
@@ -235,7 +235,7 @@ def require_votes(checkpoint: Checkpoint, lack: str) -> None:
 
 
 def name_result_file(checkpoint: Checkpoint, folder: str, words: Sequence[str], puzzles: Sequence[str] = ()) -> Path:
-    """Return the path of a results' file in the checkpoint's run, which is different for different choices.
+    """Return the path of the results' file in the checkpoint's run; different choices have different paths.
 
     Args:
         checkpoint: The checkpoint.

@@ -59,7 +59,7 @@ class RowScorer:
 
     @property
     def scorable(self) -> bool:
-        """Whether some row has a known answer, without which `result` raises an error."""
+        """Whether some row has a known answer; otherwise `result` raises an error."""
         return True
 
     def update(self, rows: np.ndarray, labels: Tensor, answers: Answers) -> None:
@@ -86,7 +86,7 @@ class RowScorer:
         return {"rows": self.rows[seen], "columns": {name: column[seen] for name, column in self.columns.items()}}
 
     def merge(self, collected: dict[str, Any]) -> None:
-        """Add the records of another process's scorer in the same evaluation."""
+        """Add the records that another process has collected in the same evaluation."""
         self._write(collected["rows"], **collected["columns"])
 
     def _write(self, rows: np.ndarray, **columns: np.ndarray) -> None:

@@ -109,7 +109,7 @@ class VoteScorer(RowScorer):
         return {**super().collected(), "grids": self.grids}
 
     def merge(self, collected: dict[str, Any]) -> None:
-        """Add the records of another process's scorer in the same evaluation."""
+        """Add the records that another process has collected in the same evaluation."""
         super().merge(collected)
         if self.grids is not None:
             self.grids |= collected["grids"]

@@ -88,7 +88,7 @@ class CountedMap(CoefficientMap):
         return torch.cat(parts)
 
     def _skew_rows(self, weight: Tensor) -> Tensor:
-        """Return the weight; the upper triangle of M - Mᵀ replaces the n² rows of the skip's M (eq. skew-sym)."""
+        """Return the weight with the upper triangle of M - Mᵀ instead of the n² rows M of the skip (eq. skew-sym)."""
         n = self.mixer.streams
         gates, matrix = weight.split([sum(self.sizes[:2]), n * n])
         rows = matrix.unflatten(0, (n, n))

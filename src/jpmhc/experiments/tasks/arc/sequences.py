@@ -200,7 +200,7 @@ def pack_sequences(sequences: Sequences, length: int, most: int) -> Pack:
 def _without_tests(arc: Arc) -> tuple[np.ndarray, np.ndarray]:
     """Return the puzzle and the number of every training pair that does not equal a test of an evaluation puzzle.
 
-    Two public puzzles share a pair, which is a test in one of the two.
+    Two public puzzles have a pair in common, which is a test of one of them.
     """
     puzzle, pair = arc.trained_pairs()
     tests = {content for number in np.setdiff1d(np.arange(arc.pair_count), pair) for content in [arc.read_pair(number)]}

@@ -55,7 +55,7 @@ class SudokuConfig(TaskConfig):
 
     @classmethod
     def of_published_model(cls, vocabulary: int, identifiers: Path, options: dict[str, Any]) -> PublishedTask | None:
-        """Return generated 9 × 9 puzzles, the size of all published models, or None if the vocabulary is another."""
+        """Return the task of 9 × 9 puzzles, which every published Sudoku model has, or None for another vocabulary."""
         if vocabulary != 9 + 2:
             return None
         return PublishedTask(cls(size=9, **options), "its scores are on puzzles generated here, not on the model's own")
@@ -118,7 +118,7 @@ class Sudoku(Task):
         return self._batch(puzzle, _VARY, np.asarray(positions))
 
     def test_examples(self, rows: np.ndarray) -> Batch:
-        """Return test puzzles by number; a puzzle always has the same variation."""
+        """Return test puzzles by number, each always in the same variation."""
         return self._batch(self.config.puzzles + np.asarray(rows), _TEST, np.asarray(rows))
 
     def _batch(self, puzzle: np.ndarray, purpose: int, draw: np.ndarray) -> Batch:

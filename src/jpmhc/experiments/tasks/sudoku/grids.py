@@ -96,7 +96,7 @@ def deduce_digits(partials: np.ndarray, geometry: Geometry) -> tuple[np.ndarray,
 
 
 def _once(sets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the digits that are in exactly one, and those in more than one, of the sets along the last axis."""
+    """Return two sets: the digits in exactly one of the sets along the last axis, and the digits in several sets."""
     any_, more = np.zeros(sets.shape[:-1], np.uint16), np.zeros(sets.shape[:-1], np.uint16)
     for k in range(sets.shape[-1]):
         more |= any_ & sets[..., k]
