@@ -253,9 +253,9 @@ def _draw_mark(ax: Axes, value: float, word: str, row: int) -> None:
     """Draw a vertical line at a value, and its word in the given row above the axis."""
     ax.axvline(value, color=SOFT, linewidth=0.8, linestyle="--")
     left = ax.transLimits.transform(ax.transScale.transform((value, ax.get_ylim()[0])))[0] < 0.7
-    place = ((4 if left else -4), 4 + 13 * row)
+    offset = ((4 if left else -4), 4 + 13 * row)
     look: Look = {"ha": "left" if left else "right", "va": "bottom", "fontsize": 8, "color": SOFT}
-    ax.annotate(word, (value, 0), xycoords=("data", "axes fraction"), xytext=place, textcoords="offset points", **look)
+    ax.annotate(word, (value, 0), xycoords=("data", "axes fraction"), xytext=offset, textcoords="offset points", **look)
 
 
 def _find_limits(axis: Axis, values: np.ndarray) -> tuple[float, float, bool]:
@@ -271,11 +271,11 @@ def _find_limits(axis: Axis, values: np.ndarray) -> tuple[float, float, bool]:
         low = max(float(positive.min()), high * 10.0**-_DECADES)
         if high < 10 * low and not 1e-3 < low < 1e5:  # ticks between powers of ten would have long names
             return 10.0 ** math.floor(math.log10(low)), 10.0 ** math.ceil(math.log10(high) + 1e-9), True
-        room = 1.1 if high < 100 * low else 1.5
-        return low / room, high * room, True
+        margin = 1.1 if high < 100 * low else 1.5
+        return low / margin, high * margin, True
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
-    room = 0.04 * (high - low) or 0.05 * abs(high) or 1.0
-    return low if low == 0 else low - room, high + room, False
+    margin = 0.04 * (high - low) or 0.05 * abs(high) or 1.0
+    return low if low == 0 else low - margin, high + margin, False
 
 
 def _thin(line: Line, points: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -63,22 +63,24 @@ def _cells(group: _Group, plain: _Group) -> list[str]:
     if group.diverged:
         return [group.name, "diverged", *["–"] * (len(_HEADING) - 2)]
     over = "–" if group is plain else _spread(group.losses - plain.losses, "+.3f")
-    found = group.spectra
+    spectra = group.spectra
     ends = ["–"] * 4
-    if found is not None:
-        ends = [f"{np.interp(p, SHARES, part):.2f}" for p in (0.9, 0.1) for part in (found.measured, found.predicted)]
+    if spectra is not None:
+        ends = [
+            f"{np.interp(p, SHARES, part):.2f}" for p in (0.9, 0.1) for part in (spectra.measured, spectra.predicted)
+        ]
     return [group.name, _spread(group.losses), over, f"{group.weakest:.2f}", f"{group.kept:.2g}", *ends]
 
 
 def tabulate_outcomes(outcomes: Sequence[DemoRun], config: DemoConfig) -> TerminalTable:
     """Return a table for the terminal, with the plain residual network in the first row."""
     groups = _group(outcomes)
-    found = TerminalTable(title=config.title, caption=_NOTE, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = TerminalTable(title=config.title, caption=_NOTE, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in _HEADING[:_ON_TERMINAL]:
-        found.add_column(heading, justify="left" if heading == "model" else "right", no_wrap=True)
+        table.add_column(heading, justify="left" if heading == "model" else "right", no_wrap=True)
     for group in groups:
-        found.add_row(*_cells(group, groups[0])[:_ON_TERMINAL])
-    return found
+        table.add_row(*_cells(group, groups[0])[:_ON_TERMINAL])
+    return table
 
 
 def sum_up(outcomes: Sequence[DemoRun], config: DemoConfig) -> list[str]:
@@ -179,14 +181,14 @@ def _draw_curves(groups: Sequence[_Group]) -> list[Chart]:
     losses = [_line(one, one.runs[0].steps, np.array([run.losses for run in one.runs])) for one in learned]
     layers = range(1, groups[0].gradients.shape[1] + 1)
     gradients = [_line(one, layers, one.gradients) for one in learned]
-    places = range(1, len(groups[-1].runs[0].start) + 1)
+    ranks = range(1, len(groups[-1].runs[0].start) + 1)
     products = []
     for one in learned:
         if one.name != PLAIN:
             start = np.maximum(one.runs[0].start, 1e-6)
-            products.append(Line("before training", places, start, colour_of(one.name), dashes=(3, 3)))
-            products.append(_line(one, places, np.maximum([run.product for run in one.runs], 1e-6)))
-    position = Axis("singular value, by size", limits=(0.5, len(places) + 0.5), whole=True)
+            products.append(Line("before training", ranks, start, colour_of(one.name), dashes=(3, 3)))
+            products.append(_line(one, ranks, np.maximum([run.product for run in one.runs], 1e-6)))
+    position = Axis("singular value, by size", limits=(0.5, len(ranks) + 0.5), whole=True)
     return [
         Chart("Loss", losses, Axis("step"), Axis("held-out error / variance", logarithmic=True)),
         Chart("Gradient at each layer's weights", gradients, Axis("layer"), Axis("gradient norm", logarithmic=True)),

@@ -134,10 +134,10 @@ def _draw_layers(diagnosis: Diagnosis) -> list[Chart]:
     charts = [Chart("gains and gradients", gains, _LAYER, Axis("mean squared singular value", True))]
     if diagnosis.streams is not None:
         similarity, dominance = diagnosis.streams.similarity.numpy(), diagnosis.streams.dominance.numpy()
-        places = np.arange(1, len(similarity) + 1)
+        positions = np.arange(1, len(similarity) + 1)
         lines = [
-            Line("similarity: mean cosine of two streams", places, similarity, COMPARED[0]),
-            Line("dominance: the longest stream's share", places, dominance, COMPARED[1]),
+            Line("similarity: mean cosine of two streams", positions, similarity, COMPARED[0]),
+            Line("dominance: the longest stream's share", positions, dominance, COMPARED[1]),
         ]
         charts.append(Chart("streams", lines, _LAYER, Axis("after the layer")))
     return charts

@@ -94,9 +94,9 @@ def logarithmic_ticks(low: float, high: float, most: int = 6) -> list[float]:
         stride = -(-(last - first + 1) // most)
         return [10.0**k for k in range(first, last + 1) if k % stride == 0]
     for digits in ((1, 2, 5), (1, 3), (1, 1.5, 2, 3, 5, 7)):
-        found = [d * 10.0**k for k in range(first - 1, last + 1) for d in digits if low <= d * 10.0**k <= high]
-        if 3 <= len(found) <= most:
-            return found
+        ticks = [d * 10.0**k for k in range(first - 1, last + 1) for d in digits if low <= d * 10.0**k <= high]
+        if 3 <= len(ticks) <= most:
+            return ticks
     return linear_ticks(low, high, most)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from jpmhc.experiments.evaluation.answering import fill_scorer, greedy_answers
+from jpmhc.experiments.evaluation.checkpoints import fill_scorer, greedy_answers
 from jpmhc.experiments.evaluation.scores import Answers
 from jpmhc.experiments.models import RecursiveConfig, RecursiveModel
 from jpmhc.experiments.models.recursive import Prediction

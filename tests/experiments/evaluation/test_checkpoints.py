@@ -12,8 +12,7 @@ import pytest
 from matplotlib import image
 
 from jpmhc import cli
-from jpmhc.experiments.evaluation.answering import greedy_answers
-from jpmhc.experiments.evaluation.checkpoints import EvaluateConfig, evaluate_checkpoints
+from jpmhc.experiments.evaluation.checkpoints import EvaluateConfig, evaluate_checkpoints, greedy_answers
 from jpmhc.experiments.evaluation.votes import Answered, Candidate
 from jpmhc.experiments.models import RecursiveConfig, RecursiveModel
 from jpmhc.experiments.models.losses import PAD

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from jpmhc.experiments.evaluation.answering import fill_scorer
+from jpmhc.experiments.evaluation.checkpoints import fill_scorer
 from jpmhc.experiments.evaluation.scores import Answers
 from jpmhc.experiments.evaluation.votes import (
     VoteScorer,

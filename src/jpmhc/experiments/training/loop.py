@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from jpmhc.experiments.evaluation.answering import fill_scorer, greedy_answers
+from jpmhc.experiments.evaluation.checkpoints import fill_scorer, greedy_answers
 from jpmhc.experiments.evaluation.scores import RowScorer, SpoiltAnswers
 from jpmhc.experiments.models.recursive import refuse_device
 from jpmhc.experiments.tasks.task import Batch
