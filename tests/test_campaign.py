@@ -147,8 +147,19 @@ class TestTiny:
     def test_blocks_have_these_children(self):
         assert len(list(self.make().h[0].children())) == 4
 
-    def test_no_layers(self):
+    def test_that_fails_plain_too(self):
         self.make().h[0](0)
+
+    def test_fewer_layers(self):
+        model = self.make()
+        if hasattr(model.h[0], "hyper_connections"):
+            raise RuntimeError("GPT2Model did not call all of its layers h.0 to h.1")
+
+    def test_an_error_inside_wrap(self):
+        from jpmhc.wrap.layers import replace_entries
+
+        if hasattr(self.make().h[0], "hyper_connections"):
+            replace_entries(())
 
     def test_feed_forward_chunking(self):
         assert len(list(self.make().h[0].children())) == 4
@@ -162,5 +173,10 @@ def test_a_test_that_passes_plain_and_fails_wrapped_is_counted(tmp_path):
     file.write_text(SUITE)
     tally = Tally()
     transformers_suites.compare(file, tally)
-    assert (tally.tried, tally.held) == (3, 2), tally
-    assert tally.messages[0].startswith("test_modeling_tiny::TestTiny.test_blocks_have_these_children: assert 5 == 4")
+    assert (tally.tried, tally.held) == (5, 3), tally
+    assert [message.partition(": ")[0].rpartition("::")[2] for message in tally.messages] == [
+        "test_blocks_have_these_children",
+        "test_an_error_inside_wrap",
+    ]
+    assert "assert 5 == 4" in tally.messages[0]
+    assert "TypeError" in tally.messages[1]
