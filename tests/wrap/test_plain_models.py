@@ -498,3 +498,21 @@ def test_a_padding_mask_for_pytorch_s_encoder():
         wanted, result = (model(x, src_key_padding_mask=padding) for model in (plain, wrapped))
         assert difference(wanted[~padding], result[~padding]) < EXACT
         assert torch.equal(jpmhc.unwrap(wrapped)(x, src_key_padding_mask=padding), wanted)
+
+
+class Masked(nn.Module):
+    """A layer that compares its hidden state with numbers, and divides by it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = ((x > 0) | (x == 1)) & (x != 2) & (x <= 3)
+        return x + self.inner(chosen * (1 / (2 + abs(x))) + (1 - x) ** 2 - (-x))
+
+
+def test_a_hidden_state_is_compared_and_computed_with_like_a_tensor():
+    stack, x = Stack(Masked() for _ in range(2)), inputs()
+    before = stack(x)
+    assert difference(before, jpmhc.wrap(stack, inputs=x)(x)) < EXACT

@@ -58,13 +58,13 @@ class ResidualAdditions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        outputs = [x for x in _tensors([result]) if x.is_floating_point()]
+        outputs = [x for x in tensors_in([result]) if x.is_floating_point()]
         name = getattr(func, "__name__", "")
         if not outputs or name == "__get__":
             return result
         with torch._C.DisableTorchFunction():
             filled = name.endswith("_like") or name.startswith("new_")  # uses only the shape of its arguments
-            inputs = [] if filled else _tensors([*args, *(kwargs or {}).values()])
+            inputs = [] if filled else tensors_in([*args, *(kwargs or {}).values()])
             terms = [self._masks_of(x) for x in inputs if x.is_floating_point() and not isinstance(x, nn.Parameter)]
             if name in ADDITIONS and len(terms) == 2 and self._calls:
                 (a, a_branched), (b, b_branched) = terms
@@ -96,8 +96,8 @@ def _is_matrix(weight: Tensor) -> bool:
     return sum(size > 1 for size in weight.shape) > 1
 
 
-def _tensors(values: Sequence[Any]) -> list[Tensor]:
-    """Return the tensors among these values, and inside lists and tuples among these values."""
+def tensors_in(values: Sequence[Any]) -> list[Tensor]:
+    """Return the tensors among these values, and in the lists and tuples among them."""
     flat = [entry for value in values for entry in (value if isinstance(value, tuple | list) else (value,))]
     return [value for value in flat if isinstance(value, Tensor)]
 

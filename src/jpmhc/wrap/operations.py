@@ -165,40 +165,13 @@ OPERATIONS: dict[str, Operation] = {
 # Operations that a layer may apply only for some data types; they are not steps of a plan.
 TYPE_CHANGES: dict[str, Callable[..., Tensor]] = {"clamp": torch.clamp, "to": Tensor.to}
 
+_NAMES = ("clamp", "clone", "div", "flatten", "permute", "reshape", "roll", "squeeze", "transpose", "unsqueeze")
 # PyTorch's functions for these operations, whose first argument is the hidden state.
-FUNCTIONS: dict[Any, str] = {
-    F.dropout: "dropout",
-    F.layer_norm: "layer_norm",
-    F.rms_norm: "rms_norm",
-    torch.clamp: "clamp",
-    torch.clone: "clone",
-    torch.div: "div",
-    torch.dropout: "dropout",
-    torch.flatten: "flatten",
-    torch.mul: "mul",
-    torch.multiply: "mul",
-    torch.permute: "permute",
-    torch.reshape: "reshape",
-    torch.roll: "roll",
-    torch.squeeze: "squeeze",
-    torch.true_divide: "div",
-    torch.transpose: "transpose",
-    torch.unsqueeze: "unsqueeze",
-}
+FUNCTIONS: dict[Any, str] = {getattr(torch, name): name for name in (*_NAMES, "dropout", "mul")}
+FUNCTIONS |= {getattr(F, name): name for name in ("dropout", "layer_norm", "rms_norm")}
+FUNCTIONS |= {torch.multiply: "mul", torch.true_divide: "div"}
 # The methods of tensors for these operations; `Streams` itself defines a few more.
-METHODS = {
-    "clamp": "clamp",
-    "clone": "clone",
-    "div": "div",
-    "flatten": "flatten",
-    "permute": "permute",
-    "reshape": "reshape",
-    "view": "reshape",
-    "roll": "roll",
-    "squeeze": "squeeze",
-    "transpose": "transpose",
-    "unsqueeze": "unsqueeze",
-}
+METHODS = {name: name for name in _NAMES} | {"view": "reshape"}
 ADDITIONS = {torch.add, torch.Tensor.add, torch.Tensor.add_, torch.Tensor.__add__, torch.Tensor.__radd__}
 ADDITIONS |= {torch.Tensor.__iadd__}
 PRODUCTS = {torch.mul, torch.multiply, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__}

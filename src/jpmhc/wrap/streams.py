@@ -189,8 +189,7 @@ class Streams:
         empty = torch.empty(0, dtype=self.dtype, device=self.device).to(*bare(args), **kwargs)
         if (empty.dtype, empty.device) == (self.dtype, self.device):
             return self
-        args = bare(args)
-        return ChangedStreams(self, lambda x: x.to(*args, **kwargs))
+        return self.apply("to", *bare(args), **kwargs)
 
     __add__ = __radd__ = add
     __iadd__ = add_
@@ -198,21 +197,6 @@ class Streams:
 
     def __truediv__(self, other: Any) -> Any:
         return self.div(bare(other))
-
-    def __sub__(self, other: Any) -> Any:
-        return self.read() - bare(other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return bare(other) - self.read()
-
-    def __matmul__(self, other: Any) -> Any:
-        return self.read() @ bare(other)
-
-    def __neg__(self) -> Tensor:
-        return -self.read()
-
-    def __pow__(self, other: Any) -> Any:
-        return self.read() ** bare(other)
 
     def __getitem__(self, index: Any) -> Any:
         taken = self.apply("getitem", index)
@@ -330,8 +314,15 @@ def _make_method(method: str, name: str) -> Callable[..., Any]:
     return run
 
 
+def _make_operator(name: str) -> Callable[..., Any]:
+    """Make an operator that computes with the mixture."""
+    return lambda self, *others: getattr(self.read(), name)(*bare(others))
+
+
 for _called, _name in METHODS.items():
     setattr(Streams, _called, _make_method(_called, _name))
+for _name in ("sub", "rsub", "matmul", "rmatmul", "rtruediv", "pow", "neg", "abs", "eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(Streams, f"__{_name}__", _make_operator(f"__{_name}__"))
 
 
 def register_with_einops() -> None:

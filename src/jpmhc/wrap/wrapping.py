@@ -18,7 +18,7 @@ from jpmhc.wrap.comparison import OutputComparison, call_arguments, explaining_g
 from jpmhc.wrap.installation import install, uninstall
 from jpmhc.wrap.layers import CHILD, Recipe, wrapped_layers
 from jpmhc.wrap.pretrained import forget_wrapping, is_described, is_pretrained, record_wrapping
-from jpmhc.wrap.probe import plan_layers
+from jpmhc.wrap.search import plan_layers
 
 
 def wrap(
