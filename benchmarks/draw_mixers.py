@@ -51,7 +51,10 @@ def main() -> None:
     if "language" in found:
         print(f"wrote {write_losses(found['language'], LOSSES)}")
         print(f"wrote {draw_language(found['language'], arguments.to / 'which_mixer_language.png')}")
-    charts = [dataclasses.replace(draw_differences(result), title=TITLES[name]) for name, result in found.items()]
+    charts = [
+        dataclasses.replace(draw_differences(without_options(result)), title=TITLES[name])
+        for name, result in found.items()
+    ]
     heading = "held-out loss minus that of the plain model, 95 % interval over seeds; full dots: zero is outside"
     print(f"wrote {write_figure(charts, arguments.to / 'which_mixer.png', columns=3, heading=heading)}")
 
@@ -72,6 +75,11 @@ def read_result(path: Path, baseline: str) -> dict[str, Any]:
     }
 
 
+def without_options(result: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the arms with options, whose plain model differs."""
+    return {**result, "summary": [row for row in result["summary"] if ":" not in row["arm"]]}
+
+
 def write_losses(result: dict[str, Any], path: Path) -> Path:
     """Write the table of losses minus plain that `recommend` shows."""
     rows = [row for row in result["summary"] if row["arm"] in MIXERS and "plain" in row["differences"]]
@@ -88,8 +96,7 @@ def write_losses(result: dict[str, Any], path: Path) -> Path:
 
 def draw_language(result: dict[str, Any], path: Path) -> Path:
     """Draw the loss of the arms without options: minus plain along training, and at the end by learning rate."""
-    summary = [row for row in result["summary"] if ":" not in row["arm"]]
-    _, differences, rates, *_ = make_charts({**result, "summary": summary})
+    _, differences, rates, *_ = make_charts(without_options(result))
     return write_figure([differences, rates], path, shared_legend=True)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from jpmhc.experiments.evaluation.checkpoints import fill_scorer, greedy_answers
+from jpmhc.experiments.evaluation.checkpoints import RowNoise, fill_scorer, greedy_answers
 from jpmhc.experiments.evaluation.scores import Answers
 from jpmhc.experiments.models import RecursiveConfig, RecursiveModel
 from jpmhc.experiments.models.recursive import Prediction
@@ -91,3 +91,41 @@ def test_answers_are_what_the_model_predicts(task: Sudoku) -> None:
     s = np.where(x >= 0, x + 1, 1 / (1 - np.minimum(x, 0)))
     chance = np.take_along_axis(s / s.sum(-1, keepdims=True), batch.labels.numpy()[..., None], -1)[..., 0]
     assert answers.loss.tolist() == pytest.approx((-np.log(chance)).mean(-1).tolist())
+
+
+def small_model(task: Sudoku) -> RecursiveModel:
+    torch.manual_seed(0)
+    config = RecursiveConfig(dim=16, heads=2, inner_multiple=16, puzzle_slots=1, halt_max_steps=2)
+    model = RecursiveModel(config, task.vocabulary, task.length, task.identifier_count).eval()
+    torch.nn.init.normal_(model.core.q_head.weight)
+    return model
+
+
+def test_the_halting_head_chooses_among_tries(task: Sudoku) -> None:
+    model, batch = small_model(task), task.test_examples(np.arange(12))
+    alone = greedy_answers(model)(batch)
+    several = greedy_answers(model, noise=0.5, tries=4)(batch)
+    tries = [model.predict(batch.inputs, batch.identifiers)]
+    tries += [model.predict(batch.inputs, batch.identifiers, RowNoise(batch, k, 0.5)) for k in (1, 2, 3)]
+    trust = torch.stack([one.q_halt for one in tries])
+    assert (trust.argmax(0) > 0).any()
+    assert torch.equal(several.confidence, trust.max(0).values.double().sigmoid())
+    for row, chosen in enumerate(trust.argmax(0)):
+        assert torch.equal(several.tokens[row], tries[chosen].logits[row].argmax(-1))
+    assert (several.confidence >= alone.confidence).all()
+
+
+def test_noise_does_not_depend_on_the_batch(task: Sudoku) -> None:
+    model = small_model(task)
+    answer = greedy_answers(model, noise=0.5, tries=3)
+    whole = answer(task.test_examples(np.arange(6)))
+    parts = [answer(task.test_examples(np.arange(6)[part])) for part in (slice(0, 2), slice(2, 6))]
+    assert torch.allclose(whole.confidence, torch.cat([part.confidence for part in parts]), atol=1e-6)
+
+
+def test_noise_is_normal_with_the_given_scale(task: Sudoku) -> None:
+    batch = task.test_examples(np.arange(40))
+    noise = RowNoise(batch, 1, 0.3)
+    first, second = (noise(torch.zeros(40, 50, 20)) for _ in range(2))
+    assert float(first.std()) == pytest.approx(0.3, rel=0.02)
+    assert abs(float((first * second).mean())) < 0.002  # fresh noise at every step

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from jpmhc import checks, files
 from jpmhc.experiments.evaluation.scores import Answers, Metrics, RowScorer
 from jpmhc.experiments.evaluation.votes import Answered
 from jpmhc.experiments.models.losses import row_cross_entropy
-from jpmhc.experiments.models.recursive import RecursiveModel, refuse_device
+from jpmhc.experiments.models.recursive import Prediction, RecursiveModel, refuse_device
 from jpmhc.experiments.tasks import counter
 from jpmhc.experiments.tasks.task import Batch, Task, VotingTask
 from jpmhc.experiments.training.checkpoint import Checkpoint, load_model, locate_checkpoint
@@ -29,6 +30,7 @@ from jpmhc.experiments.training.run_folder import explaining_write_errors
 from jpmhc.machine import use_threads
 
 FORMAT = "jpmhc evaluation 1"
+NOISE = 0.3  # standard deviation of the noise of --tries
 VOTES = ".votes.json"  # suffix of the file with grids and votes that is written beside a submission
 
 
@@ -45,6 +47,11 @@ class Choices:
     """Rows answered at a time on each process."""
     weights: Literal["average", "last"] = "average"
     """Weights to use: the running average, or the weights of the last step."""
+    tries: int = 1
+    """Tries per row: the first without noise, the others with noise in the model's states. The answer is the one that
+    the halting head trusts most. Each try costs as much as an evaluation without noise."""
+    noise: float | None = None
+    """Standard deviation of the noise of --tries, relative to the states; None: 0.3."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to compute on."""
     compile: bool = False
@@ -55,6 +62,11 @@ class Choices:
     def __post_init__(self) -> None:
         checks.optional_whole_number(self.variants, "variants")
         checks.whole_number(self.batch, "batch")
+        checks.whole_number(self.tries, "tries")
+        if self.noise is not None:
+            checks.positive_number(self.noise, "noise")
+            if self.tries == 1:
+                raise ValueError("noise needs several tries, of which the first has none: add --tries 8")
         counter.refuse_seed(self.sample_seed, "sample_seed")
         if self.sample_seed and self.variants is None:
             raise ValueError("sample_seed decides which variants are drawn: say how many with --variants")
@@ -62,6 +74,7 @@ class Choices:
     def words(self) -> list[str]:
         """Return words for a file name, which differ between choices with different results."""
         words = [] if self.variants is None else [f"variants-{self.variants}-{self.sample_seed}"]
+        words += [] if self.tries == 1 else [f"tries-{self.tries}-{self.noise or NOISE:g}"]
         words += [] if self.weights == "average" else [f"{self.weights}-weights"]
         return words + [f"{value}-tasks" for value in self.task_options.values() if not isinstance(value, Path)]
 
@@ -205,7 +218,7 @@ def answer_rows(
         fill_scorer(
             scorer,
             task,
-            greedy_answers(model),
+            greedy_answers(model, choices.noise or NOISE, choices.tries),
             batch_size=choices.batch,
             world=world,
             progress=lambda done, total: display.show(f"{checkpoint.path}: rows", done, total),
@@ -246,23 +259,56 @@ def fill_scorer(
         scorer.merge(collected)
 
 
-def greedy_answers(model: RecursiveModel) -> Callable[[Batch], Answers]:
+def greedy_answers(model: RecursiveModel, noise: float = 0.0, tries: int = 1) -> Callable[[Batch], Answers]:
     """Return a function that answers batches with a model's most likely tokens after all its supervision steps.
 
     The answers are on the CPU.
+
+    Args:
+        model: The model.
+        noise: Standard deviation of the noise in the states of every try but the first.
+        tries: Number of tries per row. The answer is the one that the halting head trusts most.
     """
     device = next(model.parameters()).device
 
     def answer(batch: Batch) -> Answers:
         batch = batch.to(device)
-        prediction = model.predict(batch.inputs, batch.identifiers)
+        best = model.predict(batch.inputs, batch.identifiers)
+        for number in range(1, tries):
+            other = model.predict(batch.inputs, batch.identifiers, RowNoise(batch, number, noise))
+            trusted = other.q_halt > best.q_halt
+            best = Prediction(
+                torch.where(trusted[:, None, None], other.logits, best.logits),
+                torch.where(trusted, other.q_halt, best.q_halt),
+            )
         return Answers(
-            tokens=prediction.logits.argmax(-1).cpu(),
-            confidence=torch.sigmoid(prediction.q_halt.double()).cpu(),
-            loss=row_cross_entropy(prediction.logits, batch.labels).cpu(),
+            tokens=best.logits.argmax(-1).cpu(),
+            confidence=torch.sigmoid(best.q_halt.double()).cpu(),
+            loss=row_cross_entropy(best.logits, batch.labels).cpu(),
         )
 
     return answer
+
+
+class RowNoise:
+    """Normal noise for the states of a batch; a row's noise depends on its puzzle and the try, not on its batch.
+
+    Args:
+        batch: The rows.
+        number: Number of the try.
+        scale: Standard deviation of the noise; the states have root mean square one.
+    """
+
+    def __init__(self, batch: Batch, number: int, scale: float) -> None:
+        self.scale, self.device = scale, batch.inputs.device
+        contents = [zlib.crc32(row.tobytes()) for row in batch.inputs.cpu().numpy()]
+        seeds = counter.bits(number, batch.identifiers.cpu().numpy(), contents)
+        self.generators = [torch.Generator(self.device).manual_seed(int(seed >> 1)) for seed in seeds]
+
+    def __call__(self, state: Tensor) -> Tensor:
+        """Return a state with new noise. [B, ...]"""
+        rows = [torch.randn(state.shape[1:], generator=one, device=self.device) for one in self.generators]
+        return state + (self.scale * torch.stack(rows)).to(state.dtype)
 
 
 def rebuild_task(checkpoint: Checkpoint, choices: Choices, display: Display) -> Task:

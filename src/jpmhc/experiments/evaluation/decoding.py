@@ -166,14 +166,15 @@ def evaluate_decoder(
 
     Args:
         path: The checkpoint.
-        config: The settings of the evaluation; `pool`, `weights`, `compile` and `batch` must be the defaults.
+        config: The settings of the evaluation; `pool`, `weights`, `compile`, `batch`, `tries` and `noise` must be the
+            defaults.
         report: Called with a line about the score before the file is written.
 
     Returns:
         The score and its file.
     """
     usual = EvaluateConfig(runs=config.runs)
-    for name in ("pool", "weights", "compile", "batch"):
+    for name in ("pool", "weights", "compile", "batch", "tries", "noise"):
         if getattr(config, name) != getattr(usual, name):
             raise ValueError(f"{path} is an ARC decoder, whose evaluation has no option {name}: leave it out")
     run, model, fingerprint = load_decoder(path)

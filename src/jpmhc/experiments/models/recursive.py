@@ -318,11 +318,21 @@ class RecursiveModel(nn.Module):
         )
 
     @torch.no_grad()
-    def predict(self, inputs: Tensor, identifiers: Tensor) -> Prediction:
-        """Return the prediction after `halt_max_steps` supervision steps from initial states, without early halting."""
+    def predict(
+        self, inputs: Tensor, identifiers: Tensor, disturb: Callable[[Tensor], Tensor] | None = None
+    ) -> Prediction:
+        """Return the prediction after `halt_max_steps` supervision steps from initial states, without early halting.
+
+        Args:
+            inputs: Tokens, [B, S].
+            identifiers: Rows of the puzzle table, [B].
+            disturb: Applied to both states before every step, such as noise.
+        """
         puzzle = self.puzzles(identifiers)
         z_h, z_l = self.core.initial_states(len(inputs))
         for _ in range(self.config.halt_max_steps):
+            if disturb is not None:
+                z_h, z_l = disturb(z_h), disturb(z_l)
             z_h, z_l, prediction = self._run_step(puzzle, inputs, z_h, z_l)
         return prediction
 
