@@ -250,12 +250,12 @@ def _draw_line(ax: Axes, line: Line, x: np.ndarray, y: np.ndarray, identity: str
 
 
 def _draw_mark(ax: Axes, value: float, word: str, row: int) -> None:
-    """Draw a vertical line at a value, and its word in the given row above the axis."""
+    """Draw a vertical line at a value, and its word in the given row below the top, where a rising curve is away."""
     ax.axvline(value, color=SOFT, linewidth=0.8, linestyle="--")
-    left = ax.transLimits.transform(ax.transScale.transform((value, ax.get_ylim()[0])))[0] < 0.7
-    offset = ((4 if left else -4), 4 + 13 * row)
-    look: Look = {"ha": "left" if left else "right", "va": "bottom", "fontsize": 8, "color": SOFT}
-    ax.annotate(word, (value, 0), xycoords=("data", "axes fraction"), xytext=offset, textcoords="offset points", **look)
+    left = ax.transLimits.transform(ax.transScale.transform((value, ax.get_ylim()[0])))[0] < 0.3
+    offset = ((4 if left else -4), -2 - 13 * row)
+    look: Look = {"ha": "left" if left else "right", "va": "top", "fontsize": 8, "color": SOFT}
+    ax.annotate(word, (value, 1), xycoords=("data", "axes fraction"), xytext=offset, textcoords="offset points", **look)
 
 
 def _find_limits(axis: Axis, values: np.ndarray) -> tuple[float, float, bool]:

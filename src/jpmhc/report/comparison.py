@@ -15,6 +15,7 @@ from jpmhc.report.charts import DASHES, Axis, Chart, Line, write_figure
 from jpmhc.report.page import Folded, Section, Table, render_page
 from jpmhc.report.style import PLAIN, SOFT, Look, colour_of
 
+_EMPTY = "–"  # the cell of a number that is not known
 _STEP = Axis("step", whole=True)
 Looks = dict[str, Look]  # colour and dashes by arm
 Values = Sequence[float] | np.ndarray
@@ -44,27 +45,17 @@ def find_baselines(result: Result) -> list[str]:
 
 
 def table_rows(result: Result) -> list[list[str]]:
-    """Return the table's rows of cells; the first row is the heading."""
+    """Return the table's rows of cells, without columns that are empty for every arm; the first row is the heading."""
     baselines = find_baselines(result)
-    accuracy = any("exact_accuracy" in row["metrics"] for row in result["summary"])
     titles = ["arm", "runs", "parameters", "learning rate", "loss"]
     for baseline in baselines:
         titles += [f"minus {baseline}", "95 % interval"]
-    titles += (
-        ["exactly solved"] * accuracy
-        + _list_votes(result)
-        + ["gradient norm", "∏H collapsed", "ms per step", "seconds"]
-    )
-    votes = _list_votes(result)
-    return [titles, *(_format_row(row, baselines, accuracy, votes) for row in result["summary"])]
+    titles += ["exactly solved", "pass@1", "pass@2", "gradient norm", "∏H collapsed", "ms per step", "seconds"]
+    columns = zip(titles, *(_format_row(row, baselines) for row in result["summary"]))
+    return [list(row) for row in zip(*(column for column in columns if set(column[1:]) != {_EMPTY}))]
 
 
-def _list_votes(result: Result) -> list[str]:
-    """Return the names pass@1 and pass@2, as far as any run has these scores."""
-    return [name for name in ("pass@1", "pass@2") if any(name in row["metrics"] for row in result["summary"])]
-
-
-def _format_row(row: ArmSummary, baselines: list[str], accuracy: bool, votes: list[str]) -> list[str]:
+def _format_row(row: ArmSummary, baselines: list[str]) -> list[str]:
     metrics = row["metrics"]
     cells = [
         row["arm"],
@@ -77,20 +68,18 @@ def _format_row(row: ArmSummary, baselines: list[str], accuracy: bool, votes: li
         difference = row["differences"].get(baseline)
         mean = None if difference is None else difference["mean"]
         interval = None if difference is None else difference["interval"]
-        cells.append("–" if mean is None else f"{mean:+.4f}")
-        cells.append("–" if interval is None else f"{interval[0]:+.4f} … {interval[1]:+.4f}")
-    if accuracy:
-        cells.append(_format_mean(metrics.get("exact_accuracy"), ".1%"))
-    cells += [_format_mean(metrics.get(name), ".1%") for name in votes]
+        cells.append(_EMPTY if mean is None else f"{mean:+.4f}")
+        cells.append(_EMPTY if interval is None else f"{interval[0]:+.4f} … {interval[1]:+.4f}")
+    cells += [_format_mean(metrics.get(name), ".1%") for name in ("exact_accuracy", "pass@1", "pass@2")]
     cells.append(_format_mean(metrics.get("gradient_norm"), ".3g"))
     cells.append(_format_mean(metrics.get("collapsed"), ".1%"))
-    cells.append("–" if row["step_seconds"] is None else f"{1000 * row['step_seconds']:.1f}")
+    cells.append(_EMPTY if row["step_seconds"] is None else f"{1000 * row['step_seconds']:.1f}")
     return [*cells, f"{row['seconds']:.0f}"]
 
 
 def _format_mean(metric: Mean | None, form: str) -> str:
     if metric is None or metric["mean"] is None:
-        return "–"
+        return _EMPTY
     error = metric["standard_error"]
     return f"{metric['mean']:{form}}" + ("" if error is None else f" ± {error:{form}}")
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from jpmhc.diagnose import Diagnosis, Spectrum
 from jpmhc.diagnose.compare import TheoryComparison
 from jpmhc.files import write_csv
-from jpmhc.report.charts import Axis, Chart, Line, draw_figure
+from jpmhc.report.charts import Axis, Chart, Dashes, Line, draw_figure
 from jpmhc.report.page import Folded, Section, Table, render_page, show_matrix
 from jpmhc.report.style import COMPARED
 from jpmhc.spectra.density import COLLAPSED
@@ -85,10 +85,10 @@ def _tabulate(diagnosis: Diagnosis) -> Table:
     return Table(heading, rows)
 
 
-def _draw_spectrum(name: str, spectrum: Spectrum, colour: str) -> Line:
+def _draw_spectrum(name: str, spectrum: Spectrum, colour: str, dashes: Dashes = ()) -> Line:
     """Return the distribution function of measured singular values, in which equal values show as a jump."""
     values, shares = spectrum.cumulative()
-    return Line(name, np.maximum(values, spectrum.floor), np.minimum(shares, 1.0), colour, steps=True)
+    return Line(name, np.maximum(values, spectrum.floor), np.minimum(shares, 1.0), colour, dashes, steps=True)
 
 
 def _singular_axis(spectra: Sequence[Spectrum]) -> Axis:
@@ -109,7 +109,7 @@ def _draw_theory(item: TheoryComparison) -> Chart:
     lines = [_draw_spectrum("measured", item.measured, COMPARED[0])]
     if item.rotated is not None:
         name = f"with {item.modes.count if item.modes else 0} shared modes (KS {item.rotated_kolmogorov:.2g})"
-        lines.append(_draw_spectrum(name, item.rotated, COMPARED[1]))
+        lines.append(_draw_spectrum(name, item.rotated, COMPARED[1], (3, 3)))
     if item.predicted is not None:
         s, shares = item.predicted.x.sqrt().numpy(), item.predicted.cumulative().numpy()
         name = f"theory (KS {item.kolmogorov:.2g}, W₁ {item.wasserstein:.2g})"

@@ -30,22 +30,22 @@ def print_recommendation(recommendation: Recommendation) -> None:
         "T lost",
         "γ\nfirst",
         "γ\nlast",
-        "layers",
+        "until\nlost",
         "kpar",
         "kFLOP",
         "loss",
     ):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", min_width=max(map(len, column.split("\n"))))
     for one in recommendation.candidates:
         table.add_row(*_cells(one))
     console = Console()
     console.print(table)
     console.print(
         "lost: share of singular values below 0.1, of the streams' Jacobian J and of the model's own map T; γ: mean "
-        "square gradient at the first and last sublayer; layers: until differences between streams fall below 0.1; "
-        "parameters per connection, FLOPs per token; loss: measured, minus the plain model's. Ranked by what J loses "
-        "after the drift, then by gradients like the plain network's, then by J's mean; the identity, which learns "
-        "nothing, comes last.",
+        "square gradient at the first and last sublayer; until lost: layers until differences between streams fall "
+        "below 0.1; thousands of parameters per connection and of FLOPs per token; loss: measured, minus the plain "
+        "model's. Ranked by what J loses after the drift, then by gradients like the plain network's, then by J's "
+        "mean; the identity, which learns nothing, comes last.",
         style="dim",
     )
     console.print(f"Assumed: {recommendation.assumptions}", style="dim")
