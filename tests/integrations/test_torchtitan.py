@@ -38,7 +38,7 @@ def train(folder: Path, module: str, *options: str) -> dict[int, float]:
         "--module": module,
         "--config": "llama3_debugmodel",
         "--training.steps": "3",
-        "--training.local_batch_size": "1",
+        "--training.local_batch_size": "2",  # a pipeline needs as many microbatches as stages
         "--training.seq_len": "32",
         "--debug.seed": "0",
         "--parallelism.spmd_backend": "partial_dtensor",
@@ -60,13 +60,20 @@ def train(folder: Path, module: str, *options: str) -> dict[int, float]:
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("tensor", [1, 2])
-def test_trains_from_the_plain_model_and_resumes(assets: Path, tensor: int):
-    """Fully sharded, or tensor parallel with streams that are sharded by tokens."""
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--parallelism.tensor_parallel_degree", "2"),
+        ("--parallelism.pipeline_parallel_degree", "2", "--parallelism.pipeline_parallel_schedule", "1F1B"),
+    ],
+    ids=["sharded", "tensor", "pipeline"],
+)
+def test_trains_from_the_plain_model_and_resumes(assets: Path, options: tuple[str, ...]):
+    """Fully sharded, tensor parallel with streams that are sharded by tokens, or with streams between two stages."""
     pytest.importorskip("torchtitan.train", reason="needs torchtitan and the packages that it uses")
-    degree = ("--parallelism.tensor_parallel_degree", str(tensor))
-    plain = train(assets, "llama3", *degree)
-    saving = (*degree, "--dump_folder", "out", "--checkpoint.enable", "--checkpoint.interval", "2")
+    plain = train(assets, "llama3", *options)
+    saving = (*options, "--dump_folder", "out", "--checkpoint.enable", "--checkpoint.interval", "2")
     losses = train(assets, "jpmhc.integrations.torchtitan", *saving)
     assert losses[1] == plain[1]  # a fresh connection is the plain residual
     assert losses[3] != plain[3]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining.schedules import Schedule1F1B
 from torchtitan.tools import utils
 
 
@@ -38,6 +39,14 @@ class CPU:
         return 0
 
 
+def step_microbatches(schedule: Schedule1F1B, **microbatches: Any) -> None:
+    """Step a pipeline with microbatches: torchtitan 0.3 asks for it, and torch 2.13 has it under another name."""
+    stage = schedule._stage
+    stage.has_backward = schedule._has_backward
+    stage.clear_runtime_states()
+    schedule._step_microbatches(**microbatches)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     divide = FSDPModule.set_gradient_divide_factor
@@ -47,6 +56,7 @@ def main() -> None:
         module.set_force_sum_reduction_for_comms(True)
 
     dist.set_timeout = lambda *_: None  # torch 2.13 does not have it yet
+    Schedule1F1B.step = step_microbatches
     FSDPModule.set_gradient_divide_factor = divide_in_sums
     utils.device_type, utils.device_module = "cpu", CPU()
     from torchtitan import train
