@@ -40,7 +40,7 @@ class CPU:
 
 
 def step_microbatches(schedule: Schedule1F1B, **microbatches: Any) -> None:
-    """Step a pipeline with microbatches: torchtitan 0.3 asks for it, and torch 2.13 has it under another name."""
+    """Run a pipeline on a list of microbatches, as `step` does in torch 2.15."""
     stage = schedule._stage
     stage.has_backward = schedule._has_backward
     stage.clear_runtime_states()
@@ -55,8 +55,9 @@ def main() -> None:
         divide(module, factor)
         module.set_force_sum_reduction_for_comms(True)
 
-    dist.set_timeout = lambda *_: None  # torch 2.13 does not have it yet
-    Schedule1F1B.step = step_microbatches
+    if not hasattr(dist, "set_timeout"):  # torch 2.13 lacks two functions that torchtitan 0.3 calls
+        dist.set_timeout = lambda *_: None
+        Schedule1F1B.step = step_microbatches
     FSDPModule.set_gradient_divide_factor = divide_in_sums
     utils.device_type, utils.device_module = "cpu", CPU()
     from torchtitan import train

@@ -42,7 +42,7 @@ def pulses(store):
 def kill(pulse):
     """Let a process be as one that was killed: its number stays what it was."""
     pulse.end()
-    pulse.beating.set(f"pulse {pulse.rank}", "5")
+    pulse.store.set(f"pulse {pulse.rank}", "5")
 
 
 def test_a_process_without_pulse_is_lost(pulses):
@@ -55,12 +55,12 @@ def test_a_process_without_pulse_is_lost(pulses):
 def test_a_process_that_left_is_lost_only_to_those_that_still_need_it(pulses):
     pulses[2].end()
     assert pulses[1].find_silent() == []
-    pulses[0].asking.set("gave up 0", "yes")
+    pulses[0].waits = True
     assert pulses[1].find_lost() == [2]
 
 
 def test_a_process_that_lives_and_does_not_give_up_hangs(pulses):
-    pulses[0].asking.set("gave up 0", "yes")
+    pulses[0].waits = True
     assert pulses[1].find_lost() == [2]
 
 
@@ -104,7 +104,7 @@ def test_a_process_ends_itself_when_the_store_does_not_answer(monkeypatch, capfd
     try:
         second = Pulse(1, 2, patience=0.2)
         second.describe = lambda: "after step 7"
-        second.asking.set("pulse 0", "left")  # or else its pulse would be missed
+        second.store.set("pulse 0", "left")  # or else its pulse would be missed
         assert not ended.wait(0.8)
         os.kill(first, signal.SIGSTOP)
         assert ended.wait(5)

@@ -1,12 +1,12 @@
 """The processes of a run or an evaluation: how they join, exchange values, and detect a lost process.
 
-PyTorch's connections report only a closed connection or a timeout, not the process at fault. So every process writes a
-new number, its pulse, to the group's store twice a second; a process that died or was stopped has no pulse. If all
-processes have a pulse, the process at fault is the one that does not time out with the others, because it is busy.
+torchrun's agent notices a process that has died, PyTorch's connections notice that one does not answer; neither names
+the process that hangs. So every process writes a pulse, a number that grows, to the group's store twice a second and
+reads the pulses of the others. A process that died or was stopped has no pulse. If all processes have one, the process
+at fault is the one that does not time out with the others, because it is busy.
 
-Libraries open connections with other timeouts. So each process also watches the others' pulses, and ends itself if a
-pulse is missing for longer than its patience. The store does not answer if its own process was stopped, so a second
-thread watches the store.
+Libraries open connections with other timeouts. So a process also ends itself if a pulse, or an answer of the store, is
+missing for longer than its patience.
 """
 
 import contextlib
@@ -30,7 +30,8 @@ _BEAT = 0.5  # seconds between two pulses
 _SILENCE = 3.0  # seconds without a new pulse after which a process counts as lost
 _GRACE = 5.0  # seconds within which processes that wait for the same process time out
 
-_LEFT = b"left"  # the last pulse of a process that has ended normally
+# A pulse ends with one of these words if the process has timed out, or has ended normally.
+_WAITS, _LEFT = b"waits", b"left"
 
 
 @dataclass(frozen=True)
@@ -122,102 +123,84 @@ class Pulse:
     """
 
     def __init__(self, rank: int, size: int, patience: float = math.inf) -> None:
-        self.rank, self.size, self.patience = rank, size, patience
+        self.rank, self.patience = rank, patience
         self.describe: Callable[[], str] = lambda: "before the end: start the processes again"
         """A function that returns the end of a sentence: when a process was lost, and how to resume."""
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        # Two connections, because a connection that waits for an answer would keep the thread from writing.
-        self.beating, self.asking = (
-            dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=_GRACE)) for _ in range(2)
-        )
-        self.ended, self.number = threading.Event(), 0
-        self.thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
-        self.thread.start()
-        threading.Thread(target=self._watch_store, name="answers of the store", daemon=True).start()
+        self.store = dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=_GRACE))
+        self.number, self.waits, self.ended = 0, False, threading.Event()
+        self.pulses = {other: b"" for other in range(size) if other != rank}
+        self.silence = dict.fromkeys(self.pulses, 0.0)  # seconds since the last new pulse
+        self.store_silence = 0.0  # seconds since the last answer of the store
+        self.watched = 0.0  # seconds for which the others were watched
+        self.beating = threading.Thread(target=self._beat, name="pulse", daemon=True)
+        self.beating.start()
+        threading.Thread(target=self._watch, name="pulses of the others", daemon=True).start()
 
     def _beat(self) -> None:
-        looked = time.monotonic()
-        heard = {rank: (b"", looked) for rank in range(self.size) if rank != self.rank}  # last number, and when
-        with contextlib.suppress(dist.DistError):  # without the store's process there is nobody to tell
+        """Write this process's pulse and read the others' until this process ends."""
+        with contextlib.suppress(dist.DistError):  # the store's process is gone
             while not self.ended.is_set():
+                self.store.set(f"pulse {self.rank}", f"{self.number} {_WAITS.decode() if self.waits else ''}")
+                for other in self.pulses:
+                    if self.store.check([f"pulse {other}"]):
+                        self.pulses[other] = self.store.get(f"pulse {other}")
                 self.number += 1
-                self.beating.set(f"pulse {self.rank}", str(self.number))
-                if (now := time.monotonic()) - looked > self.patience / 10:
-                    looked = now
-                    self._watch(heard, now)
                 self.ended.wait(_BEAT)
-            self.beating.set(f"pulse {self.rank}", _LEFT.decode())
+            self.store.set(f"pulse {self.rank}", _LEFT.decode())
 
-    def _watch(self, heard: dict[int, tuple[bytes, float]], now: float) -> None:
-        """End this process, whose main thread may wait for ever, if another process has had no pulse for too long."""
-        for rank, (before, when) in heard.items():
-            pulse = self.beating.get(f"pulse {rank}") if self.beating.check([f"pulse {rank}"]) else b""
-            if pulse != before:
-                heard[rank] = (pulse, now)
-            elif pulse != _LEFT and now - when > self.patience + _SILENCE + _GRACE:
-                self._give_up(rank)
+    def _watch(self) -> None:
+        """Measure how long each process and the store are silent, and end this process if that exceeds its patience.
 
-    def _watch_store(self) -> None:
-        """End this process if the store has not answered the other thread for too long."""
-        before, silent = self.number, 0.0  # `silent` counts only seconds in which this process was running
-        while not self.ended.wait(_BEAT) and self.thread.is_alive():
-            before, silent = self.number, silent + _BEAT if self.number == before else 0.0
-            if silent > self.patience + _SILENCE + _GRACE:
-                self._give_up(0)
+        A stopped process with the store blocks the other thread, hence a thread of its own. Beats are counted, so that
+        seconds in which this process itself was stopped do not count.
+        """
+        number, before = self.number, dict(self.pulses)
+        while not self.ended.wait(_BEAT) and self.beating.is_alive():
+            self.watched += _BEAT
+            if self.number == number:
+                self.store_silence += _BEAT
+            else:
+                number, self.store_silence = self.number, 0.0
+                for other, pulse in self.pulses.items():
+                    alive = pulse != before[other] or pulse == _LEFT
+                    self.silence[other] = 0.0 if alive else self.silence[other] + _BEAT
+                before = dict(self.pulses)
+            if lost := self._list_silent(self.patience + _SILENCE + _GRACE):
+                os.write(2, f"jpmhc: {name_ranks(lost)} lost {self.describe()}\n".encode())
+                os._exit(2)
 
-    def _give_up(self, rank: int) -> None:
-        os.write(2, f"jpmhc: rank {rank} was lost {self.describe()}\n".encode())
-        os._exit(2)
+    def _list_silent(self, seconds: float) -> list[int]:
+        if self.store_silence >= seconds or not self.beating.is_alive():
+            return [0]  # the first process has the store, unless torchrun does
+        return [other for other, silence in self.silence.items() if silence >= seconds]
 
     def end(self) -> None:
         """Stop the pulse, and tell the other processes that this process has ended normally."""
         self.ended.set()
-        self.thread.join(_SILENCE)
+        self.beating.join(_SILENCE)
 
     def find_silent(self) -> list[int]:
         """Return the numbers of processes that have no pulse and did not end normally; takes some seconds."""
-        return self._ask(self._compare_pulses)
-
-    def find_lost(self) -> list[int]:
-        """Return the numbers of processes without a pulse; if all have one, of processes that have not timed out."""
-        return self._ask(self._compare_pulses_and_patience)
-
-    def _ask(self, question: Callable[[], list[int]]) -> list[int]:
-        """Run a query of the store in a thread with a time limit; without an answer, return [0]."""
-        answers: list[list[int]] = []
-
-        def ask() -> None:
-            with contextlib.suppress(dist.DistError):  # the store's process is gone
-                answers.append(question())
-
-        asking = threading.Thread(target=ask, name="pulse of the others", daemon=True)
-        asking.start()
-        asking.join(2 * (_SILENCE + _GRACE))
-        return answers[0] if answers else [0]  # the first process has the store, unless torchrun does
-
-    def _compare_pulses(self) -> list[int]:
-        others = [rank for rank in range(self.size) if rank != self.rank]
-        before = {rank: self._read(f"pulse {rank}") for rank in others}
-        time.sleep(_SILENCE)
-        after = {rank: self._read(f"pulse {rank}") for rank in others}
-        silent = [rank for rank in others if after[rank] == before[rank] != _LEFT]
+        enough = self.watched + _SILENCE + 3 * _BEAT
+        while self.watched < enough and self.beating.is_alive():
+            time.sleep(_BEAT)
+        silent = self._list_silent(_SILENCE)
         if self.rank == 0:
             time.sleep(_SILENCE)  # the store may be this process's: the others still ask it
         return silent
 
-    def _compare_pulses_and_patience(self) -> list[int]:
-        self.asking.set(f"gave up {self.rank}", "yes")
-        if silent := self._compare_pulses():
+    def find_lost(self) -> list[int]:
+        """Return the numbers of processes without a pulse; if all have one, of processes that have not timed out."""
+        self.waits = True
+        if silent := self.find_silent():
             return silent
-        waiting = {rank for rank in range(self.size) if rank != self.rank}
         until = time.monotonic() + _GRACE
-        while waiting and time.monotonic() < until:
-            waiting = {rank for rank in waiting if self._read(f"gave up {rank}") is None}
+        while (
+            lost := [k for k, pulse in self.pulses.items() if not pulse.endswith(_WAITS)]
+        ) and time.monotonic() < until:
             time.sleep(_BEAT)
-        return sorted(waiting)
-
-    def _read(self, key: str) -> bytes | None:
-        return self.asking.get(key) if self.asking.check([key]) else None
+        return lost
 
 
 @contextlib.contextmanager
