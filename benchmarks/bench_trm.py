@@ -15,11 +15,11 @@ import time
 from typing import Any
 
 import torch
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from harness import write_csv
 from jpmhc.connections import parameter_groups
 from jpmhc.experiments.models import RecursiveConfig, RecursiveModel, refill_rows
-from jpmhc.experiments.training.learner import WeightAverage
 from jpmhc.optim import AdamAtan2, SignSGD
 
 VOCABULARY, POOL = 12, 8
@@ -35,7 +35,8 @@ class Run:
         groups = parameter_groups(self.model.core, 0.1)
         self.adam = AdamAtan2([group for group in groups if group["params"]], 1e-4)
         self.sign = SignSGD(self.model.puzzles.parameters(), 1e-2, 0.1)
-        self.average = WeightAverage([p.data for p in self.model.core.parameters()], 0.999)
+        self.averages = [p.detach().clone() for p in self.model.core.parameters()]
+        self.update_averages = get_ema_multi_avg_fn(0.999)
         generator = torch.Generator(device).manual_seed(0)
 
         def tokens(high: int, *shape: int) -> torch.Tensor:
@@ -62,7 +63,7 @@ class Run:
         self.adam.zero_grad(set_to_none=True)
         self.sign.step()
         self.sign.zero_grad(set_to_none=True)
-        self.average.update()
+        self.update_averages(self.averages, [p.data for p in self.model.core.parameters()], None)
         self.carry = self.carry._replace(z_h=out.z_h, z_l=out.z_l, steps=out.steps, halted=out.halted)
         self.number += 1
         return out.loss.detach() / len(self.minimum)

@@ -7,9 +7,9 @@ import torch
 
 import jpmhc
 from jpmhc.experiments.training import checkpoint
-from jpmhc.experiments.training.learner import Learner, NonFiniteLoss, WeightAverage
+from jpmhc.experiments.training.learner import Learner, NonFiniteLoss
 from jpmhc.experiments.training.loop import train
-from tests.experiments.training.small_run import small
+from tests.experiments.training.small_run import small, trained
 
 
 @pytest.mark.parametrize("form", ["exact", "paper"])
@@ -48,13 +48,11 @@ def test_weights_spoilt_by_the_last_step_are_found_by_its_evaluation(tmp_path, m
         train(small(tmp_path, steps=1, lr=1e30, warmup=0, model={"mixer": mixer, "streams": 2}))
 
 
-def test_average_of_a_jump_decays_geometrically():
-    weight = torch.zeros(3, dtype=torch.float64)
-    average = WeightAverage([weight], 0.9)
-    weight.fill_(1.0)
-    for k in range(1, 6):
-        average.update()
-        torch.testing.assert_close(average.averages[0], torch.full_like(weight, 1 - 0.9**k))
-    other = WeightAverage([weight], 0.9)
-    other.load(average.averages)
-    assert torch.equal(other.averages[0], average.averages[0])
+def test_averages_decay_by_the_rate_of_the_run(tmp_path):
+    learner = trained(small(tmp_path, steps=2, ema=0.75)).learner
+    before = [average.clone() for average in learner.averages]
+    for tensor, average in zip(learner.distributed.tensors(), learner.averages):
+        tensor.copy_(average + 4.0)
+    learner.update_averages(learner.averages, learner.distributed.tensors(), None)
+    for average, former in zip(learner.averages, before):
+        torch.testing.assert_close(average, former + 1.0)

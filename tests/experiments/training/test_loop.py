@@ -59,7 +59,7 @@ train(small(Path({str(config.out)!r}), steps={steps}, checkpoint_every=5, model=
     assert losses(config.out) == losses(tmp_path / "whole")
     for (name, p), q in zip(resumed.learner.model.named_parameters(), whole.learner.model.parameters()):
         assert torch.equal(p, q), name
-    for p, q in zip(resumed.learner.average.averages, whole.learner.average.averages):
+    for p, q in zip(resumed.learner.averages, whole.learner.averages):
         assert torch.equal(p, q)
 
 

@@ -9,7 +9,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -26,8 +25,9 @@ from jpmhc.experiments.models.packed_attention import make_mask, packed_loss
 from jpmhc.experiments.tasks import counter
 from jpmhc.experiments.tasks.arc import Arc, ArcConfig
 from jpmhc.experiments.tasks.arc.sequences import Pack, PackedPairs
-from jpmhc.experiments.training.config import restore_types
+from jpmhc.experiments.training.config import restore
 from jpmhc.experiments.training.contents import explaining_misfit, load_content
+from jpmhc.experiments.training.prefetch import prefetch
 from jpmhc.files import parse_json, replacing
 from jpmhc.optim import NorMuon
 
@@ -139,13 +139,7 @@ class ArcDecoderRun:
     @classmethod
     def from_json(cls, text: str) -> "ArcDecoderRun":
         """Read the configuration that `to_json` wrote."""
-        fields = parse_json(text.encode())
-        own = {name: value for name, value in fields.items() if name not in ("task", "model")}
-        return cls(
-            task=ArcConfig(**restore_types(ArcConfig, fields["task"], "task.")),
-            model=ArcDecoderConfig(**restore_types(ArcDecoderConfig, fields["model"], "model.")),
-            **restore_types(cls, own),
-        )
+        return restore(cls, parse_json(text.encode()))
 
 
 # Settings that may change when a run is resumed, because they do not change its result.
@@ -268,45 +262,32 @@ class Training:
         self.model.train()
         if self.records and self.recorded is None and not self.finished:
             self.recorded = RecordedStep(self)
-        with ThreadPoolExecutor(1, thread_name_prefix="packs") as pool:
-            for pack in self._packs(pool):
-                if stop():
-                    break
-                sums = self._take_step(pack)
-                steps += 1
-                if self.step % self.run.log_every == 0 or self.step == 1 or self.finished:
-                    loss, norm = sums.tolist()  # waits for the device
-                    if not math.isfinite(loss):
-                        raise ValueError(
-                            f"the loss of step {self.step} with mixer {self.run.model.mixer} is {loss}: lower --lr"
-                        )
-                    now = time.monotonic()
-                    show(self._describe(loss, norm, steps * self.run.tokens / (now - looked)))
-                    looked, steps = now, 0
-                self.seconds = time.monotonic() - began
+        for pack in prefetch(self._make_pack, self._places(), ahead=1):
+            if stop():
+                break
+            sums = self._take_step(pack)
+            steps += 1
+            if self.step % self.run.log_every == 0 or self.step == 1 or self.finished:
+                loss, norm = sums.tolist()  # waits for the device
+                if not math.isfinite(loss):
+                    raise ValueError(
+                        f"the loss of step {self.step} with mixer {self.run.model.mixer} is {loss}: lower --lr"
+                    )
+                now = time.monotonic()
+                show(self._describe(loss, norm, steps * self.run.tokens / (now - looked)))
+                looked, steps = now, 0
+            self.seconds = time.monotonic() - began
 
-    def _packs(self, pool: ThreadPoolExecutor) -> Iterator[Pack]:
-        """Yield the remaining packs of the run; a thread makes the next pack during each training step."""
+    def _make_pack(self, place: tuple[int, int]) -> Pack:
+        pack = self.pairs.pack(*place)
+        return pack.pin_memory() if self.device.type == "cuda" else pack
 
-        def make(epoch: int, index: int) -> Pack:
-            pack = self.pairs.pack(epoch, index)
-            return pack.pin_memory() if self.device.type == "cuda" else pack
-
-        def positions() -> Iterator[tuple[int, int]]:
-            first = self.index
-            for epoch in range(self.epoch, self.run.epochs):
-                for index in range(first, self.pairs.count_packs(epoch)):
-                    yield epoch, index
-                first = 0
-
-        waiting = None
-        for position in positions():
-            following = pool.submit(make, *position)
-            if waiting is not None:
-                yield waiting.result()
-            waiting = following
-        if waiting is not None:
-            yield waiting.result()
+    def _places(self) -> Iterator[tuple[int, int]]:
+        """Yield epoch and number of each remaining pack of the run."""
+        first = self.index
+        for epoch in range(self.epoch, self.run.epochs):
+            yield from ((epoch, index) for index in range(first, self.pairs.count_packs(epoch)))
+            first = 0
 
     def _take_step(self, pack: Pack) -> Tensor:
         """Train on one pack and return the loss and the gradient's norm, on the device. [2]"""

@@ -1,10 +1,8 @@
 """A run of the ARC decoder: training with log and checkpoints, handling of signals, and the score at the end."""
 
-import contextlib
 import dataclasses
 import signal
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
 
@@ -12,7 +10,7 @@ from jpmhc.experiments.evaluation.decoding import SUBMISSIONS, Score, score_deco
 from jpmhc.experiments.training import run_folder
 from jpmhc.experiments.training.arc_decoder import CHECKPOINT, ArcDecoderRun, Progress, Training, summarize
 from jpmhc.experiments.training.log import Log, describe_environment
-from jpmhc.experiments.training.processes import join_processes
+from jpmhc.experiments.training.processes import handling_signals, join_processes
 from jpmhc.experiments.training.progress import Display
 from jpmhc.files import write_file
 from jpmhc.machine import use_threads
@@ -50,6 +48,12 @@ def train_decoder(run: ArcDecoderRun) -> Outcome:
             display.say(f"going on from step {training.step}, epoch {training.epoch + 1}")
         write_file(run.out / "config.json", run.to_json() + "\n")
         asked: list[signal.Signals] = []
+
+        def request_stop(number: int, frame: FrameType | None) -> None:
+            if asked:
+                raise KeyboardInterrupt  # the second signal ends the run at once
+            asked.append(signal.Signals(number))
+
         saved = time.monotonic()
 
         def is_over() -> bool:
@@ -63,7 +67,7 @@ def train_decoder(run: ArcDecoderRun) -> Outcome:
                 saved = time.monotonic()
             return is_over()
 
-        with Log(run.out, training.step, require_folder=require_folder) as log, _signals(asked):
+        with Log(run.out, training.step, require_folder=require_folder) as log, handling_signals(request_stop):
             log.write("start", training.step, describe_environment(world))
 
             def show(progress: Progress) -> None:
@@ -81,20 +85,3 @@ def train_decoder(run: ArcDecoderRun) -> Outcome:
                 score.write(run.out / "score.json", run.out / SUBMISSIONS / "score.json")
                 display.say(score.summarize())
     return Outcome(training.step, training.finished, asked[0] if asked else None, score)
-
-
-@contextlib.contextmanager
-def _signals(asked: list[signal.Signals]) -> Iterator[None]:
-    """Append the first SIGTERM or Ctrl-C to `asked` instead of ending the process; the second signal ends it."""
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(signal.Signals(number))
-
-    previous = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

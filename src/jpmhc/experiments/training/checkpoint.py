@@ -39,7 +39,7 @@ from jpmhc.files import NotJson, parse_json, replacing, sync_folder, write_file
 
 FORMAT = "jpmhc checkpoint 2"
 _FORMER = "jpmhc checkpoint 1"  # differs only in the manifest, which has no checksum of itself
-_CHECKSUM = re.compile(rb'"checksum": "([0-9a-f]{8})"')
+_BLANK = b'"checksum": "00000000"'  # stands in the manifest while its checksum is computed
 _ENTRIES = {"step": int, "ranks": int, "fingerprint": str, "config": dict, "files": dict}  # entries of a manifest
 _NAME = re.compile(r"step-(\d{8})")
 
@@ -116,7 +116,7 @@ def finish_checkpoint(path: Path, config: TrainConfig, fingerprint: str, ranks: 
 def write_manifest(path: Path, manifest: Mapping[str, object]) -> None:
     """Write a checkpoint's manifest with a checksum of its own bytes, and flush it to disk."""
     blank = json.dumps({**manifest, "checksum": "0" * 8}, indent=2).encode()
-    write_file(path / "manifest.json", _CHECKSUM.sub(f'"checksum": "{zlib.crc32(blank):08x}"'.encode(), blank))
+    write_file(path / "manifest.json", blank.replace(_BLANK, b'"checksum": "%08x"' % zlib.crc32(blank)))
 
 
 def set_newer_aside(run: Path, step: int) -> list[str]:
@@ -149,7 +149,13 @@ def verify_checkpoint(path: Path) -> Checkpoint:
     except NotJson as error:
         raise Damaged(f"the checkpoint {path} is damaged: manifest.json is {error}") from None
     form = manifest.get("format") if isinstance(manifest, dict) else None
-    fault = _fault_of_checksum(written, form)
+    fault = None
+    if form and "checksum" in manifest:
+        blank = written.replace(f'"checksum": "{manifest["checksum"]}"'.encode(errors="replace"), _BLANK)
+        if f"{zlib.crc32(blank):08x}" != manifest["checksum"]:
+            fault = "the contents of manifest.json do not match its checksum"
+    elif form == FORMAT:
+        fault = "manifest.json lacks its checksum"
     if form and not fault and form not in (FORMAT, _FORMER):
         raise ValueError(
             f"{path} is not a checkpoint this version reads: its format is {checks.quote(form)}, not {FORMAT!r}"
@@ -161,15 +167,6 @@ def verify_checkpoint(path: Path) -> Checkpoint:
     except ValueError as error:
         raise ValueError(f"{path} is not a checkpoint this version reads: {error}") from None
     return Checkpoint(path, manifest["step"], manifest["ranks"], config, manifest["fingerprint"])
-
-
-def _fault_of_checksum(written: bytes, form: object) -> str | None:
-    """Return a sentence about a manifest that does not match its own checksum, or None if it does."""
-    if checksum := _CHECKSUM.search(written):
-        blank = _CHECKSUM.sub(b'"checksum": "00000000"', written)
-        same = f"{zlib.crc32(blank):08x}".encode() == checksum[1]
-        return None if same else "the contents of manifest.json do not match its checksum"
-    return "manifest.json lacks its checksum" if form == FORMAT else None
 
 
 def _fault_of_manifest(manifest: object) -> str | None:

@@ -173,19 +173,7 @@ class TrainConfig:
     @classmethod
     def from_fields(cls, fields: Any) -> "TrainConfig":
         """Return the configuration from parsed JSON; raise a ValueError for unknown fields and wrong types."""
-        parts = [fields] + [fields.get(name) if isinstance(fields, dict) else None for name in ("task", "model")]
-        for name, part in zip(("the saved configuration", "its task", "its model"), parts):
-            if not isinstance(part, dict):
-                raise ValueError(f"{name} must be an object with fields, not {checks.quote(part)}")
-        own = {name: value for name, value in fields.items() if name not in ("task", "model")}
-        task = dict(fields["task"])
-        kind = task.pop("kind", None)
-        checks.choice(kind, TASKS, "task")
-        return cls(
-            task=TASKS[kind](**restore_types(TASKS[kind], task, "task.")),
-            model=RecursiveConfig(**restore_types(RecursiveConfig, fields["model"], "model.")),
-            **restore_types(cls, own),
-        )
+        return restore(cls, fields)
 
 
 @dataclass(frozen=True)
@@ -228,11 +216,12 @@ def list_changes(there: TrainConfig, here: TrainConfig) -> list[Change]:
     ]
 
 
-def flatten_fields(fields: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+def flatten_fields(fields: Mapping[str, object], separator: str = ".") -> dict[str, object]:
     """Return nested dictionaries as one flat dictionary, with keys such as "model.dim"."""
     flat: dict[str, object] = {}
     for name, value in fields.items():
-        flat |= flatten_fields(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+        inner = flatten_fields(value, separator) if isinstance(value, dict) else None
+        flat |= {name: value} if inner is None else {name + separator + key: each for key, each in inner.items()}
     return flat
 
 
@@ -249,18 +238,33 @@ def _spell(name: str, value: object) -> str:
     return f"{option} {words}"
 
 
-def restore_types(cls: Any, fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Convert values from JSON, which has neither tuples nor paths, to the types of a dataclass's fields."""
+def restore(cls: Any, fields: Any, name: str = "") -> Any:
+    """Return a dataclass with fields from JSON, which has neither tuples nor paths; raise a ValueError if any is wrong.
+
+    Args:
+        cls: The dataclass; for `TaskConfig`, the field `kind` names the class.
+        fields: The parsed JSON.
+        name: The name of the field that holds the dataclass.
+    """
+    if not isinstance(fields, dict):
+        what = f"its {name}" if name else "the saved configuration"
+        raise ValueError(f"{what} must be an object with fields, not {checks.quote(fields)}")
+    if cls is TaskConfig:
+        fields = dict(fields)
+        checks.choice(kind := fields.pop("kind", None), TASKS, "task")
+        cls = TASKS[kind]
     hints = get_type_hints(cls)
-    known = {field.name for field in dataclasses.fields(cls)}
-    if unknown := fields.keys() - known:
+    if unknown := fields.keys() - {field.name for field in dataclasses.fields(cls)}:
         names = checks.quote(", ".join(sorted(unknown)))
         raise ValueError(f"the saved configuration has fields this version does not know: {names}")
-    return {name: _restore_type(value, hints[name], prefix + name) for name, value in fields.items()}
+    prefix = f"{name}." if name else ""
+    return cls(**{key: _restore_type(value, hints[key], prefix + key) for key, value in fields.items()})
 
 
 def _restore_type(value: Any, hint: Any, name: str) -> Any:
     """Convert a JSON value to the type `hint`; raise a ValueError if it has another type."""
+    if hint is TaskConfig or dataclasses.is_dataclass(hint):
+        return restore(hint, value, name)
     arms = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     for arm in arms:
         if get_origin(arm) is Literal and any(value == word and type(value) is type(word) for word in get_args(arm)):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from jpmhc.connections import parameter_groups
 from jpmhc.experiments.models import Carry, RecursiveCore, RecursiveModel, Step, refill_rows
@@ -94,7 +95,8 @@ class Learner:
             )
         self.distributed = distribute_core(self.core, [group for group in groups if group["params"]], config, world)
         self.puzzle_optimiser = SignSGD(self.model.puzzles.parameters(), config.puzzle_lr, config.puzzle_weight_decay)
-        self.average = WeightAverage(self.distributed.tensors(), config.ema) if config.ema else None
+        self.averages = [tensor.clone() for tensor in self.distributed.tensors()] if config.ema else None
+        self.update_averages = get_ema_multi_avg_fn(config.ema)
         parts = len(self.rows) // config.accumulate
         self.carries = [self.model.empty_carry(parts, task.length) for _ in range(config.accumulate)]
         self.step = 0
@@ -150,8 +152,8 @@ class Learner:
             self.frame_optimiser.param_groups[0]["lr"] = rate * config.frame_lr
             self.frame_optimiser.step()
             self.frame_optimiser.zero_grad(set_to_none=True)
-        if self.average is not None:
-            self.average.update()
+        if self.averages is not None:
+            self.update_averages(self.averages, self.distributed.tensors(), None)
         self.step += 1
         return sums, norms
 
@@ -177,7 +179,7 @@ class Learner:
         with torch.random.fork_rng(devices=[]):  # the state that a checkpoint saves must not depend on evaluations
             model = RecursiveModel(self.config.model, task.vocabulary, task.length, 1).to(device)
         model.puzzles = self.model.puzzles
-        tensors = self.distributed.tensors() if self.average is None else self.average.averages
+        tensors = self.distributed.tensors() if self.averages is None else self.averages
         model.core.load_state_dict(self._state_dict_with(tensors))
         return model.eval()
 
@@ -188,7 +190,7 @@ class Learner:
         if chief:
             checkpoint.begin_checkpoint(run, self.step)
         weights = self._state_dict_with(self.distributed.tensors())
-        average = None if self.average is None else self._state_dict_with(self.average.averages)
+        average = None if self.averages is None else self._state_dict_with(self.averages)
         self.world.wait()
         if chief:
             task = self.task
@@ -250,10 +252,10 @@ class Learner:
             with explaining_misfit(shared, "frames"):
                 require_optimiser_state(self.frame_optimiser, saved["frames"]["frames"], GrassmannianOptimizer.STATE)
                 self.frame_optimiser.load_state_dict(saved["frames"])
-        if self.average is not None:
+        if self.averages is not None:
             if saved["average"] is None:
                 raise ValueError(f"{shared} has no averaged weights: resume it with --ema 0")
-            self.average.load(self.distributed.cut_own(saved["average"]))
+            torch._foreach_copy_(self.averages, self.distributed.cut_own(saved["average"]))
         self.step = resume.step
 
 
@@ -303,31 +305,6 @@ def refuse_other_run(config: TrainConfig, world: World, resume: Checkpoint) -> N
         )
     if config.strategy != "ddp" and resume.ranks != world.size:
         raise ValueError(f"{resume.path} has {resume.ranks} shards and needs as many processes")
-
-
-class WeightAverage:
-    """Running averages of tensors over training steps, which are updated without the host reading a tensor.
-
-    Args:
-        tensors: The tensors to average: a process's weights or shards of weights.
-        decay: Factor of the old average in each update; the public model has 0.999.
-    """
-
-    def __init__(self, tensors: list[Tensor], decay: float) -> None:
-        self.tensors = tensors
-        self.decay = decay
-        self.averages = [t.detach().clone() for t in tensors]
-
-    @torch.no_grad()
-    def update(self) -> None:
-        """Update the averages with the present tensors."""
-        torch._foreach_lerp_(self.averages, [t.detach() for t in self.tensors], 1 - self.decay)
-
-    @torch.no_grad()
-    def load(self, averages: list[Tensor]) -> None:
-        """Replace the averages with saved averages."""
-        for mine, saved in zip(self.averages, averages, strict=True):
-            mine.copy_(saved)
 
 
 class _Fetched:

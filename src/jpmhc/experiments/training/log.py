@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, Self
 import torch
 
 from jpmhc import __version__
+from jpmhc.experiments.training.config import flatten_fields
 from jpmhc.experiments.training.processes import World
 from jpmhc.experiments.training.run_folder import FolderGone
 from jpmhc.files import NotJson, parse_json, write_file
@@ -77,8 +78,9 @@ class Log:
             )
             self.file.flush()
         if self.board is not None:
-            for name, value in _list_numbers(values):
-                self.board.add_scalar(f"{kind}/{name}", value, step)
+            for name, value in flatten_fields(values, "/").items():
+                if isinstance(value, int | float) and not isinstance(value, bool):
+                    self.board.add_scalar(f"{kind}/{name}", value, step)
             self.board.flush()  # TensorBoard's thread would fail if the folder were removed before it writes
 
     def __enter__(self) -> Self:
@@ -112,16 +114,6 @@ def _name_non_finite(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
-
-
-def _list_numbers(values: Mapping[str, object], prefix: str = "") -> list[tuple[str, float]]:
-    numbers = []
-    for name, value in values.items():
-        if isinstance(value, dict):
-            numbers += _list_numbers(value, f"{prefix}{name}/")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            numbers.append((f"{prefix}{name}", float(value)))
-    return numbers
 
 
 def describe_environment(world: World) -> dict[str, object]:

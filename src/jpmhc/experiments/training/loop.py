@@ -24,7 +24,14 @@ from jpmhc.experiments.training.log import Log, describe_environment
 from jpmhc.experiments.training.memory import refuse_memory
 from jpmhc.experiments.training.mixing import mixing_statistics
 from jpmhc.experiments.training.prefetch import Prefetcher
-from jpmhc.experiments.training.processes import LostProcess, World, join_processes, name_ranks, naming_lost_processes
+from jpmhc.experiments.training.processes import (
+    LostProcess,
+    World,
+    handling_signals,
+    join_processes,
+    name_ranks,
+    naming_lost_processes,
+)
 from jpmhc.experiments.training.progress import Display
 from jpmhc.experiments.training.run_folder import FolderGone
 from jpmhc.experiments.training.strategies import refuse_strategy
@@ -111,7 +118,7 @@ class Trainer:
                     self._prepare_folder()
             self.world.wait()
             with (
-                self._heeding_signals(),
+                handling_signals(self._request_stop),
                 self._explaining_ends(),
                 naming_lost_processes(self.world.pulse),
                 Log(out, self.learner.step, chief, self.require_folder) as log,
@@ -255,16 +262,6 @@ class Trainer:
             puzzle = model.puzzles(rows.identifiers[:count])
             states = core.initial_states(len(inputs))
         return mixing_statistics(core, lambda: core.run_supervision_step(puzzle, inputs, *states))
-
-    @contextlib.contextmanager
-    def _heeding_signals(self) -> Iterator[None]:
-        """Treat SIGTERM and Ctrl-C as requests to stop the run."""
-        previous = {number: signal.signal(number, self._request_stop) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
 
     def _request_stop(self, number: int, frame: FrameType | None) -> None:
         waits = not (self.evaluating or self.compiling)

@@ -1,7 +1,9 @@
-"""Preparation of the rows of training steps in advance, in a thread."""
+"""Preparation of the data of training steps in advance, in a thread."""
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -11,7 +13,26 @@ from jpmhc.experiments.tasks import counter
 from jpmhc.experiments.tasks.task import Batch, Task
 from jpmhc.experiments.training.config import TrainConfig
 
+Place = TypeVar("Place")
+Made = TypeVar("Made")
+
 _EXPLORE, _MINIMUM = counter.key_of("halting exploration"), counter.key_of("halting minimum")
+
+
+def prefetch(make: Callable[[Place], Made], places: Iterable[Place], ahead: int) -> Iterator[Made]:
+    """Yield `make(place)` for each place; meanwhile a thread makes up to `ahead` results in advance."""
+    with ThreadPoolExecutor(1, thread_name_prefix="prefetch") as pool:
+        waiting: deque[Future[Made]] = deque()
+        try:
+            for place in places:
+                waiting.append(pool.submit(make, place))
+                if len(waiting) > ahead:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
 
 
 def minimum_steps(seed: int, step: int, rows: np.ndarray, probability: float, maximum: int) -> np.ndarray:
@@ -55,16 +76,6 @@ class Prefetcher:
 
     def prefetch_batches(self, start: int, stop: int) -> Iterator[tuple[int, Batch, Tensor]]:
         """Yield each step from `start` to `stop` - 1 with its rows and halting minima, on the device."""
-        with ThreadPoolExecutor(1, thread_name_prefix="prefetch") as pool:
-            waiting: list[Future[tuple[Batch, Tensor]]] = [
-                pool.submit(self.make_batch, step) for step in range(start, min(start + self.ahead, stop))
-            ]
-            try:
-                for step in range(start, stop):
-                    rows, minimum = waiting.pop(0).result()
-                    if step + self.ahead < stop:
-                        waiting.append(pool.submit(self.make_batch, step + self.ahead))
-                    yield step, rows.to(self.device, non_blocking=True), minimum.to(self.device, non_blocking=True)
-            finally:
-                for future in waiting:
-                    future.cancel()
+        steps = range(start, stop)
+        for (rows, minimum), step in zip(prefetch(self.make_batch, steps, self.ahead), steps):
+            yield step, rows.to(self.device, non_blocking=True), minimum.to(self.device, non_blocking=True)

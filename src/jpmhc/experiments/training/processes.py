@@ -12,11 +12,13 @@ missing for longer than its patience.
 import contextlib
 import math
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from types import FrameType
 from typing import TypeVar
 
 import torch
@@ -107,6 +109,17 @@ def join_processes(device: str, patience: float = PATIENCE) -> Iterator[World]:
     finally:
         pulse.end()
         dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def handling_signals(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Call a function on SIGTERM and Ctrl-C, in place of the end of the process."""
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 class LostProcess(ConnectionError):
