@@ -1,6 +1,6 @@
 """Train one model in every way on 2, 4 and 8 processes, and compare each with one process.
 
-Writes the table of docs/guides/many_gpus.md:
+Writes benchmarks/results/parallel.csv, which docs/guides/many_gpus.md sums up:
 
     OMP_NUM_THREADS=1 python benchmarks/check_parallel.py
 """
@@ -8,7 +8,7 @@ Writes the table of docs/guides/many_gpus.md:
 import sys
 from pathlib import Path
 
-from harness import write_table
+from harness import write_csv
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT))  # for the tests, whose cases these are
@@ -16,23 +16,15 @@ sys.path.append(str(ROOT))  # for the tests, whose cases these are
 from tests.connections import parallel_cases  # noqa: E402
 from tests.connections.ranks import run_on  # noqa: E402
 
-PAGE = ROOT / "docs" / "guides" / "many_gpus.md"
-KINDS = {"own": "connections of its own", "wrapped": "wrapped"}
-
 
 def main() -> None:
-    outcomes = {}
+    rows = []
     for processes in (2, 4, 8):
         print(f"running on {processes} processes", flush=True)
-        outcomes[processes] = run_on(processes, parallel_cases.run_all, timeout=200 * processes)[0]
-    lines = [f"| way | processes | {' | '.join(KINDS.values())} |", "|---|---|---:|---:|"]
-    for name, case in parallel_cases.CASES.items():
-        differences = {
-            kind: max(outcomes[processes][name, kind].difference for processes in case.processes) for kind in case.kinds
-        }
-        cells = [f"{differences[kind]:.0e}" if kind in differences else "–" for kind in KINDS]
-        lines.append(f"| {name} | {', '.join(map(str, case.processes))} | {' | '.join(cells)} |")
-    write_table(PAGE, "parallel", lines)
+        outcomes = run_on(processes, parallel_cases.run_all, timeout=200 * processes)[0]
+        for (way, model), outcome in outcomes.items():
+            rows.append({"way": way, "model": model, "processes": processes, **vars(outcome)})
+    write_csv("parallel", rows)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@ r"""torchtitan's Llama 3 with hyper-connections, for torchtitan's trainer.
     torchrun --nproc-per-node 8 -m torchtitan.train --module jpmhc.integrations.torchtitan --config llama3_8b \
         --parallelism.tensor_parallel_degree 2
 
-Each of a block's two residual additions becomes a connection. Everything else is torchtitan's: the trainer, data,
-checkpoints, FSDP2, tensor and pipeline parallelism, activation checkpointing. `add_hyper_connections` changes any
-configuration of a Llama 3. The `llama3_…` functions return configurations of torchtitan's registry with this change.
+Both residual additions of a block become connections. Everything else is torchtitan's: the trainer, data, checkpoints,
+FSDP2, tensor and pipeline parallelism, activation checkpointing. `add_hyper_connections` changes any configuration of a
+Llama 3. The `llama3_…` functions return configurations of torchtitan's registry with this change.
 """
 
 import dataclasses
@@ -79,6 +79,9 @@ def add_hyper_connections(
 ) -> Trainer.Config:
     """Add hyper-connections to the Llama 3 of a trainer's configuration, and return the configuration.
 
+    Two other settings change, because connections need them: `spmd_backend` becomes `partial_dtensor`, and `FullAC`
+    takes the place of `SelectiveAC`.
+
     Args:
         config: The configuration, such as `torchtitan.models.llama3.config_registry.llama3_8b()`.
         streams: The number of residual streams.
@@ -87,7 +90,8 @@ def add_hyper_connections(
     """
     spec = config.model_spec
     if spec is None or not isinstance(spec.model, Llama3Model.Config):
-        raise ValueError(f"hyper-connections are added to a Llama 3, got {None if spec is None else spec.name}")
+        model = "no model" if spec is None else spec.name
+        raise ValueError(f"add_hyper_connections needs the configuration of a Llama 3, but it has {model}")
     HyperConnection(None, spec.model.dim, streams, mixer, index=0, device="meta", **options)  # raises errors now
     layers = [
         HyperBlock.Config(
@@ -104,6 +108,9 @@ def add_hyper_connections(
     ]
     model = HyperLlama3Model.Config(**{**_fields_of(spec.model), "layers": layers})
     parallelize = functools.partial(parallelize_hyper_llama, spec.parallelize_fn)
+    config.parallelism.spmd_backend = "partial_dtensor"
+    if isinstance(config.activation_checkpoint, SelectiveAC.Config):
+        config.activation_checkpoint = FullAC.Config()
     config.model_spec = dataclasses.replace(
         spec, name=f"{spec.name}_hyper", model=model, parallelize_fn=parallelize, state_dict_adapter=None
     )
@@ -123,7 +130,7 @@ def parallelize_hyper_llama(
     ac_config: Any,
     **others: Any,
 ) -> nn.Module:
-    """Prepare the connections for tensor parallelism and FSDP2, then call torchtitan's function for all else.
+    """Prepare the connections for tensor parallelism and FSDP2, then call torchtitan's function for the other modules.
 
     Args:
         parallelize: torchtitan's function.
@@ -132,12 +139,12 @@ def parallelize_hyper_llama(
     """
     if isinstance(ac_config, SelectiveAC.Config):
         raise ValueError(
-            "SelectiveAC cannot recompute the hooks by which FSDP gathers the coefficients inside a block: take "
-            "FullAC, or no activation checkpointing"
+            "SelectiveAC cannot recompute blocks whose coefficients FSDP gathers: choose FullAC, or no activation "
+            "checkpointing"
         )
     if parallelism.spmd_backend != "partial_dtensor":
         raise ValueError(
-            "hyper-connections need --parallelism.spmd_backend partial_dtensor, got " + parallelism.spmd_backend
+            f"hyper-connections need --parallelism.spmd_backend partial_dtensor, not {parallelism.spmd_backend}"
         )
     if len(model.layers):  # a stage may have only the embedding or the output layer
         if parallel_dims.tp_enabled:
@@ -151,16 +158,9 @@ def parallelize_hyper_llama(
 
 def llama3_debugmodel() -> Trainer.Config:
     """Return the configuration of torchtitan's smallest Llama 3, with hyper-connections."""
-    return _with_backend(config_registry.llama3_debugmodel())
+    return add_hyper_connections(config_registry.llama3_debugmodel())
 
 
 def llama3_8b() -> Trainer.Config:
     """Return the configuration of torchtitan's Llama 3 with eight billion parameters, with hyper-connections."""
-    return _with_backend(config_registry.llama3_8b())
-
-
-def _with_backend(config: Trainer.Config) -> Trainer.Config:
-    config.parallelism.spmd_backend = "partial_dtensor"
-    if isinstance(config.activation_checkpoint, SelectiveAC.Config):
-        config.activation_checkpoint = FullAC.Config()
-    return add_hyper_connections(config)
+    return add_hyper_connections(config_registry.llama3_8b())
