@@ -92,11 +92,11 @@ def test_changes_are_spelt_as_options():
         out=Path("x"),
     )
     assert [str(change) for change in list_changes(THERE, here)] == [
-        "--lr 0.001 instead of 0.002",
-        "--clip None instead of 1.0",
-        "--decay-at 0.5 0.8 instead of (none)",
-        "--decay-to 0.3 0.1 instead of (none)",
-        "--compile instead of --no-compile",
+        "lr 0.001 instead of 0.002",
+        "clip None instead of 1.0",
+        "decay_at [0.5, 0.8] instead of []",
+        "decay_to [0.3, 0.1] instead of []",
+        "compile True instead of False",
     ]
     assert not any(change.refused for change in list_changes(THERE, here))
     assert list_changes(here, here) == []
@@ -110,12 +110,12 @@ def test_what_a_checkpoint_must_fit_is_refused_and_the_place_of_files_is_not():
         ("batch", 64, 48),
         ("seed", 0, 3),
     ]
-    assert "--dim 32 instead of 64" in map(str, list_changes(THERE, here))
+    assert "model.dim 32 instead of 64" in map(str, list_changes(THERE, here))
     first, second = (
         dataclasses.replace(PRESETS["arc-small"], task=ArcConfig(extra_tasks=Path(place), translate=still))
         for place, still in (("/a", True), ("/b", False))
     )
     assert [(str(c), c.refused) for c in list_changes(first, second)] == [
-        ("--task.extra-tasks /b instead of /a", False),
-        ("--task.no-translate instead of --task.translate", True),
+        ("task.extra_tasks /b instead of /a", False),
+        ("task.translate False instead of True", True),
     ]

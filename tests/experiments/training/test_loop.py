@@ -242,7 +242,7 @@ def test_occupied_folders_and_other_configurations_are_refused(tmp_path):
     trained(small(tmp_path))
     with pytest.raises(ValueError, match="--resume latest"):
         train(small(tmp_path))
-    with pytest.raises(ValueError, match=r"model.dim \(16 there, 32 here\)"):
+    with pytest.raises(ValueError, match=r"model.dim 32 instead of 16"):
         train(small(tmp_path, resume="latest", model={"dim": 32}))
     with pytest.raises(ValueError, match="multiple of processes"):
         train(small(tmp_path / "new", accumulate=3))
@@ -310,7 +310,7 @@ def test_a_resumed_run_says_from_where_and_what_changed_and_keeps_the_former_con
     path = tmp_path / "checkpoints" / "step-00000002"
     assert f"going on from {path}, step 2: no setting changed\n" in capsys.readouterr().err
     train(small(tmp_path, steps=3, lr=5e-4, resume="latest"))
-    said = f"going on from {path}, step 2: --steps 3 instead of 2, --lr 0.0005 instead of 0.001\n"
+    said = f"going on from {path}, step 2: steps 3 instead of 2, lr 0.0005 instead of 0.001\n"
     assert said in capsys.readouterr().err
     records = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     changed = [{"name": "steps", "there": 2, "here": 3}, {"name": "lr", "there": 1e-3, "here": 5e-4}]
@@ -343,7 +343,7 @@ def test_a_run_whose_tasks_moved_goes_on_and_is_evaluated_from_anywhere(tmp_path
     assert train(configured("moved", steps=3, resume="latest")).step == 3
     arc_folder(Path("other"), ["a", "cc"])
     with pytest.raises(
-        ValueError, match=r"other data \(--task.extra-tasks .*other instead of .*moved\): the task's fing"
+        ValueError, match=r"other data \(task.extra_tasks .*other instead of .*moved\): the task's fing"
     ):
         train(configured("other", steps=4, resume="latest"))
     with pytest.raises(ValueError, match="without evaluation tasks, so that none can have moved: leave out --evaluati"):

@@ -25,7 +25,7 @@ import torch
 from jpmhc import checks
 from jpmhc.experiments.models import RecursiveModel
 from jpmhc.experiments.tasks.task import Task
-from jpmhc.experiments.training.config import TrainConfig
+from jpmhc.experiments.training.config import TrainConfig, restore
 from jpmhc.experiments.training.contents import (
     RANK_ENTRIES,
     SHARED_ENTRIES,
@@ -163,7 +163,7 @@ def verify_checkpoint(path: Path) -> Checkpoint:
     if fault := fault or _fault_of_manifest(manifest) or _fault_of_files(path, manifest["files"]):
         raise Damaged(f"the checkpoint {path} is damaged: {fault}")
     try:
-        config = TrainConfig.from_fields(manifest["config"])
+        config = restore(TrainConfig, manifest["config"])
     except ValueError as error:
         raise ValueError(f"{path} is not a checkpoint this version reads: {error}") from None
     return Checkpoint(path, manifest["step"], manifest["ranks"], config, manifest["fingerprint"])

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -168,12 +167,7 @@ class TrainConfig:
     @classmethod
     def from_json(cls, text: str) -> "TrainConfig":
         """Read the configuration that `to_json` wrote."""
-        return cls.from_fields(parse_json(text.encode()))
-
-    @classmethod
-    def from_fields(cls, fields: Any) -> "TrainConfig":
-        """Return the configuration from parsed JSON; raise a ValueError for unknown fields and wrong types."""
-        return restore(cls, fields)
+        return restore(cls, parse_json(text.encode()))
 
 
 @dataclass(frozen=True)
@@ -190,14 +184,7 @@ class Change:
     """Whether the difference forbids resuming the checkpoint."""
 
     def __str__(self) -> str:
-        """Return the change as a command-line option with the present value, "instead of" the checkpoint's value."""
-        there = _spell(self.name, self.there)
-        return f"{self.option} instead of {there.removeprefix(f'{_option(self.name)} ')}"
-
-    @property
-    def option(self) -> str:
-        """The present value as an option of `jpmhc train`."""
-        return _spell(self.name, self.here)
+        return f"{self.name} {self.here} instead of {self.there}"
 
 
 def list_changes(there: TrainConfig, here: TrainConfig) -> list[Change]:
@@ -223,19 +210,6 @@ def flatten_fields(fields: Mapping[str, object], separator: str = ".") -> dict[s
         inner = flatten_fields(value, separator) if isinstance(value, dict) else None
         flat |= {name: value} if inner is None else {name + separator + key: each for key, each in inner.items()}
     return flat
-
-
-def _option(name: str) -> str:
-    return f"--{name.removeprefix('model.').replace('_', '-')}"
-
-
-def _spell(name: str, value: object) -> str:
-    option = _option(name)
-    if isinstance(value, bool):
-        path, dot, last = option.rpartition(".")
-        return option if value else f"{path}{dot}no-{last}" if dot else option.replace("--", "--no-", 1)
-    words = " ".join(map(str, value)) or "(none)" if isinstance(value, list) else shlex.quote(str(value))
-    return f"{option} {words}"
 
 
 def restore(cls: Any, fields: Any, name: str = "") -> Any:

@@ -287,8 +287,7 @@ def describe_step(learner: Learner, sums: Sums, norms: dict[str, Tensor]) -> dic
 def refuse_other_run(config: TrainConfig, world: World, resume: Checkpoint) -> None:
     """Raise a ValueError if a checkpoint does not fit a configuration."""
     if refused := [change for change in list_changes(resume.config, config) if change.refused]:
-        named = "; ".join(f"{change.name} ({change.there} there, {change.here} here)" for change in refused)
-        raise ValueError(f"{resume.path} belongs to another configuration: {named}")
+        raise ValueError(f"{resume.path} belongs to another configuration: {', '.join(map(str, refused))}")
     if resume.step > config.last_step:
         option = "--steps" if config.stop_at is None else "--stop-at"
         raise ValueError(

@@ -6,7 +6,6 @@ of all processes, and every process makes the same updates of Grassmann frames a
 
 import contextlib
 import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
@@ -23,62 +22,13 @@ from jpmhc.optim import AdamAtan2
 from jpmhc.optim.grassmannian import grassmann_frames
 
 
-class DistributedCore(ABC):
-    """A model's core and the optimiser of its dense parameters, distributed over processes."""
+class Replicas:
+    """A core with a copy on every process (DDP, or a single process), and the optimiser of its dense parameters."""
 
-    sharded: bool
+    sharded = False
     """Whether each process has only a shard of the optimiser's state."""
     module: nn.Module
     """The module to call for a forward pass."""
-
-    def exchanging_gradients(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Return a context for one part's forward and backward pass; only the last part's exchanges gradients."""
-        return contextlib.nullcontext()
-
-    @abstractmethod
-    def backward(self, loss: Tensor, last: bool) -> None:
-        """Accumulate the gradient of one part of the rows; `loss` is the sum of their losses over the batch size."""
-
-    @abstractmethod
-    def gradient_norms(self) -> dict[str, Tensor]:
-        """Return the norm of each parameter's gradient over all rows; every process must call this method."""
-
-    @abstractmethod
-    def step(self, rate: float) -> Tensor:
-        """Clip the gradients, update the dense parameters, and clear the gradients.
-
-        Args:
-            rate: Factor of the base learning rate.
-
-        Returns:
-            The gradient's norm before clipping.
-        """
-
-    @abstractmethod
-    def tensors(self) -> list[Tensor]:
-        """Return the dense parameters or, with ZeRO stage 3, this process's shards of the dense parameters."""
-
-    @abstractmethod
-    def gather_whole(self, tensors: list[Tensor]) -> dict[str, Tensor]:
-        """Return whole parameters by name from tensors shaped like `tensors()`; every process must call this method."""
-
-    @abstractmethod
-    def cut_own(self, whole: dict[str, Tensor]) -> list[Tensor]:
-        """Return tensors shaped like `tensors()` from whole parameters: the inverse of `gather_whole`."""
-
-    @abstractmethod
-    def optimiser_state(self) -> dict[str, Any]:
-        """Return the optimiser's state or, if it is sharded, this process's shard of the state."""
-
-    @abstractmethod
-    def load_optimiser_state(self, saved: dict[str, Any]) -> None:
-        """Restore a state that `optimiser_state` returned."""
-
-
-class Replicas(DistributedCore):
-    """A core with a copy on every process (DDP), or on a single process without DDP."""
-
-    sharded = False
 
     def __init__(self, world: World, core: nn.Module, groups: list[dict[str, Any]], config: TrainConfig) -> None:
         self.world, self.clip = world, config.clip
@@ -98,19 +48,26 @@ class Replicas(DistributedCore):
             self.module = DistributedDataParallel(core, device_ids=devices, gradient_as_bucket_view=True, **sending)
 
     def exchanging_gradients(self, last: bool) -> contextlib.AbstractContextManager[None]:
+        """Return a context for one part's forward and backward pass; only the last part's exchanges gradients."""
         if isinstance(self.module, DistributedDataParallel) and not last:
             return self.module.no_sync()
         return contextlib.nullcontext()
 
     def backward(self, loss: Tensor, last: bool) -> None:
+        """Accumulate the gradient of one part of the rows; `loss` is the sum of their losses over the batch size."""
         # DDP averages over processes, so the loss is multiplied by their number, which is exact for 2, 4, 8, ….
         (loss * self.world.size).backward()
 
     def gradient_norms(self) -> dict[str, Tensor]:
+        """Return the norm of each parameter's gradient over all rows; every process must call this method."""
         gradients = {name: p.grad for name, p in self.named.items() if p.grad is not None}
         return dict(zip(gradients, torch._foreach_norm(list(gradients.values()))))
 
     def step(self, rate: float) -> Tensor:
+        """Clip the gradients, update the dense parameters at `rate` times the learning rate, and clear the gradients.
+
+        Returns the gradient's norm before clipping.
+        """
         grads = [p.grad for p in self.named.values() if p.grad is not None]
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
         if self.clip is not None:
@@ -122,23 +79,28 @@ class Replicas(DistributedCore):
         return norm
 
     def tensors(self) -> list[Tensor]:
+        """Return the dense parameters or, with ZeRO stage 3, this process's shards of the dense parameters."""
         return [p.data for p in self.named.values()]
 
     def gather_whole(self, tensors: list[Tensor]) -> dict[str, Tensor]:
+        """Return whole parameters by name from tensors shaped like `tensors()`; every process must call this method."""
         return dict(zip(self.named, tensors, strict=True))
 
     def cut_own(self, whole: dict[str, Tensor]) -> list[Tensor]:
+        """Return tensors shaped like `tensors()` from whole parameters: the inverse of `gather_whole`."""
         return [whole[name] for name in self.named]
 
     def optimiser_state(self) -> dict[str, Any]:
+        """Return the optimiser's state or, if it is sharded, this process's shard of the state."""
         return self.optimiser.state_dict()
 
     def load_optimiser_state(self, saved: dict[str, Any]) -> None:
+        """Restore a state that `optimiser_state` returned."""
         require_optimiser_state(self.optimiser, saved, AdamAtan2.STATE)
         self.optimiser.load_state_dict(saved)
 
 
-class Zero(DistributedCore):
+class Zero(Replicas):
     """A core whose optimiser state (stage 1), gradients (2) and parameters (3) are sharded by DeepSpeed.
 
     Sharding flattens parameters, but Grassmann frames must stay matrices. So frames are turned into buffers, which
@@ -201,11 +163,11 @@ class Zero(DistributedCore):
         return torch.as_tensor(self.engine.get_global_grad_norm(), device=self.world.device)
 
     def tensors(self) -> list[Tensor]:
-        return [p.ds_tensor.data if self.stage == 3 else p.data for p in self.named.values()]
+        return [p.ds_tensor.data for p in self.named.values()] if self.stage == 3 else super().tensors()
 
     def gather_whole(self, tensors: list[Tensor]) -> dict[str, Tensor]:
         if self.stage < 3:
-            return dict(zip(self.named, tensors, strict=True))
+            return super().gather_whole(tensors)
         parameters = {}
         for (name, p), shard in zip(self.named.items(), tensors, strict=True):
             shards = [torch.empty_like(shard) for _ in range(self.world.size)]
@@ -215,7 +177,7 @@ class Zero(DistributedCore):
 
     def cut_own(self, whole: dict[str, Tensor]) -> list[Tensor]:
         if self.stage < 3:
-            return [whole[name] for name in self.named]
+            return super().cut_own(whole)
         own = []
         for name, p in self.named.items():
             size = p.ds_tensor.numel()
@@ -252,9 +214,7 @@ def refuse_strategy(config: TrainConfig, world: World) -> None:
         )
 
 
-def distribute_core(
-    core: nn.Module, groups: list[dict[str, Any]], config: TrainConfig, world: World
-) -> DistributedCore:
+def distribute_core(core: nn.Module, groups: list[dict[str, Any]], config: TrainConfig, world: World) -> Replicas:
     """Distribute a core over the processes by the configured strategy, with an optimiser of the parameter `groups`."""
     if config.strategy == "ddp":
         return Replicas(world, core, groups, config)
