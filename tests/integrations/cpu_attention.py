@@ -1,4 +1,4 @@
-"""An attention for torchtitan that has a backward pass on the CPU, by torchtitan's own means of overriding."""
+"""An override for torchtitan: an attention that has a backward pass on the CPU."""
 
 from dataclasses import dataclass
 from typing import Any

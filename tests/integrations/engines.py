@@ -1,4 +1,4 @@
-"""Train a wrapped model with the engine that is named, on the processes that torchrun starts: ENGINE FOLDER."""
+"""Train a wrapped model with an engine on torchrun's processes: python -m tests.integrations.engines ENGINE FOLDER."""
 
 import os
 import sys

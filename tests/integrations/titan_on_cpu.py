@@ -1,7 +1,7 @@
 """Run torchtitan's trainer on the CPU, which it does not support by itself: started by test_torchtitan.py.
 
-torchtitan takes the device for a GPU, so that its functions are given here; `cpu_attention.py` replaces the attention,
-whose kernels have no backward on the CPU.
+torchtitan expects a GPU, so this file gives it a GPU's functions for the CPU. `cpu_attention.py` replaces its attention,
+whose kernels have no backward pass on the CPU.
 """
 
 from types import SimpleNamespace

@@ -1,8 +1,8 @@
 """The form of a connection for DTensor streams: each process applies one of the other forms to its own tokens.
 
-Connections compute token by token, so that streams which are sharded along the sequence, as `SequenceParallel` leaves
-them, need no communication. The sublayer gets a DTensor with the placements of the streams. It may return a DTensor
-with any placements, or a plain tensor of this process's tokens.
+Connections compute each token alone. So streams that are sharded along the sequence, such as the outputs of
+`SequenceParallel`, need no communication. The sublayer's input is a DTensor with the placements of the streams. Its
+output may be a DTensor with any placements, or a plain tensor of this process's tokens.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ class DTensorState(NamedTuple):
     def make_rewrite(
         self, block: "HyperConnection", y: Any, following: "HyperConnection | None"
     ) -> Callable[[Tensor], Tensor]:
-        raise TypeError("streams that are a DTensor are not written again: a stack keeps them all")
+        raise TypeError("stacks keep streams that are DTensors and never recompute them")
 
     def _own_streams(self, x: Any) -> Tensor:
         return self.own.x if x is self.x else x.to_local()
@@ -78,7 +78,7 @@ def find_own(x: Any, size_dims: int, tokens_apart: bool) -> Tensor:
             )
     if {placement.is_shard() for placement in x.placements} != {tokens_apart}:
         raise ValueError(
-            f"the streams are a DTensor with the placements {x.placements}, for which these weights are not prepared: "
+            f"the connection's weights are not prepared for streams with the placements {x.placements}: "
             f"call jpmhc.parallelize_connections(model, mesh, sequence_parallel={not tokens_apart})"
         )
     return x.to_local()

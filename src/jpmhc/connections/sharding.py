@@ -1,4 +1,4 @@
-"""Models with hyper-connections on many processes: fully sharded (FSDP2), and in tensor parallelism."""
+"""Prepare models with hyper-connections for many processes: full sharding (FSDP2) and tensor parallelism."""
 
 import sys
 from typing import TYPE_CHECKING, Any
@@ -17,17 +17,16 @@ if TYPE_CHECKING:
 def shard_connections(model: nn.Module, *, sublayers: bool = True, **options: Any) -> None:
     """Shard every connection's sublayer and coefficients with `torch.distributed.fsdp.fully_shard`.
 
-    Call it before `fully_shard(model, **options)`, which takes care of the rest of the model. The coefficients of all
-    connections form one group of their own that no mixed-precision policy reaches: they stay float32, are gathered
-    once a step, and the fused kernels run as on one device. To shard a connection as a whole would put FSDP's hooks
-    between neighbours that are fused, and the policy would round the coefficients. Connections without a sublayer,
-    such as those of a wrapped model, belong to a layer, which is sharded in its place.
+    Call it before `fully_shard(model, **options)`, which shards the rest of the model. The coefficients of all
+    connections form one group without a mixed-precision policy: they stay float32 and are gathered once per step. So
+    the fused kernels run as on one device; FSDP's hooks around a whole connection would separate it from the next one.
+    For connections without a sublayer, such as those of a wrapped model, the layer around them is sharded.
 
     Args:
         model: Any module with `HyperConnection`s inside.
-        sublayers: Whether to shard sublayers and layers too. False leaves all but the coefficients to calls of
-            `fully_shard` that follow.
-        options: For `fully_shard` of the sublayers and layers: `mesh`, `mp_policy`, `reshard_after_forward`, …
+        sublayers: Whether to shard sublayers and layers. False: only the coefficients are sharded, and you call
+            `fully_shard` for the layers.
+        options: Options of `fully_shard` for the sublayers and layers: `mesh`, `mp_policy`, `reshard_after_forward`, …
 
     Example:
         >>> import jpmhc, torch, torch.distributed as dist
@@ -63,16 +62,16 @@ def shard_connections(model: nn.Module, *, sublayers: bool = True, **options: An
 
 
 def parallelize_connections(model: nn.Module, mesh: "DeviceMesh", *, sequence_parallel: bool = False) -> None:
-    """Make the connections part of tensor parallelism: their weights become DTensors, equal on all processes of a mesh.
+    """Prepare the connections for tensor parallelism: their weights become DTensors, equal on all processes of a mesh.
 
-    Call it where `torch.distributed.tensor.parallel.parallelize_module` is called for the sublayers, before
-    `shard_connections` and `fully_shard`. Streams may be plain tensors or DTensors.
+    Call `torch.distributed.tensor.parallel.parallelize_module` for the sublayers, and `shard_connections` and
+    `fully_shard` afterwards. Streams may be plain tensors or DTensors.
 
     Args:
         model: Any module with `HyperConnection`s inside.
         mesh: The processes that share the sublayers' weights.
-        sequence_parallel: Whether each process has the streams of other tokens, and the gradients of the connections'
-            weights are thus sums over the processes. False: each process has the streams of all tokens.
+        sequence_parallel: Whether each process has the streams of other tokens, so that the gradients of the weights
+            are sums over the processes. False: each process has the streams of all tokens.
 
     Example:
         >>> import jpmhc, torch, torch.distributed as dist
@@ -94,7 +93,7 @@ def parallelize_connections(model: nn.Module, mesh: "DeviceMesh", *, sequence_pa
             if list(module.mixer.parameters()):
                 raise ValueError(
                     f"{name}: the mixer {type(module.mixer).__name__} has parameters of its own, which tensor "
-                    "parallelism does not cover: make its coefficients dynamic"
+                    "parallelism does not support: choose dynamic=True"
                 )
             parts: list[Any] = [module.map, *([] if module.layer_norm is None else [module.layer_norm])]
         elif isinstance(module, StreamHead | StreamExpansion):
@@ -119,10 +118,10 @@ def _find_maps(model: nn.Module) -> list[CoefficientMap]:
 
 
 def _find_sharded(model: nn.Module) -> list[nn.Module]:
-    """Return the sublayers of all connections and, for connections without one, the layers that they belong to.
+    """Return the sublayers of all connections and, for connections without a sublayer, the layers around them.
 
-    That layer is the innermost module around the connection which has other parameters than connections' own; it may
-    not be the model as a whole.
+    A connection's layer is the innermost module around it that has parameters besides those of connections. The model
+    as a whole is never returned.
     """
     modules = dict(model.named_modules())
     connections = {name: module for name, module in modules.items() if isinstance(module, HyperConnection)}
