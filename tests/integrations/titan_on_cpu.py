@@ -1,6 +1,6 @@
 """Run torchtitan's trainer on the CPU, which it does not support by itself: started by test_torchtitan.py.
 
-torchtitan expects a GPU, so this file gives it a GPU's functions for the CPU. `cpu_attention.py` replaces its attention,
+torchtitan calls functions of a GPU, and this file supplies them for the CPU. `cpu_attention.py` replaces its attention,
 whose kernels have no backward pass on the CPU.
 """
 
