@@ -1,4 +1,4 @@
-"""DTensors, the tensors of `torch.distributed` that are spread over processes: find them, fill them, leave them."""
+"""Functions for DTensors, the tensors of `torch.distributed` that are spread over processes."""
 
 import sys
 from typing import Any
@@ -7,13 +7,13 @@ from torch import Tensor
 
 
 def is_dtensor(value: object) -> bool:
-    """Say whether a value is a DTensor, without loading `torch.distributed.tensor`, which takes half a second."""
+    """Return whether a value is a DTensor, without the half second that `torch.distributed.tensor` takes to load."""
     tensors = sys.modules.get("torch.distributed.tensor")
     return tensors is not None and isinstance(value, tensors.DTensor)
 
 
 def fill(target: Any, values: Tensor) -> None:
-    """Copy values into a tensor, in place. If it is a DTensor, each process copies its own part of them."""
+    """Copy values into a tensor in place; into a DTensor, each process copies its own part of the values."""
     if is_dtensor(target):
         from torch.distributed.tensor import distribute_tensor
 
@@ -27,8 +27,8 @@ def leave(parameter: Any, tokens_apart: bool) -> Tensor:
 
     Args:
         parameter: The parameter.
-        tokens_apart: Whether each process computes with tokens of its own. The gradient is then the sum over all
-            processes; otherwise every process computes the whole gradient.
+        tokens_apart: Whether each process computes with other tokens, so that the gradient is a sum over all processes.
+            False: every process computes with all tokens, and thus the whole gradient.
     """
     if not is_dtensor(parameter):
         return parameter
