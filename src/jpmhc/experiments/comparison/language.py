@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -26,8 +26,7 @@ from jpmhc.experiments.comparison.experiment import (
     average_stretches,
     change_settings,
     configure_mixer,
-    final_values,
-    split_arm,
+    make_run,
     summarize_mixing,
 )
 from jpmhc.experiments.models.decoder import MULTIPLE, Decoder, DecoderConfig, count_parameters
@@ -38,9 +37,7 @@ from jpmhc.experiments.tasks.language import (
     read_tokens,
     refuse_second_reading,
 )
-from jpmhc.experiments.training.log import describe_environment
 from jpmhc.experiments.training.mixing import mixing_statistics
-from jpmhc.experiments.training.processes import World
 from jpmhc.files import replacing
 from jpmhc.mixers import MIXERS
 
@@ -90,6 +87,8 @@ class LanguageExperiment(Experiment):
     compile: Literal["auto", "no", "default", "reduce-overhead"] = "auto"
     """Mode of torch.compile; auto means default on CUDA and no elsewhere."""
 
+    plain_arms: ClassVar[tuple[str, ...]] = (PLAIN, WIDE, LONG)
+
     def __post_init__(self) -> None:
         for name in _COUNTS:
             checks.whole_number(getattr(self, name), name)
@@ -124,7 +123,7 @@ class LanguageExperiment(Experiment):
 
     def configure(self, arm: str) -> "LanguageExperiment":
         """Return the experiment with the model and options of one arm."""
-        mixer, options = split_arm(arm)
+        mixer, options = self.split_arm(arm)
         own = {name: text for name, text in options.items() if name in _OPTIONS}
         changed: LanguageExperiment = change_settings(self, own, arm)
         vocabulary = read_manifest(self.tokens).vocabulary
@@ -132,8 +131,6 @@ class LanguageExperiment(Experiment):
         if mixer == WIDE:
             model = _widen(model)
         else:
-            if ":" not in mixer:
-                checks.choice(mixer, (PLAIN, WIDE, LONG, *MIXERS), "mixer")
             model = configure_mixer(model, PLAIN if mixer == LONG else mixer)
         model = change_settings(model, {name: text for name, text in options.items() if name not in own}, arm)
         steps = round(changed.steps * changed.time_factor) if mixer == LONG else changed.steps
@@ -319,25 +316,18 @@ class _Training:
         ends, losses = average_stretches(losses)
         train: Curves = {"step": list(map(float, ends)), "loss": losses, "gradient_norm": average_stretches(norms)[1]}
         pace = sorted(self.paces)[len(self.paces) // 2] if self.paces else None
-        cuda = self.device.type == "cuda"
-        return {
-            "arm": self.job.arm,
-            "learning_rate": self.job.learning_rate,
-            "seed": self.job.seed,
-            "steps": self.step,
-            "parameters": sum(p.numel() for p in self.model.parameters()),
-            "seconds": self.seconds,
-            "step_seconds": pace,
-            "tokens_per_second": self.settings.batch * self.settings.model.length / pace if pace else None,
-            "peak_bytes": torch.cuda.max_memory_allocated(self.device) if cuda else None,
-            "diverged": diverged,
-            "final": {} if diverged else final_values(train, self.validation, self.mixing),
-            "curves": {"train": train, "validation": self.validation, "mixing": self.mixing},
-            "environment": {
-                **describe_environment(World(0, 1, self.device)),
-                "data": self.session.tokens.manifest.fingerprint,
-            },
-        }
+        return make_run(
+            self.job,
+            self.model,
+            self.device,
+            self.session.tokens.manifest.fingerprint,
+            self.step,
+            self.seconds,
+            {"train": train, "validation": self.validation, "mixing": self.mixing},
+            diverged,
+            pace,
+            self.settings.batch * self.settings.model.length / pace if pace else None,
+        )
 
     def _save(self) -> None:
         state = {
