@@ -8,7 +8,7 @@ import torch
 from jpmhc import machine
 from jpmhc.experiments.training import loop
 from jpmhc.experiments.training.presets import PRESETS
-from jpmhc.machine import one_thread, use_threads
+from jpmhc.machine import use_threads
 from jpmhc.spectra import Network, cauchy
 
 
@@ -21,9 +21,9 @@ def two_threads():
 
 
 def test_one_thread_inside_and_the_users_number_after(two_threads):
-    with one_thread():
+    with use_threads(1):
         assert torch.get_num_threads() == 1
-        with one_thread():
+        with use_threads(1):
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 2

@@ -25,13 +25,6 @@ def use_threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Set PyTorch's number of threads to one inside the context, and restore it afterwards."""
-    with use_threads(1):
-        yield
-
-
 # Words in the plain RuntimeError that PyTorch raises when the CPU's memory runs out.
 _HOST = ("can't allocate memory", "not enough memory")
 

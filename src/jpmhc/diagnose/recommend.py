@@ -20,7 +20,7 @@ from torch import Tensor
 from jpmhc import checks, spectra
 from jpmhc.connections.gates import favouring
 from jpmhc.diagnose.measured import read_losses
-from jpmhc.machine import one_thread
+from jpmhc.machine import use_threads
 from jpmhc.mixers import MIXERS, Mixer, make_mixer
 from jpmhc.spectra.activations import Activation
 from jpmhc.spectra.density import COLLAPSED
@@ -140,7 +140,7 @@ class Recommendation:
         return "\n".join([*lines, self.assumptions])
 
 
-@one_thread()
+@use_threads(1)
 def recommend(
     depth: int,
     streams: int = 4,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import jpmhc
 from jpmhc import checks
-from jpmhc.machine import one_thread
+from jpmhc.machine import use_threads
 
 PLAIN = "plain"
 # Shares of the singular values at which spectra are recorded.
@@ -158,7 +158,7 @@ def _work_through(config: DemoConfig, jobs: list[tuple[str, int]], workers: int)
 
 def train_once(config: DemoConfig, name: str, seed: int) -> DemoRun:
     """Train the stack with one mixer ("plain": none) and one seed, and return the measurements."""
-    with one_thread():
+    with use_threads(1):
         torch.manual_seed(config.seed + seed)
         layers = [_make_layer(config.dim) for _ in range(config.depth)]  # the same weights for all mixers of a seed
         model, connections = _make_model(config, name, layers)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from jpmhc import checks
-from jpmhc.machine import one_thread
+from jpmhc.machine import use_threads
 from jpmhc.paper.methods import transform
 from jpmhc.spectra.density import COLLAPSED, Density, density
 from jpmhc.spectra.distances import Distances, distances
@@ -142,7 +142,7 @@ def panel(config: PanelConfig, progress: Callable[[str], None] | None = None) ->
     [('identity', 1)]
     """
     cells: list[Cell] = []
-    with one_thread():
+    with use_threads(1):
         for depth, samples in zip(config.depths, config.samples):
             for mixer in config.mixers:
                 if progress is not None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from jpmhc import checks
-from jpmhc.machine import one_thread, ran_out_of_memory
+from jpmhc.machine import ran_out_of_memory, use_threads
 from jpmhc.spectra.arguments import check_points
 from jpmhc.spectra.fixed_point import Options, Scheme
 from jpmhc.spectra.network import Network, require_network
@@ -212,7 +212,7 @@ def solve_points(solve: Callable[[Tensor], Solution], network: Network, z: Tenso
     """Check a network and its points z, and return the solution of `solve` in the shape of z."""
     require_network(network)
     points = check_points(z, network.skips.device)
-    with torch.no_grad(), one_thread():
+    with torch.no_grad(), use_threads(1):
         row = _solve_in_parts(solve, points.reshape(-1))
     return replace(
         row,

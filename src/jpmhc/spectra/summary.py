@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from jpmhc import checks
-from jpmhc.machine import one_thread
+from jpmhc.machine import use_threads
 from jpmhc.spectra.chain.solve import cauchy, solve_together
 from jpmhc.spectra.density import COLLAPSED
 from jpmhc.spectra.network import Network, require_network
@@ -200,7 +200,7 @@ def share_below(network: Network, threshold: float, *, points: int = 12, toleran
 def shares_below(networks: Sequence[Network], threshold: float, *, points: int, tolerance: float) -> list[float]:
     """Return `share_below` of several networks of one shape with the block's noise, solved together in one batch."""
     z, weight = _arc(threshold, points, networks[0].skips.device)
-    with torch.no_grad(), one_thread():
+    with torch.no_grad(), use_threads(1):
         rows = solve_together(networks, z, tolerance=tolerance)
     return [_integrate_share(z, green, weight) for green in rows]
 

@@ -128,10 +128,7 @@ class LanguageExperiment(Experiment):
         changed: LanguageExperiment = change_settings(self, own, arm)
         vocabulary = read_manifest(self.tokens).vocabulary
         model = dataclasses.replace(changed.model, vocabulary=vocabulary)
-        if mixer == WIDE:
-            model = _widen(model)
-        else:
-            model = configure_mixer(model, PLAIN if mixer == LONG else mixer)
+        model = _widen(model) if mixer == WIDE else configure_mixer(model, PLAIN if mixer == LONG else mixer)
         model = change_settings(model, {name: text for name, text in options.items() if name not in own}, arm)
         steps = round(changed.steps * changed.time_factor) if mixer == LONG else changed.steps
         return dataclasses.replace(changed, model=model, steps=steps)
