@@ -63,16 +63,22 @@ def check_depth(depth: int) -> list[dict]:
 
 
 def list_shares(rows: list[dict]) -> list[str]:
-    """Return the table of predicted and measured shares, one line for each mixer."""
+    """Return a table of predicted and measured shares for J and one for T; mixers with equal shares have one line."""
     depths = sorted({int(row["depth"]) for row in rows})
     shares = {(row["mixer"], int(row["depth"])): row for row in rows}
-    heads = [f"{part}, L = {depth}" for part in "JT" for depth in depths]
-    lines = ["| mixer | " + " | ".join(heads) + " |", "|---" * (1 + len(heads)) + "|"]
-    for mixer in dict.fromkeys(row["mixer"] for row in rows):
-        pairs = ((shares[mixer, depth], part) for part in "jt" for depth in depths)
-        cells = [f"{float(row[f'predicted_{part}']):.1%}, {float(row[f'measured_{part}']):.1%}" for row, part in pairs]
-        lines.append(f"| {mixer} | " + " | ".join(cells) + " |")
-    return lines
+    lines = []
+    for part in "JT":
+        names: dict[str, list[str]] = {}
+        for mixer in dict.fromkeys(row["mixer"] for row in rows):
+            pairs = (
+                [f"{float(shares[mixer, depth][f'{kind}_{part.lower()}']):.1%}" for kind in ("predicted", "measured")]
+                for depth in depths
+            )
+            names.setdefault(" | ".join(map(", ".join, pairs)), []).append(mixer)
+        lines += ["", f"| {part} | " + " | ".join(f"L = {depth}" for depth in depths) + " |"]
+        lines += ["|---" * (1 + len(depths)) + "|"]
+        lines += [f"| {', '.join(mixers)} | {cells} |" for cells, mixers in names.items()]
+    return lines[1:]
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from jpmhc.experiments.demo import PLAIN, SHARES, DemoConfig, DemoRun, Spectra
 from jpmhc.mixers import sample_skips
 from jpmhc.report.charts import Axis, Chart, Line
 from jpmhc.report.page import Section, Table, render_page, write_page
-from jpmhc.report.style import colour_of
+from jpmhc.report.style import INK, colour_of
 
 _HEADING = ("model", "loss", "over plain", "weakest", "kept", "J 90 %", "theory", "J 10 %", "theory")
 _ON_TERMINAL = 7  # the number of columns that fit into a terminal of 80 characters
@@ -192,7 +192,7 @@ def _draw_curves(groups: Sequence[_Group]) -> list[Chart]:
     return [
         Chart("Loss", losses, Axis("step"), Axis("held-out error / variance", logarithmic=True)),
         Chart("Gradient at each layer's weights", gradients, Axis("layer"), Axis("gradient norm", logarithmic=True)),
-        Chart("Product of all skips", products, position, Axis("size", logarithmic=True), note="10⁻⁶ stands for less."),
+        Chart("Product of all skips", products, position, Axis("size", logarithmic=True), note="Below 10⁻⁶: drawn at 10⁻⁶."),
     ]
 
 
@@ -209,7 +209,7 @@ def _draw_spectrum(title: str, name: str, spectra: Spectra | None) -> Chart:
     lines = [
         Line("measured", SHARES, spectra.measured, colour_of(name), steps=True),
         Line("theory", SHARES, spectra.predicted, colour_of(name), dashes=(4, 3)),
-        Line("theory with shared modes", SHARES, spectra.with_modes, colour_of(name), dashes=(1, 2)),
+        Line("theory with shared modes", SHARES, spectra.with_modes, INK, dashes=(2, 2)),
     ]
     note = f"KS distance {spectra.apart:.3f}, with shared modes {spectra.apart_with_modes:.3f}"
     return Chart(title, lines, x, y, note=note)
