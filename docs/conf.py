@@ -22,6 +22,7 @@ myst_heading_anchors = 4
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
 napoleon_use_ivar = True
+napoleon_custom_sections = [("Shapes", "params_style")]
 default_role = "code"
 html_show_copyright = False
 
