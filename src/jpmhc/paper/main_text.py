@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jpmhc.paper.one_layer import require_one_layer, to_solution
+from jpmhc.paper.one_layer import require_paper_noise, to_solution
 from jpmhc.spectra.fixed_point import Equation, Options, lead_down
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.schemes import Newton
@@ -30,7 +30,7 @@ _NOT_THE_LAW = "eq. {} is not the law of a layer; method 'dyson' solves the one 
 @method(scheme=_LINEAR, tolerance=1e-12, maximum=1000)
 def solve_scalar(network: Network, z: Tensor, options: Options) -> Solution:
     """Solve eq. dyson-fp for one layer whose skip is a multiple of the identity, at points z [B]."""
-    require_one_layer(network, "dyson-fp")
+    require_paper_noise(network, "dyson-fp", layers=1)
     skip = network.skips[0]
     a = skip.diagonal().mean()
     if not torch.allclose(skip, a * torch.eye(network.streams, dtype=skip.dtype, device=skip.device)):
@@ -43,7 +43,7 @@ def solve_scalar(network: Network, z: Tensor, options: Options) -> Solution:
 @method(scheme=Newton(), tolerance=1e-12, maximum=100)
 def solve_matrix(network: Network, z: Tensor, options: Options) -> Solution:
     """Solve eq. matrix-dyson for one layer, at points z [B]; the solution's `matrix` is (z - A_hᵀ A_h)⁻¹."""
-    require_one_layer(network, "matrix-dyson")
+    require_paper_noise(network, "matrix-dyson", layers=1)
     equation = _Matrix(network.skips[0].to(torch.complex128), float(network.variance[0]))
     points = lead_down(equation, z, options, top=_height(network))
     resolvent = equation.dress(points.x, z)[1]

@@ -246,7 +246,7 @@ def low_rank_spectrum(scale: float, left: Tensor, right: Tensor) -> tuple[Tensor
 @method(scheme=_OPTIONS.scheme, tolerance=_OPTIONS.tolerance, maximum=_OPTIONS.maximum)
 def solve(network: Network, z: Tensor, options: Options) -> Solution:
     """Solve a network of one layer with isotropic noise at points z [B]; the residual is relative to $|G|$."""
-    require_one_layer(network, "dyson")
+    require_paper_noise(network, "dyson", layers=1)
     spectrum, variance = gram_spectrum(network.skips[0]), float(network.variance[0])
     points = layer_cauchy(z, spectrum, variance, options)
     return to_solution("dyson", points.x.squeeze(-1), points)
@@ -272,27 +272,20 @@ def to_solution(
     return Solution(green, converged, residual, iterations, method, exact=not reason, note=note, matrix=matrix)
 
 
-def require_one_layer(network: Network, method: str) -> None:
-    """Raise an error unless the network is one layer with isotropic noise."""
-    if network.depth != 1:
-        raise ValueError(f"method '{method}' solves one layer, and this network has {network.depth}; use 'chain'")
-    require_isotropic(network, method)
+def require_paper_noise(network: Network, method: str, *, layers: int | None = None, isotropic: bool = True) -> None:
+    """Raise an error if a network has other noise than the paper's, or another number of layers than a method solves.
 
-
-def require_isotropic(network: Network, method: str) -> None:
-    """Raise an error unless the network has the paper's noise: Gaussian and the same in every direction."""
-    if not network.isotropic:
-        raise ValueError(
-            f"method '{method}' needs isotropic noise, and this network's is structured (read and write vectors or "
-            "a covariance); use 'chain'"
+    The paper's noise is independent, Gaussian and, if `isotropic` is true, the same in every direction.
+    """
+    reason = ""
+    if layers is not None and network.depth != layers:
+        reason = f"solves one layer, and this network has {network.depth}"
+    elif isotropic and not network.isotropic:
+        reason = "needs isotropic noise, and this network's is structured (read and write vectors or a covariance)"
+    elif not network.gaussian_streams:
+        reason = (
+            "knows independent Gaussian noise and the Jacobian of all streams, not other sublayers, unequal slopes, "
+            "tied weights or the model's own ends"
         )
-    require_gaussian_streams(network, method)
-
-
-def require_gaussian_streams(network: Network, method: str) -> None:
-    """Raise an error if the network has `sublayers`, `slopes`, `tied` weights or the model's ends."""
-    if not network.gaussian_streams:
-        raise ValueError(
-            f"method '{method}' knows independent Gaussian noise and the Jacobian of all streams, not other sublayers, "
-            "unequal slopes, tied weights or the model's own ends; use 'chain'"
-        )
+    if reason:
+        raise ValueError(f"method '{method}' {reason}; use 'chain'")

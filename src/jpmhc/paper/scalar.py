@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from jpmhc.paper.one_layer import gram_spectrum, require_isotropic
+from jpmhc.paper.one_layer import gram_spectrum, require_paper_noise
 from jpmhc.spectra.network import Network
 
 # A skip counts as a multiple of an orthogonal matrix if its squared singular values differ by at most this fraction.
@@ -37,7 +37,7 @@ class ScalarLayers:
     @classmethod
     def of(cls, network: Network, method: str) -> ScalarLayers:
         """Return the laws of a network's layers; raise ValueError if the scalar theory is not defined for it."""
-        require_isotropic(network, method)
+        require_paper_noise(network, method)
         spectrum = gram_spectrum(network.skips)  # [L, n]
         mean = spectrum.mean(-1) + network.variance
         if bool((mean == 0).any()):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from jpmhc.paper.one_layer import require_gaussian_streams, to_solution
+from jpmhc.paper.one_layer import require_paper_noise, to_solution
 from jpmhc.paper.scalar import why_not_exact as why_not_scalar
 from jpmhc.spectra.fixed_point import Equation, FixedPoints, Options, lead_down
 from jpmhc.spectra.network import Network
@@ -66,7 +66,7 @@ class Factors(NamedTuple):
             network: The network.
             first: "outer" for the first factor $Y_1 Y_1^\top$, "gram" for $Y_1^\top Y_1$.
         """
-        require_gaussian_streams(network, "twisted")
+        require_paper_noise(network, "twisted", isotropic=False)
         if network.covariance is not None:
             raise ValueError(
                 "method 'twisted' knows isotropic noise and read and write vectors, not a general covariance"

@@ -11,7 +11,7 @@ from jpmhc.paper.generators.random_walk import spectral_gap
 
 def classes(n, size):
     question = find_classes(Question(n, size))
-    return np.concatenate([sets for unit in question.units() for sets, _ in question.representatives(unit)])
+    return np.concatenate([sets for unit in question.units() for sets, _ in question.list_sets(unit)])
 
 
 @pytest.mark.parametrize(("n", "size"), [(3, 3), (4, 2), (4, 5)])

@@ -137,11 +137,11 @@ def test_representatives_with_constraints_are_one_of_each_class():
     classes = [
         frozenset(frozenset(row[s].tolist()) for row in table)
         for unit in classes_of_sets.units()
-        for sets, _ in classes_of_sets.representatives(unit)
+        for sets, _ in classes_of_sets.list_sets(unit)
         for s in sets
     ]
-    assert len(classes) == len(set(classes)) == classes_of_sets.count_classes()
-    assert sum(map(len, classes)) == classes_of_sets.count_sets()
+    assert len(classes) == len(set(classes)) == classes_of_sets.count_orbits()
+    assert sum(map(len, classes)) == classes_of_sets.count_subsets()
 
 
 def test_among_ties_the_streams_decide():

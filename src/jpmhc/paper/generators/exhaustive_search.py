@@ -133,7 +133,7 @@ class UnitSearcher:
     def search_unit(self, unit: Unit) -> SearchRecord:
         """Examine every class of a unit and return the best sets and the counts."""
         result = SearchRecord(self.question, done={unit})
-        for sets, class_sizes in self.classes.representatives(unit):
+        for sets, class_sizes in self.classes.list_sets(unit):
             result.covered += int(class_sizes.sum())
             while len(sets):
                 batch, sets = sets[: self.batch], sets[self.batch :]
@@ -208,7 +208,7 @@ def search_exhaustively(
             for unit_record in _collect_results(pool, units, report):
                 add_unit(unit_record)
     record.seconds = before + time.perf_counter() - start
-    if (record.examined, record.covered) != (classes, subsets := find_classes(question).count_sets()):
+    if (record.examined, record.covered) != (classes, subsets := find_classes(question).count_subsets()):
         raise ArithmeticError(
             f"looked at {record.examined} classes with {record.covered} sets, where Burnside's lemma counts {classes} "
             f"and there are {subsets} sets"

@@ -66,11 +66,11 @@ class Question:
         return ranks
 
 
-class SetClasses:
+class SetClasses(SubsetOrbits):
     """The classes of equivalent sets among the sets that a question allows, for n ≤ 7.
 
     Two sets are equivalent if an automorphism of S_n, or inverting every element, maps one set to the other. The walks
-    of equivalent sets have the same spectrum.
+    of equivalent sets have the same spectrum. A class is an orbit of subsets of the question's atoms.
     """
 
     def __init__(self, question: Question):
@@ -82,24 +82,12 @@ class SetClasses:
         atom_of[atoms[:, 0]] = np.arange(len(atoms))
         paired = atoms[:, 1] >= 0
         atom_of[atoms[paired, 1]] = np.flatnonzero(paired)
-        self.orbits = SubsetOrbits(atom_of[action[:, atoms[:, 0]]], question.weights)
+        super().__init__(atom_of[action[:, atoms[:, 0]]], question.free_size, question.weights)
 
-    def count_classes(self) -> int:
-        """Return the number of classes, by Burnside's lemma."""
-        return self.orbits.count_orbits(self.question.free_size)
-
-    def count_sets(self) -> int:
-        """Return the number of sets in all classes together."""
-        return self.orbits.count_subsets(self.question.free_size)
-
-    def units(self) -> list[tuple[int, int]]:
-        """Return the units of the enumeration, each of which is an argument of `representatives`."""
-        return self.orbits.units(self.question.free_size)
-
-    def representatives(self, unit: tuple[int, int]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    def list_sets(self, unit: tuple[int, int]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Yield one set of each class in a unit, in batches: the sets' ranks [B, K] and the classes' sizes [B]."""
-        for atoms, stabiliser in self.orbits.representatives(self.question.free_size, unit):
-            yield self.question.elements_of(atoms), self.orbits.order // stabiliser
+        for atoms, stabiliser in self.representatives(unit):
+            yield self.question.elements_of(atoms), self.order // stabiliser
 
 
 @lru_cache(maxsize=1)

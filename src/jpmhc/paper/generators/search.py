@@ -117,8 +117,8 @@ def prepare_search(
     possible = question.n <= EXHAUSTIVE_DEGREE
     if method == "exhaustive" and not possible:
         raise ValueError(f"an exhaustive search is possible for n ≤ {EXHAUSTIVE_DEGREE}, not {question.n}; use local.")
-    classes = find_classes(question).count_classes() if possible else None
-    subsets = find_classes(question).count_sets() if possible else None
+    classes = find_classes(question).count_orbits() if possible else None
+    subsets = find_classes(question).count_subsets() if possible else None
     exhaustive = classes is not None and (method == "exhaustive" or (method == "auto" and classes <= AUTO_CLASSES))
     if exhaustive and (moves is not None or seed is not None):
         raise ValueError(
@@ -215,7 +215,7 @@ def _find_generating_sets(search: Search) -> list[list[int]]:
     question, group = search.question, symmetric_group.elements(search.question.n)
     if search.exhaustive:
         classes = find_classes(question)
-        sets = (batch for unit in classes.units() for batch, _ in classes.representatives(unit))
+        sets = (batch for unit in classes.units() for batch, _ in classes.list_sets(unit))
         generating = [ranks.tolist() for batch in sets for ranks in batch if symmetric_group.generates(group[ranks])]
         if generating:
             return generating

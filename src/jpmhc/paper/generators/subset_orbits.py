@@ -22,11 +22,12 @@ class SubsetOrbits:
 
     Args:
         action: All maps of the group, [maps, N], each a permutation of the points.
+        weight: The total weight of a subset.
         weights: A positive integer per point, constant on the group's orbits; all 1 if None.
     """
 
-    def __init__(self, action: NDArray[np.integer], weights: NDArray[np.int64] | None = None):
-        self.action = np.ascontiguousarray(action)
+    def __init__(self, action: NDArray[np.integer], weight: int, weights: NDArray[np.int64] | None = None):
+        self.action, self.weight = np.ascontiguousarray(action), weight
         self.order, self.points = action.shape
         self.weights = np.ones(self.points, dtype=np.int64) if weights is None else weights
         self._label_pairs()
@@ -66,38 +67,38 @@ class SubsetOrbits:
         where = {row.tobytes(): k for k, row in enumerate(rows)}
         return np.array([where[row.tobytes()] for row in inverted], dtype=np.int32)
 
-    def count_orbits(self, weight: int) -> int:
-        """Return the number of orbits of subsets of total weight `weight`, by Burnside's lemma, without listing them.
+    def count_orbits(self) -> int:
+        """Return the number of orbits, by Burnside's lemma, without listing them.
 
         The subsets that a map fixes are the unions of its cycles with this total weight.
         """
         types = Counter(_cycle_weights(row.astype(np.int64), self.weights) for row in self.action)
-        return sum(maps * _count_choices(cycles, weight) for cycles, maps in types.items()) // self.order
+        return sum(maps * _count_choices(cycles, self.weight) for cycles, maps in types.items()) // self.order
 
-    def count_subsets(self, weight: int) -> int:
-        """Return the number of all subsets of total weight `weight`."""
-        return _count_choices(_cycle_weights(np.arange(self.points), self.weights), weight)
+    def count_subsets(self) -> int:
+        """Return the number of all subsets."""
+        return _count_choices(_cycle_weights(np.arange(self.points), self.weights), self.weight)
 
-    def units(self, weight: int) -> list[tuple[int, int]]:
+    def units(self) -> list[tuple[int, int]]:
         """Return the units of the enumeration as (number of points, orbit of pairs or −1 for fewer than two points)."""
         heaviest = int(self.weights.max())
-        sizes = range(-(-weight // heaviest), weight + 1)
+        sizes = range(-(-self.weight // heaviest), self.weight + 1)
         return [(m, p) for m in sizes for p in (range(len(self.pairs)) if m >= 2 else (-1,))]
 
-    def representatives(self, weight: int, unit: tuple[int, int]) -> Iterator[tuple[NDArray, NDArray]]:
+    def representatives(self, unit: tuple[int, int]) -> Iterator[tuple[NDArray, NDArray]]:
         """Yield one subset of each orbit in a unit, in batches: points [B, m] and the stabilisers' orders [B]."""
         size, pair = unit
         if size == 0:
             yield np.empty((1, 0), dtype=np.int64), np.array([self.order])
         elif size == 1:
-            points = self.point_representatives[self.weights[self.point_representatives] == weight]
+            points = self.point_representatives[self.weights[self.point_representatives] == self.weight]
             yield points[:, None], (self.action[:, points] == points).sum(axis=0)
         else:
-            for subsets in self._extend_pair(pair, size, weight):
+            for subsets in self._extend_pair(pair, size):
                 keep, stabiliser = self._select_canonical(subsets, pair)
                 yield subsets[keep], stabiliser
 
-    def _extend_pair(self, pair: int, size: int, weight: int) -> Iterator[NDArray]:
+    def _extend_pair(self, pair: int, size: int) -> Iterator[NDArray]:
         """Yield the subsets that contain the representative of a pair orbit and no pair of a lower one, in batches."""
         a, b = self.pairs[pair]
         allowed = np.flatnonzero((self.pair_orbit[a] >= pair) & (self.pair_orbit[b] >= pair))
@@ -129,12 +130,8 @@ class SubsetOrbits:
                     inner = mask[part][parent[piece]] & joined[point[piece]]
                     yield from extend(grown[piece], inner, missing_weight[piece])
 
-        missing_weight = weight - self.weights[a] - self.weights[b]
-        yield from extend(
-            np.empty((1, 0), dtype=np.int64),
-            np.ones((1, len(allowed)), dtype=bool),
-            np.array([missing_weight]),
-        )
+        left = np.array([self.weight - self.weights[a] - self.weights[b]])
+        yield from extend(np.empty((1, 0), dtype=np.int64), np.ones((1, len(allowed)), dtype=bool), left)
 
     def _select_canonical(self, subsets: NDArray, pair: int) -> tuple[NDArray, NDArray]:
         """Return the indices of the subsets that are least among their images, and the orders of their stabilisers.
