@@ -23,8 +23,6 @@ from jpmhc.spectra.network import Network
 from jpmhc.spectra.schemes import Newton
 from jpmhc.spectra.solution import Solution, method
 
-# From this depth on the equation is solved in logarithms (algorithm z1_mapping).
-LOG_DEPTH = 5
 # The step is halved more often than by default before the row ends.
 _SCHEME = Newton(lengths=tuple(0.5**k for k in range(8)))
 
@@ -33,7 +31,7 @@ _SCHEME = Newton(lengths=tuple(0.5**k for k in range(8)))
 def solve(network: Network, z: Tensor, options: Options) -> Solution:
     """Solve the scalar theory of layers with isotropic noise and equal laws, at points z [B].
 
-    The residual is that of eq. z1_mapping, relative or in logarithms. Only Newton's method can solve the equation.
+    The residual is that of eq. z1_mapping in logarithms. Only Newton's method can solve the equation.
     """
     mapping, points = _find_omega(ScalarLayers.of(network, "z1"), z, options)
     green = (1 + mapping.layer(points.x).w) / z  # eq. GL_from_G1, which says z_L G_L = z_1 G_1
@@ -57,7 +55,7 @@ def solve_matrix_power(network: Network, z: Tensor, options: Options) -> Solutio
     vectors, values, _ = torch.linalg.svd(gram[0])
     spectrum = values * (mapping.spectrum.sum() / values.sum().clamp_min(torch.finfo(torch.float64).tiny))
     # All factors are functions of AᵀA, so that powers of matrices are powers of eigenvalues.
-    g = (1 - mapping.variance * one.g).unsqueeze(-1) / (mapping.omega(points.x).unsqueeze(-1) - spectrum)  # [B, n]
+    g = (1 - mapping.variance * one.g).unsqueeze(-1) / (points.x.exp() - spectrum)  # [B, n]
     w = one.z.unsqueeze(-1) * g - 1
     # eq. ov_GL_matrix_power
     power = torch.exp(layers.depth * g.log() - (layers.depth - 1) * w.log() - layers.log_mean)
@@ -78,44 +76,31 @@ def _find_omega(layers: ScalarLayers, z: Tensor, options: Options) -> tuple[_Map
 
 
 class _Mapping(Equation):
-    """Eq. z1_mapping with ω, or its logarithm, as the unknown."""
+    """Eq. z1_mapping in logarithms, with log ω as the unknown (alg. z1_mapping does so from five layers on)."""
 
     def __init__(self, layers: ScalarLayers) -> None:
         self.spectrum, self.variance = layers.spectrum[0], layers.variance[0]
         self.power = layers.depth - 1
-        self.logarithmic = layers.depth >= LOG_DEPTH
 
     def layer(self, x: Tensor) -> Explicit:
-        return explicit(self.omega(x), self.spectrum, self.variance)
-
-    def omega(self, x: Tensor) -> Tensor:
-        return (x.exp() if self.logarithmic else x).squeeze(-1)
-
-    def unknown(self, omega: Tensor) -> Tensor:
-        return (omega.log() if self.logarithmic else omega).unsqueeze(-1)
+        return explicit(x.exp().squeeze(-1), self.spectrum, self.variance)
 
     def start(self, z: Tensor, index: Tensor) -> Tensor:
-        return self.unknown(z)  # after rescaling, ω = z₁ = z to leading order
+        return z.log().unsqueeze(-1)  # after rescaling, ω = z₁ = z to leading order
 
     def newton_correction(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         one = self.layer(x)
         rest = one.z * one.w / (1 + one.w)  # z₁ − 1/G₁
-        log_slope = (1 + self.power) * one.z_slope / one.z + self.power * one.w_slope / (one.w * (1 + one.w))
-        if self.logarithmic:
-            # The arguments of z₁ and of z₁ − 1/G₁ lie in (−π, π) and add up to the argument of z: no multiple of 2πi is
-            # lost.
-            residual = one.z.log() + self.power * rest.log() - z.log()  # eq. z1_mapping
-            step = -residual / (log_slope * self.omega(x))
-        else:
-            ratio = one.z * rest**self.power / z  # eq. z1_mapping, which is eq. ov_z1_scalar too
-            residual = ratio - 1
-            step = -residual / (ratio * log_slope)
-        return residual.abs(), step.unsqueeze(-1)
+        slope = (1 + self.power) * one.z_slope / one.z + self.power * one.w_slope / (one.w * (1 + one.w))
+        # The arguments of z₁ and of z₁ − 1/G₁ lie in (−π, π) and add up to the argument of z: no multiple of 2πi is
+        # lost.
+        residual = one.z.log() + self.power * rest.log() - z.log()  # eq. z1_mapping, which is eq. ov_z1_scalar too
+        return residual.abs(), -residual.unsqueeze(-1) / (slope.unsqueeze(-1) * x.exp())
 
     def admissible(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
         one = self.layer(x)
         inside = (one.z.imag > 0) & (one.g.imag < 0) & (one.w.imag < 0) & (((1 + one.w) / z).imag < 0)
-        return inside & (x.squeeze(-1).imag.abs() < torch.pi) if self.logarithmic else inside
+        return inside & (x.squeeze(-1).imag.abs() < torch.pi)
 
 
 def _restart(mapping: _Mapping, z: Tensor, solution: FixedPoints, options: Options) -> None:
@@ -131,7 +116,7 @@ def _restart(mapping: _Mapping, z: Tensor, solution: FixedPoints, options: Optio
     starts = []
     for z_one in guesses:
         g = layer_cauchy(z_one, mapping.spectrum, float(mapping.variance), Options(Newton(), 1e-6, 200)).x.squeeze(-1)
-        starts.append(mapping.unknown(z_one * (1 - mapping.variance * g).square()))
+        starts.append((z_one * (1 - mapping.variance * g).square()).log().unsqueeze(-1))
     solved = solution.converged.nonzero().squeeze(-1)
     if len(solved):
         nearest = (lost.unsqueeze(-1) - solved).abs().argmin(-1)
