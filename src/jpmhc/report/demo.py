@@ -192,7 +192,7 @@ def _draw_curves(groups: Sequence[_Group]) -> list[Chart]:
     return [
         Chart("Loss", losses, Axis("step"), Axis("held-out error / variance", logarithmic=True)),
         Chart("Gradient at each layer's weights", gradients, Axis("layer"), Axis("gradient norm", logarithmic=True)),
-        Chart("Product of all skips", products, position, Axis("size", logarithmic=True), note="Below 10⁻⁶: drawn at 10⁻⁶."),
+        Chart("Product of all skips", products, position, Axis("size", logarithmic=True), note="10⁻⁶ means ≤ 10⁻⁶."),
     ]
 
 
