@@ -69,3 +69,12 @@ def test_methods_refuse_what_they_cannot_solve():
     for method in ("z1", "subordination", "stransform"):
         with pytest.raises(ValueError, match="isotropic"):
             paper.cauchy(block, Z, method)
+
+
+def test_the_matrix_power_is_said_to_be_no_law():
+    asked = network(shared=True)
+    with (
+        pytest.warns(UserWarning, match="'z1-matrix'"),
+        pytest.raises(ValueError, match="'z1-matrix' does not give the transform of a law: it has a mass of"),
+    ):
+        spectra.moments(asked, 2, 8.0, paper.transform("z1-matrix"))

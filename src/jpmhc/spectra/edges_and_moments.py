@@ -57,7 +57,12 @@ def moments(network: Network, count: int, top: float, transform: Transform = cau
     if not bool(solution.converged.all()):
         raise ValueError(f"no moments: around the spectrum, {solution.why_unconverged()}")
     mass = float((solution.G * arm).real.mean())
-    if abs(mass - 1) > 1e-6:
+    if mass > 1 + 1e-6:
+        raise ValueError(
+            f"for this network the method '{solution.method}' does not give the transform of a law: it has a mass of "
+            f"{mass:.4g} instead of one, and no moments"
+        )
+    if mass < 1 - 1e-6:
         raise ValueError(f"top = {top:g} must lie above the spectrum; the circle through it holds a mass of {mass:.4g}")
     powers = torch.stack([(centre + arm) ** k for k in range(1, count + 1)])
     return (powers * solution.G * arm).real.mean(-1)
