@@ -43,6 +43,16 @@ def test_panel_in_a_table_of_eighty_columns(small_cells, capsys):
         assert float(words[5].rstrip("%")) == pytest.approx(100 * sampled, abs=0.051)
 
 
+def test_the_papers_grid_adds_the_printed_curve(capsys):
+    sizes = {"mixers": ("bistochastic",), "depths": (2,), "samples": (3,), "streams": 2, "width": 8}
+    (item,) = cells = panel(PanelConfig(grid="x", **sizes))
+    print_panel(cells)
+    _, head, line = capsys.readouterr().out.splitlines()
+    assert len(line) <= 85
+    place = head.split().index("printed")
+    assert float(line.split()[place]) == pytest.approx(item.distances["printed"].wasserstein, rel=0.06)
+
+
 def test_panel_as_a_file(small_cells, tmp_path):
     path = write_panel(small_cells, tmp_path / "new" / "panel.csv")
     with path.open() as file:

@@ -41,15 +41,18 @@ _STYLES: dict[str, Look] = {
 
 def print_panel(cells: Sequence[Cell]) -> None:
     """Print W1 and the collapsed share of every cell, in lines of at most 85 characters."""
+    theories = ["exact", "fixed", "scalar"]
+    curves = [*theories, *(name for name in cells[0].distances if name not in theories)]
     print("W1 in singular values to the sampled networks; share of singular values below 0.1")
-    print("  L mixer          W1 exact  fixed eta  scalar |  sampled   exact  fixed eta  scalar")
+    print(f"  L mixer         {_row(curves)} |{_row(['sampled', *theories])}")
     for cell in cells:
-        apart = {name: f"{item.wasserstein:.2g}" for name, item in cell.distances.items()}
-        share = {name: f"{value:.1%}" for name, value in cell.collapsed().items()}
-        print(
-            f"{cell.depth:3} {cell.mixer:14} {apart['exact']:>8}  {apart['fixed']:>9}  {apart['scalar']:>6} | "
-            f"{share['sampled']:>8} {share['exact']:>7}  {share['fixed']:>9} {share['scalar']:>7}"
-        )
+        apart = [f"{cell.distances[name].wasserstein:.2g}" for name in curves]
+        share = [f"{cell.collapsed()[name]:.1%}" for name in ("sampled", *theories)]
+        print(f"{cell.depth:3} {cell.mixer:14}{_row(apart)} |{_row(share)}")
+
+
+def _row(words: Sequence[str]) -> str:
+    return "".join(f"{word:>8}" for word in words)
 
 
 def write_panel(cells: Sequence[Cell], path: Path) -> Path:
