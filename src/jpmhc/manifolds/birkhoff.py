@@ -133,22 +133,15 @@ def violation(matrix: Tensor) -> Tensor:
     return torch.maximum(torch.maximum(rows, columns), negative)
 
 
-def sample(
-    n: int,
-    shape: tuple[int, ...] = (),
-    *,
-    generator: torch.Generator | None = None,
-    dtype: torch.dtype = torch.float64,
-    device: torch.device | str | None = None,
-) -> Tensor:
+def sample(n: int, shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None) -> Tensor:
     """Draw doubly stochastic matrices: converged Sinkhorn projections of standard normal logits. [*shape, n, n]
 
     >>> sample(4, (3,)).shape
     torch.Size([3, 4, 4])
     """
     checks.whole_number(n, "n")
-    logits = torch.randn(*shape, n, n, generator=generator, dtype=torch.float64, device=device)
-    return _sinkhorn(logits, iterations=1000, tolerance=1e-15).to(dtype)
+    logits = torch.randn(*shape, n, n, generator=generator, dtype=torch.float64)
+    return _sinkhorn(logits, iterations=1000, tolerance=1e-15)
 
 
 def _iterate(logits: Tensor, iterations: int, eps: float) -> Tensor:

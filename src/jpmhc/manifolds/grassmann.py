@@ -104,35 +104,23 @@ def default_rank(n: int) -> int:
 
 
 def sample_frame(
-    n: int,
-    rank: int | None = None,
-    shape: tuple[int, ...] = (),
-    *,
-    generator: torch.Generator | None = None,
-    dtype: torch.dtype = torch.float64,
-    device: torch.device | str | None = None,
+    n: int, rank: int | None = None, shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None
 ) -> Tensor:
     """Draw orthonormal bases of uniformly distributed subspaces. [*shape, n, rank]"""
     checks.whole_number(n, "n")
     rank = default_rank(n) if rank is None else rank
     if not 1 <= rank <= n:
         raise ValueError(f"rank must be between 1 and n = {n}, got {rank}")
-    gaussian = torch.randn(*shape, n, rank, generator=generator, dtype=torch.float64, device=device)
-    return orthonormalize(gaussian).to(dtype)
+    gaussian = torch.randn(*shape, n, rank, generator=generator, dtype=torch.float64)
+    return orthonormalize(gaussian)
 
 
 def sample(
-    n: int,
-    rank: int | None = None,
-    shape: tuple[int, ...] = (),
-    *,
-    generator: torch.Generator | None = None,
-    dtype: torch.dtype = torch.float64,
-    device: torch.device | str | None = None,
+    n: int, rank: int | None = None, shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None
 ) -> Tensor:
     """Draw projectors onto uniformly distributed subspaces. [*shape, n, n]
 
     >>> sample(4, 2, (3,)).shape
     torch.Size([3, 4, 4])
     """
-    return projector(sample_frame(n, rank, shape, generator=generator, device=device)).to(dtype)
+    return projector(sample_frame(n, rank, shape, generator=generator))

@@ -106,21 +106,14 @@ def violation(matrix: Tensor) -> Tensor:
     return (gram - torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)).abs().amax((-2, -1))
 
 
-def sample(
-    n: int,
-    shape: tuple[int, ...] = (),
-    *,
-    generator: torch.Generator | None = None,
-    dtype: torch.dtype = torch.float64,
-    device: torch.device | str | None = None,
-) -> Tensor:
+def sample(n: int, shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None) -> Tensor:
     """Draw Haar-distributed orthogonal matrices, of both determinants. [*shape, n, n]
 
     >>> sample(4, (3,)).shape
     torch.Size([3, 4, 4])
     """
     checks.whole_number(n, "n")
-    return to_haar(torch.randn(*shape, n, n, generator=generator, dtype=torch.float64, device=device)).to(dtype)
+    return to_haar(torch.randn(*shape, n, n, generator=generator, dtype=torch.float64))
 
 
 def to_haar(gaussian: Tensor) -> Tensor:

@@ -71,19 +71,11 @@ def mix(logits: Tensor, basis: Tensor) -> Tensor:
         return (logits.softmax(-1) @ stack.flatten(1)).unflatten(-1, stack.shape[-2:])
 
 
-def sample(
-    n: int,
-    size: int,
-    shape: tuple[int, ...] = (),
-    *,
-    generator: torch.Generator | None = None,
-    dtype: torch.dtype = torch.float64,
-    device: torch.device | str | None = None,
-) -> Tensor:
+def sample(n: int, size: int, shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None) -> Tensor:
     """Draw random mixtures over the basis of `size` permutations, with standard normal logits. [*shape, n, n]
 
     >>> sample(4, 6, (3,)).shape
     torch.Size([3, 4, 4])
     """
-    logits = torch.randn(*shape, size, generator=generator, dtype=torch.float64, device=device)
-    return mix(logits, basis(n, size)).to(dtype)
+    logits = torch.randn(*shape, size, generator=generator, dtype=torch.float64)
+    return mix(logits, basis(n, size))
