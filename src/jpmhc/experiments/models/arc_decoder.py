@@ -18,12 +18,11 @@ from jpmhc import checks
 from jpmhc.connections import HyperConnectionStack
 from jpmhc.experiments.models.connections import ConnectionConfig, make_connection
 from jpmhc.experiments.models.decoder import FeedForward
-from jpmhc.experiments.models.layers import Linear, rms_norm, truncated_normal_, widen
+from jpmhc.experiments.models.layers import Linear, rms_norm, rotate, truncated_normal_, widen
 from jpmhc.experiments.tasks.arc.augment import SYMMETRIES
 from jpmhc.experiments.tasks.arc.sequences import NO_LABEL, VOCABULARY, Pack
 
 PARTS = (0.25, 0.375, 0.375)  # shares of a head's rotations that depend on part, row and column
-MULTIPLE = 16  # inner widths are multiples of this, for the tensor cores
 
 
 @dataclass(frozen=True)
@@ -86,12 +85,6 @@ class Places(nn.Module):
         # Not a matrix product, which a GPU might round; only one of the three products summed is not zero.
         angles = (places.float()[..., None] * self.frequencies).sum(-2).unsqueeze(-2)
         return angles.cos(), angles.sin()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate each pair of a feature in the first half of a head and one in the second. [..., heads, head_dim]"""
-    first, second = widen(x).chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
 class PlacedAttention(nn.Module):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from jpmhc import checks
 from jpmhc.connections import HyperConnectionStack
 from jpmhc.experiments.models.connections import ConnectionConfig, make_connection
-from jpmhc.experiments.models.layers import Linear, Rotary, inner_width, rms_norm, truncated_normal_, widen
+from jpmhc.experiments.models.layers import Attention, Linear, Rotary, inner_width, rms_norm, truncated_normal_, widen
 
 MULTIPLE = 16  # inner widths are multiples of this, for the tensor cores
 
@@ -66,26 +66,6 @@ class DecoderConfig(ConnectionConfig):
         base = inner_width(self.dim, self.expansion * 3 / matrices, MULTIPLE)
         share, rest = divmod(self.extra_inner // MULTIPLE, self.layers)
         return [base + MULTIPLE * (share + (layer < rest)) for layer in range(self.layers)]
-
-
-class CausalAttention(nn.Module):
-    """Causal self-attention."""
-
-    def __init__(self, config: DecoderConfig, rotary: Rotary | None) -> None:
-        super().__init__()
-        self.heads, self.qk_norm, self.rotary = config.heads, config.qk_norm, rotary
-        self.qkv = Linear(config.dim, 3 * config.dim)
-        self.out = Linear(config.dim, config.dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(-3)  # each [B, S, heads, head_dim]
-        if self.rotary is not None:
-            q, k = self.rotary(q), self.rotary(k)
-        if self.qk_norm:
-            q, k = rms_norm(q), rms_norm(k)
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(y.transpose(1, 2).flatten(-2))
 
 
 class FeedForward(nn.Module):
@@ -144,7 +124,7 @@ class Decoder(nn.Module):
         self.positions = None if rotary else nn.Parameter(0.02 * torch.randn(config.length, config.dim))
         sublayers: list[nn.Module] = []
         for inner in config.inner_widths():
-            attend = CausalAttention(config, rotary)
+            attend = Attention(config.dim, config.heads, rotary, causal=True, qk_norm=config.qk_norm)
             feed = FeedForward(config.dim, inner, config.feed_forward == "swiglu")
             for last in (attend.out, feed.down):  # so that hidden states do not grow with the depth
                 last.weight.data /= math.sqrt(2 * config.layers)
@@ -168,7 +148,7 @@ class Decoder(nn.Module):
 
     def hidden_matrices(self) -> list[nn.Parameter]:
         """Return the matrices of attention and feed-forward layers, for optimisers such as Muon."""
-        layers = (m for m in self.network.modules() if isinstance(m, CausalAttention | FeedForward))
+        layers = (m for m in self.network.modules() if isinstance(m, Attention | FeedForward))
         return [linear.weight for layer in layers for linear in layer.children() if isinstance(linear, Linear)]
 
 

@@ -153,14 +153,13 @@ class Generator:
 
     def _read(self, prompts: Sequences, chosen: np.ndarray, slots: Tensor) -> None:
         """Fill the caches of slots with the prompts `chosen`, and set the separator as each slot's next token."""
-        tokens, places = (t.to(self.device) for t in pad(prompts, chosen))
+        tokens, places, _ = (t.to(self.device) for t in pad(prompts, chosen))
         longest = tokens.shape[1]
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # [B, heads, S, head_dim]
-            self.keys[layer][slots, :, :longest] = k
-            self.values[layer][slots, :, :longest] = v
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+            self.keys[layer][slots, :, :longest] = k.transpose(1, 2)
+            self.values[layer][slots, :, :longest] = v.transpose(1, 2)
+            return attend_causally(layer, q, k, v)
 
         vectors = _vectors(self.model, prompts, chosen)
         self.model.hidden(self.model.embed(tokens, vectors[:, None]), places, attend)
@@ -238,15 +237,22 @@ class Generator:
         return y[:, :, 0]
 
 
-def pad(sequences: Sequences, chosen: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Return tokens [B, S] and places [B, S, 3] of the sequences `chosen`, with zeros after shorter sequences."""
+def attend_causally(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return the attention of each position to itself and to earlier positions, as `Attend` asks for."""
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # [B, heads, S, head_dim]
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+
+def pad(sequences: Sequences, chosen: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+    """Return tokens [B, S], places [B, S, 3] and labels [B, S] of the sequences `chosen`, padded to equal lengths."""
     lengths = sequences.lengths[chosen]
     inside = np.arange(lengths.max()) < lengths[:, None]
     at = (sequences.starts[:-1][chosen][:, None] + np.arange(lengths.max()))[inside]
     tokens = np.zeros(inside.shape, np.int64)
     places = np.zeros((*inside.shape, 3), np.int64)
-    tokens[inside], places[inside] = sequences.tokens[at], sequences.places[at]
-    return torch.from_numpy(tokens), torch.from_numpy(places)
+    labels = np.full(inside.shape, NO_LABEL, np.int64)
+    tokens[inside], places[inside], labels[inside] = sequences.tokens[at], sequences.places[at], sequences.labels[at]
+    return torch.from_numpy(tokens), torch.from_numpy(places), torch.from_numpy(labels)
 
 
 def _vectors(model: ArcDecoder, sequences: Sequences, chosen: np.ndarray) -> Tensor:
@@ -259,24 +265,13 @@ def measure_losses(model: ArcDecoder, sequences: Sequences) -> np.ndarray:
     """Return the mean cross-entropy of each sequence's labels, [B]; the sequences must contain outputs."""
     device = model.tokens.device
     losses = np.zeros(len(sequences))
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
-
     order = np.argsort(-sequences.lengths, kind="stable")
     while len(order):
         chosen = order[: max(1, _PROMPT_TOKENS // int(sequences.lengths[order[0]]))]
         order = order[len(chosen) :]
-        tokens, places = (t.to(device) for t in pad(sequences, chosen))
-        labels = torch.full(tokens.shape, NO_LABEL, dtype=torch.int64)
-        lengths = sequences.lengths[chosen]
-        inside = np.arange(tokens.shape[1]) < lengths[:, None]
-        at = (sequences.starts[:-1][chosen][:, None] + np.arange(tokens.shape[1]))[inside]
-        labels[torch.from_numpy(inside)] = torch.from_numpy(sequences.labels[at].astype(np.int64))
-        labels = labels.to(device)
+        tokens, places, labels = (t.to(device) for t in pad(sequences, chosen))
         x = model.embed(tokens, _vectors(model, sequences, chosen)[:, None])
-        logits = model.logits(model.hidden(x, places, attend))
+        logits = model.logits(model.hidden(x, places, attend_causally))
         each = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=NO_LABEL, reduction="none")
         sums = each.view(labels.shape).double().sum(1) / (labels != NO_LABEL).sum(1).clamp(min=1)
         losses[chosen] = sums.cpu().numpy()

@@ -84,10 +84,20 @@ class Rotary(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Rotate queries or keys x by their positions. [B, S, heads, head_dim]"""
-        # Written in halves, so that the backward pass is one kernel too, with the opposite angle.
-        first, second = widen(x).chunk(2, dim=-1)
-        cos, sin = self.cos[:, None, :], self.sin[:, None, :]
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+        return rotate(x, self.cos[:, None, :], self.sin[:, None, :])
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate each feature in the first half of a head together with its partner in the second half.
+
+    Args:
+        x: Queries or keys, [..., heads, head_dim].
+        cos: Cosines of the angles, [..., 1, head_dim / 2].
+        sin: Sines of the angles, of the same shape.
+    """
+    # Written in halves, so that the backward pass is one kernel too, with the opposite angle.
+    first, second = widen(x).chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, attend: Attend, causal: bool = False) -> Tensor:
@@ -99,20 +109,31 @@ def attention(q: Tensor, k: Tensor, v: Tensor, attend: Attend, causal: bool = Fa
 
 
 class Attention(nn.Module):
-    """Self-attention with rotary positions and one fused projection for queries, keys and values."""
+    """Self-attention with one fused projection for queries, keys and values, and with rotary positions if given."""
 
-    def __init__(self, dim: int, heads: int, rotary: Rotary, attend: Attend = "auto", causal: bool = False) -> None:
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        rotary: Rotary | None,
+        attend: Attend = "auto",
+        causal: bool = False,
+        qk_norm: bool = False,
+    ) -> None:
         super().__init__()
-        self.causal = causal
-        self.heads = heads
-        self.attend = attend
-        self.rotary = rotary
+        self.heads, self.rotary = heads, rotary
+        self.attend: Attend = attend
+        self.causal, self.qk_norm = causal, qk_norm
         self.qkv = Linear(dim, 3 * dim)
         self.out = Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(-3)  # each [B, S, heads, head_dim]
-        q, k, v = (t.transpose(1, 2) for t in (self.rotary(q), self.rotary(k), v))
+        if self.rotary is not None:
+            q, k = self.rotary(q), self.rotary(k)
+        if self.qk_norm:
+            q, k = rms_norm(q), rms_norm(k)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         y = attention(q, k, v, self.attend, self.causal)
         return self.out(y.transpose(1, 2).flatten(-2))
 
