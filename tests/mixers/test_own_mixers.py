@@ -17,6 +17,9 @@ def test_a_class_of_ones_own_is_found_by_its_module():
     assert isinstance(block.mixer, Shrinking)
     skips = spectra.Network.from_mixer("tests.own:Shrinking", 5, 0.1, 3).skips
     assert torch.allclose(skips.sum(-1), torch.ones(5, 3, dtype=torch.float64))
+    assert torch.equal(spectra.Network.from_mixer(Shrinking, 5, 0.1, 3).skips, skips)
+    with pytest.raises(ValueError, match="drawn by a mixer's class: give Shrinking, not an object of it"):
+        spectra.Network.from_mixer(Shrinking(3), 5, 0.1, 3)
 
 
 @pytest.mark.parametrize(
@@ -73,5 +76,11 @@ def test_an_activation_of_ones_own_goes_where_a_name_goes():
     assert torch.equal(by_object.variance, by_name.variance)
     assert float(SQUARED_RELU.psi(1.0)) == pytest.approx(2.0)  # 4 · E Z² over the positive half
     for activation in ("tests.own:Shrinking", torch.relu):
-        with pytest.raises(ValueError, match=r"must be a spectra\.Activation, got"):
+        with pytest.raises(ValueError, match=r"must be a spectra\.Activation\(name, function, derivative\), got"):
             spectra.Network.from_activation(skips, activation, 1.0, 1.0)
+
+
+def test_an_activation_with_a_wrong_derivative_is_refused():
+    wrong = spectra.Activation("squared relu", SQUARED_RELU.function, torch.relu, kinks=(0.0,))
+    with pytest.raises(ValueError, match=r"derivative of the activation 'squared relu' is 3 at 3, .* the slope 6"):
+        jpmhc.recommend(4, activation=wrong, mixers=["cayley"])

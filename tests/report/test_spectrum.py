@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from jpmhc import spectra
 from jpmhc.cli.spectrum import Query, answer_query
 from jpmhc.report import spectrum
 from jpmhc.report.spectrum import SCALAR, draw_spectrum, print_answer
@@ -162,3 +163,16 @@ def test_the_curve_is_zero_across_gaps(drawn, tmp_path):
     for low, high in ((0.05, 0.2), (0.8, 1.2)):
         band = (grid > low) & (grid < high)
         assert np.trapezoid(values[band], grid[band]) == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_density_is_drawn_with_the_mass_below_its_grid(tmp_path):
+    torch.manual_seed(0)
+    network = spectra.Network.from_mixer("grassmann", 3, 0.001)
+    assert repr(network) == "Network(3 layers, 4 streams, mean variance 0.001, of streams)"
+    curve = spectra.density(network)
+    figure = curve.plot(tmp_path / "density.svg")
+    s, values = curve.singular_values()
+    drawn = figure.axes[0].lines[0]
+    assert float(drawn.get_ydata().max()) == pytest.approx(float(values.max()), rel=1e-6)
+    assert float(drawn.get_xdata().max()) == pytest.approx(float(s.max()), rel=1e-6)
+    assert (tmp_path / "density.svg").stat().st_size > 1000

@@ -104,10 +104,12 @@ def _check_shapes(mixer: Mixer) -> None:
         raise ValueError(f"{kind} must turn logits [2, {logits}] into matrices [2, {n}, {n}], got {shape}")
 
 
-def sample_skips(name: str, streams: int, shape: tuple[int, ...] = (), *, generator: Generator | None = None) -> Tensor:
+def sample_skips(
+    name: str | type[Mixer], streams: int, shape: tuple[int, ...] = (), *, generator: Generator | None = None
+) -> Tensor:
     """Draw random skip matrices of a mixer ("sinkhorn") or ensemble ("bistochastic"), by its name. [*shape, n, n]"""
-    if ":" not in name:
+    if isinstance(name, str) and ":" not in name:
         checks.choice(name, [*MIXERS, *ENSEMBLES], "random skip")
-    mixer = ENSEMBLES.get(name) or get_mixer(name)
+    mixer = (ENSEMBLES.get(name) or get_mixer(name)) if isinstance(name, str) else name
     check_stream_count(mixer, streams)
     return mixer.sample(streams, shape, generator=generator)

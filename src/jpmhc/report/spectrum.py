@@ -20,6 +20,7 @@ from jpmhc.spectra.network import Network
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 SCALAR = "#1d1d1f"
 BINS = 50
@@ -112,6 +113,17 @@ def draw_spectrum(answer: Answer, title: str, path: Path, colour: str = EXACT) -
     # the legend goes below the curve if the curve starts high, or else to its upper left
     right.legend(frameon=False, fontsize=9, loc="lower center" if answer.density.below > 0.3 else "upper left")
     return save_figure(figure, path)
+
+
+def plot_density(curve: Density) -> Figure:
+    """Return a figure with the density of singular values, and the share of them below the grid in its title."""
+    from jpmhc.report.charts import Axis, Chart, Line, draw_figure  # they import matplotlib
+
+    s, values = full_curve(curve, 0.0)
+    title = f"{curve.below:.1%} of singular values lie below this axis" if curve.below > WORTH_SAYING else ""
+    lines = [Line(f"{curve.method}{'' if curve.exact else ', not exact'}", s, values, EXACT if curve.exact else SCALAR)]
+    chart = Chart(title, lines, Axis("singular value"), Axis("density"), [(COLLAPSED, "collapsed")])
+    return draw_figure([chart], columns=1)
 
 
 def describe_spectrum(answer: Answer) -> str:

@@ -199,8 +199,29 @@ def get_activation(activation: str | Activation) -> Activation:
     named = isinstance(activation, str) and ":" in activation
     own: object = checks.named_object(str(activation)) if named else activation
     if isinstance(own, Activation):
+        if own not in ACTIVATIONS.values():
+            _check_derivative(own)
         return own
     if named or callable(own):
-        raise ValueError(f"an activation of your own must be a spectra.Activation, got {checks.quote(own)}")
+        raise ValueError(
+            "an activation of your own must be a spectra.Activation(name, function, derivative), got "
+            f"{checks.quote(own)}"
+        )
     checks.choice(activation, ACTIVATIONS, "activation")
     return ACTIVATIONS[str(activation)]
+
+
+def _check_derivative(activation: Activation) -> None:
+    """Raise an error where an activation's derivative differs from the difference quotient of its function."""
+    step = 1e-5
+    x = torch.linspace(-3.0, 3.0, 120, dtype=torch.float64)  # an even number, so that no point is zero
+    away = [(x - kink).abs() > 2 * step for kink in activation.kinks]
+    x = x[torch.stack(away).all(0)] if away else x
+    slope = (activation.function(x + step) - activation.function(x - step)) / (2 * step)
+    given = activation.derivative(x)
+    worst = int(((slope - given).abs() / (1 + slope.abs())).argmax())
+    if not abs(float(slope[worst] - given[worst])) <= 1e-4 * (1 + abs(float(slope[worst]))):
+        raise ValueError(
+            f"the derivative of the activation {activation.name!r} is {float(given[worst]):.4g} at "
+            f"{float(x[worst]):.3g}, where its function has the slope {float(slope[worst]):.4g}"
+        )

@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,6 +21,9 @@ from jpmhc.spectra.grid import find_grid
 from jpmhc.spectra.network import Network, require_network
 from jpmhc.spectra.refine import aaa, richardson
 from jpmhc.spectra.solution import Solution, Transform
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 REFINEMENTS = ("richardson", "richardson-paper", "aaa")
 # By default the smoothing eta is this fraction of x.
@@ -90,6 +95,24 @@ class Density:
             f"Density({len(self.x)} points, singular values from {low:.3g} to {high:.3g}, mass={self.mass:.3g}, "
             f"below={self.below:.3g}, method={self.method!r}, exact={self.exact})"
         )
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """Return a matplotlib figure of the density of singular values.
+
+        Args:
+            path: A file to write the figure to as well: PNG, SVG or PDF by its ending.
+
+        >>> figure = density(Network.repeated(torch.eye(2), 0.1, 3)).plot()
+        >>> figure.axes[0].get_xlabel()
+        'singular value'
+        """
+        from jpmhc.report.spectrum import plot_density
+        from jpmhc.report.style import save_figure
+
+        figure = plot_density(self)
+        if path is not None:
+            save_figure(figure, Path(path))
+        return figure
 
     def singular_values(self) -> tuple[Tensor, Tensor]:
         r"""Return the grid in singular values and their density $2 s \rho(s^2)$."""

@@ -132,7 +132,7 @@ class Network:
     @classmethod
     def from_mixer(
         cls,
-        mixer: str,
+        mixer: str | type[mixers.Mixer],
         depth: int,
         variance: Tensor | Sequence[float] | float,
         streams: int = 4,
@@ -146,8 +146,8 @@ class Network:
         """Return a network with random skips of one kind, one skip per layer or one `shared` by all layers.
 
         Args:
-            mixer: The name of a mixer or of its random matrices, one of `SKIPS`, or MODULE:CLASS for a mixer of your
-                own. The mixer's `sample` draws the skips.
+            mixer: The name of a mixer or of its random matrices, one of `SKIPS`, or a class derived from `Mixer`, also
+                as MODULE:CLASS. The mixer's `sample` draws the skips.
             rank: The dimension of the subspace for "grassmann"; half the number of streams by default.
         """
         depth, streams = checks.whole_number(depth, "depth"), checks.whole_number(streams, "streams")
@@ -288,6 +288,12 @@ class Network:
         ones = torch.ones_like(self.skips[0])
         return ones, ones / self.streams**2
 
+    def __repr__(self) -> str:
+        given = [name for name in (*_FIELDS[2:], "sublayers") if getattr(self, name) is not None]
+        noise = f", with {', '.join(given)}" if given else ""
+        mean = float(self.variance.mean())
+        return f"Network({self.depth} layers, {self.streams} streams, mean variance {mean:.3g}{noise}, of {self.ends})"
+
     @property
     def depth(self) -> int:
         """The number of layers, L."""
@@ -402,17 +408,21 @@ SKIPS = (*mixers.MIXERS, *mixers.ENSEMBLES)
 _ALIVE = 12  # the number of arrays as large as all skips that are in memory at once when a network is solved
 
 
-def sample_skips(mixer: str, count: int, streams: int, seed: int, rank: int | None = None) -> Tensor:
+def sample_skips(
+    mixer: str | type[mixers.Mixer], count: int, streams: int, seed: int, rank: int | None = None
+) -> Tensor:
     """Draw random skips of one kind. [count, n, n]
 
     Args:
-        mixer: The name of a mixer or of an ensemble of random matrices: one of `SKIPS`.
+        mixer: The name of a mixer or of an ensemble of random matrices: one of `SKIPS`; or a mixer's class.
         count: The number of skips.
         streams: The number of streams n.
         seed: The seed; equal seeds give equal skips.
         rank: The dimension of the subspace for "grassmann"; half the number of streams if None.
     """
-    if not isinstance(mixer, str) or ":" not in mixer:
+    if isinstance(mixer, mixers.Mixer):
+        raise ValueError(f"random skips are drawn by a mixer's class: give {type(mixer).__name__}, not an object of it")
+    if not (isinstance(mixer, type) and issubclass(mixer, mixers.Mixer)) and ":" not in str(mixer):
         checks.choice(mixer, (*SKIPS, "MODULE:CLASS"), "random skip")
     if rank is not None and mixer != "grassmann":
         raise ValueError(f"rank is the dimension of a grassmann skip's subspace; a {mixer} skip has none")
