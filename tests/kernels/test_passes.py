@@ -6,7 +6,7 @@ import triton
 from torch import Tensor
 
 from jpmhc.connections import fused as kernels
-from jpmhc.kernels import passes
+from jpmhc.kernels import passes, write_read
 from tests.kernels.connection_cases import draw, make_case, run
 
 MATRICES = {"norm": "layer", "read": "softmax_matrix", "write": "softmax_matrix"}
@@ -119,8 +119,11 @@ def test_only_gradients_that_nobody_else_holds_are_overwritten(post_norm: bool) 
     assert torch.equal(torch.autograd.grad(out, x, given)[0], grad_x)
 
 
-def test_a_chain_with_post_norms_has_the_operators_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = make_case("cayley", d=40, post_norm=True)
+@pytest.mark.parametrize("post_norm", [False, True])
+def test_a_chain_has_the_operators_gradients(post_norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a post-norm the gradients of a write and the next read come from one kernel."""
+    case = make_case("cayley", d=40, post_norm=post_norm)
+    monkeypatch.setattr(write_read, "one_gradient_kernel_pays", lambda *given: not post_norm)
     inputs = draw(case, 9, torch.float32, 1.0, True)
     x, weight, bias = (inputs[k].clone().requires_grad_() for k in ("x", "weight", "bias"))
     found = []

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from jpmhc.connections import fused as kernels
 from jpmhc.kernels import decode, write_read
-from jpmhc.kernels.write_read import one_kernel_pays
+from jpmhc.kernels.write_read import one_gradient_kernel_pays, one_kernel_pays
 from tests.kernels.connection_cases import TOLERANCE, Case, draw, make_case, reference_read, reference_write
 
 
@@ -129,19 +129,18 @@ def assert_stack_close(dtype: torch.dtype, tokens: int, name: str, n: int, d: in
         assert error <= 2 * TOLERANCE[dtype][i > 0], f"result {i}: {error:.1e}"
 
 
-GRADIENT_CASES = [
-    ("sinkhorn", 4, 72, 19, {}),
-    ("cayley", 4, 64, 16, {"norm": "rms", "post_norm": True}),
-    ("sinkhorn of DeepSeek-V4", 4, 24, 5, {"norm": "rms_outside", "eps": 0.3, "read": "sigmoid", "write": "sigmoid"}),
-    ("unconstrained", 2, 40, 35, {}),
-    ("permutation", 2, 8, 3, {}),
-]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize(("name", "n", "d", "tokens", "settings"), GRADIENT_CASES)
+@pytest.mark.parametrize(
+    ("name", "n", "d", "tokens", "dtype", "settings"),
+    [
+        ("sinkhorn", 4, 72, 19, torch.float32, {}),
+        ("cayley", 4, 64, 16, torch.float16, {"norm": "rms", "post_norm": True}),
+        ("kronecker", 4, 24, 5, torch.float32, {"norm": "rms_outside", "eps": 0.3, "read": "sigmoid"}),
+        ("unconstrained", 2, 40, 35, torch.float16, {}),
+        ("permutation", 2, 8, 3, torch.float32, {"write": "softmax_matrix"}),
+    ],
+)
 def test_gradients_of_the_write_and_the_next_read_in_one_kernel(
-    name: str, n: int, d: int, tokens: int, settings: dict, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    name: str, n: int, d: int, tokens: int, dtype: torch.dtype, settings: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[None] = []
     step = write_read._differentiate_both
@@ -151,3 +150,26 @@ def test_gradients_of_the_write_and_the_next_read_in_one_kernel(
     monkeypatch.setattr(torch, "empty_like", lambda t: empty(t).fill_(float("nan")))  # shows what is not written
     assert_stack_close(dtype, tokens, name, n, d, **settings)
     assert len(calls) == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("n", "d", "tokens"), [(4, 512, 1001), (4, 200, 33), (2, 1000, 65)])
+def test_gpu_gradients_in_one_kernel(n: int, d: int, tokens: int) -> None:
+    for post_norm in (False, True):
+        assert_stack_close(torch.bfloat16, tokens, "rotation", n, d, post_norm=post_norm)
+
+
+def test_where_one_gradient_kernel_pays() -> None:
+    def pays(name: str, n: int = 4, d: int = 512, dtype: torch.dtype = torch.bfloat16, **settings) -> bool:
+        spec = make_case(name, n, d, **settings).spec
+        return one_gradient_kernel_pays(spec, spec, dtype)
+
+    assert pays("cayley")
+    assert pays("sinkhorn", 2)
+    assert pays("cayley", d=128)
+    assert not pays("sinkhorn")
+    assert not pays("cayley", 8)
+    assert not pays("cayley", d=64)
+    assert not pays("cayley", post_norm=True)
+    assert not pays("cayley", dtype=torch.float16)
+    assert not pays("cayley", dtype=torch.float32)

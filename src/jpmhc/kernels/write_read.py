@@ -283,17 +283,22 @@ def _write_read_backward(
 
 
 def one_gradient_kernel_pays(spec: Spec, following: Spec, dtype: torch.dtype) -> bool:
-    """Return whether one kernel for the gradients of the streams and of the write is faster than two kernels."""
-    return False
+    """Return whether one kernel for the gradients of the write and the next read is faster than two kernels.
+
+    More than 64 rows of weights would leave room for one program per multiprocessor. The work that a program does once
+    takes as long as half a slice, so that streams of fewer than two slices gain nothing.
+    """
+    rows = spec.n * padded(following.logits)
+    return dtype == torch.bfloat16 and not spec.post_norm and rows <= 64 and spec.d >= 128
 
 
 @functools.cache
 def _backward_launcher(following: Spec, dtype: torch.dtype) -> tuple[Launcher, int]:
-    n, kp = following.n, padded(following.logits)
-    width = min(64, max(16, power_of_two(following.d)))
-    sizes = {"N": n, "D": following.d, "KP": kp, "PRECISION": precision(dtype), "SPLIT": dtype != torch.float32}
+    """Return the launcher, and the number of tokens per program. Two programs fit on a multiprocessor."""
+    n, width = following.n, min(64, max(16, power_of_two(following.d)))
+    sizes = {"N": n, "D": following.d, "KP": padded(following.logits), "PRECISION": precision(dtype)}
     blocks = {"GROUPS": 4, "BD": width, "STAGES": 3, "num_warps": 4}
-    return Launcher(_write_read_backward, **sizes, **blocks), 4 * 16 // n
+    return Launcher(_write_read_backward, **sizes, SPLIT=dtype != torch.float32, **blocks), 4 * 16 // n
 
 
 def _differentiate_both(
