@@ -238,10 +238,10 @@ def full_curve(curve: Density, top: float) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([[s[0]], s, [s[-1], max(top, s[-1])]]), np.concatenate([[0.0], values, [0.0, 0.0]])
 
 
-def fitting_edges(s: np.ndarray, count: int = 60) -> np.ndarray:
+def fitting_edges(s: np.ndarray) -> np.ndarray:
     """Return a histogram's bin edges, equally spaced on a logarithmic axis within each band of values.
 
-    Each band gets a number of the `count` bins proportional to its number of values, and at least ten bins. Each gap
+    Each band gets a number of the 60 bins proportional to its number of values, and at least ten bins. Each gap
     between bands is one bin.
     """
     logs = np.sort(np.log10(s))
@@ -254,6 +254,6 @@ def fitting_edges(s: np.ndarray, count: int = 60) -> np.ndarray:
             starts.append(int(cut))
     edges = []
     for band in np.split(logs, starts[1:]):
-        bins = max(10, round(count * len(band) / len(logs)))
+        bins = max(10, round(60 * len(band) / len(logs)))
         edges.append(np.linspace(band[0], band[-1] + 1e-6, bins + 1))
     return 10 ** np.unique(np.concatenate(edges))

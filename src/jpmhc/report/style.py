@@ -52,6 +52,7 @@ SAMPLED = "#c9ced6"  # sampled or measured values behind a curve
 EXACT = "#0b4f9c"  # the exact theory
 # The colours of text, axes, grid lines and background. A page replaces these colours by its style sheet's.
 INK, SOFT, RULE, PAPER = "#1d1d1f", "#5b6470", "#e3e6ea", "#ffffff"
+_MOST_TICKS = 6  # of an axis
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -75,29 +76,29 @@ def _make_colour(number: int) -> str:
     return "#" + "".join(f"{round(255 * c):02x}" for c in encoded)
 
 
-def linear_ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Return at most `most` round numbers inside an interval, in steps of 1, 2 or 5 times a power of ten."""
+def linear_ticks(low: float, high: float) -> list[float]:
+    """Return at most six round numbers inside an interval, in steps of 1, 2 or 5 times a power of ten."""
     if not high > low:
         return [low]
-    step = 10.0 ** math.floor(math.log10((high - low) / most))
+    step = 10.0 ** math.floor(math.log10((high - low) / _MOST_TICKS))
     for factor in (1, 2, 5, 10, 20):
         first, last = math.ceil(low / (factor * step) - 1e-9), math.floor(high / (factor * step) + 1e-9)
-        if last - first < most:
+        if last - first < _MOST_TICKS:
             break
     return [float(f"{k * factor * step:.12g}") for k in range(first, last + 1)]
 
 
-def logarithmic_ticks(low: float, high: float, most: int = 6) -> list[float]:
+def logarithmic_ticks(low: float, high: float) -> list[float]:
     """Return round numbers inside an interval of a logarithmic axis: powers of ten, and multiples if these are few."""
     first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
     if last - first >= 2:
-        stride = -(-(last - first + 1) // most)
+        stride = -(-(last - first + 1) // _MOST_TICKS)
         return [10.0**k for k in range(first, last + 1) if k % stride == 0]
     for digits in ((1, 2, 5), (1, 3), (1, 1.5, 2, 3, 5, 7)):
         ticks = [d * 10.0**k for k in range(first - 1, last + 1) for d in digits if low <= d * 10.0**k <= high]
-        if 3 <= len(ticks) <= most:
+        if 3 <= len(ticks) <= _MOST_TICKS:
             return ticks
-    return linear_ticks(low, high, most)
+    return linear_ticks(low, high)
 
 
 def tick_labels(ticks: Sequence[float]) -> list[str]:
@@ -123,28 +124,26 @@ def _write_power(value: float) -> str:
     return power if abs(mantissa - 1) < 1e-6 else f"{mantissa:.3g}·{power}"
 
 
-def name_ticks(axis: Axis, limits: tuple[float, float], logarithmic: bool, most: int = 6, whole: bool = False) -> None:
+def name_ticks(axis: Axis, limits: tuple[float, float], logarithmic: bool, whole: bool = False) -> None:
     """Give a matplotlib axis the major ticks and labels of this style, without minor ticks.
 
     Args:
         axis: `ax.xaxis` or `ax.yaxis`.
         limits: The two ends of the axis.
         logarithmic: Whether the axis is logarithmic.
-        most: The largest number of ticks.
         whole: Leave out ticks that are not whole numbers.
     """
-    ticks = (logarithmic_ticks if logarithmic else linear_ticks)(*limits, most)
+    ticks = (logarithmic_ticks if logarithmic else linear_ticks)(*limits)
     ticks = [tick for tick in ticks if not whole or tick == round(tick)]
     axis.set_ticks(ticks, tick_labels(ticks))
     axis.set_ticks([], minor=True)
 
 
-def finish_axes(ax: Axes, most: int = 6, whole: tuple[bool, bool] = (False, False)) -> None:
+def finish_axes(ax: Axes, whole: tuple[bool, bool] = (False, False)) -> None:
     """Give matplotlib axes two spines and the colours of this style, and numeric axes the ticks of this style.
 
     Args:
         ax: The axes, with their limits and scales set.
-        most: The largest number of ticks on an axis.
         whole: Whether x and y are counts, whose ticks are whole numbers.
     """
     from matplotlib.ticker import FixedLocator
@@ -156,7 +155,7 @@ def finish_axes(ax: Axes, most: int = 6, whole: tuple[bool, bool] = (False, Fals
     for axis, ends, counts in zip((ax.xaxis, ax.yaxis), limits, whole):
         axis.label.set_color(INK)
         if not isinstance(axis.get_major_locator(), FixedLocator):  # ticks that were set before stay
-            name_ticks(axis, (min(ends), max(ends)), axis.get_scale() == "log", most, counts)
+            name_ticks(axis, (min(ends), max(ends)), axis.get_scale() == "log", counts)
         axis.set_ticks([], minor=True)
     ax.set(xlim=limits[0], ylim=limits[1])
 
