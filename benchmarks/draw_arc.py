@@ -18,7 +18,6 @@ from matplotlib.figure import Figure
 from harness import RESULTS
 from jpmhc.experiments.evaluation.votes import Answered, Candidate
 from jpmhc.experiments.tasks.arc import ArcConfig
-from jpmhc.experiments.tasks.arc.dataset import load_puzzles
 from jpmhc.report.arc_answers import draw_answers
 from jpmhc.report.style import EXACT, SOFT, save_figure
 
@@ -64,7 +63,7 @@ def read_votes(path: Path) -> list[Answered]:
 
 def compare_with_public_puzzles(answered: list[Answered]) -> None:
     """Raise a ValueError if a test of the 400 public evaluation tasks is missing or differs from the stored one."""
-    _, evaluation = load_puzzles(ArcConfig())
+    _, evaluation = ArcConfig().load_puzzles()
     public = {(p.name, k): pair for p in evaluation for k, pair in enumerate(p.tests)}
     stored = {(one.puzzle, one.test): one for one in answered}
     if set(public) != set(stored):
