@@ -9,35 +9,85 @@ singular values and the Gram matrix over layers are kept alone): benchmarks/resu
 """
 
 import argparse
+import csv
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 import jpmhc
-from check_trained import describe, train_mlp
-from harness import write_csv
+from check_trained import Stage, describe, train_language, train_mlp
+from harness import RESULTS, write_csv
 from jpmhc.diagnose.methods import spectrum_of
 from jpmhc.diagnose.shared_modes import find_modes, multiply_all, split_shared
 from jpmhc.diagnose.spectrum import Spectrum
 from jpmhc.diagnose.theory import compose_layers, find_distances, rotate_sublayers
 from jpmhc.experiments.comparison.experiment import PLAIN
+from jpmhc.experiments.comparison.language import PRESETS
 from jpmhc.manifolds import orthogonal
+from jpmhc.report.style import COMPARED, colour_of
 
+FIGURE = Path(__file__).parent.parent / "docs" / "results" / "modes_growth.png"
 Layers = list[tuple[Tensor, Tensor, Tensor]]
 
 
+def list_growth_cases() -> Iterator[tuple[str, str, int, float, Iterator[Stage]]]:
+    """Yield network, arm, number of sublayers, learning rate and training of each case."""
+    stacks = [(depth, 2e-3, 80) for depth in (4, 8, 16, 32, 64)] + [(16, rate, 80) for rate in (2.5e-4, 1e-3, 4e-3)]
+    for depth, rate, steps in [*stacks, (16, 2e-3, 320)]:
+        yield "mlp", PLAIN, depth, rate, train_mlp(PLAIN, 48, depth, rate, steps)
+    tiny = PRESETS["tiny"]
+    decoders = [(arm, 4, 3e-3, tiny.steps) for arm in (PLAIN, "rotation", "cayley", "sinkhorn", "unconstrained")]
+    decoders += [(arm, 4, rate, tiny.steps) for arm in (PLAIN, "cayley") for rate in (7.5e-4, 1.2e-2)]
+    decoders += [(PLAIN, layers, 3e-3, tiny.steps) for layers in (2, 8, 16)]
+    decoders += [(arm, 4, 3e-3, 4 * tiny.steps) for arm in (PLAIN, "cayley")]
+    for arm, layers, rate, steps in decoders:
+        settings = replace(tiny, steps=steps, model=replace(tiny.model, layers=layers))
+        yield "language", arm, 2 * layers, rate, train_language(settings, arm, rate)
+
+
 def measure_growth() -> None:
-    """Train plain MLPs of several depths and learning rates; print and save how their modes grow."""
-    rows = []
-    cases = [(depth, 2e-3, 80) for depth in (4, 8, 16, 32, 64)] + [(16, rate, 80) for rate in (2.5e-4, 1e-3, 4e-3)]
-    for depth, rate, steps in [*cases, (16, 2e-3, 320)]:
-        for stage in train_mlp(PLAIN, 48, depth, rate, steps):
-            numbers = describe(jpmhc.diagnose(stage.network, stage.inputs, tokens=1, say=None))
-            names = ("modes", "outlier", "share", "t_ks_free", "t_ks_modes")
-            row = {"depth": depth, "rate": rate, "step": stage.step, "loss": stage.loss}
-            rows.append(row | {name: numbers[name] for name in names})
-            print({name: round(value, 4) for name, value in rows[-1].items()}, flush=True)
+    """Train MLPs and language models of several depths, rates and mixers; save and draw how their modes grow."""
+    rows: list[dict[str, Any]] = []
+    for network, arm, depth, rate, training in list_growth_cases():
+        stages = []
+        for stage in training:
+            diagnosis = jpmhc.diagnose(
+                stage.network, stage.inputs, tokens=1, probes=2, steps=8, seconds=600, say=None
+            )
+            numbers = describe(diagnosis)
+            names = ("modes", "outlier", "limit", "share", "t_ks_free", "t_ks_modes")
+            row = {"network": network, "arm": arm, "depth": depth, "rate": rate, "step": stage.step, "loss": stage.loss}
+            stages.append(row | {name: numbers[name] for name in names})
+            print({name: round(v, 4) if isinstance(v, float) else v for name, v in stages[-1].items()}, flush=True)
+        rows += [row | {"steps": stages[-1]["step"]} for row in stages]
     write_csv("modes_growth", rows)
+
+
+def draw_growth() -> None:
+    """Draw the stored growth: the largest eigenvalue along training, and KS beside it."""
+    with (RESULTS / "modes_growth.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    cases: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for row in rows:
+        cases.setdefault(tuple(row[name] for name in ("network", "arm", "depth", "rate", "steps")), []).append(row)
+    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    stacks, decoders, distances = figure.subplots(1, 3)
+    shades = {"mlp": Figure().get_axes, "language": None}
+    del shades
+    for (network, arm, depth, rate, _), stages in cases.items():
+        ax = stacks if network == "mlp" else decoders
+        colour = COMPARED[0] if arm == PLAIN else colour_of(arm)
+        done = [int(row["step"]) / int(stages[-1]["step"]) for row in stages]
+        height = [float(row["outlier"]) / float(row["limit"]) for row in stages]
+        ax.plot(done, height, color=colour, marker="o", ms=3, lw=1.2, alpha=0.8)
+        ax.annotate(f"{depth}, {float(rate):g}", (done[-1], height[-1]), fontsize=6, xytext=(3, 0), textcoords="offset points")
+    figure.savefig(FIGURE, dpi=100)
+    print(f"wrote {FIGURE}")
 
 
 def split_layers(network: torch.nn.Module, x: Tensor) -> tuple[Layers, list[Tensor]]:

@@ -14,7 +14,7 @@ import csv
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ from torch import Tensor, nn
 import jpmhc
 from harness import RESULTS, write_csv
 from jpmhc.diagnose import Diagnosis, Spectrum
-from jpmhc.diagnose.compare import TheoryComparison
 from jpmhc.experiments.comparison.experiment import PLAIN, configure_mixer
+from jpmhc.experiments.comparison.language import PRESETS, LanguageExperiment
 from jpmhc.experiments.models import RecursiveConfig, RecursiveModel
 from jpmhc.experiments.models.decoder import Decoder, DecoderConfig
 from jpmhc.experiments.models.losses import row_losses
@@ -36,7 +36,6 @@ from jpmhc.experiments.tasks import TASKS
 from jpmhc.experiments.tasks.language import cut_rows, draw_rows, prepare_tokens, read_tokens
 from jpmhc.mixers.identity import Identity
 from jpmhc.report.style import COMPARED, INK, finish_axes
-from jpmhc.spectra import Density
 
 AVERAGING = "averaging"
 BATCH, LENGTH, TOKENS, SEED = 32, 16, 1, 0
@@ -109,28 +108,46 @@ def train_mlp(mixer: str, dim: int, depth: int, rate: float = 2e-3, steps: int =
         return (model(x) - target(x)).square().mean()
 
     optimiser = torch.optim.AdamW(jpmhc.parameter_groups(model, 0.01), rate)
-    for done in _train(loss_of, optimiser, steps, warm_up=1):
+    for done in _train(loss_of, optimiser, steps, lambda step: 1.0):
         with torch.no_grad():
             loss = float((model(held_out) - target(held_out)).square().mean() / target(held_out).var())
         yield Stage(done, loss, model, held_out[:2].unsqueeze(0))
 
 
 @cache
+def find_text() -> Path:
+    """Return the folder with the tokens of Python's standard library."""
+    return prepare_tokens(vocabulary=512, limit=2_000_000)
+
+
+@cache
 def load_text() -> Any:
     """Return the tokens of Python's standard library."""
-    return read_tokens(prepare_tokens(vocabulary=512, limit=2_000_000))
+    return read_tokens(find_text())
 
 
 def train_decoder(mixer: str, steps: int = 300) -> Iterator[Stage]:
-    """Train the decoder on text."""
+    """Train the decoder on short rows of text."""
+    model = DecoderConfig(dim=64, layers=4, heads=4, length=LENGTH, streams=4)
+    settings = replace(PRESETS["tiny"], model=model, batch=BATCH, steps=steps, warmup=30)
+    yield from train_language(settings, mixer, 3e-3)
+
+
+def train_language(settings: LanguageExperiment, arm: str, rate: float) -> Iterator[Stage]:
+    """Train the decoder of `jpmhc compare language` on text."""
     text = load_text()
-    size = DecoderConfig(dim=64, layers=4, heads=4, length=LENGTH, vocabulary=text.manifest.vocabulary, streams=4)
+    settings = replace(settings, tokens=find_text()).configure(arm)
+    length, batch = settings.model.length, settings.batch
     torch.manual_seed(SEED)
-    model = Decoder(configure_mixer(size, mixer))
-    optimiser = torch.optim.AdamW(jpmhc.parameter_groups(model, 0.1), 3e-3, (0.9, 0.95))
-    starts = draw_rows(text.count_rows(LENGTH), steps * BATCH, LENGTH, SEED).view(steps, BATCH)
-    held_out = cut_rows(text.validation, text.validation_rows(128, LENGTH), LENGTH)
-    for done in _train(lambda step: model(*cut_rows(text.training, starts[step], LENGTH)), optimiser, steps):
+    model = Decoder(settings.model)
+    (optimiser,) = settings.make_optimizers(model, rate)
+    starts = draw_rows(text.count_rows(length), settings.steps * batch, length, SEED).view(settings.steps, batch)
+    held_out = cut_rows(text.validation, text.validation_rows(128, length), length)
+
+    def loss_of(step: int) -> Tensor:
+        return model(*cut_rows(text.training, starts[step], length))
+
+    for done in _train(loss_of, optimiser, settings.steps, settings.rate_factor):
         with torch.no_grad():
             loss = float(model(*held_out))
             x = torch.nn.functional.embedding(held_out[0][:1], model.tokens)
@@ -200,14 +217,24 @@ def train_recursive(mixer: str, steps: int = 150) -> Iterator[Stage]:
 
 
 def _train(
-    loss_of: Callable[[int], Tensor], optimiser: torch.optim.Optimizer, steps: int, warm_up: int = 30
+    loss_of: Callable[[int], Tensor],
+    optimiser: torch.optim.Optimizer,
+    steps: int,
+    factor: Callable[[int], float] = lambda step: min(1, (step + 1) / 30),
 ) -> Iterator[int]:
-    """Take the steps; yield how many are done at the start, after a quarter and at the end."""
+    """Take the steps; yield how many are done at the start, after a quarter and at the end.
+
+    Args:
+        loss_of: Computes the loss of one step.
+        optimiser: The optimiser.
+        steps: The number of steps.
+        factor: The learning rate's factor at a step; by default it rises in 30 steps.
+    """
     yield 0
     rates = [group["lr"] for group in optimiser.param_groups]
     for step in range(steps):
         for group, rate in zip(optimiser.param_groups, rates):
-            group["lr"] = rate * min(1, (step + 1) / warm_up)
+            group["lr"] = rate * factor(step)
         optimiser.zero_grad()
         loss_of(step).backward()
         optimiser.step()
@@ -235,63 +262,53 @@ NETWORKS: dict[str, Callable[[], Iterator[Stage]]] = {
 }
 
 
-def own_map(item: TheoryComparison) -> tuple[Spectrum, Density | None, Spectrum | None, float, float]:
-    """Return T measured, predicted with free layers and with modes, and both KS; for one stream T is J."""
-    if item.mean_stream is None:
-        return item.measured, item.predicted, item.rotated, item.kolmogorov, item.rotated_kolmogorov
-    return (
-        item.mean_stream,
-        item.mean_predicted,
-        item.mean_rotated,
-        item.mean_kolmogorov,
-        item.mean_rotated_kolmogorov,
-    )
-
-
 def describe(diagnosis: Diagnosis) -> dict[str, float]:
     """Return the numbers of a diagnosis, means over its tokens."""
     tokens = []
     for item in diagnosis.comparisons:
-        measured, free, with_modes, free_ks, modes_ks = own_map(item)
+        own = item.model_map
         assert item.modes is not None
         assert item.rotated is not None
         assert item.predicted is not None
-        assert free is not None
-        assert with_modes is not None
+        assert own.predicted is not None
+        assert own.rotated is not None
         numbers: dict[str, float] = {
             "modes": item.modes.count,
             "outlier": float(item.modes.eigenvalues[0]),
+            "limit": item.modes.limit,
             "share": item.modes.share,
             "aligned": item.aligned,
             "j_ks_free": item.kolmogorov,
             "j_ks_modes": item.rotated_kolmogorov,
-            "t_ks_free": free_ks,
-            "t_ks_modes": modes_ks,
+            "t_ks_free": own.kolmogorov,
+            "t_ks_modes": own.rotated_kolmogorov,
             "j_below": item.measured.below(),
             "j_below_free": item.predicted.collapsed(),
             "j_below_modes": item.rotated.below(),
-            "t_below": measured.below(),
-            "t_below_free": free.collapsed(),
-            "t_below_modes": with_modes.below(),
+            "t_below": own.measured.below(),
+            "t_below_free": own.predicted.collapsed(),
+            "t_below_modes": own.rotated.below(),
+            "t_99": own.measured.quantile(0.99),
+            "t_99_free": own.predicted.quantile(0.99),
+            "t_99_modes": own.rotated.quantile(0.99),
         }
-        for name, spectrum in (("t_99", measured), ("t_99_free", free), ("t_99_modes", with_modes)):
-            numbers[name] = spectrum.quantile(0.99)
         tokens.append(numbers)
     return {name: float(np.mean([numbers[name] for numbers in tokens])) for name in tokens[0]}
 
 
 def draw_panel(ax: Any, name: str, diagnosis: Diagnosis) -> None:
     """Draw the shares below each singular value of T: measured, predicted with free layers, and with modes."""
-    measured, free, with_modes, free_ks, modes_ks = own_map(diagnosis.comparisons[-1])
+    own = diagnosis.comparisons[-1].model_map
+    free = own.predicted
     assert free is not None
-    assert with_modes is not None
-    for spectrum, colour, width in ((measured, COMPARED[0], 2.6), (with_modes, COMPARED[1], 1.4)):
+    assert own.rotated is not None
+    for spectrum, colour, width in ((own.measured, COMPARED[0], 2.6), (own.rotated, COMPARED[1], 1.4)):
         values, shares = spectrum.cumulative()
         ax.plot(values, shares, color=colour, lw=width)
     ax.plot(free.x.sqrt().numpy(), free.cumulative().numpy(), color=INK, lw=1, ls="--")
     ax.axvline(0.1, color=INK, lw=0.6, ls=":")
     ax.set(xscale="log", xlim=(1e-2, 30), ylim=(0, 1.02))
-    ax.set_title(f"{name}: KS {free_ks:.2f} free, {modes_ks:.2f} with modes", fontsize=8)
+    ax.set_title(f"{name}: KS {own.kolmogorov:.2f} free, {own.rotated_kolmogorov:.2f} with modes", fontsize=8)
     finish_axes(ax)
 
 

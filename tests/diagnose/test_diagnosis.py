@@ -56,10 +56,10 @@ def test_many_streams_do_not_hide_that_the_models_own_map_is_not_as_predicted():
     stack = jpmhc.HyperConnectionStack(connections, expand=True, reduce=True)
     found = jpmhc.diagnose(stack, torch.randn(1, 1, 24), tokens=1, say=None)
     (item,) = found.comparisons
-    assert item.kolmogorov < 0.05 < item.mean_kolmogorov
+    assert item.kolmogorov < 0.05 < item.own.kolmogorov
     assert "the bulk is not as the theory predicts (all streams: KS 0.0" in found.verdict[4]
-    assert f"the model's own map: KS {item.mean_kolmogorov:.2g})" in found.verdict[4]
-    top, theory = item.mean_stream.quantile(0.99), item.mean_predicted.quantile(0.99)
+    assert f"the model's own map: KS {item.own.kolmogorov:.2g})" in found.verdict[4]
+    top, theory = item.own.measured.quantile(0.99), item.own.predicted.quantile(0.99)
     assert top > 1.5 * theory
     assert f"99 % quantile of the model's own map: {top:.2g}, predicted {theory:.2g}" in found.verdict[4]
     assert "between the streams hardly anything is lost (0.5%)" in found.verdict[1]

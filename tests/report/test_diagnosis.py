@@ -30,8 +30,8 @@ def test_every_kind_of_diagnosis_is_drawn(model, options, tmp_path):
     for line in found.verdict:
         assert escape(line) in page
     table = page[: page.index("<figure")]
-    assert table.count("mean stream, token") == sum(item.mean_stream is not None for item in found.comparisons)
-    predicted = [part for item in found.comparisons for part in (item.predicted, item.mean_predicted)]
+    assert table.count("mean stream, token") == sum(item.own is not None for item in found.comparisons)
+    predicted = [part for item in found.comparisons for part in (item.predicted, item.own and item.own.predicted)]
     assert table.count("… theory") == sum(part is not None for part in predicted)
     assert page.count("<figure") == 1 + len(found.comparisons) * (1 + (found.streams is not None)) + bool(
         found.layers

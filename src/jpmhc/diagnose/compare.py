@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -29,49 +30,63 @@ from jpmhc.diagnose.theory import (
 _VECTORS, _PROBES = 4, 16
 
 
-@dataclass(frozen=True, eq=False)
-class TheoryComparison:
-    """The measured and the predicted spectrum of one token's Jacobian through all layers.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MapComparison:
+    """The measured and the predicted spectrum of a map.
+
+    Attributes:
+        measured: The measured spectrum.
+        predicted: The theory's density for layers with random singular vectors; None if the theory gives none.
+        rotated: The spectrum of the same layers with unchanged shared modes and random singular vectors in the rest of
+            every sublayer, which is the theory's prediction with shared modes; None if it was too costly.
+    """
+
+    measured: Spectrum
+    predicted: spectra.Density | None = None
+    rotated: Spectrum | None = None
+
+    @cached_property
+    def _distances(self) -> tuple[float, float]:
+        return find_distances(self.measured, self.predicted)
+
+    @property
+    def wasserstein(self) -> float:
+        """The distance W1 between `predicted` and `measured`, in singular values; NaN without a prediction."""
+        return self._distances[0]
+
+    @property
+    def kolmogorov(self) -> float:
+        """The distance KS between `predicted` and `measured`, see `find_distances`; NaN without a prediction."""
+        return self._distances[1]
+
+    @cached_property
+    def rotated_kolmogorov(self) -> float:
+        """The distance KS between `rotated` and `measured`; NaN without rotated layers."""
+        return find_distances(self.measured, self.rotated)[1]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TheoryComparison(MapComparison):
+    """The spectra of one token's Jacobian through all layers, from all streams to all streams.
 
     Attributes:
         position: The token's number.
-        measured: The spectrum of the derivative of the streams after the last layer by the streams before the first.
+        own: The same for the model's own map, from n copies of a stream to the mean of the final streams; None for one
+            stream, or if the map was not measured densely.
         blocks: Mean squared singular value from stream j to stream i. [n, n]
         gains: Mean squared singular value of each sublayer at this token, without its multiple of the identity. [L]
         gradients: The theory's mean squared singular value of the derivative of the mean stream (or of all streams, if
             the map ends with them) by each sublayer's output. [L]
-        predicted: The theory's density; None if the theory gives none.
-        wasserstein: The distance W1 between prediction and measurement, in singular values.
-        kolmogorov: The distance KS between prediction and measurement, see `find_distances`.
         modes: The shared modes of the sublayers at this token; None for a single layer.
-        rotated: The spectrum of the same layers with unchanged shared modes and random singular vectors in the rest of
-            every sublayer, which is the theory's prediction with shared modes; None if it was too costly.
-        rotated_kolmogorov: The distance KS between `rotated` and `measured`.
-        mean_stream: The spectrum of the model's own map, from n copies of a stream to the mean of the final streams;
-            None for one stream, or if the map was not measured densely.
-        mean_predicted: The theory's density for `mean_stream`.
-        mean_kolmogorov: The distance KS between `mean_predicted` and `mean_stream`.
-        mean_rotated: The rotated spectrum for `mean_stream`.
-        mean_rotated_kolmogorov: The distance KS between `mean_rotated` and `mean_stream`.
         note: The reason for a missing prediction, or the theory's warnings.
     """
 
     position: int
-    measured: Spectrum
+    own: MapComparison | None = None
     blocks: Tensor
     gains: Tensor
     gradients: Tensor
-    predicted: spectra.Density | None = None
-    wasserstein: float = float("nan")
-    kolmogorov: float = float("nan")
     modes: SharedModes | None = None
-    rotated: Spectrum | None = None
-    rotated_kolmogorov: float = float("nan")
-    mean_stream: Spectrum | None = None
-    mean_predicted: spectra.Density | None = None
-    mean_kolmogorov: float = float("nan")
-    mean_rotated: Spectrum | None = None
-    mean_rotated_kolmogorov: float = float("nan")
     note: str = ""
 
     def __repr__(self) -> str:
@@ -81,9 +96,14 @@ class TheoryComparison:
         )
 
     @property
+    def model_map(self) -> MapComparison:
+        """The comparison of the model's own map; with one stream, the map of all streams is the model's own map."""
+        return self.own or self
+
+    @property
     def aligned(self) -> float:
         """The measured 99 % quantile divided by the rotated one: above 1, layers amplify each other's directions."""
-        return float("nan") if self.rotated is None else self.measured.quantile(0.99) / self.rotated.quantile(0.99)
+        return math.nan if self.rotated is None else self.measured.quantile(0.99) / self.rotated.quantile(0.99)
 
 
 def compare_token(
@@ -109,12 +129,12 @@ def compare_token(
     """
     position, n = jacobian.position, chain[0].streams
     assert position is not None
-    mean_stream = None
+    own_measured, own = None, None
     if part.method == "dense":
         matrix = measure_matrix(jacobian, part.chunk, progress)
         measured = spectrum_of(matrix)
         blocks = matrix.double().reshape(n, len(matrix) // n, n, -1).square().sum((1, 3)) / (len(matrix) // n)
-        mean_stream = spectrum_of(mean_stream_of(matrix, n), matrix.dtype) if n > 1 else None
+        own_measured = spectrum_of(mean_stream_of(matrix, n), matrix.dtype) if n > 1 else None
     else:
         measured = measure_quadrature(jacobian, part.probes, part.steps, seed, progress)
         blocks = _estimate_blocks(jacobian, n, seed + 4)
@@ -122,32 +142,21 @@ def compare_token(
     layers = token_coefficients(chain, skips, position)
     network = make_network(layers, variance, matrices)
     predicted, note = predict_spectrum(network)
-    w1, ks = (math.nan, math.nan) if predicted is None else find_distances(measured, predicted)
-    mean_predicted, mean_ks = None, math.nan
-    if mean_stream is not None:
-        mean_predicted, _ = predict_spectrum(network.end_to_end())
-        mean_ks = math.nan if mean_predicted is None else find_distances(mean_stream, mean_predicted)[1]
-    rotated, mean_rotated = rotate_sublayers(layers, matrices, seed, modes) if matrices else (None, None)
+    rotated, own_rotated = rotate_sublayers(layers, matrices, seed, modes) if matrices else (None, None)
+    if own_measured is not None:
+        own_predicted, _ = predict_spectrum(network.end_to_end())
+        own = MapComparison(measured=own_measured, predicted=own_predicted, rotated=own_rotated)
     end = torch.eye(n, dtype=torch.float64) if all_streams else None
     return TheoryComparison(
         position=position,
         measured=measured,
+        predicted=predicted,
+        rotated=rotated,
+        own=own,
         blocks=blocks,
         gains=variance,
         gradients=spectra.gradient_gains(network, end),
-        predicted=predicted,
-        wasserstein=w1,
-        kolmogorov=ks,
         modes=modes,
-        rotated=rotated,
-        rotated_kolmogorov=math.nan if rotated is None else find_distances(measured, rotated)[1],
-        mean_stream=mean_stream,
-        mean_predicted=mean_predicted,
-        mean_kolmogorov=mean_ks,
-        mean_rotated=None if mean_stream is None else mean_rotated,
-        mean_rotated_kolmogorov=(
-            math.nan if mean_stream is None or mean_rotated is None else find_distances(mean_stream, mean_rotated)[1]
-        ),
         note=note,
     )
 

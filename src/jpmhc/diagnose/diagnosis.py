@@ -88,15 +88,14 @@ class Diagnosis:
         for position, spectrum in self.tokens.items():
             yield f"token {position}", spectrum
         for item in self.comparisons:
-            parts = (
-                (f"layers, token {item.position}", item.measured),
-                ("… theory", item.predicted),
-                ("… with shared modes", item.rotated),
-                (f"mean stream, token {item.position}", item.mean_stream),
-                ("… theory", item.mean_predicted),
-                ("… with shared modes", item.mean_rotated),
-            )
-            yield from ((name, part) for name, part in parts if part is not None)
+            for kind, compared in (("layers", item), ("mean stream", item.own)):
+                if compared is None:
+                    continue
+                yield f"{kind}, token {item.position}", compared.measured
+                if compared.predicted is not None:
+                    yield "… theory", compared.predicted
+                if compared.rotated is not None:
+                    yield "… with shared modes", compared.rotated
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """Return a matplotlib figure with the verdict, the measured and predicted spectra, and the layers.
@@ -315,8 +314,9 @@ def _describe_token_modes(known: Sequence[TheoryComparison]) -> str:
     """Return a clause on the shared modes of the token with most modes, and on the theory's KS with shared modes."""
     modes = [item.modes for item in known if item.modes is not None]
     line = _describe_modes(max(modes, key=lambda one: (one.count, one.share), default=None))
-    pairs = [(item.rotated_kolmogorov, item.mean_rotated_kolmogorov) for item in known if item.rotated is not None]
-    worst = [max(value for value in pair if not np.isnan(value)) for pair in pairs]
+    worst = [
+        max(item.rotated_kolmogorov, item.model_map.rotated_kolmogorov) for item in known if item.rotated is not None
+    ]
     return f"{line} (with these modes KS {np.mean(worst):.2g})" if line and worst else line
 
 
@@ -328,7 +328,7 @@ def _describe_bulk(diagnosis: Diagnosis, known: Sequence[TheoryComparison]) -> s
     """
     ks = float(np.mean([item.kolmogorov for item in known]))
     numbers = f"KS {ks:.2g}, W1 {np.mean([item.wasserstein for item in known]):.2g}"
-    own = [item.mean_kolmogorov for item in known if item.mean_predicted is not None]
+    own = [item.own.kolmogorov for item in known if item.own is not None and item.own.predicted is not None]
     which = "the bulk"
     if diagnosis.streams is not None and own:
         numbers = f"all streams: {numbers}; the model's own map: KS {np.mean(own):.2g}"
@@ -343,13 +343,10 @@ def _describe_bulk(diagnosis: Diagnosis, known: Sequence[TheoryComparison]) -> s
 def _describe_tail(known: Sequence[TheoryComparison]) -> str:
     """Return a clause on the 99 % quantile with the worst prediction; empty if all predictions are close."""
     pairs = [
-        (name, measured.quantile(0.99), predicted.quantile(0.99))
+        (name, each.measured.quantile(0.99), each.predicted.quantile(0.99))
         for item in known
-        for name, measured, predicted in (
-            ("the layers' map", item.measured, item.predicted),
-            ("the model's own map", item.mean_stream, item.mean_predicted),
-        )
-        if measured is not None and predicted is not None and measured.quantile(0.99) > measured.floor
+        for name, each in (("the layers' map", item), ("the model's own map", item.own))
+        if each is not None and each.predicted is not None and each.measured.quantile(0.99) > each.measured.floor
     ]
     factors = [abs(np.log(measured / max(predicted, 1e-300))) for _, measured, predicted in pairs]
     if max(factors, default=0.0) < np.log(_FAR_OFF):

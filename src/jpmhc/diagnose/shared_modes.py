@@ -27,6 +27,7 @@ class SharedModes:
     Attributes:
         correlations: The Gram matrix over layers of the normalised sublayer Jacobians. [L, L]
         eigenvalues: Its eigenvalues, descending. [L]
+        limit: An eigenvalue above this limit is a shared mode.
         directions: The eigenvectors of the shared modes: each layer's weight in each mode. [L, K]
         shares: For each sublayer, the shared part's share of the squared Frobenius norm. [L]
         share: The shared parts' share of the squared Frobenius norm of all layers together.
@@ -34,6 +35,7 @@ class SharedModes:
 
     correlations: Tensor
     eigenvalues: Tensor
+    limit: float
     directions: Tensor
     shares: Tensor
     share: float
@@ -69,13 +71,13 @@ def find_modes(products: Tensor, samples: int) -> SharedModes:
     values, vectors = torch.linalg.eigh(correlations)
     values, vectors = values.flip(0), vectors.flip(1)
     bulk = values[: max(int(alive.sum()), 1)].median()
-    edge = (1 + (len(values) / samples) ** 0.5) ** 2
-    count = int((values > _ABOVE_BULK * edge * bulk).sum()) if bool(alive.any()) else 0
+    limit = _ABOVE_BULK * (1 + (len(values) / samples) ** 0.5) ** 2 * float(bulk)
+    count = int((values > limit).sum())
     directions = vectors[:, :count]
     shares = directions.square() @ values[:count]
     total = float(squares.sum())
     share = float((shares * squares).sum()) / total if total > 0 else 0.0
-    return SharedModes(correlations, values, directions, shares, share)
+    return SharedModes(correlations, values, limit, directions, shares, share)
 
 
 def multiply_all(parts: Tensor) -> Tensor:

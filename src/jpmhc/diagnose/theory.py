@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -82,12 +83,14 @@ def predict_spectrum(network: spectra.Network) -> tuple[spectra.Density | None, 
     return density, "; ".join(str(warning.message) for warning in messages)
 
 
-def find_distances(measured: Spectrum, predicted: spectra.Density | Spectrum) -> tuple[float, float]:
-    """Return the distances W1 in singular values, and KS with a tolerance of 1 % in each singular value.
+def find_distances(measured: Spectrum, predicted: spectra.Density | Spectrum | None) -> tuple[float, float]:
+    """Return W1 in singular values, and KS with a tolerance of 1 % in each singular value; NaN without a prediction.
 
     Skips alone give many equal singular values, which the theory smooths: without the tolerance, KS would be large at
     each such value. KS ignores singular values below the floor, and differences within the bounds of a quadrature.
     """
+    if predicted is None:
+        return math.nan, math.nan
     if isinstance(predicted, Spectrum):
         (grid, cumulative), w1 = predicted.cumulative(), predicted.wasserstein(measured)
     else:

@@ -257,14 +257,9 @@ def _compare_with_theory(model: nn.Module, connections: list[jpmhc.HyperConnecti
     """Measure the singular values of the model's Jacobian at one example, and predict them by the theory."""
     stack: nn.Module = jpmhc.HyperConnectionStack(connections) if connections else model
     streams = jpmhc.expand_streams(x, connections[0].streams) if connections else x
-    comparison = jpmhc.diagnose(stack, streams.unsqueeze(0), tokens=1, say=None).comparisons[0]
-    if connections:
-        curves = (comparison.mean_stream, comparison.mean_predicted, comparison.mean_rotated)
-        apart = (comparison.mean_kolmogorov, comparison.mean_rotated_kolmogorov)
-    else:
-        curves = (comparison.measured, comparison.predicted, comparison.rotated)
-        apart = (comparison.kolmogorov, comparison.rotated_kolmogorov)
+    own = jpmhc.diagnose(stack, streams.unsqueeze(0), tokens=1, say=None).comparisons[0].model_map
     measured, predicted, with_modes = (
-        np.array([float("nan") if curve is None else curve.quantile(share) for share in SHARES]) for curve in curves
+        np.array([float("nan") if curve is None else curve.quantile(share) for share in SHARES])
+        for curve in (own.measured, own.predicted, own.rotated)
     )
-    return Spectra(measured, predicted, with_modes, *apart)
+    return Spectra(measured, predicted, with_modes, own.kolmogorov, own.rotated_kolmogorov)
