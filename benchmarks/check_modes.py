@@ -13,7 +13,7 @@ import csv
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from matplotlib.figure import Figure
@@ -31,61 +31,81 @@ from jpmhc.experiments.comparison.language import PRESETS
 from jpmhc.manifolds import orthogonal
 from jpmhc.report.style import COMPARED, colour_of
 
+GROWTH = RESULTS / "modes_growth.csv"
 FIGURE = Path(__file__).parent.parent / "docs" / "results" / "modes_growth.png"
 Layers = list[tuple[Tensor, Tensor, Tensor]]
 
 
-def list_growth_cases() -> Iterator[tuple[str, str, int, float, Iterator[Stage]]]:
-    """Yield network, arm, number of sublayers, learning rate and training of each case."""
-    stacks = [(depth, 2e-3, 80) for depth in (4, 8, 16, 32, 64)] + [(16, rate, 80) for rate in (2.5e-4, 1e-3, 4e-3)]
-    for depth, rate, steps in [*stacks, (16, 2e-3, 320)]:
-        yield "mlp", PLAIN, depth, rate, train_mlp(PLAIN, 48, depth, rate, steps)
-    tiny = PRESETS["tiny"]
-    decoders = [(arm, 4, 3e-3, tiny.steps) for arm in (PLAIN, "rotation", "cayley", "sinkhorn", "unconstrained")]
-    decoders += [(arm, 4, rate, tiny.steps) for arm in (PLAIN, "cayley") for rate in (7.5e-4, 1.2e-2)]
-    decoders += [(PLAIN, layers, 3e-3, tiny.steps) for layers in (2, 8, 16)]
-    decoders += [(arm, 4, 3e-3, 4 * tiny.steps) for arm in (PLAIN, "cayley")]
-    for arm, layers, rate, steps in decoders:
-        settings = replace(tiny, steps=steps, model=replace(tiny.model, layers=layers))
-        yield "language", arm, 2 * layers, rate, train_language(settings, arm, rate)
+class Case(NamedTuple):
+    """One network that is trained: its kind, its connections, its number of sublayers, and its training."""
+
+    network: str
+    arm: str
+    depth: int
+    rate: float
+    steps: int
+
+    def train(self) -> Iterator[Stage]:
+        """Train the network; yield it at the start, after a quarter and at the end."""
+        if self.network == "mlp":
+            return train_mlp(self.arm, 48, self.depth, self.rate, self.steps)
+        model = replace(TINY.model, layers=self.depth // 2)
+        return train_language(replace(TINY, steps=self.steps, model=model), self.arm, self.rate)
+
+
+TINY = PRESETS["tiny"]
+CASES = [
+    *(Case("mlp", PLAIN, depth, 2e-3, 80) for depth in (4, 8, 16, 32, 64)),
+    *(Case("mlp", PLAIN, 16, rate, 80) for rate in (2.5e-4, 1e-3, 4e-3)),
+    Case("mlp", PLAIN, 16, 2e-3, 320),
+    *(Case("language", arm, 8, 3e-3, TINY.steps) for arm in (PLAIN, "rotation", "cayley", "sinkhorn", "unconstrained")),
+    *(Case("language", PLAIN, 8, rate, TINY.steps) for rate in (7.5e-4, 1.2e-2)),
+    *(Case("language", PLAIN, depth, 3e-3, TINY.steps) for depth in (4, 16)),
+    Case("language", PLAIN, 8, 3e-3, 4 * TINY.steps),
+]
+
+
+def read_growth() -> dict[Case, list[dict[str, Any]]]:
+    """Return the stored measurements of the cases that are finished."""
+    if not GROWTH.exists():
+        return {}
+    with GROWTH.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    stored: dict[Case, list[dict[str, Any]]] = {}
+    for row in rows:
+        case = Case(row["network"], row["arm"], int(row["depth"]), float(row["rate"]), int(row["steps"]))
+        stored.setdefault(case, []).append(row)
+    return stored
 
 
 def measure_growth() -> None:
-    """Train MLPs and language models of several depths, rates and mixers; save and draw how their modes grow."""
-    rows: list[dict[str, Any]] = []
-    for network, arm, depth, rate, training in list_growth_cases():
-        stages = []
-        for stage in training:
+    """Train the networks that are not stored yet; print and save how their modes grow."""
+    stored = read_growth()
+    for case in CASES:
+        if case in stored:
+            continue
+        rows = stored[case] = []
+        for stage in case.train():
             diagnosis = jpmhc.diagnose(
                 stage.network, stage.inputs, tokens=1, probes=2, steps=8, seconds=600, say=None
             )
             numbers = describe(diagnosis)
             names = ("modes", "outlier", "limit", "share", "t_ks_free", "t_ks_modes")
-            row = {"network": network, "arm": arm, "depth": depth, "rate": rate, "step": stage.step, "loss": stage.loss}
-            stages.append(row | {name: numbers[name] for name in names})
-            print({name: round(v, 4) if isinstance(v, float) else v for name, v in stages[-1].items()}, flush=True)
-        rows += [row | {"steps": stages[-1]["step"]} for row in stages]
-    write_csv("modes_growth", rows)
+            rows.append(case._asdict() | {"step": stage.step, "loss": stage.loss} | {name: numbers[name] for name in names})
+            print({name: round(v, 4) if isinstance(v, float) else v for name, v in rows[-1].items()}, flush=True)
+        write_csv("modes_growth", [row for known in CASES for row in stored.get(known, [])])
 
 
 def draw_growth() -> None:
-    """Draw the stored growth: the largest eigenvalue along training, and KS beside it."""
-    with (RESULTS / "modes_growth.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    cases: dict[tuple[str, ...], list[dict[str, str]]] = {}
-    for row in rows:
-        cases.setdefault(tuple(row[name] for name in ("network", "arm", "depth", "rate", "steps")), []).append(row)
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
-    stacks, decoders, distances = figure.subplots(1, 3)
-    shades = {"mlp": Figure().get_axes, "language": None}
-    del shades
-    for (network, arm, depth, rate, _), stages in cases.items():
-        ax = stacks if network == "mlp" else decoders
-        colour = COMPARED[0] if arm == PLAIN else colour_of(arm)
-        done = [int(row["step"]) / int(stages[-1]["step"]) for row in stages]
-        height = [float(row["outlier"]) / float(row["limit"]) for row in stages]
-        ax.plot(done, height, color=colour, marker="o", ms=3, lw=1.2, alpha=0.8)
-        ax.annotate(f"{depth}, {float(rate):g}", (done[-1], height[-1]), fontsize=6, xytext=(3, 0), textcoords="offset points")
+    """Draw the stored growth: the largest eigenvalue and KS along training."""
+    figure = Figure(figsize=(11, 6.4), layout="constrained")
+    panels = figure.subplots(2, 3, sharey="row")
+    kinds = (
+        ("MLPs by depth", [case for case in CASES if case[:2] == ("mlp", PLAIN) and case[3:] == (2e-3, 80)], "depth"),
+        ("MLPs of 16 layers by learning rate", [case for case in CASES if case[2] == 16 and case.network == "mlp" and case.steps == 80], "rate"),
+        ("language models", [case for case in CASES if case.network == "language"], "arm"),
+    )
+    del kinds, panels
     figure.savefig(FIGURE, dpi=100)
     print(f"wrote {FIGURE}")
 

@@ -68,13 +68,22 @@ def test_shares_quantiles_and_distances():
     found = make_spectrum([[0.05, 1.0, 20.0], [0.01, 1.0, 2.0]], [[0.5, 0.25, 0.25], [0.3, 0.4, 0.3]], size=3)
     assert found.below() == pytest.approx(0.4)
     assert found.above() == pytest.approx(0.125)
-    assert found.error(Spectrum.below) == pytest.approx(0.1 * 1 + 0.1 * 0.5 / 0.6)
     assert found.mean_square() == pytest.approx((0.5 * 0.0025 + 0.25 + 100 + 0.3e-4 + 0.4 + 1.2) / 2)
     one, two = make_spectrum([[1.0, 2.0]], [[0.5, 0.5]]), make_spectrum([[1.0, 3.0]], [[0.25, 0.75]])
     assert one.wasserstein(two) == pytest.approx(0.25 + 0.75)
     assert one.kolmogorov(two) == pytest.approx(0.75)
     np.testing.assert_allclose(np.unique(two.squares(100)), [1, 9])
     assert int((two.squares(100) == 9).sum()) == 75
+
+
+@pytest.mark.parametrize("probes", [1, 4])
+def test_the_error_is_twice_the_scatter_of_random_vectors(probes):
+    """Squared entries of s Gaussian unit vectors of N numbers: the mean of f has the variance 2 var(f) / (s N)."""
+    values = np.linspace(0.01, 1.0, 100)
+    found = make_spectrum([values] * probes, [np.full(100, 0.01)] * probes, size=100)
+    factor = 2 * (2 / (probes * 100)) ** 0.5
+    assert found.error(Spectrum.mean_square) == pytest.approx(factor * (values**2).std(), rel=0.15)
+    assert found.error(lambda s: s.below(0.305)) == pytest.approx(factor * (0.3 * 0.7) ** 0.5, rel=0.15)
 
 
 def test_few_nodes_leave_open_what_they_cannot_know():
@@ -124,7 +133,8 @@ def test_error_bars_of_a_wide_spectrum_hold_the_truth():
     values = (2 * torch.randn(400, dtype=torch.float64, generator=generator)).exp()
     measured, exact = measure_matrix_by_lanczos(values)
     assert float((measured.values < 0.1).mean()) == 0
-    for read in (Spectrum.below, lambda s: s.quantile(0.05), lambda s: s.quantile(0.5), Spectrum.geometric_mean):
+    quantiles = (lambda s, level=level: s.quantile(level) for level in (0.05, 0.5))
+    for read in (Spectrum.below, *quantiles, Spectrum.geometric_mean, Spectrum.mean_square):
         assert abs(read(measured) - read(exact)) <= measured.error(read)
     assert 0.05 < measured.error(Spectrum.below) < 0.3
 
