@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 import jpmhc
 from harness import RESULTS, write_csv
-from jpmhc.diagnose import Diagnosis, Spectrum
+from jpmhc.diagnose import Diagnosis
 from jpmhc.experiments.comparison.experiment import PLAIN, configure_mixer
 from jpmhc.experiments.comparison.language import PRESETS, LanguageExperiment
 from jpmhc.experiments.models import RecursiveConfig, RecursiveModel

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jpmhc.diagnose.measured import read_losses
+from jpmhc.diagnose.recommend import read_losses
 from jpmhc.experiments.comparison.statistics import summarize
 
 ROOT = Path(__file__).parents[2]

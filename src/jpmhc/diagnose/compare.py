@@ -27,7 +27,7 @@ from jpmhc.diagnose.theory import (
 )
 
 # The numbers of random vectors for the blocks from stream to stream, and for the sublayers' gains and shared modes.
-_VECTORS, _PROBES = 4, 16
+_VECTORS, PROBES = 4, 16
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -177,7 +177,7 @@ def _measure_sublayers(
         parts, samples = torch.stack(matrices), matrices[0].numel()
     else:
         size = chain[0].output.numel() // math.prod(chain[0].positions)
-        vectors = draw_vectors(_PROBES, size, jacobian.at.y, seed)
+        vectors = draw_vectors(PROBES, size, jacobian.at.y, seed)
         estimates = [measure_gain(call, vectors, position) for call in chain]
         skips, gains, matrices = [one.skip for one in estimates], [one.gain for one in estimates], []
         parts, samples = torch.stack([one.sketch for one in estimates]).double(), vectors.numel()

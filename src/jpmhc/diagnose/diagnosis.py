@@ -262,6 +262,8 @@ def _layers(diagnosis: Diagnosis) -> str:
     gains = np.array([layer.gain for layer in diagnosis.layers])
     gradients = np.array([layer.gradient for layer in diagnosis.layers])
     strongest, weakest = diagnosis.layers[int(gains.argmax())], diagnosis.layers[int(gradients.argmin())]
+    if len(gains) == 1:
+        return f"Layers: {strongest.name} is the only one, with a gain of {strongest.gain:.2g}."
     first = f"Layers: {strongest.name} has the largest gain ({strongest.gain:.2g}, median {np.median(gains):.2g})"
     ratio = _unevenness(diagnosis)
     if not gradients.max() > 0:
@@ -283,10 +285,8 @@ def _theory(diagnosis: Diagnosis) -> str:
         why = diagnosis.comparisons[0].note if diagnosis.comparisons else why
         return f"Theory: no prediction ({why}){_describe_modes(diagnosis.modes)}."
     if max(len(item.gains) for item in known) == 1:
-        return (
-            f"Theory: of {len(diagnosis.layers)} layers one alone was followed, whose singular values the theory is "
-            "given: nothing was predicted."
-        )
+        why = "no layer gets the output of another one unchanged" if len(diagnosis.layers) > 1 else "there is one layer"
+        return f"Theory: nothing to predict: {why}, and the singular values of a single layer are measured."
     line = f"Theory: {_describe_bulk(diagnosis, known)}{_describe_tail(known)}{_describe_token_modes(known)}"
     aligned = [item.aligned for item in known if item.rotated is not None]
     if not aligned:

@@ -8,6 +8,7 @@ streams. [d, n d]
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -97,7 +98,10 @@ class Lens:
     @classmethod
     def load(cls, path: Path | str) -> Lens:
         """Load a lens from a file."""
-        return cls(**torch.load(path, weights_only=True))
+        try:
+            return cls(**torch.load(path, weights_only=True))
+        except (KeyError, TypeError, EOFError, RuntimeError, pickle.UnpicklingError):
+            raise ValueError(f"{path} holds no lens: Lens.save writes one") from None
 
 
 def lens(
@@ -135,7 +139,8 @@ def lens(
     if rank is not None:
         checks.whole_number(rank, "rank")
     if not isinstance(prompts, Sequence) or len(prompts) == 0:
-        raise ValueError(f"prompts must be a list of the model's inputs, at least one, not a {type(prompts).__name__}")
+        got = "an empty one" if isinstance(prompts, Sequence) else f"a {type(prompts).__name__}"
+        raise ValueError(f"prompts must be a list of inputs of the model, not {got}")
     model = find_inner_model(model)
     check_model(model, read_arguments(prompts[0]))
     with borrow_model(model) as call:
@@ -243,7 +248,7 @@ class _Work:
     def _find(self, chain: Sequence[LayerCall]) -> int:
         """Return the layer's index in the chain; raise an error if the layer is missing or the last one."""
         names = [call.name for call in chain]
-        index = self.layer if isinstance(self.layer, int) else -1
+        index = self.layer if type(self.layer) is int else -1
         if isinstance(self.layer, str) and self.layer in names:
             index = names.index(self.layer)
         if not 0 <= index < len(chain) - 1:

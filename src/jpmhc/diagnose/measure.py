@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from jpmhc import checks
-from jpmhc.diagnose.compare import TheoryComparison, compare_token, draw_vectors
+from jpmhc.diagnose.compare import PROBES, TheoryComparison, compare_token, draw_vectors
 from jpmhc.diagnose.diagnosis import Diagnosis
 from jpmhc.diagnose.jacobian import Jacobian, Linearised, linearise, shared_positions
 from jpmhc.diagnose.layers import LayerMeasurement, measure_gain, measure_gradients, measure_streams
@@ -218,15 +218,15 @@ class _Work:
                 f"the sublayers' singular values would take {describe_time(cost)}: their gains and shared modes are "
                 "estimated from random vectors, and sublayers are not rotated; a larger seconds= allows it"
             )
-        if len({call.module for call in self.chain}) < len(self.chain):
+        if len({getattr(call.module, "sublayer", call.module) for call in self.chain}) < len(self.chain):
             self.notes.append(
                 "some layers share their weights: they show as shared modes, and the free theory assumes independent "
                 "ones; spectra.Network(..., tied=labels) has the law for shared weights"
             )
         if len(self.chain) < len(self.calls):
             self.notes.append(
-                f"{len(self.calls)} calls of layers were seen; the longest run in which each gets the output of the "
-                f"one before has {len(self.chain)}, {name}, and is compared with the theory"
+                f"of {len(self.calls)} calls of layers the theory follows {len(self.chain)}, {name}: the longest run "
+                "in which each layer gets the output of the one before, unchanged"
             )
 
     def _plan_tokens(self, what: str, at: Linearised, share: str, tokens: int) -> dict[int, Part]:
@@ -258,6 +258,16 @@ class _Work:
         total = sum(part.seconds for part in parts) + self.rotating_seconds
         memory = self.saved + max(part.bytes for part in parts)
         lines = [f"from {self.ends.start_name} to {self.ends.stop_name}", *map(str, parts)]
+        if self.calls:
+            # random vectors through all layers and through each layer alone, and again at tokens without rotation
+            passes = 2 * _VECTORS + (0 if self.rotating else PROBES * len(self.layer_positions))
+            seconds = passes * self.at.seconds["backward"]
+            total += seconds
+            sketches = _VECTORS * sum(call.output.numel() * call.output.dtype.itemsize for call in self.calls)
+            lines.append(
+                f"gradients, gains and shared modes of {len(self.calls)} layers from random vectors, about "
+                f"{describe_time(seconds)} and {describe_bytes(sketches)}"
+            )
         if self.rotating:
             depth, streams, width = len(self.chain), self.chain[0].streams, self.chain[0].inside.shape[-1]
             # bytes of the sublayers' matrices, their stack and rotated copies, and of four matrices of all streams

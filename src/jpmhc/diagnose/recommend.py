@@ -7,19 +7,21 @@ T = reduce ∘ J ∘ expand, the number of layers until differences between stre
 
 from __future__ import annotations
 
+import functools
 import html
+import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 from torch import Tensor
 
 from jpmhc import checks, spectra
 from jpmhc.connections.gates import favouring
-from jpmhc.diagnose.measured import read_losses
 from jpmhc.machine import use_threads
 from jpmhc.mixers import MIXERS, Mixer, make_mixer
 from jpmhc.spectra.activations import Activation
@@ -36,6 +38,25 @@ _ARC = 6
 _TOLERANCE = 2e-3
 # The relative tolerance of the mean distance from the identity.
 _DRIFT_TOLERANCE = 1e-3
+
+
+class MeasuredLosses(TypedDict):
+    """The losses of one comparison of mixers."""
+
+    model: str  # the trained model, in words
+    command: str  # the command that repeats the comparison
+    # For each mixer, the validation loss minus the plain model's, both at their best learning rate.
+    minus_plain: dict[str, float]
+
+
+@functools.cache
+def read_losses() -> MeasuredLosses:
+    """Return the losses in `measured.json`, which `benchmarks/draw_mixers.py` writes from the stored comparison.
+
+    >>> sorted(read_losses())
+    ['command', 'minus_plain', 'model']
+    """
+    return json.loads(files("jpmhc.diagnose").joinpath("measured.json").read_text())
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,10 +218,15 @@ def recommend(
         raise ValueError(f"mixers must be one or more names in a list, such as ['cayley', 'rotation'], not {mixers!r}")
     chosen = {_name(mixer): make_mixer(mixer, streams).double() for mixer in mixers}
     model = _Model(depth, streams, norm, spectra.MLP(activation, scales, ratio, gated), start_variance)
-    plain = float(spectra.gradient_gains(model.network(model.plain)).log()[0])
-    skips = {name: drift_skips(mixer, depth, drift) for name, mixer in chosen.items()}
-    model.find_shares(skips.values())
-    candidates = [_describe_mixer(name, mixer.logits, model, *skips[name], dim) for name, mixer in chosen.items()]
+    plain = float(spectra.gradient_gains(model.plain).log()[0])
+    skips = [drift_skips(mixer, depth, drift) for mixer in chosen.values()]
+    fresh, drifted = ([model.network(pair[when]) for pair in skips] for when in (0, 1))
+    own = [model.own_map(after, network) for (_, after), network in zip(skips, drifted)]
+    shares = model.shares_collapsed([*fresh, *drifted, *own])
+    candidates = [
+        _describe_mixer(name, 2 * streams + chosen[name].logits, dim, after, networks, shares[number :: len(chosen)])
+        for number, (name, (_, after), networks) in enumerate(zip(chosen, skips, zip(fresh, drifted)))
+    ]
 
     def losses(candidate: Candidate) -> tuple[float, float, float]:
         """Return the three numbers that rank a candidate (smaller is better), rounded to relevant differences."""
@@ -236,48 +262,33 @@ def recommend(
 
 
 class _Model:
-    """The layers that are the same for all mixers, with caches of the networks and shares for each set of skips."""
+    """The layers that are the same for all mixers."""
 
     def __init__(self, depth: int, streams: int, norm: str, mlp: spectra.MLP, start_variance: float) -> None:
-        self.depth, self.streams, self.mlp, self.start_variance = depth, streams, mlp, start_variance
         self.make = spectra.Network.prenorm if norm == "pre" else spectra.Network.postnorm
-        self.norm = norm
         self.read = torch.stack([favouring(layer, streams) for layer in range(depth)])
         self.write = torch.ones(depth, streams, dtype=torch.float64)
-        self.plain = torch.eye(streams, dtype=torch.float64).expand(depth, -1, -1)
-        self.networks: dict[bytes, spectra.Network] = {}
+        self.mlp, self.start_variance = mlp, start_variance
+        self.plain = self.network(torch.eye(streams, dtype=torch.float64).expand(depth, -1, -1))
         # The plain network's geometric mean: 1, or the factor by which post-norms shrink all directions.
-        self.scale = math.exp(float(torch.linalg.slogdet(self.network(self.plain).skips).logabsdet.sum()) / streams)
-        self.shares: dict[bytes, float] = {}
+        self.scale = math.exp(float(torch.linalg.slogdet(self.plain.skips).logabsdet.sum()) / streams)
 
     def network(self, skips: Tensor) -> spectra.Network:
         """Return the network with these skips. [L, n, n]"""
-        key = _key(skips)
-        if key not in self.networks:
-            self.networks[key] = self.make(skips, self.read, self.write, self.mlp, self.start_variance)
-        return self.networks[key]
+        return self.make(skips, self.read, self.write, self.mlp, self.start_variance)
 
-    def find_shares(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Compute the collapsed shares for the fresh and drifted skips of all mixers at once."""
-        questions = {}
-        for start, drifted in pairs:
-            for skips, ends in ((start, "streams"), (drifted, "streams"), (drifted, "model")):
-                network = self.network(self._with_same_map(skips) if ends == "model" else skips)
-                questions[self._question(skips, ends)] = network.end_to_end() if ends == "model" else network
-        shares = shares_below(list(questions.values()), COLLAPSED * self.scale, points=_ARC, tolerance=_TOLERANCE)
-        self.shares = dict(zip(questions, shares))
+    def own_map(self, skips: Tensor, network: spectra.Network) -> spectra.Network:
+        """Return a network with the model's own map T of `network`: the plain one if all row sums of skips are one."""
+        plain = float((skips.sum(-1) - 1).abs().max()) < 1e-6
+        return (self.plain if plain else network).end_to_end()
 
-    def share_collapsed(self, skips: Tensor, ends: str) -> float:
-        """Return the collapsed share for these skips, which `find_shares` has computed."""
-        return self.shares[self._question(skips, ends)]
-
-    def _question(self, skips: Tensor, ends: str) -> bytes:
-        """Return a dictionary key, equal for skips with the same collapsed share."""
-        return ends.encode() + _key(self._with_same_map(skips) if ends == "model" else skips)
-
-    def _with_same_map(self, skips: Tensor) -> Tensor:
-        """Return skips with the same map T: the plain skips if all row sums are one, else the skips themselves."""
-        return self.plain if float((skips.sum(-1) - 1).abs().max()) < 1e-6 else skips
+    def shares_collapsed(self, networks: Sequence[spectra.Network]) -> list[float]:
+        """Return the collapsed share of each network; networks whose skips agree to six decimals are solved once."""
+        keys = [(one.ends, one.skips.mul(1e6).round().long().numpy().tobytes()) for one in networks]
+        unique = dict(zip(keys, networks))
+        shares = shares_below(list(unique.values()), COLLAPSED * self.scale, points=_ARC, tolerance=_TOLERANCE)
+        found = dict(zip(unique, shares))
+        return [found[key] for key in keys]
 
 
 def _name(mixer: str | Mixer) -> str:
@@ -285,15 +296,23 @@ def _name(mixer: str | Mixer) -> str:
     return mixer if isinstance(mixer, str) else getattr(mixer, "name", type(mixer).__name__)
 
 
-def _describe_mixer(name: str, mixer_logits: int, model: _Model, start: Tensor, drifted: Tensor, dim: int) -> Candidate:
-    n, logits = model.streams, 2 * model.streams + mixer_logits
-    network = model.network(drifted)
+def _describe_mixer(
+    name: str,
+    logits: int,
+    dim: int,
+    drifted: Tensor,
+    networks: tuple[spectra.Network, spectra.Network],
+    shares: Sequence[float],
+) -> Candidate:
+    """Return the candidate with these logits, drifted skips, fresh and drifted networks, and collapsed shares."""
+    fresh, network = networks
+    n = network.streams
     return Candidate(
         mixer=name,
         drift=_distance(drifted),
-        collapsed_at_start=model.share_collapsed(start, "streams"),
-        collapsed=model.share_collapsed(drifted, "streams"),
-        collapsed_model=model.share_collapsed(drifted, "model"),
+        collapsed_at_start=shares[0],
+        collapsed=shares[1],
+        collapsed_model=shares[2],
         geometric_mean=spectra.geometric_mean(network),
         direct_path=direct_path(network),
         gradient_gains=spectra.gradient_gains(network),
@@ -304,7 +323,7 @@ def _describe_mixer(name: str, mixer_logits: int, model: _Model, start: Tensor, 
         # all streams in and out once, and the sublayer's input and output once
         bytes=2 * (2 * n * dim + 2 * dim),
         network=network,
-        fresh_network=model.network(start),
+        fresh_network=fresh,
     )
 
 
@@ -331,11 +350,6 @@ def drift_skips(mixer: Mixer, depth: int, drift: float) -> tuple[Tensor, Tensor]
             drifted = mixer(start + middle * direction)
             low, high = (middle, high) if _distance(drifted) < drift else (low, middle)
     return first, drifted
-
-
-def _key(skips: Tensor) -> bytes:
-    """Return a dictionary key, equal for skips that agree to six decimals."""
-    return skips.mul(1e6).round().long().numpy().tobytes()
 
 
 def _distance(skips: Tensor) -> float:

@@ -135,8 +135,8 @@ class Spectrum:
     def _redraw(self) -> Iterator[Spectrum]:
         """Yield the spectra that other random vectors would have shown.
 
-        The share w of N singular values is estimated from s N w squared Gaussian numbers, whose sum is Gamma-distributed
-        with the shape s N w / 2. The scatter of a few vectors says less: it is small if none of them shows the tail.
+        The share w of N singular values comes from s N w squared Gaussian numbers, whose sum is Gamma-distributed with
+        the shape s N w / 2. The scatter of a few vectors says less: it is small if none of them shows the tail.
         """
         values, weights = self._pooled()
         shape = weights / weights.sum() * (len(self.values) * min(self.shape) / 2)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from jpmhc.paper.one_layer import require_paper_noise, to_solution
-from jpmhc.spectra.fixed_point import Equation, Options, lead_down
+from jpmhc.spectra.fixed_point import ContinuedEquation, Options, lead_down
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.schemes import Newton
 from jpmhc.spectra.solution import Solution, method
@@ -51,7 +51,7 @@ def solve_matrix(network: Network, z: Tensor, options: Options) -> Solution:
     return to_solution("matrix-dyson", green, points, _NOT_THE_LAW.format("matrix-dyson"), matrix=resolvent)
 
 
-class _Scalar(Equation):
+class _Scalar(ContinuedEquation):
     """Eq. dyson-fp with m as the unknown."""
 
     def __init__(self, skip: float, variance: float) -> None:
@@ -79,7 +79,7 @@ class _Scalar(Equation):
         return x.abs().clamp_min(torch.finfo(torch.float64).tiny)
 
 
-class _Matrix(Equation):
+class _Matrix(ContinuedEquation):
     """Eq. matrix-dyson with the n² entries of M as the unknowns."""
 
     def __init__(self, skip: Tensor, variance: float) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from jpmhc.spectra.fixed_point import Equation, FixedPoints, Options, lead_down
+from jpmhc.spectra.fixed_point import ContinuedEquation, FixedPoints, Options, lead_down
 from jpmhc.spectra.fixed_point import solve as solve_equation
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.schemes import Newton
@@ -99,7 +99,7 @@ def layer_cauchy(
     return lead_down(equation, z, options, top=4 * norm)
 
 
-class _Subordination(Equation):
+class _Subordination(ContinuedEquation):
     """Eq. dyson_subordination with G as the unknown."""
 
     def __init__(self, spectrum: Tensor, variance: Tensor, weights: Tensor) -> None:
@@ -176,7 +176,7 @@ def matrix_cauchy(
     return equation.resolvent(solution.x, b), solution.converged
 
 
-class _Schur(Equation):
+class _Schur(ContinuedEquation):
     """Eq. matrix_dyson_schur at b + i t, with $(g_{11}, g_{22})$ as unknowns and i t as points."""
 
     def __init__(self, b: Tensor, skip: Tensor, variance: float) -> None:

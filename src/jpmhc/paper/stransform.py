@@ -11,7 +11,7 @@ from torch import Tensor
 
 from jpmhc.paper.one_layer import Explicit, explicit, to_solution
 from jpmhc.paper.scalar import ScalarLayers, why_not_exact
-from jpmhc.spectra.fixed_point import Equation, FixedPoints, Options, lead_down
+from jpmhc.spectra.fixed_point import ContinuedEquation, Equation, FixedPoints, Options, lead_down
 from jpmhc.spectra.fixed_point import solve as solve_equation
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.schemes import Newton
@@ -42,7 +42,7 @@ def solve_inverse_w(layers: ScalarLayers, z: Tensor, options: Options) -> FixedP
     return FixedPoints.concatenate(parts)
 
 
-class _RoundTrip(Equation):
+class _RoundTrip(ContinuedEquation):
     r"""The equation $z S(w) w = 1 + w$ in the unknown $1/w$."""
 
     def __init__(self, layers: ScalarLayers, points: int, tolerance: float) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from jpmhc.paper import stransform
 from jpmhc.paper.one_layer import explicit, layer_cauchy, to_solution
 from jpmhc.paper.scalar import ScalarLayers, why_not_exact
-from jpmhc.spectra.fixed_point import Equation, FixedPoints, Options, lead_down
+from jpmhc.spectra.fixed_point import ContinuedEquation, FixedPoints, Options, lead_down
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.schemes import Newton
 from jpmhc.spectra.solution import Solution, method
@@ -69,7 +69,7 @@ def _solve_points(layers: ScalarLayers, z: Tensor, options: Options) -> tuple[Te
     return product, replace(solution, converged=solution.converged & inside)
 
 
-class _Arrow(Equation):
+class _Arrow(ContinuedEquation):
     r"""Eq. z_L_w and the layers' own equations, in the unknowns $(1/w, \omega_1, \dots, \omega_L)$.
 
     The unknown is $1/w$ and not $w$, because $1/w$ is nearly linear in every $\omega_l$, both far from the spectrum
@@ -104,7 +104,7 @@ class _Arrow(Equation):
         return inside & (inverse.imag > 0) & (((1 + 1 / inverse) / z).imag < 0)
 
 
-class _BelinschiSpeicher(Equation):
+class _BelinschiSpeicher(ContinuedEquation):
     r"""$\log z_l = \log z - \sum_{j \ne l} \log (z_j - 1/G_j(z_j))$ in the unknowns $\log z_l$."""
 
     def __init__(self, layers: ScalarLayers) -> None:

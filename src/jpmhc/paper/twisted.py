@@ -21,7 +21,7 @@ from torch import Tensor
 
 from jpmhc.paper.one_layer import require_paper_noise, to_solution
 from jpmhc.paper.scalar import why_not_exact as why_not_scalar
-from jpmhc.spectra.fixed_point import Equation, FixedPoints, Options, lead_down
+from jpmhc.spectra.fixed_point import ContinuedEquation, FixedPoints, Options, lead_down
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.schemes import Newton
 from jpmhc.spectra.solution import Solution, method
@@ -156,7 +156,7 @@ def why_not_exact(network: Network, first: str = "outer") -> str:
     )
 
 
-class _Product(Equation):
+class _Product(ContinuedEquation):
     r"""$z\, W S(W) = 1 + W$ (eq. outer_newton) in the unknowns $(\alpha_1, \dots, \alpha_L, \beta_1, \dots, \beta_L)$.
 
     For S-transforms $T_l$ of the layers, $W = (z T_1 \cdots T_L - 1)^{-1}$. The resolvent of layer $l$ is

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from jpmhc.paper.one_layer import Explicit, explicit, layer_cauchy, to_solution
 from jpmhc.paper.scalar import ScalarLayers, why_not_exact
-from jpmhc.spectra.fixed_point import Equation, FixedPoints, Options, lead_down
+from jpmhc.spectra.fixed_point import ContinuedEquation, FixedPoints, Options, lead_down
 from jpmhc.spectra.fixed_point import solve as solve_equation
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.schemes import Newton
@@ -75,7 +75,7 @@ def _find_omega(layers: ScalarLayers, z: Tensor, options: Options) -> tuple[_Map
     return mapping, solution
 
 
-class _Mapping(Equation):
+class _Mapping(ContinuedEquation):
     """Eq. z1_mapping in logarithms, with log ω as the unknown (alg. z1_mapping does so from five layers on)."""
 
     def __init__(self, layers: ScalarLayers) -> None:

@@ -33,10 +33,6 @@ class Equation:
     the rows' numbers in the whole batch, index [b]. A subclass defines `image` or `newton_correction`, or both.
     """
 
-    def start(self, z: Tensor, index: Tensor) -> Tensor:
-        """Return the solution to leading order at points z far above the real axis. [b, d]"""
-        raise NotImplementedError
-
     def image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
         """Return g(x). [b, d]"""
         raise ValueError("this method's equation is given by its Newton corrections alone; use the scheme 'newton'")
@@ -77,6 +73,14 @@ class Equation:
     def safe_image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor | None:
         """Return an admissible point for rows that no Newton correction improves; None if there is none. [b, d]"""
         return None
+
+
+class ContinuedEquation(Equation, ABC):
+    """An equation whose solution is known far above the real axis, where a continuation can begin."""
+
+    @abstractmethod
+    def start(self, z: Tensor, index: Tensor) -> Tensor:
+        """Return the solution to leading order at points z far above the real axis. [b, d]"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,7 +275,7 @@ def _iterate(
     return result
 
 
-def lead_down(equation: Equation, z: Tensor, options: Options, *, top: float | Tensor) -> FixedPoints:
+def lead_down(equation: ContinuedEquation, z: Tensor, options: Options, *, top: float | Tensor) -> FixedPoints:
     """Solve an equation at all points z [B] at once, by continuation from points far above z down to z.
 
     The solution is known far above the real axis and analytic in the upper half-plane, so that it stays on its branch

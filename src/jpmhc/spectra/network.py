@@ -3,7 +3,7 @@ r"""The description of a network for the theory: layers $Y_l = A_l \otimes I_p +
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,7 +15,7 @@ from jpmhc import checks, mixers
 from jpmhc.manifolds import grassmann
 from jpmhc.spectra.activations import Activation
 from jpmhc.spectra.arguments import to_correlations, to_layer_numbers, to_read_and_write, to_skips
-from jpmhc.spectra.normalised import MLP, Layers, follow_postnorm, follow_prenorm
+from jpmhc.spectra.normalised import MLP, follow_postnorm, follow_prenorm
 from jpmhc.spectra.propagation import draw_slopes, propagate
 from jpmhc.spectra.sublayers import Sublayer, to_sublayers
 
@@ -94,9 +94,7 @@ class Network:
             covariance = checks.real_tensor(covariance, "covariance").to(skips.device)
             if covariance.ndim != 4 or covariance.shape[:1] + covariance.shape[2:] != skips.shape:
                 depth, n, _ = skips.shape
-                raise ValueError(
-                    f"covariance must be [L, K, n, n] = [{depth}, K, {n}, {n}], not {list(covariance.shape)}"
-                )
+                raise ValueError(f"covariance must be [{depth}, K, {n}, {n}], not {list(covariance.shape)}")
         if sublayers is not None and (read is None or slopes is not None):
             raise ValueError("sublayers act between read and write vectors, and exclude slopes")
         if slopes is not None:
@@ -235,7 +233,7 @@ class Network:
                 norm with weights, multiply the first of the MLP's `scales` by the mean square of the norm's weights.
             start_variance: The mean square of the streams at the input, where all streams are equal.
         """
-        return cls._normalised(follow_prenorm, skips, read, write, mlp, start_variance, depth)
+        return cls(**vars(follow_prenorm(skips, read, write, mlp, start_variance, depth)))
 
     @classmethod
     def postnorm(
@@ -253,28 +251,7 @@ class Network:
         Each stream is normalised by itself. The arguments are those of `prenorm`. The returned network's skips and
         write vectors include the division by the norms.
         """
-        return cls._normalised(follow_postnorm, skips, read, write, mlp, start_variance, depth)
-
-    @classmethod
-    def _normalised(
-        cls,
-        follow: Callable[[Tensor, Tensor, Tensor, MLP, float], Layers],
-        skips: Tensor | Sequence,
-        read: Tensor | Sequence,
-        write: Tensor | Sequence,
-        mlp: MLP | None,
-        start_variance: float,
-        depth: int | None,
-    ) -> Network:
-        skips = to_skips(skips, depth=depth)
-        reads, writes = to_read_and_write(read, write, skips)
-        if reads is None or writes is None:
-            raise ValueError("a layer with a norm needs read and write vectors")
-        mlp = MLP() if mlp is None else mlp
-        if not isinstance(mlp, MLP):
-            raise ValueError(f"the sublayer must be a spectra.MLP, such as MLP('gelu', ratio=4.0), not {mlp!r}")
-        layers = follow(skips, reads, writes, mlp, start_variance)
-        return cls(layers.skips, layers.variance, reads, layers.write, sublayers=layers.sublayers)
+        return cls(**vars(follow_postnorm(skips, read, write, mlp, start_variance, depth)))
 
     def end_to_end(self) -> Network:
         r"""Return a network with the same layers and the model's ends, $T = \frac1n 1^\top J 1$."""

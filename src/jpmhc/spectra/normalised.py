@@ -6,6 +6,7 @@ mean square of the sublayer's input, and divides the sublayer's Jacobian by the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,10 @@ from torch import Tensor
 
 from jpmhc import checks
 from jpmhc.spectra.activations import Activation, get_activation
+from jpmhc.spectra.arguments import to_read_and_write, to_skips
 from jpmhc.spectra.sublayers import HiddenLayer, gated, two_matrix
+
+Numbers = Tensor | Sequence
 
 
 @dataclass(frozen=True)
@@ -51,43 +55,49 @@ class MLP:
 
 @dataclass(frozen=True, eq=False)
 class Layers:
-    """Layers whose skips, writes and noise variances include the norms, as arguments of `Network`.
+    """Layers whose skips, writes and noise variances include the norms: the arguments of `Network`.
 
     Attributes:
         skips: The skips. [L, n, n]
-        write: The write vectors. [L, n]
         variance: Mean squared singular values of the sublayers' Jacobians, including a norm before them. [L]
+        read: The read vectors. [L, n]
+        write: The write vectors. [L, n]
         sublayers: The laws of the sublayers' Jacobians, one per layer.
     """
 
     skips: Tensor
-    write: Tensor
     variance: Tensor
+    read: Tensor
+    write: Tensor
     sublayers: tuple[HiddenLayer, ...]
 
 
-def follow_prenorm(skips: Tensor, read: Tensor, write: Tensor, mlp: MLP, start_variance: float) -> Layers:
+def follow_prenorm(
+    skips: Numbers, read: Numbers, write: Numbers, mlp: MLP | None, start_variance: float, depth: int | None
+) -> Layers:
     r"""Return the layers $x \leftarrow H x + w \otimes F(u / \mathrm{rms}(u))$ with $u = r^\top x$.
 
     The streams' second moments are $C \leftarrow H C H^\top + \kappa\, w w^\top$ from $C = v_0 1 1^\top$. The noise
     variance is the sublayer's own variance divided by $r^\top C r$.
     """
+    skips, read, write, mlp, second = _check(skips, read, write, mlp, start_variance, depth)
     law, kappa = mlp.law(1.0), mlp.output_variance(1.0)
-    second = checks.positive_number(start_variance, "start_variance") * torch.ones_like(skips[0])
     variance = []
     for skip, r, w in zip(skips, read, write):
         variance.append(law.variance / (r @ second @ r))
         second = skip @ second @ skip.T + kappa * torch.outer(w, w)
-    return Layers(skips, write, _require_signal(torch.stack(variance)), (law,) * len(skips))
+    return Layers(skips, _require_signal(torch.stack(variance)), read, write, (law,) * len(skips))
 
 
-def follow_postnorm(skips: Tensor, read: Tensor, write: Tensor, mlp: MLP, start_variance: float) -> Layers:
+def follow_postnorm(
+    skips: Numbers, read: Numbers, write: Numbers, mlp: MLP | None, start_variance: float, depth: int | None
+) -> Layers:
     r"""Return the layers $x \leftarrow \mathrm{norm}(H x + w \otimes F(r^\top x))$ with a norm of each stream.
 
     With $R^2 = \mathrm{diag}(H C H^\top + \kappa\, w w^\top)$ for second moments C of the streams, the layer's skip is
     $R^{-1} H$ and its write vector is $R^{-1} w$.
     """
-    second = checks.positive_number(start_variance, "start_variance") * torch.ones_like(skips[0])
+    skips, read, write, mlp, second = _check(skips, read, write, mlp, start_variance, depth)
     new_skips, new_write, laws = [], [], []
     for skip, r, w in zip(skips, read, write):
         power = float(_require_signal(r @ second @ r))
@@ -98,7 +108,22 @@ def follow_postnorm(skips: Tensor, read: Tensor, write: Tensor, mlp: MLP, start_
         new_write.append(w / size)
         second = second / torch.outer(size, size)
     variance = skips.new_tensor([law.variance for law in laws])
-    return Layers(torch.stack(new_skips), torch.stack(new_write), variance, tuple(laws))
+    return Layers(torch.stack(new_skips), variance, read, torch.stack(new_write), tuple(laws))
+
+
+def _check(
+    skips: Numbers, read: Numbers, write: Numbers, mlp: MLP | None, start_variance: float, depth: int | None
+) -> tuple[Tensor, Tensor, Tensor, MLP, Tensor]:
+    """Return skips [L, n, n], reads and writes [L, n], the sublayer, and the second moments of the input [n, n]."""
+    skips = to_skips(skips, depth=depth)
+    read, write = to_read_and_write(read, write, skips)
+    if read is None or write is None:
+        raise ValueError("a layer with a norm needs read and write vectors")
+    mlp = MLP() if mlp is None else mlp
+    if not isinstance(mlp, MLP):
+        raise ValueError(f"the sublayer must be a spectra.MLP, such as MLP('gelu', ratio=4.0), not {mlp!r}")
+    start = checks.positive_number(start_variance, "start_variance") * torch.ones_like(skips[0])
+    return skips, read, write, mlp, start
 
 
 def _require_signal(values: Tensor) -> Tensor:

@@ -121,19 +121,14 @@ class Solution:
     @classmethod
     def concatenate(cls, parts: list[Solution]) -> Solution:
         """Join solutions of one network by one method, each at a row of points."""
-        matrices = [part.matrix for part in parts if part.matrix is not None]
-        layers = [part.hardest_layer for part in parts if part.hardest_layer is not None]
         known = [part.known for part in parts if part.known is not None]
-        return replace(
-            parts[0],
-            G=torch.cat([part.G for part in parts]),
-            converged=torch.cat([part.converged for part in parts]),
-            residual=torch.cat([part.residual for part in parts]),
-            iterations=torch.cat([part.iterations for part in parts]),
-            matrix=torch.cat(matrices) if matrices else None,
-            hardest_layer=torch.cat(layers) if layers else None,
-            known=KnownPoints.concatenate(known) if known else None,
-        )
+        joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in parts[0].per_point()}
+        return replace(parts[0], known=KnownPoints.concatenate(known) if known else None, **joined)
+
+    def per_point(self) -> dict[str, Tensor]:
+        """Return the attributes that have one entry per point."""
+        names = ("G", "converged", "residual", "iterations", "matrix", "hardest_layer")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
 class Solver(Protocol):
@@ -214,15 +209,8 @@ def solve_points(solve: Callable[[Tensor], Solution], network: Network, z: Tenso
     points = check_points(z, network.skips.device)
     with torch.no_grad(), use_threads(1):
         row = _solve_in_parts(solve, points.reshape(-1))
-    return replace(
-        row,
-        G=row.G.reshape(points.shape),
-        converged=row.converged.reshape(points.shape),
-        residual=row.residual.reshape(points.shape),
-        iterations=row.iterations.reshape(points.shape),
-        hardest_layer=None if row.hardest_layer is None else row.hardest_layer.reshape(points.shape),
-        matrix=None if row.matrix is None else row.matrix.reshape(*points.shape, *row.matrix.shape[1:]),
-    )
+    shaped = {name: value.reshape(*points.shape, *value.shape[1:]) for name, value in row.per_point().items()}
+    return replace(row, **shaped)
 
 
 def _solve_in_parts(solve: Callable[[Tensor], Solution], z: Tensor) -> Solution:

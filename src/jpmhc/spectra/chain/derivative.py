@@ -7,6 +7,7 @@ evaluation of the equation.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,10 +17,10 @@ from jpmhc.spectra.chain.sweep import one_minus, solve_linear
 
 if TYPE_CHECKING:
     from jpmhc.spectra.chain.equation import ChainEquation
-    from jpmhc.spectra.chain.general_noise import General
+    from jpmhc.spectra.chain.noise import General
 
-
-from collections.abc import Callable
+# The residual of `gmres` is computed once in this many products.
+_CHECKED_EVERY = 4
 
 
 class LinearisedChain:
@@ -127,10 +128,6 @@ def find_couplings(
     order = torch.arange(2 * depth, device=forward.device).view(depth, 2).mT.flatten()  # x blocks first
     first = (to_streams @ forward[0] @ carried).unflatten(-1, (-1, k)).transpose(1, 2)
     return squares[:, order][:, :, order], first[:, order]
-
-
-# The residual is computed once in this many products.
-_CHECKED_EVERY = 4
 
 
 def gmres(

@@ -31,10 +31,10 @@ from torch import Tensor
 
 from jpmhc.spectra.chain.bases import separating_bases
 from jpmhc.spectra.chain.derivative import LinearisedChain, find_couplings, gmres
-from jpmhc.spectra.chain.general_noise import General
 from jpmhc.spectra.chain.noise import (
     Block,
     Differentiable,
+    General,
     Isotropic,
     IsotropicInBases,
     Paths,
@@ -43,7 +43,7 @@ from jpmhc.spectra.chain.noise import (
     to_logarithm,
 )
 from jpmhc.spectra.chain.sweep import one_minus, solve_linear, sweep
-from jpmhc.spectra.fixed_point import Equation
+from jpmhc.spectra.fixed_point import ContinuedEquation
 from jpmhc.spectra.network import Network
 
 # Bytes of memory for one chunk of points, and the number of matrices [unknowns, unknowns] that Newton's method needs.
@@ -66,7 +66,7 @@ _FEW, _DEEP = 8, 40
 SMALL = 1e-5
 
 
-class ChainEquation(Equation):
+class ChainEquation(ContinuedEquation):
     """The chain's equation as a fixed point: rows are points, columns G and the unknowns of all x and all y blocks.
 
     The image does not depend on G; G is a column so that its convergence is checked and no extra sweep computes it.
@@ -273,7 +273,7 @@ class ChainEquation(Equation):
         return torch.cat([x[:, :1], blocks.flatten(1)], 1)
 
 
-class SeveralChains(Equation):
+class SeveralChains(ContinuedEquation):
     """The equations of several networks as one batch, with equally many consecutive rows (points) per network."""
 
     def __init__(self, parts: Sequence[ChainEquation], points: int) -> None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from jpmhc.spectra.fixed_point import Equation, FixedPoints, Options, lead_down
+from jpmhc.spectra.fixed_point import ContinuedEquation, FixedPoints, Options, lead_down
 from jpmhc.spectra.fixed_point import solve as solve_equation
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.schemes import Anderson
@@ -67,7 +67,7 @@ def _solve_part(equation: _Equation, z: Tensor, options: Options, known: KnownPo
     return result
 
 
-class _Equation(Equation):
+class _Equation(ContinuedEquation):
     """The equation of the whole pencil: rows are points, columns G and the couplings of all pairs of x and of y blocks.
 
     The first block of the pencil is the input: n rows for all streams, one row for the model's own map.
