@@ -114,9 +114,8 @@ def draw_growth() -> None:
             heights = [float(row["outlier"]) / float(row["limit"]) for row in rows]
             eigenvalues.plot(range(3), heights, color=colour, marker="o", ms=3, lw=1.4, label=label)
             for name, style in (("t_ks_free", "-"), ("t_ks_modes", ":")):
-                distances.plot(
-                    STAGES, [float(row[name]) for row in rows], style, color=colour, marker="o", ms=3, lw=1.4
-                )
+                values = [float(row[name]) for row in rows]
+                distances.plot(range(3), values, style, color=colour, marker="o", ms=3, lw=1.4)
         eigenvalues.axhline(1, color=INK, lw=0.8, ls="--")
         eigenvalues.set_title("MLP stacks" if network == "mlp" else "language models", fontsize=10)
         eigenvalues.legend(fontsize=7, loc="upper left")
