@@ -116,14 +116,14 @@ def _check(
 ) -> tuple[Tensor, Tensor, Tensor, MLP, Tensor]:
     """Return skips [L, n, n], reads and writes [L, n], the sublayer, and the second moments of the input [n, n]."""
     skips = to_skips(skips, depth=depth)
-    read, write = to_read_and_write(read, write, skips)
-    if read is None or write is None:
+    reads, writes = to_read_and_write(read, write, skips)
+    if reads is None or writes is None:
         raise ValueError("a layer with a norm needs read and write vectors")
     mlp = MLP() if mlp is None else mlp
     if not isinstance(mlp, MLP):
         raise ValueError(f"the sublayer must be a spectra.MLP, such as MLP('gelu', ratio=4.0), not {mlp!r}")
     start = checks.positive_number(start_variance, "start_variance") * torch.ones_like(skips[0])
-    return skips, read, write, mlp, start
+    return skips, reads, writes, mlp, start
 
 
 def _require_signal(values: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -122,10 +122,12 @@ class Solution:
     def concatenate(cls, parts: list[Solution]) -> Solution:
         """Join solutions of one network by one method, each at a row of points."""
         known = [part.known for part in parts if part.known is not None]
-        joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in parts[0].per_point()}
+        joined: dict[str, Any] = {
+            name: torch.cat([getattr(part, name) for part in parts]) for name in parts[0].per_point()
+        }
         return replace(parts[0], known=KnownPoints.concatenate(known) if known else None, **joined)
 
-    def per_point(self) -> dict[str, Tensor]:
+    def per_point(self) -> dict[str, Any]:
         """Return the attributes that have one entry per point."""
         names = ("G", "converged", "residual", "iterations", "matrix", "hardest_layer")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
@@ -209,7 +211,9 @@ def solve_points(solve: Callable[[Tensor], Solution], network: Network, z: Tenso
     points = check_points(z, network.skips.device)
     with torch.no_grad(), use_threads(1):
         row = _solve_in_parts(solve, points.reshape(-1))
-    shaped = {name: value.reshape(*points.shape, *value.shape[1:]) for name, value in row.per_point().items()}
+    shaped: dict[str, Any] = {
+        name: value.reshape(*points.shape, *value.shape[1:]) for name, value in row.per_point().items()
+    }
     return replace(row, **shaped)
 
 
