@@ -22,9 +22,9 @@ import torch
 
 from jpmhc import mixers
 from jpmhc.report.explorer import FEATURES, HIGHEST, LEVELS, LOWEST, MISSING, SAMPLES, Atlas, read_atlas
+from jpmhc.spectra import MLP
 from jpmhc.spectra.density import COLLAPSED, density
 from jpmhc.spectra.network import Network
-from jpmhc.spectra.normalised import MLP
 from jpmhc.spectra.simulate import simulate
 
 AXES: Mapping[str, tuple] = {

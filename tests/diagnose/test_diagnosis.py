@@ -256,6 +256,22 @@ def test_options_are_checked(options, sentence):
         jpmhc.diagnose(nn.Linear(2, 2), torch.randn(1, 2), **options)
 
 
+def test_a_single_layer_is_compared_with_nothing():
+    torch.manual_seed(0)
+    found = jpmhc.diagnose(jpmhc.HyperConnection(nn.Linear(8, 8), 8), torch.randn(1, 3, 4, 8), say=None)
+    assert "is the only one" in found.verdict[3]
+    assert "nothing to predict: there is one layer" in found.verdict[4]
+
+
+def test_connections_around_one_sublayer_share_its_weights():
+    torch.manual_seed(0)
+    sublayer = nn.Linear(8, 8)
+    blocks = [jpmhc.HyperConnection(sublayer, 8, index=index) for index in range(3)]
+    model = jpmhc.HyperConnectionStack(blocks, expand=True, reduce=True)
+    found = jpmhc.diagnose(model, torch.randn(1, 3, 8), say=None)
+    assert any("some layers share their weights" in note for note in found.notes)
+
+
 def test_how_many_layers_the_theory_was_compared_on_is_said():
     class Between(nn.Module):
         def __init__(self):

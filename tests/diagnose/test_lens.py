@@ -109,9 +109,15 @@ def test_layers_that_are_not_there_are_refused(layer, options, sentence):
         jpmhc.diagnose.lens(StreamNet(), layer, [torch.randn(1, 12)], say=None, **options)
 
 
-def test_other_bad_input_is_one_sentence():
-    with pytest.raises(ValueError, match="prompts must be a list of the model's inputs, at least one"):
-        jpmhc.diagnose.lens(StreamNet(), 0, [], say=None)
+def test_other_bad_input_is_one_sentence(tmp_path):
+    for prompts, kind in (([], "an empty one"), (torch.randn(1, 12), "a Tensor")):
+        with pytest.raises(ValueError, match=f"prompts must be a list of inputs of the model, not {kind}"):
+            jpmhc.diagnose.lens(StreamNet(), 0, prompts, say=None)
+    torch.save({"weights": 1}, tmp_path / "other.pt")
+    (tmp_path / "text.pt").write_text("hello")
+    for name in ("other.pt", "text.pt"):
+        with pytest.raises(ValueError, match=r"holds no lens: Lens\.save writes one"):
+            Lens.load(tmp_path / name)
     with pytest.raises(ValueError, match="no list of layers: there is nothing to look into"):
         jpmhc.diagnose.lens(nn.Linear(2, 2), 0, [torch.randn(1, 2)], say=None)
     lens = jpmhc.diagnose.lens(StreamNet(), 0, [torch.randn(2, 12)], say=None)

@@ -8,7 +8,7 @@ import torch
 import jpmhc
 from jpmhc import spectra
 from jpmhc.diagnose.recommend import drift_skips
-from tests.spectra.test_normalised import run_network
+from tests.spectra.test_propagation import run_normed_network
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_collapse_is_that_of_networks_that_are_run(deep):
     for name in ("sinkhorn", "rotation"):
         squares = torch.cat(
             [
-                run_network(deep[name].network.skips, read, write, spectra.MLP(), width, 7 * k, post=False)
+                run_normed_network(deep[name].network.skips, read, write, spectra.MLP(), width, 7 * k, post=False)
                 for k in range(3)
             ]
         )

@@ -26,6 +26,7 @@ from jpmhc.diagnose.run import (
     check_model,
     find_ends,
     find_inner_model,
+    list_names,
     read_arguments,
     record_graph,
     run_between,
@@ -252,10 +253,9 @@ class _Work:
         if isinstance(self.layer, str) and self.layer in names:
             index = names.index(self.layer)
         if not 0 <= index < len(chain) - 1:
-            known = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
             raise ValueError(
                 f"the lens needs one of the layers before the last, by name or by number from 0, not {self.layer!r}; "
-                f"this model has {known or 'none'}"
+                f"this model has {list_names(names) or 'none'}"
             )
         return index
 

@@ -115,7 +115,7 @@ def diagnose(
         work.plan(tokens)
         for line in work.describe_plan():
             speak(line)
-        whole = work.measure(work.parts["whole"], Jacobian(work.at))
+        whole = work.measure(work.whole, Jacobian(work.at))
         token_spectra = {
             position: work.measure(part, Jacobian(work.at, position)) for position, part in work.tokens.items()
         }
@@ -134,7 +134,7 @@ def diagnose(
         streams=streams,
         comparisons=comparisons,
         modes=modes,
-        parts=list(work.all_parts()),
+        parts=work.all_parts(),
         positions=math.prod(work.at.positions),
         notes=work.notes,
         seconds=time.perf_counter() - begun,
@@ -167,7 +167,7 @@ class _Work:
         name = f"from {ends.start_name} to {ends.stop_name}"
         self.at = linearise(lambda start: run_between(ends, call, start)[1], x, y, self._positions(x, y), name, seed)
         self.chain = longest_chain(self.calls)
-        self.parts: dict[str, Part] = {}
+        self.whole = self._plan_part("the whole map", Jacobian(self.at), "whole")
         self.tokens: dict[int, Part] = {}
         self.layers_at: Linearised | None = None
         self.layer_positions: dict[int, Part] = {}
@@ -195,7 +195,6 @@ class _Work:
 
     def plan(self, tokens: int) -> None:
         """Choose the measurements, and a method for each."""
-        self.parts["whole"] = self._plan_part("the whole map", Jacobian(self.at), "whole")
         if math.prod(self.at.positions) > 1:
             self.tokens = self._plan_tokens("token", self.at, "tokens", tokens)
         if not self.chain:
@@ -250,7 +249,7 @@ class _Work:
 
     def all_parts(self) -> list[Part]:
         """Return all planned measurements."""
-        return [*self.parts.values(), *self.tokens.values(), *self.layer_positions.values()]
+        return [self.whole, *self.tokens.values(), *self.layer_positions.values()]
 
     def describe_plan(self) -> list[str]:
         """Return one sentence per measurement, and a sentence with the total time and memory."""

@@ -132,18 +132,17 @@ def measure_matrix(jacobian: Jacobian, chunk: int, progress: Callable[[int], Non
     return matrix
 
 
-def spectrum_of(matrix: Tensor, precision: torch.dtype | None = None) -> Spectrum:
-    """Compute the singular values of a matrix in float64, without squaring the matrix.
+def spectrum_of(matrices: Tensor, precision: torch.dtype | None = None) -> Spectrum:
+    """Compute all singular values of a matrix, or of several, in float64 without squaring the matrix.
 
     Args:
-        matrix: The matrix. [M, N]
-        precision: The type in which the matrix was computed, which sets the floor; by default the matrix's type.
+        matrices: The matrices. [..., M, N]
+        precision: The type in which they were computed, which sets the floor; by default the type of `matrices`.
     """
-    values = np.sort(torch.linalg.svdvals(matrix.double()).numpy())[None]
-    floor = torch.finfo(precision or matrix.dtype).eps * float(values.max()) * max(matrix.shape) ** 0.5
-    return Spectrum(
-        values, np.full_like(values, 1 / values.shape[1]), (matrix.shape[0], matrix.shape[1]), "dense", floor
-    )
+    values = np.sort(torch.linalg.svdvals(matrices.double()).numpy(), axis=None)[None]
+    rows, columns = matrices.shape[-2:]
+    floor = torch.finfo(precision or matrices.dtype).eps * float(values.max()) * max(rows, columns) ** 0.5
+    return Spectrum(values, np.full_like(values, 1 / values.shape[1]), (rows, columns), "dense", floor)
 
 
 def measure_quadrature(

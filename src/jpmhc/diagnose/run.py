@@ -156,8 +156,7 @@ def check_model(model: nn.Module, arguments: Arguments) -> None:
         if tensor.is_floating_point() and _has_nan(tensor)
     ]
     if broken:
-        more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
-        raise ValueError(f"the weights {broken[0]}{more} hold NaN: load or initialise the model again")
+        raise ValueError(f"the weights {list_names(broken, 1)} hold NaN: load or initialise the model again")
     devices = {str(tensor.device) for tensor in model.parameters()}
     if "meta" in devices:
         raise ValueError("the model is on the meta device and has no weights: load or initialise it first")
@@ -206,11 +205,12 @@ def _find_module(model: nn.Module, name: str) -> nn.Module:
         return modules[name]
     known = [other for other in modules if other]
     near = [other for other in known if other.rpartition(".")[2] == name.rpartition(".")[2]] or known
-    raise ValueError(f"between names no module {name!r} of this model; it has {', '.join(near[:8])}" + _more(near))
+    raise ValueError(f"between names no module {name!r} of this model; it has {list_names(near)}")
 
 
-def _more(names: Sequence[str]) -> str:
-    return f" and {len(names) - 8} more" if len(names) > 8 else ""
+def list_names(names: Sequence[str], most: int = 8) -> str:
+    """Return the first names in words, and the number of the others."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _has_nan(tensor: Tensor) -> bool:

@@ -149,20 +149,12 @@ def rotate_sublayers(
         for shared, own in parts:
             left, right = (orthogonal.sample(width, generator=generator) for _ in range(2))
             turned.append(shared + left @ own @ right)
-        matrix = compose_layers(layers, turned)
-        streams.append(spectrum_of(matrix))
-        means.append(spectrum_of(mean_stream_of(matrix, n)) if n > 1 else streams[-1])
-    return _merge(streams), _merge(means)
+        streams.append(compose_layers(layers, turned))
+        means.append(mean_stream_of(streams[-1], n))
+    return spectrum_of(torch.stack(streams)), spectrum_of(torch.stack(means))
 
 
 def mean_stream_of(matrix: Tensor, streams: int) -> Tensor:
     """Turn a map of all streams into the map from n copies of one stream to the mean stream. [n d, n d] → [d, d]"""
     width = len(matrix) // streams
     return matrix.double().reshape(streams, width, streams, width).sum((0, 2)) / streams
-
-
-def _merge(drawn: Sequence[Spectrum]) -> Spectrum:
-    """Merge the dense spectra of several draws into one spectrum."""
-    values = np.sort(np.concatenate([spectrum.values[0] for spectrum in drawn]))[None]
-    floor = max(spectrum.floor for spectrum in drawn)
-    return replace(drawn[0], values=values, weights=np.full_like(values, 1 / values.shape[1]), floor=floor)

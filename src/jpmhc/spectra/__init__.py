@@ -8,8 +8,7 @@ from jpmhc.spectra.distances import Distances, distances
 from jpmhc.spectra.edges_and_moments import edges, moments
 from jpmhc.spectra.growth import growth_edges, layers_until_collapse, projector_rate, share_of_growth_below
 from jpmhc.spectra.network import SKIPS, Network
-from jpmhc.spectra.normalised import MLP
-from jpmhc.spectra.propagation import Propagation, propagate
+from jpmhc.spectra.propagation import MLP, Propagation, propagate
 from jpmhc.spectra.schemes import SCHEMES, Anderson, AndersonNewton, Newton, Plain
 from jpmhc.spectra.simulate import simulate, simulate_nonlinear
 from jpmhc.spectra.solution import Solution, Transform

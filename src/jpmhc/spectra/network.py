@@ -15,8 +15,7 @@ from jpmhc import checks, mixers
 from jpmhc.manifolds import grassmann
 from jpmhc.spectra.activations import Activation
 from jpmhc.spectra.arguments import to_correlations, to_layer_numbers, to_read_and_write, to_skips
-from jpmhc.spectra.normalised import MLP, follow_postnorm, follow_prenorm
-from jpmhc.spectra.propagation import draw_slopes, propagate
+from jpmhc.spectra.propagation import MLP, draw_slopes, follow_postnorm, follow_prenorm, propagate
 from jpmhc.spectra.sublayers import Sublayer, to_sublayers
 
 ENDS = ("streams", "model")

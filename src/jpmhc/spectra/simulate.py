@@ -3,6 +3,7 @@ r"""Sampled squared singular values of Jacobians $J = Y_L \cdots Y_1$, from the 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -46,14 +47,7 @@ def simulate(
     >>> simulate(Network.repeated(torch.eye(2), 0.1, 3), width=5, samples=4, seed=0).shape
     torch.Size([4, 10])
     """
-
-    require_network(network)
-
-    def sample(generators: list[torch.Generator], skips: Tensor) -> Tensor:
-        return _linear_jacobian(placed, width, generators, skips)
-
-    placed = network.to(device if device is not None else network.skips.device)
-    return _in_batches(placed, width, samples, seed, dtype, batch, progress, sample)
+    return _in_batches(network, width, samples, seed, device, dtype, batch, progress, _linear_jacobian)
 
 
 def simulate_nonlinear(
@@ -95,13 +89,8 @@ def simulate_nonlinear(
         raise ValueError(
             "the sampled nonlinear network has sublayers phi(W x) with weights of their own, and all streams"
         )
-    phi = get_activation(activation)
-
-    def sample(generators: list[torch.Generator], skips: Tensor) -> Tensor:
-        return _nonlinear_jacobian(placed, phi, weight_scale, bias_scale, input_variance, width, generators, skips)
-
-    placed = network.to(device if device is not None else network.skips.device)
-    return _in_batches(placed, width, samples, seed, dtype, batch, progress, sample)
+    sample = partial(_nonlinear_jacobian, get_activation(activation), weight_scale, bias_scale, input_variance)
+    return _in_batches(network, width, samples, seed, device, dtype, batch, progress, sample)
 
 
 def refuse_size(streams: int, width: int) -> None:
@@ -116,15 +105,18 @@ def _in_batches(
     width: int,
     samples: int,
     seed: int,
+    device: torch.device | str | None,
     dtype: torch.dtype,
     batch: int | None,
     progress: Callable[[int], None] | None,
-    sample: Callable[[list[torch.Generator], Tensor], Tensor],
+    sample: Callable[[Network, int, list[torch.Generator], Tensor], Tensor],
 ) -> Tensor:
     """Return the squared singular values of matrices from `sample`, drawn in batches that fit into memory.
 
     When memory runs out, the batch is halved and repeated.
     """
+    require_network(network)
+    network = network.to(device if device is not None else network.skips.device)
     device = network.skips.device
     samples, seed = checks.whole_number(samples, "samples"), checks.whole_number(seed, "seed", 0)
     size = network.streams * checks.whole_number(width, "width, the features per stream,")
@@ -141,7 +133,7 @@ def _in_batches(
         stop = min(samples, start + batch)
         generators = [torch.Generator(device).manual_seed((seed * 1_000_003 + i) % 2**63) for i in range(start, stop)]
         try:
-            values = torch.linalg.svdvals(sample(generators, skips)).square().flip(-1)
+            values = torch.linalg.svdvals(sample(network, width, generators, skips)).square().flip(-1)
         except RuntimeError as error:
             if batch == 1 or not ran_out_of_memory(error):
                 raise
@@ -225,11 +217,11 @@ def _weight_source(
 
 
 def _nonlinear_jacobian(
-    network: Network,
     phi: Activation,
     weight_scale: float,
     bias_scale: float,
     input_variance: float,
+    network: Network,
     width: int,
     generators: list[torch.Generator],
     skips: Tensor,
