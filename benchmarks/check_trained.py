@@ -270,6 +270,7 @@ def describe(diagnosis: Diagnosis) -> dict[str, float]:
         assert item.modes is not None
         assert item.rotated is not None
         assert item.predicted is not None
+        assert own is not None
         assert own.predicted is not None
         assert own.rotated is not None
         numbers: dict[str, float] = {
@@ -299,6 +300,7 @@ def describe(diagnosis: Diagnosis) -> dict[str, float]:
 def draw_panel(ax: Any, name: str, diagnosis: Diagnosis) -> None:
     """Draw the shares below each singular value of T: measured, predicted with free layers, and with modes."""
     own = diagnosis.comparisons[-1].model_map
+    assert own is not None
     free = own.predicted
     assert free is not None
     assert own.rotated is not None

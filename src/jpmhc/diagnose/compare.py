@@ -96,9 +96,9 @@ class TheoryComparison(MapComparison):
         )
 
     @property
-    def model_map(self) -> MapComparison:
-        """The comparison of the model's own map; with one stream, the map of all streams is the model's own map."""
-        return self.own or self
+    def model_map(self) -> MapComparison | None:
+        """The model's own map: with one stream the map of all streams, otherwise `own`."""
+        return self if len(self.blocks) == 1 else self.own
 
     @property
     def aligned(self) -> float:

@@ -315,7 +315,9 @@ def _describe_token_modes(known: Sequence[TheoryComparison]) -> str:
     modes = [item.modes for item in known if item.modes is not None]
     line = _describe_modes(max(modes, key=lambda one: (one.count, one.share), default=None))
     worst = [
-        max(item.rotated_kolmogorov, item.model_map.rotated_kolmogorov) for item in known if item.rotated is not None
+        max(each.rotated_kolmogorov for each in (item, item.own) if each is not None)
+        for item in known
+        if item.rotated is not None
     ]
     return f"{line} (with these modes KS {np.mean(worst):.2g})" if line and worst else line
 

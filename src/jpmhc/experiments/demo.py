@@ -257,7 +257,9 @@ def _compare_with_theory(model: nn.Module, connections: list[jpmhc.HyperConnecti
     """Measure the singular values of the model's Jacobian at one example, and predict them by the theory."""
     stack: nn.Module = jpmhc.HyperConnectionStack(connections) if connections else model
     streams = jpmhc.expand_streams(x, connections[0].streams) if connections else x
-    own = jpmhc.diagnose(stack, streams.unsqueeze(0), tokens=1, say=None).comparisons[0].model_map
+    diagnosis = jpmhc.diagnose(stack, streams.unsqueeze(0), method="dense", tokens=1, say=None)
+    own = diagnosis.comparisons[0].model_map
+    assert own is not None  # a dense measurement includes it
     measured, predicted, with_modes = (
         np.array([float("nan") if curve is None else curve.quantile(share) for share in SHARES])
         for curve in (own.measured, own.predicted, own.rotated)
