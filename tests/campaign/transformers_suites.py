@@ -24,7 +24,7 @@ REFUSALS = {
     "did not compute as when it was wrapped": "a decoder that was wrapped with cross-attention is called without it",
     "did not call all of its layers": "fewer layers are called than when the model was wrapped",
     "the configuration asks for": "shapes differ; the test expects the error of transformers",
-    "unlike its configuration": "the test replaces or removes keys of the saved weights",
+    "unlike its configuration": "the test removes saved weights, or a plain model shares its configuration",
     "load this model with jpmhc.load_wrapped": "the folder is loaded as a plain model",
 }
 # Parts of the names of tests that look at a model's own parts, and why a wrapped model has others.

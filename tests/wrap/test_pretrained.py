@@ -214,6 +214,18 @@ def test_a_configuration_that_models_share_is_left_to_the_others(tmp_path):
         jpmhc.load_wrapped(transformers.LlamaForCausalLM, tmp_path)
 
 
+def test_a_model_without_head_that_shares_its_configuration_is_told_the_way_out(tmp_path):
+    """A body keeps its configuration, with which a larger model around it is saved, so other bodies get the record."""
+    config = tiny("llama").config
+    wrapped, plain = (transformers.LlamaModel(config) for _ in range(2))
+    jpmhc.wrap(wrapped)
+    plain.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"shared its configuration with a wrapped one is loaded by from_pretrained"):
+        jpmhc.load_wrapped(transformers.LlamaModel, tmp_path)
+    again = transformers.LlamaModel.from_pretrained(tmp_path, config=tiny("llama").config)
+    assert torch.equal(again.layers[0].mlp.up_proj.weight, plain.layers[0].mlp.up_proj.weight)
+
+
 def test_parts_that_were_saved_alone_are_loaded(tmp_path):
     small = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
     small |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 64}

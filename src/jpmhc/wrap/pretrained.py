@@ -327,8 +327,7 @@ def _fit_names(model: Any, plans: list[LayerPlan]) -> list[LayerPlan]:
         ]
         if len(fitting) > len(best):
             # Keep all layers of a chain if one fits; a missing layer inside a chain raises an error later.
-            chains = itertools.accumulate(plan.first for plan in named)
+            chains = list(itertools.accumulate(plan.first for plan in named))
             present = {chain for plan, chain in zip(named, chains) if plan in fitting}
-            chains = itertools.accumulate(plan.first for plan in named)
             best = [plan for plan, chain in zip(named, chains) if chain in present]
     return best or plans
