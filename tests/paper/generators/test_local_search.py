@@ -85,10 +85,10 @@ def test_smallest_of_many_sets_is_that_of_the_plain_matrices():
     sets = np.array([random.choice(24, 3, replace=False) for _ in range(60)])
     group = symmetric_group.elements(4)
     moduli = [np.sort(np.abs(np.linalg.eigvals(transition_matrix(group[s]))))[-2] for s in sets]
-    found, radius = _RadiusTable(Question(4, 3)).find_smallest(sets, 1 - 1e-9)
+    found, radius = _RadiusTable(4, 3).find_smallest(sets, 1 - 1e-9)
     assert radius == pytest.approx(min(moduli), abs=1e-6)
     assert 1 - spectral_gap(group[found]) == pytest.approx(radius, abs=1e-6)
-    assert _RadiusTable(Question(4, 3)).find_smallest(sets, min(moduli) - 1e-3) is None
+    assert _RadiusTable(4, 3).find_smallest(sets, min(moduli) - 1e-3) is None
 
 
 def test_traces_drop_no_block_within_the_limit_and_most_beyond():

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from jpmhc.paper.generators import representations, symmetric_group
+from jpmhc.paper.generators import symmetric_group
 from jpmhc.paper.generators.pruning import BlockPruner, select_by_traces
 from jpmhc.paper.generators.question import Question
 
@@ -36,7 +36,10 @@ def search_locally(
         The ranks of the set's permutations in ascending order, and its |λ₂|. If no set with a gap was found, these are
         an arbitrary set and 1.
     """
-    neighbourhood, radii = _Neighbourhood(question, np.random.default_rng(seed)), _RadiusTable(question)
+    neighbourhood, radii = (
+        _Neighbourhood(question, np.random.default_rng(seed)),
+        _RadiusTable(question.n, question.size),
+    )
     best, smallest, looked = neighbourhood.draw_sets(1)[0], 1.0, 0
 
     def find_better(batches: Iterator[NDArray[np.int64]], radius: float) -> tuple[NDArray[np.int64], float] | None:
@@ -63,22 +66,17 @@ def search_locally(
     return np.sort(best).tolist(), smallest
 
 
-class _RadiusTable:
+class _RadiusTable(BlockPruner):
     """A finder of the set with the smallest |λ₂| among many sets, which uses the cheapest representation first."""
-
-    def __init__(self, question: Question):
-        self.pruner = BlockPruner(question.n, question.size)
-        _, *self.shapes = representations.nontrivial_partitions(question.n)
-        self.sign = 1 - 2 * symmetric_group.is_odd(symmetric_group.elements(question.n)).astype(np.int64)
 
     def find_smallest(self, sets: NDArray[np.int64], limit: float) -> tuple[NDArray[np.int64], float] | None:
         """Return the set with the smallest |λ₂| and this |λ₂|, or None if all are above the limit."""
-        radii = np.abs(self.sign[sets].mean(axis=1))
+        radii = np.abs(1 - 2 * self.odd[sets].mean(axis=1))
         alive = np.flatnonzero(radii <= limit)
         for shape in self.shapes:
             if not len(alive):
-                return None
-            blocks = self.pruner.blocks(shape, sets[alive])
+                break
+            blocks = self.blocks(shape, sets[alive])
             # Traces exclude most blocks in a tenth of the time of all eigenvalues. Because of rounding they prove
             # nothing, but the result of a local search is verified in the end.
             possible = select_by_traces(blocks, limit, SQUARINGS, relative=ROUNDING)

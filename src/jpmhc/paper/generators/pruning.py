@@ -31,7 +31,7 @@ class BlockPruner:
     def __init__(self, n: int, size: int):
         self.n, self.size = n, size
         self.sign, *self.shapes = representations.nontrivial_partitions(n)
-        self._odd = symmetric_group.is_odd(symmetric_group.elements(n))
+        self.odd = symmetric_group.is_odd(symmetric_group.elements(n))
         self._tables: dict[representations.Partition, NDArray[np.float64]] = {}
         self._formed: dict[representations.Partition, int] = {}
 
@@ -54,7 +54,7 @@ class BlockPruner:
         self, sets: NDArray[np.int64], limit: float, pruned: dict[representations.Partition, int]
     ) -> NDArray[np.int64]:
         """Return the sets that are not proven to have |λ₂| > limit, and add the numbers of the others to `pruned`."""
-        imbalance = np.abs(self.size - 2 * self._odd[sets].sum(axis=1))
+        imbalance = np.abs(self.size - 2 * self.odd[sets].sum(axis=1))
         keep = imbalance <= limit * self.size + 1e-9
         pruned[self.sign] = pruned.get(self.sign, 0) + int((~keep).sum())
         sets = sets[keep]

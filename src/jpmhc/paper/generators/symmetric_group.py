@@ -112,18 +112,18 @@ def outer_automorphism() -> NDArray[np.int64]:
 
 
 @lru_cache
-def symmetries(n: int, outer: bool = True, inversion: bool = True) -> NDArray[np.int16]:
+def symmetries(n: int, inversion: bool = True) -> NDArray[np.int16]:
     """Return the maps of S_n, n ≤ 7, that keep the spectrum of a set's walk, as ranks of images. [maps, n!]
 
-    The maps are the conjugations, with `outer` and n = 6 also their products with the outer automorphism, and with
-    `inversion` also all of these maps followed by g ↦ g⁻¹. Every map is listed once.
+    The maps are the conjugations, for n = 6 also their products with the outer automorphism, and with `inversion` also
+    all of these maps followed by g ↦ g⁻¹. Every map is listed once.
     """
     group = elements(n)
     conjugations = np.empty((len(group), len(group)), dtype=np.int16)
     for h, h_inverse, row in zip(group, inverse(group), conjugations):
         row[:] = rank(h[group[:, h_inverse]])
     table = conjugations
-    if n == 6 and outer:
+    if n == 6:
         table = np.concatenate([table, table[:, outer_automorphism()]])
     if inversion:
         table = np.concatenate([table, table[:, rank(inverse(group))]])
