@@ -94,8 +94,8 @@ def train_decoder(default: ArcDecoderRun) -> Callable[[Form], None]:
         Example: jpmhc train --preset arc-decoder-long --minutes 10 --resume --out out/arc-decoder-long
 
         On an H200, arc-decoder trains for a few minutes and answers for one more, and arc-decoder-long takes half an
-        hour; arc-decoder-tiny is for a CPU. --resume continues a run that --minutes or a signal stopped, to the same
-        bits.
+        hour; arc-decoder-tiny is for a CPU. --resume continues a run that --minutes or a signal stopped;
+        its result is the same to the bit.
         """
         run = read_option_form(config)
         outcome = arc_loop.train_decoder(run)

@@ -1,13 +1,13 @@
 """AdamAtan2: Adam with an arctangent instead of a quotient, so that no epsilon is needed."""
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from jpmhc import checks
-from jpmhc.optim.base import GroupwiseOptimizer
+from jpmhc.optim.base import GroupwiseOptimizer, ParameterGroup
 
 Form = Literal["trm", "corrected"]
 
@@ -79,12 +79,12 @@ class AdamAtan2(GroupwiseOptimizer):
         )
         super().__init__(params, defaults)
 
-    def update_group(self, group: dict[str, Any]) -> None:
+    def update_group(self, group: ParameterGroup) -> None:
         params = [p for p in group["params"] if p.grad is not None]
         if params:
             self._update(group, params)
 
-    def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
+    def _update(self, group: ParameterGroup, params: list[Tensor]) -> None:
         grads = []
         for p in params:
             assert p.grad is not None
@@ -120,7 +120,7 @@ class AdamAtan2(GroupwiseOptimizer):
             )
 
 
-def _scales(group: dict[str, Any], step: float | Tensor) -> tuple[Any, Any, Any]:
+def _scales(group: ParameterGroup, step: float | Tensor) -> tuple[float | Tensor, float | Tensor, float | Tensor]:
     """Return the factors of the first moment, of the second moment's root, and of the arctangent."""
     beta1, beta2 = group["betas"]
     correction1 = 1 - beta1**step
@@ -135,7 +135,7 @@ def _update_together(
     grads: list[Tensor],
     first: list[Tensor],
     second: list[Tensor],
-    group: dict[str, Any],
+    group: ParameterGroup,
     step: float | Tensor,
 ) -> None:
     beta1, beta2 = group["betas"]

@@ -10,6 +10,8 @@ from torch.optim.optimizer import Optimizer, ParamsT
 
 from jpmhc import checks
 
+ParameterGroup = dict[str, Any]  # parameters under "params", and options by name
+
 
 class GroupwiseOptimizer(Optimizer):
     """An optimiser whose step updates one parameter group after the other.
@@ -20,7 +22,7 @@ class GroupwiseOptimizer(Optimizer):
             `weight_decay`, which are checked here.
     """
 
-    def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
+    def __init__(self, params: ParamsT, defaults: ParameterGroup) -> None:
         if not isinstance(defaults["lr"], Tensor):
             checks.inside(defaults["lr"], "[0, inf)", "lr")
         for beta in defaults.get("betas", ()):
@@ -40,5 +42,5 @@ class GroupwiseOptimizer(Optimizer):
         return loss
 
     @abstractmethod
-    def update_group(self, group: dict[str, Any]) -> None:
+    def update_group(self, group: ParameterGroup) -> None:
         """Update the parameters of a group that have a gradient."""

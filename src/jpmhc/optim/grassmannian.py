@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from jpmhc.manifolds import grassmann
-from jpmhc.optim.base import GroupwiseOptimizer
+from jpmhc.optim.base import GroupwiseOptimizer, ParameterGroup
 
 
 def grassmann_frames(model: nn.Module) -> dict[str, Tensor]:
@@ -97,7 +97,7 @@ class GrassmannianOptimizer(GroupwiseOptimizer):
             self.inner.step()
         return loss
 
-    def update_group(self, group: dict[str, Any]) -> None:
+    def update_group(self, group: ParameterGroup) -> None:
         by_shape: dict[tuple[torch.Size, torch.dtype, torch.device], list[Tensor]] = {}
         for frame in group["params"]:
             if frame.grad is not None:
@@ -105,7 +105,7 @@ class GrassmannianOptimizer(GroupwiseOptimizer):
         for frames in by_shape.values():
             self._update(group, frames)
 
-    def _update(self, group: dict[str, Any], frames: list[Tensor]) -> None:
+    def _update(self, group: ParameterGroup, frames: list[Tensor]) -> None:
         for frame in frames:
             if not self.state[frame]:
                 self.state[frame] = {

@@ -8,13 +8,11 @@ of O. A parameter [m, n] moves by this matrix times $-\eta \sqrt{\max(1, m/n)}$ 
 efficient and scalable", 2025).
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from jpmhc.optim.base import GroupwiseOptimizer
+from jpmhc.optim.base import GroupwiseOptimizer, ParameterGroup
 
 # Coefficients of a x + b x³ + c x⁵, whose iteration quickly brings all numbers in (0, 1] near one (Jordan, 2024).
 _QUINTIC = (3.4445, -4.7750, 2.0315)
@@ -53,7 +51,7 @@ class NorMuon(GroupwiseOptimizer):
                 if matrix.ndim != 2:
                     raise ValueError(f"NorMuon is for matrices, not for a parameter of shape {tuple(matrix.shape)}")
 
-    def update_group(self, group: dict[str, Any]) -> None:
+    def update_group(self, group: ParameterGroup) -> None:
         shapes: dict[tuple[torch.Size, torch.device], list[Tensor]] = {}
         for matrix in group["params"]:
             if matrix.grad is not None:

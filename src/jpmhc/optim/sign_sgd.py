@@ -1,13 +1,11 @@
 """SignSGD for embedding tables: a step changes only the rows that the batch looked up."""
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from jpmhc.optim.base import GroupwiseOptimizer
+from jpmhc.optim.base import GroupwiseOptimizer, ParameterGroup
 
 
 class SignSGD(GroupwiseOptimizer):
@@ -51,7 +49,7 @@ class SignSGD(GroupwiseOptimizer):
         self.gather = gather
         self.group = group
 
-    def update_group(self, group: dict[str, Any]) -> None:
+    def update_group(self, group: ParameterGroup) -> None:
         decay = 1 - group["lr"] * group["weight_decay"]
         for table in group["params"]:
             if table.grad is None:

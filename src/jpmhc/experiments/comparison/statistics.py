@@ -53,7 +53,7 @@ class EqualMeans(TypedDict):
 
 
 def best_runs(runs: Sequence[Run], arm: str) -> list[Run]:
-    """Return an arm's runs at the learning rate with the lowest mean loss over the seeds that all its rates share."""
+    """Return an arm's runs at its best learning rate, by the mean loss over the seeds that every rate has."""
     rates: dict[float, dict[int, Run]] = {}
     for run in runs:
         if run["arm"] == arm:

@@ -57,9 +57,9 @@ class Linear(nn.Module):
         return F.linear(x, self.weight.to(x.dtype), bias)
 
 
-def pad_rows(weight: Tensor, multiple: int = 16) -> Tensor:
-    """Append zero rows until their number is a multiple, as tensor cores need."""
-    return F.pad(weight, (0, 0, 0, -len(weight) % multiple))
+def pad_rows(weight: Tensor) -> Tensor:
+    """Append zero rows until their number is a multiple of 16, as tensor cores need."""
+    return F.pad(weight, (0, 0, 0, -len(weight) % 16))
 
 
 class NarrowLinear(Linear):

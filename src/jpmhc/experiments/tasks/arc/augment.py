@@ -160,7 +160,7 @@ def _colour_sums(puzzle: Puzzle) -> tuple[np.ndarray, np.ndarray]:
 
 @lru_cache(maxsize=256)
 def _place_weights(height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return a random weight for each cell's position after each symmetry, [8, cells], and hashes of shapes, [8]."""
+    """Return random weights of the cells' positions after each symmetry, [8, cells], and a hash of each shape, [8]."""
     every = np.arange(SYMMETRIES)
     layout = layout_of_variant(np.zeros_like(every), np.full_like(every, height), np.full_like(every, width), every)
     weights = np.empty((SYMMETRIES, height * width), np.uint64)
