@@ -34,9 +34,13 @@ browser:
 test: setup browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
-# Everything on a machine with a GPU, over all cores; without one, tests of the device are skipped.
-test-gpu: setup browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+# Everything on a machine with a GPU, over all cores where pytest-xdist is; without a GPU, tests of the device are skipped.
+# A machine without network: make test-gpu GPU_PYTHON=python3, with PYTHONPATH=src where the package is not installed.
+GPU_PYTHON ?= $(BIN)/python
+test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup browser)
+	@$(GPU_PYTHON) -c "import xdist" 2>/dev/null || echo "pytest-xdist is not installed: the tests run on one core"
+	OMP_NUM_THREADS=1 $(GPU_PYTHON) -m pytest \
+	$$($(GPU_PYTHON) -c "import xdist; print('-n auto --dist worksteal')" 2>/dev/null)
 
 # Training on four and eight processes beside one, all libraries that are installed: about five minutes on two cores.
 test-distributed: setup

@@ -3,15 +3,16 @@
     python benchmarks/bench_kernels.py [--tokens 176128] [--dim 512] [--streams 4] [--peers] [--compiled] [--profile]
 
 The sublayer is the identity. The bound is the bytes that must move (each tensor once: (3n+2)·d numbers a token forward,
-(8n+5)·d forward and backward, (2n+2)·d for a write fused with the next read) at the rate that a copy reaches here. A
-case whose results or gradients are not right against float64, or whose replayed CUDA graph gives other bits than eager
-runs, is not timed, and the script ends with an error.
+(8n+5)·d forward and backward, (2n+2)·d for a write fused with the next read, (5n+5)·d with its gradients) at the rate
+that a copy reaches here. A case whose results or gradients are not right against float64, or whose replayed CUDA graph
+gives other bits than eager runs, is not timed, and the script ends with an error.
 Times are of CUDA-graph replays; the eager time, host included, stands beside them. In the same process `--peers` times
 the connections of liger-kernel (LigerMHC) and hyper-connections (mHC, compiled) that are installed, eager and not
 checked, and `--compiled` the PyTorch form of some of ours under torch.compile.
 """
 
 import argparse
+import functools
 import gc
 import importlib.util
 from collections.abc import Callable
@@ -195,6 +196,19 @@ def chain(spec: Spec, tokens: int, links: int, fused: bool) -> Callable[[], Tens
     return lambda: linked(x, weight, bias, spec, links, fused)
 
 
+def chain_with_gradients(spec: Spec, tokens: int, links: int) -> Callable[[], object]:
+    """Forward and backward of a read, `links` writes with the next reads, and a write."""
+    x, weight, bias, grad = draw(spec, tokens)
+
+    def both() -> object:
+        h, state = kernels.read_streams(x, weight, bias, spec)
+        for _ in range(links):
+            _, h, state = kernels.write_read_streams(h, state, weight, bias, spec)
+        return torch.autograd.grad(kernels.write_streams(h, state), (x, weight, bias), grad)
+
+    return both
+
+
 def bit_equal(spec: Spec) -> bool:
     """Whether two runs of the gradients agree in every bit."""
     x, weight, bias, grad = draw(spec, 4099)
@@ -332,17 +346,20 @@ def main() -> None:
             torch.cuda.empty_cache()
     for case, spec in specs.items():
         if case in PAIRS:
-            for fused in (True, False):
-                error = check_pair(spec, CASES[case][0](n).cuda().double(), fused)
-                links = 4
-                ms, eager = [], []
-                for count in (1, 1 + links):
-                    run = chain(spec, tokens, count, fused)
-                    eager.append(milliseconds(run, device="cuda"))
-                    ms.append(milliseconds(captured(run)[0].replay, device="cuda"))
-                name = "write→read" if fused else "write, read"
+            links = 4
+            for name, make, units in (
+                ("write→read", functools.partial(chain, fused=True), 2 * n + 2),
+                ("write, read", functools.partial(chain, fused=False), 2 * n + 2),
+                ("write→read, both", chain_with_gradients, 5 * n + 5),
+            ):
+                error = check_pair(spec, CASES[case][0](n).cuda().double(), name != "write, read")
+                runs = [make(spec, tokens, count) for count in (1, 1 + links)]
+                eager = [milliseconds(run, device="cuda") for run in runs]
+                ms = [milliseconds(captured(run)[0].replay, device="cuda") for run in runs]
                 each = [(times[1] - times[0]) / links for times in (ms, eager)]
-                add(case, "fused", name, *each, 2 * n + 2, None, error)
+                add(case, "fused", name, *each, units, None, error)
+                del runs
+                torch.cuda.empty_cache()
             print(f"{case}: two runs bit-equal: {bit_equal(spec)}")
     if args.profile:
         profile(next(iter(specs.values())), tokens)

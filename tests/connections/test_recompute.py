@@ -9,6 +9,7 @@ from fractions import Fraction
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
@@ -16,7 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 import jpmhc
 from jpmhc.connections import eager
-from jpmhc.connections.recompute import StreamKeeper, choose_starts
+from jpmhc.connections.recompute import StreamKeeper, choose_starts, count_kept
 
 DEPTH = 7
 
@@ -199,26 +200,41 @@ def test_backward_twice():
     torch.testing.assert_close(x.grad, 2 * first, rtol=0, atol=0)
 
 
-def peak_of_model(starts, connections: int, streams: int) -> Fraction:
-    """The most stream tensors alive while a segment is differentiated, if a sublayer keeps four hidden states."""
-    ends = [*sorted(starts)[1:], connections]
+def peak_of_model(starts, kept: tuple[int, ...], streams: int) -> Fraction:
+    """The most stream tensors alive while a segment is differentiated, if sublayers keep so many hidden states."""
+    ends = [*sorted(starts)[1:], len(kept)]
     segments = enumerate(zip(sorted(starts), ends, strict=True), start=1)
-    return max(kept + (end - start - 1) + Fraction(4, streams) * end for kept, (start, end) in segments)
+    return max(tensors + (end - start - 1) + Fraction(sum(kept[:end]), streams) for tensors, (start, end) in segments)
 
 
 @pytest.mark.parametrize("streams", [2, 4, 8])
-@pytest.mark.parametrize("connections", range(1, 11))
-def test_no_other_segments_have_a_lower_peak(connections, streams):
-    later = range(1, connections)
-    choices = ((0, *some) for count in range(connections) for some in itertools.combinations(later, count))
-    lowest = min(peak_of_model(starts, connections, streams) for starts in choices)
-    assert peak_of_model(choose_starts(connections, streams), connections, streams) == lowest
+@pytest.mark.parametrize(
+    "kept", [*((4,) * count for count in range(1, 11)), (2,) * 9, (4, 4, 2, 2, 2, 4, 2), (2, 2, 2, 4, 4, 4, 4)]
+)
+def test_no_other_segments_have_a_lower_peak(kept, streams):
+    later = range(1, len(kept))
+    choices = ((0, *some) for count in range(len(kept)) for some in itertools.combinations(later, count))
+    lowest = min(peak_of_model(starts, kept, streams) for starts in choices)
+    assert peak_of_model(choose_starts(kept, streams), kept, streams) == lowest
 
 
 def test_segments_grow_towards_the_beginning():
-    assert choose_starts(1, 4) == {0}
-    assert choose_starts(12, 4) == {0, 8, 11}
-    assert choose_starts(26, 4) == {0, 15, 22, 25}
+    assert choose_starts((4,), 4) == {0}
+    assert choose_starts((4,) * 12, 4) == {0, 8, 11}
+    assert choose_starts((4,) * 26, 4) == {0, 15, 22, 25}
+
+
+def test_checkpointed_sublayers_are_counted():
+    body = nn.Sequential(nn.Linear(8, 8), nn.GELU())
+    wrapped = nn.Sequential(checkpoint_wrapper(body))
+    assert [count_kept(layer) for layer in (body, torch.sin, wrapped)] == [4, 4, 2]
+    body.gradient_checkpointing = True  # as in transformers
+    assert [count_kept(nn.ModuleList([body]).train(mode)) for mode in (True, False)] == [2, 4]
+    assert choose_starts((2,) * 24, 4) == {0, 11, 18, 22}
+    stack = make_stack(recompute="auto")
+    for block in stack:
+        block.sublayer.body = checkpoint_wrapper(block.sublayer.body)
+    assert_same(results(stack), results(make_stack()))
 
 
 class LiveBytes(TorchDispatchMode):
@@ -255,8 +271,9 @@ def measure_peak(connections: int, streams: int, recompute) -> float:
 @pytest.mark.parametrize(("connections", "streams"), [(12, 4), (24, 4), (24, 2), (24, 8), (48, 4)])
 def test_the_peak_is_lower_than_with_equal_segments_by_what_the_model_says(connections, streams):
     interval = round(math.sqrt(streams * connections / (streams + 2)))
-    starts = choose_starts(connections, streams), range(0, connections, interval)
-    expected = [float(peak_of_model(some, connections, streams)) for some in starts]
+    kept = (4,) * connections
+    starts = choose_starts(kept, streams), range(0, connections, interval)
+    expected = [float(peak_of_model(some, kept, streams)) for some in starts]
     found = [measure_peak(connections, streams, recompute) for recompute in ("auto", interval)]
     assert found[1] - found[0] == pytest.approx(expected[1] - expected[0], abs=0.25)
     assert found[0] < measure_peak(connections, streams, None)

@@ -13,16 +13,17 @@ longer, because more memory is free for recomputed streams. Let the j-th segment
 During its backward pass the memory contains, in units of one stream tensor, j kept tensors, b - a - 1 recomputed ones,
 and 4/n for each of the b sublayers up to its end: a sublayer keeps at least four hidden states, which are its input,
 the normed input, an inner state and the output. The segments minimise the largest of the sums
-$j + (b - a - 1) + 4b/n$.
+$j + (b - a - 1) + 4b/n$. A checkpointed sublayer counts 2/n instead of 4/n.
 """
 
 import functools
+import itertools
 import weakref
 from collections.abc import Callable, Container
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from jpmhc import dtensors, modes
@@ -32,27 +33,49 @@ if TYPE_CHECKING:
     from jpmhc.connections.hyper import HyperConnection
 
 SUBLAYER_KEEPS = 4  # hidden states, at least: the input, its norm, an inner state and the output
+CHECKPOINTED_KEEPS = 2  # the input and the output
+
+
+def count_kept(sublayer: object) -> int:
+    """Return the number of hidden states that autograd keeps for a sublayer, at least.
+
+    A sublayer is known to be checkpointed if it contains PyTorch's `checkpoint_wrapper` or, in training, a layer of
+    `transformers` with gradient checkpointing.
+    """
+    for module in sublayer.modules() if isinstance(sublayer, nn.Module) else ():
+        settings = vars(module)
+        if "_checkpoint_wrapped_module" in settings["_modules"]:
+            return CHECKPOINTED_KEEPS
+        if settings.get("gradient_checkpointing") is True and module.training:
+            return CHECKPOINTED_KEEPS
+    return SUBLAYER_KEEPS
 
 
 @functools.cache
-def choose_starts(connections: int, streams: int) -> frozenset[int]:
+def choose_starts(kept: tuple[int, ...], streams: int) -> frozenset[int]:
     """Return the indices of the connections whose input streams are kept, chosen for the lowest peak of memory.
 
     For a given limit of memory, each segment is as long as the limit allows, because a longer segment lets the next one
     reach further. The limit grows until the segments reach the end of the stack. Other choices may have the same peak;
-    this one keeps few streams, which is best if sublayers keep more than `SUBLAYER_KEEPS` hidden states.
+    this one keeps few streams, which is best if sublayers keep more hidden states than given.
+
+    Args:
+        kept: The number of hidden states that autograd keeps for each connection's sublayer.
+        streams: The number of streams.
     """
-    limit = streams + SUBLAYER_KEEPS * connections  # in hidden states; one kept tensor is needed in any case
-    while True:
-        starts, end = [0], 0
-        while end < connections:
-            end = (limit + streams * (starts[-1] + 1 - len(starts))) // (streams + SUBLAYER_KEEPS)
-            if end <= starts[-1]:  # no room for another connection
+    totals = [0, *itertools.accumulate(kept)]
+    for limit in itertools.count(streams + totals[-1]):  # in hidden states; one kept tensor is needed in any case
+        starts = [0]
+        while starts[-1] < len(kept):
+            first = streams * (len(starts) - starts[-1] - 1)
+            ends = range(starts[-1] + 1, len(kept) + 1)
+            last = max((end for end in ends if first + streams * end + totals[end] <= limit), default=None)
+            if last is None:
                 break
-            starts.append(end)
+            starts.append(last)
         else:
             return frozenset(starts[:-1])
-        limit += 1
+    raise AssertionError("no limit is enough")
 
 
 class Kept(NamedTuple):

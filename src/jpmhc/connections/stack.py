@@ -11,7 +11,7 @@ from jpmhc import checks, modes
 from jpmhc.connections import reference
 from jpmhc.connections.contract import State
 from jpmhc.connections.hyper import HyperConnection
-from jpmhc.connections.recompute import StreamKeeper, choose_starts, may_recompute, run_untraced
+from jpmhc.connections.recompute import StreamKeeper, choose_starts, count_kept, may_recompute, run_untraced
 from jpmhc.connections.streams import check_hidden_state, check_streams, flatten_streams, reduce_streams
 from jpmhc.connections.sublayer import check_sublayer_output, first_of, route_keywords
 
@@ -138,7 +138,8 @@ class HyperConnectionStack(nn.Module):
         blocks: list[Any] = list(self.connections)
         starts: Container[int]
         if self.recompute == "auto":
-            starts = run_untraced()(choose_starts, (len(blocks), blocks[0].streams))
+            kept = tuple(run_untraced()(count_kept, (block.sublayer,)) for block in blocks)
+            starts = run_untraced()(choose_starts, (kept, blocks[0].streams))
         else:
             starts = range(0, len(blocks) + 1, int(self.recompute or 1))
         keeper = StreamKeeper(starts, x)
