@@ -143,9 +143,8 @@ class Pulse:
         self.store = dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=_GRACE))
         self.number, self.waits, self.ended = 0, False, threading.Event()
         self.pulses = {other: b"" for other in range(size) if other != rank}
-        self.silence = dict.fromkeys(self.pulses, 0.0)  # seconds since the last new pulse
-        self.store_silence = 0.0  # seconds since the last answer of the store
-        self.watched = 0.0  # seconds for which the others were watched
+        # Seconds of watching until now, until the store's last answer, and until each other process's last pulse.
+        self.watched, self.answered, self.heard = 0.0, 0.0, dict.fromkeys(self.pulses, 0.0)
         self.beating = threading.Thread(target=self._beat, name="pulse", daemon=True)
         self.beating.start()
         threading.Thread(target=self._watch, name="pulses of the others", daemon=True).start()
@@ -163,7 +162,7 @@ class Pulse:
             self.store.set(f"pulse {self.rank}", _LEFT.decode())
 
     def _watch(self) -> None:
-        """Measure how long each process and the store are silent, and end this process if that exceeds its patience.
+        """Note when the store and each process were heard, and end this process if its patience with one is exceeded.
 
         A stopped process with the store blocks the other thread, hence a thread of its own. Beats are counted, so that
         seconds in which this process itself was stopped do not count.
@@ -171,22 +170,23 @@ class Pulse:
         number, before = self.number, dict(self.pulses)
         while not self.ended.wait(_BEAT) and self.beating.is_alive():
             self.watched += _BEAT
-            if self.number == number:
-                self.store_silence += _BEAT
-            else:
-                number, self.store_silence = self.number, 0.0
+            if self.number != number:
+                number, self.answered = self.number, self.watched
                 for other, pulse in self.pulses.items():
-                    alive = pulse != before[other] or pulse == _LEFT
-                    self.silence[other] = 0.0 if alive else self.silence[other] + _BEAT
-                before = dict(self.pulses)
+                    if pulse != before[other] or pulse == _LEFT:
+                        before[other], self.heard[other] = pulse, self.watched
             if lost := self._list_silent(self.patience + _SILENCE + _GRACE):
                 os.write(2, f"jpmhc: {name_ranks(lost)} lost {self.describe()}\n".encode())
                 os._exit(2)
 
     def _list_silent(self, seconds: float) -> list[int]:
-        if self.store_silence >= seconds or not self.beating.is_alive():
+        if self.rank and self._misses_store(seconds):
             return [0]  # the first process has the store, unless torchrun does
-        return [other for other, silence in self.silence.items() if silence >= seconds]
+        return [other for other, when in self.heard.items() if self.answered - when >= seconds]
+
+    def _misses_store(self, seconds: float) -> bool:
+        silence = self.watched - self.answered
+        return silence >= max(seconds, 2 * (_SILENCE + _GRACE)) or not self.beating.is_alive()
 
     def end(self) -> None:
         """Stop the pulse, and tell the other processes that this process has ended normally."""
@@ -195,8 +195,8 @@ class Pulse:
 
     def find_silent(self) -> list[int]:
         """Return the numbers of processes that have no pulse and did not end normally; takes some seconds."""
-        enough = self.watched + _SILENCE + 3 * _BEAT
-        while self.watched < enough and self.beating.is_alive():
+        enough = self.watched + 2 * _SILENCE  # a process that has just died may have a last pulse that was not read yet
+        while self.answered < enough and not self._misses_store(_SILENCE):
             time.sleep(_BEAT)
         silent = self._list_silent(_SILENCE)
         if self.rank == 0:
