@@ -20,7 +20,7 @@ from harness import environment
 from jpmhc import MIXERS
 from jpmhc.experiments.comparison import Comparison, RecursiveExperiment, collect, compare
 from jpmhc.experiments.comparison.experiment import Job, Progress
-from jpmhc.experiments.comparison.folder import write_json
+from jpmhc.experiments.comparison.folder import write_rounded
 from jpmhc.experiments.comparison.language import PRESETS as LANGUAGE
 from jpmhc.experiments.comparison.language import LanguageExperiment
 from jpmhc.experiments.tasks import TASKS
@@ -154,7 +154,7 @@ def main() -> None:
             for run in result["runs"]:
                 run["environment"]["commit"] = run["environment"]["commit"] or commit
             arguments.to.mkdir(parents=True, exist_ok=True)
-            write_json(arguments.to / f"{name}.json", result)
+            write_rounded(arguments.to / f"{name}.json", result)
             ended, asked = (
                 len(result["runs"]),
                 len(comparison.arms) * (len(comparison.rates) + len(comparison.seeds) - 1),

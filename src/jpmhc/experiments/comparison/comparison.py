@@ -108,7 +108,7 @@ def compare(
         def ended(job: Job) -> None:
             run = folder.read_run(folder.run_path(out, job))
             say(_describe_run(run, sum(1 for _ in queue.missing())))
-            folder.write_json(out / "comparison.json", collect(comparison))
+            folder.write_rounded(out / "comparison.json", collect(comparison))
 
         if any(True for _ in queue.missing()):
             cuda = comparison.device == "cuda" or (comparison.device == "auto" and torch.cuda.is_available())
@@ -118,7 +118,7 @@ def compare(
             else:
                 work_together(queue, comparison.experiment, device, out, comparison.processes, show, ended)
         result = collect(comparison)
-        folder.write_json(out / "comparison.json", result)
+        folder.write_rounded(out / "comparison.json", result)
     if left := sum(1 for _ in queue.missing()):
         say(f"{left} runs are missing or not finished: the same command goes on with them")
     return result

@@ -32,7 +32,7 @@ def open_folder(out: Path, settings: dict[str, object]) -> None:
         raise ValueError(f"{out} holds something that is no comparison: name another folder")
     (out / "runs").mkdir(parents=True, exist_ok=True)
     if not path.exists():
-        write_json(path, settings)
+        write_rounded(path, settings)
 
 
 def read_settings(out: Path) -> dict[str, object]:
@@ -64,7 +64,7 @@ def take_over_runs(out: Path, path: Path) -> None:
     for run in runs:
         own = run_path(out, job_of(run))
         if not own.exists():
-            write_json(own, run)
+            write_rounded(own, run)
 
 
 def job_of(run: Run) -> Job:
@@ -111,8 +111,8 @@ def _read_json(path: Path, advice: str) -> dict[str, object]:
         raise ValueError(f"{fault}: {advice}") from None
 
 
-def write_json(path: Path, value: Mapping[str, object]) -> None:
-    """Write a JSON file whole or not at all; numbers that are not finite become null."""
+def write_rounded(path: Path, value: Mapping[str, object]) -> None:
+    """Write a JSON file with numbers of seven digits; numbers that are not finite become null."""
     files.write_json(path, _round_numbers(value))
 
 

@@ -112,7 +112,7 @@ def train_job(session: Session, job: Job, out: Path, stop: Callable[[], bool], s
     run = session.train(job, own, stop, show)
     if run is None:
         return None
-    folder.write_json(folder.run_path(out, job), run)
+    folder.write_rounded(folder.run_path(out, job), run)
     shutil.rmtree(own, ignore_errors=True)
     return folder.loss_of(run)
 
