@@ -105,7 +105,7 @@ def draw_growth() -> None:
     axes = figure.subplots(2, 2, sharex=True, sharey="row")
     for column, network in enumerate(("mlp", "language")):
         eigenvalues, distances = axes[:, column]
-        cases = [case for case in CASES if case.network == network]
+        cases = [case for case in CASES if case.network == network and case in stored]
         for number, case in enumerate(cases):
             colour = colormaps["viridis"](number / (len(cases) - 1))
             label = f"{case.arm}, {case.depth} layers, rate {case.rate:g}, {case.steps} steps"
@@ -121,6 +121,7 @@ def draw_growth() -> None:
         finish_axes(eigenvalues)
         finish_axes(distances)
         distances.set_xticks(range(3), ("start", "quarter", "end"))
+    axes[0, 0].set_ylim(0, 7)
     axes[0, 0].set_ylabel("largest eigenvalue over the limit of a shared mode", fontsize=9)
     axes[1, 0].set_ylabel("KS of T: free (solid), with modes (dotted)", fontsize=9)
     figure.savefig(FIGURE, dpi=90)
