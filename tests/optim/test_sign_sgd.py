@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from pytorch_optimizer import SignSGD as OtherSignSGD
 
 from jpmhc.optim import SignSGD
 
 
 def test_dense_input_equals_the_other_implementation():
+    from pytorch_optimizer import SignSGD as OtherSignSGD  # here: the file's other tests run without it
+
     ours = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
     theirs = ours.detach().clone().requires_grad_()
     mine = SignSGD([ours], lr=0.02, weight_decay=0.3)
