@@ -6,12 +6,14 @@
 A byte-level GPT (pre-norm attention and MLP, in bfloat16) trains on random tokens: `small` is 16 layers of d = 384 with
 16,384 tokens a step, `medium` 6 layers of d = 2048 with 8 × 2048 tokens, `large` 3 layers of d = 4096 with 16,384.
 Every model takes turns with the plain one in the same process, and one that does not start as it does is not timed.
-A model named `cayley+recompute` keeps only some of its streams (`recompute="auto"`). `--peers` adds liger-kernel's
+A model named `cayley+recompute` keeps only some of its streams (`recompute="auto"`), and `cayley/2` has two streams.
+`--page` writes the newest row of each model into the table of docs/guides/cost.md. `--peers` adds liger-kernel's
 LigerMHC (eager) and hyper-connections' mHC (eager and compiled) where they are installed. On a machine without CUDA,
 `--sizes tiny` runs everything small in float32.
 """
 
 import argparse
+import csv
 import gc
 import importlib.util
 import time
@@ -24,11 +26,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import jpmhc
-from harness import RESULTS, interleaved, milliseconds, write_csv
+from harness import RESULTS, interleaved, milliseconds, write_csv, write_table
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 VOCABULARY = 256
+PAGE = Path(__file__).parents[1] / "docs" / "guides" / "cost.md"
 MODES = ("eager", "compiled", "reduce-overhead")
 # Packages beside ours: what has to be installed, and the modes they are timed in.
 PEERS = {"liger": ("liger_kernel", ("eager",)), "hyper-connections": ("hyper_connections", ("eager", "compiled"))}
@@ -74,6 +77,13 @@ class MLP(nn.Module):
         return self.outer(F.gelu(self.inner(self.norm(x))))
 
 
+def parse(model: str) -> tuple[str, int, str | None]:
+    """Return the mixer, the number of streams and the stack's `recompute` of a model like `cayley/2+recompute`."""
+    name, _, recompute = model.partition("+")
+    mixer, _, streams = name.partition("/")
+    return mixer, int(streams or 4), "auto" if recompute == "recompute" else None
+
+
 class GPT(nn.Module):
     """The model; `mixer` is "plain" for residual additions, one of the peers, or a mixer's name (+recompute)."""
 
@@ -93,9 +103,8 @@ class GPT(nn.Module):
 
             self.blocks.extend(mHC(4, dim=size.dim, branch=f, layer_index=k) for k, f in enumerate(layers))
         else:
-            name, _, recompute = mixer.partition("+")
-            connections = [jpmhc.HyperConnection(f, size.dim, 4, name, index=k) for k, f in enumerate(layers)]
-            recompute = "auto" if recompute else None
+            name, streams, recompute = parse(mixer)
+            connections = [jpmhc.HyperConnection(f, size.dim, streams, name, index=k) for k, f in enumerate(layers)]
             self.blocks.append(jpmhc.HyperConnectionStack(connections, expand=True, reduce=True, recompute=recompute))
         self.norm = nn.RMSNorm(size.dim)
         self.head = nn.Linear(size.dim, VOCABULARY, bias=False)
@@ -211,6 +220,26 @@ def time_models(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
+def list_steps(rows: list[dict[str, Any]]) -> list[str]:
+    """The page's table: the newest row of each model that took turns with the plain one."""
+    newest = {(r["size"], r["mode"], r["model"]): r for r in rows if r["plain_ms"] and r["model"] != "plain"}
+    order = {name: k for k, name in enumerate([*SIZES, *MODES])}
+    lines = [
+        "| size | mode | mixer | streams | `recompute` | step, ms | memory, GiB |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for (size, mode, model), row in sorted(newest.items(), key=lambda item: [order.get(key, 0) for key in item[0]]):
+        mixer, streams, recompute = (model, 4, None) if model in PEERS else parse(model)
+        ratio, memory = float(row["step_ratio"]), float(row["memory_ratio"])
+        plain = float(row["peak_gib"]) / memory
+        lines.append(
+            f"| {size}: {row['layers']} layers, d = {row['dim']} | {mode} | {mixer} | {streams} | {recompute or ''} | "
+            f"{float(row['plain_ms']):.1f} → {float(row['step_ms']):.1f} (+{100 * (ratio - 1):.0f} %) | "
+            f"{plain:.1f} → {float(row['peak_gib']):.1f} (+{100 * (memory - 1):.0f} %) |"
+        )
+    return lines
+
+
 def host_microseconds(stack: jpmhc.HyperConnectionStack, x: Tensor, gradient: Tensor, prepare: Callable) -> float:
     """Host time of one connection, forward and backward: few tokens, so that the device never makes the host wait."""
     plain = nn.Sequential(*(block.sublayer for block in stack.connections))
@@ -306,10 +335,15 @@ def main() -> None:
     parser.add_argument("--decode", nargs="*", metavar="MIXER", help="time few tokens for these mixers (none: all)")
     parser.add_argument("--dims", nargs="+", type=int, default=[2048, 4096], help="widths of the decoding table")
     parser.add_argument("--stack", action="store_true", help="time a stack of connections around a Linear")
+    parser.add_argument("--page", action="store_true", help="time nothing, write the table of the page on cost")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--folder", type=Path, default=RESULTS, help="where the CSV files go")
     arguments = parser.parse_args()
-    unknown = [m for m in arguments.models if m != "plain" and m.removesuffix("+recompute") not in jpmhc.MIXERS]
+    if arguments.page:
+        with (arguments.folder / "transformer.csv").open() as file:
+            write_table(PAGE, "steps", list_steps(list(csv.DictReader(file))))
+        return
+    unknown = [m for m in arguments.models if m != "plain" and parse(m)[0] not in jpmhc.MIXERS]
     if unknown:
         parser.error(f"unknown model {unknown[0]!r}: choose plain or a mixer of {', '.join(jpmhc.MIXERS)}")
     if arguments.peers:
