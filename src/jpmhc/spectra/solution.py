@@ -212,7 +212,7 @@ def solve_points(solve: Callable[[Tensor], Solution], network: Network, z: Tenso
     with torch.no_grad(), use_threads(1):
         row = _solve_in_parts(solve, points.reshape(-1))
     shaped: dict[str, Any] = {
-        name: value.reshape(*points.shape, *value.shape[1:]) for name, value in row.per_point().items()
+        name: value.reshape((*points.shape, *value.shape[1:])) for name, value in row.per_point().items()
     }
     return replace(row, **shaped)
 
