@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Look = dict[str, Any]  # options of matplotlib
 
-# The mixers' colours, in the order of the registry, each with a contrast of at least 3 on white and on dark pages.
+# The mixers' colours, in the order of `MIXERS`, each with a contrast of at least 3 on white and on dark pages.
 _PALETTE = (
     "#7d8797",
     "#d5403b",

@@ -39,7 +39,7 @@ _SCORES = {"lm_loss": "loss", "exact_accuracy": "exact_accuracy", "token_accurac
 
 @dataclass(frozen=True)
 class RecursiveExperiment(Experiment):
-    """The recursive model, trained with every arm, learning rate and seed on a task of the registry."""
+    """The recursive model, trained with every arm, learning rate and seed on a task of `TASKS`."""
 
     run: TrainConfig = field(default_factory=TrainConfig)
     """The run that is repeated; its seed decides the initial weights, the puzzles and their order."""
