@@ -22,6 +22,12 @@ def test_tied_layers_are_solved_by_the_equation_of_all_pairs_and_all_others_by_t
     assert cauchy(Network(torch.eye(1).expand(2, 1, 1), 0.1, tied=[0, 0]), Z).method == "pencil"
 
 
+def test_a_single_point_gives_a_single_value():
+    found = cauchy(network(), Z[0], matrix=True)
+    assert found.G.shape == found.converged.shape == ()
+    assert found.matrix.shape == (4, 4)
+
+
 def test_the_answer_has_the_shape_of_the_question():
     z = torch.complex(torch.rand(2, 3, dtype=torch.float64), torch.full((2, 3), 0.1, dtype=torch.float64))
     found = cauchy(network(), z)
