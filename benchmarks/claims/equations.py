@@ -96,7 +96,7 @@ def matrix_equation_of_one_stream() -> float:
     "The Kronecker structure saves (p/n)³ ≈ 10⁵ at n = 4, p = 512",
     "section 2.2",
     "in part",
-    "It saves more, 2·10⁶; and one layer needs only a scalar equation (section N.1).",
+    "It saves 2·10⁶; one layer needs only a scalar equation.",
     shows="(512/4)³ = {:.1e}",
     stored=2097000.0,
     allowed=0.01,
@@ -255,7 +255,7 @@ def hermite_quadrature() -> tuple[float, ...]:
     "The pre-activation variance is q = σ_w² (v + e)",
     "eqs. q_recursion, v_recursion",
     "false",
-    "q = σ_w² v (+ σ_b²): e is a moment of slopes; and the skip's gain is ‖A‖_F² over np coordinates, not p.",
+    "q = σ_w² v (+ σ_b²): e is a moment of slopes; and the skip's gain is ‖A‖_F² over np, not p.",
     shows="mean square after 5 tanh layers: one stream as printed {:.0%} off, four a factor {:.0f}; mean field "
     "{:.1%} off",
     stored=(0.04057, 348.2, 0.009454),

@@ -42,8 +42,7 @@ def scalar_theory_of_two_layers() -> tuple[float, ...]:
     "The operator-valued theory fully catches the spectrum",
     "alg. ov_panel",
     "false",
-    "As printed it is worse than the scalar theory unless AᵀA is a multiple of I; the chain is exact "
-    "(docs/derivations/chain.md).",
+    "As printed it is worse than the scalar theory; the chain is exact (docs/derivations/chain.md).",
     shows="error of G, bistochastic: {:.0%} to {:.0%} at L = 2, {:.0e} times G at L = 10",
     stored=(1.35, 6.637, 5052000000.0),
     allowed=0.02,
@@ -77,8 +76,7 @@ def time_of_a_point() -> tuple[float, ...]:
     "The twisted S-transform product gives the law of JᵀJ",
     "eq. twisted_fold",
     "true if",
-    "L ≤ 2 and the first factor is Y₁Y₁ᵀ. The printed Y₁ᵀY₁ is wrong for a non-normal A₁; from L = 3 the fold is "
-    "another law (docs/derivations/paper_methods.md).",
+    "L ≤ 2 and the first factor is Y₁Y₁ᵀ instead of the printed Y₁ᵀY₁ (docs/derivations/paper_methods.md).",
     shows="error of G, bistochastic: L = 2 {:.0e}, as printed {:.0%}; L = 3 {:.0%}",
     stored=(1e-10, 0.1552, 0.03353),
     allowed=[(0, 1e-7), 0.02, 0.02],

@@ -92,7 +92,7 @@ def collapsed_share() -> tuple[float, ...]:
     "Orthogonal skips cannot be told from identity skips",
     "section 7.1",
     "true if",
-    "the noise is isotropic, as in eq. hc-simplified; in the trained block orthogonal skips spread all directions.",
+    "the noise is isotropic; in the trained block orthogonal skips spread all directions.",
     shows="largest difference of G at L = 10: isotropic {:.0e}; block {:.0%}",
     stored=(5e-16, 1.267),
     allowed=[(0, 1e-8), 0.02],
@@ -131,8 +131,7 @@ def bounded_mode() -> tuple[float, ...]:
     "∫ρ = 1 to 10⁻³ at ε = 0.01",
     "section 2.3",
     "false",
-    "That width puts mass outside the support and at negative x; η proportional to x gives one to 10⁻³ "
-    "(docs/results/panel.md).",
+    "That width puts mass outside the support; η proportional to x does not (docs/results/panel.md).",
     shows="integral: identity L = 1 {:.3f}; bistochastic L = 1 {:.3f}, L = 10 {:.3f}",
     stored=(0.9941, 0.93, 0.6225),
     allowed=0.005,
@@ -258,9 +257,8 @@ def permutations_do_not_collapse() -> tuple[float, float, float]:
     "The collapse becomes a loss of capacity, spectral stalling",
     "sections 1 and 7.1",
     "in part",
-    "Differences between streams die out (claim 5), but no weight is cut off: sublayers write into the mean of the "
-    "streams, which bistochastic skips keep, and a language model trains better with them "
-    "(docs/results/which_mixer.md).",
+    "Differences between streams die out, but sublayers write into the mean of the streams, which bistochastic skips "
+    "keep, and a language model trains better with them (docs/results/which_mixer.md).",
     shows="squared derivative of the output by sublayers' outputs, least over largest, L = 48: bistochastic {:.2f}, "
     "orthogonal {:.4f}",
     stored=(0.9522, 0.001565),

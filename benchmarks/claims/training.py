@@ -46,7 +46,7 @@ claim(
     "For 7M parameters DDP is faster than DeepSpeed ZeRO",
     "section G.2",
     "open",
-    "It needs several connected GPUs; here the strategies' numbers were compared (docs/results/reliability.md).",
+    "It needs several connected GPUs.",
     source="python benchmarks/check_distributed.py",
 )
 
@@ -87,8 +87,8 @@ def mean_of_runs(mixer: str, metric: str, comparison: str = "language", rate: fl
     "Sinkhorn's gradients are four times Cayley's (0.39, 0.10)",
     "section 7.1",
     "open",
-    "Its runs took days on eight B200s, with other gates and norms. Where nothing else differs there is no such "
-    "factor (docs/results/which_mixer.md).",
+    "Its runs have other gates and norms. Where nothing else differs there is no such factor "
+    "(docs/results/which_mixer.md).",
     shows="Sinkhorn over Cayley: language models of 27 million parameters {:.2f}, of 48 layers {:.2f}; small "
     "ARC {:.2f}",
     stored=(1.0, 0.94, 1.02),
@@ -107,8 +107,8 @@ def gradient_norms() -> tuple[float, ...]:
     "At matched steps Cayley beats Grassmann, and Grassmann Sinkhorn",
     "sections 5.1 and 7.2",
     "open",
-    "On ARC it is one run each, with other gates and norms. In a language model where nothing else differs Cayley "
-    "beats Sinkhorn, and unconstrained skips both (docs/results/which_mixer.md).",
+    "It is one ARC run each, with other gates and norms. In language models where nothing else differs Cayley beats "
+    "Sinkhorn, and unconstrained skips both (docs/results/which_mixer.md).",
     shows="validation loss: plain {:.3f}, Sinkhorn {:.3f}, Cayley {:.3f}, unconstrained {:.3f}",
     stored=(2.060, 1.974, 1.952, 1.875),
     allowed=0.001,
@@ -123,8 +123,7 @@ def order_of_mixers() -> tuple[float, ...]:
     "pass@k is the probability that one of k i.i.d. samples is right",
     "section 4.4",
     "false",
-    "The tables hold places in a vote, whose first candidate is right more often than a single answer "
-    "(docs/derivations/arc_evaluation.md).",
+    "The tables hold places in a vote (docs/derivations/arc_evaluation.md).",
     shows="pass@1 less exact accuracy: {:.1f} to {:.1f} points; i.i.d. draws give none",
     stored=(5.1, 12),
     allowed=0.01,
@@ -139,8 +138,7 @@ def votes() -> tuple[float, float]:
     "Declining pass@k means overfitting",
     "sections 5.1 and 7.5",
     "in part",
-    "With restarts held fixed Cayley's last three processes decline. Most ups and downs are restarts: pass@k falls "
-    "over each and rises between, as pooled votes do.",
+    "Cayley's last three processes decline; most ups and downs are restarts, over which pooled votes fall.",
     shows="last three processes, pass@1000: {:.1f}, {:.1f}, {:.1f} at first, {:.1f}, {:.1f}, {:.1f} next; mean change "
     "within a process {:+.1f}, over a restart {:+.1f}",
     stored=(56.6, 55.3, 53.3, 60.5, 57.9, 55.6, 1.93, -3.7),
@@ -214,7 +212,7 @@ def best_loss() -> tuple[float, float, float]:
     "12-fold recursion composes the same mixing matrix with itself",
     "section 4.2",
     "true if",
-    "coefficients are static; in the trained model they follow each token's streams, and four connections alternate.",
+    "coefficients are static; in the trained model they follow each token's streams.",
     shows="Sinkhorn's matrices over twelve passes, distance to the first: random dynamic {:.0%}, static {:.0%}",
     stored=(0.06, 0.0),
     allowed=[(0.02, 2.0), (0, 1e-9)],
@@ -243,7 +241,7 @@ def matrices_along_the_recursion() -> tuple[float, ...]:
     "ARC-AGI-1's 1000 tasks are split 400 / 400 / 200",
     "section 4.1",
     "open",
-    "Public are 400 and 400; the reference model adds 160 tasks of ConceptARC (docs/derivations/recursive_model.md).",
+    "Public are 400 and 400; the reference model adds 160 of ConceptARC.",
     shows="public: {:.0f} and {:.0f}",
     stored=(400, 400),
     allowed=0.0,
