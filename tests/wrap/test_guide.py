@@ -15,6 +15,6 @@ def test_the_guide_runs():
     pytest.importorskip("peft", reason="needs peft")
     names: dict[str, object] = {"__name__": "guide"}
     blocks = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(), re.M | re.S)
-    assert len(blocks) == 7
+    assert len(blocks) == 6
     for block in blocks:
         exec(compile(block, str(GUIDE), "exec"), names)
