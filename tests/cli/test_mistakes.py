@@ -9,6 +9,8 @@ from tests.cli.running import fails_with
 
 # Words that a command takes without an option.
 REQUIRED = {"diagnose": ["m:f"], "predict": ["run"], "import-trm": ["file"]}
+# The option that takes a file or folder, if it is not --out.
+FILE_OPTION = {"generators": "--json"}
 TASKS = "--task.kind takes one of sudoku, arc, not 'chess'"
 MODEL = "model is missing: FILE.py:FUNCTION or MODULE:FUNCTION, a function"
 
@@ -28,7 +30,14 @@ def test_every_command_refuses_an_unknown_option(capsys, command):
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_every_command_refuses_a_word_too_many(capsys, command):
-    if command in ("evaluate", "report"):  # they take any number of words
+    if command == "compare":  # its first word is a task
+        fails_with(
+            capsys,
+            "^jpmhc: no task is called 'stray'; choose one of language, arc-decoder, sudoku, arc$",
+            command,
+            "stray",
+        )
+    elif command in ("evaluate", "report"):  # they take any number of words
         fails_with(capsys, "no option --xyzzy;", command, "run", "another", "--xyzzy")
     else:
         sentence = f"^jpmhc: the word 'stray' belongs to no option; jpmhc {command} --help explains the options$"
@@ -37,7 +46,7 @@ def test_every_command_refuses_a_word_too_many(capsys, command):
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_every_command_refuses_an_option_without_its_value(capsys, command):
-    option = "--json" if command == "generators" else "--out"
+    option = FILE_OPTION.get(command, "--out")
     fails_with(capsys, f"^jpmhc: {option} must be followed by PATH; jpmhc {command} --help", command, option)
 
 

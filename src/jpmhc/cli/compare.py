@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from jpmhc import checks
 from jpmhc.cli.command import Field, Form, make_option_form, parse_and_call, read_option_form
 from jpmhc.cli.train import defaults_in, make_run_form, model_field, value_of
 from jpmhc.experiments.comparison.arc_decoder import DECIDED as ARC_DECODER_DECIDED
@@ -27,33 +28,41 @@ from jpmhc.files import write_file
 _LANGUAGE, _ARC_DECODER = "language", "arc-decoder"
 _LANGUAGE_ARMS: tuple[str, ...] = ("plain", "identity", "sinkhorn", "cayley", "rotation")
 
-Reader = Callable[[Form], Experiment]  # turns a form with the parsed options into an experiment
+Say = Callable[[str], None]  # prints a line
+Reader = Callable[[Form, Say], Experiment]  # turns a form with the parsed options into an experiment
 
 
 def main(words: Sequence[str]) -> None:
     """Parse the words after `jpmhc compare`, and run the task that the first word names (by default language)."""
-    named = [word for word in words[:2] if word in (_LANGUAGE, _ARC_DECODER, *TASKS)]  # the words may begin with --help
+    tasks = (_LANGUAGE, _ARC_DECODER, *TASKS)
+    experiment: type[Experiment]
+    if words and not words[0].startswith("-"):
+        checks.choice(words[0], tasks, "task")
+    named = [word for word in words[:2] if word in tasks]  # the words may begin with --help
     kind = named[0] if named else _LANGUAGE
     words = [word for position, word in enumerate(words) if position > 1 or word != kind]
     if kind == _LANGUAGE:
         form, read = _language_form(PRESETS[value_of("--preset", words, PRESETS) or "27m"])
-        arms = _LANGUAGE_ARMS
+        arms, experiment = _LANGUAGE_ARMS, LanguageExperiment
     elif kind == _ARC_DECODER:
         form, read = _arc_decoder_form(DECODERS[value_of("--preset", words, DECODERS) or _ARC_DECODER])
-        arms = _LANGUAGE_ARMS
+        arms, experiment = _LANGUAGE_ARMS, ArcDecoderExperiment
     else:
         form, read = _recursive_form(defaults_in([*words, "--task.kind", kind]))
-        arms = Comparison.arms
-    parse_and_call(compare_with_form(form, read, arms), "jpmhc compare", words)
+        arms, experiment = Comparison.arms, RecursiveExperiment
+    parse_and_call(compare_with_form(form, read, arms, experiment), "jpmhc compare", words)
 
 
-def compare_with_form(form: Form, read: Reader, arms: tuple[str, ...]) -> Callable[..., None]:
+def compare_with_form(
+    form: Form, read: Reader, arms: tuple[str, ...], experiment: type[Experiment]
+) -> Callable[..., None]:
     """Return the command's function with the options of one task.
 
     Args:
         form: The task's options with their defaults.
         read: Turns the form with the parsed options into an experiment.
         arms: The arms by default.
+        experiment: The class of the experiment that `read` returns.
     """
     own: Any = type(form)
 
@@ -101,9 +110,11 @@ def compare_with_form(form: Form, read: Reader, arms: tuple[str, ...]) -> Callab
         from jpmhc.report.comparison import draw_comparison, format_table, render_comparison
         from jpmhc.report.page import write_page
 
+        for arm in (*arms, *baselines):  # before the data are prepared
+            experiment.split_arm(arm)
         with Display() as display:
             comparison = Comparison(
-                read(run), arms, learning_rates, seeds, baselines, processes, minutes, device, out, runs
+                read(run, display.say), arms, learning_rates, seeds, baselines, processes, minutes, device, out, runs
             )
 
             def show(job: Job, progress: Progress) -> None:
@@ -147,9 +158,9 @@ def _language_form(default: LanguageExperiment) -> tuple[Form, Reader]:
         **_fixed(default, "tokens", "lr"),
     )
 
-    def read(run: Form) -> Experiment:
+    def read(run: Form, say: Say) -> Experiment:
         text: _Text = run.text
-        tokens = prepare_tokens(text.text, text.cache, vocabulary=text.vocabulary, limit=text.limit)
+        tokens = prepare_tokens(text.text, text.cache, vocabulary=text.vocabulary, limit=text.limit, say=say)
         experiment: LanguageExperiment = read_option_form(run, tokens=tokens)
         return experiment
 
@@ -159,7 +170,7 @@ def _language_form(default: LanguageExperiment) -> tuple[Form, Reader]:
 def _arc_decoder_form(default: ArcDecoderRun) -> tuple[Form, Reader]:
     own = [name for name in ARC_DECODER_DECIDED if name != "preset"]
     form = make_run_form(default, {}, _fixed(default.model, "mixer"), **_fixed(default, *own, "lr"))
-    return form, lambda run: ArcDecoderExperiment(read_option_form(run))
+    return form, lambda run, say: ArcDecoderExperiment(read_option_form(run))
 
 
 def _recursive_form(default: TrainConfig) -> tuple[Form, Reader]:
@@ -167,7 +178,7 @@ def _recursive_form(default: TrainConfig) -> tuple[Form, Reader]:
     default = dataclasses.replace(default, model=dataclasses.replace(default.model, streams=streams))
     task, model = _fixed(default.task, "seed"), _fixed(default.model, "mixer")
     form = make_run_form(default, task, model, **_fixed(default, *DECIDED, "lr"))
-    return form, lambda run: RecursiveExperiment(read_option_form(run))
+    return form, lambda run, say: RecursiveExperiment(read_option_form(run))
 
 
 def _fixed(default: object, *names: str) -> dict[str, Field]:

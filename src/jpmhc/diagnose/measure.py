@@ -271,6 +271,7 @@ class _Work:
             depth, streams, width = len(self.chain), self.chain[0].streams, self.chain[0].inside.shape[-1]
             # bytes of the sublayers' matrices, their stack and rotated copies, and of four matrices of all streams
             matrices = 8 * (4 * depth * width**2 + 4 * (streams * width) ** 2)
+            memory = max(memory, self.saved + matrices)
             lines.append(
                 "the Jacobian of every sublayer at those tokens and its shared modes, about "
                 f"{describe_time(self.rotating_seconds)} and {describe_bytes(matrices)}"

@@ -114,11 +114,12 @@ class Experiment(ABC):
         for arm in arms:
             self.configure(arm)
 
-    def split_arm(self, arm: str) -> tuple[str, dict[str, str]]:
+    @classmethod
+    def split_arm(cls, arm: str) -> tuple[str, dict[str, str]]:
         """Split an arm's text into its mixer and its options; raise a ValueError for an unknown mixer."""
         mixer, options = split_arm(arm)
         if ":" not in mixer:
-            checks.choice(mixer, (*self.plain_arms, *MIXERS), "mixer")
+            checks.choice(mixer, (*cls.plain_arms, *MIXERS), "mixer")
         return mixer, options
 
     @abstractmethod

@@ -12,7 +12,7 @@ import lzma
 import math
 import os
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -107,6 +107,7 @@ def prepare_tokens(
     *,
     vocabulary: int | None = None,
     limit: int | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Path:
     """Encode text, unless it was encoded before, and return its token folder.
 
@@ -115,6 +116,7 @@ def prepare_tokens(
         cache: Folder in which token folders are created.
         vocabulary: Number of different tokens. None: 16,384, or fewer for a small text.
         limit: Stop after about this many tokens.
+        say: Called with a line before text is read, which takes minutes for hundreds of megabytes.
     """
     for folder in folders:
         if not folder.is_dir():
@@ -126,6 +128,7 @@ def prepare_tokens(
     if vocabulary is not None:
         checks.whole_number(vocabulary, "vocabulary", 300)
         checks.inside(vocabulary, f"[300, {LARGEST_VOCABULARY}]", "vocabulary")
+    say(f"reading the text in {', '.join(map(str, sources))}")
     texts = dict(sorted(read_files(sources, suffixes)))
     training = sum(len(text) for key, text in texts.items() if not _is_validation(key))
     if training == 0 or training == sum(map(len, texts.values())):

@@ -148,7 +148,7 @@ def _solve_in_chunks(
             back = torch.cat([seeds, others]).argsort()
             both = FixedPoints.concatenate([first, rest])
             return FixedPoints(both.x[back], both.converged[back], both.residual[back], both.iterations[back])
-    return FixedPoints.concatenate([_solve_points(equation, part, known, options) for part in z.split(chunk)])
+    return FixedPoints.concatenate([_solve_chunk(equation, part, known, options) for part in z.split(chunk)])
 
 
 def _solve_zero(network: Network, z: Tensor, matrix: bool) -> Solution:
@@ -199,7 +199,7 @@ def solve_together(networks: Sequence[Network], z: Tensor, *, tolerance: float =
     return green
 
 
-def _solve_points(equation: ChainEquation, z: Tensor, known: KnownPoints | None, options: Options) -> FixedPoints:
+def _solve_chunk(equation: ChainEquation, z: Tensor, known: KnownPoints | None, options: Options) -> FixedPoints:
     """Solve the equation at all points at once; solve unconverged points from other points or by continuation."""
     start = equation.start(z, torch.arange(len(z), device=z.device))
     start = start if known is None else known.start_near(z, start, equation.inside)
