@@ -163,7 +163,7 @@ def test_cauchy_transform_of_a_sampled_network_agrees_with_theory():
 
 def test_bad_input():
     start = trace.probes(2, 5)
-    with pytest.raises(ValueError, match="must not exceed the dimension 5, and 6 does"):
+    with pytest.raises(ValueError, match="must be at most 5, the dimension, not 6"):
         trace.quadrature(lambda x: x, start, 6)
     with pytest.raises(ValueError, match="steps must be a whole number, at least 1, got 0"):
         trace.singular_quadrature(lambda x: x, lambda x: x, start, 0)

@@ -53,15 +53,15 @@ class Activation:
     closed: tuple[Function, Function, Function] | None = None
 
     def psi(self, variance: Tensor | float) -> Tensor:
-        r"""Return $\psi(v) = E[\phi'(\sqrt v Z)^2]$ (eq. psi): the mean square slope."""
+        r"""Return the mean square slope $\psi(v) = E[\phi'(\sqrt v Z)^2]$ for a standard normal Z (eq. psi)."""
         return self._moment(variance, 0, lambda x: self.derivative(x).square())
 
     def kappa(self, variance: Tensor | float) -> Tensor:
-        r"""Return $\kappa(v) = E[\phi(\sqrt v Z)^2]$ (eq. kappa): the mean square output."""
+        r"""Return the mean square output $\kappa(v) = E[\phi(\sqrt v Z)^2]$ for a standard normal Z (eq. kappa)."""
         return self._moment(variance, 1, lambda x: self.function(x).square())
 
     def phi(self, variance: Tensor | float) -> Tensor:
-        r"""Return $\varphi(v) = E[\phi(\sqrt v Z)]$ (eq. phi_moment): the mean output."""
+        r"""Return the mean output $\varphi(v) = E[\phi(\sqrt v Z)]$ for a standard normal Z (eq. phi_moment)."""
         return self._moment(variance, 2, self.function)
 
     def _moment(self, variance: Tensor | float, which: int, integrand: Function) -> Tensor:
@@ -90,7 +90,7 @@ def hermite_nodes(nodes: int) -> tuple[Tensor, Tensor]:
 
 
 def hermite_expectation(function: Function, scale: Tensor, nodes: int = 100) -> Tensor:
-    r"""Compute $E[f(s Z)]$ by Gauss–Hermite quadrature; scale $s$ [..., 1] -> [...]."""
+    r"""Compute $E[f(s Z)]$ for a standard normal Z by Gauss–Hermite quadrature; scale $s$ [..., 1] -> [...]."""
     x, weight = (part.to(scale.device) for part in hermite_nodes(nodes))
     return (function(scale * x) * weight).sum(-1)
 
@@ -102,11 +102,11 @@ def _legendre(nodes: int) -> tuple[Tensor, Tensor]:
 
 
 def panel_nodes(scale: Tensor, kinks: tuple[float, ...] = (), nodes: int = 32) -> tuple[Tensor, Tensor]:
-    r"""Return $z_k$ and weights with $E[f(s Z)] \approx \sum_k w_k f(s z_k)$; scale $s$ [..., 1] -> [..., K] each.
+    r"""Return nodes $z_k$ and weights $w_k$ with $E[f(s Z)] \approx \sum_k w_k f(s z_k)$. [..., K] each
 
-    The method is Gauss–Legendre quadrature on panels. The panels are bounded by the kinks of $f$, by
-    $\pm 1, \pm 2, \pm 4, \dots$ (the width of $f$ is one) and by multiples of $s$ (the width of the density), up to ten
-    standard deviations.
+    Z is standard normal, and the scale $s$ is [..., 1]. The method is Gauss–Legendre quadrature on panels. The panels
+    end at the kinks of $f$, at $\pm 1, \pm 2, \pm 4, \dots$ ($f$ changes over distances of about one) and at multiples
+    of $s$ (the density's width), up to ten standard deviations.
     """
     x, weight = (part.to(scale.device) for part in _legendre(nodes))
     reach = 10.0
@@ -124,7 +124,7 @@ def panel_nodes(scale: Tensor, kinks: tuple[float, ...] = (), nodes: int = 32) -
 
 
 def panel_expectation(function: Function, scale: Tensor, kinks: tuple[float, ...] = (), nodes: int = 32) -> Tensor:
-    r"""Compute $E[f(s Z)]$ by Gauss–Legendre quadrature on panels; scale $s$ [..., 1] -> [...]."""
+    r"""Compute $E[f(s Z)]$ for a standard normal Z by the quadrature of `panel_nodes`; scale $s$ [..., 1] -> [...]."""
     z, weight = panel_nodes(scale, kinks, nodes)
     return (function(scale * z) * weight).sum(-1)
 

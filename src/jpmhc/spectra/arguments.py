@@ -17,7 +17,7 @@ def to_skips(value: Tensor | np.ndarray | Sequence, name: str = "skips", depth: 
     Args:
         value: The matrices [L, n, n], or, if a depth is given, one matrix [n, n] for all layers.
         name: The value's name in an error message.
-        depth: The number of layers that there must be; any number if None.
+        depth: The required number of layers; None allows any number.
     """
     skips = checks.real_tensor(value, name)
     if skips.ndim not in (2, 3) or skips.shape[-1] != skips.shape[-2] or 0 in skips.shape:
@@ -26,7 +26,7 @@ def to_skips(value: Tensor | np.ndarray | Sequence, name: str = "skips", depth: 
             f"not of shape {list(skips.shape)}"
         )
     if float(skips.abs().max()) > _LARGEST_ENTRY:
-        raise ValueError(f"{name} must have entries of at most {_LARGEST_ENTRY:g}, and {float(skips.abs().max()):g} is")
+        raise ValueError(f"{name} must have entries of at most {_LARGEST_ENTRY:g}, not {float(skips.abs().max()):g}")
     if skips.ndim == 2:
         if depth is None:
             raise ValueError(
@@ -39,21 +39,21 @@ def to_skips(value: Tensor | np.ndarray | Sequence, name: str = "skips", depth: 
 
 
 def to_layer_numbers(value: Tensor | Sequence[float] | float, name: str, like: Tensor) -> Tensor:
-    """Return one non-negative number per layer [L]; a single number stands for all layers of `like` [L, ...]."""
+    """Return one non-negative number per layer [L]; `like` [L, ...] gives L, and a single number is repeated."""
     numbers = checks.real_tensor(value, name).to(like.device)
     if numbers.ndim == 0:
         numbers = numbers.expand(len(like)).clone()
     if numbers.shape != like.shape[:1]:
         raise ValueError(f"{name} must be one number or one per layer [{len(like)}], not {list(numbers.shape)}")
     if bool((numbers < 0).any()):
-        raise ValueError(f"{name} must not be negative, and {float(numbers.min()):g} is")
+        raise ValueError(f"{name} must not be negative, got {float(numbers.min()):g}")
     return numbers
 
 
 def to_read_and_write(
     read: Tensor | Sequence | None, write: Tensor | Sequence | None, skips: Tensor
 ) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """Return the read and the write vectors [L, n], or two Nones if neither is given; one vector [n] is repeated."""
+    """Return the read and the write vectors [L, n], or (None, None) if neither is given; repeat a vector [n]."""
     if read is None and write is None:
         return None, None
     if read is None or write is None:
@@ -70,15 +70,17 @@ def to_read_and_write(
 
 
 def to_correlations(value: Tensor | Sequence, skips: Tensor) -> Tensor:
-    """Return the correlations of the layers' noises [L, L]; labels [L] give equally labelled layers correlation one."""
+    """Return the correlations of the layers' noises [L, L], from such a matrix or from one label per layer [L].
+
+    Layers with the same label have correlation one, layers with different labels correlation zero."""
     tied = checks.real_tensor(value, "tied").to(skips.device)
     if tied.ndim == 1:
         tied = (tied.unsqueeze(0) == tied.unsqueeze(1)).double()
     good = tied.shape == (len(skips), len(skips)) and bool((tied == tied.mT).all() and (tied.diagonal() == 1).all())
     if not good or float(torch.linalg.eigvalsh(tied)[0]) < -1e-9:
         raise ValueError(
-            f"tied must be one label per layer [{len(skips)}] or the correlations of the layers' noises, a positive "
-            f"matrix [{len(skips)}, {len(skips)}] with ones on its diagonal"
+            f"tied must be one label per layer [{len(skips)}] or the correlations of the layers' noises, a symmetric "
+            f"positive semidefinite matrix [{len(skips)}, {len(skips)}] with ones on its diagonal"
         )
     return tied
 

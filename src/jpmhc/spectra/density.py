@@ -59,11 +59,10 @@ class Density:
         values: The density, clipped at zero and not normalised. [P]
         eta: The smoothing at each point. [P]
         mass: The density's integral over the grid, before any normalisation.
-        below: The law's mass below the grid: an atom at zero, or singular values smaller than the grid's first. `mass`
-            and `below` add up to one, apart from smoothing. Zero for a fixed eta, which spreads this mass over the
-            grid.
+        below: The mass below the grid: an atom at zero, or singular values smaller than the grid's first. `mass` and
+            `below` add up to one, apart from smoothing. Zero for a fixed eta, which spreads this mass over the grid.
         first_moment: $\int x \rho\,dx$ over the grid.
-        exact_moment: The mean squared singular value by the exact recursion.
+        exact_moment: The mean squared singular value, exact, from `Network.mean_square`.
         interpolated: True at points that did not converge and were interpolated from their neighbours. [P]
         residual: The largest residual of the points that were not interpolated.
         method: The name of the method that computed the Cauchy transform.
@@ -131,9 +130,9 @@ class Density:
         return total / total[-1]
 
     def quantile(self, probability: float) -> float:
-        """Return the singular value below which this fraction of all lies, or 0 if it lies below the grid."""
+        """Return the singular value below which a fraction `probability` of all lies; 0 if it is below the grid."""
         if checks.non_negative_number(probability, "a quantile's probability") > 1:
-            raise ValueError(f"a quantile's probability must not exceed 1, and {probability:g} does")
+            raise ValueError(f"a quantile's probability must be at most 1, not {probability:g}")
         cumulative = self.cumulative().numpy()
         if probability < cumulative[0]:
             return 0.0
@@ -246,12 +245,12 @@ def density(
 
 
 def _hide_no_band(lost: Tensor) -> bool:
-    """Return True if the first point converged and no three lost points in a row could hide a band."""
+    """Return whether the lost points are too few to hide a band: not the first, and no three in a row."""
     return not bool(lost[0]) and not bool((lost[2:] & lost[1:-1] & lost[:-2]).any())
 
 
 def _check_grid(x: Tensor) -> Tensor:
-    """Return a grid of squared singular values as a tensor; raise ValueError unless it is positive and ascending."""
+    """Return the grid as a tensor [P]; raise ValueError unless its numbers are positive and ascending."""
     x = checks.real_tensor(x, "the grid of squared singular values").cpu()
     if x.ndim != 1 or len(x) < 2 or bool((x <= 0).any()) or bool((x.diff() <= 0).any()):
         raise ValueError(
@@ -263,7 +262,7 @@ def _check_grid(x: Tensor) -> Tensor:
 def _solve_grid(
     network: Network, z: Tensor, *, transform: Transform, tolerance: float, maximum: int | None, near: Solution | None
 ) -> tuple[Tensor, Tensor, float]:
-    """Return G on a grid, a mask of the interpolated (unconverged) points, and the largest residual of the others."""
+    """Return G [P], a mask of the unconverged points (there G is interpolated), and the others' largest residual."""
     with warnings.catch_warnings():
         # The user is told why a method is not exact only once, when the mass below the grid is computed.
         warnings.simplefilter("ignore", UserWarning)
@@ -290,8 +289,8 @@ def _invert_fixed(z: Tensor, green: Tensor) -> Tensor:
 def _invert_relative(z: Tensor, green: Tensor) -> Tensor:
     """Return the density from G at an eta proportional to x.
 
-    For small eta the result equals that of `_invert_fixed`, but the smoothed function is x rho. It falls off on both
-    sides of the spectrum, whereas -Im G would leave a tail of constant mass per order of magnitude.
+    For small eta the result equals the result of `_invert_fixed`. Here the smoothed function is x rho, which falls off
+    on both sides of the spectrum; -Im G would leave a tail of constant mass per order of magnitude.
     """
     return -(z * green).imag / (torch.pi * z.real)
 
@@ -304,7 +303,7 @@ def _evaluate_curve(
     refine: str | None,
     levels: int,
 ) -> tuple[Tensor, Tensor, float]:
-    """Return the density on a grid with a refinement, a mask of the lost points, and the largest residual."""
+    """Return the (refined) density on a grid, a mask of the unconverged points, and the others' largest residual."""
     z = torch.complex(grid, smoothing)
     if refine is None:
         green, lost, residual = solve(z)
@@ -346,16 +345,16 @@ def _mass_below(
     maximum: int | None,
     complete: bool,
 ) -> tuple[float, Solution]:
-    r"""Return the law's mass below a grid, and the solution from which this mass was read.
+    r"""Return the spectrum's mass below a grid, and the solution of the equation that gives this mass.
 
-    $\mathrm{Re}\, z G$ at $z = iy$ is the integral of the law with the weight $y^2 / (x^2 + y^2)$, which is about the
-    mass below y. If the grid's first point lies inside the spectrum, y is this point: the weight then takes away about
-    as much below y as it adds above. Otherwise y lies far below the first point. The first point is inside the spectrum
-    if halving the smoothing does not halve the density there.
+    $\mathrm{Re}\, z G$ at $z = iy$ is the mass with the weight $y^2 / (x^2 + y^2)$, about the mass below y. If the
+    grid's first point lies inside the spectrum, y is this point: the weight then takes away about as much below y as it
+    adds above. Otherwise y lies far below the first point. The first point is inside the spectrum if halving the
+    smoothing does not halve the density there.
 
     A `complete` grid misses no mass above its first point. For such a grid, if no point below it converges, or if its
-    first point lies in a band, the mass below the grid is one minus the mass of the curve. The mass that was read must
-    agree: after subtracting the curve's share it must be between a half and all of the mass below the grid.
+    first point lies in a band, the result is one minus the mass of the curve. The mass from G must agree: after
+    subtracting the curve's share it must be between a half and all of this result.
     """
 
     def moment_at(z: Tensor) -> tuple[Tensor, Solution]:

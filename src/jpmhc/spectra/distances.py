@@ -19,7 +19,7 @@ class Distances:
     """Distances between a density and samples, all computed in singular values.
 
     Attributes:
-        wasserstein: The mean distance by which mass must move, W1.
+        wasserstein: W1, the mean distance by which mass must move to turn the density into the samples.
         kolmogorov: The largest difference of the distribution functions.
         l1: The integral of the absolute difference between the density and the samples' histogram.
         l2: The root of the integral of the squared difference between density and histogram.
@@ -54,7 +54,9 @@ def distances(density: Density, samples: Tensor | np.ndarray, bins: int = 60) ->
     """
     bins = checks.whole_number(bins, "the number of bins")
     if not hasattr(density, "cumulative"):
-        raise ValueError(f"a Density comes first, not a {type(density).__name__}: distances(density, samples)")
+        raise ValueError(
+            f"the first argument must be a Density, not a {type(density).__name__}: distances(density, samples)"
+        )
     s = singular_values(samples)
     grid, cumulative = density.x.sqrt().numpy(), density.cumulative().numpy()
     edges = np.linspace(0, max(s[-1], grid[-1]), bins + 1)

@@ -69,7 +69,7 @@ def moments(network: Network, count: int, top: float, transform: Transform = cau
 
 
 def edges(network: Network, density: Density, transform: Transform = cauchy) -> Tensor:
-    r"""Find where the bands of squared singular values begin and end, [k, 2], to about five digits.
+    r"""Return the lower and the upper edge of each band of squared singular values, to about five digits. [k, 2]
 
     Halving $\eta$ halves $\mathrm{Im}\,G$ outside the spectrum, does not change $\mathrm{Im}\,G$ inside, and divides
     $\mathrm{Im}\,G$ by $\sqrt 2$ at an edge, where the density is a square root. Each edge lies between the peak of its
@@ -87,7 +87,7 @@ def edges(network: Network, density: Density, transform: Transform = cauchy) -> 
 
     require_network(network)
     if not isinstance(density, Density):
-        raise ValueError("edges are looked for on a density of the network: edges(network, density(network))")
+        raise ValueError("the second argument must be a Density of the network: edges(network, density(network))")
 
     last: Solution | None = None
 
@@ -132,7 +132,7 @@ def edges(network: Network, density: Density, transform: Transform = cauchy) -> 
 def _locate(
     outer: Tensor, inner: Tensor, within: Callable[[Tensor], Tensor], fine: Callable[[Tensor], Solution]
 ) -> Tensor:
-    """Find the edge between each point `outer` outside the spectrum and `inner` inside, both as log x. [edges]"""
+    """Return x at the edge between each point `outer` outside the spectrum and `inner` inside, both log x. [edges]"""
     quarters = torch.arange(5, dtype=outer.dtype, device=outer.device).unsqueeze(-1) / 4
 
     def divide(outer: Tensor, inner: Tensor) -> tuple[Tensor, Tensor]:

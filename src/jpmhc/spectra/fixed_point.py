@@ -51,7 +51,7 @@ class Equation:
         return (residual.abs() / self.scale(x, z, index)).amax(-1), correction
 
     def admissible(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
-        """Return a mask of the rows whose x lies in the region that holds the solution. [b]"""
+        """Return a mask of the admissible rows: x lies in the region that contains the solution. [b]"""
         return torch.ones(len(x), dtype=torch.bool, device=x.device)
 
     def scale(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ class Equation:
         return torch.ones(1, 1, dtype=torch.float64, device=x.device)
 
     def rounding(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor | None:
-        """Return the numbers to add to the scale to allow for rounding of g(x); None if rounding is small. [b, d]"""
+        """Return numbers to add to `scale`, which allow for rounding of g(x); None if rounding is small. [b, d]"""
         return None
 
     def between(self, x: Tensor, image: Tensor, share: float) -> Tensor:
@@ -71,7 +71,7 @@ class Equation:
         return x
 
     def safe_image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor | None:
-        """Return an admissible point for rows that no Newton correction improves; None if there is none. [b, d]"""
+        """Return the point to which a row moves if no Newton correction improves it; None if there is none. [b, d]"""
         return None
 
 
@@ -101,7 +101,7 @@ class FixedPoints:
 
     @classmethod
     def unsolved(cls, start: Tensor) -> FixedPoints:
-        """Return the results before the first iteration: the start [B, d], unconverged."""
+        """Return results before the first iteration: x is the start [B, d], and no row has converged."""
         return cls(
             x=start.clone(),
             converged=torch.zeros(len(start), dtype=torch.bool, device=start.device),
@@ -115,7 +115,7 @@ class FixedPoints:
         return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in cls.__annotations__))
 
     def merge_pass(self, rows: Tensor, later: FixedPoints) -> None:
-        """Replace, in place, the rows that a later pass improved; add the pass's iterations to all of its rows.
+        """Replace, in place, the rows that a later pass improved; add the pass's iterations to each row of the pass.
 
         A converged row is better than an unconverged row; otherwise the row with the smaller residual is better.
 

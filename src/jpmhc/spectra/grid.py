@@ -130,9 +130,10 @@ class _Curve:
         return z * part.G.cpu(), part.converged.cpu()
 
     def evaluate(self, t: Tensor, relative_eta: float) -> tuple[Tensor, Tensor]:
-        """Return the smoothed density of t plus a weighted density of the first moment, and a mask of converged points.
+        """Return the weight that places grid points, and a mask of the points that converged. [P] each
 
-        A point that did not converge is interpolated.
+        The weight is the smoothed density of t plus a share of the density of the first moment. It is interpolated at
+        points that did not converge.
         """
         x = t.exp()
         z = torch.complex(x, torch.maximum(x * relative_eta, torch.full_like(x, self.eta or 0.0)))
@@ -183,7 +184,7 @@ def _widen(seen: Tensor) -> Tensor:
 
 
 def _middles(t: Tensor, weight: Tensor, tolerance: float = math.inf) -> Tensor:
-    """Return the middles of the intervals with too much mass or too large an error of the trapezium rule.
+    """Return the middle of each interval that has too much mass or too large an error of the trapezium rule.
 
     Args:
         t: The grid, log x. [P]

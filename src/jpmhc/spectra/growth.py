@@ -22,9 +22,9 @@ def share_of_growth_below(
 ) -> Tensor:
     r"""Return the share of growth factors $s(J)^{2/L}$ below $\kappa$, for infinitely many equal layers.
 
-    $F = \frac12 - \frac12 \mathrm{mean}\, u_i / \sqrt{u_i^2 + 4\beta^2}$ with $u_i = s_i - \kappa + \beta^2/\kappa$,
-    where $\beta$ solves $1/\sigma^2 = \mathrm{mean}\,1/\sqrt{u_i^2 + 4\beta^2}$. Outside the range of the growth
-    factors $\beta$ is zero.
+    The share is $\frac12 - \frac12 \mathrm{mean}\, u_i / \sqrt{u_i^2 + 4\beta^2}$. Here $\beta$ solves
+    $1/\sigma^2 = \mathrm{mean}\,1/\sqrt{u_i^2 + 4\beta^2}$ with $u_i = s_i - \kappa + \beta^2/\kappa$, and is zero
+    outside the range of the growth factors.
 
     Args:
         kappa: Growth factors, above zero, of any shape.
@@ -54,9 +54,10 @@ def share_of_growth_below(
 
 
 def growth_edges(squares: Tensor | Sequence[float], variance: float) -> tuple[float, float]:
-    r"""Return the smallest and the largest growth factor $s(J)^{2/L}$; the smallest is zero without a gap at zero.
+    r"""Return the smallest and the largest growth factor $s(J)^{2/L}$ for infinitely many equal layers.
 
-    Both solve $\sigma^2\,\mathrm{mean}\,1/|\kappa - s_i| = 1$, one below all $s_i$ and the other above all $s_i$.
+    The growth factors solve $\sigma^2\,\mathrm{mean}\,1/|\kappa - s_i| = 1$ for $\kappa$, the smallest below all $s_i$
+    and the largest above all $s_i$. If there is no solution below all $s_i$, the smallest growth factor is zero.
 
     >>> edges = growth_edges([1.0], 0.1)
     >>> len(edges)
@@ -81,8 +82,8 @@ def growth_edges(squares: Tensor | Sequence[float], variance: float) -> tuple[fl
 def projector_rate(streams: int, rank: int) -> float:
     r"""Return the mean $\log s$ per layer of the nonzero singular values of a product of random projectors of one rank.
 
-    It is $\frac{1}{2k} \sum_{j=1}^{k} [\psi(\tfrac{k-j+1}{2}) - \psi(\tfrac{n-j+1}{2})]$ with the digamma function
-    $\psi$, for rank k of n streams and no noise. The rate is below zero unless k = n: products of independent
+    The mean is $\frac{1}{2k} \sum_{j=1}^{k} [\psi(\tfrac{k-j+1}{2}) - \psi(\tfrac{n-j+1}{2})]$ with the digamma
+    function $\psi$, for rank k of n streams and no noise. The mean is below zero unless k = n: products of independent
     projectors collapse, and only a projector shared by all layers does not.
 
     >>> projector_rate(4, 2) < 0
@@ -98,7 +99,7 @@ def projector_rate(streams: int, rank: int) -> float:
 def layers_until_collapse(skips: Tensor, threshold: float = 0.1) -> float:
     r"""Return the number of layers after which the differences between streams fall below a threshold.
 
-    In geometric mean a layer that keeps the mean stream multiplies the differences by $|\det H|^{1/(n-1)}$. The number
+    A layer with row sums one multiplies the differences by $|\det H|^{1/(n-1)}$ in geometric mean. The number of layers
     is infinite if the differences do not shrink.
 
     Args:

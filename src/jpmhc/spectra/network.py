@@ -95,7 +95,7 @@ class Network:
                 depth, n, _ = skips.shape
                 raise ValueError(f"covariance must be [{depth}, K, {n}, {n}], not {list(covariance.shape)}")
         if sublayers is not None and (read is None or slopes is not None):
-            raise ValueError("sublayers act between read and write vectors, and exclude slopes")
+            raise ValueError("sublayers need read and write vectors, and cannot be combined with slopes")
         if slopes is not None:
             slopes = checks.real_tensor(slopes, "slopes").to(skips.device)
             width = skips.shape[-1] if read is None else 1
@@ -253,7 +253,7 @@ class Network:
         return cls(**vars(follow_postnorm(skips, read, write, mlp, start_variance, depth)))
 
     def end_to_end(self) -> Network:
-        r"""Return a network with the same layers and the model's ends, $T = \frac1n 1^\top J 1$."""
+        r"""Return a network with the same layers for the model's own map, $T = \frac1n 1^\top J 1$ (`ends="model"`)."""
         return replace(self, ends="model")
 
     def end_moments(self) -> tuple[Tensor, Tensor]:
@@ -307,8 +307,8 @@ class Network:
     def gains(self) -> Tensor:
         r"""Return the factor by which each layer multiplies the mean squared singular value. [L]
 
-        The product of the factors is the exact mean squared singular value, except for tied weights, for which the
-        factors are those of independent weights. A factor is the growth of the trace of M in
+        The product of the factors is the exact mean squared singular value; tied weights are treated as independent,
+        which is not exact. A factor is the growth of the trace of M in
         $M \leftarrow A_l M A_l^\top + \sigma_l^2 \sum_k B_{lk} M B_{lk}^\top$ from $M = I$. For the ends of the model M
         starts from $1 1^\top$, and the last layer's factor includes the map out of the streams.
         """
@@ -357,7 +357,7 @@ class Network:
         return scaled, math.exp(total)
 
     def noise_factors(self) -> Tensor:
-        r"""Return $\sigma_l B_{lk}$ of $\sigma_l W_l = \sum_k \sigma_l B_{lk} \otimes X_k$ for any noise. [L, K, n, n]
+        r"""Return the matrices $\sigma_l B_{lk}$ with $\sigma_l W_l = \sum_k \sigma_l B_{lk} \otimes X_k$. [L, K, n, n]
 
         For isotropic noise the $B_{lk}$ are all $n^2$ matrices $e_i e_j^\top / \sqrt n$.
         """
@@ -376,7 +376,7 @@ def require_network(network: Network) -> None:
     """Raise ValueError if the argument is not a `Network`, for example if it is a matrix of skips."""
     if not isinstance(network, Network):
         raise ValueError(
-            f"a Network is needed, not a {type(network).__name__}; Network(skips, variance) is one, of skips [L, n, n]"
+            f"the network must be a Network, not a {type(network).__name__}: make one with Network(skips, variance)"
         )
 
 

@@ -104,7 +104,7 @@ def propagate(
     second = _input_moments(input_variance, skips)  # [n, n]
     checks.choice(form, FORMS, "form of signal propagation")
     if form != "mean_field" and read is not None:
-        raise ValueError(f"the {form!r} recursion knows isotropic noise only; with read and write use 'mean_field'")
+        raise ValueError(f"the {form!r} recursion cannot take read and write vectors; use form='mean_field'")
     if form == "paper" and bias:
         raise ValueError("the paper's recursion has no bias; use form='mean_field' or bias_scale=0")
     if form == "mean_field":
@@ -144,7 +144,7 @@ def _mean_field_recursion(
     read: Tensor | None,
     write: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return q [L] and v [L + 1] from the recursion of the streams' second moments [n, n] and means [n]."""
+    """Return `Propagation`'s q [L] and v [L + 1], from the recursion of the streams' second moments and means."""
     mean = torch.zeros_like(second[0])
     ones, eye = torch.ones_like(mean), torch.eye(len(mean), dtype=torch.float64, device=mean.device)
     qs, vs = [], [second.diagonal().mean()]
@@ -172,7 +172,7 @@ def _mean_field_recursion(
 def _isotropic_recursion(
     activation: Activation, skips: Tensor, scale: Tensor, second: Tensor, bias: float
 ) -> tuple[Tensor, Tensor]:
-    """Return q [L] and v [L + 1] from the recursion of the streams' mean square."""
+    """Return `Propagation`'s q [L] and v [L + 1], from the recursion of the streams' mean square."""
     qs, vs = [], [second.diagonal().mean()]
     for layer, skip in enumerate(skips):
         qs.append(scale[layer].square() * vs[-1] + bias**2)
@@ -181,7 +181,7 @@ def _isotropic_recursion(
 
 
 def _paper_recursion(activation: Activation, skips: Tensor, scale: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Return q [L] and v [L + 1] from the recursion of mean square and mean squared slope that the paper prints."""
+    """Return `Propagation`'s q [L] and v [L + 1], from the paper's recursion of mean square and mean squared slope."""
     qs, vs = [], [second.diagonal().mean()]
     slope = activation.psi(scale[0].square() * vs[0])
     for layer, skip in enumerate(skips):
@@ -261,8 +261,8 @@ def follow_prenorm(
 ) -> Layers:
     r"""Return the layers $x \leftarrow H x + w \otimes F(u / \mathrm{rms}(u))$ with $u = r^\top x$.
 
-    The streams' second moments are $C \leftarrow H C H^\top + \kappa\, w w^\top$ from $C = v_0 1 1^\top$. The noise
-    variance is the sublayer's own variance divided by $r^\top C r$.
+    The streams' second moments are $C \leftarrow H C H^\top + \kappa\, w w^\top$ from $C = v_0 1 1^\top$, with the mean
+    square $\kappa$ of F's output and `start_variance` $v_0$. The noise variance is F's variance over $r^\top C r$.
     """
     skips, read, write, mlp, second = _check(skips, read, write, mlp, start_variance, depth)
     law, kappa = mlp.law(1.0), mlp.output_variance(1.0)
@@ -278,8 +278,8 @@ def follow_postnorm(
 ) -> Layers:
     r"""Return the layers $x \leftarrow \mathrm{norm}(H x + w \otimes F(r^\top x))$ with a norm of each stream.
 
-    With $R^2 = \mathrm{diag}(H C H^\top + \kappa\, w w^\top)$ for second moments C of the streams, the layer's skip is
-    $R^{-1} H$ and its write vector is $R^{-1} w$.
+    The layer's skip is $R^{-1} H$ and its write vector is $R^{-1} w$, for $R^2 = \mathrm{diag}(H C H^\top + \kappa\, w
+    w^\top)$ with the second moments C of the streams and the mean square $\kappa$ of F's output.
     """
     skips, read, write, mlp, second = _check(skips, read, write, mlp, start_variance, depth)
     new_skips, new_write, laws = [], [], []

@@ -167,9 +167,9 @@ class _Mixing(State):
 
 
 class _History:
-    """The last differences of weighted residuals r = g(x) - x and of images g, and the Gram matrix of the former.
+    """The last differences of weighted residuals r = g(x) - x and of images g, and the Gram matrix of those of r.
 
-    Both differences are divided by the length of the difference of r.
+    Each difference of r or of g is divided by the length of the difference of r.
 
     Args:
         like: An iterate of all rows. [b, d]
@@ -190,7 +190,7 @@ class _History:
         return self
 
     def remember(self, r: Tensor, g: Tensor, weight: Tensor, length: int) -> None:
-        """Store the differences between r, g [b, d] and the last r, g; replace the oldest if `length` are stored."""
+        """Store the changes of r and g [b, d] since the last call; replace the oldest if `length` are stored."""
         last, self.last = self.last, (r, g)
         if last is None:
             return
@@ -208,7 +208,7 @@ class _History:
         self.gram[:, self.newest, : self.used] = row.conj()
 
     def mix(self, r: Tensor, g: Tensor) -> Tensor:
-        r"""Return $g - \Delta G\,\gamma$ with $\gamma = \arg\min \|r - \Delta R\,\gamma\|$, by normal equations."""
+        r"""Return $g - \Delta G\,\gamma$, $\gamma = \arg\min \|r - \Delta R\,\gamma\|$, for the stored ΔG and ΔR."""
         past_r, past_g = self.r[:, : self.used], self.g[:, : self.used]
         eye = torch.eye(self.used, dtype=r.dtype, device=r.device)
         gram = self.gram[:, : self.used, : self.used] + _RIDGE * eye
@@ -218,7 +218,7 @@ class _History:
 
 @dataclass
 class _Corrections(State):
-    """The state of Newton's method: x, the residual, the next correction, and a mask of the rows that moved last."""
+    """The state of Newton's method: x, the residual, the next correction, and a mask of the rows moved last."""
 
     correction: Tensor
     moved: Tensor
@@ -306,7 +306,7 @@ class AndersonNewton(Scheme):
     uses_corrections: bool = True
 
     def for_hard_rows(self) -> AndersonNewton:
-        """Return the scheme with mixing that has the long history from the first iteration on."""
+        """Return the scheme with a mixing that has the long history from the first iteration on."""
         return replace(self, mixing=self.mixing.for_hard_rows())
 
     def phases(self, maximum: int) -> Iterator[tuple[Iteration, int]]:

@@ -155,7 +155,7 @@ def _normal(generators: list[torch.Generator], shape: tuple[int, ...], like: Ten
 
 
 def _linear_jacobian(network: Network, width: int, generators: list[torch.Generator], skips: Tensor) -> Tensor:
-    """Sample J [b, N, N], or T [b, width, width] for the ends of the model."""
+    """Sample J [b, N, N] with N = n * width, or the model's own map T [b, width, width]."""
     n, count = network.streams, len(generators)
     draw_weights = _weight_source(network, width, generators, skips)
     eye = torch.eye(width, dtype=skips.dtype, device=skips.device)
@@ -226,7 +226,7 @@ def _nonlinear_jacobian(
     generators: list[torch.Generator],
     skips: Tensor,
 ) -> Tensor:
-    """Compute J [b, N, N] at one random input of each sampled network; the signal is an extra last column."""
+    """Compute J [b, N, N] at one random input of each sampled network; N = n * width."""
     n, size = network.streams, network.streams * width
     signal = _normal(generators, (size, 1), skips) * input_variance**0.5
     eye = torch.eye(size, dtype=skips.dtype, device=skips.device).expand(len(generators), size, size)
@@ -253,7 +253,7 @@ def _nonlinear_jacobian(
 
 
 def _through_block(network: Network, layer: int, streams: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-    """Read the streams [b, n, p, c] into one, apply the sublayer, and write its output to all. [b, n, p, c]"""
+    """Read c columns of streams into one stream, apply the sublayer, and return its output in all. [b, n, p, c]"""
     assert network.read is not None
     assert network.write is not None
     inner = torch.einsum("j,bjpc->bpc", network.read[layer].to(streams.dtype), streams)

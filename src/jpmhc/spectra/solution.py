@@ -40,7 +40,7 @@ class KnownPoints:
 
     @classmethod
     def concatenate(cls, parts: list[KnownPoints]) -> KnownPoints:
-        """Join the points with separated bases or the other points, whichever are more: their unknowns differ."""
+        """Join the points whose unknowns are in the same bases: separated bases, or none, whichever has more points."""
         kinds = [[part for part in parts if part.separated == separated] for separated in (False, True)]
         same = max(kinds, key=lambda kind: sum(len(part.z) for part in kind))
         calls, count = [], 0
@@ -55,7 +55,7 @@ class KnownPoints:
         return torch.zeros_like(self.z.real, dtype=torch.int64) if self.call is None else self.call
 
     def start_near(self, z: Tensor, start: Tensor, admissible: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the unknowns from which to start at z [b]; rows of `start` [b, d] if no known point is near. [b, d]
+        """Return starts at z [b], extrapolated from known points, or the rows of `start` if none is near. [b, d]
 
         The unknowns are analytic in log z: they are extrapolated from the nearest known point with the slope between
         this point's two neighbours. If the result is not admissible, the nearest point's own unknowns are returned.
@@ -194,7 +194,7 @@ Rows = Callable[[Network, Tensor, Options], Solution]
 
 
 def to_options(defaults: Options, tolerance: float | None, maximum: int | None, scheme: str | Scheme | None) -> Options:
-    """Return the default options, replaced by the arguments that are not None, after checking the arguments."""
+    """Return the default options, with the arguments that are not None in their places; check the arguments first."""
     if isinstance(scheme, str):
         checks.choice(scheme, SCHEMES, "scheme")
         scheme = SCHEMES[scheme]

@@ -63,7 +63,8 @@ class Sublayer(ABC):
 class HiddenLayer(Sublayer):
     r"""The law of two Gaussian matrices around a layer of slopes, $F' = W_2\,\mathrm{diag}(d)\,W_1$.
 
-    $C(t) = E_d[\,d^2 t / (1 - d^2 t / e)\,]$ for slopes with mean square one; `squares` are the $d^2$.
+    The determining series is $C(t) = E_d[\,d^2 t / (1 - d^2 t / e)\,]$ for slopes d with mean square one; `squares` are
+    the $d^2$.
 
     Attributes:
         ratio: $e$, hidden features over features; infinite for a single Gaussian matrix, for which $C(t) = t$.
@@ -93,7 +94,7 @@ class HiddenLayer(Sublayer):
 class Rotated(Sublayer):
     r"""The law of fixed singular values between random rotations, $F' = U\,\mathrm{diag}(s)\,V$.
 
-    `squares` are the $s^2$. $C(z G(z)^2) = z G(z) - 1$ with $G(z) = E\,1/(z - s^2)$.
+    `squares` are the $s^2$. The determining series C solves $C(z G(z)^2) = z G(z) - 1$ with $G(z) = E\,1/(z - s^2)$.
 
     Attributes:
         sorted_squares: All squares, ascending, with mean one; samples use these instead of the nodes. [N]

@@ -119,7 +119,7 @@ def gap_radii(network: Network) -> Tensor:
 def geometric_mean(network: Network) -> float:
     r"""Return the geometric mean of J's singular values: $\prod_l |\det A_l|^{1/n}$ if J has a gap at zero.
 
-    A layer whose radius of `gap_radii` is at least one contributes more than $|\det A_l|^{1/n}$. For isotropic noise it
+    A layer with a radius (`gap_radii`) of at least one contributes more than $|\det A_l|^{1/n}$. For isotropic noise it
     contributes $\Delta$ with $\log\Delta^2 = \mathrm{mean} \log(s_i + v) - v/\sigma^2$ and
     $\sigma^2\,\mathrm{mean}\,1/(s_i + v) = 1$. For the block, by the determinant lemma, $|\det A_l|$ is multiplied by
     the determinant of $1 + \tau X$ with $\tau = \sigma |r^\top A^{-1} w|$. NaN if such a layer's noise is general, tied
@@ -206,7 +206,7 @@ def shares_below(networks: Sequence[Network], threshold: float, *, points: int, 
 
 
 def _arc(threshold: float, points: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return points of the half circle around zero with radius threshold², and quadrature weights that sum to two."""
+    """Return points on the upper half circle around zero with radius threshold², and weights that sum to two."""
     threshold, points = checks.positive_number(threshold, "the threshold"), checks.whole_number(points, "points")
     angle, weight = (torch.from_numpy(part) for part in np.polynomial.legendre.leggauss(points))
     return threshold**2 * torch.exp(0.5j * math.pi * (angle + 1)).to(device), weight

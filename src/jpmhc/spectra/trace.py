@@ -177,7 +177,7 @@ def singular_quadrature(operator: Operator, adjoint: Operator, start: Tensor, st
 
 
 def _next(image: Tensor, basis: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return length [s] and direction [s, N] of the images' components orthogonal to the basis; zero without one."""
+    """Return length [s] and direction [s, N] of each image's part orthogonal to the basis; zeros if there is none."""
     size = torch.linalg.vector_norm(image, dim=-1)
     if basis:
         known = torch.stack(basis, 1)  # [s, j, N]
@@ -209,4 +209,4 @@ def _check_steps(steps: int, start: Tensor) -> None:
     _check_probes(start)
     size = start.shape[-1]
     if checks.whole_number(steps, "the number of steps") > size:
-        raise ValueError(f"the number of steps must not exceed the dimension {size}, and {steps} does")
+        raise ValueError(f"the number of steps must be at most {size}, the dimension, not {steps}")

@@ -25,13 +25,14 @@ _SWEEPS = 2
 
 
 def separating_bases(skips: Tensor) -> tuple[Tensor, Tensor] | None:
-    r"""Return $T_0, \ldots, T_L$ that make all $T_l A_l T_{l-1}^{-1}$ block diagonal, or None if no bases would help.
+    r"""Return bases $T_0, \ldots, T_L$ in which all skips $T_l A_l T_{l-1}^{-1}$ are block diagonal.
 
     Args:
         skips: The skips $A_l$, first layer first. [L, n, n]
 
     Returns:
-        The matrices $T_l$ [L + 1, n, n] and the transformed skips [L, n, n], exactly block diagonal.
+        The matrices $T_l$ [L + 1, n, n] and the transformed skips [L, n, n]; None if all directions grow at similar
+        rates or no well-conditioned bases exist.
     """
     n = skips.shape[-1]
     device, skips = skips.device, skips.cpu()
@@ -60,7 +61,11 @@ def separating_bases(skips: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def _frames(skips: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-    """Multiply a frame by all skips, with a QR in each layer; return the frames [L + 1, n, n] and log stretches [n]."""
+    """Multiply the orthogonal matrix `first` by all skips, with a QR decomposition after each layer.
+
+    Returns:
+        The orthogonal factors, `first` included [L + 1, n, n], and the logarithm of each column's total stretch [n].
+    """
     frames, stretch = [first.numpy()], np.zeros(first.shape[-1])
     for skip in skips.numpy():  # NumPy decomposes one small matrix in a tenth of PyTorch's time
         frame, triangle = np.linalg.qr(skip @ frames[-1])
@@ -70,14 +75,13 @@ def _frames(skips: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _intersections(grown: Tensor, shrinking: Tensor, starts: list[int]) -> Tensor:
-    r"""Compute $T = U Q^\top$ from the block factorisation $B^\top Q = L U$ of frames Q and B. [L + 1, n, n]
+    r"""Return $T = U Q^\top$, with block triangular factors L (lower) and U (upper) of $B^\top Q = L U$. [L + 1, n, n]
 
-    The frames Q of the forward sweep make $T_l A_l T_{l-1}^{-1}$ block upper triangular, and the frames B of the
-    backward sweep make it block lower triangular.
+    As bases, Q makes all skips block upper triangular, and B makes all skips block lower triangular.
 
     Args:
-        grown: The frames Q, sorted by the stretch of the layers before. [L + 1, n, n]
-        shrinking: The frames B, sorted by the stretch of the layers after. [L + 1, n, n]
+        grown: The orthogonal matrices Q, sorted by the stretch of the layers before. [L + 1, n, n]
+        shrinking: The orthogonal matrices B, sorted by the stretch of the layers after. [L + 1, n, n]
         starts: The first index of each block.
     """
     n = grown.shape[-1]

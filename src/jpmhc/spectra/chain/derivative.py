@@ -24,7 +24,7 @@ _CHECKED_EVERY = 4
 
 
 class LinearisedChain:
-    r"""The chain's equation linearised at one iterate per point.
+    r"""The chain's equation linearised at one iterate per point, in the symbols of docs/derivations/chain.md.
 
     With $B = A\,(1 - P \Sigma_x)^{-1}$ and $C = B P$ the differentiated forward recursion is
     $dP_l = B\,dP_{l-1} B^\top + C\,d\Sigma_x C^\top + d\Sigma_y$; the backward recursion mirrors it.
@@ -57,7 +57,7 @@ class LinearisedChain:
         self.trace = equation.trace / green[:, None, None]
 
     def product(self, change: Tensor) -> Tensor:
-        """Return the change of the image's coordinates caused by a small change of x. [b, columns]"""
+        """Return the change of g(x) caused by a small change of x, both in coordinates. [b, columns]"""
         blocks = self.noise.change_of_unknowns(self.factors, change[:, 1:].unflatten(1, (-1, self.noise.coordinates)))
         caused_y, caused_x = (
             self.noise.energy(part.flatten(-2), side)
@@ -89,6 +89,8 @@ def find_couplings(
     to_streams: Tensor,
 ) -> tuple[Tensor, Tensor]:
     r"""Compute the sum of squares of $V_i^\top M_{ij} V_j$ for each pair of blocks, and $M_{x_0 j} V_j$ in streams.
+
+    M is the inverse of the chain's pencil, x₀ the block of the input.
 
     Args:
         forward: P of docs/derivations/chain.md. [L + 1, b, n, n]
@@ -139,7 +141,7 @@ def gmres(
         product: The linear map, [b, d] -> [b, d].
         right: The right-hand sides. [b, d]
         weight: The weights of the unknowns in the norm of the residual. [b, d]
-        steps: The most products.
+        steps: The largest number of products.
         tolerance: The largest norm of the residual, relative to the norm of the right-hand side.
     """
     first = right * weight

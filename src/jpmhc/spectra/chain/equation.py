@@ -69,7 +69,7 @@ SMALL = 1e-5
 class ChainEquation(ContinuedEquation):
     """The chain's equation as a fixed point: rows are points, columns G and the unknowns of all x and all y blocks.
 
-    The image does not depend on G; G is a column so that its convergence is checked and no extra sweep computes it.
+    The map g does not depend on G; G is a column so that its convergence is checked without an extra sweep.
     Scalar unknowns lie in the lower half-plane and are iterated as logarithms: their sizes differ by many orders of
     magnitude along a deep chain, and the condition Im < 0 becomes a bound on the imaginary part of the logarithm.
     Matrix unknowns are iterated as the factors of their triangular decomposition, with logarithms of the pivots.
@@ -110,7 +110,7 @@ class ChainEquation(ContinuedEquation):
         noise.sort_streams(self.values(x)[0, 1:].unflatten(0, (-1, noise.count)))
 
     def start(self, z: Tensor, index: Tensor) -> Tensor:
-        """Return a start with blocks -i c I, where c goes geometrically from 1/|z| at the input to 1 at the output."""
+        """Return a start with blocks -i c I; c changes geometrically from 1/|z| at the input to 1. [b, columns]"""
         layer = torch.arange(self.depth, dtype=torch.float64, device=z.device).view(-1, 1, 1, 1) / self.depth
         size = z.abs().log().view(1, -1, 1, 1)
         x = -1j * torch.exp((layer - 1) * size) * self.eye
@@ -162,7 +162,7 @@ class ChainEquation(ContinuedEquation):
         return (residual.abs() * weight).amax(-1), correction
 
     def between(self, x: Tensor, image: Tensor, share: float) -> Tensor:
-        """Return the point at a share of the way from x to its image, in logarithms of scalars or in matrices."""
+        """Interpolate at a share of the way from x to its image: logarithms of scalars, or entries of matrices."""
         if self.noise.scalar:
             return x + share * (image - x)
         return self.coordinates((1 - share) * self.values(x) + share * self.values(image))
@@ -176,7 +176,7 @@ class ChainEquation(ContinuedEquation):
         return (logs.imag.abs() <= torch.pi / 2 + _ROUNDED_ANGLE).all(-1) & (logs.real.abs() < _LONGEST).all(-1)
 
     def scale(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
-        """Return one for logarithms, whose changes are relative, and a typical size for the other coordinates."""
+        """Return the divisors of residuals: one for scalars, typical sizes for matrices. [b, columns] or [1, 1]"""
         if self.noise.scalar:
             return torch.ones(1, 1, dtype=torch.float64, device=x.device)
         blocks = self.noise.scale(x[:, 1:].unflatten(1, (-1, self.noise.coordinates))).flatten(1)
@@ -186,14 +186,14 @@ class ChainEquation(ContinuedEquation):
         return None if self.noise.scalar else self._rounding(x, z, index, self.image(x, z, index))
 
     def _rounding(self, x: Tensor, z: Tensor, index: Tensor, image: Tensor) -> Tensor:
-        """Return the numbers to add to the scale so that rounding stays below the tolerance. [b, columns]"""
+        """Return numbers to add to `scale` so that residuals from rounding stay below the tolerance. [b, columns]"""
         lost = self.lost_by_rounding(x, z, index, image) * _ABOVE_ROUNDING
         lost = torch.minimum(lost, _MOST_ROUNDING * self.scale(x, z, index)) / self.tolerance
         lost[:, 0] = 0.0
         return lost
 
     def lost_by_rounding(self, x: Tensor, z: Tensor, index: Tensor, image: Tensor) -> Tensor:
-        """Return the change of g(x) when the unknowns change by rounding. [b, columns]"""
+        """Return the change of g(x) that rounding of the unknowns causes. [b, columns]"""
         columns = torch.arange(x.shape[-1], dtype=torch.float64, device=x.device)
         floor = torch.zeros_like(x.real)
         for period in (2, 3):
@@ -216,14 +216,14 @@ class ChainEquation(ContinuedEquation):
         return torch.cat([torch.exp(x[:, :1]) * -1j, blocks.flatten(1)], 1)
 
     def hardest_layer(self, x: Tensor, z: Tensor) -> Tensor:
-        """Return the number, from one, of the layer whose unknowns have the largest residual. [b]"""
+        """Return the number of the layer with the largest residual, counted from one. [b]"""
         index = torch.arange(len(x), device=x.device)
         change = ((self.image(x, z, index) - x).abs() / self.scale(x, z, index)).nan_to_num(nan=torch.inf)[:, 1:]
         layers = change.unflatten(1, (2, self.depth, self.noise.coordinates)).amax((1, 3))
         return layers.argmax(-1) + 1
 
     def input_block(self, z: Tensor, x: Tensor) -> Tensor:
-        """Return the resolvent's block at the input, in the basis of the streams. [b, n, n]"""
+        """Return the mean of $(z - J^\top J)^{-1}$ over features, in the basis of the streams. [b, n, n]"""
         forward, _, resolvent = self.sweep(z, self.values(x))
         block = self.to_streams @ forward[0] @ resolvent[0] @ self.to_streams.mT
         return block.unflatten(0, (-1, self.noise.paths)).mean(1)
@@ -233,7 +233,7 @@ class ChainEquation(ContinuedEquation):
         return self.from_sweep(values, *self.sweep(z, values))
 
     def from_sweep(self, values: Tensor, forward: Tensor, backward: Tensor, resolvent: Tensor) -> Tensor:
-        """Return G and new unknowns from the results of a sweep. [b, columns]"""
+        """Return G and new unknowns from the old unknowns and the results of `sweep`. [b, columns]"""
         # M_x = P (1 - N P)^-1 and M_y = (1 - N P)^-1 N
         new_x = self.noise.order(forward[:-1], resolvent[:-1], 0)
         new_y = self.noise.order(resolvent[1:], backward[1:], 1)
@@ -261,7 +261,7 @@ class ChainEquation(ContinuedEquation):
         return blocks[: self.depth], blocks[self.depth :]
 
     def coordinates(self, values: Tensor) -> Tensor:
-        """Return the coordinates of G and unknowns. [b, columns]"""
+        """Return the coordinates of G and unknowns, the inverse of `values`. [b, columns]"""
         blocks = self.noise.to_coordinates(values[:, 1:].unflatten(1, (-1, self.noise.count)))
         return torch.cat([to_logarithm(values[:, :1]), blocks.flatten(1)], 1)
 
@@ -306,7 +306,7 @@ class SeveralChains(ContinuedEquation):
 
 
 def self_energy(network: Network, bases: Tensor | None = None) -> SelfEnergy:
-    """Return the self-energies for a network's noise, in the bases [L + 1, n, n] between the layers if given."""
+    """Return the structure of a network's noise, in the bases [L + 1, n, n] between the layers if given."""
     if network.slopes is not None:
         return Paths(network, network.slopes, bases)
     if network.isotropic:

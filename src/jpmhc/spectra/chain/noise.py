@@ -44,11 +44,14 @@ class SelfEnergy(ABC):
 
     @abstractmethod
     def energy(self, unknowns: Tensor, side: int) -> Tensor:
-        """Compute self-energies [L, B, n, n], or [L, B, 1, 1] for multiples of I, from unknowns [L, B, count]."""
+        """Compute self-energies [L, B, n, n], or [L, B, 1, 1] for multiples of I, from unknowns [L, B, count].
+
+        Side 0 computes the self-energies of y from the unknowns of the x blocks, side 1 the reverse.
+        """
 
     @abstractmethod
     def order(self, left: Tensor, right: Tensor, side: int) -> Tensor:
-        """Compute the order parameters [L, B, count] of the blocks left @ right [L, B, n, n]."""
+        """Compute the order parameters [L, B, count] of blocks M = left @ right [L, B, n, n]; side 0 is x, side 1 y."""
 
     def respond(self, orders: tuple[Tensor, Tensor], unknowns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Compute new unknowns from the order parameters of the x and the y blocks and from the old unknowns."""
@@ -59,7 +62,7 @@ class SelfEnergy(ABC):
         return to_logarithm(unknowns)
 
     def to_unknowns(self, coordinates: Tensor) -> Tensor:
-        """Return the unknowns [..., count] with these coordinates [..., coordinates]."""
+        """Return the unknowns [..., count] from their coordinates [..., coordinates]."""
         return torch.exp(coordinates) * -1j
 
     def scale(self, coordinates: Tensor) -> Tensor:
@@ -83,7 +86,7 @@ class Differentiable(SelfEnergy):
             image: The image's coordinates. [b, 2 L, coordinates]
 
         Returns:
-            The derivative [b, 2 L coordinates, 2 L coordinates], and the derivative of n G by the coordinates.
+            The derivative [b, 2 L coordinates, 2 L coordinates], and the derivative of n G [b, 2 L coordinates].
         """
 
 
@@ -94,7 +97,7 @@ def to_logarithm(values: Tensor) -> Tensor:
 
 
 class Quadratic(Differentiable):
-    r"""Noise with one unknown per block, $\theta = s\,\mathrm{tr}(V^\top M V)$.
+    r"""Noise with one unknown per block M, $\theta = s\,\mathrm{tr}(V^\top M V)$ with V from `vectors`.
 
     Let $j'$ be the other block of block j's layer. The self-energy of $j'$ is $\sigma_l^2 \theta_j V_{j'} V_{j'}^\top$,
     so that the derivative of $\theta_i$ by $\theta_j$ is a sum of squares of $V_i^\top M V_{j'}$.
@@ -117,7 +120,7 @@ class Quadratic(Differentiable):
 
 
 class Isotropic(Quadratic):
-    r"""Isotropic noise: $\Sigma_{y_l} = \sigma_l^2\,\mathrm{tr}(M_{x_{l-1}})\,I$, and mirrored for the x blocks."""
+    r"""Isotropic noise: self-energies are $\sigma_l^2\,\mathrm{tr}(M)\,I$ of the other block M of their layer."""
 
     def __init__(self, network: Network) -> None:
         self.variance = network.variance.view(-1, 1, 1, 1)
@@ -157,7 +160,11 @@ class IsotropicInBases(Quadratic):
 
 
 class Block(Quadratic):
-    r"""The hyper-connection block: $\Sigma_{y_l} = \sigma_l^2 (r^\top M_{x_{l-1}} r)\, w w^\top$, and mirrored."""
+    r"""The hyper-connection block with read vector r and write vector w of each layer.
+
+    $\Sigma_{y_l} = \sigma_l^2 (r^\top M_{x_{l-1}} r)\, w w^\top$ and
+    $\Sigma_{x_{l-1}} = \sigma_l^2 (w^\top M_{y_l} w)\, r r^\top$.
+    """
 
     def __init__(self, network: Network) -> None:
         assert network.read is not None
@@ -169,7 +176,7 @@ class Block(Quadratic):
 
     @classmethod
     def for_rows(cls, noises: Sequence[Self], rows: Tensor) -> Self:
-        """Return the noise of a batch of points of several networks; rows [B] are the points' network numbers."""
+        """Return the noise of a batch of points of several networks; `rows` [B] is each point's network number."""
         joined = copy(noises[0])
         joined.vectors = None
         for name in ("ends", "outer"):
@@ -188,11 +195,12 @@ class Block(Quadratic):
 class Sublayers(Block):
     r"""The hyper-connection block with sublayers that are not Gaussian matrices.
 
-    $\Sigma_{y_l} = (C_l(ab)/b)\, w w^\top$ and $\Sigma_{x_{l-1}} = (C_l(ab)/a)\, r r^\top$ with
-    $a = r^\top M_{x_{l-1}} r$ and $b = w^\top M_{y_l} w$. The unknowns are the two factors $C_l(ab)/b$ and
-    $C_l(ab)/a$. For a hidden layer (`HiddenLayer`) they are functions of a and b. For `Rotated` singular values they
-    are computed from $u = 1/a + C/a$ and $v = 1/b + C/b$, the chain without this sublayer, which keeps a and b in their
-    half-planes (docs/derivations/real_networks.md).
+    Let $C_l$ be the determining series of the sublayer's Jacobian (sublayers.py), scaled by $\sigma_l^2$. With
+    $a = r^\top M_{x_{l-1}} r$ and $b = w^\top M_{y_l} w$, $\Sigma_{y_l} = (C_l(ab)/b)\, w w^\top$ and
+    $\Sigma_{x_{l-1}} = (C_l(ab)/a)\, r r^\top$. The unknowns are the factors $C_l(ab)/b$ and $C_l(ab)/a$. For a
+    `HiddenLayer` the factors are functions of a and b. For `Rotated` singular values they are computed from the chain
+    without this sublayer, $u = 1/a + C/a$ and $v = 1/b + C/b$, so that a and b stay in their half-planes
+    (docs/derivations/real_networks.md).
     """
 
     def __init__(self, network: Network, sublayers: tuple[Sublayer, ...]) -> None:
@@ -243,9 +251,10 @@ class Sublayers(Block):
 class Paths(SelfEnergy):
     r"""Noise with slopes that differ between features: the chain is averaged over draws of all layers' slopes.
 
+    $D_l$ is the diagonal matrix of one draw's slopes, and $E_D$ the mean over draws.
     $\Sigma_{y_l} = \sigma_l^2 a_l D_l^2$ with $a_l = E_D\,\mathrm{tr} M_{x_{l-1}}$, and
-    $\Sigma_{x_{l-1}} = \sigma_l^2 b_l I$ with $b_l = E_D\,\mathrm{tr} D_l^2 M_{y_l}$. For the block,
-    $w w^\top d_l^2$ replaces $D_l^2$, and $r r^\top$ replaces $I$.
+    $\Sigma_{x_{l-1}} = \sigma_l^2 b_l I$ with $b_l = E_D\,\mathrm{tr} D_l^2 M_{y_l}$. For the block with one slope
+    $d_l$ per draw, $d_l^2\, w w^\top$ replaces $D_l^2$, and $r r^\top$ replaces $I$.
     """
 
     def __init__(self, network: Network, slopes: Tensor, bases: Tensor | None) -> None:
@@ -275,11 +284,11 @@ class Paths(SelfEnergy):
 
 
 class General(SelfEnergy):
-    r"""General noise: $\Sigma_{y_l} = \sum_k B_{lk} M_{x_{l-1}} B_{lk}^\top$ and its mirror image for $\Sigma_x$.
+    r"""General noise of matrices $B_{lk}$, with $\sigma_l$ included; the unknowns are the blocks M themselves.
 
-    The mirror image is $\Sigma_{x_{l-1}} = \sum_k B_{lk}^\top M_{y_l} B_{lk}$. The unknowns are the matrices $M$. Their
-    coordinates are $\log D$ and the entries of $R$ below its diagonal, for $i M = R D R^\top$ with $D$ diagonal and $R$
-    unit lower triangular. The real part of $i M$ is positive, so that every pivot in $D$ has a positive real part.
+    $\Sigma_{y_l} = \sum_k B_{lk} M_{x_{l-1}} B_{lk}^\top$ and $\Sigma_{x_{l-1}} = \sum_k B_{lk}^\top M_{y_l} B_{lk}$.
+    The coordinates of M are $\log D$ and the entries of $R$ below its diagonal, for $i M = R D R^\top$ with diagonal
+    $D$ and unit lower triangular $R$. The real part of $i M$ is positive, so every pivot in $D$ has a positive one too.
     Directions of very different sizes, as in a deep chain, then each keep their own relative precision. Between bands
     $M$ is nearly real and indefinite, and a pivot may come close to zero; in each block the largest streams are
     therefore eliminated first.
@@ -314,7 +323,7 @@ class General(SelfEnergy):
         return self._unsort(scaled @ triangle.mT * -1j).flatten(-2)
 
     def factorise(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:
-        """Return R and R D. [..., n, n] each"""
+        """Return the factors R and R D of $i M = R D R^\top$ from M's coordinates. [..., n, n] each"""
         triangle = self._triangle(coordinates)
         return triangle, triangle * coordinates[..., : self.streams].exp().unsqueeze(-2)
 
@@ -344,14 +353,14 @@ class General(SelfEnergy):
         return torch.cat([1 + _DROWNED * diagonal / sizes, usual], -1)
 
     def _triangle(self, coordinates: Tensor) -> Tensor:
-        """Return R from the coordinates. [..., n, n]"""
+        """Return the unit lower triangular R of $i M = R D R^\top$ from M's coordinates. [..., n, n]"""
         triangle = torch.eye(self.streams, dtype=coordinates.dtype, device=coordinates.device)
         triangle = triangle.repeat(*coordinates.shape[:-1], 1, 1)
         triangle[..., self.below[0], self.below[1]] = coordinates[..., self.streams :]
         return triangle
 
     def change_of_unknowns(self, factors: tuple[Tensor, Tensor], change: Tensor) -> Tensor:
-        """Return the change of M [b, 2 L, n, n], whose R and R D are given, caused by a change of its coordinates."""
+        """Return the change of M [b, 2 L, n, n] from a change of M's coordinates; `factors` are M's R and R D."""
         triangle, scaled = factors
         below = torch.zeros_like(triangle)
         below[..., self.below[0], self.below[1]] = change[..., self.streams :]
@@ -360,7 +369,7 @@ class General(SelfEnergy):
         return self._unsort(pivots + half + half.mT) * -1j
 
     def change_of_coordinates(self, factors: tuple[Tensor, Tensor], change: Tensor) -> Tensor:
-        """Return the change of the coordinates of M, whose R and R D are given, caused by a change of M."""
+        """Return the change of M's coordinates from a change of M [b, 2 L, n, n]; `factors` are M's R and R D."""
         # With i M = R D R^T and S = R^-1 d(iM) R^-T D^-1: d log D is the diagonal of S, and dR is R times the strictly
         # lower triangle of S.
         triangle, scaled = factors
@@ -380,6 +389,6 @@ class General(SelfEnergy):
 
 
 def _permute(blocks: Tensor, order: Tensor) -> Tensor:
-    """Return blocks [b, N, n, n] whose rows and columns are permuted, by one order of `order` [N, n] per block."""
+    """Return blocks [b, N, n, n] with rows and columns permuted; row i of `order` [N, n] permutes the i-th block."""
     rows = order.unsqueeze(0).unsqueeze(-1).expand_as(blocks)
     return blocks.gather(-2, rows).gather(-1, rows.mT)

@@ -89,7 +89,7 @@ def cauchy(
 
 
 def _solve_row(network: Network, z: Tensor, options: Options, known: KnownPoints | None, matrix: bool) -> Solution:
-    """Solve the Dyson equation of the whole chain of layers at points z [B], from `known` points if given."""
+    """Solve the Dyson equation of the whole chain of layers at points z [B]; start from `known` points if given."""
     if network.is_zero:
         return _solve_zero(network, z, matrix)
     if network.streams == 1 and network.covariance is not None:  # noise of one stream has one variance
@@ -134,9 +134,10 @@ def _solve_row(network: Network, z: Tensor, options: Options, known: KnownPoints
 def _solve_in_chunks(
     equation: ChainEquation, z: Tensor, known: KnownPoints | None, options: Options, chunk: int
 ) -> FixedPoints:
-    """Solve at points z [B] in chunks of at most `chunk` points; of many points, a few are solved first as starts.
+    """Solve at points z [B] in chunks of at most `chunk` points.
 
-    The first solutions are the pre-sweep of the appendix "OV pipeline".
+    Of many points, a few are solved first, and the others start from these solutions (the pre-sweep of the appendix
+    "OV pipeline").
     """
     if known is None and len(z) >= _SWEPT:
         order = z.abs().argsort()
@@ -200,7 +201,7 @@ def solve_together(networks: Sequence[Network], z: Tensor, *, tolerance: float =
 
 
 def _solve_chunk(equation: ChainEquation, z: Tensor, known: KnownPoints | None, options: Options) -> FixedPoints:
-    """Solve the equation at all points at once; solve unconverged points from other points or by continuation."""
+    """Solve the equation at all points at once; then solve unconverged points from others or by continuation."""
     start = equation.start(z, torch.arange(len(z), device=z.device))
     start = start if known is None else known.start_near(z, start, equation.inside)
     first = replace(options, maximum=min(options.maximum, options.scheme.first_try))
@@ -271,11 +272,11 @@ def _lead_from_known(
 
 
 def _left_above_rounding(equation: ChainEquation, z: Tensor, result: FixedPoints) -> Tensor:
-    """Mark rows as converged that only rounding keeps above the tolerance; return the other unconverged rows.
+    """Mark rows of `result` as converged if only rounding keeps them above the tolerance; return the rows still left.
 
-    If unknowns differ by many orders of magnitude, rounding leaves few digits in the smallest. At points far below the
-    largest singular values, rounding also leaves few digits in G. More iterations would not help, and the residual
-    shows the precision.
+    If unknowns differ by many orders of magnitude, rounding leaves few digits in the smallest unknowns. At points far
+    below the largest singular values, rounding also leaves few digits in G. More iterations would not help such rows;
+    their residual shows their precision.
     """
     left = result.unconverged()
     if len(left):

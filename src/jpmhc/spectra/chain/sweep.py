@@ -3,8 +3,8 @@ r"""The chain's two eliminations as one recursion, run layer by layer or in bloc
 In docs/derivations/chain.md the backward elimination of $N_l$ and the forward elimination of
 $P_l$ mirror each other. Both are $S \leftarrow \text{add} + C\,(S^{-1} - \text{sat})^{-1} C^\top$, so that
 one function computes both, without $S^{-1}$: $$S \leftarrow \text{add} + C\,(I - S\,\text{sat})^{-1} S\,C^\top .$$
-The composition of such maps is such a map, so that each block of layers can be reduced to one map, for all blocks at
-the same time.
+Two such maps, one after the other, are again such a map. Each block of layers can therefore be reduced to one map, and
+all blocks at the same time.
 """
 
 import torch
@@ -48,7 +48,7 @@ def sweep(first: Tensor, skips: Tensor, add: Tensor, sat: Tensor, blocks: int = 
     r"""Compute $S_0, \ldots, S_L$ of $S_l = \text{add}_l + C_l (I - S_{l-1} \text{sat}_l)^{-1} S_{l-1} C_l^\top$.
 
     Args:
-        first: $S_0$. [W, B, n, n]
+        first: $S_0$ for each of W directions of the sweep, such as forward and backward. [W, B, n, n]
         skips: $C_l$ of each of the W directions, shared by all points or one per point. [W, L, 1 or B, n, n]
         add: The $\text{add}_l$; [..., 1, 1] for multiples of the identity. [L, W, B, n, n]
         sat: The $\text{sat}_l$; [..., 1, 1] for multiples of the identity. [L, W, B, n, n]
@@ -89,7 +89,11 @@ def _double(skips: Tensor) -> Tensor:
 
 
 def _blocked(first: Tensor, skips: Tensor, add: Tensor, sat: Tensor, length: int) -> Tensor:
-    """Compute the states with blocks of `length` layers: reduce all blocks at once, chain them, unroll all at once."""
+    """Compute the states of `_recur` in blocks of `length` layers.
+
+    All blocks are first composed into one map each, side by side. These maps give the state at the start of each block,
+    and then all blocks compute their states side by side.
+    """
     width, depth, each, n, _ = skips.shape
     count = -(-depth // length)
     padding = count * length - depth

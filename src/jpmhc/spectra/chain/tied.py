@@ -38,7 +38,7 @@ def solve_row(network: Network, z: Tensor, options: Options, known: KnownPoints 
         known: Solved points of the network, from which points near them start; other points start far above the axis.
     """
     if network.covariance is not None or network.slopes is not None:
-        raise ValueError("tied weights are known for isotropic noise and for read and write vectors of equal slopes")
+        raise ValueError("tied weights need isotropic noise or read and write vectors, without covariance or slopes")
     network, gain = network.rescaled()
     equation, points = _Equation(network), z / gain
     if known is not None:
@@ -142,8 +142,9 @@ class _Equation(ContinuedEquation):
     def _respond(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         r"""Return the energies of y and of x, from the couplings a of x and b of y. [b, L, L] each
 
-        For sublayers of two matrices the energies are $E\,X (1 - bX/e)^{-1}$ and $E\,K \circ (1 - bX/e)^{-1} b$, with
-        $X = K \circ a$ and $K = \rho\,\sigma\sigma^\top d d^\top$ for the slopes d of one hidden feature.
+        For sublayers of two matrices the energies are $E\,X (1 - bX/e)^{-1}$ and $E\,K \circ (1 - bX/e)^{-1} b$ with
+        $X = K \circ a$ and $K = \rho\,\sigma\sigma^\top d d^\top$, where E is the mean over the slopes d of a hidden
+        feature, e is the number of hidden features over features, and $\circ$ multiplies entries.
         """
         energy_y, energy_x = self.coupling * a, self.coupling * b
         for layers, slopes, weights, ratio in self.groups:
@@ -173,7 +174,7 @@ class _Equation(ContinuedEquation):
 
 
 def find_groups(tied: Tensor, laws: Sequence[Sublayer]) -> list[tuple[Tensor, Tensor, Tensor, float]]:
-    """Return indices, slopes, weights and width ratio for each group of layers that share a sublayer of two matrices.
+    """Return layer numbers, slopes, weights and width ratio of each group of layers that share both matrices.
 
     Args:
         tied: Correlations of the layers' noises. [L, L]
@@ -185,7 +186,7 @@ def find_groups(tied: Tensor, laws: Sequence[Sublayer]) -> list[tuple[Tensor, Te
         left = [layer for layer in left if layer not in layers]
         law = laws[layers[0]]
         if not isinstance(law, HiddenLayer) or any(laws[layer] is not law for layer in layers):
-            raise ValueError("layers that share weights must share one law, of a Gaussian matrix or of two matrices")
+            raise ValueError("layers with tied weights need the same sublayer law: a Gaussian matrix or two matrices")
         if math.isfinite(law.ratio):
             slopes = law.squares.sqrt().to(tied).unsqueeze(-1).expand(-1, len(layers))  # [K, l]
             places = torch.tensor(layers, device=tied.device)
