@@ -84,6 +84,13 @@ def inside(value: float | None, interval: str, name: str) -> None:
         raise ValueError(f"{name} must lie in {interval}, got {quote(value)}")
 
 
+def sizes(value: Sequence[int], name: str) -> tuple[int, ...]:
+    """Return the value as a tuple. Raise a ValueError unless it is a tuple or list of whole numbers, at least 0."""
+    if not isinstance(value, tuple | list):
+        raise ValueError(f"{name} must be a tuple of whole numbers, such as (10,), got {quote(value)}")
+    return tuple(whole_number(size, f"every entry of {name}", 0) for size in value)
+
+
 def switch(value: bool, name: str) -> None:
     """Raise a ValueError unless the value is True or False."""
     if not isinstance(value, bool):

@@ -195,6 +195,10 @@ def test_post_norm_gives_each_stream_unit_mean_square():
         (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, temperature="1"), "temperature must be positive"),
         (lambda: jpmhc.HyperConnection(nn.Identity(), DIM, read=["softmax"]), "no read is called"),
         (lambda: jpmhc.HyperConnection(nn.Identity(), DIM)(None), "expected streams of shape .* got NoneType"),
+        (
+            lambda: jpmhc.HyperConnection(nn.Identity(), DIM)(torch.ones(2, DIM)),
+            r"expand_streams\(x, 4\) makes streams",
+        ),
         (lambda: jpmhc.HyperConnection(lambda h: h.int(), DIM, N)(torch.randn(2, N, DIM)), "floating-point numbers"),
     ],
 )

@@ -173,6 +173,20 @@ def test_bad_input_is_named(call, message):
         call()
 
 
+def test_a_wrong_number_of_logits_is_refused(mixer):
+    for logits in (torch.ones(3, mixer.logits + 1), torch.ones(())):
+        with pytest.raises(ValueError, match=rf"takes logits \[\.\.\., {mixer.logits}\], got"):
+            mixer(logits)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sample_takes_its_shape_as_a_tuple(name):
+    assert jpmhc.MIXERS[name].sample(4, [2, 0]).shape == (2, 0, 4, 4)
+    for shape in (10, (2, -1), (2.0,)):
+        with pytest.raises(ValueError, match=r"shape must be a (tuple of )?whole number"):
+            jpmhc.MIXERS[name].sample(4, shape)
+
+
 def test_rotation_turns_the_differences_and_keeps_the_mean():
     """Against its definition: 11ᵀ/n + U O Uᵀ with O the Cayley transform in the complement of 1."""
     logits = torch.randn(7, 3, dtype=torch.float64)

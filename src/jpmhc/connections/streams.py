@@ -37,7 +37,9 @@ def check_streams(x: Any, streams: int, dim: int) -> None:
     if not isinstance(x, Tensor):
         raise ValueError(f"expected streams of shape [..., {streams}, {dim}], got {type(x).__name__}")
     if x.ndim < 2 or x.shape[-1] != dim or x.shape[-2] not in (streams, 1):
-        raise ValueError(f"expected streams of shape [..., {streams}, {dim}], got {list(x.shape)}")
+        hidden = x.shape[-1:] == (dim,)
+        advice = f"; expand_streams(x, {streams}) makes streams of a hidden state [..., {dim}]" if hidden else ""
+        raise ValueError(f"expected streams of shape [..., {streams}, {dim}], got {list(x.shape)}{advice}")
     if not x.is_floating_point():
         raise ValueError(f"expected floating-point streams, got {x.dtype}")
 

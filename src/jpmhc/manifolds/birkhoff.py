@@ -140,7 +140,7 @@ def sample(n: int, shape: tuple[int, ...] = (), *, generator: torch.Generator | 
     torch.Size([3, 4, 4])
     """
     checks.whole_number(n, "n")
-    logits = torch.randn(*shape, n, n, generator=generator, dtype=torch.float64)
+    logits = torch.randn(*checks.sizes(shape, "shape"), n, n, generator=generator, dtype=torch.float64)
     return _sinkhorn(logits, iterations=1000, tolerance=1e-15)
 
 

@@ -111,7 +111,7 @@ def sample_frame(
     rank = default_rank(n) if rank is None else rank
     if not 1 <= rank <= n:
         raise ValueError(f"rank must be between 1 and n = {n}, got {rank}")
-    gaussian = torch.randn(*shape, n, rank, generator=generator, dtype=torch.float64)
+    gaussian = torch.randn(*checks.sizes(shape, "shape"), n, rank, generator=generator, dtype=torch.float64)
     return orthonormalize(gaussian)
 
 

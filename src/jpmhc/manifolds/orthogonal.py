@@ -113,7 +113,7 @@ def sample(n: int, shape: tuple[int, ...] = (), *, generator: torch.Generator | 
     torch.Size([3, 4, 4])
     """
     checks.whole_number(n, "n")
-    return to_haar(torch.randn(*shape, n, n, generator=generator, dtype=torch.float64))
+    return to_haar(torch.randn(*checks.sizes(shape, "shape"), n, n, generator=generator, dtype=torch.float64))
 
 
 def to_haar(gaussian: Tensor) -> Tensor:

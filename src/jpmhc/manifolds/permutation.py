@@ -6,7 +6,7 @@ import math
 import torch
 from torch import Tensor
 
-from jpmhc import precision
+from jpmhc import checks, precision
 from jpmhc.manifolds import birkhoff
 
 violation = birkhoff.violation  # the mixtures of permutations are the doubly stochastic matrices (Birkhoff's theorem)
@@ -77,5 +77,5 @@ def sample(n: int, size: int, shape: tuple[int, ...] = (), *, generator: torch.G
     >>> sample(4, 6, (3,)).shape
     torch.Size([3, 4, 4])
     """
-    logits = torch.randn(*shape, size, generator=generator, dtype=torch.float64)
+    logits = torch.randn(*checks.sizes(shape, "shape"), size, generator=generator, dtype=torch.float64)
     return mix(logits, basis(n, size))

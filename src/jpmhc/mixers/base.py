@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from jpmhc import checks
+from jpmhc import checks, precision
 
 MOST_STREAMS = 1024
 START_MASS = 0.01  # off-diagonal mass at the start of bistochastic mixers: at zero the gradient is zero too
@@ -113,6 +113,13 @@ class Mixer(SettingsModule, ABC):
     def forward(self, logits: Tensor) -> Tensor:
         """Turn logits into matrices H. [..., logits] → [..., n, n]"""
 
+    def widen(self, logits: Tensor) -> Tensor:
+        """Return the logits in float32 or float64. Raise a ValueError unless each matrix has `self.logits` of them."""
+        if logits.shape[-1:] != (self.logits,):
+            kind, given = type(self).__name__, list(logits.shape)
+            raise ValueError(f"{kind} for {self.streams} streams takes logits [..., {self.logits}], got {given}")
+        return precision.single_or_double(logits)
+
     @abstractmethod
     def violation(self, matrix: Tensor) -> Tensor:
         """Return each matrix's distance from the mixer's set, zero for its members. [..., n, n] → [...]"""
@@ -125,7 +132,8 @@ class Mixer(SettingsModule, ABC):
         """
         mixer = cls.by_default(streams, dynamic=True).double()
         with torch.no_grad():
-            return mixer(torch.randn(*shape, mixer.logits, dtype=torch.float64, generator=generator))
+            logits = torch.randn(*checks.sizes(shape, "shape"), mixer.logits, dtype=torch.float64, generator=generator)
+            return mixer(logits)
 
     def triton_form(self) -> TritonForm | str:
         """Return the mixer's form for the fused kernels, or one sentence saying why they cannot compute the mixer."""

@@ -30,7 +30,7 @@ class Cayley(Mixer):
         return torch.zeros(self.logits)
 
     def forward(self, logits: Tensor) -> Tensor:
-        logits = precision.single_or_double(logits)
+        logits = self.widen(logits)
         if self.streams == 1:
             return torch.ones_like(logits.sum(-1))[..., None, None]
         with precision.without_autocast(logits):

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from jpmhc import precision
 from jpmhc.manifolds import birkhoff
 from jpmhc.mixers.base import Mixer, TritonForm, start_logit
 
@@ -21,7 +20,7 @@ class Circulant(Mixer):
 
     def forward(self, logits: Tensor) -> Tensor:
         n = self.streams
-        weights = precision.single_or_double(logits).softmax(-1).unbind(-1)
+        weights = self.widen(logits).softmax(-1).unbind(-1)
         return torch.stack([weights[(i - j) % n] for i in range(n) for j in range(n)], -1).unflatten(-1, (n, n))
 
     def violation(self, matrix: Tensor) -> Tensor:

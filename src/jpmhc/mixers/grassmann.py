@@ -58,6 +58,7 @@ class Grassmann(Mixer):
                 dtensors.fill(self.frame, self._start_frame())
 
     def forward(self, logits: Tensor) -> Tensor:
+        logits = self.widen(logits)
         if self.logits:
             return grassmann.project(logits.unflatten(-1, (self.streams, self.rank)))
         return grassmann.project(self.frame).expand(*logits.shape[:-1], -1, -1)

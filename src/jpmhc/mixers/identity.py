@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from jpmhc import precision
 from jpmhc.mixers.base import Mixer, TritonForm
 
 
@@ -20,7 +19,7 @@ class Identity(Mixer):
         return torch.empty(0)
 
     def forward(self, logits: Tensor) -> Tensor:
-        dtype = precision.single_or_double(logits).dtype
+        dtype = self.widen(logits).dtype
         return torch.eye(self.streams, dtype=dtype, device=logits.device).expand(*logits.shape[:-1], -1, -1)
 
     def violation(self, matrix: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from jpmhc import precision
 from jpmhc.manifolds import birkhoff
 from jpmhc.mixers.base import START_MASS, Mixer, TritonForm, check_stream_count
 
@@ -28,7 +27,7 @@ class Kronecker(Mixer):
         return stay.logit().repeat(self.logits)
 
     def forward(self, logits: Tensor) -> Tensor:
-        stay = precision.single_or_double(logits).sigmoid()
+        stay = self.widen(logits).sigmoid()
         pair = torch.stack([stay, 1 - stay], -1)
         factors = torch.stack([pair, pair.flip(-1)], -2)  # [..., k, 2, 2]
         product = factors[..., 0, :, :]

@@ -38,7 +38,7 @@ class Orthostochastic(Mixer):
         return torch.full((self.logits,), (START_MASS / others) ** 0.5 / (self.scale or 1.0), dtype=torch.float64)
 
     def forward(self, logits: Tensor) -> Tensor:
-        logits = precision.single_or_double(logits)
+        logits = self.widen(logits)
         if not self.logits:
             return torch.ones_like(logits.sum(-1))[..., None, None]
         with precision.without_autocast(logits):

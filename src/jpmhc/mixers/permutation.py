@@ -52,7 +52,7 @@ class Permutation(Mixer):
         return torch.tensor([stay if perm == identity else 0.0 for perm in self.perms], dtype=torch.float64)
 
     def forward(self, logits: Tensor) -> Tensor:
-        return permutation.mix(logits, permutation.indicator(self.basis))
+        return permutation.mix(self.widen(logits), permutation.indicator(self.basis))
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Tensor], prefix: str, *args: object) -> None:
         loaded = state_dict.get(prefix + "basis")

@@ -35,7 +35,7 @@ class Rotation(Mixer):
         return torch.zeros(self.logits)
 
     def forward(self, logits: Tensor) -> Tensor:
-        logits = precision.single_or_double(logits)
+        logits = self.widen(logits)
         n = self.streams
         if not self.logits:  # one or two streams: nothing to turn
             return torch.eye(n, dtype=logits.dtype, device=logits.device).expand(*logits.shape[:-1], n, n)
@@ -54,7 +54,7 @@ class Rotation(Mixer):
         """Draw the matrices with O uniform on the orthogonal group. [*shape, n, n]"""
         mean = torch.full((streams, streams), 1 / streams, dtype=torch.float64)
         if streams == 1:
-            return mean.expand(*shape, 1, 1)
+            return mean.expand(*checks.sizes(shape, "shape"), 1, 1)
         basis = complement_of_ones(streams, torch.float64, torch.device("cpu"))
         return mean + basis @ orthogonal.sample(streams - 1, shape, generator=generator) @ basis.mT
 

@@ -51,7 +51,7 @@ class Sinkhorn(Mixer):
         return (start_logit(self.streams) * torch.eye(self.streams, dtype=torch.float64)).flatten()
 
     def forward(self, logits: Tensor) -> Tensor:
-        matrix = logits.unflatten(-1, (self.streams, self.streams))
+        matrix = self.widen(logits).unflatten(-1, (self.streams, self.streams))
         if self.transposed:
             matrix = matrix.mT
         return birkhoff.normalise(

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from jpmhc import precision
+from jpmhc import checks
 from jpmhc.mixers.base import Mixer, TritonForm
 
 
@@ -20,7 +20,7 @@ class Unconstrained(Mixer):
         return torch.eye(self.streams).flatten()
 
     def forward(self, logits: Tensor) -> Tensor:
-        return precision.single_or_double(logits).unflatten(-1, (self.streams, self.streams))
+        return self.widen(logits).unflatten(-1, (self.streams, self.streams))
 
     def violation(self, matrix: Tensor) -> Tensor:
         return torch.zeros_like(matrix[..., 0, 0])
@@ -28,7 +28,8 @@ class Unconstrained(Mixer):
     @classmethod
     def sample(cls, streams: int, shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None) -> Tensor:
         """Draw independent normal entries of variance 1/n. [*shape, n, n]"""
-        return torch.randn(*shape, streams, streams, dtype=torch.float64, generator=generator) / streams**0.5
+        shape = (*checks.sizes(shape, "shape"), streams, streams)
+        return torch.randn(shape, dtype=torch.float64, generator=generator) / streams**0.5
 
     def triton_form(self) -> TritonForm | str:
         from jpmhc.mixers.unconstrained_triton import make_form
