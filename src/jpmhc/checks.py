@@ -98,7 +98,7 @@ def switch(value: bool, name: str) -> None:
 
 
 def choice(value: object, choices: Iterable[object], kind: str) -> None:
-    """Raise a ValueError unless the value is one of the choices; `kind` is the message's word for a choice."""
+    """Raise a ValueError unless the value is one of the choices; `kind` names a choice in the message."""
     choices = list(choices)
     if not (value is None or isinstance(value, str)) or value not in choices:
         raise ValueError(f"no {kind} is called {quote(value)}; choose one of {', '.join(map(str, choices))}")
@@ -116,7 +116,7 @@ def named_object(name: str) -> object:
     except (ImportError, ValueError):  # a package that does not exist, or an empty name
         known = False
     if not known:
-        raise ValueError(f"there is no module {module!r}, and {name!r} stands for the object MODULE:NAME")
+        raise ValueError(f"there is no module {module!r}, and {name!r} stands for MODULE:NAME, an object in a module")
     try:
         return getattr(importlib.import_module(module), attribute)
     except AttributeError:

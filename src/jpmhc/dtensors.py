@@ -23,12 +23,12 @@ def fill(target: Any, values: Tensor) -> None:
 
 
 def leave(parameter: Any, tokens_apart: bool) -> Tensor:
-    """Return a parameter as a plain tensor. A DTensor must be equal on all processes.
+    """Return a parameter as a plain tensor. Raise a RuntimeError for a DTensor that is not equal on all processes.
 
     Args:
         parameter: The parameter.
-        tokens_apart: Whether each process computes with other tokens, so that the gradient is a sum over all processes.
-            False: every process computes with all tokens, and thus the whole gradient.
+        tokens_apart: Whether each process computes with tokens of its own, so that the gradient is a sum over all
+            processes. False: every process computes with all tokens, and thus the whole gradient.
     """
     if not is_dtensor(parameter):
         return parameter

@@ -17,8 +17,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """Yield a temporary file that replaces `path` if the block ends without an error.
 
     The temporary file is a hidden file in the folder of `path`; the folder is created if needed. At the end the file is
-    synced to the disk and renamed. After an error the file is removed, and `path` stays as it was. A path that is not a
-    regular file, such as /dev/stdout, is written directly. A write error raises an OSError whose `filename` is `path`.
+    synced to the disk and renamed. After an error the temporary file is removed, and `path` stays as it was. A path
+    that is not a regular file, such as /dev/stdout, is written directly. A write error raises an OSError whose
+    `filename` is `path`.
 
     >>> with replacing(Path("/dev/null")) as file:
     ...     _ = file.write(b"content")

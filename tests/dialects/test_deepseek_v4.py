@@ -193,13 +193,13 @@ def test_accelerate_refuses_weights_of_other_streams(model):
 def test_what_dump_cannot_name_is_refused():
     dump = jpmhc.dialects.deepseek_v4.dump
     block = jpmhc.HyperConnection(None, 8)
-    with pytest.raises(ValueError, match="connections must be what load returned, by site, got list"):
+    with pytest.raises(ValueError, match="connections must be the dict by site that load returned, got list"):
         dump([1])
     with pytest.raises(ValueError, match=r"must be a connection or a head that load returned, got HyperConnection"):
         dump({"layers.0.attn": block})
     with pytest.raises(
-        ValueError, match=r"no connection is at 'zzz' in these names; sites are such as layers\.0\.attn"
+        ValueError, match=r"'zzz' is not a connection's site in this set of names; sites are such as layers\.0\.attn"
     ):
         jpmhc.dialects.qwen4_exp.dump({"zzz": block})
-    with pytest.raises(ValueError, match=r"has a tensor 'map\.bias', for which there is no name"):
+    with pytest.raises(ValueError, match=r"has a tensor 'map\.bias', for which these names have no key"):
         jpmhc.dialects.qwen4_exp.dump({"layers.0.attn": block})

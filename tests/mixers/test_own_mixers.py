@@ -29,7 +29,7 @@ def test_a_class_of_ones_own_is_found_by_its_module():
         ("tests.no_such:Mine", r"there is no module 'tests\.no_such'"),
         (":Mine", "there is no module ''"),
         ("tests.own:Mine", "the module tests.own has no 'Mine'"),
-        ("tests.own:SQUARED_RELU", "tests.own:SQUARED_RELU is no class derived from jpmhc.mixers.Mixer"),
+        ("tests.own:SQUARED_RELU", "tests.own:SQUARED_RELU is not a class derived from jpmhc.mixers.Mixer"),
         ("shrinking", "no mixer is called 'shrinking'; choose one of identity"),
         (3, "no mixer is called 3"),
     ],

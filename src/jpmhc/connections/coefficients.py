@@ -34,7 +34,7 @@ class CoefficientMap(SettingsModule):
 
     Attributes:
         tokens_apart: Whether processes of a tensor-parallel group have different tokens (`parallelize_connections`).
-        bias: The share of the logits that is the same for every token. Static coefficients have no other. [K]
+        bias: The part of the K logits that is the same for every token; for static coefficients, all of it. [K]
         weight: The projection from the normalised streams to logits, None if the coefficients are static. It is zero at
             the start. Each use divides it by √(n · dim), so that an optimiser's step moves the logits of a wide model
             no more than a narrow model's. [K, n * dim]
@@ -100,9 +100,9 @@ class CoefficientMap(SettingsModule):
         self.sizes = (gates.READS[read].size(n), gates.WRITES[write].size(n), mixer.logits)
 
     def reset_parameters(self) -> None:
-        """Set the parameters so that a block on equal streams is the plain residual block.
+        """Set the parameters so that a block computes the plain residual on equal streams.
 
-        The read weights then sum to one, the write weights are one, and so are the skip matrix's row sums.
+        The read weights then sum to one, every write weight is one, and every row of the skip matrix sums to one.
         """
         n = self.mixer.streams
         with torch.no_grad(), torch.device("cpu"):
@@ -126,7 +126,7 @@ class CoefficientMap(SettingsModule):
     def parameters_for_kernels(self) -> tuple[Tensor | None, Tensor]:
         """Return the weight and bias from which the kernels compute the coefficients. [K, n * dim], [K]
 
-        K also counts the entries of a static frame. The kernels multiply the weight by `scale`.
+        K also counts the entries of a static Grassmann frame. The kernels multiply the weight by `scale`.
         """
         return self(None)  # a call of the module, so that its hooks gather sharded parameters
 
@@ -156,7 +156,7 @@ class CoefficientMap(SettingsModule):
         return weight, bias
 
     def constrain(self, logits: Tensor) -> Coefficients:
-        """Compute the coefficients from the logits. [T, K]"""
+        """Return the coefficients of T tokens from their logits. [T, K]"""
         n = self.mixer.streams
         read, write, skip = torch.split_with_sizes(logits, self.sizes, -1)
         if self.temperature != 1:
@@ -171,13 +171,13 @@ class CoefficientMap(SettingsModule):
     def forward(
         self, x: Tensor | None, project: Project = _project
     ) -> tuple[Coefficients, Tensor | None] | tuple[Tensor | None, Tensor]:
-        """Return the coefficients of each token, and x for the following steps (None if the module has hooks).
+        """Return the coefficients of each token, and the streams for the next step (None if the module has hooks).
 
         If x is None, return the weight and bias that `parameters_for_kernels` describes.
 
         Args:
             x: The streams. [T, n, d]
-            project: A function that returns the logits and the streams.
+            project: A function that computes the logits; it returns the logits and the streams.
         """
         self.check_filled()
         hooked = bool(self._forward_hooks)

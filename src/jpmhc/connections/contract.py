@@ -47,7 +47,7 @@ class State(Protocol):
         """The streams that were passed to the read."""
 
     def fits(self, block: "HyperConnection") -> bool:
-        """Return whether the number and width of the streams that were read are those of `block`."""
+        """Return whether `block` has as many streams, of the same width, as were read."""
 
     def write(self, block: "HyperConnection", x: Tensor, y: Tensor, mean: bool) -> Tensor:
         """Write y to the streams x. Return the new streams, or their mean if `mean` is true."""
@@ -55,7 +55,7 @@ class State(Protocol):
     def join(
         self, block: "HyperConnection", x: Tensor, following: "HyperConnection"
     ) -> "Callable[[Tensor], tuple[Tensor, Tensor, State]] | None":
-        """Return a function of y that does `Connection.write_read` in one pass, or None if there is no such pass."""
+        """Return a function of y that computes `Connection.write_read` in one pass; None if no pass does this."""
 
     def make_rewrite(
         self, block: "HyperConnection", y: Tensor, following: "HyperConnection | None"

@@ -48,14 +48,14 @@ class DTensorState(NamedTuple):
     def make_rewrite(
         self, block: "HyperConnection", y: Any, following: "HyperConnection | None"
     ) -> Callable[[Tensor], Tensor]:
-        raise TypeError("stacks keep streams that are DTensors and never recompute them")
+        raise TypeError("streams that are DTensors cannot be recomputed")
 
     def _own_streams(self, x: Any) -> Tensor:
         return self.own.x if x is self.x else x.to_local()
 
 
 def read(block: "HyperConnection", x: Any) -> tuple[Tensor, DTensorState] | None:
-    """Read this process's tokens of a DTensor. Return the sublayer's input and the state; None for a plain tensor."""
+    """Read this process's tokens of the DTensor x. Return the sublayer's input and the state; None for a tensor."""
     if not dtensors.is_dtensor(x):
         return None
     own = find_own(x, 2, block.map.tokens_apart)

@@ -92,7 +92,7 @@ def gather(x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def scatter(x: Tensor, y: Tensor, write: Tensor, skip: Tensor | None) -> Tensor:
-    """Compute the new streams H x + w ⊗ y; a skip of None is the identity (eq. cayley-fwd). [T, n, d]"""
+    """Return the new streams H x + w ⊗ y; H is `skip`, None for the identity (eq. cayley-fwd). [T, n, d]"""
     # The result has x's type, whatever y's: the other steps of the backward pass add to its gradient in place.
     return _run(_Scatter, x, y.to(x.dtype), write, skip)
 
@@ -105,14 +105,14 @@ def _run(function: type[Function], x: Tensor, *others: Any) -> Any:
 def _asks_for_more(*gradients: Tensor | None) -> bool:
     """Return whether autograd wants a graph of the gradients, or several gradients batched in one tensor.
 
-    Both forbid operations in place. Gradients are batched by `is_grads_batched`, as in `jacobian(vectorize=True)`.
+    Neither allows operations in place. Gradients are batched by `is_grads_batched`, as in `jacobian(vectorize=True)`.
     """
     batched = torch._C._functorch.is_legacy_batchedtensor
     return torch.is_grad_enabled() or any(g is not None and batched(g) for g in gradients)
 
 
 def _differentiable(plain: Any, inputs: tuple[Any, ...], gradient: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Compute the gradients by autograd through the reference function `plain`, for when `_asks_for_more` is true."""
+    """Return the inputs' gradients by autograd through the reference function `plain`, if `_asks_for_more` is true."""
     # Aliases, because one input may have been computed from another, and that path must not count here.
     with torch.enable_grad():
         given = [t.view_as(t) if isinstance(t, Tensor) else t for t in inputs]

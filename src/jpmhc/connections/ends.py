@@ -102,7 +102,10 @@ class StreamHead(nn.Module):
 
 
 def read_streams(x: Tensor, weight: Tensor, bias: Tensor, eps: float, read_eps: float) -> Tensor:
-    """Mix each token's streams with the weights σ(W rms(x) + b) + read_eps. [..., n, d], [n, n * d], [n] → [..., d]"""
+    """Return Σ_j r_j x_j for each token, with r = sigmoid(weight · rms(x) + bias) + read_eps.
+
+    [..., n, d], [n, n * d], [n] → [..., d]
+    """
     flat = x.reshape(-1, *x.shape[-2:])
     weights = (reference.compute_logits(flat, weight, "rms", eps) + bias).sigmoid() + read_eps
     return reference.gather(flat, weights).reshape(*x.shape[:-2], x.shape[-1])

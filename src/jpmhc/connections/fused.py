@@ -85,7 +85,7 @@ def read(block: "HyperConnection", x: Tensor) -> tuple[Tensor, FusedState] | Non
 
 
 def read_streams(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Tensor, FusedState]:
-    r"""Compute the sublayer's input $h = \sum_j r_j x_j$, and r, w and H from the logits $W\,\mathrm{norm}(x) + b$.
+    r"""Return the sublayer's input $h = \sum_j r_j x_j$ and the state, from the logits $W\,\mathrm{norm}(x) + b$.
 
     Args:
         x: The streams, in float32, bfloat16 or float16. [..., n or 1, d]
@@ -117,7 +117,9 @@ def write_streams(y: Tensor, state: FusedState, x: Tensor | None = None, mean: b
 def write_read_streams(
     y: Tensor, state: FusedState, weight: Tensor | None, bias: Tensor, spec: Spec
 ) -> tuple[Tensor, Tensor, FusedState]:
-    """Write, then read the new streams for the next connection, in one kernel unless two are faster.
+    """Write y, then read for the next connection. Return the new streams, the next sublayer's input and the next state.
+
+    One kernel does both, unless two kernels are faster.
 
     Args:
         y: The sublayer's output. [..., d]
@@ -136,7 +138,7 @@ def write_read_streams(
 
 
 def describe(block: "HyperConnection") -> Spec | str:
-    """Return the kernels' record of the connection, or one sentence on why the kernels cannot run it."""
+    """Return the kernels' record of the connection, or one sentence that says why the kernels cannot run it."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     coefficients = block.map
@@ -160,9 +162,9 @@ def describe(block: "HyperConnection") -> Spec | str:
 
 
 def _find_triton_form(mixer: Mixer) -> TritonForm | str:
-    """Return the mixer's Triton form, or one sentence on why there is none.
+    """Return the mixer's Triton form, or one sentence that says why there is none.
 
-    A mixer whose class overrides `forward` without `triton_form` has none.
+    There is none if the mixer's class overrides `forward` without `triton_form`.
     """
     kind = type(mixer)
     described = next(base for base in kind.__mro__ if "triton_form" in vars(base))
@@ -210,7 +212,7 @@ def choose_spec(block: "HyperConnection", device: str, dtype: torch.dtype) -> Sp
 
 
 def _find_obstacle(block: "HyperConnection", spec: Spec, device: str, dtype: torch.dtype) -> str | None:
-    """Return one sentence on why the kernels cannot run a connection that has a record; None if they can."""
+    """Return one sentence that says why the kernels cannot run a connection with this record; None if they can."""
     bias = block.map.bias
     if device != "cuda" and not _is_interpreted():
         return f"the kernels need a CUDA device, the streams are on {device}"

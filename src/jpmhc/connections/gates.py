@@ -20,7 +20,7 @@ class Gate(ABC):
 
     @abstractmethod
     def start(self, weights: Tensor) -> Tensor:
-        """Return logits that give these weights. [n] → [size]"""
+        """Return logits from which the gate computes these weights. [n] → [size]"""
 
     @abstractmethod
     def __call__(self, logits: Tensor, n: int) -> Tensor:
@@ -100,7 +100,7 @@ FAVOUR = 2.0  # added at the start to one stream's read logit: equal reads would
 
 
 def favouring(stream: int, n: int) -> Tensor:
-    """Return read weights that sum to one and are largest for one stream. [n]"""
+    """Return read weights that sum to one and are largest for stream number `stream` mod n. [n]"""
     logits = torch.zeros(n, dtype=torch.float64)
     logits[stream % n] = FAVOUR
     return logits.softmax(-1)

@@ -1,7 +1,7 @@
 r"""HyperConnection: n parallel residual streams around any sublayer.
 
 A block reads one mixture of the streams, runs the sublayer on this mixture, mixes the streams, and adds the sublayer's
-output: $x \leftarrow H_{res} x + h_{post} \otimes F(h_{pre}^\top x)$ (eq. hc-general, where pre and post are vectors).
+output: $x \leftarrow H_{res} x + h_{post} \otimes F(h_{pre}^\top x)$ for the sublayer F (eq. hc-general, with vectors).
 """
 
 import contextlib
@@ -27,7 +27,7 @@ TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 class HyperConnection(SettingsModule):
     r"""A sublayer wrapped in n residual streams.
 
-    With every mixer, a new block computes the plain residual $x + F(x)$ on n equal streams.
+    With every mixer, a new block with the sublayer F computes the plain residual $x + F(x)$ on n equal streams.
 
     Args:
         sublayer: Any module or function on [..., dim] that does not add its own input; it may contain norms. None makes
@@ -42,7 +42,7 @@ class HyperConnection(SettingsModule):
         read: `"softmax"`, `"sigmoid"`, or `"softmax_matrix"` (the paper's Cayley variant).
         write: `"softmax"`, `"sigmoid"`, or `"softmax_matrix"` (the paper's Cayley variant).
         temperature: τ of eq. cayley-constraints, which divides the read and write logits.
-        dynamic: Whether coefficients depend on the token (a projection of the streams) or are parameters only.
+        dynamic: Whether the coefficients depend on the token (by a projection of the streams), or are parameters.
         post_norm: The norm of each stream after the write: `"rms"` without weights, `"layer"` with weights
             (fig. jpmhc-block), or None.
         write_scale: The output scale s of eq. cayley-fwd4, which multiplies the write weights; with another scale than
@@ -135,7 +135,7 @@ class HyperConnection(SettingsModule):
             self.layer_norm.reset_parameters()
 
     def coefficients(self, x: Tensor) -> Coefficients:
-        """Compute read weights, write weights and skip matrix for each token of x, in float32 or float64."""
+        """Return the read weights, write weights and skip matrix of each token of x, in float32 or float64."""
         check_streams(x, self.streams, self.dim)
         if dtensors.is_dtensor(x):
             own = self.coefficients(dtensor.find_own(x, 2, self.map.tokens_apart))
@@ -151,7 +151,7 @@ class HyperConnection(SettingsModule):
         return read or self.read_in_best_form(x)
 
     def read_in_best_form(self, x: Tensor) -> tuple[Tensor, State]:
-        """Read the streams x in the first form that applies."""
+        """Read the streams x by the first form that applies (see contract.py). Return the same as `read`."""
         return dtensor.read(self, x) or fused.read(self, x) or eager.read(self, x) or reference.read(self, x)
 
     def write(self, x: Tensor, y: Tensor, state: State) -> Tensor:
@@ -160,14 +160,14 @@ class HyperConnection(SettingsModule):
         return state.write(self, x, y, False)
 
     def write_mean(self, x: Tensor, y: Tensor, state: State) -> Tensor:
-        """Write y to the streams and return the mean of the new streams [..., dim]; the kernels need one pass."""
+        """Write y to the streams, and return only the mean of the new streams. [..., dim]"""
         check_write(self, x, y, state)
         return state.write(self, x, y, True)
 
     def write_read(
         self, x: Tensor, y: Tensor, state: State, following: "HyperConnection"
     ) -> tuple[Tensor, Tensor, State]:
-        """Write to the streams and read them for the next connection, in one pass if both use the kernels.
+        """Write y to the streams, and read them for the connection `following`; the kernels do both in one pass.
 
         Returns:
             The new streams [..., n, dim], the next sublayer's input [..., dim], and the next connection's state.
@@ -202,7 +202,7 @@ class HyperConnection(SettingsModule):
         return (out, *y[1:]) if isinstance(y, tuple) else out
 
     def look_at_first_streams(self, x: Tensor) -> None:
-        """Warn if the streams of a model's first call may be tokens. A compiled first call is not checked."""
+        """Warn if x, the first streams of a model, may be tokens. A compiled first call is not checked."""
         if not torch.compiler.is_compiling() and self._begins:
             check_streams(x, self.streams, self.dim)
             self._begins = not notice_tokens(x, self.streams)
@@ -217,7 +217,7 @@ class HyperConnection(SettingsModule):
         return find_spec(key) if key else None
 
     def _choose_key(self, device: str, dtype: torch.dtype, *texts: str) -> str:
-        """Return the key of the kernels' record, or "" without one. A trace takes the result as a constant.
+        """Return the key of the kernels' record, or "" if there is none. A trace takes the key as a constant.
 
         torch.compile watches the texts, so that a changed setting causes a new trace.
         """

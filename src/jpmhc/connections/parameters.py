@@ -15,14 +15,14 @@ from jpmhc.connections.stack import HyperConnectionStack
 def parameter_groups(model: nn.Module, weight_decay: float, *, projections_apart: bool = False) -> list[dict[str, Any]]:
     """Return two optimiser groups: matrices with weight decay; mixing logits, frames, norms and biases without.
 
-    Over a long run, decay would pull the mixing logits to zero, and with them the reads to equal weights and mixtures
-    to the uniform skip. The projection of dynamic coefficients is a matrix and decays, towards static coefficients.
+    Over a long run, decay would pull the mixing logits to zero: all read weights would become equal, and every mixture
+    of permutations uniform. The projection of dynamic coefficients is a matrix and decays, towards static coefficients.
 
     Args:
         model: Any module with hyper-connections inside.
         weight_decay: The weight decay of the matrices.
-        projections_apart: Return three groups, the second with the coefficients' projections and weight decay. The
-            first group is for an optimiser of hidden matrices such as Muon, the other two are for AdamW.
+        projections_apart: Return three groups: the second has the coefficients' projections, with weight decay. The
+            first group is then for an optimiser of hidden matrices such as Muon, the other two are for AdamW.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"parameter_groups takes the model itself, got {type(model).__name__}")

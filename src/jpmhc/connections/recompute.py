@@ -37,7 +37,7 @@ CHECKPOINTED_KEEPS = 2  # the input and the output
 
 
 def count_kept(sublayer: object) -> int:
-    """Return the number of hidden states that autograd keeps for a sublayer, at least.
+    """Return a lower bound on the number of hidden states that autograd keeps for a sublayer.
 
     A sublayer is known to be checkpointed if it contains PyTorch's `checkpoint_wrapper` or, in training, a layer of
     `transformers` with gradient checkpointing.
@@ -53,7 +53,7 @@ def count_kept(sublayer: object) -> int:
 
 @functools.cache
 def choose_starts(kept: tuple[int, ...], streams: int) -> frozenset[int]:
-    """Return the indices of the connections whose input streams are kept, chosen for the lowest peak of memory.
+    """Return the indices of the connections whose input streams are kept, for the lowest peak of memory.
 
     For a given limit of memory, each segment is as long as the limit allows, because a longer segment lets the next one
     reach further. The limit grows until the segments reach the end of the stack. Other choices may have the same peak;
@@ -95,7 +95,7 @@ class Kept(NamedTuple):
 
 
 def keep(tensor: Tensor) -> Kept:
-    """Save a tensor and its present version for the backward pass."""
+    """Return a tensor with the present number of its changes in place, for use in the backward pass."""
     return Kept(tensor.detach(), _count_changes(tensor))
 
 
@@ -114,10 +114,10 @@ def may_recompute(x: Tensor) -> bool:
 
 
 class Segment:
-    """A kept stream tensor and the writes that follow, which recompute the streams before the next kept tensor.
+    """A stream tensor in memory, and the writes after it, which are repeated to recompute the streams that follow.
 
     Args:
-        first: The kept streams.
+        first: The stream tensor.
     """
 
     def __init__(self, first: Tensor) -> None:
@@ -125,7 +125,7 @@ class Segment:
         self.writes: list[Callable[[Tensor], Tensor]] = []
 
     def forget_streams(self) -> None:
-        """Free all streams of the segment but the first ones, when the forward pass no longer needs them."""
+        """Free all streams of the segment except the first stream tensor, after the forward pass has used them."""
         self.streams = {0: self.streams[0]}
 
     def find_streams(self, index: int) -> Tensor:
@@ -159,13 +159,13 @@ def run_untraced() -> Callable[[Callable[..., Any], tuple[Any, ...]], Any]:
 
 
 class StreamKeeper:
-    """A runner of a stack's steps that makes autograd save, for most streams, only how to recompute them.
+    """An object that runs a stack's steps; instead of most stream tensors, autograd saves the way to recompute them.
 
     No compiler traces the steps: a compiler would trace every connection anew, and keep all streams.
 
     Args:
-        starts: The indices of the connections whose input streams are kept; 0 is one. If the number of connections is
-            one too, the last connection's output is kept.
+        starts: The indices of the connections whose input streams are kept, 0 among them. If the number of connections
+            is among them, the last connection's output is kept too.
         first: The streams at the start of the stack.
     """
 
@@ -181,7 +181,7 @@ class StreamKeeper:
         run_untraced()(self._begin, (x,))
 
     def read(self, block: "HyperConnection", x: Tensor) -> "tuple[Tensor, State]":
-        """Run a connection's read."""
+        """Run a connection's read, and return its results."""
         return run_untraced()(self._watch, (block.read, (x,), None))
 
     def write_mean(self, block: "HyperConnection", x: Tensor, y: Tensor, state: "State") -> Tensor:

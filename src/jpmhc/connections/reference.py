@@ -25,7 +25,7 @@ EPS = 1e-6
 
 
 def compute_logits(x: Tensor, weight: Tensor, norm: str, eps: float = EPS) -> Tensor:
-    """Compute the logits W norm(x) of each token (eq. fused-proj). [T, n, d], [K, n * d] → [T, K]
+    """Return the logits W norm(x) of each token, with W = `weight` (eq. fused-proj). [T, n, d], [K, n * d] → [T, K]
 
     The norm is over all n · d numbers of a token and has no weights. "rms" adds eps to the mean square, under the root;
     "rms_outside" adds eps to the root; "layer" subtracts the mean before "rms". A token whose mean square overflows
@@ -42,19 +42,19 @@ def compute_logits(x: Tensor, weight: Tensor, norm: str, eps: float = EPS) -> Te
 
 
 def centre(x: Tensor) -> Tensor:
-    """Subtract the mean over the last dimension, twice, because a large offset makes the first mean inexact."""
+    """Return x minus its mean over the last dimension, subtracted twice for numbers with a large offset."""
     x = x - x.mean(-1, keepdim=True)
     return x - x.mean(-1, keepdim=True)
 
 
 def gather(x: Tensor, read: Tensor) -> Tensor:
-    """Compute the sublayer's input, the mixture Σ_j r_j x_j of the streams. [T, n, d], [T, n] → [T, d]"""
+    """Return the sublayer's input Σ_j r_j x_j, with r = `read`. [T, n, d], [T, n] → [T, d]"""
     with precision.without_autocast(x):
         return _mix(read.unsqueeze(1), x).squeeze(1).to(x.dtype)
 
 
 def scatter(x: Tensor, y: Tensor, write: Tensor, skip: Tensor) -> Tensor:
-    """Compute the new streams H x + w ⊗ y. [T, n, d], [T, d], [T, n], [T, n, n] → [T, n, d]"""
+    """Return the new streams `skip` x + `write` ⊗ y. [T, n, d], [T, d], [T, n], [T, n, n] → [T, n, d]"""
     with precision.without_autocast(x):
         # eqs. hc-general, cayley-fwd
         return torch.addcmul(_mix(skip, x), write.unsqueeze(2), y.unsqueeze(1)).to(x.dtype)
@@ -163,7 +163,7 @@ def finish_write(block: "HyperConnection", x: Tensor, out: Tensor, mean: bool) -
 def repeat_scatter(
     block: "HyperConnection", y: Tensor, coefficients: "Coefficients", step: Callable[..., Tensor]
 ) -> Callable[[Tensor], Tensor]:
-    """Return a function that repeats a write on the streams it gets; `step` is `scatter` or the eager form's."""
+    """Return a function that repeats a write on the streams it gets; `step` is `scatter`, here or of eager.py."""
     output, write, skip = keep(y), keep(coefficients.write), keep(coefficients.skip)
     scale, normalise, streams, dim = block.write_scale, freeze_norm(block), block.streams, block.dim
 

@@ -108,7 +108,7 @@ def parallelize_connections(model: nn.Module, mesh: "DeviceMesh", *, sequence_pa
 
 
 def _find_maps(model: nn.Module) -> list[CoefficientMap]:
-    """Return the coefficients of all connections; raise an error if there are none."""
+    """Return the `CoefficientMap` of every connection. Raise an error if the model has no connections."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"expected a module with hyper-connections, got {type(model).__name__}")
     maps = [module for module in model.modules() if isinstance(module, CoefficientMap)]

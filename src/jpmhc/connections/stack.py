@@ -35,7 +35,7 @@ class HyperConnectionStack(nn.Module):
         delayed: Let each sublayer read with the read weights of the connection before it, as DeepSeek-V4.1 does, so
             that a sublayer need not wait for its own connection's coefficients. The first sublayer reads stream 0, and
             `reduce` reads with the last connection's weights. Delayed reads run in PyTorch, without the fused kernels.
-        recompute: The number of connections per kept stream tensor, or "auto". The backward pass recomputes all other
+        recompute: The number of connections per stream tensor in memory, or "auto". The backward pass recomputes other
             streams from the sublayers' outputs; no sublayer runs twice, and the results are the same bits. "auto" gives
             the lowest peak of memory: kept tensors are close together at the end of the stack, and further apart
             towards its beginning. Under `torch.compile` each sublayer is then compiled by itself. Nothing is recomputed
@@ -213,12 +213,12 @@ def _may_be_recomputed() -> bool:
 
 
 def keep_read(x: Tensor, read: Any) -> ReadAhead:
-    """Return the result of a read together with the streams x, their version and whether gradients are on."""
+    """Return the result of a read with the streams x, their number of changes in place and whether gradients are on."""
     return x, x._version, torch.is_grad_enabled(), read
 
 
 def use_read(ahead: ReadAhead | None, x: Tensor) -> Any:
-    """Return the result of a read ahead, if it read the streams x and they have not changed since; else None.
+    """Return the result in `ahead` if it was read from the streams x, and x has not changed since; else None.
 
     A layer that is recomputed reads for itself, because the earlier result does not exist when the layer runs again.
     """

@@ -23,7 +23,7 @@ def expand_streams(x: Tensor, streams: int) -> Tensor:
 
 
 def reduce_streams(x: Tensor) -> Tensor:
-    """Return the mean over the streams, the inverse of `expand_streams`. [..., n, d] → [..., d]"""
+    """Return the mean over the streams; of equal streams, it is the hidden state. [..., n, d] → [..., d]"""
     if not isinstance(x, Tensor) or x.ndim < 2 or x.shape[-2] < 1:
         given = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(f"expected streams of shape [..., n, d] with n >= 1, got {given}")

@@ -31,7 +31,7 @@ class Accepted(NamedTuple):
 
 
 def find_accepted(sublayer: Any) -> Accepted:
-    """Return the arguments that a sublayer's signature accepts besides its input; any, if it has no signature."""
+    """Return the arguments that a sublayer accepts besides its input: any arguments if it has no signature."""
     function = sublayer.forward if isinstance(sublayer, nn.Module) else sublayer
     try:
         parameters = list(inspect.signature(function).parameters.values())

@@ -22,18 +22,20 @@ class Naming:
         self.parts = {site: parts.get(site, parts[""]) for site in templates}
 
     def parts_of(self, site: str) -> dict[str, str]:
-        """Return {part: the part's name in the key} for a site such as "layers.0.attn"."""
+        """Return, for a site such as "layers.0.attn", each part's name in the keys, by part."""
         kind = _kind_of(str(site))
         if kind not in self.parts:
             known = ", ".join(kind.format(0) for kind in self.parts)
-            raise ValueError(f"no connection is at {site!r} in these names; sites are such as {known}")
+            raise ValueError(f"{site!r} is not a connection's site in this set of names; sites are such as {known}")
         return self.parts[kind]
 
     def make_key(self, site: str, part: str, prefix: str | None = None) -> str:
         """Return the key of one part of a site such as "layers.0.attn"."""
         parts, number = self.parts_of(site), "".join(re.findall(r"\d+", site))
         if part not in parts:
-            raise ValueError(f"{site} has a tensor {part!r}, for which there is no name: it was not made by this load")
+            raise ValueError(
+                f"{site} has a tensor {part!r}, for which these names have no key: this dialect's load did not make it"
+            )
         key = self.templates[_kind_of(site)].format(number).replace("[part]", parts[part])
         return (self.prefix if prefix is None else prefix) + key
 
@@ -118,7 +120,7 @@ def check_state_dict(state_dict: object) -> None:
 def check_connections(connections: object) -> None:
     """Raise an error unless the argument is a dict of connections by site, as `load` returns."""
     if not isinstance(connections, Mapping):
-        raise ValueError(f"connections must be what load returned, by site, got {type(connections).__name__}")
+        raise ValueError(f"connections must be the dict by site that load returned, got {type(connections).__name__}")
 
 
 def check_numbers(tensor: object, key: str) -> None:

@@ -33,7 +33,7 @@ class ConnectedLayer:
         attention: The connection around the layer's attention.
         feedforward: The connection around the layer's MLP.
         following: The layer after this one, or None.
-        ahead: The read for this layer's attention that the layer before has made, or None.
+        ahead: The result of a read for this layer's attention that the previous layer has made, or None.
     """
 
     forward: Callable[..., Any]
@@ -60,14 +60,14 @@ class ConnectedLayer:
         )
 
     def begin(self, x: Tensor) -> tuple[Tensor, Any]:
-        """Return the attention's input and the state, from the layer before if it has read ahead, else from a read."""
+        """Return the attention's input and the state: of the read that the previous layer made, or of a new read."""
         ahead = None
         if not torch.compiler.is_compiling():
             ahead, self.ahead = self.ahead, None
         return use_read(ahead, x) or self.attention.read(x)
 
     def end(self, x: Tensor, y: Tensor, state: Any) -> Tensor:
-        """Write the MLP's output y and return the new streams. Read ahead for the next layer if this is allowed."""
+        """Write the MLP's output y to x and return the new streams. Also read them for the next layer if possible."""
         following = self.following
         if following is None or not may_read_ahead(following.layer.attn_hc, x):
             return self.feedforward.write(x, y, state)

@@ -28,7 +28,7 @@ def load(
 
     Args:
         state_dict: The model's tensors; tensors that are not a connection's are ignored.
-        streams: `hc` of the modules.
+        streams: The number of streams, `hc` of the modules.
         iterations: `tmax`.
         eps: `sinkhorn_eps`.
         norm_eps: `rms_eps`.

@@ -114,7 +114,7 @@ def dump(
 
 
 def _check_branch(branch: str | None, learned_head: bool) -> str:
-    """Return the branch. Raise an error if it is unknown, missing without a learned head, or "main" with one."""
+    """Return the branch, or "dev" for None with a learned head. Raise an error if the branch is unknown or unclear."""
     if branch is None and not learned_head:
         raise ValueError(
             "Megatron's branches main and dev use the same keys for different formulas: "

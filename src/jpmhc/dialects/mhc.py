@@ -61,7 +61,7 @@ class ScaledParameters(nn.Module):
 
 
 class ScaledMap(CoefficientMap):
-    """A coefficient map with the logits m · scale + base and m = fn · norm(x), which uses another module's parameters.
+    """A coefficient map with the logits fn · norm(x) · scale + base, which uses another module's parameters.
 
     Args:
         parameters: The module with the parameters. Every call looks the parameters up, so that the map uses moved,
@@ -113,7 +113,7 @@ class ScaledMap(CoefficientMap):
 
     def reset_parameters(self) -> None:
         raise RuntimeError(
-            "the parameters of this connection come from a published model and have no start to return to"
+            "the parameters of this connection come from a published model and have no initial values to return to"
         )
 
 
@@ -270,7 +270,7 @@ def join_scales(parts: Mapping[str, Tensor], what: str) -> ScaledParameters:
 
 
 def read_parts(module: nn.Module, what: str, dialect: str, skip: str) -> dict[str, Tensor]:
-    """Return the tensors of a connection or a head by part, and an empty dict for a head without parameters.
+    """Return the tensors of a connection or a head by part (`PARTS`); none for a head without parameters.
 
     Args:
         module: The connection or the head.
@@ -280,7 +280,7 @@ def read_parts(module: nn.Module, what: str, dialect: str, skip: str) -> dict[st
     """
     if isinstance(module, ScaledConnection):
         if describe_skip(module.mixer) != skip:
-            raise ValueError(f"the skip of {what} is {describe_skip(module.mixer)}, that of {dialect} is {skip}")
+            raise ValueError(f"the skip of {what} is {describe_skip(module.mixer)}, but {dialect} has {skip}")
         return {part: getattr(module.map.source, part).detach() for part in PARTS}
     if isinstance(module, StreamHead):
         return dict(zip(PARTS, module.state_dict().values())) if module.kind == "learned" else {}
@@ -328,9 +328,9 @@ def make_scaled_connection(
 
 
 def make_skip(streams: int, iterations: int | None, eps: float, transposed: bool = True) -> Mixer:
-    """Return the mixer with the skip Cᵀ or C, or the identity if `iterations` is None.
+    """Return the mixer whose skip is a Sinkhorn matrix C, or Cᵀ if `transposed`; the identity if `iterations` is None.
 
-    Each of the iterations normalises the rows of C and then its columns.
+    Each iteration normalises the rows of C and then its columns.
     """
     if iterations is None:
         return Identity(streams)
@@ -341,14 +341,14 @@ def make_skip(streams: int, iterations: int | None, eps: float, transposed: bool
 
 
 def describe_skip(mixer: Mixer) -> str:
-    """Return the words for a mixer's skip matrix that `Dialect.skip` and the messages use."""
+    """Return a phrase for a mixer's skip matrix, as in `Dialect.skip` and in messages."""
     if not isinstance(mixer, Sinkhorn):
         return "the identity"
     return "Sinkhorn's matrix transposed" if mixer.transposed else "Sinkhorn's matrix"
 
 
 def make_head(parts: Mapping[str, Tensor], streams: int, eps: float, norm_eps: float, what: str) -> StreamHead:
-    """Return the learned head with the tensors `fn`, `base` and `scale`."""
+    """Return a learned head with the tensors `fn`, `base` and `scale` of `parts`; `what` is its site, for messages."""
     fn = parts["fn"]
     if fn.ndim != 2 or fn.shape[1] % streams:
         raise ValueError(f"{what}.fn must have the shape [{streams}, {streams} * dim], got {list(fn.shape)}")

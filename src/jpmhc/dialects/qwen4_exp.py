@@ -69,7 +69,7 @@ class GatedResidual(nn.Module):
         self.inject = None if inject is None else nn.Parameter(inject.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Read the streams and return the result without write weights, as the model's head does. [..., dim]"""
+        """Return only the gated read of the streams, as the model's head does. [..., dim]"""
         return self.read(x)[0]
 
     def read(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -78,14 +78,14 @@ class GatedResidual(nn.Module):
         return read_gated(x, self.norm, self.down, self.up, self.inject, self.eps)
 
     def write(self, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-        """Add the sublayer's output y [..., dim], times a stream's write weight, to each stream."""
+        """Return the streams plus y [..., dim], the sublayer's output, times each stream's write weight."""
         return write_gated(x, check_sublayer_output(y, x), weights)
 
 
 def read_gated(
     x: Tensor, norm: Tensor, down: Tensor, up: Tensor, inject: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute the gated read of the streams and, from `inject`, the write weights. [..., n, d] → [..., d], [..., n]"""
+    """Return the gated read of the streams, and write weights if `inject` is given. [..., n, d] → [..., d], [..., n]"""
     streams = x.shape[-2]
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
@@ -96,18 +96,18 @@ def read_gated(
 
 
 def write_gated(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-    """Add y, times a stream's write weight, to each stream. [..., n, d], [..., d], [..., n] → [..., n, d]"""
+    """Return the streams x plus y times each stream's write weight. [..., n, d], [..., d], [..., n] → [..., n, d]"""
     return x + y.unsqueeze(-2) * weights.unsqueeze(-1)
 
 
 def write_read_gated(x: Tensor, y: Tensor, weights: Tensor, *following: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Write to the streams and read them for the next sublayer, in one function that a compiler can fuse."""
+    """Return the new streams and `read_gated` of them, in one function that a compiler can fuse."""
     x = write_gated(x, y, weights)
     return x, *read_gated(x, *following)
 
 
 def read_head(x: Tensor, norm: Tensor, down: Tensor, up: Tensor, eps: float) -> Tensor:
-    """Compute the gated read without write weights. [..., n, d] → [..., d]"""
+    """Return the head's output: the gated read, for which no write follows. [..., n, d] → [..., d]"""
     return read_gated(x, norm, down, up, None, eps)[0]
 
 

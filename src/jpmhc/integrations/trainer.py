@@ -11,8 +11,8 @@ from jpmhc.diagnose import watch
 class WatchCallback(TrainerCallback):
     """Log the numbers of `jpmhc.diagnose.watch` through a trainer, at its `global_step` and from its first process.
 
-    The trainer hands them to all trackers of its `report_to`, such as TensorBoard or wandb, under names that begin with
-    "jpmhc/", and keeps them in `trainer.state.log_history`. A resumed run goes on counting its steps.
+    The trainer hands the numbers to all trackers of its `report_to`, such as TensorBoard or wandb, under names that
+    begin with "jpmhc/", and keeps the numbers in `trainer.state.log_history`. A resumed run goes on counting its steps.
 
     Args:
         trainer: The trainer that logs.

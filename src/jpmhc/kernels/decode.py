@@ -125,13 +125,13 @@ def are_few(tokens: int) -> bool:
 
 
 def _allocate_between(tokens: int, bias: Tensor, spec: Spec) -> list[BufferPart]:
-    """Allocate memory for the logits, the norm's statistics and the sums of the weight's rows."""
+    """Return memory for the logits, the norm's statistics and the sums of the weight's rows."""
     layout = tuple((tokens * size, torch.float32) for size in (spec.logits, 2, padded(spec.logits)))
     return split_buffer(make_buffer(layout, bias), layout)
 
 
 def read(x: Tensor, weight: Tensor, bias: Tensor, spec: Spec, h: Tensor, coef: Tensor) -> None:
-    """Compute the sublayer's input h [..., d] and the coefficients `coef` [T, C] of few tokens, in place."""
+    """Read few tokens' streams: store the sublayer's input in h [..., d] and the coefficients in `coef` [T, n(n+2)]."""
     tokens = count_tokens(x, spec.d)
     logits, stats, sums = _allocate_between(tokens, bias, spec)
     launcher = _launcher(spec, x.dtype, x.shape[-2], False, False)
@@ -149,7 +149,7 @@ def write_read(
     h: Tensor,
     coef: Tensor,
 ) -> None:
-    """Compute in place the new streams `out` [..., n, d], and the next connection's h [..., d] and `coef` [T, C]."""
+    """Store the new streams in `out` [..., n, d], and the results of the next connection's `read` in h and `coef`."""
     tokens = count_tokens(x, following.d)
     logits, stats, sums = _allocate_between(tokens, bias, following)
     launcher = _launcher(following, x.dtype, x.shape[-2], True, old.shape[0] == tokens)

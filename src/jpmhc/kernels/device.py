@@ -45,7 +45,7 @@ def load_coefficient(coef_TC, token, inside, index, N: tl.constexpr, PER_TOKEN: 
 
 @triton.jit
 def load_mixing(coef_TC, token, inside, N: tl.constexpr, PER_TOKEN: tl.constexpr):
-    """Load each token's w, and then its H by rows, as N(N+1) columns [T, 1]."""
+    """Load each token's write weights w, then its skip matrix H by rows, as a tuple of N(N+1) columns [T, 1]."""
     entries = ()
     for entry in tl.static_range(N, N * (N + 2)):
         entries = entries + (load_coefficient(coef_TC, token, inside, entry, N, PER_TOKEN),)
@@ -54,7 +54,7 @@ def load_mixing(coef_TC, token, inside, N: tl.constexpr, PER_TOKEN: tl.constexpr
 
 @triton.jit
 def mix_stream(streams, y_TD, mixing, i, N: tl.constexpr):
-    """Compute the new stream i: z_i = w_i y + Σ_j H_ij x_j. [T, D]"""
+    """Return the new stream i: z_i = w_i y + Σ_j H_ij x_j, with w and H from `load_mixing`. [T, D]"""
     z_TD = mixing[i] * y_TD
     for j in tl.static_range(N):
         z_TD += mixing[N + i * N + j] * streams[j % len(streams)]
@@ -63,7 +63,7 @@ def mix_stream(streams, y_TD, mixing, i, N: tl.constexpr):
 
 @triton.jit
 def replaced(values, index: tl.constexpr, value):
-    """Return the tuple with one entry changed."""
+    """Return the tuple `values` with `value` at position `index`."""
     new = ()
     for i in tl.static_range(len(values)):
         new = new + (value if i == index else values[i],)
@@ -81,7 +81,7 @@ def _side_by_side(values):
 
 @triton.jit
 def inner_products(g_TD, streams, BT: tl.constexpr, N: tl.constexpr):
-    """Compute ⟨g, x_j⟩ of all streams in one reduction, which needs a barrier if a row has several warps. [T, N]"""
+    """Return ⟨g, x_j⟩ for every stream x_j, by one reduction, so that there is at most one barrier. [T, N]"""
     products = ()
     for m in tl.static_range(len(streams)):
         products = products + (g_TD * streams[m],)
@@ -94,7 +94,7 @@ def inner_products(g_TD, streams, BT: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def _read_entries(S: tl.constexpr):
-    """Return the index of the logit that is entry (i, j) of the read's matrix R. [N, N]"""
+    """Return, for each entry of the matrix R of read logits, the logit's index. [N, N]"""
     i = tl.arange(0, S.n)[:, None]
     j = tl.arange(0, S.n)[None, :]
     if S.read == "softmax_matrix":
@@ -105,7 +105,7 @@ def _read_entries(S: tl.constexpr):
 
 @triton.jit
 def _write_entries(S: tl.constexpr):
-    """Return the index of the logit that is entry (i, j) of the write's matrix V. [N, N]"""
+    """Return, for each entry of the matrix V of write logits, the logit's index. [N, N]"""
     i = tl.arange(0, S.n)[:, None]
     j = tl.arange(0, S.n)[None, :]
     if S.write == "softmax_matrix":
@@ -116,7 +116,7 @@ def _write_entries(S: tl.constexpr):
 
 @triton.jit
 def _read_probabilities(r_TNN, S: tl.constexpr):
-    """Return the softmax of R / τ over the last axis, or the sigmoid of R / τ. [T, N, N]"""
+    """Return the read logits R / temperature after a softmax over the last axis, or a sigmoid. [T, N, N]"""
     z_TNN = r_TNN / S.temperature
     if S.read == "sigmoid":
         return 1.0 / (1.0 + tl.exp(-z_TNN))
@@ -127,7 +127,7 @@ def _read_probabilities(r_TNN, S: tl.constexpr):
 
 @triton.jit
 def _write_probabilities(v_TNN, S: tl.constexpr):
-    """Return the softmax of V / τ over the second-last axis, or the sigmoid of V / τ. [T, N, N]"""
+    """Return the write logits V / temperature after a softmax over the second axis, or a sigmoid. [T, N, N]"""
     z_TNN = v_TNN / S.temperature
     if S.write == "sigmoid":
         return 1.0 / (1.0 + tl.exp(-z_TNN))
@@ -138,13 +138,13 @@ def _write_probabilities(v_TNN, S: tl.constexpr):
 
 @triton.jit
 def _read_weights(r_TNN, S: tl.constexpr):
-    """Return r: the mean of the probabilities over the rows, plus the read's eps. [T, N]"""
+    """Return the read weights r: the mean over the rows of `_read_probabilities`, plus `read_eps`. [T, N]"""
     return tl.sum(_read_probabilities(r_TNN, S), axis=1) / S.n + S.read_eps
 
 
 @triton.jit
 def _write_weights(v_TNN, S: tl.constexpr):
-    """Return w: the sum of the softmax over the columns, or `write_peak` · sigmoid, plus the write's eps. [T, N]"""
+    """Return w: the row sums of `_write_probabilities` (of a sigmoid, `write_peak` · mean) + `write_eps`. [T, N]"""
     total = tl.sum(_write_probabilities(v_TNN, S), axis=2)
     if S.write == "sigmoid":
         total = total * (S.write_peak / S.n)
@@ -153,7 +153,7 @@ def _write_weights(v_TNN, S: tl.constexpr):
 
 @triton.jit
 def _read_derivative(r_TNN, grad_TN, S: tl.constexpr):
-    """Compute the gradient of R from the gradient of r. [T, N, N]"""
+    """Turn the gradient of the read weights r into the gradient of the read logits R. [T, N, N]"""
     p_TNN = _read_probabilities(r_TNN, S)
     g = grad_TN[:, None, :] / S.n / S.temperature
     if S.read == "sigmoid":
@@ -164,7 +164,7 @@ def _read_derivative(r_TNN, grad_TN, S: tl.constexpr):
 
 @triton.jit
 def _write_derivative(v_TNN, grad_TN, S: tl.constexpr):
-    """Compute the gradient of V from the gradient of w. [T, N, N]"""
+    """Turn the gradient of the write weights w into the gradient of the write logits V. [T, N, N]"""
     p_TNN = _write_probabilities(v_TNN, S)
     g = grad_TN[:, :, None] / S.temperature
     if S.write == "sigmoid":
@@ -207,7 +207,7 @@ def store_logits(
 
 @triton.jit
 def load_read_weights(logits_TK, token, inside, S: tl.constexpr):
-    """Compute each token's read weights from the logits in memory. [T, N]"""
+    """Return each token's read weights, computed from the logits in memory. [T, N]"""
     entries = _read_entries(S)[None, :, :]
     r_TNN = tl.load((logits_TK + token * S.logits)[:, None, None] + entries, mask=inside[:, None, None], other=0.0)
     return _read_weights(r_TNN, S)
@@ -238,7 +238,7 @@ def _store_coefficients(coef_TC, token, inside, r_TN, w_TN, h_TNN, N: tl.constex
 
 @triton.jit
 def constrain_tokens(logits_TK, coef_TC, token, inside, S: tl.constexpr):
-    """Compute the coefficients (r, w and the mixer's H) from the logits, both in memory."""
+    """Load the logits, and store the coefficients: r, w and the mixer's H."""
     base = (logits_TK + token * S.logits)[:, None, None]
     here = inside[:, None, None]
     r_TNN = tl.load(base + _read_entries(S)[None, :, :], mask=here, other=0.0)
@@ -255,9 +255,9 @@ def constrain_tokens(logits_TK, coef_TC, token, inside, S: tl.constexpr):
 def differentiate_logits(
     logits_TK, coef_TC, grad_read_TN, grad_coef_TC, grad_logits_TK, token, inside, S: tl.constexpr
 ):
-    """Compute the logits' gradient from the coefficients' gradients, both in memory.
+    """Load the gradients of the coefficients, and store the gradient of the logits.
 
-    `grad_read` is the share of r's gradient that comes from the sum of streams.
+    `grad_read` is the part of the read weights' gradient that comes from the sum of streams h = Σ_j r_j x_j.
     """
     N: tl.constexpr = S.n
     gbase = grad_coef_TC + token * (N * (N + 2))

@@ -165,7 +165,7 @@ def row_launch(spec: Spec, whole: bool = True) -> dict[str, int]:
     """Return the block sizes and the number of warps for a kernel that handles streams row by row.
 
     One program handles one token. Each warp handles up to 512 columns, so that sums over a short row never leave their
-    warp. A longer row is divided among several warps if the kernel needs it as a whole, and else taken in slices.
+    warp. A longer row is divided among several warps if the kernel needs the row as a `whole`, and else into slices.
     """
     width = power_of_two(spec.d)
     if not whole:
@@ -179,7 +179,7 @@ def precision(operand: torch.dtype) -> str:
 
 
 def stages(bytes_each: int, wanted: int, taken: int = 0) -> int:
-    """Return a loop's number of pipeline stages, at most `wanted`, that fit on chip beside `taken` bytes."""
+    """Return how many stages of `bytes_each` fit on chip beside `taken` bytes: at least 1, at most `wanted`."""
     return max(1, min(wanted, (SHARED_BYTES - taken) // bytes_each))
 
 

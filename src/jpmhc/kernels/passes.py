@@ -128,7 +128,7 @@ class _Refuse(Function):
 
 
 def _parameters(step: Step) -> dict[str, str]:
-    """Return the types of a step's parameters in an operator's schema by name, without those that have a default."""
+    """Return {name: type in an operator's schema} for the parameters of a step that have no default."""
     parameters = inspect.signature(step).parameters.values()
     return {p.name: _TYPES[p.annotation] for p in parameters if p.default is inspect.Parameter.empty}
 

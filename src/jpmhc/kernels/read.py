@@ -61,7 +61,7 @@ def _prepare(
     w_KW, prepared_PW, sums_P, COLUMNS,
     FOLDS: tl.constexpr, K: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Scale a row of the weight and round it to the tensor cores' type.
+    """Store a scaled row of the weight, rounded to the tensor cores' type, and the row's sum.
 
     If n equal streams are stored once, the n streams' weights are added up: COLUMNS is then d, and FOLDS is n.
     """
@@ -224,9 +224,9 @@ def allocate(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec, keeps: 
 def _forward(
     x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec, keeps: bool
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
-    """Return h [..., d], the link, the coefficients [T or 1, C] and the buffer for the derivative.
+    """Return h [..., d], the link (see write.py), the coefficients [T or 1, C] and the buffer for the derivative.
 
-    The link and the buffer are None without `keeps`.
+    Without `keeps`, the link and the buffer are None.
 
     Args:
         x: The streams. [..., n or 1, d]
@@ -294,7 +294,7 @@ def _logits_backward(
     grad_logits_TK, scaled_TP, level_and_along_T2, partial_2P, T,
     ND: tl.constexpr, KP: tl.constexpr, DYNAMIC: tl.constexpr, BT: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
-    """Compute the logits' gradient gl, and the numbers from it that the passes over the streams need."""
+    """Store the logits' gradient gl, scale · gl, level and along, and partial sums for the gradients of W and b."""
     token = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
     inside = token < T
     differentiate_logits(logits_TK, coef_TC, grad_read_TN, grad_coef_TC, grad_logits_TK, token, inside, S)
@@ -326,7 +326,7 @@ def _logits_backward(
 
 @functools.cache
 def _logits_launcher(spec: Spec, operand: torch.dtype | None, width: int) -> Launcher:
-    """Return the launcher. `operand` is None for static coefficients, which have one row of logits."""
+    """Return `_logits_backward`'s launcher. `operand` is None for static coefficients, with one row of logits."""
     blocks = {"BT": 1, "num_warps": 1} if operand is None else {"BT": 32, "num_warps": 2}
     return Launcher(_logits_backward, DYNAMIC=operand is not None, ND=width, KP=padded(spec.logits), S=spec, **blocks)
 
@@ -400,7 +400,7 @@ def _differentiate_streams(
     spec: Spec,
     in_place: bool,
 ) -> Tensor:
-    """Compute the gradient of the streams, in the shape of x. `grad` is grad z from a linked write, or None.
+    """Return the gradient of the streams, in the shape of x. `grad` is grad z from a linked write, or None.
 
     Static coefficients have no weight, and no gradient through the logits. With `in_place` the result overwrites
     `grad`, because each tile is read before it is written.
@@ -461,10 +461,10 @@ def _finish_gradients(
     WIDTH: tl.constexpr, FOLDS: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, SCALE: tl.constexpr,
     CENTRED: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr, BS: tl.constexpr,
 ):  # fmt: skip
-    """Add up the partial sums of one row, in a fixed order.
+    """Store row k of the weight's gradient and entry k of the bias's, from partial sums added in a fixed order.
 
-    A layer norm subtracts the mean from every entry of a token, so that its share is the same in the whole row. Equal
-    streams that are stored once have equal gradients: the row is written FOLDS times.
+    A layer norm subtracts a token's mean from all its entries, and thus one number from the whole row. Equal streams
+    that are stored once have equal gradients: the row is written FOLDS times.
     """
     k = tl.program_id(0)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
@@ -521,8 +521,8 @@ def differentiate_read(
     With `in_place` and a post-norm the streams' gradient overwrites `grad_link`, which the write made for this read
     alone. Without a post-norm `grad_link` is the gradient of the write's result, which other code may use.
 
-    `streams_step` computes the streams' gradient from the prepared weight, scale · gl, and level and along, instead of
-    `_streams_backward`.
+    `streams_step` replaces `_streams_backward`: it returns the streams' gradient from the prepared weight, scale · gl,
+    and level and along.
     """
     x, bias = aligned(x), aligned(bias)
     grad_h = x.new_zeros((*x.shape[:-2], x.shape[-1])) if grad_h is None else aligned(grad_h)
@@ -589,12 +589,12 @@ read = Pass("read", _forward, replayed(differentiate_read), allocate, _allocate_
 
 
 def _weight_column_bytes(spec: Spec, operand: torch.dtype) -> int:
-    """Return the bytes of one column of the n streams' weights on chip in `_streams_backward` (float32: two parts)."""
+    """Return the bytes that one column of the n streams' weights takes on chip in `_streams_backward`."""
     return spec.n * padded(spec.logits) * (2 if operand == torch.bfloat16 else 8)
 
 
 def why_not(spec: Spec, dtype: torch.dtype, dynamic: bool = True) -> str | None:
-    """Return one sentence on why the kernels cannot run a connection on streams of a type, or None if they can.
+    """Return one sentence that says why the kernels cannot run on streams of this type, or None if they can.
 
     `dynamic` says whether the connection has a weight.
     """

@@ -73,7 +73,7 @@ def replayed(step: Callable[..., Any]) -> Callable[..., Any]:
 def _run_or_record(
     key: tuple[Any, ...], step: Callable[..., Any], arguments: tuple[Any, ...], tensors: list[Tensor]
 ) -> Any:
-    """Run a step, and record its second run, or a later run if two of its tensors have the same address.
+    """Run a step and return its results. Record the second run, unless two of its tensors have the same address.
 
     Shapes that occur only once are not worth a recording.
     """
@@ -91,7 +91,7 @@ def _run_or_record(
 
 
 class _Tape(TorchDispatchMode):
-    """A recorder of a step's allocations and launches, and of whether the step calls other operations."""
+    """A recorder of a step's allocations and launches; `complete` is False if the step calls other operations."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -107,7 +107,7 @@ def make_spec(
     write_peak: float = 2.0,
     write_eps: float = 0.0,
 ) -> Spec | str:
-    """Return the record of a connection, or one sentence on why the kernels do not cover it."""
+    """Return the record of a connection, or one sentence that says why the kernels cannot run the connection."""
     if mixer.streams not in STREAMS:
         return f"the kernels take {', '.join(map(str, STREAMS))} streams, not {mixer.streams}"
     if d % 8 or not 8 <= d <= MAX_DIM:

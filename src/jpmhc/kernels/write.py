@@ -72,9 +72,9 @@ def _write_backward(
     N: tl.constexpr, M: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PER_TOKEN: tl.constexpr,
     POST_NORM: tl.constexpr, PULL: tl.constexpr, EPS: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients slice by slice if a row is longer than BD; a post-norm needs a whole row in one slice.
+    """Store the gradients of y, the coefficients and, with PULL, the streams x; without PULL grad_x is grad z.
 
-    Without PULL, grad_x is grad z.
+    A row longer than BD is taken slice by slice; a post-norm needs the whole row in one slice.
     """
     token = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
     inside = token < T
@@ -173,7 +173,7 @@ def _backward(
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Return the gradients of the streams, of y and of the coefficients.
 
-    Without `pull` the first result is grad z, or None if grad z is `grad_out`.
+    Without `pull` the first result is the gradient of z = H x + w ⊗ y, or None if this is `grad_out`.
     """
     x, y, grad = aligned(x), aligned(y), aligned(grad_out)
     gradients = _allocate_gradients(x, y, coef, grad, spec, mean, pull)
@@ -192,7 +192,7 @@ def differentiate_write(
     grad_y: Tensor,
     grad_coef: Tensor,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Compute the write's gradients, store them in the last three arguments and return them; `grad_x` may be `grad`."""
+    """Store the write's gradients in the last three arguments, and return them; `grad_x` may be `grad`."""
     tokens = count_tokens(x, spec.d)
     per_token = coef.shape[0] == tokens
     if not per_token:

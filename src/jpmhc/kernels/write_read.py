@@ -74,7 +74,7 @@ def _opaque(value, COMPILED: tl.constexpr):
 
 @triton.jit
 def _split(value, TYPE: tl.constexpr):
-    """Return the value rounded to a type, and the rest, rounded to the same type."""
+    """Return the value rounded to TYPE, and the rounding error, in the same type."""
     rounded = value.to(TYPE)
     return rounded, (value - rounded.to(tl.float32)).to(TYPE)
 
@@ -186,7 +186,7 @@ def one_kernel_pays(spec: Spec, following: Spec) -> bool:
 def _launcher(
     spec: Spec, following: Spec, dtype: torch.dtype, held: int, per_token: bool, compiled: bool, whole: bool, one: bool
 ) -> Launcher:
-    """Return the launcher. Triton compiles anew for a multiple of 16 tokens (`whole`) and for one token (`one`)."""
+    """Return `_write_read`'s launcher; Triton compiles anew for 16 k tokens (`whole`) and for one token (`one`)."""
     kp, size = padded(following.logits), dtype.itemsize
     width = 64
     while width > 16 and (width >= 2 * spec.d or spec.n * kp * width * size > SHARED_BYTES // 4):
@@ -217,7 +217,7 @@ def _write_read_backward(
     N: tl.constexpr, D: tl.constexpr, KP: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr,
     GROUPS: tl.constexpr, BD: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of z, and from it the gradients of y, w and H. R: rows, G: groups."""
+    """Store the gradients of z = H x + w ⊗ y, of y, and of w and H. R: rows, G: groups of 16 rows."""
     TOKENS: tl.constexpr = 16 // N  # of a group
     BT: tl.constexpr = GROUPS * TOKENS
     C: tl.constexpr = N * (N + 2)
@@ -294,7 +294,7 @@ def one_gradient_kernel_pays(spec: Spec, following: Spec, dtype: torch.dtype) ->
 
 @functools.cache
 def _backward_launcher(following: Spec, dtype: torch.dtype) -> tuple[Launcher, int]:
-    """Return the launcher, and the number of tokens per program. Two programs fit on a multiprocessor."""
+    """Return `_write_read_backward`'s launcher and the tokens per program. Two programs fit on a multiprocessor."""
     n, width = following.n, min(64, max(16, power_of_two(following.d)))
     sizes = {"N": n, "D": following.d, "KP": padded(following.logits), "PRECISION": precision(dtype)}
     blocks = {"GROUPS": 4, "BD": width, "STAGES": 3, "num_warps": 4}
@@ -305,7 +305,7 @@ def _differentiate_both(
     x: Tensor, y: Tensor, coef: Tensor, grad: Tensor, grad_h: Tensor, new: Tensor, grad_y: Tensor, grad_coef: Tensor,
     following: Spec, prepared: BufferPart, scaled: BufferPart, level_and_along: BufferPart,
 ) -> Tensor:  # fmt: skip
-    """Return the gradient of z. Store the gradients of y and of the write's coefficients in their tensors."""
+    """Return the gradient of z = H x + w ⊗ y. Store those of y and the coefficients in `grad_y` and `grad_coef`."""
     tokens, grad_z = count_tokens(x, following.d), torch.empty_like(x)
     launcher, block = _backward_launcher(following, x.dtype)
     launcher.launch(
@@ -383,7 +383,7 @@ def _backward(
     pull: bool,
     in_place: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of the streams (without `pull`: of z), y, the coefficients, the weight and the bias."""
+    """Return the gradients of the streams (without `pull`: of H x + w ⊗ y), y, coefficients, weight and bias."""
     x, y = aligned(x), aligned(y)
     read = out, weight, bias, new, kept, grad_h, grad_link, grad_new, following, in_place
     if (

@@ -46,8 +46,7 @@ def project(
         eps: Added, as in DeepSeek-V4, to the entries after the first normalisation (a softmax) and to all later sums
             that divide. Needs the gradient `"unrolled"`.
         clamp: Bound of the logits' absolute values. None: no bound; then eps must keep the sums above zero.
-        first: Normalise `"rows"` or `"columns"` first in every iteration; the sums of the other side end exactly at
-            one.
+        first: The side, `"rows"` or `"columns"`, that is normalised first in every iteration.
         gradient_iterations: Iterations k of `"gauss_seidel"`. None: from the paper's formula, 16 at n = 4.
 
     Returns:
@@ -87,11 +86,13 @@ def check_settings(
     if gradient_iterations is not None:
         checks.whole_number(gradient_iterations, "gradient_iterations")
         if gradient != "gauss_seidel":
-            raise ValueError('gradient_iterations is for gradient="gauss_seidel"; the others have none')
+            raise ValueError('gradient_iterations is for gradient="gauss_seidel"; the other gradients do not iterate')
     if clamp is None and not eps:
         raise ValueError("clamp=None needs an eps above 0, which keeps the sums that divide above zero")
     if eps and (gradient != "unrolled" or tolerance is not None):
-        raise ValueError('an eps needs gradient="unrolled" and no tolerance: it has no limit to differentiate')
+        raise ValueError(
+            'an eps needs gradient="unrolled" and no tolerance: iterations with an eps have no limit to differentiate'
+        )
 
 
 def normalise(
@@ -121,7 +122,7 @@ def normalise(
 
 
 def violation(matrix: Tensor) -> Tensor:
-    """Return each matrix's largest deviation of a row or column sum from one, or its worst negative entry. [...]
+    """Return the largest deviation of a row or column sum from one, or of an entry below zero, per matrix. [...]
 
     >>> float(violation(torch.full((2, 2), 0.5)))
     0.0
@@ -145,7 +146,7 @@ def sample(n: int, shape: tuple[int, ...] = (), *, generator: torch.Generator | 
 
 
 def _iterate(logits: Tensor, iterations: int, eps: float) -> Tensor:
-    """Normalise rows (the first time by a softmax), then columns, T times, and add eps as DeepSeek-V4 does."""
+    """Return the matrices after normalising rows (first by a softmax) and columns, with DeepSeek-V4's eps."""
     matrix = logits.softmax(-1) + eps
     for step in range(iterations):
         if step:
@@ -155,10 +156,10 @@ def _iterate(logits: Tensor, iterations: int, eps: float) -> Tensor:
 
 
 def _sinkhorn(logits: Tensor, iterations: int, tolerance: float | None, clamp: float = LOGIT_BOUND) -> Tensor:
-    r"""Run Alg. sinkhorn-forward on the scalings u and v of $P = \operatorname{diag}(u)\, K \operatorname{diag}(v)$.
+    r"""Return $P = \operatorname{diag}(u)\, K \operatorname{diag}(v)$ with u and v from Alg. sinkhorn-forward.
 
-    The clamp keeps K's entries above e^-20 of the largest entry in their row. So u and v neither overflow nor
-    underflow, and the paper's slow logarithms are not needed.
+    K is exp(clamped logits), divided by the largest entry of each row. The clamp keeps K's entries above e^-20. So u
+    and v neither overflow nor underflow, and the paper's slow logarithms are not needed.
     """
     clamped = logits.clamp(-clamp, clamp)
     k = (clamped - clamped.detach().amax(-1, keepdim=True)).exp()
@@ -178,7 +179,7 @@ def _sinkhorn(logits: Tensor, iterations: int, tolerance: float | None, clamp: f
 
 
 def _choose_product(matrix: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the best function to multiply small matrices by columns. [..., n, n], [..., n, 1] → [..., n, 1]"""
+    """Return the fastest function that multiplies such matrices by columns. [..., n, n], [..., n, 1] → [..., n, 1]"""
     # On the CPU matmul is one operator instead of two. Compiled code would call a library for it, and a GPU might
     # compute it with reduced precision.
     if matrix.is_cpu and not torch.compiler.is_compiling():
@@ -199,7 +200,10 @@ def gauss_seidel_steps(n: int) -> int:
 
 
 def _tangent(p: Tensor, direction: Tensor, steps: int | None = None) -> Tensor:
-    r"""Return $P \odot (D - u 1^\top - 1 v^\top)$ (eq. implicit-grad): rows and columns sum to zero."""
+    r"""Return $P \odot (D - u 1^\top - 1 v^\top)$ (eq. implicit-grad) for the direction D. [..., n, n]
+
+    u and v make all row and column sums zero: exactly if `steps` is None, else by the paper's iteration.
+    """
     if steps is not None:
         return _tangent_gauss_seidel(p, direction, steps)
     # Eliminating v leaves the Laplacian of the graph with weights P diag(1/c) P^T, which fixes u up to a constant.
@@ -212,7 +216,7 @@ def _tangent(p: Tensor, direction: Tensor, steps: int | None = None) -> Tensor:
 
 
 def _tangent_gauss_seidel(p: Tensor, direction: Tensor, steps: int) -> Tensor:
-    """Return the same as `_tangent`, with u and v from the paper's iteration (Alg. sinkhorn-implicit-bwd)."""
+    """Return `_tangent` with u and v from `steps` steps of the paper's iteration (Alg. sinkhorn-implicit-bwd)."""
     h = p * direction
     h_row, h_col = h.sum(-1), h.sum(-2)  # eq. h-row-col
     v = torch.zeros_like(h_col)
@@ -223,7 +227,7 @@ def _tangent_gauss_seidel(p: Tensor, direction: Tensor, steps: int) -> Tensor:
 
 
 def _solve_laplacian(weights: Tensor, right: Tensor) -> Tensor:
-    """Solve L u = right for the graph Laplacian of non-negative `weights`, with u = 0 at the last node.
+    """Return the u with L u = `right` and u = 0 at the last node; L is the Laplacian of a graph with these `weights`.
 
     Nodes are eliminated one by one (star–mesh transform) without subtractions, so nothing cancels in a nearly
     disconnected graph, which belongs to a P near a permutation.

@@ -47,7 +47,7 @@ def project(frame: Tensor) -> Tensor:
 
 
 def horizontal(frame: Tensor, grad: Tensor) -> Tensor:
-    r"""Return the component $(I - UU^\top)\nabla$ of a gradient, which moves the subspace (eq. horizontal-proj).
+    r"""Return $(I - UU^\top)\nabla$: the part of the gradient ∇ that moves the subspace of U (eq. horizontal-proj).
 
     [..., n, p]
     """

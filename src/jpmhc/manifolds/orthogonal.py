@@ -49,7 +49,7 @@ def project(matrix: Tensor, scale: float = 0.1, iterations: int | None = None) -
 
 
 def skew(entries: Tensor, n: int) -> Tensor:
-    """Build the skew-symmetric matrix whose strict upper triangle, row by row, is `entries`. [..., n(n-1)/2]"""
+    """Return the skew matrix with `entries` above the diagonal, row by row. [..., n(n-1)/2] → [..., n, n]"""
     return _place(entries.unbind(-1), n, _above_diagonal(n)).squeeze(-3)
 
 
@@ -58,7 +58,7 @@ def _above_diagonal(n: int) -> list[tuple[int, int]]:
 
 
 def _place(entries: Sequence[Tensor], n: int, *places: Sequence[tuple[int, int]]) -> Tensor:
-    """Build one skew matrix for each of the m lists of (row, column) indices of the entries. [..., m, n, n]"""
+    """Return a skew matrix for each of the m `places`, a list of each entry's (row, column). [..., m, n, n]"""
     cells = [torch.zeros_like(entries[0])] * (len(places) * n * n)
     for m, some in enumerate(places):
         for entry, (i, j) in zip(entries, some):
@@ -68,7 +68,7 @@ def _place(entries: Sequence[Tensor], n: int, *places: Sequence[tuple[int, int]]
 
 
 def cayley_of_entries(entries: Tensor, n: int, iterations: int | None = None) -> Tensor:
-    """Compute the Cayley transform of the skew matrix whose strict upper triangle is `entries`. [..., n(n-1)/2]"""
+    """Return the Cayley transform of the matrix `skew(entries, n)`. [..., n(n-1)/2] → [..., n, n]"""
     if n != 4 or iterations is not None:
         return cayley(skew(entries, n), iterations)
     k, dual = _place(entries.unbind(-1), 4, _above_diagonal(4), _DUAL).unbind(-3)
@@ -76,7 +76,10 @@ def cayley_of_entries(entries: Tensor, n: int, iterations: int | None = None) ->
 
 
 def cayley(k: Tensor, iterations: int | None = None) -> Tensor:
-    r"""Compute the Cayley transform $(I + K)(I - K)^{-1}$ of skew matrices, exactly or by the paper's iteration."""
+    r"""Return the Cayley transform $(I + K)(I - K)^{-1}$ of skew matrices K.
+
+    `iterations` is the number of the paper's iterations; None gives the exact transform.
+    """
     n = k.shape[-1]
     identity = torch.eye(n, dtype=k.dtype, device=k.device)
     if iterations is not None:

@@ -51,12 +51,12 @@ def check_rows(perms: Tensor) -> None:
 
 
 def indicator(perms: Tensor) -> Tensor:
-    """Return the permutation matrices as boolean masks. [K, n] → [K, n, n]"""
+    """Return where the permutation matrices are one, as booleans. [K, n] → [K, n, n]"""
     return perms.unsqueeze(-2) == torch.arange(perms.shape[-1], device=perms.device).unsqueeze(-1)
 
 
 def mix(logits: Tensor, basis: Tensor) -> Tensor:
-    """Mix permutation matrices with softmax weights.
+    """Return mixtures of permutation matrices with softmax weights. [..., n, n]
 
     Args:
         logits: One logit per permutation. [..., K]

@@ -62,7 +62,7 @@ ENSEMBLES: dict[str, type[Mixer]] = {mixer.ensemble: mixer for mixer in MIXERS.v
 
 
 def get_mixer(name: str) -> type[Mixer]:
-    """Return the class of a mixer: a name in `MIXERS`, or MODULE:CLASS for a class of your own.
+    """Return a mixer's class by its name in `MIXERS`, or by MODULE:CLASS for a class of your own.
 
     >>> get_mixer("cayley").__name__, get_mixer("jpmhc.mixers:Rotation").__name__
     ('Cayley', 'Rotation')
@@ -72,12 +72,15 @@ def get_mixer(name: str) -> type[Mixer]:
         return MIXERS[name]
     mixer = checks.named_object(name)
     if not isinstance(mixer, type) or not issubclass(mixer, Mixer):
-        raise ValueError(f"{name} is no class derived from jpmhc.mixers.Mixer")
+        raise ValueError(f"{name} is not a class derived from jpmhc.mixers.Mixer")
     return mixer
 
 
 def make_mixer(mixer: str | Mixer, streams: int, dynamic: bool = True) -> Mixer:
-    """Return the mixer with this name (see `get_mixer`), or the given mixer if it is for this number of streams."""
+    """Return a new mixer by its name (see `get_mixer`), or the given mixer if it is for this number of streams.
+
+    `dynamic` says whether the logits depend on the token.
+    """
     if isinstance(mixer, str):
         kind = get_mixer(mixer)
         check_stream_count(kind, streams)
@@ -94,7 +97,7 @@ def make_mixer(mixer: str | Mixer, streams: int, dynamic: bool = True) -> Mixer:
 
 @torch.no_grad()
 def _check_shapes(mixer: Mixer) -> None:
-    """Raise an error if the logits or the matrices of a mixer of a user's own have other shapes than it says."""
+    """Raise a ValueError if `start` or `forward` of a user's own mixer returns a tensor of the wrong shape."""
     kind, logits, n = type(mixer).__name__, mixer.logits, mixer.streams
     start = mixer.start()
     if tuple(start.shape) != (logits,):

@@ -33,8 +33,8 @@ class TritonForm:
         logits: Number of logits per matrix.
         rows: Rows of M, a power of two.
         columns: Columns of M, a power of two.
-        entries: `entries(F)` returns the logit's index for every entry of M, and a sign: +1 if the entry is the logit,
-            -1 if the entry is the negative of a logit that another entry has with +1, 0 if the entry is padding.
+        entries: `entries(F)` returns, for every entry of M, the index of its logit and a sign: +1 if the entry is the
+            logit, -1 if it is the negative of a logit that another entry has with +1, 0 if the entry is padding.
         mix: `mix(m, F)` returns H. [tokens, rows, columns] → [tokens, n, n]
         derivative: `derivative(m, h, grad, F)` turns the gradient of H into the gradient of the logits, written to the
             entries of M with sign +1; the other entries are ignored. A logit with two entries, as in a skew matrix,
@@ -97,7 +97,7 @@ class Mixer(SettingsModule, ABC):
 
     @classmethod
     def why_not(cls, streams: int) -> str | None:
-        """Return one sentence saying why the mixer cannot take this number of streams, or None if it can."""
+        """Return one sentence that says why the mixer cannot mix this number of streams, or None if it can."""
         return None
 
     @classmethod
@@ -126,7 +126,7 @@ class Mixer(SettingsModule, ABC):
 
     @classmethod
     def sample(cls, streams: int, shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None) -> Tensor:
-        """Draw random matrices of the set in float64, for the theory of spectra. [*shape, n, n]
+        """Draw random matrices H in float64, for the theory of spectra. [*shape, n, n]
 
         The logits are standard normal, unless a mixer overrides this with a more natural law.
         """
@@ -136,7 +136,7 @@ class Mixer(SettingsModule, ABC):
             return mixer(logits)
 
     def triton_form(self) -> TritonForm | str:
-        """Return the mixer's form for the fused kernels, or one sentence saying why they cannot compute the mixer."""
+        """Return the form for the fused kernels, or one sentence that says why they cannot compute the mixer."""
         return f"the kernels do not know the mixer {type(self).__name__}"
 
     def reset_parameters(self) -> None:
@@ -148,7 +148,7 @@ class Mixer(SettingsModule, ABC):
 
 
 def start_logit(choices: int) -> float:
-    """Return the logit that gives one choice the softmax weight 1 - `START_MASS` if all other logits are zero."""
+    """Return the logit that has the softmax weight 1 - `START_MASS` beside `choices - 1` logits of zero."""
     return math.log((1 - START_MASS) * (choices - 1) / START_MASS) if choices > 1 else 0.0
 
 

@@ -9,12 +9,12 @@ from jpmhc.mixers.base import Mixer, TritonForm
 
 
 class Cayley(Mixer):
-    """Orthogonal matrices: all singular values of every product of skips are one.
+    """Orthogonal matrices H: every product of them has singular values of one.
 
     Args:
         streams: n. The logits are the upper triangle of a skew matrix.
-        scale: The paper's step size α.
-        iterations: None is the exact transform; an integer is the paper's fixed-point iteration (2 there).
+        scale: The paper's step size α, a factor of the logits.
+        iterations: The number of the paper's fixed-point iterations (2 in the paper); None: the exact transform.
     """
 
     name = "cayley"

@@ -29,7 +29,7 @@ class Constants(NamedTuple):
 
 @triton.jit
 def mix(m, F: tl.constexpr):
-    """Compute the Cayley transform of the scaled skew matrix, exactly or by the paper's iteration."""
+    """Return H, the Cayley transform of the skew matrices m times the scale, exact or iterated. [tokens, n, n]"""
     skew = F.constants.scale * m
     if F.constants.iterations is None:
         return cayley(skew, F.streams)
@@ -43,7 +43,7 @@ def mix(m, F: tl.constexpr):
 
 @triton.jit
 def _iteration_derivative(skew, grad, F: tl.constexpr):
-    """Compute the iterates again and return the gradient of the scaled skew matrix. [tokens, n, n]"""
+    """Turn the gradient of the iterated transform into the gradient of the scaled skew matrices. [tokens, n, n]"""
     ITERATIONS: tl.constexpr = F.constants.iterations
     iterates = (identity_matrix(F.streams) + skew,)
     for k in tl.static_range(ITERATIONS):
@@ -57,7 +57,7 @@ def _iteration_derivative(skew, grad, F: tl.constexpr):
 
 @triton.jit
 def derivative(m, h, grad, F: tl.constexpr):
-    """Compute the gradient of the logits. A logit is entry (i, j) of M, and its negative is entry (j, i)."""
+    """Turn the gradient of H into the gradient of the logits: entries (i, j) of m, with their negatives at (j, i)."""
     if F.constants.iterations is None:
         g = cayley_derivative(h, grad, F.streams)
     else:
@@ -67,7 +67,7 @@ def derivative(m, h, grad, F: tl.constexpr):
 
 @functools.cache
 def make_form(streams: int, scale: float, iterations: int | None) -> TritonForm:
-    """Return the form of a Cayley mixer."""
+    """Return the `TritonForm` of a Cayley mixer."""
     n = streams
     constants = Constants(n, float(scale), iterations)
     return TritonForm(n, n * (n - 1) // 2, n, n, skew_entries, mix, derivative, constants)

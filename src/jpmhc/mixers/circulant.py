@@ -8,7 +8,10 @@ from jpmhc.mixers.base import Mixer, TritonForm, start_logit
 
 
 class Circulant(Mixer):
-    r"""Mixtures $\sum_k \mathrm{softmax}(z)_k C^k$ of cyclic shifts: doubly stochastic and commuting, with n logits."""
+    r"""Mixtures $\sum_k \mathrm{softmax}(z)_k C^k$ of the cyclic shifts by k streams, with n logits z.
+
+    They are doubly stochastic and commute.
+    """
 
     name = "circulant"
 

@@ -11,7 +11,7 @@ from jpmhc.mixers.triton_matrices import entries_by_rows, pick, softmax_derivati
 
 @triton.jit
 def _shift(K: tl.constexpr, N: tl.constexpr):
-    """Return the mask of the entries where the shift C^K is one. [1, n, n]"""
+    """Return where the matrix of the cyclic shift by K streams is one. [1, n, n]"""
     i = tl.arange(0, N)[None, :, None]
     j = tl.arange(0, N)[None, None, :]
     return (i - j + N) % N == K
@@ -19,7 +19,7 @@ def _shift(K: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def mix(m, F: tl.constexpr):
-    """Add up the powers of the shift with softmax weights."""
+    """Return H, the sum of the cyclic shifts with the softmax weights of the logits m. [tokens, n, n]"""
     COUNT: tl.constexpr = F.streams
     p = softmax_row(m, F)
     h = tl.where(_shift(0, F.streams), pick(p, 0, F), 0.0)
@@ -30,7 +30,7 @@ def mix(m, F: tl.constexpr):
 
 @triton.jit
 def derivative(m, h, grad, F: tl.constexpr):
-    """Compute the softmax's gradient from the sums of grad along the shifted diagonals."""
+    """Turn the gradient of H, summed along each shift's ones, into the gradient of the logits m."""
     COUNT: tl.constexpr = F.streams
     p = softmax_row(m, F)
     column = tl.arange(0, F.columns)[None, :]
@@ -43,5 +43,5 @@ def derivative(m, h, grad, F: tl.constexpr):
 
 @functools.cache
 def make_form(streams: int) -> TritonForm:
-    """Return the form of a circulant mixer."""
+    """Return the `TritonForm` of a circulant mixer."""
     return TritonForm(streams, streams, 1, streams, entries_by_rows, mix, derivative)

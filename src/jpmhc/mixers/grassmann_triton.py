@@ -26,17 +26,14 @@ def _spread(frame, F: tl.constexpr):
 
 @triton.jit
 def _lengths(m):
-    """Return the largest absolute entry of each column, by which columns are divided so that squares do not overflow.
-
-    [tokens, n, columns] → [tokens, 1, columns]
-    """
+    """Return each column's largest absolute entry, or 1 for a column of zeros. [tokens, n, C] → [tokens, 1, C]"""
     largest = tl.max(tl.abs(m), axis=1)[:, None, :]
     return tl.where(largest > 0.0, largest, 1.0)
 
 
 @triton.jit
 def mix(m, F: tl.constexpr):
-    """Compute the projector onto the span of the frame."""
+    """Return the projectors onto the spans of the frames m. [tokens, n, columns] → [tokens, n, n]"""
     if F.constants.rank == F.streams:  # the whole space
         return m * 0.0 + identity_matrix(F.streams)
     else:
@@ -46,7 +43,7 @@ def mix(m, F: tl.constexpr):
 
 @triton.jit
 def derivative(m, h, grad, F: tl.constexpr):
-    """Compute the gradient of the frame U, from dP = (I - P) dU (UᵀU)⁻¹ Uᵀ + its transpose."""
+    """Turn the gradient of the projector P into that of the frame U, from dP = (I - P) dU (UᵀU)⁻¹ Uᵀ + transpose."""
     if F.constants.rank == F.streams:
         return m * 0.0
     else:
@@ -57,6 +54,6 @@ def derivative(m, h, grad, F: tl.constexpr):
 
 @functools.cache
 def make_form(streams: int, rank: int) -> TritonForm:
-    """Return the form of a Grassmann mixer."""
+    """Return the `TritonForm` of a Grassmann mixer."""
     columns = 1 << (rank - 1).bit_length()
     return TritonForm(streams, streams * rank, streams, columns, entries_by_rows, mix, derivative, Constants(rank))

@@ -17,11 +17,11 @@ def mix(m, F: tl.constexpr):
 
 @triton.jit
 def derivative(m, h, grad, F: tl.constexpr):
-    """Return zeros: there are no logits."""
+    """Return zeros of m's shape, because there are no logits."""
     return m * 0.0
 
 
 @functools.cache
 def make_form(streams: int) -> TritonForm:
-    """Return the form of the identity mixer."""
+    """Return the `TritonForm` of the identity mixer."""
     return TritonForm(streams, 0, 1, 1, no_entries, mix, derivative)

@@ -20,7 +20,7 @@ class Kronecker(Mixer):
     def why_not(cls, streams: int) -> str | None:
         if streams >= 2 and streams & (streams - 1) == 0:
             return None
-        return f"the kronecker mixer needs a power of two, at least 2, as number of streams, got {streams}"
+        return f"the kronecker mixer needs a number of streams that is a power of two, at least 2, got {streams}"
 
     def start(self) -> Tensor:
         stay = torch.tensor((1 - START_MASS) ** (1 / self.logits), dtype=torch.float64)

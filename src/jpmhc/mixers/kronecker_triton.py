@@ -11,7 +11,7 @@ from jpmhc.mixers.triton_matrices import entries_by_rows, pick
 
 @triton.jit
 def _factor(a, K: tl.constexpr, F: tl.constexpr):
-    """Return the entry of the 2 × 2 factor K that each entry of H contains (a or 1 - a), and its derivative by a (±1).
+    """Return, for each entry of H, its factor from the K-th 2 × 2 matrix (a or 1 - a), and the derivative by a (±1).
 
     Factor 0 is the leftmost of the product: it belongs to the highest bit of H's indices.
     [tokens, columns] → [tokens, n, n] each
@@ -31,7 +31,7 @@ def _stays(m):
 
 @triton.jit
 def mix(m, F: tl.constexpr):
-    """Compute the Kronecker product of the 2 × 2 factors."""
+    """Return H, the Kronecker product of 2 × 2 matrices with the logits m. [tokens, n, n]"""
     COUNT: tl.constexpr = F.logits
     a = _stays(m)
     h, _ = _factor(a, 0, F)
@@ -43,7 +43,7 @@ def mix(m, F: tl.constexpr):
 
 @triton.jit
 def derivative(m, h, grad, F: tl.constexpr):
-    """Compute the gradient of the logits with the product rule, factor by factor."""
+    """Turn the gradient of H into the gradient of the logits m, by the product rule."""
     COUNT: tl.constexpr = F.logits
     a = _stays(m)
     column = tl.arange(0, F.columns)[None, :]
@@ -61,7 +61,7 @@ def derivative(m, h, grad, F: tl.constexpr):
 
 @functools.cache
 def make_form(streams: int) -> TritonForm:
-    """Return the form of a Kronecker mixer."""
+    """Return the `TritonForm` of a Kronecker mixer."""
     logits = streams.bit_length() - 1
     columns = 1 << (logits - 1).bit_length()
     return TritonForm(streams, logits, 1, columns, entries_by_rows, mix, derivative)

@@ -11,7 +11,7 @@ MOST_PERMUTED = 5  # 120 permutations; six streams would need 720 logits
 
 
 class MHCLite(Permutation):
-    """Softmax mixtures of all n! permutations, which come close to every doubly stochastic matrix (Birkhoff)."""
+    """Softmax mixtures of all n! permutation matrices; they come close to every doubly stochastic matrix (Birkhoff)."""
 
     name = "mhc_lite"
 

@@ -46,7 +46,7 @@ class Orthostochastic(Mixer):
             return self._squares(orthogonal.cayley(skew))
 
     def _squares(self, matrix: Tensor) -> Tensor:
-        """Average the squared entries of each block. [..., ns, ns] → [..., n, n]"""
+        """Return H: the sum of the squared entries of each block, divided by s. [..., ns, ns] → [..., n, n]"""
         squares = matrix.square().unflatten(-1, (-1, self.blocks)).unflatten(-3, (-1, self.blocks))
         return squares.sum((-1, -3)) / self.blocks
 
@@ -55,7 +55,7 @@ class Orthostochastic(Mixer):
 
     @classmethod
     def sample(cls, streams: int, shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None) -> Tensor:
-        """Draw the squared entries of Haar-distributed orthogonal matrices. [*shape, n, n]"""
+        """Draw Haar-distributed orthogonal matrices and square their entries (s = 1). [*shape, n, n]"""
         return orthogonal.sample(streams, shape, generator=generator).square()
 
     def triton_form(self) -> TritonForm | str:

@@ -20,7 +20,7 @@ class Constants(NamedTuple):
 
 @triton.jit
 def mix(m, F: tl.constexpr):
-    """Square the entries of the Cayley transform and average them over blocks."""
+    """Return H: the squared entries of the Cayley transform, summed over each block and divided by s. [tokens, n, n]"""
     q = cayley(F.constants.scale * m, F.rows)
     squares = tl.reshape(q * q, [m.shape[0], F.streams, F.constants.blocks, F.streams, F.constants.blocks])
     return tl.sum(tl.sum(squares, axis=4), axis=2) / F.constants.blocks
@@ -28,7 +28,7 @@ def mix(m, F: tl.constexpr):
 
 @triton.jit
 def derivative(m, h, grad, F: tl.constexpr):
-    """Compute the gradient of the logits through the block averages, the squares and the Cayley transform."""
+    """Turn the gradient of H into the gradient of the logits, through blocks, squares and the Cayley transform."""
     q = cayley(F.constants.scale * m, F.rows)
     shape: tl.constexpr = [m.shape[0], F.streams, F.constants.blocks, F.streams, F.constants.blocks]
     wide = tl.reshape(tl.broadcast_to(grad[:, :, None, :, None], shape), m.shape)
@@ -38,7 +38,7 @@ def derivative(m, h, grad, F: tl.constexpr):
 
 @functools.cache
 def make_form(streams: int, blocks: int, scale: float) -> TritonForm | str:
-    """Return the form of an orthostochastic mixer, or one sentence saying why the kernels cannot compute it."""
+    """Return the `TritonForm` of an orthostochastic mixer, or one sentence on why the kernels cannot compute it."""
     order = streams * blocks
     if order > MOST_ROWS or order & (order - 1):
         return f"the kernels take an orthostochastic n·s that is a power of two up to {MOST_ROWS}, not {order}"

@@ -46,7 +46,7 @@ class Permutation(Mixer):
         self.basis.copy_(torch.tensor(self.perms, device="cpu"))
 
     def start(self) -> Tensor:
-        """Give the identity most of the weight, or all permutations equal weight if the basis lacks the identity."""
+        """Return logits that give the identity most of the weight, or equal logits if the basis lacks the identity."""
         identity = tuple(range(self.streams))
         stay = start_logit(self.logits)
         return torch.tensor([stay if perm == identity else 0.0 for perm in self.perms], dtype=torch.float64)
@@ -57,7 +57,7 @@ class Permutation(Mixer):
     def _load_from_state_dict(self, state_dict: Mapping[str, Tensor], prefix: str, *args: object) -> None:
         loaded = state_dict.get(prefix + "basis")
         if loaded is not None and tuple(map(tuple, loaded.tolist())) != self.perms:
-            raise ValueError("the checkpoint has another permutation basis; build the mixer with that one")
+            raise ValueError("the checkpoint has another permutation basis: make the mixer with that basis")
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def violation(self, matrix: Tensor) -> Tensor:

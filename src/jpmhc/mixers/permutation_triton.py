@@ -16,7 +16,7 @@ class Constants(NamedTuple):
 
 @triton.jit
 def _matrix(CODE: tl.constexpr, N: tl.constexpr):
-    """Return the permutation matrix P with P[σ(j), j] = 1. [1, n, n]"""
+    """Return the permutation matrix of CODE, whose bits 3j to 3j + 2 are the row of the one in column j. [1, n, n]"""
     i = tl.arange(0, N)[None, :, None]
     j = tl.arange(0, N)[None, None, :]
     return (((CODE >> (3 * j)) & 7) == i).to(tl.float32)
@@ -24,7 +24,7 @@ def _matrix(CODE: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def mix(m, F: tl.constexpr):
-    """Add up the permutation matrices with softmax weights."""
+    """Return H, the sum of the permutation matrices with the softmax weights of the logits m. [tokens, n, n]"""
     COUNT: tl.constexpr = F.logits
     p = softmax_row(m, F)
     h = tl.sum(p, axis=1)[:, None, None] * (identity_matrix(F.streams) * 0.0)
@@ -35,7 +35,7 @@ def mix(m, F: tl.constexpr):
 
 @triton.jit
 def derivative(m, h, grad, F: tl.constexpr):
-    """Compute the softmax's gradient from the inner products of grad with the permutation matrices."""
+    """Turn the gradient of H into the gradient of the logits m, by inner products with the permutation matrices."""
     COUNT: tl.constexpr = F.logits
     p = softmax_row(m, F)
     column = tl.arange(0, F.columns)[None, :]
@@ -48,7 +48,7 @@ def derivative(m, h, grad, F: tl.constexpr):
 
 @functools.cache
 def make_form(streams: int, perms: tuple[tuple[int, ...], ...]) -> TritonForm:
-    """Return the form of a permutation mixer with this basis."""
+    """Return the `TritonForm` of a permutation mixer with the basis `perms`."""
     codes = tuple(sum(image << (3 * j) for j, image in enumerate(perm)) for perm in perms)
     columns = 1 << (len(perms) - 1).bit_length()
     return TritonForm(streams, len(perms), 1, columns, entries_by_rows, mix, derivative, Constants(codes))

@@ -17,11 +17,12 @@ from jpmhc.mixers.base import Mixer, TritonForm
 class Rotation(Mixer):
     r"""Orthogonal matrices with row and column sums of one.
 
-    H is computed as the Cayley transform of $U K U^\top$, which equals $U\,\mathrm{cayley}(K)\,U^\top + 11^\top/n$.
+    H is the Cayley transform of $U K U^\top$, which equals $U\,\mathrm{cayley}(K)\,U^\top + 11^\top/n$. K is the skew
+    matrix of the scaled logits, and U is an orthonormal basis of the vectors that sum to zero.
 
     Args:
         streams: n. The logits are the upper triangle of a skew matrix of order n - 1.
-        scale: Step size, as for the Cayley mixer.
+        scale: A factor of the logits, as in `Cayley`.
     """
 
     name = "rotation"
@@ -51,7 +52,7 @@ class Rotation(Mixer):
 
     @classmethod
     def sample(cls, streams: int, shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None) -> Tensor:
-        """Draw the matrices with O uniform on the orthogonal group. [*shape, n, n]"""
+        """Draw matrices that keep the mean stream and rotate the differences by a Haar-distributed O. [*shape, n, n]"""
         mean = torch.full((streams, streams), 1 / streams, dtype=torch.float64)
         if streams == 1:
             return mean.expand(*checks.sizes(shape, "shape"), 1, 1)

@@ -28,7 +28,7 @@ class Constants(NamedTuple):
 
 @triton.jit
 def _basis(F: tl.constexpr):
-    """Return the basis U of `complement_of_ones` and one more column, which is multiplied by zeros alone. [1, n, n]"""
+    """Return U: the columns of `complement_of_ones`, and a last column that only meets zeros. [1, n, n]"""
     i = tl.arange(0, F.streams)[:, None].to(tl.float32) + 0.5
     k = tl.arange(0, F.streams)[None, :].to(tl.float32) + 1.0
     N: tl.constexpr = F.streams
@@ -37,7 +37,7 @@ def _basis(F: tl.constexpr):
 
 @triton.jit
 def mix(m, F: tl.constexpr):
-    """Compute the Cayley transform of U K Uᵀ."""
+    """Return H, the Cayley transform of U K Uᵀ with the basis U and the scaled skew matrices K. [tokens, n, n]"""
     if F.logits == 0:
         return m * 0.0 + identity_matrix(F.streams)
     else:
@@ -47,7 +47,7 @@ def mix(m, F: tl.constexpr):
 
 @triton.jit
 def derivative(m, h, grad, F: tl.constexpr):
-    """Compute the gradient of the logits through the Cayley transform and U K Uᵀ."""
+    """Turn the gradient of H into the gradient of the logits, through the Cayley transform and U K Uᵀ."""
     if F.logits == 0:
         return m * 0.0
     else:
@@ -58,7 +58,7 @@ def derivative(m, h, grad, F: tl.constexpr):
 
 @functools.cache
 def make_form(streams: int, scale: float) -> TritonForm:
-    """Return the form of a rotation mixer."""
+    """Return the `TritonForm` of a rotation mixer."""
     n = streams
     logits = (n - 1) * (n - 2) // 2
     constants = Constants(n - 1, float(scale))

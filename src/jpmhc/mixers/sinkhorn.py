@@ -15,11 +15,11 @@ class Sinkhorn(Mixer):
         streams: n.
         iterations: Row-then-column normalisations, T = 20 in the paper.
         tolerance: Freeze a matrix once its row sums differ from one by at most this much; None: never.
-        gradient: "direct" (exact gradient of the limit), "gauss_seidel" (the paper's iteration for it) or "unrolled"
-            (gradient of the T iterations).
+        gradient: "direct" (exact gradient of the limit), "gauss_seidel" (the paper's iteration for this gradient) or
+            "unrolled" (gradient of the T iterations).
         eps: Added to sums and entries as in DeepSeek-V4 (see `birkhoff.project`); needs the gradient "unrolled".
         clamp: Bound of the logits' absolute values; None: no bound, which needs an eps.
-        first: Normalise "rows" or "columns" first in every iteration; the sums of the other side end exactly at one.
+        first: The side, "rows" or "columns", that every iteration normalises first; the other side's sums end at one.
         gradient_iterations: Iterations k of "gauss_seidel"; None: from the paper's formula, 16 for four streams.
         transposed: The logits are the rows of Hᵀ, as in models that multiply the streams by the transposed matrix.
     """

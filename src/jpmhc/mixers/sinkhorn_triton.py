@@ -15,9 +15,10 @@ from jpmhc.mixers.triton_matrices import entries_by_rows
 
 
 class Constants(NamedTuple):
-    """The settings of a Sinkhorn mixer, and the axes of [tokens, n, n] that it sums over first and second.
+    """The settings of a Sinkhorn mixer.
 
-    `steps` is the number of iterations of the gradient "gauss_seidel".
+    `steps` is the number of iterations of the gradient "gauss_seidel". `first` and `second` are the axes of
+    [tokens, n, n] over which an iteration sums first and second.
     """
 
     iterations: int
@@ -33,7 +34,7 @@ class Constants(NamedTuple):
 
 @triton.jit
 def entries_by_columns(F: tl.constexpr):
-    """Place the logits in M column by column: the logits of one row of Hᵀ are a column of M."""
+    """Return the index of each entry's logit, column by column, and its sign, always +1. [rows, columns]"""
     i = tl.arange(0, F.rows)[:, None]
     j = tl.arange(0, F.columns)[None, :]
     return j * F.rows + i, (i + j >= 0).to(tl.float32)
@@ -41,7 +42,7 @@ def entries_by_columns(F: tl.constexpr):
 
 @triton.jit
 def clamp_logits(m, F: tl.constexpr):
-    """Clamp the logits to the mixer's bound, if it has one."""
+    """Return the logits m, clamped to the mixer's bound if it has one. [tokens, n, n]"""
     if F.constants.clamp is None:
         return m
     else:
@@ -50,7 +51,7 @@ def clamp_logits(m, F: tl.constexpr):
 
 @triton.jit
 def drop_clamped(m, grad, F: tl.constexpr):
-    """Turn the gradient of the clamped logits into the gradient of the logits: zero where the clamp acted."""
+    """Turn the gradient of the clamped logits into the gradient of the logits m: zero where the clamp acted."""
     if F.constants.clamp is None:
         return grad
     else:
@@ -59,11 +60,11 @@ def drop_clamped(m, grad, F: tl.constexpr):
 
 @triton.jit
 def mix(m, F: tl.constexpr):
-    """Scale the rows and columns of exp(clamp(logits)) alternately to unit sums (Alg. sinkhorn-forward).
+    """Return H: the rows and columns of exp(clamp(m)) are scaled alternately to sums of one (Alg. sinkhorn-forward).
 
     With |logits| ≤ 10 every factor stays inside e^±40, so the paper's logarithms are not needed. With a tolerance, a
-    matrix is frozen once the sums of its first side differ from one by at most the tolerance; the sums of its second
-    side are exact.
+    matrix is frozen once its sums over the axis FIRST differ from one by at most the tolerance. Every iteration ends
+    with exact sums over the axis SECOND.
     """
     ITERATIONS: tl.constexpr = F.constants.iterations
     FIRST: tl.constexpr = F.constants.first
@@ -86,7 +87,7 @@ def mix(m, F: tl.constexpr):
 
 @triton.jit
 def softmax_first(m, F: tl.constexpr):
-    """Return the softmax along the first side: the first normalisation of the T iterations. [tokens, n, n]"""
+    """Return the softmax of the clamped logits m over the axis that is normalised first. [tokens, n, n]"""
     FIRST: tl.constexpr = F.constants.first
     x = clamp_logits(m, F)
     e = tl.exp(x - tl.max(x, axis=FIRST, keep_dims=True))
@@ -95,7 +96,7 @@ def softmax_first(m, F: tl.constexpr):
 
 @triton.jit
 def iterate(m, F: tl.constexpr):
-    """Normalise both sides exactly T times, and add eps as DeepSeek-V4 does."""
+    """Return H after a fixed number of normalisations of rows and columns, with DeepSeek-V4's eps. [tokens, n, n]"""
     ITERATIONS: tl.constexpr = F.constants.iterations
     EPS: tl.constexpr = F.constants.eps
     FIRST: tl.constexpr = F.constants.first
@@ -110,7 +111,7 @@ def iterate(m, F: tl.constexpr):
 
 @triton.jit
 def iterate_derivative(m, h, grad, F: tl.constexpr):
-    r"""Compute the gradient of the logits through the T iterations, which are run again to get their scalings.
+    r"""Turn the gradient of H into that of the logits m, through `iterate`, whose scalings are computed again.
 
     For a normalisation C' = C / (s + eps) with sums s, a gradient G of C' becomes (G - Σ G ⊙ C') / (s + eps).
     """
@@ -145,7 +146,7 @@ def iterate_derivative(m, h, grad, F: tl.constexpr):
 
 @triton.jit
 def gauss_seidel_derivative(m, h, grad, F: tl.constexpr):
-    r"""Compute the gradient $P \odot (G - u 1^\top - 1 v^\top)$ of eq. implicit-grad, with u and v from k steps.
+    r"""Return the logits' gradient $P \odot (G - u 1^\top - 1 v^\top)$ (eq. implicit-grad); P is h, and G is grad.
 
     A step is $u = (P \odot G) 1 - P v$, then $v = (P \odot G)^\top 1 - P^\top u$ (Alg. sinkhorn-implicit-bwd).
     """
@@ -164,7 +165,7 @@ def gauss_seidel_derivative(m, h, grad, F: tl.constexpr):
 
 @triton.jit
 def direct_derivative(m, h, grad, F: tl.constexpr):
-    r"""Compute the gradient $P \odot (G - u 1^\top - 1 v^\top)$ of eq. implicit-grad, with the exact u and v.
+    r"""Return the logits' gradient $P \odot (G - u 1^\top - 1 v^\top)$ (eq. implicit-grad) exactly; P is h, G is grad.
 
     Eliminating v leaves a linear system for u with the Laplacian of a graph, whose weights are P diag(1/c) Pᵀ with the
     column sums c. The graph's nodes are eliminated one by one without subtractions, so that nothing cancels when P is
@@ -207,7 +208,7 @@ DERIVATIVES = {
 
 @functools.cache
 def make_form(streams: int, constants: Constants) -> TritonForm:
-    """Return the form of a Sinkhorn mixer with these settings."""
+    """Return the `TritonForm` of a Sinkhorn mixer with these settings."""
     n = streams
     entries = entries_by_columns if constants.transposed else entries_by_rows
     forward = iterate if constants.gradient == "unrolled" else mix

@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def entries_by_rows(F: tl.constexpr):
-    """Place the logits row by row; M has padding columns if the rows' length is not a power of two."""
+    """Return the index of each entry's logit, row by row, and its sign, 0 in padding columns. [rows, columns]"""
     i = tl.arange(0, F.rows)[:, None]
     j = tl.arange(0, F.columns)[None, :]
     WIDTH: tl.constexpr = F.logits // F.rows
@@ -16,7 +16,7 @@ def entries_by_rows(F: tl.constexpr):
 
 @triton.jit
 def no_entries(F: tl.constexpr):
-    """Mark all entries as padding: the mixer has no logits."""
+    """Return any indices, and signs of 0 that mark all entries as padding: there are no logits. [rows, columns]"""
     i = tl.arange(0, F.rows)[:, None]
     j = tl.arange(0, F.columns)[None, :]
     return i + j, (i + j < 0).to(tl.float32)
@@ -24,7 +24,7 @@ def no_entries(F: tl.constexpr):
 
 @triton.jit
 def skew_entries(F: tl.constexpr):
-    """Place the logits as the upper triangle of a skew matrix of order `F.constants.order`; the rest is padding."""
+    """Return the index and sign of each entry's logit; the logits are the upper triangle of a skew matrix."""
     i = tl.arange(0, F.rows)[:, None]
     j = tl.arange(0, F.columns)[None, :]
     ORDER: tl.constexpr = F.constants.order
@@ -50,13 +50,13 @@ def transpose(m):
 
 @triton.jit
 def product(a, b):
-    """Multiply matrices token by token; a or b may be a single matrix for all tokens."""
+    """Return the matrix product of a and b for each token; one of them may be a single matrix for all tokens."""
     return tl.sum(a[:, :, :, None] * b[:, None, :, :], axis=2)
 
 
 @triton.jit
 def inverse(m, SIZE: tl.constexpr):
-    """Invert matrices whose symmetric part is positive definite, by Gauss–Jordan elimination without pivoting."""
+    """Return the inverses of matrices with a positive definite symmetric part, by elimination without pivoting."""
     i = tl.arange(0, SIZE)[None, :, None]
     j = tl.arange(0, SIZE)[None, None, :]
     for k in tl.static_range(SIZE):
@@ -89,7 +89,7 @@ def cayley(skew, SIZE: tl.constexpr):
 
 @triton.jit
 def _above(k, I: tl.constexpr, J: tl.constexpr):
-    """Return the entry (I, J) of 4 × 4 matrices. [tokens, 1, 1]"""
+    """Return the entry (I, J) of 4 × 4 matrices k. [tokens, 1, 1]"""
     i = tl.arange(0, 4)[None, :, None]
     j = tl.arange(0, 4)[None, None, :]
     return tl.sum(tl.sum(tl.where((i == I) & (j == J), k, 0.0), axis=2), axis=1)[:, None, None]
@@ -99,7 +99,7 @@ def _above(k, I: tl.constexpr, J: tl.constexpr):
 def _cayley_polynomial(k):
     """Return [(1 + s - f²) I + 2K² + 2K + 2f K*] / (1 + s + f²), the Cayley transform of a skew 4 × 4 matrix K.
 
-    See docs/derivations/cayley.md.
+    s is the sum of the squares above the diagonal, f the Pfaffian and K* the dual (docs/derivations/cayley.md).
     """
     i = tl.arange(0, 4)[None, :, None]
     j = tl.arange(0, 4)[None, None, :]
@@ -137,7 +137,7 @@ def softmax_row(m, F: tl.constexpr):
 
 @triton.jit
 def softmax_derivative(p, grad):
-    """Turn the gradient of the softmax p into the gradient of its logits. [tokens, columns] → [tokens, 1, columns]"""
+    """Turn the gradient of the softmax p into the gradient of the logits. [tokens, columns] → [tokens, 1, columns]"""
     return (p * (grad - tl.sum(p * grad, axis=1)[:, None]))[:, None, :]
 
 

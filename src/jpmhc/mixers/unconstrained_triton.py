@@ -11,17 +11,17 @@ from jpmhc.mixers.triton_matrices import entries_by_rows
 
 @triton.jit
 def mix(m, F: tl.constexpr):
-    """Return the logits, which are the entries of H."""
+    """Return the logits m, which are the entries of H."""
     return m
 
 
 @triton.jit
 def derivative(m, h, grad, F: tl.constexpr):
-    """Return the gradient unchanged."""
+    """Return the gradient of H, which is the gradient of the logits."""
     return grad
 
 
 @functools.cache
 def make_form(streams: int) -> TritonForm:
-    """Return the form of the unconstrained mixer."""
+    """Return the `TritonForm` of the unconstrained mixer."""
     return TritonForm(streams, streams**2, streams, streams, entries_by_rows, mix, derivative)

@@ -121,7 +121,7 @@ class AdamAtan2(GroupwiseOptimizer):
 
 
 def _scales(group: ParameterGroup, step: float | Tensor) -> tuple[float | Tensor, float | Tensor, float | Tensor]:
-    """Return the factors of the first moment, of the second moment's root, and of the arctangent."""
+    """Return three factors: of the first moment, of the root of the second moment, and of the arctangent."""
     beta1, beta2 = group["betas"]
     correction1 = 1 - beta1**step
     correction2 = 1 - beta2**step

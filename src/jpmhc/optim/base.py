@@ -18,8 +18,7 @@ class GroupwiseOptimizer(Optimizer):
 
     Args:
         params: Parameters or groups of them.
-        defaults: The options of groups that do not set them: `lr`, and where the optimiser has them `betas` and
-            `weight_decay`, which are checked here.
+        defaults: The values of options that a group does not set. `lr`, `betas` and `weight_decay` are checked.
     """
 
     def __init__(self, params: ParamsT, defaults: ParameterGroup) -> None:

@@ -37,7 +37,8 @@ class GrassmannianOptimizer(GroupwiseOptimizer):
     For a frame :math:`U \in St(n, p)` with Euclidean gradient :math:`G` (alg. cayley-adam):
 
     1. horizontal gradient :math:`(I - UU^\top) G` (eq. horizontal-proj);
-    2. momentum :math:`M \leftarrow \beta_1 M + (1 - \beta_1) G_{hor}`, optionally scaled by second moments as in Adam;
+    2. momentum :math:`M \leftarrow \beta_1 M + (1 - \beta_1) G_{hor}`, which gives :math:`\hat M`, optionally scaled by
+       second moments as in Adam;
     3. Cayley retraction along the skew matrix :math:`W = \hat M U^\top - U \hat M^\top` by fixed-point iteration;
     4. QR correction with the signs of the diagonal of R, which makes the frame orthonormal to rounding.
 
@@ -147,7 +148,7 @@ class GrassmannianOptimizer(GroupwiseOptimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the states of the frames and of the inner optimiser."""
         if (state_dict["inner"] is None) != (self.inner is None):
-            raise ValueError("the saved state and this optimiser differ in having an inner optimiser")
+            raise ValueError("only one of the saved state and this optimiser has an inner optimiser")
         super().load_state_dict(state_dict["frames"])
         if self.inner is not None:
             self.inner.load_state_dict(state_dict["inner"])

@@ -84,7 +84,7 @@ class NorMuon(GroupwiseOptimizer):
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
-    """Return matrices with the same singular vectors and singular values near one, between 0.7 and 1.2. [..., m, n]
+    """Return matrices with the same singular vectors, and with singular values between 0.7 and 1.2. [..., m, n]
 
     The iteration runs in bfloat16 on a GPU, and in float32 elsewhere.
 

@@ -9,7 +9,7 @@ from jpmhc.optim.base import GroupwiseOptimizer, ParameterGroup
 
 
 class SignSGD(GroupwiseOptimizer):
-    r"""SignSGD: :math:`p \leftarrow p(1 - \eta\lambda) - \eta \operatorname{sign}(g)`, for rows with a gradient alone.
+    r"""SignSGD: :math:`p \leftarrow p(1 - \eta\lambda) - \eta \operatorname{sign}(g)`, only for rows with a gradient.
 
     A table looked up with ``F.embedding(ids, table, sparse=True)`` receives a sparse gradient, one row per lookup.
     Gradients of the same row are added first. Only rows that were looked up decay and move, so the cost depends on the
@@ -62,7 +62,7 @@ class SignSGD(GroupwiseOptimizer):
             table.index_copy_(0, ids, moved)
 
     def _touched(self, grad: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the identifiers [k] and gradient rows [k, d] of the lookups on all ranks, in rank order."""
+        """Return the row number [k] and the gradient row [k, d] of each lookup on all ranks, in rank order."""
         if grad.sparse_dim() != 1:
             raise ValueError(f"a sparse gradient must be sparse in rows alone, not in {grad.sparse_dim()} dimensions")
         ids, rows = grad._indices()[0], grad._values()
@@ -77,7 +77,7 @@ class SignSGD(GroupwiseOptimizer):
 
 
 def _sum_equal(ids: Tensor, rows: Tensor) -> Tensor:
-    """Return, for each lookup, the sum of the gradient rows of all lookups with the same identifier. [k, d]"""
+    """Return, for each lookup, the sum of the gradient rows of all lookups of the same row of the table. [k, d]"""
     same = ids[:, None] == ids[None, :]  # [k, k]
     total = same.to(rows.dtype) @ rows  # [k, d]
     # Equal identifiers use one and the same sum, because they must write identical bits.

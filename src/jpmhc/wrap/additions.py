@@ -22,8 +22,8 @@ class ResidualAdditions(TorchFunctionMode):
 
     Every tensor gets a bit and two masks of earlier tensors' bits. The mask `same` has the tensors that led to this
     tensor by casts, norms, sums and the like alone. The mask `branched` has the tensors that led to this tensor through
-    a weight matrix or an attention. An addition is residual if the newest tensor in one term's `same` and the other
-    term's `branched` is newer than all tensors in both terms' `same`.
+    a weight matrix or an attention. An addition is residual if the newest tensor that is in one term's `same` and in
+    the other term's `branched` is newer than every tensor that is in the `same` of both terms.
 
     Attributes:
         counts: The number of additions in one call, by the module's name and the sum's number of dimensions and width.
@@ -105,7 +105,7 @@ def tensors_in(values: Sequence[Any]) -> list[Tensor]:
 def describe_wrapping(
     model: nn.Module, plans: Sequence[LayerPlan], counts: dict[tuple[str, int, int], int]
 ) -> tuple[str, bool]:
-    """Return one sentence about the additions that became connections, and whether that sentence is worth a warning.
+    """Return one sentence on which additions became connections, and whether it should be a warning.
 
     Args:
         model: The model.

@@ -29,12 +29,12 @@ def _is_traced() -> bool:
 
 
 def _is_no_container(value: object) -> bool:
-    """Return whether a value in an output is a leaf, such as a tensor or a cache of keys and values."""
+    """Return whether a value is no dict, list or tuple: for example a tensor, or a cache of keys and values."""
     return not isinstance(value, dict | list | tuple)
 
 
 class SumOfStates(torch.autograd.Function):
-    """An identity on the streams whose backward pass sends the sum of the streams' gradients to the hidden state."""
+    """An identity on the streams; its backward pass gives the hidden state the sum of the streams' gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, state: Tensor) -> Tensor:
@@ -99,11 +99,11 @@ class Chain:
         self._forget_calls()
 
     def begin(self, layer: nn.Module, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
-        """Turn the hidden state among a layer's arguments into streams (a hook before the layer)."""
+        """Return a layer's arguments with the hidden state as a `Streams` object (a hook before the layer)."""
         plan, connections = connections_of(layer).plan, connections_of(layer).connections
         x = plan.entering(args, kwargs)
         if not isinstance(x, Tensor):
-            raise RuntimeError(f"{plan.name}: its hidden state was not given as when it was wrapped")
+            raise RuntimeError(f"{plan.name}: its hidden state was given by another argument when it was wrapped")
         hidden = x
         if not plan.first and not _is_traced():
             x = self.apart.get(x, x)
@@ -140,7 +140,7 @@ class Chain:
         return plan.with_leaving(output, self.send(streams.x))
 
     def send(self, x: Tensor) -> Tensor:
-        """Return the streams for the next layer, or their mean if the layer was called outside a call of the owner."""
+        """Return the streams x for the next layer; outside a call of the owner, return their mean."""
         if self.staged or _is_traced():
             return x
         if self.owner not in self.calls and torch._C._current_graph_task_id() == -1:  # outside recomputation too
@@ -166,7 +166,7 @@ class Chain:
         self.gives_states |= bool(setting) or bool(kwargs.get("output_hidden_states"))
 
     def leave(self, module: nn.Module, args: Args, output: Any) -> Any:
-        """Reduce all streams in the output of the owner or of a module around it (a hook after that module)."""
+        """Return the output of the owner, or of a module around it, with all streams reduced (a hook after it)."""
         if self.staged:
             return output
         if _is_traced():
@@ -200,7 +200,7 @@ class Chain:
         return None
 
     def reduce_by_name(self, module: nn.Module, output: Any) -> Any:
-        """Reduce the streams in a traced output, in which only names and shapes tell which entries are streams.
+        """Return a traced output with its streams reduced; names and shapes tell which entries are streams.
 
         Args:
             module: The module that returns the output.
@@ -219,7 +219,7 @@ class Chain:
         return output
 
     def refuse_unfinished(self, module: nn.Module) -> None:
-        """Raise an error that not all layers of the chain were called, so that the streams were not reduced."""
+        """Raise an error: not all layers of the chain were called, so that streams would leave the module."""
         raise RuntimeError(
             f"{type(module).__name__} did not call all of its layers {self.names}, as it did when the model was "
             "wrapped: unwrap the model before you run fewer of them"
@@ -255,14 +255,14 @@ class Chain:
         return connection if may_read_ahead(connection, x) else None
 
     def take_read(self, layer: nn.Module, x: Tensor) -> Read | None:
-        """Return the mixture and state that the layer before has read ahead from these streams, or None."""
+        """Return the mixture and state that the previous layer has read from the streams x for this layer, or None."""
         if torch.compiler.is_compiling() or self.ahead is None:
             return None
         (reader, ahead), self.ahead = self.ahead, None
         return use_read(ahead, x) if reader is layer else None
 
     def _reduce_entries(self, value: Any, named: bool) -> Any:
-        """Reduce the streams in a tuple of hidden states.
+        """Return a tuple of hidden states with its streams reduced.
 
         Args:
             value: The tuple; any other value is returned unchanged.
@@ -305,7 +305,7 @@ def _is_ours(checkpoint: object) -> bool:
 
 
 def recompute_streams(checkpoint: Callable[..., Any], run: Callable[..., Any], *args: Any) -> Any:
-    """Run a layer under its checkpoint function, with a new streams object in each run and recomputation.
+    """Run a layer under its checkpoint function, and return its output; every run makes its own `Streams` object.
 
     Neither this layer nor the next one uses a mixture read ahead, because the checkpoint saves only the layer's
     arguments.

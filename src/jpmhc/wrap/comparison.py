@@ -22,7 +22,7 @@ def call_arguments(model: nn.Module, inputs: object) -> tuple[Args, Kwargs]:
 
 
 def default_inputs(model: nn.Module) -> dict[str, Tensor]:
-    """Return two sequences of eight tokens or two images of noise, whichever the model takes."""
+    """Return two sequences of eight tokens, or two images of noise, as the keyword arguments of the model."""
     config: Any = getattr(model, "config", None)
     main = getattr(model, "main_input_name", None)
     device = next((parameter.device for parameter in model.parameters()), None)
@@ -47,7 +47,7 @@ def default_inputs(model: nn.Module) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def explaining_guess(model: nn.Module, guess: Kwargs) -> Iterator[None]:
-    """Turn a model's error inside the context, where it is called with guessed arguments, into a request for inputs."""
+    """Replace an error inside the context, where a model gets guessed arguments, by a request for `inputs`."""
     try:
         yield
     except _FAILURES as error:
@@ -152,8 +152,8 @@ class OutputComparison:
 def _refuse_difference(kind: str, what: str, difference: float, allowed: float) -> None:
     if not difference <= allowed:
         raise ValueError(
-            f"{kind} cannot be wrapped: its {what} would differ by {difference:.1e} of the largest; a layer does more "
-            "with its hidden state than can be followed"
+            f"{kind} cannot be wrapped: its {what} would differ by {difference:.1e} of their largest entry; a layer "
+            "uses its hidden state in a way that wrap cannot follow"
         )
 
 

@@ -32,7 +32,7 @@ class LayerPlan:
         ndim: The number of dimensions of the hidden state.
         dim: The width of the hidden state.
         steps: The operations that carry the residual stream from the layer's input to its output.
-        leaves: The index or key of the hidden state in the layer's output; None if it is the output itself.
+        leaves: The index or key of the hidden state in the layer's output; None if the output is the hidden state.
         modules: The names, inside the layer, of modules outside torch.nn that take the hidden state.
         first: Whether the layer expands a hidden state into streams; other layers get streams.
         last: Whether the layer reduces its streams to a hidden state; other layers hand streams to the next layer.
@@ -77,12 +77,12 @@ class LayerPlan:
         return output.get(self.leaves) if isinstance(output, dict) else None
 
     def with_leaving(self, output: Any, value: Tensor | Streams) -> Any:
-        """Return the layer's output with the hidden state replaced by `value`, and other streams by their mixtures."""
+        """Return the layer's output with `value` as the hidden state; a tensor replaces any other `Streams` in it."""
         return value if self.leaves is None else replace_entries(output, {self.leaves: value})
 
 
 def replace_entries(output: Any, values: dict[Any, Tensor | Streams]) -> Any:
-    """Return a layer's output with some entries replaced by `values`, and streams elsewhere by their mixtures."""
+    """Return a layer's output with the entries `values`; a tensor (`bare`) replaces any other `Streams` in it."""
     if isinstance(output, dict):
         for key, value in output.items():
             output[key] = values[key] if key in values else bare(value)
@@ -112,11 +112,11 @@ class Recipe:
             checks.choice(name, OPTIONS, "option of wrap")
 
     def make_connection(self, dim: int, index: int) -> HyperConnection:
-        """Make a fresh connection of width `dim` with the number `index` in the model."""
+        """Return a fresh connection of width `dim`, which is number `index` in the model."""
         return HyperConnection(None, dim, self.streams, copy.deepcopy(self.mixer), index=index, **self.options)
 
     def make_connections(self, model: nn.Module, plans: Sequence[LayerPlan]) -> list["LayerConnections"]:
-        """Make fresh connections for all planned layers, on each layer's device, numbered through the whole model."""
+        """Return fresh connections for each plan, on the layer's device; the numbers run through the whole model."""
         connections: list[LayerConnections] = []
         index = 0
         modules = dict(model.named_modules())
@@ -163,7 +163,7 @@ class LayerConnections(nn.Module):
 
 
 def connections_of(layer: nn.Module) -> LayerConnections:
-    """Return the connections of a wrapped layer, or the module that PEFT has put around the connections."""
+    """Return the connections of a wrapped layer, or PEFT's module around these connections."""
     return cast(LayerConnections, getattr(layer, CHILD))
 
 

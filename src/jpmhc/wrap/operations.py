@@ -20,17 +20,17 @@ def _numbers(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _leading(dim: int, x: Tensor) -> bool:
-    """Return whether `dim` is a dimension of the hidden state other than the last one."""
+    """Return whether `dim` is a dimension of the hidden state [..., d] before the last; x is [..., n, d]."""
     return -(x.ndim - 1) <= dim < x.ndim - 2 and dim != -1
 
 
 def _from_front(dim: int, x: Tensor) -> int:
-    """Return a dimension of the hidden state as a number from the front."""
+    """Return `dim`, which may count from the end of the hidden state [..., d], as a number from the front."""
     return dim if dim >= 0 else dim + x.ndim - 1
 
 
 def reshape(x: Tensor, *sizes: Any, shape: Any = None) -> Tensor | None:
-    """Reshape the dimensions before the last."""
+    """Return the streams x [..., n, d] for a hidden state [..., d] that is reshaped before its last dimension."""
     new_shape = _numbers(sizes) if shape is None else tuple(shape)
     if not new_shape or isinstance(new_shape[0], torch.dtype):
         return None
@@ -46,33 +46,33 @@ def reshape(x: Tensor, *sizes: Any, shape: Any = None) -> Tensor | None:
 
 
 def transpose(x: Tensor, dim0: int, dim1: int) -> Tensor | None:
-    """Exchange two dimensions before the last."""
+    """Return the streams x with two dimensions of the hidden state, before its last one, exchanged."""
     if not (_leading(dim0, x) and _leading(dim1, x)):
         return None
     return x.transpose(_from_front(dim0, x), _from_front(dim1, x))
 
 
 def permute(x: Tensor, *dims: Any) -> Tensor | None:
-    """Reorder the dimensions before the last."""
+    """Return the streams x with the dimensions of the hidden state before its last one reordered."""
     order = [_from_front(dim, x) for dim in _numbers(dims)]
     return x.permute(*order[:-1], x.ndim - 2, x.ndim - 1) if order[-1] == x.ndim - 2 else None
 
 
 def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor | None:
-    """Join neighbouring dimensions before the last."""
+    """Return the streams x with neighbouring dimensions of the hidden state, before its last one, joined."""
     if not (_leading(start_dim, x) and _leading(end_dim, x)):
         return None
     return x.flatten(_from_front(start_dim, x), _from_front(end_dim, x))
 
 
 def unsqueeze(x: Tensor, dim: int) -> Tensor | None:
-    """Insert a dimension of size one before the last."""
+    """Return the streams x with a dimension of size one, before the hidden state's last dimension."""
     position = dim if dim >= 0 else dim + x.ndim
     return x.unsqueeze(position) if position <= x.ndim - 2 else None
 
 
 def squeeze(x: Tensor, *dims: Any, dim: int | None = None) -> Tensor | None:
-    """Remove named dimensions of size one before the last."""
+    """Return the streams x without the given dimensions of size one of the hidden state."""
     squeezed = _numbers(dims) if dim is None else (dim,)
     if not squeezed or not all(_leading(dim, x) for dim in squeezed):
         return None
@@ -80,7 +80,7 @@ def squeeze(x: Tensor, *dims: Any, dim: int | None = None) -> Tensor | None:
 
 
 def roll(x: Tensor, shifts: Any, dims: Any = None) -> Tensor | None:
-    """Shift the entries cyclically along dimensions before the last."""
+    """Return the streams x, shifted cyclically along dimensions before the hidden state's last one."""
     rolled = dims if isinstance(dims, Sequence) else [] if dims is None else [dims]
     if not rolled or not all(_leading(dim, x) for dim in rolled):
         return None
@@ -88,7 +88,7 @@ def roll(x: Tensor, shifts: Any, dims: Any = None) -> Tensor | None:
 
 
 def getitem(x: Tensor, index: Any) -> Tensor | None:
-    """Index the dimensions before the last."""
+    """Return the streams x, indexed in the dimensions before the hidden state's last one."""
     parts = index if isinstance(index, tuple) else (index,)
     if any(part is Ellipsis or isinstance(part, list) for part in parts):
         return None
@@ -99,7 +99,7 @@ def getitem(x: Tensor, index: Any) -> Tensor | None:
 
 
 def _beside(x: Tensor, other: Any) -> Any:
-    """Reshape a factor of the hidden state to broadcast over the streams; None if it would enlarge the hidden state."""
+    """Return a factor of the hidden state, reshaped to broadcast over the streams x; None if it is larger."""
     if not isinstance(other, Tensor) or other.ndim <= 1:
         return other if not isinstance(other, Tensor) or other.ndim == 0 or other.shape[0] in (1, x.shape[-1]) else None
     shape = (*x.shape[:-2], x.shape[-1])
@@ -108,30 +108,30 @@ def _beside(x: Tensor, other: Any) -> Any:
 
 
 def mul(x: Tensor, other: Any) -> Tensor | None:
-    """Multiply by a number or by a tensor that fits the hidden state."""
+    """Return the streams x times a number, or times a tensor that fits the hidden state."""
     factor = _beside(x, other)
     return None if factor is None else x * factor
 
 
 def div(x: Tensor, other: Any, **kwargs: Any) -> Tensor | None:
-    """Divide by a number or by a tensor that fits the hidden state."""
+    """Return the streams x divided by a number, or by a tensor that fits the hidden state."""
     divisor = _beside(x, other)
     return None if divisor is None or kwargs else x / divisor
 
 
 def shift(x: Tensor, other: Any) -> Tensor | None:
-    """Add a number or a bias [d], which is no residual addition."""
+    """Return the streams x plus a number or a bias [d], which is not a residual addition."""
     term = _beside(x, other)
     return None if term is None else x + term
 
 
 def clone(x: Tensor, **_: Any) -> Tensor:
-    """Return the streams themselves, which are never changed in place."""
+    """Return the streams x themselves, because streams are never changed in place."""
     return x
 
 
 def _normalise(function: Callable[..., Tensor]) -> Operation:
-    """Turn a norm's function into an operation, which returns None unless it normalises only the last dimension."""
+    """Return an operation on streams that calls a norm's function, if the norm is only over the last dimension."""
 
     def normalise(x: Tensor, normalized_shape: Any, *args: Any, **kwargs: Any) -> Tensor | None:
         return function(x, normalized_shape, *args, **kwargs) if tuple(normalized_shape) == x.shape[-1:] else None
@@ -140,7 +140,7 @@ def _normalise(function: Callable[..., Tensor]) -> Operation:
 
 
 def _dropout(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Apply dropout, never in place."""
+    """Return the streams x after dropout, which is never in place."""
     return F.dropout(x, *args, **{key: value for key, value in kwargs.items() if key != "inplace"})
 
 

@@ -30,7 +30,7 @@ METHOD = "jpmhc"  # the name under which the preparation of wrapped models is re
 
 
 def record_wrapping(model: nn.Module, recipe: Recipe, plans: Sequence[LayerPlan]) -> None:
-    """Write the recipe and the layers' plans into the configurations of all `transformers` models in a module.
+    """Write the recipe and the plans into the configuration of every `transformers` model in a module.
 
     Parts of a model may have separate configurations and may be saved alone, so each configuration gets a record of its
     own part's layers.
@@ -59,7 +59,7 @@ def _remove_note(config: Any) -> None:
 
 
 def _pretrained_parts(model: nn.Module) -> list[tuple[str, Any]]:
-    """Return the prefix of names and the module of each `transformers` model in a module, outermost first."""
+    """Return (prefix of its names, module) for each `transformers` model in a module, outermost first."""
     return [
         (f"{name}." if name else "", module)
         for name, module in model.named_modules()
@@ -73,7 +73,7 @@ def is_pretrained(model: nn.Module) -> bool:
 
 
 def _own_configs(model: nn.Module) -> list[tuple[str, Any]]:
-    """Return each configuration in a model, with the prefix of names of the outermost part that uses it.
+    """Return (prefix of names, configuration) for each configuration in a model; its outermost user has the prefix.
 
     Other models may share a configuration object, so this model's modules get a copy of it. A model without a head
     keeps the object, because it may be the body of a larger model that is saved with this configuration.
@@ -97,7 +97,7 @@ def read_record(record: dict[str, Any], mixer: Mixer | None = None) -> tuple[Rec
 
     Args:
         record: The record in a configuration.
-        mixer: The mixer, if it is not one of jpmhc's, which a record cannot describe.
+        mixer: The mixer, if it is a class of the user's own, which a record cannot describe.
     """
     for key in ("layers", "streams", "mixer", "options"):
         if key not in record:
@@ -110,17 +110,17 @@ def read_record(record: dict[str, Any], mixer: Mixer | None = None) -> tuple[Rec
 
 
 def _read_mixer(described: str | dict[str, Any] | None, mixer: Mixer | None) -> str | Mixer:
-    """Return the mixer that a record describes, or the given mixer if a record cannot describe it."""
+    """Return the mixer `described` in a record; if it is a class of the user's own, return the given `mixer`."""
     if isinstance(described, dict) and described["settings"] is None:
         if mixer is None or type(mixer).__name__ != described["name"]:
             raise ValueError(
-                f"the model was wrapped with the mixer {described['name']}, which is none of jpmhc's: give "
-                f"load_wrapped a mixer={described['name']}(…)"
+                f"the model was wrapped with the mixer {described['name']}, which is not one of jpmhc's: give "
+                f"load_wrapped mixer={described['name']}(…)"
                 + ("" if mixer is None else f", not a {type(mixer).__name__}")
             )
         return mixer
     if mixer is not None:
-        raise ValueError("mixer= is for models with a mixer of your own; the configuration describes the one used here")
+        raise ValueError("mixer= is for mixers of your own; this configuration describes the model's mixer")
     if isinstance(described, dict):
         return MIXERS[described["name"]](**described["settings"])
     if described is None:
@@ -129,7 +129,7 @@ def _read_mixer(described: str | dict[str, Any] | None, mixer: Mixer | None) -> 
 
 
 def _describe_mixer(mixer: str | Mixer) -> str | dict[str, Any]:
-    """Return a mixer's name, or its name and settings as numbers and strings; the settings are None if they are not."""
+    """Return a mixer's name, or its name and settings; the settings are None if a record cannot hold them."""
     if isinstance(mixer, str):
         return mixer
     if MIXERS.get(mixer.name) is not type(mixer):
@@ -216,7 +216,7 @@ def load_wrapped(auto_class: Any, name_or_path: str | Path, *, mixer: Mixer | No
 
 
 def _load_config(auto_class: Any, name_or_path: str | Path, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the configuration, changed by those arguments that are its settings, and the remaining arguments.
+    """Return the configuration, with the settings among the arguments applied, and the remaining arguments.
 
     As in `from_pretrained`, the remaining arguments go to the model's class.
     """
@@ -260,7 +260,7 @@ def _preparation_class() -> Any:
 
     @register_quantization_config(METHOD)
     class Preparation(QuantizationConfigMixin):
-        """The recipe and plans of a wrapped model, and whether weights may have other shapes than the model's."""
+        """The recipe and plans of a wrapped model; `may_differ` allows weights with other shapes than the model's."""
 
         def __init__(self, recipe: Recipe, plans: list[LayerPlan], may_differ: bool) -> None:
             self.quant_method: Any = METHOD

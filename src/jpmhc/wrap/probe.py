@@ -26,7 +26,7 @@ FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, Runtim
 
 
 class PlainResidual:
-    """The connection of one stream that computes the plain addition x + y."""
+    """A connection of one stream that computes the plain addition x + y."""
 
     def read(self, x: Tensor) -> tuple[Tensor, None]:
         return x.squeeze(-2), None
@@ -72,7 +72,7 @@ class Finding:
     Args:
         calls: The number of the candidate's calls.
         plans: A plan for each call through which the residual stream could be followed.
-        complaint: A clause on why its residual additions cannot be followed; "" if they can, or if it has none.
+        complaint: A clause on why the candidate's residual additions cannot be followed; "" if there is no reason.
         only_adds: Whether the candidate adds to its hidden state without computing anything else from it. A connection
             there would have no effect, because nothing reads the streams before they are reduced.
     """
@@ -89,7 +89,7 @@ class Finding:
 
 @dataclass
 class Boundary:
-    """A hidden state between two layers: the call that returned it, the call that took it, and if it has other uses."""
+    """A hidden state between two layers: who returned it, who took it (name and number of the call), and other uses."""
 
     tensor: Tensor
     maker: tuple[str, int]
@@ -116,7 +116,7 @@ class Probe(TorchFunctionMode):
         self._entered: list[tuple[LayerPlan, EveryRoute]] = []
 
     def watch(self, run: Callable[[], object]) -> None:
-        """Run the model with the hooks; turn an error inside a candidate into the candidate's complaint."""
+        """Call `run` with the hooks; an error inside a candidate becomes the candidate's complaint."""
         handles = []
         for name, module in self._candidates.items():
             handles.append(module.register_forward_pre_hook(self._make_begin(name), with_kwargs=True))
@@ -188,7 +188,7 @@ class Probe(TorchFunctionMode):
 
 
 def plan_entry(name: str, module: nn.Module, args: Args, kwargs: Kwargs) -> LayerPlan | None:
-    """Return a plan with the candidate's first argument that can be a hidden state; None if there is none."""
+    """Return a plan whose hidden state is the first floating-point argument [..., d] of a candidate, or None."""
     arguments: list[tuple[int | None, str | None, object]] = [(index, None, value) for index, value in enumerate(args)]
     arguments += [(None, key, value) for key, value in kwargs.items()]
     for position, keyword, value in arguments:
@@ -204,7 +204,7 @@ def plan_entry(name: str, module: nn.Module, args: Args, kwargs: Kwargs) -> Laye
 
 
 def find_streams(output: Any, route: Route) -> tuple[Streams | None, int | str | None]:
-    """Return a route's streams in a layer's output, with their index or key in the output."""
+    """Return the streams of a route in a layer's output, and their index or key (None: they are the output)."""
     if isinstance(output, Streams):
         return output, None
     pairs: Any = output.items() if isinstance(output, dict) else ()

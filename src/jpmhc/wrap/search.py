@@ -48,7 +48,7 @@ class Search:
         self.only_adding: list[str] = []
 
     def find_layers(self) -> Probe:
-        """Return a run in which all candidates are layers.
+        """Return a probing run in which all candidates are layers.
 
         Candidates are the elements of the model's outermost lists of modules, or of inner lists if those elements
         cannot be followed. Without followed lists, candidates are the model's children, and finally the model itself.
@@ -67,7 +67,7 @@ class Search:
         )
 
     def follow(self, names: list[str]) -> Probe:
-        """Return a run with these layers as candidates; raise an error if one of them cannot be followed."""
+        """Return a probing run with these layers as candidates. Raise an error if a layer cannot be followed."""
         probe = self._probe([names])
         for name in names:
             finding = probe.findings[name]
@@ -87,7 +87,7 @@ class Search:
         return probe
 
     def _descend(self, groups: list[list[str]], descend: Descent) -> Probe | None:
-        """Probe groups of modules, and replace modules that cannot be followed by groups inside them, until all can."""
+        """Return a probing run of modules that can all be followed; other modules give way to modules inside them."""
         while groups:
             probe = self._probe(groups)
             remaining: list[list[str]] = []
@@ -110,7 +110,7 @@ class Search:
         return None
 
     def _followed_layers(self, group: list[str], findings: dict[str, Finding]) -> list[str]:
-        """Return a list's modules that are layers; none if only some of a class can be followed, or widths differ."""
+        """Return the layers in a group; no layers if only some of a class can be followed, or if widths differ."""
         followed = [name for name in group if findings[name].followed]
         others = [name for name in group if name not in followed]
         if any(findings[name].complaint for name in others):
@@ -128,12 +128,11 @@ class Search:
         return followed
 
     def _refuse_complaints(self, findings: dict[str, Finding]) -> None:
-        """Raise an error if residual additions can be followed neither in a layer nor in the layers inside it."""
+        """Raise an error for a module with a complaint if no module inside it can be followed."""
         for name, complaint in self.complaints.items():
             if not any(inner.startswith(f"{name}.") and finding.followed for inner, finding in findings.items()):
                 raise ValueError(
-                    f"{self._describe(name)} cannot be wrapped: it {complaint}; layers= names the layers to wrap "
-                    "instead"
+                    f"{self._describe(name)} cannot be wrapped: it {complaint}; give the layers to wrap by layers="
                 )
 
     def _describe(self, name: str) -> str:
@@ -168,7 +167,7 @@ def _nothing_in(module: nn.Module, name: str) -> Iterator[list[str]]:
 
 
 def chain_layers(probe: Probe) -> list[LayerPlan]:
-    """Return one plan for each layer, marked as first or last if it begins or ends a chain of layers."""
+    """Return one plan per layer, with `first` and `last` for layers that get or return hidden states, not streams."""
     joined = [(b.maker, b.taker) for b in probe.boundaries if b.taker is not None and not b.used]
     plans = []
     for name, finding in probe.findings.items():

@@ -30,7 +30,7 @@ class StreamModule:
         self.pending: tuple[Streams, StreamStep] | None = None
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Replace the streams among the module's arguments by a tensor (the hook before the module)."""
+        """Return the module's arguments with a tensor for the `Streams` object (a hook before the module)."""
         self.pending = None  # an interrupted call may have left a value
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor | Streams)]
         if len(tensors) != 1 or not isinstance(tensors[0], Streams) or not args or tensors[0] is not args[0]:
@@ -45,7 +45,7 @@ class StreamModule:
         return (streams.x, *args[1:]), kwargs
 
     def end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """Turn the module's output into a `Streams` object if it was computed from all streams (the hook after)."""
+        """Return the module's output, as a `Streams` object if it is of all streams (a hook after the module)."""
         if self.pending is None:
             return None
         (streams, step), self.pending = self.pending, None

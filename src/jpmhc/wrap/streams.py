@@ -58,7 +58,7 @@ class Route:
         return self.connections[done] if done < len(self.connections) else None
 
     def following(self, trail: Trail) -> HyperConnection | None:
-        """Return the connection that reads directly after the addition at the end of `trail`, or None if unknown."""
+        """Return the connection that reads directly after the addition at the end of `trail`, or None."""
         if len(trail) == len(self.steps):
             return self.onward
         return self.connection(trail) if self.steps[len(trail)].name == "add" else None
@@ -73,8 +73,8 @@ class Route:
 class Streams:
     """The n residual streams inside a layer, in place of the layer's hidden state.
 
-    Operations in the route carry the residual stream: an addition writes to the streams, and other such operations, for
-    example the norm of a post-norm layer, act on each stream. All other computations use the mixture of streams that
+    Operations in the route carry the residual stream: an addition writes to the streams, and any other, for example
+    the norm of a post-norm layer, acts on each stream. All other computations use the mixture of streams that
     the next connection reads [..., d].
 
     Args:
@@ -111,17 +111,17 @@ class Streams:
         return self.begun
 
     def take_step(self, name: str) -> StreamStep | None:
-        """Count one more operation of this name, and return the step if it carries the residual stream."""
+        """Count one more operation of this name. Return its step if it carries the residual stream, else None."""
         step = StreamStep(name, self.counts.get(name, 0))
         self.counts[name] = step.number + 1
         return step if self.route.carries(self.trail, step) else None
 
     def after(self, step: StreamStep, x: Tensor) -> "Streams":
-        """Return a `Streams` object for the streams x after one more step."""
+        """Return the streams x as a `Streams` object whose trail has one more step."""
         return Streams(x, self.route, (*self.trail, step))
 
     def apply(self, name: str, *args: Any, **kwargs: Any) -> "Streams | None":
-        """Apply an operation to each stream; return None if it does not carry the residual stream."""
+        """Return the streams after an operation on each of them; None if it does not carry the residual stream."""
         if name in TYPE_CHANGES:
             return ChangedStreams(self, lambda x: TYPE_CHANGES[name](x, *args, **kwargs))
         step = self.take_step(name)
@@ -129,7 +129,7 @@ class Streams:
         return None if x is None or step is None else self.after(step, x)
 
     def add(self, other: Any, *, alpha: float = 1) -> Any:
-        """Write to the streams if this addition carries the residual stream; otherwise add to the mixture."""
+        """Return the streams after a write of `other` if this addition is residual; else the mixture plus `other`."""
         if isinstance(other, Streams):
             if alpha == 1 and other._bends() < self._bends():
                 return other.add(self)
@@ -145,7 +145,7 @@ class Streams:
         return self.read() + other if result is None else result
 
     def _bends(self) -> int:
-        """Return the number of steps other than additions; of two added streams, the residual has fewer."""
+        """Return the number of steps other than additions. Of two terms, the one with fewer is the residual stream."""
         return sum(step.name != "add" for step in self.trail)
 
     def _write(self, y: Tensor, step: StreamStep, connection: HyperConnection) -> "Streams":
@@ -179,13 +179,13 @@ class Streams:
         return self
 
     def mul(self, other: Any) -> Any:
-        """Scale each stream if this carries the residual stream; otherwise scale the mixture."""
+        """Return scaled streams if this product carries the residual stream; else the scaled mixture."""
         other = bare(other)
         scaled = self.apply("mul", other)
         return self.read() * other if scaled is None else scaled
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """Move or cast each stream; return this object if device and type stay the same."""
+        """Return the streams on another device or in another type; this object if nothing changes."""
         empty = torch.empty(0, dtype=self.dtype, device=self.device).to(*bare(args), **kwargs)
         if (empty.dtype, empty.device) == (self.dtype, self.device):
             return self
@@ -235,7 +235,7 @@ class Streams:
         return self.to(other.dtype)
 
     def __getattr__(self, name: str) -> Any:
-        """Return any other attribute from the mixture, which is a tensor."""
+        """Return the attribute `name` of the mixture, a tensor."""
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.read(), name)
@@ -263,9 +263,9 @@ class Streams:
 
 
 class ChangedStreams(Streams):
-    """Streams after a cast or clamp, which is computed for all streams only when all streams are needed.
+    """Streams after a cast or clamp (the change), which is applied to all streams only when `x` is first needed.
 
-    Until then, a read applies the change to the mixture of the streams before the change.
+    Until then, a read mixes the unchanged streams and applies the change to the mixture.
 
     Args:
         source: The streams before the change.
@@ -294,7 +294,7 @@ class ChangedStreams(Streams):
 
 
 def bare(value: Any) -> Any:
-    """Replace `Streams` objects by their mixtures, in a value and inside lists, tuples and dicts."""
+    """Return the value with each `Streams` object, also in lists, tuples and dicts, replaced by its `read()`."""
     if isinstance(value, Streams):
         return value.read()
     if type(value) in (list, tuple):
@@ -305,7 +305,7 @@ def bare(value: Any) -> Any:
 
 
 def _make_method(method: str, name: str) -> Callable[..., Any]:
-    """Make a method that acts on each stream if it carries the residual stream, and otherwise on the mixture."""
+    """Return a method that acts on each stream if it carries the residual stream, and otherwise on the mixture."""
 
     def run(self: Streams, *args: Any, **kwargs: Any) -> Any:
         carried = self.apply(name, *args, **kwargs)
@@ -315,7 +315,7 @@ def _make_method(method: str, name: str) -> Callable[..., Any]:
 
 
 def _make_operator(name: str) -> Callable[..., Any]:
-    """Make an operator that computes with the mixture."""
+    """Return an operator that computes with the mixture."""
     return lambda self, *others: getattr(self.read(), name)(*bare(others))
 
 
@@ -334,7 +334,7 @@ def register_with_einops() -> None:
 
 @functools.cache
 def _make_einops_backend() -> type:
-    """Define, once, einops' backend for streams, which einops finds among the subclasses of its backends."""
+    """Return einops' backend for `Streams`, defined once; einops finds it among the subclasses of its backends."""
     from einops._backends import TorchBackend
 
     class StreamsBackend(TorchBackend):

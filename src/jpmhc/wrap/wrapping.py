@@ -138,7 +138,7 @@ def unwrap(model: nn.Module, force: bool = False) -> nn.Module:
         if changed is not None:
             raise ValueError(
                 f"{name}.{CHILD}.additions.{changed} has been trained, and without it the model computes something "
-                "else: unwrap(model, force=True) takes it away all the same"
+                "else: unwrap(model, force=True) removes it all the same"
             )
     uninstall(model)
     forget_wrapping(model)
@@ -159,7 +159,7 @@ def _names_of(model: nn.Module, layers: Iterable[nn.Module]) -> list[str]:
 
 
 def _refuse_mixer(mixer: Mixer) -> None:
-    """Raise an error if a fresh connection with the mixer is not the plain addition."""
+    """Raise an error if the rows of the mixer's start do not sum to one, as a plain addition needs."""
     with torch.no_grad():
         error = float((mixer(mixer.start()).sum(-1) - 1).abs().max())
     if not error < 1e-3:
