@@ -120,7 +120,7 @@ def _read_mixer(described: str | dict[str, Any] | None, mixer: Mixer | None) -> 
             )
         return mixer
     if mixer is not None:
-        raise ValueError("mixer= is for mixers of your own; this configuration describes the model's mixer")
+        raise ValueError("mixer= is for a mixer of your own; this configuration describes the model's mixer")
     if isinstance(described, dict):
         return MIXERS[described["name"]](**described["settings"])
     if described is None:
