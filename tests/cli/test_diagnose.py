@@ -95,6 +95,6 @@ def test_wrong_names_are_one_sentence(file, tmp_path, capsys):
     fails_with(capsys, "--length is for Hugging Face models", "diagnose", f"{file}:build", "--length", "3", *out)
     fails_with(capsys, "has no function biuld", "diagnose", f"{file}:biuld", *out)
     fails_with(capsys, "must return a model and its inputs", "diagnose", f"{file}:wrong", *out)
-    fails_with(capsys, "needs the function that makes the model", "diagnose", str(file), *out)
+    fails_with(capsys, "lacks the name of a function that makes the model", "diagnose", str(file), *out)
     fails_with(capsys, "there is no folder /no/such/folder", "diagnose", "/no/such/folder", *out)
     fails_with(capsys, "no module 'norm' of this model", "diagnose", f"{file}:build", "--between", "0", "norm", *out)

@@ -53,7 +53,7 @@ def parse_and_call(function: Callable[..., None], program: str, words: Sequence[
 
 
 def make_option_form(default: object, **fields: Field) -> Form:
-    """Return a form: an instance of a derived dataclass with new annotations and values of some fields.
+    """Return a form: an instance of a dataclass derived from the default's, with new annotations and values of fields.
 
     Args:
         default: An instance of the library's dataclass, which has the values of all other fields.
@@ -68,10 +68,10 @@ def make_option_form(default: object, **fields: Field) -> Form:
 
 
 def read_option_form(form: Form, **changes: Any) -> Any:
-    """Turn a form with the parsed options back into the library's dataclass, together with the forms in its fields.
+    """Return an instance of the library's dataclass with a form's values; forms in its fields are turned back, too.
 
     Args:
-        form: The form.
+        form: The form with the parsed options.
         changes: Values that replace the form's values.
     """
     cls = form._library_class
@@ -81,7 +81,7 @@ def read_option_form(form: Form, **changes: Any) -> Any:
 
 @contextlib.contextmanager
 def refusing_in_one_sentence(main: Main, words: Sequence[str]) -> Iterator[None]:
-    """Make tyro raise a ValueError with one sentence for a wrong command line.
+    """Return a context in which tyro raises a ValueError with one sentence for a wrong command line.
 
     Args:
         main: The command's `main`, whose help gives the option names for suggestions.

@@ -56,12 +56,12 @@ def main(words: Sequence[str]) -> None:
 def compare_with_form(
     form: Form, read: Reader, arms: tuple[str, ...], experiment: type[Experiment]
 ) -> Callable[..., None]:
-    """Return the command's function with the options of one task.
+    """Return the function of `jpmhc compare` with the options of one task.
 
     Args:
         form: The task's options with their defaults.
         read: Turns the form with the parsed options into an experiment.
-        arms: The arms by default.
+        arms: The default of --arms, the compared variants of the model.
         experiment: The class of the experiment that `read` returns.
     """
     own: Any = type(form)
@@ -78,7 +78,7 @@ def compare_with_form(
         out: Path = Comparison.out,
         runs: tuple[Path, ...] = Comparison.runs,
     ) -> None:
-        """Train plain and hyper-connected models on one task, and compare them where nothing else differs.
+        """Train plain and hyper-connected models on one task, with everything else equal, and compare them.
 
         Example: jpmhc compare language --text docs src --preset tiny --out out/tiny
         Example: jpmhc compare language --preset 27m --learning-rates 2e-3 3.2e-3 1.2e-3 --seeds 0 1 2 --processes 4
@@ -182,5 +182,5 @@ def _recursive_form(default: TrainConfig) -> tuple[Form, Reader]:
 
 
 def _fixed(default: object, *names: str) -> dict[str, Field]:
-    """Return fields of a form that keep their values and are no options, because a comparison sets them itself."""
+    """Return form fields with the default's values that are not options, because a comparison sets them itself."""
     return {name: (Annotated[Any, tyro.conf.Fixed, tyro.conf.Suppress], getattr(default, name)) for name in names}

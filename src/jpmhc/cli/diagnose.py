@@ -43,14 +43,14 @@ def diagnose(
     Args:
         model: FILE.py:FUNCTION or MODULE:FUNCTION, a function without arguments that returns a model and its inputs (a
             tensor, a tuple or a dict); or the folder or name of a Hugging Face model; or the folder of a run of `jpmhc
-            train`, which is measured at its first test from the first call with gradients to the tokens' head.
-        between: Two names of modules: measure from the output of the first to the output of the second. None instead
-            of a name is the model's input or output.
+            train`, whose model is measured on its first test, by default between its modules network and token_head.
+        between: Names of two modules: measure the map from the first module's output to the second module's output.
+            None instead of a name is the model's input or output.
         text: Text that a Hugging Face model reads; by default tokens spread over its vocabulary.
         length: Number of tokens without --text; 16 by default.
-        method: Every row by a backward pass (dense), or quadrature from random vectors (lanczos); auto is dense if it
-            fits into memory and time.
-        tokens: Number of single tokens to measure.
+        method: dense computes every row of the Jacobian by a backward pass; lanczos estimates the spectrum from random
+            vectors; auto is dense if that fits into memory and time.
+        tokens: Number of tokens to measure one by one, beside the whole map.
         probes: Number of random vectors of Lanczos quadrature.
         steps: Number of Lanczos steps per random vector.
         seconds: Time limit of the measurements in seconds.
@@ -113,7 +113,7 @@ def _load(model: str, text: str | None, length: int) -> tuple[nn.Module, Any]:
     """
     module, colon, name = model.rpartition(":")
     if not colon and model.endswith(".py"):
-        raise ValueError(f"{model} needs the function that makes the model: {model}:build, say")
+        raise ValueError(f"{model} lacks the name of a function that makes the model, as in {model}:build")
     if not colon:
         return _load_hugging_face(model, text, length)
     if not module or not name:
@@ -123,7 +123,7 @@ def _load(model: str, text: str | None, length: int) -> tuple[nn.Module, Any]:
         signature(function).bind()
     except TypeError:
         raise ValueError(
-            f"{model} has arguments; name a function without any that returns a model and its inputs"
+            f"{model} has arguments; name a function without arguments that returns a model and its inputs"
         ) from None
     made = function()
     if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], nn.Module):
@@ -173,7 +173,7 @@ def _load_hugging_face(name: str, text: str | None, length: int) -> tuple[nn.Mod
 
 
 def _load_run(folder: Path) -> tuple[nn.Module, Any]:
-    """Return a run's recursive model, set to compute in float32, and the arguments of one step on its first test."""
+    """Return a run's recursive model, in float32, and the arguments of its supervision step on the run's first test."""
     checkpoint = locate_checkpoint(folder)
     model = load_model(checkpoint)
     core = model.core

@@ -15,7 +15,7 @@ from jpmhc.experiments.tasks import TASKS
 
 
 def task_options() -> Field:
-    """Return the annotation and the default value of a form's field for task options that an evaluation may change."""
+    """Return the annotation and default of the field `task_options`: all task options that an evaluation may change."""
     overrides = tuple(dict.fromkeys(config.Overrides for config in TASKS.values()))
     options = dataclasses.make_dataclass("TaskOptions", [], bases=overrides, frozen=True)
     return Annotated[options, tyro.conf.arg(name="")], options()
@@ -43,7 +43,7 @@ def evaluate(config: Annotated[type(_FORM), tyro.conf.arg(name="")]) -> None:  #
     chosen = read_option_form(config, task_options=chosen_options(config.task_options))
     if decoders := [path for run in chosen.runs if (path := find_decoder(run)) is not None]:
         if len(chosen.runs) > 1:
-            raise ValueError("name one run alone to evaluate an ARC decoder")
+            raise ValueError("an ARC decoder is evaluated alone: name no other run")
         print(f"wrote {evaluate_decoder(decoders[0], chosen, partial(print, flush=True))[1]}")
         return
     evaluation = evaluate_checkpoints(chosen, partial(print, flush=True))

@@ -33,7 +33,7 @@ def recommend(
     spectra: int = 0,
     out: Path = Path("out/recommend"),
 ) -> None:
-    """Rank the mixers for a model of some depth by what the theory says of its gradients.
+    """Rank the mixers for a model of a given depth by the gradients that the theory predicts.
 
     Example: jpmhc recommend --depth 48 --streams 4 --activation gelu
     Example: jpmhc recommend --mixers cayley my_mixers:Shrinking --activation my_activations:SQUARED_RELU
@@ -44,7 +44,7 @@ def recommend(
         mixers: Names of mixers, or MODULE:CLASS for a mixer of your own; by default all names.
         activation: The sublayers' activation: gelu, silu, relu, tanh, ..., or MODULE:NAME for a spectra.Activation.
         norm: A norm before each sublayer (pre), or of every stream after each write (post).
-        drift: Distance of each drifted skip from the identity, at most 1.
+        drift: How far each skip is moved from the identity to imitate training: at most 1.
         dim: Number of features per stream, for the costs.
         ratio: Number of hidden features of a sublayer divided by its number of features.
         scales: For each of a sublayer's two weight matrices, the variance of an entry times the number of columns;
@@ -101,7 +101,7 @@ main = make_main(recommend)
 
 
 def _predict_spectra(one: Candidate, show: Callable[[str], None]) -> dict[str, Density]:
-    """Return the density of J at the start, and the densities of J and T after drifting, by name."""
+    """Return predicted densities by name: the streams' Jacobian J at the start, J and the model's own map T drifted."""
     show(f"spectra of {one.mixer}")
     networks = {
         "J at the start": one.fresh_network,

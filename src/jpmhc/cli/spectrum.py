@@ -20,7 +20,7 @@ from torch import Tensor
 from jpmhc import checks
 from jpmhc.cli.command import make_main
 from jpmhc.cli.output import StageProgress, result_folder, warnings_in_one_line
-from jpmhc.paper.methods import METHODS, transform
+from jpmhc.paper.methods import METHODS, WITHOUT_DENSITY, transform
 from jpmhc.report.spectrum import Answer, draw_spectrum, print_answer, write_curve
 from jpmhc.report.style import EXACT, colour_of
 from jpmhc.spectra import cauchy
@@ -42,58 +42,63 @@ _UNREADABLE = (
 # The defaults of the options.
 EXACT_METHOD = "chain"
 MIXER, DEPTH, STREAMS, NOISE, SAMPLES, WIDTH = "sinkhorn", 10, 4, 0.05, 100, 25
+_METHOD_NAMES = ",".join([EXACT_METHOD, *(name for name in METHODS if name not in WITHOUT_DENSITY)])
+
+
+def _unset(default: object) -> object:
+    """Return tyro's settings for an option that is None unless given, so that the help shows the default instead."""
+    return tyro.conf.arg(help_behavior_hint=f"(default: {default})")
 
 
 @dataclass(frozen=True)
 class Query:
-    r"""The options that describe a network and the method for its spectrum; contradictory options raise an error.
+    """The options that describe a network and the method for its spectrum; contradictory options raise an error.
 
     Attributes:
-        mixer: Random skips, by the name of their mixer or of an ensemble of random matrices; sinkhorn by default.
+        mixer: Random skips, by the name of their mixer or of an ensemble of random matrices.
         matrix: File with the skips, instead of random skips, [n, n] for all layers or [L, n, n]: .npy, .pt, or rows of
             text such as .csv.
-        depth: Number of layers L; 10 by default, or the number of matrices in --matrix.
-        streams: Number of streams n of random skips; 4 by default.
-        noise: $L \sigma^2$, the noise variance of all layers together; 0.05 by default.
+        depth: Number of layers L.
+        streams: Number of streams n of random skips.
+        noise: Lσ², the noise variance of all layers together.
         activation: Take the noise of each layer from this activation and --weight-scale instead.
-        weight_scale: $\sigma_w$ of the sublayers' weights, with --activation; 1 by default.
-        input_variance: Mean square of the network's input, with --activation; 1 by default.
-        paths: Number of draws of the slopes to average over, with --activation. The default 1 uses the mean square of
-            the slopes instead, which takes seconds instead of minutes and is right if each layer's noise is small.
+        weight_scale: σ_w of the sublayers' weights, with --activation.
+        input_variance: Mean square of the network's input, with --activation.
+        paths: Number of random draws of the activation's slopes to average over, with --activation. 1 uses the slopes'
+            mean square instead, which takes seconds instead of minutes and is right if each layer's noise is small.
         block: Noise of the true hyper-connection block, which reads the mean of the streams and writes to all streams,
             instead of noise that is the same in every direction.
         shared: One skip for all layers instead of a new skip for each layer.
         seed: Seed of random skips and samples.
-        method: chain, which is exact, or one of the paper's methods: dyson and matrix-dyson (with
-            --depth 1), z1 and z1-matrix (with --shared), subordination, stransform, twisted, twisted-paper.
-        eta: A fixed smoothing; by default the smoothing is --relative-eta times x.
-        relative_eta: The smoothing as a fraction of x; 0.001 by default.
-        refine: richardson (extrapolates to eta = 0), richardson-paper, or aaa.
+        method: chain is exact. The other methods are the paper's, and each warns where it is not exact.
+        eta: A fixed smoothing of the density.
+        relative_eta: The smoothing as a fraction of the squared singular value x.
+        refine: Extrapolation of the density to eta = 0.
         simulate: Also sample networks, and print their distances from the prediction.
-        samples: Number of sampled networks, with --simulate; 100 by default.
-        width: Number of features per stream of sampled networks, with --simulate; 25 by default.
+        samples: Number of sampled networks, with --simulate.
+        width: Number of features per stream of sampled networks, with --simulate.
         device: Device for the computation: cpu or cuda.
     """
 
-    mixer: str | None = None
+    mixer: Annotated[str | None, _unset(MIXER)] = None
     matrix: Path | None = None
-    depth: int | None = None
-    streams: int | None = None
-    noise: float | None = None
+    depth: Annotated[int | None, _unset(f"{DEPTH}, or the number of matrices in --matrix")] = None
+    streams: Annotated[int | None, _unset(STREAMS)] = None
+    noise: Annotated[float | None, _unset(NOISE)] = None
     activation: str | None = None
-    weight_scale: float | None = None
-    input_variance: float | None = None
-    paths: int | None = None
+    weight_scale: Annotated[float | None, _unset(1)] = None
+    input_variance: Annotated[float | None, _unset(1)] = None
+    paths: Annotated[int | None, _unset(1)] = None
     block: bool = False
     shared: bool = False
     seed: int = 0
-    method: str = EXACT_METHOD
-    eta: float | None = None
-    relative_eta: float | None = None
+    method: Annotated[str, tyro.conf.arg(metavar=f"{{{_METHOD_NAMES}}}")] = EXACT_METHOD
+    eta: Annotated[float | None, _unset("--relative-eta times x")] = None
+    relative_eta: Annotated[float | None, _unset(RELATIVE_ETA)] = None
     refine: Literal["richardson", "richardson-paper", "aaa"] | None = None
     simulate: bool = False
-    samples: int | None = None
-    width: int | None = None
+    samples: Annotated[int | None, _unset(SAMPLES)] = None
+    width: Annotated[int | None, _unset(WIDTH)] = None
     device: Literal["cpu", "cuda"] = "cpu"
 
     def __post_init__(self) -> None:
@@ -156,7 +161,7 @@ def _or(value: T | None, default: T) -> T:
 
 
 def answer_query(query: Query, progress: Callable[[str], None] | None = None) -> Answer:
-    """Compute the predicted spectrum of a query's network, and with `query.simulate` sample such networks.
+    """Return the predicted spectrum of a query's network, with sampled networks to compare if `query.simulate`.
 
     Args:
         query: The options.
@@ -197,7 +202,7 @@ def read_skips(path: Path, depth: int | None = None) -> Tensor:
         raise ValueError(f"there is no file {path} to read a matrix from")
     try:
         if path.suffix == ".pt" and not is_zipfile(path):
-            raise ValueError("it is no file that torch.save wrote")
+            raise ValueError("it is not a file that torch.save wrote")
         if path.suffix == ".pt":
             content = torch.load(path, map_location="cpu", weights_only=True)
         elif path.suffix == ".npy":

@@ -140,7 +140,14 @@ def make_run_form(
 
 
 def model_field(default: ConnectionConfig, **fields: Field) -> Field:
-    """Return a form's field for a model: options without prefix, and permutations that are read from a file."""
+    """Return the annotation and value of a form's field for a model: options without a prefix.
+
+    The option for the mixer's permutations takes a file.
+
+    Args:
+        default: The model's configuration.
+        fields: Changed or new fields of the model's form.
+    """
     model = make_option_form(default, mixer_basis=(_BASIS, default.mixer_basis), **fields)
     return Annotated[type(model), tyro.conf.arg(name="")], model
 

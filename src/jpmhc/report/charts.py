@@ -167,7 +167,7 @@ def write_figure(
 
 
 def draw_figure(charts: Sequence[Chart], *, columns: int = 2, heading: str = "", shared_legend: bool = False) -> Figure:
-    """Return a matplotlib figure of all charts that have lines, with the arguments of `write_figure`."""
+    """Return a matplotlib figure of all charts that have lines; the arguments are those of `write_figure`."""
     charts = [chart for chart in charts if chart.lines]
     columns = max(1, min(columns, len(charts)))
     rows = -(-len(charts) // columns)
@@ -195,7 +195,7 @@ def draw_figure(charts: Sequence[Chart], *, columns: int = 2, heading: str = "",
 
 
 def draw_svg(chart: Chart) -> Markup:
-    """Return a chart as SVG for a page, in which each line's title is its name."""
+    """Return a chart as SVG for a page; a browser shows a line's name when the pointer is on the line."""
     figure = Figure(figsize=(_WIDTH / 72, _HEIGHT / 72))  # SVG has 72 units per inch
     ax = figure.subplots(gridspec_kw=_MARGINS if not chart.y.names else _MARGINS | {"left": 0.3})
     text = io.StringIO()
@@ -250,7 +250,7 @@ def _draw_line(ax: Axes, line: Line, x: np.ndarray, y: np.ndarray, identity: str
 
 
 def _draw_mark(ax: Axes, value: float, word: str, row: int) -> None:
-    """Draw a vertical line at a value, and its word in the given row below the top, where a rising curve is away."""
+    """Draw a vertical line at a value, and beside it a word, `row` lines of text below the top of the chart."""
     ax.axvline(value, color=SOFT, linewidth=0.8, linestyle="--")
     left = ax.transLimits.transform(ax.transScale.transform((value, ax.get_ylim()[0])))[0] < 0.3
     offset = ((4 if left else -4), -2 - 13 * row)
@@ -279,7 +279,7 @@ def _find_limits(axis: Axis, values: np.ndarray) -> tuple[float, float, bool]:
 
 
 def _thin(line: Line, points: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return a line's x, y and band; of a line with too many points, keep each stretch's lowest and highest value."""
+    """Return a line's x, y, low and high, thinned to about `points` points: the extremes of each stretch, and gaps."""
     x, y = np.asarray(line.x, dtype=float), np.asarray(line.y, dtype=float)
     y = np.where(np.isfinite(y), y, np.nan)
     low, high = (y if part is None else np.asarray(part, dtype=float) for part in (line.low, line.high))

@@ -31,7 +31,7 @@ def format_table(result: Result) -> str:
 
 
 def describe_tests(result: Result) -> list[str]:
-    """Return a sentence with F and p for each test that the arms' mean losses are equal."""
+    """Return a sentence with F and p for each F test of the hypothesis that the arms' mean losses are equal."""
     return [
         f"Equal mean losses of {', '.join(test['arms'])} over seeds {', '.join(map(str, test['seeds']))}: "
         f"F = {test['f']:.3g}, p = {test['p']:.2g}."
@@ -112,9 +112,9 @@ def render_comparison(result: Result) -> str:
 def make_charts(result: Result) -> list[Chart]:
     """Return the charts of a comparison, without charts that would be empty.
 
-    The charts are: validation loss by step; the same minus the loss of the baseline's run with the same seed; final
-    loss by learning rate; gradient norm by step; collapsed share of the product of all skips by step; final differences
-    from the baseline.
+    The charts are: validation loss by step; validation loss minus the loss of the baseline's run with the same seed, by
+    step; final loss by learning rate; gradient norm by step; share of singular values of the product of all skips below
+    0.1, by step; final loss minus the baseline's.
     """
     curves = _curves_of(result)
     looks = arm_looks(list(curves))
@@ -144,7 +144,7 @@ def make_charts(result: Result) -> list[Chart]:
 
 
 def arm_looks(arms: Sequence[str]) -> Looks:
-    """Return each arm's colour, which is its mixer's, and dashes, which differ between arms with the same mixer."""
+    """Return each arm's look: the colour of its mixer, and dashes that differ between arms with the same mixer."""
     counts: dict[str, int] = {}
     looks = {}
     for arm in arms:

@@ -110,14 +110,14 @@ def sum_up(outcomes: Sequence[DemoRun], config: DemoConfig) -> list[str]:
     with_modes = [group.spectra.apart_with_modes for group in (plain, *kept) if group.spectra is not None]
     return [
         f"1. Loss: plain {_spread(plain.losses)}. Beside it, {how}: {', '.join(verdicts)}.",
-        f"2. Gradients: the weakest layer gets this share of what the last one gets: {_list(dips)}.",
+        f"2. Gradients: the weakest layer's gradient is this share of the last layer's: {_list(dips)}.",
         f"3. Streams: the product of {config.depth} skips keeps this share of the smallest difference between them: "
         f"{_list({group.name: group.kept for group in kept})}. "
         + (f"Collapsed (below 0.1): {', '.join(collapsed)}." if collapsed else "Nothing has collapsed."),
-        f"4. Theory: its singular values of the model's own Jacobian are {before:.2f} (KS) off the measured ones "
-        f"before training, and {low:.2f} to {high:.2f} after it: it takes the layers for independent, and training "
-        "adds the same few matrices to all of them. With these matrices as they are, it is "
-        f"{min(with_modes, default=np.nan):.2f} to {max(with_modes, default=np.nan):.2f} off.",
+        f"4. Theory: predicted and measured singular values of the model's own Jacobian are {before:.2f} (KS) apart "
+        f"before training, and {low:.2f} to {high:.2f} after training: the theory takes the layers for independent, "
+        "but training adds the same few matrices to all of them. With these matrices as measured, they are "
+        f"{min(with_modes, default=np.nan):.2f} to {max(with_modes, default=np.nan):.2f} apart.",
         f"5. {_explain_lead(kept, plain)}This is one small task and {config.count_seeds()}: it shows what skips do, "
         "and does not rank mixers for your model; jpmhc recommend and docs/guides/which_mixer.md say what is known.",
     ]

@@ -86,7 +86,7 @@ def _tabulate(diagnosis: Diagnosis) -> Table:
 
 
 def _draw_spectrum(name: str, spectrum: Spectrum, colour: str, dashes: Dashes = ()) -> Line:
-    """Return the distribution function of measured singular values, in which equal values show as a jump."""
+    """Return the distribution function of measured singular values as a step line: equal values show as a jump."""
     values, shares = spectrum.cumulative()
     return Line(name, np.maximum(values, spectrum.floor), np.minimum(shares, 1.0), colour, dashes, steps=True)
 

@@ -67,7 +67,7 @@ def print_result(result: GeneratingSet, plain_gap: float | None) -> None:
     console.print(table)
     console.print(f"|λ₂| {1 - result.gap:.10f}; gap on the streams {result.stream_gap:.10f}.")
     if result.gap == 0:
-        console.print("The walk is periodic: every one of these sets that generates the group is odd throughout.")
+        console.print("The walk is periodic: every such set that generates the group has odd permutations only.")
     console.print(f"No such set has a gap above {result.bound:.10f}, by theory.")
     if plain_gap is not None:
         difference = abs(plain_gap - result.gap)

@@ -43,7 +43,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text with a heading, whose first column names the rows.
+    """A table of text with a heading; the first column names the rows.
 
     Attributes:
         heading: The columns' names.

@@ -64,7 +64,7 @@ def write_panel(cells: Sequence[Cell], path: Path) -> Path:
 def draw_panel(
     cells: Sequence[Cell], eta: float, path: Path, *, logarithmic: bool = False, kernel: bool = False
 ) -> Path:
-    """Draw all cells of a panel, with a row per depth and a column per mixer, and return the file's path.
+    """Draw all cells of a panel, with one row per depth and one column per mixer, and return the file's path.
 
     The exact theory has the mixer's colour.
 
@@ -131,7 +131,7 @@ def _linear_cell(ax: Axes, cell: Cell) -> None:
 
 
 def _drawn(cell: Cell) -> list[str]:
-    """Return the names of a cell's curves in drawing order, with the exact theory last."""
+    """Return the names of a cell's theories in drawing order, with the exact theory last."""
     return [name for name in _STYLES if name in cell.curves]
 
 
@@ -182,7 +182,7 @@ def _draw_curves(ax: Axes, curves: Mapping[str, tuple[np.ndarray, np.ndarray]], 
 
 
 def _annotate(ax: Axes, cell: Cell) -> None:
-    """Write W1 and the collapsed share (if any has collapsed) above a cell, in each theory's colour."""
+    """Write W1 and, if any value has collapsed, the collapsed share above a cell: one number per theory."""
     collapsed = cell.collapsed()
     distances = {name: f"{item.wasserstein:.2g}" for name, item in cell.distances.items()}
     lines = [("W₁", distances)]

@@ -148,7 +148,7 @@ def make_charts(recommendations: Sequence[tuple[int, Recommendation]]) -> list[C
 
 
 def draw_spectra(curves: Mapping[str, Mapping[str, Density]], path: Path) -> Path:
-    """Draw distribution functions of singular values, with one chart per mixer and one curve per map of the mixer.
+    """Draw distribution functions of singular values: one chart per mixer, one curve per density of the mixer.
 
     Densities would be hard to read: skips alone give many equal singular values, hence one very high peak.
     """

@@ -52,7 +52,7 @@ class RunGroup:
 
 
 def draw_lines(groups: Sequence[RunGroup], series: Series) -> list[Line]:
-    """Return one line for each group that has logged the series' number."""
+    """Return one line for each group with values; `series` returns the steps and values of one run."""
     return [line for group in groups if (line := group.line(series)) is not None]
 
 

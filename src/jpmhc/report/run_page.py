@@ -90,7 +90,7 @@ def _summarize(names: Sequence[str], runs: Sequence[RunRecord]) -> Table:
 
 
 def _drop_empty(heading: Sequence[str], rows: Sequence[Sequence[str]], first: int, note: str) -> Table:
-    """Return a table without the columns, counted from column `first`, in which all cells are empty."""
+    """Return a table; of the columns from number `first` on, those in which all cells are empty are left out."""
     columns = [k for k in range(len(heading)) if k < first or any(row[k] != "–" for row in rows)]
     return Table([heading[k] for k in columns], [[row[k] for k in columns] for row in rows], note)
 
@@ -128,7 +128,10 @@ def draw_logged(groups: Sequence[RunGroup], kind: str) -> list[Chart]:
 
 
 def _logged(kind: str, key: str) -> Series:
-    """Return the series of a logged number, without training accuracies of steps in which no row halted."""
+    """Return a function from a run to the steps and values of the number `key` in log lines of a kind.
+
+    Training accuracies of steps in which no row halted are left out.
+    """
 
     def series(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:
         steps, values = run.series(kind, key)
@@ -142,7 +145,7 @@ def _logged(kind: str, key: str) -> Series:
 
 
 def find_rates(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:
-    """Return the logged steps and their learning rates, with changes of the base rate at resumptions."""
+    """Return the logged steps and their learning rates; the base rate may change where the run was resumed."""
     steps, factor = run.series("train", "rate")
     base = np.full(len(steps), to_number(run.config.get("lr")))
     for line in reversed(run.of_kind("resume")):
@@ -285,7 +288,7 @@ def _draw_history(group: RunGroup) -> list[Chart]:
 
 
 def _combine(key: str, combine: Callable[[list[float]], float]) -> Series:
-    """Return the series of a number that is logged per connection, combined (mean or maximum) over connections."""
+    """Return a function from a run to the steps and values of the number `key`, combined over all connections."""
 
     def series(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:
         logged = [line for line in run.of_kind("mixing") if isinstance(line.get(key), dict) and line[key]]

@@ -45,13 +45,13 @@ class RunRecord:
         return [line for line in self.lines if line["kind"] == kind]
 
     def series(self, kind: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the steps at which a number was logged, and its values, which may be infinite or NaN."""
+        """Return the steps at which lines of a kind logged the number `name`, and its values, maybe infinite or NaN."""
         logged = [(line["step"], to_number(line[name])) for line in self.of_kind(kind) if name in line]
         steps, values = zip(*logged) if logged else ((), ())
         return np.array(steps, dtype=float), np.array(values, dtype=float)
 
     def last(self, kind: str, name: str) -> float:
-        """Return a logged number's last value; NaN if the number was never logged."""
+        """Return the last value of the number `name` in lines of a kind; NaN if it was never logged."""
         values = self.series(kind, name)[1]
         return float(values[-1]) if len(values) else math.nan
 
@@ -66,7 +66,7 @@ def to_number(value: object) -> float:
 def read_run(folder: Path) -> RunRecord:
     """Read the folder of a run; raise an error if the folder is empty, damaged or not the folder of a run."""
     if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}; name the --out of a jpmhc train")
+        raise ValueError(f"there is no folder {folder}; name a folder that jpmhc train wrote (its --out)")
     if (folder / "comparison.json").is_file():
         raise ValueError(
             f"{folder} is a comparison of jpmhc compare, whose page is {folder / 'comparison.html'}; "
@@ -78,7 +78,7 @@ def read_run(folder: Path) -> RunRecord:
     config = read_json_object(folder / "config.json")
     missing = [name for name in ("model", "task") if not isinstance(config.get(name), dict)]
     if missing:
-        raise ValueError(f"{folder / 'config.json'} is not one that this version reads: it lacks {missing[0]}")
+        raise ValueError(f"this version cannot read {folder / 'config.json'}: it lacks {missing[0]}")
     lines, notes = _read_log(folder / "log.jsonl")
     evaluations = {}
     for path in sorted((folder / "evaluations").glob("*.json")):
@@ -86,7 +86,7 @@ def read_run(folder: Path) -> RunRecord:
         if content.get("format") == "jpmhc evaluation 1" and isinstance(content.get("results"), list):
             evaluations[path.name] = content
         else:
-            notes.append(f"{path.name} is not an evaluation that this version reads, and was left out")
+            notes.append(f"{path.name} was left out: this version cannot read it as an evaluation")
     answered, remarks = _read_votes(folder)
     return RunRecord(folder, config, lines, evaluations, answered, [*notes, *remarks])
 

@@ -116,7 +116,7 @@ def draw_spectrum(answer: Answer, title: str, path: Path, colour: str = EXACT) -
 
 
 def plot_density(curve: Density) -> Figure:
-    """Return a figure with the density of singular values, and the share of them below the grid in its title."""
+    """Return a figure of the density of singular values; its title has the share of singular values below the grid."""
     from jpmhc.report.charts import Axis, Chart, Line, draw_figure  # they import matplotlib
 
     s, values = full_curve(curve, 0.0)
@@ -149,7 +149,7 @@ def describe_spectrum(answer: Answer) -> str:
 
 
 def _upper_bands(answer: Answer) -> tuple[float, float]:
-    """Return the lower and upper end of the bands whose lower ends are within a factor of 30 of the largest value."""
+    """Return the lowest and highest end of the bands that lie above 1/30 of the largest singular value."""
     bands = answer.edges
     high = float(bands.max())
     near = bands[(bands[:, 0] > high / 30)]
@@ -229,7 +229,7 @@ def _draw_shares(ax: Axes, answer: Answer, style: Look) -> None:
 
 
 def full_curve(curve: Density, top: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return a density's curve up to the end of the axis, with zeros outside its grid and in gaps between bands."""
+    """Return singular values up to `top` and their density, with zeros outside its grid and in gaps between bands."""
     s, values = (part.numpy() for part in curve.singular_values())
     dark = s * values < _DARK
     gap = np.flatnonzero((s[1:] > _GAP * s[:-1]) & dark[1:] & dark[:-1])
