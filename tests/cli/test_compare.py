@@ -45,7 +45,7 @@ def test_the_options_are_those_of_the_task(tmp_path, capsys):
     out = ["--out", str(tmp_path)]
     text = ["language", "--text", str(make_token_folder())]
     fails_with(capsys, "dim must be a multiple of 2 · heads", "compare", *text, "--dim", "10", *out)
-    fails_with(capsys, "so it would read them", "compare", *text, *out)
+    fails_with(capsys, "so training would read them", "compare", *text, *out)
     fails_with(capsys, "needs at least 2 streams", "compare", "sudoku", "--preset", "laptop", "--streams", "1", *out)
     fails_with(capsys, "decay_at must", "compare", "sudoku", "--decay-at", "2", "--decay-to", "1", *out)
     fails_with(capsys, "no mixer is called 'none'", "compare", *text, "--preset", "tiny", "--arms", "none", *out)

@@ -82,7 +82,7 @@ def test_a_misspelt_option_is_answered_with_the_nearest_name(capsys, words, sent
         ("diagnose", MODEL),
         ("diagnose --xyzzy", MODEL),
         ("diagnose m:f --between a", "--between must be followed by FIRST LAST; jpmhc diagnose --help"),
-        ("diagnose json:dumps", "json:dumps has arguments; name a function without any"),
+        ("diagnose json:dumps", "json:dumps has arguments; name a function without arguments"),
         ("diagnose json:", "a model is named FILE.py:FUNCTION or MODULE:FUNCTION, and 'json:' lacks one of the two"),
         ("diagnose json:loads --device tpu", "device must be cpu or cuda, not 'tpu'"),
         ("spectrum --mixer nonsense", "no random skip is called 'nonsense'; choose one of identity,"),

@@ -176,7 +176,7 @@ def bad_files():
     )
     yield "meta.pt", torch.eye(2, device="meta"), "meta.pt must be a dense tensor"
     yield "long.csv", b"x" * 5000, "long.csv holds no matrix: could not convert string 'xxx"
-    yield "junk.pt", b"junkjunk", "junk.pt holds no matrix: it is no file that torch.save wrote"
+    yield "junk.pt", b"junkjunk", "junk.pt holds no matrix: it is not a file that torch.save wrote"
 
 
 @pytest.mark.parametrize(("name", "content", "sentence"), list(bad_files()))

@@ -193,8 +193,8 @@ def test_compiling_is_asked_of_the_model_when_wanted(
         (["evaluate", "RUN", "--variants", "0"], "variants must be a whole number, at least 1, got 0"),
         (["evaluate", "RUN", "--batch", "0"], "batch must be a whole number, at least 1, got 0"),
         (["evaluate", "RUN", "--tries", "0"], "tries must be a whole number, at least 1, got 0"),
-        (["evaluate", "RUN", "--noise", "0.2"], "noise needs several tries, of which the first has none"),
-        (["evaluate", "RUN", "--sample-seed", "1"], "say how many with --variants"),
+        (["evaluate", "RUN", "--noise", "0.2"], "noise needs several tries, because the first try has no noise"),
+        (["evaluate", "RUN", "--sample-seed", "1"], "give their number with --variants"),
         (["evaluate", "RUN", "--extra-tasks", "RUN"], "trained without extra tasks"),
         (["predict", "RUN", "--evaluation-tasks", "RUN"], "trained without evaluation tasks"),
         (["predict"], "name the folder of a run"),
@@ -288,11 +288,11 @@ def test_sudoku_runs_are_scored_but_not_voted_on(tmp_path: Path) -> None:
     [line] = lines
     assert re.search(r"step-00000001: held out: 3 rows: exact accuracy [0-9.]+ %, token accuracy .* %, lm loss", line)
     assert found["results"][0]["tests"] == "held out"
-    with pytest.raises(ValueError, match="no variants to choose: its task is not one whose variants vote"):
+    with pytest.raises(ValueError, match="no variants to choose: in its task, no variants vote"):
         evaluate_checkpoints(EvaluateConfig(runs=(tmp_path / "run",), variants=2, device="cpu"))
     with pytest.raises(ValueError, match="an evaluation on this task cannot choose test-on: leave it out"):
         evaluate_checkpoints(dataclasses.replace(choices, task_options={"test_on": "training"}))
-    with pytest.raises(ValueError, match="several checkpoints with --out"):
+    with pytest.raises(ValueError, match="several checkpoints need a file for their results"):
         evaluate_checkpoints(EvaluateConfig(runs=(tmp_path / "run", tmp_path / "run"), device="cpu"))
     with pytest.raises(ValueError, match="evaluate_variants is for tasks whose variants vote; sudoku has none"):
         dataclasses.replace(config, evaluate_variants=2)

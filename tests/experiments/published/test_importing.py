@@ -170,18 +170,24 @@ def test_a_run_is_imported_from_the_command_line(arc, tmp_path, capsys, monkeypa
     main(["import-trm", *words, *folder, "--out", str(tmp_path / "run")])
     said = capsys.readouterr().out
     assert "step-00000000" in said
-    assert "2 of the model's 3 tasks (first, say) are not among the puzzles read" in said
+    assert "2 of the model's 3 tasks, such as first, are missing in the puzzles" in said
     assert f"jpmhc evaluate {tmp_path / 'run'}" in said
     assert json.loads((tmp_path / "run" / "identifiers.json").read_text()) == models.identifiers()
     fails_with(capsys, "already holds checkpoints", "import-trm", *words, *folder, "--out", str(tmp_path / "run"))
     with pytest.raises(
         ValueError,
-        match=r"names no version of ARC-AGI whole, .* 1 tasks are missing \(a public one, say\): --extra-tasks",
+        match=r"does not name all tasks of a version.*: 1 tasks .* as a public one; .* --extra-tasks",
     ):
         import_model(ImportConfig(**paths, out=tmp_path / "b"))
     capsys.readouterr()
     fails_with(
-        capsys, "with --identifiers: it alone says", "import-trm", words[0], *words[3:], "--out", str(tmp_path / "b")
+        capsys,
+        "with --identifiers: it has the puzzle",
+        "import-trm",
+        words[0],
+        *words[3:],
+        "--out",
+        str(tmp_path / "b"),
     )
     fails_with(capsys, "with --mixer", "import-trm", *words, "--streams", "4", "--out", str(tmp_path / "b"))
     fails_with(capsys, "with --config", "import-trm", *words[:3], "--out", str(tmp_path / "b"))
@@ -207,7 +213,7 @@ def hollow(path: Path) -> None:
 
 
 WRONG_FILES = {
-    "truncated": (cut, "is not a file of torch.save, or is not all there"),
+    "truncated": (cut, "is not a file of torch.save, or is incomplete"),
     "damaged": (hollow, "is damaged|holds more than tensors"),
     "code": (lambda path: torch.save({"model.inner.H_init": Code()}, path), "holds more than tensors, which could run"),
     "pickle": (lambda path: path.write_bytes(pickle.dumps({"a": 1})), "is not a file of torch.save"),
@@ -250,7 +256,7 @@ LAYER = "L_level.layers.1."
         ({"H_init": torch.ones(models.DIM, device="meta")}, "H_init in .* has entries that are not finite numbers"),
         (
             {"embed_tokens.embedding_weight": torch.ones(6, models.DIM)},
-            r"knows 6 tokens; no task here \(sudoku, arc.*\) has such a model",
+            r"knows 6 tokens; no model of sudoku or arc.* knows as many",
         ),
     ],
 )
@@ -281,11 +287,11 @@ def test_weights_that_do_not_fit_are_named(change, sentence, arc_over_positions,
         ({"forward_dtype": "float16"}, "has forward_dtype float16; it must be"),
         ({"gates": 4}, "has arch.gates, a setting that the public model does not have"),
         ({"name": "hrm.hrm_act_v1@HierarchicalReasoningModel_ACTV1"}, "is of hrm.hrm_act_v1@Hier"),
-        ({"puzzle_emb_len": 10**30}, "asks for larger tensors than there can be"),
+        ({"puzzle_emb_len": 10**30}, "asks for impossibly large tensors"),
         ({"mlp_t": "no"}, "has mlp_t 'no'; it must be true or false"),
         ({"name": 3}, "is of 3, not of the recursive model"),
         ({"H_cycles": 0}, "all_config.yaml: h_cycles must be a whole number, at least 1"),
-        ({"L_cycles": None}, "lacks arch.L_cycles, which the weights do not tell"),
+        ({"L_cycles": None}, "lacks arch.L_cycles, which the weights do not show"),
     ],
 )
 def test_settings_that_do_not_fit_are_named(arch, sentence, arc_over_positions, tmp_path):
@@ -331,7 +337,7 @@ def test_other_configurations_are_refused(text, sentence, sudoku, tmp_path):
         (lambda names: ["first", *names[1:]], "the first entry of .* is 'first'"),
         (lambda names: {"a": 1}, "is not a list of names"),
         (lambda names: [n.replace("third", "fourth") for n in names], "has no row for task third"),
-        (lambda names: [n.replace("|||t5", "|||t8") for n in names], r"entry \d+ of .* is '.*t8.*a variant of"),
+        (lambda names: [n.replace("|||t5", "|||t8") for n in names], r"entry \d+ of .* is '.*t8.*a variant has a name"),
         (lambda names: [n.replace("|||0", "|||1") for n in names], r"entry \d+ of"),
     ],
 )

@@ -17,7 +17,7 @@ from tests.experiments.training.small_run import small, trained
 def test_every_mixer_reports_a_diverged_run_alike(tmp_path, mixer, form):
     """The message names the step, the mixer and the rows; no mixer refuses its own NaN before that."""
     model = {"mixer": mixer, "streams": 4, "mixer_form": form}
-    message = rf"^the loss of step 2 with mixer {mixer} is nan, on 8 rows of .+; the state before it is in .*"
+    message = rf"^the loss of step 2 with mixer {mixer} is nan, on 8 rows of .+; the state before this step is in .*"
     with pytest.raises(NonFiniteLoss, match=message):
         train(small(tmp_path, lr=1e30, warmup=0, model=model))
     saved = checkpoint.verify_checkpoint(tmp_path / "failed" / "checkpoints" / "step-00000001")

@@ -215,7 +215,7 @@ def append_values(curves: Curves, step: int, values: Mapping[str, float]) -> Non
 
 
 def summarize_mixing(statistics: Mapping[str, Any]) -> dict[str, float]:
-    """Select the statistics of a model's mixers that a comparison records."""
+    """Return the numbers that a comparison records, from `mixing_statistics`."""
     distances = statistics["distance_to_identity"].values()
     return {
         **statistics["product_singular_values"],

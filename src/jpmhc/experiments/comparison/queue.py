@@ -170,8 +170,8 @@ def work_together(
                     message = pipe.recv()
                 except EOFError:
                     raise ValueError(
-                        f"the process that trained {current[pipe]} ended, perhaps for want of memory: the same "
-                        "command with fewer processes goes on with the runs that are missing"
+                        f"the process that trained {current[pipe]} ended, perhaps because memory ran out: repeat the "
+                        "command with fewer processes to train the missing runs"
                     ) from None
                 if isinstance(message, ValueError):
                     raise message

@@ -150,7 +150,7 @@ def student_quantile(freedom: int) -> float:
 
 
 def compare_means(runs: Sequence[Run], arms: Sequence[str]) -> list[EqualMeans]:
-    """Test whether all arms have the same mean loss over their common seeds, and then whether all arms with streams do.
+    """Return F tests of equal mean losses over common seeds: one of all arms, and one of the arms with streams.
 
     Arms with a single seed are left out. A test needs two arms and two common seeds.
     """

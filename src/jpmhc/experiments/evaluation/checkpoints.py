@@ -36,7 +36,7 @@ VOTES = ".votes.json"  # suffix of the file with grids and votes that is written
 
 @dataclass(frozen=True)
 class Choices:
-    """The test rows that checkpoints answer, and how they compute."""
+    """The options of evaluations and predictions: which test rows a checkpoint answers, and how its model computes."""
 
     variants: int | None = None
     """Number of randomly drawn variants of each puzzle to answer; None: all. Fewer variants are faster, with a sampling
@@ -66,13 +66,13 @@ class Choices:
         if self.noise is not None:
             checks.positive_number(self.noise, "noise")
             if self.tries == 1:
-                raise ValueError("noise needs several tries, of which the first has none: add --tries 8")
+                raise ValueError("noise needs several tries, because the first try has no noise: add --tries 8")
         counter.refuse_seed(self.sample_seed, "sample_seed")
         if self.sample_seed and self.variants is None:
-            raise ValueError("sample_seed decides which variants are drawn: say how many with --variants")
+            raise ValueError("sample_seed decides which variants are drawn: give their number with --variants")
 
     def words(self) -> list[str]:
-        """Return words for a file name, which differ between choices with different results."""
+        """Return words for the name of the results' file; choices with different results have different words."""
         words = [] if self.variants is None else [f"variants-{self.variants}-{self.sample_seed}"]
         words += [] if self.tries == 1 else [f"tries-{self.tries}-{self.noise or NOISE:g}"]
         words += [] if self.weights == "average" else [f"{self.weights}-weights"]
@@ -86,7 +86,7 @@ class EvaluateConfig(Choices):
     runs: tuple[Path, ...] = ()
     """Folders of checkpoints, or of runs, whose newest checkpoint is used."""
     pool: bool = False
-    """Whether to count the votes of all checkpoints together, too (ARC)."""
+    """Whether to score also the votes of all checkpoints together (ARC)."""
     out: Path | None = None
     """File for the results; None: a file in the run's folder, named after the step and the options."""
 
@@ -117,7 +117,7 @@ def evaluate_checkpoints(config: EvaluateConfig, report: Callable[[str], None] =
     if not config.runs:
         raise ValueError("name at least one folder of a run or of a checkpoint to evaluate")
     if len(config.runs) > 1 and config.out is None:
-        raise ValueError("name a file for the results of several checkpoints with --out")
+        raise ValueError("several checkpoints need a file for their results: give --out FILE")
     checkpoints = [locate_checkpoint(run) for run in config.runs]
     out = config.out or name_result_file(checkpoints[0], "evaluations", config.words())
     with explaining_write_errors(out):
@@ -129,7 +129,10 @@ def evaluate_checkpoints(config: EvaluateConfig, report: Callable[[str], None] =
             if config.pool:
                 require_votes(checkpoint, "no votes to pool")
                 if checkpoint.fingerprint != checkpoints[0].fingerprint:
-                    raise ValueError(f"{checkpoint.path} was trained on other data than those before it: no pooling")
+                    raise ValueError(
+                        f"--pool needs checkpoints trained on the same data: {checkpoint.path} was trained on other "
+                        f"data than {checkpoints[0].path}"
+                    )
         for checkpoint in checkpoints:
             result, scorer = score_checkpoint(checkpoint, config, world, display)
             lines.append(f"{checkpoint.path}: {result['tests']}: {scorer.summarize(result['metrics'])}")
@@ -329,7 +332,7 @@ def rebuild_task(checkpoint: Checkpoint, choices: Choices, display: Display) -> 
 def require_votes(checkpoint: Checkpoint, lack: str) -> None:
     """Raise a ValueError that says `lack`, such as "no votes to pool", if the checkpoint's task does not vote."""
     if not checkpoint.config.task.votes:
-        raise ValueError(f"{checkpoint.path} has {lack}: its task is not one whose variants vote on the answer")
+        raise ValueError(f"{checkpoint.path} has {lack}: in its task, no variants vote on the answer")
 
 
 def name_result_file(checkpoint: Checkpoint, folder: str, words: Sequence[str], puzzles: Sequence[str] = ()) -> Path:

@@ -154,7 +154,7 @@ def bootstrap(metrics: dict[str, Any], k: int) -> tuple[float, float]:
 
 
 def find_decoder(run: Path) -> Path | None:
-    """Return the path of an ARC decoder's checkpoint from its run folder or from itself; None for other paths."""
+    """Return the path of an ARC decoder's checkpoint, given the checkpoint or its run's folder; None for others."""
     path = run / CHECKPOINT
     return path if path.is_file() else run if run.name == CHECKPOINT else None
 

@@ -173,7 +173,7 @@ class ArcDecoder(nn.Module):
         return ones @ self.tokens.to(self.dtype) + vectors.to(self.dtype)
 
     def hidden(self, x: Tensor, places: Tensor, attend: Attend) -> Tensor:
-        """Run the layers on embeddings x [..., dim] of tokens with the coordinates `places` [..., 3]."""
+        """Return the hidden states [..., dim] for embeddings x [..., dim] and tokens' coordinates `places` [..., 3]."""
         cos, sin = self.places(places)
         return self.network(self.dropout(x), cos=cos, sin=sin, attend=attend)
 

@@ -230,7 +230,7 @@ def _make_mixer(config: ConnectionConfig, form: Form) -> Mixer:
             f"mixer_frames={config.mixer_frames} is for mixers with Grassmann frames, not for {config.mixer}"
         )
     if config.mixer_frames == "dynamic" and not config.mixer_dynamic:
-        raise ValueError("mixer_frames=dynamic needs mixer_dynamic: frames come from the token as gates do")
+        raise ValueError("mixer_frames=dynamic needs mixer_dynamic: dynamic frames depend on the token")
     if "static" in known:
         options["static"] = config.mixer_frames == "static" if config.mixer_frames else not config.mixer_dynamic
     return kind(config.streams, **options) if options else make_mixer(config.mixer, config.streams)

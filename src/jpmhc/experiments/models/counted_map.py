@@ -27,9 +27,9 @@ class Counted(NamedTuple):
 
 
 class CountedMap(CoefficientMap):
-    """A coefficient map with the logits scale · (W (g · norm(x) + b)) + bias.
+    """A coefficient map with the logits scale · (W (g · norm(x) + b)) + bias of streams x.
 
-    The norm's weights g and the scales are multiplied into W before use, so kernels see a usual `CoefficientMap`.
+    The norm's weights g and biases b, and the scales, are put into W and bias, so kernels see a `CoefficientMap`.
 
     Args:
         counted: The parameters that the map has.

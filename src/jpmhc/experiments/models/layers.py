@@ -58,7 +58,7 @@ class Linear(nn.Module):
 
 
 def pad_rows(weight: Tensor) -> Tensor:
-    """Append zero rows until their number is a multiple of 16, as tensor cores need."""
+    """Append zero rows until the number of rows is a multiple of 16, as tensor cores need."""
     return F.pad(weight, (0, 0, 0, -len(weight) % 16))
 
 

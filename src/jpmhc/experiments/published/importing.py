@@ -31,8 +31,8 @@ _IDENTIFIERS = "identifiers.json"  # the copy in the run's folder
 
 _REASONS = {
     "file": "name the checkpoint to import, such as step_518071",
-    "identifiers": "name the model's identifiers.json with --identifiers: it alone says whose each row of the table is",
-    "config": "name the model's all_config.yaml with --config: with other cycles than its own a model answers wrongly",
+    "identifiers": "name the model's identifiers.json with --identifiers: it has the puzzle of each row of the table",
+    "config": "name the model's all_config.yaml with --config: it has the numbers of cycles, which the model needs",
     "out": "name a folder for the run with --out",
 }
 
@@ -65,7 +65,7 @@ class Imported:
     checkpoint: Path
     """Folder of the checkpoint."""
     remark: str
-    """A sentence about data of the model that the task lacks; empty if it lacks none."""
+    """A sentence about data of the model that are missing in the task; empty if none are missing."""
 
 
 def import_model(choices: ImportConfig) -> Imported:
@@ -160,7 +160,7 @@ def _find_task(vocabulary: int, identifiers: Path, choices: ImportConfig) -> Pub
             if unknown := choices.task_options.keys() - known:
                 raise ValueError(f"the model's task has no option {min(unknown).replace('_', '-')}: leave it out")
             return published
-    raise ValueError(f"{choices.file} knows {vocabulary} tokens; no task here ({', '.join(TASKS)}) has such a model")
+    raise ValueError(f"{choices.file} knows {vocabulary} tokens; no model of {' or '.join(TASKS)} knows as many")
 
 
 def _point_to_copy(task: TaskConfig, identifiers: Path, out: Path) -> TaskConfig:

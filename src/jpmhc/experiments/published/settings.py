@@ -74,7 +74,7 @@ def read_model_settings(settings: JsonObject, path: Path) -> RecursiveConfig:
     """Return the model's configuration from the settings; raise a ValueError for settings that this package lacks."""
     arch = {name: value for name, value in settings["arch"].items() if value is not None}
     if missing := [name for name in _NEEDED if name not in arch]:
-        raise ValueError(f"{path} lacks arch.{missing[0]}, which the weights do not tell")
+        raise ValueError(f"{path} lacks arch.{missing[0]}, which the weights do not show")
     if unknown := sorted(arch.keys() - _NEEDED.keys() - _DEFAULTS.keys() - _WITHOUT_EFFECT):
         raise ValueError(f"{path} has arch.{unknown[0]}, a setting that the public model does not have")
     chosen = {**_DEFAULTS, **arch}

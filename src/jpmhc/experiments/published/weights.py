@@ -36,7 +36,7 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise ValueError(f"there is no checkpoint at {path}")
     if not zipfile.is_zipfile(path):
-        raise ValueError(f"{path} is not a file of torch.save, or is not all there: its table of contents is missing")
+        raise ValueError(f"{path} is not a file of torch.save, or is incomplete: its table of contents is missing")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError:
@@ -96,7 +96,7 @@ def refuse_weights(weights: dict[str, Tensor], config: RecursiveConfig, task: Ta
         with torch.device("meta"):  # shapes only, because the configuration may describe a huge model
             core = RecursiveCore(config, task.vocabulary, task.length).state_dict()
     except (OverflowError, RuntimeError, TypeError):
-        raise ValueError(f"the configuration asks for larger tensors than there can be, and not for {path}") from None
+        raise ValueError(f"the configuration asks for impossibly large tensors, so it does not fit {path}") from None
     expected = {theirs: list(core[ours].shape) for theirs, ours in name_parameters(config).items()}
     expected[_TABLE] = [task.identifier_count, config.dim]
     for differing, sentence in (

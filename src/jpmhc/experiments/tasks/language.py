@@ -67,14 +67,14 @@ class Tokens:
         return (len(self.training) - 1) // length
 
     def validation_rows(self, count: int, length: int) -> Tensor:
-        """Return the first token's index of at most `count` evenly spread, non-overlapping validation rows. [rows]"""
+        """Return where at most `count` validation rows begin: token indices, evenly spread, without overlap. [rows]"""
         available = (len(self.validation) - 1) // length
         chosen = np.linspace(0, available - 1, min(count, available)).astype(np.int64)
         return torch.from_numpy(chosen * length)
 
 
 def draw_rows(available: int, needed: int, length: int, seed: int) -> Tensor:
-    """Return the first token's index of training rows: all rows in random order, epoch after epoch. [needed]
+    """Return the token index at which each training row begins: all rows in random order, epoch after epoch. [needed]
 
     >>> sorted(draw_rows(available=4, needed=4, length=10, seed=0).tolist())
     [0, 10, 20, 30]
@@ -87,7 +87,7 @@ def refuse_second_reading(available: int, steps: int, batch: int, length: int, e
     """Raise a ValueError if training would read tokens more than `epochs` times."""
     needed = steps * batch
     if available < 1 or needed > epochs * available:
-        times = "" if available < 1 else f", so it would read them {needed / available:.2f} times"
+        times = "" if available < 1 else f", so training would read them {needed / available:.2f} times"
         advice = f"; --epochs {math.ceil(needed / available)} allows this" if available else ""
         raise ValueError(
             f"{steps} steps of {batch} rows need {needed:,} rows of {length} tokens, and the text has "
@@ -96,7 +96,7 @@ def refuse_second_reading(available: int, steps: int, batch: int, length: int, e
 
 
 def cut_rows(tokens: Tensor, starts: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Return the tokens of rows and, as labels, each token's next token. [B] → [B, length] int64 each"""
+    """Return the rows that begin at the token indices `starts` [B], and as labels the next tokens. [B, length] each"""
     row = tokens[starts[:, None] + torch.arange(length + 1, device=tokens.device)].long()
     return row[:, :-1], row[:, 1:]
 
@@ -226,7 +226,7 @@ def _first_bytes(texts: dict[str, str]) -> Iterator[str]:
 
 
 def _write_compressed(path: Path, values: np.ndarray) -> None:
-    """Compress parts in parallel threads and write them one after the other into one xz file."""
+    """Write an array into an xz file, compressed in parts by parallel threads."""
     parts = [values[first : first + _PART].tobytes() for first in range(0, len(values), _PART)]
     with ThreadPoolExecutor(os.cpu_count()) as pool, open(path, "wb") as file:
         file.writelines(pool.map(lambda part: lzma.compress(part, lzma.FORMAT_XZ, filters=_FILTERS), parts))

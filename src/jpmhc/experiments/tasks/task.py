@@ -73,14 +73,14 @@ class Task(ABC):
 
     @abstractmethod
     def describe(self, identifiers: np.ndarray) -> list[str]:
-        """Return the names of the identifiers' puzzles and variants."""
+        """Return for each identifier (row of the puzzle table) the name of its puzzle and variant."""
 
     @abstractmethod
     def fingerprint(self) -> str:
         """Return a short digest that is equal only for tasks with equal rows and identifiers."""
 
     def test_selection(self, variants: int | None = None, seed: int = 0) -> np.ndarray:
-        """Return the ascending numbers of all test rows, or of those in at most `variants` variants per puzzle."""
+        """Return the ascending numbers of all test rows, or of the rows of at most `variants` variants per puzzle."""
         return np.arange(self.test_rows)
 
     def scorer(self, rows: np.ndarray) -> RowScorer:
@@ -115,7 +115,7 @@ class PublishedTask:
 
     config: "TaskConfig"
     remark: str = ""
-    """A sentence about data of the model that the task lacks; empty if it lacks none."""
+    """A sentence about data of the model that are missing in the task; empty if none are missing."""
 
 
 NO_PUZZLE = "<blank>"  # the name of rows without a puzzle, such as row 0
@@ -170,7 +170,7 @@ class TaskConfig(ABC):
                 raise ValueError(f"an evaluation on this task cannot choose {name.replace('_', '-')}: leave it out")
             if name in self.places and getattr(self, name) is None:
                 raise ValueError(
-                    f"the run was trained without {name.replace('_', ' ')}, so that none can have moved: "
+                    f"the run was trained without {name.replace('_', ' ')}, so none can have moved: "
                     f"leave out --{name.replace('_', '-')}"
                 )
         return dataclasses.replace(self, **options)  # type: ignore[type-var]

@@ -5,7 +5,7 @@ fingerprint, size and checksum of every file and of the manifest), `shared.pt` (
 `rank-N.pt` per process (rows in progress, random generators, the process's shard of the optimiser). The folder is
 written under a temporary name, flushed to disk, and renamed when all processes have finished.
 
-An imported checkpoint has weights only and counts no processes; a run that resumes it begins with new rows and new
+An imported checkpoint has weights only, and its manifest has no processes; a run that resumes it has new rows and new
 optimisers. When a run resumes a checkpoint, newer checkpoints are renamed, so that they are ignored from then on.
 """
 
@@ -120,7 +120,7 @@ def write_manifest(path: Path, manifest: Mapping[str, object]) -> None:
 
 
 def set_newer_aside(run: Path, step: int) -> list[str]:
-    """Rename checkpoints that are newer than `step`, where a run resumes; return a sentence about each of them."""
+    """Rename a run's checkpoints that are newer than `step`, and return a sentence about each renamed checkpoint."""
     said = []
     for path in list_folders(run):
         if _step(path) <= step:

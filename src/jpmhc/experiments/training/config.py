@@ -213,7 +213,7 @@ def flatten_fields(fields: Mapping[str, object], separator: str = ".") -> dict[s
 
 
 def restore(cls: Any, fields: Any, name: str = "") -> Any:
-    """Return a dataclass with fields from JSON, which has neither tuples nor paths; raise a ValueError if any is wrong.
+    """Return a dataclass with fields from JSON, which has neither tuples nor paths; raise an error for a wrong field.
 
     Args:
         cls: The dataclass; for `TaskConfig`, the field `kind` names the class.
@@ -230,7 +230,7 @@ def restore(cls: Any, fields: Any, name: str = "") -> Any:
     hints = get_type_hints(cls)
     if unknown := fields.keys() - {field.name for field in dataclasses.fields(cls)}:
         names = checks.quote(", ".join(sorted(unknown)))
-        raise ValueError(f"the saved configuration has fields this version does not know: {names}")
+        raise ValueError(f"this version does not know these fields of the saved configuration: {names}")
     prefix = f"{name}." if name else ""
     return cls(**{key: _restore_type(value, hints[key], prefix + key) for key, value in fields.items()})
 

@@ -71,7 +71,7 @@ def explaining_misfit(file: Path, key: str) -> Iterator[None]:
 
 
 def load_weights(module: nn.Module, content: dict[str, Any], key: str, file: Path) -> None:
-    """Load one entry of a file's content into a module; names of earlier versions are allowed."""
+    """Load the weights at `key` of a file's content into a module; parameters may have their names of old versions."""
     with explaining_misfit(file, key):
         expected = module.state_dict()
         for name, tensor in content[key].items():
@@ -90,12 +90,13 @@ def require_shape(content: dict[str, Any], task: Task, file: Path) -> None:
 
 
 def require_optimiser_state(optimiser: torch.optim.Optimizer, saved: Any, names: Sequence[str]) -> None:
-    """Raise an error if the saved state does not match the optimiser's parameters (PyTorch does not check this).
+    """Raise a ValueError if a saved state does not fit the optimiser's parameters, which PyTorch does not check.
 
     Args:
         optimiser: The optimiser that will load the state.
         saved: The saved state.
-        names: Names of the tensors in each parameter's state; the first tensor is a number.
+        names: Names of the tensors that each parameter's state must have: the step count, which is one number, and
+            tensors in the parameter's shape.
     """
     groups = torch.optim.Optimizer.state_dict(optimiser)["param_groups"]
     require_like(saved["param_groups"], groups, "param_groups")
@@ -108,13 +109,13 @@ def require_optimiser_state(optimiser: torch.optim.Optimizer, saved: Any, names:
 
 
 def require_parameter_state(saved: object, parameter: Tensor, names: Sequence[str], what: str) -> None:
-    """Raise a ValueError if a parameter's saved state lacks a named tensor, or has it in another shape or type."""
+    """Raise a ValueError if a parameter's saved state has other names, shapes or types; `names[0]` counts steps."""
     step = torch.zeros((), dtype=torch.float32)
     require_like(saved, {name: parameter if number else step for number, name in enumerate(names)}, what)
 
 
 def require_like(value: object, expected: object, what: str = "it") -> None:
-    """Raise a ValueError if keys, lengths, shapes, types or texts differ from the expected ones; numbers may differ."""
+    """Raise a ValueError if `value` and `expected` differ in keys, lengths, shapes, types or texts, beside numbers."""
     if isinstance(expected, Tensor):
         if not isinstance(value, Tensor) or _form(value) != _form(expected):
             raise ValueError(f"{what} is {_describe(value)}, and must be {_describe(expected)}")

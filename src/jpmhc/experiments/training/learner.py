@@ -100,7 +100,7 @@ class Learner:
         parts = len(self.rows) // config.accumulate
         self.carries = [self.model.empty_carry(parts, task.length) for _ in range(config.accumulate)]
         self.step = 0
-        if resume is not None and saved is not None and resume.ranks:  # without ranks it is of weights alone
+        if resume is not None and saved is not None and resume.ranks:  # a checkpoint without ranks has weights alone
             self._restore(resume, saved)
 
     def take_step(
@@ -167,7 +167,7 @@ class Learner:
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         raise NonFiniteLoss(
             f"the loss of step {self.step + 1} with mixer {self.config.model.mixer} is {loss}, on {len(bad)} rows of "
-            f"{shown}; the state before it is in {path}"
+            f"{shown}; the state before this step is in {path}"
         )
 
     def snapshot(self) -> RecursiveModel:
@@ -231,7 +231,7 @@ class Learner:
                 count = self.config.batch // resume.ranks
                 require_like(content["carry"], self.model.empty_carry(count, self.task.length)._asdict())
                 if not bool((content["carry"]["identifiers"] < self.task.identifier_count).all()):
-                    raise ValueError(f"identifiers has a number beyond the {self.task.identifier_count} of the task")
+                    raise ValueError(f"identifiers must be below {self.task.identifier_count}, as in this task")
         first = 0 if same else self.rows.start
         whole = {name: torch.cat([content["carry"][name] for content in files.values()]) for name in Carry._fields}
         for i in range(len(self.carries)):

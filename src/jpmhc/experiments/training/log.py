@@ -131,7 +131,7 @@ def describe_environment(world: World) -> dict[str, object]:
 
 
 def find_commit(folder: Path) -> str | None:
-    """Return the git commit of a source folder, with a plus if files have changed since; None if there is none."""
+    """Return a folder's git commit, with a plus if files have changed since; None outside version control."""
     if shutil.which("git") is None:
         return None
 

@@ -54,7 +54,7 @@ class Outcome:
 
 
 class Stopped(BaseException):
-    """The end of a run that a signal stopped after it was saved. Not an Exception, because it is not an error."""
+    """Raised to end a run after a signal, once the run is saved. Not an Exception, because it is not an error."""
 
 
 def train(config: TrainConfig) -> Outcome:
@@ -93,7 +93,7 @@ class Trainer:
         if config.model.unmixed and resume is None:
             self.display.say(
                 f"{config.model.streams} streams and the mixer {config.model.mixer}: sublayers read and write all "
-                f"streams, but nothing mixes them on the skip; --mixer names one that does"
+                f"streams, but this mixer does not mix the streams on the skip: choose another with --mixer"
             )
         with self.display.preparing("preparing the puzzles"):
             self.task = config.task.build()
@@ -146,7 +146,7 @@ class Trainer:
             log.write("start", step, describe_environment(self.world))
         if log.damaged:
             lines = "a line" if log.damaged == 1 else f"{log.damaged} lines"
-            self.display.say(f"{self.config.out / 'log.jsonl'}: {lines} could not be read and left out")
+            self.display.say(f"{self.config.out / 'log.jsonl'}: left out {lines} that could not be read")
         if resumed is not None:
             changes = [
                 {"name": c.name, "there": c.there, "here": c.here} for c in list_changes(resumed.config, self.config)
@@ -291,7 +291,7 @@ class Trainer:
         except FolderGone as gone:
             step = self.learner.step
             raise FolderGone(
-                f"{gone}, after step {step}: a renamed one is gone on with by --out and --resume latest"
+                f"{gone}, after step {step}: if it was renamed, give its new name with --out, and --resume latest"
             ) from None
         except OSError as refusal:
             reason = refusal.strerror or refusal

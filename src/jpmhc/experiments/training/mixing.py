@@ -42,7 +42,7 @@ def mixing_statistics(model: nn.Module, run: Callable[[], object]) -> dict[str, 
         products.append(wide if not products else wide @ products[-1])
 
     def observe(name: str, block: HyperConnection) -> Any:
-        """Hook a function into a connection that records H_res; stacks with delayed reads call only its map."""
+        """Register a hook that records a connection's H_res; stacks with delayed reads call only a connection's map."""
         if name in delayed:
             return block.map.register_forward_hook(
                 lambda _, arguments, result: record(name, result[0][2], len(arguments[0]))

@@ -1,4 +1,4 @@
-"""Preparation of the data of training steps in advance, in a thread."""
+"""A thread that prepares the batches of the next training steps."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

@@ -1,6 +1,6 @@
 """The processes of a run or an evaluation: how they join, exchange values, and detect a lost process.
 
-torchrun's agent notices a process that has died, PyTorch's connections notice that one does not answer; neither names
+torchrun's agent notices that a process has died, PyTorch's connections that a process does not answer; neither names
 the process that hangs. So every process writes a pulse, a number that grows, to the group's store twice a second and
 reads the pulses of the others. A process that died or was stopped has no pulse. If all processes have one, the process
 at fault is the one that does not time out with the others, because it is busy.
@@ -113,7 +113,7 @@ def join_processes(device: str, patience: float = PATIENCE) -> Iterator[World]:
 
 @contextlib.contextmanager
 def handling_signals(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Call a function on SIGTERM and Ctrl-C, in place of the end of the process."""
+    """Return a context in which SIGTERM and Ctrl-C call a function instead of ending the process."""
     previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
@@ -162,10 +162,10 @@ class Pulse:
             self.store.set(f"pulse {self.rank}", _LEFT.decode())
 
     def _watch(self) -> None:
-        """Note when the store and each process were heard, and end this process if its patience with one is exceeded.
+        """Record when the store and each process last answered; end this process if one is silent beyond the patience.
 
-        A stopped process with the store blocks the other thread, hence a thread of its own. Beats are counted, so that
-        seconds in which this process itself was stopped do not count.
+        This has its own thread, because `_beat` blocks if the process with the store is stopped. Time is counted in
+        beats, so that seconds in which this process itself was stopped do not count.
         """
         number, before = self.number, dict(self.pulses)
         while not self.ended.wait(_BEAT) and self.beating.is_alive():
@@ -204,7 +204,7 @@ class Pulse:
         return silent
 
     def find_lost(self) -> list[int]:
-        """Return the numbers of processes without a pulse; if all have one, of processes that have not timed out."""
+        """Return the ranks of processes without a pulse or, if all have one, of processes that have not timed out."""
         self.waits = True
         if silent := self.find_silent():
             return silent

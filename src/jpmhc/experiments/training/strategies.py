@@ -48,13 +48,13 @@ class Replicas:
             self.module = DistributedDataParallel(core, device_ids=devices, gradient_as_bucket_view=True, **sending)
 
     def exchanging_gradients(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Return a context for one part's forward and backward pass; only the last part's exchanges gradients."""
+        """Return a context for one part's forward and backward pass; gradients are exchanged only in the last part."""
         if isinstance(self.module, DistributedDataParallel) and not last:
             return self.module.no_sync()
         return contextlib.nullcontext()
 
     def backward(self, loss: Tensor, last: bool) -> None:
-        """Accumulate the gradient of one part of the rows; `loss` is the sum of their losses over the batch size."""
+        """Accumulate the gradient of one part's `loss`, its rows' losses summed and divided by the batch size."""
         # DDP averages over processes, so the loss is multiplied by their number, which is exact for 2, 4, 8, ….
         (loss * self.world.size).backward()
 
@@ -210,7 +210,7 @@ def refuse_strategy(config: TrainConfig, world: World) -> None:
         raise ValueError("ZeRO stage 3 gathers parameters in hooks that do not compile: use --no-compile with it")
     if find_spec("deepspeed") is None:
         raise ValueError(
-            f"--strategy {config.strategy} needs DeepSpeed, which is not there: pip install 'jpmhc[deepspeed]'"
+            f"--strategy {config.strategy} needs DeepSpeed, which is not installed: pip install 'jpmhc[deepspeed]'"
         )
 
 
@@ -230,7 +230,7 @@ def dense_parameters(core: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def hide_frames(core: nn.Module) -> dict[str, Tensor]:
-    """Turn Grassmann frames from parameters into buffers, which are in the state dict but not sharded; return them."""
+    """Turn a core's Grassmann frames into buffers, which are not sharded, and return the frames by name."""
     frames = grassmann_frames(core)
     for name, frame in frames.items():
         path, _, leaf = name.rpartition(".")

@@ -71,7 +71,7 @@ def layout_of_variant(offset: np.ndarray, height: np.ndarray, width: np.ndarray,
 def layout_of_source(
     offset: np.ndarray, stride: int, height: np.ndarray, width: np.ndarray, symmetry: np.ndarray
 ) -> Layout:
-    """Return the layouts that read the source grids out of stored variants, `height` × `width` in rows of `stride`."""
+    """Return the layouts of source grids in stored variants of `height` × `width` cells, with rows `stride` apart."""
     transpose, rows, columns = _bits(symmetry)
     h, w = np.where(transpose, width, height), np.where(transpose, height, width)
     over_rows, over_columns = np.where(transpose, 1, stride), np.where(transpose, stride, 1)
@@ -141,7 +141,7 @@ def _answer_colours(puzzle: Puzzle) -> np.ndarray:
 
 
 def _colour_sums(puzzle: Puzzle) -> tuple[np.ndarray, np.ndarray]:
-    """Sum each colour's random cell weights, for every symmetry of every grid of a puzzle.
+    """Sum the random weights of the cells of each colour, for every symmetry of every grid of a puzzle.
 
     Returns:
         The sums, [8, grids, 10] uint64, and a hash of each grid's shape, [8, grids]. The grids are the input and the
@@ -191,12 +191,12 @@ _PUBLISHED = {f"t{k}": ours for k, ours in enumerate((0, 5, 3, 6, 1, 2, 4, 7))}
 
 
 def list_tasks(names: list[str]) -> set[str]:
-    """Return the names of all tasks that have a row in the table."""
+    """Return the tasks in the row names of a published puzzle table."""
     return {name.split(_SEPARATOR, 1)[0] for name in names} - {NO_PUZZLE}
 
 
 def parse_variants(path: Path, names: list[str], puzzles: list[Puzzle]) -> tuple[Variants, np.ndarray]:
-    """Return the puzzles' variants that a table's row names list; rows of other tasks are ignored.
+    """Return the variants of puzzles in the row names of a published puzzle table; rows of other tasks are ignored.
 
     Returns:
         The variants, and the table row of each variant, [V].
@@ -223,4 +223,4 @@ def _parse_variant(path: Path, row: int, name: str) -> tuple[int, list[int]]:
         return 0, list(range(COLOURS))
     if len(variant) == 2 and variant[0] in _PUBLISHED and sorted(variant[1]) == sorted("0123456789"):
         return _PUBLISHED[variant[0]], [int(colour) for colour in variant[1]]
-    raise ValueError(f"entry {row} of {path} is {name!r}; a variant of {task} is named {task}|||t5|||0312456789, say")
+    raise ValueError(f"entry {row} of {path} is {name!r}, but a variant has a name like {task}|||t5|||0312456789")

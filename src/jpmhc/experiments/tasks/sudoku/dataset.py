@@ -40,7 +40,7 @@ class SudokuConfig(TaskConfig):
     test_puzzles: int = 500
     """Number of test puzzles, whose solutions training never shows."""
     test_share: float = 0.25
-    """Share of the classes of solutions that test puzzles are taken from."""
+    """Share of the classes of equivalent solutions that are kept for test puzzles."""
     extra_clues: int = 2
     """Largest number of clues to add to a puzzle's minimal set of clues."""
     seed: int = 0
@@ -122,7 +122,7 @@ class Sudoku(Task):
         return self._batch(self.config.puzzles + np.asarray(rows), _TEST, np.asarray(rows))
 
     def _batch(self, puzzle: np.ndarray, purpose: int, draw: np.ndarray) -> Batch:
-        """Return puzzles [B] with the random variation and extra clues of the random numbers `draw` [B]."""
+        """Return the puzzles numbered `puzzle` [B]; `purpose` and `draw` [B] key random variations and extra clues."""
         size, cells, key = self.config.size, self.geometry.cells, (self.config.seed, purpose, draw)
         columns = [np.asarray(word)[..., None] for word in key]
         spare = counter.uniform(*columns, 0, np.arange(cells)) + self.clues[puzzle]  # sorts clues last, others randomly

@@ -64,7 +64,7 @@ class Geometry:
 
 
 def deduce_digits(partials: np.ndarray, geometry: Geometry) -> tuple[np.ndarray, np.ndarray]:
-    """Apply both deductions to partly solved grids until nothing changes.
+    """Remove digits that another cell of a unit has and fix digits that only one cell can have, until nothing changes.
 
     Args:
         partials: Partly solved grids as bit sets, [M, cells].
@@ -105,7 +105,7 @@ def _once(sets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def solvable(partials: np.ndarray, geometry: Geometry) -> np.ndarray:
-    """Return whether each partial has a solution, [M], by deduction and, where needed, exhaustive search."""
+    """Return whether each partly solved grid [M, cells] has a solution, by deductions and exhaustive search. [M]"""
     answer = np.zeros(len(partials), bool)
     stack = [(np.arange(len(partials)), partials)]
     while stack:
@@ -170,7 +170,7 @@ def list_solutions(geometry: Geometry) -> np.ndarray:
 
 
 def draw_minimal_clues(solutions: np.ndarray, geometry: Geometry, seed: int) -> np.ndarray:
-    """Draw a random minimal set of clues for each solution, which no other solution has. [M, cells]
+    """Return for each solution a mask of a random minimal set of clues that no other solution shares. [M, cells]
 
     Clues are removed one by one in random order. A clue stays if, without it, a solution has another digit in its cell.
     """
