@@ -254,7 +254,7 @@ def _skip_products(connections: list[jpmhc.HyperConnection], x: Tensor) -> Tenso
 
 
 def _compare_with_theory(model: nn.Module, connections: list[jpmhc.HyperConnection], x: Tensor) -> Spectra:
-    """Measure the singular values of the model's Jacobian at one example, and predict them by the theory."""
+    """Return the singular values of the model's Jacobian at one example, as measured and as the theory predicts."""
     stack: nn.Module = jpmhc.HyperConnectionStack(connections) if connections else model
     streams = jpmhc.expand_streams(x, connections[0].streams) if connections else x
     diagnosis = jpmhc.diagnose(stack, streams.unsqueeze(0), method="dense", tokens=1, say=None)

@@ -104,7 +104,7 @@ def write_recommendation(recommendations: Sequence[tuple[int, Recommendation]], 
 
 
 def plot_recommendations(recommendations: Sequence[tuple[int, Recommendation]]) -> Figure:
-    """Return a figure of collapsed shares, gradients and layers until collapse, with one row per mixer.
+    """Return a figure of the three charts of `make_charts`, with one row per mixer.
 
     Args:
         recommendations: The recommendation for each depth; with several depths, each row has one dot per depth, the
@@ -116,7 +116,7 @@ def plot_recommendations(recommendations: Sequence[tuple[int, Recommendation]]) 
 
 
 def make_charts(recommendations: Sequence[tuple[int, Recommendation]]) -> list[Chart]:
-    """Return charts of collapsed shares, gradients and layers until collapse, each with one row per mixer."""
+    """Return charts of singular values below 0.1, gradients, and layers until stream differences fall below 0.1."""
     names = [one.mixer for one in recommendations[-1][1].candidates]
     collapse, gradients, layers = [], [], []
     for depth_number, (_, recommendation) in enumerate(recommendations):

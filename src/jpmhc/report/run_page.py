@@ -257,7 +257,7 @@ def _tabulate_mixing(last: JsonObject) -> list[Table]:
 
 
 def _draw_product(group: RunGroup, last: JsonObject) -> Chart:
-    """Return a chart of the singular values of H_k … H_1 by depth k, for the measured skips and for random skips."""
+    """Return a chart of the singular values of the product of the first k skips by k, for measured and random skips."""
     lines: list[Line] = []
     for key, name, colour, dashes in (
         ("random_product_over_depth", "random skips of this mixer, as the theory draws them", PLAIN, (4.0, 3.0)),

@@ -71,7 +71,7 @@ def best_runs(runs: Sequence[Run], arm: str) -> list[Run]:
 
 
 def summarize(runs: Sequence[Run], arms: Sequence[str], baselines: Sequence[str]) -> list[ArmSummary]:
-    """Summarize the runs of each arm in the order of `arms`; arms without runs are left out."""
+    """Return a summary of each arm's runs at its best learning rate, in the order of `arms`, without untrained arms."""
     chosen = {arm: best for arm in arms if (best := best_runs(runs, arm))}
     losses = {arm: {run["seed"]: run["final"]["loss"] for run in best if run["final"]} for arm, best in chosen.items()}
     return [

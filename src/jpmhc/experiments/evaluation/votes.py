@@ -262,7 +262,7 @@ def resampled_ranks(truth: np.uint64, votes: np.ndarray, confidence: np.ndarray,
 def _votes_on(
     puzzle: VotingPuzzle, test: int, sources: Sequence[RowScorer]
 ) -> tuple[np.uint64, np.ndarray, np.ndarray]:
-    """Return the hash of a test's true grid, and the hashes and confidences of all votes on the test."""
+    """Return the hash of a test's true grid, and the hash and the confidence of each vote on the test, [votes]."""
     at, output = puzzle.at[:, test], puzzle.outputs[test]
     assert output is not None
     votes = np.concatenate([source.columns["votes"][at] for source in sources])

@@ -238,7 +238,7 @@ class Generator:
 
 
 def attend_causally(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return the attention of each position to itself and to earlier positions, as `Attend` asks for."""
+    """Return the attention of each position to itself and to earlier positions. [B, S, heads, head_dim]"""
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # [B, heads, S, head_dim]
     return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 

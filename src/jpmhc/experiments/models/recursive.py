@@ -342,7 +342,7 @@ class RecursiveModel(nn.Module):
 
 
 def refill_rows(carry: Carry, inputs: Tensor, labels: Tensor, identifiers: Tensor) -> Carry:
-    """Give every halted row a new puzzle; `halted` stays set, so that the next step resets these rows' states."""
+    """Return a carry with new puzzles in the halted rows; `halted` stays set: the next step resets their states."""
     fresh = carry.halted
     return carry._replace(
         inputs=torch.where(fresh[:, None], inputs, carry.inputs),

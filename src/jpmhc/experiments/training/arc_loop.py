@@ -18,7 +18,7 @@ from jpmhc.machine import use_threads
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a run."""
+    """The end of a run: its last step, the signal that stopped it, and the score of its answers (None: unfinished)."""
 
     step: int
     finished: bool

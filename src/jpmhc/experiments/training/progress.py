@@ -64,7 +64,7 @@ class Display:
 
     @contextlib.contextmanager
     def preparing(self, what: str) -> Iterator[None]:
-        """Show the sentence `what` while the block runs."""
+        """Return a context in which the sentence `what` is shown."""
         if self.bars is None:
             self.say(what)
             yield

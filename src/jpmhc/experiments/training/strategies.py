@@ -48,7 +48,7 @@ class Replicas:
             self.module = DistributedDataParallel(core, device_ids=devices, gradient_as_bucket_view=True, **sending)
 
     def exchanging_gradients(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Return a context for one part's forward and backward pass; gradients are exchanged only in the last part."""
+        """Return a context for one part's passes; processes exchange gradients only in the passes of the last part."""
         if isinstance(self.module, DistributedDataParallel) and not last:
             return self.module.no_sync()
         return contextlib.nullcontext()

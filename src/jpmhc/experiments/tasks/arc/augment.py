@@ -217,7 +217,7 @@ def parse_variants(path: Path, names: list[str], puzzles: list[Puzzle]) -> tuple
 
 
 def _parse_variant(path: Path, row: int, name: str) -> tuple[int, list[int]]:
-    """Return the symmetry and the colours in a row's name."""
+    """Return a variant's symmetry and colours from the name of its row in a published puzzle table."""
     task, *variant = name.split(_SEPARATOR)
     if not variant:
         return 0, list(range(COLOURS))
