@@ -144,7 +144,7 @@ class LanguageExperiment(Experiment):
         return 0.55 + 0.45 * math.cos(math.pi * done)
 
     def make_optimizers(self, model: Decoder, rate: float) -> list[torch.optim.Optimizer]:
-        """Return AdamW for all parameters or, if the settings choose it, Muon for hidden matrices and AdamW for others."""
+        """Return AdamW for all parameters or, if chosen, Muon for hidden matrices and AdamW for the others."""
         fused = model.tokens.is_cuda
         groups = parameter_groups(model, self.weight_decay)
         if self.optimizer == "adamw":

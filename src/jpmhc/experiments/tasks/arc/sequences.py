@@ -249,7 +249,7 @@ class PackedPairs:
         return pack_sequences(sequences, self.length, self.most)
 
     def _make_plan(self, epoch: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return each pack's variants and pairs in an epoch; pairs go in random order to the first pack with free space."""
+        """Return variants and pairs of each pack of an epoch; pairs go in random order to the first pack with space."""
         arc, count = self.arc, len(self.pair)
         drawn = counter.below(arc.variants.counts[self.puzzle], self.seed, _VARIANT, epoch, np.arange(count))
         variant = arc.variants.starts[self.puzzle] + drawn
