@@ -65,7 +65,7 @@ def read(block: "HyperConnection", x: Tensor) -> tuple[Tensor, EagerState] | Non
 
 
 def applies(x: Tensor, coefficient: Tensor) -> bool:
-    """Return whether this form can replace the reference for streams and coefficients of these types."""
+    """Return whether the eager form can replace the reference for the types of the streams x and of a coefficient."""
     return x.dtype == torch.promote_types(coefficient.dtype, torch.float32) and is_eager()
 
 
@@ -87,7 +87,7 @@ def compute_logits(x: Tensor, weight: Tensor, norm: str, eps: float = reference.
 
 
 def gather(x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sublayer's input Σ_j r_j x_j, and x. [T, n, d], [T, n] → [T, d], [T, n, d]"""
+    """Return the sublayer's input Σ_j r_j x_j, with r = `read`, and x. [T, n, d], [T, n] → [T, d], [T, n, d]"""
     return _run(_Gather, x, read)
 
 

@@ -79,7 +79,7 @@ class FusedState(NamedTuple):
 
 
 def read(block: "HyperConnection", x: Tensor) -> tuple[Tensor, FusedState] | None:
-    """Read the streams by the kernels. Return None if the kernels are not wanted or cannot run the connection."""
+    """Read the streams x by the kernels, and return h and the state; None if the kernels are not used."""
     spec = block.find_spec(x)
     return None if spec is None else read_streams(x, *block.map.parameters_for_kernels(), spec)
 

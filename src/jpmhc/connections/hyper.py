@@ -167,7 +167,7 @@ class HyperConnection(SettingsModule):
     def write_read(
         self, x: Tensor, y: Tensor, state: State, following: "HyperConnection"
     ) -> tuple[Tensor, Tensor, State]:
-        """Write y to the streams, and read them for the connection `following`; the kernels do both in one pass.
+        """Write y to the streams and read the new streams for the connection `following`. Kernels do it in one pass.
 
         Returns:
             The new streams [..., n, dim], the next sublayer's input [..., dim], and the next connection's state.

@@ -148,9 +148,9 @@ _untraced: Callable[[Callable[..., Any], tuple[Any, ...]], Any] | None = None
 
 
 def run_untraced() -> Callable[[Callable[..., Any], tuple[Any, ...]], Any]:
-    """Return a function that calls a function with a tuple of arguments, hidden from `torch.compile`.
+    """Return a caller: it calls a function with a tuple of arguments, hidden from `torch.compile`.
 
-    It is made at the first call, and not on import, because making it imports the whole compiler.
+    The caller is made at the first call, and not on import, because making it imports the whole compiler.
     """
     global _untraced
     if _untraced is None:

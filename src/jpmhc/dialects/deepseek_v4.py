@@ -33,7 +33,7 @@ load, dump = DIALECT.load, DIALECT.dump
 
 
 class Layer(ConnectedLayer):
-    """A runner of a `transformers` decoder layer with this package's connections, which use the layer's parameters."""
+    """The forward of a `transformers` decoder layer, with this package's connections on the layer's parameters."""
 
     def forward(self, hidden_states: Tensor, input_ids: Tensor | None = None, **kwargs: Any) -> Tensor:
         layer = self.layer
@@ -44,7 +44,7 @@ class Layer(ConnectedLayer):
 
 
 class Head:
-    """A runner of the learned head in `transformers` with this package's arithmetic."""
+    """The forward of the learned head in `transformers`, in this package's arithmetic."""
 
     def __init__(self, head: Any, name: str, kernels: str) -> None:
         self.head = head

@@ -17,7 +17,7 @@ load, dump = DIALECT.load, DIALECT.dump
 
 
 class Layer(ConnectedLayer):
-    """A runner of a `transformers` decoder layer with this package's connections, which use the layer's parameters."""
+    """The forward of a `transformers` decoder layer, with this package's connections on the layer's parameters."""
 
     def forward(
         self,

@@ -42,10 +42,10 @@ def load(
 
     Args:
         state_dict: The model's tensors under Hugging Face's or the original names; other tensors are left alone.
-        streams: `hc_mult` of the model's configuration.
-        magnitude: `hc_magnitude`, the largest write weight.
-        eps: `hc_eps`.
-        norm_eps: `rms_norm_eps`.
+        streams: The number of streams, `hc_mult` of the model's configuration.
+        magnitude: The largest write weight without eps, `hc_magnitude`.
+        eps: Added to the read weights and the write weights, `hc_eps`.
+        norm_eps: The norm's eps, `rms_norm_eps`.
 
     Returns:
         A `HyperConnection` for each of "layers.0.attn", "layers.0.ffn", …, and a `StreamHead` for "head".
@@ -63,7 +63,7 @@ def load(
 
 
 class Layer(ConnectedLayer):
-    """A runner of a `transformers` decoder layer with this package's connections, which use the layer's parameters."""
+    """The forward of a `transformers` decoder layer, with this package's connections on the layer's parameters."""
 
     @staticmethod
     def borrow(connection: Any, name: str, kernels: str) -> HyperConnection:

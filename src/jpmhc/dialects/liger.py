@@ -29,11 +29,11 @@ def load(
     Args:
         state_dict: The model's tensors; tensors that are not a connection's are ignored.
         streams: The number of streams, `hc` of the modules.
-        iterations: `tmax`.
-        eps: `sinkhorn_eps`.
-        norm_eps: `rms_eps`.
-        read_eps: `pre_eps`.
-        write_peak: `post_mult`.
+        iterations: The number of Sinkhorn iterations, `tmax`.
+        eps: Added in the Sinkhorn iterations, `sinkhorn_eps`.
+        norm_eps: The norm's eps, `rms_eps`.
+        read_eps: Added to the read weights, `pre_eps`.
+        write_peak: The largest write weight, `post_mult`.
 
     Returns:
         A dict from the path of each module to its `HyperConnection`.

@@ -56,8 +56,8 @@ def load(
         state_dict: The model's tensors; tensors that are not a connection's are ignored.
         branch: The branch of Megatron-LM that trained the model, "main" or "dev". It may be left out if the model has a
             learned head, which only "dev" has; the other keys are the same in both branches.
-        streams: `num_residual_streams` of the configuration.
-        iterations: `mhc_sinkhorn_iterations`.
+        streams: The number of streams, `num_residual_streams` of the configuration.
+        iterations: The number of Sinkhorn iterations, `mhc_sinkhorn_iterations`.
         eps: For "dev" only, added to the reads and in the Sinkhorn iterations; `mhc_epsilon` with `single_pass`.
         norm_eps: The norm's eps; `layernorm_epsilon` with `single_pass`.
         single_pass: `mhc_single_pass` of "dev"; use the connections in a `HyperConnectionStack(…, delayed=True)`.

@@ -175,10 +175,10 @@ class Dialect:
         Args:
             state_dict: The model's tensors under Hugging Face's or the original names. Tensors that are not a
                 connection's are ignored.
-            streams: `hc_mult` of the model's configuration.
-            iterations: `hc_sinkhorn_iters`.
-            eps: `hc_eps`.
-            norm_eps: `rms_norm_eps`; None takes the family's value.
+            streams: The number of streams, `hc_mult` of the model's configuration.
+            iterations: The number of Sinkhorn iterations, `hc_sinkhorn_iters`.
+            eps: Added to the read weights and in the Sinkhorn iterations, `hc_eps`.
+            norm_eps: The norm's eps, `rms_norm_eps`; None takes the family's value.
 
         Returns:
             A `HyperConnection` for each of "layers.0.attn", "layers.0.ffn", …, and a `StreamHead` for "head".

@@ -121,8 +121,8 @@ def load(state_dict: Mapping[str, Tensor], *, streams: int = 4, norm_eps: float 
 
     Args:
         state_dict: The model's tensors under Hugging Face's names; tensors that are not a connection's are ignored.
-        streams: `hc_count` of the model's configuration.
-        norm_eps: `rms_norm_eps`.
+        streams: The number of streams, `hc_count` of the model's configuration.
+        norm_eps: The norm's eps, `rms_norm_eps`.
 
     Returns:
         A `GatedResidual` for each of "layers.0.attn", "layers.0.mlp", …, and one for "head".
@@ -178,7 +178,7 @@ def dump(
 
 
 class GatedResidualRunner:
-    """A runner of a gated residual of `transformers`, the head or a connection, with this package's arithmetic."""
+    """The forward of a gated residual of `transformers`, a connection or the head, in this package's arithmetic."""
 
     def __init__(self, module: Any, name: str, kernels: str) -> None:
         checks.choice(kernels, KERNELS, "kind of kernels")
@@ -210,7 +210,7 @@ class GatedResidualRunner:
 
 
 class Layer:
-    """A runner of a `transformers` decoder layer that fuses the attention's write with the MLP's read."""
+    """The forward of a `transformers` decoder layer, with the attention's write and the MLP's read in one function."""
 
     def __init__(self, layer: Any, name: str, kernels: str) -> None:
         self.layer = layer

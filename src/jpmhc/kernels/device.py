@@ -72,7 +72,7 @@ def replaced(values, index: tl.constexpr, value):
 
 @triton.jit
 def _side_by_side(values):
-    """Join 2^k tensors into one tensor with k more dimensions."""
+    """Return 2^k tensors joined into one tensor with k more dimensions, each of size 2."""
     if len(values) == 1:
         return values[0]
     else:
@@ -81,7 +81,7 @@ def _side_by_side(values):
 
 @triton.jit
 def inner_products(g_TD, streams, BT: tl.constexpr, N: tl.constexpr):
-    """Return ⟨g, x_j⟩ for every stream x_j, by one reduction, so that there is at most one barrier. [T, N]"""
+    """Return ⟨g, x_j⟩ for every stream x_j, by one reduction for all streams. [T, N]"""
     products = ()
     for m in tl.static_range(len(streams)):
         products = products + (g_TD * streams[m],)
@@ -191,7 +191,7 @@ def store_logits(
     product_TP, mean_T, square_T, sums_P, bias_K, logits_TK, stats_T2, token, inside,
     ND: tl.constexpr, KP: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
-    """Store the logits (W x - mean · W 1) · scale + b and the norm's statistics, mean and scale.
+    """Store the logits (W x - mean · W 1) · scale + b, and the norm's statistics: mean and scale.
 
     `product` is W x, `sums` is W 1, and `square` is the sum of the squares of the numbers that the norm divides.
     """

@@ -127,7 +127,7 @@ def _find_places(layout: Layout) -> tuple[tuple[Place, ...], int]:
 
 
 def make_buffer(layout: Layout, like: Tensor) -> Tensor:
-    """Allocate a buffer with this layout, on the device of the tensor `like`."""
+    """Return a new buffer with this layout, on the device of the tensor `like`."""
     return like.new_empty(_find_places(layout)[1], dtype=torch.uint8)
 
 

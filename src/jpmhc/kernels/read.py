@@ -190,8 +190,8 @@ def _sum_launcher(spec: Spec, dtype: torch.dtype, held: int, per_token: bool) ->
 def kept_layout(tokens: int, width: int, dtype: torch.dtype, spec: Spec) -> Layout:
     """Return the layout of the buffer that a read keeps for its derivative.
 
-    Its parts are the logits [T, K], the norm's statistics [T, 2], and the results of `prepare`, [P, width] and [P]. For
-    static coefficients `tokens` and `width` are zero, and the logits have one row.
+    Its parts are the logits [T, K], the norm's statistics [T, 2], and the results of `prepare`, [P, width] and [P] for
+    P padded logits. For static coefficients `tokens` and `width` are zero, and the logits have one row.
     """
     height = padded(spec.logits) if width else 0
     float32 = torch.float32
@@ -230,8 +230,8 @@ def _forward(
 
     Args:
         x: The streams. [..., n or 1, d]
-        weight: W, or None if the logits are the bias. [K, n·d]
-        bias: b. [K]
+        weight: The projection W to the logits, or None if the logits are the bias. [K, n·d]
+        bias: The bias b of the logits. [K]
         spec: The connection's record.
         keeps: Whether there will be a derivative.
     """

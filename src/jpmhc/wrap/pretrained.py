@@ -73,7 +73,7 @@ def is_pretrained(model: nn.Module) -> bool:
 
 
 def _own_configs(model: nn.Module) -> list[tuple[str, Any]]:
-    """Return (prefix of names, configuration) for each configuration in a model; its outermost user has the prefix.
+    """Return each configuration in a model, and before it the prefix of names of the outermost part that uses it.
 
     Other models may share a configuration object, so this model's modules get a copy of it. A model without a head
     keeps the object, because it may be the body of a larger model that is saved with this configuration.

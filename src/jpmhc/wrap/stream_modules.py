@@ -12,7 +12,7 @@ class StreamModule:
     """Two hooks that replace a module's `Streams` argument by a tensor: all streams, or their mixture.
 
     A module that carries the residual stream, such as a norm, gets all streams. Any other module, such as a quantised
-    projection, gets the mixture. A module with several tensor arguments keeps the `Streams` object, because it may
+    projection, gets the mixture. A module with several tensor arguments gets the `Streams` object, because it may
     compute the residual addition itself.
 
     Args:
