@@ -60,7 +60,7 @@ def test_neither_is_the_law_of_the_layer(method):
 
 
 def test_refused_networks():
-    with pytest.raises(ValueError, match="'dyson-fp' knows a skip that is a number times the identity; use 'dyson'"):
+    with pytest.raises(ValueError, match="'dyson-fp' needs a skip that is a number times the identity; use 'dyson'"):
         paper.cauchy(Network.from_mixer("bistochastic", 1, 0.1), Z, "dyson-fp")
     with pytest.raises(ValueError, match="'matrix-dyson' solves one layer, and this network has 2"):
         paper.cauchy(Network.repeated(torch.eye(2), 0.1, 2), Z, "matrix-dyson")

@@ -34,7 +34,7 @@ def solve_scalar(network: Network, z: Tensor, options: Options) -> Solution:
     skip = network.skips[0]
     a = skip.diagonal().mean()
     if not torch.allclose(skip, a * torch.eye(network.streams, dtype=skip.dtype, device=skip.device)):
-        raise ValueError("method 'dyson-fp' knows a skip that is a number times the identity; use 'dyson'")
+        raise ValueError("method 'dyson-fp' needs a skip that is a number times the identity; use 'dyson'")
     equation = _Scalar(float(a), float(network.variance[0]))
     points = lead_down(equation, z, options, top=_height(network))
     return to_solution("dyson-fp", points.x.squeeze(-1) / z, points, _NOT_THE_LAW.format("dyson-fp"))
@@ -108,7 +108,7 @@ class _Matrix(ContinuedEquation):
         return x.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
 
     def dress(self, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Return A_h and (z - A_hᵀ A_h)⁻¹. [b, n, n] each"""
+        """Return A_h = A + σ² M and (z - A_hᵀ A_h)⁻¹, with M's entries from x. [b, n, n] each"""
         dressed = self.skip + self.variance * x.unflatten(-1, self.skip.shape)
         eye = torch.eye(len(self.skip), dtype=x.dtype, device=x.device)
         return dressed, torch.linalg.inv_ex(z[:, None, None] * eye - dressed.mT @ dressed)[0]

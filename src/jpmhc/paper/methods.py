@@ -37,8 +37,8 @@ def cauchy(
 ) -> Solution:
     r"""Compute the Cauchy transform $G(z)$ of $J^\top J$ by one of the paper's methods.
 
-    If the method is not exact for the network, it warns, and its result has `exact=False` and the reason in `note`. If
-    the method is not defined for the network, it raises a ValueError. `spectra.cauchy` is exact for every network.
+    A method that is not exact for the network warns, and returns `exact=False` with the reason in `note`. A method that
+    is not defined for the network raises a ValueError. `spectra.cauchy` is exact for every network.
 
     Args:
         network: The network.

@@ -142,7 +142,7 @@ def matrix_cauchy(
 ) -> tuple[Tensor, Tensor]:
     r"""Compute the layer's $M_n$-valued transform $E_B[(b - Y^\top Y)^{-1}]$ at matrices b (eq. matrix_dyson_schur).
 
-    The unknowns are two scalars, $g_{11} = \mathrm{tr}\, G(b)$ and
+    The unknowns are two scalars, $g_{11} = \mathrm{tr}\, G(b)$ and, with $u = 1 - \sigma^2 g_{11}$,
     $g_{22} = u^{-1} + u^{-2}\, \mathrm{tr}\, A\, G(b) A^\top$. Newton's method computes them at $b + i t$, from a large
     t down to $t = 0$.
 
@@ -189,7 +189,7 @@ class _Schur(ContinuedEquation):
         return torch.stack([first, torch.ones_like(first) - 1e-3j], -1)
 
     def resolvent(self, x: Tensor, b: Tensor) -> Tensor:
-        """Return G(b) from the unknowns x. [b, n, n]"""
+        """Return G at the matrices b from the unknowns x = $(g_{11}, g_{22})$. [b, n, n]"""
         u, shift = (1 - self.variance * x[:, 0])[:, None, None], (self.variance * x[:, 1])[:, None, None]
         return torch.linalg.inv(b - shift * self.eye - self.gram / u)  # eq. matrix_dyson_schur
 
@@ -255,7 +255,7 @@ def solve(network: Network, z: Tensor, options: Options) -> Solution:
 def to_solution(
     method: str, green: Tensor, points: FixedPoints, reason: str = "", note: str = "", matrix: Tensor | None = None
 ) -> Solution:
-    """Return a method's solution. If there is a reason why it is not exact, warn, and add the reason to its note.
+    """Return a method's solution; if there is a `reason`, warn, and add the reason to the solution's note.
 
     Args:
         method: The method's name.

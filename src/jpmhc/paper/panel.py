@@ -62,7 +62,7 @@ class PanelConfig:
             )
         for name, values in (("mixer", self.mixers), ("depth", self.depths)):
             if len(set(values)) < len(values):
-                raise ValueError(f"each {name} has one place in the panel, and one is named twice")
+                raise ValueError(f"each {name} must be named once, and one is named twice")
         # All cells are checked now: an error in a later cell would lose the work of the earlier cells.
         for mixer in self.mixers:
             Network.from_mixer(mixer, 1, checks.non_negative_number(self.budget, "budget"), self.streams, self.seed)

@@ -74,9 +74,8 @@ class ScalarLayers:
 def why_not_exact(network: Network) -> str:
     r"""Return why the free product of the layers' laws is not the law of $J^\top J$; an empty string if it is.
 
-    It is the law if the singular vectors of no two skips can align. This holds for one layer, and if at most one skip
-    is not a multiple of an orthogonal matrix. It also holds if, between any two such skips, a layer has no skip and is
-    pure noise.
+    The free product is the law if no two skips can align their singular vectors: for one layer; if at most one skip is
+    not a multiple of an orthogonal matrix; or if a layer of pure noise, without a skip, separates any two such skips.
     """
     spectrum = gram_spectrum(network.skips)
     largest = spectrum.amax(-1)

@@ -22,7 +22,8 @@ from jpmhc.spectra.solution import Solution, method
 def solve(network: Network, z: Tensor, options: Options) -> Solution:
     """Solve the scalar theory of layers with isotropic noise by composing their S-transforms, at points z [B].
 
-    The residual is that of $z S(w) w = 1 + w$ in logarithms. Only Newton's method can solve the equation.
+    Residuals are residuals of $z S(w) w = 1 + w$ in logarithms, with $w = zG - 1$. Only Newton's method can solve this
+    equation.
     """
     layers = ScalarLayers.of(network, "stransform")
     points = solve_inverse_w(layers, layers.rescale(z), options)

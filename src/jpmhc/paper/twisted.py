@@ -69,7 +69,7 @@ class Factors(NamedTuple):
         require_paper_noise(network, "twisted", isotropic=False)
         if network.covariance is not None:
             raise ValueError(
-                "method 'twisted' knows isotropic noise and read and write vectors, not a general covariance"
+                "method 'twisted' needs isotropic noise or read and write vectors, not a general covariance"
             )
         skips, variance = network.skips.to(torch.complex128), network.variance.view(-1, 1, 1) + 0j
         if network.read is not None and network.write is not None:

@@ -18,7 +18,7 @@ def psi_inverse(
     r"""Solve the Ψ-inversion of one layer, $G(b)\, b - 1 = W$ for $b$, and return its S-transform $W^{-1} G(b)$.
 
     Because $G(b)^{-1} = b - S^{-1}$ the equation is $G(b) = W S$. The only unknowns are the self-energies $\alpha$ and
-    $\beta$ in $S^{-1} = \sigma^2 \beta P_x + A^\top U^{-1} A$ (docs/derivations/paper_methods.md).
+    $\beta$ in $S^{-1}$ (`Factors.inverse_s`; docs/derivations/paper_methods.md).
 
     Note:
         The paper's eq. ov_s_transform has $b\, G(b) - 1 = W$ and $S = G(b) W^{-1}$. This is the mirror image of

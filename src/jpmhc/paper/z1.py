@@ -31,7 +31,7 @@ _SCHEME = Newton(lengths=tuple(0.5**k for k in range(8)))
 def solve(network: Network, z: Tensor, options: Options) -> Solution:
     """Solve the scalar theory of layers with isotropic noise and equal laws, at points z [B].
 
-    The residual is that of eq. z1_mapping in logarithms. Only Newton's method can solve the equation.
+    Residuals are residuals of eq. z1_mapping in logarithms. Only Newton's method can solve the equation.
     """
     mapping, points = _find_omega(ScalarLayers.of(network, "z1"), z, options)
     green = (1 + mapping.layer(points.x).w) / z  # eq. GL_from_G1, which says z_L G_L = z_1 G_1
@@ -106,8 +106,8 @@ class _Mapping(ContinuedEquation):
 def _restart(mapping: _Mapping, z: Tensor, solution: FixedPoints, options: Options) -> None:
     """Solve the unconverged points from other starts, and update the solution in place.
 
-    The starts are the nearest solved points, several z₁ between $z^{1/L}$ and $z$, and constants. Only admissible
-    solutions count; the equation has others too.
+    The starts are the nearest solved points, several z₁ between $z^{1/L}$ and $z$, and constants. The equation also has
+    solutions that are not admissible; these are ignored.
     """
     lost = solution.unconverged()
     here = z[lost]

@@ -63,7 +63,7 @@ class ExactSpectrum:
         self._class_totals: list[list[int]] = []
 
     def power_sums(self, shape: representations.Partition, count: int) -> list[int]:
-        r"""Return the integers $\mathrm{tr}\,A_\lambda^k$ for k = 1, …, count."""
+        r"""Return the integers $\mathrm{tr}\,A_\lambda^k$ for k = 1, …, count; `shape` is the partition λ."""
         order, starts, characters = _classes(self.n)
         while len(self._class_totals) < count:
             if self._power is None:
@@ -76,7 +76,7 @@ class ExactSpectrum:
         return [sum(c * t for c, t in zip(characters[shape], totals)) for totals in self._class_totals[:count]]
 
     def characteristic_polynomial(self, shape: representations.Partition) -> Polynomial:
-        r"""Return the coefficients of $\det(x - A_\lambda)$, by Newton's identities."""
+        r"""Return the coefficients of $\det(x - A_\lambda)$, by Newton's identities; `shape` is the partition λ."""
         size = representations.dimension(shape)
         sums = self.power_sums(shape, size)
         coefficients = [1]
@@ -85,7 +85,7 @@ class ExactSpectrum:
         return coefficients
 
     def radius(self, shape: representations.Partition) -> float:
-        r"""Return the spectral radius of the walk's block $A_\lambda / K$."""
+        r"""Return the spectral radius of the walk's block $A_\lambda / K$ for K permutations; `shape` is λ."""
         polynomial = squarefree(self.characteristic_polynomial(shape))
         if len(polynomial) == 1:  # nilpotent
             return 0.0
@@ -159,7 +159,7 @@ def _primitive(p: Polynomial) -> Polynomial:
 
 
 def _divide(p: Polynomial, q: Polynomial) -> tuple[Polynomial, Polynomial]:
-    """Return the quotient and the remainder of p divided by q, both multiplied by one integer that makes them whole."""
+    """Return quotient and remainder of p divided by q, multiplied by one integer so that all coefficients are whole."""
     quotient: Polynomial = []
     rest = [c * q[0] ** (len(p) - len(q) + 1) for c in p]
     while len(rest) >= len(q):

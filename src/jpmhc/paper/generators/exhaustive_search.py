@@ -1,4 +1,4 @@
-"""The exhaustive search: one set of each class is either proven worse than the best set or compared with it exactly.
+"""The exhaustive search: of each class of equivalent sets, one set is proven worse than the best or compared exactly.
 
 A `SearchRecord` contains the results so far. It may be saved in a file, from which an interrupted search continues.
 """
@@ -41,7 +41,7 @@ class SearchRecord:
 
     Args:
         question: The sets that the search is for.
-        done: The finished units of the enumeration.
+        done: The finished units of the enumeration, from `SubsetOrbits.units`.
         examined: The number of classes examined.
         covered: The number of sets in the examined classes.
         pruned: The number of classes dropped by each representation.
@@ -96,7 +96,7 @@ class SearchRecord:
         except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not the state of a search; remove it or name another file.") from error
         if record.question != question:
-            raise ValueError(f"{path} is the state of another search, {record.question}; name another file.")
+            raise ValueError(f"{path} is the state of another search, {record.question}; name another file")
         return record
 
     def save(self) -> None:
@@ -113,7 +113,7 @@ class SearchRecord:
 
 
 class UnitSearcher:
-    """A searcher of units in one process, which shares the smallest radius with the other processes.
+    """A searcher of units (`SubsetOrbits.units`) in one process; all processes share the smallest radius.
 
     Args:
         question: The sets that the search is for.
@@ -210,8 +210,8 @@ def search_exhaustively(
     record.seconds = before + time.perf_counter() - start
     if (record.examined, record.covered) != (classes, subsets := find_classes(question).count_subsets()):
         raise ArithmeticError(
-            f"looked at {record.examined} classes with {record.covered} sets, where Burnside's lemma counts {classes} "
-            f"and there are {subsets} sets"
+            f"the search examined {record.examined} classes with {record.covered} sets, but there are {classes} "
+            f"classes by Burnside's lemma, and {subsets} sets"
         )
     return record
 

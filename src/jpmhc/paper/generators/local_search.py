@@ -43,7 +43,7 @@ def search_locally(
     best, smallest, looked = neighbourhood.draw_sets(1)[0], 1.0, 0
 
     def find_better(batches: Iterator[NDArray[np.int64]], radius: float) -> tuple[NDArray[np.int64], float] | None:
-        """Return the best set of the first batch with a smaller |λ₂|, or None if there is none."""
+        """Return the set with the smallest |λ₂| in the first batch that has one below `radius`, and its |λ₂|."""
         nonlocal looked
         for sets in batches:
             if looked >= moves:
@@ -137,7 +137,7 @@ class _Neighbourhood:
     def _exchange_atoms(
         self, row: NDArray[np.int64], alone: int, position: NDArray[np.int64], atom: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Return copies of a set with the atom at each `position` [b] replaced by `atom` [b], if possible. [b, K]"""
+        """Return copies of a set: in copy i, `atom[i]` replaces the atom at `position[i]`, where possible. [b, K]"""
         sets, which = np.repeat(row[None], len(position), axis=0), np.arange(len(position))
         from_pair, to_pair = position >= alone, self.doubled[atom]
         # Two single elements are replaced by a pair: the one at `position` and a random other one, `company`.

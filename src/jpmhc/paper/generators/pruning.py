@@ -36,7 +36,7 @@ class BlockPruner:
         self._formed: dict[representations.Partition, int] = {}
 
     def blocks(self, shape: representations.Partition, sets: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the blocks M_λ [B, d, d] of sets of permutations, given as ranks [B, K]."""
+        """Return the blocks M_λ [B, d, d] of sets of permutations, given as ranks [B, K]; `shape` is λ."""
         group, size = symmetric_group.elements(self.n), representations.dimension(shape)
         if shape not in self._tables:
             # A table is computed once the represented permutations are as many as its rows.

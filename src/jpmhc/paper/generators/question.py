@@ -35,7 +35,7 @@ class Question:
         symmetric_group.check_degree(self.n)
         if self.size > factorial(self.n):
             raise ValueError(
-                f"the size of a set of permutations of {self.n} must be 1 to {factorial(self.n)}, not {self.size}."
+                f"the size of a set of permutations of {self.n} must be 1 to {factorial(self.n)}, not {self.size}"
             )
 
     @cached_property

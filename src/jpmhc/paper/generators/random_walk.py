@@ -21,7 +21,7 @@ def transition_matrix(perms: ArrayLike) -> NDArray[np.float64]:
     size, n = perms.shape
     if n > 6:
         raise ValueError(
-            f"the plain matrix of S_{n} has {len(symmetric_group.elements(n))} rows; it is formed for n ≤ 6."
+            f"the plain matrix of S_{n} has {len(symmetric_group.elements(n))} rows; it is formed for n ≤ 6 only"
         )
     group = symmetric_group.elements(n)
     matrix = np.zeros((len(group), len(group)))
@@ -78,9 +78,10 @@ def float_radius(block: NDArray[np.float64]) -> float:
 def gap_bound(n: int, size: int, reversible: bool = False) -> float:
     r"""Return an upper bound on `spectral_gap` for all sets of `size` permutations of n streams.
 
-    The characteristic polynomial of $K M_\lambda$ has integer coefficients. Unless every block is nilpotent, some
-    product of eigenvalues is therefore a nonzero integer, and $|\lambda_2| \ge 1/K$. If all blocks are nilpotent, some
-    power of T is uniform, so that n! divides a power of K. For a set closed under inverses, every word that is trivial
+    For a block $M_\lambda$ of the walk of K permutations, the characteristic polynomial of $K M_\lambda$ has integer
+    coefficients. Unless every block is nilpotent, some product of eigenvalues is therefore a nonzero integer, and
+    $|\lambda_2| \ge 1/K$. If all blocks are nilpotent, some power of the walk's matrix is uniform, so that n! divides a
+    power of K. For a set closed under inverses, every word that is trivial
     in the K-regular tree is trivial in S_n, which gives a lower bound on the traces of even powers.
     """
     order = len(symmetric_group.elements(n))

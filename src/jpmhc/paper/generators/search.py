@@ -109,23 +109,23 @@ def prepare_search(
     The arguments are those of `best_generating_set`.
     """
     if method not in ("auto", "exhaustive", "local"):
-        raise ValueError(f"the method must be auto, exhaustive or local, not {method!r}.")
+        raise ValueError(f"the method must be auto, exhaustive or local, not {method!r}")
     checks.optional_whole_number(moves, "the number of moves")
     checks.optional_whole_number(workers, "the number of workers")
     if seed is not None and (not isinstance(seed, int) or seed < 0):
-        raise ValueError(f"the seed must be a whole number and not negative, got {seed!r}.")
+        raise ValueError(f"the seed must be a whole number and not negative, got {seed!r}")
     possible = question.n <= EXHAUSTIVE_DEGREE
     if method == "exhaustive" and not possible:
-        raise ValueError(f"an exhaustive search is possible for n ≤ {EXHAUSTIVE_DEGREE}, not {question.n}; use local.")
+        raise ValueError(f"an exhaustive search is possible for n ≤ {EXHAUSTIVE_DEGREE}, not {question.n}; use local")
     classes = find_classes(question).count_orbits() if possible else None
     subsets = find_classes(question).count_subsets() if possible else None
     exhaustive = classes is not None and (method == "exhaustive" or (method == "auto" and classes <= AUTO_CLASSES))
     if exhaustive and (moves is not None or seed is not None):
         raise ValueError(
-            "this search looks at every class, and neither makes moves nor needs a seed; leave them away, or use local."
+            "an exhaustive search takes no number of moves and no seed: leave them out, or use the method local"
         )
     if not exhaustive and (state is not None or workers is not None):
-        raise ValueError("a local search is one process and keeps no state; leave workers and state away.")
+        raise ValueError("a local search runs in one process and stores no state: leave out workers and state")
     work = classes if exhaustive and classes is not None else moves or MOVES
     return Search(question, exhaustive, classes, subsets, work, workers or available_cores(), state, seed or 0)
 
@@ -221,9 +221,9 @@ def _find_generating_sets(search: Search) -> list[list[int]]:
             return generating
     what = f"set of {question.size} permutation{'s' if question.size > 1 else ''} of {question.n} streams"
     if search.exhaustive:
-        raise ValueError(f"no such {what} generates all {len(group)} permutations; ask for a larger size.")
+        raise ValueError(f"no such {what} generates all {len(group)} permutations; ask for a larger size")
     raise ValueError(
-        f"none of the {search.work:,} moves led to a {what} that mixes; ask for more of them or a larger size."
+        f"none of the {search.work:,} moves led to a {what} that mixes; ask for more moves or a larger size"
     )
 
 

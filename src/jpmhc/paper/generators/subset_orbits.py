@@ -70,7 +70,7 @@ class SubsetOrbits:
     def count_orbits(self) -> int:
         """Return the number of orbits, by Burnside's lemma, without listing them.
 
-        The subsets that a map fixes are the unions of its cycles with this total weight.
+        The subsets that a map fixes are the unions of the map's cycles with the total weight `weight`.
         """
         types = Counter(_cycle_weights(row.astype(np.int64), self.weights) for row in self.action)
         return sum(maps * _count_choices(cycles, self.weight) for cycles, maps in types.items()) // self.order
@@ -99,7 +99,10 @@ class SubsetOrbits:
                 yield subsets[keep], stabiliser
 
     def _extend_pair(self, pair: int, size: int) -> Iterator[NDArray]:
-        """Yield the subsets that contain the representative of a pair orbit and no pair of a lower one, in batches."""
+        """Yield subsets of `size` points in batches [b, size].
+
+        The subsets contain the representative of the pair orbit numbered `pair`, and no pair of a lower-numbered orbit.
+        """
         a, b = self.pairs[pair]
         allowed = np.flatnonzero((self.pair_orbit[a] >= pair) & (self.pair_orbit[b] >= pair))
         if size >= 4:  # a mask of the points that may follow a point, [A, A], upper triangular for ascending points
@@ -134,9 +137,10 @@ class SubsetOrbits:
         yield from extend(np.empty((1, 0), dtype=np.int64), np.ones((1, len(allowed)), dtype=bool), left)
 
     def _select_canonical(self, subsets: NDArray, pair: int) -> tuple[NDArray, NDArray]:
-        """Return the indices of the subsets that are least among their images, and the orders of their stabilisers.
+        """Return the indices of the canonical subsets [k], and the orders of their stabilisers [k].
 
-        The images are those under the maps that send a pair of the lowest orbit to its representative P.
+        A subset is canonical if it is least among its images under all maps that send one of its pairs in the orbit
+        numbered `pair` to the orbit's representative.
         """
         size = subsets.shape[1]
         alive = np.arange(len(subsets))

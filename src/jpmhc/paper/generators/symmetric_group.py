@@ -17,24 +17,24 @@ LARGEST_ODD_PRIMITIVE = {2: 0, 3: 0, 4: 0, 5: 20, 6: 120, 7: 42, 8: 336}
 def check_degree(n: int) -> None:
     """Raise ValueError unless the number of streams is from 2 to 8."""
     if not 2 <= n <= MAX_DEGREE:
-        raise ValueError(f"the number of streams must be between 2 and {MAX_DEGREE}, not {n}.")
+        raise ValueError(f"the number of streams must be between 2 and {MAX_DEGREE}, not {n}")
 
 
 def as_permutations(perms: ArrayLike) -> NDArray[np.int64]:
     """Return permutations as an integer array [K, n]; raise ValueError unless they are valid and distinct."""
     array = np.asarray(perms)
     if array.ndim != 2 or array.shape[0] < 1:
-        raise ValueError(f"permutations must be an array of shape [K, n] with K ≥ 1, not {list(array.shape)}.")
+        raise ValueError(f"permutations must be an array of shape [K, n] with K ≥ 1, not {list(array.shape)}")
     check_degree(array.shape[1])
     if not np.issubdtype(array.dtype, np.integer):
-        raise ValueError(f"permutations must hold integers, not {array.dtype}.")
+        raise ValueError(f"permutations must hold integers, not {array.dtype}")
     array = array.astype(np.int64)
     wrong = (np.sort(array, axis=1) != np.arange(array.shape[1])).any(axis=1)
     if wrong.any():
         row = array[np.argmax(wrong)].tolist()
-        raise ValueError(f"{row} is not a permutation of 0..{array.shape[1] - 1}.")
+        raise ValueError(f"{row} is not a permutation of 0..{array.shape[1] - 1}")
     if len(np.unique(array, axis=0)) != len(array):
-        raise ValueError("the same permutation appears twice: a generating set lists each element once.")
+        raise ValueError("the same permutation appears twice: a generating set lists each element once")
     return array
 
 
