@@ -32,7 +32,7 @@ def test_says_so_where_nothing_generates_the_group(capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(["generators", "--streams", "3", "--size", "1"])
     assert stop.value.code == 2
-    sentence = "no such set of 1 permutation of 3 streams generates all 6 permutations; ask for a larger size."
+    sentence = "no such set of 1 permutation of 3 streams generates all 6 permutations; ask for a larger size"
     assert capsys.readouterr().err.strip() == f"jpmhc: {sentence}"
 
 
@@ -40,7 +40,7 @@ def test_bad_input_is_one_sentence_and_status_2(capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(["generators", "--streams", "9"])
     assert stop.value.code == 2
-    assert capsys.readouterr().err == "jpmhc: the number of streams must be between 2 and 8, not 9.\n"
+    assert capsys.readouterr().err == "jpmhc: the number of streams must be between 2 and 8, not 9\n"
 
 
 def test_an_unwritable_file_is_refused_before_the_search(capsys, tmp_path):

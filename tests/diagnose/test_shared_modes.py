@@ -90,7 +90,7 @@ def test_a_trained_network_shares_modes_and_the_verdict_says_so():
     x = torch.randn(1, dim)
     fresh = jpmhc.diagnose(model, x, say=None)
     assert fresh.comparisons[0].modes.count == 0
-    assert "directions in the space of layers" not in fresh.verdict[4]
+    assert "sublayers' Jacobians share" not in fresh.verdict[4]
     optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
     for _ in range(60):
         inputs = torch.randn(64, dim)
@@ -103,7 +103,7 @@ def test_a_trained_network_shares_modes_and_the_verdict_says_so():
     assert item.modes.count >= 1
     assert item.kolmogorov > 0.15
     assert item.rotated_kolmogorov < 0.08
-    assert "in the space of layers carr" in trained.verdict[4]
+    assert "the sublayers' Jacobians share" in trained.verdict[4]
     assert "layers work together, and gains add up" in trained.verdict[4]
     assert any("every sublayer at those tokens and its shared modes, about" in line and "MiB" in line for line in said)
     assert trained.modes.share == pytest.approx(item.modes.share, abs=0.15)

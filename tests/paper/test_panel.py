@@ -105,7 +105,7 @@ def test_rows_are_the_numbers_of_the_cells(cells):
         ({"mixers": ()}, "at least one mixer"),
         ({"mixers": ("identity", "foo")}, "no random skip is called 'foo'"),
         ({"mixers": ("identity", "identity")}, "each mixer must be named once"),
-        ({"depths": (1, 1, 2)}, "each depth has one place"),
+        ({"depths": (1, 1, 2)}, "each depth must be named once"),
         ({"depths": (1, 2, 0)}, "depth must be a whole number, at least 1, got 0"),
         ({"depths": (1, 2, 2.5)}, "depth must be a whole number, at least 1, got 2.5"),
         ({"samples": (1, 2, 0)}, "samples must be a whole number, at least 1, got 0"),

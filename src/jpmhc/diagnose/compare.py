@@ -37,8 +37,8 @@ class MapComparison:
     Attributes:
         measured: The measured spectrum.
         predicted: The theory's density for layers with random singular vectors; None if the theory gives none.
-        rotated: The spectrum of the same layers with unchanged shared modes and random singular vectors in the rest of
-            every sublayer, which is the theory's prediction with shared modes; None if it was too costly.
+        rotated: The theory's prediction with shared modes: the spectrum of the same layers, with random singular
+            vectors in each sublayer's Jacobian except for its shared modes. None if it was too costly.
     """
 
     measured: Spectrum
@@ -71,10 +71,11 @@ class TheoryComparison(MapComparison):
 
     Attributes:
         position: The token's number.
-        own: The same for the model's own map, from n copies of a stream to the mean of the final streams; None for one
-            stream, or if the map was not measured densely.
+        own: The spectra of the model's own map, from n copies of a stream to the mean of the final streams; None for
+            one stream, or if the map was not measured densely.
         blocks: Mean squared singular value from stream j to stream i. [n, n]
-        gains: Mean squared singular value of each sublayer at this token, without its multiple of the identity. [L]
+        gains: Mean squared singular value of each sublayer's Jacobian at this token, minus its multiple of the
+            identity. [L]
         gradients: The theory's mean squared singular value of the derivative of the mean stream (or of all streams, if
             the map ends with them) by each sublayer's output. [L]
         modes: The shared modes of the sublayers at this token; None for a single layer.
@@ -102,7 +103,7 @@ class TheoryComparison(MapComparison):
 
     @property
     def aligned(self) -> float:
-        """The measured 99 % quantile divided by the rotated one: above 1, layers amplify each other's directions."""
+        """The 99 % quantile of `measured` over that of `rotated`; above 1, layers amplify each other's directions."""
         return math.nan if self.rotated is None else self.measured.quantile(0.99) / self.rotated.quantile(0.99)
 
 
@@ -121,7 +122,7 @@ def compare_token(
     Args:
         chain: The layers.
         jacobian: The Jacobian of the map through the layers at the token.
-        part: The plan of its measurement.
+        part: The planned measurement of this Jacobian.
         all_streams: Whether the model's own map ends with all streams, and not with their mean.
         by_matrices: Whether to compute every sublayer's Jacobian as a matrix, for its singular values and for rotation.
         seed: The seed of the random vectors.
@@ -164,9 +165,11 @@ def compare_token(
 def _measure_sublayers(
     chain: Sequence[LayerCall], jacobian: Jacobian, chunk: int, by_matrices: bool, seed: int
 ) -> tuple[list[float], Tensor, list[Tensor], SharedModes | None]:
-    """Return each sublayer's multiple of the identity, gain and matrix without it, and the layers' shared modes.
+    """Split each sublayer's Jacobian at the token into a multiple of the identity and a rest.
 
-    The list of matrices is empty unless `by_matrices`.
+    Returns:
+        The multiples [L]; the rests' mean squared singular values [L]; the rests [d, d] each, none unless
+        `by_matrices`; and the layers' shared modes, None for a single layer.
     """
     position = jacobian.position
     assert position is not None
@@ -191,7 +194,7 @@ def draw_vectors(count: int, size: int, like: Tensor, seed: int) -> Tensor:
 
 
 def _estimate_blocks(jacobian: Jacobian, n: int, seed: int) -> Tensor:
-    """Estimate the mean squared singular value from stream j to stream i from random vectors. [n, n]"""
+    """Estimate, from random vectors, the mean squared singular value of the map from stream j to stream i. [n, n]"""
     vectors = draw_vectors(_VECTORS, jacobian.shape[0], jacobian.at.y, seed).reshape(_VECTORS, n, -1)
     rows = []
     for stream in range(n):

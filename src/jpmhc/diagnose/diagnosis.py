@@ -83,7 +83,7 @@ class Diagnosis:
         return find_verdict(self)
 
     def list_spectra(self) -> Iterator[tuple[str, Spectrum | Density]]:
-        """Yield a name and a spectrum for each row of the table; a name with … continues the row before it."""
+        """Yield a name and a spectrum for each row of the table; a name with … means the same map as the row before."""
         yield "whole map", self.whole
         for position, spectrum in self.tokens.items():
             yield f"token {position}", spectrum
@@ -292,11 +292,12 @@ def _theory(diagnosis: Diagnosis) -> str:
     if not aligned:
         return f"{line}; whether sublayers are aligned was too costly to find out."
     value = float(np.mean(aligned))
+    growth = f"the largest directions grow {value:.2f} times as much as with sublayers rotated at random"
     if value > _ALIGNED:
-        return f"{line}; aligned {value:.2f}: sublayers amplify each other's largest directions."
+        return f"{line}; {growth}: sublayers amplify each other's largest directions."
     if value < 1 / _ALIGNED:
-        return f"{line}; aligned {value:.2f}: sublayers weaken each other's largest directions."
-    return f"{line}; aligned {value:.2f}: the largest directions grow as much as those of rotated sublayers."
+        return f"{line}; {growth}: sublayers weaken each other's largest directions."
+    return f"{line}; {growth}: sublayers neither amplify nor weaken each other's largest directions."
 
 
 def _describe_modes(modes: SharedModes | None) -> str:
@@ -304,14 +305,15 @@ def _describe_modes(modes: SharedModes | None) -> str:
     if modes is None or modes.count == 0:
         return ""
     number = _NUMBERS[modes.count] if modes.count < len(_NUMBERS) else str(modes.count)
-    subject = f"{number} directions in the space of layers carry"
-    if modes.count == 1:
-        subject = "one direction in the space of layers carries"
-    return f"; {subject} {modes.share:.0%} of what the sublayers add: layers work together, and gains add up"
+    shared = "one matrix" if modes.count == 1 else f"{number} matrices"
+    return (
+        f"; the sublayers' Jacobians share {shared}, {modes.share:.0%} of their squared size: layers work together, "
+        "and gains add up"
+    )
 
 
 def _describe_token_modes(known: Sequence[TheoryComparison]) -> str:
-    """Return a clause on the shared modes of the token with most modes, and on the theory's KS with shared modes."""
+    """Return a clause on the shared modes of the token with most modes, and on the KS distance to `rotated`."""
     modes = [item.modes for item in known if item.modes is not None]
     line = _describe_modes(max(modes, key=lambda one: (one.count, one.share), default=None))
     worst = [
@@ -358,7 +360,7 @@ def _describe_tail(known: Sequence[TheoryComparison]) -> str:
 
 
 def _taken_by_norms(diagnosis: Diagnosis) -> float:
-    """Return the largest share of directions that norms remove: two directions per token."""
+    """Return an upper bound on the share of directions that norms remove: two directions per token."""
     return 2 * diagnosis.positions / min(diagnosis.whole.shape)
 
 
@@ -373,7 +375,7 @@ def _exploded(diagnosis: Diagnosis) -> float:
 
 
 def _stream_loss(diagnosis: Diagnosis) -> float:
-    """Return the share of singular values of all streams below a tenth of the typical one, averaged over tokens."""
+    """Return the share of the layers' singular values below a tenth of the typical one, averaged over tokens."""
     if diagnosis.streams is None or not diagnosis.comparisons:
         return 0.0
     return float(np.mean([item.measured.below(COLLAPSED * item.measured.typical()) for item in diagnosis.comparisons]))

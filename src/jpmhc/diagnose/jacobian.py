@@ -128,7 +128,7 @@ def linearise(
     miss = abs(float(u[0] @ ahead - back @ v[0])) / max(float(u[0].norm() * ahead.norm()), 1e-300)
     if not miss < _ADJOINT_TOLERANCE[at.forward]:
         raise ValueError(
-            f"the map {ends} and its gradient are two different maps (they differ by {miss:.0%}): part of it runs "
+            f"the map {ends} and its gradient are of two different maps (they differ by {miss:.0%}): part of it runs "
             "without gradients, or differently at every call; choose the part with gradients by between="
         )
     return at
@@ -144,14 +144,14 @@ def shared_positions(x: Tensor, y: Tensor) -> tuple[int, ...]:
 
 
 def push_forward(run: Callable[[Tensor], Tensor], x: Tensor, direction: Tensor) -> Tensor:
-    """Compute J v by forward-mode differentiation."""
+    """Compute J v for v = `direction` at x by forward-mode differentiation."""
     with torch.no_grad(), forward_ad.dual_level(), plain_connections():
         out = forward_ad.unpack_dual(run(forward_ad.make_dual(x.detach(), direction)))
     return torch.zeros_like(out.primal) if out.tangent is None else out.tangent
 
 
 def push_by_differences(run: Callable[[Tensor], Tensor], x: Tensor, direction: Tensor) -> Tensor:
-    """Compute J v by central differences, to about four digits in float32."""
+    """Compute J v for v = `direction` at x by central differences, to about four digits in float32."""
     point, length = x.detach(), float(direction.norm())
     if length == 0:
         return torch.zeros_like(run(point))

@@ -21,7 +21,7 @@ class LayerMeasurement:
     Attributes:
         name: The module's name, with the number of the call if the module is called more than once.
         skip: The mean diagonal of the Jacobian of a plain layer, or of a connection's sublayer.
-        gain: The mean squared singular value of the rest of this Jacobian, over all tokens.
+        gain: The mean squared singular value of this Jacobian minus `skip` times the identity, over all tokens.
         gradient: The mean squared singular value of the derivative of the map's output by this layer's output.
         similarity: The mean cosine between two streams after the layer.
         dominance: The share of the streams' squared length that the longest stream holds.
@@ -72,9 +72,9 @@ def measure_gain(call: LayerCall, vectors: Tensor, position: int | None = None) 
 
 
 def measure_sublayer(call: LayerCall, position: int, chunk: int, batched: bool) -> tuple[float, Tensor]:
-    """Split a sublayer's Jacobian at one token into a multiple of the identity and a remaining matrix [d, d].
+    """Return a number a and a matrix R [d, d]; the sublayer's Jacobian at one token is a times the identity plus R.
 
-    The multiple is the median eigenvalue of the Jacobian's symmetric part. The mean of the diagonal would do for fresh
+    The number a is the median eigenvalue of the Jacobian's symmetric part. The mean of the diagonal would do for fresh
     sublayers, but in trained sublayers a few directions can dominate that mean.
     """
     at = Linearised(call.inside, call.output, _no_run, call.positions, batched=batched)
@@ -153,8 +153,8 @@ def effective_coefficients(call: LayerCall) -> tuple[Tensor, Tensor, Tensor]:
     """Return read, write and skip of a connection for every token, with the norm after the write multiplied in.
 
     The norm divides each stream by its root mean square R, so the skip is R⁻¹H and the write R⁻¹w. For a layer norm, R
-    belongs to the centred stream; the direction that centring removes and the norm's weights are left out. All are in
-    float64 on the CPU.
+    belongs to the centred stream; the direction that centring removes and the norm's weights are left out. All three
+    tensors are in float64 on the CPU.
     """
     read, write, skip = _read_coefficients(call)
     if call.post_norm:
@@ -168,7 +168,7 @@ def effective_coefficients(call: LayerCall) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def stream_similarity(x: Tensor) -> Tensor:
-    """Return the cosine between two different streams, averaged over pairs and tokens. [..., n, d]"""
+    """Return the cosine between two different streams of x [..., n, d], averaged over pairs and tokens."""
     n = x.shape[-2]
     if n == 1:
         return torch.ones((), dtype=torch.float64)
@@ -178,6 +178,6 @@ def stream_similarity(x: Tensor) -> Tensor:
 
 
 def stream_dominance(x: Tensor) -> Tensor:
-    """Return the longest stream's share of a token's squared length, averaged over tokens: 1 / n to 1. [..., n, d]"""
+    """Return the longest stream's share of the squared length of x [..., n, d], averaged over tokens: 1 / n to 1."""
     squares = x.detach().double().square().sum(-1)
     return (squares.max(-1).values / squares.sum(-1).clamp_min(1e-300)).mean().cpu()

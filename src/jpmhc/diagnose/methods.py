@@ -137,7 +137,7 @@ def spectrum_of(matrices: Tensor, precision: torch.dtype | None = None) -> Spect
 
     Args:
         matrices: The matrices. [..., M, N]
-        precision: The type in which they were computed, which sets the floor; by default the type of `matrices`.
+        precision: The type in which the matrices were computed, which sets the spectrum's floor; by default their type.
     """
     values = np.sort(torch.linalg.svdvals(matrices.double()).numpy(), axis=None)[None]
     rows, columns = matrices.shape[-2:]

@@ -40,8 +40,18 @@ _TOLERANCE = 2e-3
 _DRIFT_TOLERANCE = 1e-3
 
 
+LEGEND = (
+    "J lost: share of singular values below 0.1 (post-norm: below 0.1 times the plain network's geometric mean) of the "
+    "streams' Jacobian J, with skips at their start and after a drift that imitates training; T lost: this share of "
+    "the model's own map T after the drift; γ: mean square gradient at the first and last sublayer; until lost: layers "
+    "until differences between streams fall below 0.1; loss: measured, minus the plain model's. Ranked by J's lost "
+    "share after the drift, then by gradients like the plain network's, then by J's geometric mean like the plain "
+    "network's; the identity, which learns nothing, comes last."
+)
+
+
 class MeasuredLosses(TypedDict):
-    """The losses of one comparison of mixers."""
+    """The validation losses of one comparison of trained mixers."""
 
     model: str  # the trained model, in words
     command: str  # the command that repeats the comparison
@@ -144,13 +154,14 @@ class Recommendation:
 
     def _repr_html_(self) -> str:
         heads, *rows = (line for line in str(self).splitlines() if line.startswith(" "))
-        return f"<pre>{html.escape(chr(10).join([heads, *rows]))}</pre><p>{html.escape(self.assumptions)}</p>"
+        table, text = "\n".join([heads, *rows]), f"{LEGEND} {self.assumptions}"
+        return f"<pre>{html.escape(table)}</pre><p>{html.escape(text)}</p>"
 
     def __repr__(self) -> str:
         return f"Recommendation({', '.join(candidate.mixer for candidate in self.candidates)})"
 
     def __str__(self) -> str:
-        heads = ("mixer", "J lost, start", "J lost", "T lost", "γ first", "γ last", "layers left", "loss measured")
+        heads = ("mixer", "J lost start", "J lost drift", "T lost", "γ first", "γ last", "until lost", "loss")
         lines = ["".join(f"{head:>14}" for head in heads)]
         for row in self.candidates:
             shares = (f"{share:.1%}" for share in (row.collapsed_at_start, row.collapsed, row.collapsed_model))
@@ -158,7 +169,7 @@ class Recommendation:
             loss = "–" if row.measured_loss is None else f"{row.measured_loss:+.3f}"
             cells = (row.mixer, *shares, *(f"{value:.3g}" for value in rest), loss)
             lines.append("".join(f"{cell:>14}" for cell in cells))
-        return "\n".join([*lines, self.assumptions])
+        return "\n".join([*lines, LEGEND, self.assumptions])
 
 
 @use_threads(1)
@@ -183,8 +194,8 @@ def recommend(
         streams: The number of streams, n.
         activation: The sublayers' activation: a name in `spectra.activations.ACTIVATIONS`, or a `spectra.Activation`.
         norm: "pre" for a norm before each sublayer, "post" for a norm of every stream after each write.
-        drift: The distance of a drifted skip from the identity, $\|H - 1\|_F / \sqrt n$, at most 1. A mixer whose
-            start is farther away keeps its start.
+        drift: How far skips are moved from the identity to imitate training: $\|H - 1\|_F / \sqrt n$, at most 1. A
+            mixer whose start is farther away keeps its start.
         dim: The number of features per stream, for the costs.
         ratio: The number of hidden features of a sublayer divided by its number of features.
         scales: For each of a sublayer's two weight matrices, the variance of an entry times the number of columns;
@@ -252,7 +263,8 @@ def recommend(
     assumptions = (
         f"{depth} {norm}-norm sublayers with independent random weights ({word}, scales {scales[0]:g} and "
         f"{scales[1]:g}, hidden {ratio:g} times as wide) in the limit of many features; reads that favour stream l mod "
-        f"{streams}, writes of one, skips {drift:g} from the start in random directions; costs at width {dim}. "
+        f"{streams}, writes of one, drifted skips at distance {drift:g} from the identity in random directions; costs "
+        f"at width {dim}. "
         "This ranks what random layers lose, not the loss of trained models. Training adds the same few matrices to "
         "all layers, which changes the whole spectrum: measure a trained model with jpmhc diagnose. "
         f"The measured loss is the validation loss minus the plain model's of {measured['model']} "
@@ -278,7 +290,7 @@ class _Model:
         return self.make(skips, self.read, self.write, self.mlp, self.start_variance)
 
     def own_map(self, skips: Tensor, network: spectra.Network) -> spectra.Network:
-        """Return a network with the model's own map T of `network`: the plain one if all row sums of skips are one."""
+        """Return the network of the model's own map T; if all row sums of skips are one, T is the plain network's."""
         plain = float((skips.sum(-1) - 1).abs().max()) < 1e-6
         return (self.plain if plain else network).end_to_end()
 

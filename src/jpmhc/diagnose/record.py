@@ -1,6 +1,6 @@
 """Record every call of a model's hyper-connections: streams, sublayer input and output, and coefficients.
 
-Of a model without hyper-connections the layers are recorded: its longest list of modules of one class that map a hidden
+A model without hyper-connections has its layers recorded: the longest list of modules of one class that map a hidden
 state to a hidden state of the same shape. Such a layer counts as one stream with read and write weights of one.
 """
 

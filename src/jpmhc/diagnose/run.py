@@ -147,7 +147,7 @@ def find_inner_model(model: nn.Module) -> nn.Module:
 
 
 def check_model(model: nn.Module, arguments: Arguments) -> None:
-    """Raise an error if the model is no module or its weights contain NaN, or if inputs are empty or elsewhere."""
+    """Raise an error if the model is no module, weights are NaN, or inputs are empty or on another device."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"the model must be a torch.nn.Module, not a {type(model).__name__}")
     broken = [

@@ -26,7 +26,7 @@ class SharedModes:
 
     Attributes:
         correlations: The Gram matrix over layers of the normalised sublayer Jacobians. [L, L]
-        eigenvalues: Its eigenvalues, descending. [L]
+        eigenvalues: The eigenvalues of `correlations`, descending. [L]
         limit: An eigenvalue above this limit is a shared mode.
         directions: The eigenvectors of the shared modes: each layer's weight in each mode. [L, K]
         shares: For each sublayer, the shared part's share of the squared Frobenius norm. [L]

@@ -115,7 +115,7 @@ class Spectrum:
         return float(np.exp((self.weights * np.log(safe)).sum() / len(self.weights)))
 
     def error(self, read: Callable[[Spectrum], float]) -> float:
-        """Return the error of a statistic of the spectrum, which nine of ten seeds keep; 0 for a dense measurement.
+        """Return a bound on a statistic's error, which holds for nine of ten seeds; 0 for a dense measurement.
 
         The error has two parts. The first is twice the standard deviation that random vectors cause (`_redraw`). The
         second comes from few quadrature nodes: the largest change of the statistic at the lower bound, at the upper
@@ -219,8 +219,8 @@ def _quantile(values: np.ndarray, weights: np.ndarray, probability: float) -> fl
 def _bound_shares(jacobi: np.ndarray, points: np.ndarray) -> np.ndarray:
     """Return bounds of the share of singular values up to each point, from a probe's Jacobi matrix. [2, points]
 
-    Both come from the quadrature with the same number of nodes and one node at the point x²: the weight below x², and
-    the weight up to x². Its Jacobi matrix differs from the Gauss quadrature's only in the last diagonal entry, which is
+    The bounds are the weights below x² and up to x² of the quadrature with the same number of nodes and one node at the
+    point x². Its Jacobi matrix differs from the Gauss quadrature's only in the last diagonal entry, which is
     x² + b² [(T - x²)⁻¹]: T is the matrix without the last row and column, [.] the last diagonal entry, and b the entry
     beside the last diagonal entry.
     """

@@ -73,7 +73,7 @@ def make_network(
 
 
 def predict_spectrum(network: spectra.Network) -> tuple[spectra.Density | None, str]:
-    """Return the theory's density for a network with the theory's warnings, or None with the reason."""
+    """Return the predicted density and the theory's warnings; without a prediction, None and the reason."""
     with warnings.catch_warnings(record=True) as messages:
         warnings.simplefilter("always")
         try:
@@ -87,7 +87,7 @@ def find_distances(measured: Spectrum, predicted: spectra.Density | Spectrum | N
     """Return W1 in singular values, and KS with a tolerance of 1 % in each singular value; NaN without a prediction.
 
     Skips alone give many equal singular values, which the theory smooths: without the tolerance, KS would be large at
-    each such value. KS ignores singular values below the floor, and differences within the bounds of a quadrature.
+    each such value. KS ignores singular values below `measured.floor`, and differences within a quadrature's bounds.
     """
     if predicted is None:
         return math.nan, math.nan

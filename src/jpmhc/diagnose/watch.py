@@ -39,7 +39,7 @@ class Watch:
     Attributes:
         records: For each watched step, a dict with the step's number as "step" and with the logged numbers by name.
         step: The number of the current training step.
-        alarms: The alarms so far, by the number's name: the step of the first alarm, and its sentence.
+        alarms: For each number that raised an alarm, by name: the step of its first alarm, and the alarm's sentence.
     """
 
     records: list[dict[str, float]] = field(default_factory=list)
@@ -169,7 +169,7 @@ def summarise_calls(calls: list[LayerCall]) -> dict[str, float]:
 
 
 def find_alarms(numbers: dict[str, float]) -> dict[str, str]:
-    """Return a sentence for each number that is not finite, or beyond its limits.
+    """Return, by name, a sentence for each number that is not finite, or beyond its limits.
 
     >>> find_alarms({"skips/direct_path": 0.95, "signal_gain/largest": 20.0})
     {'signal_gain/largest': "a sublayer's output is larger than its input, by the factor 20"}
@@ -193,7 +193,7 @@ def _distance_to_identity(call: LayerCall) -> float:
 
 
 def _signal_gain(call: LayerCall) -> float:
-    """Return the root mean square of a sublayer's output (or a plain layer's change) divided by the input's."""
+    """Return a sublayer's gain: the root mean square of its output (of a plain layer's change) over its input's."""
     change = call.output if call.coefficients is not None else call.output - call.inside
     size = float(call.inside.detach().float().square().mean().sqrt())
     return float(change.detach().float().square().mean().sqrt()) / max(size, 1e-30)

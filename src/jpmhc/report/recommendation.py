@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from jpmhc.diagnose.recommend import Candidate, Recommendation
+from jpmhc.diagnose.recommend import LEGEND, Candidate, Recommendation
 from jpmhc.files import write_csv
 from jpmhc.report.charts import DASHES, Axis, Chart, Line, draw_figure, write_figure
 from jpmhc.report.style import INK, colour_of
@@ -41,12 +41,7 @@ def print_recommendation(recommendation: Recommendation) -> None:
     console = Console()
     console.print(table)
     console.print(
-        "lost: share of singular values below 0.1, of the streams' Jacobian J and of the model's own map T; γ: mean "
-        "square gradient at the first and last sublayer; until lost: layers until differences between streams fall "
-        "below 0.1; thousands of parameters per connection and of FLOPs per token; loss: measured, minus the plain "
-        "model's. Ranked by what J loses after the drift, then by gradients like the plain network's, then by J's "
-        "mean; the identity, which learns nothing, comes last.",
-        style="dim",
+        f"{LEGEND} kpar, kFLOP: thousands of parameters per connection and of operations per token.", style="dim"
     )
     console.print(f"Assumed: {recommendation.assumptions}", style="dim")
     console.print(f"First by this theory: {recommendation.best.mixer}")

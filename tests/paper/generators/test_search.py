@@ -220,8 +220,8 @@ def test_what_there_is_to_look_at_is_counted_before_the_search():
         ({"n": 8, "size": 3, "method": "exhaustive"}, "n ≤ 7"),
         ({"n": 4, "size": 3, "workers": 0}, "workers must be a whole number, at least 1"),
         ({"n": 4, "size": 3, "method": "local", "moves": 0}, "moves must be a whole number, at least 1"),
-        ({"n": 4, "size": 3, "moves": 10}, "looks at every class, and neither makes moves nor needs a seed"),
-        ({"n": 4, "size": 3, "seed": 1}, "looks at every class, and neither makes moves nor needs a seed"),
+        ({"n": 4, "size": 3, "moves": 10}, "this search is exhaustive, without moves or a seed"),
+        ({"n": 4, "size": 3, "seed": 1}, "this search is exhaustive, without moves or a seed"),
         ({"n": 4, "size": 3, "method": "local", "seed": -1}, "seed must be a whole number and not negative"),
         ({"n": 4, "size": 3, "method": "local", "workers": 2}, "one process"),
         ({"n": 8, "size": 1, "moves": 200}, "none of the 200 moves led to a set of 1 permutation of 8 streams"),
@@ -235,5 +235,5 @@ def test_bad_questions_are_refused(arguments, complaint):
 
 
 def test_a_local_search_keeps_no_state(tmp_path):
-    with pytest.raises(ValueError, match="keeps no state"):
+    with pytest.raises(ValueError, match="stores no state"):
         best_generating_set(4, 3, method="local", moves=10, state=tmp_path / "state")

@@ -122,7 +122,7 @@ def prepare_search(
     exhaustive = classes is not None and (method == "exhaustive" or (method == "auto" and classes <= AUTO_CLASSES))
     if exhaustive and (moves is not None or seed is not None):
         raise ValueError(
-            "an exhaustive search takes no number of moves and no seed: leave them out, or use the method local"
+            "this search is exhaustive, without moves or a seed: leave out moves and seed, or use the method local"
         )
     if not exhaustive and (state is not None or workers is not None):
         raise ValueError("a local search runs in one process and stores no state: leave out workers and state")
