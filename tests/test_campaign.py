@@ -134,14 +134,15 @@ def test_a_file_that_is_written_over_is_noticed(after, fault):
 
 SUITE = """
 import transformers
+from transformers import GPT2Model, WhisperModel  # the plugin wraps models of the classes that are loaded
 
 class TestTiny:
     def make(self):
-        return transformers.GPT2Model(transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=32)).eval()
+        return GPT2Model(transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=32)).eval()
 
     def test_saving(self, tmp_path):
         self.make().save_pretrained(tmp_path)
-        model = transformers.GPT2Model.from_pretrained(tmp_path)
+        model = GPT2Model.from_pretrained(tmp_path)
         assert model.h[0].ln_1.weight.numel() == 8
 
     def test_blocks_have_these_children(self):
@@ -163,6 +164,15 @@ class TestTiny:
 
     def test_feed_forward_chunking(self):
         assert len(list(self.make().h[0].children())) == 4
+
+    def test_without_a_model(self):
+        assert transformers.GPT2Config(n_layer=1).n_layer == 1
+
+    def test_speech(self):
+        sizes = dict(d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, vocab_size=64)
+        sizes |= dict(decoder_attention_heads=2, max_source_positions=6, pad_token_id=0, decoder_start_token_id=1)
+        model = WhisperModel(transformers.WhisperConfig(**sizes))
+        assert not any("hyper_connections" in name for name, _ in model.named_parameters())
 """
 
 
@@ -173,10 +183,11 @@ def test_a_test_that_passes_plain_and_fails_wrapped_is_counted(tmp_path):
     file.write_text(SUITE)
     tally = Tally()
     transformers_suites.compare(file, tally)
-    assert (tally.tried, tally.held) == (5, 3), tally
+    assert (tally.tried, tally.held) == (6, 3), tally
     assert [message.partition(": ")[0].rpartition("::")[2] for message in tally.messages] == [
         "test_blocks_have_these_children",
         "test_an_error_inside_wrap",
+        "test_speech",
     ]
     assert "assert 5 == 4" in tally.messages[0]
     assert "TypeError" in tally.messages[1]

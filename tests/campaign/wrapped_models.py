@@ -5,6 +5,7 @@ refuses stays plain. Models that were saved with connections are loaded with `lo
 """
 
 import functools
+import inspect
 import json
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,10 +24,15 @@ BY = 0.1  # the size of the change of the connections' weights
 
 
 class Busy:
-    """Counts the constructors and loaders that are under way: only the outermost model is wrapped."""
+    """Counts the constructors and loaders that are under way: only the outermost model is wrapped.
+
+    Attributes:
+        depth: The number of constructors and loaders under way.
+        wrapped: The number of models that the running test has wrapped.
+    """
 
     def __init__(self) -> None:
-        self.depth = 0
+        self.depth, self.wrapped = 0, 0
 
     def __enter__(self) -> None:
         self.depth += 1
@@ -39,14 +45,17 @@ BUSY = Busy()
 
 
 @pytest.fixture(autouse=True)
-def wrapped_models(monkeypatch: pytest.MonkeyPatch) -> None:
+def wrapped_models(monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]) -> Iterator[None]:
     """Let constructors return wrapped models, and let the plain loader load wrapped ones."""
+    BUSY.wrapped = 0
     for model_class in _subclasses(PreTrainedModel):
         if "__init__" in vars(model_class):
             monkeypatch.setattr(model_class, "__init__", _make_init(model_class.__init__))
     monkeypatch.setattr(
         PreTrainedModel, "from_pretrained", classmethod(_load(PreTrainedModel.from_pretrained.__func__))
     )
+    yield
+    record_property("wrapped", BUSY.wrapped)
 
 
 def _subclasses(parent: type) -> Iterator[type]:
@@ -84,10 +93,25 @@ def wrap_and_disturb(model: PreTrainedModel) -> None:
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
         try:
-            jpmhc.wrap(model)
+            jpmhc.wrap(model, inputs=_speech(model))
         except ValueError:
             return
+        BUSY.wrapped += 1
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if f".{CHILD}." in f".{name}":
                     parameter.add_(BY * torch.randn_like(parameter))
+
+
+def _speech(model: PreTrainedModel) -> dict[str, torch.Tensor] | None:
+    """Return noise as the spectrogram that Whisper takes; None for models whose inputs `wrap` can guess."""
+    if model.main_input_name != "input_features" or not hasattr(model.config, "max_source_positions"):
+        return None
+    parameter = next(model.parameters())
+    inputs = {"input_features": torch.randn(2, model.config.num_mel_bins, 2 * model.config.max_source_positions)}
+    if "decoder_input_ids" in inspect.signature(model.forward).parameters:
+        inputs["decoder_input_ids"] = torch.tensor([[3, 10, 17], [24, 31, 38]])
+    return {
+        name: value.to(parameter.device, parameter.dtype if value.is_floating_point() else None)
+        for name, value in inputs.items()
+    }
