@@ -156,7 +156,6 @@ def _ending_at_once_on_interrupt() -> Iterator[None]:
 
 
 def _describe_commands() -> str:
-    """Return the text of `jpmhc --help`."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:{width}}  {description}" for name, description in COMMANDS.items()]
     return "\n".join(

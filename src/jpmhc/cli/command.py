@@ -157,7 +157,6 @@ def _name_values(argument: ArgumentDefinition) -> str:
 
 
 def _list_options(main: Main, words: Sequence[str]) -> list[str]:
-    """Return the names of the command's options, read from its help."""
     text = io.StringIO()
     with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
         main(["--help", *words])

@@ -140,14 +140,7 @@ def make_run_form(
 
 
 def model_field(default: ConnectionConfig, **fields: Field) -> Field:
-    """Return the annotation and value of a form's field for a model: options without a prefix.
-
-    The option for the mixer's permutations takes a file.
-
-    Args:
-        default: The model's configuration.
-        fields: Changed or new fields of the model's form.
-    """
+    """Return the annotation and value of a form's field for a model: no prefix, and permutations from a file."""
     model = make_option_form(default, mixer_basis=(_BASIS, default.mixer_basis), **fields)
     return Annotated[type(model), tyro.conf.arg(name="")], model
 

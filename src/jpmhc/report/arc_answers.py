@@ -116,7 +116,6 @@ def paint_grid(grid: np.ndarray, wrong: np.ndarray | None = None) -> np.ndarray:
 
 
 def _embed(grid: np.ndarray, wrong: np.ndarray | None, words: str) -> Markup:
-    """Return a grid as an HTML image with embedded data."""
     file = io.BytesIO()
     imsave(file, paint_grid(grid, wrong), format="png")
     content = base64.b64encode(file.getvalue()).decode()

@@ -208,7 +208,6 @@ class LanguageSession:
         return _Training(self, job, folder).run(stop, show)
 
     def _build(self, arm: str) -> None:
-        """Build the arm's model and compile it if the settings say so."""
         self.arm = None
         self.settings = self.experiment.configure(arm)
         self.model = Decoder(self.settings.model).to(self.device)

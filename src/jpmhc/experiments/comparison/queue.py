@@ -200,7 +200,6 @@ def work_together(
 def _work(
     pipe: Connection, experiment: Experiment, device: torch.device, out: Path, threads: int, deadline: float | None
 ) -> None:
-    """Train the jobs received through a pipe, and send back their progress and losses."""
     torch.set_num_threads(threads)
 
     def stop() -> bool:

@@ -172,7 +172,6 @@ class Generator:
         self.done[slots] = False
 
     def _run_steps(self) -> None:
-        """Let all slots write `_STEPS` tokens."""
         if self.device.type == "cuda" and self.graph is None:
             self._record()
         for _ in range(_STEPS):

@@ -154,7 +154,6 @@ class Trainer:
             log.write("resume", step, {"checkpoint": str(resumed.path), "changes": changes})
 
     def _train_steps(self, log: Log) -> None:
-        """Train the remaining steps, and write their log lines, checkpoints and evaluations."""
         config, learner, last = self.config, self.learner, self.config.last_step
         if learner.step == last:
             self.display.say(f"{self.saved} has done all {last} steps: nothing is left to train")
@@ -307,7 +306,6 @@ class Trainer:
 
 
 def _summarize_step(values: dict[str, Any]) -> str:
-    """Return the main numbers of a step in one line."""
     return (
         f"loss {values['loss']:.4f} · exact {values['exact_accuracy']:.1%} · gradient {values['gradient_norm']:.3g} "
         f"(largest {values['largest_layer_gradient_norm']:.3g} in {values['largest_layer']}) · "
