@@ -71,7 +71,6 @@ def plan_part(what: str, jacobian: Jacobian, saved: int, seconds: float, method:
 
     Args:
         what: The name of the map.
-        jacobian: The Jacobian.
         saved: The bytes that the model's graph saves.
         seconds: The time limit of the measurement.
         method: "dense" or "lanczos" at any cost, or "auto" for a choice by cost.
@@ -115,7 +114,6 @@ def measure_matrix(jacobian: Jacobian, chunk: int, progress: Callable[[int], Non
     """Compute J as a matrix on the CPU. [M, N]
 
     Args:
-        jacobian: The Jacobian.
         chunk: The number of rows per backward pass.
         progress: Called with the number of rows computed since the last call.
     """
@@ -154,7 +152,6 @@ def measure_quadrature(
     values keep their digits.
 
     Args:
-        jacobian: The Jacobian J.
         probes: The number of random vectors; their scatter gives the error bars.
         steps: The number of Lanczos steps per random vector, each with one product with J and one with Jᵀ.
         seed: The seed of the random vectors.

@@ -88,7 +88,6 @@ def record_layers(model: nn.Module, layers: Sequence[nn.Module], recording: Reco
     """Record every call of these connections or layers inside the context, without a change of the model's result.
 
     Args:
-        model: The model.
         layers: The model's layers, from `find_layers`.
         recording: The recording, to which the calls are added.
     """

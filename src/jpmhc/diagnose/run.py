@@ -175,7 +175,6 @@ def find_ends(
     """Find the beginning and the end of the map.
 
     Args:
-        model: The model.
         arguments: The arguments of its call.
         between: The names of two modules: the map leads from the first one's output to the second one's output. None
             instead of a name, or of both, means the model's input or output.
@@ -364,7 +363,6 @@ def record_graph(
     """Run the model once with an autograd graph, with connections computed by plain operations, which can be batched.
 
     Args:
-        model: The model.
         layers: The layers to record.
         ends: The ends of the map.
         call: The function that calls the borrowed model.

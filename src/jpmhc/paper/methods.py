@@ -41,7 +41,6 @@ def cauchy(
     is not defined for the network raises a ValueError. `spectra.cauchy` is exact for every network.
 
     Args:
-        network: The network.
         z: Points of the upper half-plane, of any shape.
         method: A name in `METHODS`.
         tolerance: A point has converged when its residual is below this number; None takes the method's default.

@@ -22,8 +22,7 @@ from jpmhc.spectra.solution import Solution, method
 def solve(network: Network, z: Tensor, options: Options) -> Solution:
     """Solve the scalar theory of layers with isotropic noise by composing their S-transforms, at points z [B].
 
-    Residuals are residuals of $z S(w) w = 1 + w$ in logarithms, with $w = zG - 1$. Only Newton's method can solve this
-    equation.
+    The residual measures $z S(w) w = 1 + w$ in logarithms, with $w = zG - 1$. Only Newton's method can solve it.
     """
     layers = ScalarLayers.of(network, "stransform")
     points = solve_inverse_w(layers, layers.rescale(z), options)

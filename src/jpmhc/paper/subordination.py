@@ -37,7 +37,7 @@ def solve(network: Network, z: Tensor, options: Options) -> Solution:
     This is alg. subordination_hetero; alg. ov_hetero, with a scalar unknown, is the same.
 
     Ten points are tried first. If fewer than eight converge, all points are solved by the method "stransform", with a
-    warning, and the result's `method` is "stransform". Residuals are residuals of eq. z_L_w in logarithms.
+    warning, and the result's `method` is "stransform". The residual measures eq. z_L_w in logarithms.
 
     Newton's method changes $w$ and the layers' $\omega_l$ together. Other schemes iterate the fixed point
     $z_l = z / \prod_{j \ne l} (z_j - 1/G_j)$, with up to five times as many iterations.

@@ -63,7 +63,6 @@ class Factors(NamedTuple):
         r"""Return a network's factors, first layer first; raise ValueError if the method is not defined for it.
 
         Args:
-            network: The network.
             first: "outer" for the first factor $Y_1 Y_1^\top$, "gram" for $Y_1^\top Y_1$.
         """
         require_paper_noise(network, "twisted", isotropic=False)

@@ -31,7 +31,7 @@ _SCHEME = Newton(lengths=tuple(0.5**k for k in range(8)))
 def solve(network: Network, z: Tensor, options: Options) -> Solution:
     """Solve the scalar theory of layers with isotropic noise and equal laws, at points z [B].
 
-    Residuals are residuals of eq. z1_mapping in logarithms. Only Newton's method can solve the equation.
+    The residual measures eq. z1_mapping in logarithms. Only Newton's method can solve the equation.
     """
     mapping, points = _find_omega(ScalarLayers.of(network, "z1"), z, options)
     green = (1 + mapping.layer(points.x).w) / z  # eq. GL_from_G1, which says z_L G_L = z_1 G_1

@@ -183,7 +183,6 @@ def density(
     For a network that maps everything to zero, `below` is one: all mass is an atom at zero.
 
     Args:
-        network: Any network.
         x: Squared singular values, positive and ascending; by default a grid that covers the spectrum.
         eta: A fixed smoothing, the paper's $\eta$; proportional to x by default.
         refine: None for no refinement. "richardson" extrapolates to $\eta = 0$ from `levels` smoothings.

@@ -230,7 +230,6 @@ def solve(equation: Equation, z: Tensor, start: Tensor, options: Options, index:
     """Iterate all rows from `start` [B, d], each until it has converged.
 
     Args:
-        equation: The equation.
         z: The rows' points. [B]
         start: The rows' first iterates. [B, d]
         options: The scheme, the tolerance and the most iterations.
@@ -286,7 +285,6 @@ def lead_down(equation: ContinuedEquation, z: Tensor, options: Options, *, top: 
         grid at once: it takes as many steps for one point as for a thousand, and a GPU solves them side by side.
 
     Args:
-        equation: The equation.
         z: Points of the upper half-plane. [B]
         options: The scheme and the tolerance; `maximum` is the most iterations of the last stage.
         top: A height at which `equation.start` is a good start; one for all points, or one per point [B].

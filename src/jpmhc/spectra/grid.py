@@ -64,7 +64,6 @@ def find_grid(
     r"""Return the grid of a density, ascending squared singular values [P], and a rough solution from the search.
 
     Args:
-        network: The network.
         transform: The function that computes the Cauchy transform.
         eta: A fixed smoothing; None for $\eta$ proportional to x.
         relative_eta: $\eta / x$ if `eta` is None.

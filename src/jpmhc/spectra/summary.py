@@ -153,7 +153,6 @@ def gradient_gains(network: Network, end: Tensor | None = None) -> Tensor:
     $\mathrm{Tr}\,B_l$, summed over the outputs of all streams.
 
     Args:
-        network: Any network.
         end: $B_L$ if the output is not the mean stream; the identity matrix if the output is all streams. [n, n]
 
     >>> gradient_gains(Network.repeated(torch.eye(2), 0.1, 3, read=[0.5, 0.5], write=[1.0, 1.0])).shape
@@ -184,7 +183,6 @@ def share_below(network: Network, threshold: float, *, points: int = 12, toleran
     threshold.
 
     Args:
-        network: Any network.
         threshold: A singular value, $\theta$.
         points: The number of points on the arc.
         tolerance: The tolerance of `cauchy` at these points.

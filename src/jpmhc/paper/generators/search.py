@@ -173,7 +173,6 @@ def run_search(search: Search, progress: Progress | None = None) -> GeneratingSe
     """Run a search that `prepare_search` returned.
 
     Args:
-        search: The search.
         progress: A function that is called now and then with the finished work, all work, and the best gap so far.
     """
     notify = progress or (lambda done, total, gap: None)

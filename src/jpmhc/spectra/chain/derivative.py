@@ -30,7 +30,6 @@ class LinearisedChain:
     $dP_l = B\,dP_{l-1} B^\top + C\,d\Sigma_x C^\top + d\Sigma_y$; the backward recursion mirrors it.
 
     Args:
-        equation: The chain's equation.
         noise: The equation's noise, which is general.
         x: The iterates' coordinates. [b, columns]
         z: The points. [b]

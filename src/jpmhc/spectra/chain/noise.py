@@ -251,7 +251,7 @@ class Sublayers(Block):
 class Paths(SelfEnergy):
     r"""Noise with slopes that differ between features: the chain is averaged over draws of all layers' slopes.
 
-    $D_l$ is the diagonal matrix of one draw's slopes, and $E_D$ the mean over draws.
+    With one draw's slopes on the diagonal of $D_l$ and the mean $E_D$ over draws,
     $\Sigma_{y_l} = \sigma_l^2 a_l D_l^2$ with $a_l = E_D\,\mathrm{tr} M_{x_{l-1}}$, and
     $\Sigma_{x_{l-1}} = \sigma_l^2 b_l I$ with $b_l = E_D\,\mathrm{tr} D_l^2 M_{y_l}$. For the block with one slope
     $d_l$ per draw, $d_l^2\, w w^\top$ replaces $D_l^2$, and $r r^\top$ replaces $I$.

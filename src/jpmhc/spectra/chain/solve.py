@@ -66,7 +66,6 @@ def cauchy(
     (True, True)
 
     Args:
-        network: Any network.
         z: The points, of any shape.
         tolerance: A point has converged when no unknown changes by more than this fraction of itself; 1e-9 if None.
         maximum: The largest number of iterations per point; 500 if None.

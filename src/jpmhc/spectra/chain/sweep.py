@@ -89,10 +89,9 @@ def _double(skips: Tensor) -> Tensor:
 
 
 def _blocked(first: Tensor, skips: Tensor, add: Tensor, sat: Tensor, length: int) -> Tensor:
-    """Compute the states of `_recur` in blocks of `length` layers.
+    """Compute the states of `_recur` in blocks of `length` layers, all blocks side by side.
 
-    All blocks are first composed into one map each, side by side. These maps give the state at the start of each block,
-    and then all blocks compute their states side by side.
+    First each block is composed into one map; these maps give the state at the start of each block.
     """
     width, depth, each, n, _ = skips.shape
     count = -(-depth // length)

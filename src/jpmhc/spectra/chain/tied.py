@@ -32,7 +32,6 @@ def solve_row(network: Network, z: Tensor, options: Options, known: KnownPoints 
     The noise is isotropic or has read and write vectors. Residuals are relative to the largest unknown of each kind.
 
     Args:
-        network: The network.
         z: The points.
         options: The scheme, the tolerance and the most iterations.
         known: Solved points of the network, from which points near them start; other points start far above the axis.
