@@ -67,7 +67,6 @@ def derivative(m, h, grad, F: tl.constexpr):
 
 @functools.cache
 def make_form(streams: int, scale: float, iterations: int | None) -> TritonForm:
-    """Return the `TritonForm` of a Cayley mixer."""
     n = streams
     constants = Constants(n, float(scale), iterations)
     return TritonForm(n, n * (n - 1) // 2, n, n, skew_entries, mix, derivative, constants)

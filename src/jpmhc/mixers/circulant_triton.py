@@ -43,5 +43,4 @@ def derivative(m, h, grad, F: tl.constexpr):
 
 @functools.cache
 def make_form(streams: int) -> TritonForm:
-    """Return the `TritonForm` of a circulant mixer."""
     return TritonForm(streams, streams, 1, streams, entries_by_rows, mix, derivative)

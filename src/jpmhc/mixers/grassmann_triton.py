@@ -54,6 +54,5 @@ def derivative(m, h, grad, F: tl.constexpr):
 
 @functools.cache
 def make_form(streams: int, rank: int) -> TritonForm:
-    """Return the `TritonForm` of a Grassmann mixer."""
     columns = 1 << (rank - 1).bit_length()
     return TritonForm(streams, streams * rank, streams, columns, entries_by_rows, mix, derivative, Constants(rank))

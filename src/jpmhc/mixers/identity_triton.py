@@ -23,5 +23,4 @@ def derivative(m, h, grad, F: tl.constexpr):
 
 @functools.cache
 def make_form(streams: int) -> TritonForm:
-    """Return the `TritonForm` of the identity mixer."""
     return TritonForm(streams, 0, 1, 1, no_entries, mix, derivative)

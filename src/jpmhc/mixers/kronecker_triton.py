@@ -61,7 +61,6 @@ def derivative(m, h, grad, F: tl.constexpr):
 
 @functools.cache
 def make_form(streams: int) -> TritonForm:
-    """Return the `TritonForm` of a Kronecker mixer."""
     logits = streams.bit_length() - 1
     columns = 1 << (logits - 1).bit_length()
     return TritonForm(streams, logits, 1, columns, entries_by_rows, mix, derivative)

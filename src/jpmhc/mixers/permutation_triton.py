@@ -48,7 +48,6 @@ def derivative(m, h, grad, F: tl.constexpr):
 
 @functools.cache
 def make_form(streams: int, perms: tuple[tuple[int, ...], ...]) -> TritonForm:
-    """Return the `TritonForm` of a permutation mixer with the basis `perms`."""
     codes = tuple(sum(image << (3 * j) for j, image in enumerate(perm)) for perm in perms)
     columns = 1 << (len(perms) - 1).bit_length()
     return TritonForm(streams, len(perms), 1, columns, entries_by_rows, mix, derivative, Constants(codes))

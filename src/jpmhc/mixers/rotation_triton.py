@@ -58,7 +58,6 @@ def derivative(m, h, grad, F: tl.constexpr):
 
 @functools.cache
 def make_form(streams: int, scale: float) -> TritonForm:
-    """Return the `TritonForm` of a rotation mixer."""
     n = streams
     logits = (n - 1) * (n - 2) // 2
     constants = Constants(n - 1, float(scale))

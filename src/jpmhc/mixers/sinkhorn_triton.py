@@ -208,7 +208,6 @@ DERIVATIVES = {
 
 @functools.cache
 def make_form(streams: int, constants: Constants) -> TritonForm:
-    """Return the `TritonForm` of a Sinkhorn mixer with these settings."""
     n = streams
     entries = entries_by_columns if constants.transposed else entries_by_rows
     forward = iterate if constants.gradient == "unrolled" else mix

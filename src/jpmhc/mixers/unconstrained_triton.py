@@ -23,5 +23,4 @@ def derivative(m, h, grad, F: tl.constexpr):
 
 @functools.cache
 def make_form(streams: int) -> TritonForm:
-    """Return the `TritonForm` of the unconstrained mixer."""
     return TritonForm(streams, streams**2, streams, streams, entries_by_rows, mix, derivative)
