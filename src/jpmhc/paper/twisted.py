@@ -212,7 +212,7 @@ class _Product(ContinuedEquation):
         return finite & (product.imag < 0) & ((product / z).imag < 0)
 
     def product(self, x: Tensor, z: Tensor) -> Tensor:
-        """Return zG = 1 + tr W = z tr M_1 T_2…T_L, from the trace of a block beside the diagonal of K⁻¹. [b]"""
+        """Return zG = 1 + tr W from the unknowns x, by the trace of a block beside the diagonal of K⁻¹. [b]"""
         blocks, _ = self._inverse(x, z)
         return self._link(z) * _trace(blocks[:, 1 % self.depth, 0])
 

@@ -47,7 +47,7 @@ def dimension(shape: Partition) -> int:
 
 @lru_cache
 def _adjacent_transpositions(shape: Partition) -> list[tuple[NDArray, NDArray, NDArray]]:
-    """Return, for each s_i, the entries 1/r and √(1 − 1/r²) and the index of the image of each tableau. [d] each"""
+    """Return, for each transposition (i i+1), the entries 1/r and √(1 − 1/r²) and each tableau's image. [d] each"""
     tableaux = standard_tableaux(shape)
     index = {t: k for k, t in enumerate(tableaux)}
     n, actions = sum(shape), []

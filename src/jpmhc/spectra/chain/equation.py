@@ -223,7 +223,7 @@ class ChainEquation(ContinuedEquation):
         return layers.argmax(-1) + 1
 
     def input_block(self, z: Tensor, x: Tensor) -> Tensor:
-        """Return the mean of $(z - J^\top J)^{-1}$ over features, in the basis of the streams. [b, n, n]"""
+        r"""Return the mean of $(z - J^\top J)^{-1}$ over features, in the basis of the streams. [b, n, n]"""
         forward, _, resolvent = self.sweep(z, self.values(x))
         block = self.to_streams @ forward[0] @ resolvent[0] @ self.to_streams.mT
         return block.unflatten(0, (-1, self.noise.paths)).mean(1)

@@ -323,7 +323,7 @@ class General(SelfEnergy):
         return self._unsort(scaled @ triangle.mT * -1j).flatten(-2)
 
     def factorise(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the factors R and R D of $i M = R D R^\top$ from M's coordinates. [..., n, n] each"""
+        r"""Return the factors R and R D of $i M = R D R^\top$ from M's coordinates. [..., n, n] each"""
         triangle = self._triangle(coordinates)
         return triangle, triangle * coordinates[..., : self.streams].exp().unsqueeze(-2)
 
@@ -353,7 +353,7 @@ class General(SelfEnergy):
         return torch.cat([1 + _DROWNED * diagonal / sizes, usual], -1)
 
     def _triangle(self, coordinates: Tensor) -> Tensor:
-        """Return the unit lower triangular R of $i M = R D R^\top$ from M's coordinates. [..., n, n]"""
+        r"""Return the unit lower triangular R of $i M = R D R^\top$ from M's coordinates. [..., n, n]"""
         triangle = torch.eye(self.streams, dtype=coordinates.dtype, device=coordinates.device)
         triangle = triangle.repeat(*coordinates.shape[:-1], 1, 1)
         triangle[..., self.below[0], self.below[1]] = coordinates[..., self.streams :]
