@@ -181,7 +181,8 @@ def test_a_head_of_another_size_is_made_anew_where_shapes_may_differ(tmp_path):
     model.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"asks for classifier\.\w+ of the shape \[5.*, and the weights have \[3"):
         jpmhc.load_wrapped(type(model), tmp_path, num_labels=5)
-    loaded = jpmhc.load_wrapped(type(model), tmp_path, num_labels=5, ignore_mismatched_sizes=True)
+    with pytest.warns(match=r"classifier\.weight \(saved \[3, 16\], now \[5, 16\]\)"):
+        loaded = jpmhc.load_wrapped(type(model), tmp_path, num_labels=5, ignore_mismatched_sizes=True)
     assert tuple(loaded.classifier.weight.shape) == (5, 16)
     assert 0 < float(loaded.classifier.weight.detach().abs().max()) < 1
     inputs = default_inputs(model)

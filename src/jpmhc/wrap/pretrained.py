@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -286,7 +287,7 @@ def _preparation_class() -> Any:
 
         def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
             preparation: Any = self.quantization_config
-            resized = False
+            resized: list[str] = []
             for key, value in list(model.named_parameters()):  # before 5.23 shapes are not checked
                 if list(value.shape) != self.shapes[key]:
                     if not preparation.may_differ or _is_connection(key):
@@ -294,10 +295,16 @@ def _preparation_class() -> Any:
                     owner, _, name = key.rpartition(".")
                     module = model.get_submodule(owner)
                     setattr(module, name, nn.Parameter(value.new_empty(self.shapes[key])))
-                    module._is_hf_initialized, resized = False, True
+                    module._is_hf_initialized = False
+                    resized.append(f"{key} (saved {list(value.shape)}, now {self.shapes[key]})")
             if resized:  # transformers initialises the parameters that were not loaded
                 model.initialize_weights()
                 model.tie_weights()
+                warnings.warn(
+                    f"saved weights of another shape were not loaded, and {', '.join(resized)} got fresh values: "
+                    "train them before you use the model",
+                    stacklevel=2,
+                )
             self.remove_quantization_config(model)
             for module in model.modules():
                 if hasattr(module, "config"):
