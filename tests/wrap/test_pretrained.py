@@ -187,6 +187,8 @@ def test_a_head_of_another_size_is_made_anew_where_shapes_may_differ(tmp_path):
     assert 0 < float(loaded.classifier.weight.detach().abs().max()) < 1
     inputs = default_inputs(model)
     assert difference(model.vit(**inputs)[0], loaded.vit(**inputs)[0]) < 1e-6
+    with pytest.raises(ValueError, match=r"configuration in config= has no hyper-connections: .* saved with"):
+        jpmhc.load_wrapped(type(model), tmp_path, config=tiny("vit").config)
 
 
 class OwnConfig(transformers.GPT2Config):

@@ -176,6 +176,7 @@ def load_wrapped(auto_class: Any, name_or_path: str | Path, *, mixer: Mixer | No
     is_path = isinstance(name_or_path, Path) or name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1
     if is_path and not Path(name_or_path).is_dir():
         raise ValueError(f"there is no folder {name_or_path}")
+    given = kwargs.get("config")
     config, kwargs = _load_config(auto_class, name_or_path, kwargs)
     parts = {name: getattr(config, name, None) for name in getattr(config, "sub_configs", ())}
     if not is_wrapped(config):
@@ -183,6 +184,11 @@ def load_wrapped(auto_class: Any, name_or_path: str | Path, *, mixer: Mixer | No
             raise ValueError(
                 f"in {name_or_path} the part of {name} was wrapped as a model of its own, which cannot be loaded "
                 "inside another: wrap the whole model with layers="
+            )
+        if given is not None:
+            raise ValueError(
+                "the configuration in config= has no hyper-connections: change the configuration that was saved with "
+                f"{name_or_path}"
             )
         raise ValueError(f"{name_or_path} is not a wrapped model: its configuration has no hyper-connections")
     if getattr(config, "quantization_config", None) is not None or "quantization_config" in kwargs:
