@@ -56,21 +56,13 @@ class Averaging(Identity):
 
 @dataclass
 class Stage:
-    """A network at one moment of its training.
+    """A network at one moment of its training."""
 
-    Attributes:
-        step: Training steps done.
-        loss: On held-out examples.
-        network: The module to measure.
-        inputs: The arguments of its call.
-        between: The ends of the map.
-    """
-
-    step: int
-    loss: float
+    step: int  # training steps done
+    loss: float  # on held-out examples
     network: nn.Module
     inputs: Any
-    between: tuple[str | None, str | None] | None = None
+    between: tuple[str | None, str | None] | None = None  # ends of the map
 
 
 class Residual(nn.Module):

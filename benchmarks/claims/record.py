@@ -16,32 +16,20 @@ Allowed = float | tuple[float, float]
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim of the paper.
+    """One claim of the paper."""
 
-    Attributes:
-        number: Its place in the list.
-        says: What the paper says.
-        where: The section, equation, table or figure, by the paper's labels.
-        verdict: One of `VERDICTS`; "in part": the sentence as a whole stands and a detail is wrong; "open": it cannot
-            be checked here.
-        why: The condition of a "true if", the wrong detail, the truth instead of a "false", or why a claim is open.
-        shows: Our numbers in words, with a place `{}` for each stored number.
-        stored: The numbers on which the verdict rests, as they were when it was given.
-        allowed: For each of them, or for all, how far a new one may be away.
-        measure: The function that computes them; None where there is nothing to compute.
-        source: The command that made the results which `measure` reads, or that would decide an open claim.
-    """
-
-    number: int
+    number: int  # its place in the list
     says: str
-    where: str
+    where: str  # section, equation, table or figure, by the paper's labels
+    # one of `VERDICTS`; "in part": the sentence as a whole stands and a detail is wrong; "open": it cannot be checked
+    # here
     verdict: str
-    why: str = ""
-    shows: str = ""
-    stored: Numbers = ()
-    allowed: tuple[Allowed, ...] = ()
-    measure: Measure | None = None
-    source: str = ""
+    why: str = ""  # condition of a "true if", the wrong detail, the truth instead of a "false", or why a claim is open
+    shows: str = ""  # our numbers in words, with a place `{}` for each stored number
+    stored: Numbers = ()  # numbers on which the verdict rests, as they were when it was given
+    allowed: tuple[Allowed, ...] = ()  # for each of them, or for all, how far a new one may be away
+    measure: Measure | None = None  # function that computes them; None where there is nothing to compute
+    source: str = ""  # command that made the results which `measure` reads, or that would decide an open claim
 
     def show(self, numbers: Numbers | None = None) -> str:
         """Return the claim's numbers in words, by default the stored ones."""

@@ -83,48 +83,34 @@ DEFAULT = DemoConfig()
 
 @dataclass
 class Spectra:
-    """Quantiles of the singular values of a model's Jacobian at one example, at the shares `SHARES`.
+    """Quantiles of the singular values of a model's Jacobian at one example, at the shares `SHARES`."""
 
-    Attributes:
-        measured: Quantiles of the measured singular values.
-        predicted: The theory's prediction from the model's coefficients and its sublayers' singular values.
-        with_modes: The theory's prediction if it also knows the matrices that training adds to all sublayers.
-        apart: Largest difference between the measured and the predicted distribution functions (KS).
-        apart_with_modes: Largest difference between the measured distribution function and the one with modes.
-    """
-
-    measured: np.ndarray
-    predicted: np.ndarray
-    with_modes: np.ndarray
-    apart: float
-    apart_with_modes: float
+    measured: np.ndarray  # quantiles of the measured singular values
+    predicted: np.ndarray  # the theory's prediction from the model's coefficients and its sublayers' singular values
+    with_modes: np.ndarray  # the theory's prediction if it also knows the matrices that training adds to all sublayers
+    apart: float  # largest difference between the measured and the predicted distribution functions (KS)
+    apart_with_modes: float  # largest difference between the measured distribution function and the one with modes
 
 
 @dataclass
 class DemoRun:
-    """The results of one run.
+    """The results of one run."""
 
-    Attributes:
-        name: The mixer, or "plain".
-        seed: The run's number.
-        steps: Steps after which the loss was measured.
-        losses: Mean squared error on held-out examples, divided by the targets' variance; NaN if the run diverged.
-        gradients: Norm of the gradient of each layer's weights, averaged over the last steps. [depth]
-        start: Singular values of the product of all skips before training, averaged over examples. [streams]
-        product: Singular values of the product of all skips after training, averaged over examples. [streams]
-        fresh: The Jacobian's spectra before training, recorded in the plain network's first run only.
-        spectra: The Jacobian's spectra after training, recorded in each model's first run only.
-    """
-
-    name: str
-    seed: int
-    steps: list[int] = field(default_factory=list)
+    name: str  # mixer, or "plain"
+    seed: int  # the run's number
+    steps: list[int] = field(default_factory=list)  # steps after which the loss was measured
+    # mean squared error on held-out examples, divided by the targets' variance; NaN if the run diverged
     losses: list[float] = field(default_factory=list)
+    # norm of the gradient of each layer's weights, averaged over the last steps. [depth]
     gradients: list[float] = field(default_factory=list)
+    # singular values of the product of all skips before training, averaged over examples. [streams]
     start: list[float] = field(default_factory=list)
+    # singular values of the product of all skips after training, averaged over examples. [streams]
     product: list[float] = field(default_factory=list)
-    fresh: Spectra | None = None
-    spectra: Spectra | None = None
+    fresh: Spectra | None = (
+        None  # the Jacobian's spectra before training, recorded in the plain network's first run only
+    )
+    spectra: Spectra | None = None  # the Jacobian's spectra after training, recorded in each model's first run only
 
 
 def run_demo(config: DemoConfig, report: Callable[[str, int, int], None] | None = None) -> list[DemoRun]:

@@ -75,23 +75,16 @@ class PanelConfig:
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """One cell of the panel: samples, theoretical curves, and the distance of each curve from the samples.
+    """One cell of the panel: samples, theoretical curves, and the distance of each curve from the samples."""
 
-    Attributes:
-        mixer: The name of the random skips.
-        depth: The number of layers.
-        sampled: Squared singular values. [samples, N]
-        curves: "scalar" (the scalar theory at the fixed eta), "fixed" (the exact theory at the fixed eta) and "exact"
-            (the exact theory with eta proportional to x); on the paper's grid also "printed" (the paper's
-            operator-valued theory at the fixed eta).
-        distances: The distances of each curve from the samples, in singular values.
-    """
-
-    mixer: str
-    depth: int
-    sampled: Tensor
+    mixer: str  # name of the random skips
+    depth: int  # number of layers
+    sampled: Tensor  # squared singular values. [samples, N]
+    # "scalar" (the scalar theory at the fixed eta), "fixed" (the exact theory at the fixed eta) and "exact" (the exact
+    # theory with eta proportional to x); on the paper's grid also "printed" (the paper's operator-valued theory at the
+    # fixed eta)
     curves: dict[str, Density]
-    distances: dict[str, Distances]
+    distances: dict[str, Distances]  # distances of each curve from the samples, in singular values
 
     def collapsed(self) -> dict[str, float]:
         """Return the fraction of singular values below 0.1 in the samples ("sampled") and in each curve."""

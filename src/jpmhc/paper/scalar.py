@@ -22,17 +22,11 @@ _CHUNK = 2**22
 
 @dataclass(frozen=True, eq=False)
 class ScalarLayers:
-    r"""The layers' laws, each rescaled to mean one so that products of a thousand layers neither overflow nor vanish.
+    """The layers' laws, rescaled to mean one, so that products of a thousand layers neither overflow nor vanish."""
 
-    Attributes:
-        spectrum: Squared singular values of the skips, divided by the layer's mean. [L, n]
-        variance: The noise variance divided by the layer's mean. [L]
-        log_mean: The sum over layers of the means' logarithms, which is subtracted from $\log z$. A number.
-    """
-
-    spectrum: Tensor
-    variance: Tensor
-    log_mean: Tensor
+    spectrum: Tensor  # squared singular values of the skips, divided by the layer's mean. [L, n]
+    variance: Tensor  # noise variance divided by the layer's mean. [L]
+    log_mean: Tensor  # sum over layers of the means' logarithms, which is subtracted from log z
 
     @classmethod
     def of(cls, network: Network, method: str) -> ScalarLayers:

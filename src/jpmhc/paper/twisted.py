@@ -41,22 +41,14 @@ class Factors(NamedTuple):
 
     $\Sigma_y = \sigma^2 \alpha P_y$ with $\alpha = \langle Q_x, M \rangle$ and $\Sigma_x = \sigma^2 \beta P_x$ with
     $\beta = \langle Q_y, M_y \rangle$, where $\langle Q, M \rangle = \mathrm{Tr}\, Q M$. All fields are complex.
-
-    Attributes:
-        skip: $A$. [L, n, n]
-        variance: $\sigma^2$. [L, 1, 1]
-        source_x: $Q_x$. [L, n, n]
-        source_y: $Q_y$. [L, n, n]
-        target_x: $P_x$. [L, n, n]
-        target_y: $P_y$. [L, n, n]
     """
 
-    skip: Tensor
-    variance: Tensor
-    source_x: Tensor
-    source_y: Tensor
-    target_x: Tensor
-    target_y: Tensor
+    skip: Tensor  # A. [L, n, n]
+    variance: Tensor  # σ². [L, 1, 1]
+    source_x: Tensor  # Q_x. [L, n, n]
+    source_y: Tensor  # Q_y. [L, n, n]
+    target_x: Tensor  # P_x. [L, n, n]
+    target_y: Tensor  # P_y. [L, n, n]
 
     @classmethod
     def of(cls, network: Network, first: str) -> Factors:

@@ -42,71 +42,42 @@ DASHES: tuple[Dashes, ...] = ((), (7, 3), (2, 3), (9, 3, 2, 3), (12, 4), (4, 2, 
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """A line of a chart.
+    """A line of a chart."""
 
-    Attributes:
-        name: The name in the legend; lines with the same name share an entry, a line without a name has no entry.
-        x: The positions along the axis, ascending.
-        y: The values; a value that is not finite leaves a gap.
-        colour: The colour, as #rrggbb.
-        dashes: The lengths of dashes and gaps.
-        low: The lower end of a band around the line; None for no band.
-        high: The upper end of the band.
-        steps: Whether the line is a step function, constant from each position to the next.
-        marker: The matplotlib marker at each point; by default a dot if the line has few points.
-        filled: Whether markers are filled.
-    """
-
-    name: str
-    x: Sequence[float] | np.ndarray
-    y: Sequence[float] | np.ndarray
-    colour: str
-    dashes: Dashes = ()
-    low: Sequence[float] | np.ndarray | None = None
-    high: Sequence[float] | np.ndarray | None = None
-    steps: bool = False
-    marker: str | None = None
-    filled: bool = True
+    name: str  # name in the legend; lines with the same name share an entry, a line without a name has no entry
+    x: Sequence[float] | np.ndarray  # positions along the axis, ascending
+    y: Sequence[float] | np.ndarray  # values; a value that is not finite leaves a gap
+    colour: str  # colour, as #rrggbb
+    dashes: Dashes = ()  # lengths of dashes and gaps
+    low: Sequence[float] | np.ndarray | None = None  # lower end of a band around the line; None for no band
+    high: Sequence[float] | np.ndarray | None = None  # upper end of the band
+    steps: bool = False  # whether the line is a step function, constant from each position to the next
+    marker: str | None = None  # matplotlib marker at each point; by default a dot if the line has few points
+    filled: bool = True  # whether markers are filled
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a chart.
-
-    Attributes:
-        label: The label beside the axis.
-        logarithmic: Whether the axis is logarithmic.
-        limits: The two ends; None for the ends of the data.
-        whole: Whether only whole numbers have ticks.
-        names: Names at 0, 1, 2, … instead of numbers; on a vertical axis, the first name is at the top.
-    """
+    """One axis of a chart."""
 
     label: str
-    logarithmic: bool = False
-    limits: tuple[float, float] | None = None
-    whole: bool = False
+    logarithmic: bool = False  # whether the axis is logarithmic
+    limits: tuple[float, float] | None = None  # the two ends; None for the ends of the data
+    whole: bool = False  # whether only whole numbers have ticks
+    # names at 0, 1, 2, … instead of numbers; on a vertical axis, the first name is at the top
     names: Sequence[str] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Chart:
-    """A chart: lines over two axes, with a title.
-
-    Attributes:
-        title: The title.
-        lines: The lines, drawn in this order. Figures and pages leave out a chart without lines.
-        x: The horizontal axis.
-        y: The vertical axis. Values beyond the ends of the axis are drawn as triangles at the end.
-        marks: The position and the word of each vertical line.
-        note: A sentence below the chart on a page.
-    """
+    """A chart: lines over two axes, with a title."""
 
     title: str
-    lines: Sequence[Line]
+    lines: Sequence[Line]  # in drawing order; figures and pages leave out a chart without lines
     x: Axis
-    y: Axis
-    marks: Sequence[tuple[float, str]] = ()
-    note: str = ""
+    y: Axis  # values beyond the ends of the axis are drawn as triangles at the end.
+    marks: Sequence[tuple[float, str]] = ()  # position and word of each vertical line
+    note: str = ""  # sentence below the chart on a page
 
     @property
     def legend(self) -> dict[str, Line]:

@@ -30,18 +30,13 @@ _START = {"mixer": 2, "streams": 1, "depth": 3, "noise": 1, "activation": 1, "no
 
 @dataclass(frozen=True, eq=False)
 class Atlas:
-    """The spectra for every combination of mixer, streams, depth, noise, activation and norm.
+    """The spectra for every combination of mixer, streams, depth, noise, activation and norm."""
 
-    Attributes:
-        axes: The values of each of these axes, by the axis's name.
-        theory: Predicted spectra: quantiles at `LEVELS` as 16-bit numbers, and then the collapsed share times
-            `MISSING - 1`. [*axes, len(LEVELS) + 1]
-        sampled: The spectra of sampled networks, in the same format.
-    """
-
-    axes: Mapping[str, tuple]
+    axes: Mapping[str, tuple]  # values of each of these axes, by the axis's name
+    # predicted spectra: quantiles at `LEVELS` as 16-bit numbers, and then the collapsed share times `MISSING - 1`.
+    # [*axes, len(LEVELS) + 1]
     theory: np.ndarray
-    sampled: np.ndarray
+    sampled: np.ndarray  # spectra of sampled networks, in the same format
 
 
 def read_atlas(path: Path) -> Atlas:

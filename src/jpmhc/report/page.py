@@ -22,38 +22,23 @@ LARGEST = 3_000_000  # the largest size of a page in bytes
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture with its caption.
-
-    Attributes:
-        title: The caption.
-        content: The picture, as SVG, image or table; None for a caption alone.
-        legend: The lines of a chart by their names; None for other pictures.
-        note: A sentence below the picture.
-        small: Whether the picture is small enough for several pictures in a row, such as a heat map.
-        tone: The colour of an answer's frame: "right", "wrong" or "" for none.
-    """
+    """A picture with its caption."""
 
     title: str
-    content: Markup | None
-    legend: Mapping[str, Line] | None = None
-    note: str = ""
-    small: bool = False
-    tone: str = ""
+    content: Markup | None  # picture, as SVG, image or table; None for a caption alone
+    legend: Mapping[str, Line] | None = None  # lines of a chart by their names; None for other pictures
+    note: str = ""  # sentence below the picture
+    small: bool = False  # whether the picture is small enough for several pictures in a row, such as a heat map
+    tone: str = ""  # colour of an answer's frame: "right", "wrong" or "" for none
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text with a heading; the first column names the rows.
-
-    Attributes:
-        heading: The columns' names.
-        rows: The cells.
-        note: A sentence below the table.
-    """
+    """A table of text with a heading; the first column names the rows."""
 
     heading: Sequence[str]
     rows: Sequence[Sequence[str]]
-    note: str = ""
+    note: str = ""  # sentence below the table
 
     @property
     def long(self) -> set[int]:
@@ -71,22 +56,13 @@ class Folded:
 
 @dataclass(frozen=True)
 class Section:
-    """A section of a page, which shows text, tables, charts, pictures and folded texts in this order.
-
-    Attributes:
-        title: The heading.
-        text: The paragraphs.
-        tables: The tables.
-        charts: The charts; charts without lines are left out.
-        pictures: The rows of pictures, each with a heading, which may be empty.
-        folded: The folded texts.
-    """
+    """A section of a page, which shows text, tables, charts, pictures and folded texts in this order."""
 
     title: str
     text: Sequence[str] = ()
     tables: Sequence[Table] = ()
-    charts: Sequence[Chart] = ()
-    pictures: Sequence[tuple[str, Sequence[Picture]]] = ()
+    charts: Sequence[Chart] = ()  # charts; charts without lines are left out
+    pictures: Sequence[tuple[str, Sequence[Picture]]] = ()  # rows of pictures, each with a heading, which may be empty
     folded: Sequence[Folded] = ()
 
     @property

@@ -21,19 +21,12 @@ Series = Callable[[RunRecord], tuple[np.ndarray, np.ndarray]]
 
 @dataclass(frozen=True, eq=False)
 class RunGroup:
-    """Runs of one configuration with different seeds.
-
-    Attributes:
-        name: The name in legends.
-        runs: The runs.
-        colour: The colour of the runs' mixer.
-        dashes: The dashes that distinguish the group from other groups with the same mixer.
-    """
+    """Runs of one configuration with different seeds."""
 
     name: str
     runs: Sequence[RunRecord]
-    colour: str
-    dashes: Dashes
+    colour: str  # colour of the runs' mixer
+    dashes: Dashes  # dashes that distinguish the group from other groups with the same mixer
 
     def line(self, series: Series) -> Line | None:
         """Return a line of the mean over seeds by step, with a band from the lowest to the highest seed.

@@ -16,23 +16,14 @@ from jpmhc.files import JsonObject, NotJson, parse_json, read_json_object
 
 @dataclass(frozen=True, eq=False)
 class RunRecord:
-    """The content of the files in a run's folder.
-
-    Attributes:
-        folder: The folder.
-        config: The configuration, from config.json.
-        lines: The lines of the log in their order.
-        evaluations: The results that `jpmhc evaluate` wrote, by the file's name.
-        answered: The tests with answers from the newest `jpmhc predict`.
-        notes: Notes on damaged files, lines and tests, which were left out.
-    """
+    """The content of the files in a run's folder."""
 
     folder: Path
-    config: JsonObject
-    lines: Sequence[JsonObject]
-    evaluations: dict[str, JsonObject]
-    answered: Sequence[Answered]
-    notes: Sequence[str]
+    config: JsonObject  # configuration, from config.json
+    lines: Sequence[JsonObject]  # lines of the log in their order
+    evaluations: dict[str, JsonObject]  # results that `jpmhc evaluate` wrote, by the file's name
+    answered: Sequence[Answered]  # tests with answers from the newest `jpmhc predict`
+    notes: Sequence[str]  # notes on damaged files, lines and tests, which were left out
 
     @property
     def mixer(self) -> str | None:

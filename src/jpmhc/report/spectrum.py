@@ -34,25 +34,15 @@ _DARK = 0.01
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """The predicted spectrum of one network, and sampled singular values to compare.
-
-    Attributes:
-        network: The network.
-        density: The predicted density.
-        edges: The lower and upper end of each band, in singular values. [k, 2]
-        moments: The first four moments of squared singular values, without smoothing. [4]
-        sampled: Squared singular values of sampled networks; None if no networks were sampled.
-        distances: The distances between `density` and `sampled`; None without samples.
-        seconds: The computation time of the theory.
-    """
+    """The predicted spectrum of one network, and sampled singular values to compare."""
 
     network: Network
     density: Density
-    edges: Tensor
-    moments: Tensor
-    sampled: Tensor | None
-    distances: Distances | None
-    seconds: float
+    edges: Tensor  # lower and upper end of each band, in singular values. [k, 2]
+    moments: Tensor  # first four moments of squared singular values, without smoothing. [4]
+    sampled: Tensor | None  # squared singular values of sampled networks; None if no networks were sampled
+    distances: Distances | None  # distances between `density` and `sampled`; None without samples
+    seconds: float  # computation time of the theory
 
 
 def print_answer(answer: Answer) -> None:

@@ -63,9 +63,7 @@ class Imported:
 
     config: TrainConfig
     checkpoint: Path
-    """Folder of the checkpoint."""
-    remark: str
-    """A sentence about data of the model that are missing in the task; empty if none are missing."""
+    remark: str  # sentence about data of the model that are missing in the task; empty if none are missing
 
 
 def import_model(choices: ImportConfig) -> Imported:

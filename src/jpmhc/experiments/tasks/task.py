@@ -52,16 +52,11 @@ class Batch:
 class Task(ABC):
     """The training rows, the test rows and the scorer of one task."""
 
-    vocabulary: int
-    """Number of different tokens, including PAD."""
-    length: int
-    """Tokens per row (ARC: 900), without the model's puzzle slots."""
-    test_rows: int
-    """Number of test rows."""
-    identifier_count: int = 1
-    """Number of rows of the puzzle table; row 0 belongs to no puzzle."""
-    test_kind: str = "held out"
-    """Words for the test rows: "held out", or "tests seen in training"."""
+    vocabulary: int  # number of different tokens, including PAD
+    length: int  # tokens per row (ARC: 900), without the model's puzzle slots
+    test_rows: int  # number of test rows
+    identifier_count: int = 1  # number of rows of the puzzle table; row 0 belongs to no puzzle
+    test_kind: str = "held out"  # words for the test rows: "held out", or "tests seen in training"
 
     @abstractmethod
     def examples(self, positions: np.ndarray) -> Batch:
@@ -114,8 +109,7 @@ class PublishedTask:
     """The task that a published model was trained on."""
 
     config: "TaskConfig"
-    remark: str = ""
-    """A sentence about data of the model that are missing in the task; empty if none are missing."""
+    remark: str = ""  # sentence about data of the model that are missing in the task; empty if none are missing
 
 
 NO_PUZZLE = "<blank>"  # the name of rows without a puzzle, such as row 0

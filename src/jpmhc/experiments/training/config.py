@@ -174,14 +174,10 @@ class TrainConfig:
 class Change:
     """A setting that differs between a checkpoint and the present run, with both values as in JSON."""
 
-    name: str
-    """Field of the configuration, with a dot before a field of the task or of the model."""
-    there: object
-    """The setting's value in the checkpoint."""
-    here: object
-    """The setting's value in the present run."""
-    refused: bool
-    """Whether the difference forbids resuming the checkpoint."""
+    name: str  # field of the configuration, with a dot before a field of the task or of the model
+    there: object  # the setting's value in the checkpoint
+    here: object  # the setting's value in the present run
+    refused: bool  # whether the difference forbids resuming the checkpoint
 
     def __str__(self) -> str:
         return f"{self.name} {self.here} instead of {self.there}"

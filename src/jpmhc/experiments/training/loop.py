@@ -43,14 +43,12 @@ from jpmhc.machine import use_threads
 class Outcome:
     """The end of a run."""
 
-    step: int
-    """Number of finished steps."""
-    stopped: signal.Signals | None
-    """The signal that ended the run early; None if the run was finished."""
-    checkpoint: Path | None
-    """The last checkpoint; None if the run ended before its first step."""
-    metrics: dict[str, Any]
-    """The last evaluation's metrics; empty if the run was stopped, or if no test has a known answer."""
+    step: int  # number of finished steps
+    stopped: signal.Signals | None  # signal that ended the run early; None if the run was finished
+    checkpoint: Path | None  # last checkpoint; None if the run ended before its first step
+    metrics: dict[
+        str, Any
+    ]  # the last evaluation's metrics; empty if the run was stopped, or if no test has a known answer
 
 
 class Stopped(BaseException):

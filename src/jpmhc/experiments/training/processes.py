@@ -43,8 +43,7 @@ class World:
     rank: int
     size: int
     device: torch.device
-    pulse: "Pulse | None" = None
-    """Detects lost processes; None if there is one process."""
+    pulse: "Pulse | None" = None  # detects lost processes; None if there is one process
 
     def rows(self, batch: int, accumulate: int) -> range:
         """Return the range of a batch's rows that belong to this process."""

@@ -27,8 +27,7 @@ class Replicas:
 
     sharded = False
     """Whether each process has only a shard of the optimiser's state."""
-    module: nn.Module
-    """The module to call for a forward pass."""
+    module: nn.Module  # module to call for a forward pass
 
     def __init__(self, world: World, core: nn.Module, groups: list[dict[str, Any]], config: TrainConfig) -> None:
         self.world, self.clip = world, config.clip

@@ -37,27 +37,17 @@ _COUNTS = ("examined", "covered", "seconds")  # fields of a record that its file
 
 @dataclass
 class SearchRecord:
-    """The progress of a search, and all best sets so far, one per class.
+    """The progress of a search, and all best sets so far, one per class."""
 
-    Args:
-        question: The sets that the search is for.
-        done: The finished units of the enumeration, from `SubsetOrbits.units`.
-        examined: The number of classes examined.
-        covered: The number of sets in the examined classes.
-        pruned: The number of classes dropped by each representation.
-        sets: The radius |λ₂| and the ranks of each best set.
-        seconds: The time spent.
-        path: The file that stores the record, if any.
-    """
-
-    question: Question
-    done: set[Unit] = field(default_factory=set)
-    examined: int = 0
-    covered: int = 0
+    question: Question  # sets that the search is for
+    done: set[Unit] = field(default_factory=set)  # finished units of the enumeration, from `SubsetOrbits.units`
+    examined: int = 0  # number of classes examined
+    covered: int = 0  # number of sets in the examined classes
+    # number of classes dropped by each representation
     pruned: dict[representations.Partition, int] = field(default_factory=dict)
-    sets: list[tuple[float, list[int]]] = field(default_factory=list)
+    sets: list[tuple[float, list[int]]] = field(default_factory=list)  # radius |λ₂| and ranks of each best set
     seconds: float = 0.0
-    path: Path | None = None
+    path: Path | None = None  # file that stores the record, if any
 
     @property
     def radius(self) -> float:

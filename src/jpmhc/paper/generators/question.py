@@ -15,18 +15,13 @@ from jpmhc.paper.generators.subset_orbits import SubsetOrbits
 
 @dataclass(frozen=True)
 class Question:
-    """The size of the wanted sets of permutations of n streams, and the conditions that the sets must satisfy.
+    """The size of the wanted sets of permutations of n streams, and the conditions that the sets must satisfy."""
 
-    Args:
-        n: The number of streams, 2 to 8.
-        size: The number of permutations in a set, K.
-        contains_identity: Whether sets must contain the identity, for mixers that start as the plain residual.
-        reversible: Whether sets must contain the inverse of each element, so that the walk has real eigenvalues.
-    """
-
-    n: int
-    size: int
+    n: int  # number of streams, 2 to 8
+    size: int  # number of permutations in a set, K
+    # whether sets must contain the identity, for mixers that start as the plain residual
     contains_identity: bool = False
+    # whether sets must contain the inverse of each element, so that the walk has real eigenvalues
     reversible: bool = False
 
     def __post_init__(self) -> None:

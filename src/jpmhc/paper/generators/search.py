@@ -39,26 +39,15 @@ Progress = Callable[[int, int, float], None]
 
 @dataclass(frozen=True)
 class Search:
-    """A search that is ready to run, with the amount of its work.
+    """A search that is ready to run, with the amount of its work."""
 
-    Args:
-        question: The sets that the search is for.
-        exhaustive: Whether all classes are examined, so that no set is better; otherwise the search is local.
-        classes: The number of classes of equivalent sets, by Burnside's lemma; None if not counted (n = 8).
-        subsets: The number of sets in all classes together; None if not counted.
-        work: The number of classes to examine, or of sets that a local search examines.
-        workers: The number of processes of an exhaustive search.
-        state: The file in which an exhaustive search stores its record, if any.
-        seed: The seed of a local search.
-    """
-
-    question: Question
-    exhaustive: bool
-    classes: int | None
-    subsets: int | None
-    work: int
-    workers: int
-    state: Path | None
+    question: Question  # sets that the search is for
+    exhaustive: bool  # whether all classes are examined, so that no set is better; otherwise the search is local
+    classes: int | None  # number of classes of equivalent sets, by Burnside's lemma; None if not counted (n = 8)
+    subsets: int | None  # number of sets in all classes together; None if not counted
+    work: int  # number of classes to examine, or of sets that a local search examines
+    workers: int  # number of processes of an exhaustive search
+    state: Path | None  # file in which an exhaustive search stores its record, if any
     seed: int
 
     def estimate_seconds(self) -> int | None:
@@ -68,31 +57,20 @@ class Search:
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratingSet(Search):
-    """A search with its answer, the best set that it found, and with statistics.
+    """A search with its answer, the best set that it found, and with statistics."""
 
-    Args:
-        perms: The best set, which can be the basis of the permutation mixer; among ties, the set with the largest gap
-            on the streams. [K, n]
-        gap: The set's spectral gap on S_n; 0 if every set that generates S_n contains only odd permutations.
-        stream_gap: The set's gap on the n streams.
-        ties: All sets with this gap, one of each class; for a local search only the best set. [T, K, n]
-        bound: A proven upper bound on the gap of sets of this size.
-        examined: The number of examined classes, or of examined sets in a local search.
-        covered: The number of sets in the examined classes, which equals `subsets` after an exhaustive search.
-        pruned: The number of classes dropped by each representation, by its partition; all others were compared
-            exactly.
-        seconds: The wall-clock time, of all runs together for a resumed search.
-    """
-
+    # the best set, which can be the basis of the permutation mixer; among ties, the set with the largest gap on the
+    # streams. [K, n]
     perms: Tensor
-    gap: float
-    stream_gap: float
-    ties: Tensor
-    bound: float
-    examined: int
-    covered: int
+    gap: float  # the set's spectral gap on S_n; 0 if every set that generates S_n contains only odd permutations
+    stream_gap: float  # the set's gap on the n streams
+    ties: Tensor  # all sets with this gap, one of each class; for a local search only the best set. [T, K, n]
+    bound: float  # proven upper bound on the gap of sets of this size
+    examined: int  # number of examined classes, or of examined sets in a local search
+    covered: int  # number of sets in the examined classes, which equals `subsets` after an exhaustive search
+    # number of classes dropped by each representation, by its partition; all others were compared exactly
     pruned: dict[tuple[int, ...], int]
-    seconds: float
+    seconds: float  # wall-clock time, of all runs together for a resumed search
 
 
 def prepare_search(
