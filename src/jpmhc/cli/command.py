@@ -41,12 +41,9 @@ def make_main(function: Callable[..., None]) -> Main:
 
 
 def parse_and_call(function: Callable[..., None], program: str, words: Sequence[str]) -> None:
-    """Parse the words of a command line as a function's arguments, and call the function.
+    """Parse the words after a command's name as a function's arguments, and call the function.
 
-    Args:
-        function: The function. Its docstring becomes the help, with each "Example:" on a line of its own.
-        program: The command's name in its help.
-        words: The words after the command's name.
+    The function's docstring becomes the help of the program, with each "Example:" on a line of its own.
     """
     text = cleandoc(function.__doc__ or "").partition("\n\nArgs:")[0]
     tyro.cli(function, prog=program, args=words, description=re.sub(r"\n+Example:", "\n\nExample:", text))
@@ -55,9 +52,7 @@ def parse_and_call(function: Callable[..., None], program: str, words: Sequence[
 def make_option_form(default: object, **fields: Field) -> Form:
     """Return a form: an instance of a dataclass derived from the default's, with new annotations and values of fields.
 
-    Args:
-        default: An instance of the library's dataclass, which has the values of all other fields.
-        fields: The annotation and the value of each changed or new field; the value may be another form.
+    The default has the values of all other fields; the value of a changed or new field may be another form.
     """
     cls: Any = type(default)
     new = [(name, hint, dataclasses.field(default=value)) for name, (hint, value) in fields.items()]
@@ -68,11 +63,9 @@ def make_option_form(default: object, **fields: Field) -> Form:
 
 
 def read_option_form(form: Form, **changes: Any) -> Any:
-    """Return an instance of the library's dataclass with a form's values; forms in its fields are turned back, too.
+    """Return an instance of the library's dataclass with a form's values, some of them changed.
 
-    Args:
-        form: The form with the parsed options.
-        changes: Values that replace the form's values.
+    Forms in the form's fields are turned back, too.
     """
     cls = form._library_class
     values = {field.name: getattr(form, field.name) for field in dataclasses.fields(cls)} | changes
@@ -83,9 +76,7 @@ def read_option_form(form: Form, **changes: Any) -> Any:
 def refusing_in_one_sentence(main: Main, words: Sequence[str]) -> Iterator[None]:
     """Return a context in which tyro raises a ValueError with one sentence for a wrong command line.
 
-    Args:
-        main: The command's `main`, whose help gives the option names for suggestions.
-        words: The words after the command's name.
+    The help of the command's `main` gives the option names for suggestions.
     """
 
     def refuse(event: _errors.ParseErrorEvent) -> NoReturn:

@@ -106,10 +106,7 @@ def _is_run(folder: Path) -> bool:
 def _load(model: str, text: str | None, length: int) -> tuple[nn.Module, Any]:
     """Return the model that a function or a Hugging Face name makes, and its inputs.
 
-    Args:
-        model: FILE.py:FUNCTION, MODULE:FUNCTION, or the folder or name of a Hugging Face model.
-        text: The text that a Hugging Face model reads.
-        length: The number of tokens of a Hugging Face model without `text`.
+    A Hugging Face model reads the text, or else `length` tokens.
     """
     module, colon, name = model.rpartition(":")
     if not colon and model.endswith(".py"):

@@ -163,9 +163,7 @@ def _or(value: T | None, default: T) -> T:
 def answer_query(query: Query, progress: Callable[[str], None] | None = None) -> Answer:
     """Return the predicted spectrum of a query's network, with sampled networks to compare if `query.simulate`.
 
-    Args:
-        query: The options.
-        progress: Called with the name of each stage when it begins.
+    `progress` is called with the name of each stage when it begins.
     """
 
     def stage(name: str) -> None:

@@ -129,11 +129,7 @@ def make_run_form(
 ) -> Form:
     """Return the form of a run's configuration, in which the task's options have the prefix "task.".
 
-    Args:
-        default: The configuration, with the fields `task` and `model`.
-        task: Changed or new fields of the task's form, as for `make_option_form`.
-        model: Changed or new fields of the model's form.
-        fields: Changed or new fields of the form.
+    `task`, `model` and `fields` are changed or new fields of the forms of the task, of the model and of the run.
     """
     own = make_option_form(default.task, **task)
     return make_option_form(default, task=(type(own), own), model=model_field(default.model, **model), **fields)

@@ -116,9 +116,7 @@ class DemoRun:
 def run_demo(config: DemoConfig, report: Callable[[str, int, int], None] | None = None) -> list[DemoRun]:
     """Train the plain network and every mixer with every seed, and return the runs ordered by mixer and seed.
 
-    Args:
-        config: The settings of the demonstration.
-        report: Called after each run with its name, the number of finished runs, and the number of all runs.
+    After each run, `report` is called with its name, the number of finished runs, and the number of all runs.
     """
     jobs = [(name, seed) for seed in range(config.seeds) for name in (PLAIN, *config.mixers)]
     workers = min(config.workers or min(4, os.cpu_count() or 1), len(jobs))

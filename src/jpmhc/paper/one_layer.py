@@ -41,16 +41,11 @@ class Explicit(NamedTuple):
 
 
 def explicit(omega: Tensor, spectrum: Tensor, variance: Tensor | float) -> Explicit:
-    r"""Evaluate the layer's law in closed form, with $\omega$ as the parameter.
+    r"""Evaluate the layer's law in closed form, with $\omega$ [...] as the parameter.
 
     $z = \omega a^2$ and $G = h / a$ with $h = \mathrm{mean}_i\,(\omega - s_i)^{-1}$ and $a = 1 + \sigma^2 h$. The
     moment function is computed as $w = \mathrm{mean}_i\, s_i/(\omega - s_i) + \sigma^2 \omega h^2$, which avoids the
-    cancellation in $zG - 1$.
-
-    Args:
-        omega: $\omega$. [...]
-        spectrum: $s_i$. [..., n]
-        variance: $\sigma^2$. [...]
+    cancellation in $zG - 1$. The $s_i$ are [..., n], and $\sigma^2$ is [...].
     """
     inverse = 1 / (omega.unsqueeze(-1) - spectrum)  # [..., n]
     square = inverse.square()
@@ -255,15 +250,9 @@ def solve(network: Network, z: Tensor, options: Options) -> Solution:
 def to_solution(
     method: str, green: Tensor, points: FixedPoints, reason: str = "", note: str = "", matrix: Tensor | None = None
 ) -> Solution:
-    """Return a method's solution; if there is a `reason`, warn, and add the reason to the solution's note.
+    """Return a method's solution, with G [B], a note for the user, and a matrix [B, n, n] if the method computes one.
 
-    Args:
-        method: The method's name.
-        green: G at all points. [B]
-        points: The results of the iteration.
-        reason: Why the method's equation is not exact for the network; an empty string if it is.
-        note: Another remark for the user.
-        matrix: The solution's matrix, if the method computes one. [B, n, n]
+    If there is a `reason` why the method's equation is not exact for the network, warn, and add the reason to the note.
     """
     if reason:
         warnings.warn(f"method '{method}': {reason}", stacklevel=4)

@@ -70,18 +70,11 @@ class _RoundTrip(ContinuedEquation):
 def s_transform(
     w: Tensor, layers: ScalarLayers, start: Tensor, tolerance: float = 1e-13, maximum: int = 50
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    r"""Compute $\sum_l \log S_l(w)$ by solving $z_l G_l(z_l) - 1 = w$ in every layer.
+    r"""Compute $\sum_l \log S_l(w)$ at w [B] by solving $z_l G_l(z_l) - 1 = w$ in every layer from $\omega_l$ [B, L].
 
-    Args:
-        w: The arguments, with negative imaginary part. [B]
-        layers: The layers' laws.
-        start: The first iterates of $\omega_l$. [B, L]
-        tolerance: The largest relative difference between $z_l G_l - 1$ and $w$.
-        maximum: The most Newton iterations.
-
-    Returns:
-        The sum of logarithms [B], its derivative in $w$ [B], a mask of the rows in which every layer converged [B], and
-        $\omega_l$ [B, L].
+    The arguments w have negative imaginary parts, and the tolerance is that of the relative difference of both sides.
+    Returns the sum of logarithms [B], its derivative in $w$ [B], a mask of the rows in which every layer converged [B],
+    and $\omega_l$ [B, L].
     """
     depth = layers.depth
     target = w.unsqueeze(-1).expand(-1, depth).reshape(-1)

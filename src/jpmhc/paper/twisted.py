@@ -54,8 +54,7 @@ class Factors(NamedTuple):
     def of(cls, network: Network, first: str) -> Factors:
         r"""Return a network's factors, first layer first; raise ValueError if the method is not defined for it.
 
-        Args:
-            first: "outer" for the first factor $Y_1 Y_1^\top$, "gram" for $Y_1^\top Y_1$.
+        `first` is "outer" for the first factor $Y_1 Y_1^\top$, "gram" for $Y_1^\top Y_1$.
         """
         require_paper_noise(network, "twisted", isotropic=False)
         if network.covariance is not None:

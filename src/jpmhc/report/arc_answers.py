@@ -27,9 +27,7 @@ _BUDGET = 1_200_000  # the largest number of characters for all grids of a page
 def draw_answers(answered: Sequence[Answered], path: Path) -> list[Path]:
     """Draw one row of grids per test into figures of up to twelve tests, and return the figures' paths.
 
-    Args:
-        answered: Tests with their candidates.
-        path: The first figure's file, whose ending decides the format; further figures get a number.
+    The first figure's path is given, and its ending decides the format; further figures get a number.
     """
     pages = [answered[start : start + _ROWS] for start in range(0, len(answered), _ROWS)]
     return [_draw_page(page, path.with_stem(f"{path.stem}-{k}") if k > 1 else path) for k, page in enumerate(pages, 1)]
@@ -51,12 +49,9 @@ def _draw_page(answered: Sequence[Answered], path: Path) -> Path:
 
 
 def show_answers(run: str, answered: Sequence[Answered], runs: int = 1) -> Section:
-    """Return a page's section with the answers of a run; the section is empty if there are no answers.
+    """Return a page's section with the answers of a run to tests; it is empty if there are no answers.
 
-    Args:
-        run: The run's name.
-        answered: The tests that `jpmhc predict` answered.
-        runs: The number of runs that share the page.
+    `runs` is the number of runs that share the page.
     """
     rows: list[tuple[str, list[Picture]]] = []
     budget = _BUDGET // runs

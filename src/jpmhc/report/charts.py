@@ -125,14 +125,10 @@ class NotebookFigure(Figure):
 def write_figure(
     charts: Sequence[Chart], path: Path, *, columns: int = 2, heading: str = "", shared_legend: bool = False
 ) -> Path:
-    """Draw all charts that have lines into one file, and return the file's path.
+    """Draw all charts that have lines into one file, row by row, and return the file's path.
 
-    Args:
-        charts: The charts, row by row.
-        path: The file, whose ending .png, .svg or .pdf decides the format.
-        columns: The number of charts in a row.
-        heading: Text above the charts.
-        shared_legend: Draw one legend for all charts instead of a legend below each chart.
+    The file's ending .png, .svg or .pdf decides the format. With a shared legend, one legend for all charts stands
+    below them, instead of one below each chart.
     """
     return save_figure(draw_figure(charts, columns=columns, heading=heading, shared_legend=shared_legend), path)
 

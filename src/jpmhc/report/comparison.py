@@ -164,11 +164,9 @@ def _curves_of(result: Result) -> ArmCurves:
 
 
 def find_band(curves: Sequence[Values], as_factor: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the mean over seeds, and the lower and upper end of the mean's 95 % interval. [points] each
+    """Return the mean of curves [seeds, points], and the lower and upper end of its 95 % interval. [points] each
 
-    Args:
-        curves: The values of each seed. [seeds, points]
-        as_factor: Compute the interval from logarithms, so that positive values have positive ends.
+    With `as_factor` the interval is computed from logarithms, so that positive values have positive ends.
     """
     values = np.array(curves, float)
     mean, spread = values.mean(0), np.log(np.maximum(values, 1e-300)) if as_factor else values

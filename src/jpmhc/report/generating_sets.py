@@ -56,9 +56,7 @@ def _number(value: int) -> str:
 def print_result(result: GeneratingSet, plain_gap: float | None) -> None:
     """Print the best set, other sets with the same gap, and the numbers of checked and dropped sets.
 
-    Args:
-        result: The result of the search.
-        plain_gap: The best set's gap, computed from the plain n! × n! matrix; None if it was not computed.
+    The best set's gap by the plain n! × n! matrix is printed if it was computed.
     """
     console = Console(soft_wrap=True)
     table = Table("permutation", "cycles", title=f"Spectral gap {result.gap:.10f}", title_justify="left")

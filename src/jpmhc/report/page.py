@@ -81,10 +81,7 @@ def _show_chart(chart: Chart) -> Picture:
 def show_matrix(title: str, matrix: Sequence[Sequence[float]], *, logarithmic: bool = False) -> Picture:
     """Return a heat map of a small matrix: positive entries blue, negative entries red, non-finite entries grey.
 
-    Args:
-        title: The caption.
-        matrix: The rows of the matrix.
-        logarithmic: Colour positive numbers by their logarithm, from 10⁻⁴ to the largest number.
+    If `logarithmic`, positive numbers are coloured by their logarithm, from 10⁻⁴ to the largest number.
     """
     values = np.array(matrix, dtype=float)
     finite = np.isfinite(values)
@@ -102,13 +99,7 @@ def show_matrix(title: str, matrix: Sequence[Sequence[float]], *, logarithmic: b
 
 
 def render_page(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
-    """Return the HTML of a page.
-
-    Args:
-        title: The heading.
-        lead: Paragraphs below the heading.
-        sections: The sections; a section without content is left out.
-    """
+    """Return the HTML of a page with a heading, paragraphs below it, and all sections that have content."""
     parts = [(one, one.rows) for one in sections]
     full = [(one, rows) for one, rows in parts if one.text or one.tables or rows or one.folded]
     return render_template("page.html", title=title, lead=lead, sections=full)

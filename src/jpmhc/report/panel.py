@@ -66,15 +66,9 @@ def draw_panel(
 ) -> Path:
     """Draw all cells of a panel, with one row per depth and one column per mixer, and return the file's path.
 
-    The exact theory has the mixer's colour.
-
-    Args:
-        cells: The panel's cells.
-        eta: The fixed smoothing that the legend names.
-        path: The file to write.
-        logarithmic: Draw singular values on a logarithmic axis and densities per decade, which shows all collapsed
-            singular values.
-        kernel: Also draw a Gaussian kernel estimate of the samples' density.
+    The exact theory has the mixer's colour, and the legend names the fixed smoothing `eta`. Logarithmic axes have
+    densities per decade, which show all collapsed singular values. `kernel` adds a Gaussian kernel estimate of the
+    samples' density.
     """
     mixers = list(dict.fromkeys(cell.mixer for cell in cells))
     depths = list(dict.fromkeys(cell.depth for cell in cells))

@@ -101,9 +101,7 @@ def write_recommendation(recommendations: Sequence[tuple[int, Recommendation]], 
 def plot_recommendations(recommendations: Sequence[tuple[int, Recommendation]]) -> Figure:
     """Return a figure of the three charts of `make_charts`, with one row per mixer.
 
-    Args:
-        recommendations: The recommendation for each depth; with several depths, each row has one dot per depth, the
-            first depth at the top.
+    With recommendations for several depths, each row has one dot per depth, the first depth at the top.
     """
     depths = ", ".join(str(depth) for depth, _ in recommendations)
     order = ", from top to bottom in each row" if len(recommendations) > 1 else ""

@@ -31,8 +31,7 @@ class RunGroup:
     def line(self, series: Series) -> Line | None:
         """Return a line of the mean over seeds by step, with a band from the lowest to the highest seed.
 
-        Args:
-            series: A function that returns the steps and values of one run.
+        `series` returns the steps and values of one run.
         """
         logged = [pair for pair in map(series, self.runs) if len(pair[0])]
         if not logged:

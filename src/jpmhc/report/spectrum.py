@@ -81,13 +81,9 @@ def write_curve(curve: Density, path: Path) -> Path:
 def draw_spectrum(answer: Answer, title: str, path: Path, colour: str = EXACT) -> Path:
     """Draw one spectrum as two charts: the density of its upper bands, and its distribution function.
 
-    Only the distribution function shows mass at zero and in narrow bands far below the upper bands.
-
-    Args:
-        answer: The spectrum, with sampled singular values if there are any.
-        title: The first line above the figure; further lines describe the spectrum in words.
-        path: The file to write.
-        colour: The colour of the theory's curve if the theory is exact.
+    Only the distribution function shows mass at zero and in narrow bands far below the upper bands. The title is the
+    first line above the figure; further lines describe the spectrum in words. The theory's curve has the colour if it
+    is exact.
     """
     from matplotlib.figure import Figure  # takes half a second, which the command's help need not wait for
 

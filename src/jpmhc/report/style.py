@@ -125,13 +125,9 @@ def _write_power(value: float) -> str:
 
 
 def name_ticks(axis: Axis, limits: tuple[float, float], logarithmic: bool, whole: bool = False) -> None:
-    """Give a matplotlib axis the major ticks and labels of this style, without minor ticks.
+    """Give a matplotlib axis with these two ends the major ticks and labels of this style, without minor ticks.
 
-    Args:
-        axis: `ax.xaxis` or `ax.yaxis`.
-        limits: The two ends of the axis.
-        logarithmic: Whether the axis is logarithmic.
-        whole: Leave out ticks that are not whole numbers.
+    If `whole`, ticks that are not whole numbers are left out.
     """
     ticks = (logarithmic_ticks if logarithmic else linear_ticks)(*limits)
     ticks = [tick for tick in ticks if not whole or tick == round(tick)]
@@ -142,9 +138,7 @@ def name_ticks(axis: Axis, limits: tuple[float, float], logarithmic: bool, whole
 def finish_axes(ax: Axes, whole: tuple[bool, bool] = (False, False)) -> None:
     """Give matplotlib axes two spines and the colours of this style, and numeric axes the ticks of this style.
 
-    Args:
-        ax: The axes, with their limits and scales set.
-        whole: Whether x and y are counts, whose ticks are whole numbers.
+    The axes have their limits and scales. `whole` says whether x and y are counts, whose ticks are whole numbers.
     """
     from matplotlib.ticker import FixedLocator
 

@@ -107,12 +107,8 @@ class PredictConfig(Choices):
 def evaluate_checkpoints(config: EvaluateConfig, report: Callable[[str], None] = lambda line: None) -> Metrics:
     """Score every checkpoint and, with `config.pool`, the pooled votes; the first process writes the results' file.
 
-    Several processes (torchrun) divide the rows of each checkpoint among themselves.
-
-    Args:
-        config: The settings of the evaluation.
-        report: Called on the first process with a line about every checkpoint, before the file is written, so that a
-            full disk loses no score.
+    Several processes (torchrun) divide the rows of each checkpoint among themselves. The first process calls `report`
+    with a line about every checkpoint before it writes the file, so that a full disk loses no score.
     """
     if not config.runs:
         raise ValueError("name at least one folder of a run or of a checkpoint to evaluate")
@@ -159,10 +155,9 @@ def evaluate_checkpoints(config: EvaluateConfig, report: Callable[[str], None] =
 
 
 def predict_answers(config: PredictConfig) -> tuple[list[Answered], Path]:
-    """Answer tests by vote and write the submission and, unless `config.out` is set, the votes.
+    """Answer tests by vote, write the submission and, unless `config.out` is set, the votes, on the first process.
 
-    Returns:
-        The answers, and the submission's file. Only the first process writes.
+    Returns the answers and the submission's file.
     """
     if config.run is None:
         raise ValueError("name the folder of a run or of a checkpoint to predict with")
@@ -238,18 +233,11 @@ def fill_scorer(
     world: World = ALONE,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Fill a scorer with a model's answers to its test rows.
+    """Fill an empty scorer, which has the same rows on every process, with a model's answers to its test rows.
 
     Memory is bounded by one batch and the scorer's few bytes per row. Afterwards every process has the complete scorer.
-    Its content does not depend on the number of processes, unless the answers do.
-
-    Args:
-        scorer: An empty scorer, `task.scorer(task.test_selection(...))`, for the same rows on every process.
-        task: The task with the test rows.
-        answer: A function that answers a batch, such as `greedy_answers(model)`.
-        batch_size: Rows per call of `answer`; the last batch may be smaller.
-        world: The processes, which divide the rows among themselves.
-        progress: Called with the number of finished rows and the number of all rows of this process, first with 0.
+    Its content does not depend on the number of processes, unless the answers do. `progress` is called with the number
+    of finished rows and the number of all rows of this process, first with 0.
     """
     mine = scorer.rows[world.rank :: world.size]
     progress(0, len(mine))
@@ -265,12 +253,8 @@ def fill_scorer(
 def greedy_answers(model: RecursiveModel, noise: float = 0.0, tries: int = 1) -> Callable[[Batch], Answers]:
     """Return a function that answers batches with a model's most likely tokens after all its supervision steps.
 
-    The answers are on the CPU.
-
-    Args:
-        model: The model.
-        noise: Standard deviation of the noise in the states of every try but the first.
-        tries: Number of tries per row. The answer is the one that the halting head trusts most.
+    Every try but the first has noise in the states, with a standard deviation of `noise`. The answer is that of the try
+    which the halting head trusts most. The answers are on the CPU.
     """
     device = next(model.parameters()).device
 
@@ -296,10 +280,7 @@ def greedy_answers(model: RecursiveModel, noise: float = 0.0, tries: int = 1) ->
 class RowNoise:
     """Normal noise for the states of a batch; a row's noise depends on its puzzle and the try, not on its batch.
 
-    Args:
-        batch: The rows.
-        number: Number of the try.
-        scale: Standard deviation of the noise; the states have root mean square one.
+    The noise has a standard deviation of `scale`; the states have root mean square one.
     """
 
     def __init__(self, batch: Batch, number: int, scale: float) -> None:
@@ -336,13 +317,9 @@ def require_votes(checkpoint: Checkpoint, lack: str) -> None:
 
 
 def name_result_file(checkpoint: Checkpoint, folder: str, words: Sequence[str], puzzles: Sequence[str] = ()) -> Path:
-    """Return the path of the results' file in the checkpoint's run; different choices have different paths.
+    """Return the path of the results' file in a folder of the checkpoint's run; different choices have different paths.
 
-    Args:
-        checkpoint: The checkpoint.
-        folder: Name of the run's folder for this kind of result.
-        words: The choices that the results depend on.
-        puzzles: Names of the puzzles that are answered; empty: all.
+    `words` are the choices that the results depend on, `puzzles` the puzzles that are answered (none: all).
     """
     path = checkpoint.path if checkpoint.path.parent.name == "checkpoints" else checkpoint.path.resolve()
     run = path.parent.parent if path.parent.name == "checkpoints" else path.parent

@@ -53,12 +53,9 @@ class Score:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "answered"}
 
     def write(self, path: Path, answers: Path) -> None:
-        """Write the score to one file, and the answers to two other files.
+        """Write the score to `path`, and the answers to `answers` in the format of ARC Prize.
 
-        Args:
-            path: File for the score.
-            answers: File for the answers in the format of ARC Prize. The grids with their votes, from which
-                `jpmhc report` draws pictures, go to a file beside it.
+        The grids with their votes, from which `jpmhc report` draws pictures, go to a file beside the answers.
         """
         files.write_file(answers, json.dumps(Arc.submission(self.answered)) + "\n")
         files.write_file(answers.with_suffix(VOTES), json.dumps(list_votes(self.answered)) + "\n")
@@ -85,16 +82,10 @@ def score_decoder(
     display: Display,
     stop: Callable[[], bool] = lambda: False,
 ) -> Score | None:
-    """Let a decoder answer its task's tests, and return the score of the votes.
+    """Let a decoder answer `variants` variants of each test (None: all), and return the score of the votes.
 
-    Args:
-        model: The decoder.
-        arc: The decoder's task.
-        variants: Number of variants of each puzzle to answer; None: all.
-        seed: Seed of the random choice of variants.
-        slots: Number of answers that are written at the same time.
-        display: Shows the progress.
-        stop: Called while answers are written; if it returns True, the function returns None.
+    `seed` decides the random choice of variants, `slots` is the number of answers that are written at the same time.
+    `stop` is called while answers are written; if it returns True, the function returns None.
     """
     scorer = arc.scorer(arc.test_selection(variants, seed), keep_grids=True)
     if not scorer.scorable:
@@ -162,16 +153,10 @@ def find_decoder(run: Path) -> Path | None:
 def evaluate_decoder(
     path: Path, config: EvaluateConfig, report: Callable[[str], None] = lambda line: None
 ) -> tuple[Score, Path]:
-    """Score the checkpoint of an ARC decoder, and write the score to a file.
+    """Score the checkpoint `path` of an ARC decoder, write the score to a file, and return the score and the file.
 
-    Args:
-        path: The checkpoint.
-        config: The settings of the evaluation; `pool`, `weights`, `compile`, `batch`, `tries` and `noise` must be the
-            defaults.
-        report: Called with a line about the score before the file is written.
-
-    Returns:
-        The score and its file.
+    The options `pool`, `weights`, `compile`, `batch`, `tries` and `noise` must be the defaults. `report` is called with
+    a line about the score before the file is written.
     """
     usual = EvaluateConfig(runs=config.runs)
     for name in ("pool", "weights", "compile", "batch", "tries", "noise"):

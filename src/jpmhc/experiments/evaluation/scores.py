@@ -30,13 +30,10 @@ class SpoiltAnswers(ValueError):
 
 
 class RowScorer:
-    """A scorer that averages exact accuracy, token accuracy and loss over test rows.
+    """A scorer that averages exact accuracy, token accuracy and loss over the test rows numbered `rows`.
 
     The scorer stores a small record per row and averages in the order of row numbers. So the result is equal to the bit
     for every order of the updates and every number of processes.
-
-    Args:
-        rows: Numbers of the test rows to evaluate, at least one.
 
     >>> import torch
     >>> scorer, labels = RowScorer(np.arange(2)), torch.tensor([[1, 2], [1, 2]])
@@ -104,8 +101,7 @@ class RowScorer:
     def result(self, pool: Sequence[Self] = ()) -> Metrics:
         """Return the metrics by name over the rows with known answers; the model must have answered every row.
 
-        Args:
-            pool: For tasks that vote, scorers of other checkpoints over the same rows, whose votes are added.
+        Tasks that vote add the votes of the scorers in `pool`, which are of other checkpoints over the same rows.
         """
         self.require_complete()
         known = self.columns["known"]

@@ -71,11 +71,8 @@ class VoteCount(TypedDict):
 class VoteScorer(RowScorer):
     """A scorer that records a vote and the scores of each row, in about 50 bytes per row.
 
-    Args:
-        rows: Numbers of the test rows to evaluate, with all tests of each variant, as from `test_selection`.
-        puzzles: The rows' puzzles.
-        read_grids: Turns a model's tokens into grids.
-        keep_grids: Whether to store the grids with votes, which submissions need and scores do not.
+    The rows have all tests of each of their variants. With `keep_grids` the scorer stores the grids with votes, which
+    submissions need and scores do not.
     """
 
     def __init__(
@@ -117,9 +114,7 @@ class VoteScorer(RowScorer):
     def result(self, pool: Sequence[Self] = ()) -> Metrics:
         """Return row metrics, pass@k by vote, pass@k of independent answers, and standard errors.
 
-        Args:
-            pool: Scorers of other checkpoints over the same rows, whose votes are added. Row metrics, which belong to
-                one checkpoint, are then left out.
+        With a `pool`, whose votes are added, row metrics, which belong to one checkpoint, are left out.
         """
         result = super().result()
         if pool:
@@ -196,13 +191,8 @@ def hash_grid(grid: np.ndarray) -> np.uint64:
 def rank_candidates(votes: np.ndarray, confidence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the distinct candidates, best first, and their numbers of votes.
 
-    Args:
-        votes: Hash of the grid that each vote is for, [N].
-        confidence: Confidence of each vote, [N].
-
-    Returns:
-        The candidates' hashes and counts, sorted by count, then mean confidence, then hash, so that the order of the
-        votes does not matter.
+    Votes are the hashes of the grids that they are for, [N], and each has a confidence, [N]. Candidates are sorted by
+    count, then mean confidence, then hash, so that the order of the votes does not matter.
 
     >>> rank_candidates(np.array([7, 5, 7], np.uint64), np.array([0.1, 0.9, 0.2]))[0].tolist()
     [7, 5]
@@ -233,16 +223,9 @@ def iid_pass(samples: int, right: int, k: int) -> float:
 
 
 def resampled_ranks(truth: np.uint64, votes: np.ndarray, confidence: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Return the rank of the true grid in each of R resamplings of the votes.
+    """Return the rank of the true grid in each of R resamplings of the votes; infinite if no vote in it is right. [R]
 
-    Args:
-        truth: Hash of the true grid.
-        votes: Hash of the grid that each vote is for, [N].
-        confidence: Confidence of each vote, [N].
-        chosen: Indices of the votes in each resampling, [R, N'].
-
-    Returns:
-        Ranks, [R] floats, infinite if no vote in the resampling is right.
+    Each row of `chosen` [R, N'] has the indices of one resampling's votes; `rank_candidates` describes the votes.
     """
     candidates, which = np.unique(votes, return_inverse=True)
     rounds, width = len(chosen), len(candidates)

@@ -30,10 +30,6 @@ class CountedMap(CoefficientMap):
     """A coefficient map with the logits scale · (W (g · norm(x) + b)) + bias of streams x.
 
     The norm's weights g and biases b, and the scales, are put into W and bias, so kernels see a `CoefficientMap`.
-
-    Args:
-        counted: The parameters that the map has.
-        arguments: Arguments of `CoefficientMap`.
     """
 
     def __init__(self, counted: Counted, *arguments: Any, **options: Any) -> None:

@@ -63,12 +63,9 @@ def prepare_answering(model: ArcDecoder) -> ArcDecoder:
 
 
 class Generator:
-    """A generator of greedy answers, which works on many prompts at the same time.
+    """A generator of greedy answers to many prompts at the same time, with a model from `prepare_answering`.
 
-    Args:
-        model: A model from `prepare_answering`.
-        slots: Number of prompts that are answered at the same time.
-        capacity: Most tokens of a prompt and its answer together.
+    Each of the slots holds one prompt, which has at most `capacity` tokens together with its answer.
     """
 
     def __init__(self, model: ArcDecoder, slots: int, capacity: int) -> None:
@@ -104,12 +101,10 @@ class Generator:
         progress: Callable[[int, int], None] = lambda done, total: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> Written | None:
-        """Write an answer to every prompt.
+        """Write an answer to every prompt, which is a sequence without output.
 
-        Args:
-            prompts: Sequences without outputs.
-            progress: Called with the number of finished answers and the number of prompts.
-            stop: Called every few tokens; if it returns True, the method returns None.
+        `progress` is called with the number of finished answers and the number of prompts. `stop` is called every few
+        tokens; if it returns True, the method returns None.
         """
         start, total = time.monotonic(), len(prompts)
         if total and prompts.lengths.max() + LONGEST_ANSWER > self.capacity:

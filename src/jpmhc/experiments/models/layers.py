@@ -90,10 +90,7 @@ class Rotary(nn.Module):
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate each feature in the first half of a head together with its partner in the second half.
 
-    Args:
-        x: Queries or keys, [..., heads, head_dim].
-        cos: Cosines of the angles, [..., 1, head_dim / 2].
-        sin: Sines of the angles, of the same shape.
+    Queries or keys x are [..., heads, head_dim]; cosines and sines of the angles are [..., 1, head_dim / 2].
     """
     # Written in halves, so that the backward pass is one kernel too, with the opposite angle.
     first, second = widen(x).chunk(2, dim=-1)

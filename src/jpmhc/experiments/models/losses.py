@@ -19,18 +19,11 @@ class RowLosses(NamedTuple):
 
 
 def stablemax_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    r"""Compute the cross-entropy under stablemax, in float64.
+    r"""Return the cross-entropy under stablemax of logits [..., V] and labels [...] below V, in float64. [...]
 
-    Stablemax is softmax with the exponential replaced by :math:`s(x) = x + 1` for :math:`x \ge 0` and
-    :math:`s(x) = 1/(1 - x)` for :math:`x < 0`, so that it neither overflows nor rounds small probabilities to zero. In
-    both cases :math:`\log s(x) = \operatorname{sign}(x) \log(1 + |x|)`.
-
-    Args:
-        logits: [..., V].
-        labels: [...] integers in [0, V).
-
-    Returns:
-        [...] float64, one loss per label, also for labels equal to PAD.
+    Stablemax is softmax with the exponential replaced by :math:`s(x) = x + 1` for :math:`x \ge 0` and :math:`s(x) =
+    1/(1 - x)` for :math:`x < 0`, so that it neither overflows nor rounds small probabilities to zero. In both cases
+    :math:`\log s(x) = \operatorname{sign}(x) \log(1 + |x|)`. Labels equal to PAD have a loss too.
     """
     logits = logits.double()
     log_s = torch.where(logits < 0, -torch.log1p(-logits.clamp(max=0)), torch.log1p(logits.clamp(min=0)))
@@ -41,14 +34,9 @@ def stablemax_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def row_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean stablemax cross-entropy of each row over its labels other than PAD.
+    """Return the mean stablemax cross-entropy of each row, [B] float64, over its labels other than PAD (0: no labels).
 
-    Args:
-        logits: [B, S, V].
-        labels: [B, S].
-
-    Returns:
-        [B] float64; 0 for a row without labels.
+    Logits are [B, S, V] and labels [B, S].
     """
     scored = labels != PAD
     losses = torch.where(scored, stablemax_cross_entropy(logits, labels), 0.0)
@@ -56,12 +44,9 @@ def row_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def row_losses(logits: Tensor, labels: Tensor, q_halt: Tensor) -> RowLosses:
-    """Compute the losses and scores of each row.
+    """Compute the losses and scores of each row, from logits [B, S, V] and labels [B, S].
 
-    Args:
-        logits: [B, S, V].
-        labels: [B, S].
-        q_halt: [B] logits of "this row is exactly right", float32 or float64.
+    `q_halt` [B] is the logit of "this row is exactly right", float32 or float64.
     """
     scored = labels != PAD
     with torch.no_grad():

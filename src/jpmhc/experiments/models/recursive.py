@@ -245,27 +245,16 @@ class RecursiveCore(nn.Module):
 
     def forward(
         self,
-        puzzle: Tensor,
-        inputs: Tensor,
-        labels: Tensor,
-        z_h: Tensor,
-        z_l: Tensor,
-        steps: Tensor,
-        fresh: Tensor,
-        minimum: Tensor,
+        puzzle: Tensor,  # [B, d] vectors of the rows' puzzles
+        inputs: Tensor,  # [B, S] tokens
+        labels: Tensor,  # [B, S] tokens to predict
+        z_h: Tensor,  # [B, *state_shape]
+        z_l: Tensor,  # [B, *state_shape]
+        steps: Tensor,  # [B] supervision steps taken so far
+        fresh: Tensor,  # [B] whether a row begins a new puzzle, so that its states and step count are reset
+        minimum: Tensor,  # [B] number of steps before which a row may not halt; with 0 the halting head decides alone
     ) -> Step:
-        """Run one supervision step of training.
-
-        Args:
-            puzzle: Vectors of the rows' puzzles, [B, d].
-            inputs: Tokens, [B, S].
-            labels: Tokens to predict, [B, S].
-            z_h: Outer state, [B, *state_shape].
-            z_l: Inner state, the same shape.
-            steps: Supervision steps taken so far, [B].
-            fresh: Whether a row begins a new puzzle, so that its states and step count are reset, [B].
-            minimum: Number of steps before which a row may not halt, [B]; with 0 the halting head decides alone.
-        """
+        """Run one supervision step of training."""
         wide = fresh.view(-1, *(1,) * len(self.state_shape))
         h_init, l_init = self.initial_states(len(fresh))
         z_h, z_l = torch.where(wide, h_init, z_h), torch.where(wide, l_init, z_l)
@@ -286,11 +275,8 @@ class RecursiveCore(nn.Module):
 class RecursiveModel(nn.Module):
     """The recursive model: the core and the table of puzzle vectors.
 
-    Args:
-        config: Size, recursion and connections.
-        vocabulary: Number of tokens, including PAD (0).
-        length: Tokens per row.
-        identifiers: Rows of the puzzle table.
+    The vocabulary counts PAD (0), the length is in tokens per row, and `identifiers` counts the rows of the puzzle
+    table.
     """
 
     def __init__(self, config: RecursiveConfig, vocabulary: int, length: int, identifiers: int) -> None:
@@ -323,10 +309,8 @@ class RecursiveModel(nn.Module):
     ) -> Prediction:
         """Return the prediction after `halt_max_steps` supervision steps from initial states, without early halting.
 
-        Args:
-            inputs: Tokens, [B, S].
-            identifiers: Rows of the puzzle table, [B].
-            disturb: Applied to both states before every step, such as noise.
+        Inputs are [B, S] tokens, identifiers [B] rows of the puzzle table. Before every step, `disturb` is applied to
+        both states, such as noise.
         """
         puzzle = self.puzzles(identifiers)
         z_h, z_l = self.core.initial_states(len(inputs))

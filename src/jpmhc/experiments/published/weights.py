@@ -84,13 +84,9 @@ def name_parameters(config: RecursiveConfig) -> dict[str, str]:
 
 
 def refuse_weights(weights: dict[str, Tensor], config: RecursiveConfig, task: Task, path: Path) -> None:
-    """Raise a ValueError if weights have other names or shapes than the configuration and the task need.
+    """Raise a ValueError if weights have other names or shapes than the task and the plain configuration need.
 
-    Args:
-        weights: The published tensors by name.
-        config: The model's configuration, without hyper-connections.
-        task: The model's task.
-        path: The file of the weights, for messages.
+    Messages name the file of the weights, `path`.
     """
     try:
         with torch.device("meta"):  # shapes only, because the configuration may describe a huge model

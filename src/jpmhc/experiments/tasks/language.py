@@ -102,22 +102,14 @@ def cut_rows(tokens: Tensor, starts: Tensor, length: int) -> tuple[Tensor, Tenso
 
 
 def prepare_tokens(
-    folders: Sequence[Path] = (),
-    cache: Path = Path("out/tokens"),
+    folders: Sequence[Path] = (),  # with text, or one token folder; empty: the Python source of this environment
+    cache: Path = Path("out/tokens"),  # in which token folders are created
     *,
-    vocabulary: int | None = None,
-    limit: int | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    vocabulary: int | None = None,  # number of different tokens; None: 16,384, or fewer for a small text
+    limit: int | None = None,  # stop after about this many tokens
+    say: Callable[[str], None] = lambda line: None,  # called with a line before text is read, which may take minutes
 ) -> Path:
-    """Encode text, unless it was encoded before, and return its token folder.
-
-    Args:
-        folders: Folders with text, or one token folder. Empty: the Python source files of this environment.
-        cache: Folder in which token folders are created.
-        vocabulary: Number of different tokens. None: 16,384, or fewer for a small text.
-        limit: Stop after about this many tokens.
-        say: Called with a line before text is read, which takes minutes for hundreds of megabytes.
-    """
+    """Encode text, unless it was encoded before, and return its token folder."""
     for folder in folders:
         if not folder.is_dir():
             raise ValueError(f"{folder} is no folder: --text takes folders with text, or one token folder")

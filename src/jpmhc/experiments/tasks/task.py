@@ -145,10 +145,7 @@ class TaskConfig(ABC):
     def of_published_model(cls, vocabulary: int, identifiers: Path, options: dict[str, Any]) -> PublishedTask | None:
         """Return the task of a published model, or None if the model was trained on another task.
 
-        Args:
-            vocabulary: Number of tokens that the model knows.
-            identifiers: The file that names the rows of the model's puzzle table.
-            options: Options of the task by name.
+        The model knows `vocabulary` tokens, and the file `identifiers` names the rows of its puzzle table.
         """
         return None
 

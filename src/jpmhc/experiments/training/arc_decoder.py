@@ -183,13 +183,7 @@ def summarize(progress: Progress) -> str:
 
 
 class PackedLoss:
-    """A decoder and its loss function, which is compiled on CUDA or if the run says so.
-
-    Args:
-        run: The settings of the run.
-        puzzles: Number of puzzles.
-        device: Device to compute on.
-    """
+    """A decoder and its loss function, which is compiled on CUDA or if the run says so."""
 
     def __init__(self, run: ArcDecoderRun, puzzles: int, device: torch.device) -> None:
         self.model = model = ArcDecoder(run.model, puzzles).to(device)
@@ -211,11 +205,7 @@ class PackedLoss:
 class Training:
     """A decoder in training.
 
-    Args:
-        run: The settings of the run.
-        arc: The puzzles.
-        device: Device to train on.
-        compiled: A loss that was compiled for the same model and tokens per step; its model gets new initial weights.
+    `compiled` is a loss that was compiled for the same model and tokens per step; its model gets new initial weights.
     """
 
     def __init__(
@@ -251,11 +241,9 @@ class Training:
         return (self.epoch + self.index / self.pairs.count_packs(self.epoch)) / self.run.epochs
 
     def train(self, stop: Callable[[], bool], show: Callable[[Progress], None]) -> None:
-        """Train until the run is finished or `stop` returns True.
+        """Train until the run is finished, or until `stop`, which is called before every step, returns True.
 
-        Args:
-            stop: Called before every step.
-            show: Called with the progress every `log_every` steps.
+        `show` is called with the progress every `log_every` steps.
         """
         began, steps = time.monotonic() - self.seconds, 0
         looked = time.monotonic()
@@ -380,13 +368,10 @@ class Training:
 
 
 class RecordedStep:
-    """A CUDA graph of the device's operations in a training step.
+    """A CUDA graph of the device's operations in a training's next step.
 
     Before recording, three steps compile and choose kernels. Their effect is undone, so that every step of a run is a
     replay of the graph.
-
-    Args:
-        training: The training whose next step is recorded.
     """
 
     def __init__(self, training: Training) -> None:
@@ -420,10 +405,7 @@ class RecordedStep:
 def make_optimizers(run: ArcDecoderRun, model: ArcDecoder, recorded: bool = False) -> list[torch.optim.Optimizer]:
     """Return NorMuon for the matrices of attention and feed-forward layers, and AdamW for all other parameters.
 
-    Args:
-        run: The settings with learning rates and weight decays.
-        model: The decoder.
-        recorded: Whether steps are recorded as a CUDA graph, which needs learning rates in tensors on the device.
+    Steps that are `recorded` as a CUDA graph need learning rates in tensors on the device.
     """
     attention = {
         id(linear.weight)

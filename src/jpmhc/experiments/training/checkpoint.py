@@ -210,10 +210,8 @@ def list_intact(run: Path) -> list[Path]:
 def find_checkpoint(run: Path, which: str) -> Checkpoint:
     """Return the checkpoint that a run resumes.
 
-    Args:
-        run: Folder of the run.
-        which: "latest" (raises an error if it is damaged), "intact" (the newest undamaged checkpoint), or the folder of
-            a checkpoint or of another run.
+    `which` is "latest" (raises an error if it is damaged), "intact" (the newest undamaged checkpoint), or the folder of
+    a checkpoint or of another run.
     """
     if which not in ("latest", "intact"):
         return locate_checkpoint(which)
@@ -251,13 +249,9 @@ def locate_checkpoint(path: Path | str) -> Checkpoint:
 def load_model(
     checkpoint: Checkpoint, task: Task | None = None, *, ema: bool = True, device: torch.device | str = "cpu"
 ) -> RecursiveModel:
-    """Load the model of a checkpoint in evaluation mode.
+    """Load the model of a checkpoint in evaluation mode, and check that it fits the task's rows if a task is given.
 
-    Args:
-        checkpoint: The checkpoint.
-        task: The task whose rows the model must fit; None: no check.
-        ema: Whether to use the averaged weights, which runs with `ema=0` do not have.
-        device: Device of the model.
+    With `ema` the weights are the averaged ones, which runs with `ema=0` do not have.
     """
     shared, file = checkpoint.shared(), checkpoint.path / "shared.pt"
     if task is not None:

@@ -184,12 +184,7 @@ class Change:
 
 
 def list_changes(there: TrainConfig, here: TrainConfig) -> list[Change]:
-    """Return all settings that differ between two configurations, in the order of the fields.
-
-    Args:
-        there: The configuration in the checkpoint.
-        here: The configuration of the run that resumes it.
-    """
+    """Return all settings that differ between a checkpoint's configuration (`there`) and the present one (`here`)."""
     old, new = flatten_fields(json.loads(there.to_json())), flatten_fields(json.loads(here.to_json()))
     files = {f"task.{name}" for name in here.task.places}  # they may move: the fingerprint covers their content
     return [
@@ -211,10 +206,7 @@ def flatten_fields(fields: Mapping[str, object], separator: str = ".") -> dict[s
 def restore(cls: Any, fields: Any, name: str = "") -> Any:
     """Return a dataclass with fields from JSON, which has neither tuples nor paths; raise an error for a wrong field.
 
-    Args:
-        cls: The dataclass; for `TaskConfig`, the field `kind` names the class.
-        fields: The parsed JSON.
-        name: The name of the field that holds the dataclass.
+    `TaskConfig` stands for the class that the field `kind` names. `name` is the field that holds the dataclass.
     """
     if not isinstance(fields, dict):
         what = f"its {name}" if name else "the saved configuration"

@@ -37,13 +37,7 @@ _MISFITS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError, Ov
 
 
 def load_content(file: Path, entries: Mapping[str, tuple[type, ...]], device: torch.device | str) -> dict[str, Any]:
-    """Load a file of a checkpoint without running code from it, and check its entries.
-
-    Args:
-        file: The file.
-        entries: The required entries with their allowed types.
-        device: Device of the tensors.
-    """
+    """Load a file of a checkpoint without running code from it, and check that it has entries of the allowed types."""
     try:
         if not is_zipfile(file):
             raise ValueError("it is not a file that torch.save writes")
@@ -92,11 +86,7 @@ def require_shape(content: dict[str, Any], task: Task, file: Path) -> None:
 def require_optimiser_state(optimiser: torch.optim.Optimizer, saved: Any, names: Sequence[str]) -> None:
     """Raise a ValueError if a saved state does not fit the optimiser's parameters, which PyTorch does not check.
 
-    Args:
-        optimiser: The optimiser that will load the state.
-        saved: The saved state.
-        names: Names of the tensors that each parameter's state must have: the step count, which is one number, and
-            tensors in the parameter's shape.
+    Each parameter's state must have tensors of these names: the step count, then tensors in the parameter's shape.
     """
     groups = torch.optim.Optimizer.state_dict(optimiser)["param_groups"]
     require_like(saved["param_groups"], groups, "param_groups")

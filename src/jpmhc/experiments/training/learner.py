@@ -54,14 +54,7 @@ class Sums(NamedTuple):
 
 
 class Learner:
-    """The state of a run: model, optimisers, averages, rows in progress, and the number of finished steps.
-
-    Args:
-        config: The settings of the run.
-        world: The processes of the run.
-        task: The task.
-        resume: Verified checkpoint to resume.
-    """
+    """The state of a run: model, optimisers, averages, rows in progress, and the number of finished steps."""
 
     def __init__(self, config: TrainConfig, world: World, task: Task, resume: Checkpoint | None = None) -> None:
         self.config, self.world, self.task = config, world, task
@@ -106,16 +99,11 @@ class Learner:
     def take_step(
         self, rows: Batch, minimum: Tensor, *, logs: bool = False, stop: bool = False
     ) -> tuple[Sums, dict[str, Tensor]]:
-        """Train one step on this process's rows.
+        """Train one step on this process's rows; return sums over all processes, and gradient norms by name.
 
-        Args:
-            rows: New rows; a new row is used only if the present row in its position has halted.
-            minimum: Number of supervision steps before which each row may not halt.
-            logs: Whether to return the gradient norm of every parameter.
-            stop: Whether this process was asked to stop.
-
-        Returns:
-            Sums over all processes, and gradient norms: "total" and, with `logs`, every parameter's by name.
+        A new row is used only if the present row in its position has halted. No row halts before `minimum` supervision
+        steps. The norms are "total" and, with `logs`, that of every parameter. `stop` says that this process was asked
+        to stop.
         """
         config, carries, last = self.config, self.carries, len(self.carries) - 1
         size = len(self.rows) // len(carries)

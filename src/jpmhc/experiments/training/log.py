@@ -30,13 +30,9 @@ if TYPE_CHECKING:
 class Log:
     """The log file `log.jsonl` of a run; each line records the number of finished steps as `step`.
 
-    At the start, lines of steps after `done`, which a resumed run repeats, are removed from the file.
-
-    Args:
-        run: Folder of the run.
-        done: Number of finished steps.
-        writes: Whether this process writes; only the first of several processes does.
-        require_folder: Called before every line; raises `FolderGone` if the folder was removed or renamed.
+    At the start, lines of steps after `done`, which a resumed run repeats, are removed from the file. Of several
+    processes only the first writes. `require_folder` is called before every line; it raises `FolderGone` if the folder
+    is gone.
     """
 
     def __init__(

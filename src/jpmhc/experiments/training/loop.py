@@ -71,14 +71,7 @@ def train(config: TrainConfig) -> Outcome:
 
 
 class Trainer:
-    """A training run with its log, checkpoints and evaluations.
-
-    Args:
-        config: The settings of the run.
-        world: The processes of the run.
-        resume: Verified checkpoint to resume.
-        display: Shows the progress; None: no display.
-    """
+    """A training run with its log, checkpoints and evaluations."""
 
     def __init__(
         self, config: TrainConfig, world: World, resume: Checkpoint | None = None, display: Display | None = None
@@ -217,8 +210,7 @@ class Trainer:
     def evaluate(self) -> tuple[dict[str, Any], str]:
         """Score the averaged weights on test rows; SIGTERM and Ctrl-C end the evaluation at once.
 
-        Returns:
-            The metrics, equal on every process, and a line with the main metrics.
+        Returns the metrics, equal on every process, and a line with the main metrics.
         """
         name = f"evaluating step {self.learner.step}: rows"
         self.evaluating = True

@@ -12,17 +12,12 @@ from jpmhc.mixers import Mixer
 
 @torch.no_grad()
 def mixing_statistics(model: nn.Module, run: Callable[[], object]) -> dict[str, Any]:
-    """Run a model on a few rows, and return statistics of the mixing matrices H_res of its connections.
+    """Run a whole, unsharded model on a few rows, and return statistics of its connections' mixing matrices H_res.
 
-    Args:
-        model: The whole model, not sharded.
-        run: A function that runs the model on the rows; a recursive model runs one supervision step.
-
-    Returns:
-        For each connection, the mean H_res, its mean Frobenius distance to the identity, and the largest violation of
-        its set. For the product of all H_res that a token passes, quantiles of the singular values, and the share of
-        singular values below 0.1. After each connection, the product's mean singular values, for the model and for
-        random matrices of the same mixer. Empty for a plain model.
+    For each connection: the mean H_res, its mean Frobenius distance to the identity, and the largest violation of its
+    set. For the product of all H_res that a token passes: quantiles of the singular values, and the share of singular
+    values below 0.1. After each connection: the product's mean singular values, for the model and for random matrices
+    of the same mixer. Empty for a plain model.
     """
     modules = {name: m for name, m in model.named_modules() if isinstance(m, HyperConnection)}
     if not modules:

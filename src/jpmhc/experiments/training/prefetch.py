@@ -51,12 +51,7 @@ def minimum_steps(seed: int, step: int, rows: np.ndarray, probability: float, ma
 class Prefetcher:
     """A thread that prepares batches and halting minima while earlier steps run.
 
-    Args:
-        task: The task.
-        config: The settings of the run.
-        rows: The range of each batch's rows that belong to this process.
-        device: The device of the batches.
-        ahead: Number of steps to prepare in advance.
+    `rows` are the rows of each batch that belong to this process; `ahead` steps are prepared in advance.
     """
 
     def __init__(self, task: Task, config: TrainConfig, rows: range, device: torch.device, ahead: int = 2) -> None:

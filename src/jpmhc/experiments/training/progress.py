@@ -23,8 +23,7 @@ class _Job:
 class Display:
     """A display of jobs: bars on a terminal; elsewhere one line when a job begins, and one every ten seconds.
 
-    Args:
-        speaks: Whether this process shows anything; only the first of several processes does.
+    Of several processes only the first one `speaks`.
     """
 
     def __init__(self, speaks: bool = True) -> None:

@@ -103,13 +103,9 @@ class SearchRecord:
 
 
 class UnitSearcher:
-    """A searcher of units (`SubsetOrbits.units`) in one process; all processes share the smallest radius.
+    """A searcher of units (`SubsetOrbits.units`) in one process, which calls `after_batch` after every batch of sets.
 
-    Args:
-        question: The sets that the search is for.
-        radius: The smallest |λ₂| of all processes, a shared double.
-        examined: The number of classes examined by all processes, a shared integer.
-        after_batch: A function that is called after every batch of sets.
+    All processes share the smallest |λ₂|, a double, and the number of examined classes, an integer.
     """
 
     def __init__(self, question: Question, radius: Any, examined: Any, after_batch: Callable[[], None] = lambda: None):
@@ -164,17 +160,10 @@ class UnitSearcher:
 def search_exhaustively(
     classes: int, workers: int, record: SearchRecord, progress: Callable[[int, int, float], None]
 ) -> SearchRecord:
-    """Run or finish a search, and check that it examined every class and covered every set.
+    """Run or finish a search, and return its record after checking that it has examined every class and every set.
 
-    Args:
-        classes: The number of all classes.
-        workers: The number of processes.
-        record: The record of the search so far, which is updated and saved after every unit.
-        progress: A function that is called now and then with the number of examined classes, the number of all classes,
-            and the best gap so far.
-
-    Returns:
-        The record.
+    The record is updated and saved after every unit. `progress` is called now and then with the number of examined
+    classes, the number of all classes, and the best gap so far.
     """
     question, start, before = record.question, time.perf_counter(), record.seconds
     units = [unit for unit in find_classes(question).units() if unit not in record.done]

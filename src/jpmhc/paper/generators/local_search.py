@@ -21,20 +21,12 @@ SQUARINGS = 6  # powers up to 2⁷ = 128 are traced
 def search_locally(
     question: Question, moves: int, seed: int, progress: Callable[[int, float], None]
 ) -> tuple[list[int], float]:
-    """Find a set with a small |λ₂| by descents from random sets.
+    """Find a set with a small |λ₂| by descents from random sets; return its ranks in ascending order, and its |λ₂|.
 
     Each step of a descent exchanges one atom (an element, or an element and its inverse) for another atom such that
-    |λ₂| falls as much as possible. When no exchange lowers |λ₂|, a new descent starts from another random set.
-
-    Args:
-        question: The sets that the search is for.
-        moves: The number of sets to examine.
-        seed: The seed of the random choices.
-        progress: A function that is called with the number of examined sets and the smallest |λ₂| so far.
-
-    Returns:
-        The ranks of the set's permutations in ascending order, and its |λ₂|. If no set with a gap was found, these are
-        an arbitrary set and 1.
+    |λ₂| falls as much as possible. When no exchange lowers |λ₂|, a new descent starts from another random set. After
+    `moves` sets the search ends; if none has a gap, it returns an arbitrary set and 1. `progress` is called with the
+    number of examined sets and the smallest |λ₂| so far.
     """
     neighbourhood, radii = (
         _Neighbourhood(question, np.random.default_rng(seed)),

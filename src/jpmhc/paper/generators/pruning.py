@@ -88,16 +88,10 @@ class BlockPruner:
 def select_by_traces(
     blocks: NDArray[np.float64], limit: float, squarings: int, absolute: float = 0.0, relative: float = 0.0
 ) -> NDArray[np.int64]:
-    r"""Return the indices of the blocks whose traces of powers allow a spectral radius of at most the limit.
+    r"""Return the indices of the blocks [B, d, d] whose traces of powers allow a spectral radius of at most the limit.
 
-    The condition is $|\mathrm{tr}\,M^k| \le d\,\rho(M)^k$ for k = 1, 2, 3, 4, 6, 8, 12, …, 2 · 2^squarings.
-
-    Args:
-        blocks: The blocks M. [B, d, d]
-        limit: The largest allowed spectral radius.
-        squarings: How often the blocks are squared.
-        absolute: The allowed error of a trace divided by d.
-        relative: The allowed error of a power of the limit, as a share of the power.
+    The condition is $|\mathrm{tr}\,M^k| \le d\,\rho(M)^k$ for k = 1, 2, 3, 4, 6, 8, 12, …, 2 · 2^squarings. A trace
+    divided by d may have an absolute error, and a power of the limit a relative one.
     """
     size, keep = blocks.shape[1], np.arange(len(blocks))
 

@@ -150,8 +150,7 @@ def best_generating_set(
 def run_search(search: Search, progress: Progress | None = None) -> GeneratingSet:
     """Run a search that `prepare_search` returned.
 
-    Args:
-        progress: A function that is called now and then with the finished work, all work, and the best gap so far.
+    `progress` is called now and then with the finished work, all work, and the best gap so far.
     """
     notify = progress or (lambda done, total, gap: None)
     question, group = search.question, symmetric_group.elements(search.question.n)

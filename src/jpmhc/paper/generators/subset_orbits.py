@@ -20,10 +20,8 @@ FRONTIER = 2048
 class SubsetOrbits:
     """Orbits of the subsets of given weight of the points 0, …, N − 1.
 
-    Args:
-        action: All maps of the group, [maps, N], each a permutation of the points.
-        weight: The total weight of a subset.
-        weights: A positive integer per point, constant on the group's orbits; all 1 if None.
+    The action [maps, N] has all maps of the group as permutations of the points. The weights of points are positive
+    integers, constant on the group's orbits; all are 1 if None.
     """
 
     def __init__(self, action: NDArray[np.integer], weight: int, weights: NDArray[np.int64] | None = None):

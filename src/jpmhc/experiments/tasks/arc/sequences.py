@@ -61,7 +61,10 @@ def measure_pairs(arc: Arc, variant: np.ndarray, pair: np.ndarray) -> np.ndarray
 def write_sequences(
     arc: Arc, variant: np.ndarray, pair: np.ndarray, outputs: bool = True, predict_inputs: bool = False
 ) -> Sequences:
-    """Return pairs in the given variants as token sequences.
+    """Return pairs, given by their numbers [B], in the given variants [B] as token sequences.
+
+    Without outputs, a sequence ends before its separator. With `predict_inputs`, the inputs' tokens and the separators
+    are labels too.
 
     >>> from jpmhc.experiments.tasks.arc.puzzles import Pair, Puzzle
     >>> from jpmhc.experiments.tasks.arc.dataset import ArcConfig
@@ -69,13 +72,6 @@ def write_sequences(
     >>> arc = Arc(ArcConfig(augmentations=0), [Puzzle("a", (pair,), (pair,))], [Puzzle("b", (pair,), (pair,))])
     >>> write_sequences(arc, np.array([0]), np.array([0])).tokens
     array([10,  1,  2, 11, 12,  3, 11], dtype=uint8)
-
-    Args:
-        arc: The puzzles.
-        variant: The variant of each pair, [B].
-        pair: The pairs' numbers among all pairs of the puzzles, [B].
-        outputs: Whether to write the outputs too; without outputs, a sequence ends before its separator.
-        predict_inputs: Whether the inputs' tokens and the separators are labels too.
     """
     count = len(pair)
     layouts = [arc.grid_layout(2 * pair + side, variant) for side in (0, 1)]
@@ -125,12 +121,8 @@ def _write_grids(
 def read_answers(written: np.ndarray, counts: np.ndarray, side: int) -> np.ndarray:
     """Turn a decoder's answers into squares of tokens [B, side²] as in `tokens.py`, with the grid in the upper left.
 
+    The tokens after the separator are [B, N], and `counts` [B] says how many of them belong to the answer and its end.
     An answer that is not a grid, because its rows differ in length or its end is missing, becomes an empty square.
-
-    Args:
-        written: Tokens after the separator, [B, N].
-        counts: Number of tokens written per answer, including the end token, [B].
-        side: Rows and columns of the square.
     """
     squares = np.zeros((len(written), side, side), np.uint8)
     for square, row, count in zip(squares, written, counts):
@@ -209,13 +201,9 @@ def _without_tests(arc: Arc) -> tuple[np.ndarray, np.ndarray]:
 
 
 class PackedPairs:
-    """The training pairs of ARC puzzles as packs, for every epoch.
+    """The training pairs of ARC puzzles in packs of `length` tokens, for every epoch.
 
-    Args:
-        arc: The puzzles.
-        length: Tokens per pack.
-        seed: Seed of variants and order.
-        predict_inputs: Whether the inputs' tokens are labels too.
+    `seed` decides variants and order. With `predict_inputs`, the inputs' tokens are labels too.
     """
 
     def __init__(self, arc: Arc, length: int, seed: int, predict_inputs: bool = False) -> None:

@@ -18,18 +18,9 @@ VOCABULARY = 12
 def encode_grids(
     memory: np.ndarray, layout: Layout, colours: np.ndarray, top: np.ndarray, left: np.ndarray, side: int
 ) -> np.ndarray:
-    """Write grids as squares of tokens, with the first cell in row `top` and column `left`.
+    """Write grids as squares of tokens, [B, side²] uint8, with the first cell in row `top` and column `left`, [B].
 
-    Args:
-        memory: Cells of all grids in one flat array, uint8.
-        layout: Layout of each grid in `memory`, [B].
-        colours: The new colour of each colour, [B, 10].
-        top: Row of each grid's first cell, [B].
-        left: Column of each grid's first cell, [B].
-        side: Rows and columns of the square.
-
-    Returns:
-        Tokens, [B, side²] uint8.
+    The layouts [B] are those of the grids in `memory`, a flat array of cells; `colours` [B, 10] are the new colours.
     """
     i = np.arange(side) - top[:, None]  # [B, side]: the grid's row in each row of the square
     j = np.arange(side) - left[:, None]
@@ -59,16 +50,10 @@ def crop_grids(tokens: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def decode_grids(tokens: np.ndarray, layout: Layout, colours: np.ndarray, side: int) -> np.ndarray:
-    """Turn tokens into grids with their original colours.
+    """Turn tokens into grids with their original colours, [B, side, side] uint8, zero outside each layout's size.
 
-    Args:
-        tokens: Tokens [B, side²], which must be colours wherever the layout reads.
-        layout: Layout of each grid in the flattened tokens, [B].
-        colours: The new colour that each original colour had got, [B, 10].
-        side: Rows and columns of the square.
-
-    Returns:
-        Colours, [B, side, side] uint8, zero outside `layout.height` × `layout.width`.
+    The layouts [B] are those of the grids in the flattened tokens [B, side²], which must be colours wherever a layout
+    reads; `colours` [B, 10] are the new colours that the original colours had got.
     """
     line = np.broadcast_to(np.arange(side), (len(tokens), side))
     in_rows, in_columns = line < layout.height[:, None], line < layout.width[:, None]

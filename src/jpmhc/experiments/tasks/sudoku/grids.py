@@ -66,12 +66,7 @@ class Geometry:
 def deduce_digits(partials: np.ndarray, geometry: Geometry) -> tuple[np.ndarray, np.ndarray]:
     """Remove digits that another cell of a unit has and fix digits that only one cell can have, until nothing changes.
 
-    Args:
-        partials: Partly solved grids as bit sets, [M, cells].
-        geometry: The grid's geometry.
-
-    Returns:
-        The partials after all deductions, and whether each is free of contradictions, [M].
+    Returns the partials [M, cells] after all deductions, and whether each is free of contradictions, [M].
     """
     partials, alive = partials.copy(), np.ones(len(partials), bool)
     active = np.arange(len(partials))
