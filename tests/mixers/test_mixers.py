@@ -164,7 +164,9 @@ def test_random_skips_are_members_and_follow_the_seed(name):
         (lambda: mixers.Permutation(3, basis=torch.empty(0, 3, dtype=torch.long)), "K >= 1"),
         (lambda: mixers.Sinkhorn(4, gradient="exact"), "no gradient is called 'exact'"),
         (lambda: mixers.Sinkhorn(4, tolerance=float("nan")), "tolerance must be positive and finite"),
-        (lambda: mixers.Cayley(4, scale=float("nan")), "scale must be a finite number"),
+        (lambda: mixers.Cayley(4, scale=float("nan")), "scale must be positive and finite"),
+        (lambda: mixers.Rotation(4, scale=0.0), "scale must be positive and finite, got 0.0"),
+        (lambda: mixers.Orthostochastic(4, scale=-1.0), "scale must be positive and finite, got -1.0"),
         (lambda: mixers.Grassmann(4, 1.5), "rank must be between"),
     ],
 )

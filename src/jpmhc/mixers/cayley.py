@@ -23,7 +23,7 @@ class Cayley(Mixer):
     def __init__(self, streams: int, *, scale: float = 0.1, iterations: int | None = None) -> None:
         super().__init__(streams, streams * (streams - 1) // 2)
         checks.optional_whole_number(iterations, "iterations")
-        checks.finite_number(scale, "scale")
+        checks.positive_number(scale, "scale")
         self.scale, self.iterations = scale, iterations
 
     def start(self) -> Tensor:

@@ -27,7 +27,7 @@ class Orthostochastic(Mixer):
 
     def __init__(self, streams: int, blocks: int = 1, *, scale: float = 1.0) -> None:
         checks.whole_number(blocks, "blocks")
-        checks.finite_number(scale, "scale")
+        checks.positive_number(scale, "scale")
         order = streams * blocks
         super().__init__(streams, order * (order - 1) // 2)
         self.blocks, self.scale = blocks, scale
@@ -35,7 +35,7 @@ class Orthostochastic(Mixer):
     def start(self) -> Tensor:
         # Q ≈ I + scale · skew, so a row of H has off-diagonal mass (n - 1) s (scale · logit)².
         others = max(1, (self.streams - 1) * self.blocks)
-        return torch.full((self.logits,), (START_MASS / others) ** 0.5 / (self.scale or 1.0), dtype=torch.float64)
+        return torch.full((self.logits,), (START_MASS / others) ** 0.5 / self.scale, dtype=torch.float64)
 
     def forward(self, logits: Tensor) -> Tensor:
         logits = self.widen(logits)

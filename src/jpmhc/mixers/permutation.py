@@ -28,7 +28,9 @@ class Permutation(Mixer):
             if basis is None:
                 basis = permutation.basis(streams, min(streams + 2, math.factorial(streams)) if size is None else size)
             elif basis.ndim != 2 or basis.shape[-1] != streams:
-                raise ValueError(f"the basis must have shape [K, {streams}], got {list(basis.shape)}")
+                raise ValueError(
+                    f"the basis of {streams} streams must have shape [K, {streams}], got {list(basis.shape)}"
+                )
             permutation.check_rows(basis)
             perms = tuple(map(tuple, basis.tolist()))
         super().__init__(streams, len(perms))

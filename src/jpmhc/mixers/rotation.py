@@ -29,7 +29,7 @@ class Rotation(Mixer):
 
     def __init__(self, streams: int, *, scale: float = 0.1) -> None:
         super().__init__(streams, (streams - 1) * (streams - 2) // 2)
-        checks.finite_number(scale, "scale")
+        checks.positive_number(scale, "scale")
         self.scale = scale
 
     def start(self) -> Tensor:
