@@ -131,14 +131,23 @@ def test_every_equation_that_code_cites_is_in_the_table():
             assert label in table, f"docs/equations.md does not have {label}, which {file} names"
 
 
+WORD = r"[A-Za-z0-9]+(?:[-_][A-Za-z0-9]+)*"
+AND = r"(?:,\s+and|,|\s+and)\s+"
+CITATION = re.compile(rf"\b(?:eqs?\.|algs?\.|tables?)\s+({WORD}(?:{AND}{WORD})*)", re.I)
+
+
 def equations_at_code(text):
-    """Return the words of comments, and of the docstrings of functions and classes before their lists of arguments."""
-    comments = [
-        token.string for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.type == tokenize.COMMENT
-    ]
+    """Return the labels that comments cite, and docstrings of functions and classes before their lists of arguments."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    comments = [token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT]
     nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
     docstrings = [re.split(r"\b(?:Args|Attributes|Note):", ast.get_docstring(node) or "")[0] for node in nodes]
-    return set(re.findall(r"[A-Za-z0-9]+(?:[-_][A-Za-z0-9]+)*", " ".join(comments + docstrings)))
+    return {label for cited in CITATION.findall("\n".join(comments + docstrings)) for label in re.split(AND, cited)}
+
+
+def test_a_word_that_is_no_citation_does_not_count_as_an_equation():
+    text = 'def psi(kappa):\n    """Return psi (eqs. q_recursion and e_recursion)."""  # kappa, alg. ov_panel\n'
+    assert equations_at_code(text) == {"q_recursion", "e_recursion", "ov_panel"}
 
 
 def test_readme_is_short_and_names_every_mixer():
