@@ -1,5 +1,6 @@
 """The record of the paper's claims: complete, the page's source, and quick claims still as stored."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -33,6 +34,16 @@ def test_the_page_is_what_the_record_says(modules):
     record, page = modules
     assert sorted(record.CLAIMS) == list(range(1, 76))
     assert (ROOT / "docs" / "claims.md").read_text() == page.render(record.CLAIMS.values())
+
+
+def test_the_map_of_the_paper_names_every_claim(modules):
+    rows = [line for line in (ROOT / "docs" / "guides" / "paper.md").read_text().splitlines() if line.startswith("| ")]
+    named: set[int] = set()
+    for row in rows:
+        for numbers in re.findall(r"(?:\(|^)([\d–, ]+)", row.rstrip("| ").rpartition("| ")[2]):
+            for first, last in re.findall(r"(\d+)(?:–(\d+))?", numbers):
+                named |= set(range(int(first), int(last or first) + 1))
+    assert named == set(modules[0].CLAIMS)
 
 
 @pytest.mark.parametrize("number", [10, 13, 31, 42, 46, 52, 57, 66])

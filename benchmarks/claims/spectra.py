@@ -132,7 +132,7 @@ def bounded_mode() -> tuple[float, ...]:
     "section 2.3",
     "false",
     "That width puts mass outside the support; η proportional to x does not (docs/results/panel.md).",
-    shows="integral: identity L = 1 {:.3f}; bistochastic L = 1 {:.3f}, L = 10 {:.3f}",
+    shows="integral over the support: identity L = 1 {:.3f}; bistochastic L = 1 {:.3f}, L = 10 {:.3f}",
     stored=(0.9941, 0.93, 0.6225),
     allowed=0.005,
 )
