@@ -87,6 +87,18 @@ def test_a_run_is_gone_on_with_by_its_folder_alone(tmp_path, capsys):
     fails_with(capsys, "there is no checkpoint in", "train", *last, "--out", str(tmp_path / "none"))
 
 
+def test_a_basis_from_the_command_generators_is_trained(tmp_path):
+    basis, run = tmp_path / "basis.json", tmp_path / "run"
+    main(["generators", "--streams", "3", "--size", "2", "--json", str(basis)])
+    options = ["--mixer", "permutation", "--streams", "3", "--basis", str(basis), "--steps", "1"]
+    main(["train", *SIZE, *options, "--out", str(run)])
+    config = json.loads((run / "config.json").read_text())
+    assert config["model"]["mixer_basis"] == json.loads(basis.read_text())["perms"]
+    weights = torch.load(run / "checkpoints" / "step-00000001" / "shared.pt", weights_only=True)["core"]
+    trained = [value.tolist() for name, value in weights.items() if name.endswith("mixer.basis")]
+    assert trained == [config["model"]["mixer_basis"]] * 4
+
+
 def assert_equal(one, other):
     if isinstance(one, dict):
         assert one.keys() == other.keys()
