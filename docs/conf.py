@@ -25,6 +25,7 @@ napoleon_use_ivar = True
 napoleon_custom_sections = [("Shapes", "params_style")]
 default_role = "code"
 html_show_copyright = False
+html_use_index = html_domain_indices = False  # no page links to them
 
 
 def write_as_restructured_text(app, what, name, obj, options, lines):
@@ -40,12 +41,24 @@ def link_contributing(app, name, source):
     source[0] = re.sub(r"\]\(((?:\.\./)*)\.\./CONTRIBUTING\.md", r"](\1contributing.md", source[0])
 
 
+def keep_punctuation(app, doctree, name):
+    """Move brackets before and punctuation behind a formula into the formula, so that no line begins with them."""
+    for formula in doctree.findall(nodes.math):
+        siblings, place = formula.parent.children, formula.parent.index(formula)
+        for key, step, pattern in (("before", -1, r"[(“]+$"), ("behind", 1, r"^[.,;:)”!?]+")):
+            text = siblings[place + step] if 0 <= place + step < len(siblings) else None
+            if isinstance(text, nodes.Text) and (found := re.search(pattern, text)):
+                formula[key] = found[0]
+                formula.parent.replace(text, nodes.Text(re.sub(pattern, "", text)))
+
+
 def write_mathml(writer, formula, display):
     """Write a formula as MathML, and warn of a command that the converter does not know."""
     mathml = convert(formula.astext(), display=display)
     if "\\" in mathml:
         logging.getLogger(__name__).warning("not drawn in full: %s", formula.astext(), location=formula)
-    writer.body.append(mathml)
+    before, behind = formula.get("before", ""), formula.get("behind", "")
+    writer.body.append(f'<span class="formula">{before}{mathml}{behind}</span>' if before or behind else mathml)
     raise nodes.SkipNode
 
 
@@ -63,4 +76,5 @@ def setup(app):
     """Connect the functions above."""
     app.connect("autodoc-process-docstring", write_as_restructured_text)
     app.connect("source-read", link_contributing)
+    app.connect("doctree-resolved", keep_punctuation)
     app.add_html_math_renderer("mathml", (write_inline, None), (write_block, None))

@@ -188,7 +188,7 @@ def test_the_reference_has_every_public_name(package):
 
 
 def test_built_pages_show_every_formula(tmp_path):
-    """Each $$ of the sources is a formula on a line of its own, and no dollar or backslash is left in the text."""
+    """Each $$ of the sources is a line of its own; no dollar or backslash is left; no formula loses its full stop."""
     sphinx = pytest.importorskip("sphinx.cmd.build", reason="the documentation's packages are not installed")
     pytest.importorskip("furo")
     source, built = tmp_path / "docs", tmp_path / "built"
@@ -213,5 +213,6 @@ def test_built_pages_show_every_formula(tmp_path):
         assert html.count('display="block"') == len(re.findall(r"\$\$.+?\$\$", text, re.S)), page.name
         body = re.sub(r"<(script|style|pre|code|title|math|head)\b.*?</\1>", "", html, flags=re.S)
         assert not re.search(r"\$|\\[a-z]+", re.sub(r"<[^>]+>", " ", body)), page.name
+        assert not re.search(r"</math>[.,;:)](?![.,;:)]|</span>)", html), page.name
         loaded = re.findall(r'(?:src|href)="(https?://[^"]+)"', re.sub(r"<a\b[^>]*>", "", html))
         assert not loaded, f"{page.name} loads {loaded} from the network"

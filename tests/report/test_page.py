@@ -4,7 +4,9 @@ import re
 
 import pytest
 
-from jpmhc.report.page import show_matrix, write_page
+from jpmhc.report.charts import Axis, Chart, Line
+from jpmhc.report.page import Section, render_page, show_matrix, write_page
+from jpmhc.report.style import INK
 
 
 def cells(picture):
@@ -29,3 +31,9 @@ def test_a_page_must_have_the_ending_of_one(tmp_path):
     with pytest.raises(ValueError, match=r"must end in \.html"):
         write_page("<p>", tmp_path / "page.txt")
     assert write_page("<p>", tmp_path / "new" / "page.html").read_text() == "<p>"
+
+
+def test_a_legend_has_the_colours_of_its_page():
+    lines = [Line("dark on light", [1, 2], [1, 2], INK), Line("blue", [1, 2], [2, 1], "#2f7de1")]
+    page = render_page("t", [], [Section("s", charts=[Chart("c", lines, Axis("x"), Axis("y"))])])
+    assert re.findall(r'<path d="M0 4H26" style="stroke: ([^"]+)"', page) == ["var(--ink)", "#2f7de1"]

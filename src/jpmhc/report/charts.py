@@ -177,11 +177,16 @@ def draw_svg(chart: Chart) -> Markup:
         drawing = drawing.replace(f'<g id="line-{number}">', title)
     drawing = drawing.replace('<g id="band">', '<g class="band">')
     drawing = re.sub(r'<g id="[^"]*"', "<g", drawing)
-    drawing = re.sub(r"<[^>]+>", lambda tag: _round(tag[0]), drawing)
-    for colour, name in ((INK, "ink"), (SOFT, "soft"), (RULE, "rule"), (PAPER, "paper")):
-        drawing = drawing.replace(colour, f"var(--{name})")
+    drawing = use_page_colours(re.sub(r"<[^>]+>", lambda tag: _round(tag[0]), drawing))
     head = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" class="chart" aria-label="{escape(chart.title)}"'
     return Markup(f'{head} xmlns:xlink="http://www.w3.org/1999/xlink">{drawing}</svg>')
+
+
+def use_page_colours(text: str) -> str:
+    """Replace the colours of text, axes, grid lines and background by the variables of a page's style sheet."""
+    for colour, name in ((INK, "ink"), (SOFT, "soft"), (RULE, "rule"), (PAPER, "paper")):
+        text = text.replace(colour, f"var(--{name})")
+    return text
 
 
 def _round(tag: str) -> str:

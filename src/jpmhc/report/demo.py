@@ -185,14 +185,13 @@ def _draw_curves(groups: Sequence[_Group]) -> list[Chart]:
     products = []
     for one in learned:
         if one.name != PLAIN:
-            start = np.maximum(one.runs[0].start, 1e-6)
-            products.append(Line("before training", ranks, start, colour_of(one.name), dashes=(3, 3)))
-            products.append(_line(one, ranks, np.maximum([run.product for run in one.runs], 1e-6)))
+            products.append(Line("before training", ranks, one.runs[0].start, colour_of(one.name), dashes=(3, 3)))
+            products.append(_line(one, ranks, np.array([run.product for run in one.runs])))
     position = Axis("singular value, by size", limits=(0.5, len(ranks) + 0.5), whole=True)
     return [
         Chart("Loss", losses, Axis("step"), Axis("held-out error / variance", logarithmic=True)),
         Chart("Gradient at each layer's weights", gradients, Axis("layer"), Axis("gradient norm", logarithmic=True)),
-        Chart("Product of all skips", products, position, Axis("size", logarithmic=True), note="10⁻⁶ means ≤ 10⁻⁶."),
+        Chart("Product of all skips", products, position, Axis("size", logarithmic=True)),
     ]
 
 

@@ -108,7 +108,9 @@ def _draw_map(diagnosis: Diagnosis) -> Chart:
 def _draw_theory(item: TheoryComparison) -> Chart:
     lines = [_draw_spectrum("measured", item.measured, COMPARED[0])]
     if item.rotated is not None:
-        name = f"with {item.modes.count if item.modes else 0} shared modes (KS {item.rotated_kolmogorov:.2g})"
+        count = item.modes.count if item.modes else 0
+        modes = f"with {count} shared mode{'s' * (count > 1)}" if count else "sampled, no shared modes"
+        name = f"{modes} (KS {item.rotated_kolmogorov:.2g})"
         lines.append(_draw_spectrum(name, item.rotated, COMPARED[1], (3, 3)))
     if item.predicted is not None:
         s, shares = item.predicted.x.sqrt().numpy(), item.predicted.cumulative().numpy()

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from jpmhc import __version__
 from jpmhc.files import write_file
-from jpmhc.report.charts import Chart, Line, draw_svg
+from jpmhc.report.charts import Chart, Line, draw_svg, use_page_colours
 
 LARGEST = 3_000_000  # the largest size of a page in bytes
 
@@ -107,7 +107,9 @@ def render_page(title: str, lead: Sequence[str], sections: Sequence[Section]) ->
 
 @cache
 def _templates() -> Environment:
-    return Environment(loader=PackageLoader("jpmhc.report"), autoescape=True, undefined=StrictUndefined)
+    found = Environment(loader=PackageLoader("jpmhc.report"), autoescape=True, undefined=StrictUndefined)
+    found.filters["use_page_colours"] = use_page_colours
+    return found
 
 
 def render_template(name: str, **values: Any) -> str:
