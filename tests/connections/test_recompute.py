@@ -17,7 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 import jpmhc
 from jpmhc.connections import eager
-from jpmhc.connections.recompute import StreamKeeper, choose_starts, count_kept
+from jpmhc.connections.recompute import StreamKeeper, choose_starts, count_saved_states
 
 DEPTH = 7
 
@@ -227,9 +227,9 @@ def test_segments_grow_towards_the_beginning():
 def test_checkpointed_sublayers_are_counted():
     body = nn.Sequential(nn.Linear(8, 8), nn.GELU())
     wrapped = nn.Sequential(checkpoint_wrapper(body))
-    assert [count_kept(layer) for layer in (body, torch.sin, wrapped)] == [4, 4, 2]
+    assert [count_saved_states(layer) for layer in (body, torch.sin, wrapped)] == [4, 4, 2]
     body.gradient_checkpointing = True  # as in transformers
-    assert [count_kept(nn.ModuleList([body]).train(mode)) for mode in (True, False)] == [2, 4]
+    assert [count_saved_states(nn.ModuleList([body]).train(mode)) for mode in (True, False)] == [2, 4]
     assert choose_starts((2,) * 24, 4) == {0, 11, 18, 22}
     stack = make_stack(recompute="auto")
     for block in stack:

@@ -195,7 +195,7 @@ class CoefficientMap(SettingsModule):
         return self.constrain(bias + self.scale * logits), None if hooked else x
 
     def check_filled(self) -> None:
-        """Raise an error if the parameters left the meta device and were never given values."""
+        """Raise an error if the parameters come from the meta device and have no values yet."""
         if not self._filled:
             raise RuntimeError(
                 "this connection came off the meta device and holds no values yet: call reset_parameters() or load a "

@@ -105,7 +105,7 @@ def _run(function: type[Function], x: Tensor, *others: Any) -> Any:
 def _asks_for_more(*gradients: Tensor | None) -> bool:
     """Return whether autograd wants a graph of the gradients, or several gradients batched in one tensor.
 
-    Neither allows operations in place. Gradients are batched by `is_grads_batched`, as in `jacobian(vectorize=True)`.
+    In both cases no operation may be in place. `is_grads_batched` batches gradients, as in `jacobian(vectorize=True)`.
     """
     batched = torch._C._functorch.is_legacy_batchedtensor
     return torch.is_grad_enabled() or any(g is not None and batched(g) for g in gradients)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from jpmhc import modes
 from jpmhc.connections import reference
-from jpmhc.connections.recompute import keep
+from jpmhc.connections.recompute import save_tensor
 from jpmhc.kernels.spec import Spec, make_spec
 from jpmhc.mixers import Mixer, TritonForm
 
@@ -60,7 +60,7 @@ class FusedState(NamedTuple):
     def make_rewrite(
         self, block: "HyperConnection", y: Tensor, following: "HyperConnection | None"
     ) -> Callable[[Tensor], Tensor]:
-        output, coefficients, spec = keep(y), keep(self.coefficients), self.spec
+        output, coefficients, spec = save_tensor(y), save_tensor(self.coefficients), self.spec
         scale, normalise = block.write_scale, reference.freeze_norm(block)
 
         def rewrite(x: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ def write_streams(y: Tensor, state: FusedState, x: Tensor | None = None, mean: b
     Args:
         y: The sublayer's output. [..., d]
         state: The state from the read.
-        x: The streams, if they are not the ones that were read. [..., n or 1, d]
+        x: The streams to write to; None for the streams of the read. [..., n or 1, d]
         mean: Return the mean of the new streams, and do not store the streams. [..., d]
     """
     from jpmhc.kernels.write import write

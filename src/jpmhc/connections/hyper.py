@@ -103,9 +103,9 @@ class HyperConnection(SettingsModule):
         self.layer_norm = nn.LayerNorm(dim, eps, device=device, dtype=dtype) if post_norm == "layer" else None
         with modes.with_real_numbers():
             favoured = int(torch.randint(streams, (), device="cpu")) if index is None else index
-        made = make_mixer(mixer, streams, dynamic)
+        mixer = make_mixer(mixer, streams, dynamic)
         self.map = CoefficientMap(
-            dim, made, norm, read, write, temperature, dynamic, favoured, device, dtype, eps=eps, read_eps=read_eps
+            dim, mixer, norm, read, write, temperature, dynamic, favoured, device, dtype, eps=eps, read_eps=read_eps
         )
         if kernels == "fused" and isinstance(reason := fused.describe(self), str):
             raise ValueError(f'kernels="fused" is not possible: {reason}')

@@ -36,7 +36,7 @@ SUBLAYER_KEEPS = 4  # hidden states, at least: the input, its norm, an inner sta
 CHECKPOINTED_KEEPS = 2  # the input and the output
 
 
-def count_kept(sublayer: object) -> int:
+def count_saved_states(sublayer: object) -> int:
     """Return a lower bound on the number of hidden states that autograd keeps for a sublayer.
 
     A sublayer is known to be checkpointed if it contains PyTorch's `checkpoint_wrapper` or, in training, a layer of
@@ -52,7 +52,7 @@ def count_kept(sublayer: object) -> int:
 
 
 @functools.cache
-def choose_starts(kept: tuple[int, ...], streams: int) -> frozenset[int]:
+def choose_starts(sublayer_states: tuple[int, ...], streams: int) -> frozenset[int]:
     """Return the indices of the connections whose input streams are kept, for the lowest peak of memory.
 
     For a given limit of memory, each segment is as long as the limit allows, because a longer segment lets the next one
@@ -60,15 +60,15 @@ def choose_starts(kept: tuple[int, ...], streams: int) -> frozenset[int]:
     this one keeps few streams, which is best if sublayers keep more hidden states than given.
 
     Args:
-        kept: The number of hidden states that autograd keeps for each connection's sublayer.
+        sublayer_states: The number of hidden states that autograd keeps for each connection's sublayer.
         streams: The number of streams.
     """
-    totals = [0, *itertools.accumulate(kept)]
+    totals = [0, *itertools.accumulate(sublayer_states)]
     for limit in itertools.count(streams + totals[-1]):  # in hidden states; one kept tensor is needed in any case
         starts = [0]
-        while starts[-1] < len(kept):
+        while starts[-1] < len(sublayer_states):
             first = streams * (len(starts) - starts[-1] - 1)
-            ends = range(starts[-1] + 1, len(kept) + 1)
+            ends = range(starts[-1] + 1, len(sublayer_states) + 1)
             last = max((end for end in ends if first + streams * end + totals[end] <= limit), default=None)
             if last is None:
                 break
@@ -78,7 +78,7 @@ def choose_starts(kept: tuple[int, ...], streams: int) -> frozenset[int]:
     raise AssertionError("no limit is enough")
 
 
-class Kept(NamedTuple):
+class SavedTensor(NamedTuple):
     """A tensor saved for the backward pass, detached so that it does not keep autograd's graph in memory."""
 
     tensor: Tensor
@@ -94,9 +94,9 @@ class Kept(NamedTuple):
         return self.tensor
 
 
-def keep(tensor: Tensor) -> Kept:
-    """Return a tensor with the present number of its changes in place, for use in the backward pass."""
-    return Kept(tensor.detach(), _count_changes(tensor))
+def save_tensor(tensor: Tensor) -> SavedTensor:
+    """Save a tensor for the backward pass, with the number of its changes in place so far."""
+    return SavedTensor(tensor.detach(), _count_changes(tensor))
 
 
 def _count_changes(tensor: Tensor) -> int:
@@ -106,8 +106,9 @@ def _count_changes(tensor: Tensor) -> int:
 def may_recompute(x: Tensor) -> bool:
     """Return whether a stack may recompute the streams x in the backward pass.
 
-    It may not inside other hooks on saved tensors, such as those of activation checkpointing and `save_on_cpu`. Nor may
-    it recompute DTensors and empty or transformed streams: they have no memory address by which to identify streams.
+    The answer is no inside other hooks on saved tensors, such as the hooks of activation checkpointing and
+    `save_on_cpu`. The answer is also no for DTensors and for empty or transformed streams, because streams are
+    identified by their memory address.
     """
     saved_elsewhere = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
     return not (saved_elsewhere or x.numel() == 0 or modes.is_transformed() or dtensors.is_dtensor(x))
@@ -121,7 +122,7 @@ class Segment:
     """
 
     def __init__(self, first: Tensor) -> None:
-        self.streams: dict[int, Kept] = {0: keep(first)}  # by the number of writes before them
+        self.streams: dict[int, SavedTensor] = {0: save_tensor(first)}  # by the number of writes before them
         self.writes: list[Callable[[Tensor], Tensor]] = []
 
     def forget_streams(self) -> None:
@@ -137,9 +138,9 @@ class Segment:
     def _write_again(self, index: int) -> Tensor:
         start = max(k for k in self.streams if k <= index)
         x = self.streams[start].find()
-        with torch.enable_grad():  # as in the forward pass, so that the same code runs; `keep` detaches the result
+        with torch.enable_grad():  # so that the code of the forward pass runs; `save_tensor` detaches the result
             for k in range(start, index):
-                self.streams[k + 1] = keep(self.writes[k](x))
+                self.streams[k + 1] = save_tensor(self.writes[k](x))
                 x = self.streams[k + 1].tensor
         return x
 
@@ -148,18 +149,18 @@ _untraced: Callable[[Callable[..., Any], tuple[Any, ...]], Any] | None = None
 
 
 def run_untraced() -> Callable[[Callable[..., Any], tuple[Any, ...]], Any]:
-    """Return a caller: it calls a function with a tuple of arguments, hidden from `torch.compile`.
+    """Return a function `call(f, arguments)`, which returns `f(*arguments)` and which `torch.compile` does not trace.
 
-    The caller is made at the first call, and not on import, because making it imports the whole compiler.
+    `call` is made on first use, and not on import, because making it imports the whole compiler.
     """
     global _untraced
     if _untraced is None:
-        _untraced = torch.compiler.disable(lambda function, given: function(*given))
+        _untraced = torch.compiler.disable(lambda function, arguments: function(*arguments))
     return _untraced
 
 
 class StreamKeeper:
-    """An object that runs a stack's steps; instead of most stream tensors, autograd saves the way to recompute them.
+    """An object that runs a stack's steps such that autograd saves only a few stream tensors and recomputes the others.
 
     No compiler traces the steps: a compiler would trace every connection anew, and keep all streams.
 
@@ -200,7 +201,7 @@ class StreamKeeper:
         self.segment = Segment(x)
         self.numbers = {}
 
-    def _watch(self, step: Callable[..., Any], given: tuple[Any, ...], saved_shape: tuple[int, ...] | None) -> Any:
+    def _watch(self, step: Callable[..., Any], arguments: tuple[Any, ...], saved_shape: tuple[int, ...] | None) -> Any:
         """Run a step under the hook on saved tensors.
 
         `saved_shape` is the shape of the new streams if the step itself saves them for its backward pass, else None.
@@ -210,7 +211,7 @@ class StreamKeeper:
         # Autograd keeps the hook as long as the graph. A weak reference in the hook lets the last streams be freed.
         pack: Any = weakref.WeakMethod(self._pack)
         with saved_tensors_hooks(lambda tensor: pack()(tensor), _unpack):
-            return step(*given)
+            return step(*arguments)
 
     def _write(
         self, block: "HyperConnection", x: Tensor, y: Tensor, state: "State", following: "HyperConnection | None"
@@ -229,7 +230,7 @@ class StreamKeeper:
         else:
             self.passed += 1
             number = len(self.segment.writes)
-            self.segment.streams[number] = keep(x)
+            self.segment.streams[number] = save_tensor(x)
             self.numbers = {x.untyped_storage().data_ptr(): (self.segment, number)}
         return x, begun
 
@@ -239,11 +240,15 @@ class StreamKeeper:
         first = self.segment.streams[0].tensor.untyped_storage().data_ptr()
         if streams is None and self.saved_shape == tensor.shape and address != first:
             streams = (self.segment, len(self.segment.writes) + 1)
-        return keep(tensor) if streams is None else (*streams, tensor.size(), tensor.stride(), tensor.storage_offset())
+        return (
+            save_tensor(tensor)
+            if streams is None
+            else (*streams, tensor.size(), tensor.stride(), tensor.storage_offset())
+        )
 
 
 def _unpack(saved: Any) -> Tensor:
-    if isinstance(saved, Kept):
+    if isinstance(saved, SavedTensor):
         return saved.find()
     segment, index, size, stride, offset = saved
     return segment.find_streams(index).as_strided(size, stride, offset)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from jpmhc import dtensors, modes, precision
-from jpmhc.connections.recompute import keep
+from jpmhc.connections.recompute import save_tensor
 from jpmhc.connections.streams import flatten_streams
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def freeze_norm(block: "HyperConnection") -> Callable[[Tensor], Tensor]:
     """Return `normalise` as a function of x, with the present settings and without gradients for the weights."""
     eps = block.map.eps
     if block.layer_norm is not None:
-        weight, bias = map(keep, _norm_parameters(block))
+        weight, bias = map(save_tensor, _norm_parameters(block))
         return lambda x: normalise_layer(x, weight.find(), bias.find(), eps)
     return (lambda x: x) if block.post_norm is None else lambda x: normalise_streams(x, eps)
 
@@ -164,7 +164,7 @@ def repeat_scatter(
     block: "HyperConnection", y: Tensor, coefficients: "Coefficients", step: Callable[..., Tensor]
 ) -> Callable[[Tensor], Tensor]:
     """Return a function that repeats a write on the streams it gets; `step` is `scatter`, here or of eager.py."""
-    output, write, skip = keep(y), keep(coefficients.write), keep(coefficients.skip)
+    output, write, skip = save_tensor(y), save_tensor(coefficients.write), save_tensor(coefficients.skip)
     scale, normalise, streams, dim = block.write_scale, freeze_norm(block), block.streams, block.dim
 
     def rewrite(x: Tensor) -> Tensor:

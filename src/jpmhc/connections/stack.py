@@ -11,7 +11,7 @@ from jpmhc import checks, modes
 from jpmhc.connections import reference
 from jpmhc.connections.contract import State
 from jpmhc.connections.hyper import HyperConnection
-from jpmhc.connections.recompute import StreamKeeper, choose_starts, count_kept, may_recompute, run_untraced
+from jpmhc.connections.recompute import StreamKeeper, choose_starts, count_saved_states, may_recompute, run_untraced
 from jpmhc.connections.streams import check_hidden_state, check_streams, flatten_streams, reduce_streams
 from jpmhc.connections.sublayer import check_sublayer_output, first_of, route_keywords
 
@@ -138,8 +138,8 @@ class HyperConnectionStack(nn.Module):
         blocks: list[Any] = list(self.connections)
         starts: Container[int]
         if self.recompute == "auto":
-            kept = tuple(run_untraced()(count_kept, (block.sublayer,)) for block in blocks)
-            starts = run_untraced()(choose_starts, (kept, blocks[0].streams))
+            saved = tuple(run_untraced()(count_saved_states, (block.sublayer,)) for block in blocks)
+            starts = run_untraced()(choose_starts, (saved, blocks[0].streams))
         else:
             starts = range(0, len(blocks) + 1, int(self.recompute or 1))
         keeper = StreamKeeper(starts, x)
@@ -192,8 +192,8 @@ ReadAhead = tuple[Tensor, int, bool, Any]  # the streams, their version, whether
 def may_read_ahead(owner: nn.Module, x: Tensor) -> bool:
     """Return whether the next layer's connection may read the streams x before that layer is called.
 
-    It may not if a compiler, another process or a recomputation decides when that layer runs and when its parameters
-    are available, nor if the layer is on another device.
+    The answer is no if a compiler, another process or a recomputation decides when that layer runs and when its
+    parameters are available. The answer is also no if the layer is on another device.
 
     Args:
         owner: The module whose parameters the connection uses.

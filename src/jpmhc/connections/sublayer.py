@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jpmhc.connections.hyper import HyperConnection
 
 
-class Accepted(NamedTuple):
+class AcceptedArguments(NamedTuple):
     """The arguments that a sublayer takes besides its input.
 
     Attributes:
@@ -30,18 +30,18 @@ class Accepted(NamedTuple):
     keywords: frozenset[str] | None = None
 
 
-def find_accepted(sublayer: Any) -> Accepted:
+def find_accepted(sublayer: Any) -> AcceptedArguments:
     """Return the arguments that a sublayer accepts besides its input: any arguments if it has no signature."""
     function = sublayer.forward if isinstance(sublayer, nn.Module) else sublayer
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # None, and functions that are not written in Python
-        return Accepted()
+        return AcceptedArguments()
     kinds = [parameter.kind for parameter in parameters]
     named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    places = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
-    return Accepted(
-        None if inspect.Parameter.VAR_POSITIONAL in kinds else max(places - 1, 0),
+    positions = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    return AcceptedArguments(
+        None if inspect.Parameter.VAR_POSITIONAL in kinds else max(positions - 1, 0),
         None if inspect.Parameter.VAR_KEYWORD in kinds else frozenset(named),
     )
 
@@ -136,7 +136,7 @@ class _Additions:
     """A search through a function's statements that tracks the names of the input and of values computed from it."""
 
     def __init__(self, argument: str) -> None:
-        self.input, self.made = {argument}, {argument}
+        self.input, self.computed = {argument}, {argument}
 
     def search(self, statements: list[ast.stmt]) -> str | None:
         """Return the first expression in these (nested) statements that adds the input to a value computed from it."""
@@ -156,24 +156,24 @@ class _Additions:
                 sides = node.target, node.value
             elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
                 sides = node.left, node.right
-            if sides and any(self._is_input(one) and self._is_made(other) for one, other in (sides, sides[::-1])):
+            if sides and any(self._is_input(one) and self._is_computed(other) for one, other in (sides, sides[::-1])):
                 return ast.unparse(node)
         if isinstance(statement, ast.Assign):
-            is_input, is_made = self._is_input(statement.value), self._is_made(statement.value)
+            is_input, is_computed = self._is_input(statement.value), self._is_computed(statement.value)
             for target in statement.targets:
                 for node in ast.walk(target):
                     if isinstance(node, ast.Name):
                         (self.input.add if is_input else self.input.discard)(node.id)
-                        (self.made.add if is_made or is_input else self.made.discard)(node.id)
+                        (self.computed.add if is_computed or is_input else self.computed.discard)(node.id)
         return None
 
     def _is_input(self, node: ast.AST) -> bool:
         return isinstance(node, ast.Name) and node.id in self.input
 
-    def _is_made(self, node: ast.AST) -> bool:
+    def _is_computed(self, node: ast.AST) -> bool:
         """Return whether an expression calls a function on the input, or is the name of such a call's result."""
         if isinstance(node, ast.Name):
-            return node.id in self.made - self.input
+            return node.id in self.computed - self.input
         calls = (call for call in ast.walk(node) if isinstance(call, ast.Call))
         names = (name for call in calls for part in (*call.args, *call.keywords) for name in ast.walk(part))
-        return any(isinstance(name, ast.Name) and name.id in self.made for name in names)
+        return any(isinstance(name, ast.Name) and name.id in self.computed for name in names)

@@ -54,8 +54,8 @@ def accelerate(model: nn.Module, kernels: str = "auto") -> nn.Module:
     for name, module in modules:
         if "forward" in vars(module):
             raise ValueError(f"{name or 'the model'} is accelerated already, or has another forward than its class's")
-    made = [(name, runners[type(module).__name__](module, name, kernels)) for name, module in modules]
-    link_layers(made)
-    for (_, module), (_, runner) in zip(modules, made, strict=True):
+    replacements = [(name, runners[type(module).__name__](module, name, kernels)) for name, module in modules]
+    link_layers(replacements)
+    for (_, module), (_, runner) in zip(modules, replacements, strict=True):
         module.forward = runner.forward  # a bound method: a copy of the model is bound to the copy's modules
     return model

@@ -22,7 +22,7 @@ class Naming:
         self.parts = {site: parts.get(site, parts[""]) for site in templates}
 
     def parts_of(self, site: str) -> dict[str, str]:
-        """Return, for a site such as "layers.0.attn", each part's name in the keys, by part."""
+        """Return {part: the part's name in the keys} of a site such as "layers.0.attn"."""
         kind = _kind_of(str(site))
         if kind not in self.parts:
             known = ", ".join(kind.format(0) for kind in self.parts)

@@ -60,7 +60,7 @@ class ConnectedLayer:
         )
 
     def begin(self, x: Tensor) -> tuple[Tensor, Any]:
-        """Return the attention's input and the state: of the read that the previous layer made, or of a new read."""
+        """Return the attention's input and the state, from the previous layer's read ahead or else from a new read."""
         ahead = None
         if not torch.compiler.is_compiling():
             ahead, self.ahead = self.ahead, None

@@ -87,7 +87,7 @@ class OutputComparison:
         self._forked.__exit__(*error)
 
     def begin(self) -> dict[tuple[str, int, int], int]:
-        """Run the plain model, store its outputs, and return the counts of its residual additions."""
+        """Run the plain model, store its outputs, and return the number of its residual additions by module."""
         with ResidualAdditions(self.model) as additions:
             self.outputs = floating_tensors(self.run())
         if not self.outputs:

@@ -77,12 +77,12 @@ class LayerPlan:
         return output.get(self.leaves) if isinstance(output, dict) else None
 
     def with_leaving(self, output: Any, value: Tensor | Streams) -> Any:
-        """Return the layer's output with `value` as the hidden state; a tensor replaces any other `Streams` in it."""
+        """Return the layer's output with `value` as the hidden state, and without other `Streams` objects."""
         return value if self.leaves is None else replace_entries(output, {self.leaves: value})
 
 
 def replace_entries(output: Any, values: dict[Any, Tensor | Streams]) -> Any:
-    """Return a layer's output with the entries `values`; a tensor (`bare`) replaces any other `Streams` in it."""
+    """Return a layer's output with `values` by index or key; other `Streams` objects become tensors (`bare`)."""
     if isinstance(output, dict):
         for key, value in output.items():
             output[key] = values[key] if key in values else bare(value)

@@ -74,7 +74,7 @@ def is_pretrained(model: nn.Module) -> bool:
 
 
 def _own_configs(model: nn.Module) -> list[tuple[str, Any]]:
-    """Return each configuration in a model, and before it the prefix of names of the outermost part that uses it.
+    """Return a pair per configuration of a model: the name prefix of the outermost part that uses it, and itself.
 
     Other models may share a configuration object, so this model's modules get a copy of it. A model without a head
     keeps the object, because it may be the body of a larger model that is saved with this configuration.

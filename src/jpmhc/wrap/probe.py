@@ -204,7 +204,7 @@ def plan_entry(name: str, module: nn.Module, args: Args, kwargs: Kwargs) -> Laye
 
 
 def find_streams(output: Any, route: Route) -> tuple[Streams | None, int | str | None]:
-    """Return the streams of a route in a layer's output, and their index or key (None: they are the output)."""
+    """Return the streams of a route in a layer's output, and their index or key (None if the output is the streams)."""
     if isinstance(output, Streams):
         return output, None
     pairs: Any = output.items() if isinstance(output, dict) else ()

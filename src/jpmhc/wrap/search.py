@@ -87,7 +87,10 @@ class Search:
         return probe
 
     def _descend(self, groups: list[list[str]], descend: Descent) -> Probe | None:
-        """Return a probing run of modules that can all be followed; other modules give way to modules inside them."""
+        """Return a probing run of modules that can all be followed.
+
+        A module that cannot be followed is replaced by modules inside it.
+        """
         while groups:
             probe = self._probe(groups)
             remaining: list[list[str]] = []

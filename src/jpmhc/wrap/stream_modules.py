@@ -68,7 +68,7 @@ def acts_on_last_dimension(module: nn.Module, dim: int) -> bool:
 
 
 def foreign_modules(layer: nn.Module) -> dict[str, nn.Module]:
-    """Return, by name, a layer's modules with parameters and without children whose classes are not in torch.nn."""
+    """Return {name: module} of the modules in a layer that have parameters, no children and no class of torch.nn."""
     return {
         name: module
         for name, module in layer.named_modules()
