@@ -111,11 +111,11 @@ def _decode(
 
 
 @functools.cache
-def _launcher(spec: Spec, dtype: torch.dtype, held: int, writes: bool, per_token: bool) -> Launcher:
+def _launcher(spec: Spec, dtype: torch.dtype, stored_streams: int, writes: bool, per_token: bool) -> Launcher:
     height = padded(spec.logits)
     tile = TILE // 2 if spec.norm == "layer" else TILE  # a layer norm keeps a second sum for each number
     width = min(power_of_two(spec.d), tile // height)
-    constants = {"WRITES": writes, "OLD_PER_TOKEN": int(per_token), "KP": height, "M": held, "BD": width}
+    constants = {"WRITES": writes, "OLD_PER_TOKEN": int(per_token), "KP": height, "M": stored_streams, "BD": width}
     return Launcher(_decode, **constants, S=spec, num_warps=max(4, height * width // 1024))
 
 

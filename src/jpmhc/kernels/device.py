@@ -54,7 +54,10 @@ def load_mixing(coef_TC, token, inside, N: tl.constexpr, PER_TOKEN: tl.constexpr
 
 @triton.jit
 def mix_stream(streams, y_TD, mixing, i, N: tl.constexpr):
-    """Return the new stream i: z_i = w_i y + Σ_j H_ij x_j, with w and H from `load_mixing`. [T, D]"""
+    """Return the new stream i: z_i = w_i y + Σ_j H_ij x_j, with w and H from `load_mixing`. [T, D]
+
+    The kernels of write.py, write_read.py and decode.py all compute new streams by this function.
+    """
     z_TD = mixing[i] * y_TD
     for j in tl.static_range(N):
         z_TD += mixing[N + i * N + j] * streams[j % len(streams)]
@@ -94,7 +97,7 @@ def inner_products(g_TD, streams, BT: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def _read_entries(S: tl.constexpr):
-    """Return, for each entry of the matrix R of read logits, the logit's index. [N, N]"""
+    """Return the index of the logit at each entry of the matrix R of read logits. [N, N]"""
     i = tl.arange(0, S.n)[:, None]
     j = tl.arange(0, S.n)[None, :]
     if S.read == "softmax_matrix":
@@ -105,7 +108,7 @@ def _read_entries(S: tl.constexpr):
 
 @triton.jit
 def _write_entries(S: tl.constexpr):
-    """Return, for each entry of the matrix V of write logits, the logit's index. [N, N]"""
+    """Return the index of the logit at each entry of the matrix V of write logits. [N, N]"""
     i = tl.arange(0, S.n)[:, None]
     j = tl.arange(0, S.n)[None, :]
     if S.write == "softmax_matrix":
@@ -214,16 +217,16 @@ def load_read_weights(logits_TK, token, inside, S: tl.constexpr):
 
 
 @triton.jit
-def _load_mixer_logits(base, here, S: tl.constexpr):
+def _load_mixer_logits(base, mask, S: tl.constexpr):
     """Return each token's matrix of mixer logits, the index of each entry among all logits, and its sign.
 
-    `base` points to each token's first logit, and `here` says which tokens are below T. [T, 1, 1]
+    `base` points to each token's first logit, and `mask` says which tokens are below T. [T, 1, 1]
     """
     F: tl.constexpr = S.mixer
     index, sign = F.entries(F)
-    place = S.gate_logits + index[None, :, :]
-    m = tl.load(base + place, mask=here & (sign != 0.0)[None, :, :], other=0.0) * sign[None, :, :]
-    return m, place, sign
+    position = S.gate_logits + index[None, :, :]
+    m = tl.load(base + position, mask=mask & (sign != 0.0)[None, :, :], other=0.0) * sign[None, :, :]
+    return m, position, sign
 
 
 @triton.jit
@@ -240,11 +243,11 @@ def _store_coefficients(coef_TC, token, inside, r_TN, w_TN, h_TNN, N: tl.constex
 def constrain_tokens(logits_TK, coef_TC, token, inside, S: tl.constexpr):
     """Load the logits, and store the coefficients: r, w and the mixer's H."""
     base = (logits_TK + token * S.logits)[:, None, None]
-    here = inside[:, None, None]
-    r_TNN = tl.load(base + _read_entries(S)[None, :, :], mask=here, other=0.0)
-    v_TNN = tl.load(base + _write_entries(S)[None, :, :], mask=here, other=0.0)
+    mask = inside[:, None, None]
+    r_TNN = tl.load(base + _read_entries(S)[None, :, :], mask=mask, other=0.0)
+    v_TNN = tl.load(base + _write_entries(S)[None, :, :], mask=mask, other=0.0)
     F: tl.constexpr = S.mixer
-    m, _, _ = _load_mixer_logits(base, here, S)
+    m, _, _ = _load_mixer_logits(base, mask, S)
     h_TNN = F.mix(m, F)
     r_TN = _read_weights(r_TNN, S)
     w_TN = _write_weights(v_TNN, S)
@@ -264,7 +267,7 @@ def differentiate_logits(
     i = tl.arange(0, N)[:, None]
     j = tl.arange(0, N)[None, :]
     row = inside[:, None]
-    here = inside[:, None, None]
+    mask = inside[:, None, None]
     base = (logits_TK + token * S.logits)[:, None, None]
     line = (grad_logits_TK + token * S.logits)[:, None]
     out = line[:, :, None]
@@ -272,22 +275,22 @@ def differentiate_logits(
     dr_TN += tl.load((grad_read_TN + token * N)[:, None] + j, mask=row, other=0.0)
     dw_TN = tl.load(gbase[:, None] + N + j, mask=row, other=0.0)
     entries = _read_entries(S)[None, :, :]
-    g_TNN = _read_derivative(tl.load(base + entries, mask=here, other=0.0), dr_TN, S)
+    g_TNN = _read_derivative(tl.load(base + entries, mask=mask, other=0.0), dr_TN, S)
     if S.read == "softmax_matrix":
-        tl.store(out + entries, g_TNN, mask=here)
+        tl.store(out + entries, g_TNN, mask=mask)
     else:
         tl.store(line + j, tl.sum(g_TNN, axis=1), mask=row)
     entries = _write_entries(S)[None, :, :]
-    g_TNN = _write_derivative(tl.load(base + entries, mask=here, other=0.0), dw_TN, S)
+    g_TNN = _write_derivative(tl.load(base + entries, mask=mask, other=0.0), dw_TN, S)
     if S.write == "softmax_matrix":
-        tl.store(out + entries, g_TNN, mask=here)
+        tl.store(out + entries, g_TNN, mask=mask)
     else:
         tl.store(line + S.read_logits + j, tl.sum(g_TNN, axis=2), mask=row)
     if S.mixer.logits > 0:
         matrix = (2 * N + i * N + j)[None, :, :]
-        h_TNN = tl.load((coef_TC + token * (N * (N + 2)))[:, None, None] + matrix, mask=here, other=0.0)
-        dh_TNN = tl.load(gbase[:, None, None] + matrix, mask=here, other=0.0)
+        h_TNN = tl.load((coef_TC + token * (N * (N + 2)))[:, None, None] + matrix, mask=mask, other=0.0)
+        dh_TNN = tl.load(gbase[:, None, None] + matrix, mask=mask, other=0.0)
         F: tl.constexpr = S.mixer
-        m, place, sign = _load_mixer_logits(base, here, S)
+        m, position, sign = _load_mixer_logits(base, mask, S)
         g = F.derivative(m, h_TNN, dh_TNN, F)
-        tl.store(out + place, g, mask=here & (sign > 0.0)[None, :, :])
+        tl.store(out + position, g, mask=mask & (sign > 0.0)[None, :, :])

@@ -96,12 +96,12 @@ class PackedLaunches:
         used = pointers
         self.parameters, self.calls = [], []
         for number, (one, grid, given) in enumerate(zip(launches, grids, selected)):
-            places: list[int] = []
+            slots: list[int] = []
             for kind, value in given:
-                places.append(value if kind == "slot" else used)
+                slots.append(value if kind == "slot" else used)
                 used += kind == "value"
-            places += [last] * len(one.scratch_pointers)
-            self.parameters.append((ctypes.c_void_p * len(places))(*(first + 8 * place for place in places)))
+            slots += [last] * len(one.scratch_pointers)
+            self.parameters.append((ctypes.c_void_p * len(slots))(*(first + 8 * slot for slot in slots)))
             blocks = (*grid, 1, 1)[:3]
             _CONFIG.pack_into(self.configs, _CONFIG.size * number, *blocks, one.threads, 1, 1, one.shared, 0, 0, 0)
             config = ctypes.addressof(self.configs) + _CONFIG.size * number

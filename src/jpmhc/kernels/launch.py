@@ -22,7 +22,7 @@ SHARED_BYTES = 160 * 1024  # shared memory for a kernel's tiles, of a block's 22
 
 
 class _Interception(local):
-    """Each thread's function, if any, that is called with launcher, grid and arguments in place of a launch."""
+    """Each thread's function, if any, that is called with launcher, grid and arguments instead of a launch."""
 
     on_launch: Callable[[Launcher, tuple[int, ...], tuple[Any, ...]], None] | None = None
 
@@ -92,26 +92,26 @@ class Launcher:
 class BufferPart:
     """A part of a buffer that kernels use like a tensor, so that several tensors need one allocation on the host."""
 
-    __slots__ = ("address", "buffer", "place")
+    __slots__ = ("address", "buffer", "extent")
 
-    def __init__(self, buffer: Tensor, place: Place, address: int) -> None:
-        self.buffer, self.place, self.address = buffer, place, address
+    def __init__(self, buffer: Tensor, extent: Extent, address: int) -> None:
+        self.buffer, self.extent, self.address = buffer, extent, address
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.place[2]
+        return self.extent[2]
 
     def get_device(self) -> int:
         return self.buffer.get_device()
 
     def tensor(self) -> Tensor:
         """Return the part as a tensor of one dimension."""
-        start, size, dtype = self.place
+        start, size, dtype = self.extent
         return self.buffer[start : start + size].view(dtype)
 
 
 Layout = tuple[tuple[int, torch.dtype], ...]  # the number of entries and their type, for each part of a buffer
-Place = tuple[int, int, torch.dtype]  # a part's first byte, its size in bytes, and the type of its numbers
+Extent = tuple[int, int, torch.dtype]  # a part's first byte, its size in bytes, and the type of its numbers
 
 
 def buffer_bytes(layout: Layout) -> int:
@@ -120,21 +120,23 @@ def buffer_bytes(layout: Layout) -> int:
 
 
 @functools.lru_cache(maxsize=1024)
-def _find_places(layout: Layout) -> tuple[tuple[Place, ...], int]:
-    """Return the place of each part in the buffer, and the buffer's size in bytes."""
-    places = tuple((buffer_bytes(layout[:k]), count * dtype.itemsize, dtype) for k, (count, dtype) in enumerate(layout))
-    return places, buffer_bytes(layout)
+def _find_extents(layout: Layout) -> tuple[tuple[Extent, ...], int]:
+    """Return each part's extent in the buffer, and the buffer's size in bytes."""
+    extents = tuple(
+        (buffer_bytes(layout[:k]), count * dtype.itemsize, dtype) for k, (count, dtype) in enumerate(layout)
+    )
+    return extents, buffer_bytes(layout)
 
 
 def make_buffer(layout: Layout, like: Tensor) -> Tensor:
     """Return a new buffer with this layout, on the device of the tensor `like`."""
-    return like.new_empty(_find_places(layout)[1], dtype=torch.uint8)
+    return like.new_empty(_find_extents(layout)[1], dtype=torch.uint8)
 
 
 def split_buffer(buffer: Tensor, layout: Layout) -> list[BufferPart]:
     """Return the parts of a buffer that has this layout."""
     address = buffer.data_ptr()
-    return [BufferPart(buffer, place, address + place[0]) for place in _find_places(layout)[0]]
+    return [BufferPart(buffer, extent, address + extent[0]) for extent in _find_extents(layout)[0]]
 
 
 def count_tokens(x: Tensor, dim: int) -> int:

@@ -183,11 +183,11 @@ def _sum_streams(
 
 
 @functools.cache
-def _sum_launcher(spec: Spec, dtype: torch.dtype, held: int, per_token: bool) -> Launcher:
-    return Launcher(_sum_streams, N=spec.n, M=held, D=spec.d, PER_TOKEN=int(per_token), **row_launch(spec))
+def _sum_launcher(spec: Spec, dtype: torch.dtype, stored_streams: int, per_token: bool) -> Launcher:
+    return Launcher(_sum_streams, N=spec.n, M=stored_streams, D=spec.d, PER_TOKEN=int(per_token), **row_launch(spec))
 
 
-def kept_layout(tokens: int, width: int, dtype: torch.dtype, spec: Spec) -> Layout:
+def buffer_layout(tokens: int, width: int, dtype: torch.dtype, spec: Spec) -> Layout:
     """Return the layout of the buffer that a read keeps for its derivative.
 
     Its parts are the logits [T, K], the norm's statistics [T, 2], and the results of `prepare`, [P, width] and [P] for
@@ -201,8 +201,8 @@ def kept_layout(tokens: int, width: int, dtype: torch.dtype, spec: Spec) -> Layo
 def layout_of_read(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> Layout:
     """Return the layout of the buffer that the read of the streams x keeps for its derivative."""
     if weight is None:
-        return kept_layout(0, 0, bias.dtype, spec)
-    return kept_layout(count_tokens(x, spec.d), x.shape[-2] * spec.d, x.dtype, spec)
+        return buffer_layout(0, 0, bias.dtype, spec)
+    return buffer_layout(count_tokens(x, spec.d), x.shape[-2] * spec.d, x.dtype, spec)
 
 
 Results = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
@@ -237,12 +237,12 @@ def _forward(
     """
     x, bias = aligned(x), aligned(bias)
     tokens = count_tokens(x, spec.d)
-    h, _, coef, kept = results = allocate(x, weight, bias, spec, keeps)
+    h, _, coef, buffer = results = allocate(x, weight, bias, spec, keeps)
     if weight is not None and not keeps and decode.are_few(tokens):
         decode.read(x, weight, bias, spec, h, coef)
         return results
     layout = layout_of_read(x, weight, bias, spec)
-    logits, stats, prepared, sums = split_buffer(make_buffer(layout, x) if kept is None else kept, layout)
+    logits, stats, prepared, sums = split_buffer(make_buffer(layout, x) if buffer is None else buffer, layout)
     if weight is None:
         logits.tensor().copy_(bias)
         constrain(logits, coef, spec)
@@ -275,8 +275,8 @@ def _sum_backward(
 
 
 @functools.cache
-def _sum_backward_launcher(spec: Spec, dtype: torch.dtype, held: int) -> Launcher:
-    return Launcher(_sum_backward, N=spec.n, M=held, D=spec.d, **row_launch(spec))
+def _sum_backward_launcher(spec: Spec, dtype: torch.dtype, stored_streams: int) -> Launcher:
+    return Launcher(_sum_backward, N=spec.n, M=stored_streams, D=spec.d, **row_launch(spec))
 
 
 def _differentiate_sum(x: Tensor, grad_h: Tensor, grad_read: BufferPart | Tensor, tokens: int, spec: Spec) -> None:
@@ -360,7 +360,7 @@ def _streams_backward(
         if WRITTEN:
             grads = load_streams(grad_TND, token, c, mask, N, D)
         for m in tl.static_range(M):
-            held = token[:, None] * (M * D) + m * D + c[None, :]
+            offset = token[:, None] * (M * D) + m * D + c[None, :]
             # A sum that begins with zeros takes 1.4 times as long: Triton 3.6 then stores the tiles without swizzling.
             gx_TD = tl.load(cbase + m, mask=inside, other=0.0)[:, None] * gh_TD
             for j in tl.static_range(m + M, N, M):
@@ -370,21 +370,21 @@ def _streams_backward(
                     for i in tl.static_range(N):
                         gx_TD += tl.load(cbase + 2 * N + i * N + j, mask=inside, other=0.0)[:, None] * grads[i]
             if DYNAMIC:
-                gx_TD += level - along * tl.load(x_TMD + held, mask=mask, other=0.0).to(tl.float32)
+                gx_TD += level - along * tl.load(x_TMD + offset, mask=mask, other=0.0).to(tl.float32)
                 gx_TD += tl.dot(scaled, weight[m], input_precision=PRECISION)
-            tl.store(grad_x_TMD + held, gx_TD.to(grad_x_TMD.dtype.element_ty), mask=mask)
+            tl.store(grad_x_TMD + offset, gx_TD.to(grad_x_TMD.dtype.element_ty), mask=mask)
 
 
 @functools.cache
 def _streams_launcher(
-    spec: Spec, dtype: torch.dtype, operand: torch.dtype | None, held: int, written: bool
+    spec: Spec, dtype: torch.dtype, operand: torch.dtype | None, stored_streams: int, written: bool
 ) -> tuple[Launcher, int]:
     column = 0 if operand is None else _weight_column_bytes(spec, operand)
     width = 128
     while width > 16 and (width >= 2 * spec.d or column * width > SHARED_BYTES // 2):
         width //= 2  # the weight's slices stay on chip
     depth = stages(16 * (2 * spec.n + 1) * width * dtype.itemsize, 2, taken=column * width)
-    sizes = {"N": spec.n, "M": held, "D": spec.d, "KP": padded(spec.logits)}
+    sizes = {"N": spec.n, "M": stored_streams, "D": spec.d, "KP": padded(spec.logits)}
     parts = {"DYNAMIC": operand is not None, "WRITTEN": written, "PRECISION": precision(operand or dtype)}
     return Launcher(_streams_backward, **sizes, **parts, BT=16, BD=width, STAGES=depth, num_warps=4), width
 
@@ -405,11 +405,11 @@ def _differentiate_streams(
     Static coefficients have no weight, and no gradient through the logits. With `in_place` the result overwrites
     `grad`, because each tile is read before it is written.
     """
-    tokens, held = count_tokens(x, spec.d), x.shape[-2]
+    tokens, stored_streams = count_tokens(x, spec.d), x.shape[-2]
     grad_x = grad if in_place and grad is not None and grad.shape == x.shape else torch.empty_like(x)
     if tokens:
         operand = None if prepared is None else prepared.dtype
-        launcher, width = _streams_launcher(spec, x.dtype, operand, held, grad is not None)
+        launcher, width = _streams_launcher(spec, x.dtype, operand, stored_streams, grad is not None)
         slices, chunk = ceil_div(spec.d, width), 256
         # Many tokens per program, which loads its weights once, but enough programs to keep all processors busy.
         while chunk > 64 and slices * ceil_div(tokens, chunk) < 16 * multiprocessors(x):
@@ -508,7 +508,7 @@ def differentiate_read(
     weight: Tensor | None,
     bias: Tensor,
     coef: Tensor,
-    kept: Tensor,
+    buffer: Tensor,
     grad_h: Tensor | None,
     grad_link: Tensor | None,
     grad_coef: Tensor | None,
@@ -530,7 +530,7 @@ def differentiate_read(
     grad_link = None if grad_link is None else aligned(grad_link)
     in_place = in_place and spec.post_norm
     tokens = count_tokens(x, spec.d)
-    logits, stats, prepared, sums = split_buffer(kept, layout_of_read(x, weight, bias, spec))
+    logits, stats, prepared, sums = split_buffer(buffer, layout_of_read(x, weight, bias, spec))
     if weight is None:
         grad_x = _differentiate_streams(x, grad_link, grad_h, None, coef, None, None, spec, in_place)
         grad_read = bias.new_empty(tokens, spec.n)
@@ -544,7 +544,7 @@ def differentiate_read(
         return torch.empty_like(x), torch.zeros_like(weight), torch.zeros_like(bias)
     # The type in which the logits' gradients are multiplied: they need more range than float16 has.
     operand = torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32
-    width, height, parts, again = x.shape[-2] * spec.d, padded(spec.logits), ceil_div(tokens, 32), operand != x.dtype
+    width, height, parts, widened = x.shape[-2] * spec.d, padded(spec.logits), ceil_div(tokens, 32), operand != x.dtype
     weight_launcher, block = _weight_launcher(spec, x.dtype, operand, width)
     slices = ceil_div(width, _weight_columns(operand, width))
     splits = max(1, min(2 * multiprocessors(x) // slices, ceil_div(tokens, block)))
@@ -557,12 +557,12 @@ def differentiate_read(
         (tokens * 2, torch.float32),  # level and along
         (parts * 2 * height, torch.float32),  # sums over 32 tokens each of gl and of scale · mean · gl
         (splits * spec.logits * width, torch.float32),  # sums over `chunk` tokens each of the weight's gradient
-        (height * width * again, operand),  # the weight in the operands' type
-        (height * again, torch.float32),
+        (height * width * widened, operand),  # the weight in the operands' type
+        (height * widened, torch.float32),
     )
     parted = split_buffer(make_buffer(layout, x), layout)
     grad_read_TN, grad_logits, scaled, level_and_along, partial, partial_w, other, other_sums = parted
-    if again:
+    if widened:
         prepared, sums = other, other_sums
         prepare(weight, prepared, sums, width, spec)
     _differentiate_sum(x, grad_h, grad_read_TN, tokens, spec)

@@ -153,8 +153,8 @@ def make_recording(tape: _Tape, tensors: list[Tensor], results: Any) -> "Recordi
 
 def _are_same(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors have the same address, type, shape and strides; empty tensors have no address."""
-    same_place = one.data_ptr() == other.data_ptr() and one.dtype == other.dtype and one.numel() > 0
-    return same_place and one.shape == other.shape and one.stride() == other.stride()
+    same_memory = one.data_ptr() == other.data_ptr() and one.dtype == other.dtype and one.numel() > 0
+    return same_memory and one.shape == other.shape and one.stride() == other.stride()
 
 
 class Source:
@@ -162,19 +162,19 @@ class Source:
 
     def __init__(self, index: int, part: BufferPart | None) -> None:
         self.index = index
-        self.place = None if part is None else part.place
+        self.extent = None if part is None else part.extent
 
     @property
     def offset(self) -> int:
         """The number of bytes in the tensor before the argument."""
-        return 0 if self.place is None else self.place[0]
+        return 0 if self.extent is None else self.extent[0]
 
     def find(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return the argument as a tensor, from the tensors that the step got and allocated."""
         tensor = tensors[self.index]
-        if self.place is None:
+        if self.extent is None:
             return tensor
-        start, size, dtype = self.place
+        start, size, dtype = self.extent
         return tensor[start : start + size].view(dtype)
 
 

@@ -75,7 +75,7 @@ class Spec:
 
     @property
     def gate_logits(self) -> int:
-        """The number of logits before the mixer's."""
+        """The number of read and write logits, which come before the mixer's logits."""
         return self.read_logits + self.write_logits
 
     @functools.cached_property

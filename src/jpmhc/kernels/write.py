@@ -60,8 +60,8 @@ def _write(
 
 
 @functools.cache
-def _write_launcher(spec: Spec, dtype: torch.dtype, held: int, per_token: bool, mean: bool) -> Launcher:
-    constants = {"N": spec.n, "M": held, "D": spec.d, "PER_TOKEN": int(per_token)}
+def _write_launcher(spec: Spec, dtype: torch.dtype, stored_streams: int, per_token: bool, mean: bool) -> Launcher:
+    constants = {"N": spec.n, "M": stored_streams, "D": spec.d, "PER_TOKEN": int(per_token)}
     return Launcher(_write, **constants, POST_NORM=spec.post_norm, MEAN=mean, EPS=spec.eps, **row_launch(spec))
 
 
@@ -133,9 +133,9 @@ def _write_backward(
 
 @functools.cache
 def _write_backward_launcher(
-    spec: Spec, dtype: torch.dtype, held: int, graded: int, per_token: bool, pull: bool
+    spec: Spec, dtype: torch.dtype, stored_streams: int, graded: int, per_token: bool, pull: bool
 ) -> Launcher:
-    constants = {"N": spec.n, "M": held, "G": graded, "D": spec.d, "PER_TOKEN": int(per_token), "PULL": pull}
+    constants = {"N": spec.n, "M": stored_streams, "G": graded, "D": spec.d, "PER_TOKEN": int(per_token), "PULL": pull}
     launch = row_launch(spec, whole=spec.post_norm)
     if spec.n <= 4 and not spec.post_norm and not pull:
         # Short slices, and as many programs side by side as fit: 3 to 13 % faster at all widths (docs/LOG.md).

@@ -184,19 +184,26 @@ def one_kernel_pays(spec: Spec, following: Spec) -> bool:
 
 @functools.cache
 def _launcher(
-    spec: Spec, following: Spec, dtype: torch.dtype, held: int, per_token: bool, compiled: bool, whole: bool, one: bool
+    spec: Spec,
+    following: Spec,
+    dtype: torch.dtype,
+    stored_streams: int,
+    per_token: bool,
+    compiled: bool,
+    whole: bool,
+    one: bool,
 ) -> Launcher:
-    """Return `_write_read`'s launcher; Triton compiles anew for 16 k tokens (`whole`) and for one token (`one`)."""
+    """Return a launcher of `_write_read`, which Triton compiles again for multiples of 16 tokens and for one token."""
     kp, size = padded(following.logits), dtype.itemsize
     width = 64
     while width > 16 and (width >= 2 * spec.d or spec.n * kp * width * size > SHARED_BYTES // 4):
         width //= 2
-    depth = stages((16 * (held + 1) + spec.n * kp) * width * size, 3)
+    depth = stages((16 * (stored_streams + 1) + spec.n * kp) * width * size, 3)
     # The second pass only adds up, in wide slices and without a pipeline, unless a post-norm makes it mix again.
     back = (width, depth) if spec.post_norm else (2 * width, 1)
     old = {"OLD_PER_TOKEN": int(per_token), "POST_NORM": int(spec.post_norm), "OLD_EPS": spec.eps}
     blocks = {"BT": 16, "BD": width, "STAGES": depth, "BACK": back[0], "BACK_STAGES": back[1], "num_warps": 2}
-    new = {"KP": kp, "PRECISION": precision(dtype), "COMPILED": compiled, "M": held, "S": following}
+    new = {"KP": kp, "PRECISION": precision(dtype), "COMPILED": compiled, "M": stored_streams, "S": following}
     return Launcher(_write_read, **old, **new, **blocks)
 
 
@@ -260,8 +267,8 @@ def _write_read_backward(
         rows = (group * N + a) * D + c[None, None, :]
         g_GRD = tl.load(grad_RD + rows, mask=inside & within, other=0.0)
         x_GRD = tl.load(x_RD + rows, mask=inside & within, other=0.0)
-        place = line * D + c[None, None, :]
-        lines_GRD = tl.load(tl.where(a < TOKENS, grad_h_TD + place, y_TD + place), mask=known & within, other=0.0)
+        offset = line * D + c[None, None, :]
+        lines_GRD = tl.load(tl.where(a < TOKENS, grad_h_TD + offset, y_TD + offset), mask=known & within, other=0.0)
         w_PD = tl.load(w_PW + weight[:, None] + c[None, :], mask=(c < D)[None, :], other=0.0)
         gz_GRD = tl.reshape(tl.dot(spread, w_PD, input_precision=PRECISION), [GROUPS, 16, BD])
         gz_GRD = tl.dot(mixing, g_GRD, gz_GRD, input_precision=PRECISION)
@@ -305,7 +312,7 @@ def _differentiate_both(
     x: Tensor, y: Tensor, coef: Tensor, grad: Tensor, grad_h: Tensor, new: Tensor, grad_y: Tensor, grad_coef: Tensor,
     following: Spec, prepared: BufferPart, scaled: BufferPart, level_and_along: BufferPart,
 ) -> Tensor:  # fmt: skip
-    """Return the gradient of z = H x + w ⊗ y. Store those of y and the coefficients in `grad_y` and `grad_coef`."""
+    """Return the gradient of z = H x + w ⊗ y. Store the others in `grad_y` and `grad_coef`."""
     tokens, grad_z = count_tokens(x, following.d), torch.empty_like(x)
     launcher, block = _backward_launcher(following, x.dtype)
     launcher.launch(
@@ -324,8 +331,8 @@ def _allocate(
     x: Tensor, y: Tensor, coef: Tensor, weight: Tensor, bias: Tensor, spec: Spec, following: Spec, keeps: bool
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor | None]:
     out = x.new_empty((*y.shape[:-1], spec.n, spec.d))
-    h, link, coef, kept = reading.allocate(out, weight, bias, following, keeps)
-    return h, link, out, coef, kept
+    h, link, coef, buffer = reading.allocate(out, weight, bias, following, keeps)
+    return h, link, out, coef, buffer
 
 
 @replayed
@@ -341,17 +348,17 @@ def _forward(
         weight, bias, following, keeps: The read's inputs.
     """
     x, y, bias = aligned(x), aligned(y), aligned(bias)
-    tokens, held, width = count_tokens(x, spec.d), x.shape[-2], spec.n * spec.d
-    h, _, out, new, kept = results = _allocate(x, y, coef, weight, bias, spec, following, keeps)
+    tokens, stored_streams, width = count_tokens(x, spec.d), x.shape[-2], spec.n * spec.d
+    h, _, out, new, buffer = results = _allocate(x, y, coef, weight, bias, spec, following, keeps)
     if not keeps and not spec.post_norm and decode.are_few(tokens):
         decode.write_read(x, y, coef, weight, bias, following, out, h, new)
         return results
-    layout = reading.kept_layout(tokens, width, x.dtype, following)
-    logits, stats, prepared, sums = split_buffer(make_buffer(layout, x) if kept is None else kept, layout)
+    layout = reading.buffer_layout(tokens, width, x.dtype, following)
+    logits, stats, prepared, sums = split_buffer(make_buffer(layout, x) if buffer is None else buffer, layout)
     reading.prepare(weight, prepared, sums, width, following)
     if tokens:
         whole, one = tokens % 16 == 0, tokens == 1
-        launcher = _launcher(spec, following, x.dtype, held, coef.shape[0] == tokens, x.is_cuda, whole, one)
+        launcher = _launcher(spec, following, x.dtype, stored_streams, coef.shape[0] == tokens, x.is_cuda, whole, one)
         launcher.launch((ceil_div(tokens, 16),), x, y, coef, out, prepared, sums, bias, logits, stats, h, tokens)
         reading.constrain(logits, new, following)
     return results
@@ -373,7 +380,7 @@ def _backward(
     bias: Tensor,
     out: Tensor,
     new: Tensor,
-    kept: Tensor,
+    buffer: Tensor,
     grad_h: Tensor | None,
     grad_link: Tensor | None,
     grad_out: Tensor | None,
@@ -385,7 +392,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of the streams (without `pull`: of H x + w ⊗ y), y, coefficients, weight and bias."""
     x, y = aligned(x), aligned(y)
-    read = out, weight, bias, new, kept, grad_h, grad_link, grad_new, following, in_place
+    read = out, weight, bias, new, buffer, grad_h, grad_link, grad_new, following, in_place
     if (
         grad_h is not None
         and grad_link is not None

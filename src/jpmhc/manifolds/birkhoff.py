@@ -41,10 +41,10 @@ def project(
         tolerance: Freeze a matrix once its row sums differ from one by at most this much. The loop's length never
             depends on the data.
         gradient: `"direct"` solves the implicit system exactly; `"gauss_seidel"` is the paper's iteration, which
-            stalls near permutation matrices; `"unrolled"` differentiates the recorded loop (`torch.jit.trace` can only
-            do this).
-        eps: Added, as in DeepSeek-V4, to the entries after the first normalisation (a softmax) and to all later sums
-            that divide. Needs the gradient `"unrolled"`.
+            stalls near permutation matrices; `"unrolled"` differentiates the recorded loop, the only way
+            under `torch.jit.trace`.
+        eps: A number that is added, as in DeepSeek-V4, to the entries after the first normalisation, which is a
+            softmax, and to the sums by which all later normalisations divide. Needs the gradient `"unrolled"`.
         clamp: Bound of the logits' absolute values. None: no bound; then eps must keep the sums above zero.
         first: The side, `"rows"` or `"columns"`, that is normalised first in every iteration.
         gradient_iterations: Iterations k of `"gauss_seidel"`. None: from the paper's formula, 16 at n = 4.

@@ -26,7 +26,7 @@ def project(matrix: Tensor, scale: float = 0.1, iterations: int | None = None) -
         matrix: Matrices M, of which only the skew part $W = M - M^\top$ counts (eq. skew-sym). [..., n, n]
         scale: The paper's step size α.
         iterations: None gives the exact transform (eq. cayley-closed); an integer s gives the paper's fixed-point
-            iteration (s = 2 there), which is orthogonal only for small entries.
+            iteration (s = 2 in the paper), which is orthogonal only for small entries.
 
     Returns:
         Matrices with determinant +1. [..., n, n]
@@ -50,20 +50,20 @@ def project(matrix: Tensor, scale: float = 0.1, iterations: int | None = None) -
 
 def skew(entries: Tensor, n: int) -> Tensor:
     """Return the skew matrix with `entries` above the diagonal, row by row. [..., n(n-1)/2] → [..., n, n]"""
-    return _place(entries.unbind(-1), n, _above_diagonal(n)).squeeze(-3)
+    return _make_skew(entries.unbind(-1), n, _above_diagonal(n)).squeeze(-3)
 
 
 def _above_diagonal(n: int) -> list[tuple[int, int]]:
     return [(i, j) for i in range(n) for j in range(i + 1, n)]
 
 
-def _place(entries: Sequence[Tensor], n: int, *places: Sequence[tuple[int, int]]) -> Tensor:
-    """Return a skew matrix for each of the m `places`, a list of each entry's (row, column). [..., m, n, n]"""
-    cells = [torch.zeros_like(entries[0])] * (len(places) * n * n)
-    for m, some in enumerate(places):
-        for entry, (i, j) in zip(entries, some):
+def _make_skew(entries: Sequence[Tensor], n: int, *positions: Sequence[tuple[int, int]]) -> Tensor:
+    """Return one skew matrix per list in `positions`, which has the (row, column) of each entry. [..., m, n, n]"""
+    cells = [torch.zeros_like(entries[0])] * (len(positions) * n * n)
+    for m, pairs in enumerate(positions):
+        for entry, (i, j) in zip(entries, pairs):
             cells[(m * n + i) * n + j] = entry
-    half = torch.stack(cells, -1).unflatten(-1, (len(places), n, n))
+    half = torch.stack(cells, -1).unflatten(-1, (len(positions), n, n))
     return half - half.mT
 
 
@@ -71,7 +71,7 @@ def cayley_of_entries(entries: Tensor, n: int, iterations: int | None = None) ->
     """Return the Cayley transform of the matrix `skew(entries, n)`. [..., n(n-1)/2] → [..., n, n]"""
     if n != 4 or iterations is not None:
         return cayley(skew(entries, n), iterations)
-    k, dual = _place(entries.unbind(-1), 4, _above_diagonal(4), _DUAL).unbind(-3)
+    k, dual = _make_skew(entries.unbind(-1), 4, _above_diagonal(4), _DUAL).unbind(-3)
     return _cayley_polynomial(k, dual)
 
 
@@ -94,7 +94,7 @@ def cayley(k: Tensor, iterations: int | None = None) -> Tensor:
     if n < 4:
         return _cayley_polynomial(k, None)
     entries = [k[..., i, j] for i, j in _above_diagonal(4)]
-    return _cayley_polynomial(k, _place(entries, 4, _DUAL).squeeze(-3))
+    return _cayley_polynomial(k, _make_skew(entries, 4, _DUAL).squeeze(-3))
 
 
 def violation(matrix: Tensor) -> Tensor:

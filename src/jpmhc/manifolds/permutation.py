@@ -51,7 +51,7 @@ def check_rows(perms: Tensor) -> None:
 
 
 def indicator(perms: Tensor) -> Tensor:
-    """Return where the permutation matrices are one, as booleans. [K, n] → [K, n, n]"""
+    """Return the permutation matrices as booleans. [K, n] → [K, n, n]"""
     return perms.unsqueeze(-2) == torch.arange(perms.shape[-1], device=perms.device).unsqueeze(-1)
 
 

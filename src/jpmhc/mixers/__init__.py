@@ -1,6 +1,7 @@
 """Residual mixers: NAME.py defines a mixer for PyTorch, NAME_triton.py computes it inside the fused kernels.
 
-A new mixer needs a file in this folder, and here an import, its name in `__all__` and an entry in `MIXERS`.
+A new mixer needs a file in this folder, and here an import, its name in `__all__` and an entry in `MIXERS`. The default
+mixer is the default of the argument `mixer` of `HyperConnection`, `wrap` and `torchtitan.add_hyper_connections`.
 """
 
 import torch

@@ -57,7 +57,7 @@ def _iteration_derivative(skew, grad, F: tl.constexpr):
 
 @triton.jit
 def derivative(m, h, grad, F: tl.constexpr):
-    """Turn the gradient of H into the gradient of the logits: entries (i, j) of m, with their negatives at (j, i)."""
+    """Turn the gradient of H into the gradient of the logits, which are in m at (i, j) and negated at (j, i)."""
     if F.constants.iterations is None:
         g = cayley_derivative(h, grad, F.streams)
     else:

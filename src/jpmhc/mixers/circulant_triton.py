@@ -11,7 +11,7 @@ from jpmhc.mixers.triton_matrices import entries_by_rows, pick, softmax_derivati
 
 @triton.jit
 def _shift(K: tl.constexpr, N: tl.constexpr):
-    """Return where the matrix of the cyclic shift by K streams is one. [1, n, n]"""
+    """Return a mask of the ones in the matrix of the cyclic shift by K streams. [1, n, n]"""
     i = tl.arange(0, N)[None, :, None]
     j = tl.arange(0, N)[None, None, :]
     return (i - j + N) % N == K
@@ -30,7 +30,7 @@ def mix(m, F: tl.constexpr):
 
 @triton.jit
 def derivative(m, h, grad, F: tl.constexpr):
-    """Turn the gradient of H, summed along each shift's ones, into the gradient of the logits m."""
+    """Turn the gradient of H into the gradient of the logits m, by sums over the ones of each shift's matrix."""
     COUNT: tl.constexpr = F.streams
     p = softmax_row(m, F)
     column = tl.arange(0, F.columns)[None, :]

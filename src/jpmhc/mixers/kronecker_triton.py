@@ -11,7 +11,7 @@ from jpmhc.mixers.triton_matrices import entries_by_rows, pick
 
 @triton.jit
 def _factor(a, K: tl.constexpr, F: tl.constexpr):
-    """Return, for each entry of H, its factor from the K-th 2 × 2 matrix (a or 1 - a), and the derivative by a (±1).
+    """Return the K-th factor of each entry of H, which is a or 1 - a, and the factor's derivative by a.
 
     Factor 0 is the leftmost of the product: it belongs to the highest bit of H's indices.
     [tokens, columns] → [tokens, n, n] each
@@ -24,7 +24,7 @@ def _factor(a, K: tl.constexpr, F: tl.constexpr):
 
 
 @triton.jit
-def _stays(m):
+def _sigmoid(m):
     """Return the sigmoid of the logits. [tokens, 1, columns] → [tokens, columns]"""
     return 1.0 / (1.0 + tl.exp(-tl.sum(m, axis=1)))
 
@@ -33,7 +33,7 @@ def _stays(m):
 def mix(m, F: tl.constexpr):
     """Return H, the Kronecker product of 2 × 2 matrices with the logits m. [tokens, n, n]"""
     COUNT: tl.constexpr = F.logits
-    a = _stays(m)
+    a = _sigmoid(m)
     h, _ = _factor(a, 0, F)
     for k in tl.static_range(1, COUNT):
         factor, _ = _factor(a, k, F)
@@ -45,7 +45,7 @@ def mix(m, F: tl.constexpr):
 def derivative(m, h, grad, F: tl.constexpr):
     """Turn the gradient of H into the gradient of the logits m, by the product rule."""
     COUNT: tl.constexpr = F.logits
-    a = _stays(m)
+    a = _sigmoid(m)
     column = tl.arange(0, F.columns)[None, :]
     g = a * 0.0
     for k in tl.static_range(COUNT):

@@ -111,7 +111,7 @@ def iterate(m, F: tl.constexpr):
 
 @triton.jit
 def iterate_derivative(m, h, grad, F: tl.constexpr):
-    r"""Turn the gradient of H into that of the logits m, through `iterate`, whose scalings are computed again.
+    r"""Turn the gradient of H into the logits' gradient, through the scalings of `iterate`, which are computed again.
 
     For a normalisation C' = C / (s + eps) with sums s, a gradient G of C' becomes (G - Σ G ⊙ C') / (s + eps).
     """

@@ -16,7 +16,7 @@ def entries_by_rows(F: tl.constexpr):
 
 @triton.jit
 def no_entries(F: tl.constexpr):
-    """Return any indices, and signs of 0 that mark all entries as padding: there are no logits. [rows, columns]"""
+    """Return arbitrary indices with the sign 0 of padding, for mixers without logits. [rows, columns]"""
     i = tl.arange(0, F.rows)[:, None]
     j = tl.arange(0, F.columns)[None, :]
     return i + j, (i + j < 0).to(tl.float32)

@@ -31,7 +31,7 @@ class AdamAtan2(GroupwiseOptimizer):
         lr: Learning rate; a 0-dimensional tensor may be changed in place, also inside a captured graph.
         betas: Decay of the two moments; the public model has (0.9, 0.95).
         weight_decay: Decoupled weight decay.
-        form: Which of the two forms above.
+        form: One of the two forms above: "trm" or "corrected".
         a: Scale of the arctangent; only ``form="corrected"`` has it.
         b: Scale of the denominator; only ``form="corrected"`` has it.
         foreach: Use multi-tensor operations; None: only on CUDA, where launching many small kernels is slow.

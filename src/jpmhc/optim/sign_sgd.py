@@ -77,7 +77,7 @@ class SignSGD(GroupwiseOptimizer):
 
 
 def _sum_equal(ids: Tensor, rows: Tensor) -> Tensor:
-    """Return, for each lookup, the sum of the gradient rows of all lookups of the same row of the table. [k, d]"""
+    """Return one row per lookup: the sum of the gradient rows of all lookups of the same table row. [k, d]"""
     same = ids[:, None] == ids[None, :]  # [k, k]
     total = same.to(rows.dtype) @ rows  # [k, d]
     # Equal identifiers use one and the same sum, because they must write identical bits.
