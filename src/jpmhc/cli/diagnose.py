@@ -122,10 +122,10 @@ def _load(model: str, text: str | None, length: int) -> tuple[nn.Module, Any]:
         raise ValueError(
             f"{model} has arguments; name a function without arguments that returns a model and its inputs"
         ) from None
-    made = function()
-    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], nn.Module):
+    result = function()
+    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], nn.Module):
         raise ValueError(f"{model} must return a model and its inputs, such as `return net, torch.randn(1, 8, 64)`")
-    return made
+    return result
 
 
 def _find_function(module_or_file: str, name: str) -> Callable[[], Any]:

@@ -299,8 +299,8 @@ class _Model:
         keys = [(one.ends, one.skips.mul(1e6).round().long().numpy().tobytes()) for one in networks]
         unique = dict(zip(keys, networks))
         shares = shares_below(list(unique.values()), COLLAPSED * self.scale, points=_ARC, tolerance=_TOLERANCE)
-        found = dict(zip(unique, shares))
-        return [found[key] for key in keys]
+        share_by_key = dict(zip(unique, shares))
+        return [share_by_key[key] for key in keys]
 
 
 def _name(mixer: str | Mixer) -> str:

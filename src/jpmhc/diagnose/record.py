@@ -157,14 +157,14 @@ def _watch_layer(layer: nn.Module, name: str, recording: Recording) -> Iterator[
     before: list[tuple[int, Tensor]] = []
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        place, x = find_hidden_state(args, kwargs)
+        position, x = find_hidden_state(args, kwargs)
         if x is None:
             return None
         number, x = recording.enter_call(x)
         before.append((number, x))
-        if isinstance(place, int):
-            return (*args[:place], x, *args[place + 1 :]), kwargs
-        return args, {**kwargs, place: x}
+        if isinstance(position, int):
+            return (*args[:position], x, *args[position + 1 :]), kwargs
+        return args, {**kwargs, position: x}
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
         number, x = before.pop() if before else (0, None)
@@ -178,10 +178,10 @@ def _watch_layer(layer: nn.Module, name: str, recording: Recording) -> Iterator[
 
 def find_hidden_state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | str, Tensor | None]:
     """Return the position or name, and the value, of a call's first floating-point tensor except attention masks."""
-    places: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
-    for place, value in places:
-        if isinstance(value, Tensor) and value.is_floating_point() and place != "attention_mask":
-            return place, value
+    values: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    for position, value in values:
+        if isinstance(value, Tensor) and value.is_floating_point() and position != "attention_mask":
+            return position, value
     return "", None
 
 
@@ -198,8 +198,8 @@ def find_layers(model: nn.Module) -> list[nn.Module]:
         for name, module in model.named_modules()
         if isinstance(module, nn.ModuleList | nn.Sequential)
     }
-    alike = {name: found for name, found in lists.items() if len(found) > 1 and len(set(map(type, found))) == 1}
-    outer = [found for name, found in alike.items() if not any(name.startswith(o) for o in alike if o != name)]
+    alike = {name: modules for name, modules in lists.items() if len(modules) > 1 and len(set(map(type, modules))) == 1}
+    outer = [modules for name, modules in alike.items() if not any(name.startswith(o) for o in alike if o != name)]
     return max(outer or lists.values(), key=len, default=[])
 
 

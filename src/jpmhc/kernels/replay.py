@@ -213,13 +213,13 @@ class Recording:
         """Repeat the step for tensors at these addresses. Return its results, or None if it must run without replay."""
         if self.device >= 0 and torch._C._cuda_getDevice() != self.device:
             return None
-        made = [allocate() for allocate in self.allocations]
-        tensors += made
+        new_tensors = [allocate() for allocate in self.allocations]
+        tensors += new_tensors
         if self.packed is None:
             for launcher, grid, given in self.launches:
                 launcher.run(grid, *(a.find(tensors) if type(a) is Source else a for a in given))
         else:
-            addresses += map(Tensor.data_ptr, made)
+            addresses += map(Tensor.data_ptr, new_tensors)
             starts = map(addresses.__getitem__, self.indices)
             stream = torch._C._cuda_getCurrentRawStream(self.device)
             if not self.packed.launch(map(operator.add, starts, self.offsets), stream):

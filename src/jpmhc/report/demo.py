@@ -16,11 +16,11 @@ from jpmhc.report.charts import Axis, Chart, Line
 from jpmhc.report.page import Section, Table, render_page, write_page
 from jpmhc.report.style import INK, colour_of
 
-_HEADING = ("model", "loss", "over plain", "weakest", "kept", "J 90 %", "theory", "J 10 %", "theory")
+_HEADING = ("model", "loss", "over plain", "weakest", "finished", "J 90 %", "theory", "J 10 %", "theory")
 _ON_TERMINAL = 7  # the number of columns that fit into a terminal of 80 characters
 _NOTE = (
     "loss: held-out squared error over the targets' variance, mean ± deviation of seeds; over plain: the same seed's "
-    "difference; weakest: the weakest layer's gradient over the last layer's; kept: smallest singular value of the "
+    "difference; weakest: the weakest layer's gradient over the last layer's; finished: smallest singular value of the "
     "product of all skips, 1 if no difference between streams is lost; J: the singular value of the model's own "
     "Jacobian that 90 % (or 10 %) lie below, measured and predicted"
 )
@@ -33,8 +33,8 @@ class _Group:
         self.name, self.runs = name, runs
         self.losses = np.array([run.losses[-1] for run in runs])
         self.gradients = np.array([run.gradients for run in runs])
-        self.kept = float(np.mean([run.product[-1] if run.product else np.nan for run in runs]))
-        self.grown = float(np.mean([run.product[0] if run.product else np.nan for run in runs]))
+        self.smallest_value = float(np.mean([run.product[-1] if run.product else np.nan for run in runs]))
+        self.largest_value = float(np.mean([run.product[0] if run.product else np.nan for run in runs]))
         self.spectra = next((run.spectra for run in runs if run.spectra is not None), None)
         self.fresh = next((run.fresh for run in runs if run.fresh is not None), None)
 
@@ -69,7 +69,7 @@ def _cells(group: _Group, plain: _Group) -> list[str]:
         ends = [
             f"{np.interp(p, SHARES, part):.2f}" for p in (0.9, 0.1) for part in (spectra.measured, spectra.predicted)
         ]
-    return [group.name, _spread(group.losses), over, f"{group.weakest:.2f}", f"{group.kept:.2g}", *ends]
+    return [group.name, _spread(group.losses), over, f"{group.weakest:.2f}", f"{group.smallest_value:.2g}", *ends]
 
 
 def tabulate_outcomes(outcomes: Sequence[DemoRun], config: DemoConfig) -> TerminalTable:
@@ -88,10 +88,10 @@ def sum_up(outcomes: Sequence[DemoRun], config: DemoConfig) -> list[str]:
     from scipy import stats
 
     plain, *others = _group(outcomes)
-    kept = [group for group in others if not group.diverged]
+    finished = [group for group in others if not group.diverged]
     lost = [group.name for group in others if group.diverged]
     verdicts = []
-    for group in kept:
+    for group in finished:
         differences = group.losses - plain.losses
         mean, count = differences.mean(), len(differences)
         if count == 1:
@@ -102,24 +102,24 @@ def sum_up(outcomes: Sequence[DemoRun], config: DemoConfig) -> list[str]:
         verdicts.append(f"{group.name} {word} ({mean:+.3f} ± {reach:.3f})")
     verdicts += [f"{name} diverged" for name in lost]
     how = "seed by seed with 95 % intervals" if config.seeds > 1 else "with one seed, which decides nothing"
-    dips = {group.name: group.weakest for group in (plain, *kept)}
-    after = [group.spectra.apart for group in (plain, *kept) if group.spectra is not None]
+    dips = {group.name: group.weakest for group in (plain, *finished)}
+    after = [group.spectra.apart for group in (plain, *finished) if group.spectra is not None]
     before = float("nan") if plain.fresh is None else plain.fresh.apart
-    collapsed = [group.name for group in kept if group.kept < 0.1]
+    collapsed = [group.name for group in finished if group.smallest_value < 0.1]
     low, high = min(after, default=np.nan), max(after, default=np.nan)
-    with_modes = [group.spectra.apart_with_modes for group in (plain, *kept) if group.spectra is not None]
+    with_modes = [group.spectra.apart_with_modes for group in (plain, *finished) if group.spectra is not None]
     return [
         f"1. Loss: plain {_spread(plain.losses)}. Beside it, {how}: {', '.join(verdicts)}.",
         f"2. Gradients: the weakest layer's gradient is this share of the last layer's: {_list(dips)}.",
         f"3. Streams: the product of {config.depth} skips keeps this share of the smallest difference between them: "
-        f"{_list({group.name: group.kept for group in kept})}. "
+        f"{_list({group.name: group.smallest_value for group in finished})}. "
         + (f"Collapsed (below 0.1): {', '.join(collapsed)}." if collapsed else "Nothing has collapsed."),
         f"4. Theory: predicted and measured singular values of the model's own Jacobian are {before:.2f} (KS) apart "
         f"before training, and {low:.2f} to {high:.2f} after training: the theory takes the layers for independent, "
         "but training adds the same few matrices to all of them. With these matrices as measured, they are "
         f"{min(with_modes, default=np.nan):.2f} to {max(with_modes, default=np.nan):.2f} apart.",
-        f"5. {_explain_lead(kept, plain)}This is one small task and {config.count_seeds()}: it shows what skips do, "
-        "and does not rank mixers for your model; jpmhc recommend and docs/guides/which_mixer.md say what is known.",
+        f"5. {_explain_lead(finished, plain)}This is one small task and {config.count_seeds()}: it shows what skips "
+        "do, and does not rank mixers for your model; jpmhc recommend and docs/guides/which_mixer.md do that.",
     ]
 
 
@@ -128,10 +128,10 @@ def _explain_lead(groups: Sequence[_Group], plain: _Group) -> str:
     leading = [one for one in groups if one.losses.mean() < plain.losses.mean() and _may_scale(one)]
     if not leading:
         return ""
-    grown = _list({one.name: one.grown for one in leading})
+    most = _list({one.name: one.largest_value for one in leading})
     return (
         "A mixer whose rows need not sum to one, and whose singular values are not bounded, may also scale the "
-        f"residual stream (largest singular value of the product: {grown}). Most of its lead in loss comes from that "
+        f"residual stream (largest singular value of the product: {most}). Most of its lead in loss comes from that "
         "(docs/guides/command_line.md has the test), and nothing bounds it in a deeper model. "
     )
 

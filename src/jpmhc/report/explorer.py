@@ -41,9 +41,9 @@ class Atlas:
 
 def read_atlas(path: Path) -> Atlas:
     """Read an atlas from an .npz file."""
-    with np.load(path, allow_pickle=False) as held:
-        axes = {name: tuple(held[name].tolist()) for name in held if name not in ("theory", "sampled")}
-        return Atlas(axes, held["theory"], held["sampled"])
+    with np.load(path, allow_pickle=False) as arrays:
+        axes = {name: tuple(arrays[name].tolist()) for name in arrays if name not in ("theory", "sampled")}
+        return Atlas(axes, arrays["theory"], arrays["sampled"])
 
 
 def render_explorer(atlas: Atlas) -> str:

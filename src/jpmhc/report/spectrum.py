@@ -207,9 +207,9 @@ def _draw_shares(ax: Axes, answer: Answer, style: Look) -> None:
     left_out = float(np.interp(limits[0], grid, shares))
     if left_out > WORTH_SAYING:
         ax.plot([limits[0]], [left_out], marker="<", color=style["color"], clip_on=False, markersize=7)
-        place = (0.02, left_out - 0.03 if left_out > 0.15 else 0.66)  # the curve rises, so both places are free
+        corner = (0.02, left_out - 0.03 if left_out > 0.15 else 0.66)  # the rising curve meets neither corner
         words = f"{left_out:.1%} lie left of this axis"
-        ax.text(*place, words, transform=ax.transAxes, va="top", fontsize=9, color=style["color"])
+        ax.text(*corner, words, transform=ax.transAxes, va="top", fontsize=9, color=style["color"])
     if limits[0] < COLLAPSED < limits[1]:
         ax.axvline(COLLAPSED, color=INK, linewidth=0.8, linestyle="--", label=f"collapsed: below {COLLAPSED:g}")
 

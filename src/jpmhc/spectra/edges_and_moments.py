@@ -116,11 +116,11 @@ def edges(network: Network, density: Density, transform: Transform = cauchy) -> 
         -1: torch.cat([x[outside[-1] :].log(), x[-1:].log() + steps[:4]]),
     }
     hidden = within(x[outside])
-    for edge, places in beyond.items():
-        if bool(hidden[edge]) and len(places):
-            out = (~within(places.exp())).nonzero().squeeze(-1)
+    for edge, points in beyond.items():
+        if bool(hidden[edge]) and len(points):
+            out = (~within(points.exp())).nonzero().squeeze(-1)
             if len(out) and int(out[0]) > 0:
-                outer[edge], inner[edge], hidden[edge] = places[out[0]], places[out[0] - 1], False
+                outer[edge], inner[edge], hidden[edge] = points[out[0]], points[out[0] - 1], False
     positions = outer.exp()
     if bool(hidden[0]):
         positions[0] = 0.0
@@ -136,19 +136,19 @@ def _locate(
     quarters = torch.arange(5, dtype=outer.dtype, device=outer.device).unsqueeze(-1) / 4
 
     def divide(outer: Tensor, inner: Tensor) -> tuple[Tensor, Tensor]:
-        places = outer + (inner - outer) * quarters  # [5, edges], from outside to inside
-        inside = within(places[1:-1].exp())
-        first = torch.cat([inside, torch.ones_like(inside[:1])]).int().argmax(0) + 1  # the first place that is inside
-        outer, inner = (places.gather(0, (first - step).unsqueeze(0)).squeeze(0) for step in (1, 0))
+        points = outer + (inner - outer) * quarters  # [5, edges], from outside to inside
+        inside = within(points[1:-1].exp())
+        first = torch.cat([inside, torch.ones_like(inside[:1])]).int().argmax(0) + 1  # the first point that is inside
+        outer, inner = (points.gather(0, (first - step).unsqueeze(0)).squeeze(0) for step in (1, 0))
         return outer, inner
 
     while float((inner - outer).abs().max()) > _BRACKET:
         outer, inner = divide(outer, inner)
     width = (inner - outer).sign() * (inner - outer).abs().clamp_min(_NARROWEST)
     away = outer.new_tensor(_INWARD).unsqueeze(-1).expand(-1, len(width))
-    places = (inner + away * width).exp()
-    solved = fine(places)
-    zero = _interpolate_zero(away, (places * solved.G.imag).square())
+    points = (inner + away * width).exp()
+    solved = fine(points)
+    zero = _interpolate_zero(away, (points * solved.G.imag).square())
     positions = (inner + zero * width).exp()
     lost = ~((zero > -1.5) & (zero < 0.5) & solved.converged.all(0))
     if bool(lost.any()):
@@ -159,10 +159,10 @@ def _locate(
     return positions
 
 
-def _interpolate_zero(places: Tensor, values: Tensor) -> Tensor:
-    """Return the zero of each column of `values` [k, m] at `places` [k, m], by inverse polynomial interpolation. [m]"""
+def _interpolate_zero(points: Tensor, values: Tensor) -> Tensor:
+    """Return the zero of each column of `values` [k, m] at `points` [k, m], by inverse polynomial interpolation. [m]"""
     terms = []
-    for k, position in enumerate(places):
+    for k, position in enumerate(points):
         others = torch.cat([values[:k], values[k + 1 :]])
         terms.append(position * (others / (others - values[k])).prod(0))
     return torch.stack(terms).sum(0)

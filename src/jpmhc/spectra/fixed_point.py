@@ -237,12 +237,12 @@ def solve(equation: Equation, z: Tensor, start: Tensor, options: Options, index:
     """
     index = torch.arange(len(z), device=z.device) if index is None else index
     result = FixedPoints.unsolved(start)
-    left = torch.arange(len(z), device=z.device)
+    unsolved = torch.arange(len(z), device=z.device)
     for phase, limit in options.scheme.phases(options.maximum):
-        passed = _iterate(equation, z[left], result.x[left], phase, options.tolerance, limit, index[left])
-        result.merge_pass(left, passed)
-        left = result.unconverged()
-        if len(left) == 0:
+        passed = _iterate(equation, z[unsolved], result.x[unsolved], phase, options.tolerance, limit, index[unsolved])
+        result.merge_pass(unsolved, passed)
+        unsolved = result.unconverged()
+        if len(unsolved) == 0:
             break
     return result
 
@@ -317,10 +317,10 @@ def lead_along(equation: Equation, known: Tensor, x: Tensor, z: Tensor, index: T
     x, slope = x.clone(), torch.zeros_like(x)
     done = torch.zeros_like(z.real)  # the solved share of the way from `known` to z
     step = torch.full_like(done, _FIRST_STEP)
-    left = torch.arange(len(z), device=z.device)
+    unsolved = torch.arange(len(z), device=z.device)
     for _ in range(_STEPS):
-        last = done[left] + step[left] >= 1
-        for rows, stage_options in ((left[~last], options.rough), (left[last], options)):
+        last = done[unsolved] + step[unsolved] >= 1
+        for rows, stage_options in ((unsolved[~last], options.rough), (unsolved[last], options)):
             if len(rows) == 0:
                 continue
             share = torch.minimum(step[rows], 1 - done[rows])
@@ -337,8 +337,8 @@ def lead_along(equation: Equation, known: Tensor, x: Tensor, z: Tensor, index: T
             x[reached], done[reached] = stage.x[stage.converged], ahead[stage.converged]
             if stage_options is options:
                 result.x[rows], result.residual[rows], result.converged[rows] = stage.x, stage.residual, stage.converged
-        left = left[~result.converged[left]]
-        if len(left) == 0:
+        unsolved = unsolved[~result.converged[unsolved]]
+        if len(unsolved) == 0:
             break
     return result
 

@@ -88,7 +88,7 @@ def write_slowly(model: ArcDecoder, sequences: Sequences, k: int) -> list[int]:
     """An answer from the whole sequence again for every token."""
     here = slice(sequences.starts[k], sequences.starts[k + 1])
     tokens = [*sequences.tokens[here].tolist(), SEPARATOR]
-    places = [*sequences.places[here].tolist(), [IN_SEPARATOR, 0, 0]]
+    places = [*sequences.coordinates[here].tolist(), [IN_SEPARATOR, 0, 0]]
     written: list[int] = []
     row = column = 0
 

@@ -145,7 +145,7 @@ def only_promised_options_can_be_overridden(config: TaskConfig) -> None:
     names = {field.name for field in dataclasses.fields(config)}  # type: ignore[arg-type]
     allowed = {field.name for field in dataclasses.fields(config.Overrides)}
     assert allowed <= names
-    assert set(config.places) <= names
+    assert set(config.file_options) <= names
     assert all(value is None for value in vars(config.Overrides()).values())
     assert config.override({}) == config
     for name in names - allowed:

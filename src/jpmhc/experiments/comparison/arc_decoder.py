@@ -43,7 +43,7 @@ class ArcDecoderExperiment(Experiment):
         fields = json.loads(self.run.to_json())
         del fields["model"]["mixer"], fields["model"]["streams"], fields["lr"]
         # The puzzles' folder does not matter: each run records the fingerprint of the puzzles.
-        for name in (*self.run.task.places, "version"):
+        for name in (*self.run.task.file_options, "version"):
             del fields["task"][name]
         fields["task"] = {"kind": "arc", **fields["task"]}
         return {name: value for name, value in fields.items() if name not in DECIDED}

@@ -64,7 +64,7 @@ class Attend(Protocol):
         ...
 
 
-class Places(nn.Module):
+class RotaryAngles(nn.Module):
     """The angles of rotary positions with three coordinates: the part, row and column of a token."""
 
     frequencies: Tensor
@@ -80,10 +80,10 @@ class Places(nn.Module):
             table[axis, start : start + count] = base ** (-torch.arange(count) / count)
         self.register_buffer("frequencies", table, persistent=False)  # [3, head_dim / 2]
 
-    def forward(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the cosines and sines of the angles, [..., 1, head_dim / 2] each, for places [..., 3]."""
+    def forward(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the cosines and sines of the angles, [..., 1, head_dim / 2] each, for coordinates [..., 3]."""
         # Not a matrix product, which a GPU might round; only one of the three products summed is not zero.
-        angles = (places.float()[..., None] * self.frequencies).sum(-2).unsqueeze(-2)
+        angles = (coordinates.float()[..., None] * self.frequencies).sum(-2).unsqueeze(-2)
         return angles.cos(), angles.sin()
 
 
@@ -145,7 +145,7 @@ class ArcDecoder(nn.Module):
         self.tokens = nn.Parameter(0.02 * torch.randn(VOCABULARY, config.dim))
         self.puzzles = nn.Parameter(0.02 * torch.randn(puzzles, config.dim))
         self.symmetries = nn.Parameter(0.02 * torch.randn(SYMMETRIES, config.dim))
-        self.places = Places(config.dim // config.heads, config.rotary_base)
+        self.rotary = RotaryAngles(config.dim // config.heads, config.rotary_base)
         self.dropout = nn.Dropout(config.dropout)
         sublayers: list[nn.Module] = []
         for layer in range(config.layers):
@@ -172,9 +172,9 @@ class ArcDecoder(nn.Module):
         ones = (tokens[..., None] == torch.arange(VOCABULARY, device=tokens.device)).to(self.dtype)
         return ones @ self.tokens.to(self.dtype) + vectors.to(self.dtype)
 
-    def hidden(self, x: Tensor, places: Tensor, attend: Attend) -> Tensor:
-        """Return the hidden states [..., dim] for embeddings x [..., dim] and tokens' coordinates `places` [..., 3]."""
-        cos, sin = self.places(places)
+    def hidden(self, x: Tensor, coordinates: Tensor, attend: Attend) -> Tensor:
+        """Return the hidden states [..., dim] for embeddings x [..., dim] and tokens' coordinates [..., 3]."""
+        cos, sin = self.rotary(coordinates)
         return self.network(self.dropout(x), cos=cos, sin=sin, attend=attend)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -185,7 +185,7 @@ class ArcDecoder(nn.Module):
         """Compute the loss of a pack of S sequences; `vectors` [S, dim] come from the method `vectors`."""
         owned = (pack.owners[:, None] == torch.arange(len(vectors), device=vectors.device)).to(self.dtype)
         x = self.embed(pack.tokens, owned @ vectors.to(self.dtype))
-        logits = self.logits(self.hidden(x, pack.places, attend))
+        logits = self.logits(self.hidden(x, pack.coordinates, attend))
         return F.cross_entropy(logits, pack.labels.long(), ignore_index=NO_LABEL)
 
     def hidden_matrices(self) -> list[nn.Parameter]:

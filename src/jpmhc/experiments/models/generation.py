@@ -84,7 +84,7 @@ class Generator:
         self.vectors = torch.zeros(slots, config.dim, device=device)
         self.lengths = torch.zeros(slots, dtype=torch.int32, device=device)
         self.token = torch.zeros(slots, dtype=torch.int64, device=device)
-        self.place = torch.zeros(slots, 3, dtype=torch.int64, device=device)
+        self.coordinates = torch.zeros(slots, 3, dtype=torch.int64, device=device)
         self.counts = torch.zeros(slots, dtype=torch.int64, device=device)
         self.log_probability = torch.zeros(slots, device=device)
         self.done = torch.ones(slots, dtype=torch.bool, device=device)
@@ -148,7 +148,7 @@ class Generator:
 
     def _read(self, prompts: Sequences, chosen: np.ndarray, slots: Tensor) -> None:
         """Fill the caches of slots with the prompts `chosen`, and set the separator as each slot's next token."""
-        tokens, places, _ = (t.to(self.device) for t in pad(prompts, chosen))
+        tokens, coordinates, _ = (t.to(self.device) for t in pad(prompts, chosen))
         longest = tokens.shape[1]
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -157,11 +157,11 @@ class Generator:
             return attend_causally(layer, q, k, v)
 
         vectors = _vectors(self.model, prompts, chosen)
-        self.model.hidden(self.model.embed(tokens, vectors[:, None]), places, attend)
+        self.model.hidden(self.model.embed(tokens, vectors[:, None]), coordinates, attend)
         self.vectors[slots] = vectors
         self.lengths[slots] = torch.from_numpy(prompts.lengths[chosen].astype(np.int32)).to(self.device)
         self.token[slots] = SEPARATOR
-        self.place[slots] = torch.tensor([IN_SEPARATOR, 0, 0], device=self.device)
+        self.coordinates[slots] = torch.tensor([IN_SEPARATOR, 0, 0], device=self.device)
         self.counts[slots] = 0
         self.log_probability[slots] = 0.0
         self.done[slots] = False
@@ -177,7 +177,7 @@ class Generator:
 
     def _record(self) -> None:
         """Record a step as a CUDA graph, after two steps that compile the kernels, and restore the slots' state."""
-        names = ("lengths", "token", "place", "counts", "log_probability", "done", "written")
+        names = ("lengths", "token", "coordinates", "counts", "log_probability", "done", "written")
         saved = {name: getattr(self, name).clone() for name in names}
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -196,7 +196,7 @@ class Generator:
         """Run the model on each slot's newest token and write the next token."""
         model = self.model
         x = model.embed(self.token, self.vectors)
-        hidden = model.hidden(x, self.place, self._attend)
+        hidden = model.hidden(x, self.coordinates, self._attend)
         log_probabilities = F.log_softmax(model.logits(hidden) + self.forbidden, dim=-1)
         best, following = log_probabilities.max(-1)
         active = ~self.done
@@ -205,14 +205,14 @@ class Generator:
         self.written.scatter_(1, at, torch.where(active[:, None], following[:, None].to(torch.uint8), former))
         self.log_probability += torch.where(active, best, 0.0)
         self.counts += active
-        part, row, column = self.place.unbind(-1)
+        part, row, column = self.coordinates.unbind(-1)
         ends, starts = self.token == ROW_END, self.token == SEPARATOR
         row = torch.where(starts, 0, row + ends)
         column = torch.where(starts | ends, 0, column + 1)
         outside = ((row >= LARGEST) & (following != END)) | (column > LARGEST) | (self.counts >= LONGEST_ANSWER)
         self.lengths.copy_(torch.where(self.done, 0, self.lengths + 1))
         self.done |= (following == END) | outside
-        self.place.copy_(torch.stack([torch.full_like(part, IN_OUTPUT), row, column], -1))
+        self.coordinates.copy_(torch.stack([torch.full_like(part, IN_OUTPUT), row, column], -1))
         self.token.copy_(following)
 
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -238,15 +238,16 @@ def attend_causally(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def pad(sequences: Sequences, chosen: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tokens [B, S], places [B, S, 3] and labels [B, S] of the sequences `chosen`, padded to equal lengths."""
+    """Return tokens [B, S], coordinates [B, S, 3] and labels [B, S] of sequences, padded to equal lengths."""
     lengths = sequences.lengths[chosen]
     inside = np.arange(lengths.max()) < lengths[:, None]
     at = (sequences.starts[:-1][chosen][:, None] + np.arange(lengths.max()))[inside]
     tokens = np.zeros(inside.shape, np.int64)
-    places = np.zeros((*inside.shape, 3), np.int64)
+    coordinates = np.zeros((*inside.shape, 3), np.int64)
     labels = np.full(inside.shape, NO_LABEL, np.int64)
-    tokens[inside], places[inside], labels[inside] = sequences.tokens[at], sequences.places[at], sequences.labels[at]
-    return torch.from_numpy(tokens), torch.from_numpy(places), torch.from_numpy(labels)
+    tokens[inside], coordinates[inside] = sequences.tokens[at], sequences.coordinates[at]
+    labels[inside] = sequences.labels[at]
+    return torch.from_numpy(tokens), torch.from_numpy(coordinates), torch.from_numpy(labels)
 
 
 def _vectors(model: ArcDecoder, sequences: Sequences, chosen: np.ndarray) -> Tensor:
@@ -263,9 +264,9 @@ def measure_losses(model: ArcDecoder, sequences: Sequences) -> np.ndarray:
     while len(order):
         chosen = order[: max(1, _PROMPT_TOKENS // int(sequences.lengths[order[0]]))]
         order = order[len(chosen) :]
-        tokens, places, labels = (t.to(device) for t in pad(sequences, chosen))
+        tokens, coordinates, labels = (t.to(device) for t in pad(sequences, chosen))
         x = model.embed(tokens, _vectors(model, sequences, chosen)[:, None])
-        logits = model.logits(model.hidden(x, places, attend_causally))
+        logits = model.logits(model.hidden(x, coordinates, attend_causally))
         each = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=NO_LABEL, reduction="none")
         sums = each.view(labels.shape).double().sum(1) / (labels != NO_LABEL).sum(1).clamp(min=1)
         losses[chosen] = sums.cpu().numpy()

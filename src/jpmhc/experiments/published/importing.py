@@ -164,5 +164,5 @@ def _find_task(vocabulary: int, identifiers: Path, choices: ImportConfig) -> Pub
 def _point_to_copy(task: TaskConfig, identifiers: Path, out: Path) -> TaskConfig:
     """Return the task's configuration with the path of the identifiers' copy in the run's folder."""
     original = Path(os.path.abspath(identifiers))
-    places = {name: out / _IDENTIFIERS for name in task.places if getattr(task, name) == original}
-    return dataclasses.replace(task, **places)  # type: ignore[type-var]
+    paths = {name: out / _IDENTIFIERS for name in task.file_options if getattr(task, name) == original}
+    return dataclasses.replace(task, **paths)  # type: ignore[type-var]

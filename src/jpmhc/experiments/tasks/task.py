@@ -137,7 +137,7 @@ class TaskConfig(ABC):
     a sample of the variants, pool the votes of several checkpoints, and write a submission."""
     Overrides: ClassVar[type] = NoOverrides
     """A dataclass with the options that an evaluation may change, under the same names; None means no change."""
-    places: ClassVar[tuple[str, ...]] = ()
+    file_options: ClassVar[tuple[str, ...]] = ()
     """Options that name files. They may change when a run is resumed, because the fingerprint covers the files'
     content."""
 
@@ -159,7 +159,7 @@ class TaskConfig(ABC):
         for name in options:
             if name not in allowed:
                 raise ValueError(f"an evaluation on this task cannot choose {name.replace('_', '-')}: leave it out")
-            if name in self.places and getattr(self, name) is None:
+            if name in self.file_options and getattr(self, name) is None:
                 raise ValueError(
                     f"the run was trained without {name.replace('_', ' ')}, so none can have moved: "
                     f"leave out --{name.replace('_', '-')}"

@@ -250,7 +250,7 @@ class Training:
         self.model.train()
         if self.records and self.recorded is None and not self.finished:
             self.recorded = RecordedStep(self)
-        for pack in prefetch(self._make_pack, self._places(), ahead=1):
+        for pack in prefetch(self._make_pack, self._remaining_packs(), ahead=1):
             if stop():
                 break
             sums = self._take_step(pack)
@@ -266,12 +266,12 @@ class Training:
                 looked, steps = now, 0
             self.seconds = time.monotonic() - began
 
-    def _make_pack(self, place: tuple[int, int]) -> Pack:
-        pack = self.pairs.pack(*place)
+    def _make_pack(self, position: tuple[int, int]) -> Pack:
+        pack = self.pairs.pack(*position)
         return pack.pin_memory() if self.device.type == "cuda" else pack
 
-    def _places(self) -> Iterator[tuple[int, int]]:
-        """Yield epoch and number of each remaining pack of the run."""
+    def _remaining_packs(self) -> Iterator[tuple[int, int]]:
+        """Yield the epoch of each remaining pack of the run, and its number in the epoch."""
         first = self.index
         for epoch in range(self.epoch, self.run.epochs):
             yield from ((epoch, index) for index in range(first, self.pairs.count_packs(epoch)))
@@ -280,7 +280,7 @@ class Training:
     def _take_step(self, pack: Pack) -> Tensor:
         """Train on one pack and return the loss and the gradient's norm, on the device. [2]"""
         run = self.run
-        factor = run.rate_factor((self.epoch + (self.index + 0.5) / self._packs_here()) / run.epochs)
+        factor = run.rate_factor((self.epoch + (self.index + 0.5) / self._count_packs()) / run.epochs)
         for optimizer, rates in zip(self.optimizers, self.rates):
             for group, rate in zip(optimizer.param_groups, rates):
                 if self.records:
@@ -291,7 +291,7 @@ class Training:
         sums = self.compute(pack.to(self.device)) if self.recorded is None else self.recorded.replay(pack)
         self.step += 1
         self.index += 1
-        if self.index == self._packs_here():
+        if self.index == self._count_packs():
             means = (self._sums / self.index).tolist()
             for name, value in zip(self.curves, (self.epoch + 1, *means, self.seconds)):
                 self.curves[name].append(value)
@@ -321,7 +321,7 @@ class Training:
                 tensors |= {(k, number, name): value for name, value in state.items()}
         return tensors
 
-    def _packs_here(self) -> int:
+    def _count_packs(self) -> int:
         return self.pairs.count_packs(self.epoch)
 
     def _describe(self, loss: float, norm: float, speed: float) -> Progress:

@@ -186,7 +186,7 @@ class Change:
 def list_changes(there: TrainConfig, here: TrainConfig) -> list[Change]:
     """Return all settings that differ between a checkpoint's configuration (`there`) and the present one (`here`)."""
     old, new = flatten_fields(json.loads(there.to_json())), flatten_fields(json.loads(here.to_json()))
-    files = {f"task.{name}" for name in here.task.places}  # they may move: the fingerprint covers their content
+    files = {f"task.{name}" for name in here.task.file_options}  # they may move: the fingerprint covers their content
     return [
         Change(name, old.get(name), new.get(name), name.startswith(_BINDING) and name not in files)
         for name in old | new

@@ -13,19 +13,19 @@ from jpmhc.experiments.tasks import counter
 from jpmhc.experiments.tasks.task import Batch, Task
 from jpmhc.experiments.training.config import TrainConfig
 
-Place = TypeVar("Place")
-Made = TypeVar("Made")
+Key = TypeVar("Key")
+Result = TypeVar("Result")
 
 _EXPLORE, _MINIMUM = counter.key_of("halting exploration"), counter.key_of("halting minimum")
 
 
-def prefetch(make: Callable[[Place], Made], places: Iterable[Place], ahead: int) -> Iterator[Made]:
-    """Yield `make(place)` for each place; meanwhile a thread makes up to `ahead` results in advance."""
+def prefetch(make: Callable[[Key], Result], keys: Iterable[Key], ahead: int) -> Iterator[Result]:
+    """Yield `make(key)` for each key, in order. A thread makes up to `ahead` results in advance."""
     with ThreadPoolExecutor(1, thread_name_prefix="prefetch") as pool:
-        waiting: deque[Future[Made]] = deque()
+        waiting: deque[Future[Result]] = deque()
         try:
-            for place in places:
-                waiting.append(pool.submit(make, place))
+            for key in keys:
+                waiting.append(pool.submit(make, key))
                 if len(waiting) > ahead:
                     yield waiting.popleft().result()
             while waiting:

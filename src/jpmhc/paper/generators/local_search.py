@@ -114,14 +114,14 @@ class _Neighbourhood:
         replaces a pair, another random single element joins the set too.
         """
         row, alone = self._arrange_set(ranks)
-        places = np.concatenate([np.arange(alone), np.arange(alone, len(row), 2)])  # the first index of each atom
-        total = len(places) * len(self.atoms)
+        atom_starts = np.concatenate([np.arange(alone), np.arange(alone, len(row), 2)])  # the first index of each atom
+        total = len(atom_starts) * len(self.atoms)
         order = self.random.permutation(total)[:NEIGHBOURS] if total else np.empty(0, dtype=np.int64)
         start, size = 0, FIRST_BATCH
         while start < len(order):
             chosen = order[start : start + size]
             start, size = start + size, min(2 * size, BATCH)
-            sets = self._exchange_atoms(row, alone, places[chosen // len(self.atoms)], chosen % len(self.atoms))
+            sets = self._exchange_atoms(row, alone, atom_starts[chosen // len(self.atoms)], chosen % len(self.atoms))
             ascending = np.sort(sets, axis=1)
             proper = (np.diff(ascending, axis=1) > 0).all(axis=1) & (ascending != np.sort(ranks)).any(axis=1)
             yield sets[proper]

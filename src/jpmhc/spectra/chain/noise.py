@@ -303,7 +303,9 @@ class General(SelfEnergy):
         self.count = self.streams**2
         self.below = torch.tril_indices(self.streams, self.streams, -1, device=factors.device)
         self.coordinates = self.streams + self.below.shape[1]
-        self.sorted = self.places = torch.arange(self.streams, device=factors.device).expand(2 * network.depth, -1)
+        self.elimination_order = self.original_order = torch.arange(self.streams, device=factors.device).expand(
+            2 * network.depth, -1
+        )
 
     def to_coordinates(self, unknowns: Tensor) -> Tensor:
         rest = self._sort(unknowns.unflatten(-1, (self.streams, self.streams))) * 1j
@@ -334,16 +336,16 @@ class General(SelfEnergy):
             unknowns: Typical matrices of the blocks, x blocks first. [2 L, count]
         """
         sizes = unknowns.unflatten(-1, (self.streams, self.streams)).diagonal(dim1=-2, dim2=-1).abs()
-        self.sorted = sizes.argsort(-1, descending=True)
-        self.places = self.sorted.argsort(-1)
+        self.elimination_order = sizes.argsort(-1, descending=True)
+        self.original_order = self.elimination_order.argsort(-1)
 
     def _sort(self, blocks: Tensor) -> Tensor:
         """Return blocks [b, 2 L, n, n] with rows and columns in the order of elimination."""
-        return _permute(blocks, self.sorted)
+        return _permute(blocks, self.elimination_order)
 
     def _unsort(self, blocks: Tensor) -> Tensor:
         """Return blocks [b, 2 L, n, n] with rows and columns back in the original order of the streams."""
-        return _permute(blocks, self.places)
+        return _permute(blocks, self.original_order)
 
     def scale(self, coordinates: Tensor) -> Tensor:
         # Entry (j, k) of R is at most of the order of the square root of entry (j, j) of the matrix over pivot k.

@@ -108,16 +108,16 @@ def _solve_row(network: Network, z: Tensor, options: Options, known: KnownPoints
     if known is not None:
         known = replace(known, z=known.z / gain, unknowns=equation.coordinates(known.unknowns))
     row = _solve_in_chunks(equation, points, known, options, chunk)
-    good, left = row.converged, row.unconverged()
+    good, unsolved = row.converged, row.unconverged()
     values = equation.values(row.x)
     blocks = None
     if matrix:
         parts = zip(points.split(chunk), row.x.split(chunk))
         blocks = torch.cat([equation.input_block(part, x) for part, x in parts]) / gain
     layers = torch.zeros_like(row.iterations)
-    if len(left):
-        parts = zip(points[left].split(chunk), row.x[left].split(chunk))
-        layers[left] = torch.cat([equation.hardest_layer(x, part) for part, x in parts])
+    if len(unsolved):
+        parts = zip(points[unsolved].split(chunk), row.x[unsolved].split(chunk))
+        layers[unsolved] = torch.cat([equation.hardest_layer(x, part) for part, x in parts])
     return Solution(
         values[:, 0] / gain,
         row.converged,
@@ -205,15 +205,15 @@ def _solve_chunk(equation: ChainEquation, z: Tensor, known: KnownPoints | None, 
     start = start if known is None else known.start_near(z, start, equation.inside)
     first = replace(options, maximum=min(options.maximum, options.scheme.first_try))
     result = solve_equation(equation, z, start, first)
-    left = _left_above_rounding(equation, z, result)
+    unsolved = _unsolved_above_rounding(equation, z, result)
     hard = replace(first, scheme=options.scheme.for_hard_rows())
-    left = _solve_from_others(equation, z, result, left, known, hard)
-    if options.maximum > first.maximum and len(left):
+    unsolved = _solve_from_others(equation, z, result, unsolved, known, hard)
+    if options.maximum > first.maximum and len(unsolved):
         hard = replace(hard, maximum=options.maximum)
         # At eta = |z| the equation contracts strongly.
-        result.merge_pass(left, lead_down(equation, z[left], hard, top=z[left].abs()))
-        left = _left_above_rounding(equation, z, result)
-        _solve_from_others(equation, z, result, left, known, hard)
+        result.merge_pass(unsolved, lead_down(equation, z[unsolved], hard, top=z[unsolved].abs()))
+        unsolved = _unsolved_above_rounding(equation, z, result)
+        _solve_from_others(equation, z, result, unsolved, known, hard)
     return result
 
 
@@ -221,39 +221,44 @@ def _solve_from_others(
     equation: ChainEquation,
     z: Tensor,
     result: FixedPoints,
-    left: Tensor,
+    unsolved: Tensor,
     known: KnownPoints | None,
     options: Options,
 ) -> Tensor:
-    """Solve the rows `left` from solved points, update `result`, and return the rows that are still unsolved.
+    """Solve the rows `unsolved` from solved points, update `result`, and return the rows that are still unsolved.
 
     For matrix unknowns the solution is continued from a solved point; for scalar unknowns the iteration starts there.
     """
     if not equation.noise.scalar:
-        return _lead_from_known(equation, z, result, left, known, options.tolerance)
-    before = len(left) + 1
-    while 0 < len(left) < min(before, len(z)):
-        before = len(left)
+        return _lead_from_known(equation, z, result, unsolved, known, options.tolerance)
+    before = len(unsolved) + 1
+    while 0 < len(unsolved) < min(before, len(z)):
+        before = len(unsolved)
         solved = KnownPoints(z[result.converged], result.x[result.converged])
-        start = solved.start_near(z[left], result.x[left], equation.inside)
-        result.merge_pass(left, solve_equation(equation, z[left], start, options, left))
-        left = _left_above_rounding(equation, z, result)
-    return left
+        start = solved.start_near(z[unsolved], result.x[unsolved], equation.inside)
+        result.merge_pass(unsolved, solve_equation(equation, z[unsolved], start, options, unsolved))
+        unsolved = _unsolved_above_rounding(equation, z, result)
+    return unsolved
 
 
 def _lead_from_known(
-    equation: ChainEquation, z: Tensor, result: FixedPoints, left: Tensor, known: KnownPoints | None, tolerance: float
+    equation: ChainEquation,
+    z: Tensor,
+    result: FixedPoints,
+    unsolved: Tensor,
+    known: KnownPoints | None,
+    tolerance: float,
 ) -> Tensor:
-    """Solve the rows `left` by continuation from the nearest solved points, nearest rows first.
+    """Solve the rows `unsolved` by continuation from the nearest solved points, nearest rows first.
 
     The function updates `result` and returns the rows that are still unsolved.
     """
     waiting = torch.ones_like(result.converged)
-    while len(left):
+    while len(unsolved):
         solved = KnownPoints(z[result.converged], result.x[result.converged])
         if known is not None:
             solved = KnownPoints(torch.cat([solved.z, known.z]), torch.cat([solved.unknowns, known.unknowns]))
-        rows = left[waiting[left]]
+        rows = unsolved[waiting[unsolved]]
         if len(rows) == 0 or len(solved.z) == 0:
             break
         apart = z[rows].log().unsqueeze(-1) - solved.z.log()
@@ -264,28 +269,28 @@ def _lead_from_known(
         options = Options(_STUBBORN, tolerance, _STUBBORN.first_try)
         led = lead_along(equation, solved.z[nearest], solved.unknowns[nearest], z[rows], rows, options)
         result.merge_pass(rows, led)
-        left = _left_above_rounding(equation, z, result)
+        unsolved = _unsolved_above_rounding(equation, z, result)
         if float(distance.min()) > _NEAR and not bool(led.converged.any()):
             break  # all other rows are farther away
-    return left
+    return unsolved
 
 
-def _left_above_rounding(equation: ChainEquation, z: Tensor, result: FixedPoints) -> Tensor:
-    """Mark rows of `result` as converged if only rounding keeps them above the tolerance; return the rows still left.
+def _unsolved_above_rounding(equation: ChainEquation, z: Tensor, result: FixedPoints) -> Tensor:
+    """Mark rows as converged if only rounding keeps them above the tolerance, and return the rows still unsolved.
 
     If unknowns differ by many orders of magnitude, rounding leaves few digits in the smallest unknowns. At points far
     below the largest singular values, rounding also leaves few digits in G. More iterations would not help such rows;
     their residual shows their precision.
     """
-    left = result.unconverged()
-    if len(left):
-        x, points = result.x[left], z[left]
-        image, scale = equation.image(x, points, left), equation.scale(x, points, left)
-        floor = equation.lost_by_rounding(x, points, left, image) / scale
+    unsolved = result.unconverged()
+    if len(unsolved):
+        x, points = result.x[unsolved], z[unsolved]
+        image, scale = equation.image(x, points, unsolved), equation.scale(x, points, unsolved)
+        floor = equation.lost_by_rounding(x, points, unsolved, image) / scale
         change = (image - x).abs() / scale
         level = floor.amax(-1)
         rounded = (change.amax(-1) <= _ACCEPTED_ABOVE_ROUNDING * level) & (level <= _ACCEPTED_ROUNDING)
-        rounded &= equation.admissible(x, points, left)
-        result.converged[left[rounded]] = True
-        left = left[~rounded]
-    return left
+        rounded &= equation.admissible(x, points, unsolved)
+        result.converged[unsolved[rounded]] = True
+        unsolved = unsolved[~rounded]
+    return unsolved

@@ -59,10 +59,10 @@ def _solve_part(equation: _Equation, z: Tensor, options: Options, known: KnownPo
         start = known.start_near(z, torch.zeros_like(result.x), lambda x: equation.admissible(x, z, z.real.long()))
         near = (start[:, 0] != 0).nonzero().squeeze(-1)
         result.merge_pass(near, solve_equation(equation, z[near], start[near], options, near))
-    left = result.unconverged()
-    if len(left):
-        led = lead_down(equation, z[left], options, top=4 * float(z[left].abs().max()) + 4)
-        result.merge_pass(left, led)
+    unsolved = result.unconverged()
+    if len(unsolved):
+        led = lead_down(equation, z[unsolved], options, top=4 * float(z[unsolved].abs().max()) + 4)
+        result.merge_pass(unsolved, led)
     return result
 
 
@@ -179,15 +179,15 @@ def find_groups(tied: Tensor, laws: Sequence[Sublayer]) -> list[tuple[Tensor, Te
         tied: Correlations of the layers' noises. [L, L]
         laws: The laws of the sublayers' Jacobians, one per layer.
     """
-    groups, left = [], list(range(len(laws)))
-    while left:
-        layers = [layer for layer in left if bool(tied[left[0], layer] != 0)]
-        left = [layer for layer in left if layer not in layers]
+    groups, others = [], list(range(len(laws)))
+    while others:
+        layers = [layer for layer in others if bool(tied[others[0], layer] != 0)]
+        others = [layer for layer in others if layer not in layers]
         law = laws[layers[0]]
         if not isinstance(law, HiddenLayer) or any(laws[layer] is not law for layer in layers):
             raise ValueError("layers with tied weights need the same sublayer law: a Gaussian matrix or two matrices")
         if math.isfinite(law.ratio):
             slopes = law.squares.sqrt().to(tied).unsqueeze(-1).expand(-1, len(layers))  # [K, l]
-            places = torch.tensor(layers, device=tied.device)
-            groups.append((places, slopes, law.weights.to(tied.device, torch.complex128), law.ratio))
+            members = torch.tensor(layers, device=tied.device)
+            groups.append((members, slopes, law.weights.to(tied.device, torch.complex128), law.ratio))
     return groups

@@ -64,7 +64,7 @@ def test_a_sequence_is_the_pair_row_by_row(arc: Arc) -> None:
         known = len(spell(answer)) + 1
         assert sequences.labels[here].tolist() == [NO_LABEL] * (len(whole) - 1 - known) + whole[-known:]
         places = [(IN_START, 0, 0), *places_of(IN_INPUT, shown), (IN_SEPARATOR, 0, 0), *places_of(IN_OUTPUT, answer)]
-        assert sequences.places[here].tolist() == [list(place) for place in places]
+        assert sequences.coordinates[here].tolist() == [list(place) for place in places]
         assert (sequences.puzzles[k], sequences.symmetries[k]) == (puzzle[k], how[0])
 
 

@@ -71,14 +71,14 @@ class ArcConfig(TaskConfig):
 
     votes: ClassVar[bool] = True
     Overrides: ClassVar[type] = ArcOverrides
-    places: ClassVar[tuple[str, ...]] = ("extra_tasks", "evaluation_tasks", "variants_from")
+    file_options: ClassVar[tuple[str, ...]] = ("extra_tasks", "evaluation_tasks", "variants_from")
 
     def __post_init__(self) -> None:
         checks.inside(self.side, f"[1, {LARGEST}]", "side")
         checks.inside(self.augmentations, "[0, inf)", "augmentations")
         if self.version == "none" and self.extra_tasks is None and self.evaluation_tasks is None:
             raise ValueError("no puzzles: name a version of ARC-AGI, or a folder with extra or evaluation tasks")
-        for name in self.places:
+        for name in self.file_options:
             if (path := getattr(self, name)) is not None:  # absolute, as other working directories read the file too
                 object.__setattr__(self, name, Path(os.path.abspath(path)))
 

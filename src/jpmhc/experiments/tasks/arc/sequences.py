@@ -1,7 +1,7 @@
 """ARC pairs as sequences of tokens for a decoder, several of which are packed into rows of a fixed length.
 
 A sequence is one pair: a start token, the input grid row by row, a separator, the output grid row by row, an end token.
-Every row of a grid ends with a row-end token. A token's place is the part of the sequence that it belongs to, and the
+Every row of a grid ends with a row-end token. A token's coordinates are the number of its part of the sequence, and the
 row and column of its cell. Labels are the output's tokens and the end token, for training also the input's tokens.
 
 An epoch shows every training pair once, in a random variant. `PackedPairs` is a pure function of the epoch's number, so
@@ -37,7 +37,7 @@ class Sequences:
     """Token sequences in one flat array, without the end tokens, which are labels only."""
 
     tokens: np.ndarray  # [N] uint8
-    places: np.ndarray  # [N, 3] uint8: part, row, column
+    coordinates: np.ndarray  # [N, 3] uint8: part, row, column
     labels: np.ndarray  # [N] int8: the next token if it is to be predicted, else NO_LABEL
     starts: np.ndarray  # [B + 1] int64: sequence b has tokens starts[b] to starts[b + 1]
     puzzles: np.ndarray  # [B] int64
@@ -79,20 +79,20 @@ def write_sequences(
     lengths = 2 + sizes[0] + sizes[1] if outputs else 1 + sizes[0]
     starts = np.concatenate([[0], np.cumsum(lengths)])
     tokens = np.full(starts[-1], START, np.uint8)
-    places = np.zeros((starts[-1], 3), np.uint8)
+    coordinates = np.zeros((starts[-1], 3), np.uint8)
     colours = arc.variants.colours[variant]
-    _write_grids(arc.cells, layouts[0], colours, starts[:-1] + 1, IN_INPUT, tokens, places)
+    _write_grids(arc.cells, layouts[0], colours, starts[:-1] + 1, IN_INPUT, tokens, coordinates)
     labels = np.full(starts[-1], NO_LABEL, np.int8)
     if outputs:
         separators = starts[:-1] + 1 + sizes[0]
-        tokens[separators], places[separators, 0] = SEPARATOR, IN_SEPARATOR
-        at = _write_grids(arc.cells, layouts[1], colours, separators + 1, IN_OUTPUT, tokens, places)
+        tokens[separators], coordinates[separators, 0] = SEPARATOR, IN_SEPARATOR
+        at = _write_grids(arc.cells, layouts[1], colours, separators + 1, IN_OUTPUT, tokens, coordinates)
         if predict_inputs:
             labels[:-1] = tokens[1:]
         labels[at - 1] = tokens[at]
         labels[starts[1:] - 1] = END
     puzzles = arc.variants.puzzle_of(variant) if count else np.zeros(0, np.int64)
-    return Sequences(tokens, places, labels, starts, puzzles, arc.variants.symmetry[variant].astype(np.int64))
+    return Sequences(tokens, coordinates, labels, starts, puzzles, arc.variants.symmetry[variant].astype(np.int64))
 
 
 def _write_grids(
@@ -102,9 +102,9 @@ def _write_grids(
     at: np.ndarray,
     part: int,
     tokens: np.ndarray,
-    places: np.ndarray,
+    coordinates: np.ndarray,
 ) -> np.ndarray:
-    """Write grids into `tokens` and `places`, starting at the positions `at`; return the positions of their tokens."""
+    """Write grids into `tokens` and `coordinates`, from the positions `at` on; return the positions of their tokens."""
     line = layout.width + 1
     size = layout.height * line
     owner = np.repeat(np.arange(len(size)), size)
@@ -114,7 +114,7 @@ def _write_grids(
     address = layout.base[owner] + row * layout.down[owner] + np.where(ends, 0, column) * layout.right[owner]
     position = at[owner] + index
     tokens[position] = np.where(ends, ROW_END, colours[owner, cells[address]])
-    places[position] = np.stack([np.full_like(row, part), row, column], -1)
+    coordinates[position] = np.stack([np.full_like(row, part), row, column], -1)
     return position
 
 
@@ -152,7 +152,7 @@ class Pack:
     """Sequences packed into one row of fixed length; the unused rest of the row is one sequence without labels."""
 
     tokens: Tensor  # [T] uint8
-    places: Tensor  # [T, 3] uint8
+    coordinates: Tensor  # [T, 3] uint8
     labels: Tensor  # [T] int8
     owners: Tensor  # [T] int16: the sequence that each token belongs to
     puzzles: Tensor  # [S] int64
@@ -175,9 +175,9 @@ def pack_sequences(sequences: Sequences, length: int, most: int) -> Pack:
         raise ValueError(f"{count} sequences of {used} tokens do not fit into {length} tokens and {most - 1} sequences")
     owners = np.full(length, most - 1, np.int16)
     owners[:used] = np.repeat(np.arange(count), sequences.lengths)
-    tokens, places = np.zeros(length, np.uint8), np.zeros((length, 3), np.uint8)
+    tokens, coordinates = np.zeros(length, np.uint8), np.zeros((length, 3), np.uint8)
     labels = np.full(length, NO_LABEL, np.int8)
-    tokens[:used], places[:used], labels[:used] = sequences.tokens, sequences.places, sequences.labels
+    tokens[:used], coordinates[:used], labels[:used] = sequences.tokens, sequences.coordinates, sequences.labels
     puzzles, symmetries = np.zeros(most, np.int64), np.zeros(most, np.int64)
     puzzles[:count], symmetries[:count] = sequences.puzzles, sequences.symmetries
     change = np.flatnonzero(np.diff(owners)) + 1
@@ -186,7 +186,7 @@ def pack_sequences(sequences: Sequences, length: int, most: int) -> Pack:
     first = begins[np.searchsorted(begins, heads, side="right") - 1] // BLOCK
     last = (ends[np.searchsorted(begins, np.minimum(heads + BLOCK, length) - 1, side="right") - 1] - 1) // BLOCK
     spans = np.stack([first, last]).astype(np.int32)
-    return Pack(*map(torch.from_numpy, (tokens, places, labels, owners, puzzles, symmetries, spans)))
+    return Pack(*map(torch.from_numpy, (tokens, coordinates, labels, owners, puzzles, symmetries, spans)))
 
 
 def _without_tests(arc: Arc) -> tuple[np.ndarray, np.ndarray]:
