@@ -113,7 +113,7 @@ def test_two_matrices_without_ties_are_the_chains_and_tied_ones_those_of_sampled
 def test_tied_laws_that_are_not_of_two_matrices_are_refused():
     ones = torch.ones(2, 1)
     network = Network(torch.eye(1).expand(2, 1, 1), 0.1, ones, ones, sublayers=haar(), tied=[0, 0])
-    with pytest.raises(ValueError, match="must share one law, of a Gaussian matrix or of two matrices"):
+    with pytest.raises(ValueError, match="layers with tied weights need the same sublayer law"):
         cauchy(network, X + 0.2j)
 
 
