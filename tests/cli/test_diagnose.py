@@ -84,7 +84,7 @@ def test_a_run_of_training(tmp_path, capsys):
     cli.main(["diagnose", str(tmp_path / "run"), "--tokens", "1", "--out", str(tmp_path / "out")])
     said = capsys.readouterr().out
     assert "from the output of network to the output of token_head" in said
-    assert "network.0 (call 1)" in said
+    assert "network.0 (call " in said
 
 
 def test_wrong_names_are_one_sentence(file, tmp_path, capsys):

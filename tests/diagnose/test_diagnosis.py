@@ -117,7 +117,17 @@ def test_the_theorys_gradients_stand_beside_the_measured_ones():
 def test_layers_that_share_weights_are_noted():
     layer = nn.Linear(8, 8)
     found = jpmhc.diagnose(nn.Sequential(layer, nn.Linear(8, 8), layer), torch.randn(1, 8), say=None)
-    assert any(note.startswith("some layers share their weights") for note in found.notes)
+    (note,) = found.notes
+    assert note.startswith("some layers share their weights")
+    assert [layer.name for layer in found.layers] == ["0 (call 1)", "1", "0 (call 2)"]
+    assert len(found.comparisons[0].gains) == 3
+
+
+def test_layers_on_images_are_never_rotated():
+    layers = [nn.Conv2d(2, 2, 3, padding=1) for _ in range(2)]
+    found = jpmhc.diagnose(nn.Sequential(*layers), torch.randn(1, 2, 4, 4), say=None)
+    assert found.comparisons[0].rotated is None
+    assert [note for note in found.notes if note.endswith("not rotated: they have no matrix at a single position")]
 
 
 def test_a_compiled_or_wrapped_container_is_looked_into():

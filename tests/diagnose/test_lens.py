@@ -96,6 +96,17 @@ def test_a_plain_language_model_has_a_lens_too():
     assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters()))
 
 
+@pytest.mark.parametrize("layer", [2, "0 (call 2)"])
+def test_a_layer_that_is_called_twice_has_a_lens_for_each_call(layer):
+    torch.manual_seed(0)
+    shared = nn.Linear(6, 6)
+    model, x = nn.Sequential(shared, nn.Linear(6, 6), shared, nn.Linear(6, 6)), torch.randn(3, 6)
+    lens = jpmhc.diagnose.lens(model, layer, [x], say=None)
+    assert lens.layer == "0 (call 2)"
+    torch.testing.assert_close(lens.matrix[:, 0], model[3].weight.detach())
+    torch.testing.assert_close(lens.read(model, x), model(x).detach())
+
+
 @pytest.mark.parametrize(
     ("layer", "options", "sentence"),
     [

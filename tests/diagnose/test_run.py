@@ -97,6 +97,7 @@ def test_inputs_may_be_a_tensor_a_tuple_or_a_dict():
         (Returns(lambda y: y), torch.randn(2, 4), ("line", None), "no module 'line' of this model; it has linear"),
         (Returns(lambda y: y), torch.randn(2, 4), "linear", "between must be two names of modules"),
         (nn.Unflatten(0, (2, 2)), torch.arange(4), None, "the inputs are integers and the model calls no nn.Embedding"),
+        (nn.Linear(4, 4), torch.zeros(2, 4, dtype=torch.complex64), None, "the inputs are complex numbers: name a mod"),
         (nn.Linear(4, 4, device="meta"), torch.randn(2, 4), None, "the model is on the meta device"),
         (nn.Linear(4, 4), torch.randn(2, 4, device="meta"), None, "the inputs are on meta and the model is on cpu"),
     ],

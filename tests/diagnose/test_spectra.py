@@ -149,6 +149,17 @@ def test_error_bars_of_collapsed_directions_are_narrow():
     assert measured.error(Spectrum.below) < 0.03
 
 
+def test_the_geometric_mean_counts_directions_that_few_steps_cannot_reach():
+    """24 steps see no singular value below 1e-6, where a tenth of them lie: the mean is four times too high."""
+    generator = torch.Generator().manual_seed(0)
+    values = (0.5 * torch.randn(400, dtype=torch.float64, generator=generator)).exp()
+    values[:40] = 1e-9
+    measured, exact = measure_matrix_by_lanczos(values, steps=24)
+    miss = abs(measured.geometric_mean() - exact.geometric_mean())
+    assert measured.geometric_mean() > 2 * exact.geometric_mean()
+    assert miss <= measured.error(Spectrum.geometric_mean)
+
+
 def test_the_typical_singular_value_is_that_of_those_that_have_not_collapsed():
     values = np.sort(np.concatenate([np.full(75, 1e-5), np.geomspace(1, 4, 25)]))
     spectrum = Spectrum(values[None], np.full((1, 100), 0.01), (100, 100), "dense")

@@ -33,9 +33,9 @@ def test_every_kind_of_diagnosis_is_drawn(model, options, tmp_path):
     assert table.count("mean stream, token") == sum(item.own is not None for item in found.comparisons)
     predicted = [part for item in found.comparisons for part in (item.predicted, item.own and item.own.predicted)]
     assert table.count("… theory") == sum(part is not None for part in predicted)
-    assert page.count("<figure") == 1 + len(found.comparisons) * (1 + (found.streams is not None)) + bool(
-        found.layers
-    ) + (found.streams is not None)
+    assert page.count("<figure") == 1 + sum(
+        1 + (found.streams is not None) + (item.own is not None) for item in found.comparisons
+    ) + bool(found.layers) + (found.streams is not None)
 
 
 def test_a_recommendation_is_drawn_and_its_repr_is_short(tmp_path):

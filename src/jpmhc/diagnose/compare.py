@@ -102,6 +102,12 @@ class TheoryComparison(MapComparison):
         return self if len(self.blocks) == 1 else self.own
 
     @property
+    def rotation(self) -> str:
+        """The name of `rotated` in tables and charts, with the number of shared modes."""
+        count = 0 if self.modes is None else self.modes.count
+        return f"with {count} shared mode{'s' * (count > 1)}" if count else "sampled, no shared modes"
+
+    @property
     def aligned(self) -> float:
         """The 99 % quantile of `measured` over that of `rotated`; above 1, layers amplify each other's directions."""
         return math.nan if self.rotated is None else self.measured.quantile(0.99) / self.rotated.quantile(0.99)

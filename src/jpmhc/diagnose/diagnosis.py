@@ -29,7 +29,8 @@ _FEW, _MANY = 0.02, 0.15
 # Squared gradients of the layers are called alike if they differ by less than the first factor, and uneven if they
 # differ by more than the second.
 _ALIKE, _UNEVEN = 2.0, 100.0
-# A KS distance below this counts as agreement: a finite width and attention cause distances of about this size.
+# A KS distance below this and half a singular value's share counts as agreement: a finite width and attention cause
+# distances of about this size.
 _AGREES = 0.05
 # A 99 % quantile that is off by more than this factor is reported, even if KS is small.
 _FAR_OFF = 1.5
@@ -82,20 +83,24 @@ class Diagnosis:
         """Five sentences: on the map, on collapse, on explosion, on the layers, and on the theory."""
         return find_verdict(self)
 
-    def list_spectra(self) -> Iterator[tuple[str, Spectrum | Density]]:
-        """Yield a name and a spectrum for each row of the table; a name with … means the same map as the row before."""
-        yield "whole map", self.whole
+    def list_spectra(self) -> Iterator[tuple[str, Spectrum | Density, float]]:
+        """Yield a name, a spectrum and the limit of collapse for each row of the table.
+
+        A name with … means the same map as the row before. The limit is a tenth of the map's typical singular value.
+        """
+        yield "whole map", self.whole, _limit(self.whole)
         for position, spectrum in self.tokens.items():
-            yield f"token {position}", spectrum
+            yield f"token {position}", spectrum, _limit(spectrum)
         for item in self.comparisons:
             for kind, compared in (("layers", item), ("mean stream", item.own)):
                 if compared is None:
                     continue
-                yield f"{kind}, token {item.position}", compared.measured
+                limit = _limit(compared.measured)
+                yield f"{kind}, token {item.position}", compared.measured, limit
                 if compared.predicted is not None:
-                    yield "… theory", compared.predicted
+                    yield "… theory", compared.predicted, limit
                 if compared.rotated is not None:
-                    yield "… with shared modes", compared.rotated
+                    yield f"… {item.rotation}", compared.rotated, limit
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """Return a matplotlib figure with the verdict, the measured and predicted spectra, and the layers.
@@ -145,9 +150,9 @@ class Diagnosis:
 
     def _spectra(self) -> list[str]:
         heads = "".join(f"{f'{p:.0%}':>9}" for p in _QUANTILES)
-        lines = [f"{'singular values at':24}{heads}  largest  below {COLLAPSED:g}"]
-        for name, spectrum in self.list_spectra():
-            lines.append(f"{name:24}{_describe_spectrum(spectrum)}")
+        lines = [f"{'singular values at':26}{heads}  largest  collapsed"]
+        for name, spectrum, limit in self.list_spectra():
+            lines.append(f"{name:26}{_describe_spectrum(spectrum, limit)}")
         return lines
 
     def _layer_table(self) -> list[str]:
@@ -178,14 +183,19 @@ class Diagnosis:
         return lines
 
 
-def _describe_spectrum(spectrum: Spectrum | Density) -> str:
-    """Return a table row with the quantiles, the largest singular value (– for a density) and the collapsed share."""
+def _limit(spectrum: Spectrum) -> float:
+    """Return the singular value below which a direction of this map counts as collapsed."""
+    return COLLAPSED * spectrum.typical()
+
+
+def _describe_spectrum(spectrum: Spectrum | Density, limit: float) -> str:
+    """Return a table row: quantiles, the largest singular value (– for a density) and the share below `limit`."""
     if isinstance(spectrum, Density):
         row = "".join(f"{spectrum.quantile(p):9.3g}" for p in _QUANTILES)
-        return f"{row}{'–':>9}  {spectrum.collapsed():.1%}"
+        return f"{row}{'–':>9}  {spectrum.collapsed(limit):.1%}"
     row = "".join(_describe_value(spectrum.quantile(p), spectrum.floor) for p in _QUANTILES)
-    error = spectrum.error(Spectrum.below)
-    share = f"{spectrum.below():.1%}" + (f" ± {error:.1%}" if error > 0 else "")
+    error = spectrum.error(lambda one: one.below(limit))
+    share = f"{spectrum.below(limit):.1%}" + (f" ± {error:.1%}" if error > 0 else "")
     return f"{row}{spectrum.largest:9.3g}  {share}"
 
 
@@ -217,7 +227,7 @@ def _map(diagnosis: Diagnosis) -> str:
 def _collapse(diagnosis: Diagnosis) -> str:
     whole, share = diagnosis.whole, _collapsed(diagnosis)
     word = "No collapse" if share <= _FEW else "Little collapses" if share <= _MANY else "Collapse"
-    all_below = whole.below(COLLAPSED * whole.typical())
+    all_below = whole.below(_limit(whole))
     first = f"{word} of the model's own map: {all_below:.1%} of the map's directions shrink to less than a tenth of"
     if word != "No collapse":
         first = f"{word}: {all_below:.1%} of the map's directions shrink to less than a tenth of"
@@ -236,7 +246,7 @@ def _collapse(diagnosis: Diagnosis) -> str:
         f"{smallest:.2g}), while the mean stream passes with weight {diagnosis.streams.direct:.2g}"
         if smallest < COLLAPSED * largest
         else "not the skips' doing (their product keeps every stream difference above "
-        f"{smallest:.2g}): the sublayers cancel them"
+        f"{smallest:.2g}): sublayers or norms cancel them"
     )
     return f"{first}; of the streams' directions {lost:.0%} are lost: {what}."
 
@@ -339,9 +349,10 @@ def _describe_bulk(diagnosis: Diagnosis, known: Sequence[TheoryComparison]) -> s
         ks = max(ks, float(np.mean(own)))
     elif diagnosis.streams is not None:
         numbers, which = f"{numbers}; the model's own map was not compared", "the bulk of all streams"
+    agrees = _AGREES + max(0.5 * len(item.blocks) / min(item.measured.shape) for item in known)  # half of 1 / d
     compared = max(len(item.gains) for item in known)
     part = f" through {compared} of {len(diagnosis.layers)} layers" if compared < len(diagnosis.layers) else ""
-    return f"{which}{part} is {'as' if ks < _AGREES else 'not as'} the theory predicts ({numbers})"
+    return f"{which}{part} is {'as' if ks < agrees else 'not as'} the theory predicts ({numbers})"
 
 
 def _describe_tail(known: Sequence[TheoryComparison]) -> str:
@@ -367,7 +378,7 @@ def _taken_by_norms(diagnosis: Diagnosis) -> float:
 def _collapsed(diagnosis: Diagnosis) -> float:
     """Return the share of singular values below a tenth of the typical one, minus the share that norms remove."""
     whole = diagnosis.whole
-    return max(whole.below(COLLAPSED * whole.typical()) - _taken_by_norms(diagnosis), 0.0)
+    return max(whole.below(_limit(whole)) - _taken_by_norms(diagnosis), 0.0)
 
 
 def _exploded(diagnosis: Diagnosis) -> float:
@@ -378,7 +389,7 @@ def _stream_loss(diagnosis: Diagnosis) -> float:
     """Return the share of the layers' singular values below a tenth of the typical one, averaged over tokens."""
     if diagnosis.streams is None or not diagnosis.comparisons:
         return 0.0
-    return float(np.mean([item.measured.below(COLLAPSED * item.measured.typical()) for item in diagnosis.comparisons]))
+    return float(np.mean([item.measured.below(_limit(item.measured)) for item in diagnosis.comparisons]))
 
 
 def _unevenness(diagnosis: Diagnosis) -> float:

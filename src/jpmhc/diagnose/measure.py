@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -213,9 +212,14 @@ class _Work:
         self.rotating = plain and wide <= _WIDEST and 0 < cost < _SHARES["sublayers"] * self.seconds
         self.rotating_seconds = cost if self.rotating else 0.0
         if not self.rotating and self.layer_positions:
+            why = f"their matrices would take {describe_time(cost)} (a larger seconds= allows it)"
+            if not plain:
+                why = "they have no matrix at a single position"
+            elif wide > _WIDEST:
+                why = f"their matrices have more than {_WIDEST} rows"
             self.notes.append(
-                f"the sublayers' singular values would take {describe_time(cost)}: their gains and shared modes are "
-                "estimated from random vectors, and sublayers are not rotated; a larger seconds= allows it"
+                f"the sublayers' gains and shared modes are estimated from random vectors, and sublayers are not "
+                f"rotated: {why}"
             )
         if len({getattr(call.module, "sublayer", call.module) for call in self.chain}) < len(self.chain):
             self.notes.append(
@@ -309,17 +313,14 @@ class _Work:
         gradients = measure_gradients(
             self.calls, self.at.y, draw_vectors(_VECTORS, self.at.y.numel(), self.at.y, self.seed + 1)
         )
-        total, count = Counter(call.name for call in self.calls), Counter[str]()
         layers, sketches = [], {}
         for call, gradient in zip(self.calls, gradients):
-            count[call.name] += 1
-            name = call.name if total[call.name] == 1 else f"{call.name} (call {count[call.name]})"
             vectors = draw_vectors(_VECTORS, call.output.numel(), self.at.y, self.seed + 2)
             skip, gain, sketches[call.number] = measure_gain(call, vectors)
             streams = measure_streams([call]) if call.coefficients is not None else None
             similarity = float(streams.similarity[0]) if streams else 1.0
             dominance = float(streams.dominance[0]) if streams else 1.0
-            layers.append(LayerMeasurement(name, skip, gain, gradient, similarity, dominance))
+            layers.append(LayerMeasurement(call.name, skip, gain, gradient, similarity, dominance))
         modes = None
         if len(self.chain) > 1:
             chain = torch.stack([sketches[call.number] for call in self.chain])

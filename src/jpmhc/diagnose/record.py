@@ -6,6 +6,7 @@ state to a hidden state of the same shape. Such a layer counts as one stream wit
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ class LayerCall:
     """One call of one connection or layer; its tensors are in the model's graph.
 
     Attributes:
-        name: The module's name.
+        name: The module's name, after the recording with the number of the call if the module was called again.
         module: The module.
         before: The streams before the connection. [..., n, d]
         inside: The sublayer's input. [..., d]
@@ -99,6 +100,11 @@ def record_layers(model: nn.Module, layers: Sequence[nn.Module], recording: Reco
             else:
                 stack.enter_context(_watch_layer(layer, names[layer], recording))
         yield recording
+    total, count = Counter(call.name for call in recording.calls), Counter[str]()
+    for call in recording.calls:
+        module, count[call.name] = call.name, count[call.name] + 1
+        if total[module] > 1:
+            call.name = f"{module} (call {count[module]})"
 
 
 class RecordedState(NamedTuple):
@@ -200,7 +206,8 @@ def find_layers(model: nn.Module) -> list[nn.Module]:
     }
     alike = {name: modules for name, modules in lists.items() if len(modules) > 1 and len(set(map(type, modules))) == 1}
     outer = [modules for name, modules in alike.items() if not any(name.startswith(o) for o in alike if o != name)]
-    return max(outer or lists.values(), key=len, default=[])
+    longest = max(outer or lists.values(), key=len, default=[])
+    return list(dict.fromkeys(longest))  # a list may repeat a module
 
 
 def longest_chain(calls: Sequence[LayerCall]) -> list[LayerCall]:

@@ -194,6 +194,8 @@ def find_ends(
     argument, x = find_hidden_state(*arguments)
     if x is not None:
         return Ends(arguments, argument, stop, "the model's input", stop_name)
+    if any(isinstance(value, Tensor) and value.is_complex() for value in (*arguments[0], *arguments[1].values())):
+        raise ValueError("the inputs are complex numbers: name a module with real outputs by between=(name, None)")
     name, module = _find_embedding(model, arguments, call)
     return Ends(arguments, module, stop, f"the embeddings ({name}; the inputs are integers)", stop_name)
 

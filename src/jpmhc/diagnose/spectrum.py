@@ -18,6 +18,8 @@ from jpmhc.spectra.sublayers import gauss_nodes, jacobi_matrix
 EXPLODED = 10.0
 # Steps of a bisection for a quantile: each halves the logarithmic interval, from twenty decades to one per cent.
 _BISECTIONS = 14
+# The number of points of an integral over log s.
+_LOG_POINTS = 100
 # The number of redrawn spectra, from which a standard deviation is known to 5 %.
 _REDRAWN = 200
 
@@ -36,7 +38,8 @@ class Spectrum:
         shape: Rows and columns of the Jacobian.
         method: "dense" or "lanczos".
         floor: Singular values below this are rounding errors.
-        side: The distribution function that shares and quantiles read: the lower or the upper bound, or the middle.
+        side: The distribution function that shares, quantiles and the geometric mean read: the lower or the upper
+            bound, or the middle (for the geometric mean, the quadrature itself).
     """
 
     values: np.ndarray
@@ -111,8 +114,12 @@ class Spectrum:
 
     def geometric_mean(self) -> float:
         """Return the geometric mean of the singular values; values below the floor count as the floor."""
-        safe = np.maximum(self.values, max(self.floor, 1e-300))
-        return float(np.exp((self.weights * np.log(safe)).sum() / len(self.weights)))
+        if self.exact or self.side == "middle":
+            safe = np.maximum(self.values, max(self.floor, 1e-300))
+            return float(np.exp((self.weights * np.log(safe)).sum() / len(self.weights)))
+        points = np.geomspace(max(self.floor, self.largest * 1e-20), self.largest, _LOG_POINTS)
+        shares = self.bound_cumulative(points)[self.side == "upper"]
+        return self.largest * float(np.exp(-np.trapezoid(shares, np.log(points))))
 
     def error(self, read: Callable[[Spectrum], float]) -> float:
         """Return a bound on a statistic's error, which holds for nine of ten seeds; 0 for a dense measurement.

@@ -29,14 +29,14 @@ def plot_diagnosis(diagnosis: Diagnosis) -> Figure:
     lines = [f"{number}. {line}" for number, line in enumerate(diagnosis.verdict, 1)]
     wrapped = "\n".join(textwrap.fill(line, 150, subsequent_indent="    ") for line in lines)
     heading = f"{diagnosis.model}, from {diagnosis.start} to {diagnosis.stop}\n\n{wrapped}\n"
-    theory = [_draw_theory(item) for item in diagnosis.comparisons[-1:]]
+    theory = [chart for item in diagnosis.comparisons[-1:] for chart in _draw_theory(item)]
     return draw_figure([_draw_map(diagnosis), *theory, *_draw_layers(diagnosis)], heading=heading)
 
 
 def render_diagnosis(diagnosis: Diagnosis) -> str:
     """Return the HTML page of a diagnosis."""
     verdict = [f"{number}. {line}" for number, line in enumerate(diagnosis.verdict, 1)]
-    maps = [_draw_map(diagnosis), *(_draw_theory(item) for item in diagnosis.comparisons)]
+    maps = [_draw_map(diagnosis), *(chart for item in diagnosis.comparisons for chart in _draw_theory(item))]
     blocks = [
         show_matrix(f"token {item.position}", item.blocks.tolist(), logarithmic=True)
         for item in diagnosis.comparisons
@@ -72,16 +72,16 @@ def write_singular_values(diagnosis: Diagnosis, path: Path) -> Path:
 
 def _tabulate(diagnosis: Diagnosis) -> Table:
     rows = []
-    for name, spectrum in diagnosis.list_spectra():
+    for name, spectrum, limit in diagnosis.list_spectra():
         floor = spectrum.floor if isinstance(spectrum, Spectrum) else 0.0  # smaller values are rounding errors
         values = [spectrum.quantile(level) for level in _LEVELS]
         cells = [f"{value:.3g}" if value > floor else f"< {floor:.0e}" for value in values]
         if isinstance(spectrum, Spectrum):
-            cells += [f"{spectrum.largest:.3g}", f"{spectrum.below():.1%}"]
+            cells += [f"{spectrum.largest:.3g}", f"{spectrum.below(limit):.1%}"]
         else:
-            cells += ["–", f"{spectrum.collapsed():.1%}"]
+            cells += ["–", f"{spectrum.collapsed(limit):.1%}"]
         rows.append([name, *cells])
-    heading = ["singular values at", *(f"{level:.0%}" for level in _LEVELS), "largest", f"below {COLLAPSED:g}"]
+    heading = ["singular values at", *(f"{level:.0%}" for level in _LEVELS), "largest", "collapsed"]
     return Table(heading, rows)
 
 
@@ -101,23 +101,28 @@ def _draw_map(diagnosis: Diagnosis) -> Chart:
     spectra = [diagnosis.whole, *diagnosis.tokens.values()]
     names = [f"whole map ({diagnosis.whole.method})", *(f"token {key}" for key in diagnosis.tokens)]
     lines = [_draw_spectrum(*parts) for parts in zip(names, spectra, itertools.cycle(COMPARED))]
-    marks = [(COLLAPSED, "collapsed"), (diagnosis.gain, "the signal's gain")]
+    marks = [(COLLAPSED * diagnosis.whole.typical(), "collapsed"), (diagnosis.gain, "the signal's gain")]
     return Chart("the map", lines, _singular_axis(spectra), _BELOW, marks)
 
 
-def _draw_theory(item: TheoryComparison) -> Chart:
-    lines = [_draw_spectrum("measured", item.measured, COMPARED[0])]
-    if item.rotated is not None:
-        count = item.modes.count if item.modes else 0
-        modes = f"with {count} shared mode{'s' * (count > 1)}" if count else "sampled, no shared modes"
-        name = f"{modes} (KS {item.rotated_kolmogorov:.2g})"
-        lines.append(_draw_spectrum(name, item.rotated, COMPARED[1], (3, 3)))
-    if item.predicted is not None:
-        s, shares = item.predicted.x.sqrt().numpy(), item.predicted.cumulative().numpy()
-        name = f"theory (KS {item.kolmogorov:.2g}, W₁ {item.wasserstein:.2g})"
-        lines.append(Line(name, s, shares, COMPARED[2], (6, 3), marker=""))
-    title = f"through all layers at token {item.position}"
-    return Chart(title, lines, _singular_axis([item.measured]), _BELOW, [(COLLAPSED, "collapsed")])
+def _draw_theory(item: TheoryComparison) -> list[Chart]:
+    """Return a chart of the map of all streams through all layers and, if it was measured, of the model's own map."""
+    charts = []
+    for kind, compared in (("through all layers", item), ("mean stream", item.own)):
+        if compared is None:
+            continue
+        measured, rotated, predicted = compared.measured, compared.rotated, compared.predicted
+        lines = [_draw_spectrum("measured", measured, COMPARED[0])]
+        if rotated is not None:
+            name = f"{item.rotation} (KS {compared.rotated_kolmogorov:.2g})"
+            lines.append(_draw_spectrum(name, rotated, COMPARED[1], (3, 3)))
+        if predicted is not None:
+            s, shares = predicted.x.sqrt().numpy(), predicted.cumulative().numpy()
+            name = f"theory (KS {compared.kolmogorov:.2g}, W₁ {compared.wasserstein:.2g})"
+            lines.append(Line(name, s, shares, COMPARED[2], (6, 3), marker=""))
+        limit = (COLLAPSED * measured.typical(), "collapsed")
+        charts.append(Chart(f"{kind}, token {item.position}", lines, _singular_axis([measured]), _BELOW, [limit]))
+    return charts
 
 
 def _draw_layers(diagnosis: Diagnosis) -> list[Chart]:
