@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from harness import RESULTS
-from jpmhc.experiments.evaluation.votes import Answered, Candidate
+from jpmhc.experiments.evaluation.votes import AnsweredTest, Candidate
 from jpmhc.experiments.tasks.arc import ArcConfig
 from jpmhc.report.arc_answers import draw_answers
 from jpmhc.report.style import EXACT, SOFT, save_figure
@@ -46,11 +46,11 @@ def main() -> None:
     print(f"wrote {draw_answers(choose(answered), options.to / 'arc_answers.png')[0]}")
 
 
-def read_votes(path: Path) -> list[Answered]:
+def read_votes(path: Path) -> list[AnsweredTest]:
     """Read a run's votes file."""
     tests = json.loads(gzip.decompress(path.read_bytes()))["tests"]
     return [
-        Answered(
+        AnsweredTest(
             test["task"],
             test["test"],
             np.array(test["input"]),
@@ -61,7 +61,7 @@ def read_votes(path: Path) -> list[Answered]:
     ]
 
 
-def compare_with_public_puzzles(answered: list[Answered]) -> None:
+def compare_with_public_puzzles(answered: list[AnsweredTest]) -> None:
     """Raise a ValueError if a test of the 400 public evaluation tasks is missing or differs from the stored one."""
     _, evaluation = ArcConfig().load_puzzles()
     public = {(p.name, k): pair for p in evaluation for k, pair in enumerate(p.tests)}
@@ -74,12 +74,12 @@ def compare_with_public_puzzles(answered: list[Answered]) -> None:
     print(f"{len(stored)} tests of {len(evaluation)} tasks, equal to the public ones")
 
 
-def solved(one: Answered, attempts: int) -> bool:
+def solved(one: AnsweredTest, attempts: int) -> bool:
     """Return whether one of the first attempts is the true grid."""
     return any(np.array_equal(candidate.grid, one.output) for candidate in one.candidates[:attempts])
 
 
-def score(answered: list[Answered], attempts: int) -> tuple[float, float, float]:
+def score(answered: list[AnsweredTest], attempts: int) -> tuple[float, float, float]:
     """Return the mean over tasks of the share of solved tests, and its 95 % bootstrap interval over tasks."""
     tasks: dict[str, list[bool]] = {}
     for one in answered:
@@ -90,7 +90,7 @@ def score(answered: list[Answered], attempts: int) -> tuple[float, float, float]
     return float(shares.mean()), float(low), float(high)
 
 
-def choose(answered: list[Answered]) -> list[Answered]:
+def choose(answered: list[AnsweredTest]) -> list[AnsweredTest]:
     """Return the first three solved tests and the first three others, among tests with two attempts and small grids."""
     small = [
         one

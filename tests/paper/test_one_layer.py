@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import integrate
 
-from jpmhc.paper.one_layer import explicit, gram_spectrum, layer_cauchy, low_rank_spectrum
+from jpmhc.paper.one_layer import evaluate_layer, gram_spectrum, layer_cauchy, low_rank_spectrum
 from tests.spectra.oracles import find_support
 from tests.spectra.problems import points
 
@@ -49,12 +49,12 @@ def test_edges_are_where_the_density_ends():
 def test_explicit_form_and_its_slopes():
     spectrum, variance = torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64), 0.4
     omega = torch.tensor([0.7 + 0.9j, -0.2 + 0.5j, 3 + 2j], dtype=torch.complex128)
-    here = explicit(omega, spectrum, variance)
+    here = evaluate_layer(omega, spectrum, variance)
     g = layer_cauchy(here.z, spectrum, variance).x.squeeze(-1)
     np.testing.assert_allclose(here.g, g, rtol=1e-10)
     np.testing.assert_allclose(here.w, here.z * here.g - 1, rtol=1e-12)
     h = 1e-6
-    up, down = (explicit(omega + step, spectrum, variance) for step in (h, -h))
+    up, down = (evaluate_layer(omega + step, spectrum, variance) for step in (h, -h))
     np.testing.assert_allclose(here.z_slope, (up.z - down.z) / (2 * h), rtol=1e-8)
     np.testing.assert_allclose(here.w_slope, (up.w - down.w) / (2 * h), rtol=1e-8)
 

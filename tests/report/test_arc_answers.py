@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 from matplotlib import image
 
-from jpmhc.experiments.evaluation.votes import Answered, Candidate
+from jpmhc.experiments.evaluation.votes import AnsweredTest, Candidate
 from jpmhc.report.arc_answers import draw_answers
 
 
-def answered(right: bool, count: int = 1) -> list[Answered]:
+def answered(right: bool, count: int = 1) -> list[AnsweredTest]:
     truth = np.array([[3, 4], [5, 6]], np.uint8)
     guess = truth if right else np.array([[3, 4], [5, 7]], np.uint8)
-    return [Answered("t", 0, truth, truth, [Candidate(guess, 9, 10)]) for _ in range(count)]
+    return [AnsweredTest("t", 0, truth, truth, [Candidate(guess, 9, 10)]) for _ in range(count)]
 
 
 def share(path: Path, colour: str) -> float:

@@ -182,5 +182,5 @@ def _recursive_form(default: TrainConfig) -> tuple[Form, Reader]:
 
 
 def _fixed(default: object, *names: str) -> dict[str, Field]:
-    """Return form fields with the default's values that are not options, because a comparison sets them itself."""
+    """Return form fields that have the default's values and are no options, because a comparison sets them itself."""
     return {name: (Annotated[Any, tyro.conf.Fixed, tyro.conf.Suppress], getattr(default, name)) for name in names}

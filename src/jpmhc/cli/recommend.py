@@ -44,7 +44,7 @@ def recommend(
         mixers: Names of mixers, or MODULE:CLASS for a mixer of your own; by default all names.
         activation: The sublayers' activation: gelu, silu, relu, tanh, ..., or MODULE:NAME for a spectra.Activation.
         norm: A norm before each sublayer (pre), or of every stream after each write (post).
-        drift: How far each skip is moved from the identity to imitate training: at most 1.
+        drift: Distance by which each skip is moved from the identity to imitate training: at most 1.
         dim: Number of features per stream, for the costs.
         ratio: Number of hidden features of a sublayer divided by its number of features.
         scales: For each of a sublayer's two weight matrices, the variance of an entry times the number of columns;
@@ -101,7 +101,7 @@ main = make_main(recommend)
 
 
 def _predict_spectra(one: Candidate, show: Callable[[str], None]) -> dict[str, Density]:
-    """Return predicted densities by name: the streams' Jacobian J at the start, J and the model's own map T drifted."""
+    """Return the predicted densities of J with fresh skips, and of J and T with drifted skips (see `Candidate`)."""
     show(f"spectra of {one.mixer}")
     networks = {
         "J at the start": one.fresh_network,

@@ -74,8 +74,8 @@ class TheoryComparison(MapComparison):
         own: The spectra of the model's own map, from n copies of a stream to the mean of the final streams; None for
             one stream, or if the map was not measured densely.
         blocks: Mean squared singular value from stream j to stream i. [n, n]
-        gains: Mean squared singular value of each sublayer's Jacobian at this token, minus its multiple of the
-            identity. [L]
+        gains: Mean squared singular value of each sublayer's Jacobian at this token, after a multiple of the identity
+            was subtracted from the Jacobian. [L]
         gradients: The theory's mean squared singular value of the derivative of the mean stream (or of all streams, if
             the map ends with them) by each sublayer's output. [L]
         modes: The shared modes of the sublayers at this token; None for a single layer.
@@ -109,7 +109,7 @@ class TheoryComparison(MapComparison):
 
     @property
     def aligned(self) -> float:
-        """The 99 % quantile of `measured` over that of `rotated`; above 1, layers amplify each other's directions."""
+        """The 99 % quantile of `measured` divided by `rotated`'s; above 1, layers amplify each other's directions."""
         return math.nan if self.rotated is None else self.measured.quantile(0.99) / self.rotated.quantile(0.99)
 
 

@@ -20,7 +20,7 @@ _ADJOINT_TOLERANCE = {"forward mode": 1e-3, "central differences": 3e-2}
 
 
 @dataclass
-class Linearised:
+class LinearisedMap:
     """A map at one input: its autograd graph, and the methods that compute its derivatives.
 
     Attributes:
@@ -52,7 +52,7 @@ class Jacobian:
         position: The token's number; None for the whole Jacobian.
     """
 
-    at: Linearised
+    at: LinearisedMap
     position: int | None = None
 
     @property
@@ -95,7 +95,7 @@ class Jacobian:
 
 def linearise(
     run: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, positions: tuple[int, ...], ends: str, seed: int
-) -> Linearised:
+) -> LinearisedMap:
     """Choose the methods that compute J v and Jᵀ u, check J v against Jᵀ u, and time both.
 
     Args:
@@ -108,7 +108,7 @@ def linearise(
     """
     if not bool(torch.isfinite(y.detach()).all()):
         raise ValueError(f"the map {ends} gives NaN or infinity at these inputs: its Jacobian is not defined there")
-    at = Linearised(x, y, run, positions)
+    at = LinearisedMap(x, y, run, positions)
     generator = torch.Generator().manual_seed(seed)
     u, v = (torch.randn(2, t.numel(), generator=generator).to(t.device, t.dtype) for t in (y, x))
     # The vector is random because Jᵀ1 = 0 for outputs with a constant sum, such as a softmax.
@@ -170,7 +170,7 @@ class plain_connections(warnings.catch_warnings):
         return entered
 
 
-def _has_forward_mode(at: Linearised, direction: Tensor) -> bool:
+def _has_forward_mode(at: LinearisedMap, direction: Tensor) -> bool:
     try:
         push_forward(at.run, at.x, direction.reshape(at.x.shape))
     except _NO_FORWARD_MODE:
@@ -178,7 +178,7 @@ def _has_forward_mode(at: Linearised, direction: Tensor) -> bool:
     return True
 
 
-def _can_batch(at: Linearised, u: Tensor) -> bool:
+def _can_batch(at: LinearisedMap, u: Tensor) -> bool:
     """Return whether one backward pass can compute several gradients; custom backward passes often cannot."""
     try:
         _gradient(at.y, at.x, u.reshape(2, *at.y.shape), batched=True)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from jpmhc.diagnose.jacobian import Jacobian, Linearised
+from jpmhc.diagnose.jacobian import Jacobian, LinearisedMap
 from jpmhc.diagnose.methods import measure_matrix
 from jpmhc.diagnose.record import LayerCall
 
@@ -61,7 +61,7 @@ def measure_gain(call: LayerCall, vectors: Tensor, position: int | None = None) 
         vectors: Standard normal vectors of the output's size, or with `position` of one token's size. [k, size]
         position: The token's number; None for all tokens.
     """
-    jacobian = Jacobian(Linearised(call.inside, call.output, _no_run, call.positions, batched=False), position)
+    jacobian = Jacobian(LinearisedMap(call.inside, call.output, _no_run, call.positions, batched=False), position)
     size = jacobian.shape[1]
     vectors = vectors[:, : jacobian.shape[0]]
     back = jacobian.multiply_transposed(vectors)
@@ -77,7 +77,7 @@ def measure_sublayer(call: LayerCall, position: int, chunk: int, batched: bool) 
     The number a is the median eigenvalue of the Jacobian's symmetric part. The mean of the diagonal would do for fresh
     sublayers, but in trained sublayers a few directions can dominate that mean.
     """
-    at = Linearised(call.inside, call.output, _no_run, call.positions, batched=batched)
+    at = LinearisedMap(call.inside, call.output, _no_run, call.positions, batched=batched)
     matrix = measure_matrix(Jacobian(at, position), chunk).double()
     skip = float(torch.linalg.eigvalsh((matrix + matrix.mT) / 2).quantile(0.5))
     return skip, matrix - skip * torch.eye(len(matrix), dtype=matrix.dtype)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from jpmhc import checks
-from jpmhc.diagnose.jacobian import Jacobian, Linearised, linearise
+from jpmhc.diagnose.jacobian import Jacobian, LinearisedMap, linearise
 from jpmhc.diagnose.methods import describe_bytes, describe_time
 from jpmhc.diagnose.record import LayerCall, Recording, find_layers, longest_chain, record_layers
 from jpmhc.diagnose.run import (
@@ -178,7 +178,7 @@ class _Work:
             raise ValueError("this model has no hyper-connections and no list of layers: there is nothing to look into")
         self.generator = torch.Generator().manual_seed(seed)
         self.name, self.tokens, self.sketch, self.chunk = "", 0, torch.empty(0), 1
-        self.first: Linearised | None = None
+        self.first: LinearisedMap | None = None
         self.total, self.streams, self.final, self.directions = (torch.empty(0) for _ in range(4))
 
     def add(self, prompt: Any) -> None:
@@ -223,7 +223,7 @@ class _Work:
         n = len(self.streams) // len(self.final)
         return (rows / n).repeat(1, n)
 
-    def _linearise(self, prompt: Any) -> Linearised:
+    def _linearise(self, prompt: Any) -> LinearisedMap:
         ends = find_ends(self.model, read_arguments(prompt), None, self.call)
         _, _, calls, saved = record_graph(self.model, self.layers, ends, self.call)
         chain = longest_chain(calls)
@@ -241,7 +241,7 @@ class _Work:
             return after.mean(-2) if last.coefficients is not None else after
 
         if self.first is not None:
-            return Linearised(x, final, run, positions, self.first.forward, self.first.batched)
+            return LinearisedMap(x, final, run, positions, self.first.forward, self.first.batched)
         self.first = linearise(run, x, final, positions, f"from {self.name} to the final residual", 0)
         self._plan(self.first, saved)
         return self.first
@@ -259,7 +259,7 @@ class _Work:
             )
         return index
 
-    def _plan(self, at: Linearised, saved: int) -> None:
+    def _plan(self, at: LinearisedMap, saved: int) -> None:
         """Initialise the sums, choose the number of rows that fit into memory, and print the estimated time."""
         width, size = at.y.shape[-1], at.x.numel() // math.prod(at.positions)
         free_bytes = _SHARE * free_memory(at.y.device)

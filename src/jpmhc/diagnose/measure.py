@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from jpmhc import checks
 from jpmhc.diagnose.compare import PROBES, TheoryComparison, compare_token, draw_vectors
 from jpmhc.diagnose.diagnosis import Diagnosis
-from jpmhc.diagnose.jacobian import Jacobian, Linearised, linearise, shared_positions
+from jpmhc.diagnose.jacobian import Jacobian, LinearisedMap, linearise, shared_positions
 from jpmhc.diagnose.layers import LayerMeasurement, measure_gain, measure_gradients, measure_streams
 from jpmhc.diagnose.methods import (
     METHODS,
@@ -168,7 +168,7 @@ class _Work:
         self.chain = longest_chain(self.calls)
         self.whole = self._plan_part("the whole map", Jacobian(self.at), "whole")
         self.tokens: dict[int, Part] = {}
-        self.layers_at: Linearised | None = None
+        self.layers_at: LinearisedMap | None = None
         self.layer_positions: dict[int, Part] = {}
         self.rotating, self.rotating_seconds = False, 0.0
         if self.at.forward == "central differences":
@@ -232,7 +232,7 @@ class _Work:
                 "in which each layer gets the output of the one before, unchanged"
             )
 
-    def _plan_tokens(self, what: str, at: Linearised, share: str, tokens: int) -> dict[int, Part]:
+    def _plan_tokens(self, what: str, at: LinearisedMap, share: str, tokens: int) -> dict[int, Part]:
         """Plan evenly spaced single tokens; add a note and plan none if one token would exceed the time limit."""
         positions = _spread(tokens, math.prod(at.positions))
         parts = {
@@ -356,7 +356,7 @@ def _spread(count: int, among: int) -> list[int]:
     return [among * (number + 1) // count - 1 for number in range(count)]
 
 
-def _signal_gain(at: Linearised) -> float:
+def _signal_gain(at: LinearisedMap) -> float:
     """Return the output's root mean square divided by the input's; 1 if either is zero."""
     x, y = (float(tensor.detach().double().square().mean().sqrt()) for tensor in (at.x, at.y))
     return y / x if x > 0 and y > 0 else 1.0

@@ -71,7 +71,9 @@ def read_losses() -> MeasuredLosses:
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    r"""The theory's numbers for one mixer: J is the Jacobian of all streams, T the Jacobian of the model's own map.
+    r"""The theory's numbers for one mixer.
+
+    J is the Jacobian of all streams. T is the Jacobian of the model's own map, from n equal streams to the mean stream.
 
     Attributes:
         mixer: The mixer's name.
@@ -121,8 +123,8 @@ class Recommendation:
     Attributes:
         candidates: The mixers, ranked by the theory and not by the loss of trained models: by the collapsed share of J
             with drifted skips, then by the distance of T's gradients from the plain residual network's, then by the
-            distance of J's geometric mean from the plain network's, then by cost. The first mixer is one that no other
-            mixer beats in one of the first three numbers without being worse in another.
+            distance of J's geometric mean from the plain network's, then by cost. No other mixer beats the first one in
+            one of the first three numbers without being worse in another of them.
         assumptions: The assumptions behind the numbers, in words.
     """
 
@@ -194,8 +196,8 @@ def recommend(
         streams: The number of streams, n.
         activation: The sublayers' activation: a name in `spectra.activations.ACTIVATIONS`, or a `spectra.Activation`.
         norm: "pre" for a norm before each sublayer, "post" for a norm of every stream after each write.
-        drift: How far skips are moved from the identity to imitate training: $\|H - 1\|_F / \sqrt n$, at most 1. A
-            mixer whose start is farther away keeps its start.
+        drift: The distance $\|H - 1\|_F / \sqrt n$ by which skips are moved from the identity to imitate training,
+            at most 1. A mixer whose start is farther away keeps its start.
         dim: The number of features per stream, for the costs.
         ratio: The number of hidden features of a sublayer divided by its number of features.
         scales: For each of a sublayer's two weight matrices, the variance of an entry times the number of columns;

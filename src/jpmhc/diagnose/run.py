@@ -172,10 +172,10 @@ def check_model(model: nn.Module, arguments: Arguments) -> None:
 def find_ends(
     model: nn.Module, arguments: Arguments, between: Sequence[str | None] | None, call: Callable[..., Any]
 ) -> Ends:
-    """Find the beginning and the end of the map.
+    """Find the beginning and the end of the map whose Jacobian is measured.
 
     Args:
-        arguments: The arguments of its call.
+        arguments: The arguments of the model's call.
         between: The names of two modules: the map leads from the first one's output to the second one's output. None
             instead of a name, or of both, means the model's input or output.
         call: The function that calls the borrowed model.

@@ -169,7 +169,7 @@ def summarise_calls(calls: list[LayerCall]) -> dict[str, float]:
 
 
 def find_alarms(numbers: dict[str, float]) -> dict[str, str]:
-    """Return, by name, a sentence for each number that is not finite, or beyond its limits.
+    """Return {name: sentence} of the numbers that are not finite or beyond their limits.
 
     >>> find_alarms({"skips/direct_path": 0.95, "signal_gain/largest": 20.0})
     {'signal_gain/largest': "a sublayer's output is larger than its input, by the factor 20"}

@@ -30,7 +30,7 @@ def gram_spectrum(skips: Tensor) -> Tensor:
     return torch.linalg.svdvals(skips).square()
 
 
-class Explicit(NamedTuple):
+class LayerValues(NamedTuple):
     r"""The values of $z$, $G$, $w = zG - 1$, $dz/d\omega$ and $dw/d\omega$ of one layer at some $\omega$."""
 
     z: Tensor
@@ -40,7 +40,7 @@ class Explicit(NamedTuple):
     w_slope: Tensor
 
 
-def explicit(omega: Tensor, spectrum: Tensor, variance: Tensor | float) -> Explicit:
+def evaluate_layer(omega: Tensor, spectrum: Tensor, variance: Tensor | float) -> LayerValues:
     r"""Evaluate the layer's law in closed form, with $\omega$ [...] as the parameter.
 
     $z = \omega a^2$ and $G = h / a$ with $h = \mathrm{mean}_i\,(\omega - s_i)^{-1}$ and $a = 1 + \sigma^2 h$. The
@@ -51,7 +51,7 @@ def explicit(omega: Tensor, spectrum: Tensor, variance: Tensor | float) -> Expli
     square = inverse.square()
     h, h_slope = inverse.mean(-1), -square.mean(-1)
     a = 1 + variance * h
-    return Explicit(
+    return LayerValues(
         z=omega * a.square(),
         g=h / a,
         w=(spectrum * inverse).mean(-1) + variance * omega * h.square(),

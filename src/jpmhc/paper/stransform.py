@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jpmhc.paper.one_layer import Explicit, explicit, to_solution
+from jpmhc.paper.one_layer import LayerValues, evaluate_layer, to_solution
 from jpmhc.paper.scalar import ScalarLayers, why_not_exact
 from jpmhc.spectra.fixed_point import ContinuedEquation, Equation, FixedPoints, Options, lead_down
 from jpmhc.spectra.fixed_point import solve as solve_equation
@@ -80,7 +80,7 @@ def s_transform(
     target = w.unsqueeze(-1).expand(-1, depth).reshape(-1)
     inner = solve_equation(_OneLayer(layers), target, start.reshape(-1, 1), Options(Newton(), tolerance, maximum))
     omega = inner.x.view(len(w), depth)
-    each = explicit(omega, layers.spectrum, layers.variance)
+    each = evaluate_layer(omega, layers.spectrum, layers.variance)
     # eq. s_transform_def says S = (1 + w)/(w z_l), and eq. s_product adds the logarithms; dz_l/dw = (dz/dω)/(dw/dω)
     log_s = depth * (1 + 1 / w).log() - each.z.log().sum(-1)
     slope = -depth / (w * (1 + w)) - (each.z_slope / (each.z * each.w_slope)).sum(-1)
@@ -102,6 +102,6 @@ class _OneLayer(Equation):
         here = self._layer(x, index)
         return (here.z.imag > 0) & (here.g.imag < 0)
 
-    def _layer(self, x: Tensor, index: Tensor) -> Explicit:
+    def _layer(self, x: Tensor, index: Tensor) -> LayerValues:
         layer = index % self.layers.depth
-        return explicit(x.squeeze(-1), self.layers.spectrum[layer], self.layers.variance[layer])
+        return evaluate_layer(x.squeeze(-1), self.layers.spectrum[layer], self.layers.variance[layer])

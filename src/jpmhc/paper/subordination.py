@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from jpmhc.paper import stransform
-from jpmhc.paper.one_layer import explicit, layer_cauchy, to_solution
+from jpmhc.paper.one_layer import evaluate_layer, layer_cauchy, to_solution
 from jpmhc.paper.scalar import ScalarLayers, why_not_exact
 from jpmhc.spectra.fixed_point import ContinuedEquation, FixedPoints, Options, lead_down
 from jpmhc.spectra.network import Network
@@ -84,7 +84,7 @@ class _Arrow(ContinuedEquation):
 
     def newton_correction(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         inverse, others = x[:, :1], self.layers.depth - 1
-        each = explicit(x[:, 1:], self.layers.spectrum, self.layers.variance)  # [b, L]
+        each = evaluate_layer(x[:, 1:], self.layers.spectrum, self.layers.variance)  # [b, L]
         common = 1 / each.w - inverse
         common_slope = -each.w_slope / each.w.square()
         # eq. z_L_w in logarithms: with S_l = (1 + w)/(w z_l) = (1 + 1/w)/z_l it is a sum over the z_l.
@@ -99,7 +99,7 @@ class _Arrow(ContinuedEquation):
 
     def admissible(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
         inverse = x[:, 0]
-        each = explicit(x[:, 1:], self.layers.spectrum, self.layers.variance)
+        each = evaluate_layer(x[:, 1:], self.layers.spectrum, self.layers.variance)
         inside = ((each.z.imag > 0) & (each.g.imag < 0)).all(-1)
         return inside & (inverse.imag > 0) & (((1 + 1 / inverse) / z).imag < 0)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jpmhc.paper.one_layer import Explicit, explicit, layer_cauchy, to_solution
+from jpmhc.paper.one_layer import LayerValues, evaluate_layer, layer_cauchy, to_solution
 from jpmhc.paper.scalar import ScalarLayers, why_not_exact
 from jpmhc.spectra.fixed_point import ContinuedEquation, FixedPoints, Options, lead_down
 from jpmhc.spectra.fixed_point import solve as solve_equation
@@ -82,8 +82,8 @@ class _Mapping(ContinuedEquation):
         self.spectrum, self.variance = layers.spectrum[0], layers.variance[0]
         self.power = layers.depth - 1
 
-    def layer(self, x: Tensor) -> Explicit:
-        return explicit(x.exp().squeeze(-1), self.spectrum, self.variance)
+    def layer(self, x: Tensor) -> LayerValues:
+        return evaluate_layer(x.exp().squeeze(-1), self.spectrum, self.variance)
 
     def start(self, z: Tensor, index: Tensor) -> Tensor:
         return z.log().unsqueeze(-1)  # after rescaling, ω = z₁ = z to leading order

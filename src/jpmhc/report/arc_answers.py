@@ -13,7 +13,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import imsave
 
-from jpmhc.experiments.evaluation.votes import Answered
+from jpmhc.experiments.evaluation.votes import AnsweredTest
 from jpmhc.report.page import Picture, Section
 from jpmhc.report.style import ARC_COLOURS, save_figure
 
@@ -24,7 +24,7 @@ _RULE = (0.4, 0.4, 0.4)
 _BUDGET = 1_200_000  # the largest number of characters for all grids of a page
 
 
-def draw_answers(answered: Sequence[Answered], path: Path) -> list[Path]:
+def draw_answers(answered: Sequence[AnsweredTest], path: Path) -> list[Path]:
     """Draw one row of grids per test into figures of up to twelve tests, and return the figures' paths.
 
     The first figure's path is given, and its ending decides the format; further figures get a number.
@@ -33,7 +33,7 @@ def draw_answers(answered: Sequence[Answered], path: Path) -> list[Path]:
     return [_draw_page(page, path.with_stem(f"{path.stem}-{k}") if k > 1 else path) for k, page in enumerate(pages, 1)]
 
 
-def _draw_page(answered: Sequence[Answered], path: Path) -> Path:
+def _draw_page(answered: Sequence[AnsweredTest], path: Path) -> Path:
     figure = Figure(figsize=(2.7 * _COLUMNS, 2.6 * len(answered)), layout="constrained")
     axes = figure.subplots(len(answered), _COLUMNS, squeeze=False)
     for row, answer in zip(axes, answered):
@@ -48,7 +48,7 @@ def _draw_page(answered: Sequence[Answered], path: Path) -> Path:
     return save_figure(figure, path, dpi=110)
 
 
-def show_answers(run: str, answered: Sequence[Answered], runs: int = 1) -> Section:
+def show_answers(run: str, answered: Sequence[AnsweredTest], runs: int = 1) -> Section:
     """Return a page's section with the answers of a run to tests; it is empty if there are no answers.
 
     `runs` is the number of runs that share the page.
@@ -72,7 +72,7 @@ def show_answers(run: str, answered: Sequence[Answered], runs: int = 1) -> Secti
     return Section(f"Answers: {run}", [text], pictures=rows)
 
 
-def _describe(answer: Answered) -> Iterator[tuple[str, str, np.ndarray | None, np.ndarray | None]]:
+def _describe(answer: AnsweredTest) -> Iterator[tuple[str, str, np.ndarray | None, np.ndarray | None]]:
     """Yield caption, tone, grid and wrong cells for each picture of a test: input, two attempts, truth."""
     truth = answer.output
     yield "input", "", answer.input, None
@@ -117,7 +117,7 @@ def _embed(grid: np.ndarray, wrong: np.ndarray | None, words: str) -> Markup:
     return Markup('<img class="grid" alt="{}" src="data:image/png;base64,{}">').format(words, content)
 
 
-def _name(answer: Answered) -> str:
+def _name(answer: AnsweredTest) -> str:
     return f"task {answer.puzzle}, test {answer.test + 1}"
 
 

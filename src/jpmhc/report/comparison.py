@@ -12,7 +12,7 @@ from jpmhc.experiments.comparison.comparison import Result
 from jpmhc.experiments.comparison.experiment import Curves, split_arm
 from jpmhc.experiments.comparison.statistics import ArmSummary, Mean, best_runs, student_quantile
 from jpmhc.report.charts import DASHES, Axis, Chart, Line, write_figure
-from jpmhc.report.page import Folded, Section, Table, render_page
+from jpmhc.report.page import FoldedText, Section, Table, render_page
 from jpmhc.report.style import PLAIN, SOFT, Look, colour_of
 
 _EMPTY = "–"  # the cell of a number that is not known
@@ -104,7 +104,7 @@ def render_comparison(result: Result) -> str:
     sections = [
         Section("Results", tables=[Table(heading, rows, note)]),
         Section("Curves and differences", charts=make_charts(result)),
-        Section("Configuration", folded=[Folded("Settings", json.dumps(settings, indent=2, default=str))]),
+        Section("Configuration", folded=[FoldedText("Settings", json.dumps(settings, indent=2, default=str))]),
     ]
     return render_page("Comparison of mixers", lead, sections)
 

@@ -14,7 +14,7 @@ from jpmhc.diagnose import Diagnosis, Spectrum
 from jpmhc.diagnose.compare import TheoryComparison
 from jpmhc.files import write_csv
 from jpmhc.report.charts import Axis, Chart, Dashes, Line, draw_figure
-from jpmhc.report.page import Folded, Section, Table, render_page, show_matrix
+from jpmhc.report.page import FoldedText, Section, Table, render_page, show_matrix
 from jpmhc.report.style import COMPARED
 from jpmhc.spectra.density import COLLAPSED
 
@@ -47,7 +47,7 @@ def render_diagnosis(diagnosis: Diagnosis) -> str:
         Section("Singular values", tables=[_tabulate(diagnosis)], charts=maps),
         Section("Layers", charts=_draw_layers(diagnosis), pictures=[(heading, blocks)]),
         Section(
-            "All numbers", [f"Note: {note}" for note in diagnosis.notes], folded=[Folded("As text", str(diagnosis))]
+            "All numbers", [f"Note: {note}" for note in diagnosis.notes], folded=[FoldedText("As text", str(diagnosis))]
         ),
     ]
     lead = [f"From {diagnosis.start} to {diagnosis.stop}.", *verdict]

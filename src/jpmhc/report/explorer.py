@@ -32,9 +32,9 @@ _START = {"mixer": 2, "streams": 1, "depth": 3, "noise": 1, "activation": 1, "no
 class Atlas:
     """The spectra for every combination of mixer, streams, depth, noise, activation and norm."""
 
-    axes: Mapping[str, tuple]  # values of each of these axes, by the axis's name
-    # predicted spectra: quantiles at `LEVELS` as 16-bit numbers, and then the collapsed share times `MISSING - 1`.
-    # [*axes, len(LEVELS) + 1]
+    axes: Mapping[str, tuple]  # {an axis's name: its values}
+    # Predicted spectra. The last axis has the quantiles at `LEVELS` as 16-bit numbers, followed by the collapsed share
+    # times `MISSING - 1`. [*axes, len(LEVELS) + 1]
     theory: np.ndarray
     sampled: np.ndarray  # spectra of sampled networks, in the same format
 

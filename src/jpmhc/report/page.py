@@ -47,7 +47,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Folded:
+class FoldedText:
     """A line of a page that shows a longer text when a reader clicks on it."""
 
     line: str
@@ -63,7 +63,7 @@ class Section:
     tables: Sequence[Table] = ()
     charts: Sequence[Chart] = ()  # charts; charts without lines are left out
     pictures: Sequence[tuple[str, Sequence[Picture]]] = ()  # rows of pictures, each with a heading, which may be empty
-    folded: Sequence[Folded] = ()
+    folded: Sequence[FoldedText] = ()
 
     @property
     def rows(self) -> list[tuple[str, Sequence[Picture]]]:

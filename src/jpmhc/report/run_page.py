@@ -10,7 +10,7 @@ import numpy as np
 from jpmhc.files import JsonObject
 from jpmhc.report.arc_answers import show_answers
 from jpmhc.report.charts import Axis, Chart, Line
-from jpmhc.report.page import Folded, Picture, Section, Table, render_page, show_matrix
+from jpmhc.report.page import FoldedText, Picture, Section, Table, render_page, show_matrix
 from jpmhc.report.run_groups import RunGroup, Series, draw_lines, group_runs, list_differing
 from jpmhc.report.run_record import RunRecord, flatten_options, to_number
 from jpmhc.report.style import PLAIN
@@ -90,7 +90,7 @@ def _summarize(names: Sequence[str], runs: Sequence[RunRecord]) -> Table:
 
 
 def _drop_empty(heading: Sequence[str], rows: Sequence[Sequence[str]], first: int, note: str) -> Table:
-    """Return a table; of the columns from number `first` on, those in which all cells are empty are left out."""
+    """Return a table without empty columns; columns before number `first` always stay."""
     columns = [k for k in range(len(heading)) if k < first or any(row[k] != "–" for row in rows)]
     return Table([heading[k] for k in columns], [[row[k] for k in columns] for row in rows], note)
 
@@ -316,7 +316,7 @@ def _show_configuration(names: Sequence[str], runs: Sequence[RunRecord]) -> Sect
         note = "A plus after the commit: the source had been changed since."
         tables.append(Table(["run", "from step", *keys, "command"], starts, note))
     folded = [
-        Folded(f"Configuration of {name}", "\n".join(f"{option} = {value}" for option, value in one.items()))
+        FoldedText(f"Configuration of {name}", "\n".join(f"{option} = {value}" for option, value in one.items()))
         for name, one in zip(names, options)
     ]
     return Section("Configuration", tables=tables, folded=folded)

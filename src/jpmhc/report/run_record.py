@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jpmhc.experiments.evaluation.votes import Answered, Candidate
+from jpmhc.experiments.evaluation.votes import AnsweredTest, Candidate
 from jpmhc.files import JsonObject, NotJson, parse_json, read_json_object
 
 
@@ -22,7 +22,7 @@ class RunRecord:
     config: JsonObject  # configuration, from config.json
     lines: Sequence[JsonObject]  # lines of the log in their order
     evaluations: dict[str, JsonObject]  # results that `jpmhc evaluate` wrote, by the file's name
-    answered: Sequence[Answered]  # tests with answers from the newest `jpmhc predict`
+    answered: Sequence[AnsweredTest]  # tests with answers from the newest `jpmhc predict`
     notes: Sequence[str]  # notes on damaged files, lines and tests, which were left out
 
     @property
@@ -36,7 +36,7 @@ class RunRecord:
         return [line for line in self.lines if line["kind"] == kind]
 
     def series(self, kind: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the steps at which lines of a kind logged the number `name`, and its values, maybe infinite or NaN."""
+        """Return the steps at which lines of a kind logged the number `name`, and its values, which may be infinite."""
         logged = [(line["step"], to_number(line[name])) for line in self.of_kind(kind) if name in line]
         steps, values = zip(*logged) if logged else ((), ())
         return np.array(steps, dtype=float), np.array(values, dtype=float)
@@ -108,7 +108,7 @@ def _is_step(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
 
 
-def _read_votes(folder: Path) -> tuple[list[Answered], list[str]]:
+def _read_votes(folder: Path) -> tuple[list[AnsweredTest], list[str]]:
     """Return the undamaged tests of the newest votes file, and notes about damaged tests."""
     files = sorted((folder / "submissions").glob("*.votes.json"), key=lambda path: path.stat().st_mtime)
     if not files:
@@ -121,12 +121,12 @@ def _read_votes(folder: Path) -> tuple[list[Answered], list[str]]:
     return tests, [f"{lost} tests of {files[-1].name} are damaged, and were left out"] if lost else []
 
 
-def _to_answered(test: JsonObject) -> Answered | None:
+def _to_answered(test: JsonObject) -> AnsweredTest | None:
     """Return one test of a votes file; None if the test is damaged."""
     try:
         candidates = [Candidate(_to_grid(one["grid"]), int(one["votes"]), int(one["of"])) for one in test["candidates"]]
         truth = None if test.get("output") is None else _to_grid(test["output"])
-        return Answered(str(test.get("task")), int(test.get("test", 0)), _to_grid(test["input"]), truth, candidates)
+        return AnsweredTest(str(test.get("task")), int(test.get("test", 0)), _to_grid(test["input"]), truth, candidates)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return None
 

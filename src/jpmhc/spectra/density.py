@@ -191,7 +191,7 @@ def density(
             on the grid.
         transform: The function that computes the Cauchy transform, such as `paper.transform("z1")`.
         relative_eta: $\eta / x$ where `eta` is not given.
-        levels: How many smoothings Richardson extrapolation uses, each twice the one before.
+        levels: The number of smoothings of Richardson extrapolation; each is twice the one before.
         tolerance: A point has converged when its residual is below this number.
         maximum: The largest number of iterations per point.
 
@@ -244,7 +244,7 @@ def density(
 
 
 def _hide_no_band(lost: Tensor) -> bool:
-    """Return whether the lost points are too few to hide a band: not the first, and no three in a row."""
+    """Return whether no band is hidden: the first point is not lost, and no three points in a row are lost."""
     return not bool(lost[0]) and not bool((lost[2:] & lost[1:-1] & lost[:-2]).any())
 
 

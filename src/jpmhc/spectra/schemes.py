@@ -167,7 +167,7 @@ class _Mixing(State):
 
 
 class _History:
-    """The last differences of weighted residuals r = g(x) - x and of images g, and the Gram matrix of those of r.
+    """The last differences of weighted residuals r = g(x) - x and of images g, and the Gram matrix of the former.
 
     Each difference of r or of g is divided by the length of the difference of r.
 

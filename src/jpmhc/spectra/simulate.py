@@ -253,7 +253,7 @@ def _nonlinear_jacobian(
 
 
 def _through_block(network: Network, layer: int, streams: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-    """Read c columns of streams into one stream, apply the sublayer, and return its output in all. [b, n, p, c]"""
+    """Read c columns of the streams into one, apply the sublayer, and return its output in all streams. [b, n, p, c]"""
     assert network.read is not None
     assert network.write is not None
     inner = torch.einsum("j,bjpc->bpc", network.read[layer].to(streams.dtype), streams)

@@ -40,7 +40,7 @@ class KnownPoints:
 
     @classmethod
     def concatenate(cls, parts: list[KnownPoints]) -> KnownPoints:
-        """Join the points whose unknowns are in the same bases: separated bases, or none, whichever has more points."""
+        """Join known points. Points in separated bases and other points cannot be joined: the fewer are dropped."""
         kinds = [[part for part in parts if part.separated == separated] for separated in (False, True)]
         same = max(kinds, key=lambda kind: sum(len(part.z) for part in kind))
         calls, count = [], 0

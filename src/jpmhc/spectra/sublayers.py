@@ -97,7 +97,7 @@ class Rotated(Sublayer):
     `squares` are the $s^2$. The determining series C solves $C(z G(z)^2) = z G(z) - 1$ with $G(z) = E\,1/(z - s^2)$.
 
     Attributes:
-        sorted_squares: All squares, ascending, with mean one; samples use these instead of the nodes. [N]
+        sorted_squares: All $s^2$, ascending, with mean one. Samples use them; the theory uses the nodes `squares`. [N]
     """
 
     sorted_squares: Tensor

@@ -13,7 +13,7 @@ from matplotlib import image
 
 from jpmhc import cli
 from jpmhc.experiments.evaluation.checkpoints import EvaluateConfig, evaluate_checkpoints, greedy_answers
-from jpmhc.experiments.evaluation.votes import Answered, Candidate
+from jpmhc.experiments.evaluation.votes import AnsweredTest, Candidate
 from jpmhc.experiments.models import RecursiveConfig, RecursiveModel
 from jpmhc.experiments.models.losses import PAD
 from jpmhc.experiments.tasks.arc import Arc, ArcConfig
@@ -153,9 +153,9 @@ def test_files_are_named_after_step_and_choices_and_lie_in_the_run(
 def test_a_submission_always_has_two_attempts() -> None:
     grid, other = np.array([[1]], np.uint8), np.array([[2, 3]], np.uint8)
     answered = [
-        Answered("a", 0, grid, None, [Candidate(grid, 3, 5), Candidate(other, 2, 5)]),
-        Answered("a", 1, grid, None, [Candidate(other, 5, 5)]),
-        Answered("b", 0, grid, None, []),
+        AnsweredTest("a", 0, grid, None, [Candidate(grid, 3, 5), Candidate(other, 2, 5)]),
+        AnsweredTest("a", 1, grid, None, [Candidate(other, 5, 5)]),
+        AnsweredTest("b", 0, grid, None, []),
     ]
     assert Arc.submission(answered) == {
         "a": [{"attempt_1": [[1]], "attempt_2": [[2, 3]]}, {"attempt_1": [[2, 3]], "attempt_2": [[2, 3]]}],

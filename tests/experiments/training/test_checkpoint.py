@@ -160,7 +160,7 @@ def test_a_manifest_that_says_nothing_is_damaged_and_can_be_gone_back_before(tmp
     trained(small(tmp_path, checkpoint_every=2))
     older, newest = checkpoint.list_folders(tmp_path)
     (newest / "manifest.json").write_text(json.dumps(content))
-    with pytest.raises(checkpoint.Damaged, match=rf"{newest} is damaged: manifest.json .*; --resume intact"):
+    with pytest.raises(checkpoint.DamagedCheckpoint, match=rf"{newest} is damaged: manifest.json .*; --resume intact"):
         checkpoint.find_checkpoint(tmp_path, "latest")
     assert checkpoint.find_checkpoint(tmp_path, "intact").path == older
 
@@ -172,7 +172,7 @@ def test_a_manifest_without_a_files_checksum_is_damaged(tmp_path, entry):
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["files"]["shared.pt"] = entry
     checkpoint.write_manifest(path, manifest)
-    with pytest.raises(checkpoint.Damaged, match=r"lacks the size or checksum of shared.pt"):
+    with pytest.raises(checkpoint.DamagedCheckpoint, match=r"lacks the size or checksum of shared.pt"):
         checkpoint.verify_checkpoint(path)
 
 
@@ -185,7 +185,7 @@ def test_every_bit_of_a_manifest_is_covered(tmp_path):
         flipped = bytearray(written)
         flipped[place // 8] ^= 1 << place % 8
         file.write_bytes(flipped)
-        with pytest.raises(checkpoint.Damaged, match=rf"^the checkpoint {path} is damaged: .*manifest.json"):
+        with pytest.raises(checkpoint.DamagedCheckpoint, match=rf"^the checkpoint {path} is damaged: .*manifest.json"):
             checkpoint.verify_checkpoint(path)
     file.write_bytes(written)
     assert checkpoint.verify_checkpoint(path).step == 4
@@ -225,7 +225,9 @@ def test_a_checkpoint_without_its_manifest_is_answered_with_the_intact_ones(tmp_
     trained(small(tmp_path, checkpoint_every=2))
     older, newest = checkpoint.list_folders(tmp_path)
     (newest / "manifest.json").unlink()
-    with pytest.raises(checkpoint.Damaged, match=rf"no manifest.json; name an intact checkpoint instead: {older}$"):
+    with pytest.raises(
+        checkpoint.DamagedCheckpoint, match=rf"no manifest.json; name an intact checkpoint instead: {older}$"
+    ):
         checkpoint.locate_checkpoint(newest)
 
 

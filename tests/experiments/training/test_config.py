@@ -105,7 +105,7 @@ def test_changes_are_spelt_as_options():
 def test_what_a_checkpoint_must_fit_is_refused_and_the_place_of_files_is_not():
     model = dataclasses.replace(THERE.model, dim=32)
     here = dataclasses.replace(THERE, batch=48, seed=3, model=model, steps=7)
-    assert [(c.name, c.there, c.here) for c in list_changes(THERE, here) if c.refused] == [
+    assert [(c.name, c.saved, c.present) for c in list_changes(THERE, here) if c.refused] == [
         ("model.dim", 64, 32),
         ("batch", 64, 48),
         ("seed", 0, 3),

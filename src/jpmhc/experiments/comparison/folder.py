@@ -40,9 +40,9 @@ def read_settings(out: Path) -> dict[str, object]:
     return _read_json(out / "settings.json", "name another folder")
 
 
-def refuse_other_settings(path: Path, there: dict[str, object], here: dict[str, object]) -> None:
-    """Raise a ValueError that names differences between the settings `there`, at `path`, and the settings `here`."""
-    old, new = flatten_fields(there), flatten_fields(here)
+def refuse_other_settings(path: Path, stored: dict[str, object], wanted: dict[str, object]) -> None:
+    """Raise a ValueError if the settings `stored` at `path` differ from the settings `wanted`."""
+    old, new = flatten_fields(stored), flatten_fields(wanted)
     differing = [name for name in old | new if old.get(name) != new.get(name)]
     if differing:
         shown = "; ".join(
@@ -104,7 +104,7 @@ def read_run(path: Path) -> Run:
 
 
 def _read_json(path: Path, advice: str) -> dict[str, object]:
-    """Read a JSON object from a file; the error for a damaged file ends with the advice."""
+    """Read a JSON object from a file; the error for a damaged file ends with `advice`, a clause such as "remove it"."""
     try:
         return files.read_json_object(path)
     except ValueError as fault:

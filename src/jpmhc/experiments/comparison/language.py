@@ -61,7 +61,7 @@ class LanguageExperiment(Experiment):
     steps: int = 1800
     """Optimiser steps."""
     epochs: int = 1
-    """How many times training may read each token."""
+    """Number of times that training may read each token."""
     lr: float = 2e-3
     """Highest learning rate, unless the comparison names others. The rate rises linearly during the warm-up and then
     falls to a tenth along a cosine."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from jpmhc import checks, files
 from jpmhc.experiments.evaluation.scores import Answers, Metrics, RowScorer
-from jpmhc.experiments.evaluation.votes import Answered
+from jpmhc.experiments.evaluation.votes import AnsweredTest
 from jpmhc.experiments.models.losses import row_cross_entropy
 from jpmhc.experiments.models.recursive import Prediction, RecursiveModel, refuse_device
 from jpmhc.experiments.tasks import counter
@@ -154,7 +154,7 @@ def evaluate_checkpoints(config: EvaluateConfig, report: Callable[[str], None] =
     return evaluation
 
 
-def predict_answers(config: PredictConfig) -> tuple[list[Answered], Path]:
+def predict_answers(config: PredictConfig) -> tuple[list[AnsweredTest], Path]:
     """Answer tests by vote, write the submission and, unless `config.out` is set, the votes, on the first process.
 
     Returns the answers and the submission's file.
@@ -329,7 +329,7 @@ def name_result_file(checkpoint: Checkpoint, folder: str, words: Sequence[str], 
     return run / folder / f"{'-'.join([path.name, *words, *chosen])}.json"
 
 
-def list_votes(answered: Sequence[Answered]) -> Mapping[str, object]:
+def list_votes(answered: Sequence[AnsweredTest]) -> Mapping[str, object]:
     """Return all tests with their candidate grids and votes, ready for JSON; `jpmhc report` draws them."""
     tests = [
         {

@@ -14,12 +14,12 @@ import torch
 from jpmhc import files
 from jpmhc.experiments.evaluation.checkpoints import VOTES, EvaluateConfig, list_votes
 from jpmhc.experiments.evaluation.scores import Answers
-from jpmhc.experiments.evaluation.votes import Answered, VoteScorer
+from jpmhc.experiments.evaluation.votes import AnsweredTest, VoteScorer
 from jpmhc.experiments.models.arc_decoder import ArcDecoder
 from jpmhc.experiments.models.generation import (
     LONGEST_ANSWER,
     Generator,
-    Written,
+    WrittenTokens,
     measure_losses,
     prepare_answering,
 )
@@ -46,7 +46,7 @@ class Score:
     tokens: int
     tokens_per_second: float
     seconds: float  # for answers, losses and scores together
-    answered: list[Answered]  # every test with its two best grids
+    answered: list[AnsweredTest]  # every test with its two best grids
 
     def to_json(self) -> dict[str, Any]:
         """Return the score without grids, ready for JSON."""
@@ -104,7 +104,7 @@ def score_decoder(
 
 def fill_with_answers(
     scorer: VoteScorer, model: ArcDecoder, arc: Arc, slots: int, display: Display, stop: Callable[[], bool]
-) -> Written | None:
+) -> WrittenTokens | None:
     """Fill a scorer with a decoder's answers, and return their tokens; None if `stop` interrupted the answers."""
     model = prepare_answering(model)
     rows = scorer.rows

@@ -25,7 +25,7 @@ class Answers:
     loss: Tensor  # [B] floats: each row's mean cross-entropy over its scored labels
 
 
-class SpoiltAnswers(ValueError):
+class NonFiniteAnswers(ValueError):
     """The error for a model whose answers are NaN or infinite."""
 
 
@@ -66,7 +66,7 @@ class RowScorer:
         right = ((answers.tokens == labels) & scored).sum(-1)
         loss = answers.loss.double()
         if not bool(loss.isfinite().all() & answers.confidence.isfinite().all()):
-            raise SpoiltAnswers("the model answers with numbers that are not finite: its weights are spoilt")
+            raise NonFiniteAnswers("the model answers with numbers that are not finite: its weights are spoilt")
         self._write(
             rows,
             seen=np.ones(len(rows), bool),

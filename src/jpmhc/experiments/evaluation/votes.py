@@ -48,7 +48,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Answered:
+class AnsweredTest:
     """One test of a puzzle with the grids that got the most votes."""
 
     puzzle: str  # the puzzle's name
@@ -164,7 +164,7 @@ class VoteScorer(RowScorer):
             errors[f"pass@{k}"] = float(np.sqrt(np.sum(unseen * spread)) / len(scored))
         return errors
 
-    def answered(self, best: int = 2) -> list[Answered]:
+    def answered(self, best: int = 2) -> list[AnsweredTest]:
         """Return every test of every puzzle with up to `best` candidates, best first; needs `keep_grids`.
 
         Empty grids are not candidates, but their votes count in `Candidate.of`.
@@ -177,7 +177,7 @@ class VoteScorer(RowScorer):
                 order, counts = rank_candidates(self.columns["votes"][at], self.columns["confidence"][at])
                 ranked = [Candidate(self.grids[int(d)], int(count), len(at)) for d, count in zip(order, counts)]
                 candidates = [candidate for candidate in ranked if candidate.grid.size][:best]
-                answered.append(Answered(puzzle.name, test, puzzle.inputs[test], puzzle.outputs[test], candidates))
+                answered.append(AnsweredTest(puzzle.name, test, puzzle.inputs[test], puzzle.outputs[test], candidates))
         return answered
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from jpmhc import checks, mixers
 from jpmhc.connections import HyperConnection
-from jpmhc.experiments.models.counted_map import Counted, CountedMap
+from jpmhc.experiments.models.counted_map import CountedMap, CountedParameters
 from jpmhc.experiments.models.layers import PositionSwiGLU, rms_norm
 from jpmhc.files import read_json
 from jpmhc.mixers import Mixer, make_mixer
@@ -147,14 +147,14 @@ class Form(NamedTuple):
     norm: Literal["layer", "rms"]
     read: Gate
     write: Gate
-    counted: Counted | None = None  # the parameters that the paper counts; None: the usual parameters
+    counted: CountedParameters | None = None  # the parameters that the paper counts; None: the usual parameters
 
 
 EXACT_FORM = Form({}, "rms", "softmax", "sigmoid")
 
 _SINKHORN: dict[str, Any] = {"iterations": 20, "gradient": "gauss_seidel"}
 _CAYLEY: dict[str, Any] = {"scale": 0.1, "iterations": 2}
-_FULL = Counted(static=False, scales=(), norm_weights=True, full_skew=True)
+_FULL = CountedParameters(static=False, scales=(), norm_weights=True, full_skew=True)
 
 # "paper" is Table variant-hparams; "counted" adds the parameters of Table param-counts. Other mixers have EXACT_FORM.
 # Table param-counts has n + n logits for Grassmann's softmax gates, so these gates are vectors in "counted".
@@ -166,10 +166,10 @@ FORMS: dict[str, dict[str, Form]] = {
         "grassmann": Form({}, "layer", "softmax_matrix", "softmax_matrix"),
     },
     "counted": {
-        "sinkhorn": Form(_SINKHORN, "rms", "sigmoid", "sigmoid", Counted()),
+        "sinkhorn": Form(_SINKHORN, "rms", "sigmoid", "sigmoid", CountedParameters()),
         "cayley": Form(_CAYLEY, "layer", "softmax_matrix", "softmax_matrix", _FULL),
-        "grassmann": Form({}, "layer", "softmax", "softmax", Counted()),
-        "permutation": Form({}, "rms", "softmax", "sigmoid", Counted(scales=("read", "write"))),
+        "grassmann": Form({}, "layer", "softmax", "softmax", CountedParameters()),
+        "permutation": Form({}, "rms", "softmax", "sigmoid", CountedParameters(scales=("read", "write"))),
     },
 }
 
@@ -236,7 +236,7 @@ def _make_mixer(config: ConnectionConfig, form: Form) -> Mixer:
     return kind(config.streams, **options) if options else make_mixer(config.mixer, config.streams)
 
 
-def _count_parameters_as_the_paper(connection: HyperConnection, counted: Counted) -> None:
+def _count_parameters_as_the_paper(connection: HyperConnection, counted: CountedParameters) -> None:
     usual = connection.map
     if usual.weight is None or usual.mixer.grassmann_frames:
         raise ValueError(

@@ -17,8 +17,8 @@ from jpmhc.connections.coefficients import CoefficientMap
 _SPREAD = 0.1  # standard deviation of initial weights if no static logits distinguish the streams
 
 
-class Counted(NamedTuple):
-    """The parameters of a variant of the paper, besides the projection to logits."""
+class CountedParameters(NamedTuple):
+    """The parameters that one of the paper's variants has besides the projection to logits."""
 
     static: bool = True  # one static logit per output
     scales: tuple[str, ...] = ("read", "write", "skip")  # coefficients with one learned scale per stream
@@ -32,7 +32,7 @@ class CountedMap(CoefficientMap):
     The norm's weights g and biases b, and the scales, are put into W and bias, so kernels see a `CoefficientMap`.
     """
 
-    def __init__(self, counted: Counted, *arguments: Any, **options: Any) -> None:
+    def __init__(self, counted: CountedParameters, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         assert self.weight is not None
         self.counted = counted

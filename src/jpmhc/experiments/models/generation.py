@@ -37,7 +37,7 @@ _REFILL = 16  # prompts take free slots as soon as one slot in 16 is free
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenTokens:
     """The tokens of a generator's answers, before they are read as grids."""
 
     tokens: np.ndarray  # [B, N] uint8
@@ -100,7 +100,7 @@ class Generator:
         prompts: Sequences,
         progress: Callable[[int, int], None] = lambda done, total: None,
         stop: Callable[[], bool] = lambda: False,
-    ) -> Written | None:
+    ) -> WrittenTokens | None:
         """Write an answer to every prompt, which is a sequence without output.
 
         `progress` is called with the number of finished answers and the number of prompts. `stop` is called every few
@@ -137,7 +137,7 @@ class Generator:
                 return None
             if (owner >= 0).any():
                 self._run_steps()
-        return Written(tokens, counts, confidence, time.monotonic() - start)
+        return WrittenTokens(tokens, counts, confidence, time.monotonic() - start)
 
     @staticmethod
     def _choose_prompts(waiting: list[int], lengths: np.ndarray, most: int) -> list[int]:

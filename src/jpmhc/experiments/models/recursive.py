@@ -74,8 +74,8 @@ class RecursiveConfig(ConnectionConfig):
     """Normalisation of the streams. stream: each stream after every write, by an RMS norm without weights; layer: the
     same by a layer norm with weights, as in the paper's figure; call: once at the end of a call of the network."""
     stream_span: Literal["call", "recursion"] = "call"
-    """How long streams stay separate: during one call of the network, or during the whole recursion, whose states then
-    have streams."""
+    """Period in which streams stay separate: one call of the network, or the whole recursion, whose states then have
+    streams."""
     attend: Attend = "auto"
     """Attention kernel; auto leaves the choice to PyTorch."""
     compute: Literal["float32", "bfloat16"] = "float32"

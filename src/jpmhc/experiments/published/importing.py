@@ -58,7 +58,7 @@ class ImportConfig:
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportResult:
     """The result of an import."""
 
     config: TrainConfig
@@ -66,7 +66,7 @@ class Imported:
     remark: str  # sentence about data of the model that are missing in the task; empty if none are missing
 
 
-def import_model(choices: ImportConfig) -> Imported:
+def import_model(choices: ImportConfig) -> ImportResult:
     """Write a run folder with a published checkpoint, after all files have been checked.
 
     The published files have no optimiser state and no rows in progress, so `train --resume` begins at step 0 with the
@@ -129,7 +129,7 @@ def import_model(choices: ImportConfig) -> Imported:
             for path in new:
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
             raise
-    return Imported(config, path, published.remark)
+    return ImportResult(config, path, published.remark)
 
 
 def _require_path(choices: ImportConfig, name: str) -> Path:

@@ -67,7 +67,7 @@ class Tokens:
         return (len(self.training) - 1) // length
 
     def validation_rows(self, count: int, length: int) -> Tensor:
-        """Return where at most `count` validation rows begin: token indices, evenly spread, without overlap. [rows]"""
+        """Return the first token indices of at most `count` validation rows, evenly spread, without overlap. [rows]"""
         available = (len(self.validation) - 1) // length
         chosen = np.linspace(0, available - 1, min(count, available)).astype(np.int64)
         return torch.from_numpy(chosen * length)

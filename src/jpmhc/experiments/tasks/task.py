@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from jpmhc.experiments.evaluation.scores import RowScorer
-from jpmhc.experiments.evaluation.votes import Answered, VoteScorer
+from jpmhc.experiments.evaluation.votes import AnsweredTest, VoteScorer
 from jpmhc.files import read_json
 
 
@@ -68,7 +68,7 @@ class Task(ABC):
 
     @abstractmethod
     def describe(self, identifiers: np.ndarray) -> list[str]:
-        """Return for each identifier (row of the puzzle table) the name of its puzzle and variant."""
+        """Return the name of each identifier's puzzle and variant; identifiers are rows of the puzzle table."""
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -95,7 +95,7 @@ class VotingTask(Task):
         """Return the test rows of the named puzzles; raise a ValueError for a puzzle without test rows."""
 
     @abstractmethod
-    def submission(self, answered: Sequence[Answered]) -> Mapping[str, object]:
+    def submission(self, answered: Sequence[AnsweredTest]) -> Mapping[str, object]:
         """Return answers as a submission, ready for JSON."""
 
 

@@ -347,10 +347,10 @@ class Training:
     def load(self, path: Path) -> None:
         """Restore the state from a checkpoint; raise a ValueError if it has other settings or other puzzles."""
         content = read_checkpoint(path, self.device)
-        there, here = (dataclasses.asdict(run) for run in (ArcDecoderRun.from_json(content["run"]), self.run))
+        saved, present = (dataclasses.asdict(run) for run in (ArcDecoderRun.from_json(content["run"]), self.run))
         for name in _FREE:
-            del there[name], here[name]
-        differing = [name for name in here if there[name] != here[name]]
+            del saved[name], present[name]
+        differing = [name for name in present if saved[name] != present[name]]
         if "task" in differing and content["fingerprint"] == self.arc.fingerprint():  # files may have moved
             differing.remove("task")
         if differing:
@@ -437,7 +437,7 @@ def make_optimizers(run: ArcDecoderRun, model: ArcDecoder, recorded: bool = Fals
 def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     """Read a decoder's checkpoint; raise a ValueError if the file is something else."""
     if not path.is_file():
-        raise ValueError(f"there is no checkpoint of an ARC decoder at {path}")
+        raise ValueError(f"saved is no checkpoint of an ARC decoder at {path}")
     content = load_content(path, _ENTRIES, device)
     if content["format"] != FORMAT:
         raise ValueError(f"{path} is not a checkpoint this version reads: its format is not {FORMAT!r}")

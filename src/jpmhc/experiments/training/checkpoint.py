@@ -44,7 +44,7 @@ _ENTRIES = {"step": int, "ranks": int, "fingerprint": str, "config": dict, "file
 _NAME = re.compile(r"step-(\d{8})")
 
 
-class Damaged(ValueError):
+class DamagedCheckpoint(ValueError):
     """The error for a checkpoint whose files are missing or have changed since they were written."""
 
 
@@ -145,9 +145,9 @@ def verify_checkpoint(path: Path) -> Checkpoint:
         written = (path / "manifest.json").read_bytes()
         manifest = parse_json(written)
     except FileNotFoundError:
-        raise Damaged(f"{path} is not a checkpoint of jpmhc: it has no manifest.json") from None
+        raise DamagedCheckpoint(f"{path} is not a checkpoint of jpmhc: it has no manifest.json") from None
     except NotJson as error:
-        raise Damaged(f"the checkpoint {path} is damaged: manifest.json is {error}") from None
+        raise DamagedCheckpoint(f"the checkpoint {path} is damaged: manifest.json is {error}") from None
     form = manifest.get("format") if isinstance(manifest, dict) else None
     fault = None
     if form and "checksum" in manifest:
@@ -161,7 +161,7 @@ def verify_checkpoint(path: Path) -> Checkpoint:
             f"{path} is not a checkpoint this version reads: its format is {checks.quote(form)}, not {FORMAT!r}"
         )
     if fault := fault or _fault_of_manifest(manifest) or _fault_of_files(path, manifest["files"]):
-        raise Damaged(f"the checkpoint {path} is damaged: {fault}")
+        raise DamagedCheckpoint(f"the checkpoint {path} is damaged: {fault}")
     try:
         config = restore(TrainConfig, manifest["config"])
     except ValueError as error:
@@ -222,11 +222,11 @@ def find_checkpoint(run: Path, which: str) -> Checkpoint:
     for path in reversed(folders):
         try:
             return verify_checkpoint(path)
-        except Damaged as fault:
+        except DamagedCheckpoint as fault:
             if which == "latest":
                 good = list_intact(run)
                 advice = f"--resume intact goes on from {good[0].name}" if good else "no other checkpoint is intact"
-                raise Damaged(f"{fault}; {advice}") from None
+                raise DamagedCheckpoint(f"{fault}; {advice}") from None
             faults.append(str(fault))
     raise ValueError("no checkpoint is intact: " + "; ".join(faults))
 
@@ -240,10 +240,10 @@ def locate_checkpoint(path: Path | str) -> Checkpoint:
         raise ValueError(f"{path} is neither a checkpoint nor a run that has one")
     try:
         return verify_checkpoint(folders[-1] if folders else path)
-    except Damaged as fault:
+    except DamagedCheckpoint as fault:
         good = list_intact(path if folders else path.parent.parent)
         advice = f"; name an intact checkpoint instead: {', '.join(map(str, good))}" if good else ""
-        raise Damaged(f"{fault}{advice}") from None
+        raise DamagedCheckpoint(f"{fault}{advice}") from None
 
 
 def load_model(

@@ -175,18 +175,20 @@ class Change:
     """A setting that differs between a checkpoint and the present run, with both values as in JSON."""
 
     name: str  # field of the configuration, with a dot before a field of the task or of the model
-    there: object  # the setting's value in the checkpoint
-    here: object  # the setting's value in the present run
+    saved: object  # the setting's value in the checkpoint
+    present: object  # the setting's value in the present run
     refused: bool  # whether the difference forbids resuming the checkpoint
 
     def __str__(self) -> str:
-        return f"{self.name} {self.here} instead of {self.there}"
+        return f"{self.name} {self.present} instead of {self.saved}"
 
 
-def list_changes(there: TrainConfig, here: TrainConfig) -> list[Change]:
-    """Return all settings that differ between a checkpoint's configuration (`there`) and the present one (`here`)."""
-    old, new = flatten_fields(json.loads(there.to_json())), flatten_fields(json.loads(here.to_json()))
-    files = {f"task.{name}" for name in here.task.file_options}  # they may move: the fingerprint covers their content
+def list_changes(saved: TrainConfig, present: TrainConfig) -> list[Change]:
+    """Return all settings that differ between the configurations of a checkpoint (`saved`) and of the present run."""
+    old, new = flatten_fields(json.loads(saved.to_json())), flatten_fields(json.loads(present.to_json()))
+    files = {
+        f"task.{name}" for name in present.task.file_options
+    }  # they may move: the fingerprint covers their content
     return [
         Change(name, old.get(name), new.get(name), name.startswith(_BINDING) and name not in files)
         for name in old | new

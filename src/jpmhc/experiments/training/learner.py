@@ -109,7 +109,7 @@ class Learner:
         size = len(self.rows) // len(carries)
         total = torch.zeros(len(Sums._fields), dtype=torch.float64, device=self.world.device)
         total[-1] = float(stop)
-        fetched = _Fetched()
+        fetched = _FetchedTensor()
         before, finite = list(carries), []
         for i, carry in enumerate(carries):
             cut = slice(i * size, (i + 1) * size)
@@ -122,7 +122,7 @@ class Learner:
                 total += _sum_rows(out)
                 finite.append(torch.isfinite(out.language + config.model.halting_weight * out.halting))
                 if i == last:
-                    fetched = _Fetched(self.world.sum(total))
+                    fetched = _FetchedTensor(self.world.sum(total))
                 self.distributed.backward(out.loss / config.batch, i == last)
             before[i] = carry
             carries[i] = carry._replace(z_h=out.z_h, z_l=out.z_l, steps=out.steps, halted=out.halted)
@@ -294,7 +294,7 @@ def refuse_other_run(config: TrainConfig, world: World, resume: Checkpoint) -> N
         raise ValueError(f"{resume.path} has {resume.ranks} shards and needs as many processes")
 
 
-class _Fetched:
+class _FetchedTensor:
     """A copy of a tensor to the host, which waits for the tensor but not for later work on the device."""
 
     def __init__(self, tensor: Tensor | None = None) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from jpmhc.experiments.evaluation.checkpoints import fill_scorer, greedy_answers
-from jpmhc.experiments.evaluation.scores import RowScorer, SpoiltAnswers
+from jpmhc.experiments.evaluation.scores import NonFiniteAnswers, RowScorer
 from jpmhc.experiments.models.recursive import refuse_device
 from jpmhc.experiments.tasks.task import Batch
 from jpmhc.experiments.training import checkpoint, run_folder
@@ -140,7 +140,7 @@ class Trainer:
             self.display.say(f"{self.config.out / 'log.jsonl'}: left out {lines} that could not be read")
         if resumed is not None:
             changes = [
-                {"name": c.name, "there": c.there, "here": c.here} for c in list_changes(resumed.config, self.config)
+                {"name": c.name, "there": c.saved, "here": c.present} for c in list_changes(resumed.config, self.config)
             ]
             log.write("resume", step, {"checkpoint": str(resumed.path), "changes": changes})
 
@@ -231,7 +231,7 @@ class Trainer:
             )
             metrics = scorer.result()
             return metrics, scorer.summarize(metrics)
-        except SpoiltAnswers as refusal:
+        except NonFiniteAnswers as refusal:
             raise NonFiniteLoss(
                 f"after step {self.learner.step} the model answers with numbers that are not finite; "
                 f"its weights are in {self.saved}"

@@ -53,7 +53,7 @@ class Replicas:
         return contextlib.nullcontext()
 
     def backward(self, loss: Tensor, last: bool) -> None:
-        """Accumulate the gradient of one part's `loss`, its rows' losses summed and divided by the batch size."""
+        """Accumulate the gradient of `loss`, the sum of the losses of one part's rows divided by the batch size."""
         # DDP averages over processes, so the loss is multiplied by their number, which is exact for 2, 4, 8, ….
         (loss * self.world.size).backward()
 
@@ -86,7 +86,7 @@ class Replicas:
         return dict(zip(self.named, tensors, strict=True))
 
     def cut_own(self, whole: dict[str, Tensor]) -> list[Tensor]:
-        """Return tensors shaped like `tensors()` from whole parameters: the inverse of `gather_whole`."""
+        """Return this process's part of whole parameters, shaped like `tensors()`; the inverse of `gather_whole`."""
         return [whole[name] for name in self.named]
 
     def optimiser_state(self) -> dict[str, Any]:
@@ -214,7 +214,7 @@ def refuse_strategy(config: TrainConfig, world: World) -> None:
 
 
 def distribute_core(core: nn.Module, groups: list[dict[str, Any]], config: TrainConfig, world: World) -> Replicas:
-    """Distribute a core over the processes by the configured strategy, with an optimiser of the parameter `groups`."""
+    """Return the core and an optimiser of the parameter `groups`, distributed by the configured strategy."""
     if config.strategy == "ddp":
         return Replicas(world, core, groups, config)
     return Zero(world, core, groups, config, int(config.strategy.removeprefix("zero")))

@@ -196,7 +196,7 @@ def search_exhaustively(
 
 
 def _collect_results(pool: Pool, units: list[Unit], waiting: Callable[[], None]) -> Iterator[SearchRecord]:
-    """Yield the records of units in the order in which they finish, and call `waiting` every half second until then."""
+    """Yield the units' records as soon as they are finished; in between, call `waiting` every half second."""
     results = pool.imap_unordered(_search_unit, units)
     while True:
         try:

@@ -47,7 +47,7 @@ def dimension(shape: Partition) -> int:
 
 @lru_cache
 def _adjacent_transpositions(shape: Partition) -> list[tuple[NDArray, NDArray, NDArray]]:
-    """Return, for each transposition (i i+1), the entries 1/r and √(1 − 1/r²) and each tableau's image. [d] each"""
+    """Return the entries 1/r and √(1 − 1/r²) and the tableaux' images of each transposition (i i+1). [d] each"""
     tableaux = standard_tableaux(shape)
     index = {t: k for k, t in enumerate(tableaux)}
     n, actions = sum(shape), []

@@ -68,7 +68,7 @@ class GeneratingSet(Search):
     bound: float  # proven upper bound on the gap of sets of this size
     examined: int  # number of examined classes, or of examined sets in a local search
     covered: int  # number of sets in the examined classes, which equals `subsets` after an exhaustive search
-    # number of classes dropped by each representation, by its partition; all others were compared exactly
+    # {a representation's partition: the number of classes that it dropped}; all others were compared exactly
     pruned: dict[tuple[int, ...], int]
     seconds: float  # wall-clock time, of all runs together for a resumed search
 

@@ -291,7 +291,7 @@ class SeveralChains(ContinuedEquation):
         return self.parts[0].admissible(x, z, index)
 
     def _joined(self, index: Tensor) -> ChainEquation:
-        """Return one equation for the rows `index`, whose tensors hold each row's network."""
+        """Return one equation for the rows `index`; its tensors have an entry per row, from the row's network."""
         if self.known is None or not torch.equal(self.known[0], index):
             rows = self.owner[index]
             joined = copy(self.parts[0])

@@ -27,7 +27,7 @@ class SelfEnergy(ABC):
     """A structure of noise.
 
     Attributes:
-        count: The number of unknowns of a block: its order parameters, or for `Sublayers` functions of them.
+        count: The number of a block's unknowns, which are its order parameters or, for `Sublayers`, functions of these.
         scalar: Whether the unknowns are scalars in the lower half-plane; otherwise they are the entries of a matrix.
         coordinates: The number of coordinates of a block, which are the iterated numbers; logarithms come first.
         paths: The number of draws of the slopes over which a block is averaged. A batch of B points has B times this

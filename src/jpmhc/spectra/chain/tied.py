@@ -34,7 +34,7 @@ def solve_row(network: Network, z: Tensor, options: Options, known: KnownPoints 
     Args:
         z: The points.
         options: The scheme, the tolerance and the most iterations.
-        known: Solved points of the network, from which points near them start; other points start far above the axis.
+        known: Solved points of the network. Points near one of them start from it, others far above the axis.
     """
     if network.covariance is not None or network.slopes is not None:
         raise ValueError("tied weights need isotropic noise or read and write vectors, without covariance or slopes")
@@ -134,7 +134,7 @@ class _Equation(ContinuedEquation):
         return (x[:, 0].imag < 0) & (own.imag <= 0).all(-1).all(-1)
 
     def scale(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
-        """Return, for each column, the largest size of an unknown of its kind: G, x or y. [b, columns]"""
+        """Return the largest size among the unknowns of each column's kind: G, x or y. [b, columns]"""
         parts = x[:, :1], *x[:, 1:].unflatten(1, (2, -1)).unbind(1)
         return torch.cat([part.abs().amax(-1, keepdim=True).expand(-1, part.shape[1]) for part in parts], 1)
 

