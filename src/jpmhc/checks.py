@@ -116,7 +116,9 @@ def named_object(name: str) -> object:
     except (ImportError, ValueError):  # a package that does not exist, or an empty name
         known = False
     if not known:
-        raise ValueError(f"there is no module {module!r}, and {name!r} stands for MODULE:NAME, an object in a module")
+        raise ValueError(
+            f"there is no module {module!r}; {name!r} must be MODULE:NAME, the name of an object in a module"
+        )
     try:
         return getattr(importlib.import_module(module), attribute)
     except AttributeError:

@@ -97,9 +97,9 @@ def load_plain_weights(
     missing = [plain for plain, own_name in own_names.items() if own_name not in own and own_name not in values]
     if missing or unknown:
         raise ValueError(
-            f"the names do not fit: {_list_names(missing)} of the model without a value, {_list_names(unknown)} of the "
-            "weights without a place; load_plain_weights(model, weights, {'their beginning': 'the model's beginning'}) "
-            "says which belong together"
+            f"the names do not match: {_list_names(missing)} of the model without a value, {_list_names(unknown)} of "
+            "the weights without a parameter; say which names belong together by "
+            "load_plain_weights(model, weights, {'their beginning': 'the model's beginning'})"
         )
     for own_name, value in values.items():
         if now[own_name].shape != value.shape:

@@ -56,7 +56,7 @@ def route_keywords(blocks: Sequence[Any], args: tuple[Any, ...], kwargs: dict[st
         if args and one.positional is not None and one.positional < len(args):
             raise ValueError(
                 f"sublayer {k} ({type(blocks[k].sublayer).__name__}) takes {one.positional} extra arguments without a "
-                f"name, got {len(args)}: pass them by name (mask=…), and only the sublayers that take them get them"
+                f"name, got {len(args)}: pass them by name (mask=…), which reaches only the sublayers that take them"
             )
     for name in kwargs:
         if takes and not any(one.keywords is None or name in one.keywords for one in takes):

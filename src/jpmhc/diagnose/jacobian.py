@@ -128,7 +128,7 @@ def linearise(
     miss = abs(float(u[0] @ ahead - back @ v[0])) / max(float(u[0].norm() * ahead.norm()), 1e-300)
     if not miss < _ADJOINT_TOLERANCE[at.forward]:
         raise ValueError(
-            f"the map {ends} and its gradient are of two different maps (they differ by {miss:.0%}): part of it runs "
+            f"the derivatives of the map {ends} contradict each other (they differ by {miss:.0%}): part of it runs "
             "without gradients, or differently at every call; choose the part with gradients by between="
         )
     return at

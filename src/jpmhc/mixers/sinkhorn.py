@@ -75,7 +75,7 @@ class Sinkhorn(Mixer):
 
     def triton_form(self) -> TritonForm | str:
         if self.tolerance is not None and self.gradient == "unrolled":
-            return 'the kernels run Sinkhorn with gradient="unrolled" without a tolerance'
+            return 'the kernels cannot combine gradient="unrolled" with a tolerance'
         from jpmhc.mixers.sinkhorn_triton import Constants, make_form
 
         tolerance, clamp = (None if value is None else float(value) for value in (self.tolerance, self.clamp))

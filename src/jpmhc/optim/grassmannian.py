@@ -148,7 +148,7 @@ class GrassmannianOptimizer(GroupwiseOptimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the states of the frames and of the inner optimiser."""
         if (state_dict["inner"] is None) != (self.inner is None):
-            raise ValueError("only one of the saved state and this optimiser has an inner optimiser")
+            raise ValueError("the saved state does not fit: only one of it and this optimiser has an inner optimiser")
         super().load_state_dict(state_dict["frames"])
         if self.inner is not None:
             self.inner.load_state_dict(state_dict["inner"])

@@ -55,7 +55,7 @@ def moments(network: Network, count: int, top: float, transform: Transform = cau
     arm = radius * torch.exp(1j * angle)
     solution = transform(network, centre + arm, tolerance=1e-11)
     if not bool(solution.converged.all()):
-        raise ValueError(f"no moments: around the spectrum, {solution.why_unconverged()}")
+        raise ValueError(f"the moments are unknown: around the spectrum, {solution.why_unconverged()}")
     mass = float((solution.G * arm).real.mean())
     if mass > 1 + 1e-6:
         raise ValueError(

@@ -314,6 +314,6 @@ def _require_signal(values: Tensor) -> Tensor:
     if not bool(torch.isfinite(values).all() and (values > 0).all()):
         raise ValueError(
             "a norm divides by zero: a layer's read, or a stream after its write, has no signal; change the reads, "
-            "writes or skips so that every read and every stream keeps some"
+            "writes or skips so that every read and every stream has a signal"
         )
     return values

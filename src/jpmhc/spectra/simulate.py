@@ -87,7 +87,7 @@ def simulate_nonlinear(
         raise ValueError("a network with a general covariance has no nonlinear counterpart; use read and write vectors")
     if network.sublayers is not None or network.tied is not None or network.ends != "streams":
         raise ValueError(
-            "the sampled nonlinear network has sublayers phi(W x) with weights of their own, and all streams"
+            "nonlinear networks are sampled only without sublayers=, without tied weights and with ends='streams'"
         )
     sample = partial(_nonlinear_jacobian, get_activation(activation), weight_scale, bias_scale, input_variance)
     return _in_batches(network, width, samples, seed, device, dtype, batch, progress, sample)

@@ -103,7 +103,7 @@ class Chain:
         plan, connections = connections_of(layer).plan, connections_of(layer).connections
         x = plan.entering(args, kwargs)
         if not isinstance(x, Tensor):
-            raise RuntimeError(f"{plan.name}: its hidden state was given by another argument when it was wrapped")
+            raise RuntimeError(f"the hidden state of {plan.name} was another argument when the model was wrapped")
         hidden = x
         if not plan.first and not _is_traced():
             x = self.apart.get(x, x)

@@ -151,7 +151,7 @@ def test_a_damaged_file_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"seed-0\.json is not a JSON file .*: remove it, and its run is done again"):
         compare(make(tmp_path))
     file.write_text((tmp_path / "runs" / "cayley-lr-0.003-seed-0.json").read_text())
-    with pytest.raises(ValueError, match=r"plain-lr-0\.003-seed-0\.json does not hold the run of its name"):
+    with pytest.raises(ValueError, match=r"plain-lr-0\.003-seed-0\.json holds another run than its name says"):
         compare(make(tmp_path))
     (tmp_path / "settings.json").write_text("{")
     with pytest.raises(ValueError, match=r"settings\.json is not a JSON file .*: name another folder"):

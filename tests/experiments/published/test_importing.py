@@ -251,12 +251,12 @@ LAYER = "L_level.layers.1."
         ),
         ({"puzzle_emb.weights": torch.ones(2, models.DIM)}, "names 28 rows, but puzzle_emb.weights in .* has 2"),
         ({"puzzle_emb.weights": torch.ones(28, 8)}, r"puzzle_emb.weights in .* has shape \[28, 8\]"),
-        ({"H_init": torch.ones(models.DIM, dtype=torch.int64)}, "H_init in .* is of torch.int64"),
+        ({"H_init": torch.ones(models.DIM, dtype=torch.int64)}, "H_init in .* has the type torch.int64"),
         ({"H_init": torch.full((models.DIM,), math.nan)}, "H_init in .* has entries that are not finite numbers"),
         ({"H_init": torch.ones(models.DIM, device="meta")}, "H_init in .* has entries that are not finite numbers"),
         (
             {"embed_tokens.embedding_weight": torch.ones(6, models.DIM)},
-            r"knows 6 tokens; no model of sudoku or arc.* knows as many",
+            r"knows 6 tokens; no model of sudoku or arc.* has this number",
         ),
     ],
 )

@@ -346,7 +346,7 @@ def test_a_run_whose_tasks_moved_goes_on_and_is_evaluated_from_anywhere(tmp_path
         ValueError, match=r"other data \(task.extra_tasks .*other instead of .*moved\): the task's fing"
     ):
         train(configured("other", steps=4, resume="latest"))
-    with pytest.raises(ValueError, match="without evaluation tasks, so none can have moved: leave out --evaluati"):
+    with pytest.raises(ValueError, match="without evaluation tasks, so it has no path to change: leave out --evaluati"):
         evaluate_checkpoints(dataclasses.replace(choices, task_options={"evaluation_tasks": Path("moved")}))
 
 

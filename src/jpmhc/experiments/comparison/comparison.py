@@ -146,4 +146,4 @@ def _describe_run(run: Run, left: int) -> str:
         parts.append(f"{speed / 1e3:,.0f} thousand tokens per second")
     if (peak := run["peak_bytes"]) is not None:
         parts.append(f"{peak / 2**30:.1f} GiB")
-    return f"{', '.join(parts)}; {left} runs to begin"
+    return f"{', '.join(parts)}; {left} runs not started"

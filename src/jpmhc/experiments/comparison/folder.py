@@ -99,7 +99,7 @@ def read_run(path: Path) -> Run:
     except KeyError:
         named = None
     if named != path.stem:
-        raise ValueError(f"{path} does not hold the run of its name: {advice}")
+        raise ValueError(f"{path} holds another run than its name says: {advice}")
     return run
 
 

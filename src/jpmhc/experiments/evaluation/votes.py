@@ -123,7 +123,9 @@ class VoteScorer(RowScorer):
         for other in pool:
             other.require_complete()
             if not np.array_equal(self.rows, other.rows):
-                raise ValueError("only votes on the same test rows can be pooled; these evaluations differ in theirs")
+                raise ValueError(
+                    "only votes on the same test rows can be pooled; these evaluations have different rows"
+                )
         scored = [puzzle for puzzle in self.puzzles if puzzle.known]
         tests = {puzzle.name: [_count_votes(puzzle, test, sources) for test in puzzle.known] for puzzle in scored}
         result |= {"tasks": len(scored), "tests": sum(map(len, tests.values())), "pooled": len(sources)}

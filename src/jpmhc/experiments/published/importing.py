@@ -158,7 +158,7 @@ def _find_task(vocabulary: int, identifiers: Path, choices: ImportConfig) -> Pub
             if unknown := choices.task_options.keys() - known:
                 raise ValueError(f"the model's task has no option {min(unknown).replace('_', '-')}: leave it out")
             return published
-    raise ValueError(f"{choices.file} knows {vocabulary} tokens; no model of {' or '.join(TASKS)} knows as many")
+    raise ValueError(f"{choices.file} knows {vocabulary} tokens; no model of {' or '.join(TASKS)} has this number")
 
 
 def _point_to_copy(task: TaskConfig, identifiers: Path, out: Path) -> TaskConfig:

@@ -107,7 +107,9 @@ def refuse_weights(weights: dict[str, Tensor], config: RecursiveConfig, task: Ta
                 f"{name} in {path} has shape {list(weights[name].shape)}; the configuration asks for {shape}"
             )
         if not weights[name].is_floating_point():
-            raise ValueError(f"{name} in {path} is of {weights[name].dtype}; weights are floating-point numbers")
+            raise ValueError(
+                f"{name} in {path} has the type {weights[name].dtype}; weights must be floating-point numbers"
+            )
         if weights[name].is_meta or not weights[name].to_dense().isfinite().all():
             raise ValueError(f"{name} in {path} has entries that are not finite numbers")
 

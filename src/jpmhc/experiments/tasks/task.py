@@ -161,7 +161,7 @@ class TaskConfig(ABC):
                 raise ValueError(f"an evaluation on this task cannot choose {name.replace('_', '-')}: leave it out")
             if name in self.file_options and getattr(self, name) is None:
                 raise ValueError(
-                    f"the run was trained without {name.replace('_', ' ')}, so none can have moved: "
+                    f"the run was trained without {name.replace('_', ' ')}, so it has no path to change: "
                     f"leave out --{name.replace('_', '-')}"
                 )
         return dataclasses.replace(self, **options)  # type: ignore[type-var]
