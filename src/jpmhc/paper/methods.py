@@ -6,9 +6,9 @@ from jpmhc import checks
 from jpmhc.paper import main_text, one_layer, stransform, subordination, twisted, z1
 from jpmhc.spectra.fixed_point import Scheme
 from jpmhc.spectra.network import Network
-from jpmhc.spectra.solution import Solution, Solver, Transform
+from jpmhc.spectra.solution import Method, Solution, Transform
 
-METHODS: dict[str, Solver] = {
+METHODS: dict[str, Method] = {
     "dyson": one_layer.solve,
     "dyson-fp": main_text.solve_scalar,
     "matrix-dyson": main_text.solve_matrix,

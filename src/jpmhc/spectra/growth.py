@@ -34,7 +34,8 @@ def share_of_growth_below(
     >>> round(float(share_of_growth_below(0.5, [1.0, 0.25], 0.01)), 2)
     0.5
     """
-    kappa, squares, variance = checks.real_tensor(kappa, "kappa"), _to_squares(squares), _to_variance(variance)
+    kappa, squares = checks.real_tensor(kappa, "kappa"), _to_squares(squares)
+    variance = checks.positive_number(variance, "variance")
     if bool((kappa <= 0).any()):
         raise ValueError("kappa, a growth factor of squared singular values, must be above zero")
     kappa = kappa.unsqueeze(-1)
@@ -63,7 +64,7 @@ def growth_edges(squares: Tensor | Sequence[float], variance: float) -> tuple[fl
     >>> len(edges)
     2
     """
-    squares, variance = _to_squares(squares), _to_variance(variance)
+    squares, variance = _to_squares(squares), checks.positive_number(variance, "variance")
 
     def solve(low: float, high: float, sign: float) -> float:
         for _ in range(_HALVINGS):
@@ -120,7 +121,3 @@ def _to_squares(value: Tensor | Sequence[float]) -> Tensor:
     if len(squares) == 0 or bool((squares < 0).any()):
         raise ValueError("squared singular values of a skip must be given, none of them negative")
     return squares
-
-
-def _to_variance(value: float) -> float:
-    return checks.positive_number(value, "variance")

@@ -232,7 +232,7 @@ class Network:
                 norm with weights, multiply the first of the MLP's `scales` by the mean square of the norm's weights.
             start_variance: The mean square of the streams at the input, where all streams are equal.
         """
-        return cls(**vars(follow_prenorm(skips, read, write, mlp, start_variance, depth)))
+        return cls(**follow_prenorm(skips, read, write, mlp, start_variance, depth)._asdict())
 
     @classmethod
     def postnorm(
@@ -250,7 +250,7 @@ class Network:
         Each stream is normalised by itself. The arguments are those of `prenorm`. The returned network's skips and
         write vectors include the division by the norms.
         """
-        return cls(**vars(follow_postnorm(skips, read, write, mlp, start_variance, depth)))
+        return cls(**follow_postnorm(skips, read, write, mlp, start_variance, depth)._asdict())
 
     def end_to_end(self) -> Network:
         r"""Return a network with the same layers for the model's own map, $T = \frac1n 1^\top J 1$ (`ends="model"`)."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -237,17 +238,8 @@ class MLP:
         return output * inner if self.gated else output
 
 
-@dataclass(frozen=True, eq=False)
-class Layers:
-    """Layers whose skips, writes and noise variances include the norms: the arguments of `Network`.
-
-    Attributes:
-        skips: The skips. [L, n, n]
-        variance: Mean squared singular values of the sublayers' Jacobians, including a norm before them. [L]
-        read: The read vectors. [L, n]
-        write: The write vectors. [L, n]
-        sublayers: The laws of the sublayers' Jacobians, one per layer.
-    """
+class Layers(NamedTuple):
+    """Layers whose skips, writes and noise variances include the norms: the arguments of `Network`."""
 
     skips: Tensor
     variance: Tensor

@@ -133,24 +133,6 @@ class Solution:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
-class Solver(Protocol):
-    """A method, which computes the Cauchy transform of a network at points z of any shape.
-
-    `tolerance` is the residual below which a point has converged, `maximum` the largest number of iterations per point,
-    and `scheme` a name in `SCHEMES` or a `Scheme`. None stands for the method's default.
-    """
-
-    def __call__(
-        self,
-        network: Network,
-        z: Tensor,
-        *,
-        tolerance: float | None = None,
-        maximum: int | None = None,
-        scheme: str | Scheme | None = None,
-    ) -> Solution: ...
-
-
 class Transform(Protocol):
     """A function that computes a network's Cauchy transform and has the arguments of `cauchy`.
 
@@ -169,28 +151,36 @@ class Transform(Protocol):
     ) -> Solution: ...
 
 
-def method(*, scheme: Scheme, tolerance: float, maximum: int) -> Callable[[Rows], Solver]:
+@dataclass(frozen=True)
+class Method:
+    """A method, which computes the Cauchy transform of a network at points z of any shape.
+
+    Attributes:
+        solve_row: The function that solves a row of points z [B].
+        defaults: The options of a call that does not give its own.
+    """
+
+    solve_row: Callable[[Network, Tensor, Options], Solution]
+    defaults: Options
+
+    def __call__(
+        self,
+        network: Network,
+        z: Tensor,
+        *,
+        tolerance: float | None = None,
+        maximum: int | None = None,
+        scheme: str | Scheme | None = None,
+    ) -> Solution:
+        options = to_options(self.defaults, tolerance, maximum, scheme)
+        return solve_points(lambda points: self.solve_row(network, points, options), network, z)
+
+
+def method(
+    *, scheme: Scheme, tolerance: float, maximum: int
+) -> Callable[[Callable[[Network, Tensor, Options], Solution]], Method]:
     """Return a decorator that turns a function for rows of points z [B] into a method with these default options."""
-    defaults = Options(scheme, tolerance, maximum)
-
-    def decorate(function: Rows) -> Solver:
-        def solve(
-            network: Network,
-            z: Tensor,
-            *,
-            tolerance: float | None = None,
-            maximum: int | None = None,
-            scheme: str | Scheme | None = None,
-        ) -> Solution:
-            options = to_options(defaults, tolerance, maximum, scheme)
-            return solve_points(lambda points: function(network, points, options), network, z)
-
-        return solve
-
-    return decorate
-
-
-Rows = Callable[[Network, Tensor, Options], Solution]
+    return lambda solve_row: Method(solve_row, Options(scheme, tolerance, maximum))
 
 
 def to_options(defaults: Options, tolerance: float | None, maximum: int | None, scheme: str | Scheme | None) -> Options:

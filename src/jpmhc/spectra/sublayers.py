@@ -141,15 +141,13 @@ def two_matrix(
             of $W_2$ have variance $s_2$ divided by the number of its columns.
         ratio: Hidden features over features.
     """
-    phi = get_activation(activation)
-    first, last, ratio, variance = _check_hidden(scales, ratio, input_variance)
-    spread = math.sqrt(first * variance)
+    phi, spread, gain = _check_hidden(activation, input_variance, scales, ratio)
     points, weights = panel_nodes(torch.tensor([spread], dtype=torch.float64), phi.kinks)
 
     def draw(normal: NormalSource, hidden: int) -> Tensor:
         return phi.derivative(spread * normal(hidden, 1)).square()
 
-    return _hidden_layer(phi.derivative(spread * points).square(), weights, first * last, ratio, draw)
+    return _hidden_layer(phi.derivative(spread * points).square(), weights, gain, ratio, draw)
 
 
 def gated(
@@ -167,9 +165,7 @@ def gated(
         scales: $s_1$ of $W_1$ and of $W_3$, and $s_2$ of $W_2$, as in `two_matrix`.
         ratio: Hidden features over features.
     """
-    phi = get_activation(activation)
-    first, last, ratio, variance = _check_hidden(scales, ratio, input_variance)
-    spread = math.sqrt(first * variance)
+    phi, spread, gain = _check_hidden(activation, input_variance, scales, ratio)
     points, weights = panel_nodes(torch.tensor([spread], dtype=torch.float64), phi.kinks, nodes=8)
     gate, gate_weights = hermite_nodes(24)
     inner = (spread * points).unsqueeze(-1)  # [P, 1]
@@ -181,7 +177,7 @@ def gated(
         return square(spread * normal(hidden, 1), spread * normal(hidden, 1))
 
     weights = weights.unsqueeze(-1) * gate_weights
-    return _hidden_layer(square(inner, spread * gate).flatten(), weights.flatten(), first * last, ratio, draw)
+    return _hidden_layer(square(inner, spread * gate).flatten(), weights.flatten(), gain, ratio, draw)
 
 
 def measured(singular_values: Tensor | np.ndarray | Sequence[float]) -> Rotated:
@@ -266,15 +262,13 @@ def _hidden_layer(
 
 
 def _check_hidden(
-    scales: tuple[float, float], ratio: float, input_variance: float
-) -> tuple[float, float, float, float]:
+    activation: str | Activation, input_variance: float, scales: tuple[float, float], ratio: float
+) -> tuple[Activation, float, float]:
+    """Return the activation, the standard deviation of the hidden features, and the product of the scales."""
     first, last = (checks.positive_number(scale, "a weight scale") for scale in scales)
-    return (
-        first,
-        last,
-        checks.positive_number(ratio, "ratio, hidden features over features,"),
-        checks.positive_number(input_variance, "input_variance"),
-    )
+    checks.positive_number(ratio, "ratio, hidden features over features,")
+    variance = first * checks.positive_number(input_variance, "input_variance")
+    return get_activation(activation), math.sqrt(variance), first * last
 
 
 def to_sublayers(value: Sublayer | Sequence[Sublayer] | None, depth: int) -> tuple[Sublayer, ...] | None:

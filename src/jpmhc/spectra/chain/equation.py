@@ -33,11 +33,11 @@ from jpmhc.spectra.chain.bases import separating_bases
 from jpmhc.spectra.chain.derivative import LinearisedChain, find_couplings, gmres
 from jpmhc.spectra.chain.noise import (
     Block,
-    Differentiable,
     General,
     Isotropic,
     IsotropicInBases,
     Paths,
+    Quadratic,
     SelfEnergy,
     Sublayers,
     to_logarithm,
@@ -124,7 +124,8 @@ class ChainEquation(ContinuedEquation):
 
     def image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
         """Return the coordinates of g(x), from one evaluation of the equation. [b, columns]"""
-        return self.coordinates(self._evaluate(z, self.values(x)))
+        values = self.values(x)
+        return self.coordinates(self.from_sweep(values, *self.sweep(z, values)))
 
     def newton_correction(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return the residual's size [b] and Newton's correction of the coordinates [b, columns]."""
@@ -137,7 +138,7 @@ class ChainEquation(ContinuedEquation):
         return torch.cat([size for size, _ in parts]), torch.cat([correction for _, correction in parts])
 
     def _newton_part(self, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        assert isinstance(self.noise, Differentiable)
+        assert isinstance(self.noise, Quadratic)
         assert self.noise.vectors is not None
         values = self.values(x)
         swept = self.sweep(z, values)
@@ -227,10 +228,6 @@ class ChainEquation(ContinuedEquation):
         forward, _, resolvent = self.sweep(z, self.values(x))
         block = self.to_streams @ forward[0] @ resolvent[0] @ self.to_streams.mT
         return block.unflatten(0, (-1, self.noise.paths)).mean(1)
-
-    def _evaluate(self, z: Tensor, values: Tensor) -> Tensor:
-        """Return G and new unknowns from G and unknowns, by one sweep over the layers. [b, columns]"""
-        return self.from_sweep(values, *self.sweep(z, values))
 
     def from_sweep(self, values: Tensor, forward: Tensor, backward: Tensor, resolvent: Tensor) -> Tensor:
         """Return G and new unknowns from the old unknowns and the results of `sweep`. [b, columns]"""

@@ -33,7 +33,7 @@ class SelfEnergy(ABC):
         paths: The number of draws of the slopes over which a block is averaged. A batch of B points has B times this
             number of blocks; the paths of one point follow each other.
         vectors: The directions that the noise reads and the directions that it writes, if Newton's method can
-            differentiate the equation (`Differentiable`); otherwise None. [L, 1, n, k] each
+            differentiate the equation (`Quadratic`); otherwise None. [L, 1, n, k] each
     """
 
     count: int = 1
@@ -70,33 +70,13 @@ class SelfEnergy(ABC):
         return torch.ones_like(coordinates.real)
 
 
-class Differentiable(SelfEnergy):
-    """A structure of noise whose equation has a known derivative for Newton's method, unless `vectors` is None."""
-
-    @abstractmethod
-    def differentiate(
-        self, couplings: Tensor, first: Tensor, coordinates: Tensor, image: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Compute the derivative of the image's coordinates by the coordinates.
-
-        Args:
-            couplings: The squared couplings of the vectors, from `find_couplings`. [b, 2 L, 2 L]
-            first: The couplings of the input, from `find_couplings`. [b, 2 L, n, k]
-            coordinates: The unknowns' coordinates, x blocks first. [b, 2 L, coordinates]
-            image: The image's coordinates. [b, 2 L, coordinates]
-
-        Returns:
-            The derivative [b, 2 L coordinates, 2 L coordinates], and the derivative of n G [b, 2 L coordinates].
-        """
-
-
 def to_logarithm(values: Tensor) -> Tensor:
     """Return log(i v) of numbers v in the lower half-plane; the branch cut lies in the upper half-plane."""
     # A read vector of zeros makes an unknown zero: TINY replaces it.
     return torch.log(torch.where(values == 0, -1j * TINY, values) * 1j)
 
 
-class Quadratic(Differentiable):
+class Quadratic(SelfEnergy):
     r"""Noise with one unknown per block M, $\theta = s\,\mathrm{tr}(V^\top M V)$ with V from `vectors`.
 
     Let $j'$ be the other block of block j's layer. The self-energy of $j'$ is $\sigma_l^2 \theta_j V_{j'} V_{j'}^\top$,
@@ -113,6 +93,17 @@ class Quadratic(Differentiable):
     def differentiate(
         self, couplings: Tensor, first: Tensor, coordinates: Tensor, image: Tensor
     ) -> tuple[Tensor, Tensor]:
+        """Compute the derivative of the image's coordinates by the coordinates.
+
+        Args:
+            couplings: The squared couplings of the vectors, from `find_couplings`. [b, 2 L, 2 L]
+            first: The couplings of the input, from `find_couplings`. [b, 2 L, n, k]
+            coordinates: The unknowns' coordinates, x blocks first. [b, 2 L, 1]
+            image: The image's coordinates. [b, 2 L, 1]
+
+        Returns:
+            The derivative [b, 2 L, 2 L], and the derivative of n G [b, 2 L].
+        """
         depth = len(self.variance)
         caused = self.variance.flatten().repeat(2) * torch.exp(coordinates).squeeze(-1)  # [b, 2 L]
         derivative = couplings.roll(depth, -1) * self.share * caused.unsqueeze(1) / torch.exp(image)
@@ -308,7 +299,7 @@ class General(SelfEnergy):
         )
 
     def to_coordinates(self, unknowns: Tensor) -> Tensor:
-        rest = self._sort(unknowns.unflatten(-1, (self.streams, self.streams))) * 1j
+        rest = _permute(unknowns.unflatten(-1, (self.streams, self.streams)), self.elimination_order) * 1j
         pivots, columns = [], []
         for step in range(self.streams):
             pivot = rest[..., step, step]
@@ -322,7 +313,7 @@ class General(SelfEnergy):
 
     def to_unknowns(self, coordinates: Tensor) -> Tensor:
         triangle, scaled = self.factorise(coordinates)
-        return self._unsort(scaled @ triangle.mT * -1j).flatten(-2)
+        return _permute(scaled @ triangle.mT * -1j, self.original_order).flatten(-2)
 
     def factorise(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:
         r"""Return the factors R and R D of $i M = R D R^\top$ from M's coordinates. [..., n, n] each"""
@@ -338,14 +329,6 @@ class General(SelfEnergy):
         sizes = unknowns.unflatten(-1, (self.streams, self.streams)).diagonal(dim1=-2, dim2=-1).abs()
         self.elimination_order = sizes.argsort(-1, descending=True)
         self.original_order = self.elimination_order.argsort(-1)
-
-    def _sort(self, blocks: Tensor) -> Tensor:
-        """Return blocks [b, 2 L, n, n] with rows and columns in the order of elimination."""
-        return _permute(blocks, self.elimination_order)
-
-    def _unsort(self, blocks: Tensor) -> Tensor:
-        """Return blocks [b, 2 L, n, n] with rows and columns back in the original order of the streams."""
-        return _permute(blocks, self.original_order)
 
     def scale(self, coordinates: Tensor) -> Tensor:
         # Entry (j, k) of R is at most of the order of the square root of entry (j, j) of the matrix over pivot k.
@@ -368,14 +351,15 @@ class General(SelfEnergy):
         below[..., self.below[0], self.below[1]] = change[..., self.streams :]
         half = below @ scaled.mT
         pivots = (scaled * change[..., : self.streams].unsqueeze(-2)) @ triangle.mT
-        return self._unsort(pivots + half + half.mT) * -1j
+        return _permute(pivots + half + half.mT, self.original_order) * -1j
 
     def change_of_coordinates(self, factors: tuple[Tensor, Tensor], change: Tensor) -> Tensor:
         """Return the change of M's coordinates from a change of M [b, 2 L, n, n]; `factors` are M's R and R D."""
         # With i M = R D R^T and S = R^-1 d(iM) R^-T D^-1: d log D is the diagonal of S, and dR is R times the strictly
         # lower triangle of S.
         triangle, scaled = factors
-        inner = torch.linalg.solve_triangular(triangle, self._sort(change) * 1j, upper=False, unitriangular=True)
+        change = _permute(change, self.elimination_order) * 1j
+        inner = torch.linalg.solve_triangular(triangle, change, upper=False, unitriangular=True)
         inner = torch.linalg.solve_triangular(triangle, inner.mT, upper=False, unitriangular=True).mT
         inner = inner / scaled.diagonal(dim1=-2, dim2=-1).unsqueeze(-2)
         below = (triangle @ inner.tril(-1))[..., self.below[0], self.below[1]]
