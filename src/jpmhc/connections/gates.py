@@ -5,96 +5,56 @@ stream. In the paper these are n × n matrices, of which only column means (read
 gates compute n-vectors. Reads and writes are chosen independently of the residual mixer.
 """
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 
-class Gate(ABC):
-    """A function from logits to n constrained weights, with its number of logits and its inverse."""
+@dataclass(frozen=True)
+class Gate:
+    """A function from logits to n constrained weights.
+
+    Attributes:
+        constrain: The function of the logits [..., size] and of n, which returns the weights [..., n].
+        start: The inverse: a function of the weights [n] that returns logits [size].
+        matrix: Whether the logits are an n × n matrix by rows, and not n numbers.
+    """
+
+    constrain: Callable[[Tensor, int], Tensor]
+    start: Callable[[Tensor], Tensor]
+    matrix: bool = False
 
     def size(self, n: int) -> int:
         """Return the number of logits for n streams."""
-        return n
-
-    @abstractmethod
-    def start(self, weights: Tensor) -> Tensor:
-        """Return logits from which the gate computes these weights. [n] → [size]"""
-
-    @abstractmethod
-    def __call__(self, logits: Tensor, n: int) -> Tensor:
-        """Compute the weights from logits. [..., size] → [..., n]"""
-
-
-class SoftmaxRead(Gate):
-    """Read weights softmax(logits), which sum to one."""
-
-    def start(self, weights: Tensor) -> Tensor:
-        return weights.log()
+        return n * n if self.matrix else n
 
     def __call__(self, logits: Tensor, n: int) -> Tensor:
-        return logits.softmax(-1)
+        return self.constrain(logits, n)
 
 
-class SoftmaxMatrixRead(Gate):
-    """Read weights that are the column means of a row-stochastic n × n matrix (eq. cayley-constraints)."""
-
-    def size(self, n: int) -> int:
-        return n * n
-
-    def start(self, weights: Tensor) -> Tensor:
-        return weights.log().repeat(len(weights))
-
-    def __call__(self, logits: Tensor, n: int) -> Tensor:
-        return logits.unflatten(-1, (n, n)).softmax(-1).mean(-2)
-
-
-class SigmoidRead(Gate):
-    """Read weights σ(logits), as in mHC; they need not sum to one."""
-
-    def start(self, weights: Tensor) -> Tensor:
-        return weights.logit()
-
-    def __call__(self, logits: Tensor, n: int) -> Tensor:
-        return logits.sigmoid()
-
-
-class SoftmaxWrite(SoftmaxRead):
-    """Write weights n · softmax(logits), which sum to n."""
-
-    def start(self, weights: Tensor) -> Tensor:
-        return (weights / len(weights)).log()
-
-    def __call__(self, logits: Tensor, n: int) -> Tensor:
-        return n * logits.softmax(-1)
-
-
-class SoftmaxMatrixWrite(SoftmaxMatrixRead):
-    """Write weights that are the row sums of a column-stochastic n × n matrix (eq. cayley-constraints)."""
-
-    def start(self, weights: Tensor) -> Tensor:
-        return (weights / len(weights)).log().repeat_interleave(len(weights))
-
-    def __call__(self, logits: Tensor, n: int) -> Tensor:
-        return logits.unflatten(-1, (n, n)).softmax(-2).sum(-1)
-
-
-class SigmoidWrite(Gate):
-    """Write weights 2σ(logits), as in mHC; zero logits give weights of one."""
-
-    def start(self, weights: Tensor) -> Tensor:
-        return (weights / 2).logit()
-
-    def __call__(self, logits: Tensor, n: int) -> Tensor:
-        return 2 * logits.sigmoid()
-
-
-READS: dict[str, Gate] = {"softmax": SoftmaxRead(), "softmax_matrix": SoftmaxMatrixRead(), "sigmoid": SigmoidRead()}
-WRITES: dict[str, Gate] = {
-    "softmax": SoftmaxWrite(),
-    "softmax_matrix": SoftmaxMatrixWrite(),
-    "sigmoid": SigmoidWrite(),
+READS = {
+    # weights that sum to one
+    "softmax": Gate(lambda z, n: z.softmax(-1), torch.log),
+    # the column means of a row-stochastic matrix (eq. cayley-constraints)
+    "softmax_matrix": Gate(
+        lambda z, n: z.unflatten(-1, (n, n)).softmax(-1).mean(-2), lambda w: w.log().repeat(len(w)), matrix=True
+    ),
+    # as in mHC; the weights need not sum to one
+    "sigmoid": Gate(lambda z, n: z.sigmoid(), torch.logit),
+}
+WRITES = {
+    # weights that sum to n
+    "softmax": Gate(lambda z, n: n * z.softmax(-1), lambda w: (w / len(w)).log()),
+    # the row sums of a column-stochastic matrix (eq. cayley-constraints)
+    "softmax_matrix": Gate(
+        lambda z, n: z.unflatten(-1, (n, n)).softmax(-2).sum(-1),
+        lambda w: (w / len(w)).log().repeat_interleave(len(w)),
+        matrix=True,
+    ),
+    # as in mHC; zero logits give weights of one
+    "sigmoid": Gate(lambda z, n: 2 * z.sigmoid(), lambda w: (w / 2).logit()),
 }
 FAVOUR = 2.0  # added at the start to one stream's read logit: equal reads would keep equal streams equal for ever
 
