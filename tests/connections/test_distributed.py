@@ -12,8 +12,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolic
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import jpmhc
+from tests import triton_interpreter
 from tests.connections import parallel_cases
-from tests.connections.parallel_cases import CASES, Outcome, make_model
+from tests.connections.parallel_cases import CASES, Outcome, make_model, own_part
 from tests.connections.ranks import run_on
 
 
@@ -118,3 +119,36 @@ def test_forgotten_sum_is_seen_and_rounding_is_warned_of():
     for forgotten, messages in run_on(2, shard_apart):
         assert forgotten > 1e-3  # so the comparison of the cases above can fail
         assert any("call jpmhc.shard_connections before fully_shard" in message for message in messages)
+
+
+def train_fused(part: slice, shard: bool) -> tuple[dict[str, torch.Tensor], int]:
+    """Train two fused connections for two steps. Return the weights, and how often a write and a read were one step."""
+    torch.manual_seed(0)
+    blocks = [jpmhc.HyperConnection(nn.Linear(16, 16), 16, index=k, kernels="fused") for k in range(2)]
+    for block in blocks:
+        nn.init.normal_(block.map.weight)
+    model = nn.Sequential(nn.Linear(16, 16), jpmhc.HyperConnectionStack(blocks, True, expand=True), nn.Linear(16, 4))
+    if shard:
+        jpmhc.shard_connections(model)
+        fully_shard(model)
+    joined = []
+    blocks[0].write_read = lambda *given, step=blocks[0].write_read: joined.append(1) or step(*given)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(8, 16, generator=torch.Generator().manual_seed(step))[part]).square().mean().backward()
+        optimizer.step()
+    return {name: parallel_cases.full(value.detach()) for name, value in model.named_parameters()}, len(joined)
+
+
+def compare_fused() -> tuple[float, int]:
+    triton_interpreter.repair()
+    (sharded, joined), (alone, _) = train_fused(own_part(), True), train_fused(slice(None), False)
+    return max(float((sharded[name] - value).abs().max()) for name, value in alone.items()), joined
+
+
+@pytest.mark.interpreter
+def test_sharded_connections_stay_fused_with_their_neighbours():
+    for difference, joined in run_on(2, compare_fused):
+        assert difference < 1e-6
+        assert joined == 2

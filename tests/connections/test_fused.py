@@ -138,22 +138,6 @@ def test_auto_takes_the_kernels_on_cuda_and_says_when_it_cannot():
         jpmhc.HyperConnection(nn.Identity(), 12, 4).to(DEVICE)(torch.randn(2, 4, 12, device=DEVICE))
 
 
-def test_write_takes_only_what_fits_the_read():
-    made = block("cayley")
-    x = torch.randn(5, N, DIM, device=DEVICE)
-    h, state = made.read(x)
-    other = jpmhc.HyperConnection(nn.Identity(), DIM, 2, kernels="fused").to(DEVICE)
-    for streams, y, read, message in (
-        (x[:, :3], h, state, r"expected streams of shape \[..., 4, 16\]"),
-        (x.repeat(2, 1, 1), h.repeat(2, 1), state, "what this connection's read returned"),
-        (x.int(), h, state, "floating-point streams"),
-        (x, h, other.read(x[:, :2])[1], "what this connection's read returned"),
-        (x, h, None, "what this connection's read returned"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            made.write(streams, y, read)
-
-
 def test_stack_leaves_to_a_connection_what_is_its_own():
     """Subclasses with their own steps, and hooks."""
 

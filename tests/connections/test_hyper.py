@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import jpmhc
-from jpmhc.connections import gates
+from jpmhc.connections import gates, reference
 from tests.connections.blocks import DIM, N, perturbed
 
 NAMES = list(jpmhc.MIXERS)
@@ -87,6 +87,15 @@ def test_function_transforms_see_the_same_block():
     assert torch.allclose(reverse, forward, atol=1e-12)
 
 
+def test_half_precision_streams_keep_full_precision_coefficients():
+    x, y = torch.randn(3, N, DIM).bfloat16(), torch.randn(3, DIM).bfloat16()
+    write, skip = torch.rand(3, N), torch.randn(3, N, N)
+    out = reference.scatter(x, y, write, skip)
+    exact = skip @ x.float() + write.unsqueeze(-1) * y.float().unsqueeze(1)
+    assert reference.gather(x, write).dtype == out.dtype == torch.bfloat16
+    assert torch.allclose(out.float(), exact, rtol=2**-7, atol=1e-6)  # one rounding to bfloat16, no more
+
+
 def test_steps_compose_to_forward_and_coefficients_describe_them():
     block = perturbed(mixer="permutation")
     x = torch.randn(3, N, DIM, dtype=torch.float64)
@@ -122,21 +131,6 @@ def test_any_dtype_and_layout(dtype):
     assert torch.equal(out, block(x.contiguous()))
     assert block(x[:0]).shape == (0, 3, N, DIM)
     assert block(x[0, 0]).shape == (N, DIM)
-
-
-def test_weights_of_a_plain_model_load_into_the_wrapped_one():
-    plain = nn.ModuleList(nn.Linear(DIM, DIM) for _ in range(3))
-    wrapped = jpmhc.HyperConnectionStack(jpmhc.HyperConnection(nn.Linear(DIM, DIM), DIM, N, index=k) for k in range(3))
-    renamed = {f"connections.{k.replace('.', '.sublayer.', 1)}": v for k, v in plain.state_dict().items()}
-    missing, unexpected = wrapped.load_state_dict(renamed, strict=False)
-    assert not unexpected
-    assert all(".map." in key for key in missing)
-    x = torch.randn(4, DIM)
-    expected = x
-    for layer in plain:
-        expected = expected + layer(expected)
-    found = jpmhc.reduce_streams(wrapped(jpmhc.expand_streams(x, N)))
-    assert torch.allclose(found, expected, atol=1e-5)
 
 
 def test_sublayers_may_begin_in_place():
@@ -250,18 +244,21 @@ def test_selective_checkpointing_may_keep_matrix_products():
     assert torch.allclose(found, expected, atol=1e-6)
 
 
-def test_write_takes_only_what_fits_the_read():
-    made = jpmhc.HyperConnection(nn.Identity(), DIM, N, index=0)
-    x = torch.randn(2, 3, N, DIM)
+@pytest.mark.parametrize("kernels", ["reference", "fused"])
+def test_write_takes_only_what_fits_the_read(kernels):
+    made, narrow = (jpmhc.HyperConnection(nn.Identity(), DIM, n, index=0, kernels=kernels).to(DEVICE) for n in (N, 2))
+    x = torch.randn(2, 3, N, DIM, device=DEVICE)
     h, state = made.read(x)
-    narrow = jpmhc.HyperConnection(nn.Identity(), DIM, 2, index=0)
-    for streams, y, read in (
-        (x.transpose(0, 1), h.transpose(0, 1), state),
-        (x.repeat(2, 1, 1, 1), h.repeat(2, 1, 1), state),
-        (x, h, narrow.read(x[..., :2, :])[1]),
-        (x, h, made.read(x[:1, :1])[1]),
+    for streams, y, read, message in (
+        (x[..., :3, :], h, state, r"expected streams of shape \[..., 4, 8\]"),
+        (x.int(), h, state, "floating-point streams"),
+        (x, h, None, "must be what this connection's read returned, got NoneType"),
+        (x.transpose(0, 1), h.transpose(0, 1), state, "read returned for these streams"),
+        (x.repeat(2, 1, 1, 1), h.repeat(2, 1, 1), state, "read returned for these streams"),
+        (x, h, narrow.read(x[..., :2, :])[1], "read returned for these streams"),
+        (x, h, made.read(x[:1, :1])[1], "read returned for these streams"),
     ):
-        with pytest.raises(ValueError, match="what this connection's read returned for these streams"):
+        with pytest.raises(ValueError, match=message):
             made.write(streams, y, read)
 
 

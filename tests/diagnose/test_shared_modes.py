@@ -9,12 +9,9 @@ from jpmhc.diagnose.methods import spectrum_of
 from jpmhc.diagnose.shared_modes import find_modes, multiply_all, split_shared
 from jpmhc.diagnose.theory import compose_layers, find_distances, rotate_sublayers
 from tests.diagnose.models import Residual, make_mlp
+from tests.spectra.problems import normal
 
 DEPTH, DIM = 16, 96
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def plant(strengths, seed=0):

@@ -8,6 +8,7 @@ import jpmhc
 from jpmhc import spectra
 from jpmhc.diagnose.methods import spectrum_of
 from jpmhc.diagnose.theory import compose_layers, find_distances, make_network, predict_spectrum, rotate_sublayers
+from tests.diagnose.models import Residual
 
 
 def make_layers(depth, n=3, seed=0):
@@ -121,14 +122,6 @@ def test_the_same_network_with_and_without_streams_has_the_same_theory():
     with torch.no_grad():
         for layer in sublayers:
             layer.weight.mul_(0.5).sub_(0.3 * torch.eye(24))
-
-    class Residual(nn.Module):
-        def __init__(self, layer):
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, x):
-            return x + self.layer(x)
 
     connections = [jpmhc.HyperConnection(layer, 24, 4, "identity", index=k) for k, layer in enumerate(sublayers)]
     x = torch.randn(1, 1, 24)

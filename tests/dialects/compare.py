@@ -1,4 +1,4 @@
-"""How a published model and its accelerated copy are compared."""
+"""The formulas of published models, and how a model and its accelerated copy are compared."""
 
 import copy
 
@@ -43,3 +43,24 @@ def assert_accelerated_is_equal(model: nn.Module, tokens: Tensor) -> nn.Module:
     assert list(state) == list(fast_state)
     assert all(torch.equal(fast_state[key], tensor) for key, tensor in state.items())
     return fast
+
+
+def sinkhorn(logits: Tensor, iterations: int, eps: float) -> Tensor:
+    """A softmax by rows, then columns, rows, columns, …, each divided by its sum and eps. [T, n, n]"""
+    c = logits.softmax(2) + eps
+    c = c / (c.sum(1, keepdim=True) + eps)
+    for _ in range(iterations - 1):
+        c = c / (c.sum(2, keepdim=True) + eps)
+        c = c / (c.sum(1, keepdim=True) + eps)
+    return c
+
+
+def deepseek_coefficients(x: Tensor, fn: Tensor, base: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """DeepSeek-V4's read weights, write weights and Sinkhorn matrices of the streams x [T, n, d]."""
+    n, flat = x.shape[1], x.flatten(1)
+    m = (flat @ fn.T) / (flat.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    read, write, skip = (
+        part * factor + offset
+        for part, factor, offset in zip(m.split((n, n, n * n), 1), scale, base.split((n, n, n * n)))
+    )
+    return read.sigmoid() + 1e-6, 2 * write.sigmoid(), sinkhorn(skip.unflatten(1, (n, n)), 20, 1e-6)

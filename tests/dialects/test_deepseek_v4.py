@@ -17,20 +17,11 @@ def model() -> nn.Module:
     return models.deepseek_v4().eval()
 
 
-def reference_connection(x, fn, base, scale, sublayer, iterations=20, eps=1e-6, norm_eps=1e-6):
-    """DeepSeek-V4's formulas, token by token where order matters. x: [T, n, d]"""
-    n = x.shape[1]
-    flat = x.flatten(1)
-    m = (flat @ fn.T) / (flat.square().mean(-1, keepdim=True) + norm_eps).sqrt()
-    read = torch.sigmoid(m[:, :n] * scale[0] + base[:n]) + eps
-    write = 2 * torch.sigmoid(m[:, n : 2 * n] * scale[1] + base[n : 2 * n])
-    c = (m[:, 2 * n :] * scale[2] + base[2 * n :]).view(-1, n, n).softmax(-1) + eps
-    c = c / (c.sum(1, keepdim=True) + eps)
-    for _ in range(iterations - 1):
-        c = c / (c.sum(2, keepdim=True) + eps)
-        c = c / (c.sum(1, keepdim=True) + eps)
+def reference_connection(x, fn, base, scale, sublayer):
+    """DeepSeek-V4's formulas. x: [T, n, d]"""
+    read, write, skip = compare.deepseek_coefficients(x, fn, base, scale)
     y = sublayer(torch.einsum("tn,tnd->td", read, x))
-    return torch.einsum("tn,td->tnd", write, y) + torch.einsum("tjk,tjd->tkd", c, x)
+    return torch.einsum("tn,td->tnd", write, y) + skip.mT @ x
 
 
 @pytest.mark.parametrize("largest", [1.5, 7.3, 22.0])
@@ -56,11 +47,6 @@ def test_a_loaded_connection_follows_the_formulas_in_float64(largest):
         assert (one - other).abs().max() <= 1e-12 * other.abs().max()
 
 
-@pytest.mark.parametrize("largest", [1.5, 7.3, 22.0])
-def test_accelerated_model_is_equal(model, largest):
-    compare.assert_accelerated_is_equal(models.sharpen(model, largest), models.tokens())
-
-
 @pytest.mark.interpreter
 def test_fused_kernels_are_equal(model):
     models.sharpen(model, 22.0)
@@ -69,13 +55,6 @@ def test_fused_kernels_are_equal(model):
     fast_logits, fast_gradients = compare.logits_and_gradients(fast, models.tokens(1, 5))
     assert compare.relative(fast_logits, logits) <= compare.RELATIVE
     compare.assert_gradients_are_equal(fast_gradients, gradients)
-
-
-def test_generation_is_equal(model):
-    models.sharpen(model, 7.3)
-    fast = jpmhc.accelerate(copy.deepcopy(model))
-    wanted = model.generate(models.tokens(), max_new_tokens=6, do_sample=False)
-    assert torch.equal(fast.generate(models.tokens(), max_new_tokens=6, do_sample=False), wanted)
 
 
 def test_hidden_states_and_checkpointing_are_equal(model):
@@ -100,30 +79,6 @@ def test_a_copy_of_an_accelerated_model_has_parameters_of_its_own(model):
         for parameter in fast.parameters():
             parameter.zero_()
     assert torch.equal(again(models.tokens()).logits, before)
-
-
-@pytest.mark.parametrize("names", ["huggingface", "original"])
-def test_state_dicts_return_bit_for_bit(model, names):
-    models.sharpen(model, 7.3)
-    state = model.state_dict()
-    connections = deepseek_v4.load(state)
-    assert len(connections) == 2 * model.config.num_hidden_layers + 1
-    written = deepseek_v4.dump(connections, names)
-    again = deepseek_v4.dump(deepseek_v4.load(written), "huggingface")
-    assert set(again) == {key for key in state if "_hc." in key or "hc_head" in key}
-    assert all(torch.equal(tensor, state[key]) for key, tensor in again.items())
-
-
-def test_loaded_connections_compute_what_the_model_does(model):
-    models.sharpen(model, 7.3)
-    connections = deepseek_v4.load(model.state_dict())
-    x = torch.randn(2, 5, 4, model.config.hidden_size, generator=torch.Generator().manual_seed(0))
-    post, comb, collapsed = model.model.layers[1].ffn_hc(x)
-    read, state = connections["layers.1.ffn"].read(x)
-    assert compare.relative(read, collapsed) <= compare.RELATIVE
-    wanted = post.unsqueeze(-1) * collapsed.unsqueeze(-2) + comb.mT @ x
-    assert compare.relative(connections["layers.1.ffn"].write(x, collapsed, state), wanted) <= compare.RELATIVE
-    assert compare.relative(connections["head"](x), model.model.hc_head(x)) <= compare.RELATIVE
 
 
 def state(**changes):

@@ -6,6 +6,7 @@ import torch
 from jpmhc import HyperConnection, HyperConnectionStack
 from jpmhc.dialects import deepseek_v41
 from jpmhc.dialects.mhc import PARTS
+from tests.dialects import compare
 
 SHAPES = {"fn": (24, 32), "base": (24,), "scale": (3,)}
 
@@ -22,27 +23,15 @@ def draw_state(layers: int, largest: float) -> dict[str, torch.Tensor]:
     return state
 
 
-def coefficients(x, fn, base, scale, eps=1e-6):
-    flat = x.flatten(1)
-    m = (flat @ fn.T) / (flat.square().mean(-1, keepdim=True) + 1e-6).sqrt()
-    pre = torch.sigmoid(m[:, :4] * scale[0] + base[:4]) + eps
-    post = 2 * torch.sigmoid(m[:, 4:8] * scale[1] + base[4:8])
-    comb = (m[:, 8:] * scale[2] + base[8:]).view(-1, 4, 4).softmax(-1) + eps
-    comb = comb / (comb.sum(1, keepdim=True) + eps)
-    for _ in range(19):
-        comb = comb / (comb.sum(2, keepdim=True) + eps)
-        comb = comb / (comb.sum(1, keepdim=True) + eps)
-    return pre, post, comb
-
-
 def run_formulas(state, x, layers, sublayer):
     pre_mix = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=x.dtype).expand(len(x), 4)
     for layer in range(layers):
         for site in ("attn", "ffn"):
-            pre, post, comb = coefficients(x, *(state[f"layers.{layer}.hc_{site}_{part}"] for part in PARTS))
+            tensors = (state[f"layers.{layer}.hc_{site}_{part}"] for part in PARTS)
+            read, write, skip = compare.deepseek_coefficients(x, *tensors)
             y = sublayer((pre_mix.unsqueeze(-1) * x).sum(1))
-            x = post.unsqueeze(-1) * y.unsqueeze(1) + torch.einsum("tjk,tjd->tkd", comb, x)
-            pre_mix = pre
+            x = write.unsqueeze(-1) * y.unsqueeze(1) + skip.mT @ x
+            pre_mix = read
     return x, (pre_mix.unsqueeze(-1) * x).sum(1)
 
 

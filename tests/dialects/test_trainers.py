@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from jpmhc.dialects import deepseek_v4, hy_v4, liger, megatron
+from tests.dialects.compare import sinkhorn
 
 N, D = 4, 5
 WIDTH, LOGITS = N * D, N * (N + 2)
@@ -40,16 +41,6 @@ def liger_state(**changes: Tensor | None) -> dict[str, Tensor]:
         state |= {f"{path}.{name}": draw(seed=10 + 3 * k + i) for i, name in enumerate(ALPHAS)}
         state[f"{path}.layer.weight"] = draw(D, D)
     return {key: tensor for key, tensor in (state | changes).items() if tensor is not None}
-
-
-def sinkhorn(logits: Tensor, iterations: int, eps: float) -> Tensor:
-    """A softmax by rows, then columns, rows, columns, …, each divided by its sum and eps. [T, n, n]"""
-    c = logits.softmax(2) + eps
-    c = c / (c.sum(1, keepdim=True) + eps)
-    for _ in range(iterations - 1):
-        c = c / (c.sum(2, keepdim=True) + eps)
-        c = c / (c.sum(1, keepdim=True) + eps)
-    return c
 
 
 def split(x, fn, base, alphas, root):

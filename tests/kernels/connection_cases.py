@@ -124,3 +124,34 @@ def assert_close(case: Case, inputs: dict[str, Tensor | None], scale: float = 1.
         if isinstance(case.mixer, mixers.Grassmann) and inputs["x"].dtype != torch.float32:
             allowed *= 5  # a nearly singular frame multiplies the rounding of the weight
         assert error <= allowed, f"{name}: {error:.1e}"
+
+
+def copy_row(inputs: list[dict[str, Tensor | None]], form: str) -> list[Tensor]:
+    """Return leaves for `run_row`: the first streams, and the weight and the bias of each connection."""
+    tensors = [inputs[0]["x"], *(given[name] for given in inputs for name in ("weight", "bias"))]
+    return [(t.double() if form == "reference" else t.clone()).requires_grad_() for t in tensors]
+
+
+def run_row(cases: list[Case], leaves: list[Tensor], form: str) -> list[Tensor]:
+    """Run connections in a row around tanh; return each sublayer's input and the streams after each connection.
+
+    The form "fused" joins each write with the next read, "separate" does not, and "reference" is the truth.
+    """
+    streams, *parameters = leaves
+    pairs, results = list(zip(parameters[::2], parameters[1::2])), []
+    streams = streams.expand(-1, cases[0].spec.n, -1) if form == "reference" else streams
+    for k, (case, own) in enumerate(zip(cases, pairs)):
+        if form == "reference":
+            h, state = reference_read(streams, *own, case)
+            streams = reference_write(streams, torch.tanh(h), state, case)
+            results += [h, streams]
+            continue
+        if k == 0 or form == "separate":
+            h, state = kernels.read_streams(streams, *own, case.spec)
+        results.append(h)
+        if k + 1 == len(cases) or form == "separate":
+            streams = kernels.write_streams(torch.tanh(h), state)
+        else:
+            streams, h, state = kernels.write_read_streams(torch.tanh(h), state, *pairs[k + 1], cases[k + 1].spec)
+        results.append(streams)
+    return results

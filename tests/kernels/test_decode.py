@@ -2,27 +2,10 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from jpmhc.connections import fused as kernels
 from jpmhc.kernels import decode
-from tests.kernels.connection_cases import NAMES, TOLERANCE, Case, draw, make_case, reference_read, reference_write
-
-
-def run_seam(first: Case, second: Case, one: dict, two: dict, fused: bool) -> list[Tensor]:
-    """The read of the first connection, the write and the next read, the last write."""
-    cast = (lambda t: t) if fused else (lambda t: t.double())
-    x, w1, b1, w2, b2 = (cast(t) for t in (one["x"], one["weight"], one["bias"], two["weight"], two["bias"]))
-    if not fused:
-        streams = x.expand(-1, first.spec.n, -1)
-        h1, state = reference_read(streams, w1, b1, first)
-        between = reference_write(streams, torch.tanh(h1), state, first)
-        h2, state = reference_read(between, w2, b2, second)
-        return [h1, between, h2, reference_write(between, torch.tanh(h2), state, second)]
-    with torch.no_grad():
-        h1, state = kernels.read_streams(x, w1, b1, first.spec)
-        between, h2, state = kernels.write_read_streams(torch.tanh(h1), state, w2, b2, second.spec)
-        return [h1, between, h2, kernels.write_streams(torch.tanh(h2), state)]
+from tests.kernels.connection_cases import NAMES, TOLERANCE, copy_row, draw, make_case, run_row
 
 
 def assert_seam(name: str, tokens: int, dtype: torch.dtype, held: int = 4, **settings) -> None:
@@ -30,7 +13,9 @@ def assert_seam(name: str, tokens: int, dtype: torch.dtype, held: int = 4, **set
     one, two = draw(first, tokens, dtype, 1.0, True, held=held), draw(second, tokens, dtype, 1.0, True, seed=1)
     assert decode.are_few(tokens)
     slack = 10 if name.startswith("grassmann") and dtype != torch.float32 else 2
-    for found, wanted in zip(run_seam(first, second, one, two, True), run_seam(first, second, one, two, False)):
+    with torch.no_grad():
+        mine, truth = (run_row([first, second], copy_row([one, two], form), form) for form in ("fused", "reference"))
+    for found, wanted in zip(mine, truth):
         assert (found.double() - wanted).norm() <= slack * TOLERANCE[dtype][0] * wanted.norm()
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from jpmhc.connections import fused as kernels
 from jpmhc.kernels import decode, write_read
 from jpmhc.kernels.write_read import one_gradient_kernel_pays, one_kernel_pays
-from tests.kernels.connection_cases import TOLERANCE, Case, draw, make_case, reference_read, reference_write
+from tests.kernels.connection_cases import TOLERANCE, copy_row, draw, make_case, run_row
 
 
 def assert_chain_close(dtype: torch.dtype, d: int, tokens: int, post_norm: bool, held: int = 4) -> None:
@@ -19,25 +19,10 @@ def assert_chain_close(dtype: torch.dtype, d: int, tokens: int, post_norm: bool,
     other = draw(second, tokens, dtype, 1.0, True, seed=1)
 
     def run_chain(form: str) -> list[Tensor]:
-        cast = (lambda t: t.double()) if form == "reference" else (lambda t: t.clone())
-        tensors = (inputs["x"], inputs["weight"], inputs["bias"], other["weight"], other["bias"])
-        x, w1, b1, w2, b2 = leaves = [cast(t).requires_grad_() for t in tensors]
-        if form == "reference":
-            streams = x.expand(-1, first.spec.n, -1)
-            h, state = reference_read(streams, w1, b1, first)
-            between = reference_write(streams, torch.tanh(h), state, first)
-            h, state = reference_read(between, w2, b2, second)
-            out = reference_write(between, torch.tanh(h), state, second)
-        else:
-            h, state = kernels.read_streams(x, w1, b1, first.spec)
-            if form == "fused":
-                between, h, state = kernels.write_read_streams(torch.tanh(h), state, w2, b2, second.spec)
-            else:
-                between = kernels.write_streams(torch.tanh(h), state)
-                h, state = kernels.read_streams(between, w2, b2, second.spec)
-            out = kernels.write_streams(torch.tanh(h), state)
-        gradients = torch.autograd.grad((out, between), leaves, (cast(inputs["grad"]), cast(other["grad"])))
-        return [between, h, out, *gradients]
+        leaves = copy_row([inputs, other], form)
+        _, between, h, out = run_row([first, second], leaves, form)
+        upstream = [given["grad"].to(leaves[0].dtype) for given in (inputs, other)]
+        return [between, h, out, *torch.autograd.grad((out, between), leaves, upstream)]
 
     wanted = run_chain("reference")
     for form in ("fused", "separate"):
@@ -97,33 +82,17 @@ def test_two_kernels_where_one_does_not_pay(settings: dict, decoded: bool, monke
     assert calls == (["write_read"] if decoded else [])
 
 
-def run_stack(cases: list[Case], inputs: list[dict[str, Tensor | None]], fused: bool) -> list[Tensor]:
-    """The result of a stack of connections, and the gradients of its inputs, fused or in float64."""
-    cast = (lambda t: t.clone()) if fused else (lambda t: t.double())
-    x = cast(inputs[0]["x"]).requires_grad_()
-    parameters = [[cast(given[name]).requires_grad_() for name in ("weight", "bias")] for given in inputs]
-    streams: Tensor = x
-    if fused:
-        h, state = kernels.read_streams(x, *parameters[0], cases[0].spec)
-        for case, own in zip(cases[1:], parameters[1:]):
-            _, h, state = kernels.write_read_streams(torch.tanh(h), state, *own, case.spec)
-        out = kernels.write_streams(torch.tanh(h), state)
-    else:
-        for case, own in zip(cases, parameters):
-            h, state = reference_read(streams, *own, case)
-            streams = reference_write(streams, torch.tanh(h), state, case)
-        out = streams
-    leaves = [x, *(tensor for own in parameters for tensor in own)]
-    return [out, *torch.autograd.grad(out, leaves, cast(inputs[0]["grad"]))]
-
-
 def assert_stack_close(dtype: torch.dtype, tokens: int, name: str, n: int, d: int, **settings) -> None:
     """Three connections in a row; the last has a post-norm if the settings ask for one."""
     post_norm = settings.pop("post_norm", False)
     cases = [make_case(name, n, d, **settings) for _ in range(2)] + [make_case("cayley", n, d, post_norm=post_norm)]
     inputs = [draw(case, tokens, dtype, 1.0, True, seed=k) for k, case in enumerate(cases)]
-    wanted = run_stack(cases, inputs, fused=False)
-    for i, (mine, value) in enumerate(zip(run_stack(cases, inputs, fused=True), wanted)):
+    results = {}
+    for form in ("fused", "reference"):
+        leaves = copy_row(inputs, form)
+        out = run_row(cases, leaves, form)[-1]
+        results[form] = [out, *torch.autograd.grad(out, leaves, inputs[0]["grad"].to(out.dtype))]
+    for i, (mine, value) in enumerate(zip(results["fused"], results["reference"])):
         assert torch.isfinite(mine).all()
         error = (mine.double() - value).norm() / value.norm()
         assert error <= 2 * TOLERANCE[dtype][i > 0], f"result {i}: {error:.1e}"

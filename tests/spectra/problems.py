@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from jpmhc.spectra import Network, simulate
+
 
 def fuss_catalan_density(depth: int, count: int) -> tuple[Tensor, Tensor]:
     """Squared singular values of a product of square Gaussian matrices: points inside, and the density there."""
@@ -54,3 +56,14 @@ def identity_moments(depth: int, variance: float) -> tuple[float, float]:
 def points(x: Sequence[float], eta: float) -> Tensor:
     """The spectral points x + i eta."""
     return torch.complex(torch.as_tensor(x, dtype=torch.float64), torch.full((len(x),), eta, dtype=torch.float64))
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    """Standard normal numbers in float64."""
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def sampled(network: Network, z: Tensor, width: int, samples: int) -> tuple[Tensor, Tensor]:
+    """The mean of G over sampled networks, and its standard error."""
+    each = (1 / (z[:, None, None] - simulate(network, width, samples))).mean(-1)
+    return each.mean(-1), each.std(-1).abs() / samples**0.5

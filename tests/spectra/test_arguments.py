@@ -75,6 +75,14 @@ def test_arrays_keep_double_precision():
         (lambda: Network.from_mixer(["identity"], 2, 0.1), "no random skip is called"),
         (lambda: Network.from_mixer("identity", 2, 0.1, seed=1.5), "seed must be a whole number, at least 0"),
         (lambda: Network.from_mixer("grassmann", 2, 0.1, rank=1.5), "rank must be a whole number"),
+        (
+            lambda: Network.from_mixer("orthogonal", 2, 0.1, rank=2),
+            "rank is the dimension of a grassmann skip's subspace",
+        ),
+        (
+            lambda: Network.from_coefficients([(torch.ones(5, 2), torch.ones(5, 2), torch.ones(5, 2, 2))], 0.1),
+            "one token",
+        ),
         (lambda: Network.from_coefficients(3, 0.1), r"list of \(read, write, skip\)"),
         (lambda: Network.from_coefficients([(EYE[0], EYE[0])], 0.1), r"list of \(read, write, skip\)"),
         (
@@ -111,8 +119,13 @@ def test_arrays_keep_double_precision():
         (lambda: simulate(EYE, 3, 2), "must be a Network"),
         (lambda: simulate(NETWORK, "a", 2), "width, the features per stream, must be a whole number"),
         (lambda: simulate(NETWORK, 3, 2.5), "samples must be a whole number"),
+        (lambda: simulate(NETWORK, 3, 2, batch=0), "batch must be a whole number, at least 1, got 0"),
         (lambda: simulate(NETWORK, 3, 2, -1), "seed must be a whole number, at least 0"),
         (lambda: simulate(NETWORK, 3, 2, dtype=torch.float16), "torch.float32 or torch.float64"),
+        (
+            lambda: simulate_nonlinear(Network([EYE], 1, covariance=EYE[None, None]), "tanh", 1.0, 4, 1),
+            "general covariance",
+        ),
         (lambda: simulate_nonlinear(NETWORK, "tanh", -1.0, 3, 2), "weight_scale must be finite and not negative"),
         (lambda: simulate_nonlinear(NETWORK, "tanh", 1.0, 3, 2, input_variance=-1), "input_variance must be finite"),
         (lambda: simulate_nonlinear(NETWORK, "tanh", 1.0, 3, 2, bias_scale=math.nan), "bias_scale must be finite"),

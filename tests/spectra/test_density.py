@@ -178,7 +178,6 @@ def test_unconverged_points_are_interpolated_only_when_few():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"eta": 0.0}, "eta must be positive"),
         ({"eta": -1.0}, "eta must be positive"),
         ({"relative_eta": 0.0}, "relative_eta"),
         ({"refine": "aitken"}, "no refinement"),
@@ -186,7 +185,6 @@ def test_unconverged_points_are_interpolated_only_when_few():
         ({"x": torch.zeros(0)}, "at least two"),
         ({"x": torch.tensor([1.0, 0.5])}, "ascending"),
         ({"x": torch.tensor([-1.0, 0.5])}, "positive"),
-        ({"x": torch.tensor([math.nan, 0.5])}, "finite, without NaN"),
     ],
 )
 def test_bad_input_is_refused(arguments, sentence):

@@ -1,7 +1,5 @@
 """Signal propagation, without norms and with them, against wide random networks that are really run."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -9,6 +7,7 @@ import torch
 from jpmhc.spectra import MLP, Network, cauchy, density, distances, simulate_nonlinear
 from jpmhc.spectra.activations import get_activation
 from jpmhc.spectra.propagation import propagate
+from tests.spectra.problems import normal
 
 FUNCTIONS = {
     "tanh": (np.tanh, lambda h: 1 - np.tanh(h) ** 2),
@@ -113,7 +112,6 @@ def test_paper_form_divides_by_the_features_of_one_stream():
     ("arguments", "message"),
     [
         ({"skips": torch.eye(3)}, "needs a depth"),
-        ({"skips": torch.eye(3), "depth": 0}, "depth must be a whole number, at least 1"),
         ({"skips": torch.ones(2, 3, 4)}, "square matrices"),
         ({"skips": torch.ones(2, 3, 3), "depth": 3}, "contradicts"),
         ({"skips": torch.ones(2, 3, 3), "weight_scale": [1.0, 2.0, 3.0]}, "one per layer"),
@@ -123,9 +121,6 @@ def test_paper_form_divides_by_the_features_of_one_stream():
         ({"skips": torch.ones(2, 3, 3), "form": "exact"}, "choose one of mean_field"),
         ({"skips": torch.ones(2, 3, 3), "read": torch.ones(3)}, "both read and write"),
         ({"skips": torch.ones(2, 3, 3), "form": "paper", "bias_scale": 1.0}, "no bias"),
-        ({"skips": torch.ones(2, 3, 3), "bias_scale": math.nan}, "bias_scale must be finite and not negative"),
-        ({"skips": torch.full((2, 3, 3), math.nan)}, "skips must be finite"),
-        ({"skips": torch.ones(2, 3, 3) * 1j}, "skips must be real"),
         ({"skips": torch.eye(3), "depth": 2.5}, "depth must be a whole number, at least 1, got 2.5"),
         ({"skips": torch.ones(2, 3, 3), "weight_scale": "big"}, "weight_scale must be real numbers"),
         ({"skips": torch.ones(2, 3, 3), "read": torch.ones(4), "write": torch.ones(4)}, r"read must be \[L, n\]"),
@@ -136,17 +131,13 @@ def test_bad_input(arguments, message):
         propagate("tanh", **{"weight_scale": 1.0, **arguments})
 
 
-def random(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
 def run_normed_network(skips, read, write, mlp, width, seed, *, post):
     """Squared singular values of the Jacobian of a network with norms, by autograd at one input."""
     depth, n, _ = skips.shape
     hidden, phi = round(mlp.ratio * width), get_activation(mlp.activation).function
-    first = random(depth, hidden, width, seed=seed) * (mlp.scales[0] / width) ** 0.5
-    gate = random(depth, hidden, width, seed=seed + 1) * (mlp.scales[0] / width) ** 0.5
-    last = random(depth, width, hidden, seed=seed + 2) * (mlp.scales[1] / hidden) ** 0.5
+    first = normal(depth, hidden, width, seed=seed) * (mlp.scales[0] / width) ** 0.5
+    gate = normal(depth, hidden, width, seed=seed + 1) * (mlp.scales[0] / width) ** 0.5
+    last = normal(depth, width, hidden, seed=seed + 2) * (mlp.scales[1] / hidden) ** 0.5
 
     def norm(x):
         return x / x.square().mean(-1, keepdim=True).sqrt()
@@ -161,7 +152,7 @@ def run_normed_network(skips, read, write, mlp, width, seed, *, post):
             x = norm(x) if post else x
         return x.flatten()
 
-    start = norm(random(1, width, seed=seed + 3)).expand(n, -1).flatten()
+    start = norm(normal(1, width, seed=seed + 3)).expand(n, -1).flatten()
     jacobian = torch.func.jacrev(forward)(start)
     return torch.linalg.svdvals(jacobian).square()
 
@@ -181,7 +172,7 @@ def test_networks_that_are_run_have_the_predicted_spectrum(name):
     skips = Network.from_mixer(mixer, depth, 0.0, n, seed=3).skips
     if mixer == "bistochastic":
         skips = 0.8 * torch.eye(n, dtype=torch.float64) + 0.2 * skips
-    read, write = random(depth, n, seed=4).softmax(-1), 2 * (0.5 * random(depth, n, seed=5)).sigmoid()
+    read, write = normal(depth, n, seed=4).softmax(-1), 2 * (0.5 * normal(depth, n, seed=5)).sigmoid()
     make = Network.postnorm if post else Network.prenorm
     predicted = density(make(skips, read, write, mlp), relative_eta=3e-3)
     squares = torch.cat([run_normed_network(skips, read, write, mlp, width, 10 * k, post=post) for k in range(4)])
@@ -235,7 +226,7 @@ def test_slopes_averaged_over_paths_replace_their_mean_square(activation, scale)
 
 def test_slopes_of_the_block_agree_with_networks_that_are_run():
     skips = Network.from_mixer("orthogonal", 3, 0.0, streams=2, seed=2).skips
-    read, write = random(3, 2, seed=1), random(3, 2, seed=2)
+    read, write = normal(3, 2, seed=1), normal(3, 2, seed=2)
     z = torch.tensor([0.2, 0.8, 2.0], dtype=torch.float64) + 0.2j
     network = Network.from_activation(skips, "relu", 1.0, 1.0, read=read, write=write)
     squares = simulate_nonlinear(network, "relu", 1.0, 200, 10)

@@ -89,19 +89,3 @@ def test_real_networks_have_the_noise_that_signal_propagation_predicts(activatio
     naive = (green(squares, z) - cauchy(Network(skips, 0.64), z).G).abs().max()
     assert apart < 0.12 * theory.abs().max()
     assert apart < naive / 2
-
-
-def test_bad_input_is_refused():
-    network = Network.from_mixer("bistochastic", 2, 0.1)
-    with pytest.raises(ValueError, match="width"):
-        simulate(network, 0, 1)
-    with pytest.raises(ValueError, match="sample"):
-        simulate(network, 4, 0)
-    general = Network(network.skips, 0.1, covariance=torch.zeros(2, 1, 4, 4))
-    with pytest.raises(ValueError, match="general covariance"):
-        simulate_nonlinear(general, "tanh", 1.0, 4, 1)
-
-
-def test_batches_below_one_are_refused():
-    with pytest.raises(ValueError, match="batch must be a whole number, at least 1, got 0"):
-        simulate(Network.repeated(torch.eye(2), 0.1, 2), 3, 2, batch=0)

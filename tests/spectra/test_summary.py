@@ -22,26 +22,23 @@ from jpmhc.spectra import (
     summary,
 )
 from jpmhc.spectra.summary import shares_below
+from tests.spectra.problems import normal
 
 STRUCTURES = st.sampled_from(["isotropic", "block", "general"])
 SEEDS = st.integers(0, 10_000)
 
 
-def random(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
 def random_network(structure: str, seed: int, radius: float, depth: int = 3, streams: int = 3) -> Network:
     """A network whose layers all have the given spectral radius of A^-1 times their noise."""
-    skips = torch.eye(streams, dtype=torch.float64) + 0.3 * random(depth, streams, streams, seed=seed)
+    skips = torch.eye(streams, dtype=torch.float64) + 0.3 * normal(depth, streams, streams, seed=seed)
     parts = {}
     if structure == "block":
         # a write that the read sees through the skip: else the radius would need enormous noise
-        read = random(depth, streams, seed=seed + 1)
-        write = (skips @ read.unsqueeze(-1)).squeeze(-1) + 0.3 * random(depth, streams, seed=seed + 2)
+        read = normal(depth, streams, seed=seed + 1)
+        write = (skips @ read.unsqueeze(-1)).squeeze(-1) + 0.3 * normal(depth, streams, seed=seed + 2)
         parts = {"read": read, "write": write}
     elif structure == "general":
-        parts = {"covariance": random(depth, 2, streams, streams, seed=seed + 3)}
+        parts = {"covariance": normal(depth, 2, streams, streams, seed=seed + 3)}
     radii = gap_radii(Network(skips, 1.0, **parts))
     return Network(skips, (radius / radii).square(), **parts)
 
@@ -82,9 +79,9 @@ def test_the_geometric_mean_beyond_the_threshold(structure):
 @settings(max_examples=10, deadline=None)
 @given(seed=SEEDS, depth=st.integers(1, 5), streams=st.integers(2, 5))
 def test_the_models_own_map_does_not_depend_on_skips_with_row_sums_one(seed, depth, streams):
-    reads = random(depth, streams, seed=seed).softmax(-1)
+    reads = normal(depth, streams, seed=seed).softmax(-1)
     writes = torch.ones(depth, streams)
-    skips = random(depth, streams, streams, seed=seed + 1)
+    skips = normal(depth, streams, streams, seed=seed + 1)
     any_rows = skips / skips.sum(-1, keepdim=True)
     plain = torch.eye(streams).expand(depth, -1, -1)
     ones = torch.ones(1)
@@ -99,20 +96,20 @@ def test_the_models_own_map_does_not_depend_on_skips_with_row_sums_one(seed, dep
 
 def test_the_theory_knows_it_too():
     depth, streams = 4, 3
-    reads, writes = random(depth, streams).softmax(-1), torch.ones(depth, streams)
+    reads, writes = normal(depth, streams).softmax(-1), torch.ones(depth, streams)
     z = torch.tensor([0.1, 0.7, 2.0], dtype=torch.float64) + 0.05j
     plain = cauchy(Network(torch.eye(1).expand(depth, 1, 1), 0.4), z).G
-    for kind in (torch.eye(streams).expand(depth, -1, -1), random(depth, streams, streams).softmax(-1)):
+    for kind in (torch.eye(streams).expand(depth, -1, -1), normal(depth, streams, streams).softmax(-1)):
         assert (cauchy(Network(kind, 0.4, reads, writes, ends="model"), z).G - plain).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("all_streams", [False, True])
 def test_gradient_gains_are_those_of_a_sampled_network(all_streams):
     depth, n, width = 4, 3, 300
-    skips, read, write = random(depth, n, n, seed=1) / n**0.5, random(depth, n, seed=2), random(depth, n, seed=3)
+    skips, read, write = normal(depth, n, n, seed=1) / n**0.5, normal(depth, n, seed=2), normal(depth, n, seed=3)
     network = Network(skips, 0.3, read, write)
     eye = torch.eye(width, dtype=torch.float64)
-    weights = random(depth, width, width, seed=4) * (0.3 / width) ** 0.5
+    weights = normal(depth, width, width, seed=4) * (0.3 / width) ** 0.5
     ends = torch.eye(n, dtype=torch.float64) if all_streams else torch.full((1, n), 1 / n, dtype=torch.float64)
     back = torch.kron(ends, eye)  # d out / d x_L
     found = []
@@ -127,7 +124,7 @@ def test_gradient_gains_are_those_of_a_sampled_network(all_streams):
 @pytest.mark.parametrize("ends", ["streams", "model"])
 def test_mean_squares_and_shares_are_those_of_sampled_networks(ends):
     network = Network.from_mixer("orthogonal", 6, 0.4, seed=3)
-    network = Network(network.skips, 0.4, random(6, 4, seed=1).softmax(-1), torch.ones(6, 4), ends=ends)
+    network = Network(network.skips, 0.4, normal(6, 4, seed=1).softmax(-1), torch.ones(6, 4), ends=ends)
     squares = simulate(network, 100, 8)
     assert abs(float(squares.mean()) / float(network.gains().prod()) - 1) < 0.04
     assert abs(share_below(network, 0.5) - float((squares < 0.25).double().mean())) < 0.01

@@ -9,6 +9,7 @@ import torch
 import jpmhc
 from jpmhc.wrap.comparison import default_inputs
 from jpmhc.wrap.layers import wrapped_layers
+from tests.own import Shrinking
 from tests.wrap.models import WITHOUT, difference, disturb, tiny
 
 transformers = pytest.importorskip("transformers", reason=WITHOUT)
@@ -141,14 +142,18 @@ def test_a_body_and_its_model_load_each_other(tmp_path):
     assert difference(model.transformer(**inputs)[0], body(**inputs)[0]) < 1e-6
 
 
-def test_a_part_of_a_larger_model_is_loaded_if_the_whole_was_wrapped(tmp_path):
-    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+def tiny_llava(layers: int):
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": layers, "num_attention_heads": 2}
     config = transformers.LlavaConfig(
         vision_config={"model_type": "clip_vision_model", "image_size": 4, "patch_size": 2, **small},
         text_config={"model_type": "llama", "vocab_size": 32, **small},
         image_token_index=5,
     )
-    plain = transformers.LlavaForConditionalGeneration(config).eval()
+    return transformers.LlavaForConditionalGeneration(config).eval()
+
+
+def test_a_part_of_a_larger_model_is_loaded_if_the_whole_was_wrapped(tmp_path):
+    plain = tiny_llava(1)
     model = copy.deepcopy(plain)
     disturb(jpmhc.wrap(model, layers=model.model.language_model.layers)).save_pretrained(tmp_path / "whole")
     again = jpmhc.load_wrapped(transformers.LlavaForConditionalGeneration, tmp_path / "whole")
@@ -246,38 +251,13 @@ def test_parts_that_were_saved_alone_are_loaded(tmp_path):
 
 
 def test_the_language_model_of_a_larger_model_is_saved_alone(tmp_path):
-    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = transformers.LlavaConfig(
-        vision_config={"model_type": "clip_vision_model", "image_size": 4, "patch_size": 2, **small},
-        text_config={"model_type": "llama", "vocab_size": 32, **small},
-        image_token_index=5,
-    )
-    model = transformers.LlavaForConditionalGeneration(config).eval()
+    model = tiny_llava(2)
     part = model.model.language_model
     disturb(jpmhc.wrap(model, layers=part.layers))
     part.save_pretrained(tmp_path)
     loaded = jpmhc.load_wrapped(transformers.AutoModel, tmp_path)
     tokens = {"input_ids": torch.arange(6, 12)[None]}
     assert difference(part(**tokens)[0], loaded(**tokens)[0]) < 1e-6
-
-
-class Shrinking(jpmhc.mixers.Mixer):
-    """Shrinks the differences of the streams."""
-
-    name = "shrinking"
-
-    def __init__(self, streams: int) -> None:
-        super().__init__(streams, logits=1)
-
-    def start(self) -> torch.Tensor:
-        return torch.full((1,), -6.0)
-
-    def forward(self, logits: torch.Tensor) -> torch.Tensor:
-        eye = torch.eye(self.streams, dtype=logits.dtype, device=logits.device)
-        return eye - torch.sigmoid(logits)[..., None] * (eye - 1 / self.streams)
-
-    def violation(self, matrix: torch.Tensor) -> torch.Tensor:
-        return (matrix.sum(-1) - 1).abs().amax(-1)
 
 
 def test_a_mixer_of_ones_own_is_said_when_wrapping_and_given_when_loading(tmp_path):

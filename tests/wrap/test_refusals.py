@@ -11,6 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import jpmhc
+from tests.own import Shrinking
 from tests.wrap.models import Block, Stack
 
 X = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(3))
@@ -153,35 +154,18 @@ def test_an_addition_that_is_a_module_of_its_own_is_no_layer():
     refused(model, "blocks.0 .* only adds to it: the module that calls it is the layer", layers=model.blocks)
 
 
-class OwnMixer(jpmhc.mixers.Mixer):
-    """A mixer whose start and matrices are given."""
-
-    name = "own"
-
-    def __init__(self, start: Tensor, matrix: Tensor, logits: int = 1, streams: int = 4) -> None:
-        super().__init__(streams, logits)
-        self.begun, self.matrix = start, matrix
-
-    def start(self) -> Tensor:
-        return self.begun
+class Halving(Shrinking):
+    """A mixer that loses half of every stream."""
 
     def forward(self, logits: Tensor) -> Tensor:
-        return self.matrix.expand(*logits.shape[:-1], *self.matrix.shape)
-
-    def violation(self, matrix: Tensor) -> Tensor:
-        return matrix.new_zeros(matrix.shape[:-2])
+        return super().forward(logits) / 2
 
 
 @pytest.mark.parametrize(
     ("mixer", "said"),
     [
-        (
-            OwnMixer(torch.zeros(1), 0.5 * torch.eye(4)),
-            "OwnMixer starts from has rows whose sums .* by up to 0.5",
-        ),
-        (OwnMixer(torch.zeros(2), torch.eye(4)), r"OwnMixer.start must return 1 logits, got the shape \[2\]"),
-        (OwnMixer(torch.zeros(1), torch.eye(3)), r"into matrices \[2, 4, 4\], got \[2, 3, 3\]"),
-        (OwnMixer(torch.zeros(1), torch.eye(2), streams=2), "the mixer is for 2 streams, the connection has 4"),
+        (Halving(4), "Halving starts from has rows whose sums .* by up to 0.5"),
+        (Shrinking(2), "the mixer is for 2 streams, the connection has 4"),
     ],
 )
 def test_a_mixer_that_does_not_fit(mixer, said):
@@ -295,7 +279,9 @@ def test_layers_that_are_left_out_at_the_end_are_an_error():
         model(X)
 
 
-def test_what_cannot_be_unwrapped_or_loaded():
+def test_what_cannot_be_unwrapped_loaded_or_made_a_stage():
+    with pytest.raises(ValueError, match="no layers of a wrapped model"):
+        jpmhc.prepare_stage(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="this int is not wrapped"):
         jpmhc.unwrap(3)
     with pytest.raises(ValueError, match=r"takes a class such as AutoModelForCausalLM and then a folder, got 'there'"):

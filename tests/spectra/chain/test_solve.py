@@ -11,13 +11,9 @@ from jpmhc.spectra import Network, cauchy, moments, simulate
 from jpmhc.spectra.chain import solve as chain
 from jpmhc.spectra.chain.bases import separating_bases
 from jpmhc.spectra.chain.sweep import sweep
-from tests.spectra.problems import deep_identity_residual, identity_moments
+from tests.spectra.problems import deep_identity_residual, identity_moments, normal, sampled
 
 X = torch.tensor([0.02, 0.1, 0.3, 0.6, 0.9, 1.1, 1.4, 2.0, 3.0, 5.0], dtype=torch.float64)
-
-
-def random(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def structured(mixer, depth, noise, structure, seed=0):
@@ -25,14 +21,8 @@ def structured(mixer, depth, noise, structure, seed=0):
     if structure == "isotropic":
         return Network(skips, noise / depth)
     if structure == "block":
-        return Network(skips, noise / depth, 0.5 + random(depth, 4, seed=1).abs(), 0.5 + random(depth, 4, seed=2).abs())
-    return Network(skips, noise / depth, covariance=0.5 * random(depth, 3, 4, 4, seed=3))
-
-
-def sampled(network, z, width, samples):
-    """The mean of G over sampled networks, and its standard error."""
-    each = (1 / (z[:, None, None] - simulate(network, width, samples))).mean(-1)
-    return each.mean(-1), each.std(-1).abs() / samples**0.5
+        return Network(skips, noise / depth, 0.5 + normal(depth, 4, seed=1).abs(), 0.5 + normal(depth, 4, seed=2).abs())
+    return Network(skips, noise / depth, covariance=0.5 * normal(depth, 3, 4, 4, seed=3))
 
 
 @pytest.mark.parametrize("structure", ["isotropic", "block", "general"])
@@ -76,7 +66,7 @@ def test_moments_of_identity_skips_for_any_depth(depth):
 
 
 def test_one_layer_is_the_subordination_equation():
-    skip = random(3, 3, seed=5)
+    skip = normal(3, 3, seed=5)
     variance, z = 0.3, X + 0.01j
     green = cauchy(Network(skip.unsqueeze(0), variance), z, tolerance=1e-12).G
     u = 1 - variance * green
@@ -230,7 +220,7 @@ def test_residual_is_relative_to_the_unknowns():
 
 
 def test_matrix_valued_transform_of_one_layer_is_that_of_the_matrix_dyson_equation():
-    skip, z = random(3, 3, seed=5), X + 0.05j
+    skip, z = normal(3, 3, seed=5), X + 0.05j
     found = cauchy(Network(skip.unsqueeze(0), 0.3), z, matrix=True, tolerance=1e-12)
     truth, converged = matrix_cauchy(z[:, None, None] * torch.eye(3, dtype=z.dtype), skip, 0.3)
     assert converged.all()
@@ -253,8 +243,8 @@ def test_matrix_valued_transform_without_noise_is_the_resolvent_of_the_product(s
 
 def test_general_noise_in_nilpotent_layers_is_solved_over_many_orders_of_magnitude():
     """Blocks of the resolvent whose directions differ by many orders of magnitude, against independent samples."""
-    skips = 3.0 * random(8, 3, 3, seed=5).triu(1)
-    network = Network(skips, 0.01, covariance=random(8, 2, 3, 3, seed=6))
+    skips = 3.0 * normal(8, 3, 3, seed=5).triu(1)
+    network = Network(skips, 0.01, covariance=normal(8, 2, 3, 3, seed=6))
     z = network.mean_square() * torch.logspace(-12, 1, 14, dtype=torch.float64) * 1j
     found = cauchy(network, z)
     assert found.converged.all()

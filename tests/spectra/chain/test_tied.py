@@ -6,17 +6,9 @@ import torch
 from jpmhc.spectra import Network, cauchy, density, simulate
 from jpmhc.spectra.chain import tied
 from jpmhc.spectra.sublayers import haar, two_matrix
+from tests.spectra.problems import normal, sampled
 
 X = torch.tensor([0.05, 0.3, 1.0, 3.0], dtype=torch.float64)
-
-
-def random(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def sampled(network, z, width, samples):
-    each = (1 / (z[:, None, None] - simulate(network, width, samples))).mean(-1)
-    return each.mean(-1), each.std(-1).abs() / samples**0.5
 
 
 def test_six_equal_layers_to_a_per_cent():
@@ -34,7 +26,7 @@ def test_six_equal_layers_to_a_per_cent():
 @pytest.mark.parametrize("block", [False, True])
 def test_groups_of_layers_agree_with_sampled_networks(block, ends):
     skips = Network.from_mixer("orthogonal", 4, 0.0, streams=3, seed=1).skips
-    vectors = (random(4, 3, seed=2), random(4, 3, seed=3)) if block else (None, None)
+    vectors = (normal(4, 3, seed=2), normal(4, 3, seed=3)) if block else (None, None)
     network = Network(skips, 0.15, *vectors, tied=[0, 1, 0, 1], ends=ends)
     z = X + 0.2j
     found, (truth, error) = cauchy(network, z), sampled(network, z, width=100, samples=12)
@@ -50,7 +42,7 @@ def test_six_equal_layers_of_two_matrices_to_a_per_cent():
     network = Network(torch.eye(1).expand(depth, 1, 1), law.variance, ones, ones, sublayers=law, tied=[0] * depth)
     squares = []
     for seed in range(8):
-        first, last = random(hidden, width, seed=2 * seed), random(width, hidden, seed=2 * seed + 1)
+        first, last = normal(hidden, width, seed=2 * seed), normal(width, hidden, seed=2 * seed + 1)
         first[::2] = 0
         layer = torch.eye(width, dtype=torch.float64) + (0.1 / hidden / width) ** 0.5 * last @ first
         squares.append(torch.linalg.svdvals(torch.linalg.matrix_power(layer, depth)).square())
@@ -65,7 +57,7 @@ def test_six_equal_layers_of_two_matrices_to_a_per_cent():
 @pytest.mark.parametrize("ends", ["streams", "model"])
 def test_without_ties_it_is_the_chain(ends):
     skips = Network.from_mixer("bistochastic", 3, 0.0).skips
-    network = Network(skips, 0.2, random(3, 4, seed=4), random(3, 4, seed=5), ends=ends)
+    network = Network(skips, 0.2, normal(3, 4, seed=4), normal(3, 4, seed=5), ends=ends)
     z = X + 0.05j
     assert (tied.solve_row(network, z, tied.DEFAULTS, None).G - cauchy(network, z).G).abs().max() < 1e-7
 
@@ -100,7 +92,7 @@ def test_tied_layers_have_no_matrix_valued_transform():
 
 def test_two_matrices_without_ties_are_the_chains_and_tied_ones_those_of_sampled_networks():
     skips = Network.from_mixer("bistochastic", 3, 0.0).skips
-    read, write = random(3, 4, seed=4), random(3, 4, seed=5)
+    read, write = normal(3, 4, seed=4), normal(3, 4, seed=5)
     law = two_matrix("gelu", ratio=2.0)
     z = X + 0.2j
     free = Network(skips, 0.2, read, write, sublayers=law)

@@ -1,4 +1,4 @@
-"""GLM-5.3-Flash and HY-V4, which follow DeepSeek-V4, against `transformers`' own models."""
+"""Laws of DeepSeek-V4 and its followers, GLM-5.3-Flash and HY-V4, against `transformers`' own models."""
 
 import copy
 
@@ -9,7 +9,7 @@ import jpmhc
 from jpmhc.dialects import DIALECTS
 from tests.dialects import compare, models
 
-SETTINGS = {"glm5_next": {}, "hy_v4": {"magnitude": 3.0}}
+SETTINGS = {"deepseek_v4": {}, "glm5_next": {}, "hy_v4": {"magnitude": 3.0}}
 
 
 @pytest.fixture(scope="module", params=SETTINGS)
@@ -45,7 +45,7 @@ def test_loaded_connections_compute_what_the_model_does(case):
     models.sharpen(model, 22.0)
     connections = DIALECTS[name].load(model.state_dict(), **SETTINGS[name])
     x = torch.randn(2, 5, 4, 32, generator=torch.Generator().manual_seed(0))
-    body = model.model if name == "hy_v4" else model.model.language_model
+    body = model.model.language_model if name == "glm5_next" else model.model
     post, *comb, collapsed = body.layers[1].ffn_hc(x)
     read, state = connections["layers.1.ffn"].read(x)
     assert compare.relative(read, collapsed) <= compare.RELATIVE
