@@ -165,8 +165,8 @@ class StreamKeeper:
     No compiler traces the steps: a compiler would trace every connection anew, and keep all streams.
 
     Args:
-        starts: The indices of the connections whose input streams are kept, 0 among them. If the number of connections
-            is among them, the last connection's output is kept too.
+        starts: The indices of the connections whose input streams are kept, 0 among them. The number of connections
+            stands for the last connection's output.
         first: The streams at the start of the stack.
     """
 

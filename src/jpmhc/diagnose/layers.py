@@ -72,7 +72,7 @@ def measure_gain(call: LayerCall, vectors: Tensor, position: int | None = None) 
 
 
 def measure_sublayer(call: LayerCall, position: int, chunk: int, batched: bool) -> tuple[float, Tensor]:
-    """Return a number a and a matrix R [d, d]; the sublayer's Jacobian at one token is a times the identity plus R.
+    """Split the sublayer's Jacobian at one token into a multiple a of the identity and a rest R [d, d]; return both.
 
     The number a is the median eigenvalue of the Jacobian's symmetric part. The mean of the diagonal would do for fresh
     sublayers, but in trained sublayers a few directions can dominate that mean.

@@ -181,7 +181,7 @@ def precision(operand: torch.dtype) -> str:
 
 
 def stages(bytes_each: int, wanted: int, taken: int = 0) -> int:
-    """Return how many stages of `bytes_each` fit on chip beside `taken` bytes: at least 1, at most `wanted`."""
+    """Return the number of stages of `bytes_each` that fit on chip beside `taken` bytes, from 1 to `wanted`."""
     return max(1, min(wanted, (SHARED_BYTES - taken) // bytes_each))
 
 

@@ -85,7 +85,7 @@ def _prepare_launcher(rows: int, columns: int, folds: int, scale: float, dtype: 
 
 
 def prepare(weight: Tensor, prepared: BufferPart, sums: BufferPart, columns: int, spec: Spec) -> None:
-    """Compute from the weight [K, n·d] the scaled, padded weight [P, columns] for the kernels, and its row sums [P].
+    """Compute the kernels' scaled, padded weight [P, columns] and its row sums [P] from the weight [K, n·d].
 
     `columns` is n·d, or d for equal streams that are stored once.
     """

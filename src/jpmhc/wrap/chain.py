@@ -312,7 +312,8 @@ def recompute_streams(checkpoint: Callable[..., Any], run: Callable[..., Any], *
 
     Args:
         checkpoint: The layer's checkpoint function.
-        run: The layer's forward, bound to the layer and its keyword arguments; any other function runs unchanged.
+        run: The layer's forward as a `functools.partial` with the layer and its keyword arguments. If it is something
+            else, the checkpoint function gets it as it is.
         args: The layer's positional arguments.
     """
     layer = run.args[0] if isinstance(run, functools.partial) and run.args else None

@@ -170,7 +170,10 @@ def _nothing_in(module: nn.Module, name: str) -> Iterator[list[str]]:
 
 
 def chain_layers(probe: Probe) -> list[LayerPlan]:
-    """Return one plan per layer, with `first` and `last` for layers that get or return hidden states, not streams."""
+    """Return one plan per layer.
+
+    `first` is set for layers that get a hidden state instead of streams, `last` for layers that return a hidden state.
+    """
     joined = [(b.maker, b.taker) for b in probe.boundaries if b.taker is not None and not b.used]
     plans = []
     for name, finding in probe.findings.items():

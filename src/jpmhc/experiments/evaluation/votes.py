@@ -193,8 +193,8 @@ def hash_grid(grid: np.ndarray) -> np.uint64:
 def rank_candidates(votes: np.ndarray, confidence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the distinct candidates, best first, and their numbers of votes.
 
-    Votes are the hashes of the grids that they are for, [N], and each has a confidence, [N]. Candidates are sorted by
-    count, then mean confidence, then hash, so that the order of the votes does not matter.
+    `votes` has the hash of each vote's grid, [N], and `confidence` each vote's confidence, [N]. Candidates are sorted
+    by count, then mean confidence, then hash, so that the order of the votes does not matter.
 
     >>> rank_candidates(np.array([7, 5, 7], np.uint64), np.array([0.1, 0.9, 0.2]))[0].tolist()
     [7, 5]

@@ -87,7 +87,7 @@ class RotaryAngles(nn.Module):
         return angles.cos(), angles.sin()
 
 
-class PlacedAttention(nn.Module):
+class RotaryAttention(nn.Module):
     """Attention after an RMS norm, with rotary positions."""
 
     def __init__(self, config: ArcDecoderConfig, layer: int) -> None:
@@ -149,7 +149,7 @@ class ArcDecoder(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         sublayers: list[nn.Module] = []
         for layer in range(config.layers):
-            attention, feed = PlacedAttention(config, layer), NormedFeedForward(config)
+            attention, feed = RotaryAttention(config, layer), NormedFeedForward(config)
             for last in (attention.out, feed.feed.down):  # so that hidden states do not grow with the depth
                 last.weight.data /= math.sqrt(2 * config.layers)
             sublayers += [attention, feed]
@@ -190,5 +190,5 @@ class ArcDecoder(nn.Module):
 
     def hidden_matrices(self) -> list[nn.Parameter]:
         """Return the matrices of attention and feed-forward layers, for optimisers such as NorMuon."""
-        layers = (m for m in self.network.modules() if isinstance(m, PlacedAttention | FeedForward))
+        layers = (m for m in self.network.modules() if isinstance(m, RotaryAttention | FeedForward))
         return [linear.weight for layer in layers for linear in layer.children() if isinstance(linear, Linear)]

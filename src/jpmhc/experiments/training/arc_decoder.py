@@ -19,7 +19,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from jpmhc import checks
 from jpmhc.connections import parameter_groups
-from jpmhc.experiments.models.arc_decoder import ArcDecoder, ArcDecoderConfig, PlacedAttention
+from jpmhc.experiments.models.arc_decoder import ArcDecoder, ArcDecoderConfig, RotaryAttention
 from jpmhc.experiments.models.layers import Linear
 from jpmhc.experiments.models.packed_attention import make_mask, packed_loss
 from jpmhc.experiments.tasks import counter
@@ -410,7 +410,7 @@ def make_optimizers(run: ArcDecoderRun, model: ArcDecoder, recorded: bool = Fals
     attention = {
         id(linear.weight)
         for layer in model.modules()
-        if isinstance(layer, PlacedAttention)
+        if isinstance(layer, RotaryAttention)
         for linear in layer.children()
         if isinstance(linear, Linear)
     }

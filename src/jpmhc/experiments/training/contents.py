@@ -99,7 +99,7 @@ def require_optimiser_state(optimiser: torch.optim.Optimizer, saved: Any, names:
 
 
 def require_parameter_state(saved: object, parameter: Tensor, names: Sequence[str], what: str) -> None:
-    """Raise a ValueError if a parameter's saved state has other names, shapes or types; `names[0]` counts steps."""
+    """Raise a ValueError if a parameter's state has other names, shapes or types. `names[0]` is the step counter."""
     step = torch.zeros((), dtype=torch.float32)
     require_like(saved, {name: parameter if number else step for number, name in enumerate(names)}, what)
 

@@ -189,7 +189,7 @@ class Arc(VotingTask):
         return self._memory
 
     def grid_layout(self, grid: np.ndarray, variant: np.ndarray) -> augment.Layout:
-        """Return the layouts in `cells` of grids, each in a variant; pair p has the grids 2p and 2p + 1."""
+        """Return the layouts, in `cells`, of grids in the given variants; pair p has the grids 2p and 2p + 1."""
         symmetry = self.variants.symmetry[variant]
         return augment.layout_of_variant(self._offset[grid], self._height[grid], self._width[grid], symmetry)
 
